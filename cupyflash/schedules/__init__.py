@@ -1,0 +1,56 @@
+"""Tile schedules: `plan` chooses one, `TileSchedule` is what it says."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from cupyflash.device import Device
+from cupyflash.problem import Problem
+from cupyflash.schedules import fa1, fa2, standard
+from cupyflash.schedules.base import Kernel, Move, Phase, Tile, TileSchedule, Visit, Workspace
+from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_blocks
+
+__all__ = ["ALGORITHMS", "Kernel", "Move", "Phase", "Tile", "TileSchedule", "Visit", "Workspace", "plan"]
+
+ALGORITHMS = ("fa1", "fa2", "standard")
+
+
+@lru_cache(maxsize=1024)
+def plan(
+    problem: Problem,
+    device: Device,
+    algorithm: str = "fa1",
+    tiling: TilingChoice = None,
+    *,
+    lse: bool = False,
+) -> TileSchedule:
+    """The tile schedule of `algorithm` ("fa1", "fa2" or "standard") for a problem on a device.
+
+    `tiling` is None for the sizes fitted to the kernel's layout, "paper" for the formula's own, or (block_rows,
+    block_cols). `lse` says whether L is written. Kernels, launch and simulator read everything from what this returns.
+
+    Raises ValueError for an unknown algorithm, a tiling that is none of these, or an SRAM too small for the least block.
+    """
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
+    paper = standard.paper_blocks(problem) if algorithm == "standard" else paper_blocks(problem, device)
+    try:
+        fitted = {"fa1": fa1, "fa2": fa2, "standard": standard}[algorithm].fit(problem, device)
+    except DoesNotFit:
+        if tiling is None:
+            raise
+        fitted = None
+    used = _used(tiling, paper, fitted)
+    kind = {"fa1": fa1.Fa1Schedule, "fa2": fa2.Fa2Schedule, "standard": standard.StandardSchedule}[algorithm]
+    return kind(problem, device, Tiling(paper, fitted, used), lse)
+
+
+def _used(tiling: TilingChoice, paper: TileSize, fitted: TileSize | None) -> TileSize:
+    """What `tiling` stands for."""
+    if tiling is None and fitted is not None:
+        return fitted
+    if tiling == "paper":
+        return paper
+    if isinstance(tiling, tuple) and len(tiling) == 2 and all(type(size) is int and size > 0 for size in tiling):
+        return TileSize(*tiling, reason="asked for")
+    raise ValueError(f"tiling must be None, 'paper' or (block_rows, block_cols), got {tiling!r}")

@@ -1,0 +1,214 @@
+"""What every tile schedule says: which tiles sit in SRAM, what moves when, and which kernels do it.
+
+A schedule is the one description of an algorithm's tiling. The kernels' compile-time constants, their launch, the
+simulator's replay and the theory's block sizes are all read from it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cupyflash.device import Device
+from cupyflash.problem import Problem
+from cupyflash.tiling import DoesNotFit, Tiling
+
+# Rows and columns of one tensor core tile (mma m16n8k16): blocks are whole multiples of it.
+GRANULE = 16
+WARP = 32
+# One warp owns 16 rows; eight warps with 255 registers a thread are what a register file of 65,536 holds.
+MAX_BLOCK_ROWS = 8 * GRANULE
+# A row in shared memory is padded by one 16-byte chunk, so that eight rows start in different banks.
+ROW_PADDING_BYTES = 16
+FLOAT32 = 4
+ELEMENT_TYPE = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Room in SRAM, in bytes."""
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Move:
+    """Elements of one tensor between HBM and the chip: into or out of `tile`, or registers when that is None."""
+
+    tensor: str
+    elements: int
+    itemsize: int
+    write: bool = False
+    tile: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.itemsize
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One turn of the inner loop, done `times` times in all: hold `tiles`, do `moves`, let go."""
+
+    times: int
+    moves: tuple[Move, ...]
+    tiles: tuple[Tile, ...] = ()
+
+
+@dataclass(frozen=True)
+class Phase:
+    """`times` equal turns of the outer loop: hold `tiles`, `enter`, the visits, `leave`, let go.
+
+    A visit's `times` counts over all turns of its phase together, since masks make turns differ only in that.
+    """
+
+    times: int
+    enter: tuple[Move, ...] = ()
+    visits: tuple[Visit, ...] = ()
+    leave: tuple[Move, ...] = ()
+    tiles: tuple[Tile, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch: entry `name` of `source` compiled with `constants`, on `grid` blocks of `threads`.
+
+    `params` names its arguments in order; `cupyflash.binding` gives them values.
+    """
+
+    source: str
+    name: str
+    constants: tuple[tuple[str, int | str], ...]
+    grid: int
+    threads: int
+    shared_bytes: int
+    params: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """HBM that the algorithm needs beside its inputs and outputs."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class TileSchedule(ABC):
+    """A problem, a device, an algorithm's tiling, and all that follows from the three.
+
+    `lse` says whether L, the log-sum-exp of each row, is written. `repeats` (batch, head) pairs each run `phases`.
+    """
+
+    problem: Problem
+    device: Device
+    tiling: Tiling
+    lse: bool = False
+
+    algorithm: ClassVar[str]
+
+    @property
+    def block_rows(self) -> int:
+        """Br."""
+        return self.tiling.used.block_rows
+
+    @property
+    def block_cols(self) -> int:
+        """Bc."""
+        return self.tiling.used.block_cols
+
+    @property
+    def row_blocks(self) -> int:
+        """Tr = ceil(Nq / Br)."""
+        return -(-self.problem.seqlen_q // self.block_rows)
+
+    @property
+    def col_blocks(self) -> int:
+        """Tc = ceil(Nk / Bc)."""
+        return -(-self.problem.seqlen_k // self.block_cols)
+
+    @property
+    def repeats(self) -> int:
+        """How many (batch, head) pairs run the phases."""
+        return self.problem.head_count
+
+    @abstractmethod
+    def phases(self, *, literal: bool = False) -> Iterator[Phase]:
+        """The phases of one (batch, head): equal ones counted together, or every step on its own when `literal`."""
+
+    @abstractmethod
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The launches, in order. ValueError when no kernel has this tiling, problem or device."""
+
+    @abstractmethod
+    def workspaces(self) -> Mapping[str, Workspace]:
+        """HBM needed beside inputs and outputs, by tensor name."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of HBM beside inputs and outputs: the extra memory of Theorem 1."""
+        total = 0
+        for space in self.workspaces().values():
+            elements = 1
+            for length in space.shape:
+                elements *= length
+            total += elements * (FLOAT32 if space.dtype == "float32" else self.problem.itemsize)
+        return total
+
+
+def padded_head_dim(problem: Problem) -> int:
+    """d rounded up to the tensor core's 16; the padding is zero and exists on chip only."""
+    return -(-problem.head_dim // GRANULE) * GRANULE
+
+
+def row_bytes(problem: Problem) -> int:
+    """Bytes of one row of a Q, K or V tile in shared memory."""
+    return padded_head_dim(problem) * problem.itemsize + ROW_PADDING_BYTES
+
+
+def first_row_block(problem: Problem, block_rows: int, column: int) -> int:
+    """The first row block with a row that sees key `column`; row blocks before it are masked there."""
+    first_row = max(0, column - problem.diagonal) if problem.causal else 0
+    return first_row // block_rows
+
+
+def sub_tile(problem: Problem, block_cols: int) -> int:
+    """Columns of K_j that are held in registers as S at a time: the widest piece that divides Bc."""
+    # Beside S a thread holds d / 2 registers of O: what is left of 255 without spilling.
+    widest = 16 if problem.head_dim > 128 else 64 if problem.itemsize == 2 else 32
+    return next(width for width in range(widest, 0, -GRANULE) if block_cols % width == 0)
+
+
+def element_constants(problem: Problem) -> tuple[tuple[str, int | str], ...]:
+    """The constants that every kernel takes: element type, d, mask and copy width."""
+    return (
+        ("ELEMENT", ELEMENT_TYPE[problem.dtype]),
+        ("D", problem.head_dim),
+        ("CAUSAL", int(problem.causal)),
+        ("COPY_BYTES", problem.alignment),
+    )
+
+
+def require_kernel_tiling(schedule: TileSchedule, shared_bytes: int) -> None:
+    """ValueError unless the used block sizes, dtype and device are ones that the kernels can run."""
+    used, problem, device = schedule.tiling.used, schedule.problem, schedule.device
+    if used.block_rows % GRANULE or used.block_cols % GRANULE or used.block_rows > MAX_BLOCK_ROWS:
+        fitted = f"; the fitted sizes are {schedule.tiling.fitted}" if schedule.tiling.fitted else ""
+        raise ValueError(
+            f"the {schedule.algorithm} kernel runs blocks in steps of {GRANULE}, with at most {MAX_BLOCK_ROWS} rows; "
+            f"the tiling asks for {used}{fitted}"
+        )
+    if shared_bytes > device.sram_per_block:
+        raise DoesNotFit(
+            f"{schedule.algorithm} with {used} needs {shared_bytes:,} bytes of shared memory at head_dim "
+            f"{problem.head_dim} {problem.dtype}; {device.name} gives a block {device.sram_per_block:,} bytes"
+        )
+    least = (8, 0) if problem.dtype == "bfloat16" else (7, 5)
+    if device.compute_capability < least:
+        raise ValueError(
+            f"{problem.dtype} needs compute capability {least[0]}.{least[1]} or later; {device.name} has "
+            f"{device.compute_capability[0]}.{device.compute_capability[1]}"
+        )

@@ -1,0 +1,191 @@
+"""FlashAttention, Algorithm 1 (arXiv 2205.14135): K/V blocks outside, Q blocks inside, O, l and m in HBM between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from cupyflash.device import Device
+from cupyflash.problem import Problem
+from cupyflash.schedules.base import (
+    FLOAT32,
+    GRANULE,
+    MAX_BLOCK_ROWS,
+    WARP,
+    Kernel,
+    Move,
+    Phase,
+    Tile,
+    TileSchedule,
+    Visit,
+    Workspace,
+    element_constants,
+    first_row_block,
+    require_kernel_tiling,
+    row_bytes,
+    sub_tile,
+)
+from cupyflash.tiling import TileSize, paper_blocks, round_down, shrink_to_fit
+
+
+def shared_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
+    """Bytes of K_j, V_j and Q_i in shared memory; O_i, S_ij, l_i and m_i are in registers."""
+    return (2 * block_cols + block_rows) * row_bytes(problem)
+
+
+def fit(problem: Problem, device: Device) -> TileSize:
+    """The paper's blocks rounded down to tensor core tiles, and further until K_j, V_j and Q_i fit the SRAM."""
+    paper = paper_blocks(problem, device)
+    rounded = round_down(paper.block_cols, GRANULE)
+    rows = min(round_down(paper.block_rows, GRANULE), MAX_BLOCK_ROWS)
+
+    def smaller(block_rows: int, block_cols: int) -> tuple[int, int] | None:
+        if block_cols == GRANULE:
+            return None
+        return min(block_rows, block_cols - GRANULE), block_cols - GRANULE
+
+    block_rows, block_cols = shrink_to_fit(
+        (rows, rounded), smaller, lambda r, c: shared_bytes(problem, r, c), device,
+        f"fa1 at head_dim {problem.head_dim} {problem.dtype}",
+    )  # fmt: skip
+    reasons = [f"in steps of {GRANULE}: {rounded} columns"]
+    if block_cols < rounded:
+        reasons.append(f"K, V and Q with padded rows fit at {block_cols} columns")
+    if rows == MAX_BLOCK_ROWS < paper.block_rows:
+        reasons.append(f"the register file holds {MAX_BLOCK_ROWS} rows")
+    reasons.append(f"{shared_bytes(problem, block_rows, block_cols):,} of {device.sram_per_block:,} bytes")
+    return TileSize(block_rows, block_cols, "; ".join(reasons))
+
+
+class Fa1Schedule(TileSchedule):
+    """Algorithm 1's schedule. O is float32 in HBM between visits: O_acc for half types, O itself for float32."""
+
+    algorithm: ClassVar[str] = "fa1"
+
+    @property
+    def _accumulator(self) -> str:
+        return "O" if self.problem.dtype == "float32" else "O_acc"
+
+    def _tiles(self) -> dict[str, Tile]:
+        if self.tiling.used == self.tiling.paper:
+            # The paper's own residency: K_j, V_j, Q_i and O_i in elements of the input type.
+            row = self.problem.head_dim * self.problem.itemsize
+            rows = {"K": self.block_cols, "V": self.block_cols, "Q": self.block_rows, "O": self.block_rows}
+        else:
+            row = row_bytes(self.problem)
+            rows = {"K": self.block_cols, "V": self.block_cols, "Q": self.block_rows}
+        return {name: Tile(name, count * row) for name, count in rows.items()}
+
+    def _initialise(self) -> Phase:
+        """Line 2: O = 0, l = 0, m = -inf. A row block that no column block will visit has its O and L for good."""
+        p = self.problem
+        unseen_blocks = self.row_blocks if p.seqlen_k == 0 else first_row_block(p, self.block_rows, 0)
+        unseen = min(unseen_blocks * self.block_rows, p.seqlen_q)
+        moves = [
+            Move(self._accumulator, (p.seqlen_q - unseen) * p.head_dim, FLOAT32, write=True),
+            Move("O", unseen * p.head_dim, p.itemsize, write=True),
+            Move("l", p.seqlen_q, FLOAT32, write=True),
+            Move("m", p.seqlen_q, FLOAT32, write=True),
+        ]
+        if self.lse:
+            moves.append(Move("L", unseen, FLOAT32, write=True))
+        return Phase(1, enter=tuple(moves))
+
+    def _visit(self, times: int, rows: int, last: bool) -> Visit:
+        """Lines 8 to 13 for a row block of `rows` rows; its last visit writes O in the output's own type, and L."""
+        p, tiles = self.problem, self._tiles()
+        moves = [
+            Move("Q", rows * p.head_dim, p.itemsize, tile="Q"),
+            Move(self._accumulator, rows * p.head_dim, FLOAT32),
+            Move("l", rows, FLOAT32),
+            Move("m", rows, FLOAT32),
+            Move("O", rows * p.head_dim, p.itemsize, write=True)
+            if last
+            else Move(self._accumulator, rows * p.head_dim, FLOAT32, write=True),
+            Move("l", rows, FLOAT32, write=True),
+            Move("m", rows, FLOAT32, write=True),
+        ]
+        if last and self.lse:
+            moves.append(Move("L", rows, FLOAT32, write=True))
+        return Visit(times, tuple(moves), tuple(tile for name, tile in tiles.items() if name in "QO"))
+
+    def _outer(self, times: int, cols: int, visits: tuple[Visit, ...]) -> Phase:
+        """Line 6: K_j and V_j, `cols` rows of them, stay in SRAM while the row blocks come by."""
+        p, tiles = self.problem, self._tiles()
+        load = tuple(Move(name, cols * p.head_dim, p.itemsize, tile=name) for name in "KV")
+        return Phase(times, enter=load, visits=visits, tiles=(tiles["K"], tiles["V"]))
+
+    def phases(self, *, literal: bool = False) -> Iterator[Phase]:
+        yield self._initialise()
+        if self.row_blocks == 0 or self.col_blocks == 0:
+            return
+        tail_cols = self.problem.seqlen_k - (self.col_blocks - 1) * self.block_cols
+        if literal:
+            for j in range(self.col_blocks):
+                cols = self.block_cols if j < self.col_blocks - 1 else tail_cols
+                yield self._outer(1, cols, tuple(self._walk(j)))
+        else:
+            if self.col_blocks > 1:
+                visits = self._count(np.arange(self.col_blocks - 1))
+                yield self._outer(self.col_blocks - 1, self.block_cols, visits)
+            yield self._outer(1, tail_cols, self._count(np.array([self.col_blocks - 1])))
+
+    def _walk(self, j: int) -> Iterator[Visit]:
+        """The visits of outer step j, one by one."""
+        p, after = self.problem, (j + 1) * self.block_cols
+        for i in range(first_row_block(p, self.block_rows, j * self.block_cols), self.row_blocks):
+            rows = min(self.block_rows, p.seqlen_q - i * self.block_rows)
+            last_row = i * self.block_rows + rows - 1
+            last = after >= p.seqlen_k or (p.causal and last_row + p.diagonal < after)
+            yield self._visit(1, rows, last)
+
+    def _count(self, steps: np.ndarray) -> tuple[Visit, ...]:
+        """The visits of the outer steps `steps` together, by kind: full or ragged row block, last visit or not."""
+        p, br, bc = self.problem, self.block_rows, self.block_cols
+        tail_rows = p.seqlen_q - (self.row_blocks - 1) * br
+        full_blocks = self.row_blocks if tail_rows == br else self.row_blocks - 1
+
+        def first(j: np.ndarray) -> np.ndarray:
+            seen = np.maximum(0, j * bc - p.diagonal) // br if p.causal else np.zeros_like(j)
+            return np.minimum(np.where(j < self.col_blocks, seen, self.row_blocks), full_blocks)
+
+        visited = int((full_blocks - first(steps)).sum())
+        finished = int((first(steps + 1) - first(steps)).sum())
+        kinds = [self._visit(visited - finished, br, last=False), self._visit(finished, br, last=True)]
+        if tail_rows != br:
+            # The ragged block holds the last row, which sees every key: it is visited at each step.
+            closing = int((steps == self.col_blocks - 1).sum())
+            kinds += [
+                self._visit(len(steps) - closing, tail_rows, last=False),
+                self._visit(closing, tail_rows, last=True),
+            ]
+        return tuple(kind for kind in kinds if kind.times)
+
+    def workspaces(self) -> Mapping[str, Workspace]:
+        p = self.problem
+        rows = (p.head_count, p.seqlen_q)
+        spaces = {"l": Workspace(rows, "float32"), "m": Workspace(rows, "float32")}
+        if self._accumulator == "O_acc":
+            spaces["O_acc"] = Workspace((*rows, p.head_dim), "float32")
+        return spaces
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        p = self.problem
+        shared = shared_bytes(p, self.block_rows, self.block_cols)
+        require_kernel_tiling(self, shared)
+        constants = (
+            *element_constants(p),
+            ("BR", self.block_rows),
+            ("BC", self.block_cols),
+            ("SUB", sub_tile(p, self.block_cols)),
+        )
+        strides = tuple(f"{name}_{axis}" for name in "QKVO" for axis in ("batch", "head", "row"))
+        params = ("Q", "K", "V", "O", "L", "O_acc", "l", "m", "Nq", "Nk", "heads", "group", "scale", *strides)
+        return (
+            Kernel(
+                "fa1_forward.cu", "fa1_forward", constants, self.repeats,
+                self.block_rows // GRANULE * WARP, shared, params,
+            ),
+        )  # fmt: skip

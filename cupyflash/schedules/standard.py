@@ -1,0 +1,155 @@
+"""Standard attention, Algorithm 0 of the paper: S = scale Q K^T, P = softmax(S), O = P V, with S and P in HBM.
+
+The paper counts each input of a product once; a tiled product re-reads them. `tiling="paper"` is the ideal, one tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from cupyflash.device import Device
+from cupyflash.problem import Problem
+from cupyflash.schedules.base import (
+    FLOAT32,
+    GRANULE,
+    WARP,
+    Kernel,
+    Move,
+    Phase,
+    Tile,
+    TileSchedule,
+    Visit,
+    Workspace,
+    element_constants,
+    require_kernel_tiling,
+    row_bytes,
+    sub_tile,
+)
+from cupyflash.tiling import TileSize, shrink_to_fit
+
+WIDEST = 64
+SOFTMAX_WARPS = 4
+
+
+def shared_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
+    """Bytes of a Q tile and a K tile, the larger of the two products' needs."""
+    return (block_rows + block_cols) * row_bytes(problem)
+
+
+def paper_blocks(problem: Problem) -> TileSize:
+    """Algorithm 0 names no blocks: one tile, each input read once, is its ideal count."""
+    return TileSize(max(1, problem.seqlen_q), max(1, problem.seqlen_k), "Algorithm 0 names no blocks: each input is read once")
+
+
+def fit(problem: Problem, device: Device) -> TileSize:
+    """The largest square tile up to 64 x 64 whose Q and K rows fit the SRAM."""
+
+    def smaller(block_rows: int, block_cols: int) -> tuple[int, int] | None:
+        return None if block_rows == GRANULE else (block_rows - GRANULE, block_cols - GRANULE)
+
+    rows, cols = shrink_to_fit(
+        (WIDEST, WIDEST), smaller, lambda r, c: shared_bytes(problem, r, c), device,
+        f"standard attention at head_dim {problem.head_dim} {problem.dtype}",
+    )  # fmt: skip
+    reason = f"a Q and a K tile: {shared_bytes(problem, rows, cols):,} of {device.sram_per_block:,} bytes"
+    return TileSize(rows, cols, reason)
+
+
+class StandardSchedule(TileSchedule):
+    """Three kernels: a tiled product, a softmax a row, a tiled product."""
+
+    algorithm: ClassVar[str] = "standard"
+
+    @property
+    def ideal(self) -> bool:
+        """Whether this is the paper's count and not a kernel's."""
+        return self.tiling.used == self.tiling.paper
+
+    @property
+    def softmax_passes(self) -> int:
+        """How often softmax reads S: the kernel once for m and l and once for P, the paper once."""
+        return 1 if self.ideal else 2
+
+    def _extents(self, length: int, block: int, literal: bool) -> list[tuple[int, int]]:
+        """(times, extent) of the blocks along an axis."""
+        full, tail = divmod(length, block)
+        blocks = [(1, block)] * full if literal else [(full, block)] * (full > 0)
+        return blocks + [(1, tail)] * (tail > 0)
+
+    def phases(self, *, literal: bool = False) -> Iterator[Phase]:
+        p = self.problem
+        rows_of = self._extents(p.seqlen_q, self.block_rows, literal)
+        cols_of = self._extents(p.seqlen_k, self.block_cols, literal)
+        row = row_bytes(p)
+        tiles = {"Q": Tile("Q", self.block_rows * row)} | {n: Tile(n, self.block_cols * row) for n in "KV"}
+
+        for row_times, rows in rows_of:  # S = scale Q K^T
+            for col_times, cols in cols_of:
+                yield Phase(
+                    row_times * col_times,
+                    enter=(
+                        Move("Q", rows * p.head_dim, p.itemsize, tile="Q"),
+                        Move("K", cols * p.head_dim, p.itemsize, tile="K"),
+                    ),
+                    leave=(Move("S", rows * cols, p.itemsize, write=True),),
+                    tiles=(tiles["Q"], tiles["K"]),
+                )
+
+        reads = (Move("S", p.seqlen_k, p.itemsize),) * self.softmax_passes  # P = softmax(S)
+        writes = (Move("P", p.seqlen_k, p.itemsize, write=True),)
+        if self.lse:
+            writes += (Move("L", 1, FLOAT32, write=True),)
+        for times, rows in self._extents(p.seqlen_q, 1, literal):
+            yield Phase(times * rows, enter=reads, leave=writes)
+
+        for row_times, rows in rows_of:  # O = P V
+            visits = tuple(
+                Visit(
+                    row_times * col_times,
+                    (
+                        Move("P", rows * cols, p.itemsize),
+                        Move("V", cols * p.head_dim, p.itemsize, tile="V"),
+                    ),
+                )
+                for col_times, cols in cols_of
+            )
+            leave = (Move("O", rows * p.head_dim, p.itemsize, write=True),)
+            yield Phase(row_times, visits=visits, leave=leave, tiles=(tiles["V"],))
+
+    def workspaces(self) -> Mapping[str, Workspace]:
+        p = self.problem
+        return {name: Workspace((p.head_count, p.seqlen_q, p.seqlen_k), p.dtype) for name in "SP"}
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        p = self.problem
+        shared = shared_bytes(p, self.block_rows, self.block_cols)
+        require_kernel_tiling(self, shared)
+        constants = (
+            *element_constants(p),
+            ("BR", self.block_rows),
+            ("BC", self.block_cols),
+            ("SUB", sub_tile(p, self.block_cols)),
+            ("SOFTMAX_WARPS", SOFTMAX_WARPS),
+        )
+        threads = self.block_rows // GRANULE * WARP
+        sizes = ("Nq", "Nk", "heads", "group")
+
+        def strides(names: str) -> tuple[str, ...]:
+            return tuple(f"{name}_{axis}" for name in names for axis in ("batch", "head", "row"))
+
+        # Without keys there is no S: the softmax still writes L, and the second product O = 0.
+        scores_grid = self.row_blocks * self.col_blocks * self.repeats
+        scores = Kernel(
+            "standard.cu", "standard_scores", constants, scores_grid, threads, shared,
+            ("Q", "K", "S", *sizes, "scale", *strides("QK")),
+        )  # fmt: skip
+        softmax = Kernel(
+            "standard.cu", "standard_softmax", constants, -(-self.repeats * p.seqlen_q // SOFTMAX_WARPS),
+            SOFTMAX_WARPS * WARP, 0, ("S", "P", "L", "rows", "Nk"),
+        )  # fmt: skip
+        values = Kernel(
+            "standard.cu", "standard_values", constants, self.row_blocks * self.repeats, threads,
+            self.block_cols * row_bytes(p), ("P", "V", "O", *sizes, *strides("VO")),
+        )  # fmt: skip
+        return (scores, softmax, values) if scores_grid else (softmax, values)

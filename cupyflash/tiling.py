@@ -1,0 +1,82 @@
+"""Block sizes: the paper's formula, what a kernel's layout makes of it, and what is used, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from cupyflash.device import Device
+from cupyflash.problem import Problem
+
+# What `tiling=` may be: None for the fitted sizes, "paper" for the formula's, or (block_rows, block_cols).
+TilingChoice = Literal["paper"] | tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class TileSize:
+    """Br x Bc: rows of a Q block, rows of a K/V block, and why these."""
+
+    block_rows: int
+    block_cols: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"Br {self.block_rows} x Bc {self.block_cols}"
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The three stages of choosing block sizes.
+
+    `paper` is the formula to the letter, `fitted` what the kernel's real layout allows (None where nothing fits, which
+    only a tiling that the caller chose gets past), `used` what the schedule runs.
+    """
+
+    paper: TileSize
+    fitted: TileSize | None
+    used: TileSize
+
+
+class DoesNotFit(ValueError):
+    """No block of the least size fits the SRAM; the message says how many bytes are needed."""
+
+
+def paper_blocks(problem: Problem, device: Device) -> TileSize:
+    """Bc = ceil(M / 4d), Br = min(Bc, d), with M the SRAM of one block in elements of the input type.
+
+    Source: FlashAttention (arXiv 2205.14135), Algorithm 1, line 1.
+    """
+    sram_elements, d = device.sram_per_block // problem.itemsize, problem.head_dim
+    block_cols = max(1, -(-sram_elements // (4 * d)))
+    block_rows = min(block_cols, d)
+    reason = (
+        f"M = {device.sram_per_block:,} bytes = {sram_elements:,} {problem.dtype}; "
+        f"Bc = ceil(M / 4d) = {block_cols}, Br = min(Bc, d) = {block_rows}"
+    )
+    return TileSize(block_rows, block_cols, reason)
+
+
+def shrink_to_fit(
+    start: tuple[int, int],
+    smaller: Callable[[int, int], tuple[int, int] | None],
+    need: Callable[[int, int], int],
+    device: Device,
+    what: str,
+) -> tuple[int, int]:
+    """The first of `start`, smaller(start), ... whose SRAM need in bytes fits the device."""
+    size: tuple[int, int] | None = start
+    while size is not None:
+        least = size
+        if need(*size) <= device.sram_per_block:
+            return size
+        size = smaller(*size)
+    raise DoesNotFit(
+        f"{what} needs at least {need(*least):,} bytes of SRAM (blocks of {least[0]} x {least[1]}); "
+        f"{device.name} gives a block {device.sram_per_block:,} bytes"
+    )
+
+
+def round_down(value: int, granule: int) -> int:
+    """The largest multiple of `granule` not above `value`, and at least one granule."""
+    return max(granule, value // granule * granule)

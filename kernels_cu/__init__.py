@@ -1,0 +1,24 @@
+"""CUDA C sources, read as text; `cupyflash.compiler` turns them into machine code."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+DIRECTORY = Path(__file__).resolve().parent
+
+
+@cache
+def source(name: str) -> str:
+    """The text of a kernel file, "fa1_forward.cu" say."""
+    return (DIRECTORY / name).read_text()
+
+
+@cache
+def fingerprint() -> str:
+    """A hash over every source here: CuPy's disk cache does not see what an #include pulls in, so options carry this."""
+    digest = hashlib.sha256()
+    for path in sorted(DIRECTORY.glob("*.cu*")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]

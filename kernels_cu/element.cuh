@@ -1,0 +1,31 @@
+// The element types of Q, K, V and O: conversions to and from float, and exp in the precision that each deserves.
+// Constants: ELEMENT (__half, __nv_bfloat16 or float), COPY_BYTES (2, 4, 8, 16: what divides every row's address).
+#pragma once
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+
+typedef ELEMENT Element;
+
+#define NEG_INF __int_as_float(0xff800000)
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename T> __device__ __forceinline__ T from_float(float x);
+template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }
+template <> __device__ __forceinline__ __half from_float<__half>(float x) { return __float2half_rn(x); }
+template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+
+// Two neighbours in one 32-bit register, the first in the low half.
+__device__ __forceinline__ unsigned pack(__half, float lo, float hi) {
+  __half2 pair = __floats2half2_rn(lo, hi);
+  return *reinterpret_cast<unsigned*>(&pair);
+}
+__device__ __forceinline__ unsigned pack(__nv_bfloat16, float lo, float hi) {
+  __nv_bfloat162 pair = __floats2bfloat162_rn(lo, hi);
+  return *reinterpret_cast<unsigned*>(&pair);
+}
+
+// P is rounded to the element type before P V, so a half type needs no more than the fast exp; float gets the exact one.
+__device__ __forceinline__ float exp_of(float x) { return sizeof(Element) == 4 ? expf(x) : __expf(x); }

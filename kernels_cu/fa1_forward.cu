@@ -1,0 +1,171 @@
+// FlashAttention, Algorithm 1 (arXiv 2205.14135): forward, one thread block a (batch, query head).
+//
+// K/V blocks are the outer loop, Q blocks the inner; O, l and m live in HBM and are read and written at each visit.
+// S_ij (Br x Bc) is made SUB columns at a time in registers, with a running maximum. O is float32 in HBM until the last
+// visit of its row block, which writes it in the output's type: for float inputs that is one array, else O_acc and O.
+//
+// Constants, all from the tile schedule:
+//   ELEMENT     __half, __nv_bfloat16 or float       D           head dimension
+//   BR, BC      rows of a Q block, of a K/V block    SUB         columns of S held at a time; divides BC
+//   CAUSAL      0 or 1                               COPY_BYTES  width of a copy
+#include "element.cuh"
+#include "mask.cuh"
+#include "row_pair.cuh"
+#include "tile_copy.cuh"
+#include "warp_product.cuh"
+
+constexpr int THREADS = BR / 16 * 32;  // a warp for every 16 rows of a Q block
+
+// The float32 O of a row, between visits.
+__device__ __forceinline__ float* accumulator(Element* O, long long O_row, float* O_acc, int row) {
+  if constexpr (sizeof(Element) == 4) {
+    return reinterpret_cast<float*>(O + row * O_row);
+  } else {
+    return O_acc + static_cast<long long>(row) * D;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, float* L, float* O_acc, float* l, float* m,
+            int Nq, int Nk, int heads, int group, float scale,
+            long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,
+            long long V_batch, long long V_head, long long V_row, long long O_batch, long long O_head, long long O_row) {
+  extern __shared__ __align__(16) unsigned char sram[];
+  Element* K_smem = reinterpret_cast<Element*>(sram);  // (BC x TILE_ROW)
+  Element* V_smem = K_smem + BC * TILE_ROW;            // (BC x TILE_ROW)
+  Element* Q_smem = V_smem + BC * TILE_ROW;            // (BR x TILE_ROW)
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const long long pair = blockIdx.x, batch = pair / heads, head = pair % heads;
+  Q += batch * Q_batch + head * Q_head;
+  K += batch * K_batch + head / group * K_head;
+  V += batch * V_batch + head / group * V_head;
+  O += batch * O_batch + head * O_head;
+  O_acc += pair * Nq * D;  // not looked at when O is float32 itself
+  l += pair * Nq;
+  m += pair * Nq;
+
+  const int Tr = (Nq + BR - 1) / BR, Tc = (Nk + BC - 1) / BC;
+
+  // Line 2: O = 0, l = 0, m = -inf in HBM. A row block that sees no key has its O and L for good.
+  for (int i = 0; i < Tr; i++) {
+    const bool seen = visible_end(min((i + 1) * BR, Nq) - 1, Nq, Nk) > 0;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int row = i * BR + warp * 16 + g + 8 * h;
+      if (row >= Nq) continue;
+      for (int col = 2 * t; col < D; col += 8) {
+        if (seen) {
+          store_row_pair(accumulator(O, O_row, O_acc, row), col, 0.f, 0.f);
+        } else {
+          store_row_pair(O + row * O_row, col, 0.f, 0.f);
+        }
+      }
+      if (t == 0) {
+        l[row] = 0.f;
+        m[row] = NEG_INF;
+        if (L && !seen) L[pair * Nq + row] = NEG_INF;
+      }
+    }
+  }
+
+  // Line 5: for each K/V block
+  for (int j = 0; j < Tc; j++) {
+    // Line 6: load K_j, V_j. The last block may be short: as many rows as whole sub-tiles need, zeros past the end.
+    const int cols = min(BC, Nk - j * BC), padded = (cols + SUB - 1) / SUB * SUB;
+    __syncthreads();  // every warp is done with K_{j-1}, V_{j-1}
+    copy_tile(K_smem, K + static_cast<long long>(j) * BC * K_row, K_row, padded, cols, threadIdx.x, THREADS);
+    copy_tile(V_smem, V + static_cast<long long>(j) * BC * V_row, V_row, padded, cols, threadIdx.x, THREADS);
+    wait_for_copies();
+    __syncthreads();
+
+    // Line 7: for each Q block that sees any of these keys
+    for (int i = CAUSAL ? max(0, j * BC - (Nk - Nq)) / BR : 0; i < Tr; i++) {
+      // Line 8: load Q_i. A warp loads the 16 rows that it owns, and waits for nobody else.
+      const int row0 = i * BR + warp * 16, rows = max(0, min(16, Nq - row0));
+      Element* Q_warp = Q_smem + warp * 16 * TILE_ROW;  // (16 x TILE_ROW)
+      __syncwarp();                                     // every lane is done with the rows before
+      copy_tile(Q_warp, rows ? Q + static_cast<long long>(row0) * Q_row : Q, Q_row, 16, rows, lane, 32);
+      wait_for_copies();
+      __syncwarp();
+
+      // Lines 9 and 10, a sub-tile at a time: S = scale Q_i K_j^T, m~ = rowmax(S), P = exp(S - m~), l~ = rowsum(P),
+      // O~ = P V_j, the earlier sub-tiles' part rescaled to the larger maximum.
+      float O_tilde[D_PAD / 8][4] = {}, m_tilde[2] = {NEG_INF, NEG_INF}, l_tilde[2] = {};
+      const int end = rows ? min(cols, visible_end(row0 + rows - 1, Nq, Nk) - j * BC) : 0;  // keys that the warp sees
+      for (int col = 0; col < end; col += SUB) {
+        float S_regs[SUB / 8][4];  // (16 x SUB)
+        scores(S_regs, Q_warp, K_smem + col * TILE_ROW);
+        scale_and_mask(S_regs, scale, row0 + g, j * BC + col, Nq, Nk);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          float largest = m_tilde[h];
+#pragma unroll
+          for (int n = 0; n < SUB / 8; n++) largest = fmaxf(largest, fmaxf(S_regs[n][2 * h], S_regs[n][2 * h + 1]));
+          largest = row_max(largest);
+          const float safe = largest == NEG_INF ? 0.f : largest;  // nothing seen yet: exp(-inf - 0) = 0
+          const float rescale = exp_of(m_tilde[h] - safe);
+          m_tilde[h] = largest;
+          l_tilde[h] *= rescale;
+#pragma unroll
+          for (int n = 0; n < SUB / 8; n++)
+#pragma unroll
+            for (int e = 2 * h; e < 2 * h + 2; e++) {
+              S_regs[n][e] = exp_of(S_regs[n][e] - safe);
+              l_tilde[h] += S_regs[n][e];
+            }
+#pragma unroll
+          for (int n = 0; n < D_PAD / 8; n++) {
+            O_tilde[n][2 * h] *= rescale;
+            O_tilde[n][2 * h + 1] *= rescale;
+          }
+        }
+        add_weighted_values(O_tilde, S_regs, V_smem + col * TILE_ROW);
+      }
+
+      const int seen = visible_end(min((i + 1) * BR, Nq) - 1, Nq, Nk);  // keys that row block i sees
+      const bool last_visit = seen <= (j + 1) * BC;
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int row = row0 + g + 8 * h;
+        const float l_block = row_sum(l_tilde[h]);
+        // Line 8: load l_i, m_i: one of the four lanes that share a row reads them.
+        float l_i = 0.f, m_i = NEG_INF;
+        if (t == 0 && row < Nq) {
+          l_i = l[row];
+          m_i = m[row];
+        }
+        l_i = __shfl_sync(~0u, l_i, 0, 4);
+        m_i = __shfl_sync(~0u, m_i, 0, 4);
+        if (row >= Nq) continue;
+        // Line 11: m_new = max(m_i, m~), l_new = e^(m_i - m_new) l_i + e^(m~ - m_new) l~
+        const float m_new = fmaxf(m_i, m_tilde[h]);
+        const float safe = m_new == NEG_INF ? 0.f : m_new;
+        const float old_weight = exp_of(m_i - safe) * l_i, block_weight = exp_of(m_tilde[h] - safe);
+        const float l_new = old_weight + block_weight * l_block;
+        // Line 12: O_i = diag(l_new)^-1 (diag(l_i) e^(m_i - m_new) O_i + e^(m~ - m_new) O~); a row that saw nothing is 0
+        const float inverse = l_new == 0.f ? 0.f : 1.f / l_new;
+        float* O_i = accumulator(O, O_row, O_acc, row);
+#pragma unroll
+        for (int n = 0; n < D_PAD / 8; n++) {
+          const int col = 8 * n + 2 * t;
+          if (col >= D) continue;
+          const float2 old = load_row_pair(O_i, col);
+          const float x = (old_weight * old.x + block_weight * O_tilde[n][2 * h]) * inverse;
+          const float y = (old_weight * old.y + block_weight * O_tilde[n][2 * h + 1]) * inverse;
+          if (last_visit) {
+            store_row_pair(O + row * O_row, col, x, y);
+          } else {
+            store_row_pair(O_i, col, x, y);
+          }
+        }
+        // Line 13: l_i = l_new, m_i = m_new
+        if (t == 0) {
+          l[row] = l_new;
+          m[row] = m_new;
+          if (L && last_visit) L[pair * Nq + row] = m_new + logf(l_new);
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,128 @@
+// Standard attention, Algorithm 0 (arXiv 2205.14135): S = scale Q K^T, P = softmax(S), O = P V, with S and P in HBM in
+// the element type. Three kernels; masked entries of S are stored as -inf, and nothing is skipped.
+//
+// Constants, all from the tile schedule:
+//   ELEMENT     __half, __nv_bfloat16 or float       D              head dimension
+//   BR, BC      rows and columns of a tile           SUB            columns of S held at a time; divides BC
+//   CAUSAL      0 or 1                               SOFTMAX_WARPS  rows that a softmax block does at a time
+//   COPY_BYTES  width of a copy
+#include "element.cuh"
+#include "mask.cuh"
+#include "row_pair.cuh"
+#include "tile_copy.cuh"
+#include "warp_product.cuh"
+
+constexpr int THREADS = BR / 16 * 32;  // a warp for every 16 rows of a tile
+
+// S = scale Q K^T, a BR x BC tile a thread block
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+standard_scores(const Element* Q, const Element* K, Element* S, int Nq, int Nk, int heads, int group, float scale,
+                long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row) {
+  extern __shared__ __align__(16) unsigned char sram[];
+  Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x TILE_ROW)
+  Element* K_smem = Q_smem + BR * TILE_ROW;            // (BC x TILE_ROW)
+
+  const int Tr = (Nq + BR - 1) / BR, Tc = (Nk + BC - 1) / BC;
+  const int j = blockIdx.x % Tc, i = blockIdx.x / Tc % Tr;
+  const long long pair = blockIdx.x / Tc / Tr, batch = pair / heads, head = pair % heads;
+  const int rows = min(BR, Nq - i * BR), cols = min(BC, Nk - j * BC);
+  Q += batch * Q_batch + head * Q_head + static_cast<long long>(i) * BR * Q_row;
+  K += batch * K_batch + head / group * K_head + static_cast<long long>(j) * BC * K_row;
+  S += (pair * Nq + i * BR) * Nk + j * BC;
+
+  copy_tile(Q_smem, Q, Q_row, BR, rows, threadIdx.x, THREADS);
+  copy_tile(K_smem, K, K_row, (cols + SUB - 1) / SUB * SUB, cols, threadIdx.x, THREADS);
+  wait_for_copies();
+  __syncthreads();
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int row0 = warp * 16 + g;
+  for (int col = 0; col < cols; col += SUB) {
+    float S_regs[SUB / 8][4];  // (16 x SUB)
+    scores(S_regs, Q_smem + warp * 16 * TILE_ROW, K_smem + col * TILE_ROW);
+    scale_and_mask(S_regs, scale, i * BR + row0, j * BC + col, Nq, Nk);
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+      for (int n = 0; n < SUB / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const int row = row0 + 8 * h, c = col + 8 * n + 2 * t + e;
+          if (row < rows && c < cols) S[static_cast<long long>(row) * Nk + c] = from_float<Element>(S_regs[n][2 * h + e]);
+        }
+  }
+}
+
+// P = softmax(S), a row a warp: one pass over S for m and l, one for P
+extern "C" __global__ void __launch_bounds__(SOFTMAX_WARPS * 32)
+standard_softmax(const Element* S, Element* P, float* L, long long rows, int Nk) {
+  const int lane = threadIdx.x % 32;
+  const long long row = static_cast<long long>(blockIdx.x) * SOFTMAX_WARPS + threadIdx.x / 32;
+  if (row >= rows) return;
+  S += row * Nk;
+  P += row * Nk;
+
+  float m = NEG_INF, l = 0.f;  // of the columns that this lane saw
+  for (int col = lane; col < Nk; col += 32) {
+    const float s = to_float(S[col]), m_new = fmaxf(m, s), safe = m_new == NEG_INF ? 0.f : m_new;
+    l = l * expf(m - safe) + expf(s - safe);
+    m = m_new;
+  }
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) {
+    const float m_other = __shfl_xor_sync(~0u, m, other), l_other = __shfl_xor_sync(~0u, l, other);
+    const float m_new = fmaxf(m, m_other), safe = m_new == NEG_INF ? 0.f : m_new;
+    l = l * expf(m - safe) + l_other * expf(m_other - safe);
+    m = m_new;
+  }
+
+  const float safe = m == NEG_INF ? 0.f : m;
+  const float inverse = l == 0.f ? 0.f : 1.f / l;  // a row that sees no key: P = 0
+  for (int col = lane; col < Nk; col += 32) P[col] = from_float<Element>(expf(to_float(S[col]) - safe) * inverse);
+  if (L && lane == 0) L[row] = m + logf(l);
+}
+
+// O = P V, BR rows a thread block
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+standard_values(const Element* P, const Element* V, Element* O, int Nq, int Nk, int heads, int group,
+                long long V_batch, long long V_head, long long V_row, long long O_batch, long long O_head, long long O_row) {
+  extern __shared__ __align__(16) unsigned char sram[];
+  Element* V_smem = reinterpret_cast<Element*>(sram);  // (BC x TILE_ROW)
+
+  const int Tr = (Nq + BR - 1) / BR, i = blockIdx.x % Tr;
+  const long long pair = blockIdx.x / Tr, batch = pair / heads, head = pair % heads;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int row0 = i * BR + warp * 16 + g;
+  V += batch * V_batch + head / group * V_head;
+  O += batch * O_batch + head * O_head;
+  P += pair * Nq * Nk;
+
+  float O_regs[D_PAD / 8][4] = {};  // (16 x D_PAD)
+  for (int first = 0; first < Nk; first += BC) {
+    const int cols = min(BC, Nk - first);
+    __syncthreads();  // every warp is done with the V tile before
+    copy_tile(V_smem, V + first * V_row, V_row, (cols + SUB - 1) / SUB * SUB, cols, threadIdx.x, THREADS);
+    wait_for_copies();
+    __syncthreads();
+    for (int col = 0; col < cols; col += SUB) {
+      float P_regs[SUB / 8][4];  // (16 x SUB)
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int n = 0; n < SUB / 8; n++)
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            const int row = row0 + 8 * h, c = first + col + 8 * n + 2 * t + e;
+            P_regs[n][2 * h + e] = row < Nq && c < Nk ? to_float(P[static_cast<long long>(row) * Nk + c]) : 0.f;
+          }
+      add_weighted_values(O_regs, P_regs, V_smem + col * TILE_ROW);
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int row = row0 + 8 * h;
+    if (row >= Nq) continue;
+#pragma unroll
+    for (int n = 0; n < D_PAD / 8; n++) store_row_pair(O + row * O_row, 8 * n + 2 * t, O_regs[n][2 * h], O_regs[n][2 * h + 1]);
+  }
+}

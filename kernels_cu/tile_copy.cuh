@@ -1,0 +1,55 @@
+// Tiles of Q, K and V from HBM to SRAM. A tile row is D elements padded with zeros to D_PAD, then 16 unused bytes, so
+// that eight neighbouring rows start in different banks.
+// Constants: D (head dimension), COPY_BYTES (width of one copy).
+#pragma once
+#include "element.cuh"
+
+constexpr int D_PAD = (D + 15) / 16 * 16;
+constexpr int TILE_ROW = D_PAD + 16 / sizeof(Element);  // elements from one row of a tile to the next
+
+// Starts one copy of COPY_BYTES, or of that many zeros when `inside` is false.
+__device__ __forceinline__ void copy_chunk(Element* to_smem, const Element* from_gmem, bool inside) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (COPY_BYTES >= 4) {
+    unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_smem));
+    int bytes = inside ? COPY_BYTES : 0;
+    if constexpr (COPY_BYTES == 16) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_gmem), "r"(bytes) : "memory");
+    } else {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from_gmem), "r"(bytes), "n"(COPY_BYTES)
+                   : "memory");
+    }
+    return;
+  }
+#endif
+  if constexpr (COPY_BYTES == 16) {
+    *reinterpret_cast<uint4*>(to_smem) = inside ? *reinterpret_cast<const uint4*>(from_gmem) : make_uint4(0, 0, 0, 0);
+  } else if constexpr (COPY_BYTES == 8) {
+    *reinterpret_cast<uint2*>(to_smem) = inside ? *reinterpret_cast<const uint2*>(from_gmem) : make_uint2(0, 0);
+  } else if constexpr (COPY_BYTES == 4) {
+    *reinterpret_cast<unsigned*>(to_smem) = inside ? *reinterpret_cast<const unsigned*>(from_gmem) : 0u;
+  } else {
+    *reinterpret_cast<unsigned short*>(to_smem) = inside ? *reinterpret_cast<const unsigned short*>(from_gmem) : 0;
+  }
+}
+
+// Starts the copy of `rows` tile rows by `threads` threads, of which this is `thread`. Rows from `valid` on are not
+// read: they become zeros, as does the padding of d.
+//   tile_smem (rows x TILE_ROW), tile_gmem (valid x D, row_stride elements apart)
+__device__ __forceinline__ void copy_tile(Element* tile_smem, const Element* tile_gmem, long long row_stride, int rows,
+                                          int valid, int thread, int threads) {
+  constexpr int CHUNK = COPY_BYTES / sizeof(Element);
+  constexpr int CHUNKS = D_PAD / CHUNK;
+  for (int c = thread; c < rows * CHUNKS; c += threads) {
+    int row = c / CHUNKS, col = c % CHUNKS * CHUNK;
+    bool inside = row < valid && col < D;
+    copy_chunk(tile_smem + row * TILE_ROW + col, inside ? tile_gmem + row * row_stride + col : tile_gmem, inside);
+  }
+}
+
+// Waits for this thread's own copies; what other threads copied is visible only after a barrier.
+__device__ __forceinline__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}

@@ -1,0 +1,1 @@
+"""The SRAM/HBM simulator: theory, replay and the PTX machine."""

@@ -1,0 +1,98 @@
+"""The two-level machine: an SRAM of M bytes over an HBM that counts. A schedule is replayed on it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from cupyflash.schedules import Move, Phase, Tile, TileSchedule
+from cupyflash.sim.traffic import TensorTraffic, Traffic
+
+
+class SramOverflow(ValueError):
+    """A tile does not fit what is left of the SRAM, or a move does not fit its tile."""
+
+
+@dataclass
+class Machine:
+    """SRAM of `sram_bytes`; every tile is allocated before it is used, and refused when it does not fit."""
+
+    sram_bytes: int
+    peak_bytes: int = 0
+    _tiles: dict[str, int] = field(default_factory=dict)
+    _read: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _written: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    @contextmanager
+    def hold(self, tiles: Iterable[Tile]) -> Iterator[None]:
+        """Allocate tiles for as long as the context lasts."""
+        held = []
+        for tile in tiles:
+            used = sum(self._tiles.values())
+            if tile.name in self._tiles:
+                raise SramOverflow(f"tile {tile.name} is already in SRAM")
+            if used + tile.nbytes > self.sram_bytes:
+                raise SramOverflow(
+                    f"tile {tile.name} of {tile.nbytes:,} bytes does not fit: {used:,} of {self.sram_bytes:,} bytes of "
+                    f"SRAM hold {', '.join(self._tiles) or 'nothing'}"
+                )
+            self._tiles[tile.name] = tile.nbytes
+            self.peak_bytes = max(self.peak_bytes, used + tile.nbytes)
+            held.append(tile.name)
+        yield
+        for name in held:
+            del self._tiles[name]
+
+    def move(self, moves: Iterable[Move], times: int) -> None:
+        """Make each move `times` times."""
+        for move in moves:
+            if move.tile is not None and move.nbytes > self._tiles.get(move.tile, 0):
+                raise SramOverflow(
+                    f"{move.nbytes:,} bytes of {move.tensor} do not fit tile {move.tile} of "
+                    f"{self._tiles.get(move.tile, 0):,} bytes"
+                )
+            (self._written if move.write else self._read)[move.tensor] += times * move.nbytes
+
+    def run(self, phase: Phase) -> None:
+        """One phase with all its turns and visits."""
+        with self.hold(phase.tiles):
+            self.move(phase.enter, phase.times)
+            for visit in phase.visits:
+                with self.hold(visit.tiles):
+                    self.move(visit.moves, visit.times)
+            self.move(phase.leave, phase.times)
+
+    def traffic(self, repeats: int) -> Traffic:
+        """What was moved so far, `repeats` times over."""
+        return Traffic(
+            {
+                name: TensorTraffic(repeats * self._read[name], repeats * self._written[name])
+                for name in {*self._read, *self._written}
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay saw: traffic in bytes per tensor, and the most SRAM that one thread block held, in bytes."""
+
+    traffic: Traffic
+    peak_sram_bytes: int
+
+
+def run(schedule: TileSchedule, *, literal: bool = False) -> Replay:
+    """Run a schedule on the machine; `literal` walks every step on its own instead of counting equal ones together."""
+    machine = Machine(schedule.device.sram_per_block)
+    for phase in schedule.phases(literal=literal):
+        machine.run(phase)
+    return Replay(machine.traffic(schedule.repeats), machine.peak_bytes)
+
+
+def replay(schedule: TileSchedule, *, literal: bool = False) -> Traffic:
+    """The HBM traffic of a schedule run on an SRAM of the device's M bytes.
+
+    Raises SramOverflow when a tile does not fit.
+    """
+    return run(schedule, literal=literal).traffic

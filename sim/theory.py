@@ -1,0 +1,139 @@
+"""Closed forms of HBM traffic, with their constants; Theorem 2 and the lower bounds.
+
+Everything here is derived from sizes and block sizes alone, from the rows' point of view; it shares no code with the
+schedules' steps, so that its equality with their replay says something. Sources: FlashAttention (arXiv 2205.14135),
+FlashAttention-2 (arXiv 2307.08691), Saha and Ye (arXiv 2402.07443).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from cupyflash.problem import Problem
+from cupyflash.schedules import TileSchedule
+from cupyflash.sim.traffic import TensorTraffic, Traffic
+
+FLOAT32 = 4
+
+
+def traffic(schedule: TileSchedule) -> Traffic:
+    """The closed form of a schedule's HBM traffic, per tensor, in bytes."""
+    form = {"fa1": _fa1, "fa2": _fa2, "standard": _standard}[schedule.algorithm]
+    heads = schedule.problem.head_count
+    return Traffic({n: TensorTraffic(heads * read, heads * write) for n, (read, write) in form(schedule).items()})
+
+
+def _rows_and_visits(schedule: TileSchedule) -> tuple[np.ndarray, np.ndarray]:
+    """r_i, the rows of row block i, and c_i, the column blocks that its last row sees."""
+    p, br, bc = schedule.problem, schedule.block_rows, schedule.block_cols
+    first = np.arange(0, p.seqlen_q, br)
+    end = np.minimum(first + br, p.seqlen_q)
+    seen = np.clip(end + (p.seqlen_k - p.seqlen_q), 0, p.seqlen_k) if p.causal else np.full_like(end, p.seqlen_k)
+    return end - first, -(-seen // bc)
+
+
+def _fa1(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
+    """R = sum r_i c_i visits of a row: Q, O, l and m are read at each, O, l and m written at each and once to begin."""
+    p = schedule.problem
+    rows, visits = _rows_and_visits(schedule)
+    R, Nq, d = int(rows @ visits), p.seqlen_q, p.head_dim
+    keys = min(int(visits.max(initial=0)) * schedule.block_cols, p.seqlen_k)
+    form = {
+        "Q": (R * d * p.itemsize, 0),
+        "K": (keys * d * p.itemsize, 0),
+        "V": (keys * d * p.itemsize, 0),
+        "l": (R * FLOAT32, (R + Nq) * FLOAT32),
+        "m": (R * FLOAT32, (R + Nq) * FLOAT32),
+        "L": (0, Nq * FLOAT32 if schedule.lse else 0),
+    }
+    if p.dtype == "float32":
+        form["O"] = (R * d * FLOAT32, (R + Nq) * d * FLOAT32)
+    else:
+        # Of the R + Nq writes of each element, the last goes to O in its own type and the others to O_acc.
+        form["O_acc"] = (R * d * FLOAT32, R * d * FLOAT32)
+        form["O"] = (0, Nq * d * p.itemsize)
+    return form
+
+
+def _fa2(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
+    """Q once, K and V at each visit, O and L once."""
+    p = schedule.problem
+    _, visits = _rows_and_visits(schedule)
+    keys = int(np.minimum(visits * schedule.block_cols, p.seqlen_k).sum())
+    return {
+        "Q": (p.seqlen_q * p.head_dim * p.itemsize, 0),
+        "K": (keys * p.head_dim * p.itemsize, 0),
+        "V": (keys * p.head_dim * p.itemsize, 0),
+        "O": (0, p.seqlen_q * p.head_dim * p.itemsize),
+        "L": (0, p.seqlen_q * FLOAT32 if schedule.lse else 0),
+    }
+
+
+def _standard(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
+    """Tr x Tc tiles: Q is read for each column of tiles, K and V for each row of tiles; the mask changes nothing."""
+    p = schedule.problem
+    Tr, Tc = math.ceil(p.seqlen_q / schedule.block_rows), math.ceil(p.seqlen_k / schedule.block_cols)
+    ideal = schedule.tiling.used == schedule.tiling.paper
+    scores, rows, keys = (
+        size * p.itemsize for size in (p.seqlen_q * p.seqlen_k, p.seqlen_q * p.head_dim, p.seqlen_k * p.head_dim)
+    )
+    return {
+        "Q": (Tc * rows, 0),
+        "K": (Tr * keys, 0),
+        "V": (Tr * keys, 0),
+        "S": (scores if ideal else 2 * scores, scores),
+        "P": (scores, scores),
+        "O": (0, rows),
+        "L": (0, p.seqlen_q * FLOAT32 if schedule.lse else 0),
+    }
+
+
+def standard_ideal(problem: Problem) -> Traffic:
+    """Algorithm 0 with each input of each step read once: (Nq + 2 Nk) d + 2 Nq Nk reads, 2 Nq Nk + Nq d writes a head."""
+    Nq, Nk, d, size = problem.seqlen_q, problem.seqlen_k, problem.head_dim, problem.head_count * problem.itemsize
+    return Traffic(
+        {
+            "Q": TensorTraffic(Nq * d * size, 0),
+            "K": TensorTraffic(Nk * d * size, 0),
+            "V": TensorTraffic(Nk * d * size, 0),
+            "S": TensorTraffic(Nq * Nk * size, Nq * Nk * size),
+            "P": TensorTraffic(Nq * Nk * size, Nq * Nk * size),
+            "O": TensorTraffic(0, Nq * d * size),
+        }
+    )
+
+
+def theorem2_standard(seqlen: int, head_dim: int) -> float:
+    """Theorem 2: standard attention makes Theta(N d + N^2) HBM accesses; this is the argument, in elements."""
+    return seqlen * head_dim + seqlen**2
+
+
+def theorem2_flash(seqlen: int, head_dim: int, sram_elements: float) -> float:
+    """Theorem 2: for d <= M <= N d, FlashAttention makes Theta(N^2 d^2 / M) HBM accesses; the argument, in elements."""
+    return seqlen**2 * head_dim**2 / sram_elements
+
+
+def theorem2_holds_for(seqlen: int, head_dim: int, sram_elements: float) -> bool:
+    """Whether M is in the theorem's range, d <= M <= N d."""
+    return head_dim <= sram_elements <= seqlen * head_dim
+
+
+def lower_bound(seqlen: int, head_dim: int, sram_elements: float) -> float:
+    """What any exact algorithm must move, up to a constant that the proofs leave open; in elements.
+
+    M >= d^2: N^2 d^2 / M; M < d^2: N^2 d / sqrt(M) (Saha and Ye). Compare shapes and ratios with it, not levels.
+    """
+    if sram_elements >= head_dim**2:
+        return theorem2_flash(seqlen, head_dim, sram_elements)
+    return seqlen**2 * head_dim / math.sqrt(sram_elements)
+
+
+def break_even_sram(head_dim: int) -> int:
+    """M in elements above which Algorithm 1 moves less than standard attention, to leading order in N: 3 d^2.
+
+    With one item size throughout, Algorithm 1 moves 3 d N^2 / Bc elements (Q and O read, O written at each visit),
+    12 N^2 d^2 / M at Bc = M / 4d, against 4 N^2 for S and P written and read.
+    """
+    return 3 * head_dim**2

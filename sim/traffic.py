@@ -1,0 +1,69 @@
+"""Bytes between HBM and the chip, per tensor, reads and writes apart: what theory, replay and execution are compared in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+# The order in which tensors are shown.
+TENSORS = ("Q", "K", "V", "S", "P", "O", "O_acc", "l", "m", "L")
+
+
+@dataclass(frozen=True)
+class TensorTraffic:
+    """Bytes of one tensor that were read from and written to HBM, counted as the accesses asked for them."""
+
+    read_bytes: int = 0
+    write_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.read_bytes + self.write_bytes
+
+
+class Traffic(Mapping[str, TensorTraffic]):
+    """TensorTraffic by tensor name; a tensor that moved no bytes is equal to one that is not named."""
+
+    def __init__(self, tensors: Mapping[str, TensorTraffic]) -> None:
+        order = {name: place for place, name in enumerate(TENSORS)}
+        moved = [name for name in tensors if tensors[name].total_bytes]
+        self._tensors = {name: tensors[name] for name in sorted(moved, key=lambda name: (order.get(name, 99), name))}
+
+    def __getitem__(self, name: str) -> TensorTraffic:
+        """The tensor's bytes: zero for one of the algorithms' tensors that did not move."""
+        if name in TENSORS:
+            return self._tensors.get(name, TensorTraffic())
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __eq__(self, other: object) -> bool:
+        return self._tensors == other._tensors if isinstance(other, Traffic) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._tensors.items()))
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{name}: {t.read_bytes} read, {t.write_bytes} written" for name, t in self._tensors.items())
+        return f"Traffic({rows})"
+
+    @property
+    def read_bytes(self) -> int:
+        return sum(tensor.read_bytes for tensor in self._tensors.values())
+
+    @property
+    def write_bytes(self) -> int:
+        return sum(tensor.write_bytes for tensor in self._tensors.values())
+
+    @property
+    def total_bytes(self) -> int:
+        return self.read_bytes + self.write_bytes
+
+    def as_dict(self) -> dict[str, dict[str, int]]:
+        """For JSON: {tensor: {"read_bytes": ..., "write_bytes": ...}} with a "total" row."""
+        rows = {name: {"read_bytes": t.read_bytes, "write_bytes": t.write_bytes} for name, t in self._tensors.items()}
+        return rows | {"total": {"read_bytes": self.read_bytes, "write_bytes": self.write_bytes}}
