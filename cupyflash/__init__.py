@@ -1,1 +1,19 @@
-"""Exact attention for CuPy arrays, beside a simulator that proves its memory traffic."""
+"""Exact attention for CuPy arrays, beside a simulator that proves its memory traffic.
+
+    cupyflash.attention(q, k, v, causal=True)
+
+runs on the GPU for CuPy arrays, and for NumPy arrays the same kernel on a simulated device. `Problem`, `Device` and `plan`
+choose a tile schedule; `cupyflash.sim` predicts, replays and executes it.
+"""
+
+from __future__ import annotations
+
+from cupyflash.attention import attention
+from cupyflash.device import Device
+from cupyflash.problem import Problem
+from cupyflash.schedules import TileSchedule, plan
+from cupyflash.simulated import simulated_device
+from cupyflash.tiling import Tiling, TileSize
+
+__version__ = "0.1.0"
+__all__ = ["Device", "Problem", "TileSchedule", "TileSize", "Tiling", "attention", "plan", "simulated_device"]

@@ -1,1 +1,42 @@
-"""The SRAM/HBM simulator: theory, replay and the PTX machine."""
+"""The simulator: what a schedule should move (theory), what its steps move (replay), what its kernels move (execute).
+
+    theory.traffic(schedule) == replay(schedule) == execute(schedule, q, k, v).traffic
+
+Only `execute` and `ptx` need a compiler (`pip install 'cupyflash[sim]'`); they are imported when first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cupyflash.sim import theory
+from cupyflash.sim.machine import Machine, Replay, SramOverflow, replay, run
+from cupyflash.sim.traffic import TensorTraffic, Traffic
+
+if TYPE_CHECKING:
+    from cupyflash.sim import ptx
+    from cupyflash.sim.execution import Execution, execute
+
+__all__ = [
+    "Execution",
+    "Machine",
+    "Replay",
+    "SramOverflow",
+    "TensorTraffic",
+    "Traffic",
+    "execute",
+    "ptx",
+    "replay",
+    "run",
+    "theory",
+]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in ("Execution", "execute"):
+        return getattr(importlib.import_module("cupyflash.sim.execution"), name)
+    if name == "ptx":
+        return importlib.import_module("cupyflash.sim.ptx")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -418,9 +418,9 @@ def test_the_attribute_names_are_those_of_the_installed_cupy():
         assert hasattr(runtime, f"cudaDevAttr{key}")
 
 
-def test_import_and_catalogue_load_neither_numpy_nor_cupy():
+def test_import_and_catalogue_load_no_cupy():
     code = (
         "import sys; from cupyflash.device import Device; Device.named('H200', '8KB');"
-        "assert not {'numpy', 'cupy'} & set(sys.modules)"
+        "assert 'cupy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,62 @@
+"""Which simulated device stands in for a GPU when the arrays are NumPy's, and how long it may take."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from cupyflash.device import Device
+
+DEFAULT_DEVICE = "A100-40GB"
+DEFAULT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """The device to simulate, and the longest estimate in seconds that a call may have."""
+
+    device: Device
+    max_seconds: float
+
+
+_chosen: ContextVar[Simulation | None] = ContextVar("cupyflash_simulation", default=None)
+
+
+@contextmanager
+def simulated_device(
+    device: str | Device = DEFAULT_DEVICE, *, sram: int | str | None = None, max_seconds: float = DEFAULT_SECONDS
+) -> Iterator[Device]:
+    """Within this context, attention on NumPy arrays runs on `device`, with `sram` bytes (or "100KB") of SRAM if given.
+
+    A call estimated at more than `max_seconds` is refused; `math.inf` allows any. Raises ValueError as Device.named does.
+    """
+    if isinstance(max_seconds, bool) or not isinstance(max_seconds, int | float) or not max_seconds > 0:
+        raise ValueError(f"max_seconds must be a positive number of seconds (math.inf for no limit), got {max_seconds!r}")
+    if isinstance(device, Device):
+        found = device if sram is None else device.with_sram(sram)
+    else:
+        found = Device.named(device, sram=sram)
+    token = _chosen.set(Simulation(found, max_seconds))
+    try:
+        yield found
+    finally:
+        _chosen.reset(token)
+
+
+def current_simulation() -> Simulation:
+    """What `simulated_device` chose, else what CUPYFLASH_DEVICE (a name or a .toml path) and CUPYFLASH_MAX_SECONDS say."""
+    chosen = _chosen.get()
+    if chosen is not None:
+        return chosen
+    text = os.environ.get("CUPYFLASH_MAX_SECONDS", str(DEFAULT_SECONDS))
+    try:
+        max_seconds = float(text)
+    except ValueError:
+        max_seconds = math.nan
+    if not max_seconds > 0:
+        raise ValueError(f"CUPYFLASH_MAX_SECONDS must be a positive number of seconds or inf, got {text!r}")
+    return Simulation(Device.named(os.environ.get("CUPYFLASH_DEVICE") or DEFAULT_DEVICE), max_seconds)

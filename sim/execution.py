@@ -1,0 +1,110 @@
+"""Executes a schedule's kernels on the PTX machine: numbers, and the bytes that the kernels really moved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import ml_dtypes
+import numpy as np
+
+from cupyflash.binding import argument_values, kernel_arguments
+from cupyflash.compiler import ptx
+from cupyflash.problem import Problem
+from cupyflash.schedules import Kernel, TileSchedule
+from cupyflash.sim.ptx import Finding, Module
+from cupyflash.sim.traffic import TensorTraffic, Traffic
+
+# Called when a thread block has completed a barrier, with the block's index and how many barriers it has completed.
+OnBarrier = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What executing a schedule gave. All counts are simulated: they are of PTX instructions, not of machine code.
+
+    `out` has q's shape and dtype, `lse` is float32 of shape q.shape[:-1] or None; `traffic` in bytes per tensor;
+    `counters` by name, summed over the kernels; `findings` what the machine held against the kernels.
+    """
+
+    out: np.ndarray
+    lse: np.ndarray | None
+    traffic: Traffic
+    counters: dict[str, int]
+    findings: tuple[Finding, ...]
+
+
+def execute(
+    schedule: TileSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None
+) -> Execution:
+    """Run a schedule's real kernels on NumPy arrays that pose its problem.
+
+    `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it.
+    Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
+    """
+    p = schedule.problem
+    posed = Problem.from_arrays(q, k, v, causal=p.causal, scale=p.scale)
+    if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
+        raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
+    out = np.empty(q.shape, q.dtype)
+    lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
+    return run(schedule, q, k, v, out, lse, allocate(schedule), seed=seed)
+
+
+def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:
+    """The schedule's workspaces as NumPy arrays, by tensor name."""
+    return {
+        name: np.empty(space.shape, ml_dtypes.bfloat16 if space.dtype == "bfloat16" else space.dtype)
+        for name, space in schedule.workspaces().items()
+    }
+
+
+def run(
+    schedule: TileSchedule,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    out: np.ndarray,
+    lse: np.ndarray | None,
+    workspaces: dict[str, np.ndarray],
+    *,
+    seed: int | None = None,
+    on_barrier: OnBarrier | None = None,
+) -> Execution:
+    """Run the kernels into given outputs and workspaces; `on_barrier` may look at them while a kernel runs."""
+    values = argument_values(schedule, q, k, v, out, lse, workspaces)
+    tensors: dict[str, TensorTraffic] = {}
+    counters: Counter[str] = Counter()
+    findings: list[Finding] = []
+    for kernel in schedule.kernels():
+        if kernel.grid == 0:
+            continue
+        launch = _module(kernel, schedule.device.compute_capability).launch(
+            kernel.name,
+            kernel.grid,
+            kernel.threads,
+            kernel_arguments(kernel, values),
+            shared_bytes=kernel.shared_bytes,
+            seed=seed,
+            on_barrier=on_barrier,
+        )
+        for name, moved in launch.traffic.items():
+            before = tensors.get(name, TensorTraffic())
+            tensors[name] = TensorTraffic(
+                before.read_bytes + moved.read_bytes, before.write_bytes + moved.write_bytes
+            )
+        counters.update(launch.counters)
+        findings.extend(launch.findings)
+    return Execution(out, lse, Traffic(tensors), dict(counters), tuple(findings))
+
+
+_modules: dict[str, Module] = {}
+
+
+def _module(kernel: Kernel, compute_capability: tuple[int, int]) -> Module:
+    """The kernel's PTX, parsed once."""
+    text = ptx(kernel, compute_capability)
+    if text not in _modules:
+        _modules[text] = Module.from_ptx(text)
+    return _modules[text]

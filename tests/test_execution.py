@@ -1,0 +1,145 @@
+"""theory == replay == execution, tensor by tensor, and the numbers, on the kernels' own PTX."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cupyflash import Device, Problem, TileSchedule, plan
+from cupyflash.sim import execute, replay, theory
+from cupyflash.sim.execution import Execution, allocate, run
+from cupyflash.sim.reference import reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from yardstick import check_numbers, draw
+
+A100 = Device.named("A100-40GB")
+
+
+def check(schedule: TileSchedule, seed: int = 0, v_mean: float = 0.0, schedule_seed: int | None = None) -> Execution:
+    """All that must hold of one execution."""
+    q, k, v = draw(schedule.problem, seed, v_mean)
+    execution = execute(schedule, q, k, v, seed=schedule_seed)
+    assert execution.findings == ()
+    assert theory.traffic(schedule) == replay(schedule) == execution.traffic
+    check_numbers(execution.out, execution.lse, q, k, v, causal=schedule.problem.causal, scale=schedule.problem.scale)
+    return execution
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "standard"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("d", [16, 48, 64, 128])
+def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) -> None:
+    """Ragged lengths, several blocks each way, V away from zero."""
+    problem = Problem(1, 2, 1, 75, 101, d, dtype, causal)
+    check(plan(problem, A100.with_sram("24KB"), algorithm, lse=True), v_mean=1.0)
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), [(1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320), (3, 0)])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("algorithm", ["fa1", "standard"])
+def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
+    problem = Problem(1, 1, 1, n_q, n_k, 64, "float16", causal)
+    check(plan(problem, A100.with_sram("20KB"), algorithm, lse=True), v_mean=1.0)
+
+
+@pytest.mark.parametrize("device", ["T4", "A100-40GB", "H100-SXM", "RTX 4090"])
+def test_every_generation_compiles_and_agrees(device: str) -> None:
+    """sm_75 has neither cp.async nor mma m16n8k16; its path is another."""
+    check(plan(Problem(1, 2, 2, 130, 150, 64, "float16", causal=True), Device.named(device), lse=True))
+
+
+@settings(max_examples=40)
+@given(
+    lengths=st.tuples(st.integers(1, 150), st.integers(0, 150)), heads=st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2)]),
+    batch=st.integers(1, 2), d=st.sampled_from([16, 32, 40, 64, 128]), dtype=st.sampled_from(["float16", "float16", "float32"]),
+    causal=st.booleans(), scale=st.sampled_from([None, 0.3, -0.2, 1.0]), lse=st.booleans(),
+    tiling=st.sampled_from([None, (16, 16), (16, 48), (48, 32)]), sram=st.sampled_from(["48KB", "100KB"]),
+    algorithm=st.sampled_from(["fa1", "fa1", "standard"]), seed=st.integers(0, 99), v_mean=st.sampled_from([0.0, 1.0]),
+    schedule_seed=st.sampled_from([None, None, 7]),
+)  # fmt: skip
+def test_random_problems(
+    lengths: tuple[int, int], heads: tuple[int, int], batch: int, d: int, dtype: str, causal: bool, scale: float | None, lse: bool,
+    tiling: tuple[int, int] | None, sram: str, algorithm: str, seed: int, v_mean: float, schedule_seed: int | None,
+) -> None:  # fmt: skip
+    problem = Problem(batch, *heads, *lengths, d, dtype, causal, scale)
+    check(plan(problem, A100.with_sram(sram), algorithm, tiling, lse=lse), seed, v_mean, schedule_seed)
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "standard"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_every_schedule_seed_gives_the_same_bits(algorithm: str, dtype: str) -> None:
+    problem = Problem(1, 2, 1, 70, 90, 64, dtype, causal=True)
+    schedule = plan(problem, A100, algorithm, (64, 32), lse=True)
+    first = check(schedule)
+    for seed in range(5):
+        again = check(schedule, schedule_seed=seed)
+        assert again.out.tobytes() == first.out.tobytes()
+        assert again.lse is not None and first.lse is not None and again.lse.tobytes() == first.lse.tobytes()
+        assert again.traffic == first.traffic
+
+
+@pytest.mark.parametrize(("n_q", "n_k", "d"), [(64, 128, 64), (128, 128, 128), (70, 100, 64), (16, 17, 40)])
+def test_theorem_1_flops(n_q: int, n_k: int, d: int) -> None:
+    """4 Nq Nk d, on rows padded to a warp's 16, columns to a sub-tile and d to 16; nothing else is multiplied."""
+    schedule = plan(Problem(1, 1, 1, n_q, n_k, d, "float16"), A100, "fa1", (64, 64))
+    flops = check(schedule).counters["mma_flops"]
+    sub = dict(schedule.kernels()[0].constants)["SUB"]
+    assert isinstance(sub, int)
+    rows, cols = -(-n_q // 16) * 16, sum(-(-min(64, n_k - j) // sub) * sub for j in range(0, n_k, 64))
+    assert flops == 4 * rows * cols * (-(-d // 16) * 16)
+    assert flops >= schedule.problem.flops
+    if n_q % 64 == n_k % 64 == d % 16 == 0:
+        assert flops == schedule.problem.flops
+
+
+def test_theorem_1_extra_memory() -> None:
+    """l and m alone in float32: 8 bytes a row, whatever d. Half types add O_acc, and so are not O(N) in Nq x d."""
+    for n in (100, 1000):
+        for d in (16, 128):
+            assert plan(Problem(2, 3, 3, n, n, d, "float32"), A100).workspace_bytes == 2 * 3 * n * 8
+            assert plan(Problem(2, 3, 3, n, n, d, "float16"), A100).workspace_bytes == 2 * 3 * n * (8 + 4 * d)
+            assert plan(Problem(2, 3, 3, n, n, d, "float16"), A100, "fa2").workspace_bytes == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_theorem_1_induction(dtype: str, causal: bool) -> None:
+    """After j outer steps HBM holds O, l and m of softmax over the first j blocks of keys."""
+    n, d, bc = 80, 32, 16
+    schedule = plan(Problem(1, 1, 1, n, n, d, dtype, causal), A100, "fa1", (16, bc))
+    q, k, v = (array[0, 0] for array in draw(schedule.problem, v_mean=1.0))
+    out, spaces = np.zeros_like(q), allocate(schedule)
+    steps = 0
+
+    def look(block: int, barriers: int) -> None:
+        # The kernel has two barriers an outer step; the first says that every warp is done with the step before.
+        nonlocal steps
+        if barriers % 2 == 0 or barriers == 1:
+            return
+        steps += 1
+        seen = steps * bc
+        S = q.astype(np.float64) @ k[:seen].T.astype(np.float64) / np.sqrt(d)
+        if causal:
+            rows, cols = np.indices(S.shape)
+            S = np.where(cols <= rows, S, -np.inf)
+        m = S.max(axis=1)
+        l = np.exp(S - m[:, None]).sum(axis=1)  # noqa: E741 (the paper's name)
+        state = spaces.get("O_acc", out)
+        # Rows that will see no later block have their O in the output's own type already.
+        rows_left = np.arange(n) // 16 * 16 >= seen - bc if causal and dtype != "float32" else np.full(n, True)
+        rows_left &= np.arange(n) // 16 >= steps if causal and dtype != "float32" else True
+        expected = np.exp(S - m[:, None]) / l[:, None] @ v[:seen].astype(np.float64)
+        assert np.allclose(state.reshape(n, d)[rows_left], expected[rows_left], atol=2e-3 if dtype == "float16" else 1e-5)
+        assert np.allclose(spaces["m"].ravel(), m, atol=1e-4) and np.allclose(spaces["l"].ravel(), l, rtol=1e-3)
+
+    run(schedule, q, k, v, out, None, spaces, on_barrier=look)
+    assert steps == n // bc - 1
+    assert np.allclose(out.astype(np.float64), reference(q, k, v, causal=causal)[0], atol=2e-3)
+
+
+def test_execute_refuses_arrays_of_another_problem() -> None:
+    schedule = plan(Problem(1, 1, 1, 32, 32, 64, "float16"), A100)
+    q = np.zeros((32, 64), np.float16)
+    with pytest.raises(ValueError, match="the arrays pose"):
+        execute(schedule, q, q[:16], q[:16])

@@ -1,0 +1,138 @@
+"""Tilings and schedules: the paper's formula, what fits, and theory == replay == literal replay."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from cupyflash import Device, Problem, plan
+from cupyflash.sim import SramOverflow, replay, run, theory
+from cupyflash.tiling import DoesNotFit
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+A100 = Device.named("A100-40GB")
+
+
+def square(n: int, d: int, dtype: str = "float16", causal: bool = False) -> Problem:
+    return Problem(1, 1, 1, n, n, d, dtype, causal)
+
+
+@pytest.mark.parametrize(
+    ("device", "d", "dtype", "rows", "cols"),
+    [
+        ("A100-40GB", 64, "float16", 64, 326),
+        ("A100-40GB", 128, "float16", 128, 163),
+        ("A100-40GB", 64, "float32", 64, 163),
+        ("A100-40GB", 1, "float16", 1, 20864),
+        ("H100-SXM", 128, "float16", 128, 227),
+        ("T4", 64, "float16", 64, 128),
+        ("A100-40GB", 256, "float16", 82, 82),
+    ],
+)
+def test_paper_blocks_are_the_formula(device: str, d: int, dtype: str, rows: int, cols: int) -> None:
+    paper = plan(square(1024, d, dtype), Device.named(device)).tiling.paper
+    assert (paper.block_rows, paper.block_cols) == (rows, cols)
+
+
+@given(
+    d=st.integers(1, 256), dtype=st.sampled_from(["float16", "bfloat16", "float32"]), sram=st.integers(1, 512 * 1024),
+    algorithm=st.sampled_from(["fa1", "fa2", "standard"]),
+)  # fmt: skip
+def test_what_is_fitted_fits_and_what_does_not_says_how_much_it_needs(d: int, dtype: str, sram: int, algorithm: str) -> None:
+    problem, device = square(1000, d, dtype), A100.with_sram(sram)
+    try:
+        schedule = plan(problem, device, algorithm)
+    except DoesNotFit as error:
+        need = int(str(error).split("at least ")[1].split(" bytes")[0].replace(",", ""))
+        assert need > sram
+        plan(problem, A100.with_sram(need), algorithm)  # and with that it does
+        return
+    assert run(schedule).peak_sram_bytes <= sram
+    if algorithm == "fa1":
+        paper, used = schedule.tiling.paper, schedule.tiling.used
+        assert used.block_rows % 16 == used.block_cols % 16 == 0
+        assert used.block_cols <= max(16, paper.block_cols)
+        assert used.block_rows <= max(16, paper.block_rows)
+        assert max(kernel.shared_bytes for kernel in schedule.kernels()) == run(schedule).peak_sram_bytes
+
+
+def test_too_small_an_sram_says_how_many_bytes_are_needed() -> None:
+    with pytest.raises(DoesNotFit, match="25,344 bytes"):
+        plan(square(1024, 256), A100.with_sram("8KB"))
+
+
+@pytest.mark.parametrize("tiling", ["Paper", 64, (64,), (0, 16), (16.0, 16), (16, 16, 16)])
+def test_bad_tilings_are_refused(tiling: object) -> None:
+    with pytest.raises(ValueError, match="tiling must be"):
+        plan(square(64, 64), A100, "fa1", tiling)  # type: ignore[arg-type]
+
+
+def test_unknown_algorithm_is_refused() -> None:
+    with pytest.raises(ValueError, match="fa1, fa2, standard"):
+        plan(square(64, 64), A100, "fa9")
+
+
+def test_kernels_refuse_what_they_cannot_run() -> None:
+    with pytest.raises(ValueError, match=r"steps of 16.*Br 64 x Bc 326.*Br 64 x Bc 320"):
+        plan(square(64, 64), A100, "fa1", "paper").kernels()
+    with pytest.raises(DoesNotFit, match="shared memory"):
+        plan(square(64, 64), A100, "fa1", (64, 4096)).kernels()
+    with pytest.raises(ValueError, match="compute capability"):
+        plan(square(64, 64, "bfloat16"), Device.named("T4")).kernels()
+    with pytest.raises(ValueError, match="no kernel yet"):
+        plan(square(64, 64), A100, "fa2").kernels()
+
+
+problems = st.builds(
+    Problem,
+    batch=st.integers(1, 3), heads=st.sampled_from([2, 4]), kv_heads=st.sampled_from([1, 2]), seqlen_q=st.integers(0, 300),
+    seqlen_k=st.integers(0, 300), head_dim=st.integers(1, 256), dtype=st.sampled_from(["float16", "float32"]),
+    causal=st.booleans(),
+)  # fmt: skip
+blocks = st.tuples(st.integers(1, 80), st.integers(1, 80))
+
+
+@settings(max_examples=400)
+@given(problem=problems, algorithm=st.sampled_from(["fa1", "fa2", "standard"]), tiling=st.none() | blocks, lse=st.booleans())
+def test_theory_is_replay_is_literal_replay(problem: Problem, algorithm: str, tiling: tuple[int, int] | None, lse: bool) -> None:
+    schedule = plan(problem, A100.with_sram("1MB"), algorithm, tiling, lse=lse)
+    assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)
+
+
+@given(problem=problems)
+def test_the_ideal_standard_count_is_one_tile(problem: Problem) -> None:
+    assume(problem.seqlen_q and problem.seqlen_k)
+    assert theory.traffic(plan(problem, A100, "standard", "paper")) == theory.standard_ideal(problem)
+
+
+def test_tables_of_the_design() -> None:
+    """One head, N 8, d 4, Br 2, Bc 4, float32: R = 16 visits of a row."""
+    form = theory.traffic(plan(square(8, 4, "float32"), A100, "fa1", (2, 4)))
+    assert (form.read_bytes, form.write_bytes) == (4 * (2 * 8 * 4 + 16 * (2 * 4 + 2)), 4 * (16 + 8) * (4 + 2))
+    form = theory.traffic(plan(square(8, 4, "float32", causal=True), A100, "fa1", (2, 4)))  # R = 2 (1 + 1 + 2 + 2)
+    assert (form.read_bytes, form.write_bytes) == (4 * (2 * 8 * 4 + 12 * (2 * 4 + 2)), 4 * (12 + 8) * (4 + 2))
+    form = theory.traffic(plan(square(8, 4, "float32"), A100, "fa2", (2, 4), lse=True))
+    assert (form.read_bytes, form.write_bytes) == (4 * (8 * 4 + 2 * 4 * 4 * 8), 4 * (8 * 4 + 8))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])
+def test_a_million_tokens_are_counted_not_walked(algorithm: str, causal: bool) -> None:
+    """A walk would take 50 million steps; the issue allows 0.1 s and this 1 s, for a busy machine."""
+    schedule = plan(square(1 << 20, 128, causal=causal), A100, algorithm)
+    start = time.perf_counter()
+    counted = replay(schedule)
+    assert time.perf_counter() - start < 1
+    assert counted == theory.traffic(schedule)
+
+
+def test_a_tile_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises(SramOverflow, match="does not fit"):
+        replay(plan(square(1024, 64), A100, "fa1", (64, 4096)))
+
+
+def test_paper_tiling_holds_four_tiles() -> None:
+    """K, V, Q and O as the paper counts them: exactly M when 4d divides it and Br = Bc."""
+    device = A100.with_sram(4 * 64 * 32 * 2)
+    assert run(plan(square(1024, 64), device, "fa1", "paper")).peak_sram_bytes == device.sram_per_block
