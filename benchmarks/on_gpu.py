@@ -72,6 +72,7 @@ def peers(q: Any, k: Any, v: Any, causal: bool) -> dict[str, Callable[[], object
 def measure() -> list[dict[str, Any]]:
     """One row a problem and implementation: seconds, spread, TFLOP/s (4 B H N^2 d, half when causal)."""
     import cupy
+
     import cupyflash
 
     rows = []
@@ -103,6 +104,7 @@ def main(folder: Path) -> int:
 
     sys.path.insert(0, str(ROOT))
     import cupy
+
     from cupyflash import Device
 
     device = Device.current()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ def attention(
     on_gpu = _on_gpu(q=q, k=k, v=v) if out is None else _on_gpu(q=q, k=k, v=v, out=out)
     problem = Problem.from_arrays(q, k, v, causal=causal, scale=scale, out=out)
     simulation = None if on_gpu else current_simulation()
-    device = Device.current() if simulation is None else simulation.device
+    device = _gpu(sys.modules["cupy"].cuda.runtime.getDevice()) if simulation is None else simulation.device
     chosen = "fa1" if algorithm == "auto" else algorithm
     schedule = plan(problem, device, chosen, tiling, lse=bool(return_lse))
     if problem.head_count and problem.seqlen_q:
@@ -81,6 +82,12 @@ def _run(schedule: TileSchedule, simulation: Simulation | None, q: Any, k: Any, 
     findings = run(schedule, q, k, v, out, lse, allocate(schedule)).findings
     if findings:
         raise RuntimeError(f"the simulated device found {len(findings)} faults in the kernel, the first: {findings[0]}")
+
+
+@cache
+def _gpu(ordinal: int) -> Device:
+    """The GPU of that number; asked for once, since its properties take longer to read than a small call to run."""
+    return Device.current(ordinal)
 
 
 def _on_gpu(**arrays: Any) -> bool:

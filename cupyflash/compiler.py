@@ -11,6 +11,8 @@ from cupyflash.schedules import Kernel
 
 # Dynamic shared memory above this has to be asked for (CUDA C Programming Guide, "Shared Memory").
 SHARED_WITHOUT_ASKING = 48 * 1024
+# CuPy compiles with this, so everything else here does.
+FLUSH_DENORMALS = "-ftz=true"
 
 
 def options(kernel: Kernel) -> tuple[str, ...]:
@@ -28,14 +30,14 @@ def options(kernel: Kernel) -> tuple[str, ...]:
 
 
 def ptx(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
-    """The PTX of a kernel's file for compute_XY. CuPy flushes denormals (-ftz=true); so does this."""
+    """The PTX of a kernel's file for compute_XY."""
     return _ptx(kernel.source, options(kernel), compute_capability)
 
 
 @cache
 def _ptx(source: str, options: tuple[str, ...], compute_capability: tuple[int, int]) -> str:
     arch = "-arch=compute_{}{}".format(*compute_capability)
-    return compile_to_ptx(kernels_cu.source(source), (arch, "-ftz=true", *options), source)
+    return compile_to_ptx(kernels_cu.source(source), (arch, FLUSH_DENORMALS, *options), source)
 
 
 def gpu_function(kernel: Kernel, device_id: int) -> Any:

@@ -99,9 +99,7 @@ class Device:
         for key in ("sram_per_block", "sram_per_sm", "registers_per_sm", "sm_count", "l2_bytes"):
             _check_positive(key, getattr(self, key), int)
         if self.sram_per_block > self.sram_per_sm:
-            raise ValueError(
-                f"sram_per_block = {self.sram_per_block}: allowed is at most sram_per_sm = {self.sram_per_sm}"
-            )
+            raise ValueError(f"sram_per_block = {self.sram_per_block}: allowed is at most sram_per_sm = {self.sram_per_sm}")
         if self.hbm_bandwidth is not None:
             _check_positive("hbm_bandwidth", self.hbm_bandwidth, float)
             object.__setattr__(self, "hbm_bandwidth", float(self.hbm_bandwidth))
@@ -232,9 +230,7 @@ class Device:
             None,
         )
         # kHz, bits; two transfers a clock. The deviceQuery formula. 0 or absent where the driver does not tell.
-        bandwidth: float | None = (
-            attributes.get("MemoryClockRate", 0) * 1000 * 2 * attributes.get("GlobalMemoryBusWidth", 0) / 8
-        )
+        bandwidth: float | None = attributes.get("MemoryClockRate", 0) * 1000 * 2 * attributes.get("GlobalMemoryBusWidth", 0) / 8
         return cls(
             name=name,
             compute_capability=compute_capability,

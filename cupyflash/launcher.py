@@ -14,9 +14,7 @@ def launch(schedule: TileSchedule, q: Any, k: Any, v: Any, out: Any, lse: Any | 
     import cupy
 
     kernels = schedule.kernels()
-    workspaces = {
-        name: cupy.empty(space.shape, dtype=_dtype(space.dtype)) for name, space in schedule.workspaces().items()
-    }
+    workspaces = {name: cupy.empty(space.shape, dtype=_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
     values = argument_values(schedule, q, k, v, out, lse, workspaces)
     device_id = cupy.cuda.runtime.getDevice()
     for kernel in kernels:

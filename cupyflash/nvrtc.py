@@ -30,6 +30,22 @@ def compile_to_ptx(source: str, options: Sequence[str], name: str) -> str:
     language is C++17 unless the options say otherwise.
     Raises `CompileError` with NVRTC's log, ImportError where CuPy or NVRTC is missing.
     """
+    lineinfo = () if {"-lineinfo", "--generate-line-info"} & set(options) else ("-lineinfo",)
+    text, _ = _compile(source, (*options, *lineinfo), name, "getPTX")
+    return text.decode().rstrip("\0")
+
+
+def compile_to_cubin(source: str, options: Sequence[str], name: str) -> tuple[bytes, str]:
+    """Compile CUDA C for an architecture among `options` (-arch=sm_90, say) to machine code, with ptxas' account of it.
+
+    The account is the text of `ptxas -v`: registers, stack, spills and shared memory of each kernel.
+    Raises as `compile_to_ptx` does.
+    """
+    return _compile(source, (*options, "--ptxas-options=-v"), name, "getCUBIN")
+
+
+def _compile(source: str, options: Sequence[str], name: str, product: str) -> tuple[bytes, str]:
+    """What NVRTC makes of a program, and its log; `product` is the binding's function that hands it over."""
     try:
         from cupy.cuda import nvrtc
     except ImportError as error:
@@ -39,15 +55,13 @@ def compile_to_ptx(source: str, options: Sequence[str], name: str) -> str:
         full.append("-arch=compute_80")
     if not any(o.startswith(("-std", "--std")) for o in full):
         full.append("-std=c++17")
-    if not {"-lineinfo", "--generate-line-info"} & set(full):
-        full.append("-lineinfo")
     full += [f"-I{path}" for path in header_directories()]
     program = nvrtc.createProgram(source, name, [], [])
     try:
         nvrtc.compileProgram(program, full)
-        text = nvrtc.getPTX(program)
+        made, log = getattr(nvrtc, product)(program), nvrtc.getProgramLog(program)
     except nvrtc.NVRTCError as error:
         raise CompileError(name, nvrtc.getProgramLog(program) or str(error)) from error
     finally:
         nvrtc.destroyProgram(program)
-    return (text.decode() if isinstance(text, bytes) else str(text)).rstrip("\0")
+    return made if isinstance(made, bytes) else str(made).encode(), log

@@ -52,7 +52,14 @@ class Problem:
     alignment: int = MAX_ALIGNMENT
 
     def __post_init__(self) -> None:
-        for name, least in (("batch", 0), ("heads", 0), ("kv_heads", 0), ("seqlen_q", 0), ("seqlen_k", 0), ("head_dim", 1)):
+        for name, least in (
+            ("batch", 0),
+            ("heads", 0),
+            ("kv_heads", 0),
+            ("seqlen_q", 0),
+            ("seqlen_k", 0),
+            ("head_dim", 1),
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Integral):
                 raise TypeError(f"{name} must be an integer, got {value!r}")
@@ -119,9 +126,17 @@ class Problem:
         batch = q.shape[0] if q.ndim == 4 else 1
         heads, kv_heads = (q.shape[-3], k.shape[-3]) if q.ndim > 2 else (1, 1)
         return cls(
-            batch, heads, kv_heads, q.shape[-2], k.shape[-2], q.shape[-1], str(q.dtype), causal, scale,
+            batch,
+            heads,
+            kv_heads,
+            q.shape[-2],
+            k.shape[-2],
+            q.shape[-1],
+            str(q.dtype),
+            causal,
+            scale,
             alignment=min(row_alignment(array) for array in named.values()),
-        )  # fmt: skip
+        )
 
     @property
     def itemsize(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -15,10 +14,10 @@ from cupyflash.attention import attention
 from cupyflash.device import Device
 from cupyflash.problem import ITEMSIZE, Problem
 from cupyflash.schedules import ALGORITHMS, TileSchedule, plan
-from cupyflash.simulated import DEFAULT_DEVICE
 from cupyflash.sim import machine, theory
 from cupyflash.sim.reference import reference
 from cupyflash.sim.traffic import Traffic
+from cupyflash.simulated import DEFAULT_DEVICE
 from cupyflash.tiling import TilingChoice
 
 NAMES = {"standard": "standard", "fa1": "FlashAttention", "fa2": "FlashAttention-2"}
@@ -106,8 +105,11 @@ def show_demo(report: dict[str, Any], problem: Problem, device: Device, counts: 
     click.echo(f"  {'':7}{'standard':^45}   {'FlashAttention':^45}")
     witnesses = ("theory", "replay", "executed")
     click.echo(f"  {'':7}" + "   ".join("".join(f"{witness:>15}" for witness in witnesses) for _ in counts))
-    tensors = [name for name in ("Q", "K", "V", "S", "P", "O", "O_acc", "l", "m") if any(
-        traffic[name].total_bytes for one in counts.values() for traffic in one.values())]  # fmt: skip
+    tensors = [
+        name
+        for name in ("Q", "K", "V", "S", "P", "O", "O_acc", "l", "m")
+        if any(traffic[name].total_bytes for one in counts.values() for traffic in one.values())
+    ]
     for name in tensors:
         cells = ("".join(f"{one[witness][name].total_bytes:>15,}" for witness in witnesses) for one in counts.values())
         click.echo(f"  {name:<7}" + "   ".join(cells))
@@ -147,9 +149,21 @@ def gpu_demo(gpu: Device, q: np.ndarray, k: np.ndarray, v: np.ndarray, expected:
 @click.option("--lse", is_flag=True, help="Count writing L as well.")
 @AS_JSON
 def predict(
-    seqlen: int, seqlen_k: int | None, head_dim: int, heads: int, kv_heads: int | None, batch: int, dtype: str,
-    device_name: str, sram: str | None, causal: bool, algorithm: str, tiling_text: str | None, lse: bool, as_json: bool,
-) -> None:  # fmt: skip
+    seqlen: int,
+    seqlen_k: int | None,
+    head_dim: int,
+    heads: int,
+    kv_heads: int | None,
+    batch: int,
+    dtype: str,
+    device_name: str,
+    sram: str | None,
+    causal: bool,
+    algorithm: str,
+    tiling_text: str | None,
+    lse: bool,
+    as_json: bool,
+) -> None:
     """Predict HBM reads and writes per tensor: the closed form, and the schedule replayed on an SRAM of M bytes."""
     device = Device.named(device_name, sram=sram)
     keys = seqlen if seqlen_k is None else seqlen_k
@@ -236,7 +250,9 @@ def devices(as_json: bool) -> None:
         rows = [device_report(device) for device in catalogue]
         click.echo(json.dumps({"catalogue": rows, "detected": device_report(gpu) if gpu else None}, indent=2))
         return
-    click.echo(f"{'device':<12}{'cc':>5}{'SRAM a block':>14}{'SRAM an SM':>12}{'SMs':>5}{'L2 MB':>7}{'HBM GB/s':>10}{'f16 TFLOP/s':>13}")
+    click.echo(
+        f"{'device':<12}{'cc':>5}{'SRAM a block':>14}{'SRAM an SM':>12}{'SMs':>5}{'L2 MB':>7}{'HBM GB/s':>10}{'f16 TFLOP/s':>13}"
+    )
     for device in (*catalogue, *([gpu] if gpu else [])):
         bandwidth = f"{device.hbm_bandwidth / 1e9:.0f}" if device.hbm_bandwidth else "-"
         peak = f"{device.tensor_peak['float16'] / 1e12:.0f}" if "float16" in device.tensor_peak else "-"
@@ -287,5 +303,3 @@ def show_tiling(stages: dict[str, Any]) -> None:
 
 def device_report(device: Device) -> dict[str, Any]:
     return asdict(device) | {"tensor_peak": dict(device.tensor_peak)}
-
-

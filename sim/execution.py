@@ -35,9 +35,7 @@ class Execution:
     findings: tuple[Finding, ...]
 
 
-def execute(
-    schedule: TileSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None
-) -> Execution:
+def execute(schedule: TileSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None) -> Execution:
     """Run a schedule's real kernels on NumPy arrays that pose its problem.
 
     `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it.
@@ -91,9 +89,7 @@ def run(
         )
         for name, moved in launch.traffic.items():
             before = tensors.get(name, TensorTraffic())
-            tensors[name] = TensorTraffic(
-                before.read_bytes + moved.read_bytes, before.write_bytes + moved.write_bytes
-            )
+            tensors[name] = TensorTraffic(before.read_bytes + moved.read_bytes, before.write_bytes + moved.write_bytes)
         counters.update(launch.counters)
         findings.extend(launch.findings)
     return Execution(out, lse, Traffic(tensors), dict(counters), tuple(findings))

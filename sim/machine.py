@@ -50,8 +50,7 @@ class Machine:
         for move in moves:
             if move.tile is not None and move.nbytes > self._tiles.get(move.tile, 0):
                 raise SramOverflow(
-                    f"{move.nbytes:,} bytes of {move.tensor} do not fit tile {move.tile} of "
-                    f"{self._tiles.get(move.tile, 0):,} bytes"
+                    f"{move.nbytes:,} bytes of {move.tensor} do not fit tile {move.tile} of {self._tiles.get(move.tile, 0):,} bytes"
                 )
             (self._written if move.write else self._read)[move.tensor] += times * move.nbytes
 

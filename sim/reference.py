@@ -7,9 +7,9 @@ import numpy as np
 from cupyflash.problem import Problem
 
 
-def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False, scale: float | None = None) -> tuple[
-    np.ndarray, np.ndarray
-]:  # fmt: skip
+def reference(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False, scale: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """O = softmax(scale Q K^T) V and L = log sum exp, in float64, for shapes (..., n, d) with grouped heads.
 
     A row that sees no key has O = 0 and L = -inf. Holds all of S: memory grows as n_q n_k.

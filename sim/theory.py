@@ -76,9 +76,7 @@ def _standard(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
     p = schedule.problem
     Tr, Tc = math.ceil(p.seqlen_q / schedule.block_rows), math.ceil(p.seqlen_k / schedule.block_cols)
     ideal = schedule.tiling.used == schedule.tiling.paper
-    scores, rows, keys = (
-        size * p.itemsize for size in (p.seqlen_q * p.seqlen_k, p.seqlen_q * p.head_dim, p.seqlen_k * p.head_dim)
-    )
+    scores, rows, keys = (size * p.itemsize for size in (p.seqlen_q * p.seqlen_k, p.seqlen_q * p.head_dim, p.seqlen_k * p.head_dim))
     return {
         "Q": (Tc * rows, 0),
         "K": (Tr * keys, 0),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-import cupyflash
 import numpy as np
 import pytest
+
+import cupyflash
 from cupyflash import Device
 from yardstick import check_numbers
 
@@ -136,7 +137,12 @@ def test_bad_calls_are_refused_by_name(
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [({"device": "A1000"}, "A100"), ({"sram": "0KB"}, "sram"), ({"max_seconds": 0}, "max_seconds"), ({"max_seconds": "x"}, "max_seconds")],
+    [
+        ({"device": "A1000"}, "A100"),
+        ({"sram": "0KB"}, "sram"),
+        ({"max_seconds": 0}, "max_seconds"),
+        ({"max_seconds": "x"}, "max_seconds"),
+    ],
 )
 def test_bad_simulated_devices_are_refused(options: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says), cupyflash.simulated_device(**options):  # type: ignore[arg-type]

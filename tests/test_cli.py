@@ -6,6 +6,7 @@ import json
 
 import pytest
 from click.testing import CliRunner, Result
+
 from cupyflash import Device, Problem, plan
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
@@ -24,7 +25,20 @@ def predict(*more: str) -> dict[str, object]:
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_predict_is_the_theory(algorithm: str, causal: bool) -> None:
-    options = ("--algorithm", algorithm, "--heads", "4", "--kv-heads", "2", "--batch", "3", "--device", "H100-SXM", "--sram", "64KB")
+    options = (
+        "--algorithm",
+        algorithm,
+        "--heads",
+        "4",
+        "--kv-heads",
+        "2",
+        "--batch",
+        "3",
+        "--device",
+        "H100-SXM",
+        "--sram",
+        "64KB",
+    )
     report = predict(*options, "--dtype", "float32", *(["--causal"] if causal else []))
     problem = Problem(3, 4, 2, 1000, 1000, 64, "float32", causal)
     form = theory.traffic(plan(problem, Device.named("H100-SXM", sram="64KB"), algorithm))
@@ -36,7 +50,18 @@ def test_predict_is_the_theory(algorithm: str, causal: bool) -> None:
 
 def test_predict_shows_every_tensor_and_stage() -> None:
     text = cupyflash("predict", "--seqlen", "4096", "--head-dim", "64", "--lse").stdout
-    for word in ("paper", "fitted", "used", "O_acc", "L ", "Theorem 2", "arithmetic intensity", "326", "320", "lower bound"):
+    for word in (
+        "paper",
+        "fitted",
+        "used",
+        "O_acc",
+        "L ",
+        "Theorem 2",
+        "arithmetic intensity",
+        "326",
+        "320",
+        "lower bound",
+    ):
         assert word in text, word
 
 

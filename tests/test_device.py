@@ -339,9 +339,7 @@ def cupy(monkeypatch):
         )
         attributes = [{key: value for key, value in each.items() if key not in ("name", "cc")} for each in devices]
         module = ModuleType("cupy")
-        module.cuda = SimpleNamespace(
-            runtime=runtime, Device=lambda ordinal: SimpleNamespace(attributes=attributes[ordinal])
-        )
+        module.cuda = SimpleNamespace(runtime=runtime, Device=lambda ordinal: SimpleNamespace(attributes=attributes[ordinal]))
         monkeypatch.setitem(sys.modules, "cupy", module)
 
     return install
@@ -419,8 +417,5 @@ def test_the_attribute_names_are_those_of_the_installed_cupy():
 
 
 def test_import_and_catalogue_load_no_cupy():
-    code = (
-        "import sys; from cupyflash.device import Device; Device.named('H200', '8KB');"
-        "assert 'cupy' not in sys.modules"
-    )
+    code = "import sys; from cupyflash.device import Device; Device.named('H200', '8KB');assert 'cupy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

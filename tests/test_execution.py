@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from cupyflash import Device, Problem, TileSchedule, plan
 from cupyflash.sim import execute, replay, theory
 from cupyflash.sim.execution import Execution, allocate, run
 from cupyflash.sim.reference import reference
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from yardstick import check_numbers, draw
 
 A100 = Device.named("A100-40GB")
@@ -51,17 +52,37 @@ def test_every_generation_compiles_and_agrees(device: str) -> None:
 
 @settings(max_examples=40)
 @given(
-    lengths=st.tuples(st.integers(1, 150), st.integers(0, 150)), heads=st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2)]),
-    batch=st.integers(1, 2), d=st.sampled_from([16, 32, 40, 64, 128]), dtype=st.sampled_from(["float16", "float16", "float32"]),
-    causal=st.booleans(), scale=st.sampled_from([None, 0.3, -0.2, 1.0]), lse=st.booleans(),
-    tiling=st.sampled_from([None, (16, 16), (16, 48), (48, 32)]), sram=st.sampled_from(["48KB", "100KB"]),
-    algorithm=st.sampled_from(["fa1", "fa1", "standard"]), seed=st.integers(0, 99), v_mean=st.sampled_from([0.0, 1.0]),
+    lengths=st.tuples(st.integers(1, 150), st.integers(0, 150)),
+    heads=st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2)]),
+    batch=st.integers(1, 2),
+    d=st.sampled_from([16, 32, 40, 64, 128]),
+    dtype=st.sampled_from(["float16", "float16", "float32"]),
+    causal=st.booleans(),
+    scale=st.sampled_from([None, 0.3, -0.2, 1.0]),
+    lse=st.booleans(),
+    tiling=st.sampled_from([None, (16, 16), (16, 48), (48, 32)]),
+    sram=st.sampled_from(["48KB", "100KB"]),
+    algorithm=st.sampled_from(["fa1", "fa1", "standard"]),
+    seed=st.integers(0, 99),
+    v_mean=st.sampled_from([0.0, 1.0]),
     schedule_seed=st.sampled_from([None, None, 7]),
-)  # fmt: skip
+)
 def test_random_problems(
-    lengths: tuple[int, int], heads: tuple[int, int], batch: int, d: int, dtype: str, causal: bool, scale: float | None, lse: bool,
-    tiling: tuple[int, int] | None, sram: str, algorithm: str, seed: int, v_mean: float, schedule_seed: int | None,
-) -> None:  # fmt: skip
+    lengths: tuple[int, int],
+    heads: tuple[int, int],
+    batch: int,
+    d: int,
+    dtype: str,
+    causal: bool,
+    scale: float | None,
+    lse: bool,
+    tiling: tuple[int, int] | None,
+    sram: str,
+    algorithm: str,
+    seed: int,
+    v_mean: float,
+    schedule_seed: int | None,
+) -> None:
     problem = Problem(batch, *heads, *lengths, d, dtype, causal, scale)
     check(plan(problem, A100.with_sram(sram), algorithm, tiling, lse=lse), seed, v_mean, schedule_seed)
 

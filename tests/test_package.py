@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import cupyflash
 import pytest
+
+import cupyflash
 from cupyflash import kernels_cu
 
 
@@ -51,4 +52,3 @@ def test_kernels_are_beside_the_package() -> None:
 @pytest.mark.parametrize("name", cupyflash.__all__)
 def test_public_names_exist_and_are_documented(name: str) -> None:
     assert getattr(cupyflash, name).__doc__
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from cupyflash import Problem
 
 GOOD = {"batch": 2, "heads": 4, "kv_heads": 2, "seqlen_q": 5, "seqlen_k": 7, "head_dim": 64, "dtype": "float16"}
@@ -46,7 +47,9 @@ def test_bad_values_are_named(changed: dict[str, object], error: type[Exception]
         Problem(**GOOD | changed)
 
 
-def arrays(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...] | None = None, dtype: object = np.float16) -> list[np.ndarray]:
+def arrays(
+    q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...] | None = None, dtype: object = np.float16
+) -> list[np.ndarray]:
     return [np.zeros(shape, dtype) for shape in (q, k, v or k)]
 
 
@@ -81,7 +84,7 @@ def test_shapes_that_do_not_go_together(q: tuple[int, ...], k: tuple[int, ...], 
 
 
 def test_last_axis_must_be_contiguous() -> None:
-    q, k, v = arrays((5, 64), (7, 64))
+    q, _, v = arrays((5, 64), (7, 64))
     with pytest.raises(ValueError, match="k must be contiguous"):
         Problem.from_arrays(q, np.zeros((64, 7), np.float16).T, v)
 

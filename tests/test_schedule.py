@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
 from cupyflash import Device, Problem, plan
 from cupyflash.sim import SramOverflow, replay, run, theory
 from cupyflash.tiling import DoesNotFit
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 A100 = Device.named("A100-40GB")
 
@@ -36,9 +37,11 @@ def test_paper_blocks_are_the_formula(device: str, d: int, dtype: str, rows: int
 
 
 @given(
-    d=st.integers(1, 256), dtype=st.sampled_from(["float16", "bfloat16", "float32"]), sram=st.integers(1, 512 * 1024),
+    d=st.integers(1, 256),
+    dtype=st.sampled_from(["float16", "bfloat16", "float32"]),
+    sram=st.integers(1, 512 * 1024),
     algorithm=st.sampled_from(["fa1", "fa2", "standard"]),
-)  # fmt: skip
+)
 def test_what_is_fitted_fits_and_what_does_not_says_how_much_it_needs(d: int, dtype: str, sram: int, algorithm: str) -> None:
     problem, device = square(1000, d, dtype), A100.with_sram(sram)
     try:
@@ -86,15 +89,25 @@ def test_kernels_refuse_what_they_cannot_run() -> None:
 
 problems = st.builds(
     Problem,
-    batch=st.integers(1, 3), heads=st.sampled_from([2, 4]), kv_heads=st.sampled_from([1, 2]), seqlen_q=st.integers(0, 300),
-    seqlen_k=st.integers(0, 300), head_dim=st.integers(1, 256), dtype=st.sampled_from(["float16", "float32"]),
+    batch=st.integers(1, 3),
+    heads=st.sampled_from([2, 4]),
+    kv_heads=st.sampled_from([1, 2]),
+    seqlen_q=st.integers(0, 300),
+    seqlen_k=st.integers(0, 300),
+    head_dim=st.integers(1, 256),
+    dtype=st.sampled_from(["float16", "float32"]),
     causal=st.booleans(),
-)  # fmt: skip
+)
 blocks = st.tuples(st.integers(1, 80), st.integers(1, 80))
 
 
 @settings(max_examples=400)
-@given(problem=problems, algorithm=st.sampled_from(["fa1", "fa2", "standard"]), tiling=st.none() | blocks, lse=st.booleans())
+@given(
+    problem=problems,
+    algorithm=st.sampled_from(["fa1", "fa2", "standard"]),
+    tiling=st.none() | blocks,
+    lse=st.booleans(),
+)
 def test_theory_is_replay_is_literal_replay(problem: Problem, algorithm: str, tiling: tuple[int, int] | None, lse: bool) -> None:
     schedule = plan(problem, A100.with_sram("1MB"), algorithm, tiling, lse=lse)
     assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)

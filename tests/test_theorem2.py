@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 from cupyflash import Device, Problem, plan
 from cupyflash.sim import theory
 

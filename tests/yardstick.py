@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+
 from cupyflash import Problem
 from cupyflash.sim.reference import reference
 
@@ -38,9 +39,15 @@ def plain(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool, scale: floa
 
 
 def check_numbers(
-    out: np.ndarray, lse: np.ndarray | None, q: np.ndarray, k: np.ndarray, v: np.ndarray,
-    *, causal: bool = False, scale: float | None = None,
-) -> None:  # fmt: skip
+    out: np.ndarray,
+    lse: np.ndarray | None,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+) -> None:
     """The 2x rule for O, plus two units in the last place of the output; L to 1e-3 (1e-5 float32) plus 4 ulp of S."""
     expected, expected_lse = reference(q, k, v, causal=causal, scale=scale)
     ours, theirs = (np.abs(x.astype(np.float64) - expected).max(initial=0) for x in (out, plain(q, k, v, causal, scale)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from cupyflash.device import Device
@@ -12,7 +13,12 @@ from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_b
 
 __all__ = ["ALGORITHMS", "Kernel", "Move", "Phase", "Tile", "TileSchedule", "Visit", "Workspace", "plan"]
 
-ALGORITHMS = ("fa1", "fa2", "standard")
+_SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] = {
+    "fa1": fa1.Fa1Schedule,
+    "fa2": fa2.Fa2Schedule,
+    "standard": standard.StandardSchedule,
+}
+ALGORITHMS = tuple(_SCHEDULES)
 
 
 @lru_cache(maxsize=1024)
@@ -41,8 +47,7 @@ def plan(
             raise
         fitted = None
     used = _used(tiling, paper, fitted)
-    kind = {"fa1": fa1.Fa1Schedule, "fa2": fa2.Fa2Schedule, "standard": standard.StandardSchedule}[algorithm]
-    return kind(problem, device, Tiling(paper, fitted, used), lse)
+    return _SCHEDULES[algorithm](problem, device, Tiling(paper, fitted, used), lse)
 
 
 def _used(tiling: TilingChoice, paper: TileSize, fitted: TileSize | None) -> TileSize:

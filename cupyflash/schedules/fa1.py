@@ -47,9 +47,12 @@ def fit(problem: Problem, device: Device) -> TileSize:
         return min(block_rows, block_cols - GRANULE), block_cols - GRANULE
 
     block_rows, block_cols = shrink_to_fit(
-        (rows, rounded), smaller, lambda r, c: shared_bytes(problem, r, c), device,
+        (rows, rounded),
+        smaller,
+        lambda r, c: shared_bytes(problem, r, c),
+        device,
         f"fa1 at head_dim {problem.head_dim} {problem.dtype}",
-    )  # fmt: skip
+    )
     reasons = [f"in steps of {GRANULE}: {rounded} columns"]
     if block_cols < rounded:
         reasons.append(f"K, V and Q with padded rows fit at {block_cols} columns")
@@ -185,7 +188,12 @@ class Fa1Schedule(TileSchedule):
         params = ("Q", "K", "V", "O", "L", "O_acc", "l", "m", "Nq", "Nk", "heads", "group", "scale", *strides)
         return (
             Kernel(
-                "fa1_forward.cu", "fa1_forward", constants, self.repeats,
-                self.block_rows // GRANULE * WARP, shared, params,
+                "fa1_forward.cu",
+                "fa1_forward",
+                constants,
+                self.repeats,
+                self.block_rows // GRANULE * WARP,
+                shared,
+                params,
             ),
-        )  # fmt: skip
+        )

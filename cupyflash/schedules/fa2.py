@@ -12,7 +12,18 @@ import numpy as np
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import FLOAT32, GRANULE, Kernel, Move, Phase, Tile, TileSchedule, Visit, Workspace, row_bytes
+from cupyflash.schedules.base import (
+    FLOAT32,
+    GRANULE,
+    Kernel,
+    Move,
+    Phase,
+    Tile,
+    TileSchedule,
+    Visit,
+    Workspace,
+    row_bytes,
+)
 from cupyflash.tiling import TileSize, shrink_to_fit
 
 # Rows and columns to start from; each is halved until Q and two stages of K and V fit.
@@ -71,7 +82,8 @@ class Fa2Schedule(TileSchedule):
             return np.full_like(blocks, self.col_blocks)
         last_row = np.minimum((blocks + 1) * self.block_rows, p.seqlen_q) - 1
         seen = np.clip(last_row + p.diagonal + 1, 0, p.seqlen_k)
-        return -(-seen // self.block_cols)
+        visits: np.ndarray = -(-seen // self.block_cols)
+        return visits
 
     def phases(self, *, literal: bool = False) -> Iterator[Phase]:
         if self.row_blocks == 0:

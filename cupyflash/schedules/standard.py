@@ -49,9 +49,12 @@ def fit(problem: Problem, device: Device) -> TileSize:
         return None if block_rows == GRANULE else (block_rows - GRANULE, block_cols - GRANULE)
 
     rows, cols = shrink_to_fit(
-        (WIDEST, WIDEST), smaller, lambda r, c: shared_bytes(problem, r, c), device,
+        (WIDEST, WIDEST),
+        smaller,
+        lambda r, c: shared_bytes(problem, r, c),
+        device,
         f"standard attention at head_dim {problem.head_dim} {problem.dtype}",
-    )  # fmt: skip
+    )
     reason = f"a Q and a K tile: {shared_bytes(problem, rows, cols):,} of {device.sram_per_block:,} bytes"
     return TileSize(rows, cols, reason)
 
@@ -97,7 +100,7 @@ class StandardSchedule(TileSchedule):
                 )
 
         reads = (Move("S", p.seqlen_k, p.itemsize),) * self.softmax_passes  # P = softmax(S)
-        writes = (Move("P", p.seqlen_k, p.itemsize, write=True),)
+        writes: tuple[Move, ...] = (Move("P", p.seqlen_k, p.itemsize, write=True),)
         if self.lse:
             writes += (Move("L", 1, FLOAT32, write=True),)
         for times, rows in self._extents(p.seqlen_q, 1, literal):
@@ -141,15 +144,30 @@ class StandardSchedule(TileSchedule):
         # Without keys there is no S: the softmax still writes L, and the second product O = 0.
         scores_grid = self.row_blocks * self.col_blocks * self.repeats
         scores = Kernel(
-            "standard.cu", "standard_scores", constants, scores_grid, threads, shared,
+            "standard.cu",
+            "standard_scores",
+            constants,
+            scores_grid,
+            threads,
+            shared,
             ("Q", "K", "S", *sizes, "scale", *strides("QK")),
-        )  # fmt: skip
+        )
         softmax = Kernel(
-            "standard.cu", "standard_softmax", constants, -(-self.repeats * p.seqlen_q // SOFTMAX_WARPS),
-            SOFTMAX_WARPS * WARP, 0, ("S", "P", "L", "rows", "Nk"),
-        )  # fmt: skip
+            "standard.cu",
+            "standard_softmax",
+            constants,
+            -(-self.repeats * p.seqlen_q // SOFTMAX_WARPS),
+            SOFTMAX_WARPS * WARP,
+            0,
+            ("S", "P", "L", "rows", "Nk"),
+        )
         values = Kernel(
-            "standard.cu", "standard_values", constants, self.row_blocks * self.repeats, threads,
-            self.block_cols * row_bytes(p), ("P", "V", "O", *sizes, *strides("VO")),
-        )  # fmt: skip
+            "standard.cu",
+            "standard_values",
+            constants,
+            self.row_blocks * self.repeats,
+            threads,
+            self.block_cols * row_bytes(p),
+            ("P", "V", "O", *sizes, *strides("VO")),
+        )
         return (scores, softmax, values) if scores_grid else (softmax, values)

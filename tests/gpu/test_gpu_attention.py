@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import cupyflash
 import numpy as np
 import pytest
+
+import cupyflash
 from cupyflash import Device, Problem, plan
 from cupyflash.sim import execute
 from yardstick import check_numbers, draw

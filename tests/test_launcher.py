@@ -1,0 +1,153 @@
+"""The GPU path against a recorded CuPy: what it asks for, on a machine that has no GPU."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import cupyflash
+from cupyflash import Device, Problem, attention, compiler, plan
+from cupyflash.binding import argument_values, kernel_arguments
+
+call = sys.modules["cupyflash.attention"]
+
+
+class Recorded(types.ModuleType):
+    """A module that stands in for CuPy and writes down what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__("cupy")
+        self.compiled: list[tuple[str, tuple[str, ...]]] = []
+        self.launches: list[tuple[tuple[int, ...], tuple[int, ...], tuple[object, ...], int]] = []
+        self.allocated: list[tuple[tuple[int, ...], np.dtype]] = []
+        self.opted_in: list[int] = []
+        self.uint64 = np.uint64
+        recorded = self
+
+        class ndarray:
+            """An array of zeros with CuPy's attributes, and nothing of NumPy's."""
+
+            def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
+                self.host = np.zeros(shape, dtype)
+                self.shape, self.dtype, self.strides, self.ndim = (
+                    shape,
+                    self.host.dtype,
+                    self.host.strides,
+                    self.host.ndim,
+                )
+                self.data = types.SimpleNamespace(ptr=self.host.ctypes.data)
+                self.device = 0
+
+        class Function:
+            def __setattr__(self, name: str, value: int) -> None:
+                assert name == "max_dynamic_shared_size_bytes"
+                recorded.opted_in.append(value)
+
+            def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[object, ...], *, shared_mem: int) -> None:
+                recorded.launches.append((grid, block, args, shared_mem))
+
+        class RawModule:
+            def __init__(self, *, code: str, options: tuple[str, ...]) -> None:
+                recorded.compiled.append((code, options))
+
+            def get_function(self, name: str) -> Function:
+                assert name in recorded.compiled[-1][0]
+                return Function()
+
+        def empty(shape: tuple[int, ...], dtype: np.dtype) -> ndarray:
+            recorded.allocated.append((shape, np.dtype(dtype)))
+            return ndarray(shape, dtype)
+
+        self.ndarray, self.RawModule, self.empty = ndarray, RawModule, empty
+        self.cuda = types.SimpleNamespace(runtime=types.SimpleNamespace(getDevice=lambda: 0))
+
+    def array(self, *shape: int) -> object:
+        return self.ndarray(shape, np.dtype(np.float16))
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
+    pytest.importorskip("cuda.pathfinder")
+    recorded = Recorded()
+    monkeypatch.setitem(sys.modules, "cupy", recorded)
+    monkeypatch.setattr(call, "_gpu", lambda ordinal: Device.named("H100-SXM"))
+    compiler._gpu_function.cache_clear()
+    yield recorded
+    compiler._gpu_function.cache_clear()
+
+
+def test_one_launch_with_the_schedules_constants(cupy: Recorded) -> None:
+    q, k, v = cupy.array(2, 4, 100, 64), cupy.array(2, 2, 200, 64), cupy.array(2, 2, 200, 64)
+    out, lse = attention(q, k, v, causal=True, return_lse=True)
+    schedule = plan(Problem.from_arrays(q, k, v, causal=True), Device.named("H100-SXM"), lse=True)
+    (kernel,) = schedule.kernels()
+    assert cupy.launches[0][:2] == ((kernel.grid,), (kernel.threads,)) == ((8,), (128,))
+    assert cupy.launches[0][3] == kernel.shared_bytes and cupy.opted_in == [kernel.shared_bytes]
+    options = cupy.compiled[0][1]
+    for name, value in kernel.constants:
+        assert f"-D{name}={value}" in options
+    assert any(option.startswith("-DCUPYFLASH_SOURCES=") for option in options)
+    arguments = dict(zip(kernel.params, cupy.launches[0][2], strict=True))
+    assert arguments["Q"] is q and arguments["O"] is out and arguments["L"] is lse
+    assert arguments["Q_row"] == 64 and arguments["K_batch"] == 2 * 200 * 64 and arguments["group"] == 2
+    assert {shape for shape, _ in cupy.allocated} == {q.shape, q.shape[:-1], (8, 100), (8, 100, 64)}
+
+
+def test_compiled_once_a_configuration_whatever_the_sizes(cupy: Recorded) -> None:
+    for n in (64, 100, 300):
+        for heads in (1, 3):
+            attention(*(cupy.array(heads, n, 64) for _ in range(3)))
+    assert len(cupy.compiled) == 1 and len(cupy.launches) == 6
+    attention(*(cupy.array(1, 64, 128) for _ in range(3)))
+    assert len(cupy.compiled) == 2
+
+
+def test_without_lse_its_pointer_is_null(cupy: Recorded) -> None:
+    attention(*(cupy.array(16, 64) for _ in range(3)))
+    position = plan(Problem(1, 1, 1, 16, 16, 64, "float16"), Device.named("H100-SXM")).kernels()[0].params.index("L")
+    assert cupy.launches[0][2][position] == np.uint64(0)
+
+
+def test_standard_is_three_launches(cupy: Recorded) -> None:
+    attention(*(cupy.array(3, 100, 64) for _ in range(3)), algorithm="standard")
+    assert [grid for (grid,), _, _, _ in cupy.launches] == [3 * 2 * 2, 75, 3 * 2]
+
+
+def test_nothing_is_launched_for_nothing(cupy: Recorded) -> None:
+    assert attention(cupy.array(0, 64), cupy.array(5, 64), cupy.array(5, 64)).shape == (0, 64)
+    assert cupy.launches == [] and cupy.compiled == []
+
+
+def test_numpy_and_cupy_do_not_mix(cupy: Recorded) -> None:
+    with pytest.raises(TypeError, match="q is CuPy's, k is NumPy's"):
+        cupyflash.attention(cupy.array(16, 64), np.zeros((16, 64), np.float16), cupy.array(16, 64))
+
+
+def test_the_options_change_with_a_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = plan(Problem(1, 1, 1, 16, 16, 64, "float16"), Device.named("H100-SXM")).kernels()[0]
+    before = compiler.options(kernel)
+    monkeypatch.setattr(compiler.kernels_cu, "fingerprint", lambda: "0" * 16)
+    assert compiler.options(kernel) != before
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "standard"])
+def test_every_parameter_has_a_value_of_its_c_type(algorithm: str) -> None:
+    """Integers are int32 or int64 as the kernel's signature says, by name."""
+    q = np.zeros((2, 4, 32, 64), np.float16)
+    schedule = plan(Problem.from_arrays(q, q, q), Device.named("H100-SXM"), algorithm)
+    values = argument_values(schedule, q, q, q, q, None, dict.fromkeys(("l", "m", "S", "P", "O_acc"), q))
+    for kernel in schedule.kernels():
+        source = compiler.kernels_cu.source(kernel.source)
+        signature = source[source.index(f"\n{kernel.name}(") :].split("(", 1)[1].split(")", 1)[0]
+        declared = [" ".join(part.split()) for part in signature.split(",")]
+        assert [part.rsplit(" ", 1)[1] for part in declared] == list(kernel.params)
+        c_types = {np.int32: "int", np.int64: "long long", np.float32: "float"}
+        for part, value in zip(declared, kernel_arguments(kernel, values).values(), strict=True):
+            if isinstance(value, np.generic):
+                assert part.rsplit(" ", 1)[0] == c_types[type(value)]
+            else:
+                assert "*" in part
