@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -13,7 +12,7 @@ from cupyflash.binding import argument_values, kernel_arguments
 from cupyflash.compiler import ptx
 from cupyflash.problem import Problem
 from cupyflash.schedules import Kernel, TileSchedule
-from cupyflash.sim.ptx import Finding, Module
+from cupyflash.sim.ptx import Counters, Finding, Module
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 # Called when a thread block has completed a barrier, with the block's index and how many barriers it has completed.
@@ -25,13 +24,13 @@ class Execution:
     """What executing a schedule gave. All counts are simulated: they are of PTX instructions, not of machine code.
 
     `out` has q's shape and dtype, `lse` is float32 of shape q.shape[:-1] or None; `traffic` in bytes per tensor;
-    `counters` by name, summed over the kernels; `findings` what the machine held against the kernels.
+    `counters` by kernel name; `findings` what the machine held against the kernels.
     """
 
     out: np.ndarray
     lse: np.ndarray | None
     traffic: Traffic
-    counters: dict[str, int]
+    counters: dict[str, Counters]
     findings: tuple[Finding, ...]
 
 
@@ -73,7 +72,7 @@ def run(
     """Run the kernels into given outputs and workspaces; `on_barrier` may look at them while a kernel runs."""
     values = argument_values(schedule, q, k, v, out, lse, workspaces)
     tensors: dict[str, TensorTraffic] = {}
-    counters: Counter[str] = Counter()
+    counters: dict[str, Counters] = {}
     findings: list[Finding] = []
     for kernel in schedule.kernels():
         if kernel.grid == 0:
@@ -90,9 +89,9 @@ def run(
         for name, moved in launch.traffic.items():
             before = tensors.get(name, TensorTraffic())
             tensors[name] = TensorTraffic(before.read_bytes + moved.read_bytes, before.write_bytes + moved.write_bytes)
-        counters.update(launch.counters)
+        counters[kernel.name] = launch.counters
         findings.extend(launch.findings)
-    return Execution(out, lse, Traffic(tensors), dict(counters), tuple(findings))
+    return Execution(out, lse, Traffic(tensors), counters, tuple(findings))
 
 
 _modules: dict[str, Module] = {}

@@ -25,7 +25,7 @@ def traffic(schedule: TileSchedule) -> Traffic:
     return Traffic({n: TensorTraffic(heads * read, heads * write) for n, (read, write) in form(schedule).items()})
 
 
-def _rows_and_visits(schedule: TileSchedule) -> tuple[np.ndarray, np.ndarray]:
+def rows_and_visits(schedule: TileSchedule) -> tuple[np.ndarray, np.ndarray]:
     """r_i, the rows of row block i, and c_i, the column blocks that its last row sees."""
     p, br, bc = schedule.problem, schedule.block_rows, schedule.block_cols
     first = np.arange(0, p.seqlen_q, br)
@@ -37,7 +37,7 @@ def _rows_and_visits(schedule: TileSchedule) -> tuple[np.ndarray, np.ndarray]:
 def _fa1(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
     """R = sum r_i c_i visits of a row: Q, O, l and m are read at each, O, l and m written at each and once to begin."""
     p = schedule.problem
-    rows, visits = _rows_and_visits(schedule)
+    rows, visits = rows_and_visits(schedule)
     R, Nq, d = int(rows @ visits), p.seqlen_q, p.head_dim
     keys = min(int(visits.max(initial=0)) * schedule.block_cols, p.seqlen_k)
     form = {
@@ -60,7 +60,7 @@ def _fa1(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
 def _fa2(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
     """Q once, K and V at each visit, O and L once."""
     p = schedule.problem
-    _, visits = _rows_and_visits(schedule)
+    _, visits = rows_and_visits(schedule)
     keys = int(np.minimum(visits * schedule.block_cols, p.seqlen_k).sum())
     return {
         "Q": (p.seqlen_q * p.head_dim * p.itemsize, 0),

@@ -22,7 +22,8 @@ def check(schedule: TileSchedule, seed: int = 0, v_mean: float = 0.0, schedule_s
     execution = execute(schedule, q, k, v, seed=schedule_seed)
     assert execution.findings == ()
     assert theory.traffic(schedule) == replay(schedule) == execution.traffic
-    check_numbers(execution.out, execution.lse, q, k, v, causal=schedule.problem.causal, scale=schedule.problem.scale)
+    p, held = schedule.problem, q.dtype if schedule.algorithm == "standard" else np.float32
+    check_numbers(execution.out, execution.lse, q, k, v, causal=p.causal, scale=p.scale, score_dtype=held)
     return execution
 
 
@@ -33,7 +34,7 @@ def check(schedule: TileSchedule, seed: int = 0, v_mean: float = 0.0, schedule_s
 def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) -> None:
     """Ragged lengths, several blocks each way, V away from zero."""
     problem = Problem(1, 2, 1, 75, 101, d, dtype, causal)
-    check(plan(problem, A100.with_sram("24KB"), algorithm, lse=True), v_mean=1.0)
+    check(plan(problem, A100.with_sram("28KB"), algorithm, lse=True), v_mean=1.0)
 
 
 @pytest.mark.parametrize(("n_q", "n_k"), [(1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320), (3, 0)])
@@ -104,7 +105,7 @@ def test_every_schedule_seed_gives_the_same_bits(algorithm: str, dtype: str) -> 
 def test_theorem_1_flops(n_q: int, n_k: int, d: int) -> None:
     """4 Nq Nk d, on rows padded to a warp's 16, columns to a sub-tile and d to 16; nothing else is multiplied."""
     schedule = plan(Problem(1, 1, 1, n_q, n_k, d, "float16"), A100, "fa1", (64, 64))
-    flops = check(schedule).counters["mma_flops"]
+    flops = check(schedule).counters["fa1_forward"].mma_flops
     sub = dict(schedule.kernels()[0].constants)["SUB"]
     assert isinstance(sub, int)
     rows, cols = -(-n_q // 16) * 16, sum(-(-min(64, n_k - j) // sub) * sub for j in range(0, n_k, 64))

@@ -38,6 +38,11 @@ def plain(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool, scale: floa
     return (P @ v).astype(dtype)
 
 
+def ulp(x: float, dtype: object) -> float:
+    """The unit in the last place of x in a dtype."""
+    return float(ml_dtypes.finfo(dtype).eps) * 2.0 ** np.floor(np.log2(max(x, 1e-30)))
+
+
 def check_numbers(
     out: np.ndarray,
     lse: np.ndarray | None,
@@ -47,11 +52,15 @@ def check_numbers(
     *,
     causal: bool = False,
     scale: float | None = None,
+    score_dtype: object = np.float32,
 ) -> None:
-    """The 2x rule for O, plus two units in the last place of the output; L to 1e-3 (1e-5 float32) plus 4 ulp of S."""
+    """The 2x rule for O, plus two units in the last place of the output; L to 1e-3 (1e-5 float32) plus 4 ulp of S.
+
+    `score_dtype` is what S is held in: float32 on chip, the element type where S goes to HBM.
+    """
     expected, expected_lse = reference(q, k, v, causal=causal, scale=scale)
     ours, theirs = (np.abs(x.astype(np.float64) - expected).max(initial=0) for x in (out, plain(q, k, v, causal, scale)))
-    step = float(ml_dtypes.finfo(out.dtype).eps) * 2.0 ** np.floor(np.log2(max(np.abs(expected).max(initial=0), 1e-30)))
+    step = ulp(np.abs(expected).max(initial=0), out.dtype)
     assert ours <= 2 * theirs + 2 * step, f"error {ours:.3g}, plainly {theirs:.3g}, one ulp {step:.3g}"
     if lse is not None:
         seen = np.isfinite(expected_lse)
@@ -59,5 +68,5 @@ def check_numbers(
         p = Problem.from_arrays(q, k, v, scale=scale)
         heads = np.repeat(k.astype(np.float64), p.heads // p.kv_heads, axis=-3) if q.ndim > 2 else k.astype(np.float64)
         largest = np.abs(p.softmax_scale * (q.astype(np.float64) @ np.swapaxes(heads, -1, -2))).max(initial=0)
-        allowed = (1e-5 if q.dtype == np.float32 else 1e-3) + 4 * float(np.spacing(np.float32(largest)))
+        allowed = (1e-5 if q.dtype == np.float32 else 1e-3) + 4 * ulp(largest, score_dtype)
         assert np.abs(lse[seen] - expected_lse[seen]).max(initial=0) <= allowed

@@ -1,0 +1,66 @@
+"""How long the PTX machine would take over a schedule, so that a forgotten `cupy.asarray` does not look like a hang."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from cupyflash.schedules import TileSchedule
+from cupyflash.schedules.base import padded_head_dim, sub_tile
+from cupyflash.sim.theory import rows_and_visits
+
+# Seconds that the machine takes for one instruction of a group of warps: so much for the instruction, and so much for each
+# lane. Fitted on a two-core machine (AMD EPYC); good to a factor of about two.
+SECONDS_PER_STEP = 2.6e-6
+SECONDS_PER_LANE = 3e-9
+LANES_PER_WAVE = 1 << 16
+
+
+def refuse_slow(schedule: TileSchedule, max_seconds: float) -> None:
+    """RuntimeError when a simulated call is estimated to take longer than `max_seconds`."""
+    estimate = seconds(schedule)
+    if estimate > max_seconds:
+        p = schedule.problem
+        raise RuntimeError(
+            f"attention of NumPy arrays runs on a simulated {schedule.device.name}, and this call ({p.head_count} heads, "
+            f"{p.seqlen_q:,} x {p.seqlen_k:,}, d {p.head_dim}, {p.dtype}) is estimated at {estimate:,.0f} s, over the limit of "
+            f"{max_seconds:g} s. For a GPU pass CuPy arrays (cupy.asarray); to allow it here: "
+            "with cupyflash.simulated_device(max_seconds=math.inf), or CUPYFLASH_MAX_SECONDS=inf"
+        )
+
+
+def seconds(schedule: TileSchedule) -> float:
+    """Estimated seconds to execute a schedule's kernels on the PTX machine, compilation aside."""
+    total = 0.0
+    for steps, lanes in _fa1(schedule) if schedule.algorithm == "fa1" else _standard(schedule):
+        waves = max(1, math.ceil(lanes / LANES_PER_WAVE))
+        total += steps * (waves * SECONDS_PER_STEP + lanes * SECONDS_PER_LANE)
+    return total
+
+
+def _sub_tile_steps(schedule: TileSchedule) -> float:
+    """Instructions that a warp issues for one sub-tile: the two products and the softmax of 16 x SUB scores."""
+    p = schedule.problem
+    width = sub_tile(p, schedule.block_cols)
+    products = width * padded_head_dim(p) * (1.35 if p.dtype == "float32" else 1 / 40)
+    return products + 8 * width + padded_head_dim(p)
+
+
+def _fa1(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
+    """(instructions one after another, lanes that run them together) of each kernel."""
+    p = schedule.problem
+    _, visits = rows_and_visits(schedule)
+    sub_tiles = np.ceil(np.minimum(visits * schedule.block_cols, p.seqlen_k) / sub_tile(p, schedule.block_cols)).sum()
+    steps = float(sub_tiles) * _sub_tile_steps(schedule) + float(visits.sum()) * (200 + 3 * padded_head_dim(p))
+    yield steps, schedule.repeats * schedule.block_rows * 2
+
+
+def _standard(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
+    p = schedule.problem
+    tile = _sub_tile_steps(schedule) * schedule.block_cols / sub_tile(p, schedule.block_cols)
+    rows = schedule.repeats * schedule.row_blocks
+    yield tile, rows * schedule.col_blocks * schedule.block_rows * 2
+    yield 400 + 45 * math.ceil(p.seqlen_k / 32), schedule.repeats * p.seqlen_q * 32
+    yield tile * schedule.col_blocks, rows * schedule.block_rows * 2

@@ -1,0 +1,31 @@
+"""The PTX machine: executes a kernel's own PTX on the CPU, checks every access and counts every byte.
+
+    module = Module.from_source(cuda_source, ["--use_fast_math"])
+    launch = module.launch("kernel", grid=4, block=128, args={"x": x, "y": y, "n": 100})
+    launch.traffic["x"].read_bytes, launch.findings, launch.counters.instructions
+
+Needs NumPy only; compiling CUDA C needs CuPy and NVRTC. No GPU, no driver.
+"""
+
+from __future__ import annotations
+
+from .counters import Counters, SharedCounts, Traffic
+from .findings import Finding
+from .memory import Access
+from .module import Launch, Module
+from .ops import Coverage, coverage
+from .types import PtxError, UnsupportedPTX
+
+__all__ = [
+    "Access",
+    "Counters",
+    "Coverage",
+    "Finding",
+    "Launch",
+    "Module",
+    "PtxError",
+    "SharedCounts",
+    "Traffic",
+    "UnsupportedPTX",
+    "coverage",
+]

@@ -1,0 +1,74 @@
+"""What the machine has to say about a kernel: findings with the place in the CUDA source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .lanes import Lanes
+    from .parser import Instruction
+
+LIMIT = 100
+"""How many findings a launch keeps; the rest is only counted."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, at the first lane that did it.
+
+    `kind` is one of: "out of bounds", "misaligned", "null pointer", "read-only", "uninitialised", "in flight" (shared
+    memory whose asynchronous copy nobody waited for), "deadlock", "partial barrier" (threads had exited before a
+    barrier of the whole block), "missing lanes" (a warp-wide instruction without all lanes that it names),
+    "inactive source" (a shuffle from a lane that does not take part), "trap".
+    `source` is (file, line) of the CUDA source where the PTX has line information. `block` is the linear block index,
+    `warp` counts within the block, `lane` within the warp. `address` is the virtual address (shared: the offset).
+    """
+
+    kind: str
+    message: str
+    kernel: str
+    source: tuple[str, int] | None
+    ptx_line: int
+    block: int
+    warp: int
+    lane: int
+    address: int | None = None
+    tensor: str | None = None
+
+    def __str__(self) -> str:
+        place = f"{self.source[0]}:{self.source[1]}" if self.source else f"PTX line {self.ptx_line}"
+        return f"{place}: {self.kind}: {self.message} [{self.kernel}, block {self.block}, warp {self.warp}, lane {self.lane}]"
+
+
+@dataclass
+class Findings:
+    """Collects the findings of a launch: one for each (kind, instruction, block, tensor), `total` counts all lanes."""
+
+    kernel: str
+    total: int = 0
+    items: list[Finding] = field(default_factory=list)
+    seen: set[tuple[str, int, int, str | None]] = field(default_factory=set)
+
+    def report(
+        self,
+        kind: str,
+        message: str,
+        instruction: Instruction,
+        lanes: Lanes,
+        position: int,
+        *,
+        count: int = 1,
+        address: int | None = None,
+        tensor: str | None = None,
+    ) -> None:
+        """Record a finding at `position` within `lanes`; `count` lanes did the same in this execution."""
+        self.total += count
+        block, warp, lane = lanes.place(position)
+        key = (kind, instruction.line, block, tensor)
+        if key in self.seen or len(self.items) >= LIMIT:
+            return
+        self.seen.add(key)
+        self.items.append(
+            Finding(kind, message, self.kernel, instruction.source, instruction.line, block, warp, lane, address, tensor)
+        )

@@ -1,0 +1,401 @@
+"""The machine: runs a kernel's warps wave by wave, in groups that are at the same instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .asynccopy import Copies
+from .barriers import Barriers, WarpBarriers
+from .code import Code, Region
+from .counters import Tally
+from .findings import Findings
+from .fpenv import ENVIRONMENT, KEEP
+from .lanes import WARP, Lanes, Wave
+from .memory import Memory, Segment
+from .ops.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, Exit, Return, WarpBarrier
+from .parser import Imm, Instruction, Mem, Reg, Sym
+from .registers import FILE_DTYPES, Frame
+from .scheduler import Ready, make_ready
+from .types import Array, PtxError
+
+WAVE_LANES = 4096
+"""Lanes of a wave, as far as whole blocks allow: enough to spread the cost of a NumPy call, few enough for the caches."""
+
+WAVE_BYTES = 1 << 28
+"""Most memory that the shared memory of a wave's blocks may take."""
+
+COMPACT_FRAMES = 64
+"""How many sizes of compact frames keep their bound code."""
+
+
+class Stop(Exception):
+    """The launch cannot go on; a finding says why."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Grid and block of a launch, (x, y, z) each."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+
+    @property
+    def blocks(self) -> int:
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def threads(self) -> int:
+        return self.block[0] * self.block[1] * self.block[2]
+
+
+@dataclass
+class Setup:
+    """What a launch is given besides code: memory, parameters, and how to schedule."""
+
+    geometry: Geometry
+    parameters: bytes
+    parameter_segment: Segment
+    shared_bytes: int
+    symbols: dict[str, int]
+    seed: int | None = None
+    on_barrier: Callable[[int, int], None] | None = None
+    constants: dict[str, int] = field(default_factory=dict)
+
+
+class Machine:
+    """One launch of one kernel."""
+
+    def __init__(self, code: Code, setup: Setup, memory: Memory, findings: Findings, tally: Tally):
+        self.code = code
+        self.setup = setup
+        self.memory = memory
+        self.findings = findings
+        self.tally = tally
+        self.random = None if setup.seed is None else np.random.default_rng(setup.seed)
+        geometry = setup.geometry
+        self.constants = {f"%ntid.{a}": v for a, v in zip("xyz", geometry.block, strict=True)}
+        self.constants |= {f"%nctaid.{a}": v for a, v in zip("xyz", geometry.grid, strict=True)}
+        warps = -(-geometry.threads // WARP)
+        self.constants |= {"%nwarpid": max(warps, 32), "%smid": 0, "%nsmid": 1, "%gridid": 1}
+        self.constants |= {"%dynamic_smem_size": setup.shared_bytes}
+        self.constants |= dict.fromkeys(("%total_smem_size", "%aggr_smem_size"), memory.shared_size)
+        self.full: Frame
+        self.wave: Wave
+        self.copies: Copies
+        self._compact: dict[int, Frame] = {}
+        self._full_frames: dict[int, Frame] = {}
+        self._clock = 0
+
+    # -- what operands ask for ------------------------------------------------------------------------------------------
+
+    def address_of(self, symbol: Sym) -> int:
+        """The address of a variable or parameter: an offset in shared or local memory, else a virtual address."""
+        for layout in (self.code.shared, self.code.local):
+            if symbol.name in layout.offsets:
+                return layout.offsets[symbol.name] + symbol.offset
+        if symbol.name in self.setup.symbols:
+            return self.setup.symbols[symbol.name] + symbol.offset
+        raise PtxError(f"{self.code.kernel}: unknown symbol {symbol.name}")
+
+    def parameter(self, symbol: Sym, offset: int, size: int) -> bytes | None:
+        """Bytes of a kernel parameter; None where the symbol is a parameter of a call."""
+        if symbol.name in self.code.call_params:
+            return None
+        start = self.address_of(symbol) - self.setup.parameter_segment.start + offset
+        return self.setup.parameters[start : start + size]
+
+    def is_call_param(self, instruction: Instruction) -> bool:
+        """Whether a .param access of the instruction is to a variable of a call, not to a kernel parameter."""
+        for operand in instruction.operands:
+            if isinstance(operand, Mem) and isinstance(operand.base, Sym):
+                return operand.base.name in self.code.call_params
+        return False
+
+    def clock(self) -> int:
+        self._clock += 1
+        return self._clock * 16
+
+    # -- waves ----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run all blocks. Findings and counts are in `findings` and `tally` afterwards."""
+        geometry = self.setup.geometry
+        lanes_per_block = -(-geometry.threads // WARP) * WARP
+        most = max(1, min(WAVE_LANES // lanes_per_block, WAVE_BYTES // (2 * self.memory.shared_stride)))
+        waves = -(-geometry.blocks // most)
+        size = -(-geometry.blocks // waves)
+        with np.errstate(all="ignore"):
+            try:
+                ENVIRONMENT.setter(self.code.base_mode)()
+                for first in range(0, geometry.blocks, size):
+                    self.tally.waves += 1
+                    self.run_wave(first, min(size, geometry.blocks - first))
+            except Stop:
+                pass
+            finally:
+                ENVIRONMENT.setter(KEEP)()
+                self.count()
+                # Bound code refers to its frame: without this the arrays would live until the next garbage collection.
+                for frame in (*self._compact.values(), *self._full_frames.values()):
+                    frame.release()
+
+    def count(self) -> None:
+        for region in self.code.regions():
+            if region.executed:
+                last = region.end + (region.ends is not None)
+                for pc in range(region.start, last):
+                    name = self.code.instructions[pc].opcode
+                    self.tally.by_opcode[name] = self.tally.by_opcode.get(name, 0) + region.executed
+                    self.tally.mma_flops += self.code.plans[pc].flops * region.executed
+                region.executed = 0
+
+    def run_wave(self, first_block: int, blocks: int) -> None:
+        memory = self.memory
+        self.wave = Wave(first_block, blocks, self.setup.geometry.threads, memory.shared_stride, memory.local_stride)
+        memory.begin_wave(self.wave)
+        self.copies = Copies(self.wave, memory, self.random)
+        frame = self._full_frames.get(self.wave.size)
+        if frame is None:
+            self._full_frames.clear()
+            frame = self._full_frames[self.wave.size] = Frame(self, self.wave.size)
+        self.full = self.frame = frame
+        self.current: Lanes | None = None
+        self.fill_special_registers()
+        self.ready: Ready = make_ready(self.random)
+        self.parked: dict[int, Lanes] = {}
+        self.barriers = Barriers(self)
+        self.warp_barriers = WarpBarriers(self)
+        self.ready.push(0, self.wave.lanes(np.flatnonzero(self.wave.alive)))
+        while True:
+            while self.ready:
+                self.step(*self.ready.pop())
+                if self.random is not None and self.copies.pending and self.random.random() < 0.2:
+                    self.copies.stir()
+            if not (self.parked or self.barriers or self.warp_barriers):
+                return
+            self.deadlock()
+
+    def fill_special_registers(self) -> None:
+        wave, geometry = self.wave, self.setup.geometry
+        lane = np.arange(wave.size)
+        thread = lane % wave.lanes_per_block
+        block = wave.first_block + lane // wave.lanes_per_block
+        x, y, _ = geometry.block
+        gx, gy, _ = geometry.grid
+        bit = np.uint64(1) << (lane % WARP).astype(np.uint64)
+        full = np.uint64(0xFFFFFFFF)
+        values = {
+            "%tid.x": thread % x,
+            "%tid.y": thread // x % y,
+            "%tid.z": thread // (x * y),
+            "%ctaid.x": block % gx,
+            "%ctaid.y": block // gx % gy,
+            "%ctaid.z": block // (gx * gy),
+            "%laneid": lane % WARP,
+            "%warpid": thread // WARP,
+            "%lanemask_eq": bit,
+            "%lanemask_lt": bit - np.uint64(1),
+            "%lanemask_le": bit * np.uint64(2) - np.uint64(1),
+            "%lanemask_gt": full - (bit * np.uint64(2) - np.uint64(1)),
+            "%lanemask_ge": full - (bit - np.uint64(1)),
+        }
+        for name, value in values.items():
+            slot = self.code.slots.get(name)
+            if slot is not None:
+                self.full.files[slot[0]][slot[1]] = value
+
+    # -- frames ---------------------------------------------------------------------------------------------------------
+
+    def activate(self, lanes: Lanes) -> Frame:
+        """The frame in which `lanes` run; the one before gives back what it holds."""
+        if self.current is lanes:
+            return self.frame
+        self.deactivate()
+        if lanes.full:
+            frame = self.full
+        else:
+            found = self._compact.get(lanes.n)
+            if found is None:
+                if len(self._compact) >= COMPACT_FRAMES:
+                    self._compact.pop(next(iter(self._compact)))
+                found = self._compact[lanes.n] = Frame(self, lanes.n)
+            frame = found
+            frame.valid = frame.dirty = 0
+        frame.lanes = lanes
+        self.current, self.frame = lanes, frame
+        return frame
+
+    def deactivate(self) -> None:
+        if self.current is not None and self.frame is not self.full:
+            self.frame.store(self.full)
+        self.current = None
+
+    def read(self, lanes: Lanes, arg: Arg) -> Array:
+        """An operand for `lanes`, one value a lane."""
+        frame = self.activate(lanes)
+        if frame is not self.full and isinstance(arg.operand, Reg) and arg.operand.name in self.code.slots:
+            width, row = self.code.slots[arg.operand.name]
+            frame.load(1 << (self.code.row_base[width] + row), self.full)
+        return np.broadcast_to(frame.array(arg), lanes.n)
+
+    # -- one step -------------------------------------------------------------------------------------------------------
+
+    def step(self, pc: int, lanes: Lanes) -> None:
+        """Run `lanes` from `pc` to the end of the straight code, and say where they go on."""
+        code = self.code
+        converged = lanes.converged
+        if not converged and code.plans[pc].collective is not None:
+            together = self.gathered(pc, lanes)
+            if together is None:
+                return
+            lanes = together
+        region = code.region(pc, converged)
+        frame = self.activate(lanes)
+        if frame is not self.full:
+            frame.load(region.uses, self.full)
+            frame.live = region.live
+            frame.dirty |= region.defs
+            frame.valid |= region.defs
+        for thunk in frame.thunks(region):
+            thunk()
+        region.executed += lanes.warps
+        if region.ends is None:
+            if region.end >= len(code.plans):
+                self.leave(lanes)
+            else:
+                self.push(region.end, lanes)
+        else:
+            self.control(region, lanes, frame)
+
+    def push(self, pc: int, lanes: Lanes) -> None:
+        waiting = self.parked.pop(pc, None)
+        if waiting is not None:
+            self.ready.push(pc, waiting)
+        self.ready.push(pc, lanes)
+
+    def gathered(self, pc: int, lanes: Lanes) -> Lanes | None:
+        """Of lanes at a warp-wide instruction those whose partners are all there; the others are parked."""
+        plan = self.code.plans[pc]
+        alive = np.packbits(self.wave.alive.reshape(-1, WARP), axis=1, bitorder="little").view(np.uint32).reshape(-1)
+        needed = alive[lanes.warp]
+        if plan.collective != WHOLE_WARP:
+            assert plan.collective is not None
+            needed = needed & self.read(lanes, plan.reads[plan.collective])
+        complete = (needed & ~lanes.bits()[lanes.warp]) == 0
+        if complete.all():
+            return lanes
+        waiting = lanes.subset(np.flatnonzero(~complete))
+        before = self.parked.get(pc)
+        self.parked[pc] = waiting if before is None else union(before, waiting)
+        return lanes.subset(np.flatnonzero(complete)) if complete.any() else None
+
+    def control(self, region: Region, lanes: Lanes, frame: Frame) -> None:
+        assert region.ends is not None
+        pc = region.ends
+        plan, instruction = self.code.plans[pc], self.code.instructions[pc]
+        control = plan.control
+        if instruction.predicate is not None:
+            register, negated = instruction.predicate
+            holds = frame.array(Arg(register, FILE_DTYPES[1]))
+            count = int(np.count_nonzero(holds))
+            if negated:
+                count = lanes.n - count
+            if count == 0:
+                self.push(pc + 1, lanes)
+                return
+            if count < lanes.n:
+                mask = ~holds if negated else holds.copy()
+                self.push(pc + 1, lanes.subset(np.flatnonzero(~mask)))
+                lanes = lanes.subset(np.flatnonzero(mask))
+        if isinstance(control, Branch):
+            if control.table:
+                self.switch(self.code.tables[control.table], lanes, self.read(lanes, plan.reads[0]))
+            else:
+                self.push(self.code.target(control.target), lanes)
+        elif isinstance(control, Barrier):
+            self.barriers.arrive(pc, lanes)
+        elif isinstance(control, WarpBarrier):
+            self.warp_barriers.arrive(pc, lanes)
+        elif isinstance(control, Call):
+            self.call(pc, control, lanes)
+        elif isinstance(control, Return) and self.code.function_at[pc] != self.code.kernel:
+            self.give_back(pc, lanes)
+        else:
+            if isinstance(control, Exit) and control.trap:
+                self.findings.report("trap", "the kernel trapped", instruction, lanes, 0, count=lanes.n)
+                raise Stop
+            self.leave(lanes)
+
+    def switch(self, targets: list[int], lanes: Lanes, index: Array) -> None:
+        index = np.minimum(index, len(targets) - 1)
+        for number in np.unique(index):
+            self.push(targets[int(number)], lanes.subset(np.flatnonzero(index == number)))
+
+    def leave(self, lanes: Lanes) -> None:
+        """The threads are done; whoever waits for the warp or the block looks again."""
+        self.deactivate()
+        self.copies.leave(lanes)
+        self.wave.exit(lanes)
+        parked, self.parked = self.parked, {}
+        for pc, waiting in parked.items():
+            self.ready.push(pc, waiting)
+        self.barriers.recheck()
+        self.warp_barriers.recheck()
+
+    # -- device functions -------------------------------------------------------------------------------------------------
+
+    def call(self, pc: int, control: Call, lanes: Lanes) -> None:
+        function = next(f for f in self.code.functions if f.name == control.function)
+        for mine, theirs in zip(control.arguments, function.params, strict=True):
+            self.copy_local(lanes, mine, theirs.name, theirs.size)
+        self.returns.setdefault(function.name, np.zeros(self.wave.size, np.int64))[lanes.index] = pc
+        self.push(self.code.starts[function.name], lanes)
+
+    @property
+    def returns(self) -> dict[str, Array]:
+        """For each function: the call instruction that each lane came from."""
+        found = self.__dict__.setdefault("_returns", {})
+        if self.__dict__.get("_returns_wave") is not self.wave:
+            found.clear()
+            self.__dict__["_returns_wave"] = self.wave
+        return found  # type: ignore[no-any-return]
+
+    def give_back(self, pc: int, lanes: Lanes) -> None:
+        name = self.code.function_at[pc]
+        function = next(f for f in self.code.functions if f.name == name)
+        sites = self.returns[name][lanes.index]
+        for site in np.unique(sites):
+            back = lanes.subset(np.flatnonzero(sites == site))
+            control = self.code.plans[int(site)].control
+            assert isinstance(control, Call)
+            for mine, theirs in zip(control.results, function.returns, strict=True):
+                self.copy_local(back, theirs.name, mine, theirs.size)
+            self.push(int(site) + 1, back)
+
+    def copy_local(self, lanes: Lanes, source: str, target: str, size: int) -> None:
+        rows = self.memory.local_view(1).reshape(self.wave.size, -1)
+        start, to = self.code.local.offsets[source], self.code.local.offsets[target]
+        rows[lanes.index, to : to + size] = rows[lanes.index, start : start + size]
+
+    # -- the end of the road ----------------------------------------------------------------------------------------------
+
+    def deadlock(self) -> None:
+        """Nobody can go on: say who waits for what, and stop the launch."""
+        for pc, lanes in self.parked.items():
+            instruction = self.code.instructions[pc]
+            message = f"{lanes.n} thread(s) wait in {instruction.text!r} for other lanes of their warp"
+            self.findings.report("deadlock", message, instruction, lanes, 0, count=lanes.n)
+        self.barriers.report_deadlock()
+        self.warp_barriers.report_deadlock()
+        raise Stop
+
+
+def union(a: Lanes, b: Lanes) -> Lanes:
+    """Lanes of two disjoint sets of one wave."""
+    return a.wave.lanes(np.sort(np.concatenate((a.index, b.index))))
+
+
+__all__ = ["Geometry", "Imm", "Machine", "Setup", "Stop", "union"]

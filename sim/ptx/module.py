@@ -1,0 +1,224 @@
+"""The public face: load PTX (or compile CUDA C to it) and launch kernels on NumPy arrays."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import ops
+from .code import Code
+from .counters import Counters, Tally, Traffic
+from .findings import Finding, Findings
+from .machine import Geometry, Machine, Setup
+from .memory import Memory, Observer, Segment
+from .ops.registry import Call, Exit, Plan, replace
+from .parser import Program, Variable, parse
+from .types import Array, Unsupported, UnsupportedPTX
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launch did. `traffic` by tensor name; `findings` are the first ones, `findings_total` counts all lanes."""
+
+    counters: Counters
+    traffic: Mapping[str, Traffic]
+    findings: tuple[Finding, ...]
+    findings_total: int
+
+
+def triple(value: int | Sequence[int], what: str) -> tuple[int, int, int]:
+    """Grid or block as (x, y, z)."""
+    numbers = [int(value)] if isinstance(value, (int, np.integer)) else [int(v) for v in value]
+    if not 1 <= len(numbers) <= 3 or min(numbers) < 1:
+        raise ValueError(f"{what} must be one to three positive numbers, got {value!r}")
+    x, y, z = (*numbers, 1, 1)[:3]
+    return x, y, z
+
+
+class Module:
+    """A loaded PTX module. Variables in global memory keep their values between launches, as on a device."""
+
+    def __init__(self, program: Program, text: str):
+        self.program = program
+        self.text = text
+        self._plans = decode_all(program)
+        self._codes: dict[str, Code] = {}
+        self._variables = {
+            v.name: np.frombuffer(bytearray(v.init.ljust(v.size, b"\0")), np.uint8)
+            for v in program.variables.values()
+            if v.space in ("global", "const") and v.size
+        }
+
+    @classmethod
+    def from_ptx(cls, text: str) -> Module:
+        """Load PTX text. Raises `UnsupportedPTX`, which lists every statement that the machine cannot execute."""
+        return cls(parse(text), text)
+
+    @classmethod
+    def from_source(cls, cuda: str, options: Sequence[str] = (), *, name: str = "kernel.cu") -> Module:
+        """Compile CUDA C with NVRTC (default -arch=compute_80, C++17, line information) and load the PTX.
+
+        Raises `cupyflash.nvrtc.CompileError` with the compiler's log, ImportError where CuPy or NVRTC is missing.
+        """
+        from cupyflash.nvrtc import compile_to_ptx
+
+        return cls.from_ptx(compile_to_ptx(cuda, options, name))
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels (`.entry`), as they stand in the PTX."""
+        return tuple(f.name for f in self.program.functions.values() if f.is_entry)
+
+    def variable(self, name: str) -> Array:
+        """The bytes (uint8) of a variable in global or constant memory; writing to them sets the variable."""
+        return self._variables[name]
+
+    def launch(
+        self,
+        kernel: str,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        args: Mapping[str, Any] | Sequence[Any],
+        *,
+        shared_bytes: int = 0,
+        seed: int | None = None,
+        on_barrier: Callable[[int, int], None] | None = None,
+        observer: Observer | None = None,
+    ) -> Launch:
+        """Run a kernel to its end.
+
+        grid, block: a number or up to three (x, y, z). args: values in the order of the kernel's parameters; a mapping
+        names them, a sequence names them arg0, arg1, ... NumPy arrays are tensors in global memory, written in place
+        (a non-writeable one may only be read); the valid range of a tensor is its byte extent, from its lowest to its
+        highest byte. None is a null pointer; numbers, NumPy scalars and bytes are packed by the parameter's type.
+        shared_bytes: dynamic shared memory of a block. seed: None runs warps in lock step where they agree, a number
+        runs them in a random order. on_barrier(block, count) is called when a block has completed its count-th barrier.
+        observer is shown every memory access.
+
+        Raises ValueError or TypeError for arguments that do not fit the kernel. What is wrong with the kernel itself is
+        in `Launch.findings`.
+        """
+        if kernel not in self.kernels:
+            raise ValueError(f"kernel {kernel!r} is not in this module; it has {', '.join(self.kernels) or 'none'}")
+        geometry = Geometry(triple(grid, "grid"), triple(block, "block"))
+        if geometry.threads > 1024:
+            raise ValueError(f"a block has at most 1024 threads, got {geometry.block}")
+        code = self.code(kernel)
+        names, values = name_arguments(kernel, code.params, args)
+        numbers = itertools.count()
+        segments: list[Segment] = []
+        symbols: dict[str, int] = {}
+        for variable, data in self._variables.items():
+            space = self.program.variables[variable].space
+            segment = Segment(variable, next(numbers), data, space)
+            segment.writable = space == "global"
+            segments.append(segment)
+            symbols[variable] = segment.start
+        for variable in self._variables:
+            for offset, target, plus, width in self.program.variables[variable].pointers:
+                address = np.uint64(symbols[target] + plus)
+                self._variables[variable][offset : offset + width] = np.array([address]).view(np.uint8)[:width]
+        tensors: list[Segment] = []
+        packed = bytearray()
+        offsets = {}
+        for name, value, param in zip(names, values, code.params, strict=True):
+            packed += bytes(-len(packed) % param.align)
+            offsets[param.name] = len(packed)
+            if isinstance(value, np.ndarray):
+                if param.size != 8 or param.type.kind == "f":
+                    raise TypeError(f"{kernel}: argument {name!r} is an array, parameter {param.name} is no pointer")
+                segment = Segment(name, next(numbers), value)
+                tensors.append(segment)
+                packed += segment.pointer.to_bytes(8, "little")
+            else:
+                packed += pack_scalar(kernel, name, value, param)
+        block_bytes = np.frombuffer(bytes(packed) or b"\0", np.uint8)
+        params = Segment("parameters", next(numbers), block_bytes, "param")
+        symbols |= {name: params.start + offset for name, offset in offsets.items()}
+        findings, tally = Findings(kernel), Tally()
+        shared_size = code.shared.size + shared_bytes
+        memory = Memory([*segments, *tensors, params], shared_size, code.local.size, findings, tally)
+        memory.observer = observer
+        setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, seed, on_barrier)
+        Machine(code, setup, memory, findings, tally).run()
+        traffic = {s.name: s.traffic for s in (*tensors, *segments)}
+        return Launch(tally.freeze(), traffic, tuple(findings.items), findings.total)
+
+    def code(self, kernel: str) -> Code:
+        found = self._codes.get(kernel)
+        if found is None:
+            found = self._codes[kernel] = Code(self.program, kernel, self._plans)
+        return found
+
+
+def decode_all(program: Program) -> dict[str, list[Plan]]:
+    """Plans of all functions. Raises `UnsupportedPTX` with every instruction that has none."""
+    plans: dict[str, list[Plan]] = {}
+    bad: list[tuple[int, str, str]] = []
+    for function in program.functions.values():
+        plans[function.name] = []
+        for instruction in function.instructions:
+            try:
+                plan = ops.decode(instruction)
+                if isinstance(plan.control, Call):
+                    plan = resolve_call(program, plan, plan.control)
+                plans[function.name].append(plan)
+            except Unsupported as error:
+                bad.append((instruction.line, instruction.text, str(error)))
+    if bad:
+        raise UnsupportedPTX(bad)
+    return plans
+
+
+def resolve_call(program: Program, plan: Plan, control: Call) -> Plan:
+    function = program.functions.get(control.function)
+    if function is not None and function.defined:
+        return plan
+    if control.function == "__assertfail":
+        return replace(plan, control=Exit(trap=True))
+    raise Unsupported(f"function {control.function} has no body")
+
+
+def name_arguments(
+    kernel: str, params: list[Variable], args: Mapping[str, Any] | Sequence[Any]
+) -> tuple[list[str], list[Any]]:
+    if isinstance(args, Mapping):
+        names, values = list(args), list(args.values())
+    else:
+        values = list(args)
+        names = [f"arg{n}" for n in range(len(values))]
+    if len(values) != len(params):
+        raise TypeError(f"{kernel} takes {len(params)} arguments, got {len(values)}: {', '.join(names)}")
+    return names, values
+
+
+def pack_scalar(kernel: str, name: str, value: Any, param: Variable) -> bytes:
+    """The bytes of a by-value argument."""
+    where = f"{kernel}: argument {name!r} for parameter {param.name} (.{param.type.name}, {param.size} bytes)"
+    if value is None:
+        if param.size != 8 or param.type.kind == "f":
+            raise TypeError(f"{where}: None is a null pointer, and this is no pointer")
+        return bytes(8)
+    if isinstance(value, (bytes, bytearray, np.void)) or (param.is_array and isinstance(value, np.generic)):
+        data = value.tobytes() if isinstance(value, np.generic) else bytes(value)
+        if len(data) != param.size:
+            raise TypeError(f"{where}: got {len(data)} bytes")
+        return data
+    if param.is_array:
+        raise TypeError(f"{where}: a structure is given as bytes or as a NumPy structured scalar, got {value!r}")
+    if isinstance(value, (bool, int, np.bool_, np.integer)):
+        if param.type.kind == "f":
+            return np.array(float(value), param.type.dtype).tobytes()
+        number = int(value)
+        if not -(1 << (8 * param.size - 1)) <= number < 1 << (8 * param.size):
+            raise TypeError(f"{where}: {number} does not fit")
+        return (number & ((1 << (8 * param.size)) - 1)).to_bytes(param.size, "little")
+    if isinstance(value, (float, np.floating)):
+        if param.type.kind not in "fb":
+            raise TypeError(f"{where}: got the floating-point number {value!r}")
+        return np.array(float(value), f"f{param.size}").tobytes()
+    raise TypeError(f"{where}: cannot pass {type(value).__name__} {value!r}")

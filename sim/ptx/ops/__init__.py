@@ -1,0 +1,23 @@
+"""The opcodes, one module a family. Importing this package fills the table of `registry`."""
+
+from . import access, compare, control, convert, copy, floating, half, integer, logic, move, tensor, warp
+from .registry import Coverage, Plan, coverage, decode
+
+__all__ = [
+    "Coverage",
+    "Plan",
+    "access",
+    "compare",
+    "control",
+    "convert",
+    "copy",
+    "coverage",
+    "decode",
+    "floating",
+    "half",
+    "integer",
+    "logic",
+    "move",
+    "tensor",
+    "warp",
+]

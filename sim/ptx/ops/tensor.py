@@ -1,0 +1,286 @@
+"""Warp-level matrices: ldmatrix, stmatrix, mma (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions").
+
+With g = lane >> 2 and t = lane & 3, every fragment is an array whose axes are bits of (register, lane, element):
+A of shape m x k: registers (k half, row half), row g + 8 * row half, columns of k half in order (t, element);
+B of shape k x n: registers (k half), column g; C and D: registers (row half, element), row g, column 2 t + element.
+So a fragment becomes a matrix by reshape and transpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..lanes import WARP
+from ..memory import PORTS, Part
+from ..types import TYPES, Array
+from .access import address_arg, address_thunk, gather, scatter, take_space
+from .half import half_bits
+from .registry import WHOLE_WARP, Arg, Imm, Instruction, Mods, Plan, Reg, Thunk, Unsupported, arg, items, opcode
+
+if TYPE_CHECKING:
+    from ..registers import Frame
+
+HALF_VALUES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+"""float16 bits to float32: a table look-up is faster than NumPy's conversion."""
+
+
+def whole_warps(frame: Frame, i: Instruction) -> bool:
+    """Whether the frame has whole warps; else the instruction's result is undefined, and that is a finding."""
+    if frame.lanes.whole_warps:
+        return True
+    message = f"{i.opcode} needs all 32 lanes of the warp; some have exited or never existed"
+    frame.machine.findings.report("missing lanes", message, i, frame.lanes, 0)
+    return False
+
+
+def matrix_mods(i: Instruction) -> tuple[int, bool, str]:
+    mods = Mods(i, "sync", "aligned")
+    if not mods.flag("m8n8"):
+        raise Unsupported("only m8n8")
+    count = {"x1": 1, "x2": 2, "x4": 4}[mods.choice(("x1", "x2", "x4"))]
+    transposed, space = mods.flag("trans"), take_space(mods)
+    mods.type("b16")
+    mods.done()
+    if space not in ("shared", "generic"):
+        raise Unsupported(f"{i.opcode} of .{space}")
+    return count, transposed, space
+
+
+def row_addresses(frame: Frame, count: int) -> Array | None:
+    """Positions of the lanes that give row addresses: lanes 8 i to 8 i + 7 for matrix i."""
+    if count == 4:
+        return None
+    return np.flatnonzero(np.arange(frame.n) % WARP < 8 * count)
+
+
+@opcode("ldmatrix", forms=".sync.aligned.m8n8 .x1 .x2 .x4 {.trans} .shared.b16")
+def ldmatrix(i: Instruction) -> Plan:
+    count, transposed, space = matrix_mods(i)
+    target, memory = i.operands
+    registers = items(target, count)
+    base, offset = address_arg(memory, space)
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        address, rows = address_thunk(frame, ins[0], offset), row_addresses(frame, count)
+        warps = frame.n // WARP
+        port = PORTS[space](frame.machine.memory, i, warps * 8 * count, 16, "ldmatrix")
+        buffer = frame.temp("ldmatrix", (warps * 8 * count,), np.complex128)
+        # (warp, matrix, row, column pair): the lane with number 4 row + pair receives that word.
+        words = buffer.view(np.uint32).reshape(warps, count, WARP)
+        halves = buffer.view(np.uint16).reshape(warps, count, 8, 8)
+        turned = frame.temp("ldmatrix.trans", (count, warps, 8, 8), np.uint16)
+        turned_words = turned.view(np.uint32).reshape(count, warps, WARP)
+        targets = [o.reshape(warps, WARP) for o in out]
+
+        def run() -> None:
+            if not whole_warps(frame, i):
+                return
+            lanes, at = frame.lanes, address()
+            if rows is not None:
+                lanes, at = lanes.subset(rows), at[rows]
+            gather(port.resolve(lanes, at), buffer)
+            if transposed:
+                np.copyto(turned, halves.transpose(1, 0, 3, 2))
+                for k, register in enumerate(targets):
+                    np.copyto(register, turned_words[k])
+            else:
+                for k, register in enumerate(targets):
+                    np.copyto(register, words[:, k])
+
+        return run if warps and frame.n % WARP == 0 else lambda: whole_warps(frame, i)
+
+    return Plan(
+        tuple(arg(r, TYPES["b32"]) for r in registers), (base,), bind, collective=WHOLE_WARP, pure=False
+    )
+
+
+@opcode("stmatrix", forms=".sync.aligned.m8n8 .x1 .x2 .x4 {.trans} .shared.b16")
+def stmatrix(i: Instruction) -> Plan:
+    count, transposed, space = matrix_mods(i)
+    memory, source = i.operands
+    registers = items(source, count)
+    base, offset = address_arg(memory, space)
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        address, rows = address_thunk(frame, ins[0], offset), row_addresses(frame, count)
+        warps = frame.n // WARP
+        port = PORTS[space](frame.machine.memory, i, warps * 8 * count, 16, "stmatrix")
+        words = np.empty((warps, count, WARP), np.uint32)
+
+        def run() -> None:
+            if not whole_warps(frame, i):
+                return
+            for k, register in enumerate(ins[1:]):
+                words[:, k] = np.broadcast_to(register, frame.n).reshape(warps, WARP)
+            data = words
+            if transposed:
+                halves = words.view(np.uint16).reshape(warps, count, 8, 8)
+                data = np.ascontiguousarray(halves.transpose(0, 1, 3, 2)).view(np.uint32)
+            lanes, at = frame.lanes, address()
+            if rows is not None:
+                lanes, at = lanes.subset(rows), at[rows]
+            parts: list[Part] = port.resolve(lanes, at)
+            scatter(parts, data.reshape(-1).view(np.complex128))
+
+        return run if warps and frame.n % WARP == 0 else lambda: whole_warps(frame, i)
+
+    reads = (base, *(arg(r, TYPES["b32"]) for r in registers))
+    return Plan((), reads, bind, collective=WHOLE_WARP, pure=False)
+
+
+# -- mma ----------------------------------------------------------------------------------------------------------------
+
+SHAPES = {
+    ("f16", "m16n8k8"),
+    ("f16", "m16n8k16"),
+    ("bf16", "m16n8k8"),
+    ("bf16", "m16n8k16"),
+    ("tf32", "m16n8k4"),
+    ("tf32", "m16n8k8"),
+    ("s8", "m16n8k16"),
+    ("s8", "m16n8k32"),
+    ("u8", "m16n8k16"),
+    ("u8", "m16n8k32"),
+    ("f64", "m8n8k4"),
+}
+ELEMENT_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "s8": 1, "u8": 1, "f64": 8}
+
+Decode = Callable[[Array, Array], None]
+
+
+def decoder(kind: str) -> Decode:
+    """Fills a float array from registers' bits (same number of elements, same order)."""
+    if kind == "f16":
+        return lambda bits, out: HALF_VALUES.take(bits.view(np.uint16).reshape(out.shape), None, out, "clip")  # type: ignore[return-value]
+    if kind == "bf16":
+
+        def widen(bits: Array, out: Array) -> None:
+            words = out.view(np.uint32)
+            np.copyto(words, bits.view(np.uint16).reshape(out.shape))
+            np.left_shift(words, np.uint32(16), words)
+
+        return widen
+    if kind == "tf32":
+        # The hardware reads 10 bits of fraction.
+        return lambda bits, out: np.bitwise_and(bits.reshape(out.shape), 0xFFFFE000, out.view(np.uint32))  # type: ignore[return-value]
+    dtype = {"s8": np.int8, "u8": np.uint8, "f64": np.float64}[kind]
+    return lambda bits, out: np.copyto(out, bits.view(dtype).reshape(out.shape), casting="unsafe")
+
+
+@opcode(
+    "mma",
+    forms=".sync.aligned .row.col: m16n8k8 m16n8k16 .f16 .bf16 (f32; f16 accumulators for .f16), m16n8k4 m16n8k8 .tf32, "
+    "m16n8k16 m16n8k32 .s8 .u8 {.satfinite}, m8n8k4 .f64",
+)
+def mma(i: Instruction) -> Plan:
+    mods = Mods(i, "sync", "aligned", "row", "col")
+    satfinite = mods.flag("satfinite")
+    shape = mods.choice({s for _, s in SHAPES})
+    types = [m for m in mods.rest if m in TYPES]
+    for name in types:
+        mods.rest.remove(name)
+    mods.done()
+    if "col" not in i.mods or i.mods.count("row") != 1:
+        raise Unsupported("only .row.col")
+    if len(types) != 4:
+        raise Unsupported("expected four types")
+    d_type, a_type, b_type, c_type = types
+    if (a_type, shape) not in SHAPES or (b_type, shape) not in SHAPES or d_type != c_type:
+        raise Unsupported(f"mma {shape} .{a_type}.{b_type} with .{d_type} accumulators")
+    m, n, k = (int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split())
+    if d_type not in {"f16": ("f32", "f16"), "s8": ("s32",), "u8": ("s32",), "f64": ("f64",)}.get(a_type, ("f32",)):
+        raise Unsupported(f".{d_type} accumulators")
+    element = ELEMENT_BYTES[a_type]
+    word = 8 if a_type == "f64" else 4
+    per = word // element
+    row_halves, k_halves = m // 8, k // (4 * per)
+    accumulators = (m * n) // WARP // (2 if d_type == "f16" else 1)
+    d, a, b, c = i.operands
+    bits = TYPES[f"b{8 * word}"]
+    a_args = [arg(r, bits) for r in items(a, row_halves * k_halves)]
+    b_args = [arg(r, bits) for r in items(b, k_halves)]
+    acc = TYPES["b32"] if d_type == "f16" else TYPES[d_type]
+    c_items, d_items = items(c, accumulators), items(d, accumulators)
+    c_args, d_args = [arg(r, acc) for r in c_items], [arg(r, acc) for r in d_items]
+    a_decode, b_decode = decoder(a_type), decoder(b_type)
+    real = np.dtype(np.float64 if a_type == "f64" else np.float32)
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        w = frame.n // WARP
+        a_regs, b_regs, c_regs = ins[: len(a_args)], ins[len(a_args) : len(a_args) + len(b_args)], ins[-accumulators:]
+
+        def buffers() -> tuple[Array, ...]:
+            a_values = np.empty((k_halves, row_halves, w, 8, 4 * per), real)
+            b_values = np.empty((k_halves, w, 8, 4 * per), real)
+            product = np.empty((w, m, n), real)
+            return (
+                np.empty((len(a_args), frame.n), bits.dtype),
+                np.empty((len(b_args), frame.n), bits.dtype),
+                a_values,
+                b_values,
+                np.empty((w, m, k), real),
+                np.empty((w, n, k), real),
+                product,
+                np.empty((row_halves * 2, frame.n), real),
+            )
+
+        a_bits, b_bits, a_values, b_values, a_matrix, b_matrix, product, total = frame.lend(("mma", a_type, shape), buffers)
+        a_from, a_to = a_values.transpose(2, 1, 3, 0, 4), a_matrix.reshape(w, row_halves, 8, k_halves, 4 * per)
+        b_from, b_to = b_values.transpose(1, 2, 0, 3), b_matrix.reshape(w, n, k_halves, 4 * per)
+        b_columns = b_matrix.transpose(0, 2, 1)
+        # (row half, element, warp, row, pair): accumulator register 2 * row half + element.
+        fragments = product.reshape(w, row_halves, 8, 4, 2).transpose(1, 4, 0, 2, 3)
+        total_view = total.reshape(row_halves, 2, w, 8, 4)
+        kept = frame.kept
+
+        def multiply() -> None:
+            if not kept:
+                for row, register in zip(a_bits, a_regs, strict=True):
+                    np.copyto(row, register)
+                a_decode(a_bits, a_values)
+                np.copyto(a_to, a_from)
+            for row, register in zip(b_bits, b_regs, strict=True):
+                np.copyto(row, register)
+            b_decode(b_bits, b_values)
+            np.copyto(b_to, b_from)
+            np.matmul(a_matrix, b_columns, product)
+            np.copyto(total_view, fragments)
+
+        def run() -> None:
+            if not whole_warps(frame, i):
+                return
+            multiply()
+            if d_type == "s32":
+                for register, part, addend in zip(out, total, c_regs, strict=True):
+                    value = part.astype(np.int64) + addend
+                    if satfinite:
+                        value = np.clip(value, -(1 << 31), (1 << 31) - 1)
+                    np.copyto(register, value, casting="unsafe")
+            elif d_type == "f16":
+                for half, (register, addend) in enumerate(zip(out, c_regs, strict=True)):
+                    addends = np.broadcast_to(addend, frame.n).copy().view(np.float16).reshape(-1, 2)
+                    sums = total[2 * half : 2 * half + 2].T + addends.astype(np.float32)
+                    np.copyto(register, np.ascontiguousarray(half_bits(sums)).view(np.uint32).reshape(-1))
+            else:
+                for part, addend in zip(total, c_regs, strict=True):
+                    np.add(part, addend, part)
+                for register, part in zip(out, total, strict=True):
+                    np.copyto(register, part)
+
+        return run if w and frame.n % WARP == 0 else lambda: whole_warps(frame, i)
+
+    return Plan(
+        tuple(d_args),
+        (*a_args, *b_args, *c_args),
+        bind,
+        mode=0,
+        collective=WHOLE_WARP,
+        pure=False,
+        flops=2 * m * n * k,
+        keeps=len(a_args),
+    )
+
+

@@ -1,0 +1,547 @@
+"""PTX text to instructions: opcode, modifiers, typed operands, predicate, PTX line and CUDA source line.
+
+Grammar: PTX ISA, chapters "Syntax" and "State Spaces, Types, and Variables". Nothing is executed or checked for
+support here except directives, which have no decoder of their own.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from .types import TYPES, PtxError, PtxType, UnsupportedPTX
+
+
+@dataclass(frozen=True)
+class Reg:
+    """A virtual register (unique name within its function) or a special register such as `%tid.x`."""
+
+    name: str
+    type: PtxType
+
+
+@dataclass(frozen=True)
+class Imm:
+    """An immediate: an integer, or the bits of a `0f...`/`0d...` constant of `float_bits` width."""
+
+    value: int
+    float_bits: int = 0
+
+
+@dataclass(frozen=True)
+class Sym:
+    """A variable, parameter, function or label, plus a byte offset."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Mem:
+    """A memory operand `[base + offset]`."""
+
+    base: Reg | Sym | Imm
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Vec:
+    """A brace list `{a, b, ...}`."""
+
+    items: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two destinations `a|b`."""
+
+    first: Operand
+    second: Operand
+
+
+@dataclass(frozen=True)
+class Not:
+    """A negated predicate source `!p`."""
+
+    reg: Reg
+
+
+@dataclass(frozen=True)
+class Group:
+    """A parenthesised list, as in `call (ret), f, (a, b)`."""
+
+    items: tuple[Operand, ...]
+
+
+Operand = Reg | Imm | Sym | Mem | Vec | Pair | Not | Group
+
+SINK = Reg("_", TYPES["b32"])
+"""The bit bucket `_`: a destination whose value nobody reads."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One PTX instruction. `predicate` is (register, negated); `source` is (file, line) from `.loc`."""
+
+    opcode: str
+    mods: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    predicate: tuple[Reg, bool] | None
+    line: int
+    source: tuple[str, int] | None
+    text: str
+
+    @property
+    def type(self) -> PtxType:
+        """The instruction type: its last modifier that names one."""
+        for mod in reversed(self.mods):
+            if mod in TYPES:
+                return TYPES[mod]
+        raise PtxError(f"line {self.line}: no type in {self.text!r}")
+
+    @property
+    def types(self) -> tuple[PtxType, ...]:
+        return tuple(TYPES[m] for m in self.mods if m in TYPES)
+
+
+@dataclass
+class Variable:
+    """A variable of a state space or a parameter. `size` bytes (0: extern, size given at launch); `init` its bytes.
+
+    `pointers` lists (byte offset, symbol, byte offset in the symbol, width) of initialisers that are addresses.
+    """
+
+    name: str
+    space: str
+    type: PtxType
+    align: int
+    size: int
+    init: bytes = b""
+    pointers: list[tuple[int, str, int, int]] = field(default_factory=list)
+    is_array: bool = False
+
+
+@dataclass
+class Function:
+    """A kernel (`.entry`) or a device function (`.func`)."""
+
+    name: str
+    is_entry: bool
+    params: list[Variable]
+    returns: list[Variable]
+    variables: list[Variable] = field(default_factory=list)
+    instructions: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    tables: dict[str, list[str]] = field(default_factory=dict)
+    defined: bool = True
+
+
+@dataclass
+class Program:
+    """A parsed PTX module."""
+
+    functions: dict[str, Function]
+    variables: dict[str, Variable]
+    target: str
+
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_NAME = r"[A-Za-z_$%][\w$]*"
+_LABEL = re.compile(rf"({_NAME})\s*:(?!:)")
+_PREDICATE = re.compile(rf"@(!?)\s*({_NAME})\s*")
+_OPCODE = re.compile(r"([a-z][\w.:]*)\s*")
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+[^\n]*")
+_FILE = re.compile(r'\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"[^\n]*')
+_VARIABLE = re.compile(
+    rf"\.(?P<space>global|const|shared|local|param|reg)\b(?P<quals>(?:\s*\.\w+(?:\s+\d+)?)*?)\s*\.(?P<type>\w+)"
+    rf"(?P<quals2>(?:\s+\.ptr(?:\s*\.\w+)?(?:\s*\.align\s+\d+)?)?)\s+(?P<name>{_NAME})(?P<rest>.*)",
+    re.S,
+)
+_ALIGN = re.compile(r"\.align\s+(\d+)")
+_SPLIT = re.compile(r"[,\s]+")
+_FLOAT = re.compile(r"0([fFdD])([0-9a-fA-F]{8,16})$")
+_INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
+_DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?$")
+_SPECIAL = re.compile(
+    r"%(tid|ntid|ctaid|nctaid)\.[xyz]$|%(laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock_hi|clock64|globaltimer"
+    r"|globaltimer_lo|globaltimer_hi|lanemask_(eq|le|lt|ge|gt)|dynamic_smem_size|total_smem_size|aggr_smem_size)$"
+)
+
+
+def integer(text: str) -> int:
+    """An integer constant; a leading 0 means octal as in C."""
+    text = text.rstrip("U")
+    sign, body = (-1, text[1:]) if text.startswith("-") else (1, text)
+    if re.fullmatch(r"0[0-7]+", body):
+        return sign * int(body, 8)
+    return sign * int(body, 0)
+
+
+class _Scope:
+    """Names of one brace level of a function body; inner levels may redeclare registers and labels."""
+
+    def __init__(self, parent: _Scope | None, suffix: str):
+        self.parent = parent
+        self.suffix = suffix
+        self.registers: dict[str, PtxType] = {}
+        self.ranges: dict[str, tuple[PtxType, int]] = {}
+        self.labels: set[str] = set()
+
+    def register(self, name: str) -> Reg | None:
+        scope: _Scope | None = self
+        while scope is not None:
+            found = scope.registers.get(name)
+            if found is None and (match := re.fullmatch(r"(.*?)(0|[1-9]\d*)", name)):
+                prefix = scope.ranges.get(match[1])
+                if prefix and int(match[2]) < prefix[1]:
+                    found = prefix[0]
+            if found is not None:
+                return Reg(name + scope.suffix, found)
+            scope = scope.parent
+        return None
+
+
+class _Parser:
+    def __init__(self, text: str):
+        # Comments become blanks, so that offsets (and with them line numbers) stay those of the given text.
+        self.text = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
+        self.newlines = [m.start() for m in re.finditer("\n", text)]
+        self.functions: dict[str, Function] = {}
+        self.variables: dict[str, Variable] = {}
+        self.files = {int(m[1]): m[2] for m in _FILE.finditer(self.text)}
+        self.bad: list[tuple[int, str, str]] = []
+        self.target = ""
+        self.source: tuple[str, int] | None = None
+        self.scopes = 0
+
+    def line(self, pos: int) -> int:
+        return bisect.bisect_left(self.newlines, pos) + 1
+
+    def fail(self, pos: int, reason: str) -> None:
+        end = self.text.find("\n", pos)
+        self.bad.append((self.line(pos), self.text[pos : end if end >= 0 else None].strip()[:100], reason))
+
+    def skip(self, pos: int) -> int:
+        while pos < len(self.text) and self.text[pos].isspace():
+            pos += 1
+        return pos
+
+    def until(self, pos: int, mark: str) -> int:
+        end = self.text.find(mark, pos)
+        if end < 0:
+            raise PtxError(f"line {self.line(pos)}: no {mark!r} after {self.text[pos : pos + 40]!r}")
+        return end
+
+    def close(self, pos: int) -> int:
+        """The position after the brace that closes the one at `pos`."""
+        depth = 0
+        for match in re.compile(r"[{}]").finditer(self.text, pos):
+            depth += 1 if match[0] == "{" else -1
+            if depth == 0:
+                return match.end()
+        raise PtxError(f"line {self.line(pos)}: brace is never closed")
+
+    # -- module level -------------------------------------------------------------------------------------------
+
+    def parse(self) -> Program:
+        pos = self.skip(0)
+        while pos < len(self.text):
+            pos = self.skip(self.statement(pos))
+        if self.bad:
+            raise UnsupportedPTX(self.bad)
+        return Program(self.functions, self.variables, self.target)
+
+    def statement(self, pos: int) -> int:
+        text = self.text
+        if match := re.compile(r"\.(version|address_size|target)\s+([^\n]*)").match(text, pos):
+            if match[1] == "target":
+                self.target = match[2].strip()
+            if match[1] == "address_size" and match[2].strip() != "64":
+                self.fail(pos, "only 64-bit addresses")
+            return match.end()
+        if match := _FILE.match(text, pos):
+            return match.end()
+        if text.startswith(".section", pos):
+            return self.close(self.until(pos, "{"))
+        if text.startswith(".pragma", pos) or text.startswith(".alias", pos):
+            return self.until(pos, ";") + 1
+        if match := re.compile(r"(?:\.(?:visible|extern|weak|common)\s+)*").match(text, pos):
+            linkage, body = match[0], match.end()
+            if re.compile(r"\.(entry|func)\b").match(text, body):
+                return self.function(body)
+            if re.compile(r"\.(global|const|shared)\b").match(text, body):
+                end = self.until(body, ";")
+                if variable := self.variable(body, text[body:end], "extern" in linkage):
+                    self.variables[variable.name] = variable
+                return end + 1
+        self.fail(pos, "unknown directive")
+        end = text.find("\n", pos)
+        return len(text) if end < 0 else end
+
+    def variable(self, pos: int, text: str, extern: bool = False) -> Variable | None:
+        match = _VARIABLE.match(text)
+        if not match or match["type"] not in TYPES:
+            self.fail(pos, "cannot read this declaration")
+            return None
+        elem = TYPES[match["type"]]
+        quals = match["quals"] + match["quals2"]
+        vector = re.search(r"\.v(\d)", quals)
+        width = elem.bytes * (int(vector[1]) if vector else 1)
+        align = _ALIGN.search(match["quals"])
+        dims, _, init = match["rest"].partition("=")
+        sizes = [integer(d) if d.strip() else 0 for d in re.findall(r"\[([^\]]*)\]", dims)]
+        count = 1
+        for size in sizes:
+            count *= size
+        variable = Variable(
+            match["name"], match["space"], elem, int(align[1]) if align else width, width * count, is_array=bool(sizes)
+        )
+        if init.strip():
+            self.initialise(variable, elem, init.strip())
+            variable.size = max(variable.size, len(variable.init))
+        if extern and match["space"] != "shared" and variable.size == 0:
+            self.fail(pos, "extern variable without a size")
+        return variable
+
+    def initialise(self, variable: Variable, elem: PtxType, init: str) -> None:
+        data = bytearray()
+        for item in _SPLIT.split(re.sub(r"[{}]", " ", init).strip()):
+            width = elem.bytes
+            if match := _FLOAT.match(item):
+                data += int(match[2], 16).to_bytes(width, "little")
+            elif _INTEGER.match(item):
+                data += (integer(item) & ((1 << (8 * width)) - 1)).to_bytes(width, "little")
+            elif _DECIMAL.match(item):
+                data += struct.pack("<f" if width == 4 else "<d", float(item))
+            else:
+                name, _, offset = item.replace("generic(", "").replace(")", "").partition("+")
+                variable.pointers.append((len(data), name, integer(offset or "0"), width))
+                data += bytes(width)
+        variable.init = bytes(data)
+
+    # -- functions ----------------------------------------------------------------------------------------------
+
+    def params(self, text: str, pos: int) -> list[Variable]:
+        out = []
+        for part in text.split(","):
+            if part.strip():
+                variable = self.variable(pos, part.strip())
+                if variable:
+                    out.append(variable)
+        return out
+
+    def function(self, pos: int) -> int:
+        head = re.compile(
+            rf"\.(entry|func)\s*(?:\((?P<ret>[^)]*)\)\s*)?(?P<name>{_NAME})\s*(?:\((?P<params>[^)]*)\))?"
+            r"(?P<attrs>[^{;]*)(?P<end>[{;])"
+        ).match(self.text, pos)
+        if not head:
+            raise PtxError(f"line {self.line(pos)}: cannot read this function header")
+        function = Function(
+            head["name"],
+            head[1] == "entry",
+            self.params(head["params"] or "", pos),
+            self.params(head["ret"] or "", pos),
+        )
+        if head["end"] == ";":
+            function.defined = False
+            self.functions.setdefault(function.name, function)
+            return head.end()
+        self.functions[function.name] = function
+        self.source = None
+        return self.body(function, head.end())
+
+    def body(self, function: Function, pos: int) -> int:
+        # Kernels keep their names; those of device functions are told apart, for a call runs in the same registers.
+        scope: _Scope | None = _Scope(None, "" if function.is_entry else f"@{function.name}")
+        assert scope is not None
+        for variable in function.params + function.returns:
+            if variable.space == "reg":
+                scope.registers[variable.name] = variable.type
+        self.collect(scope, pos)
+        while True:
+            pos = self.skip(pos)
+            if pos >= len(self.text):
+                raise PtxError(f"function {function.name} is never closed")
+            assert scope is not None
+            if self.text[pos] == "{":
+                self.scopes += 1
+                scope = _Scope(scope, f"#{self.scopes}")
+                pos += 1
+                self.collect(scope, pos)
+            elif self.text[pos] == "}":
+                scope = scope.parent
+                pos += 1
+                if scope is None:
+                    return pos
+            elif match := _LABEL.match(self.text, pos):
+                table = re.compile(r"\s*\.branchtargets\s+([^;]*);").match(self.text, match.end())
+                if table:
+                    targets = [self.label(scope, t) for t in _SPLIT.split(table[1].strip())]
+                    function.tables[match[1] + scope.suffix] = targets
+                    pos = table.end()
+                elif proto := re.compile(r"\s*\.(callprototype|calltargets)\b[^;]*;").match(self.text, match.end()):
+                    self.fail(pos, f".{proto[1]}: indirect calls are not executed")
+                    pos = proto.end()
+                else:
+                    function.labels[match[1] + scope.suffix] = len(function.instructions)
+                    pos = match.end()
+            elif self.text[pos] == ".":
+                pos = self.directive(function, scope, pos)
+            elif self.text[pos] == ";":
+                pos += 1
+            else:
+                end = self.until(pos, ";")
+                self.instruction(function, scope, pos, end)
+                pos = end + 1
+
+    def collect(self, scope: _Scope, pos: int) -> None:
+        """Note the labels of this brace level beforehand: branches may go forward."""
+        depth = 0
+        for match in re.compile(rf"[{{}}]|(?:^|(?<=[;{{}}\n]))\s*({_NAME})\s*:(?!:)").finditer(self.text, pos):
+            if match[0] == "{":
+                depth += 1
+            elif match[0] == "}":
+                depth -= 1
+                if depth < 0:
+                    return
+            elif depth == 0:
+                scope.labels.add(match[1])
+
+    def label(self, scope: _Scope, name: str) -> str:
+        at: _Scope | None = scope
+        while at is not None:
+            if name in at.labels:
+                return name + at.suffix
+            at = at.parent
+        return name
+
+    def directive(self, function: Function, scope: _Scope, pos: int) -> int:
+        if match := _LOC.match(self.text, pos):
+            if int(match[2]) > 0:
+                self.source = (self.files.get(int(match[1]), "?"), int(match[2]))
+            return match.end()
+        end = self.until(pos, ";")
+        text = self.text[pos:end]
+        if text.startswith(".pragma"):
+            return end + 1
+        if text.startswith(".reg"):
+            match = re.match(r"\.reg\s+\.(\w+)\s+(.*)", text, re.S)
+            if not match or match[1] not in TYPES:
+                self.fail(pos, "register type is not executed")
+                return end + 1
+            for name in _SPLIT.split(match[2].strip()):
+                if ranged := re.fullmatch(r"(.*)<(\d+)>", name):
+                    scope.ranges[ranged[1]] = (TYPES[match[1]], int(ranged[2]))
+                else:
+                    scope.registers[name] = TYPES[match[1]]
+            return end + 1
+        if re.match(r"\.(local|shared|param|global|const)\b", text):
+            variable = self.variable(pos, text)
+            if variable:
+                # One name can stand in two brace levels (call sequences do that): the later one has its own storage.
+                variable.name += scope.suffix
+                function.variables.append(variable)
+            return end + 1
+        self.fail(pos, "unknown directive")
+        return end + 1
+
+    def instruction(self, function: Function, scope: _Scope, pos: int, end: int) -> None:
+        text = self.text[pos:end]
+        at, predicate = 0, None
+        if match := _PREDICATE.match(text):
+            reg = scope.register(match[2])
+            if reg is None:
+                raise PtxError(f"line {self.line(pos)}: unknown predicate {match[2]}")
+            predicate, at = (reg, match[1] == "!"), match.end()
+        match = _OPCODE.match(text, at)
+        if not match:
+            raise PtxError(f"line {self.line(pos)}: cannot read {text!r}")
+        opcode, *mods = match[1].split(".")
+        operands = tuple(self.operand(function, scope, t, pos) for t in split_operands(text[match.end() :]))
+        clean = " ".join(text.split())
+        function.instructions.append(
+            Instruction(opcode, tuple(mods), operands, predicate, self.line(pos), self.source, clean)
+        )
+
+    def operand(self, function: Function, scope: _Scope, text: str, pos: int) -> Operand:
+        def sub(part: str) -> Operand:
+            return self.operand(function, scope, part, pos)
+
+        if text.startswith("{"):
+            return Vec(tuple(sub(t) for t in split_operands(text[1:-1])))
+        if text.startswith("("):
+            return Group(tuple(sub(t) for t in split_operands(text[1:-1])))
+        if text.startswith("["):
+            return self.memory(function, scope, text[1:-1].strip(), pos)
+        if "|" in text:
+            first, second = text.split("|")
+            return Pair(sub(first.strip()), sub(second.strip()))
+        if text.startswith("!"):
+            inner = sub(text[1:].strip())
+            assert isinstance(inner, Reg)
+            return Not(inner)
+        if text == "_":
+            return SINK
+        if match := _FLOAT.match(text):
+            return Imm(int(match[2], 16), 32 if match[1] in "fF" else 64)
+        if _INTEGER.match(text):
+            return Imm(integer(text))
+        if _DECIMAL.match(text):
+            return Imm(struct.unpack("<Q", struct.pack("<d", float(text)))[0], 64)
+        if (reg := scope.register(text)) is not None:
+            return reg
+        if match := _SPECIAL.match(text):
+            wide = text in ("%clock64", "%globaltimer")
+            return Reg(text, TYPES["u64" if wide else "u32"])
+        if text == "WARP_SZ":
+            return Imm(32)
+        if match := re.fullmatch(rf"({_NAME})\s*([+-]\s*\d+)?", text):
+            if text.startswith("%"):
+                raise PtxError(f"line {self.line(pos)}: register {text} is not declared")
+            return Sym(self.symbol(function, scope, match[1]), integer((match[2] or "0").replace(" ", "").lstrip("+")))
+        raise PtxError(f"line {self.line(pos)}: cannot read operand {text!r}")
+
+    def symbol(self, function: Function, scope: _Scope, name: str) -> str:
+        at: _Scope | None = scope
+        names = {v.name for v in function.variables}
+        while at is not None:
+            if name in at.labels or name + at.suffix in names:
+                return name + at.suffix
+            at = at.parent
+        return name
+
+    def memory(self, function: Function, scope: _Scope, text: str, pos: int) -> Mem:
+        match = re.fullmatch(r"(.+?)\s*(?:\+\s*(-?\s*\w+)|(-\s*\d\w*))?", text, re.S)
+        assert match is not None
+        base = self.operand(function, scope, match[1].strip(), pos)
+        offset = integer((match[2] or match[3] or "0").replace(" ", ""))
+        if isinstance(base, Sym):
+            return Mem(Sym(base.name), base.offset + offset)
+        if not isinstance(base, (Reg, Imm)):
+            raise PtxError(f"line {self.line(pos)}: cannot read address [{text}]")
+        return Mem(base, offset)
+
+
+def split_operands(text: str) -> Iterator[str]:
+    """Split at commas outside of brackets; empty parts are dropped."""
+    depth, start = 0, 0
+    for i, char in enumerate(text):
+        if char in "{[(":
+            depth += 1
+        elif char in "}])":
+            depth -= 1
+        elif char == "," and depth == 0:
+            if text[start:i].strip():
+                yield text[start:i].strip()
+            start = i + 1
+    if text[start:].strip():
+        yield text[start:].strip()
+
+
+def parse(text: str) -> Program:
+    """Parse a PTX module. Raises `PtxError` on text that is no PTX, `UnsupportedPTX` on unknown directives."""
+    return _Parser(text).parse()

@@ -1,0 +1,67 @@
+"""PTX fundamental types (PTX ISA, "Type Systems"): width, kind and the NumPy dtype that holds the bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class PtxType:
+    """One fundamental type. `kind`: b(its), u, s, f(loat) or p(redicate); `dtype` views the bits (halves as float16)."""
+
+    name: str
+    bits: int
+    kind: str
+    dtype: np.dtype[Any]
+
+    @property
+    def bytes(self) -> int:
+        return max(1, self.bits // 8)
+
+
+def _table() -> dict[str, PtxType]:
+    types = {"pred": PtxType("pred", 1, "p", np.dtype(np.bool_))}
+    for bits in (8, 16, 32, 64):
+        for kind, code in (("b", "u"), ("u", "u"), ("s", "i")):
+            name = f"{kind}{bits}"
+            types[name] = PtxType(name, bits, kind, np.dtype(f"{code}{bits // 8}"))
+    for bits in (16, 32, 64):
+        types[f"f{bits}"] = PtxType(f"f{bits}", bits, "f", np.dtype(f"f{bits // 8}"))
+    # NumPy has no bfloat16 and no packed types: their bits are kept as unsigned integers.
+    types["bf16"] = PtxType("bf16", 16, "f", np.dtype(np.uint16))
+    types["f16x2"] = PtxType("f16x2", 32, "f", np.dtype(np.uint32))
+    types["bf16x2"] = PtxType("bf16x2", 32, "f", np.dtype(np.uint32))
+    types["tf32"] = PtxType("tf32", 32, "f", np.dtype(np.uint32))
+    return types
+
+
+TYPES = _table()
+
+UNSIGNED = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+"""Unsigned dtype of a width in bytes."""
+
+ELEMENT = {**UNSIGNED, 16: np.dtype(np.complex128)}
+"""Dtype that moves a memory element of 1..16 bytes as raw bits (complex128: the only 16-byte one that `take` copies)."""
+
+
+class PtxError(RuntimeError):
+    """Base of the errors that this package raises about a PTX text or its execution."""
+
+
+class UnsupportedPTX(PtxError):
+    """The text uses opcodes, modifiers or directives that the machine does not execute; lists all of them."""
+
+    def __init__(self, items: list[tuple[int, str, str]]):
+        self.items = items
+        lines = "\n".join(f"  line {line}: {text}  ({reason})" for line, text, reason in items)
+        super().__init__(f"{len(items)} unsupported PTX statement(s):\n{lines}")
+
+
+class Unsupported(Exception):
+    """Raised by a decoder for one instruction; collected into `UnsupportedPTX` at load."""
