@@ -47,6 +47,22 @@ def test_any_alignment_and_row_stride(dtype: object, start: int, row: int) -> No
     assert (room[:, :start] == 7).all() and (room[:, start + 48 :] == 7).all()
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_offsets_past_two_to_the_31_elements(axis: int) -> None:
+    """Heads, or rows, so far apart that a 32-bit offset would wrap; the untouched pages between cost no memory."""
+    room = np.zeros(2**31 + 8192, np.float16)
+    strides = (2**32, 128, 2) if axis == 0 else (128, 2**32, 2)
+    q, k, v = draw((2, 2, 64), (2, 2, 64), (2, 2, 64))
+    far = np.lib.stride_tricks.as_strided(room[64:], (2, 2, 64), strides)
+    for array in [q, k, v] if axis == 0 else [k]:
+        far[...] = array
+        arguments = [far if one is array else one for one in (q, k, v)]
+        check_numbers(cupyflash.attention(*arguments), None, q, k, v)
+    far[...] = 0
+    cupyflash.attention(q, k, v, out=far)
+    check_numbers(np.ascontiguousarray(far), None, q, k, v)
+
+
 def test_inputs_are_left_alone() -> None:
     arrays = draw((40, 64), (50, 64), (50, 64))
     before = [array.copy() for array in arrays]

@@ -44,9 +44,7 @@ def elementwise(body: str, inputs: Sequence[np.ndarray], outputs: Sequence[Any],
     return kernel("\n".join(lines), params)
 
 
-def apply(
-    body: str, inputs: Sequence[Any], outputs: Sequence[Any], registers: str = "", **options: Any
-) -> list[np.ndarray]:
+def apply(body: str, inputs: Sequence[Any], outputs: Sequence[Any], registers: str = "", **options: Any) -> list[np.ndarray]:
     """Run `body` on every element; the arrays of %d0, %d1, ... Fails on any finding."""
     arrays = [np.ascontiguousarray(x) for x in inputs]
     n = len(arrays[0])

@@ -329,7 +329,7 @@ def is_constant(register: Reg) -> bool:
     return register.name.startswith("%") and "#" not in register.name and _SPECIAL_NAME(register.name)
 
 
-def _SPECIAL_NAME(name: str) -> bool:  # noqa: N802
+def _SPECIAL_NAME(name: str) -> bool:
     return name in CONSTANT_REGISTERS
 
 

@@ -11,10 +11,9 @@ from ..memory import PORTS, LocalPort, Part, Port
 from ..types import ELEMENT, TYPES, Array, PtxType
 from .convert import register_arg
 from .half import narrow, wide
-from .registry import SINK, Arg, Imm, Instruction, Mem, Mods, Operand, Plan, Reg, Sym, Thunk, Unsupported, arg, items, opcode
+from .registry import SINK, Arg, Instruction, Mem, Mods, Operand, Plan, Reg, Sym, Thunk, Unsupported, arg, items, opcode
 
 if TYPE_CHECKING:
-    from ..lanes import Lanes
     from ..registers import Frame
 
 ORDER = ("weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "cta", "gpu", "sys", "cluster")
@@ -23,8 +22,11 @@ SPACES = ("global", "shared", "local", "const", "param")
 
 
 def hints(i: Instruction) -> tuple[str, ...]:
-    """Modifiers that steer caches and ordering; execution is sequentially consistent, so they change nothing."""
-    return (*ORDER, *CACHE, *(m for m in i.mods if m.startswith(("L1::", "L2::")) and m != "L2::cache_hint"))
+    """Modifiers that steer caches and ordering; execution is sequentially consistent, so they change nothing.
+
+    L2::cache_hint comes with a policy as last operand, which is not looked at.
+    """
+    return (*ORDER, *CACHE, *(m for m in i.mods if m.startswith(("L1::", "L2::"))))
 
 
 def take_space(mods: Mods) -> str:
@@ -158,6 +160,12 @@ def st(i: Instruction) -> Plan:
         return run
 
     return Plan((), (base, *(arg(r, view) for r in registers)), bind, pure=False)
+
+
+@opcode("createpolicy", forms="gives 0: cache policies change nothing")
+def createpolicy(i: Instruction) -> Plan:
+    zero = np.array(0, np.uint64)
+    return Plan((arg(i.operands[0], TYPES["b64"]),), (), lambda frame, out, ins: lambda: np.copyto(out[0], zero))
 
 
 @opcode("prefetch", "prefetchu", "discard", "applypriority", forms="no effect")

@@ -12,7 +12,7 @@ from ..types import TYPES, Array, PtxType
 from .floating import ROUNDINGS
 from .half import wide
 from .registry import Arg, Instruction, Mods, Operand, Plan, Reg, Thunk, Unsupported, arg, opcode, pure
-from .rounding import bfloat_bits, half_bits, narrow_toward_zero, odd_float32
+from .rounding import bfloat_bits, bfloat_value, directed, half_bits, odd_float32
 
 INTEGER_ROUNDING = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 INTEGERS = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64")
@@ -44,23 +44,18 @@ def integer_to_integer(source: PtxType, target: PtxType, sat: bool, d: Array, a:
 
 
 def float_to_integer(source: PtxType, target: PtxType, rounding: str, d: Array, a: Array) -> Thunk:
-    """Out of range clamps; NaN is 0, for 64-bit targets the most negative number (PTX ISA, cvt, notes)."""
+    """Out of range clamps, NaN is 0 (PTX ISA, cvt, notes)."""
     info = np.iinfo(target.dtype)
     fn = INTEGER_ROUNDING[rounding]
     # The largest float64 that fits: for 64-bit targets the limit itself is not representable.
-    top = float(np.nextafter(2.0**info.bits if info.min == 0 else 2.0 ** (info.bits - 1), 0)) if info.bits == 64 else info.max
-    nan = (0 if info.min == 0 else info.min) if info.bits == 64 else 0
-    if info.bits == 64 and info.min == 0:
-        nan = 1 << 63
+    top = float(np.nextafter(2.0 ** (info.bits - (info.min < 0)), 0)) if info.bits == 64 else float(info.max)
 
     def run() -> None:
         x = fn((wide(a, source) if source.bits == 16 else a).astype(np.float64))
-        isnan = np.isnan(x)
-        clipped = np.clip(np.where(isnan, 0.0, x), float(info.min), top)
+        clipped = np.clip(np.where(np.isnan(x), 0.0, x), float(info.min), top)
         value = clipped.astype(target.dtype)
         if info.bits == 64:
             value = np.where(x > top, target.dtype.type(info.max), value)
-        value = np.where(isnan, target.dtype.type(nan), value)
         np.copyto(d, value, casting="unsafe")
 
     return run
@@ -74,14 +69,14 @@ def finish(value: Array, target: PtxType, rounding: str, sat: bool, relu: bool) 
         value = np.where(np.isnan(value), value, np.maximum(value, 0))
     if target.name == "f16":
         bits = half_bits(value)
-        if rounding == "rz":
-            bits = narrow_toward_zero(value, bits, bits.view(np.float16).astype(value.dtype))
+        if rounding not in ("rn", ""):
+            bits = directed(value, bits, bits.view(np.float16).astype(np.float64), rounding)
         return bits.view(np.float16)
     if target.name == "bf16":
-        single = odd_float32(value) if value.dtype == np.float64 else np.asarray(value)
-        if rounding == "rz":
-            return np.where(np.isnan(single), np.uint16(0x7FFF), (single.view(np.uint32) >> 16).astype(np.uint16))
-        return bfloat_bits(single)
+        bits = bfloat_bits(odd_float32(value) if value.dtype == np.float64 else np.asarray(value))
+        if rounding not in ("rn", ""):
+            bits = directed(value, bits, bfloat_value(bits).astype(np.float64), rounding)
+        return bits
     return value
 
 
@@ -188,8 +183,6 @@ def cvt(i: Instruction) -> Plan:
         return pure(partial(float_to_integer, source, target, rounding or "rzi"), [out], [value], half_code)
     if source.kind != "f":
         return pure(partial(integer_to_float, target, rounding), [arg(d, target)], [value], code)
-    if rounding in ("rm", "rp") and target.bits == 16:
-        raise Unsupported("directed rounding to halves")
     exact = half_code if target.bits == 16 else code
     return pure(partial(float_to_float, source, target, rounding, sat, relu), [arg(d, target)], [value], exact)
 

@@ -10,7 +10,7 @@ import numpy as np
 from ..memory import GlobalPort, Part, SharedPort
 from ..types import TYPES, Array
 from .access import address_arg, address_thunk
-from .registry import Imm, Instruction, Mods, Plan, Thunk, Unsupported, arg, opcode
+from .registry import Imm, Instruction, Mods, Plan, Reg, Thunk, Unsupported, arg, opcode
 
 if TYPE_CHECKING:
     from ..registers import Frame
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @opcode("cp", forms=".async.ca .cg 4 8 16 bytes with source size; .async.commit_group .wait_group .wait_all")
 def cp(i: Instruction) -> Plan:
-    mods = Mods(i, *(m for m in i.mods if m in ("L2::64B", "L2::128B", "L2::256B")))
+    mods = Mods(i, *(m for m in i.mods if m.startswith("L2::")))
     if not mods.flag("async"):
         raise Unsupported("only cp.async")
     action = mods.choice(("commit_group", "wait_group", "wait_all"))
@@ -30,13 +30,15 @@ def cp(i: Instruction) -> Plan:
         raise Unsupported("only from global to the block's shared memory")
     mods.done()
     to, source, size_operand, *rest = i.operands
+    if "L2::cache_hint" in i.mods:
+        rest = rest[:-1]
     if not isinstance(size_operand, Imm) or size_operand.value not in (4, 8, 16):
         raise Unsupported("the size must be 4, 8 or 16")
     size = size_operand.value
     target, target_offset = address_arg(to, "shared")
     origin, origin_offset = address_arg(source, "global")
-    if len(rest) > 1:
-        raise Unsupported("a cache policy operand")
+    if len(rest) > 1 or (rest and isinstance(rest[0], Reg) and rest[0].type.name == "pred"):
+        raise Unsupported("an ignore-src predicate")
     sizes = [arg(o, TYPES["u32"]) for o in rest]
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:

@@ -308,3 +308,36 @@ def integer_extreme(i: Instruction) -> Plan:
         return run
 
     return pure(extreme, [d], [a, b])
+
+
+def dot_product(a_wide: str, b_wide: str, first: int, d: Array, a: Array, b: Array, c: Array) -> Thunk:
+    """d = c + sum of products of the parts of a (dtype `a_wide`) with as many bytes of b from byte `first` on."""
+    count = 4 // np.dtype(a_wide).itemsize
+    x, y = np.empty(d.shape, np.uint32), np.empty(d.shape, np.uint32)
+
+    def run() -> None:
+        np.copyto(x, a)
+        np.copyto(y, b)
+        left = x.view(a_wide).reshape(-1, count).astype(np.int64)
+        right = y.view(b_wide).reshape(-1, 4)[:, first : first + count].astype(np.int64)
+        np.copyto(d, c.astype(np.int64) + (left * right).sum(axis=1), casting="unsafe")
+
+    return run
+
+
+@opcode("dp4a", "dp2a", forms=".u32 .s32 for each factor; dp2a .lo .hi")
+def dot(i: Instruction) -> Plan:
+    mods = Mods(i)
+    half = mods.choice(("lo", "hi"))
+    left, right = mods.types("u32", "s32")
+    mods.done()
+    word = TYPES["u32"]
+    parts = "i" if left.kind == "s" else "u"
+    fn = partial(
+        dot_product,
+        parts + ("1" if i.opcode == "dp4a" else "2"),
+        "i1" if right.kind == "s" else "u1",
+        2 if half == "hi" else 0,
+    )
+    d, *rest = (arg(o, word) for o in i.operands)
+    return pure(fn, [d], rest)

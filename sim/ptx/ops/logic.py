@@ -337,3 +337,50 @@ def fns(i: Instruction) -> Plan:
     mods.done()
     d, mask, base, offset = i.operands
     return pure(nth_set_bit, [arg(d, type_)], [arg(mask, type_), arg(base, type_), arg(offset, TYPES["s32"])])
+
+
+def bit_mask(clamp: bool, d: Array, a: Array, b: Array) -> Thunk:
+    """bmsk: ones from bit a, b of them, as far as the word reaches."""
+
+    def run() -> None:
+        start, width = (x.astype(np.uint64) for x in (a, b))
+        if clamp:
+            start, width = np.minimum(start, np.uint64(32)), np.minimum(width, np.uint64(32))
+        else:
+            start, width = start & np.uint64(31), width & np.uint64(31)
+        ones = (np.uint64(1) << width) - np.uint64(1)
+        d[...] = (ones << start) & np.uint64(0xFFFFFFFF)
+
+    return run
+
+
+@opcode("bmsk", forms=".clamp .wrap .b32")
+def bmsk(i: Instruction) -> Plan:
+    mods = Mods(i)
+    edge, type_ = mods.choice(("clamp", "wrap")), mods.type("b32")
+    mods.done()
+    d, a, b = (arg(o, type_) for o in i.operands)
+    return pure(partial(bit_mask, edge == "clamp"), [d], [a, b])
+
+
+def extend(clamp: bool, d: Array, a: Array, b: Array) -> Thunk:
+    """szext: the low b bits of a, sign- or zero-extended; no bits give 0."""
+
+    def run() -> None:
+        width = np.minimum(b, np.uint32(32)) if clamp else b & np.uint32(31)
+        spare = np.broadcast_to(np.uint32(32) - width, d.shape).astype(np.uint32)
+        top = np.left_shift(np.broadcast_to(a, d.shape).astype(np.uint32), spare)
+        # The arithmetic shift of a signed word brings the sign along; by 32 (no bits) the word is 0 already.
+        d[...] = np.right_shift(top.view(d.dtype), spare.view(d.dtype))
+
+    return run
+
+
+@opcode("szext", forms=".clamp .wrap .u32 .s32")
+def szext(i: Instruction) -> Plan:
+    mods = Mods(i)
+    edge, type_ = mods.choice(("clamp", "wrap")), mods.type("u32", "s32")
+    mods.done()
+    d, a, b = i.operands
+    word = TYPES["u32"]
+    return pure(partial(extend, edge == "clamp"), [arg(d, type_)], [arg(a, word), arg(b, word)])

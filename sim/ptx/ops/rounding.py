@@ -122,7 +122,15 @@ def half_bits(x: Array) -> Array:
     return np.where(np.isnan(x), np.uint16(0x7FFF), bits)
 
 
-def narrow_toward_zero(x: Array, bits: Array, value: Array) -> Array:
-    """From a nearest-rounded half `bits` with float32 `value`: step back where it went beyond x."""
-    beyond = (np.abs(value) > np.abs(x)) & ~np.isnan(x)
-    return np.where(beyond & ~np.isinf(x), bits - np.uint16(1), bits)
+def directed(x: Array, bits: Array, value: Array, rounding: str) -> Array:
+    """From half `bits` (uint16) rounded to nearest, with their `value`, to the half that `rounding` asks for.
+
+    Magnitude and bits grow together, so that the neighbour is one bit pattern away.
+    """
+    up = np.uint16(1)
+    if rounding == "rz":
+        return np.where(np.abs(value) > np.abs(x), bits - up, bits)
+    wrong = value > x if rounding == "rm" else value < x
+    # Downwards a positive value shrinks and a negative one grows; upwards the other way round.
+    grows = np.signbit(value) == (rounding == "rm")
+    return np.where(wrong, np.where(grows, bits + up, bits - up), bits)

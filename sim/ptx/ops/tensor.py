@@ -18,7 +18,7 @@ from ..memory import PORTS, Part
 from ..types import TYPES, Array
 from .access import address_arg, address_thunk, gather, scatter, take_space
 from .half import half_bits
-from .registry import WHOLE_WARP, Arg, Imm, Instruction, Mods, Plan, Reg, Thunk, Unsupported, arg, items, opcode
+from .registry import WHOLE_WARP, Instruction, Mods, Plan, Thunk, Unsupported, arg, items, opcode
 
 if TYPE_CHECKING:
     from ..registers import Frame
@@ -131,6 +131,27 @@ def stmatrix(i: Instruction) -> Plan:
     return Plan((), reads, bind, collective=WHOLE_WARP, pure=False)
 
 
+@opcode("movmatrix", forms=".sync.aligned.m8n8.trans.b16")
+def movmatrix(i: Instruction) -> Plan:
+    mods = Mods(i, "sync", "aligned")
+    if not (mods.flag("m8n8") and mods.flag("trans")):
+        raise Unsupported("only m8n8.trans")
+    type_ = mods.type("b16")
+    mods.done()
+    d, a = i.operands
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        def run() -> None:
+            if whole_warps(frame, i):
+                halves = np.ascontiguousarray(np.broadcast_to(ins[0], frame.n)).view(type_.dtype).reshape(-1, 8, 8)
+                np.copyto(out[0], np.ascontiguousarray(halves.transpose(0, 2, 1)).view(np.uint32).reshape(-1))
+
+        return run
+
+    word = TYPES["b32"]
+    return Plan((arg(d, word),), (arg(a, word),), bind, collective=WHOLE_WARP, pure=False)
+
+
 # -- mma ----------------------------------------------------------------------------------------------------------------
 
 SHAPES = {
@@ -144,7 +165,12 @@ SHAPES = {
     ("s8", "m16n8k32"),
     ("u8", "m16n8k16"),
     ("u8", "m16n8k32"),
+    ("s8", "m8n8k16"),
+    ("u8", "m8n8k16"),
     ("f64", "m8n8k4"),
+    ("f64", "m16n8k4"),
+    ("f64", "m16n8k8"),
+    ("f64", "m16n8k16"),
 }
 ELEMENT_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "s8": 1, "u8": 1, "f64": 8}
 
@@ -173,7 +199,7 @@ def decoder(kind: str) -> Decode:
 @opcode(
     "mma",
     forms=".sync.aligned .row.col: m16n8k8 m16n8k16 .f16 .bf16 (f32; f16 accumulators for .f16), m16n8k4 m16n8k8 .tf32, "
-    "m16n8k16 m16n8k32 .s8 .u8 {.satfinite}, m8n8k4 .f64",
+    "m8n8k16 m16n8k16 m16n8k32 .s8 .u8 {.satfinite}, m8n8k4 m16n8k4 m16n8k8 m16n8k16 .f64",
 )
 def mma(i: Instruction) -> Plan:
     mods = Mods(i, "sync", "aligned", "row", "col")
@@ -188,7 +214,9 @@ def mma(i: Instruction) -> Plan:
     if len(types) != 4:
         raise Unsupported("expected four types")
     d_type, a_type, b_type, c_type = types
-    if (a_type, shape) not in SHAPES or (b_type, shape) not in SHAPES or d_type != c_type:
+    if (a_type, shape) not in SHAPES or (b_type, shape) not in SHAPES or d_type != c_type or (
+        a_type != b_type and a_type not in ("s8", "u8")
+    ):
         raise Unsupported(f"mma {shape} .{a_type}.{b_type} with .{d_type} accumulators")
     m, n, k = (int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split())
     if d_type not in {"f16": ("f32", "f16"), "s8": ("s32",), "u8": ("s32",), "f64": ("f64",)}.get(a_type, ("f32",)):

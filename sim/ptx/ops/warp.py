@@ -14,7 +14,7 @@ import numpy as np
 
 from ..lanes import WARP, warp_bits
 from ..types import TYPES, Array
-from .registry import SINK, WHOLE_WARP, Imm, Instruction, Mods, Not, Pair, Plan, Thunk, Unsupported, arg, opcode
+from .registry import SINK, Instruction, Mods, Not, Pair, Plan, Thunk, Unsupported, arg, opcode
 
 if TYPE_CHECKING:
     from ..lanes import Lanes

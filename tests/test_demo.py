@@ -1,0 +1,35 @@
+"""The demo: the main job end to end, as a newcomer runs it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from cupyflash.sim.cli import main
+
+
+@pytest.mark.parametrize("options", [[], ["--device", "T4", "--sram", "16KB"]])
+def test_demo_in_json(options: list[str]) -> None:
+    result = CliRunner().invoke(main, ["demo", "--seqlen", "200", "--heads", "2", "--json", *options])
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    for algorithm in ("standard", "fa1"):
+        part = report[algorithm]
+        assert part["agree"] and part["theory"] == part["replay"] == part["executed"]
+        assert part["findings"] == [] and 0 < part["error"] < 5e-3
+    assert report["ratio"] == part_total(report["standard"]) / part_total(report["fa1"])
+    assert {"paper", "fitted", "used"} == set(report["fa1"]["tiling"])
+    assert "executing" in result.stderr
+
+
+def part_total(part: dict[str, dict[str, dict[str, int]]]) -> int:
+    return sum(part["executed"]["total"].values())
+
+
+def test_demo_as_text_shows_the_three_witnesses() -> None:
+    result = CliRunner().invoke(main, ["demo", "--seqlen", "128", "--heads", "1"])
+    assert result.exit_code == 0, result.stderr
+    for word in ("theory", "replay", "executed", "O_acc", "paper", "fitted", "used", "float64", "yes"):
+        assert word in result.stdout
