@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from cupyflash.binding import argument_values, kernel_arguments
 from cupyflash.compiler import ptx
 from cupyflash.problem import Problem
-from cupyflash.schedules import Kernel, TileSchedule
+from cupyflash.schedules import Kernel, Schedule, TileSchedule
 from cupyflash.sim.ptx import Counters, Finding, Module
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
@@ -71,13 +72,20 @@ def run(
 ) -> Execution:
     """Run the kernels into given outputs and workspaces; `on_barrier` may look at them while a kernel runs."""
     values = argument_values(schedule, q, k, v, out, lse, workspaces)
+    return Execution(out, lse, *run_kernels(schedule, values, seed=seed, on_barrier=on_barrier))
+
+
+def run_kernels(
+    schedule: Schedule, values: Mapping[str, Any], *, seed: int | None = None, on_barrier: OnBarrier | None = None
+) -> tuple[Traffic, dict[str, Counters], tuple[Finding, ...]]:
+    """Run a schedule's kernels with `values` for their parameters: traffic, counters by kernel, findings."""
     tensors: dict[str, TensorTraffic] = {}
     counters: dict[str, Counters] = {}
     findings: list[Finding] = []
     for kernel in schedule.kernels():
         if kernel.grid == 0:
             continue
-        launch = _module(kernel, schedule.device.compute_capability).launch(
+        launch = _module(kernel, schedule.chip.compute_capability).launch(
             kernel.name,
             kernel.grid,
             kernel.threads,
@@ -91,7 +99,7 @@ def run(
             tensors[name] = TensorTraffic(before.read_bytes + moved.read_bytes, before.write_bytes + moved.write_bytes)
         counters[kernel.name] = launch.counters
         findings.extend(launch.findings)
-    return Execution(out, lse, Traffic(tensors), counters, tuple(findings))
+    return Traffic(tensors), counters, tuple(findings)
 
 
 _modules: dict[str, Module] = {}

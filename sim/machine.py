@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from cupyflash.schedules import Move, Phase, Tile, TileSchedule
+from cupyflash.schedules import Move, Phase, Schedule, Tile
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 
@@ -81,15 +81,15 @@ class Replay:
     peak_sram_bytes: int
 
 
-def run(schedule: TileSchedule, *, literal: bool = False) -> Replay:
+def run(schedule: Schedule, *, literal: bool = False) -> Replay:
     """Run a schedule on the machine; `literal` walks every step on its own instead of counting equal ones together."""
-    machine = Machine(schedule.device.sram_per_block)
+    machine = Machine(schedule.chip.sram_per_block)
     for phase in schedule.phases(literal=literal):
         machine.run(phase)
     return Replay(machine.traffic(schedule.repeats), machine.peak_bytes)
 
 
-def replay(schedule: TileSchedule, *, literal: bool = False) -> Traffic:
+def replay(schedule: Schedule, *, literal: bool = False) -> Traffic:
     """The HBM traffic of a schedule run on an SRAM of the device's M bytes.
 
     Raises SramOverflow when a tile does not fit.

@@ -8,10 +8,10 @@ from functools import lru_cache
 from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.schedules import fa1, fa2, standard
-from cupyflash.schedules.base import Kernel, Move, Phase, Tile, TileSchedule, Visit, Workspace
+from cupyflash.schedules.base import Kernel, Move, Phase, Schedule, Tile, TileSchedule, Visit, Workspace
 from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_blocks
 
-__all__ = ["ALGORITHMS", "Kernel", "Move", "Phase", "Tile", "TileSchedule", "Visit", "Workspace", "plan"]
+__all__ = ["ALGORITHMS", "Kernel", "Move", "Phase", "Schedule", "Tile", "TileSchedule", "Visit", "Workspace", "plan"]
 
 _SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] = {
     "fa1": fa1.Fa1Schedule,

@@ -6,13 +6,14 @@ simulator's replay and the theory's block sizes are all read from it.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from cupyflash.device import Device
-from cupyflash.problem import Problem
+from cupyflash.problem import ITEMSIZE, Problem
 from cupyflash.tiling import DoesNotFit, Tiling
 
 # Rows and columns of one tensor core tile (mma m16n8k16): blocks are whole multiples of it.
@@ -96,8 +97,41 @@ class Workspace:
     dtype: str
 
 
+class Schedule(ABC):
+    """What moves between HBM and SRAM, when, and which kernels do it, for one algorithm on one device."""
+
+    algorithm: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def chip(self) -> Device:
+        """The device whose SRAM the phases run in."""
+
+    @property
+    @abstractmethod
+    def repeats(self) -> int:
+        """How often the phases run: once a (batch, head)."""
+
+    @abstractmethod
+    def phases(self, *, literal: bool = False) -> Iterator[Phase]:
+        """The phases, once: equal ones counted together, or every step on its own when `literal`."""
+
+    @abstractmethod
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The launches, in order. ValueError when no kernel has this tiling, problem or device."""
+
+    @abstractmethod
+    def workspaces(self) -> Mapping[str, Workspace]:
+        """HBM needed beside inputs and outputs, by tensor name."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of HBM beside inputs and outputs: the extra memory of Theorem 1."""
+        return sum(math.prod(space.shape) * ITEMSIZE[space.dtype] for space in self.workspaces().values())
+
+
 @dataclass(frozen=True)
-class TileSchedule(ABC):
+class TileSchedule(Schedule):
     """A problem, a device, an algorithm's tiling, and all that follows from the three.
 
     `lse` says whether L, the log-sum-exp of each row, is written. `repeats` (batch, head) pairs each run `phases`.
@@ -108,7 +142,13 @@ class TileSchedule(ABC):
     tiling: Tiling
     lse: bool = False
 
-    algorithm: ClassVar[str]
+    @property
+    def chip(self) -> Device:
+        return self.device
+
+    @property
+    def repeats(self) -> int:
+        return self.problem.head_count
 
     @property
     def block_rows(self) -> int:
@@ -129,34 +169,6 @@ class TileSchedule(ABC):
     def col_blocks(self) -> int:
         """Tc = ceil(Nk / Bc)."""
         return -(-self.problem.seqlen_k // self.block_cols)
-
-    @property
-    def repeats(self) -> int:
-        """How many (batch, head) pairs run the phases."""
-        return self.problem.head_count
-
-    @abstractmethod
-    def phases(self, *, literal: bool = False) -> Iterator[Phase]:
-        """The phases of one (batch, head): equal ones counted together, or every step on its own when `literal`."""
-
-    @abstractmethod
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The launches, in order. ValueError when no kernel has this tiling, problem or device."""
-
-    @abstractmethod
-    def workspaces(self) -> Mapping[str, Workspace]:
-        """HBM needed beside inputs and outputs, by tensor name."""
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of HBM beside inputs and outputs: the extra memory of Theorem 1."""
-        total = 0
-        for space in self.workspaces().values():
-            elements = 1
-            for length in space.shape:
-                elements *= length
-            total += elements * (FLOAT32 if space.dtype == "float32" else self.problem.itemsize)
-        return total
 
 
 def padded_head_dim(problem: Problem) -> int:
