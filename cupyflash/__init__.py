@@ -13,7 +13,8 @@ from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule, plan
 from cupyflash.simulated import simulated_device
+from cupyflash.softmax import softmax
 from cupyflash.tiling import TileSize, Tiling
 
 __version__ = "0.1.0"
-__all__ = ["Device", "Problem", "TileSchedule", "TileSize", "Tiling", "attention", "plan", "simulated_device"]
+__all__ = ["Device", "Problem", "TileSchedule", "TileSize", "Tiling", "attention", "plan", "simulated_device", "softmax"]

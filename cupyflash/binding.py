@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,35 @@ from cupyflash.problem import Array
 from cupyflash.schedules import Kernel, TileSchedule
 
 
+@dataclass(frozen=True)
+class Masks:
+    """What restricts or shifts the scores, as arrays: see `Problem`. `key_lengths` is int32 of shape (batch,)."""
+
+    mask: Any = None
+    bias: Any = None
+    key_lengths: Any = None
+
+
+NO_MASKS = Masks()
+
+
 def argument_values(
-    schedule: TileSchedule, q: Array, k: Array, v: Array, out: Array, lse: Array | None, workspaces: Mapping[str, Array]
+    schedule: TileSchedule,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array | None,
+    workspaces: Mapping[str, Array],
+    masks: Masks = NO_MASKS,
 ) -> dict[str, Any]:
     """Every parameter name of the schedule's kernels with its value: arrays, scalars of the kernel's own types, None.
 
-    Strides are in elements; an axis that an array does not have has stride 0.
+    Strides are in elements; an axis that an array does not have, or has to be broadcast along, has stride 0.
     """
     p = schedule.problem
     values: dict[str, Any] = {"Q": q, "K": k, "V": v, "O": out, "L": lse, "O_acc": None, **workspaces}
+    values |= {"mask": masks.mask, "bias": masks.bias, "key_lengths": masks.key_lengths}
     sizes = {
         "Nq": p.seqlen_q,
         "Nk": p.seqlen_k,
@@ -30,10 +51,20 @@ def argument_values(
     values["rows"] = np.int64(schedule.repeats * p.seqlen_q)
     values["scale"] = np.float32(p.softmax_scale)
     for name, array in (("Q", q), ("K", k), ("V", v), ("O", out)):
-        strides = (0, 0, *(stride // p.itemsize for stride in array.strides[:-1]))
-        for axis, stride in zip(("batch", "head", "row"), strides[-3:], strict=True):
-            values[f"{name}_{axis}"] = np.int64(stride)
+        values |= _strides(name, ("batch", "head", "row"), array.shape[:-1], array.strides[:-1], p.itemsize)
+    for name, scores_like, itemsize in (("mask", masks.mask, 1), ("bias", masks.bias, p.itemsize)):
+        shape, strides = (scores_like.shape, scores_like.strides) if scores_like is not None else ((), ())
+        values |= _strides(name, ("batch", "head", "row", "col"), shape, strides, itemsize)
     return values
+
+
+def _strides(
+    name: str, axes: tuple[str, ...], shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+) -> dict[str, np.int64]:
+    """`name`_`axis` for the last axes of an array, in elements."""
+    elements = [0 if length == 1 else stride // itemsize for length, stride in zip(shape, strides, strict=True)]
+    padded = [0] * (len(axes) - len(elements)) + elements
+    return {f"{name}_{axis}": np.int64(stride) for axis, stride in zip(axes, padded, strict=True)}
 
 
 def kernel_arguments(kernel: Kernel, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from functools import cache
 from typing import Any
 
@@ -11,6 +13,8 @@ from cupyflash.schedules import Kernel
 
 # Dynamic shared memory above this has to be asked for (CUDA C Programming Guide, "Shared Memory").
 SHARED_WITHOUT_ASKING = 48 * 1024
+# CuPy's switch for compiling without its disk cache.
+CACHE_IN_MEMORY = "CUPY_CACHE_IN_MEMORY"
 # CuPy compiles with this, so everything else here does.
 FLUSH_DENORMALS = "-ftz=true"
 
@@ -41,16 +45,39 @@ def _ptx(source: str, options: tuple[str, ...], compute_capability: tuple[int, i
 
 
 def gpu_function(kernel: Kernel, device_id: int) -> Any:
-    """The kernel as a CuPy RawKernel on device `device_id`, which must be the current one."""
-    return _gpu_function(kernel.source, kernel.name, options(kernel), kernel.shared_bytes, device_id)
+    """The kernel as a CuPy RawKernel on device `device_id`, which must be the current one. Threads compile one at a time."""
+    key = (kernel.source, kernel.name, options(kernel), kernel.shared_bytes, device_id)
+    function = _functions.get(key)
+    if function is None:
+        with _compiling:
+            function = _functions.get(key)
+            if function is None:
+                function = _functions[key] = _compile_for_gpu(kernel)
+    return function
 
 
-@cache
-def _gpu_function(source: str, name: str, options: tuple[str, ...], shared_bytes: int, device_id: int) -> Any:
+_functions: dict[tuple[object, ...], Any] = {}
+_compiling = threading.Lock()
+
+
+def _compile_for_gpu(kernel: Kernel) -> Any:
     import cupy
 
     includes = tuple(f"-I{path}" for path in header_directories())
-    function = cupy.RawModule(code=kernels_cu.source(source), options=(*options, *includes)).get_function(name)
-    if shared_bytes > SHARED_WITHOUT_ASKING:
-        function.max_dynamic_shared_size_bytes = shared_bytes
+    module = cupy.RawModule(code=kernels_cu.source(kernel.source), options=(*options(kernel), *includes))
+    try:
+        module.compile()
+    except OSError:
+        # A cache directory that cannot be made or written: compile all the same, and keep the result in memory only.
+        before = os.environ.get(CACHE_IN_MEMORY)
+        os.environ[CACHE_IN_MEMORY] = "1"
+        try:
+            module.compile()
+        finally:
+            del os.environ[CACHE_IN_MEMORY]
+            if before is not None:
+                os.environ[CACHE_IN_MEMORY] = before
+    function = module.get_function(kernel.name)
+    if kernel.shared_bytes > SHARED_WITHOUT_ASKING:
+        function.max_dynamic_shared_size_bytes = kernel.shared_bytes
     return function

@@ -8,9 +8,13 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import Any, Protocol
 
+import numpy as np
+
 # Bytes of one element. The input types of the paper's M: shared memory is counted in elements of these.
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
 MAX_HEAD_DIM = 256
+# The kernels count rows and columns in 32 bits, with room for a block more.
+MAX_LENGTH = 2**31 - 2**20
 # The widest copy between HBM and SRAM, in bytes.
 MAX_ALIGNMENT = 16
 
@@ -30,12 +34,17 @@ class Array(Protocol):
 
 @dataclass(frozen=True)
 class Problem:
-    """O = softmax(scale Q K^T) V for `batch` x `heads` independent heads.
+    """O = softmax(scale Q K^T + bias) V for `batch` x `heads` independent heads.
 
-    Q is (batch, heads, seqlen_q, head_dim); K and V are (batch, kv_heads, seqlen_k, head_dim), query head h reading
-    key head h // (heads // kv_heads). `causal` is aligned bottom-right: query row r sees key column c when
-    c <= r + seqlen_k - seqlen_q. `scale` is 1 / sqrt(head_dim) when None. `alignment` is the number of bytes (a power of
-    two up to 16) that divides the address of every row: it bounds the width of a copy.
+    Q is (batch, heads, seqlen_q, head_dim), K (batch, kv_heads, seqlen_k, head_dim), V (batch, kv_heads, seqlen_k,
+    head_dim_v), query head h reading key head h // (heads // kv_heads). `head_dim_v` is `head_dim` when None, `scale`
+    1 / sqrt(head_dim).
+
+    What a query row sees: under `causal`, aligned bottom-right, row r sees key column c when c <= r + seqlen_k - seqlen_q;
+    with `padded`, batch b sees its first `key_lengths[b]` keys (None where the lengths are not known to the host: counts
+    are then of full length); with `mask`, a boolean a (row, column) says so too; with `bias`, a number is added to each
+    score. `alignment` is the number of bytes (a power of two up to 16) that divides the address of every row: it bounds the
+    width of a copy.
 
     Raises TypeError or ValueError that names the argument, its value and what is allowed.
     """
@@ -49,31 +58,39 @@ class Problem:
     dtype: str
     causal: bool = False
     scale: float | None = None
+    head_dim_v: int | None = None
+    mask: bool = False
+    bias: bool = False
+    padded: bool = False
+    key_lengths: tuple[int, ...] | None = None
     alignment: int = MAX_ALIGNMENT
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("batch", 0),
-            ("heads", 0),
-            ("kv_heads", 0),
-            ("seqlen_q", 0),
-            ("seqlen_k", 0),
-            ("head_dim", 1),
-        ):
+        if self.head_dim_v is None:
+            object.__setattr__(self, "head_dim_v", self.head_dim)
+        for name in ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v"):
             value = getattr(self, name)
+            least, most = (1, MAX_HEAD_DIM) if name.startswith("head_dim") else (0, MAX_LENGTH)
             if isinstance(value, bool) or not isinstance(value, Integral):
                 raise TypeError(f"{name} must be an integer, got {value!r}")
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+            if not least <= value <= most:
+                raise ValueError(f"{name} must be between {least} and {most:,}, got {value}")
             object.__setattr__(self, name, int(value))
-        if self.head_dim > MAX_HEAD_DIM:
-            raise ValueError(f"head_dim must be between 1 and {MAX_HEAD_DIM}, got {self.head_dim}")
         if self.heads and (not self.kv_heads or self.heads % self.kv_heads):
             raise ValueError(f"heads must be a multiple of kv_heads, got heads={self.heads} and kv_heads={self.kv_heads}")
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
-        if not isinstance(self.causal, bool) and type(self.causal).__name__ not in ("bool", "bool_"):
-            raise TypeError(f"causal must be True or False, got {self.causal!r}")
-        object.__setattr__(self, "causal", bool(self.causal))
+        for name in ("causal", "mask", "bias", "padded"):
+            value = getattr(self, name)
+            if type(value).__name__ not in ("bool", "bool_"):
+                raise TypeError(f"{name} must be True or False, got {value!r}")
+            object.__setattr__(self, name, bool(value))
+        if self.key_lengths is not None:
+            lengths = tuple(int(length) for length in self.key_lengths)
+            if not self.padded or len(lengths) != self.batch or not all(0 <= n <= self.seqlen_k for n in lengths):
+                raise ValueError(
+                    f"key_lengths must be {self.batch} lengths between 0 and {self.seqlen_k:,} of a padded problem, got {lengths}"
+                )
+            object.__setattr__(self, "key_lengths", lengths)
         if self.scale is not None:
             if isinstance(self.scale, bool) or not isinstance(self.scale, Real):
                 raise TypeError(f"scale must be a real number or None, got {self.scale!r}")
@@ -92,39 +109,56 @@ class Problem:
         *,
         causal: bool = False,
         scale: float | None = None,
+        mask: Array | None = None,
+        bias: Array | None = None,
+        key_lengths: Array | None = None,
         out: Array | None = None,
     ) -> Problem:
         """The problem that arrays of shape (n, d), (h, n, d) or (b, h, n, d) pose; `out`, if given, is where O goes.
 
-        k and v may have fewer heads than q, if their number divides q's. The last axis of each must be contiguous.
+        k and v may have fewer heads than q, if their number divides q's; v and out may have another last axis than q and k.
+        The last axis of each must be contiguous. `mask` (bool) and `bias` (q's dtype) must broadcast to (..., n_q, n_k),
+        `key_lengths` (integers) must be (b,), or (1,) without a batch axis.
         """
         named = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
         for name, array in named.items():
-            if not all(hasattr(array, attribute) for attribute in ("shape", "dtype", "strides", "ndim")):
-                raise TypeError(f"{name} must be a NumPy or CuPy array, got {type(array).__name__}")
-        for name, array in named.items():
+            _check_array(name, array)
             if array.ndim not in (2, 3, 4):
                 raise ValueError(f"{name} must be (n, d), (h, n, d) or (b, h, n, d), got shape {array.shape}")
             if array.ndim != q.ndim:
                 raise ValueError(f"{name} must have as many axes as q, got shape {array.shape} beside q's {q.shape}")
             if dtype_name(array.dtype, name) != dtype_name(q.dtype, "q"):
                 raise TypeError(f"{name} must have q's dtype {q.dtype}, got {array.dtype}")
-            if array.shape[-1] != q.shape[-1]:
-                raise ValueError(f"{name} must have q's head dimension {q.shape[-1]}, got shape {array.shape}")
-            if array.shape[-1] > 1 and array.strides[-1] != array.dtype.itemsize and 0 not in array.shape:
+            size = array.dtype.itemsize
+            if array.shape[-1] > 1 and array.strides[-1] != size and 0 not in array.shape:
                 raise ValueError(
                     f"{name} must be contiguous along its last axis, got strides {array.strides} bytes for {array.dtype}"
                 )
-            if any(stride % array.dtype.itemsize for stride in array.strides):
-                raise ValueError(f"{name} must have strides in whole elements, got {array.strides} bytes for {array.dtype}")
-        if k.shape != v.shape:
-            raise ValueError(f"v must have k's shape {k.shape}, got {v.shape}")
+            _check_strides(name, array)
+        if k.shape[-1] != q.shape[-1]:
+            raise ValueError(f"k must have q's head dimension {q.shape[-1]}, got shape {k.shape}")
+        if k.shape[:-1] != v.shape[:-1]:
+            raise ValueError(f"v must have k's shape {k.shape} but for the last axis, got {v.shape}")
         if q.ndim == 4 and k.shape[0] != q.shape[0]:
             raise ValueError(f"k and v must have q's batch size {q.shape[0]}, got shape {k.shape}")
-        if out is not None and out.shape != q.shape:
-            raise ValueError(f"out must have q's shape {q.shape}, got {out.shape}")
+        if out is not None:
+            if out.shape != (*q.shape[:-1], v.shape[-1]):
+                raise ValueError(f"out must have shape {(*q.shape[:-1], v.shape[-1])}, got {out.shape}")
+            if any(stride <= 0 for length, stride in zip(out.shape, out.strides, strict=True) if length > 1):
+                raise ValueError(f"out must have positive strides, got {out.strides} bytes")
         batch = q.shape[0] if q.ndim == 4 else 1
         heads, kv_heads = (q.shape[-3], k.shape[-3]) if q.ndim > 2 else (1, 1)
+        scores = (*q.shape[:-1], k.shape[-2])
+        if mask is not None:
+            _check_scores_like("mask", mask, scores, "bool")
+        if bias is not None:
+            _check_scores_like("bias", bias, scores, dtype_name(q.dtype))
+        if key_lengths is not None:
+            _check_array("key_lengths", key_lengths)
+            if key_lengths.dtype.kind not in "iu":
+                raise TypeError(f"key_lengths must be of an integer dtype, got {key_lengths.dtype}")
+            if key_lengths.shape != (batch,):
+                raise ValueError(f"key_lengths must have shape {(batch,)}, a length for each of the batch, got {key_lengths.shape}")
         return cls(
             batch,
             heads,
@@ -135,8 +169,18 @@ class Problem:
             str(q.dtype),
             causal,
             scale,
+            head_dim_v=v.shape[-1],
+            mask=mask is not None,
+            bias=bias is not None,
+            padded=key_lengths is not None,
+            key_lengths=tuple(key_lengths) if key_lengths is not None and not on_gpu(key_lengths) else None,
             alignment=min(row_alignment(array) for array in named.values()),
         )
+
+    @property
+    def value_dim(self) -> int:
+        """d of V and O."""
+        return self.head_dim if self.head_dim_v is None else self.head_dim_v
 
     @property
     def itemsize(self) -> int:
@@ -159,8 +203,8 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Floating point operations of the two products, 4 Nq Nk d a head, nothing skipped or padded."""
-        return 4 * self.head_count * self.seqlen_q * self.seqlen_k * self.head_dim
+        """Floating point operations of the two products, 2 Nq Nk (d + d_v) a head, nothing skipped or padded."""
+        return 2 * self.head_count * self.seqlen_q * self.seqlen_k * (self.head_dim + self.value_dim)
 
 
 def dtype_name(dtype: Any, argument: str = "dtype") -> str:
@@ -171,11 +215,37 @@ def dtype_name(dtype: Any, argument: str = "dtype") -> str:
     return name
 
 
+def on_gpu(array: Any) -> bool:
+    """Whether an array is CuPy's, and so its elements are out of the host's reach."""
+    return not isinstance(array, np.ndarray)
+
+
 def row_alignment(array: Any) -> int:
     """The largest power of two, up to 16 bytes, that divides the address of every row of an (..., n, d) array."""
-    address = array.data.ptr if hasattr(array, "device") and hasattr(array.data, "ptr") else array.ctypes.data
+    address = array.data.ptr if on_gpu(array) else array.ctypes.data
     bits = address | array.shape[-1] * array.dtype.itemsize | MAX_ALIGNMENT
     for length, stride in zip(array.shape[:-1], array.strides[:-1], strict=True):
         if length > 1:
             bits |= abs(stride)
     return int(bits & -bits)
+
+
+def _check_array(name: str, array: Any) -> None:
+    if not all(hasattr(array, attribute) for attribute in ("shape", "dtype", "strides", "ndim")):
+        raise TypeError(f"{name} must be a NumPy or CuPy array, got {type(array).__name__}")
+
+
+def _check_strides(name: str, array: Array) -> None:
+    if any(stride % array.dtype.itemsize for stride in array.strides):
+        raise ValueError(f"{name} must have strides in whole elements, got {array.strides} bytes for {array.dtype}")
+
+
+def _check_scores_like(name: str, array: Array, scores: tuple[int, ...], dtype: str) -> None:
+    """An array of `dtype` that broadcasts to the shape of S."""
+    _check_array(name, array)
+    if array.dtype.name != dtype:
+        raise TypeError(f"{name} must be of dtype {dtype}, got {array.dtype}")
+    _check_strides(name, array)
+    tail = scores[len(scores) - array.ndim :] if array.ndim <= len(scores) else None
+    if tail is None or any(length not in (1, whole) for length, whole in zip(array.shape, tail, strict=True)):
+        raise ValueError(f"{name} must broadcast to (..., n_q, n_k) = {scores}, got shape {array.shape}")

@@ -5,9 +5,9 @@
 // visit of its row block, which writes it in the output's type: for float inputs that is one array, else O_acc and O.
 //
 // Constants, all from the tile schedule:
-//   ELEMENT     __half, __nv_bfloat16 or float       D           head dimension
+//   ELEMENT     __half, __nv_bfloat16 or float       D, DV       d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    SUB         columns of S held at a time; divides BC
-//   CAUSAL      0 or 1                               COPY_BYTES  width of a copy
+//   CAUSAL, MASK, BIAS, PADDED  0 or 1: mask.cuh     COPY_BYTES  width of a copy
 #include "element.cuh"
 #include "mask.cuh"
 #include "row_pair.cuh"
@@ -21,7 +21,7 @@ __device__ __forceinline__ float* accumulator(Element* O, long long O_row, float
   if constexpr (sizeof(Element) == 4) {
     return reinterpret_cast<float*>(O + row * O_row);
   } else {
-    return O_acc + static_cast<long long>(row) * D;
+    return O_acc + static_cast<long long>(row) * DV;
   }
 }
 
@@ -29,11 +29,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, float* L, float* O_acc, float* l, float* m,
             int Nq, int Nk, int heads, int group, float scale,
             long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,
-            long long V_batch, long long V_head, long long V_row, long long O_batch, long long O_head, long long O_row) {
+            long long V_batch, long long V_head, long long V_row, long long O_batch, long long O_head, long long O_row,
+            const unsigned char* mask, long long mask_batch, long long mask_head, long long mask_row, long long mask_col,
+            const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
+            const int* key_lengths) {
   extern __shared__ __align__(16) unsigned char sram[];
-  Element* K_smem = reinterpret_cast<Element*>(sram);  // (BC x TILE_ROW)
-  Element* V_smem = K_smem + BC * TILE_ROW;            // (BC x TILE_ROW)
-  Element* Q_smem = V_smem + BC * TILE_ROW;            // (BR x TILE_ROW)
+  Element* K_smem = reinterpret_cast<Element*>(sram);  // (BC x D_ROW)
+  Element* V_smem = K_smem + BC * D_ROW;               // (BC x DV_ROW)
+  Element* Q_smem = V_smem + BC * DV_ROW;              // (BR x D_ROW)
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const long long pair = blockIdx.x, batch = pair / heads, head = pair % heads;
@@ -41,20 +44,24 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   K += batch * K_batch + head / group * K_head;
   V += batch * V_batch + head / group * V_head;
   O += batch * O_batch + head * O_head;
-  O_acc += pair * Nq * D;  // not looked at when O is float32 itself
+  O_acc += pair * Nq * DV;  // not looked at when O is float32 itself
   l += pair * Nq;
   m += pair * Nq;
 
-  const int Tr = (Nq + BR - 1) / BR, Tc = (Nk + BC - 1) / BC;
+  const int keys = count_keys(key_lengths, batch, Nk, sram);
+  const Masks masks = {keys, Nk - Nq, mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
+                       bias + batch * bias_batch + head * bias_head, bias_row, bias_col};
+
+  const int Tr = (Nq + BR - 1) / BR, Tc = (keys + BC - 1) / BC;
 
   // Line 2: O = 0, l = 0, m = -inf in HBM. A row block that sees no key has its O and L for good.
   for (int i = 0; i < Tr; i++) {
-    const bool seen = visible_end(min((i + 1) * BR, Nq) - 1, Nq, Nk) > 0;
+    const bool seen = visible_end(masks, min((i + 1) * BR, Nq) - 1) > 0;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const int row = i * BR + warp * 16 + g + 8 * h;
       if (row >= Nq) continue;
-      for (int col = 2 * t; col < D; col += 8) {
+      for (int col = 2 * t; col < DV; col += 8) {
         if (seen) {
           store_row_pair(accumulator(O, O_row, O_acc, row), col, 0.f, 0.f);
         } else {
@@ -72,31 +79,31 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   // Line 5: for each K/V block
   for (int j = 0; j < Tc; j++) {
     // Line 6: load K_j, V_j. The last block may be short: as many rows as whole sub-tiles need, zeros past the end.
-    const int cols = min(BC, Nk - j * BC), padded = (cols + SUB - 1) / SUB * SUB;
+    const int cols = min(BC, keys - j * BC), whole = (cols + SUB - 1) / SUB * SUB;
     __syncthreads();  // every warp is done with K_{j-1}, V_{j-1}
-    copy_tile(K_smem, K + static_cast<long long>(j) * BC * K_row, K_row, padded, cols, threadIdx.x, THREADS);
-    copy_tile(V_smem, V + static_cast<long long>(j) * BC * V_row, V_row, padded, cols, threadIdx.x, THREADS);
+    copy_tile<D>(K_smem, K + static_cast<long long>(j) * BC * K_row, K_row, whole, cols, threadIdx.x, THREADS);
+    copy_tile<DV>(V_smem, V + static_cast<long long>(j) * BC * V_row, V_row, whole, cols, threadIdx.x, THREADS);
     wait_for_copies();
     __syncthreads();
 
     // Line 7: for each Q block that sees any of these keys
-    for (int i = CAUSAL ? max(0, j * BC - (Nk - Nq)) / BR : 0; i < Tr; i++) {
+    for (int i = CAUSAL ? max(0, j * BC - masks.diagonal) / BR : 0; i < Tr; i++) {
       // Line 8: load Q_i. A warp loads the 16 rows that it owns, and waits for nobody else.
       const int row0 = i * BR + warp * 16, rows = max(0, min(16, Nq - row0));
-      Element* Q_warp = Q_smem + warp * 16 * TILE_ROW;  // (16 x TILE_ROW)
-      __syncwarp();                                     // every lane is done with the rows before
-      copy_tile(Q_warp, rows ? Q + static_cast<long long>(row0) * Q_row : Q, Q_row, 16, rows, lane, 32);
+      Element* Q_warp = Q_smem + warp * 16 * D_ROW;  // (16 x D_ROW)
+      __syncwarp();                                  // every lane is done with the rows before
+      copy_tile<D>(Q_warp, rows ? Q + static_cast<long long>(row0) * Q_row : Q, Q_row, 16, rows, lane, 32);
       wait_for_copies();
       __syncwarp();
 
       // Lines 9 and 10, a sub-tile at a time: S = scale Q_i K_j^T, m~ = rowmax(S), P = exp(S - m~), l~ = rowsum(P),
       // O~ = P V_j, the earlier sub-tiles' part rescaled to the larger maximum.
-      float O_tilde[D_PAD / 8][4] = {}, m_tilde[2] = {NEG_INF, NEG_INF}, l_tilde[2] = {};
-      const int end = rows ? min(cols, visible_end(row0 + rows - 1, Nq, Nk) - j * BC) : 0;  // keys that the warp sees
+      float O_tilde[DV_PAD / 8][4] = {}, m_tilde[2] = {NEG_INF, NEG_INF}, l_tilde[2] = {};
+      const int end = rows ? min(cols, visible_end(masks, row0 + rows - 1) - j * BC) : 0;  // keys that the warp sees
       for (int col = 0; col < end; col += SUB) {
         float S_regs[SUB / 8][4];  // (16 x SUB)
-        scores(S_regs, Q_warp, K_smem + col * TILE_ROW);
-        scale_and_mask(S_regs, scale, row0 + g, j * BC + col, Nq, Nk);
+        scores(S_regs, Q_warp, K_smem + col * D_ROW);
+        scale_and_mask(S_regs, scale, masks, row0 + g, j * BC + col, Nq);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           float largest = m_tilde[h];
@@ -115,15 +122,15 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
               l_tilde[h] += S_regs[n][e];
             }
 #pragma unroll
-          for (int n = 0; n < D_PAD / 8; n++) {
+          for (int n = 0; n < DV_PAD / 8; n++) {
             O_tilde[n][2 * h] *= rescale;
             O_tilde[n][2 * h + 1] *= rescale;
           }
         }
-        add_weighted_values(O_tilde, S_regs, V_smem + col * TILE_ROW);
+        add_weighted_values(O_tilde, S_regs, V_smem + col * DV_ROW);
       }
 
-      const int seen = visible_end(min((i + 1) * BR, Nq) - 1, Nq, Nk);  // keys that row block i sees
+      const int seen = visible_end(masks, min((i + 1) * BR, Nq) - 1);  // keys that row block i sees
       const bool last_visit = seen <= (j + 1) * BC;
 #pragma unroll
       for (int h = 0; h < 2; h++) {
@@ -147,9 +154,9 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
         const float inverse = l_new == 0.f ? 0.f : 1.f / l_new;
         float* O_i = accumulator(O, O_row, O_acc, row);
 #pragma unroll
-        for (int n = 0; n < D_PAD / 8; n++) {
+        for (int n = 0; n < DV_PAD / 8; n++) {
           const int col = 8 * n + 2 * t;
-          if (col >= D) continue;
+          if (col >= DV) continue;
           const float2 old = load_row_pair(O_i, col);
           const float x = (old_weight * old.x + block_weight * O_tilde[n][2 * h]) * inverse;
           const float y = (old_weight * old.y + block_weight * O_tilde[n][2 * h + 1]) * inverse;

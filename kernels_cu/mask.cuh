@@ -1,24 +1,57 @@
-// Which keys a query row sees. Causal is aligned bottom-right: row r sees columns up to r + Nk - Nq.
-// Constants: CAUSAL (0 or 1), SUB.
+// Which keys a query row sees, and what is added to their scores. Causal is aligned bottom-right: row r sees columns up to
+// r + diagonal, where diagonal = Nk - Nq; keys from `keys` on do not exist; a boolean mask and a bias speak for each score.
+// Constants: CAUSAL, MASK, BIAS, PADDED (0 or 1: what is 0 is compiled out), SUB.
 #pragma once
+#include "element.cuh"
 
-__device__ __forceinline__ int visible_end(int row, int Nq, int Nk) {
-  return CAUSAL ? max(0, min(Nk, row + 1 + Nk - Nq)) : Nk;
+// The masks of one (batch, head).
+struct Masks {
+  int keys, diagonal;
+  const unsigned char* mask;  // (Nq x Nk), nonzero where row and column go together
+  long long mask_row, mask_col;
+  const Element* bias;  // (Nq x Nk)
+  long long bias_row, bias_col;
+};
+
+// The end of the columns that a row sees, for all that the boolean mask says.
+__device__ __forceinline__ int visible_end(const Masks& masks, int row) {
+  return CAUSAL ? max(0, min(masks.keys, row + 1 + masks.diagonal)) : masks.keys;
 }
 
-// Scales S and sets what a row does not see to -inf.
+// How many keys a batch has. One thread reads it for the block, through 4 bytes of `scratch` in shared memory, which is
+// free again when this returns.
+__device__ __forceinline__ int count_keys(const int* key_lengths, long long batch, int Nk, void* scratch) {
+  if constexpr (!PADDED) return Nk;
+  int* keys = static_cast<int*>(scratch);
+  if (threadIdx.x == 0) *keys = max(0, min(Nk, key_lengths[batch]));
+  __syncthreads();
+  int found = *keys;
+  __syncthreads();
+  return found;
+}
+
+// Scales S, adds the bias, and sets what a row does not see to -inf.
 //   S_regs (16 x SUB): rows row0 + 8 h, columns from col0 on, in the accumulator layout of warp_product.cuh
-__device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], float scale, int row0, int col0, int Nq, int Nk) {
+__device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], float scale, const Masks& masks, int row0, int col0,
+                                               int Nq) {
   int t = threadIdx.x % 4;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    int end = visible_end(row0 + 8 * h, Nq, Nk);
+    int row = row0 + 8 * h, end = row < Nq ? visible_end(masks, row) : 0;
 #pragma unroll
     for (int n = 0; n < SUB / 8; n++)
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        float& s = S_regs[n][2 * h + e];
-        s = col0 + 8 * n + 2 * t + e < end ? s * scale : NEG_INF;
+        int col = col0 + 8 * n + 2 * t + e;
+        bool seen = col < end;
+        float s = S_regs[n][2 * h + e] * scale;
+        if constexpr (BIAS) {
+          if (seen) s += to_float(masks.bias[row * masks.bias_row + col * masks.bias_col]);
+        }
+        if constexpr (MASK) {
+          if (seen) seen = masks.mask[row * masks.mask_row + col * masks.mask_col] != 0;
+        }
+        S_regs[n][2 * h + e] = seen ? s : NEG_INF;
       }
   }
 }

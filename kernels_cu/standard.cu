@@ -2,9 +2,9 @@
 // the element type. Three kernels; masked entries of S are stored as -inf, and nothing is skipped.
 //
 // Constants, all from the tile schedule:
-//   ELEMENT     __half, __nv_bfloat16 or float       D              head dimension
+//   ELEMENT     __half, __nv_bfloat16 or float       D, DV          d of Q and K, of V and O
 //   BR, BC      rows and columns of a tile           SUB            columns of S held at a time; divides BC
-//   CAUSAL      0 or 1                               SOFTMAX_WARPS  rows that a softmax block does at a time
+//   CAUSAL, MASK, BIAS, PADDED  0 or 1: mask.cuh     SOFTMAX_WARPS  rows that a softmax block does at a time
 //   COPY_BYTES  width of a copy
 #include "element.cuh"
 #include "mask.cuh"
@@ -17,10 +17,13 @@ constexpr int THREADS = BR / 16 * 32;  // a warp for every 16 rows of a tile
 // S = scale Q K^T, a BR x BC tile a thread block
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 standard_scores(const Element* Q, const Element* K, Element* S, int Nq, int Nk, int heads, int group, float scale,
-                long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row) {
+                long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,
+                const unsigned char* mask, long long mask_batch, long long mask_head, long long mask_row, long long mask_col,
+                const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
+                const int* key_lengths) {
   extern __shared__ __align__(16) unsigned char sram[];
-  Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x TILE_ROW)
-  Element* K_smem = Q_smem + BR * TILE_ROW;            // (BC x TILE_ROW)
+  Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x D_ROW)
+  Element* K_smem = Q_smem + BR * D_ROW;               // (BC x D_ROW)
 
   const int Tr = (Nq + BR - 1) / BR, Tc = (Nk + BC - 1) / BC;
   const int j = blockIdx.x % Tc, i = blockIdx.x / Tc % Tr;
@@ -29,9 +32,12 @@ standard_scores(const Element* Q, const Element* K, Element* S, int Nq, int Nk, 
   Q += batch * Q_batch + head * Q_head + static_cast<long long>(i) * BR * Q_row;
   K += batch * K_batch + head / group * K_head + static_cast<long long>(j) * BC * K_row;
   S += (pair * Nq + i * BR) * Nk + j * BC;
+  const Masks masks = {count_keys(key_lengths, batch, Nk, sram), Nk - Nq,
+                       mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
+                       bias + batch * bias_batch + head * bias_head, bias_row, bias_col};
 
-  copy_tile(Q_smem, Q, Q_row, BR, rows, threadIdx.x, THREADS);
-  copy_tile(K_smem, K, K_row, (cols + SUB - 1) / SUB * SUB, cols, threadIdx.x, THREADS);
+  copy_tile<D>(Q_smem, Q, Q_row, BR, rows, threadIdx.x, THREADS);
+  copy_tile<D>(K_smem, K, K_row, (cols + SUB - 1) / SUB * SUB, cols, threadIdx.x, THREADS);
   wait_for_copies();
   __syncthreads();
 
@@ -39,8 +45,8 @@ standard_scores(const Element* Q, const Element* K, Element* S, int Nq, int Nk, 
   const int row0 = warp * 16 + g;
   for (int col = 0; col < cols; col += SUB) {
     float S_regs[SUB / 8][4];  // (16 x SUB)
-    scores(S_regs, Q_smem + warp * 16 * TILE_ROW, K_smem + col * TILE_ROW);
-    scale_and_mask(S_regs, scale, i * BR + row0, j * BC + col, Nq, Nk);
+    scores(S_regs, Q_smem + warp * 16 * D_ROW, K_smem + col * D_ROW);
+    scale_and_mask(S_regs, scale, masks, i * BR + row0, j * BC + col, Nq);
 #pragma unroll
     for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -87,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 standard_values(const Element* P, const Element* V, Element* O, int Nq, int Nk, int heads, int group,
                 long long V_batch, long long V_head, long long V_row, long long O_batch, long long O_head, long long O_row) {
   extern __shared__ __align__(16) unsigned char sram[];
-  Element* V_smem = reinterpret_cast<Element*>(sram);  // (BC x TILE_ROW)
+  Element* V_smem = reinterpret_cast<Element*>(sram);  // (BC x DV_ROW)
 
   const int Tr = (Nq + BR - 1) / BR, i = blockIdx.x % Tr;
   const long long pair = blockIdx.x / Tr, batch = pair / heads, head = pair % heads;
@@ -97,11 +103,11 @@ standard_values(const Element* P, const Element* V, Element* O, int Nq, int Nk, 
   O += batch * O_batch + head * O_head;
   P += pair * Nq * Nk;
 
-  float O_regs[D_PAD / 8][4] = {};  // (16 x D_PAD)
+  float O_regs[DV_PAD / 8][4] = {};  // (16 x DV_PAD)
   for (int first = 0; first < Nk; first += BC) {
     const int cols = min(BC, Nk - first);
     __syncthreads();  // every warp is done with the V tile before
-    copy_tile(V_smem, V + first * V_row, V_row, (cols + SUB - 1) / SUB * SUB, cols, threadIdx.x, THREADS);
+    copy_tile<DV>(V_smem, V + first * V_row, V_row, (cols + SUB - 1) / SUB * SUB, cols, threadIdx.x, THREADS);
     wait_for_copies();
     __syncthreads();
     for (int col = 0; col < cols; col += SUB) {
@@ -115,7 +121,7 @@ standard_values(const Element* P, const Element* V, Element* O, int Nq, int Nk, 
             const int row = row0 + 8 * h, c = first + col + 8 * n + 2 * t + e;
             P_regs[n][2 * h + e] = row < Nq && c < Nk ? to_float(P[static_cast<long long>(row) * Nk + c]) : 0.f;
           }
-      add_weighted_values(O_regs, P_regs, V_smem + col * TILE_ROW);
+      add_weighted_values(O_regs, P_regs, V_smem + col * DV_ROW);
     }
   }
 #pragma unroll
@@ -123,6 +129,6 @@ standard_values(const Element* P, const Element* V, Element* O, int Nq, int Nk, 
     const int row = row0 + 8 * h;
     if (row >= Nq) continue;
 #pragma unroll
-    for (int n = 0; n < D_PAD / 8; n++) store_row_pair(O + row * O_row, 8 * n + 2 * t, O_regs[n][2 * h], O_regs[n][2 * h + 1]);
+    for (int n = 0; n < DV_PAD / 8; n++) store_row_pair(O + row * O_row, 8 * n + 2 * t, O_regs[n][2 * h], O_regs[n][2 * h + 1]);
   }
 }

@@ -1,11 +1,14 @@
-// Tiles of Q, K and V from HBM to SRAM. A tile row is D elements padded with zeros to D_PAD, then 16 unused bytes, so
-// that eight neighbouring rows start in different banks.
-// Constants: D (head dimension), COPY_BYTES (width of one copy).
+// Tiles of Q, K and V from HBM to SRAM. A tile row is d elements padded with zeros to a multiple of 16, then 16 unused
+// bytes, so that eight neighbouring rows start in different banks.
+// Constants: D (d of Q and K), DV (d of V and O), COPY_BYTES (width of one copy).
 #pragma once
 #include "element.cuh"
 
-constexpr int D_PAD = (D + 15) / 16 * 16;
-constexpr int TILE_ROW = D_PAD + 16 / sizeof(Element);  // elements from one row of a tile to the next
+__device__ constexpr int padded(int d) { return (d + 15) / 16 * 16; }
+
+constexpr int D_PAD = padded(D), DV_PAD = padded(DV);
+// Elements from one row of a tile to the next
+constexpr int D_ROW = D_PAD + 16 / sizeof(Element), DV_ROW = DV_PAD + 16 / sizeof(Element);
 
 // Starts one copy of COPY_BYTES, or of that many zeros when `inside` is false.
 __device__ __forceinline__ void copy_chunk(Element* to_smem, const Element* from_gmem, bool inside) {
@@ -33,17 +36,18 @@ __device__ __forceinline__ void copy_chunk(Element* to_smem, const Element* from
   }
 }
 
-// Starts the copy of `rows` tile rows by `threads` threads, of which this is `thread`. Rows from `valid` on are not
-// read: they become zeros, as does the padding of d.
-//   tile_smem (rows x TILE_ROW), tile_gmem (valid x D, row_stride elements apart)
+// Starts the copy of `rows` tile rows of WIDTH elements by `threads` threads, of which this is `thread`. Rows from `valid`
+// on are not read: they become zeros, as does the padding of WIDTH.
+//   tile_smem (rows x padded(WIDTH)), tile_gmem (valid x WIDTH, row_stride elements apart)
+template <int WIDTH>
 __device__ __forceinline__ void copy_tile(Element* tile_smem, const Element* tile_gmem, long long row_stride, int rows,
                                           int valid, int thread, int threads) {
   constexpr int CHUNK = COPY_BYTES / sizeof(Element);
-  constexpr int CHUNKS = D_PAD / CHUNK;
+  constexpr int CHUNKS = padded(WIDTH) / CHUNK, ROW = padded(WIDTH) + 16 / sizeof(Element);
   for (int c = thread; c < rows * CHUNKS; c += threads) {
     int row = c / CHUNKS, col = c % CHUNKS * CHUNK;
-    bool inside = row < valid && col < D;
-    copy_chunk(tile_smem + row * TILE_ROW + col, inside ? tile_gmem + row * row_stride + col : tile_gmem, inside);
+    bool inside = row < valid && col < WIDTH;
+    copy_chunk(tile_smem + row * ROW + col, inside ? tile_gmem + row * row_stride + col : tile_gmem, inside);
   }
 }
 

@@ -1,7 +1,7 @@
 // The two products of attention for the 16 rows of one warp. Both keep their result in the accumulator layout of
 // mma m16n8 (PTX ISA, "Matrix fragments for mma.m16n8k16"): with g = lane / 4 and t = lane % 4, element e of column
 // tile n is row g + 8 (e / 2), column 8 n + 2 t + e % 2. Half types run on tensor cores, float in ordinary FMAs.
-// Constants: D, ELEMENT (element.cuh); SUB (columns of S in registers at a time).
+// Constants: D, DV, ELEMENT (element.cuh); SUB (columns of S in registers at a time).
 #pragma once
 #include "tile_copy.cuh"
 
@@ -48,10 +48,10 @@ template <typename T> __device__ __forceinline__ void scores(float (&S_regs)[SUB
 #pragma unroll
     for (int k = 0; k < D_PAD; k += 16) {
       unsigned Q_frag[4], K_frag[4];
-      load_matrices(Q_frag, Q_smem + lane % 16 * TILE_ROW + k + lane / 16 * 8);
+      load_matrices(Q_frag, Q_smem + lane % 16 * D_ROW + k + lane / 16 * 8);
 #pragma unroll
       for (int n = 0; n < SUB / 16; n++) {
-        load_matrices(K_frag, K_smem + (16 * n + lane % 8 + lane / 16 * 8) * TILE_ROW + k + lane / 8 % 2 * 8);
+        load_matrices(K_frag, K_smem + (16 * n + lane % 8 + lane / 16 * 8) * D_ROW + k + lane / 8 % 2 * 8);
         mma(T(), S_regs[2 * n], Q_frag, K_frag[0], K_frag[1]);
         mma(T(), S_regs[2 * n + 1], Q_frag, K_frag[2], K_frag[3]);
       }
@@ -62,12 +62,12 @@ template <typename T> __device__ __forceinline__ void scores(float (&S_regs)[SUB
     for (int k = 0; k < D_PAD; k += 4) {
       float4 q[2], key;
 #pragma unroll
-      for (int h = 0; h < 2; h++) q[h] = *reinterpret_cast<const float4*>(Q_smem + (g + 8 * h) * TILE_ROW + k);
+      for (int h = 0; h < 2; h++) q[h] = *reinterpret_cast<const float4*>(Q_smem + (g + 8 * h) * D_ROW + k);
 #pragma unroll
       for (int n = 0; n < SUB / 8; n++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-          key = *reinterpret_cast<const float4*>(K_smem + (8 * n + 2 * t + e) * TILE_ROW + k);
+          key = *reinterpret_cast<const float4*>(K_smem + (8 * n + 2 * t + e) * D_ROW + k);
 #pragma unroll
           for (int h = 0; h < 2; h++) {
             float& s = S_regs[n][2 * h + e];
@@ -81,9 +81,9 @@ template <typename T> __device__ __forceinline__ void scores(float (&S_regs)[SUB
   }
 }
 
-// O += P V:  P_regs (16 x SUB), V_smem (SUB x D_PAD) -> O_regs (16 x D_PAD)
+// O += P V:  P_regs (16 x SUB), V_smem (SUB x DV_PAD) -> O_regs (16 x DV_PAD)
 template <typename T>
-__device__ __forceinline__ void add_weighted_values(float (&O_regs)[D_PAD / 8][4], const float (&P_regs)[SUB / 8][4],
+__device__ __forceinline__ void add_weighted_values(float (&O_regs)[DV_PAD / 8][4], const float (&P_regs)[SUB / 8][4],
                                                     const T* V_smem) {
   int lane = threadIdx.x % 32;
   if constexpr (sizeof(T) == 2) {
@@ -97,8 +97,8 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[D_PAD / 8][4
         P_frag[r] = pack(T(), p[r % 2 * 2], p[r % 2 * 2 + 1]);
       }
 #pragma unroll
-      for (int n = 0; n < D_PAD / 16; n++) {
-        load_matrices_transposed(V_frag, V_smem + (16 * k + lane % 16) * TILE_ROW + 16 * n + lane / 16 * 8);
+      for (int n = 0; n < DV_PAD / 16; n++) {
+        load_matrices_transposed(V_frag, V_smem + (16 * k + lane % 16) * DV_ROW + 16 * n + lane / 16 * 8);
         mma(T(), O_regs[2 * n], P_frag, V_frag[0], V_frag[1]);
         mma(T(), O_regs[2 * n + 1], P_frag, V_frag[2], V_frag[3]);
       }
@@ -112,8 +112,8 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[D_PAD / 8][4
         // P[row][8 n + k] is with lane k / 2 of the four that share the row.
         float p0 = __shfl_sync(~0u, P_regs[n][k % 2], k / 2, 4), p1 = __shfl_sync(~0u, P_regs[n][2 + k % 2], k / 2, 4);
 #pragma unroll
-        for (int c = 0; c < D_PAD / 8; c++) {
-          float2 value = *reinterpret_cast<const float2*>(V_smem + (8 * n + k) * TILE_ROW + 8 * c + 2 * t);
+        for (int c = 0; c < DV_PAD / 8; c++) {
+          float2 value = *reinterpret_cast<const float2*>(V_smem + (8 * n + k) * DV_ROW + 8 * c + 2 * t);
           O_regs[c][0] = fmaf(p0, value.x, O_regs[c][0]);
           O_regs[c][1] = fmaf(p0, value.y, O_regs[c][1]);
           O_regs[c][2] = fmaf(p1, value.x, O_regs[c][2]);

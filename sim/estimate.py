@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cupyflash.schedules import TileSchedule
-from cupyflash.schedules.base import padded_head_dim, sub_tile
+from cupyflash.schedules import SoftmaxSchedule, TileSchedule
+from cupyflash.schedules.base import WARP, padded_dim, sub_tile
 from cupyflash.sim.theory import rows_and_visits
 
 # Seconds that the machine takes for one instruction of a group of warps: so much for the instruction, and so much for each
@@ -18,42 +18,63 @@ SECONDS_PER_LANE = 3e-9
 LANES_PER_WAVE = 1 << 16
 
 
-def refuse_slow(schedule: TileSchedule, max_seconds: float) -> None:
+def refuse_slow(schedule: TileSchedule | SoftmaxSchedule, max_seconds: float) -> None:
     """RuntimeError when a simulated call is estimated to take longer than `max_seconds`."""
     estimate = seconds(schedule)
     if estimate > max_seconds:
-        p = schedule.problem
         raise RuntimeError(
-            f"attention of NumPy arrays runs on a simulated {schedule.device.name}, and this call ({p.head_count} heads, "
-            f"{p.seqlen_q:,} x {p.seqlen_k:,}, d {p.head_dim}, {p.dtype}) is estimated at {estimate:,.0f} s, over the limit of "
+            f"{_what(schedule)} is estimated at {estimate:,.0f} s on a simulated {schedule.chip.name}, over the limit of "
             f"{max_seconds:g} s. For a GPU pass CuPy arrays (cupy.asarray); to allow it here: "
             "with cupyflash.simulated_device(max_seconds=math.inf), or CUPYFLASH_MAX_SECONDS=inf"
         )
 
 
-def seconds(schedule: TileSchedule) -> float:
-    """Estimated seconds to execute a schedule's kernels on the PTX machine, compilation aside."""
+def _what(schedule: TileSchedule | SoftmaxSchedule) -> str:
+    """The call in a few words."""
+    if isinstance(schedule, SoftmaxSchedule):
+        return f"softmax of a NumPy array ({schedule.rows:,} rows of {schedule.cols:,}, {schedule.dtype})"
+    p = schedule.problem
+    return f"attention of NumPy arrays ({p.head_count} heads, {p.seqlen_q:,} x {p.seqlen_k:,}, d {p.head_dim}, {p.dtype})"
+
+
+def seconds(schedule: TileSchedule | SoftmaxSchedule, *, seeded: bool = False) -> float:
+    """Estimated seconds to execute a schedule's kernels on the PTX machine, compilation aside.
+
+    `seeded` for a run with a schedule seed, which takes warps one at a time.
+    """
+    together = WARP if seeded else LANES_PER_WAVE
     total = 0.0
-    for steps, lanes in _fa1(schedule) if schedule.algorithm == "fa1" else _standard(schedule):
-        waves = max(1, math.ceil(lanes / LANES_PER_WAVE))
+    for steps, lanes in _kernels(schedule):
+        waves = max(1, math.ceil(lanes / together))
         total += steps * (waves * SECONDS_PER_STEP + lanes * SECONDS_PER_LANE)
     return total
+
+
+def _kernels(schedule: TileSchedule | SoftmaxSchedule) -> Iterator[tuple[float, int]]:
+    """(instructions one after another, lanes that run them together) of each kernel."""
+    if isinstance(schedule, SoftmaxSchedule):
+        return _softmax(schedule)
+    return _fa1(schedule) if schedule.algorithm == "fa1" else _standard(schedule)
+
+
+def _softmax(schedule: SoftmaxSchedule) -> Iterator[tuple[float, int]]:
+    column = 28 if schedule.dtype == "float32" else 14
+    yield 200 + math.ceil(schedule.cols / schedule.lanes) * column, schedule.rows * schedule.lanes
 
 
 def _sub_tile_steps(schedule: TileSchedule) -> float:
     """Instructions that a warp issues for one sub-tile: the two products and the softmax of 16 x SUB scores."""
     p = schedule.problem
     width = sub_tile(p, schedule.block_cols)
-    products = width * padded_head_dim(p) * (1.35 if p.dtype == "float32" else 1 / 40)
-    return products + 8 * width + padded_head_dim(p)
+    products = width * padded_dim(max(p.head_dim, p.value_dim)) * (1.35 if p.dtype == "float32" else 1 / 40)
+    return products + 8 * width + padded_dim(max(p.head_dim, p.value_dim))
 
 
 def _fa1(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
-    """(instructions one after another, lanes that run them together) of each kernel."""
     p = schedule.problem
-    _, visits = rows_and_visits(schedule)
+    _, visits = rows_and_visits(schedule, schedule.problem.seqlen_k)
     sub_tiles = np.ceil(np.minimum(visits * schedule.block_cols, p.seqlen_k) / sub_tile(p, schedule.block_cols)).sum()
-    steps = float(sub_tiles) * _sub_tile_steps(schedule) + float(visits.sum()) * (200 + 3 * padded_head_dim(p))
+    steps = float(sub_tiles) * _sub_tile_steps(schedule) + float(visits.sum()) * (200 + 3 * padded_dim(max(p.head_dim, p.value_dim)))
     yield steps, schedule.repeats * schedule.block_rows * 2
 
 

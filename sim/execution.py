@@ -9,10 +9,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from cupyflash.binding import argument_values, kernel_arguments
+from cupyflash.binding import NO_MASKS, Masks, argument_values, kernel_arguments
 from cupyflash.compiler import ptx
 from cupyflash.problem import Problem
-from cupyflash.schedules import Kernel, Schedule, TileSchedule
+from cupyflash.rows import Rows, softmax_values
+from cupyflash.schedules import Kernel, Schedule, SoftmaxSchedule, TileSchedule
 from cupyflash.sim.ptx import Counters, Finding, Module
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
@@ -24,7 +25,7 @@ OnBarrier = Callable[[int, int], None]
 class Execution:
     """What executing a schedule gave. All counts are simulated: they are of PTX instructions, not of machine code.
 
-    `out` has q's shape and dtype, `lse` is float32 of shape q.shape[:-1] or None; `traffic` in bytes per tensor;
+    `out` has q's shape and dtype (softmax: x's), `lse` is float32 of shape q.shape[:-1] or None; `traffic` in bytes per tensor;
     `counters` by kernel name; `findings` what the machine held against the kernels.
     """
 
@@ -35,19 +36,30 @@ class Execution:
     findings: tuple[Finding, ...]
 
 
-def execute(schedule: TileSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None) -> Execution:
+def execute(
+    schedule: TileSchedule,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    mask: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    key_lengths: np.ndarray | None = None,
+    seed: int | None = None,
+) -> Execution:
     """Run a schedule's real kernels on NumPy arrays that pose its problem.
 
     `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it.
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
     """
     p = schedule.problem
-    posed = Problem.from_arrays(q, k, v, causal=p.causal, scale=p.scale)
+    posed = Problem.from_arrays(q, k, v, causal=p.causal, scale=p.scale, mask=mask, bias=bias, key_lengths=key_lengths)
     if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
         raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
-    out = np.empty(q.shape, q.dtype)
+    out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
-    return run(schedule, q, k, v, out, lse, allocate(schedule), seed=seed)
+    masks = Masks(mask, bias, None if key_lengths is None else np.ascontiguousarray(key_lengths, np.int32))
+    return run(schedule, q, k, v, out, lse, allocate(schedule), masks=masks, seed=seed)
 
 
 def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:
@@ -67,12 +79,28 @@ def run(
     lse: np.ndarray | None,
     workspaces: dict[str, np.ndarray],
     *,
+    masks: Masks = NO_MASKS,
     seed: int | None = None,
     on_barrier: OnBarrier | None = None,
 ) -> Execution:
     """Run the kernels into given outputs and workspaces; `on_barrier` may look at them while a kernel runs."""
-    values = argument_values(schedule, q, k, v, out, lse, workspaces)
+    values = argument_values(schedule, q, k, v, out, lse, workspaces, masks)
     return Execution(out, lse, *run_kernels(schedule, values, seed=seed, on_barrier=on_barrier))
+
+
+def execute_softmax(schedule: SoftmaxSchedule, x: np.ndarray, *, axis: int = -1, seed: int | None = None) -> Execution:
+    """Run a softmax schedule's real kernel on a NumPy array with rows of its length along `axis`; `lse` is None.
+
+    `seed` as in `execute`. Raises ValueError when x has other rows than the schedule's.
+    """
+    out = np.empty_like(x)
+    rows = Rows.of(x, out, axis % x.ndim)
+    if (rows.rows, rows.cols, str(x.dtype)) != (schedule.rows, schedule.cols, schedule.dtype):
+        raise ValueError(
+            f"x has {rows.rows} rows of {rows.cols} {x.dtype}, but the schedule is for {schedule.rows} of {schedule.cols} "
+            f"{schedule.dtype}"
+        )
+    return Execution(out, None, *run_kernels(schedule, softmax_values(x, out, rows), seed=seed))
 
 
 def run_kernels(

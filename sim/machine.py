@@ -54,23 +54,19 @@ class Machine:
                 )
             (self._written if move.write else self._read)[move.tensor] += times * move.nbytes
 
-    def run(self, phase: Phase) -> None:
-        """One phase with all its turns and visits."""
+    def run(self, phase: Phase, repeats: int) -> None:
+        """One phase with all its turns and visits, `repeats` times over."""
         with self.hold(phase.tiles):
-            self.move(phase.enter, phase.times)
+            self.move(phase.enter, repeats * phase.times)
             for visit in phase.visits:
                 with self.hold(visit.tiles):
-                    self.move(visit.moves, visit.times)
-            self.move(phase.leave, phase.times)
+                    self.move(visit.moves, repeats * visit.times)
+            self.move(phase.leave, repeats * phase.times)
 
-    def traffic(self, repeats: int) -> Traffic:
-        """What was moved so far, `repeats` times over."""
-        return Traffic(
-            {
-                name: TensorTraffic(repeats * self._read[name], repeats * self._written[name])
-                for name in {*self._read, *self._written}
-            }
-        )
+    @property
+    def traffic(self) -> Traffic:
+        """What was moved so far."""
+        return Traffic({name: TensorTraffic(self._read[name], self._written[name]) for name in {*self._read, *self._written}})
 
 
 @dataclass(frozen=True)
@@ -84,9 +80,10 @@ class Replay:
 def run(schedule: Schedule, *, literal: bool = False) -> Replay:
     """Run a schedule on the machine; `literal` walks every step on its own instead of counting equal ones together."""
     machine = Machine(schedule.chip.sram_per_block)
-    for phase in schedule.phases(literal=literal):
-        machine.run(phase)
-    return Replay(machine.traffic(schedule.repeats), machine.peak_bytes)
+    for repeats, phases in schedule.parts(literal=literal):
+        for phase in phases:
+            machine.run(phase, repeats)
+    return Replay(machine.traffic, machine.peak_bytes)
 
 
 def replay(schedule: Schedule, *, literal: bool = False) -> Traffic:

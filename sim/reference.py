@@ -2,29 +2,63 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from cupyflash.problem import Problem
 
 
 def reference(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False, scale: float | None = None
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    key_lengths: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """O = softmax(scale Q K^T) V and L = log sum exp, in float64, for shapes (..., n, d) with grouped heads.
+    """O = softmax(scale Q K^T + bias) V and L = log sum exp, in float64; arguments as `cupyflash.attention` takes them.
 
     A row that sees no key has O = 0 and L = -inf. Holds all of S: memory grows as n_q n_k.
     """
-    problem = Problem.from_arrays(q, k, v, causal=causal, scale=scale)
-    q, k, v = (array.astype(np.float64) for array in (q, k, v))
-    if q.ndim > 2:
-        k, v = (np.repeat(array, problem.heads // problem.kv_heads, axis=-3) for array in (k, v))
-    S = problem.softmax_scale * (q @ np.swapaxes(k, -1, -2))
-    if causal:
-        rows, cols = np.indices(S.shape[-2:])
-        S = np.where(cols <= rows + problem.diagonal, S, -np.inf)
+    S, v = masked_scores(q, k, v, np.float64, causal=causal, scale=scale, mask=mask, bias=bias, key_lengths=key_lengths)
     m = S.max(axis=-1, keepdims=True, initial=-np.inf)
     P = np.exp(S - np.where(np.isneginf(m), 0, m))
     total = P.sum(axis=-1, keepdims=True)
     with np.errstate(divide="ignore"):
         L = m + np.log(total)
     return P @ v / np.where(total == 0, 1, total), L[..., 0]
+
+
+def masked_scores(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    dtype: type[np.floating[Any]],
+    *,
+    causal: bool,
+    scale: float | None,
+    mask: np.ndarray | None,
+    bias: np.ndarray | None,
+    key_lengths: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """S in `dtype` with -inf where a row does not see a key, and V in `dtype` with a head for each of q's."""
+    p = Problem.from_arrays(q, k, v, causal=causal, scale=scale, mask=mask, bias=bias, key_lengths=key_lengths)
+    q, k, v = (array.astype(dtype) for array in (q, k, v))
+    if q.ndim > 2:
+        k, v = (np.repeat(array, p.heads // p.kv_heads, axis=-3) for array in (k, v))
+    S = dtype(p.softmax_scale) * (q @ np.swapaxes(k, -1, -2))
+    if bias is not None:
+        S += bias.astype(dtype)
+    rows, cols = np.indices(S.shape[-2:])
+    seen = np.ones(S.shape, bool)
+    if causal:
+        seen &= cols <= rows + p.diagonal
+    if mask is not None:
+        seen &= mask
+    if key_lengths is not None:
+        seen &= cols < np.asarray(key_lengths).reshape(-1, *(1,) * 3)[(0,) * (4 - q.ndim)]
+    return np.where(seen, S, dtype(-np.inf)), v

@@ -2,103 +2,132 @@
 
 Everything here is derived from sizes and block sizes alone, from the rows' point of view; it shares no code with the
 schedules' steps, so that its equality with their replay says something. Sources: FlashAttention (arXiv 2205.14135),
-FlashAttention-2 (arXiv 2307.08691), Saha and Ye (arXiv 2402.07443).
+FlashAttention-2 (arXiv 2307.08691), Saha and Ye (arXiv 2402.07443), Milakov and Gimelshein (arXiv 1805.02867).
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 
-from cupyflash.problem import Problem
-from cupyflash.schedules import TileSchedule
+from cupyflash.problem import ITEMSIZE, Problem
+from cupyflash.schedules import SoftmaxSchedule, TileSchedule
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 FLOAT32 = 4
 
 
-def traffic(schedule: TileSchedule) -> Traffic:
+def traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
     """The closed form of a schedule's HBM traffic, per tensor, in bytes."""
+    if isinstance(schedule, SoftmaxSchedule):
+        return softmax_traffic(schedule.rows, schedule.cols, schedule.dtype, schedule.algorithm)
     form = {"fa1": _fa1, "fa2": _fa2, "standard": _standard}[schedule.algorithm]
-    heads = schedule.problem.head_count
-    return Traffic({n: TensorTraffic(heads * read, heads * write) for n, (read, write) in form(schedule).items()})
+    p = schedule.problem
+    total: Counter[tuple[str, bool]] = Counter()
+    lengths = {p.seqlen_k: p.batch} if p.key_lengths is None else Counter(p.key_lengths)
+    for keys, batches in lengths.items():
+        for name, moved in (form(schedule, keys) | _masks(schedule, keys)).items():
+            for write, nbytes in enumerate(moved):
+                total[name, bool(write)] += batches * p.heads * nbytes
+    return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 
-def rows_and_visits(schedule: TileSchedule) -> tuple[np.ndarray, np.ndarray]:
-    """r_i, the rows of row block i, and c_i, the column blocks that its last row sees."""
+def rows_and_visits(schedule: TileSchedule, keys: int) -> tuple[np.ndarray, np.ndarray]:
+    """r_i, the rows of row block i, and c_i, the column blocks that its last row sees of `keys` keys."""
     p, br, bc = schedule.problem, schedule.block_rows, schedule.block_cols
     first = np.arange(0, p.seqlen_q, br)
     end = np.minimum(first + br, p.seqlen_q)
-    seen = np.clip(end + (p.seqlen_k - p.seqlen_q), 0, p.seqlen_k) if p.causal else np.full_like(end, p.seqlen_k)
+    seen = np.clip(end + (p.seqlen_k - p.seqlen_q), 0, keys) if p.causal else np.full_like(end, keys)
     return end - first, -(-seen // bc)
 
 
-def _fa1(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
+def _fa1(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
     """R = sum r_i c_i visits of a row: Q, O, l and m are read at each, O, l and m written at each and once to begin."""
     p = schedule.problem
-    rows, visits = rows_and_visits(schedule)
-    R, Nq, d = int(rows @ visits), p.seqlen_q, p.head_dim
-    keys = min(int(visits.max(initial=0)) * schedule.block_cols, p.seqlen_k)
+    rows, visits = rows_and_visits(schedule, keys)
+    R, Nq, d, dv = int(rows @ visits), p.seqlen_q, p.head_dim, p.value_dim
+    loaded = min(int(visits.max(initial=0)) * schedule.block_cols, keys)
     form = {
         "Q": (R * d * p.itemsize, 0),
-        "K": (keys * d * p.itemsize, 0),
-        "V": (keys * d * p.itemsize, 0),
+        "K": (loaded * d * p.itemsize, 0),
+        "V": (loaded * dv * p.itemsize, 0),
         "l": (R * FLOAT32, (R + Nq) * FLOAT32),
         "m": (R * FLOAT32, (R + Nq) * FLOAT32),
         "L": (0, Nq * FLOAT32 if schedule.lse else 0),
+        "key_lengths": (4 if p.padded else 0, 0),
     }
     if p.dtype == "float32":
-        form["O"] = (R * d * FLOAT32, (R + Nq) * d * FLOAT32)
+        form["O"] = (R * dv * FLOAT32, (R + Nq) * dv * FLOAT32)
     else:
         # Of the R + Nq writes of each element, the last goes to O in its own type and the others to O_acc.
-        form["O_acc"] = (R * d * FLOAT32, R * d * FLOAT32)
-        form["O"] = (0, Nq * d * p.itemsize)
+        form["O_acc"] = (R * dv * FLOAT32, R * dv * FLOAT32)
+        form["O"] = (0, Nq * dv * p.itemsize)
     return form
 
 
-def _fa2(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
+def _fa2(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
     """Q once, K and V at each visit, O and L once."""
     p = schedule.problem
-    _, visits = rows_and_visits(schedule)
-    keys = int(np.minimum(visits * schedule.block_cols, p.seqlen_k).sum())
+    _, visits = rows_and_visits(schedule, keys)
+    loaded = int(np.minimum(visits * schedule.block_cols, keys).sum())
     return {
         "Q": (p.seqlen_q * p.head_dim * p.itemsize, 0),
-        "K": (keys * p.head_dim * p.itemsize, 0),
-        "V": (keys * p.head_dim * p.itemsize, 0),
-        "O": (0, p.seqlen_q * p.head_dim * p.itemsize),
+        "K": (loaded * p.head_dim * p.itemsize, 0),
+        "V": (loaded * p.value_dim * p.itemsize, 0),
+        "O": (0, p.seqlen_q * p.value_dim * p.itemsize),
         "L": (0, p.seqlen_q * FLOAT32 if schedule.lse else 0),
     }
 
 
-def _standard(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
-    """Tr x Tc tiles: Q is read for each column of tiles, K and V for each row of tiles; the mask changes nothing."""
+def _standard(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
+    """Tr x Tc tiles: Q is read for each column of tiles, K and V for each row of tiles; no mask changes that."""
     p = schedule.problem
     Tr, Tc = math.ceil(p.seqlen_q / schedule.block_rows), math.ceil(p.seqlen_k / schedule.block_cols)
     ideal = schedule.tiling.used == schedule.tiling.paper
-    scores, rows, keys = (size * p.itemsize for size in (p.seqlen_q * p.seqlen_k, p.seqlen_q * p.head_dim, p.seqlen_k * p.head_dim))
+    scores = p.seqlen_q * p.seqlen_k * p.itemsize
     return {
-        "Q": (Tc * rows, 0),
-        "K": (Tr * keys, 0),
-        "V": (Tr * keys, 0),
+        "Q": (Tc * p.seqlen_q * p.head_dim * p.itemsize, 0),
+        "K": (Tr * p.seqlen_k * p.head_dim * p.itemsize, 0),
+        "V": (Tr * p.seqlen_k * p.value_dim * p.itemsize, 0),
         "S": (scores if ideal else 2 * scores, scores),
         "P": (scores, scores),
-        "O": (0, rows),
+        "O": (0, p.seqlen_q * p.value_dim * p.itemsize),
         "L": (0, p.seqlen_q * FLOAT32 if schedule.lse else 0),
+        "key_lengths": (4 * Tr * Tc if p.padded else 0, 0),
     }
+
+
+def _masks(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
+    """Mask and bias: each score that the causal mask leaves, of the keys that there are, reads its own element."""
+    p = schedule.problem
+    if not (p.mask or p.bias):
+        return {}
+    seen = np.clip(np.arange(1, p.seqlen_q + 1) + (p.seqlen_k - p.seqlen_q), 0, keys) if p.causal else np.array([p.seqlen_q * keys])
+    scores = int(seen.sum())
+    return {"mask": (scores if p.mask else 0, 0), "bias": (scores * p.itemsize if p.bias else 0, 0)}
+
+
+def softmax_traffic(rows: int, cols: int, dtype: str, algorithm: str) -> Traffic:
+    """Safe softmax reads each element for the largest, the sum and the output; the online form has the first two in one."""
+    reads = {"softmax-safe": 3, "softmax-online": 2}[algorithm]
+    size = rows * cols * ITEMSIZE[dtype]
+    return Traffic({"x": TensorTraffic(reads * size, 0), "y": TensorTraffic(0, size)})
 
 
 def standard_ideal(problem: Problem) -> Traffic:
     """Algorithm 0 with each input of each step read once: (Nq + 2 Nk) d + 2 Nq Nk reads, 2 Nq Nk + Nq d writes a head."""
-    Nq, Nk, d, size = problem.seqlen_q, problem.seqlen_k, problem.head_dim, problem.head_count * problem.itemsize
+    Nq, Nk, d, dv = problem.seqlen_q, problem.seqlen_k, problem.head_dim, problem.value_dim
+    size = problem.head_count * problem.itemsize
     return Traffic(
         {
             "Q": TensorTraffic(Nq * d * size, 0),
             "K": TensorTraffic(Nk * d * size, 0),
-            "V": TensorTraffic(Nk * d * size, 0),
+            "V": TensorTraffic(Nk * dv * size, 0),
             "S": TensorTraffic(Nq * Nk * size, Nq * Nk * size),
             "P": TensorTraffic(Nq * Nk * size, Nq * Nk * size),
-            "O": TensorTraffic(0, Nq * d * size),
+            "O": TensorTraffic(0, Nq * dv * size),
         }
     )
 

@@ -11,7 +11,7 @@ from cupyflash import Device, Problem, TileSchedule, plan
 from cupyflash.sim import execute, replay, theory
 from cupyflash.sim.execution import Execution, allocate, run
 from cupyflash.sim.reference import reference
-from yardstick import check_numbers, draw
+from yardstick import check_numbers, draw, draw_masks
 
 A100 = Device.named("A100-40GB")
 
@@ -19,11 +19,12 @@ A100 = Device.named("A100-40GB")
 def check(schedule: TileSchedule, seed: int = 0, v_mean: float = 0.0, schedule_seed: int | None = None) -> Execution:
     """All that must hold of one execution."""
     q, k, v = draw(schedule.problem, seed, v_mean)
-    execution = execute(schedule, q, k, v, seed=schedule_seed)
+    masks = draw_masks(schedule.problem, seed)
+    execution = execute(schedule, q, k, v, seed=schedule_seed, **masks)
     assert execution.findings == ()
     assert theory.traffic(schedule) == replay(schedule) == execution.traffic
     p, held = schedule.problem, q.dtype if schedule.algorithm == "standard" else np.float32
-    check_numbers(execution.out, execution.lse, q, k, v, causal=p.causal, scale=p.scale, score_dtype=held)
+    check_numbers(execution.out, execution.lse, q, k, v, causal=p.causal, scale=p.scale, score_dtype=held, **masks)
     return execution
 
 

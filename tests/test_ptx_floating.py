@@ -26,10 +26,8 @@ def rounded(x: Fraction, kind: str, mode: str = "rn") -> float:
         exponent -= 1
     quantum = Fraction(2) ** (max(exponent, low) - precision + 1)
     steps = x / quantum
-    if mode == "rn":
-        whole = round(steps)  # ties to even
-    else:
-        whole = {"rz": math.trunc, "rm": math.floor, "rp": math.ceil}[mode](steps)
+    # Python's round takes ties to even.
+    whole = {"rn": round, "rz": math.trunc, "rm": math.floor, "rp": math.ceil}[mode](steps)
     largest = (2 - Fraction(2) ** (1 - precision)) * Fraction(2) ** high
     value = whole * quantum
     if abs(value) > largest:

@@ -9,9 +9,23 @@ from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.schedules import fa1, fa2, standard
 from cupyflash.schedules.base import Kernel, Move, Phase, Schedule, Tile, TileSchedule, Visit, Workspace
+from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
 from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_blocks
 
-__all__ = ["ALGORITHMS", "Kernel", "Move", "Phase", "Schedule", "Tile", "TileSchedule", "Visit", "Workspace", "plan"]
+__all__ = [
+    "ALGORITHMS",
+    "Kernel",
+    "Move",
+    "Phase",
+    "Schedule",
+    "SoftmaxSchedule",
+    "Tile",
+    "TileSchedule",
+    "Visit",
+    "Workspace",
+    "plan",
+    "plan_softmax",
+]
 
 _SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] = {
     "fa1": fa1.Fa1Schedule,

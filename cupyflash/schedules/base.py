@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
+
+import numpy as np
 
 from cupyflash.device import Device
 from cupyflash.problem import ITEMSIZE, Problem
@@ -116,6 +119,10 @@ class Schedule(ABC):
     def phases(self, *, literal: bool = False) -> Iterator[Phase]:
         """The phases, once: equal ones counted together, or every step on its own when `literal`."""
 
+    def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
+        """How often which phases run: what a replay walks through."""
+        yield self.repeats, self.phases(literal=literal)
+
     @abstractmethod
     def kernels(self) -> tuple[Kernel, ...]:
         """The launches, in order. ValueError when no kernel has this tiling, problem or device."""
@@ -134,7 +141,8 @@ class Schedule(ABC):
 class TileSchedule(Schedule):
     """A problem, a device, an algorithm's tiling, and all that follows from the three.
 
-    `lse` says whether L, the log-sum-exp of each row, is written. `repeats` (batch, head) pairs each run `phases`.
+    `lse` says whether L, the log-sum-exp of each row, is written. Each of `repeats` (batch, head) pairs runs `phases`, with
+    as many keys as its batch has.
     """
 
     problem: Problem
@@ -149,6 +157,16 @@ class TileSchedule(Schedule):
     @property
     def repeats(self) -> int:
         return self.problem.head_count
+
+    @abstractmethod
+    def phases(self, *, literal: bool = False, keys: int | None = None) -> Iterator[Phase]:
+        """The phases of one (batch, head) that has `keys` keys: all seqlen_k when None."""
+
+    def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
+        lengths = self.problem.key_lengths
+        counted = {None: self.problem.batch} if lengths is None else Counter(lengths)
+        for keys, batches in counted.items():
+            yield batches * self.problem.heads, self.phases(literal=literal, keys=keys)
 
     @property
     def block_rows(self) -> int:
@@ -171,14 +189,19 @@ class TileSchedule(Schedule):
         return -(-self.problem.seqlen_k // self.block_cols)
 
 
-def padded_head_dim(problem: Problem) -> int:
+def padded_dim(d: int) -> int:
     """d rounded up to the tensor core's 16; the padding is zero and exists on chip only."""
-    return -(-problem.head_dim // GRANULE) * GRANULE
+    return -(-d // GRANULE) * GRANULE
 
 
 def row_bytes(problem: Problem) -> int:
-    """Bytes of one row of a Q, K or V tile in shared memory."""
-    return padded_head_dim(problem) * problem.itemsize + ROW_PADDING_BYTES
+    """Bytes of one row of a Q or K tile in shared memory."""
+    return padded_dim(problem.head_dim) * problem.itemsize + ROW_PADDING_BYTES
+
+
+def value_row_bytes(problem: Problem) -> int:
+    """Bytes of one row of a V tile in shared memory."""
+    return padded_dim(problem.value_dim) * problem.itemsize + ROW_PADDING_BYTES
 
 
 def first_row_block(problem: Problem, block_rows: int, column: int) -> int:
@@ -187,21 +210,56 @@ def first_row_block(problem: Problem, block_rows: int, column: int) -> int:
     return first_row // block_rows
 
 
+def scores_seen(problem: Problem, rows: range, cols: range) -> int:
+    """How many scores of these rows and columns the causal mask leaves: each reads its own mask and bias element."""
+    if not problem.causal:
+        return len(rows) * len(cols)
+    first = np.maximum(np.arange(cols.start, cols.stop) - problem.diagonal, rows.start)
+    return int(np.maximum(0, rows.stop - first).sum())
+
+
+def mask_moves(problem: Problem, scores: int) -> tuple[Move, ...]:
+    """What `scores` scores read of the boolean mask and of the bias."""
+    mask = (Move("mask", scores, 1),) if problem.mask else ()
+    return mask + ((Move("bias", scores, problem.itemsize),) if problem.bias else ())
+
+
+def length_moves(problem: Problem) -> tuple[Move, ...]:
+    """A thread block's reading of its batch's key length, an int32."""
+    return (Move("key_lengths", 1, 4),) if problem.padded else ()
+
+
 def sub_tile(problem: Problem, block_cols: int) -> int:
     """Columns of K_j that are held in registers as S at a time: the widest piece that divides Bc."""
     # Beside S a thread holds d / 2 registers of O: what is left of 255 without spilling.
-    widest = 16 if problem.head_dim > 128 else 64 if problem.itemsize == 2 else 32
+    widest = 16 if max(problem.head_dim, problem.value_dim) > 128 else 64 if problem.itemsize == 2 else 32
     return next(width for width in range(widest, 0, -GRANULE) if block_cols % width == 0)
 
 
 def element_constants(problem: Problem) -> tuple[tuple[str, int | str], ...]:
-    """The constants that every kernel takes: element type, d, mask and copy width."""
+    """The constants that every attention kernel takes: element type, d and d_v, masks and copy width."""
     return (
         ("ELEMENT", ELEMENT_TYPE[problem.dtype]),
         ("D", problem.head_dim),
+        ("DV", problem.value_dim),
         ("CAUSAL", int(problem.causal)),
+        ("MASK", int(problem.mask)),
+        ("BIAS", int(problem.bias)),
+        ("PADDED", int(problem.padded)),
         ("COPY_BYTES", problem.alignment),
     )
+
+
+def stride_params(names: str) -> tuple[str, ...]:
+    """The names of the strides of (batch, head, row, ...) tensors."""
+    return tuple(f"{name}_{axis}" for name in names for axis in ("batch", "head", "row"))
+
+
+MASK_PARAMS = (
+    *("mask", "mask_batch", "mask_head", "mask_row", "mask_col"),
+    *("bias", "bias_batch", "bias_head", "bias_row", "bias_col"),
+    "key_lengths",
+)
 
 
 def require_kernel_tiling(schedule: TileSchedule, shared_bytes: int) -> None:
@@ -218,9 +276,14 @@ def require_kernel_tiling(schedule: TileSchedule, shared_bytes: int) -> None:
             f"{schedule.algorithm} with {used} needs {shared_bytes:,} bytes of shared memory at head_dim "
             f"{problem.head_dim} {problem.dtype}; {device.name} gives a block {device.sram_per_block:,} bytes"
         )
-    least = (8, 0) if problem.dtype == "bfloat16" else (7, 5)
+    require_dtype(problem.dtype, device)
+
+
+def require_dtype(dtype: str, device: Device) -> None:
+    """ValueError unless the device's generation has the element type."""
+    least = (8, 0) if dtype == "bfloat16" else (7, 5)
     if device.compute_capability < least:
         raise ValueError(
-            f"{problem.dtype} needs compute capability {least[0]}.{least[1]} or later; {device.name} has "
+            f"{dtype} needs compute capability {least[0]}.{least[1]} or later; {device.name} has "
             f"{device.compute_capability[0]}.{device.compute_capability[1]}"
         )

@@ -12,6 +12,7 @@ from cupyflash.problem import Problem
 from cupyflash.schedules.base import (
     FLOAT32,
     GRANULE,
+    MASK_PARAMS,
     MAX_BLOCK_ROWS,
     WARP,
     Kernel,
@@ -23,16 +24,21 @@ from cupyflash.schedules.base import (
     Workspace,
     element_constants,
     first_row_block,
+    length_moves,
+    mask_moves,
     require_kernel_tiling,
     row_bytes,
+    scores_seen,
+    stride_params,
     sub_tile,
+    value_row_bytes,
 )
 from cupyflash.tiling import TileSize, paper_blocks, round_down, shrink_to_fit
 
 
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
     """Bytes of K_j, V_j and Q_i in shared memory; O_i, S_ij, l_i and m_i are in registers."""
-    return (2 * block_cols + block_rows) * row_bytes(problem)
+    return (block_cols + block_rows) * row_bytes(problem) + block_cols * value_row_bytes(problem)
 
 
 def fit(problem: Problem, device: Device) -> TileSize:
@@ -72,23 +78,26 @@ class Fa1Schedule(TileSchedule):
         return "O" if self.problem.dtype == "float32" else "O_acc"
 
     def _tiles(self) -> dict[str, Tile]:
+        p = self.problem
         if self.tiling.used == self.tiling.paper:
             # The paper's own residency: K_j, V_j, Q_i and O_i in elements of the input type.
-            row = self.problem.head_dim * self.problem.itemsize
-            rows = {"K": self.block_cols, "V": self.block_cols, "Q": self.block_rows, "O": self.block_rows}
+            row, value_row = p.head_dim * p.itemsize, p.value_dim * p.itemsize
+            sizes = {"O": self.block_rows * value_row}
         else:
-            row = row_bytes(self.problem)
-            rows = {"K": self.block_cols, "V": self.block_cols, "Q": self.block_rows}
-        return {name: Tile(name, count * row) for name, count in rows.items()}
+            row, value_row = row_bytes(p), value_row_bytes(p)
+            sizes = {}
+        sizes |= {"K": self.block_cols * row, "V": self.block_cols * value_row, "Q": self.block_rows * row}
+        return {name: Tile(name, nbytes) for name, nbytes in sizes.items()}
 
-    def _initialise(self) -> Phase:
+    def _initialise(self, keys: int) -> Phase:
         """Line 2: O = 0, l = 0, m = -inf. A row block that no column block will visit has its O and L for good."""
         p = self.problem
-        unseen_blocks = self.row_blocks if p.seqlen_k == 0 else first_row_block(p, self.block_rows, 0)
+        unseen_blocks = self.row_blocks if keys == 0 else first_row_block(p, self.block_rows, 0)
         unseen = min(unseen_blocks * self.block_rows, p.seqlen_q)
         moves = [
-            Move(self._accumulator, (p.seqlen_q - unseen) * p.head_dim, FLOAT32, write=True),
-            Move("O", unseen * p.head_dim, p.itemsize, write=True),
+            *length_moves(p),
+            Move(self._accumulator, (p.seqlen_q - unseen) * p.value_dim, FLOAT32, write=True),
+            Move("O", unseen * p.value_dim, p.itemsize, write=True),
             Move("l", p.seqlen_q, FLOAT32, write=True),
             Move("m", p.seqlen_q, FLOAT32, write=True),
         ]
@@ -96,17 +105,18 @@ class Fa1Schedule(TileSchedule):
             moves.append(Move("L", unseen, FLOAT32, write=True))
         return Phase(1, enter=tuple(moves))
 
-    def _visit(self, times: int, rows: int, last: bool) -> Visit:
+    def _visit(self, times: int, rows: int, last: bool, masks: tuple[Move, ...] = ()) -> Visit:
         """Lines 8 to 13 for a row block of `rows` rows; its last visit writes O in the output's own type, and L."""
         p, tiles = self.problem, self._tiles()
         moves = [
             Move("Q", rows * p.head_dim, p.itemsize, tile="Q"),
-            Move(self._accumulator, rows * p.head_dim, FLOAT32),
+            *masks,
+            Move(self._accumulator, rows * p.value_dim, FLOAT32),
             Move("l", rows, FLOAT32),
             Move("m", rows, FLOAT32),
-            Move("O", rows * p.head_dim, p.itemsize, write=True)
+            Move("O", rows * p.value_dim, p.itemsize, write=True)
             if last
-            else Move(self._accumulator, rows * p.head_dim, FLOAT32, write=True),
+            else Move(self._accumulator, rows * p.value_dim, FLOAT32, write=True),
             Move("l", rows, FLOAT32, write=True),
             Move("m", rows, FLOAT32, write=True),
         ]
@@ -117,49 +127,55 @@ class Fa1Schedule(TileSchedule):
     def _outer(self, times: int, cols: int, visits: tuple[Visit, ...]) -> Phase:
         """Line 6: K_j and V_j, `cols` rows of them, stay in SRAM while the row blocks come by."""
         p, tiles = self.problem, self._tiles()
-        load = tuple(Move(name, cols * p.head_dim, p.itemsize, tile=name) for name in "KV")
+        load = (
+            Move("K", cols * p.head_dim, p.itemsize, tile="K"),
+            Move("V", cols * p.value_dim, p.itemsize, tile="V"),
+        )
         return Phase(times, enter=load, visits=visits, tiles=(tiles["K"], tiles["V"]))
 
-    def phases(self, *, literal: bool = False) -> Iterator[Phase]:
-        yield self._initialise()
-        if self.row_blocks == 0 or self.col_blocks == 0:
+    def phases(self, *, literal: bool = False, keys: int | None = None) -> Iterator[Phase]:
+        p = self.problem
+        keys = p.seqlen_k if keys is None else keys
+        yield self._initialise(keys)
+        steps = -(-keys // self.block_cols)
+        if self.row_blocks == 0 or steps == 0:
             return
-        tail_cols = self.problem.seqlen_k - (self.col_blocks - 1) * self.block_cols
+        tail_cols = keys - (steps - 1) * self.block_cols
         if literal:
-            for j in range(self.col_blocks):
-                cols = self.block_cols if j < self.col_blocks - 1 else tail_cols
-                yield self._outer(1, cols, tuple(self._walk(j)))
-        else:
-            if self.col_blocks > 1:
-                visits = self._count(np.arange(self.col_blocks - 1))
-                yield self._outer(self.col_blocks - 1, self.block_cols, visits)
-            yield self._outer(1, tail_cols, self._count(np.array([self.col_blocks - 1])))
+            for j in range(steps):
+                cols = self.block_cols if j < steps - 1 else tail_cols
+                yield self._outer(1, cols, tuple(self._walk(j, cols, keys)))
+            return
+        if steps > 1:
+            yield self._outer(steps - 1, self.block_cols, self._count(np.arange(steps - 1), steps))
+        yield self._outer(1, tail_cols, self._count(np.array([steps - 1]), steps))
+        # What masks read differs from visit to visit; counted, it is one sum.
+        yield Phase(1, enter=mask_moves(p, scores_seen(p, range(p.seqlen_q), range(keys))))
 
-    def _walk(self, j: int) -> Iterator[Visit]:
+    def _walk(self, j: int, cols: int, keys: int) -> Iterator[Visit]:
         """The visits of outer step j, one by one."""
-        p, after = self.problem, (j + 1) * self.block_cols
-        for i in range(first_row_block(p, self.block_rows, j * self.block_cols), self.row_blocks):
-            rows = min(self.block_rows, p.seqlen_q - i * self.block_rows)
-            last_row = i * self.block_rows + rows - 1
-            last = after >= p.seqlen_k or (p.causal and last_row + p.diagonal < after)
-            yield self._visit(1, rows, last)
+        p, columns = self.problem, range(j * self.block_cols, j * self.block_cols + cols)
+        for i in range(first_row_block(p, self.block_rows, columns.start), self.row_blocks):
+            rows = range(i * self.block_rows, min((i + 1) * self.block_rows, p.seqlen_q))
+            last = columns.stop >= keys or (p.causal and rows[-1] + p.diagonal < columns.stop)
+            yield self._visit(1, len(rows), last, mask_moves(p, scores_seen(p, rows, columns)))
 
-    def _count(self, steps: np.ndarray) -> tuple[Visit, ...]:
-        """The visits of the outer steps `steps` together, by kind: full or ragged row block, last visit or not."""
+    def _count(self, steps: np.ndarray, end: int) -> tuple[Visit, ...]:
+        """The visits of the outer steps `steps` of `end` together, by kind: full or ragged row block, last visit or not."""
         p, br, bc = self.problem, self.block_rows, self.block_cols
         tail_rows = p.seqlen_q - (self.row_blocks - 1) * br
         full_blocks = self.row_blocks if tail_rows == br else self.row_blocks - 1
 
         def first(j: np.ndarray) -> np.ndarray:
             seen = np.maximum(0, j * bc - p.diagonal) // br if p.causal else np.zeros_like(j)
-            return np.minimum(np.where(j < self.col_blocks, seen, self.row_blocks), full_blocks)
+            return np.minimum(np.where(j < end, seen, self.row_blocks), full_blocks)
 
         visited = int((full_blocks - first(steps)).sum())
         finished = int((first(steps + 1) - first(steps)).sum())
         kinds = [self._visit(visited - finished, br, last=False), self._visit(finished, br, last=True)]
         if tail_rows != br:
             # The ragged block holds the last row, which sees every key: it is visited at each step.
-            closing = int((steps == self.col_blocks - 1).sum())
+            closing = int((steps == end - 1).sum())
             kinds += [
                 self._visit(len(steps) - closing, tail_rows, last=False),
                 self._visit(closing, tail_rows, last=True),
@@ -171,7 +187,7 @@ class Fa1Schedule(TileSchedule):
         rows = (p.head_count, p.seqlen_q)
         spaces = {"l": Workspace(rows, "float32"), "m": Workspace(rows, "float32")}
         if self._accumulator == "O_acc":
-            spaces["O_acc"] = Workspace((*rows, p.head_dim), "float32")
+            spaces["O_acc"] = Workspace((*rows, p.value_dim), "float32")
         return spaces
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -184,8 +200,11 @@ class Fa1Schedule(TileSchedule):
             ("BC", self.block_cols),
             ("SUB", sub_tile(p, self.block_cols)),
         )
-        strides = tuple(f"{name}_{axis}" for name in "QKVO" for axis in ("batch", "head", "row"))
-        params = ("Q", "K", "V", "O", "L", "O_acc", "l", "m", "Nq", "Nk", "heads", "group", "scale", *strides)
+        params = (
+            *("Q", "K", "V", "O", "L", "O_acc", "l", "m", "Nq", "Nk", "heads", "group", "scale"),
+            *stride_params("QKVO"),
+            *MASK_PARAMS,
+        )
         return (
             Kernel(
                 "fa1_forward.cu",

@@ -23,6 +23,7 @@ from cupyflash.schedules.base import (
     Visit,
     Workspace,
     row_bytes,
+    value_row_bytes,
 )
 from cupyflash.tiling import TileSize, shrink_to_fit
 
@@ -35,7 +36,7 @@ def fit(problem: Problem, device: Device) -> TileSize:
     """128 x 64, halved until Q_i and two stages of K_j and V_j fit the SRAM."""
 
     def need(block_rows: int, block_cols: int) -> int:
-        return (block_rows + 2 * STAGES * block_cols) * row_bytes(problem)
+        return (block_rows + STAGES * block_cols) * row_bytes(problem) + STAGES * block_cols * value_row_bytes(problem)
 
     def smaller(block_rows: int, block_cols: int) -> tuple[int, int] | None:
         if block_rows == block_cols == GRANULE:
@@ -53,18 +54,27 @@ class Fa2Schedule(TileSchedule):
 
     algorithm: ClassVar[str] = "fa2"
 
-    def _row_block(self, times: int, rows: int, full_visits: int, tail_visits: int) -> Phase:
+    def _row_block(self, times: int, rows: int, full_visits: int, tail_visits: int, tail_cols: int) -> Phase:
         """`times` row blocks of `rows` rows that visit full and ragged column blocks so often in all."""
         p = self.problem
-        row = row_bytes(p)
-        stages = tuple(Tile(name, STAGES * self.block_cols * row) for name in "KV")
-        tail_cols = p.seqlen_k - (self.col_blocks - 1) * self.block_cols
+        row, value_row = row_bytes(p), value_row_bytes(p)
+        tiles = (
+            Tile("Q", self.block_rows * row),
+            Tile("K", STAGES * self.block_cols * row),
+            Tile("V", STAGES * self.block_cols * value_row),
+        )
         visits = tuple(
-            Visit(count, tuple(Move(name, cols * p.head_dim, p.itemsize, tile=name) for name in "KV"))
+            Visit(
+                count,
+                (
+                    Move("K", cols * p.head_dim, p.itemsize, tile="K"),
+                    Move("V", cols * p.value_dim, p.itemsize, tile="V"),
+                ),
+            )
             for count, cols in ((full_visits, self.block_cols), (tail_visits, tail_cols))
             if count
         )
-        leave = [Move("O", rows * p.head_dim, p.itemsize, write=True)]
+        leave = [Move("O", rows * p.value_dim, p.itemsize, write=True)]
         if self.lse:
             leave.append(Move("L", rows, FLOAT32, write=True))
         return Phase(
@@ -72,33 +82,34 @@ class Fa2Schedule(TileSchedule):
             enter=(Move("Q", rows * p.head_dim, p.itemsize, tile="Q"),),
             visits=visits,
             leave=tuple(leave),
-            tiles=(Tile("Q", self.block_rows * row), *stages),
+            tiles=tiles,
         )
 
-    def _visits(self, blocks: np.ndarray) -> np.ndarray:
+    def _visits(self, blocks: np.ndarray, keys: int) -> np.ndarray:
         """Column blocks that each row block in `blocks` visits."""
         p = self.problem
-        if not p.causal:
-            return np.full_like(blocks, self.col_blocks)
         last_row = np.minimum((blocks + 1) * self.block_rows, p.seqlen_q) - 1
-        seen = np.clip(last_row + p.diagonal + 1, 0, p.seqlen_k)
+        seen = np.clip(last_row + p.diagonal + 1, 0, keys) if p.causal else np.full_like(blocks, keys)
         visits: np.ndarray = -(-seen // self.block_cols)
         return visits
 
-    def phases(self, *, literal: bool = False) -> Iterator[Phase]:
+    def phases(self, *, literal: bool = False, keys: int | None = None) -> Iterator[Phase]:
+        p = self.problem
+        if p.mask or p.bias or p.padded:
+            raise ValueError("algorithm 'fa2' counts no mask, bias or key lengths yet")
         if self.row_blocks == 0:
             return
-        tail_rows = self.problem.seqlen_q - (self.row_blocks - 1) * self.block_rows
+        tail_rows = p.seqlen_q - (self.row_blocks - 1) * self.block_rows
+        tail_cols = p.seqlen_k - (self.col_blocks - 1) * self.block_cols
         every = np.arange(self.row_blocks)
         groups = every[:, None] if literal else (every[:-1], every[-1:])
-        ragged = self.problem.seqlen_k % self.block_cols != 0
         for blocks in groups:
             if not len(blocks):
                 continue
-            visits = self._visits(blocks)
-            closing = int((visits == self.col_blocks).sum()) if ragged and self.col_blocks else 0
+            visits = self._visits(blocks, p.seqlen_k)
+            closing = int((visits == self.col_blocks).sum()) if self.col_blocks else 0
             rows = tail_rows if blocks[0] == self.row_blocks - 1 else self.block_rows
-            yield self._row_block(len(blocks), rows, int(visits.sum()) - closing, closing)
+            yield self._row_block(len(blocks), rows, int(visits.sum()) - closing, closing, tail_cols)
 
     def workspaces(self) -> Mapping[str, Workspace]:
         return {}

@@ -13,6 +13,7 @@ from cupyflash.problem import Problem
 from cupyflash.schedules.base import (
     FLOAT32,
     GRANULE,
+    MASK_PARAMS,
     WARP,
     Kernel,
     Move,
@@ -22,9 +23,14 @@ from cupyflash.schedules.base import (
     Visit,
     Workspace,
     element_constants,
+    length_moves,
+    mask_moves,
     require_kernel_tiling,
     row_bytes,
+    scores_seen,
+    stride_params,
     sub_tile,
+    value_row_bytes,
 )
 from cupyflash.tiling import TileSize, shrink_to_fit
 
@@ -33,8 +39,8 @@ SOFTMAX_WARPS = 4
 
 
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
-    """Bytes of a Q tile and a K tile, the larger of the two products' needs."""
-    return (block_rows + block_cols) * row_bytes(problem)
+    """Bytes of a Q tile and a K tile, or of a V tile: the larger of the two products' needs."""
+    return max((block_rows + block_cols) * row_bytes(problem), block_cols * value_row_bytes(problem))
 
 
 def paper_blocks(problem: Problem) -> TileSize:
@@ -80,24 +86,28 @@ class StandardSchedule(TileSchedule):
         blocks = [(1, block)] * full if literal else [(full, block)] * (full > 0)
         return blocks + [(1, tail)] * (tail > 0)
 
-    def phases(self, *, literal: bool = False) -> Iterator[Phase]:
+    def phases(self, *, literal: bool = False, keys: int | None = None) -> Iterator[Phase]:
         p = self.problem
+        keys = p.seqlen_k if keys is None else keys
         rows_of = self._extents(p.seqlen_q, self.block_rows, literal)
         cols_of = self._extents(p.seqlen_k, self.block_cols, literal)
         row = row_bytes(p)
-        tiles = {"Q": Tile("Q", self.block_rows * row)} | {n: Tile(n, self.block_cols * row) for n in "KV"}
+        q_tile, k_tile = Tile("Q", self.block_rows * row), Tile("K", self.block_cols * row)
+        v_tile = Tile("V", self.block_cols * value_row_bytes(p))
 
         for row_times, rows in rows_of:  # S = scale Q K^T
             for col_times, cols in cols_of:
                 yield Phase(
                     row_times * col_times,
                     enter=(
+                        *length_moves(p),
                         Move("Q", rows * p.head_dim, p.itemsize, tile="Q"),
                         Move("K", cols * p.head_dim, p.itemsize, tile="K"),
                     ),
                     leave=(Move("S", rows * cols, p.itemsize, write=True),),
-                    tiles=(tiles["Q"], tiles["K"]),
+                    tiles=(q_tile, k_tile),
                 )
+        yield Phase(1, enter=mask_moves(p, scores_seen(p, range(p.seqlen_q), range(keys))))
 
         reads = (Move("S", p.seqlen_k, p.itemsize),) * self.softmax_passes  # P = softmax(S)
         writes: tuple[Move, ...] = (Move("P", p.seqlen_k, p.itemsize, write=True),)
@@ -112,13 +122,13 @@ class StandardSchedule(TileSchedule):
                     row_times * col_times,
                     (
                         Move("P", rows * cols, p.itemsize),
-                        Move("V", cols * p.head_dim, p.itemsize, tile="V"),
+                        Move("V", cols * p.value_dim, p.itemsize, tile="V"),
                     ),
                 )
                 for col_times, cols in cols_of
             )
-            leave = (Move("O", rows * p.head_dim, p.itemsize, write=True),)
-            yield Phase(row_times, visits=visits, leave=leave, tiles=(tiles["V"],))
+            leave = (Move("O", rows * p.value_dim, p.itemsize, write=True),)
+            yield Phase(row_times, visits=visits, leave=leave, tiles=(v_tile,))
 
     def workspaces(self) -> Mapping[str, Workspace]:
         p = self.problem
@@ -138,9 +148,6 @@ class StandardSchedule(TileSchedule):
         threads = self.block_rows // GRANULE * WARP
         sizes = ("Nq", "Nk", "heads", "group")
 
-        def strides(names: str) -> tuple[str, ...]:
-            return tuple(f"{name}_{axis}" for name in names for axis in ("batch", "head", "row"))
-
         # Without keys there is no S: the softmax still writes L, and the second product O = 0.
         scores_grid = self.row_blocks * self.col_blocks * self.repeats
         scores = Kernel(
@@ -150,7 +157,7 @@ class StandardSchedule(TileSchedule):
             scores_grid,
             threads,
             shared,
-            ("Q", "K", "S", *sizes, "scale", *strides("QK")),
+            ("Q", "K", "S", *sizes, "scale", *stride_params("QK"), *MASK_PARAMS),
         )
         softmax = Kernel(
             "standard.cu",
@@ -167,7 +174,7 @@ class StandardSchedule(TileSchedule):
             constants,
             self.row_blocks * self.repeats,
             threads,
-            self.block_cols * row_bytes(p),
-            ("P", "V", "O", *sizes, *strides("VO")),
+            self.block_cols * value_row_bytes(p),
+            ("P", "V", "O", *sizes, *stride_params("VO")),
         )
         return (scores, softmax, values) if scores_grid else (softmax, values)

@@ -58,9 +58,7 @@ class Copies:
     def issue(
         self, lanes: Lanes, size: int, destination: Array, whole: list[Part], pieces: list[Part], sizes: Array | None
     ) -> None:
-        copy = Copy(
-            lanes, size, destination, whole, pieces, sizes, self.committed[lanes.index], np.zeros(lanes.n, np.bool_)
-        )
+        copy = Copy(lanes, size, destination, whole, pieces, sizes, self.committed[lanes.index], np.zeros(lanes.n, np.bool_))
         self.memory.state_view(size)[destination] = element(IN_FLIGHT, size)
         self.memory.settled = False
         self.pending.append(copy)
@@ -126,7 +124,7 @@ def _rest(copy: Copy, keep: Array) -> Copy:
     place[positions] = np.arange(len(positions))
 
     def restrict(parts: list[Part]) -> list[Part]:
-        out = []
+        out: list[Part] = []
         for view, index, where in parts:
             where = np.arange(copy.lanes.n) if where is None else where
             mine = keep[where]

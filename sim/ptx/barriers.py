@@ -115,9 +115,7 @@ class Barriers:
         for arrival in pending.arrivals:
             plan = machine.code.plans[arrival.pc]
             assert isinstance(plan.control, Barrier)
-            result: object = {"popc": everyone.sum(), "and": everyone.all(), "or": everyone.any()}[
-                plan.control.reduction
-            ]
+            result: object = {"popc": everyone.sum(), "and": everyone.all(), "or": everyone.any()}[plan.control.reduction]
             # Straight into the registers of the wave: no frame may hold these lanes meanwhile.
             machine.deactivate()
             target: Arg = plan.writes[0]

@@ -43,12 +43,12 @@ class Finding:
 
 @dataclass
 class Findings:
-    """Collects the findings of a launch: one for each (kind, instruction, block, tensor), `total` counts all lanes."""
+    """Collects the findings of a launch: the first of each (kind, instruction, tensor); `total` counts all lanes."""
 
     kernel: str
     total: int = 0
     items: list[Finding] = field(default_factory=list)
-    seen: set[tuple[str, int, int, str | None]] = field(default_factory=set)
+    seen: set[tuple[str, int, str, str | None]] = field(default_factory=set)
 
     def report(
         self,
@@ -64,11 +64,11 @@ class Findings:
     ) -> None:
         """Record a finding at `position` within `lanes`; `count` lanes did the same in this execution."""
         self.total += count
-        block, warp, lane = lanes.place(position)
-        key = (kind, instruction.line, block, tensor)
+        key = (kind, instruction.line, instruction.text, tensor)
         if key in self.seen or len(self.items) >= LIMIT:
             return
         self.seen.add(key)
+        block, warp, lane = lanes.place(position)
         self.items.append(
             Finding(kind, message, self.kernel, instruction.source, instruction.line, block, warp, lane, address, tensor)
         )

@@ -3,9 +3,11 @@
 Every load, store, atomic and asynchronous copy resolves its addresses through a *port* of this module; a port checks
 bounds, alignment and initialisation, and reports each access once to `Memory.accessed`, which counts and calls the
 observer. Addresses are virtual: tensor number i owns the window of 2**40 bytes from (i + 1) << 40 and lies in the
-middle of it, at an offset congruent to its real address modulo 4096. So a stray access is charged to the tensor whose
-pointer it came from, and two arguments that are views of the same memory stay apart in every count although they share
-their bytes.
+middle of it. So a stray access is charged to the tensor whose pointer it came from, and two arguments that are views of
+the same memory stay apart in every count although they share their bytes.
+
+A NumPy allocation starts at an aligned address, as one on a device does, and a view of it keeps its offset: sector
+counts and misalignment are those of the view, and do not change with where the host put the bytes.
 """
 
 from __future__ import annotations
@@ -61,11 +63,17 @@ class Segment:
 
     def __init__(self, name: str, number: int, array: Array, space: str = "global"):
         low, high = byte_bounds(array)
+        root = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        origin = byte_bounds(root)[0]
+        # Memory that NumPy did not allocate (a mapped file, another library's buffer) keeps its real alignment.
+        place = low - origin if root.flags.owndata and origin % 16 == 0 else low
         self.name = name
         self.space = space
         self.array = array
         self.size = high - low if array.size else 0
-        self.start = ((number + 1) << WINDOW_BITS) + (1 << (WINDOW_BITS - 1)) + low % ALIGNMENT
+        self.start = ((number + 1) << WINDOW_BITS) + (1 << (WINDOW_BITS - 1)) + place % ALIGNMENT
         self.writable = array.flags.writeable
         self.address = low
         base = array.__array_interface__["data"][0]
@@ -80,7 +88,7 @@ class Segment:
             first = -(-self.start // size) * size
             count = max(0, (self.start + self.size - first) // size)
             raw = (ctypes.c_ubyte * (count * size)).from_address(self.address + first - self.start)
-            view = np.frombuffer(raw, ELEMENT[size]) if count else np.empty(0, ELEMENT[size])
+            view = np.frombuffer(memoryview(raw), ELEMENT[size]) if count else np.empty(0, ELEMENT[size])
             found = (view, np.array(first, np.uint64), np.array(max(count - 1, 0) * size, np.uint64))
             self._windows[size] = found
         return found
@@ -300,8 +308,8 @@ class GlobalPort(Port):
         if self.write and not segment.writable:
             self.report("read-only", f": {segment.name!r} is read-only", lanes, mine, addresses, segment.name)
             return np.zeros(lanes.n, np.bool_)
-        return ~(outside | crooked)
-
+        good: Array = ~(outside | crooked)
+        return good
 
     def resolve_sizes(self, lanes: Lanes, addresses: Array, sizes: Array) -> list[Part]:
         """For cp.async with source sizes below `size`: the parts index single bytes, each lane has sizes[lane] of them."""
@@ -342,7 +350,8 @@ class _BlockPort(Port):
         self.low = np.array(size - 1, np.uint32)
         self.bits = np.array(self.shift, np.uint32)
         capacity = self.capacity()
-        self.limits = {4: np.array(max(capacity - size, 0), np.uint32), 8: np.array(max(capacity - size, 0), np.uint64)}
+        last = max(capacity - size, 0)
+        self.limits: dict[int, Array] = {4: np.array(last, np.uint32), 8: np.array(last, np.uint64)}
         self.none = capacity < size
 
     def capacity(self) -> int:

@@ -183,9 +183,7 @@ def resolve_call(program: Program, plan: Plan, control: Call) -> Plan:
     raise Unsupported(f"function {control.function} has no body")
 
 
-def name_arguments(
-    kernel: str, params: list[Variable], args: Mapping[str, Any] | Sequence[Any]
-) -> tuple[list[str], list[Any]]:
+def name_arguments(kernel: str, params: list[Variable], args: Mapping[str, Any] | Sequence[Any]) -> tuple[list[str], list[Any]]:
     if isinstance(args, Mapping):
         names, values = list(args), list(args.values())
     else:

@@ -352,6 +352,11 @@ class _Parser:
             return head.end()
         self.functions[function.name] = function
         self.source = None
+        if not function.is_entry:
+            # All device functions call their result func_retval0.
+            for variable in function.params + function.returns:
+                if variable.space == "param":
+                    variable.name += f"@{function.name}"
         return self.body(function, head.end())
 
     def body(self, function: Function, pos: int) -> int:
@@ -463,9 +468,7 @@ class _Parser:
         opcode, *mods = match[1].split(".")
         operands = tuple(self.operand(function, scope, t, pos) for t in split_operands(text[match.end() :]))
         clean = " ".join(text.split())
-        function.instructions.append(
-            Instruction(opcode, tuple(mods), operands, predicate, self.line(pos), self.source, clean)
-        )
+        function.instructions.append(Instruction(opcode, tuple(mods), operands, predicate, self.line(pos), self.source, clean))
 
     def operand(self, function: Function, scope: _Scope, text: str, pos: int) -> Operand:
         def sub(part: str) -> Operand:
@@ -507,7 +510,7 @@ class _Parser:
 
     def symbol(self, function: Function, scope: _Scope, name: str) -> str:
         at: _Scope | None = scope
-        names = {v.name for v in function.variables}
+        names = {v.name for v in (*function.variables, *function.params, *function.returns)}
         while at is not None:
             if name in at.labels or name + at.suffix in names:
                 return name + at.suffix

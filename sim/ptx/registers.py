@@ -62,9 +62,7 @@ class Frame:
         self.code: Code = machine.code
         self.n = n
         self.lanes: Lanes
-        self.files = {
-            width: np.zeros((rows, n), FILE_DTYPES[width]) for width, rows in self.code.rows_of_width.items()
-        }
+        self.files = {width: np.zeros((rows, n), FILE_DTYPES[width]) for width, rows in self.code.rows_of_width.items()}
         self.valid = 0
         self.dirty = 0
         self.live = 0
@@ -110,7 +108,8 @@ class Frame:
         found = self._lent.get(key)
         if found is None:
             found = self._lent[key] = np.empty(shape, dtype)
-        return found  # type: ignore[no-any-return]
+        array: Array = found
+        return array
 
     def lend(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """Like `temp`, for a bundle of arrays and views that `make` builds."""
@@ -245,8 +244,9 @@ class SubFrame(Frame):
         self.out = [np.empty(n, o.dtype) for o in out]
         self.sources = [x for x in ins if x.ndim]
         self.ins = [np.empty(n, x.dtype) if x.ndim else x for x in ins]
-        self.moves = [partial(np.take, s, out=t, mode="clip") for s, t in zip(
-            self.sources, [x for x in self.ins if x.ndim], strict=True)]
+        self.moves = [
+            partial(np.take, s, out=t, mode="clip") for s, t in zip(self.sources, [x for x in self.ins if x.ndim], strict=True)
+        ]
         self.thunk = plan.bind(self, self.out, self.ins)
 
     def run(self, lanes: Lanes, positions: Array) -> None:

@@ -75,7 +75,7 @@ def vector(mods: Mods) -> int:
     return {"": 1, "v2": 2, "v4": 4}[mods.choice(("v2", "v4"))]
 
 
-@opcode("ld", "ldu", forms="{.v2 .v4} .global .shared .local .const .param, generic; .b8-.b64 .u .s .f; ordering and cache hints ignored")
+@opcode("ld", "ldu", forms="{.v2 .v4} .global .shared .local .const .param, generic; .b8-.f64; hints ignored")
 def ld(i: Instruction) -> Plan:
     mods = Mods(i, *hints(i))
     space, count, type_ = take_space(mods), vector(mods), mods.type()
@@ -132,7 +132,7 @@ def scatter(parts: list[Part], buffer: Array) -> None:
         view[index] = buffer if positions is None else buffer[positions]
 
 
-@opcode("st", forms="{.v2 .v4} .global .shared .local .param, generic; .b8-.b64 .u .s .f; ordering and cache hints ignored")
+@opcode("st", forms="{.v2 .v4} .global .shared .local .param, generic; .b8-.f64; hints ignored")
 def st(i: Instruction) -> Plan:
     mods = Mods(i, *hints(i))
     space, count, type_ = take_space(mods), vector(mods), mods.type()
@@ -195,7 +195,8 @@ def _float_add(type_: PtxType) -> Update:
         return add_halves
 
     def add(old: Array, value: Array, _: Array) -> Array:
-        return (old.view(type_.dtype) + value.view(type_.dtype)).view(old.dtype)
+        total: Array = old.view(type_.dtype) + value.view(type_.dtype)
+        return total.view(old.dtype)
 
     return add
 
@@ -298,5 +299,3 @@ def atom(i: Instruction) -> Plan:
         return run
 
     return Plan((arg(target, bits),), (base, *(arg(v, bits) for v in values)), bind, mode=0, pure=False)
-
-

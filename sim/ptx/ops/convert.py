@@ -80,9 +80,7 @@ def finish(value: Array, target: PtxType, rounding: str, sat: bool, relu: bool) 
     return value
 
 
-def float_to_float(
-    source: PtxType, target: PtxType, rounding: str, sat: bool, relu: bool, d: Array, a: Array
-) -> Thunk:
+def float_to_float(source: PtxType, target: PtxType, rounding: str, sat: bool, relu: bool, d: Array, a: Array) -> Thunk:
     if not (sat or relu or source.bits == 16 or target.bits == 16 or rounding in INTEGER_ROUNDING):
         if d.dtype == a.dtype:
             return partial(np.multiply, a, np.array(1, d.dtype), d)  # under .ftz this flushes; else it changes nothing
@@ -132,6 +130,7 @@ def pack(type_: PtxType, rounding: str, relu: bool, d: Array, high: Array, low: 
 
 def to_tf32(rounding: str, d: Array, a: Array) -> Thunk:
     """float32 with 10 bits of fraction: rna rounds ties away from zero, rn to even."""
+
     def run() -> None:
         bits = a.view(np.uint32)
         if rounding == "rz":

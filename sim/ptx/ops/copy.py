@@ -72,8 +72,7 @@ def cp(i: Instruction) -> Plan:
         def run() -> None:
             lanes = frame.lanes
             found = shared.resolve(lanes, to_address())
-            parts, pieces, width = sources(ins[2], from_address()) if sizes else (
-                whole.resolve(lanes, from_address()), [], None)
+            parts, pieces, width = sources(ins[2], from_address()) if sizes else (whole.resolve(lanes, from_address()), [], None)
             # The ports' index arrays are scratch: the copy outlives this instruction.
             parts = [(view, index.copy(), where) for view, index, where in parts]
             if len(found) == 1 and found[0][2] is None:

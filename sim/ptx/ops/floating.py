@@ -82,9 +82,7 @@ def arithmetic(i: Instruction) -> Plan:
     return pure(make, [d], [a, b], code)
 
 
-def fused_thunk(
-    directed: bool, flush: bool, sat: bool, temp: Temp, d: Array, a: Array, b: Array, c: Array
-) -> Thunk:
+def fused_thunk(directed: bool, flush: bool, sat: bool, temp: Temp, d: Array, a: Array, b: Array, c: Array) -> Thunk:
     if d.dtype == np.float64:
         if directed:
             raise Unsupported("fma.f64 with directed rounding")
@@ -93,7 +91,8 @@ def fused_thunk(
             fused_f64(a, b, c, d)
 
         return run64
-    work = *(temp(f"fma {k}", d.shape, np.float64) for k in range(3)), temp("fma flag", d.shape, np.bool_)
+    first, second, third = (temp(f"fma {k}", d.shape, np.float64) for k in range(3))
+    work = first, second, third, temp("fma flag", d.shape, np.bool_)
 
     def directed_run() -> None:
         # A sum rounded twice in one direction is the sum rounded once.
@@ -238,10 +237,9 @@ def flushed(thunk: Thunk, d: Array) -> Thunk:
 
 def extreme(maximum: bool, nan: bool, flush: bool, magnitude: bool, temp: Temp, d: Array, *inputs: Array) -> Thunk:
     """min/max: of two values the one that is a number (.NaN: NaN wins), with -0 < +0; NaN is canonical."""
-    if nan:
-        fn = np.maximum if maximum else np.minimum
-    else:
-        fn = np.fmax if maximum else np.fmin
+    fn: np.ufunc = {(True, True): np.maximum, (True, False): np.fmax, (False, True): np.minimum, (False, False): np.fmin}[
+        maximum, nan
+    ]
     zero = np.array(0, d.dtype)
     merge = np.bitwise_and if maximum else np.bitwise_or
     bits = np.dtype(f"u{d.itemsize}")

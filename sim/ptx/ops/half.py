@@ -36,9 +36,7 @@ def flush(x: Array, type_: PtxType) -> Array:
     return np.where(np.abs(x) < tiny, np.copysign(x.dtype.type(0), x), x)
 
 
-def plan(
-    i: Instruction, fn: Callable[..., Array], *, ftz: bool = False, sat: bool = False, relu: bool = False
-) -> Plan:
+def plan(i: Instruction, fn: Callable[..., Array], *, ftz: bool = False, sat: bool = False, relu: bool = False) -> Plan:
     """A plan that widens the operands, applies `fn`, post-processes and narrows."""
     type_ = i.type
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -13,19 +14,20 @@ INTEGERS = ("u16", "s16", "u32", "s32", "u64", "s64")
 CARRY = Reg("%carry", TYPES["pred"])
 """CC.CF, the condition code of extended-precision arithmetic: one a lane."""
 
-WIDER = {2: {"i": np.int32, "u": np.uint32}, 4: {"i": np.int64, "u": np.uint64}}
+WIDER: dict[tuple[int, str], Any] = {(2, "i"): np.int32, (2, "u"): np.uint32, (4, "i"): np.int64, (4, "u"): np.uint64}
 
 
 def high_product(a: Array, b: Array) -> Array:
     """The upper half of the full product of two 16-, 32- or 64-bit integer arrays."""
     if a.itemsize < 8:
-        wide = WIDER[a.itemsize][a.dtype.kind]
-        return (a.astype(wide) * b.astype(wide) >> wide(8 * a.itemsize)).astype(a.dtype)
+        wide = WIDER[a.itemsize, a.dtype.kind]
+        product: Array = a.astype(wide) * b.astype(wide) >> wide(8 * a.itemsize)
+        return product.astype(a.dtype)
     low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
     x, y = a.view(np.uint64), b.view(np.uint64)
     middle = (x >> shift) * (y & low) + ((x & low) * (y & low) >> shift)
     other = (x & low) * (y >> shift) + (middle & low)
-    high = (x >> shift) * (y >> shift) + (middle >> shift) + (other >> shift)
+    high: Array = (x >> shift) * (y >> shift) + (middle >> shift) + (other >> shift)
     if a.dtype.kind == "i":
         # Signed from unsigned: subtract the other factor for each factor that is negative.
         high = high - np.where(a < 0, y, np.uint64(0)) - np.where(b < 0, x, np.uint64(0))

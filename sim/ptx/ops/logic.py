@@ -194,10 +194,14 @@ def extract(d: Array, a: Array, position: Array, length: Array) -> Thunk:
         pos = np.broadcast_to(position & np.uint32(0xFF), d.shape).astype(np.int64)
         size = np.broadcast_to(length & np.uint32(0xFF), d.shape).astype(np.int64)
         wide = np.broadcast_to(a, d.shape)
-        field = np.right_shift(wide.view(unsigned) if wide.flags.c_contiguous else wide.astype(unsigned),
-                               np.minimum(pos, bits).astype(unsigned))
-        mask = np.where(size >= bits, unsigned.type(2**bits - 1),
-                        (unsigned.type(1) << np.minimum(size, bits - 1).astype(unsigned)) - unsigned.type(1))
+        field = np.right_shift(
+            wide.view(unsigned) if wide.flags.c_contiguous else wide.astype(unsigned), np.minimum(pos, bits).astype(unsigned)
+        )
+        mask = np.where(
+            size >= bits,
+            unsigned.type(2**bits - 1),
+            (unsigned.type(1) << np.minimum(size, bits - 1).astype(unsigned)) - unsigned.type(1),
+        )
         result = field & mask
         if d.dtype.kind == "i":
             top = np.minimum(pos + size - 1, bits - 1)
@@ -205,8 +209,11 @@ def extract(d: Array, a: Array, position: Array, length: Array) -> Thunk:
             fill = np.where((sign != 0) & (size > 0), ~mask, unsigned.type(0))
             # Where the field reaches past the msb only the bits that exist come from it.
             kept = np.maximum(bits - pos, 0)
-            real = np.where(kept >= bits, unsigned.type(2**bits - 1),
-                            (unsigned.type(1) << np.minimum(kept, bits - 1).astype(unsigned)) - unsigned.type(1))
+            real = np.where(
+                kept >= bits,
+                unsigned.type(2**bits - 1),
+                (unsigned.type(1) << np.minimum(kept, bits - 1).astype(unsigned)) - unsigned.type(1),
+            )
             fill = np.where((sign != 0) & (size > 0), fill | ~real, fill)
             result = result | fill
         d[...] = result.view(d.dtype)

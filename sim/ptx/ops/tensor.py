@@ -17,8 +17,8 @@ from ..lanes import WARP
 from ..memory import PORTS, Part
 from ..types import TYPES, Array
 from .access import address_arg, address_thunk, gather, scatter, take_space
-from .half import half_bits
 from .registry import WHOLE_WARP, Instruction, Mods, Plan, Thunk, Unsupported, arg, items, opcode
+from .rounding import half_bits
 
 if TYPE_CHECKING:
     from ..registers import Frame
@@ -64,6 +64,8 @@ def ldmatrix(i: Instruction) -> Plan:
     base, offset = address_arg(memory, space)
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        if frame.n % WARP:
+            return lambda: whole_warps(frame, i)
         address, rows = address_thunk(frame, ins[0], offset), row_addresses(frame, count)
         warps = frame.n // WARP
         port = PORTS[space](frame.machine.memory, i, warps * 8 * count, 16, "ldmatrix")
@@ -90,11 +92,9 @@ def ldmatrix(i: Instruction) -> Plan:
                 for k, register in enumerate(targets):
                     np.copyto(register, words[:, k])
 
-        return run if warps and frame.n % WARP == 0 else lambda: whole_warps(frame, i)
+        return run
 
-    return Plan(
-        tuple(arg(r, TYPES["b32"]) for r in registers), (base,), bind, collective=WHOLE_WARP, pure=False
-    )
+    return Plan(tuple(arg(r, TYPES["b32"]) for r in registers), (base,), bind, collective=WHOLE_WARP, pure=False)
 
 
 @opcode("stmatrix", forms=".sync.aligned.m8n8 .x1 .x2 .x4 {.trans} .shared.b16")
@@ -105,6 +105,8 @@ def stmatrix(i: Instruction) -> Plan:
     base, offset = address_arg(memory, space)
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        if frame.n % WARP:
+            return lambda: whole_warps(frame, i)
         address, rows = address_thunk(frame, ins[0], offset), row_addresses(frame, count)
         warps = frame.n // WARP
         port = PORTS[space](frame.machine.memory, i, warps * 8 * count, 16, "stmatrix")
@@ -125,7 +127,7 @@ def stmatrix(i: Instruction) -> Plan:
             parts: list[Part] = port.resolve(lanes, at)
             scatter(parts, data.reshape(-1).view(np.complex128))
 
-        return run if warps and frame.n % WARP == 0 else lambda: whole_warps(frame, i)
+        return run
 
     reads = (base, *(arg(r, TYPES["b32"]) for r in registers))
     return Plan((), reads, bind, collective=WHOLE_WARP, pure=False)
@@ -141,6 +143,9 @@ def movmatrix(i: Instruction) -> Plan:
     d, a = i.operands
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        if frame.n % WARP:
+            return lambda: whole_warps(frame, i)
+
         def run() -> None:
             if whole_warps(frame, i):
                 halves = np.ascontiguousarray(np.broadcast_to(ins[0], frame.n)).view(type_.dtype).reshape(-1, 8, 8)
@@ -214,8 +219,11 @@ def mma(i: Instruction) -> Plan:
     if len(types) != 4:
         raise Unsupported("expected four types")
     d_type, a_type, b_type, c_type = types
-    if (a_type, shape) not in SHAPES or (b_type, shape) not in SHAPES or d_type != c_type or (
-        a_type != b_type and a_type not in ("s8", "u8")
+    if (
+        (a_type, shape) not in SHAPES
+        or (b_type, shape) not in SHAPES
+        or d_type != c_type
+        or (a_type != b_type and a_type not in ("s8", "u8"))
     ):
         raise Unsupported(f"mma {shape} .{a_type}.{b_type} with .{d_type} accumulators")
     m, n, k = (int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split())
@@ -237,6 +245,8 @@ def mma(i: Instruction) -> Plan:
     real = np.dtype(np.float64 if a_type == "f64" else np.float32)
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        if frame.n % WARP:
+            return lambda: whole_warps(frame, i)
         w = frame.n // WARP
         a_regs, b_regs, c_regs = ins[: len(a_args)], ins[len(a_args) : len(a_args) + len(b_args)], ins[-accumulators:]
 
@@ -298,7 +308,7 @@ def mma(i: Instruction) -> Plan:
                 for register, part in zip(out, total, strict=True):
                     np.copyto(register, part)
 
-        return run if w and frame.n % WARP == 0 else lambda: whole_warps(frame, i)
+        return run
 
     return Plan(
         tuple(d_args),
@@ -310,5 +320,3 @@ def mma(i: Instruction) -> Plan:
         flops=2 * m * n * k,
         keeps=len(a_args),
     )
-
-

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..registers import Frame
 
 _LANE = np.arange(WARP)
+_NOTHING = np.empty(0, np.int64)
 
 
 def source_lanes(mode: str, b: Array, c: Array, lane: Array) -> tuple[Array, Array]:
@@ -62,14 +63,14 @@ def shfl(i: Instruction) -> Plan:
             flat_source = (np.arange(frame.n) & ~31) + np.tile(fixed, frame.n // WARP)
             flat_inside = np.tile(inside, frame.n // WARP)
         else:
-            flat_source = flat_inside = None
+            flat_source, flat_inside = _NOTHING, _NOTHING
         constant = int(member) if member.ndim == 0 else None
         buffer = np.empty(frame.n, np.uint32)
 
         def run() -> None:
             lanes = frame.lanes
             whole = lanes.whole_warps
-            if whole and flat_source is not None:
+            if whole and len(flat_source):
                 source, inside = flat_source, flat_inside
             else:
                 lane = lanes.lane
@@ -163,8 +164,7 @@ def vote(i: Instruction) -> Plan:
         "ballot": ballot,
         "any": lambda lanes, p, mask: ballot(lanes, p, mask) != 0,
         "all": lambda lanes, p, mask: ballot(lanes, p, mask) == _everyone(lanes, mask),
-        "uni": lambda lanes, p, mask: (ballot(lanes, p, mask) == 0)
-        | (ballot(lanes, p, mask) == _everyone(lanes, mask)),
+        "uni": lambda lanes, p, mask: (ballot(lanes, p, mask) == 0) | (ballot(lanes, p, mask) == _everyone(lanes, mask)),
     }
     return by_warp(table[mode], i, "b32" if mode == "ballot" else "pred", "pred")
 
@@ -238,7 +238,8 @@ def redux(i: Instruction) -> Plan:
         group = groups(lanes, mask)
         order = np.argsort(group, kind="stable")
         starts = np.flatnonzero(np.diff(group[order], prepend=-1))
-        return fn.reduceat(value[order], starts, dtype=value.dtype)[group]  # type: ignore[no-any-return]
+        reduced: Array = fn.reduceat(value[order], starts, dtype=value.dtype)
+        return reduced[group]
 
     return by_warp(reduce, i, type_.name, type_.name)
 
@@ -283,5 +284,3 @@ def elect(i: Instruction) -> Plan:
         collective=0,
         pure=False,
     )
-
-

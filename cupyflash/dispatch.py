@@ -1,0 +1,127 @@
+"""Where a call runs: CuPy arrays on the current GPU, NumPy arrays on the simulated device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from cupyflash.device import Device
+from cupyflash.simulated import Simulation, current_simulation
+
+# DLPack's number for memory of the CPU (kDLCPU).
+DLPACK_CPU = 1
+
+
+def on_gpu(**arrays: Any) -> bool:
+    """True when all arrays are CuPy's, False when all are NumPy's; TypeError for anything else, or foreign byte order."""
+    cupy = sys.modules.get("cupy")
+    kinds = {}
+    for name, array in arrays.items():
+        if isinstance(array, np.ndarray):
+            kinds[name] = "NumPy"
+        elif cupy is not None and isinstance(array, cupy.ndarray):
+            kinds[name] = "CuPy"
+        else:
+            raise TypeError(f"{name} must be a NumPy or CuPy array, got {type(array).__name__}")
+        if not array.dtype.isnative:
+            raise TypeError(f"{name} must have its bytes in the machine's own order, got dtype {array.dtype.str}")
+    if len(set(kinds.values())) > 1:
+        mixed = ", ".join(f"{name} is {kind}'s" for name, kind in kinds.items())
+        raise TypeError(f"all arrays must be NumPy's or all CuPy's: {mixed}")
+    return "CuPy" in kinds.values()
+
+
+def as_array(name: str, array: Any) -> Any:
+    """NumPy and CuPy arrays as they are; other objects that offer their memory (CUDA array interface, DLPack) as views.
+
+    TypeError for everything else: lists, scalars, None, masked arrays.
+    """
+    cupy = sys.modules.get("cupy")
+    if isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray):
+        return array
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        return array
+    if not isinstance(array, np.generic | np.ma.MaskedArray):
+        if hasattr(array, "__cuda_array_interface__"):
+            import cupy
+
+            return cupy.asarray(array)
+        if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+            try:
+                if array.__dlpack_device__()[0] == DLPACK_CPU:
+                    return np.from_dlpack(array)
+                import cupy
+
+                return cupy.from_dlpack(array)
+            except (BufferError, RuntimeError, ValueError) as error:
+                raise TypeError(f"{name} cannot be taken through DLPack: {error}") from error
+    raise TypeError(f"{name} must be a NumPy or CuPy array, got {type(array).__name__}")
+
+
+@contextmanager
+def device_of(gpu: bool, **arrays: Any) -> Iterator[None]:
+    """On a GPU, make the arrays' own device the current one; ValueError when they are on several."""
+    if not gpu:
+        yield
+        return
+    ordinals = {name: int(array.device) for name, array in arrays.items()}
+    if len(set(ordinals.values())) > 1:
+        places = ", ".join(f"{name} is on GPU {ordinal}" for name, ordinal in ordinals.items())
+        raise ValueError(f"all arrays must be on one GPU: {places}")
+    cuda = sys.modules["cupy"].cuda
+    ordinal = next(iter(ordinals.values()))
+    if ordinal == cuda.runtime.getDevice():
+        yield
+    else:
+        with cuda.Device(ordinal):
+            yield
+
+
+def refuse_overlap(out: Any, **inputs: Any) -> None:
+    """ValueError when `out` shares memory with an input: the kernels read inputs after they have begun to write."""
+    for name, array in inputs.items():
+        if np.shares_memory(_Extent.of(out), _Extent.of(array)):
+            raise ValueError(f"out must not overlap {name}, but they share memory")
+
+
+class _Extent:
+    """An array's layout without its memory, for NumPy to reason about; CuPy's too, without asking the GPU."""
+
+    def __init__(self, array: Any, address: int) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (address, True),
+            "shape": array.shape,
+            "strides": array.strides,
+            "typestr": f"|V{array.dtype.itemsize}",
+        }
+
+    @classmethod
+    def of(cls, array: Any) -> np.ndarray:
+        address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+        return np.asarray(cls(array, address))
+
+
+def target(gpu: bool) -> tuple[Device, Simulation | None]:
+    """The device that a call is planned for, and the simulation that stands in for it (None on a GPU)."""
+    if gpu:
+        return current_gpu(sys.modules["cupy"].cuda.runtime.getDevice()), None
+    simulation = current_simulation()
+    return simulation.device, simulation
+
+
+@cache
+def current_gpu(ordinal: int) -> Device:
+    """The GPU of that number; asked for once, since its properties take longer to read than a small call to run."""
+    return Device.current(ordinal)
+
+
+def refuse_findings(findings: Sequence[object]) -> None:
+    """RuntimeError when the simulated device found something wrong with a kernel of ours."""
+    if findings:
+        raise RuntimeError(f"the simulated device found {len(findings)} faults in the kernel, the first: {findings[0]}")

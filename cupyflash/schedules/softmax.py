@@ -1,0 +1,131 @@
+"""Softmax along rows (Milakov and Gimelshein, arXiv 1805.02867): safe in three passes, online in two.
+
+Every element is read once a pass and written once: four accesses an element, or three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+from cupyflash.device import Device
+from cupyflash.problem import ITEMSIZE, dtype_name
+from cupyflash.schedules.base import ELEMENT_TYPE, FLOAT32, WARP, Kernel, Move, Phase, Schedule, Tile, Workspace, require_dtype
+
+MAX_GRID = 2**31 - 1
+THREADS = 128
+# A warp has up to 32 elements a lane; a longer row gets a block of eight warps.
+WARP_COLS = 1024
+LONG_ROW_LANES = 256
+# Threads of a multiprocessor from which on more of them hide no more latency, roughly: half of what the smallest holds.
+THREADS_THAT_FILL = 512
+
+
+@dataclass(frozen=True)
+class SoftmaxSchedule(Schedule):
+    """`rows` rows of `cols` elements of `dtype`, with `lanes` threads a row. Tensors are named x and y.
+
+    The traffic depends on the lanes in nothing; the order of summation, and so the last bit of the result, does.
+    """
+
+    rows: int
+    cols: int
+    dtype: str
+    device: Device
+    lanes: int
+
+    passes: ClassVar[int]
+    """How often x is read."""
+    entry: ClassVar[str]
+    """The kernel's name."""
+
+    @property
+    def chip(self) -> Device:
+        return self.device
+
+    @property
+    def repeats(self) -> int:
+        return 1
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: those of one long row, or of several short ones."""
+        return max(THREADS, self.lanes)
+
+    @property
+    def shared_bytes(self) -> int:
+        """m and d of each warp, where several warps share a row; a row of one warp needs registers only."""
+        return self.threads // WARP * 2 * FLOAT32 if self.lanes > WARP else 0
+
+    def phases(self, *, literal: bool = False) -> Iterator[Phase]:
+        x, y = Move("x", self.cols, self.itemsize), Move("y", self.cols, self.itemsize, write=True)
+        tiles = (Tile("m and d", self.shared_bytes),) if self.shared_bytes else ()
+        for times in [1] * self.rows if literal else [self.rows]:
+            yield Phase(times, enter=(x,) * self.passes, leave=(y,), tiles=tiles)
+
+    def workspaces(self) -> Mapping[str, Workspace]:
+        return {}
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        require_dtype(self.dtype, self.device)
+        grid = -(-self.rows // (self.threads // self.lanes))
+        if grid > MAX_GRID:
+            rows = f"{self.rows:,} rows of {self.cols:,}"
+            raise ValueError(f"x must need at most {MAX_GRID:,} thread blocks, got {grid:,} for {rows}")
+        constants = (("ELEMENT", ELEMENT_TYPE[self.dtype]), ("LANES", self.lanes), ("THREADS", self.threads))
+        strides = tuple(f"{name}_{axis}" for name in "xy" for axis in ("outer", "middle", "inner"))
+        params = ("x", "y", "rows", "n", "x_step", "y_step", "middle", "inner", *strides)
+        return (Kernel("softmax.cu", self.entry, constants, grid, self.threads, self.shared_bytes, params),)
+
+
+class SafeSoftmax(SoftmaxSchedule):
+    """Algorithm 2: the largest element, the sum, the output."""
+
+    algorithm: ClassVar[str] = "softmax-safe"
+    passes = 3
+    entry = "softmax_safe"
+
+
+class OnlineSoftmax(SoftmaxSchedule):
+    """Algorithm 3: largest element and sum together, the output."""
+
+    algorithm: ClassVar[str] = "softmax-online"
+    passes = 2
+    entry = "softmax_online"
+
+
+_SCHEDULES: dict[str, type[SoftmaxSchedule]] = {"safe": SafeSoftmax, "online": OnlineSoftmax}
+SOFTMAX_ALGORITHMS = tuple(_SCHEDULES)
+
+
+@lru_cache(maxsize=1024)
+def plan_softmax(
+    rows: int, cols: int, dtype: str, device: Device, algorithm: str = "online", *, adjacent_rows: bool = False
+) -> SoftmaxSchedule:
+    """The schedule of `algorithm` ("safe" or "online") for `rows` rows of `cols` elements of `dtype` on a device.
+
+    `adjacent_rows` says that the rows are neighbours in memory and the elements of one row are not, as along the first
+    axis of a matrix. Raises ValueError for an unknown algorithm, TypeError for an unknown dtype.
+    """
+    if algorithm not in SOFTMAX_ALGORITHMS:
+        raise ValueError(f"algorithm must be one of {', '.join(SOFTMAX_ALGORITHMS)}, got {algorithm!r}")
+    for name, size in (("rows", rows), ("cols", cols)):
+        if type(size) is not int or size < 0:
+            raise ValueError(f"{name} must be an integer of at least 0, got {size!r}")
+    return _SCHEDULES[algorithm](rows, cols, dtype_name(dtype), device, _lanes(rows, cols, device, adjacent_rows))
+
+
+def _lanes(rows: int, cols: int, device: Device, adjacent_rows: bool) -> int:
+    """Threads a row: neighbouring threads should have neighbouring addresses, and a row no idle threads."""
+    if adjacent_rows and (cols <= WARP or rows >= THREADS_THAT_FILL * device.sm_count):
+        return 1
+    if cols > WARP_COLS:
+        return LONG_ROW_LANES
+    return min(WARP, 1 << max(0, cols - 1).bit_length())

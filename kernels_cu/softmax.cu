@@ -1,0 +1,105 @@
+// y = softmax(x) along rows (Milakov and Gimelshein, arXiv 1805.02867): safe softmax reads a row three times, the online
+// form twice, since it keeps the largest element m and the normalizer d together. Rows need no contiguous axis: elements
+// are x_step apart, and row r is (outer, middle, inner) = (r / inner / middle, r / inner % middle, r % inner) of three axes
+// with strides of their own. A row's length, the paper's V, is n.
+//
+// Constants, all from the schedule:
+//   ELEMENT  __half, __nv_bfloat16 or float
+//   LANES    threads that share a row, a power of two; neighbouring threads have neighbouring elements, or rows where it is 1
+//   THREADS  threads of a block; a multiple of 32 and of LANES
+#include "element.cuh"
+
+constexpr int WARPS = (LANES + 31) / 32;  // that share a row
+
+// m_0: the lowest finite number in place of the paper's -inf, so that an element of -inf adds exp(-inf) = 0 and not
+// exp(-inf - -inf). A row of nothing else ends with d = 0, and 0 / 0.
+#define LOWEST __int_as_float(0xff7fffff)
+
+struct Normalizer {
+  float m, d;
+};
+
+// Equation 4: [m_i, d_i] + [m_j, d_j]. Rounded as written, so that it commutes to the bit and all lanes get the same.
+__device__ __forceinline__ Normalizer merge(Normalizer i, Normalizer j) {
+  const float m = fmaxf(i.m, j.m);
+  return {m, __fadd_rn(__fmul_rn(i.d, exp_of(i.m - m)), __fmul_rn(j.d, exp_of(j.m - m)))};
+}
+
+__device__ __forceinline__ float from_lane(float part, int lane_xor) { return __shfl_xor_sync(~0u, part, lane_xor); }
+__device__ __forceinline__ Normalizer from_lane(Normalizer part, int lane_xor) {
+  return {from_lane(part.m, lane_xor), from_lane(part.d, lane_xor)};
+}
+
+// What all lanes of a row have together, for each of them. Every thread of the block takes part.
+//   part_smem (THREADS / 32), unused where a row has one warp or less
+template <typename T, typename Combine>
+__device__ __forceinline__ T of_row(T part, Combine combine, T* part_smem) {
+#pragma unroll
+  for (int other = LANES / WARPS / 2; other > 0; other /= 2) part = combine(part, from_lane(part, other));
+  if constexpr (WARPS > 1) {
+    if (threadIdx.x % 32 == 0) part_smem[threadIdx.x / 32] = part;
+    __syncthreads();
+    part = part_smem[threadIdx.x / LANES * WARPS + threadIdx.x % WARPS];
+#pragma unroll
+    for (int other = WARPS / 2; other > 0; other /= 2) part = combine(part, from_lane(part, other));
+  }
+  return part;
+}
+
+struct Row {
+  const Element* x;
+  Element* y;
+  long long n;  // 0 for a thread that is past the last row
+};
+
+__device__ __forceinline__ Row row_of_thread(const Element* x, Element* y, long long rows, long long n, long long middle,
+                                             long long inner, long long x_outer, long long x_middle, long long x_inner,
+                                             long long y_outer, long long y_middle, long long y_inner) {
+  const long long row = static_cast<long long>(blockIdx.x) * (THREADS / LANES) + threadIdx.x / LANES;
+  const long long i = row / inner / middle, j = row / inner % middle, k = row % inner;
+  return {x + i * x_outer + j * x_middle + k * x_inner, y + i * y_outer + j * y_middle + k * y_inner, row < rows ? n : 0};
+}
+
+// Algorithm 2, safe softmax: three reads and one write of each element
+extern "C" __global__ void __launch_bounds__(THREADS)
+softmax_safe(const Element* x, Element* y, long long rows, long long n, long long x_step, long long y_step, long long middle,
+             long long inner, long long x_outer, long long x_middle, long long x_inner, long long y_outer, long long y_middle,
+             long long y_inner) {
+  extern __shared__ float part_smem[];  // (2 x THREADS / 32)
+  const Row row = row_of_thread(x, y, rows, n, middle, inner, x_outer, x_middle, x_inner, y_outer, y_middle, y_inner);
+  const int lane = threadIdx.x % LANES;
+
+  float m = LOWEST;                                                                                    // line 1
+  for (long long k = lane; k < row.n; k += LANES) m = fmaxf(m, to_float(row.x[k * x_step]));           // lines 2 to 4
+  m = of_row(m, [](float a, float b) { return fmaxf(a, b); }, part_smem);
+
+  float d = 0.f;                                                                                       // line 5
+  for (long long j = lane; j < row.n; j += LANES) d += exp_of(to_float(row.x[j * x_step]) - m);        // lines 6 to 8
+  d = of_row(d, [](float a, float b) { return a + b; }, part_smem + THREADS / 32);
+
+  for (long long i = lane; i < row.n; i += LANES)                                                      // lines 9 to 11
+    row.y[i * y_step] = from_float<Element>(exp_of(to_float(row.x[i * x_step]) - m) / d);
+}
+
+// Algorithm 3, online normalizer: two reads and one write of each element
+extern "C" __global__ void __launch_bounds__(THREADS)
+softmax_online(const Element* x, Element* y, long long rows, long long n, long long x_step, long long y_step, long long middle,
+               long long inner, long long x_outer, long long x_middle, long long x_inner, long long y_outer, long long y_middle,
+               long long y_inner) {
+  extern __shared__ Normalizer normalizer_smem[];  // (THREADS / 32)
+  const Row row = row_of_thread(x, y, rows, n, middle, inner, x_outer, x_middle, x_inner, y_outer, y_middle, y_inner);
+  const int lane = threadIdx.x % LANES;
+
+  float m = LOWEST;                                    // line 1
+  float d = 0.f;                                       // line 2
+  for (long long j = lane; j < row.n; j += LANES) {    // line 3
+    const float x_j = to_float(row.x[j * x_step]);
+    const float m_new = fmaxf(m, x_j);                 // line 4
+    d = d * exp_of(m - m_new) + exp_of(x_j - m_new);   // line 5
+    m = m_new;
+  }                                                    // line 6
+  const Normalizer all = of_row(Normalizer{m, d}, merge, normalizer_smem);
+
+  for (long long i = lane; i < row.n; i += LANES)      // lines 7 to 9
+    row.y[i * y_step] = from_float<Element>(exp_of(to_float(row.x[i * x_step]) - all.m) / all.d);
+}

@@ -1,0 +1,130 @@
+"""What commands share: the options that pose a problem on a device, and what they stand for."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+
+from cupyflash.device import Device
+from cupyflash.problem import ITEMSIZE, MAX_ALIGNMENT, Problem
+from cupyflash.schedules import ALGORITHMS, TileSchedule, plan
+from cupyflash.simulated import DEFAULT_DEVICE
+from cupyflash.tiling import TilingChoice
+
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+DEVICE = click.option(
+    "--device", "device_name", default=DEFAULT_DEVICE, show_default=True, metavar="NAME", help="A catalogue name or a .toml."
+)
+SRAM = click.option("--sram", metavar="SIZE", help="SRAM of one block instead of the device's, 100KB say.")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A problem on a device, with an algorithm and a tiling to plan it by: what the shared options say."""
+
+    problem: Problem
+    device: Device
+    algorithm: str
+    tiling: TilingChoice
+    lse: bool
+
+    def schedule(self) -> TileSchedule:
+        return plan(self.problem, self.device, self.algorithm, self.tiling, lse=self.lse)
+
+
+def problem_options(
+    *, seqlen: int | None = None, head_dim: int | None = None, tiling: str = "fitted"
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options that pose a problem; the command gets them as one `Request`, its own options beside it.
+
+    `seqlen` and `head_dim` are required where they have no default.
+    """
+
+    def default(value: int | None) -> dict[str, Any]:
+        return {"required": True} if value is None else {"default": value, "show_default": True}
+
+    shared = (
+        click.option(
+            "--seqlen",
+            type=click.IntRange(0),
+            help="N: queries a head, and keys unless --seqlen-k.",
+            **default(seqlen),
+        ),
+        click.option("--seqlen-k", type=click.IntRange(0), help="Keys a head."),
+        click.option("--head-dim", type=int, help="d", **default(head_dim)),
+        click.option("--heads", default=1, show_default=True, type=click.IntRange(1)),
+        click.option("--kv-heads", type=click.IntRange(1), help="Heads of K and V, when fewer."),
+        click.option("--batch", default=1, show_default=True, type=click.IntRange(1)),
+        click.option("--dtype", default="float16", show_default=True, type=click.Choice(list(ITEMSIZE))),
+        DEVICE,
+        SRAM,
+        click.option("--causal", is_flag=True),
+        click.option("--algorithm", default="fa1", show_default=True, type=click.Choice(ALGORITHMS)),
+        click.option(
+            "--tiling",
+            "tiling_text",
+            default=tiling,
+            show_default=True,
+            metavar="fitted|paper|BRxBC",
+            help="Block sizes: fitted to the kernel's layout, the paper's formula to the letter, or your own.",
+        ),
+        click.option("--lse", is_flag=True, help="With L, the log-sum-exp of each row."),
+    )
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(
+            *,
+            seqlen: int,
+            seqlen_k: int | None,
+            head_dim: int,
+            heads: int,
+            kv_heads: int | None,
+            batch: int,
+            dtype: str,
+            device_name: str,
+            sram: str | None,
+            causal: bool,
+            algorithm: str,
+            tiling_text: str,
+            lse: bool,
+            **own: Any,
+        ) -> None:
+            problem = Problem(
+                batch,
+                heads,
+                kv_heads or heads,
+                seqlen,
+                seqlen if seqlen_k is None else seqlen_k,
+                head_dim,
+                dtype,
+                causal,
+            )
+            device = Device.named(device_name, sram=sram)
+            command(Request(contiguous(problem), device, algorithm, parse_tiling(tiling_text), lse), **own)
+
+        for option in reversed(shared):
+            run = option(run)
+        return run
+
+    return decorate
+
+
+def contiguous(problem: Problem) -> Problem:
+    """The problem as contiguous arrays pose it: rows of d elements bound how wide a copy can be."""
+    return replace(problem, alignment=math.gcd(problem.head_dim * problem.itemsize, MAX_ALIGNMENT))
+
+
+def parse_tiling(text: str) -> TilingChoice:
+    """--tiling's value as `plan` takes it."""
+    if text in ("fitted", "paper"):
+        return "paper" if text == "paper" else None
+    rows, _, cols = text.partition("x")
+    if not (rows.isdecimal() and cols.isdecimal()):
+        raise click.BadParameter(f"'fitted', 'paper' or BRxBC such as 64x128, got {text!r}", param_hint="--tiling")
+    return int(rows), int(cols)

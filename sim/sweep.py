@@ -1,0 +1,123 @@
+"""Traffic along one axis, by the closed forms alone: how Theorem 2's counts move with M, N, d or Bc."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from cupyflash.device import Device
+from cupyflash.problem import MAX_HEAD_DIM, Problem
+from cupyflash.schedules import plan
+from cupyflash.sim import theory
+from cupyflash.tiling import DoesNotFit, TilingChoice
+
+Axis = Literal["sram", "seqlen", "head-dim", "block-cols"]
+AXES: tuple[Axis, ...] = get_args(Axis)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a sweep; `value` is what was swept (sram in bytes), bytes are over all heads.
+
+    `ideal_bytes` is what standard attention moves if it reads each input of each step once; `theorem2_elements` is
+    N^2 d^2 / M, the argument of Theorem 2, over all heads.
+    """
+
+    value: int
+    sram_elements: int
+    block_rows: int
+    block_cols: int
+    read_bytes: int
+    write_bytes: int
+    ideal_bytes: int
+    theorem2_elements: float
+
+    @property
+    def total_bytes(self) -> int:
+        return self.read_bytes + self.write_bytes
+
+    @property
+    def ratio(self) -> float | None:
+        """Bytes beside standard attention's; None where that moves nothing."""
+        return self.total_bytes / self.ideal_bytes if self.ideal_bytes else None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The points where blocks fit, and (value, why not) for the others."""
+
+    points: tuple[Point, ...]
+    skipped: tuple[tuple[int, str], ...]
+
+
+def sweep(
+    problem: Problem, device: Device, over: Axis, values: Iterable[int], algorithm: str = "fa1", tiling: TilingChoice = "paper"
+) -> Sweep:
+    """The closed form's traffic of `algorithm` at each value of an axis, all else as `problem` and `device` say.
+
+    sram: bytes of one block's SRAM. seqlen: queries, and keys with them where the problem has as many of both. head-dim: d.
+    block-cols: Bc, and with it M = 4 d Bc, the SRAM for which the paper's formula asks for that Bc.
+
+    Raises ValueError for values that no problem or device can have.
+    """
+    points, skipped = [], []
+    for value in values:
+        posed, chip = at(problem, device, over, value)
+        try:
+            schedule = plan(posed, chip, algorithm, tiling)
+        except DoesNotFit as error:
+            skipped.append((value, str(error)))
+            continue
+        traffic = theory.traffic(schedule)
+        elements = chip.sram_per_block // posed.itemsize
+        area = posed.head_count * posed.seqlen_q * posed.seqlen_k
+        points.append(
+            Point(
+                value,
+                elements,
+                schedule.block_rows,
+                schedule.block_cols,
+                traffic.read_bytes,
+                traffic.write_bytes,
+                theory.standard_ideal(posed).total_bytes,
+                area * posed.head_dim**2 / max(1, elements),
+            )
+        )
+    return Sweep(tuple(points), tuple(skipped))
+
+
+def at(problem: Problem, device: Device, over: Axis, value: int) -> tuple[Problem, Device]:
+    """The problem and the device at one value of an axis."""
+    if over == "sram":
+        return problem, device.with_sram(value)
+    if over == "seqlen":
+        keys = value if problem.seqlen_k == problem.seqlen_q else problem.seqlen_k
+        return replace(problem, seqlen_q=value, seqlen_k=keys), device
+    if over == "head-dim":
+        return replace(problem, head_dim=value, head_dim_v=None, alignment=problem.itemsize), device
+    return problem, device.with_sram(4 * problem.head_dim * problem.itemsize * value)
+
+
+def default_range(problem: Problem, over: Axis) -> tuple[int, int, int, bool]:
+    """(first, last, points, whether spaced evenly in the logarithm) that show an axis well.
+
+    SRAM goes from the 4 d elements that make Bc = 1 to the N d of the theorem.
+    """
+    row = problem.head_dim * problem.itemsize
+    return {
+        "sram": (4 * row, max(4 * row, problem.seqlen_q * row), 25, True),
+        "seqlen": (64, 65536, 11, True),
+        "head-dim": (16, MAX_HEAD_DIM, 16, False),
+        "block-cols": (1, max(1, problem.seqlen_k // 4), 25, True),
+    }[over]
+
+
+def spaced(first: int, last: int, points: int, log: bool) -> list[int]:
+    """Whole numbers from first to last, evenly spaced or in their logarithm; fewer than `points` where they coincide."""
+    if not 0 < first <= last:
+        raise ValueError(f"a sweep goes from a positive value up, got {first:,} to {last:,}")
+    between = np.geomspace(first, last, points) if log else np.linspace(first, last, points)
+    return [int(value) for value in np.unique(between.round())]

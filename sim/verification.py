@@ -1,0 +1,115 @@
+"""Theory, replay and execution of one schedule side by side, with the numbers that the kernels computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cupyflash.schedules import TileSchedule
+from cupyflash.schedules.standard import StandardSchedule
+from cupyflash.sim import theory
+from cupyflash.sim.execution import Execution, execute
+from cupyflash.sim.machine import replay
+from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
+from cupyflash.sim.yardstick import DTYPES, Numbers, draw, measure
+
+# The means of V that are drawn: about zero, an error in the weights hides; about one, it shows.
+V_MEANS = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a witness counted beyond the theory, in bytes of one tensor; negative where it counted fewer."""
+
+    witness: str
+    tensor: str
+    read_bytes: int
+    write_bytes: int
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Three counts of one schedule, the numbers for each mean of V, and what the machine held against the kernels.
+
+    `executions` has the traffic of each run, in the order of V_MEANS; counts do not depend on the values, so all must
+    agree. `findings` are the machine's, as text.
+    """
+
+    theory: Traffic
+    replay: Traffic
+    executions: tuple[Traffic, ...]
+    numbers: tuple[Numbers, ...]
+    findings: tuple[str, ...]
+
+    @property
+    def witnesses(self) -> dict[str, Traffic]:
+        """Each count by name: theory, replay, executed, and executed again where a later run counted otherwise."""
+        named = {"theory": self.theory, "replay": self.replay, "executed": self.executions[0]}
+        for v_mean, traffic in zip(V_MEANS[1:], self.executions[1:], strict=True):
+            if traffic != self.executions[0]:
+                named[f"executed, V about {v_mean:g}"] = traffic
+        return named
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """Every tensor of every witness whose count is not the theory's."""
+        return tuple(self._differences())
+
+    def _differences(self) -> Iterator[Difference]:
+        for witness, traffic in self.witnesses.items():
+            for tensor in dict.fromkeys((*TENSORS, *self.theory, *traffic)):
+                ours, theirs = _moved(self.theory, tensor), _moved(traffic, tensor)
+                if ours != theirs:
+                    read, write = theirs.read_bytes - ours.read_bytes, theirs.write_bytes - ours.write_bytes
+                    yield Difference(witness, tensor, read, write)
+
+    @property
+    def good(self) -> bool:
+        """Whether the three counts agree, the numbers are within what is allowed and nothing was found."""
+        return not self.differences and not self.findings and all(numbers.good for numbers in self.numbers)
+
+
+def verify(
+    schedule: TileSchedule,
+    *,
+    seed: int | None = None,
+    data_seed: int = 0,
+    progress: Callable[[str], Any] = lambda text: None,
+) -> Verification:
+    """Count a schedule's traffic by closed form, by replay and by executing its kernels, and measure their numbers.
+
+    q, k and v are drawn from `data_seed`, V about each of V_MEANS. `seed` is the schedule's, as for `execute`.
+    Raises ValueError when no kernel runs the schedule, ImportError without a compiler, SramOverflow when a tile does not
+    fit.
+    """
+    if isinstance(schedule, StandardSchedule) and schedule.ideal:
+        raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
+    schedule.kernels()  # refuses what no kernel runs, before anything is drawn
+    form, replayed = theory.traffic(schedule), replay(schedule)
+    executions: list[Execution] = []
+    numbers = []
+    for v_mean in V_MEANS:
+        progress(f"executing with V about {v_mean:g}")
+        q, k, v = draw(schedule.problem, data_seed, v_mean)
+        execution = execute(schedule, q, k, v, seed=seed)
+        executions.append(execution)
+        p = schedule.problem
+        numbers.append(
+            measure(execution.out, execution.lse, q, k, v, causal=p.causal, scale=p.scale, score_dtype=score_dtype(schedule))
+        )
+    findings = tuple(dict.fromkeys(str(finding) for execution in executions for finding in execution.findings))
+    return Verification(form, replayed, tuple(execution.traffic for execution in executions), tuple(numbers), findings)
+
+
+def _moved(traffic: Traffic, tensor: str) -> TensorTraffic:
+    """A tensor's bytes, also for one that the traffic does not name."""
+    return traffic[tensor] if tensor in (*TENSORS, *traffic) else TensorTraffic()
+
+
+def score_dtype(schedule: TileSchedule) -> np.dtype:
+    """What S is held in: float32 on chip, the workspace's type where S goes to HBM."""
+    workspace = schedule.workspaces().get("S")
+    return DTYPES[workspace.dtype if workspace else "float32"]

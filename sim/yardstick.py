@@ -1,0 +1,129 @@
+"""When numbers are right: error against float64 at most twice that of the plain computation in the low precision.
+
+`verify` and the tests hold kernels to the same rule, which stands here only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from cupyflash.problem import Problem
+from cupyflash.sim.reference import masked_scores, reference
+
+DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Largest absolute errors against float64, and what is allowed; those of L are None when L was not asked for.
+
+    A NaN, or a log-sum-exp that is finite where it should be -inf or the other way round, is an infinite error.
+    """
+
+    error: float
+    allowed: float
+    lse_error: float | None = None
+    lse_allowed: float | None = None
+
+    @property
+    def good(self) -> bool:
+        """Whether no error is over what is allowed."""
+        lse_good = self.lse_error is None or self.lse_allowed is None or self.lse_error <= self.lse_allowed
+        return self.error <= self.allowed and lse_good
+
+
+def draw(problem: Problem, seed: int = 0, v_mean: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Normal q, k and v of shape (b, h, n, d); V about `v_mean`, since a mean of zero hides errors in the weights."""
+    rng = np.random.default_rng(seed)
+    p = problem
+    q = rng.standard_normal((p.batch, p.heads, p.seqlen_q, p.head_dim))
+    k = rng.standard_normal((p.batch, p.kv_heads, p.seqlen_k, p.head_dim))
+    v = rng.standard_normal((p.batch, p.kv_heads, p.seqlen_k, p.value_dim)) + v_mean
+    return tuple(array.astype(np.float32).astype(DTYPES[p.dtype]) for array in (q, k, v))  # type: ignore[return-value]
+
+
+def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
+    """The mask, bias and key lengths that a problem says it has, by argument name: mask and bias vary in all four axes."""
+    rng = np.random.default_rng([seed, 1])
+    p, scores = problem, (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
+    drawn: dict[str, np.ndarray] = {}
+    if p.mask:
+        drawn["mask"] = rng.random(scores) < 0.7
+    if p.bias:
+        drawn["bias"] = rng.standard_normal(scores).astype(np.float32).astype(DTYPES[p.dtype])
+    if p.padded:
+        lengths = rng.integers(0, p.seqlen_k + 1, p.batch) if p.key_lengths is None else p.key_lengths
+        drawn["key_lengths"] = np.array(lengths, np.int32)
+    return drawn
+
+
+def plain(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    causal: bool,
+    scale: float | None,
+    mask: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    key_lengths: np.ndarray | None = None,
+) -> np.ndarray:
+    """Attention done plainly in q's dtype: S, P and O each rounded to it, sums in float32."""
+    dtype = q.dtype
+    S, v = masked_scores(q, k, v, np.float32, causal=causal, scale=scale, mask=mask, bias=bias, key_lengths=key_lengths)
+    S = S.astype(dtype).astype(np.float32)
+    m = S.max(axis=-1, keepdims=True, initial=-np.inf)
+    P = np.exp(S - np.where(np.isneginf(m), np.float32(0), m))
+    total = P.sum(axis=-1, keepdims=True)
+    P = (P / np.where(total == 0, np.float32(1), total)).astype(dtype).astype(np.float32)
+    return (P @ v).astype(dtype)
+
+
+def ulp(x: float, dtype: object) -> float:
+    """The unit in the last place of x in a dtype."""
+    return float(ml_dtypes.finfo(dtype).eps) * 2.0 ** np.floor(np.log2(max(x, 1e-30)))
+
+
+def measure(
+    out: np.ndarray,
+    lse: np.ndarray | None,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    mask: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    key_lengths: np.ndarray | None = None,
+    score_dtype: object = np.float32,
+) -> Numbers:
+    """The errors of attention's results, and what is allowed of them.
+
+    O: twice the plain computation's error plus two units in the last place of the output. L: 1e-3 (float32: 1e-5) plus
+    four units in the last place of the largest score. `score_dtype` is what S is held in: float32 on chip, the element
+    type where S goes to HBM.
+    """
+    expected, expected_lse = reference(q, k, v, causal=causal, scale=scale, mask=mask, bias=bias, key_lengths=key_lengths)
+    step = ulp(np.abs(expected).max(initial=0), out.dtype)
+    error, plain_error = _largest(out, expected), _largest(plain(q, k, v, causal, scale, mask, bias, key_lengths), expected)
+    if lse is None:
+        return Numbers(error, 2 * plain_error + 2 * step)
+    seen = np.isfinite(expected_lse)
+    shapes_agree = np.array_equal(np.isfinite(lse), seen) and bool(np.all(np.isneginf(lse[~seen])))
+    S, _ = masked_scores(q, k, v, np.float64, causal=False, scale=scale, mask=None, bias=bias, key_lengths=None)
+    score = np.abs(S[np.isfinite(S)]).max(initial=0)
+    return Numbers(
+        error,
+        2 * plain_error + 2 * step,
+        _largest(lse[seen], expected_lse[seen]) if shapes_agree else float("inf"),
+        (1e-5 if q.dtype == np.float32 else 1e-3) + 4 * ulp(score, score_dtype),
+    )
+
+
+def _largest(ours: np.ndarray, expected: np.ndarray) -> float:
+    """The largest absolute difference; infinite where one is not a number."""
+    largest = float(np.abs(ours.astype(np.float64) - expected).max(initial=0))
+    return float("inf") if np.isnan(largest) else largest

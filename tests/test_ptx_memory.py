@@ -1,0 +1,481 @@
+"""Loads, stores, atomics, address spaces, arguments; what is counted, and what is found wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_ptx_harness import HEAD, apply, elementwise, integers, kernel, run
+
+from cupyflash.sim.ptx import Access, Module, UnsupportedPTX
+
+REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<20>; .reg .b16 %h<4>; .reg .f32 %f<8>; .reg .f64 %fd<4>; .reg .pred %p<4>;"
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(3)
+
+
+def pointer_kernel(body: str, *names: str, extra: str = "") -> str:
+    """%rd1, %rd2, ... are the pointer arguments, %r1 the thread, %rd10 the thread as 64 bits."""
+    loads = "".join(f"ld.param.u64 %rd{k}, [{n}];\n" for k, n in enumerate(names, 1))
+    text = kernel(loads + "mov.u32 %r1, %tid.x; cvt.u64.u32 %rd10, %r1;\n" + body, [f".u64 {n}" for n in names], REGISTERS)
+    return text.replace(HEAD, HEAD + extra)
+
+
+# -- access widths ------------------------------------------------------------------------------------------------------
+
+
+def test_narrow_loads_extend_by_type() -> None:
+    x = np.arange(-20, 44, dtype=np.int8)
+    body = "add.s64 %rd3, %rd1, %rd10; shl.b64 %rd11, %rd10, 2; add.s64 %rd4, %rd2, %rd11;"
+    for type_, want in (("s8", x.astype(np.int32)), ("u8", x.view(np.uint8).astype(np.int32))):
+        out = np.zeros(64, np.int32)
+        run(
+            pointer_kernel(f"{body} ld.global.{type_} %r2, [%rd3]; st.global.u32 [%rd4], %r2;", "x", "y"),
+            {"x": x, "y": out},
+            block=64,
+        )
+        assert (out == want).all()
+
+
+def test_narrow_stores_take_the_low_part(rng: np.random.Generator) -> None:
+    x, out = integers(rng, np.uint32, 64), np.zeros(64, np.uint8)
+    body = "shl.b64 %rd11, %rd10, 2; add.s64 %rd3, %rd1, %rd11; add.s64 %rd4, %rd2, %rd10;"
+    launch = run(
+        pointer_kernel(f"{body} ld.global.u32 %r2, [%rd3]; st.global.u8 [%rd4], %r2;", "x", "y"), {"x": x, "y": out}, block=64
+    )
+    assert (out == x.astype(np.uint8)).all()
+    assert launch.traffic["y"].write_bytes == 64 and launch.traffic["y"].write_sectors == 2
+
+
+@pytest.mark.parametrize(
+    ("suffix", "count", "bits"), [("v2.u32", 2, 32), ("v4.f32", 4, 32), ("v2.b64", 2, 64), ("v4.u16", 4, 16), ("v4.u8", 4, 8)]
+)
+def test_vectors(suffix: str, count: int, bits: int, rng: np.random.Generator) -> None:
+    size = count * bits // 8
+    x = rng.integers(0, 256, 64 * size, dtype=np.uint8)
+    out = np.zeros_like(x)
+    register = {8: "%h", 16: "%h", 32: "%r", 64: "%rd"}[bits]
+    names = [f"{register}{k + (12 if bits == 64 else 4 if bits == 32 else 0)}" for k in range(count)]
+    body = f"""mul.lo.u64 %rd11, %rd10, {size}; add.s64 %rd3, %rd1, %rd11; add.s64 %rd4, %rd2, %rd11;
+    ld.global.{suffix} {{{", ".join(names)}}}, [%rd3]; st.global.{suffix} [%rd4], {{{", ".join(names[::-1])}}};"""
+    launch = run(pointer_kernel(body, "x", "y"), {"x": x, "y": out}, block=64)
+    assert (out.reshape(64, count, -1) == x.reshape(64, count, -1)[:, ::-1]).all()
+    assert launch.traffic["x"].read_bytes == x.nbytes and launch.traffic["x"].read_requests == 2
+
+
+def test_vector_store_of_constants_and_ordering_modifiers() -> None:
+    out = np.zeros(128, np.uint32)
+    body = """shl.b64 %rd11, %rd10, 4; add.s64 %rd3, %rd1, %rd11; st.volatile.global.v4.u32 [%rd3], {%r1, 7, %r1, 9};
+    ld.relaxed.gpu.global.L1::no_allocate.u32 %r3, [%rd3+4]; st.release.sys.global.wb.u32 [%rd3+8], %r3;"""
+    run(pointer_kernel(body, "y"), {"y": out})
+    lane = np.arange(32)
+    assert (out.reshape(32, 4) == np.stack([lane, lane * 0 + 7, lane * 0 + 7, lane * 0 + 9], 1)).all()
+
+
+# -- address spaces -----------------------------------------------------------------------------------------------------
+
+
+def test_generic_addresses_reach_every_space() -> None:
+    text = kernel(
+        """ld.param.u64 %rd1, [y]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd10, %r1, 4; add.s64 %rd1, %rd1, %rd10;
+        mov.u64 %rd2, buffer; cvta.shared.u64 %rd3, %rd2; add.s64 %rd3, %rd3, %rd10;
+        mov.u64 %rd4, depot; cvta.local.u64 %rd5, %rd4;
+        add.u32 %r2, %r1, 100; st.u32 [%rd3], %r2; add.u32 %r3, %r1, 200; st.u32 [%rd5+4], %r3; st.u32 [%rd1], %r1;
+        and.b32 %r4, %r1, 3; setp.eq.u32 %p1, %r4, 1; setp.eq.u32 %p2, %r4, 2;
+        selp.b64 %rd6, %rd3, %rd1, %p1; add.s64 %rd7, %rd5, 4; selp.b64 %rd6, %rd7, %rd6, %p2;
+        ld.u32 %r5, [%rd6]; bar.sync 0; st.global.u32 [%rd1], %r5;
+        isspacep.shared %p3, %rd6; @%p3 st.global.u32 [%rd1], 1; isspacep.local %p3, %rd6; @%p3 add.u32 %r5, %r5, 1;
+        isspacep.global %p3, %rd6; @%p3 add.u32 %r5, %r5, 5; @!%p1 st.global.u32 [%rd1], %r5;
+        cvta.to.shared.u64 %rd8, %rd3; ld.shared.u32 %r6, [%rd8];""",
+        [".u64 y"],
+        ".shared .align 16 .b8 pad[48]; .shared .align 4 .b8 buffer[128]; .local .align 8 .b8 depot[8];" + REGISTERS,
+    )
+    out = np.zeros(32, np.uint32)
+    launch = run(text, {"y": out})
+    lane = np.arange(32)
+    want = np.where(lane % 4 == 1, 1, np.where(lane % 4 == 2, lane + 201, lane + 5))
+    assert launch.findings == () and (out == want).all()
+
+
+def test_local_memory_belongs_to_the_thread() -> None:
+    body = """mov.u64 %rd2, depot; shl.b64 %rd3, %rd10, 2; and.b64 %rd3, %rd3, 28; add.s64 %rd4, %rd2, %rd3;
+    st.local.u32 [depot], 5; st.local.u32 [%rd4], %r1; ld.local.u32 %r2, [depot];
+    shl.b64 %rd11, %rd10, 2; add.s64 %rd1, %rd1, %rd11; st.global.u32 [%rd1], %r2;"""
+    out = np.zeros(64, np.uint32)
+    run(pointer_kernel(".local .align 4 .b8 depot[32];" + body, "y"), {"y": out}, block=32, grid=1)
+    assert (out[:32] == np.where(np.arange(32) % 8 == 0, np.arange(32), 5)).all()
+
+
+def test_module_variables_constants_and_pointers_between_them() -> None:
+    text = pointer_kernel(
+        """mov.u64 %rd2, table; shl.b64 %rd11, %rd10, 2; and.b64 %rd3, %rd11, 12; add.s64 %rd2, %rd2, %rd3;
+        ld.const.u32 %r2, [%rd2]; ld.global.u64 %rd5, [link]; ld.global.f32 %f1, [%rd5]; cvt.rzi.u32.f32 %r3, %f1;
+        add.u32 %r2, %r2, %r3; add.s64 %rd1, %rd1, %rd11; st.global.u32 [%rd1], %r2; atom.global.add.u32 %r4, [counter], 1;""",
+        "y",
+        extra=""".const .align 4 .u32 table[4] = {10, 20, 30, 0x28};
+.global .align 4 .u32 counter;
+.global .align 4 .f32 value[2] = {0f3F800000, 0f40400000};
+.global .align 8 .u64 link[1] = {value+4};
+""",
+    )
+    module, out = Module.from_ptx(text), np.zeros(32, np.uint32)
+    for _ in range(2):
+        launch = module.launch("k", 1, 32, {"y": out})
+    assert launch.findings == () and (out == np.tile([13, 23, 33, 43], 8)).all()
+    assert module.variable("counter").view(np.uint32)[0] == 64
+    assert launch.traffic["counter"].write_bytes == 128 and launch.traffic["table"].read_bytes == 128
+
+
+def test_dynamic_shared_memory_lies_behind_the_static_one() -> None:
+    text = kernel(
+        """ld.param.u64 %rd1, [y]; mov.u64 %rd2, small; mov.u64 %rd3, large; cvt.u32.u64 %r1, %rd2; cvt.u32.u64 %r2, %rd3;
+        st.global.v2.u32 [%rd1], {%r1, %r2}; mov.u32 %r3, %dynamic_smem_size; st.global.u32 [%rd1+8], %r3;
+        st.shared.u32 [large+60], 1;""",
+        [".u64 y"],
+        ".shared .align 4 .b8 small[20];" + REGISTERS,
+    ).replace(HEAD, HEAD + ".extern .shared .align 64 .b8 large[];\n")
+    out = np.zeros(3, np.uint32)
+    launch = run(text, {"y": out}, block=1, shared_bytes=64)
+    assert out.tolist() == [0, 64, 64] and launch.findings == ()
+    assert run(text, {"y": out}, block=1, shared_bytes=32).findings[0].kind == "out of bounds"
+
+
+# -- arguments ----------------------------------------------------------------------------------------------------------
+
+
+def test_scalars_are_packed_by_the_parameter() -> None:
+    record = np.array([(3, 2.5)], np.dtype([("n", np.int32), ("x", np.float32)]))[0]
+    text = kernel(
+        """ld.param.u64 %rd1, [y]; ld.param.s32 %r1, [i]; ld.param.f32 %f1, [f]; ld.param.f64 %fd1, [d]; ld.param.u8 %h1, [b];
+        ld.param.u32 %r2, [s]; ld.param.f32 %f2, [s+4]; ld.param.u64 %rd2, [none]; ld.param.v2.u32 {%r3, %r4}, [s];
+        st.global.u32 [%rd1], %r1; st.global.f32 [%rd1+4], %f1; cvt.rn.f32.f64 %f3, %fd1; st.global.f32 [%rd1+8], %f3;
+        cvt.u32.u16 %r5, %h1; st.global.u32 [%rd1+12], %r5; st.global.u32 [%rd1+16], %r2; st.global.f32 [%rd1+20], %f2;
+        st.global.u32 [%rd1+24], %rd2; st.global.u32 [%rd1+28], %r4;
+        mov.b64 %rd5, s; ld.param.u32 %r6, [%rd5]; cvta.param.u64 %rd6, %rd5; ld.u32 %r7, [%rd6]; add.u32 %r6, %r6, %r7;
+        st.global.u32 [%rd1+32], %r6;""",
+        [".u64 y", ".s32 i", ".f32 f", ".f64 d", ".u8 b", ".align 4 .b8 s[8]", ".u64 .ptr .align 1 none"],
+        REGISTERS,
+    )
+    out = np.zeros(9, np.uint32)
+    args = {"y": out, "i": -5, "f": 1.5, "d": np.float64(0.25), "b": True, "s": record, "none": None}
+    launch = run(text, args, block=1)
+    floats = out.view(np.float32)
+    assert launch.findings == () and set(launch.traffic) == {"y"}
+    assert out[0] == 0xFFFFFFFB and floats[1] == 1.5 and floats[2] == 0.25 and out[3] == 1
+    assert out[4] == 3 and floats[5] == 2.5 and out[6] == 0 and out[7] == out[5] and out[8] == 6
+
+
+@pytest.mark.parametrize(
+    ("value", "param", "error"),
+    [
+        (1.5, ".u32 v", TypeError),
+        (np.zeros(3), ".u32 v", TypeError),
+        (None, ".u32 v", TypeError),
+        (1 << 33, ".u32 v", TypeError),
+        (b"abc", ".align 4 .b8 v[8]", TypeError),
+        ("text", ".u64 v", TypeError),
+    ],
+)
+def test_arguments_that_do_not_fit(value: Any, param: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match="'v'"):
+        run(kernel("", [param]), {"v": value})
+
+
+def test_number_of_arguments_and_launch_shape() -> None:
+    module = Module.from_ptx(kernel("", [".u32 a"]))
+    with pytest.raises(TypeError, match="takes 1 arguments, got 2"):
+        module.launch("k", 1, 32, [1, 2])
+    with pytest.raises(ValueError, match="no_such"):
+        module.launch("no_such", 1, 32, [1])
+    with pytest.raises(ValueError, match="1024"):
+        module.launch("k", 1, 2000, [1])
+    with pytest.raises(ValueError, match="grid"):
+        module.launch("k", 0, 32, [1])
+
+
+COPY = pointer_kernel(
+    """shl.b64 %rd11, %rd10, 2; add.s64 %rd3, %rd1, %rd11; add.s64 %rd4, %rd2, %rd11;
+    ld.global.u32 %r2, [%rd3]; st.global.u32 [%rd4], %r2;""",
+    "x",
+    "y",
+)
+
+
+def test_views_of_one_array_share_memory_and_are_counted_apart() -> None:
+    whole = np.arange(64, dtype=np.uint32)
+    launch = run(COPY, {"x": whole[:32], "y": whole[16:48]})
+    assert (whole[16:48] == np.arange(32)).all()
+    assert launch.traffic["x"].read_bytes == launch.traffic["y"].write_bytes == 128
+    assert launch.traffic["x"].write_bytes == launch.traffic["y"].read_bytes == 0
+
+
+def test_strided_views_are_valid_over_their_extent() -> None:
+    whole = np.arange(64, dtype=np.uint32)
+    out = np.zeros(32, np.uint32)
+    launch = run(COPY, {"x": whole.reshape(32, 2)[:, 1], "y": out})
+    # The view starts at the second element and ends with the last one: 63 elements.
+    assert (out == whole[1:33]).all() and launch.findings == ()
+    backwards = whole[::-1]
+    launch = run(COPY, {"x": backwards, "y": out})
+    assert out[0] == 63 and launch.findings[0].kind == "out of bounds"
+
+
+def test_a_read_only_array_is_not_written() -> None:
+    x, y = np.arange(32, dtype=np.uint32), np.zeros(32, np.uint32)
+    y.setflags(write=False)
+    launch = run(COPY, {"x": x, "y": y})
+    assert not y.any() and [f.kind for f in launch.findings] == ["read-only"] and launch.findings_total == 32
+    assert launch.traffic["y"].write_bytes == 0
+
+
+# -- findings -----------------------------------------------------------------------------------------------------------
+
+
+def test_out_of_bounds_names_tensor_place_and_lane() -> None:
+    x, y = np.arange(30, dtype=np.uint32), np.full(32, 9, np.uint32)
+    launch = run(COPY.replace("ld.global.u32", ".loc 1 42 3\nld.global.u32") + '\n.file 1 "/src/copy.cu"\n', {"x": x, "y": y})
+    (finding,) = launch.findings
+    assert (finding.kind, finding.tensor, finding.source) == ("out of bounds", "x", ("/src/copy.cu", 42))
+    assert (finding.block, finding.warp, finding.lane) == (0, 0, 30) and launch.findings_total == 2
+    assert "offset 120 of 'x', which has 120 bytes" in finding.message and finding.address is not None
+    assert y.tolist() == [*range(30), 0, 0] and launch.traffic["x"].read_bytes == 120
+    assert "copy.cu:42" in str(finding)
+
+
+def test_access_before_the_start_is_charged_to_the_same_tensor() -> None:
+    x, y = np.arange(64, dtype=np.uint32), np.zeros(32, np.uint32)
+    launch = run(COPY.replace("[%rd3]", "[%rd3+-8]"), {"x": x, "y": y})
+    assert [(f.kind, f.tensor, f.lane) for f in launch.findings] == [("out of bounds", "x", 0)]
+    assert "offset -8" in launch.findings[0].message and y.tolist() == [0, 0, *range(30)]
+
+
+def test_misaligned_and_null_and_wild_pointers() -> None:
+    x, y = np.arange(64, dtype=np.uint32), np.zeros(32, np.uint32)
+    launch = run(COPY.replace("[%rd3]", "[%rd3+2]"), {"x": x, "y": y})
+    assert [(f.kind, f.tensor) for f in launch.findings] == [("misaligned", "x")] and not y.any()
+    launch = run(COPY, {"x": None, "y": y})
+    assert [f.kind for f in launch.findings] == ["null pointer"] and launch.findings_total == 32
+    launch = run(COPY, {"x": x, "y": 7 << 50})
+    assert [(f.kind, f.tensor) for f in launch.findings] == [("out of bounds", None)]
+
+
+def test_an_array_at_an_odd_place_is_misaligned() -> None:
+    x = np.zeros(140, np.uint8)[2:134]
+    y = np.zeros(32, np.uint32)
+    assert [f.kind for f in run(COPY, {"x": x, "y": y}).findings] == ["misaligned"]
+    # Memory that NumPy does not own keeps its real address.
+    buffer = bytearray(256)
+    foreign = np.frombuffer(buffer, np.uint8)
+    skew = -foreign.ctypes.data % 4
+    assert [f.kind for f in run(COPY, {"x": foreign[skew + 1 :][:132], "y": y}).findings] == ["misaligned"]
+    assert run(COPY, {"x": foreign[skew:][:132], "y": y}).findings == ()
+
+
+SHARED = """.shared .align 16 .b8 s[64]; shl.b32 %r2, %r1, 2; mov.u32 %r3, s; add.u32 %r3, %r3, %r2;
+shl.b64 %rd11, %rd10, 2; add.s64 %rd3, %rd1, %rd11;"""
+
+
+def test_shared_memory_out_of_bounds_and_misaligned() -> None:
+    out = np.zeros(32, np.uint32)
+    body = SHARED + "st.shared.u32 [%r3], 5; ld.shared.u32 %r4, [%r3]; st.global.u32 [%rd3], %r4;"
+    launch = run(pointer_kernel(body, "y"), {"y": out})
+    assert [(f.kind, f.lane, f.address) for f in launch.findings] == [("out of bounds", 16, 64)] * 2
+    assert out.tolist() == [5] * 16 + [0] * 16
+    launch = run(pointer_kernel(SHARED + "st.shared.u32 [%r3+2], 5;", "y"), {"y": out}, block=8)
+    assert [(f.kind, f.lane) for f in launch.findings] == [("misaligned", 0)]
+
+
+def test_reading_shared_memory_that_nobody_wrote() -> None:
+    out = np.zeros(16, np.uint32)
+    body = (
+        SHARED
+        + """setp.lt.u32 %p1, %r1, 10; @%p1 st.shared.u32 [%r3], %r1; bar.sync 0;
+    ld.shared.u32 %r4, [%r3]; st.global.u32 [%rd3], %r4;"""
+    )
+    launch = run(pointer_kernel(body, "y"), {"y": out}, block=16, grid=3)
+    assert [(f.kind, f.block, f.lane) for f in launch.findings] == [("uninitialised", 0, 10)]
+    assert launch.findings_total == 18 and out[:10].tolist() == list(range(10))
+
+
+def test_a_partly_written_word_is_uninitialised() -> None:
+    body = """.shared .align 4 .b8 s[8]; st.shared.u16 [s], 1; st.shared.u16 [s+4], 1; st.shared.u16 [s+6], 1;
+    ld.shared.u32 %r1, [s+4]; ld.shared.u32 %r2, [s];"""
+    launch = run(kernel(body, [], REGISTERS), {}, block=1)
+    assert [(f.kind, f.address) for f in launch.findings] == [("uninitialised", 0)]
+
+
+def test_findings_are_capped_but_counted() -> None:
+    body = "".join(f"ld.global.u32 %r2, [%rd1+{4 * k}];\n" for k in range(150))
+    launch = run(pointer_kernel(body, "x"), {"x": None})
+    assert len(launch.findings) == 100 and launch.findings_total == 150 * 32
+
+
+# -- counts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stride", "sectors", "unique"), [(0, 1, 4), (1, 4, 128), (2, 8, 128), (8, 32, 128), (32, 32, 128)])
+def test_sectors_and_unique_bytes(stride: int, sectors: int, unique: int) -> None:
+    x = np.zeros(32 * 32 + 1, np.uint32)
+    body = f"mul.lo.u64 %rd11, %rd10, {4 * stride}; add.s64 %rd3, %rd1, %rd11; ld.global.u32 %r2, [%rd3];"
+    traffic = run(pointer_kernel(body, "x"), {"x": x}).traffic["x"]
+    assert (traffic.read_sectors, traffic.unique_read_bytes, traffic.read_bytes, traffic.read_requests) == (sectors, unique, 128, 1)
+
+
+def test_sectors_of_a_view_depend_on_its_offset() -> None:
+    x, y = np.zeros(64, np.uint32), np.zeros(32, np.uint32)
+    for offset, sectors in ((0, 4), (1, 5), (8, 4), (12, 5)):
+        assert run(COPY, {"x": x[offset:], "y": y}).traffic["x"].read_sectors == sectors
+
+
+def test_predicated_off_lanes_are_not_counted() -> None:
+    x = np.zeros(64, np.uint32)
+    body = """shl.b64 %rd11, %rd10, 2; add.s64 %rd3, %rd1, %rd11; setp.lt.u32 %p1, %r1, 40;
+    @%p1 ld.global.u32 %r2, [%rd3]; setp.lt.u32 %p2, %r1, 32; @!%p2 st.global.u32 [%rd3], 1;"""
+    traffic = run(pointer_kernel(body, "x"), {"x": x}, block=64).traffic["x"]
+    assert (traffic.read_bytes, traffic.read_requests) == (160, 2)
+    assert (traffic.write_bytes, traffic.write_requests) == (128, 1) and x[:32].sum() == 0 and x[32:].all()
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "wavefronts", "ideal"),
+    [
+        (4, 4, 1, 1),
+        (4, 8, 2, 1),
+        (4, 128, 32, 1),
+        (4, 0, 1, 1),
+        (4, 132, 1, 1),
+        (8, 8, 2, 2),
+        (16, 16, 4, 4),
+        (16, 128, 32, 4),
+        (2, 2, 1, 1),
+    ],
+)
+def test_wavefronts_of_shared_memory(size: int, stride: int, wavefronts: int, ideal: int) -> None:
+    suffix = {2: "u16", 4: "u32", 8: "v2.u32", 16: "v4.u32"}[size]
+    value = {2: "%h1", 4: "%r5", 8: "{%r5, %r6}", 16: "{%r5, %r6, %r7, %r8}"}[size]
+    body = f""".shared .align 16 .b8 s[8448]; mul.lo.u32 %r2, %r1, {stride}; mov.u32 %r3, s;
+    add.u32 %r3, %r3, %r2; st.shared.{suffix} [%r3], {value};"""
+    counts = run(pointer_kernel(body, "x"), {"x": None}, block=64).counters.shared["st"]
+    assert (counts.wavefronts, counts.ideal_wavefronts, counts.requests) == (2 * wavefronts, 2 * ideal, 2)
+    assert counts.bytes == 64 * size
+
+
+def test_observer_sees_every_access() -> None:
+    seen: list[Access] = []
+    x, y = np.arange(32, dtype=np.uint32), np.zeros(32, np.uint32)
+    run(COPY, {"x": x, "y": y}, observer=seen.append)
+    read, write = [a for a in seen if a.space == "global"]
+    assert not read.write and write.write and read.segment is not None and read.segment.name == "x"
+    assert (read.addresses - read.addresses[0] == 4 * np.arange(32)).all() and read.size == 4 and read.lanes.n == 32
+
+
+# -- atomics ------------------------------------------------------------------------------------------------------------
+
+ATOMICS = {
+    "add.u32": lambda old, v: old + v,
+    "min.s32": lambda old, v: min(old, v),
+    "max.s32": lambda old, v: max(old, v),
+    "min.u32": lambda old, v: min(old, v),
+    "and.b32": lambda old, v: old & v,
+    "or.b32": lambda old, v: old | v,
+    "xor.b32": lambda old, v: old ^ v,
+    "exch.b32": lambda old, v: v,
+    "inc.u32": lambda old, v: 0 if old >= v else old + 1,
+    "dec.u32": lambda old, v: v if old == 0 or old > v else old - 1,
+    "add.u64": lambda old, v: old + v,
+    "max.u64": lambda old, v: max(old, v),
+}
+
+
+@pytest.mark.parametrize("op", ATOMICS)
+@pytest.mark.parametrize("space", ["global", "shared"])
+def test_atomics_happen_one_after_the_other(op: str, space: str, rng: np.random.Generator) -> None:
+    type_ = op.split(".")[1]
+    dtype = np.dtype(f"{'i' if type_[0] == 's' else 'u'}{int(type_[1:]) // 8}")
+    size, n = dtype.itemsize, 96
+    values = integers(rng, dtype, n)
+    if op[:3] in ("inc", "dec"):
+        values %= 5
+    place = rng.integers(0, 4, n).astype(np.uint32)
+    memory = integers(rng, dtype, 16)[:4].copy()
+    reg = "%r" if size == 4 else "%rd"
+    code = f"""shl.b64 %rd11, %rd10, {size.bit_length() - 1}; add.s64 %rd5, %rd2, %rd11; ld.global.b{8 * size} {reg}12, [%rd5];
+    shl.b64 %rd13, %rd10, 2; add.s64 %rd6, %rd3, %rd13; ld.global.u32 %r3, [%rd6]; shl.b32 %r3, %r3, {size.bit_length() - 1};"""
+    if space == "global":
+        code += f"cvt.u64.u32 %rd7, %r3; add.s64 %rd7, %rd1, %rd7; atom.global.{op} {reg}14, [%rd7], {reg}12;"
+    else:
+        code = f""".shared .align 8 .b8 s[32]; {code} setp.lt.u32 %p1, %r1, 4; mov.u32 %r5, s;
+        shl.b32 %r6, %r1, {size.bit_length() - 1};"""
+        code += f"""add.u32 %r5, %r5, %r6; add.s64 %rd8, %rd1, %rd11; @%p1 ld.global.b{8 * size} {reg}15, [%rd8];
+        @%p1 st.shared.b{8 * size} [%r5], {reg}15; bar.sync 0; mov.u32 %r7, s; add.u32 %r7, %r7, %r3;
+        atom.shared.{op} {reg}14, [%r7], {reg}12; bar.sync 0; @%p1 ld.shared.b{8 * size} {reg}15, [%r5];
+        @%p1 st.global.b{8 * size} [%rd8], {reg}15;"""
+    code += f"add.s64 %rd9, %rd4, %rd11; st.global.b{8 * size} [%rd9], {reg}14;"
+    old = np.zeros(n, dtype)
+    want = [int(x) for x in memory]
+    want_old = []
+    for v, at in zip(values, place, strict=True):
+        want_old.append(want[at])
+        want[at] = int(np.array(ATOMICS[op](want[at], int(v)) & ((1 << (8 * size)) - 1), f"u{size}").view(dtype))
+    launch = run(
+        pointer_kernel(code, "memory", "values", "place", "old"),
+        {"memory": memory, "values": values, "place": place, "old": old},
+        block=n,
+    )
+    assert launch.findings == ()
+    assert [int(x) for x in memory] == want and [int(x) for x in old] == want_old
+    if space == "global":
+        assert launch.traffic["memory"].read_bytes == launch.traffic["memory"].write_bytes == n * size
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_compare_and_swap_is_a_lock_free_maximum(seed: int | None) -> None:
+    x = np.random.default_rng(0).permutation(256).astype(np.uint32)
+    best = np.zeros(1, np.uint32)
+    body = """shl.b64 %rd11, %rd10, 2; add.s64 %rd3, %rd1, %rd11; ld.global.u32 %r2, [%rd3]; ld.volatile.global.u32 %r3, [%rd2];
+    LOOP: setp.ge.u32 %p1, %r3, %r2; @%p1 bra DONE;
+    atom.global.cas.b32 %r4, [%rd2], %r3, %r2; setp.eq.u32 %p2, %r4, %r3; mov.u32 %r3, %r4; @!%p2 bra LOOP;
+    DONE:"""
+    run(pointer_kernel(body, "x", "best"), {"x": x, "best": best}, block=256, seed=seed)
+    assert best[0] == 255
+
+
+@pytest.mark.parametrize("type_", ["f32", "f64", "f16", "f16x2", "bf16"])
+def test_float_atomics(type_: str) -> None:
+    size = {"f32": 4, "f64": 8, "f16": 2, "f16x2": 4, "bf16": 2}[type_]
+    value = {"f32": "0f3F000000", "f64": "0d3FE0000000000000", "f16": "0x3800", "f16x2": "0x3C003800", "bf16": "0x3F00"}[type_]
+    memory = np.zeros(size, np.uint8)
+    noftz = ".noftz" if size == 2 or "x2" in type_ else ""
+    register = {2: "%h1", 4: "%r5", 8: "%rd5"}[size]
+    body = f"mov.b{8 * size} {register}, {value}; red.global.add{noftz}.{type_} [%rd1], {register};"
+    run(pointer_kernel(body, "memory"), {"memory": memory}, block=32)
+    got = memory.view({"f32": np.float32, "f64": np.float64, "bf16": np.uint16}.get(type_, np.float16))
+    assert got.tolist() == {"f16x2": [16, 32], "bf16": [0x4180]}.get(type_, [16])
+
+
+# -- loading ------------------------------------------------------------------------------------------------------------
+
+
+def test_everything_unknown_is_listed_at_load() -> None:
+    text = kernel(
+        "frobnicate.b32 %r1, %r2;\nadd.u32 %r1, %r1, 1;\nadd.rn.u32 %r1, %r1, 1;\nwgmma.fence.sync.aligned;", [], REGISTERS
+    )
+    with pytest.raises(UnsupportedPTX) as caught:
+        Module.from_ptx(text)
+    first = text[: text.index("frobnicate")].count("\n") + 1
+    assert [item[0] for item in caught.value.items] == [first, first + 2, first + 3]
+    for part in ("frobnicate.b32 %r1, %r2", "add.rn.u32", "wgmma", f"line {first}"):
+        assert part in str(caught.value)
+
+
+def test_elementwise_text_is_what_it_says() -> None:
+    text = elementwise("mov.b32 %d0, %a0;", [np.zeros(3, np.uint32)], [np.uint32])
+    assert text.count(".param") == 6 and apply("mov.b32 %d0, %a0;", [np.arange(3, dtype=np.uint32)], [np.uint32])[0].tolist() == [
+        0,
+        1,
+        2,
+    ]

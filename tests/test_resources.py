@@ -1,0 +1,142 @@
+"""What kernels take of a multiprocessor: occupancy by CUDA's own rules, ptxas' account read and compiled once."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cupyflash import Device, Problem, plan, resources
+from cupyflash.nvrtc import compile_to_cubin, header_directories
+from cupyflash.resources import Multiprocessor, Resources, parse_account
+
+SPILLS = r"""
+extern "C" __global__ void __launch_bounds__(1024, 2) spills(float* x, int n) {
+  __shared__ float s[100];
+  float a[64];
+  for (int i = 0; i < 64; i++) a[i] = x[i * n + threadIdx.x];
+  s[threadIdx.x % 100] = a[3];
+  __syncthreads();
+  for (int j = 0; j < 64; j++)
+    for (int i = 0; i < 64; i++) a[i] = a[i] * a[(i + 1) % 64] + a[i * 7 % 64] + s[j];
+  for (int i = 0; i < 64; i++) x[i * n + threadIdx.x] = a[i];
+}
+extern "C" __global__ void clean(float* x) { x[threadIdx.x] *= 2; }
+"""
+
+
+def needs(threads: int, registers: int, shared: int) -> Resources:
+    return Resources("kernel", threads, registers, 0, 0, shared)
+
+
+@pytest.mark.parametrize(
+    ("device", "threads", "registers", "shared", "blocks", "limited_by"),
+    [
+        ("A100-40GB", 128, 32, 0, 16, ("threads", "registers")),  # 2048 threads; 65,536 registers
+        ("A100-40GB", 32, 16, 0, 32, ("blocks",)),
+        ("RTX 3090", 32, 16, 0, 16, ("blocks",)),
+        ("L4", 32, 16, 0, 24, ("blocks",)),
+        ("RTX 5090", 32, 16, 0, 24, ("blocks",)),
+        ("T4", 32, 16, 0, 16, ("blocks",)),
+        ("A100-40GB", 128, 170, 101_376, 1, ("shared memory",)),  # 101,376 + 1,024 of 167,936
+        ("H100-SXM", 128, 170, 101_376, 2, ("registers", "shared memory")),
+        ("T4", 128, 64, 32_768, 2, ("shared memory",)),  # nothing reserved on 7.5
+        ("A100-40GB", 128, 64, 40_960, 4, ("shared memory",)),  # the reserve makes 4 of the 4.1 that fit
+        ("A100-40GB", 1024, 65, 0, 0, ("registers",)),  # 72 x 32 x 32 registers are more than there are
+        ("A100-40GB", 160, 254, 0, 1, ("registers",)),  # 8 warps of 256 x 32 registers, 5 a block
+    ],
+)
+def test_occupancy(device: str, threads: int, registers: int, shared: int, blocks: int, limited_by: tuple[str, ...]) -> None:
+    occupancy = needs(threads, registers, shared).occupancy(Device.named(device))
+    assert (occupancy.blocks, occupancy.limited_by) == (blocks, limited_by)
+    assert occupancy.fraction == blocks * threads / Multiprocessor.of(Device.named(device).compute_capability).threads
+
+
+def test_a_block_that_needs_more_than_it_may_have_does_not_run() -> None:
+    assert needs(128, 32, 100_000).occupancy(Device.named("T4")).limits["shared memory"] == 0
+    assert needs(1025, 16, 0).occupancy(Device.named("A100-40GB")).blocks == 0
+
+
+def test_an_unknown_compute_capability_is_refused_not_guessed() -> None:
+    with pytest.raises(ValueError, match=r"compute_capability = 6\.1: occupancy is known for 7\.5, 8\.0"):
+        Multiprocessor.of((6, 1))
+
+
+HARNESS = """
+#include "cuda_occupancy.h"
+int blocks(int major, int minor, int max_threads, int registers_per_sm, int sram_block, int sram_sm, int reserved,
+           int threads, int registers, int shared) {
+  cudaOccDeviceProp device = {major, minor, 1024, max_threads, registers_per_sm, registers_per_sm, 32, 48 * 1024, sram_sm,
+                              1, sram_block, reserved};
+  cudaOccFuncAttributes kernel = {INT_MAX, registers, 0, PARTITIONED_GC_OFF, FUNC_SHMEM_LIMIT_OPTIN, shared, 1, 0};
+  cudaOccDeviceState state = {0};
+  state.carveoutConfig = SHAREDMEM_CARVEOUT_DEFAULT;
+  cudaOccResult result;
+  cudaOccError error = cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &kernel, &state, threads, shared);
+  return error == CUDA_OCC_SUCCESS ? result.activeBlocksPerMultiprocessor : -error;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def cuda_occupancy(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., int]:
+    """CUDA's own occupancy calculator, from the header that comes with it."""
+    pytest.importorskip("cuda.pathfinder")
+    include = next((path for path in header_directories() if (Path(path) / "cuda_occupancy.h").exists()), None)
+    compiler = shutil.which("cc")
+    if include is None or compiler is None:
+        pytest.skip("needs cuda_occupancy.h and a C compiler")
+    folder = tmp_path_factory.mktemp("occupancy")
+    (folder / "harness.c").write_text(HARNESS)
+    command = [compiler, "-std=gnu99", "-w", "-shared", "-fPIC", "-I", include, "harness.c", "-o", "harness.so"]
+    subprocess.run(command, cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / "harness.so")).blocks  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("device", Device.catalogue(), ids=lambda device: device.name)
+def test_occupancy_is_cuda_s(device: Device, cuda_occupancy: Callable[..., int]) -> None:
+    random.seed(device.name)
+    most = Multiprocessor.of(device.compute_capability)
+    figures = (most.threads, device.registers_per_sm, device.sram_per_block, device.sram_per_sm, most.shared_reserved)
+    for _ in range(2000):
+        threads, registers = random.randint(1, 1024), random.randint(1, 255)
+        shared = random.choice([0, random.randint(0, 4096), random.randint(0, device.sram_per_block)])
+        expected = cuda_occupancy(*device.compute_capability, *figures, threads, registers, shared)
+        assert needs(threads, registers, shared).occupancy(device).blocks == expected, (threads, registers, shared)
+
+
+def test_spills_stack_and_static_shared_memory_are_seen() -> None:
+    pytest.importorskip("cupy")
+    accounts = parse_account(compile_to_cubin(SPILLS, ("-arch=sm_80",), "spills.cu")[1])
+    figures, static = accounts["spills"]
+    assert figures["stack"] > 0 and figures["stores"] > 0 and figures["loads"] > 0 and static == 400
+    figures, static = accounts["clean"]
+    assert figures["stack"] == figures["stores"] == figures["loads"] == static == 0 < figures["registers"]
+
+
+@pytest.mark.parametrize("log", ["", "ptxas info : Compiling entry function 'f' for 'sm_80'\nUsed 12 registers"])
+def test_an_account_that_cannot_be_read_is_an_error(log: str) -> None:
+    with pytest.raises(RuntimeError, match="account"):
+        parse_account(log)
+
+
+def test_kernels_of_one_file_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    device, calls = Device.named("H100-SXM"), []
+
+    def counted(*arguments: object) -> tuple[bytes, str]:
+        calls.append(arguments)
+        return compile_to_cubin(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(resources, "compile_to_cubin", counted)
+    kernels = plan(Problem(1, 1, 1, 64, 64, 64, "float16"), device, "standard").kernels()
+    found = resources.resources(kernels, device.compute_capability)
+    assert len(calls) == 1 and [each.name for each in found] == [kernel.name for kernel in kernels]
+    for each, kernel in zip(found, kernels, strict=True):
+        assert each.clean and each.shared_bytes == kernel.shared_bytes and 16 <= each.registers <= 255
+        assert each.report(device)["blocks_per_sm"] == each.occupancy(device).blocks > 0
