@@ -15,6 +15,7 @@ from cupyflash.schedules import TileSchedule, plan
 from cupyflash.simulated import simulated_device
 from cupyflash.softmax import softmax
 from cupyflash.tiling import TileSize, Tiling
+from cupyflash.warmup import warmup
 
 __version__ = "0.1.0"
-__all__ = ["Device", "Problem", "TileSchedule", "TileSize", "Tiling", "attention", "plan", "simulated_device", "softmax"]
+__all__ = ["Device", "Problem", "TileSchedule", "TileSize", "Tiling", "attention", "plan", "simulated_device", "softmax", "warmup"]

@@ -220,10 +220,14 @@ def on_gpu(array: Any) -> bool:
     return not isinstance(array, np.ndarray)
 
 
+def address(array: Any) -> int:
+    """Where an array's first element is."""
+    return int(array.data.ptr if on_gpu(array) else array.ctypes.data)
+
+
 def row_alignment(array: Any) -> int:
     """The largest power of two, up to 16 bytes, that divides the address of every row of an (..., n, d) array."""
-    address = array.data.ptr if on_gpu(array) else array.ctypes.data
-    bits = address | array.shape[-1] * array.dtype.itemsize | MAX_ALIGNMENT
+    bits = address(array) | array.shape[-1] * array.dtype.itemsize | MAX_ALIGNMENT
     for length, stride in zip(array.shape[:-1], array.strides[:-1], strict=True):
         if length > 1:
             bits |= abs(stride)
@@ -236,8 +240,11 @@ def _check_array(name: str, array: Any) -> None:
 
 
 def _check_strides(name: str, array: Array) -> None:
-    if any(stride % array.dtype.itemsize for stride in array.strides):
+    size = array.dtype.itemsize
+    if any(stride % size for stride in array.strides):
         raise ValueError(f"{name} must have strides in whole elements, got {array.strides} bytes for {array.dtype}")
+    if address(array) % size and 0 not in array.shape:
+        raise ValueError(f"{name} must be aligned to its elements of {size} bytes, got address {address(array):#x}")
 
 
 def _check_scores_like(name: str, array: Array, scores: tuple[int, ...], dtype: str) -> None:

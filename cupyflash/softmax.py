@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -47,25 +48,26 @@ def softmax(x: Any, *, algorithm: str = "online", axis: int = -1, out: Any | Non
         device, simulation = target(gpu)
         schedule = plan_softmax(rows.rows, rows.cols, str(x.dtype), device, algorithm, adjacent_rows=rows.adjacent)
         schedule.kernels()  # refuses what no kernel runs, before anything is allocated
+        if simulation is not None and 0 not in x.shape:
+            from cupyflash.sim.estimate import refuse_slow
+
+            refuse_slow(schedule, simulation.max_seconds)
         if y is None:
             out = y = (sys.modules["cupy"] if gpu else np).empty_like(x)
             rows = Rows.of(x, y, axis)
-        if rows.rows and rows.cols:
-            _run(schedule, simulation, x, y, rows)
+        if 0 not in x.shape:
+            _run(schedule, simulation, softmax_values(x, y, rows))
     return out
 
 
-def _run(schedule: SoftmaxSchedule, simulation: Simulation | None, x: Any, y: Any, rows: Rows) -> None:
-    values = softmax_values(x, y, rows)
+def _run(schedule: SoftmaxSchedule, simulation: Simulation | None, values: Mapping[str, Any]) -> None:
     if simulation is None:
         from cupyflash.launcher import launch_kernels
 
         launch_kernels(schedule.kernels(), values)
         return
-    from cupyflash.sim.estimate import refuse_slow
     from cupyflash.sim.execution import run_kernels
 
-    refuse_slow(schedule, simulation.max_seconds)
     _, _, findings = run_kernels(schedule, values)
     refuse_findings(findings)
 
@@ -86,7 +88,7 @@ def _check_elements(name: str, array: Any) -> None:
     """Elements of a type that the kernels know, each at an address that is a multiple of its size."""
     dtype_name(array.dtype, name)
     size = array.dtype.itemsize
-    if array.size and any(number % size for number in (_address(array), *array.strides)):
+    if 0 not in array.shape and any(number % size for number in (_address(array), *array.strides)):
         raise ValueError(f"{name} must be aligned to its elements of {size} bytes, got strides {array.strides} bytes")
 
 
@@ -98,7 +100,7 @@ def _check_out(out: Any, x: Any) -> None:
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out must be writeable, got a read-only array")
     _check_elements("out", out)
-    if any(stride == 0 for length, stride in zip(out.shape, out.strides, strict=True) if length > 1):
+    if 0 not in out.shape and any(stride == 0 for length, stride in zip(out.shape, out.strides, strict=True) if length > 1):
         raise ValueError(f"out must have a place for every element, got strides {out.strides} bytes for shape {out.shape}")
     if (_address(out), out.strides) != (_address(x), x.strides):  # x itself may be written: a thread reads what it writes
         refuse_overlap(out, x=x)

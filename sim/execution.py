@@ -113,7 +113,7 @@ def run_kernels(
     for kernel in schedule.kernels():
         if kernel.grid == 0:
             continue
-        launch = _module(kernel, schedule.chip.compute_capability).launch(
+        launch = module(kernel, schedule.chip.compute_capability).launch(
             kernel.name,
             kernel.grid,
             kernel.threads,
@@ -133,7 +133,7 @@ def run_kernels(
 _modules: dict[str, Module] = {}
 
 
-def _module(kernel: Kernel, compute_capability: tuple[int, int]) -> Module:
+def module(kernel: Kernel, compute_capability: tuple[int, int]) -> Module:
     """The kernel's PTX, parsed once."""
     text = ptx(kernel, compute_capability)
     if text not in _modules:

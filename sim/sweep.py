@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -104,15 +105,16 @@ def at(problem: Problem, device: Device, over: Axis, value: int) -> tuple[Proble
 def default_range(problem: Problem, over: Axis) -> tuple[int, int, int, bool]:
     """(first, last, points, whether spaced evenly in the logarithm) that show an axis well.
 
-    SRAM goes from the 4 d elements that make Bc = 1 to the N d of the theorem.
+    SRAM goes from the 4 d elements that make Bc = 1 to the N d of the theorem, Bc likewise; two points for each doubling.
     """
-    row = problem.head_dim * problem.itemsize
-    return {
-        "sram": (4 * row, max(4 * row, problem.seqlen_q * row), 25, True),
-        "seqlen": (64, 65536, 11, True),
-        "head-dim": (16, MAX_HEAD_DIM, 16, False),
-        "block-cols": (1, max(1, problem.seqlen_k // 4), 25, True),
-    }[over]
+    d, N = problem.head_dim, max(4, problem.seqlen_k)
+    if over == "head-dim":
+        return 16, MAX_HEAD_DIM, 16, False
+    if over == "seqlen":
+        return 64, 65536, 21, True
+    doublings = 2 * round(math.log2(N / 4)) + 1
+    unit = 4 * d * problem.itemsize if over == "sram" else 1
+    return unit, N // 4 * unit, doublings, True
 
 
 def spaced(first: int, last: int, points: int, log: bool) -> list[int]:

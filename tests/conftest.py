@@ -1,4 +1,7 @@
-"""What the tests share: random problems as hypothesis strategies, fixed seeds in CI."""
+"""What the tests share: fixed seeds, and an environment that is the tests' own.
+
+CUPYFLASH_TEST_EXAMPLES=10 tries ten times as many random problems, and other ones each time.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-settings.register_profile("wide", max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
-settings.load_profile(os.environ.get("CUPYFLASH_TEST_PROFILE", "ci"))
+more = os.environ.get("CUPYFLASH_TEST_EXAMPLES")
+settings.register_profile("cupyflash", derandomize=more is None, deadline=None, suppress_health_check=list(HealthCheck))
+settings.load_profile("cupyflash")
 
 
 @pytest.fixture(autouse=True)

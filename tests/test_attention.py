@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import cupyflash
 from cupyflash import Device
+from cupyflash.sim.reference import reference
 from yardstick import check_numbers
 
 
@@ -98,6 +100,83 @@ def test_the_simulated_device_decides_the_tiling(monkeypatch: pytest.MonkeyPatch
     assert outs[0].tobytes() != outs[1].tobytes()
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+def test_masks_add_up(dtype: object) -> None:
+    q, k, v = draw((2, 4, 40, 64), (2, 2, 50, 64), (2, 2, 50, 24), dtype=dtype)
+    rng = np.random.default_rng(2)
+    masks = {
+        "mask": rng.random((40, 50)) < 0.7,
+        "bias": rng.standard_normal((4, 1, 50)).astype(dtype),
+        "key_lengths": np.array([50, 17]),
+    }
+    for names in (["mask"], ["bias"], ["key_lengths"], list(masks)):
+        chosen = {name: masks[name] for name in names}
+        for options in ({}, {"causal": True}):
+            out, lse = cupyflash.attention(q, k, v, return_lse=True, **chosen, **options)
+            assert out.shape == (2, 4, 40, 24)
+            check_numbers(out, lse, q, k, v, **chosen, **options)
+
+
+def test_a_row_that_sees_no_key_is_zero_and_minus_infinity() -> None:
+    q, k, v = draw((2, 5, 16), (2, 7, 16), (2, 7, 16))
+    none = {"mask": np.zeros((5, 7), bool), "key_lengths": np.array([0]), "bias": np.full((5, 7), -np.inf, np.float16)}
+    for name, array in none.items():
+        for algorithm in ("fa1", "standard"):
+            out, lse = cupyflash.attention(q, k, v, return_lse=True, algorithm=algorithm, **{name: array})
+            assert (out == 0).all() and np.isneginf(lse).all()
+
+
+def test_not_a_number_and_infinity_go_where_numpy_puts_them() -> None:
+    for dtype in (np.float16, np.float32):
+        for bad, place in ((np.nan, 0), (np.inf, 0), (-np.inf, 0), (np.nan, 1), (np.nan, 2), (np.inf, 2), (-np.inf, 2)):
+            arrays = draw((40, 32), (50, 32), (50, 32), dtype=dtype)
+            arrays[place][3, 5] = bad
+            with np.errstate(invalid="ignore"):
+                expected, _ = reference(*arrays)
+                out = cupyflash.attention(*arrays)
+            assert np.array_equal(np.isnan(out), np.isnan(expected)) and np.array_equal(np.isinf(out), np.isinf(expected))
+
+
+def test_zero_and_negative_strides() -> None:
+    q, k, v = draw((4, 40, 64), (4, 50, 64), (4, 50, 64))
+    views = (q[::-1, ::-1], np.broadcast_to(k[:1], k.shape), v[:, ::-1])
+    check_numbers(cupyflash.attention(*views), None, *views)
+
+
+def test_many_heads() -> None:
+    """More (batch, head) pairs than a second grid dimension could hold."""
+    q = draw((70_000, 1, 16))[0]
+    out = cupyflash.attention(q, q, q)
+    assert np.array_equal(out, q)
+
+
+def test_objects_that_offer_their_memory_are_taken_as_views() -> None:
+    class Foreign:
+        """DLPack and nothing else."""
+
+        def __init__(self, array: np.ndarray) -> None:
+            self.array = array
+
+        def __dlpack__(self, **options: object) -> object:
+            return self.array.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return self.array.__dlpack_device__()
+
+    q, k, v = draw((40, 64), (50, 64), (50, 64))
+    out = cupyflash.attention(Foreign(q), Foreign(k), Foreign(v))
+    assert isinstance(out, np.ndarray)
+    check_numbers(out, None, q, k, v)
+
+
+def test_warmup_leaves_nothing_to_compile() -> None:
+    q, k, v = draw((2, 24, 48), (2, 24, 48), (2, 24, 48))
+    cupyflash.warmup(head_dim=48, causal=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cupyflash.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
+        cupyflash.attention(q, k, v, causal=True)
+
+
 def test_standard_and_tilings() -> None:
     q, k, v = draw((2, 50, 64), (2, 60, 64), (2, 60, 64))
     for options in ({"algorithm": "standard"}, {"tiling": (16, 32)}, {"algorithm": "standard", "tiling": (32, 16)}):
@@ -118,37 +197,98 @@ def test_a_slow_call_is_refused_with_the_way_to_allow_it() -> None:
 q, k, v = draw((4, 40, 64), (4, 50, 64), (4, 50, 64))
 READ_ONLY = np.zeros((4, 40, 64), np.float16)
 READ_ONLY.flags.writeable = False
+MASK, BIAS = np.ones((4, 40, 50), bool), np.zeros((4, 40, 50), np.float16)
+BATCHED = [array[None] for array in (q, k, v)]
+ODD = np.zeros(4 * 40 * 64 * 2 + 1, np.uint8)[1:].view(np.float16).reshape(4, 40, 64)
+
+BAD_ARRAYS = [
+    ((q.tolist(), k, v), TypeError, "q must be a NumPy or CuPy array, got list"),
+    ((q, None, v), TypeError, "k must be a NumPy or CuPy array, got NoneType"),
+    ((q, k, 1.0), TypeError, "v must be"),
+    ((q, k, object()), TypeError, "v must be a NumPy or CuPy array, got object"),
+    ((np.ma.masked_array(q), k, v), TypeError, "MaskedArray"),
+    ((np.float16(1), k, v), TypeError, "q must be"),
+    ((q.astype(np.float64), k, v), TypeError, "float64"),
+    ((q.astype(np.complex64), k, v), TypeError, "complex64"),
+    ((q.astype(object), k, v), TypeError, "object"),
+    ((q.astype(bool), k, v), TypeError, "bool"),
+    ((q, k.astype(np.int32), v), TypeError, "int32"),
+    ((q.astype(">f2"), k.astype(">f2"), v.astype(">f2")), TypeError, "machine's own order"),
+    ((q, k, v.astype(np.float32)), TypeError, "v must have q's dtype"),
+    ((q, k[:, :, :32], v), ValueError, "k must have q's head dimension 64"),
+    ((q, k[:3], v[:3]), ValueError, "multiple of kv_heads"),
+    ((q, k[:0], v[:0]), ValueError, "multiple of kv_heads"),
+    ((q, k, v[:, :10]), ValueError, "v must have k's shape"),
+    ((q, k, v[:2]), ValueError, "v must have k's shape"),
+    ((q[0, 0], k, v), ValueError, "q must be"),
+    ((q[None, None], k[None, None], v[None, None]), ValueError, "q must be"),
+    ((q, k[0], v[0]), ValueError, "as many axes"),
+    ((np.concatenate([q[None]] * 2), k[None], v[None]), ValueError, "batch size 2"),
+    ((q[..., ::2], k[..., ::2], v[..., ::2]), ValueError, "q must be contiguous"),
+    ((q, k, np.asfortranarray(v)), ValueError, "v must be contiguous"),
+    ((q[..., :0], k[..., :0], v[..., :0]), ValueError, "head_dim must be between 1 and 256, got 0"),
+    ((*draw((8, 257), (8, 257), (8, 257)),), ValueError, "head_dim must be between 1 and 256, got 257"),
+    ((q, k, np.zeros((4, 50, 300), np.float16)), ValueError, "head_dim_v must be between 1 and 256, got 300"),
+    ((ODD, k, v), ValueError, "q must be aligned to its elements"),
+]
+BAD_OPTIONS = [
+    ({"scale": float("inf")}, ValueError, "scale must be finite"),
+    ({"scale": float("nan")}, ValueError, "scale must be finite"),
+    ({"scale": "0.5"}, TypeError, "scale must be a real number"),
+    ({"scale": 1j}, TypeError, "scale must be a real number"),
+    ({"causal": 3}, TypeError, "causal must be True or False"),
+    ({"causal": None}, TypeError, "causal must be True or False"),
+    ({"return_lse": 1}, TypeError, "return_lse must be True or False"),
+    ({"algorithm": "flash"}, ValueError, "auto, fa1, standard"),
+    ({"algorithm": None}, ValueError, "auto, fa1, standard"),
+    ({"tiling": (7, 16)}, ValueError, "steps of 16"),
+    ({"tiling": "paper"}, ValueError, "steps of 16"),
+    ({"tiling": [16, 16]}, ValueError, "tiling must be"),
+    ({"tiling": (0, 16)}, ValueError, "tiling must be"),
+    ({"tiling": (256, 256)}, ValueError, "at most 128 rows"),
+    ({"tiling": (64, 4096)}, ValueError, "bytes of shared memory"),
+    ({"out": q[:2]}, ValueError, "out must have shape"),
+    ({"out": q.astype(np.float32)}, TypeError, "out must have q's dtype"),
+    ({"out": READ_ONLY}, ValueError, "out must be writeable"),
+    ({"out": q}, ValueError, "out must not overlap q"),
+    ({"out": np.empty((4, 40, 64), np.float16)[:, ::-1]}, ValueError, "positive strides"),
+    ({"out": np.broadcast_to(np.float16(0), (4, 40, 64))}, ValueError, "out must be"),
+    ({"out": [0]}, TypeError, "out must be"),
+    ({"mask": MASK.astype(np.int8)}, TypeError, "mask must be of dtype bool"),
+    ({"mask": MASK[:, :, :49]}, ValueError, "mask must broadcast"),
+    ({"mask": MASK[None]}, ValueError, "mask must broadcast"),
+    ({"mask": [[True]]}, TypeError, "mask must be"),
+    ({"bias": BIAS.astype(np.float32)}, TypeError, "bias must be of dtype float16"),
+    ({"bias": BIAS[:, :7]}, ValueError, "bias must broadcast"),
+    ({"key_lengths": np.array([1, 2])}, ValueError, "key_lengths must have shape"),
+    ({"key_lengths": np.array([1.0])}, TypeError, "integer"),
+    ({"key_lengths": np.array([51])}, ValueError, "key_lengths must be 1 lengths between 0 and 50"),
+    ({"key_lengths": np.array([-1])}, ValueError, "key_lengths must be"),
+    ({"key_lengths": 50}, TypeError, "key_lengths must be"),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "says"),
-    [
-        ((q.tolist(), k, v), {}, TypeError, "q must be a NumPy or CuPy array, got list"),
-        ((q, None, v), {}, TypeError, "k must be"),
-        ((q.astype(np.float64), k, v), {}, TypeError, "float64"),
-        ((q, k.astype(np.int32), v), {}, TypeError, "int32"),
-        ((q, k, v.astype(np.float32)), {}, TypeError, "v must have q's dtype"),
-        ((q, k[:, :, :32], v), {}, ValueError, "head dimension 64"),
-        ((q, k[:3], v[:3]), {}, ValueError, "multiple of kv_heads"),
-        ((q, k, v[:, :10]), {}, ValueError, "v must have k's shape"),
-        ((q[0, 0], k, v), {}, ValueError, "q must be"),
-        ((q[..., ::2], k[..., ::2], v[..., ::2]), {}, ValueError, "contiguous"),
-        ((q, k, v), {"scale": float("inf")}, ValueError, "finite"),
-        ((q, k, v), {"causal": 3}, TypeError, "causal"),
-        ((q, k, v), {"algorithm": "flash"}, ValueError, "auto, fa1, standard"),
-        ((q, k, v), {"tiling": (7, 16)}, ValueError, "steps of 16"),
-        ((q, k, v), {"tiling": "paper"}, ValueError, "steps of 16"),
-        ((q, k, v), {"tiling": (64, 4096)}, ValueError, "bytes"),
-        ((q, k, v), {"out": q[:2]}, ValueError, "out must have q's shape"),
-        ((q, k, v), {"out": q.astype(np.float32)}, TypeError, "out must have q's dtype"),
-        ((q, k, v), {"out": READ_ONLY}, ValueError, "out must be writeable"),
-    ],
-)
-def test_bad_calls_are_refused_by_name(
-    arguments: tuple[object, ...], options: dict[str, object], error: type[Exception], says: str
-) -> None:
-    with pytest.raises(error, match=says):
+def refused(error: type[Exception], says: str, arguments: tuple[object, ...], options: dict[str, object]) -> None:
+    """One clear error, and nothing was compiled, run or written."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(error, match=says):
+        patch.setattr("cupyflash.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
         cupyflash.attention(*arguments, **options)
+
+
+@pytest.mark.parametrize(("arguments", "error", "says"), BAD_ARRAYS)
+def test_bad_arrays_are_refused_by_name(arguments: tuple[object, ...], error: type[Exception], says: str) -> None:
+    refused(error, says, arguments, {})
+
+
+@pytest.mark.parametrize(("options", "error", "says"), BAD_OPTIONS)
+def test_bad_options_are_refused_by_name(options: dict[str, object], error: type[Exception], says: str) -> None:
+    refused(error, says, (q, k, v), options)
+
+
+def test_bfloat16_needs_compute_capability_8() -> None:
+    arrays = [array.astype(ml_dtypes.bfloat16) for array in (q, k, v)]
+    with cupyflash.simulated_device("T4"):
+        refused(ValueError, "bfloat16 needs compute capability 8.0 or later; T4 has 7.5", tuple(arrays), {})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -52,41 +54,47 @@ def test_every_generation_compiles_and_agrees(device: str) -> None:
     check(plan(Problem(1, 2, 2, 130, 150, 64, "float16", causal=True), Device.named(device), lse=True))
 
 
-@settings(max_examples=40)
-@given(
-    lengths=st.tuples(st.integers(1, 150), st.integers(0, 150)),
-    heads=st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2)]),
-    batch=st.integers(1, 2),
-    d=st.sampled_from([16, 32, 40, 64, 128]),
-    dtype=st.sampled_from(["float16", "float16", "float32"]),
-    causal=st.booleans(),
-    scale=st.sampled_from([None, 0.3, -0.2, 1.0]),
-    lse=st.booleans(),
-    tiling=st.sampled_from([None, (16, 16), (16, 48), (48, 32)]),
-    sram=st.sampled_from(["48KB", "100KB"]),
-    algorithm=st.sampled_from(["fa1", "fa1", "standard"]),
-    seed=st.integers(0, 99),
-    v_mean=st.sampled_from([0.0, 1.0]),
-    schedule_seed=st.sampled_from([None, None, 7]),
-)
-def test_random_problems(
-    lengths: tuple[int, int],
-    heads: tuple[int, int],
-    batch: int,
-    d: int,
-    dtype: str,
-    causal: bool,
-    scale: float | None,
-    lse: bool,
-    tiling: tuple[int, int] | None,
-    sram: str,
-    algorithm: str,
-    seed: int,
-    v_mean: float,
-    schedule_seed: int | None,
-) -> None:
-    problem = Problem(batch, *heads, *lengths, d, dtype, causal, scale)
-    check(plan(problem, A100.with_sram(sram), algorithm, tiling, lse=lse), seed, v_mean, schedule_seed)
+@st.composite
+def any_problem(draw: st.DrawFn, dtype: str) -> Problem:
+    """A problem as contiguous arrays pose it: every mask, grouped heads, any d and d_v, lengths of nothing to 150."""
+    batch, seqlen_k = draw(st.integers(1, 3)), draw(st.integers(0, 150))
+    lengths = draw(st.none() | st.tuples(*[st.integers(0, seqlen_k)] * batch))
+    heads, kv_heads = draw(st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2)]))
+    # A few dimensions, so that most problems find their kernel compiled.
+    d, d_v = draw(st.sampled_from([(16, None), (64, None), (128, None), (40, 33), (64, 96)]))
+    size = 4 if dtype == "float32" else 2
+    bits = d * size | (d_v or d) * size | 16
+    return Problem(
+        batch,
+        heads,
+        kv_heads,
+        draw(st.integers(1, 150)),
+        seqlen_k,
+        d,
+        dtype,
+        draw(st.booleans()),
+        draw(st.sampled_from([None, 0.3, -0.2, 1.0])),
+        head_dim_v=d_v,
+        mask=draw(st.booleans()),
+        bias=draw(st.booleans()),
+        padded=lengths is not None,
+        key_lengths=lengths,
+        alignment=bits & -bits,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("algorithm", ["fa1", "standard"])
+@settings(max_examples=34 * int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1)))
+@given(data=st.data())
+def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> None:
+    """Over two hundred in all."""
+    problem = data.draw(any_problem(dtype))
+    tiling = data.draw(st.sampled_from([None, (16, 16), (48, 32)]))
+    device = Device.named(data.draw(st.sampled_from(["A100-40GB", "H100-SXM"])), sram=data.draw(st.sampled_from([None, "64KB"])))
+    schedule = plan(problem, device, algorithm, tiling, lse=data.draw(st.booleans()))
+    v_mean, schedule_seed = data.draw(st.sampled_from([0.0, 1.0])), data.draw(st.sampled_from([None, None, None, 7]))
+    check(schedule, data.draw(st.integers(0, 99)), v_mean, schedule_seed)
 
 
 @pytest.mark.parametrize("algorithm", ["fa1", "standard"])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+import time
 import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +17,6 @@ import pytest
 import cupyflash
 from cupyflash import Device, Problem, attention, compiler, plan
 from cupyflash.binding import argument_values, kernel_arguments
-
-call = sys.modules["cupyflash.attention"]
 
 
 class Recorded(types.ModuleType):
@@ -25,7 +28,9 @@ class Recorded(types.ModuleType):
         self.launches: list[tuple[tuple[int, ...], tuple[int, ...], tuple[object, ...], int]] = []
         self.allocated: list[tuple[tuple[int, ...], np.dtype]] = []
         self.opted_in: list[int] = []
-        self.uint64 = np.uint64
+        self.devices: list[int] = []
+        self.disk_is_full, self.compile_seconds = False, 0.0
+        self.current = [0]
         recorded = self
 
         class ndarray:
@@ -49,10 +54,17 @@ class Recorded(types.ModuleType):
 
             def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[object, ...], *, shared_mem: int) -> None:
                 recorded.launches.append((grid, block, args, shared_mem))
+                recorded.devices.append(recorded.current[-1])
 
         class RawModule:
             def __init__(self, *, code: str, options: tuple[str, ...]) -> None:
-                recorded.compiled.append((code, options))
+                self.code, self.options = code, options
+
+            def compile(self) -> None:
+                if recorded.disk_is_full and os.environ.get("CUPY_CACHE_IN_MEMORY") != "1":
+                    raise PermissionError("the cache directory is read-only")
+                time.sleep(recorded.compile_seconds)
+                recorded.compiled.append((self.code, self.options))
 
             def get_function(self, name: str) -> Function:
                 assert name in recorded.compiled[-1][0]
@@ -63,10 +75,21 @@ class Recorded(types.ModuleType):
             return ndarray(shape, dtype)
 
         self.ndarray, self.RawModule, self.empty = ndarray, RawModule, empty
-        self.cuda = types.SimpleNamespace(runtime=types.SimpleNamespace(getDevice=lambda: 0))
 
-    def array(self, *shape: int) -> object:
-        return self.ndarray(shape, np.dtype(np.float16))
+        @contextlib.contextmanager
+        def on_device(ordinal: int) -> Iterator[None]:
+            recorded.current.append(ordinal)
+            yield
+            recorded.current.pop()
+
+        runtime = types.SimpleNamespace(getDevice=lambda: recorded.current[-1])
+        self.cuda = types.SimpleNamespace(runtime=runtime, Device=on_device)
+        self.ascontiguousarray = lambda array, dtype: recorded.ndarray(array.shape, np.dtype(dtype))
+
+    def array(self, *shape: int, dtype: object = np.float16, device: int = 0) -> Any:
+        made = self.ndarray(shape, np.dtype(dtype))
+        made.device = device
+        return made
 
 
 @pytest.fixture
@@ -74,10 +97,9 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
     pytest.importorskip("cuda.pathfinder")
     recorded = Recorded()
     monkeypatch.setitem(sys.modules, "cupy", recorded)
-    monkeypatch.setattr(call, "_gpu", lambda ordinal: Device.named("H100-SXM"))
-    compiler._gpu_function.cache_clear()
+    monkeypatch.setattr("cupyflash.dispatch.current_gpu", lambda ordinal: Device.named("H100-SXM"))
+    monkeypatch.setattr(compiler, "_functions", {})
     yield recorded
-    compiler._gpu_function.cache_clear()
 
 
 def test_one_launch_with_the_schedules_constants(cupy: Recorded) -> None:
@@ -120,6 +142,49 @@ def test_standard_is_three_launches(cupy: Recorded) -> None:
 def test_nothing_is_launched_for_nothing(cupy: Recorded) -> None:
     assert attention(cupy.array(0, 64), cupy.array(5, 64), cupy.array(5, 64)).shape == (0, 64)
     assert cupy.launches == [] and cupy.compiled == []
+
+
+def test_masks_reach_the_kernel_with_their_strides(cupy: Recorded) -> None:
+    q, k, v = cupy.array(2, 4, 100, 64), cupy.array(2, 2, 200, 64), cupy.array(2, 2, 200, 32)
+    mask, bias = cupy.array(100, 200, dtype=bool), cupy.array(4, 1, 200)
+    lengths = cupy.array(2, dtype=np.int64)
+    out = attention(q, k, v, mask=mask, bias=bias, key_lengths=lengths)
+    assert out.shape == (2, 4, 100, 32)
+    schedule = plan(Problem.from_arrays(q, k, v, mask=mask, bias=bias, key_lengths=lengths), Device.named("H100-SXM"))
+    arguments = dict(zip(schedule.kernels()[0].params, cupy.launches[0][2], strict=True))
+    assert arguments["mask"] is mask and arguments["bias"] is bias and arguments["key_lengths"].dtype == np.int32
+    assert [arguments[f"mask_{axis}"] for axis in ("batch", "head", "row", "col")] == [0, 0, 200, 1]
+    assert [arguments[f"bias_{axis}"] for axis in ("batch", "head", "row", "col")] == [0, 200, 0, 1]
+
+
+def test_arrays_on_another_device_run_there(cupy: Recorded) -> None:
+    attention(*(cupy.array(16, 64, device=1) for _ in range(3)))
+    attention(*(cupy.array(16, 64) for _ in range(3)))
+    assert cupy.devices == [1, 0] and len(cupy.compiled) == 2 and cupy.current == [0]
+
+
+def test_two_devices_do_not_mix(cupy: Recorded) -> None:
+    with pytest.raises(ValueError, match="q is on GPU 0, k is on GPU 1"):
+        attention(cupy.array(16, 64), cupy.array(16, 64, device=1), cupy.array(16, 64))
+
+
+def test_a_cache_directory_that_cannot_be_written_does_not_stop_a_call(cupy: Recorded) -> None:
+    cupy.disk_is_full = True
+    attention(*(cupy.array(16, 64) for _ in range(3)))
+    assert len(cupy.launches) == 1 and "CUPY_CACHE_IN_MEMORY" not in os.environ
+
+
+def test_threads_compile_once(cupy: Recorded) -> None:
+    cupy.compile_seconds = 0.05
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: attention(*(cupy.array(16, 64) for _ in range(3))), range(8)))
+    assert len(cupy.compiled) == 1 and len(cupy.launches) == 8
+
+
+def test_out_must_not_overlap_an_input(cupy: Recorded) -> None:
+    q, k, v = (cupy.array(16, 64) for _ in range(3))
+    with pytest.raises(ValueError, match="out must not overlap v"):
+        attention(q, k, v, out=v)
 
 
 def test_numpy_and_cupy_do_not_mix(cupy: Recorded) -> None:

@@ -35,7 +35,6 @@ _SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] =
 ALGORITHMS = tuple(_SCHEDULES)
 
 
-@lru_cache(maxsize=1024)
 def plan(
     problem: Problem,
     device: Device,
@@ -51,8 +50,20 @@ def plan(
 
     Raises ValueError for an unknown algorithm, a tiling that is none of these, or an SRAM too small for the least block.
     """
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
+    if not isinstance(device, Device):
+        raise TypeError(f"device must be a Device (Device.named finds one by name), got {device!r}")
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
+    sizes = isinstance(tiling, tuple) and len(tiling) == 2 and all(type(size) is int and size > 0 for size in tiling)
+    if not (tiling is None or tiling == "paper" or sizes):
+        raise ValueError(f"tiling must be None, 'paper' or (block_rows, block_cols), got {tiling!r}")
+    return _plan(problem, device, algorithm, tiling, lse)
+
+
+@lru_cache(maxsize=1024)
+def _plan(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:
     paper = standard.paper_blocks(problem) if algorithm == "standard" else paper_blocks(problem, device)
     try:
         fitted = {"fa1": fa1, "fa2": fa2, "standard": standard}[algorithm].fit(problem, device)
@@ -60,16 +71,8 @@ def plan(
         if tiling is None:
             raise
         fitted = None
-    used = _used(tiling, paper, fitted)
+    if isinstance(tiling, tuple):
+        used = TileSize(*tiling, reason="asked for")
+    else:
+        used = paper if fitted is None or tiling == "paper" else fitted
     return _SCHEDULES[algorithm](problem, device, Tiling(paper, fitted, used), lse)
-
-
-def _used(tiling: TilingChoice, paper: TileSize, fitted: TileSize | None) -> TileSize:
-    """What `tiling` stands for."""
-    if tiling is None and fitted is not None:
-        return fitted
-    if tiling == "paper":
-        return paper
-    if isinstance(tiling, tuple) and len(tiling) == 2 and all(type(size) is int and size > 0 for size in tiling):
-        return TileSize(*tiling, reason="asked for")
-    raise ValueError(f"tiling must be None, 'paper' or (block_rows, block_cols), got {tiling!r}")

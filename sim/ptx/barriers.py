@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .fpenv import ENVIRONMENT, KEEP
 from .lanes import WARP, Lanes
 from .ops.registry import Arg, Barrier
 from .types import Array
@@ -133,7 +134,10 @@ class Barriers:
             machine.findings.report("partial barrier", message, machine.code.instructions[pc], lanes, first)
         self.completed[block] += 1
         if machine.setup.on_barrier is not None:
+            # The callback is not part of the kernel: it computes in the ordinary floating-point environment.
+            ENVIRONMENT.setter(KEEP)()
             machine.setup.on_barrier(machine.wave.first_block + block, int(self.completed[block]))
+            ENVIRONMENT.setter(machine.code.base_mode)()
 
     def report_deadlock(self) -> None:
         machine = self.machine

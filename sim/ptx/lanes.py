@@ -10,6 +10,9 @@ from .types import Array
 
 WARP = 32
 
+INTERNED_LANES = 1 << 20
+"""How many lanes the remembered sets of a wave may have together: each holds some ten arrays."""
+
 
 class Wave:
     """The blocks that are resident together, and who of their threads still lives.
@@ -32,14 +35,17 @@ class Wave:
         self.alive_by_block = np.full(blocks, threads)
         self.exits = 0
         self._interned: dict[bytes, Lanes] = {}
+        self._interned_lanes = 0
 
     def lanes(self, index: Array) -> Lanes:
         """The set of the sorted lane numbers `index`; equal sets are the same object while the cache holds them."""
         key = index.tobytes()
         found = self._interned.get(key)
         if found is None:
-            if len(self._interned) > 4096:
+            self._interned_lanes += len(index)
+            if self._interned_lanes > INTERNED_LANES:
                 self._interned.clear()
+                self._interned_lanes = len(index)
             found = self._interned[key] = Lanes(self, index)
         return found
 

@@ -27,8 +27,8 @@ WAVE_LANES = 4096
 WAVE_BYTES = 1 << 28
 """Most memory that the shared memory of a wave's blocks may take."""
 
-COMPACT_FRAMES = 64
-"""How many sizes of compact frames keep their bound code."""
+COMPACT_LANES = 1 << 16
+"""How many lanes the compact frames that keep their registers and bound code may have together."""
 
 
 class Stop(Exception):
@@ -219,8 +219,8 @@ class Machine:
         else:
             found = self._compact.get(lanes.n)
             if found is None:
-                if len(self._compact) >= COMPACT_FRAMES:
-                    self._compact.pop(next(iter(self._compact)))
+                while sum(self._compact) > COMPACT_LANES:
+                    self._compact.pop(next(iter(self._compact))).release()
                 found = self._compact[lanes.n] = Frame(self, lanes.n)
             frame = found
             frame.valid = frame.dirty = 0

@@ -194,7 +194,10 @@ def wavefronts(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
     row = lanes.phase(columns)
     units = addresses.astype(np.int64) >> (unit.bit_length() - 1)
     place = (units & (columns - 1)) + row
-    worst = np.bincount(place, minlength=lanes.wave.size).reshape(-1, columns).max(axis=1)
+    # The turns from the first lane's to the last one's, of which some may be empty.
+    base = int(row[0])
+    span = int(row[-1]) + columns - base
+    worst = np.bincount(place - base, minlength=span).reshape(-1, columns).max(axis=1)
     ideal = int(np.count_nonzero(worst))
     passes = int(worst.sum())
     if passes > ideal:
@@ -202,7 +205,7 @@ def wavefronts(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
         distinct = np.sort((row << 32) + units)
         distinct = distinct[np.concatenate(([True], distinct[1:] != distinct[:-1]))]
         place = (distinct >> 32) + (distinct & (columns - 1))
-        passes = int(np.bincount(place, minlength=lanes.wave.size).reshape(-1, columns).max(axis=1).sum())
+        passes = int(np.bincount(place - base, minlength=span).reshape(-1, columns).max(axis=1).sum())
     return passes, ideal
 
 

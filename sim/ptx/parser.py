@@ -381,6 +381,9 @@ class _Parser:
                 scope = scope.parent
                 pos += 1
                 if scope is None:
+                    # The end of the body is a return, also for a label that stands there.
+                    line = self.line(pos - 1)
+                    function.instructions.append(Instruction("ret", (), (), None, line, self.source, "}"))
                     return pos
             elif match := _LABEL.match(self.text, pos):
                 table = re.compile(r"\s*\.branchtargets\s+([^;]*);").match(self.text, match.end())
@@ -434,7 +437,7 @@ class _Parser:
         if text.startswith(".pragma"):
             return end + 1
         if text.startswith(".reg"):
-            match = re.match(r"\.reg\s+\.(\w+)\s+(.*)", text, re.S)
+            match = re.match(r"\.reg\s*\.(\w+)\s+(.*)", text, re.S)
             if not match or match[1] not in TYPES:
                 self.fail(pos, "register type is not executed")
                 return end + 1

@@ -193,6 +193,8 @@ class Frame:
             positions = np.flatnonzero(mask)
             sub = frames.get(len(positions))
             if sub is None:
+                if len(frames) >= 64:
+                    frames.clear()
                 sub = frames[len(positions)] = SubFrame(self, plan, len(positions), out, ins)
             sub.run(self.lanes.subset(positions), positions)
 

@@ -1,0 +1,61 @@
+"""Compiles ahead of the first call."""
+
+from __future__ import annotations
+
+import sys
+
+from cupyflash.device import Device
+from cupyflash.problem import ITEMSIZE, MAX_ALIGNMENT, Problem, dtype_name
+from cupyflash.schedules import plan
+from cupyflash.simulated import current_simulation
+from cupyflash.tiling import TilingChoice
+
+
+def warmup(
+    *,
+    head_dim: int,
+    dtype: str = "float16",
+    head_dim_v: int | None = None,
+    causal: bool = False,
+    mask: bool = False,
+    bias: bool = False,
+    padded: bool = False,
+    algorithm: str = "auto",
+    tiling: TilingChoice = None,
+) -> None:
+    """Compile the kernels of such calls, so that the first of them is as quick as the others.
+
+    `mask`, `bias` and `padded` say whether calls will have a mask, a bias, key lengths; sizes do not matter, since kernels are
+    compiled for none. Contiguous arrays are assumed. On the current GPU the kernels are loaded too; without a GPU it is the
+    simulated device's kernels that are compiled and parsed. Raises as `attention` does.
+    """
+    size = ITEMSIZE[dtype_name(dtype)]
+    bits = head_dim * size | (head_dim_v or head_dim) * size | MAX_ALIGNMENT
+    problem = Problem(
+        1,
+        1,
+        1,
+        1,
+        1,
+        head_dim,
+        dtype,
+        causal,
+        head_dim_v=head_dim_v,
+        mask=mask,
+        bias=bias,
+        padded=padded,
+        alignment=bits & -bits,
+    )
+    try:
+        device, simulated = Device.current(), False
+    except (ImportError, RuntimeError):
+        device, simulated = current_simulation().device, True
+    for kernel in plan(problem, device, "fa1" if algorithm == "auto" else algorithm, tiling).kernels():
+        if simulated:
+            from cupyflash.sim.execution import module
+
+            module(kernel, device.compute_capability)
+        else:
+            from cupyflash.compiler import gpu_function
+
+            gpu_function(kernel, sys.modules["cupy"].cuda.runtime.getDevice())

@@ -1,0 +1,125 @@
+"""A sweep as a picture, log-log: the counts of each algorithm, and the theorem's slope beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cupyflash.device import Device
+from cupyflash.problem import Problem
+from cupyflash.sim.sweep import Axis, Sweep, at, sweep
+from cupyflash.sim.theory import theorem2_holds_for
+from cupyflash.tiling import TilingChoice
+
+# (label, algorithm, tiling, how it is drawn), in the order of the legend. The two tilings often coincide: one is wide and
+# pale, the other narrow over it. Markers tell the lines apart without colour.
+SERIES: tuple[tuple[str, str, TilingChoice, dict[str, Any]], ...] = (
+    ("standard attention, each input read once", "standard", "paper", {"color": "#c0392b", "marker": "D"}),
+    ("FlashAttention, the paper's tiling", "fa1", "paper", {"color": "#9cc3e6", "marker": "o", "linewidth": 5, "markersize": 8}),
+    ("FlashAttention, fitted to the kernel", "fa1", None, {"color": "#0b5394", "marker": "s"}),
+    ("FlashAttention-2, fitted (128 x 64 at most)", "fa2", None, {"color": "#38761d", "marker": "^"}),
+)
+MANY = 60  # points, from which on markers would hide the lines
+XLABELS = {
+    "sram": "SRAM of one thread block, M (bytes)",
+    "seqlen": "sequence length N",
+    "head-dim": "head dimension d",
+    "block-cols": "columns of a K/V block, Bc (M = 4 d Bc)",
+}
+# N^2 d^2 / M as a power of the axis: with Bc, M = 4 d Bc moves.
+SLOPES = {"sram": -1, "seqlen": 2, "head-dim": 2, "block-cols": -1}
+
+
+def plot_sweep(path: Path, problem: Problem, device: Device, over: Axis, values: list[int]) -> None:
+    """Draw the bytes of FlashAttention (both tilings), FlashAttention-2 and standard attention along an axis.
+
+    Raises ImportError without matplotlib, ValueError for a kind of file that it does not write.
+    """
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    except ImportError as error:
+        raise ImportError(f"drawing needs matplotlib ({error}): pip install 'cupyflash[plot]'") from error
+
+    figure = Figure(figsize=(8.6, 5.6), layout="constrained")
+    axes: Any = figure.add_subplot()
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    for label, algorithm, tiling, style in SERIES:
+        found = sweep(problem, device, over, values, algorithm, tiling)
+        points = [point for point in found.points if point.total_bytes]
+        if points:
+            x, y = [point.value for point in points], [point.total_bytes for point in points]
+            marks = {"marker": ""} if len(values) > MANY else {}
+            axes.plot(x, y, label=label, **{"linewidth": 1.8, "markersize": 4.5, **style, **marks})
+        if (algorithm, tiling) == ("fa1", "paper"):
+            theorem = found
+    _slope(axes, problem, device, over, theorem)
+    if over == "sram" and values[0] < device.sram_per_block < values[-1]:
+        axes.axvline(device.sram_per_block, color="#888888", linewidth=1, linestyle=":")
+        at_top = {"xy": (device.sram_per_block, 1), "xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
+        axes.annotate(f"{device.name}: {_size(device.sram_per_block)}", xytext=(4, -9), color="#666666", fontsize=9, **at_top)
+
+    axes.set_xlabel(XLABELS[over], fontsize=11)
+    axes.set_ylabel("HBM traffic, read + written (bytes)", fontsize=11)
+    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=14))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _size(x) if over == "sram" else f"{x:,.0f}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _amount(y)))
+    axes.grid(True, which="major", color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.set_title(_title(problem, device, over), fontsize=11, loc="left")
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9.5)
+    figure.savefig(path, dpi=150)
+
+
+def _slope(axes: Any, problem: Problem, device: Device, over: Axis, found: Sweep) -> None:
+    """Theorem 2's N^2 d^2 / M, as a line of its slope, where the theorem speaks: d <= M <= N d."""
+    points = []
+    for point in found.points:
+        posed, _ = at(problem, device, over, point.value)
+        if theorem2_holds_for(posed.seqlen_q, posed.head_dim, point.sram_elements):
+            points.append(point)
+    if len(points) < 2:
+        return
+    # Half of the leading constant, so that it runs below the counts: a visit reads Q in s bytes an element, reads and writes
+    # O in 4 each, and there are N^2 / Bc with Bc = M / 4d: 4 (s + 8) N^2 d^2 / M bytes; under a causal mask half as many.
+    constant = 4 * (problem.itemsize + 8) * (0.5 if problem.causal else 1)
+    x, y = [point.value for point in points], [constant / 2 * point.theorem2_elements for point in points]
+    axes.plot(x, y, color="#444444", linestyle=(0, (5, 3)), linewidth=1.4, label="Theorem 2: N² d² / M, its slope only")
+    middle = len(points) // 3
+    slope = f"slope {SLOPES[over]:+d}".replace("-", "−")
+    below = {"ha": "right", "va": "top", "xytext": (-4, -4)} if SLOPES[over] < 0 else {"ha": "left", "va": "top", "xytext": (5, -4)}
+    axes.annotate(slope, (x[middle], y[middle]), textcoords="offset points", color="#444444", fontsize=10, **below)
+
+
+def _title(problem: Problem, device: Device, over: Axis) -> str:
+    fixed = {
+        "seqlen": f"N = {problem.seqlen_q:,}" if problem.seqlen_q == problem.seqlen_k else f"Nq = {problem.seqlen_q:,}, Nk = {problem.seqlen_k:,}",
+        "head-dim": f"d = {problem.head_dim}",
+        "sram": f"M = {_size(device.sram_per_block)} ({device.name})",
+    }
+    fixed.pop("sram" if over == "block-cols" else over)
+    if over == "seqlen" and problem.seqlen_q != problem.seqlen_k:
+        fixed["head-dim"] = f"Nk = {problem.seqlen_k:,}, {fixed['head-dim']}"
+    heads = problem.head_count
+    rest = f"{heads} head{'s' if heads != 1 else ''}, {problem.dtype}{', causal' if problem.causal else ''}"
+    return f"HBM traffic of exact attention: {', '.join(fixed.values())}, {rest}"
+
+
+def _size(x: float) -> str:
+    """Bytes with K = 1,024."""
+    for unit, size in (("GB", 2**30), ("MB", 2**20), ("KB", 2**10)):
+        if x >= size:
+            return f"{x / size:.4g} {unit}"
+    return f"{x:.0f} B"
+
+
+def _amount(y: float) -> str:
+    """Bytes with K = 1,000, for an axis in powers of ten."""
+    for unit, size in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if y >= size:
+            return f"{y / size:g} {unit}"
+    return f"{y:g} B"
