@@ -21,7 +21,14 @@ def launch(schedule: TileSchedule, q: Any, k: Any, v: Any, out: Any, lse: Any | 
         name: cupy.empty(space.shape, np.dtype(ml_dtypes.bfloat16 if space.dtype == "bfloat16" else space.dtype))
         for name, space in schedule.workspaces().items()
     }
+    if cupy.cuda.get_current_stream().is_capturing():
+        _held_for_graphs.append(workspaces)
     launch_kernels(schedule.kernels(), argument_values(schedule, q, k, v, out, lse, workspaces, masks))
+
+
+# A CUDA graph replays with the addresses that it was captured with, so the memory pool must not hand a captured call's
+# workspaces to anyone else. CuPy does not say when a graph is gone: they are kept for good.
+_held_for_graphs: list[dict[str, Any]] = []
 
 
 def launch_kernels(kernels: Sequence[Kernel], values: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash import Device, Problem, attention, compiler, plan
+from cupyflash import Device, Problem, attention, compiler, launcher, plan
 from cupyflash.binding import argument_values, kernel_arguments
 
 
@@ -29,7 +29,7 @@ class Recorded(types.ModuleType):
         self.allocated: list[tuple[tuple[int, ...], np.dtype]] = []
         self.opted_in: list[int] = []
         self.devices: list[int] = []
-        self.disk_is_full, self.compile_seconds = False, 0.0
+        self.disk_is_full, self.compile_seconds, self.capturing = False, 0.0, False
         self.current = [0]
         recorded = self
 
@@ -83,7 +83,8 @@ class Recorded(types.ModuleType):
             recorded.current.pop()
 
         runtime = types.SimpleNamespace(getDevice=lambda: recorded.current[-1])
-        self.cuda = types.SimpleNamespace(runtime=runtime, Device=on_device)
+        stream = types.SimpleNamespace(is_capturing=lambda: recorded.capturing)
+        self.cuda = types.SimpleNamespace(runtime=runtime, Device=on_device, get_current_stream=lambda: stream)
         self.ascontiguousarray = lambda array, dtype: recorded.ndarray(array.shape, np.dtype(dtype))
 
     def array(self, *shape: int, dtype: object = np.float16, device: int = 0) -> Any:
@@ -172,6 +173,16 @@ def test_a_cache_directory_that_cannot_be_written_does_not_stop_a_call(cupy: Rec
     cupy.disk_is_full = True
     attention(*(cupy.array(16, 64) for _ in range(3)))
     assert len(cupy.launches) == 1 and "CUPY_CACHE_IN_MEMORY" not in os.environ
+
+
+def test_workspaces_of_a_captured_call_stay_alive(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_held_for_graphs", [])
+    arrays = [cupy.array(16, 64) for _ in range(3)]
+    attention(*arrays)
+    assert launcher._held_for_graphs == []
+    cupy.capturing = True
+    attention(*arrays)
+    assert set(launcher._held_for_graphs[0]) == {"l", "m", "O_acc"}
 
 
 def test_threads_compile_once(cupy: Recorded) -> None:

@@ -293,6 +293,35 @@ def test_waves_of_blocks() -> None:
     assert launch.counters.waves == -(-1000 * 32 // machine_module.WAVE_LANES) > 1
 
 
+def test_blocks_that_may_wait_for_each_other_are_resident_together() -> None:
+    """The first block waits for a flag of the last one, far beyond the ordinary size of a wave."""
+    body = """ld.param.u64 %rd2, [y]; setp.eq.u32 %p1, %r2, 0; @%p1 bra SPIN; setp.ne.u32 %p1, %r2, 299; @%p1 bra END;
+    st.volatile.global.u32 [%rd2], 7; ret;
+    SPIN: ld.volatile.global.u32 %r5, [%rd2]; setp.eq.u32 %p2, %r5, 0; @%p2 bra SPIN; st.global.u32 [%rd1+128], %r5; END:"""
+    y = np.zeros(300 * 32, np.uint32)
+    launch = run(y_kernel(body), {"y": y}, grid=300)
+    assert launch.counters.waves == 1 and (y[32:64] == 7).all() and machine_module.WAVE_LANES < 300 * 32
+
+
+def test_a_body_may_end_without_a_return() -> None:
+    text = y_kernel(
+        "setp.eq.u32 %p1, %r1, 3; @%p1 bra END; call.uni other; st.global.u32 [%rd1], %r1; END:", head=".func other () { }\n"
+    )
+    text = text.replace("ret;\n}", "}")
+    y = np.zeros(32, np.uint32)
+    assert run(text, {"y": y}).findings == () and (y == np.where(np.arange(32) == 3, 0, np.arange(32))).all()
+
+
+def test_callback_runs_in_the_ordinary_floating_point_environment() -> None:
+    seen = []
+    tiny = np.full(8, 1e-40, np.float32)
+    body = """.reg .f32 %f1; mov.f32 %f1, 0f3F800000; add.ftz.f32 %f1, %f1, %f1; bar.sync 0;
+    add.ftz.f32 %f1, %f1, 0f00000001; st.global.f32 [%rd1], %f1;"""
+    y = np.zeros(32, np.float32)
+    run(y_kernel(body), {"y": y}, on_barrier=lambda block, count: seen.append((tiny * np.float32(1)).any()))
+    assert seen == [True] and (y == 2).all()
+
+
 def test_shared_memory_is_fresh_in_every_wave() -> None:
     body = "bar.sync 0; ld.shared.u32 %r5, [s]; bar.sync 0; st.shared.u32 [s], 1;"
     launch = run(y_kernel(".shared .align 4 .b8 s[4];" + body), {"y": np.zeros(1, np.uint32)}, grid=1000)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cupyflash.nvrtc import compile_to_ptx
 from cupyflash.sim.ptx import Launch, Module
 
 HEAD = ".version 8.3\n.target sm_80\n.address_size 64\n"
@@ -61,10 +63,15 @@ def run(text: str, args: Mapping[str, Any], *, grid: Any = 1, block: Any = 32, *
     return module.launch(module.kernels[0], grid, block, args, **options)
 
 
+@functools.cache
+def ptx_of(source: str, options: tuple[str, ...]) -> str:
+    return compile_to_ptx(source, options, "kernel.cu")
+
+
 def compile_cuda(source: str, *options: str) -> Module:
     """A module from CUDA C; the test is skipped where CuPy is not installed."""
     pytest.importorskip("cupy")
-    return Module.from_source(source, options)
+    return Module.from_ptx(ptx_of(source, options))
 
 
 def integers(rng: np.random.Generator, dtype: Any, n: int) -> np.ndarray:

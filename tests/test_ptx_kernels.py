@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from test_ptx_harness import compile_cuda
@@ -218,6 +220,108 @@ def test_double_precision_library_functions() -> None:
     assert launch.findings == () and np.allclose(y, want, rtol=1e-13, atol=1e-13)
     scaled = [int(v) for v in np.rint(x * 1e12)]
     assert z.tolist() == [(abs(v) // 7) * (1 if v >= 0 else -1) + k * 1000003 % 17 for k, v in enumerate(scaled)]
+
+
+FUNCTIONS = [
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "cbrt",
+    "erf",
+    "erfc",
+    "tgamma",
+    "floor",
+    "ceil",
+    "rint",
+    "trunc",
+    "fabs",
+]
+
+
+def reference(name: str, x: float) -> float:
+    table = {"tgamma": math.gamma, "rint": round, "cbrt": lambda v: math.copysign(abs(v) ** (1 / 3), v), "exp2": lambda v: 2.0**v}
+    try:
+        return float(table.get(name, getattr(math, name, None))(x))
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+@pytest.mark.parametrize(
+    ("c_type", "suffix", "dtype", "tolerance"), [("float", "f", np.float32, 4e-6), ("double", "", np.float64, 1e-14)]
+)
+def test_the_whole_math_library(c_type: str, suffix: str, dtype: type, tolerance: float) -> None:
+    rng = np.random.default_rng(6)
+    x = np.concatenate([rng.uniform(-1, 1, 100), rng.uniform(-30, 30, 100)]).astype(dtype)
+    lines = "".join(f"y[{k} * n + i] = {name}{suffix}(x[i]);" for k, name in enumerate(FUNCTIONS))
+    source = f"""extern "C" __global__ void all(const {c_type}* x, {c_type}* y, int n)
+    {{ int i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) {{ {lines} }} }}"""
+    y = np.zeros((len(FUNCTIONS), 200), dtype)
+    assert compile_cuda(source).launch("all", 2, 128, [x, y, 200]).findings == ()
+    for name, row in zip(FUNCTIONS, y.astype(np.float64), strict=True):
+        want = np.array([reference(name, float(v)) for v in x])
+        usual = np.isfinite(want) & (np.abs(want) < 1e37) & (np.abs(want) > 1e-30)
+        assert usual.sum() > 40 and np.abs(row[usual] / want[usual] - 1).max() < tolerance, name
+
+
+GROUPS = r"""
+#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
+namespace cg = cooperative_groups;
+extern "C" __global__ void groups(const int* x, int* y, int* ticket) {
+    auto tile = cg::tiled_partition<16>(cg::this_thread_block());
+    int a = x[threadIdx.x], s = cg::reduce(tile, a, cg::plus<int>());
+    if (a % 3 == 0) {
+        auto some = cg::coalesced_threads();
+        int first = some.thread_rank() == 0 ? atomicAdd(ticket, some.size()) : 0;
+        s += 100000 * (some.shfl(first, 0) + some.thread_rank() + 1);
+    }
+    __syncwarp();
+    y[threadIdx.x] = s;
+}"""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_cooperative_groups(seed: int | None) -> None:
+    x = np.random.default_rng(7).integers(0, 100, 128).astype(np.int32)
+    y, ticket = np.zeros(128, np.int32), np.zeros(1, np.int32)
+    launch = compile_cuda(GROUPS).launch("groups", 1, 128, [x, y, ticket], seed=seed)
+    third = x % 3 == 0
+    assert launch.findings == () and (y % 100000 == np.repeat(x.reshape(-1, 16).sum(axis=1), 16)).all()
+    assert ticket[0] == third.sum() and sorted(y[third] // 100000) == list(range(1, third.sum() + 1))
+
+
+CUB = r"""
+#include <cub/block/block_radix_sort.cuh>
+extern "C" __global__ void cub_sort(const int* x, int* y) {
+    typedef cub::BlockRadixSort<int, 128, 2> Sort;
+    __shared__ typename Sort::TempStorage storage;
+    int v[2] = {x[threadIdx.x], x[128 + threadIdx.x]};
+    Sort(storage).Sort(v);
+    y[2 * threadIdx.x] = v[0]; y[2 * threadIdx.x + 1] = v[1];
+}"""
+
+
+def test_a_kernel_of_a_real_library() -> None:
+    x = np.random.default_rng(8).integers(-1000, 1000, 256).astype(np.int32)
+    module = compile_cuda(CUB)
+    for seed in (None, 3):
+        y = np.zeros(256, np.int32)
+        launch = module.launch("cub_sort", 1, 128, [x, y], seed=seed)
+        assert launch.findings == () and (y == np.sort(x)).all()
 
 
 SCAN = r"""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
-from .ops.registry import Arg, Branch, Call, Exit, Plan, Return
-from .parser import SINK, Function, Instruction, Mem, Operand, Program, Reg, Sym, Variable, Vec
+from .fpenv import FLUSH, KEEP
+from .ops.registry import Branch, Call, Exit, Plan, Return
+from .parser import SINK, Instruction, Mem, Operand, Program, Reg, Sym, Variable, Vec
 from .types import Array, PtxError
 
 WIDTHS = (1, 16, 32, 64)
@@ -87,8 +87,10 @@ class Code:
         self.blocks()
         self.liveness()
         self.allocate()
-        modes = Counter(plan.mode for plan in self.plans if plan.mode is not None)
-        self.base_mode = modes.most_common(1)[0][0] if modes else 0
+        # The floating-point environment between regions: the one of the two nearest-rounding ones that is asked for most.
+        modes = Counter(plan.mode for plan in self.plans if plan.mode in (KEEP, FLUSH))
+        self.base_mode: int = modes.most_common(1)[0][0] if modes else KEEP
+        self.communicates = any(may_wait_for_other_blocks(i) for i in self.instructions)
         self._regions: dict[tuple[int, bool], Region] = {}
         self._rows: dict[int, list[tuple[int, Array]]] = {0: []}
 
@@ -319,18 +321,18 @@ class Code:
     def regions(self) -> list[Region]:
         return list(self._regions.values())
 
-    @cached_property
-    def uses_local(self) -> bool:
-        return self.local.size > 0
-
 
 def is_constant(register: Reg) -> bool:
     """Special registers that are the same for every lane of a launch."""
-    return register.name.startswith("%") and "#" not in register.name and _SPECIAL_NAME(register.name)
+    return register.name in CONSTANT_REGISTERS
 
 
-def _SPECIAL_NAME(name: str) -> bool:
-    return name in CONSTANT_REGISTERS
+def may_wait_for_other_blocks(instruction: Instruction) -> bool:
+    """Global atomics and loads that see other threads' stores: a block might spin on them until another block acts."""
+    if instruction.opcode == "atom":
+        return "shared" not in instruction.mods
+    strong = {"volatile", "relaxed", "acquire", "mmio"} & set(instruction.mods)
+    return instruction.opcode == "ld" and bool(strong) and "shared" not in instruction.mods
 
 
 CONSTANT_REGISTERS = {
@@ -376,6 +378,3 @@ def reachable(program: Program, kernel: str, plans: dict[str, list[Plan]]) -> li
 
     visit(kernel)
     return order
-
-
-__all__ = ["Arg", "Code", "Function", "Layout", "Region"]

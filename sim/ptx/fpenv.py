@@ -42,6 +42,10 @@ def _layout() -> tuple[int, int, int, tuple[int, int, int, int], int] | None:
     return None
 
 
+FLUSH = mode(NEAREST, True)
+"""Round to nearest, flush subnormals: what `.ftz` asks for."""
+
+
 class Environment:
     """`setters[mode]()` switches the calling thread; `native` says whether modes other than `KEEP` exist here."""
 
@@ -64,7 +68,7 @@ class Environment:
                 env[offset : offset + width] = list(word.to_bytes(width, "little"))
                 setters[mode(rounding, flush)] = partial(libm.fesetenv, env)
         tiny = np.full(8, 1e-39, np.float32)
-        setters[mode(NEAREST, True)]()
+        setters[FLUSH]()
         self.native = not (tiny * np.float32(1)).any()
         setters[KEEP]()
         if self.native:
@@ -74,7 +78,7 @@ class Environment:
         """The switch to environment `code`; without host support flushing is dropped, directed rounding refused."""
         if code in self.setters:
             return self.setters[code]
-        if code == mode(NEAREST, True):
+        if code == FLUSH:
             return _nothing
         raise PtxError("directed rounding (.rz, .rm, .rp) needs Linux on x86-64, or an ARM64 host")
 

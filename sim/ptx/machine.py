@@ -16,13 +16,16 @@ from .fpenv import ENVIRONMENT, KEEP
 from .lanes import WARP, Lanes, Wave
 from .memory import Memory, Segment
 from .ops.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, Exit, Return, WarpBarrier
-from .parser import Imm, Instruction, Mem, Reg, Sym
+from .parser import Instruction, Mem, Reg, Sym
 from .registers import FILE_DTYPES, Frame
 from .scheduler import Ready, make_ready
 from .types import Array, PtxError
 
 WAVE_LANES = 4096
 """Lanes of a wave, as far as whole blocks allow: enough to spread the cost of a NumPy call, few enough for the caches."""
+
+COMMUNICATING_LANES = 1 << 16
+"""Lanes of a wave of a kernel whose blocks may wait for each other: such blocks must be resident together."""
 
 WAVE_BYTES = 1 << 28
 """Most memory that the shared memory of a wave's blocks may take."""
@@ -124,7 +127,8 @@ class Machine:
         """Run all blocks. Findings and counts are in `findings` and `tally` afterwards."""
         geometry = self.setup.geometry
         lanes_per_block = -(-geometry.threads // WARP) * WARP
-        most = max(1, min(WAVE_LANES // lanes_per_block, WAVE_BYTES // (2 * self.memory.shared_stride)))
+        lanes = COMMUNICATING_LANES if self.code.communicates else WAVE_LANES
+        most = max(1, min(lanes // lanes_per_block, WAVE_BYTES // (2 * self.memory.shared_stride)))
         waves = -(-geometry.blocks // most)
         size = -(-geometry.blocks // waves)
         with np.errstate(all="ignore"):
@@ -396,6 +400,3 @@ class Machine:
 def union(a: Lanes, b: Lanes) -> Lanes:
     """Lanes of two disjoint sets of one wave."""
     return a.wave.lanes(np.sort(np.concatenate((a.index, b.index))))
-
-
-__all__ = ["Geometry", "Imm", "Machine", "Setup", "Stop", "union"]
