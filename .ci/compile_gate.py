@@ -1,27 +1,31 @@
 #!/usr/bin/env python3
 """Compile every kernel to machine code for every architecture, without a GPU, and fail where one spills or has a stack.
 
-    python .ci/compile_gate.py [--json FILE] [--markdown docs/kernels.md]
+    python .ci/compile_gate.py [--all] [--json FILE] [--markdown docs/kernels.md]
 
-The kernels come from their schedules. What is compiled: for every architecture, dtype and head dimension the lightest and
-the heaviest set of constants (no mask and 16-byte copies; every mask at once and the narrowest copies), on the tiling that
-the device gets; and on some architectures each constant by itself, other tilings and a d of V that is not d.
+The kernels come from their schedules. For every architecture, dtype and head dimension, on the tiling that its device gets:
+from d 128 on, where registers are scarce, Algorithm 1 without a mask, with each kind that costs registers, and with all at
+once; below that, and for standard attention, the lightest and the heaviest in turns. On the oldest and on one newer
+architecture also each kind of mask by itself, other tilings, and a d of V that is not d. bfloat16, whose kernels differ from
+float16's in few registers, is done for fewer. `--all` is the full product, and takes an hour.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cupyflash import Device, Problem, plan
+from cupyflash.problem import MAX_ALIGNMENT
 from cupyflash.resources import Resources, resources
 from cupyflash.schedules import ALGORITHMS, Kernel, Schedule, plan_softmax
 from cupyflash.schedules.softmax import SOFTMAX_ALGORITHMS
@@ -31,9 +35,12 @@ from cupyflash.tiling import DoesNotFit, TilingChoice
 DEVICES = tuple(Device.named(name) for name in ("T4", "A100-40GB", "A10", "L4", "H100-SXM", "B200", "RTX 5090"))
 HEAD_DIMS = (16, 40, 64, 80, 96, 128, 192, 256)
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4}
-LIGHT: dict[str, Any] = {}
-EACH: tuple[dict[str, Any], ...] = ({"causal": True}, {"mask": True}, {"bias": True}, {"padded": True})
-HEAVY = {name: value for one in EACH for name, value in one.items()}
+MASKS = ("causal", "mask", "bias", "padded")
+Variant = tuple[tuple[str, ...], bool]  # which of MASKS, and whether the copies are as narrow as an element
+LIGHT: Variant = ((), False)
+HEAVY: Variant = (MASKS, True)
+SCARCE = 128  # d from which on O takes most of the registers
+EXTRAS = ((7, 5), (9, 0))
 # Sub-tiles of 16, 32, 48 and 64 columns; one warp and eight.
 TILINGS: tuple[TilingChoice, ...] = ((16, 16), (128, 32), (16, 48), (128, 64))
 VALUE_DIMS = ((64, 128), (192, 128), (128, 40), (256, 16))
@@ -49,26 +56,32 @@ class Job:
     device: Device
 
 
-def attention_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) -> list[Variant]:
+    """Which masks and copies to compile, of the 32 that there are."""
+    if everything:
+        chosen = [tuple(name for bit, name in enumerate(MASKS) if number >> bit & 1) for number in range(1 << len(MASKS))]
+        return [(masks, narrow) for masks in chosen for narrow in (False, True)]
+    if dtype == "bfloat16" and d < max(HEAD_DIMS):
+        return [LIGHT] if algorithm == "fa1" or d == 64 else []
+    if algorithm == "fa1" and d >= SCARCE:
+        return [LIGHT, (("mask",), False), (("bias",), False), HEAVY]
+    return [HEAVY if turn % 2 else LIGHT]
+
+
+def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str, Schedule]]:
     """Every kind of attention kernel that a device has."""
-
-    def posed(d: int, dtype: str, narrow: bool = False, tiling: TilingChoice = None, **constants: Any) -> tuple[str, Problem]:
-        alignment = DTYPES[dtype] if narrow else 8 if d * DTYPES[dtype] % 16 else 16
-        label = " ".join([f"d {d}", dtype, *constants, f"copies of {alignment}", *([f"tiling {tiling}"] if tiling else [])])
-        return label, Problem(1, 1, 1, 4096, 4096, d, dtype, alignment=alignment, **constants)
-
     for algorithm in ALGORITHMS:
-        problems = []
+        cases: list[tuple[Problem, TilingChoice]] = []
         for dtype in DTYPES:
             if dtype == "bfloat16" and device.compute_capability < (8, 0):
                 continue
-            for d in HEAD_DIMS:
-                problems += [(*posed(d, dtype, **LIGHT), None), (*posed(d, dtype, narrow=True, **HEAVY), None)]
-            if device.compute_capability in ((7, 5), (9, 0)) and dtype != "bfloat16":
-                problems += [(*posed(128, dtype, **one), None) for one in EACH]
-                problems += [(*posed(d, dtype, head_dim_v=value), None) for d, value in VALUE_DIMS]
-                problems += [(*posed(64, dtype, tiling=tiling, **HEAVY), tiling) for tiling in TILINGS]
-        for label, problem, tiling in problems:
+            for turn, d in enumerate(HEAD_DIMS, DEVICES.index(device)):
+                cases += [(posed(d, dtype, one), None) for one in variants(algorithm, dtype, d, turn, everything)]
+            if device.compute_capability in EXTRAS and dtype != "bfloat16":
+                cases += [(posed(64, dtype, ((name,), False)), None) for name in MASKS]
+                cases += [(posed(d, dtype, LIGHT, value), None) for d, value in VALUE_DIMS]
+                cases += [(posed(64, dtype, HEAVY), tiling) for tiling in TILINGS]
+        for problem, tiling in cases:
             try:
                 schedule = plan(problem, device, algorithm, tiling)
                 schedule.kernels()
@@ -76,7 +89,18 @@ def attention_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
                 continue  # one of TILINGS on a small SRAM
             except ValueError:
                 break  # an algorithm without a kernel
-            yield f"{algorithm} {label}", schedule
+            masks = [name for name in MASKS if getattr(problem, name)]
+            sizes = f"d {problem.head_dim}, d_v {problem.value_dim}, {problem.dtype}, copies of {problem.alignment} bytes"
+            yield ", ".join([f"{algorithm} {sizes}", *masks, str(schedule.tiling.used)]), schedule
+
+
+def posed(d: int, dtype: str, variant: Variant, value_dim: int | None = None) -> Problem:
+    """A problem with these constants; its lengths are not among them."""
+    masks, narrow = variant
+    size = DTYPES[dtype]
+    alignment = size if narrow else math.gcd(d * size, (value_dim or d) * size, MAX_ALIGNMENT)
+    constants: dict[str, Any] = dict.fromkeys(masks, True)
+    return Problem(1, 1, 1, 4096, 4096, d, dtype, head_dim_v=value_dim, alignment=alignment, **constants)
 
 
 def softmax_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
@@ -90,11 +114,11 @@ def softmax_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
                 yield f"softmax {dtype} {cols} columns", plan_softmax(1000, cols, dtype, device, algorithm)
 
 
-def jobs() -> list[Job]:
+def jobs(everything: bool = False) -> list[Job]:
     """What there is to compile, each program once for an architecture."""
     programs: dict[tuple[Any, ...], Job] = {}
     for device in DEVICES:
-        for label, schedule in (*attention_schedules(device), *softmax_schedules(device)):
+        for label, schedule in (*attention_schedules(device, everything), *softmax_schedules(device)):
             for kernel in schedule.kernels():
                 key = device, kernel.source, kernel.constants
                 job = programs.get(key, Job(label, (), device))
@@ -107,12 +131,20 @@ def compiled(job: Job) -> tuple[Resources, ...]:
     return resources(job.kernels, job.device.compute_capability)
 
 
+def compiled_everywhere(jobs: list[Job]) -> list[tuple[Resources, ...]]:
+    """The account of each job, on all cores."""
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(compiled, jobs, chunksize=4))
+
+
 def table(found: list[tuple[Job, Resources]]) -> Iterator[str]:
     """A line for each kernel and architecture."""
     yield f"{'kernel':<20}{'device':<12}{'sm':>7}{'compiled':>10}{'registers':>12}{'with stack or spills':>22}"
     for name in dict.fromkeys(needs.name for _, needs in found):
         for device in DEVICES:
             rows = [needs for job, needs in found if needs.name == name and job.device == device]
+            if not rows:
+                continue
             registers = f"{min(row.registers for row in rows)} to {max(row.registers for row in rows)}"
             dirty = sum(not row.clean for row in rows)
             yield f"{name:<20}{device.name:<12}{device.sm:>7}{len(rows):>10}{registers:>12}{dirty:>22}"
@@ -158,17 +190,17 @@ def markdown() -> Iterator[str]:
             yield f"| {configuration} | " + " | ".join(line) + " |"
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="every combination of masks and copies")
     parser.add_argument("--json", type=Path, help="write every compiled kernel there")
     parser.add_argument("--markdown", type=Path, help="write the default configurations there, and compile nothing else")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.markdown:
         arguments.markdown.write_text("\n".join(markdown()) + "\n")
         return 0
-    start, work = time.perf_counter(), jobs()
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        accounts = list(pool.map(compiled, work, chunksize=4))
+    start, work = time.perf_counter(), jobs(arguments.all)
+    accounts = compiled_everywhere(work)
     found = [(job, needs) for job, account in zip(work, accounts, strict=True) for needs in account]
     print("\n".join(table(found)))
     if arguments.json:

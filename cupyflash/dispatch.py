@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -48,16 +49,12 @@ def as_array(name: str, array: Any) -> Any:
         return array
     if not isinstance(array, np.generic | np.ma.MaskedArray):
         if hasattr(array, "__cuda_array_interface__"):
-            import cupy
-
-            return cupy.asarray(array)
+            return importlib.import_module("cupy").asarray(array)
         if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
             try:
                 if array.__dlpack_device__()[0] == DLPACK_CPU:
                     return np.from_dlpack(array)
-                import cupy
-
-                return cupy.from_dlpack(array)
+                return importlib.import_module("cupy").from_dlpack(array)
             except (BufferError, RuntimeError, ValueError) as error:
                 raise TypeError(f"{name} cannot be taken through DLPack: {error}") from error
     raise TypeError(f"{name} must be a NumPy or CuPy array, got {type(array).__name__}")

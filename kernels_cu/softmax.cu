@@ -5,11 +5,13 @@
 //
 // Constants, all from the schedule:
 //   ELEMENT  __half, __nv_bfloat16 or float
-//   LANES    threads that share a row, a power of two; neighbouring threads have neighbouring elements, or rows where it is 1
-//   THREADS  threads of a block; a multiple of 32 and of LANES
+//   LANES    threads that share a row, a power of two up to 32, or THREADS; neighbouring threads have neighbouring elements,
+//            or neighbouring rows where it is 1
+//   THREADS  threads of a block; a power of two from 32 on
 #include "element.cuh"
 
 constexpr int WARPS = (LANES + 31) / 32;  // that share a row
+static_assert(WARPS == 1 || LANES == THREADS, "a row of several warps has the block to itself");
 
 // m_0: the lowest finite number in place of the paper's -inf, so that an element of -inf adds exp(-inf) = 0 and not
 // exp(-inf - -inf). A row of nothing else ends with d = 0, and 0 / 0.
@@ -31,7 +33,7 @@ __device__ __forceinline__ Normalizer from_lane(Normalizer part, int lane_xor) {
 }
 
 // What all lanes of a row have together, for each of them. Every thread of the block takes part.
-//   part_smem (THREADS / 32), unused where a row has one warp or less
+//   part_smem (WARPS), unused where a row has one warp or less
 template <typename T, typename Combine>
 __device__ __forceinline__ T of_row(T part, Combine combine, T* part_smem) {
 #pragma unroll
@@ -39,7 +41,7 @@ __device__ __forceinline__ T of_row(T part, Combine combine, T* part_smem) {
   if constexpr (WARPS > 1) {
     if (threadIdx.x % 32 == 0) part_smem[threadIdx.x / 32] = part;
     __syncthreads();
-    part = part_smem[threadIdx.x / LANES * WARPS + threadIdx.x % WARPS];
+    part = part_smem[threadIdx.x % WARPS];
 #pragma unroll
     for (int other = WARPS / 2; other > 0; other /= 2) part = combine(part, from_lane(part, other));
   }
@@ -65,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 softmax_safe(const Element* x, Element* y, long long rows, long long n, long long x_step, long long y_step, long long middle,
              long long inner, long long x_outer, long long x_middle, long long x_inner, long long y_outer, long long y_middle,
              long long y_inner) {
-  extern __shared__ float part_smem[];  // (2 x THREADS / 32)
+  extern __shared__ float part_smem[];  // (2 x WARPS)
   const Row row = row_of_thread(x, y, rows, n, middle, inner, x_outer, x_middle, x_inner, y_outer, y_middle, y_inner);
   const int lane = threadIdx.x % LANES;
 
@@ -75,7 +77,7 @@ softmax_safe(const Element* x, Element* y, long long rows, long long n, long lon
 
   float d = 0.f;                                                                                       // line 5
   for (long long j = lane; j < row.n; j += LANES) d += exp_of(to_float(row.x[j * x_step]) - m);        // lines 6 to 8
-  d = of_row(d, [](float a, float b) { return a + b; }, part_smem + THREADS / 32);
+  d = of_row(d, [](float a, float b) { return a + b; }, part_smem + WARPS);
 
   for (long long i = lane; i < row.n; i += LANES)                                                      // lines 9 to 11
     row.y[i * y_step] = from_float<Element>(exp_of(to_float(row.x[i * x_step]) - m) / d);
@@ -86,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 softmax_online(const Element* x, Element* y, long long rows, long long n, long long x_step, long long y_step, long long middle,
                long long inner, long long x_outer, long long x_middle, long long x_inner, long long y_outer, long long y_middle,
                long long y_inner) {
-  extern __shared__ Normalizer normalizer_smem[];  // (THREADS / 32)
+  extern __shared__ Normalizer normalizer_smem[];  // (WARPS)
   const Row row = row_of_thread(x, y, rows, n, middle, inner, x_outer, x_middle, x_inner, y_outer, y_middle, y_inner);
   const int lane = threadIdx.x % LANES;
 

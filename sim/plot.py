@@ -97,7 +97,9 @@ def _slope(axes: Any, problem: Problem, device: Device, over: Axis, found: Sweep
 
 def _title(problem: Problem, device: Device, over: Axis) -> str:
     fixed = {
-        "seqlen": f"N = {problem.seqlen_q:,}" if problem.seqlen_q == problem.seqlen_k else f"Nq = {problem.seqlen_q:,}, Nk = {problem.seqlen_k:,}",
+        "seqlen": f"N = {problem.seqlen_q:,}"
+        if problem.seqlen_q == problem.seqlen_k
+        else f"Nq = {problem.seqlen_q:,}, Nk = {problem.seqlen_k:,}",
         "head-dim": f"d = {problem.head_dim}",
         "sram": f"M = {_size(device.sram_per_block)} ({device.name})",
     }

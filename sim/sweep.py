@@ -59,7 +59,8 @@ def sweep(
 ) -> Sweep:
     """The closed form's traffic of `algorithm` at each value of an axis, all else as `problem` and `device` say.
 
-    sram: bytes of one block's SRAM. seqlen: queries, and keys with them where the problem has as many of both. head-dim: d.
+    sram: bytes of one block's SRAM. seqlen: queries, and keys with them where the problem has as many of
+    both. head-dim: d, of V too where the problem has one d.
     block-cols: Bc, and with it M = 4 d Bc, the SRAM for which the paper's formula asks for that Bc.
 
     Raises ValueError for values that no problem or device can have.
@@ -98,7 +99,8 @@ def at(problem: Problem, device: Device, over: Axis, value: int) -> tuple[Proble
         keys = value if problem.seqlen_k == problem.seqlen_q else problem.seqlen_k
         return replace(problem, seqlen_q=value, seqlen_k=keys), device
     if over == "head-dim":
-        return replace(problem, head_dim=value, head_dim_v=None, alignment=problem.itemsize), device
+        value_dim = value if problem.value_dim == problem.head_dim else problem.value_dim
+        return replace(problem, head_dim=value, head_dim_v=value_dim), device
     return problem, device.with_sram(4 * problem.head_dim * problem.itemsize * value)
 
 

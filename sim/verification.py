@@ -14,7 +14,7 @@ from cupyflash.sim import theory
 from cupyflash.sim.execution import Execution, execute
 from cupyflash.sim.machine import replay
 from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
-from cupyflash.sim.yardstick import DTYPES, Numbers, draw, measure
+from cupyflash.sim.yardstick import DTYPES, Numbers, draw, draw_masks, measure
 
 # The means of V that are drawn: about zero, an error in the weights hides; about one, it shows.
 V_MEANS = (0.0, 1.0)
@@ -81,7 +81,8 @@ def verify(
 ) -> Verification:
     """Count a schedule's traffic by closed form, by replay and by executing its kernels, and measure their numbers.
 
-    q, k and v are drawn from `data_seed`, V about each of V_MEANS. `seed` is the schedule's, as for `execute`.
+    q, k, v and the masks that the problem has are drawn from `data_seed`, V about each of V_MEANS. `seed` is the schedule's,
+    as for `execute`.
     Raises ValueError when no kernel runs the schedule, ImportError without a compiler, SramOverflow when a tile does not
     fit.
     """
@@ -89,17 +90,15 @@ def verify(
         raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
     schedule.kernels()  # refuses what no kernel runs, before anything is drawn
     form, replayed = theory.traffic(schedule), replay(schedule)
+    p, held, masks = schedule.problem, score_dtype(schedule), draw_masks(schedule.problem, data_seed)
     executions: list[Execution] = []
     numbers = []
     for v_mean in V_MEANS:
         progress(f"executing with V about {v_mean:g}")
-        q, k, v = draw(schedule.problem, data_seed, v_mean)
-        execution = execute(schedule, q, k, v, seed=seed)
+        q, k, v = draw(p, data_seed, v_mean)
+        execution = execute(schedule, q, k, v, **masks, seed=seed)
         executions.append(execution)
-        p = schedule.problem
-        numbers.append(
-            measure(execution.out, execution.lse, q, k, v, causal=p.causal, scale=p.scale, score_dtype=score_dtype(schedule))
-        )
+        numbers.append(measure(execution.out, execution.lse, q, k, v, causal=p.causal, scale=p.scale, score_dtype=held, **masks))
     findings = tuple(dict.fromkeys(str(finding) for execution in executions for finding in execution.findings))
     return Verification(form, replayed, tuple(execution.traffic for execution in executions), tuple(numbers), findings)
 
@@ -112,4 +111,5 @@ def _moved(traffic: Traffic, tensor: str) -> TensorTraffic:
 def score_dtype(schedule: TileSchedule) -> np.dtype:
     """What S is held in: float32 on chip, the workspace's type where S goes to HBM."""
     workspace = schedule.workspaces().get("S")
-    return DTYPES[workspace.dtype if workspace else "float32"]
+    held: np.dtype = DTYPES[workspace.dtype if workspace else "float32"]
+    return held

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -78,12 +80,14 @@ def plain(
     P = np.exp(S - np.where(np.isneginf(m), np.float32(0), m))
     total = P.sum(axis=-1, keepdims=True)
     P = (P / np.where(total == 0, np.float32(1), total)).astype(dtype).astype(np.float32)
-    return (P @ v).astype(dtype)
+    O: np.ndarray = (P @ v).astype(dtype)  # noqa: E741 (the paper's name)
+    return O
 
 
 def ulp(x: float, dtype: object) -> float:
     """The unit in the last place of x in a dtype."""
-    return float(ml_dtypes.finfo(dtype).eps) * 2.0 ** np.floor(np.log2(max(x, 1e-30)))
+    finfo: Any = ml_dtypes.finfo
+    return float(finfo(dtype).eps) * 2.0 ** math.floor(math.log2(max(x, 1e-30)))
 
 
 def measure(

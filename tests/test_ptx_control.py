@@ -47,6 +47,16 @@ def test_diverged_lanes_meet_again() -> None:
     assert (y == np.arange(32) + 51 + (np.arange(32) < 7)).all()
 
 
+@pytest.mark.parametrize("seed", SEEDS[:3])
+def test_predicated_write_on_a_diverged_path_keeps_the_old_value(seed: int | None) -> None:
+    body = """add.u32 %r5, %r1, 1000; setp.lt.u32 %p1, %r1, 9; setp.lt.u32 %p2, %r1, 4; @!%p1 bra END;
+    @%p2 add.u32 %r5, %r1, 2000; END: st.global.u32 [%rd1], %r5;"""
+    y = np.zeros(32, np.uint32)
+    run(y_kernel(body), {"y": y}, seed=seed)
+    lane = np.arange(32)
+    assert (y == lane + np.where(lane < 4, 2000, 1000)).all()
+
+
 def test_early_exit_and_partial_warps() -> None:
     y = np.full(130, 9, np.uint32)
     run(y_kernel("setp.gt.u32 %p1, %r1, 40; @%p1 exit; st.global.u32 [%rd1], %r1;"), {"y": y}, grid=2, block=65)
@@ -228,6 +238,19 @@ def test_barrier_that_can_never_complete(seed: int | None) -> None:
     assert "32 of 64 have arrived" in launch.findings[0].message
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_warp_counts_when_all_of_its_lanes_have_arrived(seed: int | None) -> None:
+    """Half of warp 0 comes late, and writes before it arrives; warp 1 reads behind the barrier."""
+    body = """.shared .align 4 .b8 s[4]; setp.ge.u32 %p1, %r1, 32; @%p1 bra READER; setp.ge.u32 %p2, %r1, 16; @%p2 bra LATE;
+    barrier.sync 1, 64; ret;
+    READER: barrier.sync 1, 64; ld.shared.u32 %r5, [s]; st.global.u32 [%rd1], %r5; ret;
+    LATE: mov.u32 %r6, 0; WORK: add.u32 %r6, %r6, 1; setp.lt.u32 %p3, %r6, 50; @%p3 bra WORK;
+    st.shared.u32 [s], %r6; barrier.sync 1, 64;"""
+    y = np.zeros(64, np.uint32)
+    launch = run(y_kernel(body), {"y": y}, block=64, seed=seed)
+    assert launch.findings == () and (y[32:] == 50).all()
+
+
 def test_counted_barrier_that_waits_for_too_many() -> None:
     launch = run(y_kernel("bar.sync 3, 128;"), {"y": np.zeros(64, np.uint32)}, block=64)
     assert [f.kind for f in launch.findings] == ["deadlock"] and "barrier 3: 64 of 128" in launch.findings[0].message
@@ -239,6 +262,16 @@ def test_barrier_after_others_have_exited_completes_with_a_finding() -> None:
     launch = run(y_kernel(body), {"y": y}, block=64)
     assert [f.kind for f in launch.findings] == ["partial barrier"] and "24 of 64" in launch.findings[0].message
     assert y.sum() == 40
+
+
+def test_barriers_that_others_wait_in_complete_when_the_missing_threads_exit() -> None:
+    """The waiting side stands first, so that it has arrived before the others leave."""
+    for wait, kinds in (("bar.sync 0;", ["partial barrier"]), ("bar.warp.sync 0xffffffff;", [])):
+        body = f"""setp.ge.u32 %p1, %r1, 20; @%p1 bra LEAVE; {wait} st.global.u32 [%rd1], 1; ret;
+        LEAVE: mov.u32 %r6, 0; WORK: add.u32 %r6, %r6, 1; setp.lt.u32 %p3, %r6, 9; @%p3 bra WORK; ret;"""
+        y = np.zeros(32, np.uint32)
+        launch = run(y_kernel(body), {"y": y})
+        assert [f.kind for f in launch.findings] == kinds and y.sum() == 20
 
 
 @pytest.mark.parametrize("seed", SEEDS)

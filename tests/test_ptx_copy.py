@@ -133,6 +133,17 @@ def test_bounds_are_checked_at_issue_by_the_source_size() -> None:
     assert launch.findings == () and launch.traffic["x"].read_bytes == 636
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_copies_of_threads_that_exit_land_but_were_not_waited_for(seed: int | None) -> None:
+    """Warp 0 copies and leaves; warp 1 looks long after."""
+    x, y = data()
+    body = """setp.ge.u32 %p1, %r1, 32; @%p1 bra LOOK; cp.async.ca.shared.global [%r3+512], [%rd3], 16; cp.async.commit_group; ret;
+    LOOK: barrier.sync 0; mov.u32 %r5, 0; SPIN: add.u32 %r5, %r5, 1; setp.lt.u32 %p2, %r5, 20; @%p2 bra SPIN;"""
+    launch = run(copy_kernel(body), {"x": x, "y": y}, block=64, seed=seed)
+    assert {f.kind for f in launch.findings} == {"in flight", "partial barrier"}
+    assert (y[512:] == x[:512]).all() and not y[:512].any()
+
+
 def test_misaligned_and_shared_bounds() -> None:
     x, y = data()
     kinds = {f.kind for f in run(copy_kernel("cp.async.ca.shared.global [%r3], [%rd3+4], 8;"), {"x": x, "y": y}, block=8).findings}

@@ -103,6 +103,10 @@ def test_fma_f32_rounds_once(mode: str, rng: np.random.Generator) -> None:
     check(f"fma.{mode}.f32 %d0, %a0, %a1, %a2;", "f32", list(hard_fma(rng, N)), exact, mode)
     tiny = [(x * np.float32(2.0**-70)).astype(np.float32) for x in hard_fma(rng, N)[:2]]
     check(f"fma.{mode}.f32 %d0, %a0, %a1, %a2;", "f32", [*tiny, np.full(N, 1e-44, np.float32)], exact, mode)
+    # A subnormal result just below the middle of two: the product is half a step less 2**-190.
+    steps = (2.0**-127 + (2 * rng.integers(0, 2**10, N) + 1) * 2.0**-149).astype(np.float32)
+    half = [np.full(N, (1 + s * 2.0**-20) * 2.0**-75, np.float32) for s in (1, -1)]
+    check(f"fma.{mode}.f32 %d0, %a0, %a1, %a2;", "f32", [*half, steps], exact, mode)
 
 
 def test_hard_fma_operands_are_hard(rng: np.random.Generator) -> None:

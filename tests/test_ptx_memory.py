@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_ptx_harness import HEAD, apply, elementwise, integers, kernel, run
 
-from cupyflash.sim.ptx import Access, Module, UnsupportedPTX
+from cupyflash.sim.ptx import Access, Module, PtxError, UnsupportedPTX
 
 REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<20>; .reg .b16 %h<4>; .reg .f32 %f<8>; .reg .f64 %fd<4>; .reg .pred %p<4>;"
 
@@ -99,6 +99,23 @@ def test_generic_addresses_reach_every_space() -> None:
     lane = np.arange(32)
     want = np.where(lane % 4 == 1, 1, np.where(lane % 4 == 2, lane + 201, lane + 5))
     assert launch.findings == () and (out == want).all()
+
+
+def test_one_store_to_several_tensors_and_spaces() -> None:
+    text = pointer_kernel(
+        """.shared .align 4 .b8 s[128]; shl.b64 %rd11, %rd10, 2; mov.u64 %rd3, s; cvta.shared.u64 %rd3, %rd3;
+        and.b32 %r2, %r1, 3; setp.eq.u32 %p1, %r2, 1; setp.eq.u32 %p2, %r2, 2; add.s64 %rd6, %rd1, %rd11;
+        add.s64 %rd7, %rd2, %rd11; add.s64 %rd8, %rd3, %rd11; selp.b64 %rd9, %rd7, %rd6, %p1; selp.b64 %rd9, %rd8, %rd9, %p2;
+        st.u32 [%rd9], %r1; bar.sync 0; @%p2 ld.u32 %r3, [%rd8]; @%p2 add.u32 %r3, %r3, 100; @%p2 st.global.u32 [%rd6], %r3;""",
+        "x",
+        "y",
+    )
+    x, y = np.full(32, 999, np.uint32), np.full(32, 999, np.uint32)
+    launch = run(text, {"x": x, "y": y})
+    lane = np.arange(32)
+    assert launch.findings == () and (y == np.where(lane % 4 == 1, lane, 999)).all()
+    assert (x == np.choose(lane % 4, [lane, 999, lane + 100, lane])).all()
+    assert (launch.traffic["x"].write_bytes, launch.traffic["y"].write_bytes) == (64 + 32, 32)
 
 
 def test_local_memory_belongs_to_the_thread() -> None:
@@ -251,6 +268,15 @@ def test_access_before_the_start_is_charged_to_the_same_tensor() -> None:
     launch = run(COPY.replace("[%rd3]", "[%rd3+-8]"), {"x": x, "y": y})
     assert [(f.kind, f.tensor, f.lane) for f in launch.findings] == [("out of bounds", "x", 0)]
     assert "offset -8" in launch.findings[0].message and y.tolist() == [0, 0, *range(30)]
+
+
+def test_one_byte_past_the_end() -> None:
+    x, y = np.arange(31, dtype=np.uint8), np.zeros(32, np.uint32)
+    body = """add.s64 %rd3, %rd1, %rd10; ld.global.u8 %r2, [%rd3]; shl.b64 %rd11, %rd10, 2; add.s64 %rd4, %rd2, %rd11;
+    st.global.u32 [%rd4], %r2;"""
+    launch = run(pointer_kernel(body, "x", "y"), {"x": x, "y": y})
+    assert [(f.kind, f.lane) for f in launch.findings] == [("out of bounds", 31)] and y.tolist() == [*range(31), 0]
+    assert run(pointer_kernel(body, "x", "y"), {"x": x, "y": y}, block=31).findings == ()
 
 
 def test_misaligned_and_null_and_wild_pointers() -> None:
@@ -470,6 +496,32 @@ def test_everything_unknown_is_listed_at_load() -> None:
     assert [item[0] for item in caught.value.items] == [first, first + 2, first + 3]
     for part in ("frobnicate.b32 %r1, %r2", "add.rn.u32", "wgmma", f"line {first}"):
         assert part in str(caught.value)
+
+
+def test_hopper_instructions_are_listed_not_guessed() -> None:
+    lines = [
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, 1, 1, 1, 0, 0;",
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];",
+        "mbarrier.init.shared::cta.b64 [%r1], 1;",
+        "mapa.shared::cluster.u32 %r1, %r2, 0;",
+        ".reg .b128 %wide;",
+        "mov.b128 %wide, {%rd1, %rd2};",
+        "ld.shared::cluster.u32 %r1, [%r2];",
+        "barrier.cluster.arrive.aligned;",
+        "fma.rz.f64 %fd1, %fd1, %fd1, %fd1;",
+    ]
+    with pytest.raises(UnsupportedPTX) as caught:
+        Module.from_ptx(kernel("\n".join(["add.u32 %r1, %r1, 1;", *lines, "sub.u32 %r1, %r1, 1;"]), [], REGISTERS))
+    numbers = [item[0] for item in caught.value.items]
+    assert numbers == list(range(numbers[0], numbers[0] + len(lines)))
+
+
+def test_text_that_is_no_ptx() -> None:
+    for text in ("hello", kernel("add.u32 %r1, %r2", [], REGISTERS).replace("ret;", ""), HEAD + ".visible .entry k()\n{ ret;"):
+        with pytest.raises(PtxError):
+            Module.from_ptx(text)
+    with pytest.raises(PtxError, match="no label NOWHERE"):
+        run(kernel("bra NOWHERE;"), {})
 
 
 def test_elementwise_text_is_what_it_says() -> None:

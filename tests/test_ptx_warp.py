@@ -90,6 +90,17 @@ def test_a_warp_waits_for_its_lanes_before_it_shuffles(seed: int | None) -> None
     assert launch.findings == () and (y == np.where(lane % 32 == 31, lane, lane + 1)).all()
 
 
+@pytest.mark.parametrize("seed", [None, 0, 1, 2, 3])
+def test_a_warp_does_not_wait_for_lanes_that_have_exited(seed: int | None) -> None:
+    """The upper half is named, and exits only after the lower half has come to the shuffle."""
+    body = """setp.ge.u32 %p1, %r1, 16; @%p1 bra LEAVE; shfl.sync.bfly.b32 %r6, %r1, 1, 0x1f, 0xffffffff;
+    st.global.u32 [%rd1], %r6; ret;
+    LEAVE: mov.u32 %r5, 0; WORK: add.u32 %r5, %r5, 1; setp.lt.u32 %p2, %r5, 20; @%p2 bra WORK; ret;"""
+    y = np.zeros(32, np.uint32)
+    launch = run(thread_kernel(body), {"y": y}, seed=seed)
+    assert launch.findings == () and (y[:16] == LANE[:16] ^ 1).all()
+
+
 def test_lanes_named_but_waiting_elsewhere_deadlock() -> None:
     body = "setp.lt.u32 %p1, %r1, 8; @%p1 bra A; shfl.sync.bfly.b32 %r5, %r1, 1, 0x1f, -1; ret; A: bar.warp.sync 0xffff; ret;"
     launch = run(thread_kernel(body), {"y": np.zeros(32, np.uint32)})

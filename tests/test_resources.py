@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import json
 import random
 import shutil
 import subprocess
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 from cupyflash import Device, Problem, plan, resources
 from cupyflash.nvrtc import compile_to_cubin, header_directories
 from cupyflash.resources import Multiprocessor, Resources, parse_account
+from cupyflash.sim.cli import main
 
 SPILLS = r"""
 extern "C" __global__ void __launch_bounds__(1024, 2) spills(float* x, int n) {
@@ -140,3 +146,92 @@ def test_kernels_of_one_file_are_compiled_once(monkeypatch: pytest.MonkeyPatch) 
     for each, kernel in zip(found, kernels, strict=True):
         assert each.clean and each.shared_bytes == kernel.shared_bytes and 16 <= each.registers <= 255
         assert each.report(device)["blocks_per_sm"] == each.occupancy(device).blocks > 0
+
+
+def inspect(*options: str) -> Result:
+    return CliRunner().invoke(main, ["inspect", *options])
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "standard"])
+@pytest.mark.parametrize("device", ["T4", "A100-40GB", "RTX 5090"])
+def test_inspect_shows_each_kernel(algorithm: str, device: str) -> None:
+    pytest.importorskip("cupy")
+    result = inspect("--algorithm", algorithm, "--device", device, "--causal", "--json")
+    assert result.exit_code == 0, result.stderr
+    report, chip = json.loads(result.stdout), Device.named(device)
+    kernels = plan(Problem(1, 1, 1, 1024, 1024, 64, "float16", causal=True), chip, algorithm).kernels()
+    found = resources.resources(kernels, chip.compute_capability)
+    assert len(report["kernels"]) == len(kernels)
+    for row, kernel, needs in zip(report["kernels"], kernels, found, strict=True):
+        occupancy = needs.occupancy(chip)
+        assert (row["name"], row["threads"], row["grid"]) == (kernel.name, kernel.threads, kernel.grid)
+        assert (row["registers"], row["shared_bytes"]) == (needs.registers, kernel.shared_bytes)
+        assert (row["stack_bytes"], row["spill_bytes"]) == (0, 0)
+        assert (row["blocks_per_sm"], row["occupancy"]) == (occupancy.blocks, occupancy.fraction)
+        assert row["limited_by"] == list(occupancy.limited_by) and 0 < occupancy.fraction <= 1
+
+
+def test_inspect_as_text() -> None:
+    pytest.importorskip("cupy")
+    result = inspect("--algorithm", "standard", "--head-dim", "33")
+    assert result.exit_code == 0, result.stderr
+    for word in ("standard_scores", "standard_softmax", "standard_values", "registers", "occupancy", "limited by", "sm_80"):
+        assert word in result.stdout
+    assert "local memory" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--algorithm", "fa2"], "no kernel yet"),
+        (["--device", "T4", "--dtype", "bfloat16"], "compute capability 8.0"),
+        (["--head-dim", "0"], "head_dim"),
+        (["--sram", "1KB"], "needs at least 6,912 bytes"),
+    ],
+)
+def test_inspect_tells_what_is_wrong_in_one_line(options: list[str], says: str) -> None:
+    result = inspect(*options)
+    assert result.exit_code == 1 and says in result.stderr and result.stderr.count("\n") == 1 and result.stdout == ""
+
+
+@pytest.fixture(scope="module")
+def gate() -> types.ModuleType:
+    """`.ci/compile_gate.py`, which is no package."""
+    path = Path(__file__).parents[1] / ".ci" / "compile_gate.py"
+    spec = importlib.util.spec_from_file_location("compile_gate", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["compile_gate"] = module  # so that its classes can be found by their names
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_gate_compiles_every_kernel_dtype_and_head_dimension_everywhere(gate: types.ModuleType) -> None:
+    seen: dict[str, set[tuple[object, ...]]] = {}
+    for job in gate.jobs():
+        constants = dict(job.kernels[0].constants)
+        for kernel in job.kernels:
+            seen.setdefault(kernel.name, set()).add((job.device.sm, constants["ELEMENT"], constants.get("D")))
+    assert {"fa1_forward", "standard_scores", "standard_softmax", "standard_values", "softmax_safe", "softmax_online"} <= set(seen)
+    architectures = {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"}
+    for name, found in seen.items():
+        assert {sm for sm, _, _ in found} == architectures
+        for sm in architectures:
+            elements = {element for at, element, _ in found if at == sm}
+            assert elements == {"__half", "float"} | ({"__nv_bfloat16"} if sm != "sm_75" else set())
+            if not name.startswith("softmax"):
+                assert {d for at, element, d in found if at == sm and element == "float"} == set(gate.HEAD_DIMS)
+
+
+@pytest.mark.parametrize("spills", [0, 8])
+def test_the_gate_fails_on_a_spill(
+    gate: types.ModuleType, spills: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    job = next(job for job in gate.jobs() if job.device.name == "A10" and job.kernels[0].name == "fa1_forward")
+    needs = Resources("fa1_forward", 128, 255, spills, spills, 1000)
+    monkeypatch.setattr(gate, "jobs", lambda everything: [job])
+    monkeypatch.setattr(gate, "compiled_everywhere", lambda jobs: [(needs,) for _ in jobs])
+    assert gate.main(["--json", str(tmp_path / "gate.json")]) == (1 if spills else 0)
+    out = capsys.readouterr().out
+    assert ("8 bytes of spills" in out) == bool(spills) and "sm_86" in out
+    assert json.loads((tmp_path / "gate.json").read_text())[0]["registers"] == 255

@@ -56,13 +56,13 @@ class SoftmaxSchedule(Schedule):
 
     @property
     def threads(self) -> int:
-        """Threads of a block: those of one long row, or of several short ones."""
-        return max(THREADS, self.lanes)
+        """Threads of a block: those of one row of several warps, or of several rows."""
+        return self.lanes if self.lanes > WARP else THREADS
 
     @property
     def shared_bytes(self) -> int:
         """m and d of each warp, where several warps share a row; a row of one warp needs registers only."""
-        return self.threads // WARP * 2 * FLOAT32 if self.lanes > WARP else 0
+        return self.lanes // WARP * 2 * FLOAT32 if self.lanes > WARP else 0
 
     def phases(self, *, literal: bool = False) -> Iterator[Phase]:
         x, y = Move("x", self.cols, self.itemsize), Move("y", self.cols, self.itemsize, write=True)

@@ -22,8 +22,8 @@ class Friendly(click.Group):
         try:
             return super().invoke(context)
         except click.UsageError as error:
-            error.ctx = None  # the error alone, without the usage above it
-            raise
+            # The error alone in one line, without the usage above it.
+            raise click.UsageError(" ".join(error.format_message().split())) from error
         except (ValueError, TypeError, ImportError, OSError) as error:
             raise click.ClickException(str(error)) from error
 

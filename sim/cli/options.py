@@ -57,6 +57,7 @@ def problem_options(
         ),
         click.option("--seqlen-k", type=click.IntRange(0), help="Keys a head."),
         click.option("--head-dim", type=int, help="d", **default(head_dim)),
+        click.option("--head-dim-v", type=int, help="d of V and O, when another."),
         click.option("--heads", default=1, show_default=True, type=click.IntRange(1)),
         click.option("--kv-heads", type=click.IntRange(1), help="Heads of K and V, when fewer."),
         click.option("--batch", default=1, show_default=True, type=click.IntRange(1)),
@@ -64,6 +65,9 @@ def problem_options(
         DEVICE,
         SRAM,
         click.option("--causal", is_flag=True),
+        click.option("--mask", is_flag=True, help="With a boolean mask, one entry a score."),
+        click.option("--bias", is_flag=True, help="With a number added to each score."),
+        click.option("--key-lengths", metavar="N,N,...", help="Keys of each of the batch, when fewer than all."),
         click.option("--algorithm", default="fa1", show_default=True, type=click.Choice(ALGORITHMS)),
         click.option(
             "--tiling",
@@ -83,6 +87,7 @@ def problem_options(
             seqlen: int,
             seqlen_k: int | None,
             head_dim: int,
+            head_dim_v: int | None,
             heads: int,
             kv_heads: int | None,
             batch: int,
@@ -90,6 +95,9 @@ def problem_options(
             device_name: str,
             sram: str | None,
             causal: bool,
+            mask: bool,
+            bias: bool,
+            key_lengths: str | None,
             algorithm: str,
             tiling_text: str,
             lse: bool,
@@ -104,6 +112,11 @@ def problem_options(
                 head_dim,
                 dtype,
                 causal,
+                head_dim_v=head_dim_v,
+                mask=mask,
+                bias=bias,
+                padded=key_lengths is not None,
+                key_lengths=None if key_lengths is None else parse_lengths(key_lengths),
             )
             device = Device.named(device_name, sram=sram)
             command(Request(contiguous(problem), device, algorithm, parse_tiling(tiling_text), lse), **own)
@@ -116,8 +129,17 @@ def problem_options(
 
 
 def contiguous(problem: Problem) -> Problem:
-    """The problem as contiguous arrays pose it: rows of d elements bound how wide a copy can be."""
-    return replace(problem, alignment=math.gcd(problem.head_dim * problem.itemsize, MAX_ALIGNMENT))
+    """The problem as contiguous arrays pose it: the bytes of a row bound how wide a copy can be."""
+    rows = (dim * problem.itemsize for dim in (problem.head_dim, problem.value_dim))
+    return replace(problem, alignment=math.gcd(*rows, MAX_ALIGNMENT))
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """--key-lengths' value: whole numbers with commas between."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise click.BadParameter(f"lengths such as 100,80, got {text!r}", param_hint="--key-lengths")
+    return tuple(int(part) for part in parts)
 
 
 def parse_tiling(text: str) -> TilingChoice:

@@ -17,11 +17,12 @@ NAMES = {"standard": "standard", "fa1": "FlashAttention", "fa2": "FlashAttention
 
 def describe(problem: Problem) -> str:
     """A problem in one line."""
-    kv = f" ({problem.kv_heads} of K and V)" if problem.kv_heads != problem.heads else ""
-    return (
-        f"batch {problem.batch}, heads {problem.heads}{kv}, Nq {problem.seqlen_q:,}, Nk {problem.seqlen_k:,}, "
-        f"d {problem.head_dim}, {problem.dtype}{', causal' if problem.causal else ''}"
-    )
+    p = problem
+    kv = f" ({p.kv_heads} of K and V)" if p.kv_heads != p.heads else ""
+    d = f"d {p.head_dim}" + (f", d_v {p.value_dim}" if p.value_dim != p.head_dim else "")
+    masks = [name for name in ("causal", "mask", "bias") if getattr(p, name)] + ["key lengths"] * p.padded
+    sizes = f"batch {p.batch}, heads {p.heads}{kv}, Nq {p.seqlen_q:,}, Nk {p.seqlen_k:,}, {d}, {p.dtype}"
+    return ", ".join([sizes, *masks])
 
 
 def tiling_report(schedule: TileSchedule) -> dict[str, Any]:

@@ -13,15 +13,17 @@ from typing import Any
 import click
 
 from cupyflash.device import Device
+from cupyflash.sim import sweep as sweeping
 from cupyflash.sim.cli.options import Request, problem_options
 from cupyflash.sim.cli.show import NAMES, describe
-from cupyflash.sim.sweep import AXES, Axis, Point, Sweep, default_range, spaced, sweep as run
+from cupyflash.sim.sweep import AXES, Axis, Point, Sweep, default_range, spaced
 
-HEADINGS = {"sram": "SRAM bytes", "seqlen": "N", "head-dim": "d", "block-cols": "Bc swept"}
+HEADINGS = {"sram": "SRAM bytes", "seqlen": "N", "head-dim": "d", "block-cols": "paper's Bc"}
+COLUMNS = {"sram": "sram_bytes", "seqlen": "seqlen", "head-dim": "head_dim", "block-cols": "paper_block_cols"}
 
 
 @click.command()
-@click.option("--over", required=True, type=click.Choice(AXES), help="What to vary; block-cols varies M = 4 d Bc with Bc.")
+@click.option("--over", required=True, type=click.Choice(AXES), help="What to vary; block-cols varies Bc, and with it M = 4 d Bc.")
 @click.option("--from", "first", metavar="VALUE", help="Where to begin; sram takes sizes such as 8KB.")
 @click.option("--to", "last", metavar="VALUE", help="Where to end.")
 @click.option("--points", type=click.IntRange(1), help="How many values at most.")
@@ -55,23 +57,23 @@ def sweep(
         points or count,
         in_log if log is None else log,
     )
-    found = run(request.problem, request.device, over, values, request.algorithm, request.tiling)
+    found = sweeping.sweep(request.problem, request.device, over, values, request.algorithm, request.tiling)
     if not found.points:
         raise click.ClickException(found.skipped[0][1])
     if found.skipped:
         skipped = found.skipped
         click.echo(f"skipped {len(skipped)} of {len(values)} points, the first at {skipped[0][0]:,}: {skipped[0][1]}", err=True)
+    if plot is not None:
+        from cupyflash.sim.plot import plot_sweep
+
+        plot_sweep(plot, request.problem, request.device, over, values)
+        click.echo(f"wrote {plot}", err=True)
     text = {"table": table, "csv": comma_separated, "json": as_json}[form](request, over, found)
     if output is None:
         click.echo(text, nl=False)
     else:
         output.write_text(text)
         click.echo(f"wrote {output}", err=True)
-    if plot is not None:
-        from cupyflash.sim.plot import plot_sweep
-
-        plot_sweep(plot, request.problem, request.device, over, values)
-        click.echo(f"wrote {plot}", err=True)
 
 
 def parse_value(over: Axis, option: str, text: str) -> int:
@@ -85,7 +87,7 @@ def parse_value(over: Axis, option: str, text: str) -> int:
 
 def rows(over: Axis, found: Sweep) -> list[dict[str, Any]]:
     """The points with names for their columns."""
-    return [{over.replace("-", "_"): point.value} | fields(point) for point in found.points]
+    return [{COLUMNS[over]: point.value} | fields(point) for point in found.points]
 
 
 def fields(point: Point) -> dict[str, Any]:
@@ -143,6 +145,7 @@ def table(request: Request, over: Axis, found: Sweep) -> str:
         lines.append(line([f"{n:,}" for n in (*sizes, *counts)] + [ratio, f"{point.theorem2_elements:,.0f}"]))
     lines += [
         "",
-        "M and N^2 d^2 / M in elements; standard: the bytes of Algorithm 0 with each input of each step read once; ratio: bytes / standard",
+        "M and N^2 d^2 / M in elements; standard: the bytes of Algorithm 0 if it reads each input of each step once; ratio: "
+        "bytes / standard",
     ]
     return "\n".join(lines) + "\n"

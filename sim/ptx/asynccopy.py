@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .lanes import Lanes, Wave
-from .memory import IN_FLIGHT, WRITTEN, Memory, Part, element
+from .memory import IN_FLIGHT, WRITTEN, Memory
+from .ports import Part, element
 from .types import ELEMENT, Array
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from .fpenv import FLUSH, KEEP
 from .ops.registry import Branch, Call, Exit, Plan, Return
-from .parser import SINK, Instruction, Mem, Operand, Program, Reg, Sym, Variable, Vec
+from .syntax import SINK, Instruction, Mem, Operand, Program, Reg, Sym, Variable, Vec
 from .types import Array, PtxError
 
 WIDTHS = (1, 16, 32, 64)

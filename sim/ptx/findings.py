@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .lanes import Lanes
-    from .parser import Instruction
+    from .syntax import Instruction
 
 LIMIT = 100
 """How many findings a launch keeps; the rest is only counted."""

@@ -16,9 +16,9 @@ from .fpenv import ENVIRONMENT, KEEP
 from .lanes import WARP, Lanes, Wave
 from .memory import Memory, Segment
 from .ops.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, Exit, Return, WarpBarrier
-from .parser import Instruction, Mem, Reg, Sym
 from .registers import FILE_DTYPES, Frame
 from .scheduler import Ready, make_ready
+from .syntax import Instruction, Mem, Reg, Sym
 from .types import Array, PtxError
 
 WAVE_LANES = 4096
@@ -170,6 +170,8 @@ class Machine:
         self.fill_special_registers()
         self.ready: Ready = make_ready(self.random)
         self.parked: dict[int, Lanes] = {}
+        # For each device function: the call instruction that each lane came from.
+        self.returns: dict[str, Array] = {}
         self.barriers = Barriers(self)
         self.warp_barriers = WarpBarriers(self)
         self.ready.push(0, self.wave.lanes(np.flatnonzero(self.wave.alive)))
@@ -340,7 +342,6 @@ class Machine:
 
     def leave(self, lanes: Lanes) -> None:
         """The threads are done; whoever waits for the warp or the block looks again."""
-        self.deactivate()
         self.copies.leave(lanes)
         self.wave.exit(lanes)
         parked, self.parked = self.parked, {}
@@ -357,15 +358,6 @@ class Machine:
             self.copy_local(lanes, mine, theirs.name, theirs.size)
         self.returns.setdefault(function.name, np.zeros(self.wave.size, np.int64))[lanes.index] = pc
         self.push(self.code.starts[function.name], lanes)
-
-    @property
-    def returns(self) -> dict[str, Array]:
-        """For each function: the call instruction that each lane came from."""
-        found = self.__dict__.setdefault("_returns", {})
-        if self.__dict__.get("_returns_wave") is not self.wave:
-            found.clear()
-            self.__dict__["_returns_wave"] = self.wave
-        return found  # type: ignore[no-any-return]
 
     def give_back(self, pc: int, lanes: Lanes) -> None:
         name = self.code.function_at[pc]

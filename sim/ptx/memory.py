@@ -1,8 +1,8 @@
 """The memory of a launch: named tensors in global memory, shared memory of the wave's blocks, local memory.
 
-Every load, store, atomic and asynchronous copy resolves its addresses through a *port* of this module; a port checks
-bounds, alignment and initialisation, and reports each access once to `Memory.accessed`, which counts and calls the
-observer. Addresses are virtual: tensor number i owns the window of 2**40 bytes from (i + 1) << 40 and lies in the
+Every load, store, atomic and asynchronous copy resolves its addresses through a port (`ports`), which checks bounds,
+alignment and initialisation, and reports each access once to `Memory.accessed`, which counts it and calls the observer.
+Addresses are virtual: tensor number i owns the window of 2**40 bytes from (i + 1) << 40 and lies in the
 middle of it. So a stray access is charged to the tensor whose pointer it came from, and two arguments that are views of
 the same memory stay apart in every count although they share their bytes.
 
@@ -22,8 +22,8 @@ from numpy.lib.array_utils import byte_bounds
 from .counters import SharedCounts, Tally, Traffic
 from .findings import Findings
 from .lanes import Lanes, Wave
-from .parser import Instruction
-from .types import ELEMENT, UNSIGNED, Array
+from .syntax import Instruction
+from .types import ELEMENT, Array
 
 WINDOW_BITS = 40
 SHARED_WINDOW = 1 << 56
@@ -33,9 +33,6 @@ ALIGNMENT = 4096
 
 UNWRITTEN, WRITTEN, IN_FLIGHT = 0, 1, 2
 """State of a byte of shared memory."""
-
-Part = tuple[Array, Array, Array | None]
-"""(elements, index of each lane's element, positions of those lanes or None for all): what a port resolves to."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +152,7 @@ class Memory:
         instruction: Instruction,
     ) -> None:
         """Count a checked access and show it to the observer, once as a read and once as a write for an atomic."""
-        reads, writes = kind not in _STORES, kind in _STORES or kind == "atom"
+        reads, writes = kind not in STORES, kind in STORES or kind == "atom"
         if segment is not None:
             if reads:
                 segment.traffic.count(lanes, addresses, size, False)
@@ -180,7 +177,7 @@ class Memory:
         counts.ideal_wavefronts += ideal
 
 
-_STORES = frozenset({"st", "red", "stmatrix", "cp.async"})
+STORES = frozenset({"st", "red", "stmatrix", "cp.async"})
 """Kinds that only write. cp.async resolves its global source as "ld" and its shared destination as "cp.async"."""
 
 
@@ -207,317 +204,3 @@ def wavefronts(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
         place = (distinct >> 32) + (distinct & (columns - 1))
         passes = int(np.bincount(place - base, minlength=span).reshape(-1, columns).max(axis=1).sum())
     return passes, ideal
-
-
-class Port:
-    """Resolves the addresses of one bound instruction: `resolve(lanes, addresses)` gives the valid parts.
-
-    `size` is the bytes a lane accesses, `kind` as in `Access`. Lanes with an invalid address are reported and left out.
-    """
-
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str):
-        self.memory = memory
-        self.instruction = instruction
-        self.size = size
-        self.kind = kind
-        self.write = kind in _STORES or kind == "atom"
-        self.read = kind not in _STORES
-        self.shift = size.bit_length() - 1
-        self.bad = np.empty(n, np.bool_)
-
-    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
-        raise NotImplementedError
-
-    def report(self, kind: str, message: str, lanes: Lanes, bad: Array, addresses: Array, tensor: str | None) -> None:
-        positions = np.flatnonzero(bad)
-        first = int(positions[0])
-        address = int(addresses[first])
-        verb = "write" if self.write else "read"
-        self.memory.findings.report(
-            kind,
-            f"{verb} of {self.size} bytes at {address:#x}{message}",
-            self.instruction,
-            lanes,
-            first,
-            count=len(positions),
-            address=address,
-            tensor=tensor,
-        )
-
-
-class GlobalPort(Port):
-    """Named tensors, constant and parameter memory."""
-
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str):
-        super().__init__(memory, instruction, n, size, kind)
-        self.relative = np.empty(n, np.uint64)
-        self.scratch = np.empty(n, np.uint64)
-        self.index = self.relative.view(np.int64)
-        self.low = np.array(size - 1, np.uint64)
-        self.bits = np.array(self.shift, np.uint64)
-        self.segment: Segment | None = None
-
-    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
-        segment = self.segment
-        if segment is not None:
-            view, first, limit = segment.window(self.size)
-            np.subtract(addresses, first, self.relative)
-            np.greater(self.relative, limit, self.bad)
-            np.bitwise_and(self.relative, self.low, self.scratch)
-            if not np.count_nonzero(self.bad) and not np.count_nonzero(self.scratch):
-                self.memory.accessed(segment.space, segment, lanes, addresses, self.size, self.kind, self.instruction)
-                np.right_shift(self.relative, self.bits, self.relative)
-                return [(view, self.index, None)]
-        return self.search(lanes, addresses)
-
-    def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
-        """Sort the lanes by tensor; report those that hit none, or hit it wrongly."""
-        parts: list[Part] = []
-        owner = addresses >> np.uint64(WINDOW_BITS)
-        for number in np.unique(owner):
-            mine = owner == number
-            segment = self.memory.segments.get(int(number))
-            if segment is None:
-                null = int(number) == 0
-                message = ": the pointer is null" if null else ": it belongs to no tensor"
-                self.report("null pointer" if null else "out of bounds", message, lanes, mine, addresses, None)
-                continue
-            good = mine & self.inside(segment, lanes, mine, addresses)
-            if not good.any():
-                continue
-            view, first, _ = segment.window(self.size)
-            everyone = bool(good.all())
-            positions = np.flatnonzero(good)
-            subset = lanes if everyone else lanes.subset(positions)
-            at = addresses[positions]
-            self.memory.accessed(segment.space, segment, subset, at, self.size, self.kind, self.instruction)
-            parts.append((view, ((at - first) >> self.bits).view(np.int64), None if everyone else positions))
-            self.segment = segment
-        return parts
-
-    def inside(self, segment: Segment, lanes: Lanes, mine: Array, addresses: Array) -> Array:
-        relative = addresses - np.uint64(segment.start)
-        room = segment.size - self.size
-        outside = relative > np.uint64(max(room, 0)) if room >= 0 else np.ones(lanes.n, np.bool_)
-        crooked = (addresses & self.low) != 0
-        if (mine & outside).any():
-            first = int(np.flatnonzero(mine & outside)[0])
-            offset = int(addresses[first]) - segment.start
-            message = f": offset {offset} of {segment.name!r}, which has {segment.size} bytes"
-            self.report("out of bounds", message, lanes, mine & outside, addresses, segment.name)
-        if (mine & crooked & ~outside).any():
-            message = f" in {segment.name!r} is not aligned to {self.size} bytes"
-            self.report("misaligned", message, lanes, mine & crooked & ~outside, addresses, segment.name)
-        if self.write and not segment.writable:
-            self.report("read-only", f": {segment.name!r} is read-only", lanes, mine, addresses, segment.name)
-            return np.zeros(lanes.n, np.bool_)
-        good: Array = ~(outside | crooked)
-        return good
-
-    def resolve_sizes(self, lanes: Lanes, addresses: Array, sizes: Array) -> list[Part]:
-        """For cp.async with source sizes below `size`: the parts index single bytes, each lane has sizes[lane] of them."""
-        parts: list[Part] = []
-        owner = addresses >> np.uint64(WINDOW_BITS)
-        for number in np.unique(owner):
-            mine = owner == number
-            segment = self.memory.segments.get(int(number))
-            if segment is None:
-                self.report("out of bounds", ": it belongs to no tensor", lanes, mine, addresses, None)
-                continue
-            relative = addresses - np.uint64(segment.start)
-            outside = mine & (relative + sizes.astype(np.uint64) > np.uint64(segment.size))
-            crooked = mine & ((addresses & self.low) != 0) & ~outside
-            if outside.any():
-                message = f": it ends outside of {segment.name!r}, which has {segment.size} bytes"
-                self.report("out of bounds", message, lanes, outside, addresses, segment.name)
-            if crooked.any():
-                message = f" in {segment.name!r} is not aligned to {self.size} bytes"
-                self.report("misaligned", message, lanes, crooked, addresses, segment.name)
-            positions = np.flatnonzero(mine & ~outside & ~crooked)
-            if len(positions):
-                subset, at, width = lanes.subset(positions), addresses[positions], sizes[positions]
-                self.memory.accessed(segment.space, segment, subset, at, width, self.kind, self.instruction)
-                parts.append((segment.window(1)[0], relative[positions].astype(np.int64), positions))
-        return parts
-
-
-class _BlockPort(Port):
-    """Memory with a copy for each block or lane: 32-bit offsets, one base a lane."""
-
-    space = ""
-
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str):
-        super().__init__(memory, instruction, n, size, kind)
-        self.offset = np.empty(n, np.uint32)
-        self.scratch = np.empty(n, np.uint32)
-        self.low = np.array(size - 1, np.uint32)
-        self.bits = np.array(self.shift, np.uint32)
-        capacity = self.capacity()
-        last = max(capacity - size, 0)
-        self.limits: dict[int, Array] = {4: np.array(last, np.uint32), 8: np.array(last, np.uint64)}
-        self.none = capacity < size
-
-    def capacity(self) -> int:
-        raise NotImplementedError
-
-    def index(self, lanes: Lanes, offsets: Array) -> Array:
-        raise NotImplementedError
-
-    def elements(self) -> Array:
-        raise NotImplementedError
-
-    def checked(self, lanes: Lanes, offsets: Array, index: Array) -> None:
-        """Hook for what a space wants to know about an access that is in bounds and aligned."""
-
-    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
-        np.greater(addresses, self.limits[addresses.itemsize], self.bad)
-        if addresses.itemsize == 8:
-            np.copyto(self.offset, addresses, casting="unsafe")
-            addresses = self.offset if not np.count_nonzero(self.bad) else addresses
-        if not (self.none or np.count_nonzero(self.bad)):
-            np.bitwise_and(addresses, self.low, self.scratch)
-            if not np.count_nonzero(self.scratch):
-                index = self.index(lanes, addresses)
-                self.checked(lanes, addresses, index)
-                self.memory.accessed(self.space, None, lanes, addresses, self.size, self.kind, self.instruction)
-                return [(self.elements(), index, None)]
-        return self.search(lanes, addresses)
-
-    def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
-        capacity = self.capacity()
-        outside = self.bad | self.none
-        crooked = (addresses & addresses.dtype.type(self.size - 1)) != 0
-        if outside.any():
-            message = f": {self.space} memory has {capacity} bytes"
-            self.report("out of bounds", message, lanes, outside, addresses, None)
-        if (crooked & ~outside).any():
-            message = f" of {self.space} memory is not aligned to {self.size} bytes"
-            self.report("misaligned", message, lanes, crooked & ~outside, addresses, None)
-        positions = np.flatnonzero(~(outside | crooked))
-        if not len(positions):
-            return []
-        subset, at = lanes.subset(positions), addresses[positions].astype(np.uint32)
-        index = self.index(subset, at)
-        self.checked(subset, at, index)
-        self.memory.accessed(self.space, None, subset, at, self.size, self.kind, self.instruction)
-        return [(self.elements(), index, positions)]
-
-
-class SharedPort(_BlockPort):
-    """Shared memory of the lane's block, which remembers what was written."""
-
-    space = "shared"
-
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str):
-        super().__init__(memory, instruction, n, size, kind)
-        self.state = np.empty(n, ELEMENT[size])
-        self.words = self.state.view(np.uint64) if size == 16 else self.state
-        self.written = pattern(WRITTEN, min(size, 8))
-
-    def capacity(self) -> int:
-        return self.memory.shared_size
-
-    def elements(self) -> Array:
-        return self.memory.shared_view(self.size)
-
-    def index(self, lanes: Lanes, offsets: Array) -> Array:
-        return (offsets >> self.bits) + lanes.shared_base(self.shift)
-
-    def checked(self, lanes: Lanes, offsets: Array, index: Array) -> None:
-        memory = self.memory
-        if self.read and not memory.settled:
-            state = memory.state_view(self.size)
-            words = self.words
-            if len(index) == len(self.state):
-                state.take(index, 0, self.state, "clip")
-            else:
-                words = state[index].view(words.dtype)
-            if np.count_nonzero(words != self.written):
-                self.complain(lanes, offsets, words)
-            memory.settle()
-        if self.write and self.kind != "cp.async":
-            memory.state_view(self.size)[index] = element(WRITTEN, self.size)
-
-    def complain(self, lanes: Lanes, offsets: Array, words: Array) -> None:
-        states = np.ascontiguousarray(words).view(np.uint8).reshape(len(offsets), self.size)
-        flying = (states == IN_FLIGHT).any(axis=1)
-        unwritten = (states == UNWRITTEN).any(axis=1) & ~flying
-        if flying.any():
-            message = " of shared memory: the thread's asynchronous copy to it has not been waited for"
-            self.report("in flight", message, lanes, flying, offsets, None)
-        if unwritten.any():
-            message = " of shared memory that nobody wrote"
-            self.report("uninitialised", message, lanes, unwritten, offsets, None)
-
-
-class LocalPort(_BlockPort):
-    """Local memory: each thread's own."""
-
-    space = "local"
-
-    def capacity(self) -> int:
-        return self.memory.local_size
-
-    def elements(self) -> Array:
-        return self.memory.local_view(self.size)
-
-    def index(self, lanes: Lanes, offsets: Array) -> Array:
-        return (offsets >> self.bits) + lanes.local_base(self.shift)
-
-
-class GenericPort(Port):
-    """Generic addresses: shared and local memory are windows in the space that the tensors live in."""
-
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str):
-        super().__init__(memory, instruction, n, size, kind)
-        self.ports: dict[tuple[int, int], Port] = {}
-        self.whole = self.port(0, n)
-        self.base = 0
-
-    def port(self, base: int, n: int) -> Port:
-        found = self.ports.get((base, n))
-        if found is None:
-            maker = {SHARED_WINDOW: SharedPort, LOCAL_WINDOW: LocalPort}.get(base, GlobalPort)
-            found = self.ports[base, n] = maker(self.memory, self.instruction, n, self.size, self.kind)
-        return found
-
-    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
-        spaces = addresses >> np.uint64(SPACE_BITS)
-        first = int(spaces[0]) << SPACE_BITS
-        if not np.count_nonzero(spaces != spaces[0]):
-            if first != self.base:
-                self.base, self.whole = first, self.port(first, lanes.n)
-            return self.whole.resolve(lanes, addresses - np.uint64(first) if self.is_window(first) else addresses)
-        parts: list[Part] = []
-        for space in np.unique(spaces):
-            positions = np.flatnonzero(spaces == space)
-            base = int(space) << SPACE_BITS
-            at = addresses[positions] - np.uint64(base if self.is_window(base) else 0)
-            for view, index, inner in self.port(base, len(positions)).resolve(lanes.subset(positions), at):
-                # The port's index array is its own scratch; another part may not share it.
-                parts.append((view, index.copy(), positions if inner is None else positions[inner]))
-        return parts
-
-    @staticmethod
-    def is_window(base: int) -> bool:
-        return base in (SHARED_WINDOW, LOCAL_WINDOW)
-
-
-PORTS: dict[str, type[Port]] = {
-    "global": GlobalPort,
-    "const": GlobalPort,
-    "param": GlobalPort,
-    "shared": SharedPort,
-    "local": LocalPort,
-    "generic": GenericPort,
-}
-
-
-def pattern(state: int, size: int) -> Array:
-    """An element of 1..8 bytes that are all `state`."""
-    return np.array(int.from_bytes(bytes([state]) * size, "little"), UNSIGNED[size])
-
-
-def element(state: int, size: int) -> Array:
-    """An element of 1..16 bytes that are all `state`, in the dtype that moves such elements."""
-    return np.frombuffer(bytes([state]) * size, ELEMENT[size])[0]  # type: ignore[no-any-return]

@@ -16,7 +16,8 @@ from .findings import Finding, Findings
 from .machine import Geometry, Machine, Setup
 from .memory import Memory, Observer, Segment
 from .ops.registry import Call, Exit, Plan, replace
-from .parser import Program, Variable, parse
+from .parser import parse
+from .syntax import Program, Variable
 from .types import Array, Unsupported, UnsupportedPTX
 
 
@@ -158,7 +159,7 @@ class Module:
 def decode_all(program: Program) -> dict[str, list[Plan]]:
     """Plans of all functions. Raises `UnsupportedPTX` with every instruction that has none."""
     plans: dict[str, list[Plan]] = {}
-    bad: list[tuple[int, str, str]] = []
+    bad = list(program.unsupported)
     for function in program.functions.values():
         plans[function.name] = []
         for instruction in function.instructions:
@@ -170,7 +171,7 @@ def decode_all(program: Program) -> dict[str, list[Plan]]:
             except Unsupported as error:
                 bad.append((instruction.line, instruction.text, str(error)))
     if bad:
-        raise UnsupportedPTX(bad)
+        raise UnsupportedPTX(sorted(bad))
     return plans
 
 

@@ -18,7 +18,7 @@ from .code import Code, Region
 from .fpenv import ENVIRONMENT
 from .lanes import Lanes
 from .ops.registry import Arg, Plan, Thunk
-from .parser import Imm, Instruction, Reg, Sym
+from .syntax import Imm, Instruction, Reg, Sym
 from .types import Array, PtxError
 
 if TYPE_CHECKING:

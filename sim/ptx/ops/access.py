@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..memory import PORTS, LocalPort, Part, Port
+from ..ports import PORTS, LocalPort, Part, Port
 from ..types import ELEMENT, TYPES, Array, PtxType
 from .convert import register_arg
 from .half import narrow, wide

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..memory import GlobalPort, Part, SharedPort
+from ..ports import GlobalPort, Part, SharedPort
 from ..types import TYPES, Array
 from .access import address_arg, address_thunk
 from .registry import Imm, Instruction, Mods, Plan, Reg, Thunk, Unsupported, arg, opcode

@@ -126,7 +126,8 @@ def division(i: Instruction) -> Plan:
     if i.type.kind != "f":
         return integer.integer_division(i)
     mods = Mods(i)
-    approx, full = mods.flag("approx"), mods.flag("full")
+    approx = mods.flag("approx")
+    mods.flag("full")  # promises 2 ulp over the whole range: the exact quotient is one
     rounding, flush, type_ = mods.choice(ROUNDINGS, "rn"), mods.flag("ftz"), mods.type("f32", "f64")
     mods.done()
     d, a, b = (arg(o, type_) for o in i.operands)
@@ -134,7 +135,6 @@ def division(i: Instruction) -> Plan:
     def make(d: Array, a: Array, b: Array) -> Thunk:
         return approximate_division(d, a, b) if approx else partial(np.divide, a, b, d)
 
-    del full  # div.full promises 2 ulp over the whole range: the exact quotient is one
     return pure(make, [d], [a, b], fpenv.mode(fpenv.ROUNDING[rounding], flush))
 
 

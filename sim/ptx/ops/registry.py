@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..parser import SINK, Group, Imm, Instruction, Mem, Not, Operand, Pair, Reg, Sym, Vec
+from ..syntax import SINK, Group, Imm, Instruction, Mem, Not, Operand, Pair, Reg, Sym, Vec
 from ..types import TYPES, Array, PtxType, Unsupported
 
 if TYPE_CHECKING:

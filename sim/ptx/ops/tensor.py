@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..lanes import WARP
-from ..memory import PORTS, Part
+from ..ports import PORTS, Part
 from ..types import TYPES, Array
 from .access import address_arg, address_thunk, gather, scatter, take_space
 from .registry import WHOLE_WARP, Instruction, Mods, Plan, Thunk, Unsupported, arg, items, opcode

@@ -1,0 +1,141 @@
+"""What PTX text is made of: operands, instructions, variables, functions, modules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .types import TYPES, PtxError, PtxType
+
+
+@dataclass(frozen=True)
+class Reg:
+    """A virtual register (unique name within its function) or a special register such as `%tid.x`."""
+
+    name: str
+    type: PtxType
+
+
+@dataclass(frozen=True)
+class Imm:
+    """An immediate: an integer, or the bits of a `0f...`/`0d...` constant of `float_bits` width."""
+
+    value: int
+    float_bits: int = 0
+
+
+@dataclass(frozen=True)
+class Sym:
+    """A variable, parameter, function or label, plus a byte offset."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Mem:
+    """A memory operand `[base + offset]`."""
+
+    base: Reg | Sym | Imm
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Vec:
+    """A brace list `{a, b, ...}`."""
+
+    items: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two destinations `a|b`."""
+
+    first: Operand
+    second: Operand
+
+
+@dataclass(frozen=True)
+class Not:
+    """A negated predicate source `!p`."""
+
+    reg: Reg
+
+
+@dataclass(frozen=True)
+class Group:
+    """A parenthesised list, as in `call (ret), f, (a, b)`."""
+
+    items: tuple[Operand, ...]
+
+
+Operand = Reg | Imm | Sym | Mem | Vec | Pair | Not | Group
+
+SINK = Reg("_", TYPES["b32"])
+"""The bit bucket `_`: a destination whose value nobody reads."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One PTX instruction. `predicate` is (register, negated); `source` is (file, line) from `.loc`."""
+
+    opcode: str
+    mods: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    predicate: tuple[Reg, bool] | None
+    line: int
+    source: tuple[str, int] | None
+    text: str
+
+    @property
+    def type(self) -> PtxType:
+        """The instruction type: its last modifier that names one."""
+        for mod in reversed(self.mods):
+            if mod in TYPES:
+                return TYPES[mod]
+        raise PtxError(f"line {self.line}: no type in {self.text!r}")
+
+    @property
+    def types(self) -> tuple[PtxType, ...]:
+        return tuple(TYPES[m] for m in self.mods if m in TYPES)
+
+
+@dataclass
+class Variable:
+    """A variable of a state space or a parameter. `size` bytes (0: extern, size given at launch); `init` its bytes.
+
+    `pointers` lists (byte offset, symbol, byte offset in the symbol, width) of initialisers that are addresses.
+    """
+
+    name: str
+    space: str
+    type: PtxType
+    align: int
+    size: int
+    init: bytes = b""
+    pointers: list[tuple[int, str, int, int]] = field(default_factory=list)
+    is_array: bool = False
+
+
+@dataclass
+class Function:
+    """A kernel (`.entry`) or a device function (`.func`)."""
+
+    name: str
+    is_entry: bool
+    params: list[Variable]
+    returns: list[Variable]
+    variables: list[Variable] = field(default_factory=list)
+    instructions: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    tables: dict[str, list[str]] = field(default_factory=dict)
+    defined: bool = True
+
+
+@dataclass
+class Program:
+    """A parsed PTX module. `unsupported`: (line, text, reason) of the statements that could not be read."""
+
+    functions: dict[str, Function]
+    variables: dict[str, Variable]
+    target: str
+    unsupported: list[tuple[int, str, str]]

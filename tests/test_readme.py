@@ -1,0 +1,47 @@
+"""What the README shows is what happens: its Python runs, and its values are the values that it claims."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import cupyflash
+
+README = (Path(__file__).resolve().parent.parent / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_examples_without_a_gpu_run_and_claim_the_truth() -> None:
+    names: dict[str, object] = {"cupyflash": cupyflash}
+    claims = 0
+    for block in BLOCKS:
+        if "import cupy," in block:
+            continue
+        exec(compile(block, "README.md", "exec"), names)
+        for expression, value in re.findall(r"^(\S.*?)  # (True|False|\(.*\)|[\d_]+)$", block, re.MULTILINE):
+            assert eval(expression, names) == eval(value), expression
+            claims += 1
+    assert claims >= 2
+
+
+def test_the_example_for_a_gpu_runs_on_one() -> None:
+    cupy = pytest.importorskip("cupy")
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        pytest.skip(f"needs a GPU: {error}")
+    exec(compile(BLOCKS[0], "README.md", "exec"), {})
+
+
+def test_the_demo_output_is_the_demo_s() -> None:
+    """Every count; errors may differ in the last digit between machines' NumPy."""
+    from click.testing import CliRunner
+
+    from cupyflash.sim.cli import main
+
+    shown = README.split("```text\n")[1].split("```")[0]
+    printed = CliRunner().invoke(main, ["demo"]).stdout
+    counted = [line for line in shown.splitlines() if "e-0" not in line]
+    assert [line for line in printed.splitlines() if "e-0" not in line] == counted

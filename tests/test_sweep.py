@@ -1,0 +1,165 @@
+"""`cupyflash sweep`: every point is the theory's, 10,000 of them are quick, and the picture is drawn."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from cupyflash import Device, Problem, plan
+from cupyflash.sim import theory
+from cupyflash.sim.cli import main
+from cupyflash.sim.cli.sweep import COLUMNS
+from cupyflash.sim.sweep import AXES, at, default_range, spaced, sweep
+
+A100 = Device.named("A100-40GB")
+PROBLEM = Problem(1, 1, 1, 4096, 4096, 64, "float16")
+
+
+def run(*options: str) -> Result:
+    return CliRunner().invoke(main, ["sweep", *options])
+
+
+def report(*options: str) -> dict[str, Any]:
+    result = run(*options, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("over", AXES)
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])
+@pytest.mark.parametrize("tiling", ["paper", "fitted"])
+def test_every_point_is_the_theory_s(over: str, algorithm: str, tiling: str) -> None:
+    options = ("--algorithm", algorithm, "--tiling", tiling, "--dtype", "float32", "--causal", "--heads", "3")
+    points = report("--over", over, "--seqlen", "2048", *options)["points"]
+    assert len(points) > 5
+    for point in points:
+        problem, device = Problem(1, 3, 3, 2048, 2048, 64, "float32", causal=True), A100
+        value = point[COLUMNS[over]]
+        if over == "sram":
+            device = A100.with_sram(value)
+        elif over == "seqlen":
+            problem = replace(problem, seqlen_q=value, seqlen_k=value)
+        elif over == "head-dim":
+            problem = Problem(1, 3, 3, 2048, 2048, value, "float32", causal=True)
+        else:
+            device = A100.with_sram(value * 4 * 64 * 4)
+        schedule = plan(problem, device, algorithm, "paper" if tiling == "paper" else None)
+        form, ideal = theory.traffic(schedule), theory.standard_ideal(problem).total_bytes
+        N, d, M = problem.seqlen_q, problem.head_dim, device.sram_per_block // 4
+        assert (point["read_bytes"], point["write_bytes"]) == (form.read_bytes, form.write_bytes)
+        assert point["total_bytes"] == form.total_bytes and point["ratio_to_standard"] == form.total_bytes / ideal
+        assert (point["sram_elements"], point["block_rows"], point["block_cols"]) == (M, schedule.block_rows, schedule.block_cols)
+        assert point["standard_ideal_bytes"] == ideal
+        assert point["theorem2_elements"] == pytest.approx(3 * theory.theorem2_flash(N, d, M))
+
+
+def test_block_cols_is_the_sram_that_the_formula_asks_for_it() -> None:
+    points = report("--over", "block-cols", "--from", "1", "--to", "300", "--linear", "--points", "300")["points"]
+    assert [point["block_cols"] for point in points] == list(range(1, 301))
+    assert all(point["block_rows"] == min(point["block_cols"], 64) for point in points)
+
+
+def test_the_slopes_that_the_picture_shows() -> None:
+    for over, slope in (("sram", -1), ("seqlen", 2), ("head-dim", 2), ("block-cols", -1)):
+        problem = replace(PROBLEM, seqlen_q=65536, seqlen_k=65536)
+        first, last, points, log = {"seqlen": (8192, 1 << 20, 15, True)}.get(over) or default_range(problem, over)
+        if over in ("sram", "block-cols"):
+            first, last = first * 32, last // 16  # away from the rounding of Bc, and from what is linear in N
+        found = sweep(problem, A100, over, spaced(first, last, points, log)).points
+        fit = np.polyfit(np.log([p.value for p in found]), np.log([p.total_bytes for p in found]), 1)
+        assert fit[0] == pytest.approx(slope, abs=0.08), over
+
+
+@pytest.mark.parametrize("over", ["sram", "seqlen"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_ten_thousand_points_in_two_seconds(over: str, causal: bool) -> None:
+    first, last, _, _ = default_range(PROBLEM, over)
+    values = spaced(first, last, 10_000, log=False)
+    start = time.process_time()
+    found = sweep(replace(PROBLEM, causal=causal), A100, over, values)
+    assert len(found.points) == 10_000 and time.process_time() - start < 2
+
+
+def test_csv_and_table_show_what_json_says(tmp_path: Path) -> None:
+    options = ("--over", "seqlen", "--from", "100", "--to", "400", "--points", "4", "--linear", "--sram", "100KB")
+    points = report(*options)["points"]
+    rows = list(csv.DictReader(io.StringIO(run(*options, "--format", "csv").stdout)))
+    assert [{name: float(value) for name, value in row.items()} for row in rows] == points
+    assert [int(row["seqlen"]) for row in rows] == [100, 200, 300, 400]
+    text = run(*options).stdout
+    for word in (f"{points[-1]['total_bytes']:,}", f"{points[-1]['ratio_to_standard']:.3f}", "N^2 d^2 / M", "M = 102,400 bytes"):
+        assert word in text
+    result = run(*options, "--format", "csv", "--output", str(tmp_path / "points.csv"))
+    assert result.exit_code == 0 and result.stdout == "" and "wrote" in result.stderr
+    assert (tmp_path / "points.csv").read_text() == run(*options, "--format", "csv").stdout
+
+
+def test_points_where_nothing_fits_are_skipped_with_a_note() -> None:
+    options = ("--over", "sram", "--from", "4KB", "--to", "16KB", "--points", "4", "--linear", "--tiling", "fitted")
+    result = run(*options)
+    assert result.exit_code == 0 and "skipped 1 of 4 points, the first at 4,096" in result.stderr and "6,912 bytes" in result.stderr
+    found = report(*options)
+    assert [point["sram_bytes"] for point in found["points"]] == [8192, 12288, 16384]
+    assert [skipped["value"] for skipped in found["skipped"]] == [4096]
+
+
+def test_keys_follow_the_queries_unless_they_were_given() -> None:
+    problem, _ = at(PROBLEM, A100, "seqlen", 100)
+    assert (problem.seqlen_q, problem.seqlen_k) == (100, 100)
+    problem, _ = at(replace(PROBLEM, seqlen_k=77), A100, "seqlen", 100)
+    assert (problem.seqlen_q, problem.seqlen_k) == (100, 77)
+    problem, _ = at(replace(PROBLEM, head_dim_v=32), A100, "head-dim", 80)
+    assert (problem.head_dim, problem.value_dim) == (80, 32)
+
+
+@pytest.mark.parametrize("over", AXES)
+@pytest.mark.parametrize("more", [[], ["--causal", "--dtype", "float32", "--points", "200"]])
+def test_the_picture_is_drawn(over: str, more: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "sweep.png"
+    result = run("--over", over, "--format", "csv", "--plot", str(path), *more)
+    assert result.exit_code == 0, result.stderr
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG") and len(content) > 20_000
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = run("--over", "sram", "--plot", str(tmp_path / "sweep.png"))
+    assert result.exit_code == 1 and "pip install 'cupyflash[plot]'" in result.stderr and result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "--over"),
+        (["--over", "time"], "time"),
+        (["--over", "sram", "--from", "much"], "much"),
+        (["--over", "seqlen", "--from", "-3"], "--from"),
+        (["--over", "seqlen", "--from", "0"], "a positive value"),
+        (["--over", "seqlen", "--from", "100", "--to", "50"], "from a positive value up, got 100 to 50"),
+        (["--over", "head-dim", "--to", "300"], "head_dim must be between 1 and 256"),
+        (["--over", "block-cols", "--tiling", "16x16"], "--tiling can be paper or fitted"),
+        (["--over", "sram", "--to", "4KB", "--tiling", "fitted"], "needs at least 6,912 bytes"),
+        (["--over", "sram", "--plot", "/nowhere/at/all.png"], "/nowhere"),
+        (["--over", "sram", "--plot", "sweep.txt"], "txt"),
+        (["--over", "sram", "--output", "/nowhere/at/all.csv"], "/nowhere"),
+    ],
+)
+def test_wrong_input_is_one_line(options: list[str], says: str) -> None:
+    if "--plot" in options:
+        pytest.importorskip("matplotlib")
+    result = run(*options)
+    assert result.exit_code in (1, 2) and says in result.stderr
+    assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1 and result.stdout == ""
