@@ -5,14 +5,15 @@
 
 The kernels come from their schedules. For every architecture, dtype and head dimension, on the tiling that its device gets:
 from d 128 on, where registers are scarce, Algorithm 1 without a mask, with each kind that costs registers, and with all at
-once; below that, and for standard attention, the lightest and the heaviest in turns. On the oldest and on one newer
-architecture also each kind of mask by itself, other tilings, and a d of V that is not d. bfloat16, whose kernels differ from
-float16's in few registers, is done for fewer. `--all` is the full product, and takes an hour.
+once; below that, and for standard attention, the lightest and the heaviest in turns. On two architectures also other tilings,
+each kind of mask by itself, and a d of V that is not d. bfloat16, whose kernels differ from float16's in few registers, is
+done for fewer. `--all` is every combination, and takes an hour.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -62,9 +63,10 @@ def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) ->
         chosen = [tuple(name for bit, name in enumerate(MASKS) if number >> bit & 1) for number in range(1 << len(MASKS))]
         return [(masks, narrow) for masks in chosen for narrow in (False, True)]
     if dtype == "bfloat16" and d < max(HEAD_DIMS):
-        return [LIGHT] if algorithm == "fa1" or d == 64 else []
+        return [LIGHT] if d == 64 or (algorithm == "fa1" and d >= SCARCE) else []
     if algorithm == "fa1" and d >= SCARCE:
-        return [LIGHT, (("mask",), False), (("bias",), False), HEAVY]
+        mask: list[Variant] = [(("mask",), False)] if dtype == "float16" else []
+        return [LIGHT, *mask, (("bias",), False), HEAVY]
     return [HEAVY if turn % 2 else LIGHT]
 
 
@@ -78,8 +80,9 @@ def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str,
             for turn, d in enumerate(HEAD_DIMS, DEVICES.index(device)):
                 cases += [(posed(d, dtype, one), None) for one in variants(algorithm, dtype, d, turn, everything)]
             if device.compute_capability in EXTRAS and dtype != "bfloat16":
-                cases += [(posed(64, dtype, ((name,), False)), None) for name in MASKS]
-                cases += [(posed(d, dtype, LIGHT, value), None) for d, value in VALUE_DIMS]
+                if algorithm == "fa1":
+                    cases += [(posed(64, dtype, ((name,), False)), None) for name in MASKS]
+                    cases += [(posed(d, dtype, LIGHT, value), None) for d, value in VALUE_DIMS]
                 cases += [(posed(64, dtype, HEAVY), tiling) for tiling in TILINGS]
         for problem, tiling in cases:
             try:
@@ -167,27 +170,25 @@ def markdown() -> Iterator[str]:
     yield "Written by `python .ci/compile_gate.py --markdown docs/kernels.md`; `cupyflash inspect` shows the same for any problem."
     yield ""
     yield "A cell: registers a thread / thread blocks that a multiprocessor holds / occupancy (resident warps over the most that"
-    yield "it can hold). No kernel here has a stack or spills; the compile gate in `.ci/run` fails when one does. Algorithm 1 asks"
-    yield "for as much shared memory as a block may have, so that one block fills a multiprocessor: few warps are the price of a"
-    yield "large M."
-    chosen = [(algorithm, dtype, d) for algorithm in ALGORITHMS for dtype in ("float16", "float32") for d in (64, 128, 256)]
-    cells: dict[str, dict[str, list[str]]] = {}
-    for algorithm, dtype, d in chosen:
+    yield "it can hold); no mask, 16-byte copies. The gate in `.ci/run` fails when a kernel has a stack or spills. Algorithm 1"
+    yield "takes as much shared memory as its block sizes can use, and Br = min(Bc, d) makes few warps: a large M costs occupancy."
+    cells: dict[str, dict[str, dict[Device, str]]] = {}
+    for algorithm, dtype, d in itertools.product(ALGORITHMS, ("float16", "float32"), (64, 128, 256)):
         for device in DEVICES:
             try:
                 kernels = plan(Problem(1, 1, 1, 4096, 4096, d, dtype), device, algorithm).kernels()
-            except ValueError:  # an algorithm without a kernel
+            except ValueError:  # nothing fits, or an algorithm without a kernel
                 continue
             for needs in resources(kernels, device.compute_capability):
                 occupancy = needs.occupancy(device)
-                cell = f"{needs.registers} / {occupancy.blocks} / {occupancy.fraction:.0%}"
-                cells.setdefault(needs.name, {}).setdefault(f"{dtype}, d {d}", []).append(cell)
+                cell = f"{needs.registers} / {occupancy.blocks} / {occupancy.fraction:.0%}{'' if needs.clean else ', spills'}"
+                cells.setdefault(needs.name, {}).setdefault(f"{dtype}, d {d}", {})[device] = cell
     for name, lines in cells.items():
         yield from ("", f"## {name}", "")
         yield "| | " + " | ".join(f"{device.name} ({device.sm})" for device in DEVICES) + " |"
         yield "| --- |" + " --- |" * len(DEVICES)
         for configuration, line in lines.items():
-            yield f"| {configuration} | " + " | ".join(line) + " |"
+            yield f"| {configuration} | " + " | ".join(line.get(device, "-") for device in DEVICES) + " |"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

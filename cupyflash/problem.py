@@ -73,9 +73,10 @@ class Problem:
             least, most = (1, MAX_HEAD_DIM) if name.startswith("head_dim") else (0, MAX_LENGTH)
             if isinstance(value, bool) or not isinstance(value, Integral):
                 raise TypeError(f"{name} must be an integer, got {value!r}")
-            if not least <= value <= most:
-                raise ValueError(f"{name} must be between {least} and {most:,}, got {value}")
-            object.__setattr__(self, name, int(value))
+            size = int(value)
+            if not least <= size <= most:
+                raise ValueError(f"{name} must be between {least} and {most:,}, got {size}")
+            object.__setattr__(self, name, size)
         if self.heads and (not self.kv_heads or self.heads % self.kv_heads):
             raise ValueError(f"heads must be a multiple of kv_heads, got heads={self.heads} and kv_heads={self.kv_heads}")
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
@@ -173,7 +174,7 @@ class Problem:
             mask=mask is not None,
             bias=bias is not None,
             padded=key_lengths is not None,
-            key_lengths=tuple(key_lengths) if key_lengths is not None and not on_gpu(key_lengths) else None,
+            key_lengths=tuple(key_lengths.tolist()) if isinstance(key_lengths, np.ndarray) else None,
             alignment=min(row_alignment(array) for array in named.values()),
         )
 

@@ -74,7 +74,9 @@ def _fa1(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     p = schedule.problem
     _, visits = rows_and_visits(schedule, schedule.problem.seqlen_k)
     sub_tiles = np.ceil(np.minimum(visits * schedule.block_cols, p.seqlen_k) / sub_tile(p, schedule.block_cols)).sum()
-    steps = float(sub_tiles) * _sub_tile_steps(schedule) + float(visits.sum()) * (200 + 3 * padded_dim(max(p.head_dim, p.value_dim)))
+    steps = float(sub_tiles) * _sub_tile_steps(schedule) + float(visits.sum()) * (
+        200 + 3 * padded_dim(max(p.head_dim, p.value_dim))
+    )
     yield steps, schedule.repeats * schedule.block_rows * 2
 
 

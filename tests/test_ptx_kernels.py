@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -333,6 +334,12 @@ def test_compile_error_carries_the_log() -> None:
     with pytest.raises(CompileError, match="undefined_name") as caught:
         Module.from_source('extern "C" __global__ void k(int* x) { *x = undefined_name; }', name="broken.cu")
     assert "broken.cu" in str(caught.value) and "undefined_name" in caught.value.log
+
+
+def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+    with pytest.raises(ImportError, match=r"pip install 'cupyflash\[sim\]'"):
+        Module.from_source("")
 
 
 def test_coverage_lists_every_opcode_once() -> None:
