@@ -9,7 +9,8 @@ import pytest
 
 import cupyflash
 
-README = (Path(__file__).resolve().parent.parent / "README.md").read_text()
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -45,3 +46,9 @@ def test_the_demo_output_is_the_demo_s() -> None:
     printed = CliRunner().invoke(main, ["demo"]).stdout
     counted = [line for line in shown.splitlines() if "e-0" not in line]
     assert [line for line in printed.splitlines() if "e-0" not in line] == counted
+
+
+def test_the_table_of_opcodes_is_the_code_s() -> None:
+    from cupyflash.sim.ptx.__main__ import table
+
+    assert (ROOT / "docs" / "opcodes.md").read_text() == table() + "\n"
