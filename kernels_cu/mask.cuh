@@ -30,28 +30,50 @@ __device__ __forceinline__ int count_keys(const int* key_lengths, long long batc
   return found;
 }
 
+// One element of a mask or bias. The loads stay where they stand: batched ahead of their use, as a compiler likes them,
+// they take registers that the wide head dimensions do not have.
+__device__ __forceinline__ bool load_in_place(const unsigned char* at) {
+  unsigned value;
+  asm volatile("ld.global.u8 %0, [%1];" : "=r"(value) : "l"(at));
+  return value != 0;
+}
+__device__ __forceinline__ float load_in_place(const float* at) {
+  float value;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(at));
+  return value;
+}
+template <typename T> __device__ __forceinline__ float load_in_place(const T* at) {
+  unsigned short bits;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(bits) : "l"(at));
+  return to_float(*reinterpret_cast<T*>(&bits));
+}
+
 // Scales S, adds the bias, and sets what a row does not see to -inf.
 //   S_regs (16 x SUB): rows row0 + 8 h, columns from col0 on, in the accumulator layout of warp_product.cuh
 __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], float scale, const Masks& masks, int row0, int col0,
                                                int Nq) {
-  int t = threadIdx.x % 4;
+  const int first = col0 + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    int row = row0 + 8 * h, end = row < Nq ? visible_end(masks, row) : 0;
+    const int row = row0 + 8 * h, end = row < Nq ? visible_end(masks, row) : 0;
+    const unsigned char* mask = masks.mask + row * masks.mask_row + first * masks.mask_col;
+    const Element* bias = masks.bias + row * masks.bias_row + first * masks.bias_col;
 #pragma unroll
-    for (int n = 0; n < SUB / 8; n++)
+    for (int n = 0; n < SUB / 8; n++) {
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        int col = col0 + 8 * n + 2 * t + e;
-        bool seen = col < end;
+        bool seen = first + 8 * n + e < end;
         float s = S_regs[n][2 * h + e] * scale;
         if constexpr (BIAS) {
-          if (seen) s += to_float(masks.bias[row * masks.bias_row + col * masks.bias_col]);
+          if (seen) s += load_in_place(bias + e * masks.bias_col);
         }
         if constexpr (MASK) {
-          if (seen) seen = masks.mask[row * masks.mask_row + col * masks.mask_col] != 0;
+          if (seen) seen = load_in_place(mask + e * masks.mask_col);
         }
         S_regs[n][2 * h + e] = seen ? s : NEG_INF;
       }
+      mask += 8 * masks.mask_col;
+      bias += 8 * masks.bias_col;
+    }
   }
 }

@@ -63,7 +63,7 @@ __device__ __forceinline__ Row row_of_thread(const Element* x, Element* y, long 
 }
 
 // Algorithm 2, safe softmax: three reads and one write of each element
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 softmax_safe(const Element* x, Element* y, long long rows, long long n, long long x_step, long long y_step, long long middle,
              long long inner, long long x_outer, long long x_middle, long long x_inner, long long y_outer, long long y_middle,
              long long y_inner) {
@@ -84,7 +84,7 @@ softmax_safe(const Element* x, Element* y, long long rows, long long n, long lon
 }
 
 // Algorithm 3, online normalizer: two reads and one write of each element
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 softmax_online(const Element* x, Element* y, long long rows, long long n, long long x_step, long long y_step, long long middle,
                long long inner, long long x_outer, long long x_middle, long long x_inner, long long y_outer, long long y_middle,
                long long y_inner) {

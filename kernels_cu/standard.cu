@@ -60,7 +60,7 @@ standard_scores(const Element* Q, const Element* K, Element* S, int Nq, int Nk, 
 }
 
 // P = softmax(S), a row a warp: one pass over S for m and l, one for P
-extern "C" __global__ void __launch_bounds__(SOFTMAX_WARPS * 32)
+extern "C" __global__ void __launch_bounds__(SOFTMAX_WARPS * 32, 1)
 standard_softmax(const Element* S, Element* P, float* L, long long rows, int Nk) {
   const int lane = threadIdx.x % 32;
   const long long row = static_cast<long long>(blockIdx.x) * SOFTMAX_WARPS + threadIdx.x / 32;

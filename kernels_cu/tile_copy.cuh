@@ -44,6 +44,8 @@ __device__ __forceinline__ void copy_tile(Element* tile_smem, const Element* til
                                           int valid, int thread, int threads) {
   constexpr int CHUNK = COPY_BYTES / sizeof(Element);
   constexpr int CHUNKS = padded(WIDTH) / CHUNK, ROW = padded(WIDTH) + 16 / sizeof(Element);
+  // Wide rows leave no registers for several copies in hand.
+#pragma unroll(WIDTH > 128 ? 1 : 4)
   for (int c = thread; c < rows * CHUNKS; c += threads) {
     int row = c / CHUNKS, col = c % CHUNKS * CHUNK;
     bool inside = row < valid && col < WIDTH;

@@ -45,7 +45,7 @@ template <typename T> __device__ __forceinline__ void scores(float (&S_regs)[SUB
 #pragma unroll
     for (int e = 0; e < 4; e++) S_regs[n][e] = 0.f;
   if constexpr (sizeof(T) == 2) {
-#pragma unroll
+#pragma unroll(D_PAD > 128 ? 4 : D_PAD / 16)
     for (int k = 0; k < D_PAD; k += 16) {
       unsigned Q_frag[4], K_frag[4];
       load_matrices(Q_frag, Q_smem + lane % 16 * D_ROW + k + lane / 16 * 8);
@@ -58,7 +58,7 @@ template <typename T> __device__ __forceinline__ void scores(float (&S_regs)[SUB
     }
   } else {
     int g = lane / 4, t = lane % 4;
-#pragma unroll 2
+#pragma unroll(D_PAD > 128 ? 1 : 2)
     for (int k = 0; k < D_PAD; k += 4) {
       float4 q[2], key;
 #pragma unroll

@@ -55,7 +55,14 @@ class Sweep:
 
 
 def sweep(
-    problem: Problem, device: Device, over: Axis, values: Iterable[int], algorithm: str = "fa1", tiling: TilingChoice = "paper"
+    problem: Problem,
+    device: Device,
+    over: Axis,
+    values: Iterable[int],
+    algorithm: str = "fa1",
+    tiling: TilingChoice = "paper",
+    *,
+    lse: bool = False,
 ) -> Sweep:
     """The closed form's traffic of `algorithm` at each value of an axis, all else as `problem` and `device` say.
 
@@ -69,7 +76,7 @@ def sweep(
     for value in values:
         posed, chip = at(problem, device, over, value)
         try:
-            schedule = plan(posed, chip, algorithm, tiling)
+            schedule = plan(posed, chip, algorithm, tiling, lse=lse)
         except DoesNotFit as error:
             skipped.append((value, str(error)))
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -26,12 +27,16 @@ def traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
     form = {"fa1": _fa1, "fa2": _fa2, "standard": _standard}[schedule.algorithm]
     p = schedule.problem
     total: Counter[tuple[str, bool]] = Counter()
-    lengths = {p.seqlen_k: p.batch} if p.key_lengths is None else Counter(p.key_lengths)
-    for keys, batches in lengths.items():
-        for name, moved in (form(schedule, keys) | _masks(schedule, keys)).items():
+    for keys, batches in _lengths(p).items():
+        for name, moved in (form(schedule, keys) | _masks(p, keys)).items():
             for write, nbytes in enumerate(moved):
                 total[name, bool(write)] += batches * p.heads * nbytes
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
+
+
+def _lengths(p: Problem) -> Mapping[int, int]:
+    """How many batches have how many keys."""
+    return {p.seqlen_k: p.batch} if p.key_lengths is None else Counter(p.key_lengths)
 
 
 def rows_and_visits(schedule: TileSchedule, keys: int) -> tuple[np.ndarray, np.ndarray]:
@@ -78,6 +83,7 @@ def _fa2(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
         "V": (loaded * p.value_dim * p.itemsize, 0),
         "O": (0, p.seqlen_q * p.value_dim * p.itemsize),
         "L": (0, p.seqlen_q * FLOAT32 if schedule.lse else 0),
+        "key_lengths": (4 * math.ceil(p.seqlen_q / schedule.block_rows) if p.padded else 0, 0),
     }
 
 
@@ -99,9 +105,8 @@ def _standard(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
     }
 
 
-def _masks(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
+def _masks(p: Problem, keys: int) -> dict[str, tuple[int, int]]:
     """Mask and bias: each score that the causal mask leaves, of the keys that there are, reads its own element."""
-    p = schedule.problem
     if not (p.mask or p.bias):
         return {}
     seen = np.clip(np.arange(1, p.seqlen_q + 1) + (p.seqlen_k - p.seqlen_q), 0, keys) if p.causal else np.array([p.seqlen_q * keys])
@@ -117,18 +122,26 @@ def softmax_traffic(rows: int, cols: int, dtype: str, algorithm: str) -> Traffic
 
 
 def standard_ideal(problem: Problem) -> Traffic:
-    """Algorithm 0 with each input of each step read once: (Nq + 2 Nk) d + 2 Nq Nk reads, 2 Nq Nk + Nq d writes a head."""
-    Nq, Nk, d, dv = problem.seqlen_q, problem.seqlen_k, problem.head_dim, problem.value_dim
-    size = problem.head_count * problem.itemsize
+    """Algorithm 0 with each input of each step read once: (Nq + 2 Nk) d + 2 Nq Nk reads, 2 Nq Nk + Nq d writes a head.
+
+    A mask or bias adds an element for each score that the causal mask leaves, key lengths one for each head.
+    """
+    p, size = problem, problem.head_count * problem.itemsize
+    scores = p.seqlen_q * p.seqlen_k * size
+    read = Counter({"key_lengths": 4 * p.head_count if p.padded else 0})
+    for keys, batches in _lengths(p).items():
+        for name, (nbytes, _) in _masks(p, keys).items():
+            read[name] += batches * p.heads * nbytes
     return Traffic(
         {
-            "Q": TensorTraffic(Nq * d * size, 0),
-            "K": TensorTraffic(Nk * d * size, 0),
-            "V": TensorTraffic(Nk * dv * size, 0),
-            "S": TensorTraffic(Nq * Nk * size, Nq * Nk * size),
-            "P": TensorTraffic(Nq * Nk * size, Nq * Nk * size),
-            "O": TensorTraffic(0, Nq * dv * size),
+            "Q": TensorTraffic(p.seqlen_q * p.head_dim * size, 0),
+            "K": TensorTraffic(p.seqlen_k * p.head_dim * size, 0),
+            "V": TensorTraffic(p.seqlen_k * p.value_dim * size, 0),
+            "S": TensorTraffic(scores, scores),
+            "P": TensorTraffic(scores, scores),
+            "O": TensorTraffic(0, p.seqlen_q * p.value_dim * size),
         }
+        | {name: TensorTraffic(nbytes, 0) for name, nbytes in read.items()}
     )
 
 

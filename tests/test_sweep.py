@@ -63,6 +63,11 @@ def test_every_point_is_the_theory_s(over: str, algorithm: str, tiling: str) -> 
         assert point["theorem2_elements"] == pytest.approx(3 * theory.theorem2_flash(N, d, M))
 
 
+def test_writing_l_is_counted() -> None:
+    without, with_l = (report("--over", "seqlen", "--from", "64", "--to", "64", *more)["points"][0] for more in ([], ["--lse"]))
+    assert with_l["write_bytes"] - without["write_bytes"] == 64 * 4
+
+
 def test_block_cols_is_the_sram_that_the_formula_asks_for_it() -> None:
     points = report("--over", "block-cols", "--from", "1", "--to", "300", "--linear", "--points", "300")["points"]
     assert [point["block_cols"] for point in points] == list(range(1, 301))

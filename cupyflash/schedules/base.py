@@ -232,7 +232,13 @@ def length_moves(problem: Problem) -> tuple[Move, ...]:
 def sub_tile(problem: Problem, block_cols: int) -> int:
     """Columns of K_j that are held in registers as S at a time: the widest piece that divides Bc."""
     # Beside S a thread holds d / 2 registers of O: what is left of 255 without spilling.
-    widest = 16 if max(problem.head_dim, problem.value_dim) > 128 else 64 if problem.itemsize == 2 else 32
+    d = max(problem.head_dim, problem.value_dim)
+    if d > 128:
+        widest = 16
+    elif problem.itemsize == 4 or (d > 64 and (problem.mask or problem.bias)):
+        widest = 32
+    else:
+        widest = 64
     return next(width for width in range(widest, 0, -GRANULE) if block_cols % width == 0)
 
 

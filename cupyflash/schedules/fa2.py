@@ -22,7 +22,10 @@ from cupyflash.schedules.base import (
     TileSchedule,
     Visit,
     Workspace,
+    length_moves,
+    mask_moves,
     row_bytes,
+    scores_seen,
     value_row_bytes,
 )
 from cupyflash.tiling import TileSize, shrink_to_fit
@@ -79,7 +82,7 @@ class Fa2Schedule(TileSchedule):
             leave.append(Move("L", rows, FLOAT32, write=True))
         return Phase(
             times,
-            enter=(Move("Q", rows * p.head_dim, p.itemsize, tile="Q"),),
+            enter=(*length_moves(p), Move("Q", rows * p.head_dim, p.itemsize, tile="Q")),
             visits=visits,
             leave=tuple(leave),
             tiles=tiles,
@@ -95,21 +98,22 @@ class Fa2Schedule(TileSchedule):
 
     def phases(self, *, literal: bool = False, keys: int | None = None) -> Iterator[Phase]:
         p = self.problem
-        if p.mask or p.bias or p.padded:
-            raise ValueError("algorithm 'fa2' counts no mask, bias or key lengths yet")
+        keys = p.seqlen_k if keys is None else keys
         if self.row_blocks == 0:
             return
+        col_blocks = -(-keys // self.block_cols)
         tail_rows = p.seqlen_q - (self.row_blocks - 1) * self.block_rows
-        tail_cols = p.seqlen_k - (self.col_blocks - 1) * self.block_cols
+        tail_cols = keys - (col_blocks - 1) * self.block_cols
         every = np.arange(self.row_blocks)
         groups = every[:, None] if literal else (every[:-1], every[-1:])
         for blocks in groups:
             if not len(blocks):
                 continue
-            visits = self._visits(blocks, p.seqlen_k)
-            closing = int((visits == self.col_blocks).sum()) if self.col_blocks else 0
+            visits = self._visits(blocks, keys)
+            closing = int((visits == col_blocks).sum()) if col_blocks else 0
             rows = tail_rows if blocks[0] == self.row_blocks - 1 else self.block_rows
             yield self._row_block(len(blocks), rows, int(visits.sum()) - closing, closing, tail_cols)
+        yield Phase(1, enter=mask_moves(p, scores_seen(p, range(p.seqlen_q), range(keys))))
 
     def workspaces(self) -> Mapping[str, Workspace]:
         return {}

@@ -57,7 +57,7 @@ def sweep(
         points or count,
         in_log if log is None else log,
     )
-    found = sweeping.sweep(request.problem, request.device, over, values, request.algorithm, request.tiling)
+    found = sweeping.sweep(request.problem, request.device, over, values, request.algorithm, request.tiling, lse=request.lse)
     if not found.points:
         raise click.ClickException(found.skipped[0][1])
     if found.skipped:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from cupyflash.sim.cli.options import AS_JSON, Request, problem_options
 from cupyflash.sim.cli.show import NAMES, describe, show_tiling, tiling_report
 from cupyflash.sim.estimate import seconds
 from cupyflash.simulated import DEFAULT_SECONDS
+
+if TYPE_CHECKING:
+    from cupyflash.sim.verification import Verification
 
 
 @click.command()
@@ -53,7 +56,7 @@ def verify(request: Request, seed: int | None, data_seed: int, max_seconds: floa
         raise click.ClickException("; ".join(faults(found)))
 
 
-def report_of(request: Request, schedule: TileSchedule, found: Any, seed: int | None) -> dict[str, Any]:
+def report_of(request: Request, schedule: TileSchedule, found: Verification, seed: int | None) -> dict[str, Any]:
     """A verification for JSON."""
     from cupyflash.sim.verification import V_MEANS
 
@@ -74,7 +77,7 @@ def report_of(request: Request, schedule: TileSchedule, found: Any, seed: int | 
     }
 
 
-def show(report: dict[str, Any], request: Request, found: Any) -> None:
+def show(report: dict[str, Any], request: Request, found: Verification) -> None:
     """A verification as text."""
     device = request.device
     click.echo(f"{NAMES[request.algorithm]}: {describe(request.problem)}")
@@ -106,7 +109,7 @@ def show(report: dict[str, Any], request: Request, found: Any) -> None:
         click.echo("\ntheory == replay == executed, tensor by tensor; the numbers hold; the machine found nothing wrong")
 
 
-def faults(found: Any) -> list[str]:
+def faults(found: Verification) -> list[str]:
     """What is wrong, in a few words each."""
     told = []
     if found.differences:

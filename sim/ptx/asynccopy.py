@@ -90,17 +90,21 @@ class Copies:
             if count == copy.lanes.n and not copy.landed.any():
                 self.memory.shared_view(copy.size)[copy.destination] = copy.data().view(ELEMENT[copy.size])
                 if waited:
-                    self.memory.state_view(copy.size)[copy.destination] = element(WRITTEN, copy.size)
+                    self._waited(copy.lanes, copy.size, copy.destination)
                 continue
             if count:
                 self._land(copy, due)
                 if waited:
-                    state = self.memory.state_view(copy.size)
-                    state[copy.destination[due]] = element(WRITTEN, copy.size)
+                    self._waited(copy.lanes.subset(np.flatnonzero(due)), copy.size, copy.destination[due])
             if count < copy.lanes.n:
                 kept.append(copy if not count else _rest(copy, ~due))
         self.pending = kept
         self._member[lanes.index] = False
+
+    def _waited(self, lanes: Lanes, size: int, destination: Array) -> None:
+        self.memory.state_view(size)[destination] = element(WRITTEN, size)
+        if self.memory.races is not None:
+            self.memory.races.landed(lanes, size, destination)
 
     def _land(self, copy: Copy, due: Array) -> None:
         now = due & ~copy.landed

@@ -29,6 +29,7 @@ class Arrival:
     lanes: Lanes
     waits: bool
     values: Array | None
+    released: tuple[int, Array] | None = None
 
 
 @dataclass
@@ -59,6 +60,8 @@ class Barriers:
         same = lanes.n == 1 or not np.count_nonzero(number != number[0])
         simple = same and not control.counted and control.waits and not control.reduction and lanes.whole_blocks
         if simple and not self.pending:
+            if machine.memory.races is not None:
+                machine.memory.races.block_barrier(lanes.block_ids)
             for block in lanes.block_ids:
                 self.complete(int(block), pc, lanes)
             machine.push(pc + 1, lanes)
@@ -74,7 +77,10 @@ class Barriers:
                 at = np.flatnonzero((lanes.block == block) & (number == barrier))
                 part = lanes.subset(at)
                 pending = self.pending.setdefault((int(block), int(barrier)), Pending(int(expected[at[0]])))
-                pending.arrivals.append(Arrival(pc, part, control.waits, None if values is None else values[at]))
+                arrival = Arrival(pc, part, control.waits, None if values is None else values[at])
+                if machine.memory.races is not None:
+                    arrival.released = machine.memory.races.arrive(part)
+                pending.arrivals.append(arrival)
                 if not control.waits:
                     machine.push(pc + 1, part)
                 self.check(int(block), int(barrier))
@@ -101,10 +107,23 @@ class Barriers:
             del self.pending[block, barrier]
             waiting = [a for a in pending.arrivals if a.waits]
             self.reduce(pending)
+            self.order(block, pending, waiting)
             if waiting:
                 self.complete(block, waiting[0].pc, waiting[0].lanes)
             for arrival in waiting:
                 self.machine.push(arrival.pc + 1, arrival.lanes)
+
+    def order(self, block: int, pending: Pending, waiting: list[Arrival]) -> None:
+        """Who waited is behind what everybody did before arriving."""
+        races = self.machine.memory.races
+        if races is None:
+            return
+        if not pending.expected and len(waiting) == len(pending.arrivals):
+            races.block_barrier(np.array([block]))
+            return
+        released = [a.released for a in pending.arrivals if a.released is not None]
+        for arrival in waiting:
+            races.depart(arrival.lanes, released)
 
     def reduce(self, pending: Pending) -> None:
         """bar.red: every waiting lane gets the reduction over all arrived ones."""
@@ -167,10 +186,14 @@ class WarpBarriers:
         return bool(self.waiting)
 
     def arrive(self, pc: int, lanes: Lanes) -> None:
-        if lanes.converged:
+        races = self.machine.memory.races
+        mask = self.machine.read(lanes, self.machine.code.plans[pc].reads[0])
+        if lanes.converged and (races is None or not np.count_nonzero(mask != 0xFFFFFFFF)):
+            if races is not None:
+                races.warp_sync(lanes.warp_ids)
             self.machine.push(pc + 1, lanes)
             return
-        mask = self.machine.read(lanes, self.machine.code.plans[pc].reads[0]).copy()
+        mask = mask.copy()
         for warp in lanes.warp_ids:
             for value in np.unique(mask[lanes.warp == warp]):
                 part = lanes.subset(np.flatnonzero((lanes.warp == warp) & (mask == value)))
@@ -188,6 +211,11 @@ class WarpBarriers:
             here[lanes.lane] = True
         named = np.array([mask >> lane & 1 for lane in range(WARP)], np.bool_)
         if not (named & alive & ~here).any():
+            races = self.machine.memory.races
+            if races is not None and (named | ~alive).all():
+                races.warp_sync(np.array([warp]))
+            elif races is not None:
+                races.lanes_sync(warp, mask)
             for pc, lanes in self.waiting.pop((warp, mask)):
                 self.machine.push(pc + 1, lanes)
 

@@ -18,7 +18,7 @@ class Finding:
     """One thing that is wrong, at the first lane that did it.
 
     `kind` is one of: "out of bounds", "misaligned", "null pointer", "read-only", "uninitialised", "in flight" (shared
-    memory whose asynchronous copy nobody waited for), "deadlock", "partial barrier" (threads had exited before a
+    memory whose asynchronous copy nobody waited for), "race" (`races`), "deadlock", "partial barrier" (threads had exited before a
     barrier of the whole block), "missing lanes" (a warp-wide instruction without all lanes that it names),
     "inactive source" (a shuffle from a lane that does not take part), "trap".
     `source` is (file, line) of the CUDA source where the PTX has line information. `block` is the linear block index,
@@ -48,7 +48,7 @@ class Findings:
     kernel: str
     total: int = 0
     items: list[Finding] = field(default_factory=list)
-    seen: set[tuple[str, int, str, str | None]] = field(default_factory=set)
+    seen: set[tuple[object, ...]] = field(default_factory=set)
 
     def report(
         self,
@@ -63,12 +63,27 @@ class Findings:
         tensor: str | None = None,
     ) -> None:
         """Record a finding at `position` within `lanes`; `count` lanes did the same in this execution."""
-        self.total += count
         key = (kind, instruction.line, instruction.text, tensor)
+        self.record(kind, message, instruction, lanes.place(position), key, count=count, address=address, tensor=tensor)
+
+    def record(
+        self,
+        kind: str,
+        message: str,
+        instruction: Instruction,
+        place: tuple[int, int, int],
+        key: tuple[object, ...],
+        *,
+        count: int,
+        address: int | None,
+        tensor: str | None,
+    ) -> None:
+        """Record a finding of (block, warp, lane) `place`, the first with this key."""
+        self.total += count
         if key in self.seen or len(self.items) >= LIMIT:
             return
         self.seen.add(key)
-        block, warp, lane = lanes.place(position)
+        block, warp, lane = place
         self.items.append(
             Finding(kind, message, self.kernel, instruction.source, instruction.line, block, warp, lane, address, tensor)
         )

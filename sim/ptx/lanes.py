@@ -69,6 +69,8 @@ class Lanes:
         self.slice = slice(first, last + 1) if last - first + 1 == self.n else None
         self._bases: dict[int, Array] = {}
         self._local_bases: dict[int, Array] = {}
+        self.repeated: dict[int, object] = {}
+        """What the race detector remembers of the set."""
         self._converged = (-1, False)
 
     def subset(self, positions: Array) -> Lanes:

@@ -22,6 +22,7 @@ from numpy.lib.array_utils import byte_bounds
 from .counters import SharedCounts, Tally, Traffic
 from .findings import Findings
 from .lanes import Lanes, Wave
+from .races import Races
 from .syntax import Instruction
 from .types import ELEMENT, Array
 
@@ -67,6 +68,8 @@ class Segment:
         # Memory that NumPy did not allocate (a mapped file, another library's buffer) keeps its real alignment.
         place = low - origin if root.flags.owndata and origin % 16 == 0 else low
         self.name = name
+        self.parameter = name
+        """Name of the kernel parameter or variable that points here."""
         self.space = space
         self.array = array
         self.size = high - low if array.size else 0
@@ -103,6 +106,7 @@ class Memory:
         self.findings = findings
         self.tally = tally
         self.observer: Observer | None = None
+        self.races: Races | None = None
         self._shared = np.empty(0, np.uint8)
         self._state = np.empty(0, np.uint8)
         self._local = np.empty(0, np.uint8)
@@ -113,6 +117,8 @@ class Memory:
             self._shared = np.empty(wave.blocks * self.shared_stride, np.uint8)
             self._state = np.empty_like(self._shared)
             self._local = np.empty(wave.size * self.local_stride, np.uint8)
+        if self.races is not None:
+            self.races.begin_wave(wave)
         self._shared[:] = 0xFF
         self._state[:] = UNWRITTEN
         self._local[:] = 0xFF
@@ -160,6 +166,8 @@ class Memory:
                 segment.traffic.count(lanes, addresses, size, True)
         elif space == "shared" and isinstance(size, int):
             self._count_shared(lanes, addresses, size, kind)
+        if self.races is not None:
+            self.races.access(space, segment, lanes, addresses, size, kind, instruction)
         if self.observer is not None:
             if reads:
                 self.observer(Access(lanes, space, segment, addresses, size, kind, False, instruction))

@@ -17,6 +17,7 @@ from .machine import Geometry, Machine, Setup
 from .memory import Memory, Observer, Segment
 from .ops.registry import Call, Exit, Plan, replace
 from .parser import parse
+from .races import Races
 from .syntax import Program, Variable
 from .types import Array, Unsupported, UnsupportedPTX
 
@@ -89,6 +90,7 @@ class Module:
         seed: int | None = None,
         on_barrier: Callable[[int, int], None] | None = None,
         observer: Observer | None = None,
+        races: bool = True,
     ) -> Launch:
         """Run a kernel to its end.
 
@@ -98,7 +100,7 @@ class Module:
         highest byte. None is a null pointer; numbers, NumPy scalars and bytes are packed by the parameter's type.
         shared_bytes: dynamic shared memory of a block. seed: None runs warps in lock step where they agree, a number
         runs them in a random order. on_barrier(block, count) is called when a block has completed its count-th barrier.
-        observer is shown every memory access.
+        observer is shown every memory access. races: whether to look for them.
 
         Raises ValueError or TypeError for arguments that do not fit the kernel. What is wrong with the kernel itself is
         in `Launch.findings`.
@@ -133,6 +135,7 @@ class Module:
                 if param.size != 8 or param.type.kind == "f":
                     raise TypeError(f"{kernel}: argument {name!r} is an array, parameter {param.name} is no pointer")
                 segment = Segment(name, next(numbers), value)
+                segment.parameter = param.name
                 tensors.append(segment)
                 packed += segment.pointer.to_bytes(8, "little")
             else:
@@ -144,6 +147,8 @@ class Module:
         shared_size = code.shared.size + shared_bytes
         memory = Memory([*segments, *tensors, params], shared_size, code.local.size, findings, tally)
         memory.observer = observer
+        if races:
+            memory.races = Races(code, [*segments, *tensors], memory.shared_stride, findings, geometry.blocks)
         setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, seed, on_barrier)
         Machine(code, setup, memory, findings, tally).run()
         traffic = {s.name: s.traffic for s in (*tensors, *segments)}

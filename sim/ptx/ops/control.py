@@ -110,7 +110,7 @@ def bar(i: Instruction) -> Plan:
     return Plan(writes, tuple(reads), control=Barrier(counted, action != "arrive", reduction, negated))
 
 
-@opcode("membar", "fence", "nanosleep", "pmevent", forms="no effect: execution is sequentially consistent")
+@opcode("nanosleep", "pmevent", forms="no effect")
 def nothing(i: Instruction) -> Plan:
     return Plan((), (), lambda frame, out, ins: _pass)
 
