@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import time
@@ -183,6 +184,25 @@ def test_workspaces_of_a_captured_call_stay_alive(cupy: Recorded, monkeypatch: p
     cupy.capturing = True
     attention(*arrays)
     assert set(launcher._held_for_graphs[0]) == {"l", "m", "O_acc"}
+
+
+def test_objects_with_the_cuda_array_interface_are_taken_as_cupy_takes_them(cupy: Recorded) -> None:
+    class Foreign:
+        def __init__(self, array: Any) -> None:
+            self.array, self.__cuda_array_interface__ = array, {}
+
+    cupy.asarray = lambda foreign: foreign.array
+    q, k, v = (cupy.array(16, 64) for _ in range(3))
+    attention(Foreign(q), Foreign(k), Foreign(v))
+    assert cupy.launches[0][2][:3] == (q, k, v)
+
+
+def test_a_gpu_too_old_is_refused(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = dataclasses.replace(Device.named("T4"), name="V100", compute_capability=(7, 0))
+    monkeypatch.setattr("cupyflash.dispatch.current_gpu", lambda ordinal: old)
+    with pytest.raises(ValueError, match=r"needs compute capability 7.5 or later; V100 has 7.0"):
+        attention(*(cupy.array(16, 64) for _ in range(3)))
+    assert cupy.compiled == [] and cupy.allocated == []
 
 
 def test_threads_compile_once(cupy: Recorded) -> None:
