@@ -40,12 +40,14 @@ def attention(
 
     What a row sees: `causal` is aligned bottom-right, row r sees key c when c <= r + n_k - n_q. `mask`, of bool, is true where
     row and key go together; `bias`, of q's dtype, is added to the scaled scores; both broadcast to (..., n_q, n_k).
-    `key_lengths`, integers of shape (b,), says how many keys each batch has (less than 0 is none, more than n_k is all on a
-    GPU; an error on NumPy arrays). They add up. A row that sees no key gives zeros and a log-sum-exp of -inf. What is masked
-    has weight zero, but a NaN or infinity in a masked row of v may still show in rows that share a tile with it.
+    `key_lengths`, integers of shape (b,) from 0 to n_k, says how many keys each batch has; what k and v hold behind them is
+    never read. The masks add up. A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight
+    zero, but a NaN or infinity in a masked row of v may still show in rows that share a tile with it. (Lengths on a GPU are
+    not looked at beforehand: one that is out of range there is taken as 0 or n_k.)
 
-    `algorithm`: "fa1" (FlashAttention, Algorithm 1), "standard" (Algorithm 0, with S and P in memory), or "auto", which is
-    "fa1". `tiling`: None for block sizes fitted to the device, "paper" for the formula's own, or (block_rows, block_cols).
+    `algorithm`: "fa1" (FlashAttention, Algorithm 1), "standard" (Algorithm 0, with S and P in memory in q's dtype, so that
+    scores beyond its range overflow), or "auto", which is "fa1". `tiling`: None for block sizes fitted to the device,
+    (block_rows, block_cols), or "paper" for the formula's own, which run where they are multiples of 16.
     `out`, if given, receives O: q's dtype, shape (..., n_q, d_v), positive strides, no memory shared with an input.
 
     Returns O in q's dtype on q's device; with `return_lse` also L, the natural logarithm of the sum of exponentials of each
@@ -58,7 +60,7 @@ def attention(
     """
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
-    if type(return_lse) is not bool:
+    if type(return_lse).__name__ not in ("bool", "bool_"):
         raise TypeError(f"return_lse must be True or False, got {return_lse!r}")
     given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "key_lengths": key_lengths}
     inputs = {name: as_array(name, array) for name, array in given.items() if name in "qkv" or array is not None}
@@ -67,7 +69,7 @@ def attention(
     with device_of(gpu, **arrays):
         problem = Problem.from_arrays(**arrays, causal=causal, scale=scale)
         device, simulation = target(gpu)
-        schedule = plan(problem, device, "fa1" if algorithm == "auto" else algorithm, tiling, lse=return_lse)
+        schedule = plan(problem, device, "fa1" if algorithm == "auto" else algorithm, tiling, lse=bool(return_lse))
         schedule.kernels()  # refuses what no kernel runs, before anything is allocated
         if out is not None:
             if not gpu and not arrays["out"].flags.writeable:

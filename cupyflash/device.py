@@ -141,9 +141,12 @@ class Device:
             sram: as for `with_sram`.
 
         Raises:
+            TypeError: `name` is neither text nor a path.
             ValueError: no such device, or a bad size or file.
             OSError: the file cannot be read.
         """
+        if not isinstance(name, str | os.PathLike):
+            raise TypeError(f"name must be a device's name or the path of a .toml file, got {name!r}")
         if isinstance(name, os.PathLike) or name.lower().endswith(".toml"):
             return cls.from_file(name, sram=sram)
         device = _pick(_catalogue(), name, "the catalogue", "; or the path of a .toml file").device

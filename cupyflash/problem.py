@@ -13,6 +13,7 @@ import numpy as np
 # Bytes of one element. The input types of the paper's M: shared memory is counted in elements of these.
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
 MAX_HEAD_DIM = 256
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 # The kernels count rows and columns in 32 bits, with room for a block more.
 MAX_LENGTH = 2**31 - 2**20
 # The widest copy between HBM and SRAM, in bytes.
@@ -95,8 +96,8 @@ class Problem:
         if self.scale is not None:
             if isinstance(self.scale, bool) or not isinstance(self.scale, Real):
                 raise TypeError(f"scale must be a real number or None, got {self.scale!r}")
-            if not math.isfinite(self.scale):
-                raise ValueError(f"scale must be finite, got {self.scale!r}")
+            if not abs(self.scale) <= LARGEST_FLOAT32:
+                raise ValueError(f"scale must be finite in float32, got {self.scale!r}")
             object.__setattr__(self, "scale", float(self.scale))
         if self.alignment not in (2, 4, 8, 16) or self.alignment < self.itemsize:
             raise ValueError(f"alignment must be 2, 4, 8 or 16 bytes and hold one {self.dtype}, got {self.alignment!r}")
@@ -147,6 +148,8 @@ class Problem:
                 raise ValueError(f"out must have shape {(*q.shape[:-1], v.shape[-1])}, got {out.shape}")
             if any(stride <= 0 for length, stride in zip(out.shape, out.strides, strict=True) if length > 1):
                 raise ValueError(f"out must have positive strides, got {out.strides} bytes")
+            if overlaps_itself(out):
+                raise ValueError(f"out must have a place for every element, got strides {out.strides} bytes for shape {out.shape}")
         batch = q.shape[0] if q.ndim == 4 else 1
         heads, kv_heads = (q.shape[-3], k.shape[-3]) if q.ndim > 2 else (1, 1)
         scores = (*q.shape[:-1], k.shape[-2])
@@ -233,6 +236,17 @@ def row_alignment(array: Any) -> int:
         if length > 1:
             bits |= abs(stride)
     return int(bits & -bits)
+
+
+def overlaps_itself(array: Array) -> bool:
+    """Whether elements may share bytes: each stride, in order of size, has to step over all that the smaller ones reach."""
+    reach = array.dtype.itemsize
+    for stride, length in sorted((abs(stride), length) for length, stride in zip(array.shape, array.strides, strict=True)):
+        if length > 1:
+            if stride < reach:
+                return True
+            reach += (length - 1) * stride
+    return False
 
 
 def _check_array(name: str, array: Any) -> None:

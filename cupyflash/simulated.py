@@ -32,7 +32,8 @@ def simulated_device(
 ) -> Iterator[Device]:
     """Within this context, attention on NumPy arrays runs on `device`, with `sram` bytes (or "100KB") of SRAM if given.
 
-    A call estimated at more than `max_seconds` is refused; `math.inf` allows any. Raises ValueError as Device.named does.
+    The choice belongs to the context: a thread that is started inside it has the default again. A call estimated at more than
+    `max_seconds` is refused; `math.inf` allows any. Raises TypeError or ValueError as Device.named does.
     """
     if isinstance(max_seconds, bool) or not isinstance(max_seconds, int | float) or not max_seconds > 0:
         raise ValueError(f"max_seconds must be a positive number of seconds (math.inf for no limit), got {max_seconds!r}")

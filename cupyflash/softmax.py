@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_findings, refuse_overlap, target
-from cupyflash.problem import dtype_name
+from cupyflash.problem import dtype_name, overlaps_itself
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules.softmax import SOFTMAX_ALGORITHMS, SoftmaxSchedule, plan_softmax
 from cupyflash.simulated import Simulation
@@ -100,7 +100,7 @@ def _check_out(out: Any, x: Any) -> None:
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out must be writeable, got a read-only array")
     _check_elements("out", out)
-    if 0 not in out.shape and any(stride == 0 for length, stride in zip(out.shape, out.strides, strict=True) if length > 1):
+    if 0 not in out.shape and overlaps_itself(out):
         raise ValueError(f"out must have a place for every element, got strides {out.strides} bytes for shape {out.shape}")
     if (_address(out), out.strides) != (_address(x), x.strides):  # x itself may be written: a thread reads what it writes
         refuse_overlap(out, x=x)

@@ -37,7 +37,8 @@ standard_scores(const Element* Q, const Element* K, Element* S, int Nq, int Nk, 
                        bias + batch * bias_batch + head * bias_head, bias_row, bias_col};
 
   copy_tile<D>(Q_smem, Q, Q_row, BR, rows, threadIdx.x, THREADS);
-  copy_tile<D>(K_smem, K, K_row, (cols + SUB - 1) / SUB * SUB, cols, threadIdx.x, THREADS);
+  // Keys that do not exist are not read, though S has columns for them.
+  copy_tile<D>(K_smem, K, K_row, (cols + SUB - 1) / SUB * SUB, masks.keys - j * BC, threadIdx.x, THREADS);
   wait_for_copies();
   __syncthreads();
 
@@ -91,7 +92,8 @@ standard_softmax(const Element* S, Element* P, float* L, long long rows, int Nk)
 // O = P V, BR rows a thread block
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 standard_values(const Element* P, const Element* V, Element* O, int Nq, int Nk, int heads, int group,
-                long long V_batch, long long V_head, long long V_row, long long O_batch, long long O_head, long long O_row) {
+                long long V_batch, long long V_head, long long V_row, long long O_batch, long long O_head, long long O_row,
+                const int* key_lengths) {
   extern __shared__ __align__(16) unsigned char sram[];
   Element* V_smem = reinterpret_cast<Element*>(sram);  // (BC x DV_ROW)
 
@@ -103,11 +105,12 @@ standard_values(const Element* P, const Element* V, Element* O, int Nq, int Nk, 
   O += batch * O_batch + head * O_head;
   P += pair * Nq * Nk;
 
+  const int keys = count_keys(key_lengths, batch, Nk, sram);  // rows of V behind them are not read: P is 0 there
   float O_regs[DV_PAD / 8][4] = {};  // (16 x DV_PAD)
   for (int first = 0; first < Nk; first += BC) {
     const int cols = min(BC, Nk - first);
     __syncthreads();  // every warp is done with the V tile before
-    copy_tile<DV>(V_smem, V + first * V_row, V_row, (cols + SUB - 1) / SUB * SUB, cols, threadIdx.x, THREADS);
+    copy_tile<DV>(V_smem, V + first * V_row, V_row, (cols + SUB - 1) / SUB * SUB, keys - first, threadIdx.x, THREADS);
     wait_for_copies();
     __syncthreads();
     for (int col = 0; col < cols; col += SUB) {

@@ -35,8 +35,8 @@ class Machine:
                 raise SramOverflow(f"tile {tile.name} is already in SRAM")
             if used + tile.nbytes > self.sram_bytes:
                 raise SramOverflow(
-                    f"tile {tile.name} of {tile.nbytes:,} bytes does not fit: {used:,} of {self.sram_bytes:,} bytes of "
-                    f"SRAM hold {', '.join(self._tiles) or 'nothing'}"
+                    f"tile {tile.name} of {tile.nbytes:,} bytes does not fit an SRAM of {self.sram_bytes:,} bytes, of which "
+                    f"{used:,} are taken"
                 )
             self._tiles[tile.name] = tile.nbytes
             self.peak_bytes = max(self.peak_bytes, used + tile.nbytes)

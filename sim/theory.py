@@ -88,20 +88,20 @@ def _fa2(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
 
 
 def _standard(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
-    """Tr x Tc tiles: Q is read for each column of tiles, K and V for each row of tiles; no mask changes that."""
+    """Tr x Tc tiles: Q is read for each column of tiles, K and V, as many keys as there are, for each row of tiles."""
     p = schedule.problem
     Tr, Tc = math.ceil(p.seqlen_q / schedule.block_rows), math.ceil(p.seqlen_k / schedule.block_cols)
     ideal = schedule.tiling.used == schedule.tiling.paper
     scores = p.seqlen_q * p.seqlen_k * p.itemsize
     return {
         "Q": (Tc * p.seqlen_q * p.head_dim * p.itemsize, 0),
-        "K": (Tr * p.seqlen_k * p.head_dim * p.itemsize, 0),
-        "V": (Tr * p.seqlen_k * p.value_dim * p.itemsize, 0),
+        "K": (Tr * keys * p.head_dim * p.itemsize, 0),
+        "V": (Tr * keys * p.value_dim * p.itemsize, 0),
         "S": (scores if ideal else 2 * scores, scores),
         "P": (scores, scores),
         "O": (0, p.seqlen_q * p.value_dim * p.itemsize),
         "L": (0, p.seqlen_q * FLOAT32 if schedule.lse else 0),
-        "key_lengths": (4 * Tr * Tc if p.padded else 0, 0),
+        "key_lengths": (4 * Tr * (Tc + 1) if p.padded else 0, 0),
     }
 
 
@@ -124,19 +124,18 @@ def softmax_traffic(rows: int, cols: int, dtype: str, algorithm: str) -> Traffic
 def standard_ideal(problem: Problem) -> Traffic:
     """Algorithm 0 with each input of each step read once: (Nq + 2 Nk) d + 2 Nq Nk reads, 2 Nq Nk + Nq d writes a head.
 
-    A mask or bias adds an element for each score that the causal mask leaves, key lengths one for each head.
+    A mask or bias adds an element for each score that the causal mask leaves; key lengths shorten K and V.
     """
     p, size = problem, problem.head_count * problem.itemsize
     scores = p.seqlen_q * p.seqlen_k * size
-    read = Counter({"key_lengths": 4 * p.head_count if p.padded else 0})
+    read = Counter({"key_lengths": 8 * p.head_count if p.padded else 0})  # once a product
     for keys, batches in _lengths(p).items():
-        for name, (nbytes, _) in _masks(p, keys).items():
+        rows = {"K": keys * p.head_dim * p.itemsize, "V": keys * p.value_dim * p.itemsize}
+        for name, nbytes in (rows | {name: moved for name, (moved, _) in _masks(p, keys).items()}).items():
             read[name] += batches * p.heads * nbytes
     return Traffic(
         {
             "Q": TensorTraffic(p.seqlen_q * p.head_dim * size, 0),
-            "K": TensorTraffic(p.seqlen_k * p.head_dim * size, 0),
-            "V": TensorTraffic(p.seqlen_k * p.value_dim * size, 0),
             "S": TensorTraffic(scores, scores),
             "P": TensorTraffic(scores, scores),
             "O": TensorTraffic(0, p.seqlen_q * p.value_dim * size),

@@ -117,6 +117,15 @@ def test_masks_add_up(dtype: object) -> None:
             check_numbers(out, lse, q, k, v, **chosen, **options)
 
 
+@pytest.mark.parametrize("algorithm", ["fa1", "standard"])
+def test_what_is_behind_the_key_lengths_is_never_read(algorithm: str) -> None:
+    q, k, v = draw((2, 2, 33, 64), (2, 2, 70, 64), (2, 2, 70, 64))
+    lengths = np.array([70, 20])
+    expected = cupyflash.attention(q, k, v, key_lengths=lengths, algorithm=algorithm)
+    k[1, :, 20:] = v[1, :, 20:] = np.nan
+    assert np.array_equal(cupyflash.attention(q, k, v, key_lengths=lengths, algorithm=algorithm), expected)
+
+
 def test_a_row_that_sees_no_key_is_zero_and_minus_infinity() -> None:
     q, k, v = draw((2, 5, 16), (2, 7, 16), (2, 7, 16))
     none = {"mask": np.zeros((5, 7), bool), "key_lengths": np.array([0]), "bias": np.full((5, 7), -np.inf, np.float16)}
@@ -234,6 +243,7 @@ BAD_ARRAYS = [
 BAD_OPTIONS = [
     ({"scale": float("inf")}, ValueError, "scale must be finite"),
     ({"scale": float("nan")}, ValueError, "scale must be finite"),
+    ({"scale": 1e39}, ValueError, "scale must be finite in float32"),
     ({"scale": "0.5"}, TypeError, "scale must be a real number"),
     ({"scale": 1j}, TypeError, "scale must be a real number"),
     ({"causal": 3}, TypeError, "causal must be True or False"),
@@ -253,6 +263,11 @@ BAD_OPTIONS = [
     ({"out": q}, ValueError, "out must not overlap q"),
     ({"out": np.empty((4, 40, 64), np.float16)[:, ::-1]}, ValueError, "positive strides"),
     ({"out": np.broadcast_to(np.float16(0), (4, 40, 64))}, ValueError, "out must be"),
+    (
+        {"out": np.lib.stride_tricks.as_strided(np.empty(9999, np.float16), (4, 40, 64), (2, 10, 2))},
+        ValueError,
+        "a place for every",
+    ),
     ({"out": [0]}, TypeError, "out must be"),
     ({"mask": MASK.astype(np.int8)}, TypeError, "mask must be of dtype bool"),
     ({"mask": MASK[:, :, :49]}, ValueError, "mask must broadcast"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from numbers import Integral
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
@@ -56,8 +57,9 @@ def plan(
         raise TypeError(f"device must be a Device (Device.named finds one by name), got {device!r}")
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
-    sizes = isinstance(tiling, tuple) and len(tiling) == 2 and all(type(size) is int and size > 0 for size in tiling)
-    if not (tiling is None or tiling == "paper" or sizes):
+    if isinstance(tiling, tuple) and len(tiling) == 2 and all(isinstance(s, Integral) and s > 0 for s in tiling):
+        tiling = (int(tiling[0]), int(tiling[1]))
+    elif tiling is not None and tiling != "paper":
         raise ValueError(f"tiling must be None, 'paper' or (block_rows, block_cols), got {tiling!r}")
     return _plan(problem, device, algorithm, tiling, lse)
 

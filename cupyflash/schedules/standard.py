@@ -91,6 +91,7 @@ class StandardSchedule(TileSchedule):
         keys = p.seqlen_k if keys is None else keys
         rows_of = self._extents(p.seqlen_q, self.block_rows, literal)
         cols_of = self._extents(p.seqlen_k, self.block_cols, literal)
+        keys_of = self._extents(keys, self.block_cols, literal)  # S and P have columns for all, K and V rows for these
         row = row_bytes(p)
         q_tile, k_tile = Tile("Q", self.block_rows * row), Tile("K", self.block_cols * row)
         v_tile = Tile("V", self.block_cols * value_row_bytes(p))
@@ -102,11 +103,12 @@ class StandardSchedule(TileSchedule):
                     enter=(
                         *length_moves(p),
                         Move("Q", rows * p.head_dim, p.itemsize, tile="Q"),
-                        Move("K", cols * p.head_dim, p.itemsize, tile="K"),
                     ),
                     leave=(Move("S", rows * cols, p.itemsize, write=True),),
                     tiles=(q_tile, k_tile),
                 )
+            for times, cols in keys_of:
+                yield Phase(row_times * times, enter=(Move("K", cols * p.head_dim, p.itemsize, tile="K"),), tiles=(k_tile,))
         yield Phase(1, enter=mask_moves(p, scores_seen(p, range(p.seqlen_q), range(keys))))
 
         reads = (Move("S", p.seqlen_k, p.itemsize),) * self.softmax_passes  # P = softmax(S)
@@ -117,18 +119,12 @@ class StandardSchedule(TileSchedule):
             yield Phase(times * rows, enter=reads, leave=writes)
 
         for row_times, rows in rows_of:  # O = P V
-            visits = tuple(
-                Visit(
-                    row_times * col_times,
-                    (
-                        Move("P", rows * cols, p.itemsize),
-                        Move("V", cols * p.value_dim, p.itemsize, tile="V"),
-                    ),
-                )
-                for col_times, cols in cols_of
+            visits = tuple(Visit(row_times * times, (Move("P", rows * cols, p.itemsize),)) for times, cols in cols_of)
+            visits += tuple(
+                Visit(row_times * times, (Move("V", cols * p.value_dim, p.itemsize, tile="V"),)) for times, cols in keys_of
             )
             leave = (Move("O", rows * p.value_dim, p.itemsize, write=True),)
-            yield Phase(row_times, visits=visits, leave=leave, tiles=(v_tile,))
+            yield Phase(row_times, enter=length_moves(p), visits=visits, leave=leave, tiles=(v_tile,))
 
     def workspaces(self) -> Mapping[str, Workspace]:
         p = self.problem
@@ -175,6 +171,6 @@ class StandardSchedule(TileSchedule):
             self.row_blocks * self.repeats,
             threads,
             self.block_cols * value_row_bytes(p),
-            ("P", "V", "O", *sizes, *stride_params("VO")),
+            ("P", "V", "O", *sizes, *stride_params("VO"), "key_lengths"),
         )
         return (scores, softmax, values) if scores_grid else (softmax, values)

@@ -16,13 +16,15 @@ from cupyflash.schedules import plan
 from cupyflash.sim import machine, theory
 from cupyflash.sim.cli.options import AS_JSON, DEVICE, SRAM
 from cupyflash.sim.cli.show import NAMES, detected, show_tiling, tiling_report, worst_error
+from cupyflash.sim.estimate import refuse_slow
 from cupyflash.sim.reference import reference
 from cupyflash.sim.traffic import Traffic
+from cupyflash.simulated import current_simulation
 
 
 @click.command()
-@click.option("--seqlen", default=512, show_default=True, help="N: queries and keys a head.")
-@click.option("--heads", default=4, show_default=True)
+@click.option("--seqlen", default=512, show_default=True, type=click.IntRange(1), help="N: queries and keys a head.")
+@click.option("--heads", default=4, show_default=True, type=click.IntRange(1))
 @DEVICE
 @SRAM
 @AS_JSON
@@ -32,15 +34,17 @@ def demo(seqlen: int, heads: int, device_name: str, sram: str | None, as_json: b
 
     gpu = detected()
     device = Device.named(device_name, sram=sram)
+    problem = Problem(1, heads, heads, seqlen, seqlen, 64, "float16", causal=True)
+    schedules = {algorithm: plan(problem, device, algorithm) for algorithm in ("standard", "fa1")}
+    for schedule in schedules.values():
+        refuse_slow(schedule, current_simulation().max_seconds)
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((heads, seqlen, 64)).astype(np.float16) for _ in range(3))
-    problem = Problem.from_arrays(q, k, v, causal=True)
     expected, _ = reference(q, k, v, causal=True)
 
     report: dict[str, Any] = {"problem": asdict(problem), "device": device.name, "sram_bytes": device.sram_per_block}
     counts: dict[str, dict[str, Traffic]] = {}
-    for algorithm in ("standard", "fa1"):
-        schedule = plan(problem, device, algorithm)
+    for algorithm, schedule in schedules.items():
         click.echo(f"compiling and executing {NAMES[algorithm]} on the simulated {device.name} ...", err=True)
         execution = execute(schedule, q, k, v)
         counts[algorithm] = {
