@@ -187,8 +187,9 @@ def test_a_missing_barrier_shows_under_some_seed() -> None:
     kinds = set()
     for seed in range(8):
         launch = run(y_kernel(body), {"y": np.zeros(128, np.uint32)}, block=128, seed=seed)
+        assert "race" in {f.kind for f in launch.findings}
         kinds |= {f.kind for f in launch.findings}
-    assert kinds == {"uninitialised"}
+    assert kinds == {"uninitialised", "race"}
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -52,7 +52,7 @@ def test_forgotten_barrier_is_found_with_its_source_line() -> None:
         launch = compile_cuda(source).launch("matmul", (1, 1), (16, 16), [a, a, a.copy(), 16, 16, 16], seed=seed)
         kinds |= {(f.kind, f.source[1]) for f in launch.findings if f.source}
     line = source[: source.index("sum += As")].count("\n") + 1
-    assert kinds == {("uninitialised", line)}
+    assert kinds == {("uninitialised", line), ("race", line)}
 
 
 SOFTMAX = r"""

@@ -63,6 +63,7 @@ class Copies:
         self.memory.state_view(size)[destination] = element(IN_FLIGHT, size)
         self.memory.settled = False
         self.pending.append(copy)
+        self.memory.flying = len(self.pending)
 
     def commit(self, lanes: Lanes) -> None:
         self.committed[lanes.index] += 1
@@ -99,6 +100,7 @@ class Copies:
             if count < copy.lanes.n:
                 kept.append(copy if not count else _rest(copy, ~due))
         self.pending = kept
+        self.memory.flying = len(kept)
         self._member[lanes.index] = False
 
     def _waited(self, lanes: Lanes, size: int, destination: Array) -> None:

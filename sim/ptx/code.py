@@ -5,11 +5,13 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from .fpenv import FLUSH, KEEP
 from .ops.registry import Branch, Call, Exit, Plan, Return
+from .sharing import Sharing
 from .syntax import SINK, Instruction, Mem, Operand, Program, Reg, Sym, Variable, Vec
 from .types import Array, PtxError
 
@@ -93,6 +95,10 @@ class Code:
         self.communicates = any(may_wait_for_other_blocks(i) for i in self.instructions)
         self._regions: dict[tuple[int, bool], Region] = {}
         self._rows: dict[int, list[tuple[int, Array]]] = {0: []}
+
+    @cached_property
+    def sharing(self) -> Sharing:
+        return Sharing.of(self.instructions, self.plans)
 
     def target(self, label: str) -> int:
         if label not in self.labels:

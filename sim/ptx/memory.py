@@ -123,6 +123,8 @@ class Memory:
         self._state[:] = UNWRITTEN
         self._local[:] = 0xFF
         self.settled = False
+        self.flying = 0
+        """Asynchronous copies that somebody has yet to wait for."""
         self._checks = 0
         self._shared_views = {size: self._shared.view(dtype) for size, dtype in ELEMENT.items()}
         self._state_views = {size: self._state.view(dtype) for size, dtype in ELEMENT.items()}

@@ -241,21 +241,31 @@ class SharedPort(_BlockPort):
             else:
                 words = state[index].view(words.dtype)
             if np.count_nonzero(words != self.written):
-                self.complain(lanes, offsets, words)
+                self.complain(lanes, offsets, index, words)
             memory.settle()
+        if self.write and memory.flying and memory.races is not None:
+            states = memory.state_view(self.size)[index].view(np.uint8).reshape(len(index), self.size)
+            self.complain_of_flight(lanes, offsets, index, (states == IN_FLIGHT).any(axis=1))
         if self.write and self.kind != "cp.async":
             memory.state_view(self.size)[index] = element(WRITTEN, self.size)
 
-    def complain(self, lanes: Lanes, offsets: Array, words: Array) -> None:
+    def complain(self, lanes: Lanes, offsets: Array, index: Array, words: Array) -> None:
         states = np.ascontiguousarray(words).view(np.uint8).reshape(len(offsets), self.size)
         flying = (states == IN_FLIGHT).any(axis=1)
         unwritten = (states == UNWRITTEN).any(axis=1) & ~flying
-        if flying.any():
-            message = " of shared memory: its asynchronous copy has not been waited for by the thread that issued it"
-            self.report("in flight", message, lanes, flying, offsets, None)
+        self.complain_of_flight(lanes, offsets, index, flying)
         if unwritten.any():
             message = " of shared memory that nobody wrote"
             self.report("uninitialised", message, lanes, unwritten, offsets, None)
+
+    def complain_of_flight(self, lanes: Lanes, offsets: Array, index: Array, flying: Array) -> None:
+        races = self.memory.races
+        if flying.any() and races is not None:
+            # Who is not even behind the issue of the copy races with it, whatever became of the wait.
+            flying = flying & races.issue_ordered(lanes, self.size, index)
+        if flying.any():
+            message = " of shared memory: its asynchronous copy has not been waited for by the thread that issued it"
+            self.report("in flight", message, lanes, flying, offsets, None)
 
 
 class LocalPort(_BlockPort):

@@ -17,6 +17,7 @@ often one entry. An entry is stamp << 32 | who << 30 | lane: the last writer of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,9 @@ import numpy as np
 
 from .findings import Findings
 from .lanes import WARP, Lanes, Wave
-from .syntax import Imm, Instruction, Mem, Reg, Sym, Vec
-from .types import TYPES, Array
+from .sharing import is_strong
+from .syntax import Instruction
+from .types import Array
 
 if TYPE_CHECKING:
     from .code import Code
@@ -35,9 +37,8 @@ STAMP = 32
 ONE, LANES, WARPS, BLOCKS = (k << 30 for k in range(4))
 LANE = (1 << 30) - 1
 LOW = np.uint64((1 << STAMP) - 1)
-
-STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"})
-"""Modifiers of loads and stores that, like atomics, do not race with each other."""
+WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
+"""Of an entry: zero where two are of the same warp, be it one lane or some."""
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Table:
 
     entries: Array
     by: Array
+    used: bool = False
 
     @classmethod
     def of(cls, rows: int, columns: int) -> Table:
@@ -94,20 +96,18 @@ class Races:
         self.now = 1
         self.instructions: list[Instruction] = []
         self._numbers: dict[int, int] = {}
-        self.shared_shift = granule(code.instructions, ("shared", "shared::cta")).bit_length() - 1
-        self.global_shift = granule(code.instructions, ("global",)).bit_length() - 1
-        self.has_atomics = any(is_strong(i) for i in code.instructions)
-        self.fences = any(i.opcode in ("fence", "membar") or {"release", "acq_rel"} & set(i.mods) for i in code.instructions)
-        self.written = written_parameters(code)
+        sharing = code.sharing
+        self.shared_shift, self.global_shift = sharing.shared_granule.bit_length() - 1, sharing.global_granule.bit_length() - 1
+        self.has_atomics, self.fences, self.written = sharing.atomics, sharing.releases, sharing.written
         self.segments = segments
         self._areas: dict[int, Area | None] = {}
-        self._flying = 0
         # What lanes have learnt of other lanes through atomics: stamps over the lanes of the grid.
         self._lane_knows: dict[int, Array] = {}
         self._block_knows: dict[int, Array] = {}
         self._heard: dict[int, Array] = {}
-        self._messages: dict[tuple[int, int], Array] = {}
-        self._fenced: Array | None = None
+        self._messages: dict[tuple[int, int, int], Array] = {}
+        # When each lane of the grid last fenced: for the whole device; for its block.
+        self._fenced: tuple[Array, Array] | None = None
 
     def begin_wave(self, wave: Wave) -> None:
         self.wave = wave
@@ -118,7 +118,7 @@ class Races:
         self.now += 1
         start = self.now - 1
         self.base = np.full(blocks, start, np.int64)
-        self.floor = start
+        self.floor = self.synced_floor = start
         self.synced = np.full(blocks * warps, start, np.int64)
         self.known = np.full((blocks, warps, warps), start, np.int64)
         # Only after bar.warp.sync of some lanes: moments between the lanes of a warp.
@@ -132,7 +132,8 @@ class Races:
         self.base[blocks] = moment
         self.synced.reshape(self.wave.blocks, -1)[blocks] = moment
         self.known[blocks] = moment
-        self.floor = int(self.base.min())
+        self.floor = int(self.base[self.wave.alive_by_block > 0].min(initial=moment))
+        self.find_synced_floor()
         self.now += 1
         if self._lane_knows:
             per = self.wave.lanes_per_block
@@ -142,6 +143,10 @@ class Races:
                 if lanes:
                     learnt = [self._lane_knows.pop(lane) for lane in lanes]
                     self._block_knows[number] = highest([*learnt, self._block_knows.get(number)])
+
+    def find_synced_floor(self) -> None:
+        """Who has exited accesses nothing more, and holds nobody back."""
+        self.synced_floor = int(self.synced[self.wave.alive_by_warp > 0].min(initial=self.now))
 
     def arrive(self, lanes: Lanes) -> tuple[int, Array]:
         """Lanes of one block come to a barrier with a thread count: what they release, at this moment."""
@@ -163,6 +168,7 @@ class Races:
     def warp_sync(self, warps: Array) -> None:
         """All lanes of these warps of the wave have met."""
         self.synced[warps] = self.now
+        self.find_synced_floor()
         self.now += 1
         if self._lane_knows:
             for warp in warps.tolist():
@@ -209,16 +215,14 @@ class Races:
                 learnt = self.learnt(int(lane))
                 if learnt is None:
                     continue
-                at = np.flatnonzero(race & (mine == lane))
-                first = np.where(who[at] == LANES, other[at] & ~31, other[at] // per * per)
-                one, found = who[at] == ONE, np.empty(len(at), np.int64)
-                found[one] = learnt[other[at][one]]
-                for k in np.flatnonzero(~one):
-                    span = learnt[int(first[k]) : int(first[k]) + (WARP if who[at[k]] == LANES else per)]
-                    # Readers in many blocks are not told apart: whoever has heard of other blocks is believed.
-                    found[k] = stamp[at[k]] if who[at[k]] == BLOCKS else span.min()
-                race[at] &= stamp[at] > found
-        return race
+                heard = race & (mine == lane)
+                found = learnt[other]
+                found[who == LANES] = learnt.reshape(-1, WARP).min(axis=1)[other[who == LANES] // WARP]
+                found[who == WARPS] = learnt.reshape(-1, per).min(axis=1)[other[who == WARPS] // per]
+                # Readers in many blocks are not told apart: whoever has heard of other blocks is believed.
+                found[who == BLOCKS] = self.now
+                race &= ~(heard & (stamp <= found))
+        return np.asarray(race)
 
     # -- atomics and fences: what a lane has heard -------------------------------------------------------------------------
 
@@ -227,10 +231,13 @@ class Races:
         mine, block = self._lane_knows.get(lane), self._block_knows.get(lane // self.wave.lanes_per_block)
         return highest([mine, block]) if mine is not None or block is not None else None
 
-    def fence(self, lanes: Lanes) -> None:
+    def fence(self, lanes: Lanes, block_only: bool) -> None:
         if self._fenced is None:
-            self._fenced = np.zeros(self.blocks * self.wave.lanes_per_block, np.int64)
-        self._fenced[lanes.index + self.first] = self.now
+            size = self.blocks * self.wave.lanes_per_block
+            self._fenced = np.zeros(size, np.int64), np.zeros(size, np.int64)
+        self._fenced[1][lanes.index + self.first] = self.now
+        if not block_only:
+            self._fenced[0][lanes.index + self.first] = self.now
         self.now += 1
         if self._heard:
             for lane in (lanes.index + self.first).tolist():
@@ -238,23 +245,26 @@ class Races:
                 if heard is not None:
                     self._lane_knows[lane] = highest([heard, self._lane_knows.get(lane)])
 
-    def strong(self, lanes: Lanes, where: Array, space: int, reads: bool, writes: bool, mods: frozenset[str]) -> None:
+    def strong(self, lanes: Lanes, where: Array, area: int, reads: bool, writes: bool, mods: frozenset[str]) -> None:
         """Atomics and strong accesses at `where`, one a lane: they carry what their lanes knew at their last fence."""
         releases, acquires = bool(mods & {"release", "acq_rel"}), bool(mods & {"acquire", "acq_rel"})
         per = self.wave.lanes_per_block
         for lane, at in zip((lanes.index + self.first).tolist(), where.tolist(), strict=True):
-            key = (space if space < 0 else 0, at) if space >= 0 else (-1 - lane // per, at)
-            message = self._messages.get(key)
-            if reads and message is not None:
-                # An atomic is taken to acquire at once, as the code that counts finished blocks relies on.
-                into = self._lane_knows if acquires or writes else self._heard
-                into[lane] = highest([message, into.get(lane)])
-            fenced = int(self._fenced[lane]) if self._fenced is not None else 0
-            if writes and (releases or fenced):
-                self._messages[key] = highest([self._release(lane, self.now if releases else fenced), message])
+            # What was fenced for the block only is heard in the block only; shared memory is the block's anyway.
+            for block_only in (False, True) if area >= 0 else (True,):
+                key = (area, 1 + lane // per if block_only else 0, at)
+                message = self._messages.get(key)
+                if reads and message is not None:
+                    # An atomic is taken to acquire at once, as the code that counts finished blocks relies on.
+                    into = self._lane_knows if acquires or writes else self._heard
+                    into[lane] = highest([message, into.get(lane)])
+                fences = None if self._fenced is None else self._fenced[block_only]
+                moment = self.now if releases else 0 if fences is None else int(fences[lane])
+                if writes and moment:
+                    self._messages[key] = highest([self._release(lane, moment, fences), message])
         self.now += 1
 
-    def _release(self, lane: int, moment: int) -> Array:
+    def _release(self, lane: int, moment: int, fences: Array | None) -> Array:
         """What a lane hands on that fenced at `moment`: its own past, what it heard of, its block as far as it fenced too."""
         per, warps = self.wave.lanes_per_block, self.wave.warps_per_block
         out = np.zeros(self.blocks * per, np.int64)
@@ -263,8 +273,8 @@ class Races:
         moments = np.repeat(self.known[local, mine], WARP)
         moments[mine * WARP : (mine + 1) * WARP] = self.synced[local * warps + mine]
         limit = np.full(per, moment)
-        if self._fenced is not None:
-            limit = np.maximum(limit, self._fenced[block * per : (block + 1) * per])
+        if fences is not None:
+            limit = np.maximum(limit, fences[block * per : (block + 1) * per])
         out[block * per : (block + 1) * per] = np.minimum(moments, limit)
         out[lane] = moment
         return highest([out, self.learnt(lane)])
@@ -353,17 +363,18 @@ class Races:
         if kind in ("ld", "ldmatrix"):
             self.look(shadow.writes, rows, who, lanes, "read", "write", i, addresses, segment, collective, shadow.shared)
             if self.has_atomics:
-                self.look(shadow.atomics, rows, who, lanes, "read", "atomic access", i, addresses, segment, collective, shadow.shared)
+                self.look(
+                    shadow.atomics, rows, who, lanes, "read", "atomic access", i, addresses, segment, collective, shadow.shared
+                )
             self.note(shadow.reads, rows, columns, who, i, collective)
             return
-        if kind == "cp.async":
-            self._flying += 1
         self.look(shadow.writes, rows, who, lanes, "write", "write", i, addresses, segment, collective, shadow.shared)
         self.look(shadow.reads, rows, who, lanes, "write", "read", i, addresses, segment, collective, shadow.shared)
         if self.has_atomics:
             self.look(shadow.atomics, rows, who, lanes, "write", "atomic access", i, addresses, segment, collective, shadow.shared)
         values = self.values(who, ONE if not collective else LANES)
         table = shadow.writes
+        table.used = True
         entries = table.entries.reshape(-1)
         entries[rows] = values
         table.by.reshape(-1)[rows] = self.number(i)
@@ -373,7 +384,9 @@ class Races:
             winner = (won & np.uint64(LANE)).astype(np.int64)
             lost = np.flatnonzero((won != values) & (winner >> 5 != who.lane >> 5))
             if len(lost):
-                self.report(lost, won[lost], np.full(len(lost), self.number(i)), who, lanes, "write", "write", i, addresses, segment)
+                self.report(
+                    lost, won[lost], np.full(len(lost), self.number(i)), who, lanes, "write", "write", i, addresses, segment
+                )
 
     def _area_number(self, segment: Segment) -> int:
         area = self.area(segment)
@@ -398,12 +411,18 @@ class Races:
         shared: bool,
     ) -> None:
         """Find and report what an access is not ordered behind."""
+        if not table.used:
+            return
         width = table.entries.shape[1]
         entries = table.entries.reshape(-1).take(rows) if width == 1 else table.entries.take(rows, 0)
         if shared:
             if not len(entries) or int(entries.max()) >> STAMP <= self.floor:
                 return
-            maybe = entries >> np.uint64(STAMP) > self.floor
+            stamps = entries >> np.uint64(STAMP)
+            maybe = stamps > self.floor
+            if self.synced_floor > self.floor and width == 1:
+                # Most often the warp itself wrote what it reads, before it last met.
+                maybe &= ((entries ^ who.lane.view(np.uint64)) & WARP_BITS != 0) | (stamps > self.synced_floor)
         else:
             if not np.count_nonzero(entries):
                 return
@@ -424,6 +443,7 @@ class Races:
 
     def note(self, table: Table, rows: Array, columns: Array | None, who: Who, i: Instruction, collective: bool) -> None:
         """Add readers (or atomics) to the summaries of their granules."""
+        table.used = True
         flat, by = table.entries.reshape(-1), table.by.reshape(-1)
         at = rows if columns is None else rows * table.entries.shape[1] + columns
         if collective:
@@ -434,7 +454,7 @@ class Races:
         before = flat.take(at)
         apart = (before & LOW) != (values & LOW)
         if columns is not None:
-            apart &= before >> np.uint64(STAMP) > self.floor
+            apart &= before >> np.uint64(STAMP) > (self.floor if self.partial else max(self.floor, self.synced_floor))
         else:
             apart &= before != 0
         merged = np.flatnonzero(apart) if np.count_nonzero(apart) else None
@@ -446,7 +466,9 @@ class Races:
         by[at] = self.number(i)
         after = flat.take(at)
         many = np.flatnonzero(after != values)
-        if len(many):
+        if len(many) and columns is not None:
+            flat[at[many]] = after[many] | np.uint64(LANES)
+        elif len(many):
             levels = np.maximum(self.relation(who.lane[many], after[many]), (values | after)[many] & np.uint64(BLOCKS))
             order = np.argsort(levels, kind="stable")
             many, levels = many[order], levels[order]
@@ -530,68 +552,6 @@ def source(i: Instruction) -> str:
     return f"{i.source[0].rpartition('/')[2]}:{i.source[1]}" if i.source else f"PTX line {i.line} ({i.text})"
 
 
-def highest(arrays: list[Array | None]) -> Array:
-    return np.maximum.reduce([a for a in arrays if a is not None])  # type: ignore[no-any-return]
-
-
-def is_strong(i: Instruction) -> bool:
-    """Atomics, and loads and stores that other threads may make at the same time."""
-    return i.opcode in ("atom", "red") or (i.opcode in ("ld", "st") and bool(STRONG & set(i.mods)))
-
-
-def granule(instructions: list[Instruction], spaces: tuple[str, ...]) -> int:
-    """The smallest width in bytes of an access to these spaces, or to generic addresses."""
-    least = 16
-    for i in instructions:
-        if i.opcode in ("ld", "ldu", "st", "atom", "red"):
-            named = {"global", "shared", "shared::cta", "local", "const", "param"} & set(i.mods)
-            if named and not named & set(spaces):
-                continue
-            count = 2 if "v2" in i.mods else 4 if "v4" in i.mods else 1
-            types = [TYPES[m] for m in i.mods if m in TYPES]
-            least = min(least, count * types[-1].bytes)
-        elif i.opcode == "cp" and len(i.operands) > 2:
-            size = i.operands[2]
-            # A source size may be any number of bytes up to the width; such sources are rounded up to granules.
-            least = min(least, size.value if isinstance(size, Imm) and isinstance(size.value, int) else 16)
-    return least
-
-
-def written_parameters(code: Code) -> set[str] | None:
-    """Names of parameters and variables whose value may reach the address of a store; None: it cannot be told.
-
-    A register carries the names of all that it may be computed from. A pointer that comes out of memory is of anywhere.
-    """
-    carried: dict[str, frozenset[str]] = {}
-    changed = True
-    stores: set[str] = set()
-    anywhere = frozenset({"*"})
-
-    def of(operand: object) -> frozenset[str]:
-        if isinstance(operand, Reg):
-            return carried.get(operand.name, frozenset())
-        if isinstance(operand, Sym):
-            return frozenset({operand.name})
-        if isinstance(operand, Mem):
-            return of(operand.base)
-        if isinstance(operand, Vec):
-            return frozenset().union(*(of(item) for item in operand.items))
-        return frozenset()
-
-    if any(i.opcode == "call" for i in code.instructions):
-        return None
-    while changed:
-        changed = False
-        for i, plan in zip(code.instructions, code.plans, strict=True):
-            names = frozenset().union(*(of(o) for o in i.operands))
-            if i.opcode in ("ld", "ldu", "atom"):
-                wide = any(isinstance(a.operand, Reg) and a.operand.type.bits == 64 for a in plan.writes)
-                names = (names if "param" in i.mods else anywhere) if wide else frozenset()
-            if i.opcode in ("st", "atom", "red"):
-                memory = next((o for o in i.operands if isinstance(o, Mem)), None)
-                stores |= of(memory)
-            for written in plan.writes:
-                if isinstance(written.operand, Reg) and not names <= carried.get(written.operand.name, frozenset()):
-                    carried[written.operand.name] = carried.get(written.operand.name, frozenset()) | names
-                    changed = True
-    return None if "*" in stores else stores
+def highest(arrays: Sequence[Array | None]) -> Array:
+    highest: Array = np.maximum.reduce([a for a in arrays if a is not None])
+    return highest

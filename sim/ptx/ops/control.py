@@ -5,7 +5,10 @@ The scheduler acts on these; here they are only read.
 
 from __future__ import annotations
 
-from ..types import TYPES
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..types import TYPES, Array
 from .registry import (
     SINK,
     Barrier,
@@ -19,11 +22,15 @@ from .registry import (
     Plan,
     Return,
     Sym,
+    Thunk,
     Unsupported,
     WarpBarrier,
     arg,
     opcode,
 )
+
+if TYPE_CHECKING:
+    from ..registers import Frame
 
 
 @opcode("bra", forms="{.uni} label")
@@ -108,6 +115,19 @@ def bar(i: Instruction) -> Plan:
     if action == "arrive" and not counted:
         raise Unsupported("arrive without a number of threads")
     return Plan(writes, tuple(reads), control=Barrier(counted, action != "arrive", reduction, negated))
+
+
+@opcode("membar", "fence", forms="orders accesses for the race detector: execution is sequentially consistent anyway")
+def fence(i: Instruction) -> Plan:
+    block_only = "cta" in i.mods
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        races = frame.machine.memory.races
+        if races is None or {"proxy", "mbarrier_init"} & set(i.mods):
+            return _pass
+        return lambda: races.fence(frame.lanes, block_only)
+
+    return Plan((), (), bind, pure=False)
 
 
 @opcode("nanosleep", "pmevent", forms="no effect")

@@ -1,0 +1,244 @@
+"""Seeded faults: our kernels with one thing broken. Every fault is found, by its kind and, where it is one of memory or
+synchronisation, by its line; what is not broken is clean under any order of execution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupyflash import Device, Problem, TileSchedule, compiler, kernels_cu, plan
+from cupyflash.nvrtc import compile_to_ptx
+from cupyflash.schedules import Kernel, SoftmaxSchedule, plan_softmax
+from cupyflash.sim import execute, execute_softmax, execution, theory
+from cupyflash.sim.execution import Execution
+from cupyflash.sim.ptx import Module
+from cupyflash.sim.yardstick import measure
+from yardstick import draw
+
+A100 = Device.named("A100-40GB")
+AnySchedule = TileSchedule | SoftmaxSchedule
+SYNC, WAIT = "__syncthreads();", "wait_for_copies();"
+
+ATTENTION = Problem(1, 2, 1, 70, 90, 32, "float16", alignment=16)
+"""Ragged both ways; two warps a block, three row blocks, three column blocks."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` in `file` becomes `new`. Expected: findings of the kinds in `finds` (words), one of them at a line that holds a
+    text of `lines`; where `finds` is "bytes" traffic that is not the theory's, "numbers" an error over the yardstick."""
+
+    file: str
+    old: str
+    new: str
+    finds: str
+    lines: tuple[str, ...] = ()
+    problem: str = ""
+
+
+# An asm statement has the line that it ends on.
+COPY, LDMATRIX = "cp.async.cg.shared.global", ': "=r"(r[0])'
+FA1, STD, SOFT = "fa1_forward.cu", "standard.cu", "softmax.cu"
+MOVED = (COPY, LDMATRIX)
+
+FA1_MUTANTS = {
+    "K and V are overwritten early": Mutant(FA1, SYNC + "  // every warp", "// every warp", "race", MOVED),
+    "K and V are read early": Mutant(FA1, f"{WAIT}\n    {SYNC}", WAIT, "race", MOVED),
+    "nobody waits for K and V": Mutant(FA1, f"{WAIT}\n    {SYNC}", SYNC, "race|in flight", MOVED),
+    "Q is overwritten early": Mutant(FA1, "__syncwarp();                  ", "", "race", MOVED),
+    "Q is read early": Mutant(FA1, f"{WAIT}\n      __syncwarp();", WAIT, "race", MOVED),
+    "nobody waits for Q": Mutant(FA1, f"{WAIT}\n      __syncwarp();", "__syncwarp();", "in flight", MOVED),
+    "warps share a row of Q": Mutant(FA1, "Q_smem + warp * 16 * D_ROW", "Q_smem + warp * 15 * D_ROW", "race", MOVED),
+    "Q lies in the last row of V": Mutant(FA1, "V_smem + BC * DV_ROW", "V_smem + (BC - 1) * DV_ROW", "race", MOVED),
+    "V lies in the last row of K": Mutant(FA1, "K_smem + BC * D_ROW", "K_smem + (BC - 1) * D_ROW", "race", MOVED),
+    "rows past the end are initialised": Mutant(
+        FA1,
+        "if (row >= Nq) continue;\n      for",
+        "for",
+        "out of bounds",
+        ("*reinterpret_cast<float2*>", "l[row] = 0.f", "m[row] = NEG"),
+    ),
+    "rows past the end are stored": Mutant(
+        FA1, "if (row >= Nq) continue;\n        // Line 11", "// Line 11", "out of bounds", ("l[row] = l_new", "reinterpret_cast<")
+    ),
+    "l and m are read past the end": Mutant(FA1, "t == 0 && row < Nq", "t == 0", "out of bounds", ("l_i = l[row]", "m_i = m[row]")),
+    "l goes one row on": Mutant(FA1, "l[row] = l_new", "l[row + 1] = l_new", "race", ("l[row + 1] = l_new", "l_i = l[row]")),
+    "every lane reads l and m": Mutant(FA1, "t == 0 && row < Nq", "row < Nq", "race", ("l[row] = l_new", "l_i = l[row]", "m[row]")),
+    "K is read past its end": Mutant(
+        FA1, "K_row, whole, cols, threadIdx.x", "K_row, whole, whole, threadIdx.x", "out of bounds", (COPY,)
+    ),
+    "no zeros behind the last key": Mutant(
+        FA1, "V_row, whole, cols, threadIdx.x", "V_row, cols, cols, threadIdx.x", "uninitialised", (LDMATRIX,), "one column block"
+    ),
+    "the last visit is not seen": Mutant(FA1, "seen <= (j + 1) * BC", "seen < (j + 1) * BC - BC", "bytes"),
+    "l is not initialised": Mutant(FA1, "l[row] = 0.f;", "", "bytes"),
+    "O is not rescaled": Mutant(FA1, "old_weight * old.x", "old.x", "numbers"),
+    "the scale is forgotten": Mutant("mask.cuh", "[2 * h + e] * scale", "[2 * h + e]", "numbers"),
+    "the row sum misses two lanes": Mutant("warp_product.cuh", "return x + __shfl_xor_sync(~0u, x, 2);", "return x;", "numbers"),
+}
+
+STANDARD_MUTANTS = {
+    "scores: Q and K are read early": Mutant(
+        STD, f"{WAIT}\n  {SYNC}\n\n  const int warp", f"{WAIT}\n  const int warp", "race", MOVED
+    ),
+    "scores: nobody waits": Mutant(STD, f"{WAIT}\n  {SYNC}\n\n  const int warp", f"{SYNC}\n  const int warp", "in flight", MOVED),
+    "scores: K lies in the last row of Q": Mutant(STD, "Q_smem + BR * D_ROW", "Q_smem + (BR - 1) * D_ROW", "race", MOVED),
+    "scores: a row is read one on": Mutant(STD, "Q_smem + warp * 16 * D_ROW, K", "Q_smem + (warp * 16 + 1) * D_ROW, K", "numbers"),
+    "scores: columns past the end are stored": Mutant(
+        STD, "row < rows && c < cols", "row < rows", "race|out of bounds", ("S[static",)
+    ),
+    "scores: rows past the end are stored": Mutant(STD, "row < rows && c < cols", "c < cols", "race|out of bounds", ("S[static",)),
+    "scores: a tile stores one column on": Mutant(
+        STD, "* Nk + c] = from_float", "* Nk + c + 1] = from_float", "out of bounds", ("S[static",)
+    ),
+    "scores: no zeros behind the last key": Mutant(
+        STD, "K_row, (cols + SUB - 1) / SUB * SUB", "K_row, cols", "uninitialised", (LDMATRIX,)
+    ),
+    "softmax: rows past the end": Mutant(
+        STD, "if (row >= rows) return;", "", "out of bounds", ("S[col]", "P[col]", "L[row]"), "one column block"
+    ),
+    "softmax: P goes one column on": Mutant(STD, ") P[col] =", ") P[col + 1] =", "out of bounds", ("P[col + 1]",)),
+    "softmax: one lane's columns are left out": Mutant(
+        STD, "col = lane; col < Nk; col += 32) P", "col = lane + 1; col < Nk; col += 32) P", "bytes"
+    ),
+    "softmax: half a warp is merged": Mutant(STD, "other = 16; other > 0", "other = 8; other > 0", "numbers"),
+    "values: V is overwritten early": Mutant(STD, SYNC + "  // every warp", "// every warp", "race", MOVED),
+    "values: V is read early": Mutant(STD, f"{WAIT}\n    {SYNC}\n    for", f"{WAIT}\n    for", "race", MOVED),
+    "values: nobody waits": Mutant(STD, f"{WAIT}\n    {SYNC}\n    for", f"{SYNC}\n    for", "in flight", MOVED),
+    "values: P is read past its rows": Mutant(STD, "row < Nq && c < Nk ?", "c < Nk ?", "out of bounds", ("to_float(P[",)),
+    "values: P is read past its columns": Mutant(STD, "row < Nq && c < Nk ?", "row < Nq ?", "out of bounds", ("to_float(P[",)),
+    "values: rows past the end are stored": Mutant(
+        STD, "if (row >= Nq) continue;", "", "race|out of bounds", ("reinterpret_cast<unsigned*>(row",)
+    ),
+    "values: no zeros behind the last key": Mutant(
+        STD, "V_row, (cols + SUB - 1) / SUB * SUB", "V_row, cols", "uninitialised", (LDMATRIX,), "one column block"
+    ),
+    "values: the accumulator starts again": Mutant(
+        STD, "const int cols = min(BC, Nk - first);", "const int cols = min(BC, Nk - first); O_regs[0][0] = 0.f;", "numbers"
+    ),
+}
+
+PART = ("part_smem[threadIdx.x / 32] = part", "part = part_smem[")
+SOFTMAX_MUTANTS = {
+    "parts are read early": Mutant(SOFT, f"    {SYNC}\n", "", "race", PART, "block"),
+    "m and d share their room": Mutant(SOFT, "part_smem + WARPS)", "part_smem)", "race", PART, "block"),
+    "every warp has the same room": Mutant(
+        SOFT, "part_smem[threadIdx.x / 32] = part", "part_smem[0] = part", "race", ("part_smem[0] = part",), "block"
+    ),
+    "a part is read past the last one": Mutant(
+        SOFT,
+        "part_smem[threadIdx.x % WARPS]",
+        "part_smem[threadIdx.x % WARPS + WARPS]",
+        "uninitialised|out of bounds",
+        PART[1:],
+        "block",
+    ),
+    "rows past the end": Mutant(SOFT, "row < rows ? n : 0", "n", "race|out of bounds", ("row.x[k", "row.y[i"), "warp"),
+    "y goes one element on": Mutant(
+        SOFT, "row.y[i * y_step] =", "row.y[(i + 1) * y_step] =", "race|out of bounds", ("row.y[(i + 1)",), "warp"
+    ),
+    "elements are done twice": Mutant(SOFT, "j += LANES) d +=", "j += LANES / 2) d +=", "bytes", (), "warp"),
+    "half the warps are merged": Mutant(SOFT, "other = WARPS / 2;", "other = WARPS / 4;", "numbers", (), "block"),
+    "m is not subtracted": Mutant(SOFT, "to_float(row.x[j * x_step]) - m)", "to_float(row.x[j * x_step]))", "numbers", (), "warp"),
+}
+
+
+def attention(algorithm: str, problem: str = "") -> TileSchedule:
+    one = Problem(1, 1, 1, 70, 25, 32, "float16", alignment=16)
+    return plan(one if problem else ATTENTION, A100, algorithm, (32, 32), lse=True)
+
+
+def run(schedule: AnySchedule, seed: int | None = None) -> tuple[Execution, bool]:
+    """An execution, and whether its numbers are right."""
+    if isinstance(schedule, SoftmaxSchedule):
+        x = np.random.default_rng(0).standard_normal((schedule.rows, schedule.cols)).astype(np.float32) * 3
+        found = execute_softmax(schedule, x, seed=seed)
+        e = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
+        good = np.abs(found.out - e / e.sum(axis=1, keepdims=True)).max() < 1e-6
+        return found, bool(good)
+    assert isinstance(schedule, TileSchedule)
+    q, k, v = draw(schedule.problem, v_mean=1.0)
+    q *= 2
+    found = execute(schedule, q, k, v, seed=seed)
+    held = q.dtype if schedule.algorithm == "standard" else np.float32
+    p = schedule.problem
+    return found, measure(found.out, found.lse, q, k, v, causal=p.causal, scale=p.scale, score_dtype=held).good
+
+
+@cache
+def patched(directory: Path, kernel: Kernel, capability: tuple[int, int]) -> Module:
+    """The module of a kernel from other sources than ours."""
+    includes = [o.replace(str(kernels_cu.DIRECTORY), str(directory)) for o in compiler.options(kernel)]
+    arch = "-arch=compute_{}{}".format(*capability)
+    text = compile_to_ptx((directory / kernel.source).read_text(), (arch, compiler.FLUSH_DENORMALS, *includes), kernel.source)
+    return Module.from_ptx(text)
+
+
+def check(mutant: Mutant, schedule: AnySchedule, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in kernels_cu.DIRECTORY.glob("*.cu*"):
+        (directory / path.name).write_text(path.read_text())
+    text = (directory / mutant.file).read_text()
+    assert text.count(mutant.old) >= 1, f"{mutant.file} has no {mutant.old!r}"
+    (directory / mutant.file).write_text(text.replace(mutant.old, mutant.new))
+    monkeypatch.setattr(execution, "module", lambda kernel, capability: patched(directory, kernel, capability))
+    found, good = run(schedule)
+    if mutant.finds == "numbers":
+        assert not good
+        return
+    if mutant.finds == "bytes":
+        assert found.traffic != theory.traffic(schedule)
+        return
+    places = set()
+    for path in directory.glob("*.cu*"):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            places |= {f"{path.name}:{number}" for text in mutant.lines if text in line}
+    told = [
+        (f.kind, f"{Path(f.source[0]).name}:{f.source[1]}" in places, str(f))
+        for f in found.findings
+        if f.source is not None and f.kind in mutant.finds.split("|")
+    ]
+    assert any(at_line for _, at_line, _ in told), [str(f) for f in found.findings]
+
+
+@pytest.mark.parametrize("name", FA1_MUTANTS)
+def test_flash_attention(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(FA1_MUTANTS[name], attention("fa1", FA1_MUTANTS[name].problem), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", STANDARD_MUTANTS)
+def test_standard(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(STANDARD_MUTANTS[name], attention("standard", STANDARD_MUTANTS[name].problem), tmp_path, monkeypatch)
+
+
+SOFTMAX_SCHEDULES = {"warp": (5, 100), "block": (2, 3000)}
+
+
+@pytest.mark.parametrize("name", SOFTMAX_MUTANTS)
+def test_softmax(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = SOFTMAX_MUTANTS[name]
+    rows, cols = SOFTMAX_SCHEDULES[mutant.problem]
+    check(mutant, plan_softmax(rows, cols, "float32", A100, "safe"), tmp_path, monkeypatch)
+
+
+def clean(schedule: AnySchedule, seeds: range) -> None:
+    for seed in [None, *seeds]:
+        found, good = run(schedule, seed)
+        assert found.findings == () and good and found.traffic == theory.traffic(schedule)
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "standard"])
+def test_what_is_not_broken_is_clean(algorithm: str) -> None:
+    clean(plan(Problem(1, 1, 1, 20, 40, 16, "float16", alignment=16), A100, algorithm, (32, 32), lse=True), range(50))
+    clean(attention(algorithm), range(2))
+    clean(plan(Problem(1, 1, 1, 128, 128, 64, "float32", True), A100, algorithm, (64, 64), lse=True), range(1))
+
+
+@pytest.mark.parametrize("algorithm", ["safe", "online"])
+def test_softmax_that_is_not_broken_is_clean(algorithm: str) -> None:
+    for rows, cols in SOFTMAX_SCHEDULES.values():
+        clean(plan_softmax(rows, cols, "float32", A100, algorithm), range(6))
+    clean(plan_softmax(2, 1100, "float32", A100, algorithm), range(50))
