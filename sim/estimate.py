@@ -66,8 +66,8 @@ def _sub_tile_steps(schedule: TileSchedule) -> float:
     """Instructions that a warp issues for one sub-tile: the two products and the softmax of 16 x SUB scores."""
     p = schedule.problem
     width = sub_tile(p, schedule.block_cols)
-    products = width * padded_dim(max(p.head_dim, p.value_dim)) * (1.35 if p.dtype == "float32" else 1 / 40)
-    return products + 8 * width + padded_dim(max(p.head_dim, p.value_dim))
+    products = width * padded_dim(max(p.head_dim, p.value_dim)) * (3.5 if p.dtype == "float32" else 1 / 40)
+    return products + 8 * width + padded_dim(max(p.head_dim, p.value_dim)) + 150
 
 
 def _fa1(schedule: TileSchedule) -> Iterator[tuple[float, int]]:

@@ -347,3 +347,15 @@ def test_coverage_lists_every_opcode_once() -> None:
     names = [row.opcode for row in rows]
     assert len(names) == len(set(names)) and {"add", "mma", "cp", "ldmatrix", "shfl", "bar", "atom"} <= set(names)
     assert all(row.forms and row.family for row in rows)
+
+
+def test_a_structure_as_a_zero_dimensional_array_is_passed_by_value() -> None:
+    """Eight bytes, as many as a pointer has."""
+    cuda = """struct P { float a; int n; };
+    extern "C" __global__ void scale(const P p, float* y, const float* x) {
+      if (threadIdx.x < p.n) y[threadIdx.x] = p.a * x[threadIdx.x];
+    }"""
+    x, y = np.arange(10, dtype=np.float32), np.zeros(10, np.float32)
+    p = np.array((2.0, 7), [("a", "f4"), ("n", "i4")])
+    launch = Module.from_source(cuda).launch("scale", 1, 32, {"p": p, "y": y, "x": x})
+    assert launch.findings == () and np.array_equal(y, np.where(x < 7, 2 * x, 0))

@@ -131,6 +131,8 @@ class Module:
         for name, value, param in zip(names, values, code.params, strict=True):
             packed += bytes(-len(packed) % param.align)
             offsets[param.name] = len(packed)
+            if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.names is not None:
+                value = value[()]  # one structure is a value; an array of them is a tensor
             if isinstance(value, np.ndarray):
                 if param.size != 8 or param.type.kind == "f":
                     raise TypeError(f"{kernel}: argument {name!r} is an array, parameter {param.name} is no pointer")
