@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.device import Device
+from cupyflash.problem import address
 from cupyflash.simulated import Simulation, current_simulation
 
 # DLPack's number for memory of the CPU (kDLCPU).
@@ -89,10 +90,10 @@ def refuse_overlap(out: Any, **inputs: Any) -> None:
 class _Extent:
     """An array's layout without its memory, for NumPy to reason about; CuPy's too, without asking the GPU."""
 
-    def __init__(self, array: Any, address: int) -> None:
+    def __init__(self, array: Any, start: int) -> None:
         self.__array_interface__ = {
             "version": 3,
-            "data": (address, True),
+            "data": (start, True),
             "shape": array.shape,
             "strides": array.strides,
             "typestr": f"|V{array.dtype.itemsize}",
@@ -100,8 +101,7 @@ class _Extent:
 
     @classmethod
     def of(cls, array: Any) -> np.ndarray:
-        address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
-        return np.asarray(cls(array, address))
+        return np.asarray(cls(array, address(array)))
 
 
 def target(gpu: bool) -> tuple[Device, Simulation | None]:

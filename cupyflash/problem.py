@@ -219,14 +219,9 @@ def dtype_name(dtype: Any, argument: str = "dtype") -> str:
     return name
 
 
-def on_gpu(array: Any) -> bool:
-    """Whether an array is CuPy's, and so its elements are out of the host's reach."""
-    return not isinstance(array, np.ndarray)
-
-
 def address(array: Any) -> int:
     """Where an array's first element is."""
-    return int(array.data.ptr if on_gpu(array) else array.ctypes.data)
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
 def row_alignment(array: Any) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_findings, refuse_overlap, target
-from cupyflash.problem import dtype_name, overlaps_itself
+from cupyflash.problem import address, dtype_name, overlaps_itself
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules.softmax import SOFTMAX_ALGORITHMS, SoftmaxSchedule, plan_softmax
 from cupyflash.simulated import Simulation
@@ -88,7 +88,7 @@ def _check_elements(name: str, array: Any) -> None:
     """Elements of a type that the kernels know, each at an address that is a multiple of its size."""
     dtype_name(array.dtype, name)
     size = array.dtype.itemsize
-    if 0 not in array.shape and any(number % size for number in (_address(array), *array.strides)):
+    if 0 not in array.shape and any(number % size for number in (address(array), *array.strides)):
         raise ValueError(f"{name} must be aligned to its elements of {size} bytes, got strides {array.strides} bytes")
 
 
@@ -102,10 +102,5 @@ def _check_out(out: Any, x: Any) -> None:
     _check_elements("out", out)
     if 0 not in out.shape and overlaps_itself(out):
         raise ValueError(f"out must have a place for every element, got strides {out.strides} bytes for shape {out.shape}")
-    if (_address(out), out.strides) != (_address(x), x.strides):  # x itself may be written: a thread reads what it writes
+    if (address(out), out.strides) != (address(x), x.strides):  # x itself may be written: a thread reads what it writes
         refuse_overlap(out, x=x)
-
-
-def _address(array: Any) -> int:
-    """Where the first element is."""
-    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
