@@ -33,3 +33,12 @@ def test_demo_as_text_shows_the_three_witnesses() -> None:
     assert result.exit_code == 0, result.stderr
     for word in ("theory", "replay", "executed", "O_acc", "paper", "fitted", "used", "float64", "yes"):
         assert word in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "says"), [(["--seqlen", "0"], "--seqlen"), (["--heads", "-1"], "--heads"), (["--seqlen", "99999"], "estimated")]
+)
+def test_what_the_demo_cannot_do_is_refused_before_any_work(options: list[str], says: str) -> None:
+    result = CliRunner().invoke(main, ["demo", *options])
+    assert result.exit_code != 0 and result.stdout == ""
+    assert says in result.stderr and "executing" not in result.stderr and isinstance(result.exception, SystemExit)

@@ -36,8 +36,11 @@ def demo(seqlen: int, heads: int, device_name: str, sram: str | None, as_json: b
     device = Device.named(device_name, sram=sram)
     problem = Problem(1, heads, heads, seqlen, seqlen, 64, "float16", causal=True)
     schedules = {algorithm: plan(problem, device, algorithm) for algorithm in ("standard", "fa1")}
-    for schedule in schedules.values():
-        refuse_slow(schedule, current_simulation().max_seconds)
+    try:
+        for schedule in schedules.values():
+            refuse_slow(schedule, current_simulation().max_seconds)
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from error
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((heads, seqlen, 64)).astype(np.float16) for _ in range(3))
     expected, _ = reference(q, k, v, causal=True)
