@@ -14,7 +14,7 @@ from cupyflash.schedules import TileSchedule, plan
 from cupyflash.simulated import Simulation
 from cupyflash.tiling import TilingChoice
 
-ALGORITHMS = ("auto", "fa1", "standard")
+ALGORITHMS = ("auto", "fa1", "fa2", "standard")
 
 
 def attention(
@@ -45,8 +45,9 @@ def attention(
     zero, but a NaN or infinity in a masked row of v may still show in rows that share a tile with it. (Lengths on a GPU are
     not looked at beforehand: one that is out of range there is taken as 0 or n_k.)
 
-    `algorithm`: "fa1" (FlashAttention, Algorithm 1), "standard" (Algorithm 0, with S and P in memory in q's dtype, so that
-    scores beyond its range overflow), or "auto", which is "fa1". `tiling`: None for block sizes fitted to the device,
+    `algorithm`: "fa2" (FlashAttention-2), "fa1" (FlashAttention, Algorithm 1), "standard" (Algorithm 0, with S and P in memory
+    in q's dtype, so that scores beyond its range overflow), or "auto", which is "fa2". `tiling`: None for block sizes fitted
+    to the device,
     (block_rows, block_cols), or "paper" for the formula's own, which run where they are multiples of 16.
     `out`, if given, receives O: q's dtype, shape (..., n_q, d_v), positive strides, no memory shared with an input.
 
@@ -69,7 +70,7 @@ def attention(
     with device_of(gpu, **arrays):
         problem = Problem.from_arrays(**arrays, causal=causal, scale=scale)
         device, simulation = target(gpu)
-        schedule = plan(problem, device, "fa1" if algorithm == "auto" else algorithm, tiling, lse=bool(return_lse))
+        schedule = plan(problem, device, "fa2" if algorithm == "auto" else algorithm, tiling, lse=bool(return_lse))
         schedule.kernels()  # refuses what no kernel runs, before anything is allocated
         if out is not None:
             if not gpu and not arrays["out"].flags.writeable:

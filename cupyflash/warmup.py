@@ -7,6 +7,7 @@ import sys
 from cupyflash.device import Device
 from cupyflash.problem import ITEMSIZE, MAX_ALIGNMENT, Problem, dtype_name
 from cupyflash.schedules import plan
+from cupyflash.schedules.fa2_tiles import finalists
 from cupyflash.simulated import current_simulation
 from cupyflash.tiling import TilingChoice
 
@@ -50,7 +51,12 @@ def warmup(
         device, simulated = Device.current(), False
     except (ImportError, RuntimeError):
         device, simulated = current_simulation().device, True
-    for kernel in plan(problem, device, "fa1" if algorithm == "auto" else algorithm, tiling).kernels():
+    algorithm = "fa2" if algorithm == "auto" else algorithm
+    tilings = [tiling]
+    if algorithm == "fa2" and tiling is None:
+        # Lengths and heads choose between these.
+        tilings = [(each.tile.block_rows, each.tile.block_cols) for each in finalists(problem, device)]
+    for kernel in [kernel for each in tilings for kernel in plan(problem, device, algorithm, each).kernels()]:
         if simulated:
             from cupyflash.sim.execution import module
 

@@ -29,3 +29,13 @@ __device__ __forceinline__ unsigned pack(__nv_bfloat16, float lo, float hi) {
 
 // P is rounded to the element type before P V, so a half type needs no more than the fast exp; float gets the exact one.
 __device__ __forceinline__ float exp_of(float x) { return sizeof(Element) == 4 ? expf(x) : __expf(x); }
+// With denormals flushed, as everything here is compiled, this is one instruction.
+__device__ __forceinline__ float exp2_of(float x) { return exp2f(x); }
+
+// Two neighbours to shared memory, at an even place
+__device__ __forceinline__ void store_two(float* to_smem, float x, float y) {
+  *reinterpret_cast<float2*>(to_smem) = make_float2(x, y);
+}
+template <typename T> __device__ __forceinline__ void store_two(T* to_smem, float x, float y) {
+  *reinterpret_cast<unsigned*>(to_smem) = pack(T(), x, y);
+}

@@ -103,7 +103,7 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
       for (int col = 0; col < end; col += SUB) {
         float S_regs[SUB / 8][4];  // (16 x SUB)
         scores(S_regs, Q_warp, K_smem + col * D_ROW);
-        scale_and_mask(S_regs, scale, masks, row0 + g, j * BC + col, Nq);
+        scale_and_mask(S_regs, scale, 1.f, masks, row0 + g, j * BC + col, Nq);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           float largest = m_tilde[h];

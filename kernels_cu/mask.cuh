@@ -48,10 +48,10 @@ template <typename T> __device__ __forceinline__ float load_in_place(const T* at
   return to_float(*reinterpret_cast<T*>(&bits));
 }
 
-// Scales S, adds the bias, and sets what a row does not see to -inf.
+// Scales S, adds `bias_scale` times the bias, and sets what a row does not see to -inf.
 //   S_regs (16 x SUB): rows row0 + 8 h, columns from col0 on, in the accumulator layout of warp_product.cuh
-__device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], float scale, const Masks& masks, int row0, int col0,
-                                               int Nq) {
+__device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], float scale, float bias_scale, const Masks& masks,
+                                               int row0, int col0, int Nq) {
   const int first = col0 + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], floa
         bool seen = first + 8 * n + e < end;
         float s = S_regs[n][2 * h + e] * scale;
         if constexpr (BIAS) {
-          if (seen) s += load_in_place(bias + e * masks.bias_col);
+          if (seen) s += bias_scale * load_in_place(bias + e * masks.bias_col);
         }
         if constexpr (MASK) {
           if (seen) seen = load_in_place(mask + e * masks.mask_col);

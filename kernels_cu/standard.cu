@@ -47,7 +47,7 @@ standard_scores(const Element* Q, const Element* K, Element* S, int Nq, int Nk, 
   for (int col = 0; col < cols; col += SUB) {
     float S_regs[SUB / 8][4];  // (16 x SUB)
     scores(S_regs, Q_smem + warp * 16 * D_ROW, K_smem + col * D_ROW);
-    scale_and_mask(S_regs, scale, masks, i * BR + row0, j * BC + col, Nq);
+    scale_and_mask(S_regs, scale, 1.f, masks, i * BR + row0, j * BC + col, Nq);
 #pragma unroll
     for (int h = 0; h < 2; h++)
 #pragma unroll

@@ -59,3 +59,29 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
+
+// The copies that this thread has started since the last call are a group; `wait_for_groups` leaves at most PENDING of the
+// newest groups under way.
+__device__ __forceinline__ void close_group() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int PENDING> __device__ __forceinline__ void wait_for_groups() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
+// Writes one copy of COPY_BYTES to HBM.
+__device__ __forceinline__ void store_chunk(Element* to_gmem, const Element* from_smem) {
+  if constexpr (COPY_BYTES == 16) {
+    *reinterpret_cast<uint4*>(to_gmem) = *reinterpret_cast<const uint4*>(from_smem);
+  } else if constexpr (COPY_BYTES == 8) {
+    *reinterpret_cast<uint2*>(to_gmem) = *reinterpret_cast<const uint2*>(from_smem);
+  } else if constexpr (COPY_BYTES == 4) {
+    *reinterpret_cast<unsigned*>(to_gmem) = *reinterpret_cast<const unsigned*>(from_smem);
+  } else {
+    *to_gmem = *from_smem;
+  }
+}

@@ -9,6 +9,7 @@ import numpy as np
 
 from cupyflash.schedules import SoftmaxSchedule, TileSchedule
 from cupyflash.schedules.base import WARP, padded_dim, sub_tile
+from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.sim.theory import rows_and_visits
 
 # Seconds that the machine takes for one instruction of a group of warps: so much for the instruction, and so much for each
@@ -54,7 +55,7 @@ def _kernels(schedule: TileSchedule | SoftmaxSchedule) -> Iterator[tuple[float, 
     """(instructions one after another, lanes that run them together) of each kernel."""
     if isinstance(schedule, SoftmaxSchedule):
         return _softmax(schedule)
-    return _fa1(schedule) if schedule.algorithm == "fa1" else _standard(schedule)
+    return {"fa1": _fa1, "fa2": _fa2, "standard": _standard}[schedule.algorithm](schedule)
 
 
 def _softmax(schedule: SoftmaxSchedule) -> Iterator[tuple[float, int]]:
@@ -78,6 +79,18 @@ def _fa1(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
         200 + 3 * padded_dim(max(p.head_dim, p.value_dim))
     )
     yield steps, schedule.repeats * schedule.block_rows * 2
+
+
+def _fa2(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
+    assert isinstance(schedule, Fa2Schedule)
+    p, tile = schedule.problem, schedule.candidate.tile
+    d, dv = padded_dim(p.head_dim), padded_dim(p.value_dim)
+    scores = tile.warp_rows * tile.block_cols / 32
+    products = scores * (d + dv) * (1.3 if p.dtype == "float32" else 1 / 48)
+    _, visits = rows_and_visits(schedule, p.seqlen_k)
+    copies = tile.block_cols * (d + dv) * p.itemsize / p.alignment / tile.threads
+    steps = float(visits.mean()) * (products + 9 * scores + 5 * copies + 150) + 400 + 8 * dv
+    yield steps, schedule.repeats * schedule.row_blocks * tile.threads
 
 
 def _standard(schedule: TileSchedule) -> Iterator[tuple[float, int]]:

@@ -73,12 +73,12 @@ def _fa1(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
 
 
 def _fa2(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
-    """Q once, K and V at each visit, O and L once."""
+    """Q once where a row block sees a key, K and V at each visit, O and L once."""
     p = schedule.problem
-    _, visits = rows_and_visits(schedule, keys)
+    rows, visits = rows_and_visits(schedule, keys)
     loaded = int(np.minimum(visits * schedule.block_cols, keys).sum())
     return {
-        "Q": (p.seqlen_q * p.head_dim * p.itemsize, 0),
+        "Q": (int(rows[visits > 0].sum()) * p.head_dim * p.itemsize, 0),
         "K": (loaded * p.head_dim * p.itemsize, 0),
         "V": (loaded * p.value_dim * p.itemsize, 0),
         "O": (0, p.seqlen_q * p.value_dim * p.itemsize),

@@ -30,7 +30,7 @@ def check(schedule: TileSchedule, seed: int = 0, v_mean: float = 0.0, schedule_s
     return execution
 
 
-@pytest.mark.parametrize("algorithm", ["fa1", "standard"])
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("d", [16, 48, 64, 128])
@@ -42,7 +42,7 @@ def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) 
 
 @pytest.mark.parametrize(("n_q", "n_k"), [(1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320), (3, 0)])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("algorithm", ["fa1", "standard"])
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])
 def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
     problem = Problem(1, 1, 1, n_q, n_k, 64, "float16", causal)
     check(plan(problem, A100.with_sram("20KB"), algorithm, lse=True), v_mean=1.0)
@@ -84,7 +84,7 @@ def any_problem(draw: st.DrawFn, dtype: str) -> Problem:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("algorithm", ["fa1", "standard"])
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])
 @settings(max_examples=34 * int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1)))
 @given(data=st.data())
 def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> None:
@@ -97,7 +97,7 @@ def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> Non
     check(schedule, data.draw(st.integers(0, 99)), v_mean, schedule_seed)
 
 
-@pytest.mark.parametrize("algorithm", ["fa1", "standard"])
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_every_schedule_seed_gives_the_same_bits(algorithm: str, dtype: str) -> None:
     problem = Problem(1, 2, 1, 70, 90, 64, dtype, causal=True)
@@ -128,8 +128,8 @@ def test_theorem_1_extra_memory() -> None:
     """l and m alone in float32: 8 bytes a row, whatever d. Half types add O_acc, and so are not O(N) in Nq x d."""
     for n in (100, 1000):
         for d in (16, 128):
-            assert plan(Problem(2, 3, 3, n, n, d, "float32"), A100).workspace_bytes == 2 * 3 * n * 8
-            assert plan(Problem(2, 3, 3, n, n, d, "float16"), A100).workspace_bytes == 2 * 3 * n * (8 + 4 * d)
+            assert plan(Problem(2, 3, 3, n, n, d, "float32"), A100, "fa1").workspace_bytes == 2 * 3 * n * 8
+            assert plan(Problem(2, 3, 3, n, n, d, "float16"), A100, "fa1").workspace_bytes == 2 * 3 * n * (8 + 4 * d)
             assert plan(Problem(2, 3, 3, n, n, d, "float16"), A100, "fa2").workspace_bytes == 0
 
 

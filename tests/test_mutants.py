@@ -77,7 +77,7 @@ FA1_MUTANTS = {
     "l is not initialised": Mutant(FA1, "l[row] = 0.f;", "", "bytes"),
     "O is not rescaled": Mutant(FA1, "old_weight * old.x", "old.x", "numbers"),
     "the scale is forgotten": Mutant("mask.cuh", "[2 * h + e] * scale", "[2 * h + e]", "numbers"),
-    "the row sum misses two lanes": Mutant("warp_product.cuh", "return x + __shfl_xor_sync(~0u, x, 2);", "return x;", "numbers"),
+    "the row sum misses two lanes": Mutant("mma.cuh", "return x + __shfl_xor_sync(~0u, x, 2);", "return x;", "numbers"),
 }
 
 STANDARD_MUTANTS = {

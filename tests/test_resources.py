@@ -17,8 +17,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cupyflash import Device, Problem, plan, resources
+from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.nvrtc import compile_to_cubin, header_directories
-from cupyflash.resources import Multiprocessor, Resources, parse_account
+from cupyflash.resources import Resources, parse_account
 from cupyflash.sim.cli import main
 
 SPILLS = r"""
@@ -183,7 +184,6 @@ def test_inspect_as_text() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--algorithm", "fa2"], "no kernel yet"),
         (["--device", "T4", "--dtype", "bfloat16"], "compute capability 8.0"),
         (["--head-dim", "0"], "head_dim"),
         (["--sram", "1KB"], "needs at least 6,912 bytes"),

@@ -32,7 +32,7 @@ def square(n: int, d: int, dtype: str = "float16", causal: bool = False) -> Prob
     ],
 )
 def test_paper_blocks_are_the_formula(device: str, d: int, dtype: str, rows: int, cols: int) -> None:
-    paper = plan(square(1024, d, dtype), Device.named(device)).tiling.paper
+    paper = plan(square(1024, d, dtype), Device.named(device), "fa1").tiling.paper
     assert (paper.block_rows, paper.block_cols) == (rows, cols)
 
 
@@ -62,7 +62,7 @@ def test_what_is_fitted_fits_and_what_does_not_says_how_much_it_needs(d: int, dt
 
 def test_too_small_an_sram_says_how_many_bytes_are_needed() -> None:
     with pytest.raises(DoesNotFit, match="25,344 bytes"):
-        plan(square(1024, 256), A100.with_sram("8KB"))
+        plan(square(1024, 256), A100.with_sram("8KB"), "fa1")
 
 
 @pytest.mark.parametrize("tiling", ["Paper", 64, (64,), (0, 16), (16.0, 16), (16, 16, 16)])
@@ -83,8 +83,10 @@ def test_kernels_refuse_what_they_cannot_run() -> None:
         plan(square(64, 64), A100, "fa1", (64, 4096)).kernels()
     with pytest.raises(ValueError, match="compute capability"):
         plan(square(64, 64, "bfloat16"), Device.named("T4")).kernels()
-    with pytest.raises(ValueError, match="no kernel yet"):
-        plan(square(64, 64), A100, "fa2").kernels()
+    with pytest.raises(ValueError, match=r"steps of 16.*Br 64 x Bc 326"):
+        plan(square(64, 64), A100, "fa2", "paper").kernels()
+    with pytest.raises(DoesNotFit, match="bytes of SRAM"):
+        plan(square(64, 64), A100, "fa2", (64, 4096)).kernels()
 
 
 @st.composite

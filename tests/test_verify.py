@@ -141,7 +141,6 @@ def test_findings_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--algorithm", "fa2"], "no kernel yet"),
         (["--seqlen", "100000", "--heads", "8"], "--max-seconds 60"),
         (["--max-seconds", "0.001"], "over --max-seconds 0.001"),
         (["--seqlen", "1024", "--seed", "1", "--max-seconds", "3"], "over --max-seconds 3"),

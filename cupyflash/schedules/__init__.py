@@ -8,7 +8,7 @@ from numbers import Integral
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules import fa1, fa2, standard
+from cupyflash.schedules import fa1, fa2, fa2_tiles, standard
 from cupyflash.schedules.base import Kernel, Move, Phase, Schedule, Tile, TileSchedule, Visit, Workspace
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
 from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_blocks
@@ -39,7 +39,7 @@ ALGORITHMS = tuple(_SCHEDULES)
 def plan(
     problem: Problem,
     device: Device,
-    algorithm: str = "fa1",
+    algorithm: str = "fa2",
     tiling: TilingChoice = None,
     *,
     lse: bool = False,
@@ -68,7 +68,7 @@ def plan(
 def _plan(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:
     paper = standard.paper_blocks(problem) if algorithm == "standard" else paper_blocks(problem, device)
     try:
-        fitted = {"fa1": fa1, "fa2": fa2, "standard": standard}[algorithm].fit(problem, device)
+        fitted = {"fa1": fa1, "fa2": fa2_tiles, "standard": standard}[algorithm].fit(problem, device)
     except DoesNotFit:
         if tiling is None:
             raise

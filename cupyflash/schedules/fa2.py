@@ -1,7 +1,4 @@
-"""FlashAttention-2's forward (arXiv 2307.08691): row blocks are thread blocks, O, l and m stay on chip to the end.
-
-Theory and replay only: this version has no kernel for it yet.
-"""
+"""FlashAttention-2's forward (arXiv 2307.08691): row blocks are thread blocks, O, l and m stay on chip to the end."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from cupyflash.device import Device
-from cupyflash.problem import Problem
+from cupyflash.schedules import fa2_tiles
 from cupyflash.schedules.base import (
     FLOAT32,
     GRANULE,
+    MASK_PARAMS,
     Kernel,
     Move,
     Phase,
@@ -22,34 +19,16 @@ from cupyflash.schedules.base import (
     TileSchedule,
     Visit,
     Workspace,
+    element_constants,
     length_moves,
     mask_moves,
-    row_bytes,
+    require_dtype,
     scores_seen,
-    value_row_bytes,
+    stride_params,
 )
-from cupyflash.tiling import TileSize, shrink_to_fit
 
-# Rows and columns to start from; each is halved until Q and two stages of K and V fit.
-WIDEST = (128, 64)
-STAGES = 2
-
-
-def fit(problem: Problem, device: Device) -> TileSize:
-    """128 x 64, halved until Q_i and two stages of K_j and V_j fit the SRAM."""
-
-    def need(block_rows: int, block_cols: int) -> int:
-        return (block_rows + STAGES * block_cols) * row_bytes(problem) + STAGES * block_cols * value_row_bytes(problem)
-
-    def smaller(block_rows: int, block_cols: int) -> tuple[int, int] | None:
-        if block_rows == block_cols == GRANULE:
-            return None
-        return (block_rows // 2, block_cols) if block_rows > block_cols else (block_rows, block_cols // 2)
-
-    what = f"fa2 at head_dim {problem.head_dim} {problem.dtype}"
-    rows, cols = shrink_to_fit(WIDEST, smaller, need, device, what)
-    reason = f"Q and {STAGES} stages of K and V: {need(rows, cols):,} of {device.sram_per_block:,} bytes"
-    return TileSize(rows, cols, reason)
+# What the ring holds in a replay of block sizes that no kernel runs.
+LEAST_STAGES = 2
 
 
 class Fa2Schedule(TileSchedule):
@@ -57,36 +36,46 @@ class Fa2Schedule(TileSchedule):
 
     algorithm: ClassVar[str] = "fa2"
 
-    def _row_block(self, times: int, rows: int, full_visits: int, tail_visits: int, tail_cols: int) -> Phase:
-        """`times` row blocks of `rows` rows that visit full and ragged column blocks so often in all."""
+    @property
+    def candidate(self) -> fa2_tiles.Candidate:
+        """How the kernel runs these block sizes. Raises `DoesNotFit` where it cannot."""
+        require_dtype(self.problem.dtype, self.device)
+        if self.block_rows % GRANULE or self.block_cols % GRANULE:
+            raise ValueError(f"the fa2 kernel runs blocks in steps of {GRANULE}; the tiling asks for {self.tiling.used}")
+        return fa2_tiles.choose(self.problem, self.device, (self.block_rows, self.block_cols))
+
+    def _tiles(self) -> tuple[Tile, Tile]:
+        """The Q block, which O leaves through, and the ring that K and V blocks go round."""
         p = self.problem
-        row, value_row = row_bytes(p), value_row_bytes(p)
-        tiles = (
-            Tile("Q", self.block_rows * row),
-            Tile("K", STAGES * self.block_cols * row),
-            Tile("V", STAGES * self.block_cols * value_row),
-        )
+        if self.block_rows % GRANULE or self.block_cols % GRANULE:
+            row, stages = max(p.head_dim, p.value_dim) * p.itemsize, LEAST_STAGES
+        else:
+            row = fa2_tiles.row_size(p)
+            best = next(iter(fa2_tiles.candidates(p, self.device, (self.block_rows, self.block_cols))))
+            stages = LEAST_STAGES if best.rejected else best.tile.stages
+        return Tile("Q", self.block_rows * row), Tile("K, V", stages * self.block_cols * row)
+
+    def _row_block(self, times: int, rows: int, full_visits: int, tail_visits: int, tail_cols: int) -> Phase:
+        """`times` row blocks of `rows` rows that visit full and ragged column blocks so often in all, or see none."""
+        p = self.problem
         visits = tuple(
             Visit(
                 count,
                 (
-                    Move("K", cols * p.head_dim, p.itemsize, tile="K"),
-                    Move("V", cols * p.value_dim, p.itemsize, tile="V"),
+                    Move("K", cols * p.head_dim, p.itemsize, tile="K, V"),
+                    Move("V", cols * p.value_dim, p.itemsize, tile="K, V"),
                 ),
             )
             for count, cols in ((full_visits, self.block_cols), (tail_visits, tail_cols))
             if count
         )
-        leave = [Move("O", rows * p.value_dim, p.itemsize, write=True)]
+        enter = list(length_moves(p))
+        if visits:
+            enter.append(Move("Q", rows * p.head_dim, p.itemsize, tile="Q"))
+        leave = [Move("O", rows * p.value_dim, p.itemsize, write=True, tile="Q")]
         if self.lse:
             leave.append(Move("L", rows, FLOAT32, write=True))
-        return Phase(
-            times,
-            enter=(*length_moves(p), Move("Q", rows * p.head_dim, p.itemsize, tile="Q")),
-            visits=visits,
-            leave=tuple(leave),
-            tiles=tiles,
-        )
+        return Phase(times, enter=tuple(enter), visits=visits, leave=tuple(leave), tiles=self._tiles())
 
     def _visits(self, blocks: np.ndarray, keys: int) -> np.ndarray:
         """Column blocks that each row block in `blocks` visits."""
@@ -105,18 +94,33 @@ class Fa2Schedule(TileSchedule):
         tail_rows = p.seqlen_q - (self.row_blocks - 1) * self.block_rows
         tail_cols = keys - (col_blocks - 1) * self.block_cols
         every = np.arange(self.row_blocks)
-        groups = every[:, None] if literal else (every[:-1], every[-1:])
+        visits = self._visits(every, keys)
+        last = every == self.row_blocks - 1
+        groups = every[:, None] if literal else [every[mask] for mask in (~last & (visits == 0), ~last & (visits > 0), last)]
         for blocks in groups:
             if not len(blocks):
                 continue
-            visits = self._visits(blocks, keys)
-            closing = int((visits == col_blocks).sum()) if col_blocks else 0
+            closing = int((visits[blocks] == col_blocks).sum()) if col_blocks else 0
             rows = tail_rows if blocks[0] == self.row_blocks - 1 else self.block_rows
-            yield self._row_block(len(blocks), rows, int(visits.sum()) - closing, closing, tail_cols)
+            yield self._row_block(len(blocks), rows, int(visits[blocks].sum()) - closing, closing, tail_cols)
         yield Phase(1, enter=mask_moves(p, scores_seen(p, range(p.seqlen_q), range(keys))))
 
     def workspaces(self) -> Mapping[str, Workspace]:
         return {}
 
     def kernels(self) -> tuple[Kernel, ...]:
-        raise ValueError("algorithm 'fa2' has theory and replay, but no kernel yet; the kernels are 'fa1' and 'standard'")
+        p, best = self.problem, self.candidate
+        tile = best.tile
+        constants = (
+            *element_constants(p),
+            ("BR", tile.block_rows),
+            ("BC", tile.block_cols),
+            ("WARP_ROWS", tile.warp_rows),
+            ("STAGES", tile.stages),
+            ("BLOCKS", tile.blocks),
+            ("Q_IN_REGS", int(tile.q_in_regs)),
+            ("SCALE_FIRST", int(p.bias or p.softmax_scale <= 0)),
+        )
+        params = (*("Q", "K", "V", "O", "L", "Nq", "Nk", "heads", "group", "scale"), *stride_params("QKVO"), *MASK_PARAMS)
+        grid = self.repeats * self.row_blocks
+        return (Kernel("fa2_forward.cu", "fa2_forward", constants, grid, tile.threads, best.shared_bytes, params),)

@@ -1,0 +1,115 @@
+"""Multiprocessors by compute capability: what they hold, what they do in a clock, and how many blocks share one.
+
+The rules of occupancy are those of `cuda_occupancy.h`, which comes with CUDA; a test holds them to that file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cupyflash.device import Device
+
+WARP = 32
+MAX_THREADS_PER_BLOCK = 1024
+# A multiprocessor is four partitions with a quarter of the registers each; a warp's come in units of 256.
+PARTITIONS = 4
+REGISTER_UNIT = 256
+# In a clock, the same for all of them: exponentials, bytes of shared memory, bytes between an SM and the L2.
+EXPONENTIALS = 16
+SHARED_BYTES = 128
+L2_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Multiprocessor:
+    """What a multiprocessor of one compute capability holds at most, and does in a clock; shared memory in bytes."""
+
+    threads: int
+    blocks: int
+    shared_unit: int = 128
+    shared_reserved: int = 1024  # the system's, in each block
+    fma_lanes: int = 128  # float32 FMAs a clock
+    mma_sync: int | None = None  # the most FMAs a clock through mma.sync, where that does not reach the tensor cores' peak
+
+    @classmethod
+    def of(cls, compute_capability: tuple[int, int]) -> Multiprocessor:
+        """The limits of a compute capability; ValueError for one that is not known, rather than a guess."""
+        if compute_capability not in _MULTIPROCESSORS:
+            known = ", ".join("{}.{}".format(*each) for each in _MULTIPROCESSORS)
+            raise ValueError("compute_capability = {}.{}: occupancy is known for {}".format(*compute_capability, known))
+        return _MULTIPROCESSORS[compute_capability]
+
+    @classmethod
+    def like(cls, compute_capability: tuple[int, int]) -> Multiprocessor:
+        """Of a compute capability or, where that is not known, of the last one before it."""
+        return _MULTIPROCESSORS[max((known for known in _MULTIPROCESSORS if known <= compute_capability), default=(7, 5))]
+
+
+# CCCL's cuda/__device/arch_traits.h; cuda_occupancy.h agrees, and has the units. FMA lanes: CUDA C++ Programming Guide,
+# "Throughput of Native Arithmetic Instructions". mma.sync on 9.0: 63% of wgmma's peak (Luo et al., arXiv 2402.13499); no
+# figure for 10.x was found, so it is taken to be as fast.
+_MULTIPROCESSORS = {
+    (7, 5): Multiprocessor(1024, 16, shared_unit=256, shared_reserved=0, fma_lanes=64),
+    (8, 0): Multiprocessor(2048, 32, fma_lanes=64),
+    (8, 6): Multiprocessor(1536, 16),
+    (8, 7): Multiprocessor(1536, 16),
+    (8, 9): Multiprocessor(1536, 24),
+    (9, 0): Multiprocessor(2048, 32, mma_sync=1290),
+    (10, 0): Multiprocessor(2048, 32, mma_sync=1290),
+    (10, 3): Multiprocessor(2048, 32, mma_sync=1290),
+    (11, 0): Multiprocessor(1536, 24),
+    (12, 0): Multiprocessor(1536, 24),
+    (12, 1): Multiprocessor(1536, 24),
+}
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """How many blocks of a kernel a multiprocessor holds at a time.
+
+    `limits` is that number as each resource alone allows it: "threads", "blocks", "registers", "shared memory" (absent
+    where none is used).
+    """
+
+    threads: int
+    most_threads: int
+    limits: dict[str, int]
+
+    @property
+    def blocks(self) -> int:
+        """Resident blocks of a multiprocessor; 0 for a kernel that cannot be launched."""
+        return min(self.limits.values())
+
+    @property
+    def fraction(self) -> float:
+        """Resident warps over the most that a multiprocessor can hold."""
+        return self.blocks * -(-self.threads // WARP) * WARP / self.most_threads
+
+    @property
+    def limited_by(self) -> tuple[str, ...]:
+        """The resources that allow no further block."""
+        return tuple(name for name, blocks in self.limits.items() if blocks == self.blocks)
+
+
+def occupancy(device: Device, threads: int, registers: int, shared_bytes: int, *, estimate: bool = False) -> Occupancy:
+    """The blocks that one multiprocessor holds of a kernel with so many threads and bytes a block, registers a thread.
+
+    ValueError for a compute capability that is not known, unless an `estimate` will do.
+    """
+    most = Multiprocessor.like(device.compute_capability) if estimate else Multiprocessor.of(device.compute_capability)
+    warps = -(-threads // WARP)
+    per_warp = -(-registers * WARP // REGISTER_UNIT) * REGISTER_UNIT
+    limits = {"threads": most.threads // WARP // warps, "blocks": most.blocks}
+    if threads > MAX_THREADS_PER_BLOCK:
+        limits["threads"] = 0
+    if per_warp:
+        resident_warps = device.registers_per_sm // PARTITIONS // per_warp * PARTITIONS
+        # A launch is checked as if its warps filled all partitions evenly.
+        launches = per_warp * (-(-warps // PARTITIONS) * PARTITIONS) <= device.registers_per_sm
+        limits["registers"] = resident_warps // warps if launches else 0
+    shared = -(-(shared_bytes + most.shared_reserved) // most.shared_unit) * most.shared_unit
+    if shared_bytes > device.sram_per_block:
+        limits["shared memory"] = 0
+    elif shared_bytes:
+        limits["shared memory"] = device.sram_per_sm // shared
+    return Occupancy(threads, most.threads, limits)

@@ -1,0 +1,303 @@
+"""The tile of FlashAttention-2's kernel: what could be run, why the rest could not, and which is predicted to be fastest.
+
+Everything here is a pure function of the problem and the device. The times are a model's, in clocks of one multiprocessor.
+A tile of S (Br x Bc) with its two products takes so long of the tensor cores (or FMA lanes), the exponential units, float32
+arithmetic, issue slots, shared memory and the way to the L2; of one warp, products and softmax come one after the other. The
+warps of a scheduler overlap: together they take as long as the busiest of the six, or as one warp by itself.
+
+Lengths and heads decide between the three BLOCK_ROWS only: everything else of a tile follows from what is compiled in anyway,
+so that calls of any size share three kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from cupyflash.device import Device
+from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, occupancy
+from cupyflash.problem import MAX_HEAD_DIM, Problem
+from cupyflash.tiling import DoesNotFit, TileSize
+
+GRANULE = 16
+BLOCK_ROWS = (16, 64, 128)
+WARP_ROWS = (16, 32)
+BLOCK_COLS = (16, 32, 48, 64, 128)
+STAGES = (2, 3, 4)
+MOST_FLOAT_COLS = 32  # P goes from lane to lane in unrolled code
+MOST_REGISTERS = 255
+SHARING_ROOM = 24
+MOST_WARPS = 8
+BLOCK_LATENCY = 2000
+"""Clocks from a thread block's start to its first tile and from its last to its end; those of an SM's blocks overlap."""
+TILE_LATENCY = 600
+"""Clocks of a warp's tile in which it only waits: two barriers, first fragments, sums and maxima over lanes."""
+TURN = 100
+"""Clocks of a block's tile that overlap with nothing: its barriers and the turns of its loops."""
+IN_STEP = 1.1
+"""A block that has a multiprocessor to itself takes so much longer: its warps meet at barriers, so that they do less at
+the same time that differs."""
+ALIKE = 1.03
+"""Candidates within this of the fastest are alike to the model; the one with the least traffic is taken."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One configuration of the kernel.
+
+    block_rows, block_cols: Br and Bc. warp_rows: rows of S that a warp owns. stages: slots of the ring, a K or V block each.
+    q_in_regs: Q stays in registers too. blocks: thread blocks that are to share a multiprocessor.
+    """
+
+    block_rows: int
+    block_cols: int
+    warp_rows: int
+    stages: int
+    q_in_regs: bool
+    blocks: int = 1
+
+    @property
+    def warps(self) -> int:
+        return self.block_rows // self.warp_rows
+
+    @property
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    def __str__(self) -> str:
+        held = "O, S and Q" if self.q_in_regs else "O and S"
+        return f"{self.warps} warps of {self.warp_rows} rows, {held} in registers, {self.stages} stages, {self.blocks} blocks an SM"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration with what it needs, and why it was rejected or how fast the model takes it to be.
+
+    `parts`: clocks that one tile of the whole block takes of a multiprocessor's tensor cores (or FMA lanes), exponential
+    units and so on. `rate`: scores a clock of a multiprocessor that is full of such blocks. `clocks`: the problem's, and
+    `waves` how often it fills the device; of the fastest of each Br only.
+    """
+
+    tile: Tile
+    shared_bytes: int
+    registers: int
+    rejected: str | None = None
+    parts: tuple[tuple[str, float], ...] = ()
+    rate: float = 0.0
+    clocks: float = math.inf
+    waves: float = 0.0
+
+    @property
+    def bound(self) -> str:
+        """The part that takes longest."""
+        return max(self.parts, key=lambda part: part[1])[0]
+
+
+def padded(d: int) -> int:
+    """d rounded up to the tensor core's 16."""
+    return -(-d // GRANULE) * GRANULE
+
+
+def row_size(problem: Problem) -> int:
+    """Bytes that a row of any tile has room for in shared memory."""
+    return padded(max(problem.head_dim, problem.value_dim)) * problem.itemsize
+
+
+def shared_bytes(problem: Problem, block_rows: int, block_cols: int, stages: int) -> int:
+    """Bytes of the Q block, which O leaves through, and of the ring."""
+    return (block_rows + stages * block_cols) * row_size(problem)
+
+
+def accumulators(problem: Problem, tile: Tile) -> int:
+    """Registers a thread for O and S, and Q."""
+    rows = tile.warp_rows
+    q = rows * padded(problem.head_dim) * problem.itemsize // (4 * WARP) if tile.q_in_regs else 0
+    return rows * (padded(problem.value_dim) + tile.block_cols) // WARP + q
+
+
+def most_accumulators(problem: Problem, device: Device, tile: Tile) -> int:
+    """Registers a thread for O, S and Q beyond which ptxas was seen to spill."""
+    if padded(problem.value_dim) == MAX_HEAD_DIM and tile.warp_rows == GRANULE:
+        return 136 if problem.itemsize == 4 else 144  # O alone takes 128
+    most = 176 if device.compute_capability < (12, 0) else 160
+    if problem.mask or problem.bias:
+        most = 104
+    elif problem.itemsize == 4:
+        most = 128
+    return most - (32 if tile.warps == 1 else 0)  # whose lanes make all copies
+
+
+def registers(problem: Problem, tile: Tile) -> int:
+    """About what a thread needs, from what ptxas made of the kernel: accumulators, fragments, addresses."""
+    slack = (32 if problem.itemsize == 2 else 72) + tile.block_cols * tile.warp_rows // 128
+    if tile.stages == 3:
+        slack += 8  # a ring that is no power of two
+    if problem.head_dim % 64 or problem.value_dim % 64:
+        slack += 16  # more addresses
+    if problem.mask or problem.bias:
+        slack += 32
+    return min(accumulators(problem, tile) + slack, MOST_REGISTERS)
+
+
+def tiles(problem: Problem, blocks: tuple[int, int] | None) -> Iterator[Tile]:
+    """What there is to choose from, with the block sizes given or free."""
+    half = problem.itemsize == 2
+    every_cols = BLOCK_COLS if half else tuple(cols for cols in BLOCK_COLS if cols <= MOST_FLOAT_COLS)
+    for block_rows, warp_rows in itertools.product((blocks[0],) if blocks else BLOCK_ROWS, WARP_ROWS):
+        if block_rows % warp_rows:
+            continue
+        for block_cols, stages in itertools.product((blocks[1],) if blocks else every_cols, STAGES):
+            for q_in_regs in (False, True) if half else (False,):
+                yield Tile(block_rows, block_cols, warp_rows, stages, q_in_regs)
+
+
+def candidate(problem: Problem, device: Device, tile: Tile) -> Candidate:
+    """A configuration's needs, and its rejection or rate."""
+    need, regs = shared_bytes(problem, tile.block_rows, tile.block_cols, tile.stages), registers(problem, tile)
+
+    def reject(reason: str) -> Candidate:
+        return Candidate(tile, need, regs, rejected=reason)
+
+    if need > device.sram_per_block:
+        return reject(f"shared memory: {need:,} of {device.sram_per_block:,} bytes")
+    if tile.warps > MOST_WARPS:
+        return reject(f"registers: they feed {MOST_WARPS} warps, not {tile.warps}")
+    held, most = accumulators(problem, tile), most_accumulators(problem, device, tile)
+    if held > most:
+        return reject(f"registers: O, S{' and Q' if tile.q_in_regs else ''} take {held} of {most}")
+    # Where blocks share a register file, ptxas is held to their number: with some room, since the need is an estimate.
+    resident = occupancy(device, tile.threads, min(regs + SHARING_ROOM, MOST_REGISTERS), need, estimate=True).blocks
+    if not resident:
+        return reject("registers: no multiprocessor holds a block")
+    tile = replace(tile, blocks=resident)
+    parts = part_clocks(problem, device, tile)
+    rate = resident * tile.block_rows * tile.block_cols / turn(tile, parts, resident)
+    return Candidate(tile, need, regs, None, tuple(parts.items()), rate)
+
+
+def fma_rate(problem: Problem, device: Device) -> float:
+    """FMAs of the two products in a clock of one multiprocessor."""
+    sm = Multiprocessor.like(device.compute_capability)
+    if problem.itemsize == 4:
+        return sm.fma_lanes
+    rate = 512.0 if device.compute_capability < (8, 0) else 1024.0
+    peak, scalar = device.tensor_peak.get(problem.dtype), device.tensor_peak.get("float32")
+    if peak and scalar:
+        rate = peak / scalar * sm.fma_lanes  # both of the same clock
+    return min(rate, sm.mma_sync or rate)
+
+
+def part_clocks(problem: Problem, device: Device, tile: Tile) -> dict[str, float]:
+    """Clocks of one multiprocessor for one tile of the whole block (Br x Bc, both products), by what it is spent on."""
+    sm = Multiprocessor.like(device.compute_capability)
+    d, dv, size = padded(problem.head_dim), padded(problem.value_dim), problem.itemsize
+    rows, cols, warps = tile.block_rows, tile.block_cols, tile.warps
+    products = rows * cols * (d + dv)
+    loaded = cols * (d + dv) * size
+    if size == 2:
+        # Each warp reads all of K and V, and its rows of Q; a request moves 512 bytes, a tensor core instruction 2,048 FMAs.
+        wavefronts = (warps * loaded + (0 if tile.q_in_regs else rows * d * size)) / SHARED_BYTES
+        issued = products / 2048 + wavefronts / 4
+    else:
+        # Four wavefronts a request of K and Q, two of V; P goes from lane to lane.
+        requests = warps * d // 4 * (cols // 4 + tile.warp_rows // 8)
+        values = warps * cols * (dv // 8 + tile.warp_rows // 8)
+        wavefronts = 4 * requests + 2 * values
+        issued = products / WARP + requests + values
+    # Of each element of S: scaled, maximum, exponential, sum, half a conversion. 60 others a warp; three a copy.
+    issued += rows * cols / WARP * 4.5 + warps * 60 + loaded / 16 / WARP * 3
+    return {
+        "tensor" if size == 2 else "FMA": products / fma_rate(problem, device),
+        "exp": rows * cols / EXPONENTIALS,
+        "float32": rows * cols * 2 / sm.fma_lanes,
+        "issue": issued / PARTITIONS,
+        "shared": wavefronts + loaded / SHARED_BYTES,
+        "L2": loaded / L2_BYTES,
+    }
+
+
+def turn(tile: Tile, parts: dict[str, float], resident: int) -> float:
+    """Clocks in which `resident` blocks of a multiprocessor all go one tile further."""
+    serial = sum(clocks for name, clocks in parts.items() if name in ("tensor", "FMA", "exp", "float32"))
+    a_warp = PARTITIONS / tile.warps  # what a warp's scheduler takes of the block's parts
+    together = -(-resident * tile.warps // PARTITIONS) * a_warp * (max(parts.values()) + TURN)
+    return max(together, a_warp * serial + TILE_LATENCY) * (IN_STEP if resident == 1 else 1.0)
+
+
+def whole(problem: Problem, device: Device, candidate: Candidate) -> Candidate:
+    """A candidate with the problem's clocks and waves: row blocks spread over the multiprocessors."""
+    p, tile, parts = problem, candidate.tile, dict(candidate.parts)
+    row_blocks = -(-max(p.seqlen_q, 1) // tile.block_rows)
+    if p.causal:
+        last = [min((i + 1) * tile.block_rows, p.seqlen_q) + p.diagonal for i in _sampled(row_blocks)]
+        seen = sum(-(-min(max(keys, 0), p.seqlen_k) // tile.block_cols) for keys in last) / len(last)
+    else:
+        seen = float(-(-p.seqlen_k // tile.block_cols))
+    blocks = row_blocks * max(p.head_count, 1)
+    full, rest = divmod(-(-blocks // device.sm_count), tile.blocks)  # of the busiest multiprocessor
+    clocks = full * (seen * turn(tile, parts, tile.blocks) + BLOCK_LATENCY)
+    if rest:
+        clocks += seen * turn(tile, parts, rest) + BLOCK_LATENCY
+    return replace(candidate, clocks=clocks, waves=blocks / (tile.blocks * device.sm_count))
+
+
+def _sampled(count: int) -> range:
+    """At most some hundred of `count` numbers, evenly spread."""
+    return range(0, count, max(1, count // 128))
+
+
+@lru_cache(maxsize=1024)
+def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> tuple[Candidate, ...]:
+    """Every configuration: the fastest of each Br, fastest first, then the others, then the rejected ones.
+
+    `blocks` fixes (Br, Bc).
+    """
+    found = [candidate(problem, device, tile) for tile in tiles(problem, blocks)]
+    able = [each for each in found if not each.rejected]
+    finalists: list[Candidate] = []
+    for block_rows in sorted({each.tile.block_rows for each in able}):
+        of_these = [each for each in able if each.tile.block_rows == block_rows]
+        alike = max(each.rate for each in of_these) / ALIKE
+        best = min(
+            (each for each in of_these if each.rate >= alike),
+            key=lambda each: (-each.tile.block_cols, each.tile.stages, -each.rate),
+        )
+        finalists.append(whole(problem, device, best))
+    finalists.sort(key=lambda each: (each.clocks, -each.tile.block_rows))
+    chosen = {each.tile for each in finalists}
+    others = sorted((each for each in able if each.tile not in chosen), key=lambda each: -each.rate)
+    return (*finalists, *others, *(each for each in found if each.rejected))
+
+
+def choose(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> Candidate:
+    """The configuration that is predicted to be fastest. Raises `DoesNotFit` where none can be run."""
+    found = candidates(problem, device, blocks)
+    if found and not found[0].rejected:
+        return found[0]
+    what = f"fa2 at head_dim {problem.head_dim} {problem.dtype}"
+    least = min(found, key=lambda each: each.shared_bytes, default=None)
+    if least is None:
+        raise DoesNotFit(f"{what} runs blocks in steps of {GRANULE}, got {blocks}")
+    sizes = f"blocks of {least.tile.block_rows} x {least.tile.block_cols}"
+    if least.shared_bytes > device.sram_per_block:
+        raise DoesNotFit(
+            f"{what} needs at least {least.shared_bytes:,} bytes of SRAM ({sizes}); {device.name} gives a block "
+            f"{device.sram_per_block:,} bytes"
+        )
+    raise DoesNotFit(f"{what} cannot run {sizes} on {device.name}: {least.rejected}")
+
+
+def finalists(problem: Problem, device: Device) -> tuple[Candidate, ...]:
+    """The configurations of which lengths and number of heads choose one. Raises as `choose` does."""
+    choose(problem, device)
+    return tuple(each for each in candidates(problem, device) if each.clocks < math.inf)
+
+
+def fit(problem: Problem, device: Device) -> TileSize:
+    """The chosen configuration's block sizes, with the reason."""
+    best = choose(problem, device)
+    reason = f"{best.tile}; {best.shared_bytes:,} of {device.sram_per_block:,} bytes; bound by {best.bound}"
+    return TileSize(best.tile.block_rows, best.tile.block_cols, reason)

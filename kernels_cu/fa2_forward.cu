@@ -1,0 +1,211 @@
+// FlashAttention-2's forward (arXiv 2307.08691, Algorithm 1): one thread block a row block of Q, which streams the K/V
+// blocks that it sees through a ring of SRAM slots. O, l and m stay in registers to the end; each warp owns whole rows.
+//
+// Constants, all from the tile schedule:
+//   ELEMENT     __half, __nv_bfloat16 or float       D, DV      d of Q and K, of V and O
+//   BR, BC      rows of a Q block, of a K/V block    WARP_ROWS  rows that a warp owns: 16 or 32
+//   STAGES      slots of the ring, a K or V block each          BLOCKS  thread blocks that share a multiprocessor
+//   Q_IN_REGS   whether Q stays in registers too     COPY_BYTES width of a copy
+//   SCALE_FIRST whether S is scaled before its maximum is taken: with a bias, or a scale that is not positive
+//   CAUSAL, MASK, BIAS, PADDED  0 or 1: mask.cuh
+#define SUB BC
+#include "element.cuh"
+#include "mask.cuh"
+#include "row_products.cuh"
+
+constexpr int WARPS = BR / WARP_ROWS, THREADS = 32 * WARPS;
+constexpr int M = WARP_ROWS / 16, N = BC / 8;  // tensor core tiles of a warp's part of S
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+// A larger maximum rescales O and l only when the weights would grow beyond 2 to this; until then they are relative to
+// the old one. That changes no result, since O and l are relative to the same.
+constexpr float MOST_GROWTH = 8.f;
+
+typedef SwizzledTile<D> KeyTile;    // of Q and K
+typedef SwizzledTile<DV> ValueTile;  // of V and O
+__device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
+constexpr int ROW_SIZE = larger(KeyTile::PAD, ValueTile::PAD);  // elements that a row of any tile has room for
+
+// The stream K_j, V_j, K_j-1, V_j-1, ... goes round a ring of STAGES slots, a block a slot. Only the first block may be short.
+struct Stream {
+  const Element *K, *V;  // of the head
+  long long K_row, V_row;
+  int keys;
+  Element* ring;  // STAGES x (BC x ROW_SIZE)
+  int slot;       // of the block at hand
+
+  template <bool VALUE, bool WHOLE> __device__ __forceinline__ void fetch(int j, int to) const {
+    if (j >= 0) {
+      if constexpr (VALUE) {
+        ValueTile::load<BC, THREADS, WHOLE>(at(to), V + static_cast<long long>(j) * BC * V_row, V_row, keys - j * BC, threadIdx.x);
+      } else {
+        KeyTile::load<BC, THREADS, WHOLE>(at(to), K + static_cast<long long>(j) * BC * K_row, K_row, keys - j * BC, threadIdx.x);
+      }
+    }
+    close_group();
+  }
+
+  // Fetches the first STAGES - 1 blocks, from K_j on.
+  __device__ __forceinline__ void start(int j) {
+    fetch<false, false>(j, 0);
+    if constexpr (STAGES > 2) fetch<true, false>(j, 1);
+    if constexpr (STAGES > 3) fetch<false, false>(j - 1, 2);
+    slot = STAGES - 1;
+  }
+
+  // The next block, K_j or V_j, as soon as it is there for all threads. All are done with the one before, whose slot the
+  // block STAGES - 1 further on takes, WHOLE or not.
+  template <bool VALUE, bool WHOLE> __device__ __forceinline__ const Element* next(int j) {
+    constexpr int AHEAD = STAGES - 1 + VALUE;  // from K_j
+    wait_for_groups<STAGES - 2>();
+    __syncthreads();
+    fetch<AHEAD % 2 == 1, WHOLE>(j - AHEAD / 2, slot);
+    slot = slot + 1 == STAGES ? 0 : slot + 1;
+    return at(slot);
+  }
+
+  __device__ __forceinline__ Element* at(int which) const { return ring + which * BC * ROW_SIZE; }
+};
+
+// What a warp carries from one K/V block to the next
+struct State {
+  float O[M][ValueTile::PAD / 8][4];
+  float m[M][2], l[M][2];  // of rows 16 i + g + 8 h; l is this lane's part of the sum
+};
+
+// Lines 8 to 10: P = exp2(S factor - m), l += rowsum(P); O and l rescaled where m has grown. MASKED: a row may not have
+// seen any key yet.
+template <bool MASKED> __device__ __forceinline__ void softmax(float (&S)[M][N][4], State& state, float factor) {
+  float m_new[M][2];
+  bool grown = false;
+#pragma unroll
+  for (int i = 0; i < M; i++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      float largest = S[i][0][2 * h];
+#pragma unroll
+      for (int n = 0; n < N; n++) largest = fmaxf(largest, fmaxf(S[i][n][2 * h], S[i][n][2 * h + 1]));
+      m_new[i][h] = fmaxf(state.m[i][h], row_max(largest));
+      grown |= (m_new[i][h] - state.m[i][h]) * factor > MOST_GROWTH;
+    }
+  if (__any_sync(~0u, grown)) {
+#pragma unroll
+    for (int i = 0; i < M; i++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const float safe = MASKED && m_new[i][h] == NEG_INF ? 0.f : m_new[i][h];
+        const float rescale = exp2_of((state.m[i][h] - safe) * factor);
+        state.m[i][h] = m_new[i][h];
+        state.l[i][h] *= rescale;
+#pragma unroll
+        for (int n = 0; n < ValueTile::PAD / 8; n++) {
+          state.O[i][n][2 * h] *= rescale;
+          state.O[i][n][2 * h + 1] *= rescale;
+        }
+      }
+  }
+#pragma unroll
+  for (int i = 0; i < M; i++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const float offset = MASKED && state.m[i][h] == NEG_INF ? 0.f : -state.m[i][h] * factor;
+#pragma unroll
+      for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 2 * h; e < 2 * h + 2; e++) {
+          S[i][n][e] = exp2_of(fmaf(S[i][n][e], factor, offset));
+          state.l[i][h] += S[i][n][e];
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, float* L,
+            int Nq, int Nk, int heads, int group, float scale,
+            long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,
+            long long V_batch, long long V_head, long long V_row, long long O_batch, long long O_head, long long O_row,
+            const unsigned char* mask, long long mask_batch, long long mask_head, long long mask_row, long long mask_col,
+            const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
+            const int* key_lengths) {
+  extern __shared__ __align__(128) unsigned char sram[];
+  Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x D), at the end O (BR x DV)
+  Element* ring = Q_smem + BR * ROW_SIZE;              // STAGES x (BC x D or DV)
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  // Row blocks of one head are neighbours, so that they share K and V in L2; the longest come first.
+  const int Tr = (Nq + BR - 1) / BR, i = Tr - 1 - blockIdx.x % Tr;
+  const int pair = blockIdx.x / Tr, batch = pair / heads, head = pair % heads;
+  const int row_block = i * BR, rows = min(BR, Nq - row_block);
+  Q += batch * Q_batch + head * Q_head + row_block * Q_row;
+  K += batch * K_batch + head / group * K_head;
+  V += batch * V_batch + head / group * V_head;
+  O += batch * O_batch + head * O_head + row_block * O_row;
+
+  const int keys = count_keys(key_lengths, batch, Nk, sram);
+  const Masks masks = {keys, Nk - Nq, mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
+                       bias + batch * bias_batch + head * bias_head, bias_row, bias_col};
+
+  // The K/V blocks j < Tc that some row sees; every row sees all of those below `whole`.
+  const int Tc = (visible_end(masks, row_block + rows - 1) + BC - 1) / BC;
+  const int whole = MASK || SCALE_FIRST ? 0 : visible_end(masks, row_block) / BC;
+
+  if (Tc > 0) KeyTile::load<BR, THREADS, false>(Q_smem, Q, Q_row, rows, threadIdx.x);
+  close_group();
+  Stream stream = {K, V, K_row, V_row, keys, ring};
+  stream.start(Tc - 1);
+
+  State state = {};
+#pragma unroll
+  for (int m = 0; m < M; m++) state.m[m][0] = state.m[m][1] = NEG_INF;
+  const int warp_row = row_block + warp * WARP_ROWS;  // the first of the warp's rows
+  const float factor = SCALE_FIRST ? 1.f : scale * LOG2_E;
+
+  QueryRows<KeyTile, M, Q_IN_REGS> Q_rows;
+  Q_rows.smem = Q_smem + warp * WARP_ROWS * KeyTile::PAD;
+  if constexpr (Q_IN_REGS) {
+    wait_for_groups<STAGES - 1>();
+    __syncthreads();
+    if (Tc > 0) Q_rows.keep();
+  }
+
+  // Lines 6 to 11, for the blocks that the masks cut into, then for those that every row sees all of
+  const int warp_end = warp_row < Nq ? visible_end(masks, min(warp_row + WARP_ROWS, Nq) - 1) : 0;  // of the keys it sees
+  for (int j = Tc - 1; j >= whole; j--) {
+    float S[M][N][4];
+    const bool seen = j * BC < warp_end;
+    const Element* K_smem = stream.next<false, false>(j);
+    if (seen) {
+      scores(S, Q_rows, K_smem);
+#pragma unroll
+      for (int m = 0; m < M; m++)
+        scale_and_mask(S[m], SCALE_FIRST ? scale * LOG2_E : 1.f, LOG2_E, masks, warp_row + 16 * m + g, j * BC, Nq);
+      softmax<true>(S, state, factor);
+    }
+    const Element* V_smem = stream.next<true, false>(j);
+    if (seen) add_weighted_values<ValueTile>(state.O, S, V_smem);
+  }
+  for (int j = whole - 1; j >= 0; j--) {
+    float S[M][N][4];
+    scores(S, Q_rows, stream.next<false, true>(j));
+    softmax<false>(S, state, factor);
+    add_weighted_values<ValueTile>(state.O, S, stream.next<true, true>(j));
+  }
+
+  // Lines 12 to 15: O = diag(l)^-1 O, L = m + log(l). O goes through the warp's own rows of the Q block, if they are as long.
+  Element* O_warp = Q_smem + warp * WARP_ROWS * ROW_SIZE;
+  if (ValueTile::PAD > KeyTile::PAD) __syncthreads();
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int row = 16 * m + g + 8 * h;
+      const float l = row_sum(state.l[m][h]), inverse = l == 0.f ? 0.f : 1.f / l;
+#pragma unroll
+      for (int n = 0; n < ValueTile::PAD / 8; n++) {
+        store_two(O_warp + ValueTile::index(row, 8 * n + 2 * t), state.O[m][n][2 * h] * inverse,
+                  state.O[m][n][2 * h + 1] * inverse);
+      }
+      if (L && t == 0 && warp_row + row < Nq) L[static_cast<long long>(pair) * Nq + warp_row + row] = LN_2 * (state.m[m][h] * factor + log2f(l));
+    }
+  __syncwarp();
+  ValueTile::store<WARP_ROWS>(O + warp * WARP_ROWS * O_row, O_warp, O_row, rows - warp * WARP_ROWS, lane);
+}

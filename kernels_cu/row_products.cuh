@@ -1,0 +1,152 @@
+// The two products of attention for the rows that a warp owns, 16 M of them: what it loads of K or V is used for M row
+// tiles. Results are in the accumulator layout of mma.cuh: element e of column tile n of row tile i is row
+// 16 i + g + 8 (e / 2), column 8 n + 2 t + e % 2. Half types run on tensor cores, float in ordinary FMAs.
+// Constants: ELEMENT (element.cuh).
+#pragma once
+#include "mma.cuh"
+#include "swizzled_tile.cuh"
+
+// A warp's rows of Q: in SRAM, and if they are to stay IN_REGS also as first operands of the products, 16 columns each.
+template <class Tile, int M, bool IN_REGS> struct QueryRows {
+  const Element* smem;  // (16 M x PAD)
+  unsigned regs[IN_REGS ? Tile::PAD / 16 : 1][M][4];
+
+  __device__ __forceinline__ void keep() {
+#pragma unroll
+    for (int k = 0; k < Tile::PAD / 16; k++) load(regs[k], k);
+  }
+
+  // Columns 16 k to 16 k + 15
+  __device__ __forceinline__ void fragment(unsigned (&Q_frag)[M][4], int k) const {
+    if constexpr (IN_REGS) {
+#pragma unroll
+      for (int i = 0; i < M; i++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) Q_frag[i][r] = regs[k][i][r];
+    } else {
+      load(Q_frag, k);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load(unsigned (&Q_frag)[M][4], int k) const {
+    const int lane = threadIdx.x % 32;
+    const unsigned at = shared_address(smem + Tile::index(lane % 16, lane / 16 * 8));
+#pragma unroll
+    for (int i = 0; i < M; i++) load_matrices(Q_frag[i], Tile::right(at + i * 16 * Tile::ROW_BYTES, 2 * k));
+  }
+};
+
+// S = Q K^T:  Q (16 M x PAD), K_smem (8 N x PAD) -> S_regs (16 M x 8 N)
+template <class Tile, int M, int N, bool IN_REGS>
+__device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows<Tile, M, IN_REGS>& Q, const Element* K_smem) {
+  typedef typename Tile::Type T;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < M; i++)
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) S_regs[i][n][e] = 0.f;
+  if constexpr (sizeof(T) == 2) {
+    const unsigned at = shared_address(K_smem + Tile::index(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8));
+#pragma unroll
+    for (int k = 0; k < Tile::PAD / 16; k++) {
+      unsigned Q_frag[M][4], K_frag[4];
+      Q.fragment(Q_frag, k);
+#pragma unroll
+      for (int n = 0; n < N / 2; n++) {
+        load_matrices(K_frag, Tile::right(at, 2 * k) + n * 16 * Tile::ROW_BYTES);
+#pragma unroll
+        for (int i = 0; i < M; i++) {
+          mma(T(), S_regs[i][2 * n], Q_frag[i], K_frag[0], K_frag[1]);
+          mma(T(), S_regs[i][2 * n + 1], Q_frag[i], K_frag[2], K_frag[3]);
+        }
+      }
+    }
+  } else {
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll 2
+    for (int k = 0; k < Tile::PAD; k += 4) {
+      float4 q[M][2];
+#pragma unroll
+      for (int i = 0; i < M; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+          q[i][h] = *reinterpret_cast<const float4*>(Q.smem + Tile::index(g, k) + (16 * i + 8 * h) * Tile::PAD);
+#pragma unroll
+      for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const float4 key = *reinterpret_cast<const float4*>(K_smem + Tile::index(2 * t + e, k) + 8 * n * Tile::PAD);
+#pragma unroll
+          for (int i = 0; i < M; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+              // Four products at a time: a quarter as many roundings of the long sum.
+              S_regs[i][n][2 * h + e] +=
+                  fmaf(q[i][h].w, key.w, fmaf(q[i][h].z, key.z, fmaf(q[i][h].y, key.y, q[i][h].x * key.x)));
+            }
+        }
+    }
+  }
+}
+
+// O += P V:  P_regs (16 M x 8 N), V_smem (8 N x PAD) -> O_regs (16 M x PAD)
+template <class Tile, int M, int N>
+__device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][Tile::PAD / 8][4], const float (&P_regs)[M][N][4],
+                                                    const Element* V_smem) {
+  typedef typename Tile::Type T;
+  const int lane = threadIdx.x % 32;
+  if constexpr (sizeof(T) == 2) {
+    const unsigned at = shared_address(V_smem + Tile::index(lane % 16, lane / 16 * 8));
+#pragma unroll
+    for (int k = 0; k < N / 2; k++) {
+      // An accumulator pair is already laid out as the first operand of the next product, once rounded.
+      unsigned P_frag[M][4], V_frag[4];
+#pragma unroll
+      for (int i = 0; i < M; i++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+          const float(&p)[4] = P_regs[i][2 * k + r / 2];
+          P_frag[i][r] = pack(T(), p[r % 2 * 2], p[r % 2 * 2 + 1]);
+        }
+#pragma unroll
+      for (int n = 0; n < Tile::PAD / 16; n++) {
+        load_matrices_transposed(V_frag, Tile::right(at, 2 * n) + k * 16 * Tile::ROW_BYTES);
+#pragma unroll
+        for (int i = 0; i < M; i++) {
+          mma(T(), O_regs[i][2 * n], P_frag[i], V_frag[0], V_frag[1]);
+          mma(T(), O_regs[i][2 * n + 1], P_frag[i], V_frag[2], V_frag[3]);
+        }
+      }
+    }
+  } else {
+    const int t = lane % 4;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int k = 0; k < 8; k++) {
+        // P[row][8 n + k] is with lane k / 2 of the four that share the row.
+        float p[M][2];
+#pragma unroll
+        for (int i = 0; i < M; i++)
+#pragma unroll
+          for (int h = 0; h < 2; h++) p[i][h] = __shfl_sync(~0u, P_regs[i][n][2 * h + k % 2], k / 2, 4);
+        // Columns 8 c + 2 t are in chunk 2 c + t / 2, which is permuted by x: its even part is known to the compiler.
+        const int x = Tile::permutation(k);
+        const Element* V_row = V_smem + (8 * n + k) * Tile::PAD + ((t / 2) ^ (x % 2)) * 4 + t % 2 * 2;
+#pragma unroll
+        for (int c = 0; c < Tile::PAD / 8; c++) {
+          const float2 value = *reinterpret_cast<const float2*>(V_row + ((2 * c) ^ (x / 2 * 2)) * 4);
+#pragma unroll
+          for (int i = 0; i < M; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+              O_regs[i][c][2 * h] = fmaf(p[i][h], value.x, O_regs[i][c][2 * h]);
+              O_regs[i][c][2 * h + 1] = fmaf(p[i][h], value.y, O_regs[i][c][2 * h + 1]);
+            }
+        }
+      }
+  }
+}

@@ -1,0 +1,71 @@
+// Tiles in shared memory with nothing between their rows: WIDTH elements padded with zeros to a multiple of 16, their
+// 16-byte chunks permuted within each row so that eight rows' chunks of one column lie in different banks.
+// Constants: COPY_BYTES (width of one copy between HBM and SRAM), ELEMENT (element.cuh).
+#pragma once
+#include "tile_copy.cuh"
+
+template <int WIDTH, typename T = Element> struct SwizzledTile {
+  typedef T Type;
+  static constexpr int PAD = padded(WIDTH), ROW_BYTES = PAD * sizeof(Element), CHUNKS = ROW_BYTES / 16;
+  // Chunks that are permuted among each other. Every 8 / GROUP rows begin in the same bank, so they need no permutation.
+  static constexpr int GROUP = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
+
+  // A chunk c of a row lies where chunk c ^ permutation(row) would; eight rows on it is the same.
+  static __device__ __forceinline__ constexpr int permutation(int row) { return row / (8 / GROUP) % GROUP; }
+
+  // Where element (row, col) lies, in elements from the tile's beginning (which is aligned to 128 bytes)
+  static __device__ __forceinline__ constexpr int index(int row, int col) {
+    constexpr int CHUNK = 16 / sizeof(Element);
+    return row * PAD + ((col / CHUNK) ^ permutation(row)) * CHUNK + col % CHUNK;
+  }
+
+  // The address `chunks` chunks to the right of `at`, which is in a column below `chunks` that no bit of it is set in.
+  static __device__ __forceinline__ unsigned right(unsigned at, int chunks) {
+    return (at ^ (chunks % GROUP * 16)) + chunks / GROUP * GROUP * 16;
+  }
+
+  // Starts the copies of a tile of ROWS rows by THREADS threads, of which this is `thread`. Unless it is WHOLE, rows from
+  // `valid` on are not read: they become zeros, as does the padding of WIDTH.
+  //   tile_smem (ROWS x PAD), tile_gmem (valid x WIDTH, row_stride elements apart)
+  template <int ROWS, int THREADS, bool WHOLE>
+  static __device__ __forceinline__ void load(Element* tile_smem, const Element* tile_gmem, long long row_stride, int valid,
+                                              int thread) {
+    // A thread keeps to its columns, and to rows that are permuted alike.
+    constexpr int WIDE = side_by_side(THREADS), ROWS_AT_ONCE = THREADS / WIDE;
+    const int col0 = thread % WIDE * COPY, row0 = thread / WIDE;
+    const Element* from = tile_gmem + row0 * row_stride + col0;
+    // Narrow copies are too many to have all their addresses in registers.
+    constexpr int EACH = PAD / (WIDE * COPY) * ROWS / ROWS_AT_ONCE;
+#pragma unroll(EACH > 32 ? 1 : ROWS)
+    for (int r = 0; r < ROWS; r += ROWS_AT_ONCE) {
+      const int row = row0 + r;
+      if (ROWS % ROWS_AT_ONCE && row >= ROWS) break;
+#pragma unroll(EACH > 32 ? 4 : PAD)
+      for (int c = 0; c < PAD; c += WIDE * COPY) {
+        const bool inside = (WHOLE || row < valid) && (PAD == WIDTH || col0 + c < WIDTH);
+        copy_chunk(tile_smem + index(row, col0 + c), inside ? from + c : tile_gmem, inside);
+      }
+      from += ROWS_AT_ONCE * row_stride;
+    }
+  }
+
+  // Writes the first `valid` rows of a tile to HBM, by the lanes of a warp.
+  //   tile_smem (valid x PAD), tile_gmem (valid x WIDTH, row_stride elements apart)
+  template <int ROWS>
+  static __device__ __forceinline__ void store(Element* tile_gmem, const Element* tile_smem, long long row_stride, int valid,
+                                               int lane) {
+    constexpr int WIDE = side_by_side(32);
+    for (int row = lane / WIDE; row < min(ROWS, valid); row += 32 / WIDE)
+      for (int col = lane % WIDE * COPY; col < WIDTH; col += WIDE * COPY)
+        store_chunk(tile_gmem + row * row_stride + col, tile_smem + index(row, col));
+  }
+
+ private:
+  static constexpr int COPY = COPY_BYTES / sizeof(Element), COPIES = PAD / COPY;
+
+  // How many of the threads lie along a row: a power of two that divides a row, and leaves a multiple of 8 rows at once.
+  static __device__ constexpr int side_by_side(int threads) {
+    const int along = COPIES & -COPIES, most = threads / 8 & -(threads / 8);
+    return along < most ? along : most;
+  }
+};
