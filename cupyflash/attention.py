@@ -23,6 +23,7 @@ def attention(
     v: Any,
     *,
     causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
     mask: Any | None = None,
     bias: Any | None = None,
     key_lengths: Any | None = None,
@@ -38,8 +39,9 @@ def attention(
     d_v in place of d if you like. d and d_v are 1 to 256; float16, bfloat16 (compute capability 8.0) or float32, all alike;
     any strides whose last axis is contiguous. `scale` is 1 / sqrt(d) when None.
 
-    What a row sees: `causal` is aligned bottom-right, row r sees key c when c <= r + n_k - n_q. `mask`, of bool, is true where
-    row and key go together; `bias`, of q's dtype, is added to the scaled scores; both broadcast to (..., n_q, n_k).
+    What a row sees: `causal` is aligned bottom-right, row r sees key c when c <= r + n_k - n_q; `window` = (left, right) lets
+    it see the keys from r + n_k - n_q - left to r + n_k - n_q + right, None for no limit on a side. `mask`, of bool, is true
+    where row and key go together; `bias`, of q's dtype, is added to the scaled scores; both broadcast to (..., n_q, n_k).
     `key_lengths`, integers of shape (b,) from 0 to n_k, says how many keys each batch has; what k and v hold behind them is
     never read. The masks add up. A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight
     zero, but a NaN or infinity in a masked row of v may still show in rows that share a tile with it. (Lengths on a GPU are
@@ -68,7 +70,7 @@ def attention(
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     gpu = on_gpu(**arrays)
     with device_of(gpu, **arrays):
-        problem = Problem.from_arrays(**arrays, causal=causal, scale=scale)
+        problem = Problem.from_arrays(**arrays, causal=causal, window=window, scale=scale)
         device, simulation = target(gpu)
         schedule = plan(problem, device, "fa2" if algorithm == "auto" else algorithm, tiling, lse=bool(return_lse))
         schedule.kernels()  # refuses what no kernel runs, before anything is allocated

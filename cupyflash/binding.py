@@ -19,6 +19,7 @@ class Masks:
     mask: Any = None
     bias: Any = None
     key_lengths: Any = None
+    block_mask: Any = None
 
 
 NO_MASKS = Masks()
@@ -48,11 +49,20 @@ def argument_values(
         "group": p.heads // p.kv_heads if p.kv_heads else 1,
     }
     values |= {name: np.int32(size) for name, size in sizes.items()}
+    # No limit is one that no row reaches, and that no sum with a row exceeds 32 bits.
+    unlimited = np.iinfo(np.int32).max - max(p.seqlen_q, p.seqlen_k)
+    values["left"] = np.int32(unlimited if p.left is None else min(p.left, unlimited))
+    values["right"] = np.int32(unlimited if p.right is None else min(p.right, unlimited))
     values["rows"] = np.int64(schedule.repeats * p.seqlen_q)
     values["scale"] = np.float32(p.softmax_scale)
     for name, array in (("Q", q), ("K", k), ("V", v), ("O", out)):
         values |= _strides(name, ("batch", "head", "row"), array.shape[:-1], array.strides[:-1], p.itemsize)
-    for name, scores_like, itemsize in (("mask", masks.mask, 1), ("bias", masks.bias, p.itemsize)):
+    values["block_mask"] = masks.block_mask
+    for name, scores_like, itemsize in (
+        ("mask", masks.mask, 1),
+        ("bias", masks.bias, p.itemsize),
+        ("block_mask", masks.block_mask, 1),
+    ):
         shape, strides = (scores_like.shape, scores_like.strides) if scores_like is not None else ((), ())
         values |= _strides(name, ("batch", "head", "row", "col"), shape, strides, itemsize)
     return values

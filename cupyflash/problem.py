@@ -20,6 +20,10 @@ MAX_LENGTH = 2**31 - 2**20
 MAX_ALIGNMENT = 16
 
 
+# (left, right): how far from its own key a row sees, None for no limit.
+Window = tuple[int | None, int | None]
+
+
 class Array(Protocol):
     """What NumPy and CuPy arrays have in common, as far as a problem needs it."""
 
@@ -42,6 +46,8 @@ class Problem:
     1 / sqrt(head_dim).
 
     What a query row sees: under `causal`, aligned bottom-right, row r sees key column c when c <= r + seqlen_k - seqlen_q;
+    with `window` = (left, right), when r + seqlen_k - seqlen_q - left <= c <= r + seqlen_k - seqlen_q + right, None for no
+    limit (`causal` and a window together have right = 0; a window of (None, 0) is kept as `causal`);
     with `padded`, batch b sees its first `key_lengths[b]` keys (None where the lengths are not known to the host: counts
     are then of full length); with `mask`, a boolean a (row, column) says so too; with `bias`, a number is added to each
     score. `alignment` is the number of bytes (a power of two up to 16) that divides the address of every row: it bounds the
@@ -65,6 +71,7 @@ class Problem:
     padded: bool = False
     key_lengths: tuple[int, ...] | None = None
     alignment: int = MAX_ALIGNMENT
+    window: Window | None = None
 
     def __post_init__(self) -> None:
         if self.head_dim_v is None:
@@ -86,6 +93,10 @@ class Problem:
             if type(value).__name__ not in ("bool", "bool_"):
                 raise TypeError(f"{name} must be True or False, got {value!r}")
             object.__setattr__(self, name, bool(value))
+        if self.window is not None:
+            window, causal = _checked_window(self.window, self.causal)
+            object.__setattr__(self, "window", window)
+            object.__setattr__(self, "causal", causal)
         if self.key_lengths is not None:
             lengths = tuple(int(length) for length in self.key_lengths)
             if not self.padded or len(lengths) != self.batch or not all(0 <= n <= self.seqlen_k for n in lengths):
@@ -110,6 +121,7 @@ class Problem:
         v: Array,
         *,
         causal: bool = False,
+        window: Window | None = None,
         scale: float | None = None,
         mask: Array | None = None,
         bias: Array | None = None,
@@ -179,6 +191,7 @@ class Problem:
             padded=key_lengths is not None,
             key_lengths=tuple(key_lengths.tolist()) if isinstance(key_lengths, np.ndarray) else None,
             alignment=min(row_alignment(array) for array in named.values()),
+            window=window,
         )
 
     @property
@@ -206,9 +219,41 @@ class Problem:
         return self.seqlen_k - self.seqlen_q
 
     @property
+    def left(self) -> int | None:
+        """How many keys before its own (r + `diagonal`) a row sees; None for all."""
+        return self.window[0] if self.window else None
+
+    @property
+    def right(self) -> int | None:
+        """How many keys behind its own a row sees; None for all."""
+        return 0 if self.causal else self.window[1] if self.window else None
+
+    def keys_seen(self, rows: np.ndarray, keys: int) -> tuple[np.ndarray, np.ndarray]:
+        """(first, end): the columns first <= c < end of `keys` that each of `rows` sees for its position, first <= end."""
+        own = rows + self.diagonal
+        end = np.full_like(own, keys) if self.right is None else np.clip(own + self.right + 1, 0, keys)
+        first = np.zeros_like(own) if self.left is None else np.clip(own - self.left, 0, end)
+        return first, end
+
+    @property
     def flops(self) -> int:
         """Floating point operations of the two products, 2 Nq Nk (d + d_v) a head, nothing skipped or padded."""
         return 2 * self.head_count * self.seqlen_q * self.seqlen_k * (self.head_dim + self.value_dim)
+
+
+def _checked_window(window: object, causal: bool) -> tuple[Window | None, bool]:
+    """A window and `causal` in the one form that both have together."""
+    sides = tuple(window) if isinstance(window, (tuple, list)) else ()
+    if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, (Integral, type(None))) for side in sides):
+        raise TypeError(f"window must be (left, right), integers or None, got {window!r}")
+    if any(side is not None and side < 0 for side in sides):
+        raise ValueError(f"window must be (left, right) of at least 0, None for no limit, got {window!r}")
+    left, right = (None if side is None else min(int(side), MAX_LENGTH) for side in sides)
+    if causal:
+        right = 0
+    if left is None and (right is None or right == 0):
+        return None, right == 0
+    return (left, right), False
 
 
 def dtype_name(dtype: Any, argument: str = "dtype") -> str:

@@ -18,6 +18,7 @@ def warmup(
     dtype: str = "float16",
     head_dim_v: int | None = None,
     causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
     mask: bool = False,
     bias: bool = False,
     padded: bool = False,
@@ -26,7 +27,7 @@ def warmup(
 ) -> None:
     """Compile the kernels of such calls, so that the first of them is as quick as the others.
 
-    `mask`, `bias` and `padded` say whether calls will have a mask, a bias, key lengths; sizes do not matter, since kernels are
+    `mask`, `bias` and `padded` say whether calls will have a mask, a bias, key lengths; sizes (of a window too) do not matter, since kernels are
     compiled for none. Contiguous arrays are assumed. On the current GPU the kernels are loaded too; without a GPU it is the
     simulated device's kernels that are compiled and parsed. Raises as `attention` does.
     """
@@ -46,6 +47,7 @@ def warmup(
         bias=bias,
         padded=padded,
         alignment=bits & -bits,
+        window=window,
     )
     try:
         device, simulated = Device.current(), False

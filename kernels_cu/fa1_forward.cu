@@ -7,7 +7,7 @@
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       D, DV       d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    SUB         columns of S held at a time; divides BC
-//   CAUSAL, MASK, BIAS, PADDED  0 or 1: mask.cuh     COPY_BYTES  width of a copy
+//   CAUSAL, WINDOW, MASK, BIAS, PADDED  0 or 1: mask.cuh     COPY_BYTES  width of a copy
 #include "element.cuh"
 #include "mask.cuh"
 #include "row_pair.cuh"
@@ -32,7 +32,7 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
             long long V_batch, long long V_head, long long V_row, long long O_batch, long long O_head, long long O_row,
             const unsigned char* mask, long long mask_batch, long long mask_head, long long mask_row, long long mask_col,
             const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
-            const int* key_lengths) {
+            const int* key_lengths, int left, int right) {
   extern __shared__ __align__(16) unsigned char sram[];
   Element* K_smem = reinterpret_cast<Element*>(sram);  // (BC x D_ROW)
   Element* V_smem = K_smem + BC * D_ROW;               // (BC x DV_ROW)
@@ -49,14 +49,16 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   m += pair * Nq;
 
   const int keys = count_keys(key_lengths, batch, Nk, sram);
-  const Masks masks = {keys, Nk - Nq, mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
+  const Masks masks = {keys, Nk - Nq, left, right, mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
                        bias + batch * bias_batch + head * bias_head, bias_row, bias_col};
 
-  const int Tr = (Nq + BR - 1) / BR, Tc = (keys + BC - 1) / BC;
+  const int Tr = (Nq + BR - 1) / BR;
+  const int first_key = visible_begin(masks, 0), end_key = visible_end(masks, Nq - 1);
+  const int Tc = first_key < end_key ? (end_key + BC - 1) / BC : 0;
 
   // Line 2: O = 0, l = 0, m = -inf in HBM. A row block that sees no key has its O and L for good.
   for (int i = 0; i < Tr; i++) {
-    const bool seen = visible_end(masks, min((i + 1) * BR, Nq) - 1) > 0;
+    const bool seen = visible_begin(masks, i * BR) < visible_end(masks, min((i + 1) * BR, Nq) - 1);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const int row = i * BR + warp * 16 + g + 8 * h;
@@ -76,8 +78,8 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
     }
   }
 
-  // Line 5: for each K/V block
-  for (int j = 0; j < Tc; j++) {
+  // Line 5: for each K/V block that any row sees
+  for (int j = first_key / BC; j < Tc; j++) {
     // Line 6: load K_j, V_j. The last block may be short: as many rows as whole sub-tiles need, zeros past the end.
     const int cols = min(BC, keys - j * BC), whole = (cols + SUB - 1) / SUB * SUB;
     __syncthreads();  // every warp is done with K_{j-1}, V_{j-1}
@@ -87,7 +89,9 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
     __syncthreads();
 
     // Line 7: for each Q block that sees any of these keys
-    for (int i = CAUSAL ? max(0, j * BC - masks.diagonal) / BR : 0; i < Tr; i++) {
+    const int first_row = CAUSAL || WINDOW ? max(0, j * BC - masks.diagonal - (WINDOW ? masks.right : 0)) : 0;
+    const int last_row = WINDOW ? min(Nq - 1ll, j * BC + cols - 1ll - masks.diagonal + masks.left) : Nq - 1;
+    for (int i = first_row / BR; i <= last_row / BR; i++) {
       // Line 8: load Q_i. A warp loads the 16 rows that it owns, and waits for nobody else.
       const int row0 = i * BR + warp * 16, rows = max(0, min(16, Nq - row0));
       Element* Q_warp = Q_smem + warp * 16 * D_ROW;  // (16 x D_ROW)
@@ -100,7 +104,7 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
       // O~ = P V_j, the earlier sub-tiles' part rescaled to the larger maximum.
       float O_tilde[DV_PAD / 8][4] = {}, m_tilde[2] = {NEG_INF, NEG_INF}, l_tilde[2] = {};
       const int end = rows ? min(cols, visible_end(masks, row0 + rows - 1) - j * BC) : 0;  // keys that the warp sees
-      for (int col = 0; col < end; col += SUB) {
+      for (int col = max(0, visible_begin(masks, row0) - j * BC) / SUB * SUB; col < end; col += SUB) {
         float S_regs[SUB / 8][4];  // (16 x SUB)
         scores(S_regs, Q_warp, K_smem + col * D_ROW);
         scale_and_mask(S_regs, scale, 1.f, masks, row0 + g, j * BC + col, Nq);

@@ -7,7 +7,7 @@
 //   STAGES      slots of the ring, a K or V block each          BLOCKS  thread blocks that share a multiprocessor
 //   Q_IN_REGS   whether Q stays in registers too     COPY_BYTES width of a copy
 //   SCALE_FIRST whether S is scaled before its maximum is taken: with a bias, or a scale that is not positive
-//   CAUSAL, MASK, BIAS, PADDED  0 or 1: mask.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, PADDED  0 or 1: mask.cuh          SPARSE  0 or 1: whether there is a block mask
 #define SUB BC
 #include "element.cuh"
 #include "mask.cuh"
@@ -25,16 +25,36 @@ typedef SwizzledTile<DV> ValueTile;  // of V and O
 __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int ROW_SIZE = larger(KeyTile::PAD, ValueTile::PAD);  // elements that a row of any tile has room for
 
-// The stream K_j, V_j, K_j-1, V_j-1, ... goes round a ring of STAGES slots, a block a slot. Only the first block may be short.
+// The K/V blocks that a row block visits, from the last one down: all from `begin` to `end`, or those that the block mask has.
+struct Blocks {
+  int begin, end;
+  const unsigned* kept;  // SPARSE: bit j % 32 of word j / 32 for block j, in SRAM
+
+  // The next one below j, or one below `begin` when there is none
+  __device__ __forceinline__ int below(int j) const {
+    if constexpr (!SPARSE) return j - 1;
+    for (j--; j >= begin; j = j / 32 * 32 - 1) {
+      const unsigned rest = kept[j / 32] << (31 - j % 32);  // of the word, j and what is below it
+      if (rest) return j - __clz(rest);
+    }
+    return begin - 1;
+  }
+};
+
+// The stream K_j, V_j of these blocks goes round a ring of STAGES slots, a block a slot. Only the last K_j may be short.
 struct Stream {
   const Element *K, *V;  // of the head
   long long K_row, V_row;
   int keys;
+  Blocks blocks;
   Element* ring;  // STAGES x (BC x ROW_SIZE)
   int slot;       // of the block at hand
+  int ahead;      // SPARSE: j of the block to be fetched next
 
-  template <bool VALUE, bool WHOLE> __device__ __forceinline__ void fetch(int j, int to) const {
-    if (j >= 0) {
+  // Fetches K_j or V_j; SPARSE: of the next block to be fetched.
+  template <bool VALUE, bool WHOLE> __device__ __forceinline__ void fetch(int j, int to) {
+    if constexpr (SPARSE) j = ahead;
+    if (j >= blocks.begin) {
       if constexpr (VALUE) {
         ValueTile::load<BC, THREADS, WHOLE>(at(to), V + static_cast<long long>(j) * BC * V_row, V_row, keys - j * BC, threadIdx.x);
       } else {
@@ -42,10 +62,12 @@ struct Stream {
       }
     }
     close_group();
+    if constexpr (SPARSE && VALUE) ahead = blocks.below(j);
   }
 
   // Fetches the first STAGES - 1 blocks, from K_j on.
   __device__ __forceinline__ void start(int j) {
+    ahead = j;
     fetch<false, false>(j, 0);
     if constexpr (STAGES > 2) fetch<true, false>(j, 1);
     if constexpr (STAGES > 3) fetch<false, false>(j - 1, 2);
@@ -118,6 +140,40 @@ template <bool MASKED> __device__ __forceinline__ void softmax(float (&S)[M][N][
     }
 }
 
+// A warp's part of lines 6 to 11 for one K/V block: S = Q K_j^T, P = exp(S - m), O += P V_j
+struct Warp {
+  int row, Nq;  // the first of its rows
+  float scale, factor;
+
+  // A block of which every row sees every key
+  template <class Rows> __device__ __forceinline__ void visit(int j, State& state, const Rows& Q_rows, Stream& stream) const {
+    float S[M][N][4];
+    scores(S, Q_rows, stream.next<false, true>(j));
+    softmax<false>(S, state, factor);
+    add_weighted_values<ValueTile>(state.O, S, stream.next<true, true>(j));
+  }
+
+  // Any block; where the warp sees nothing of it, it only keeps step with the others.
+  template <class Rows>
+  __device__ __forceinline__ void visit_masked(int j, State& state, const Rows& Q_rows, Stream& stream, const Masks& masks) const {
+    float S[M][N][4];
+    const int last = min(row + WARP_ROWS, Nq) - 1;
+    const bool seen = row < Nq && j * BC < visible_end(masks, last) && (j + 1) * BC > visible_begin(masks, row);
+    const Element* K_smem = stream.next<false, false>(j);
+    if (seen) {
+      scores(S, Q_rows, K_smem);
+#pragma unroll
+      for (int m = 0; m < M; m++) {
+        const int lane_row = row + 16 * m + threadIdx.x % 32 / 4;
+        scale_and_mask(S[m], SCALE_FIRST ? scale * LOG2_E : 1.f, LOG2_E, masks, lane_row, j * BC, Nq);
+      }
+      softmax<true>(S, state, factor);
+    }
+    const Element* V_smem = stream.next<true, false>(j);
+    if (seen) add_weighted_values<ValueTile>(state.O, S, V_smem);
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, float* L,
             int Nq, int Nk, int heads, int group, float scale,
@@ -125,7 +181,9 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
             long long V_batch, long long V_head, long long V_row, long long O_batch, long long O_head, long long O_row,
             const unsigned char* mask, long long mask_batch, long long mask_head, long long mask_row, long long mask_col,
             const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
-            const int* key_lengths) {
+            const int* key_lengths, int left, int right,
+            const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head, long long block_mask_row,
+            long long block_mask_col) {
   extern __shared__ __align__(128) unsigned char sram[];
   Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x D), at the end O (BR x DV)
   Element* ring = Q_smem + BR * ROW_SIZE;              // STAGES x (BC x D or DV)
@@ -138,20 +196,34 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   Q += batch * Q_batch + head * Q_head + row_block * Q_row;
   K += batch * K_batch + head / group * K_head;
   V += batch * V_batch + head / group * V_head;
-  O += batch * O_batch + head * O_head + row_block * O_row;
-
   const int keys = count_keys(key_lengths, batch, Nk, sram);
-  const Masks masks = {keys, Nk - Nq, mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
+  const Masks masks = {keys, Nk - Nq, left, right, mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
                        bias + batch * bias_batch + head * bias_head, bias_row, bias_col};
 
-  // The K/V blocks j < Tc that some row sees; every row sees all of those below `whole`.
-  const int Tc = (visible_end(masks, row_block + rows - 1) + BC - 1) / BC;
-  const int whole = MASK || SCALE_FIRST ? 0 : visible_end(masks, row_block) / BC;
+  // The K/V blocks that some row sees. Every row sees all of those from `whole_begin` to `whole_end`.
+  const int last_row = row_block + rows - 1;
+  const int first_key = visible_begin(masks, row_block), end_key = visible_end(masks, last_row);
+  unsigned* kept = reinterpret_cast<unsigned*>(ring + STAGES * BC * ROW_SIZE);
+  const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
+  const int whole_begin = (visible_begin(masks, last_row) + BC - 1) / BC;
+  const int whole_end = MASK || SCALE_FIRST ? whole_begin : visible_end(masks, row_block) / BC;
+  if constexpr (SPARSE) {
+    block_mask += batch * block_mask_batch + head * block_mask_head + i * block_mask_row;
+    for (int word = blocks.begin / 32 + warp; word * 32 < blocks.end; word += WARPS) {
+      const int j = word * 32 + lane;
+      const bool keep = blocks.begin <= j && j < blocks.end && block_mask[j * block_mask_col];
+      const unsigned bits = __ballot_sync(~0u, keep);
+      if (lane == 0) kept[word] = bits;
+    }
+    __syncthreads();
+  }
+  const int first_block = blocks.below(blocks.end);
+  const bool seen = first_block >= blocks.begin;
 
-  if (Tc > 0) KeyTile::load<BR, THREADS, false>(Q_smem, Q, Q_row, rows, threadIdx.x);
+  if (seen) KeyTile::load<BR, THREADS, false>(Q_smem, Q, Q_row, rows, threadIdx.x);
   close_group();
-  Stream stream = {K, V, K_row, V_row, keys, ring};
-  stream.start(Tc - 1);
+  Stream stream = {K, V, K_row, V_row, keys, blocks, ring};
+  stream.start(first_block);
 
   State state = {};
 #pragma unroll
@@ -164,30 +236,16 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   if constexpr (Q_IN_REGS) {
     wait_for_groups<STAGES - 1>();
     __syncthreads();
-    if (Tc > 0) Q_rows.keep();
+    if (seen) Q_rows.keep();
   }
 
-  // Lines 6 to 11, for the blocks that the masks cut into, then for those that every row sees all of
-  const int warp_end = warp_row < Nq ? visible_end(masks, min(warp_row + WARP_ROWS, Nq) - 1) : 0;  // of the keys it sees
-  for (int j = Tc - 1; j >= whole; j--) {
-    float S[M][N][4];
-    const bool seen = j * BC < warp_end;
-    const Element* K_smem = stream.next<false, false>(j);
-    if (seen) {
-      scores(S, Q_rows, K_smem);
-#pragma unroll
-      for (int m = 0; m < M; m++)
-        scale_and_mask(S[m], SCALE_FIRST ? scale * LOG2_E : 1.f, LOG2_E, masks, warp_row + 16 * m + g, j * BC, Nq);
-      softmax<true>(S, state, factor);
-    }
-    const Element* V_smem = stream.next<true, false>(j);
-    if (seen) add_weighted_values<ValueTile>(state.O, S, V_smem);
-  }
-  for (int j = whole - 1; j >= 0; j--) {
-    float S[M][N][4];
-    scores(S, Q_rows, stream.next<false, true>(j));
-    softmax<false>(S, state, factor);
-    add_weighted_values<ValueTile>(state.O, S, stream.next<true, true>(j));
+  // Lines 6 to 11: S = Q K_j^T, P = exp(S - m), O += P V_j
+  const Warp work = {warp_row, Nq, scale, factor};
+  int j = first_block;
+  for (; j >= max(whole_end, blocks.begin); j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
+  for (; j >= max(whole_begin, blocks.begin); j = blocks.below(j)) work.visit(j, state, Q_rows, stream);
+  if constexpr (WINDOW) {
+    for (; j >= blocks.begin; j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
   }
 
   // Lines 12 to 15: O = diag(l)^-1 O, L = m + log(l). O goes through the warp's own rows of the Q block, if they are as long.
@@ -207,5 +265,5 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
       if (L && t == 0 && warp_row + row < Nq) L[static_cast<long long>(pair) * Nq + warp_row + row] = LN_2 * (state.m[m][h] * factor + log2f(l));
     }
   __syncwarp();
-  ValueTile::store<WARP_ROWS>(O + warp * WARP_ROWS * O_row, O_warp, O_row, rows - warp * WARP_ROWS, lane);
+  ValueTile::store<WARP_ROWS>(O + batch * O_batch + head * O_head + warp_row * O_row, O_warp, O_row, rows - warp * WARP_ROWS, lane);
 }

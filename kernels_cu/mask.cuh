@@ -1,21 +1,26 @@
 // Which keys a query row sees, and what is added to their scores. Causal is aligned bottom-right: row r sees columns up to
-// r + diagonal, where diagonal = Nk - Nq; keys from `keys` on do not exist; a boolean mask and a bias speak for each score.
-// Constants: CAUSAL, MASK, BIAS, PADDED (0 or 1: what is 0 is compiled out), SUB.
+// r + diagonal, where diagonal = Nk - Nq; a window those from r + diagonal - left to r + diagonal + right; keys from `keys` on
+// do not exist; a boolean mask and a bias speak for each score.
+// Constants: CAUSAL, WINDOW, MASK, BIAS, PADDED (0 or 1: what is 0 is compiled out), SUB.
 #pragma once
 #include "element.cuh"
 
 // The masks of one (batch, head).
 struct Masks {
-  int keys, diagonal;
+  int keys, diagonal, left, right;
   const unsigned char* mask;  // (Nq x Nk), nonzero where row and column go together
   long long mask_row, mask_col;
   const Element* bias;  // (Nq x Nk)
   long long bias_row, bias_col;
 };
 
-// The end of the columns that a row sees, for all that the boolean mask says.
+// Where the columns that a row sees begin and end, for all that the boolean mask says.
+__device__ __forceinline__ int visible_begin(const Masks& masks, int row) {
+  return WINDOW ? max(0, row + masks.diagonal - masks.left) : 0;
+}
 __device__ __forceinline__ int visible_end(const Masks& masks, int row) {
-  return CAUSAL ? max(0, min(masks.keys, row + 1 + masks.diagonal)) : masks.keys;
+  const int end = row + 1 + masks.diagonal + (WINDOW ? masks.right : 0);
+  return CAUSAL || WINDOW ? max(0, min(masks.keys, end)) : masks.keys;
 }
 
 // How many keys a batch has. One thread reads it for the block, through 4 bytes of `scratch` in shared memory, which is
@@ -55,14 +60,14 @@ __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], floa
   const int first = col0 + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    const int row = row0 + 8 * h, end = row < Nq ? visible_end(masks, row) : 0;
+    const int row = row0 + 8 * h, begin = visible_begin(masks, row), end = row < Nq ? visible_end(masks, row) : 0;
     const unsigned char* mask = masks.mask + row * masks.mask_row + first * masks.mask_col;
     const Element* bias = masks.bias + row * masks.bias_row + first * masks.bias_col;
 #pragma unroll
     for (int n = 0; n < SUB / 8; n++) {
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        bool seen = first + 8 * n + e < end;
+        bool seen = first + 8 * n + e < end && (!WINDOW || first + 8 * n + e >= begin);
         float s = S_regs[n][2 * h + e] * scale;
         if constexpr (BIAS) {
           if (seen) s += bias_scale * load_in_place(bias + e * masks.bias_col);

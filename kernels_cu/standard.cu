@@ -4,7 +4,7 @@
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       D, DV          d of Q and K, of V and O
 //   BR, BC      rows and columns of a tile           SUB            columns of S held at a time; divides BC
-//   CAUSAL, MASK, BIAS, PADDED  0 or 1: mask.cuh     SOFTMAX_WARPS  rows that a softmax block does at a time
+//   CAUSAL, WINDOW, MASK, BIAS, PADDED  0 or 1: mask.cuh     SOFTMAX_WARPS  rows that a softmax block does at a time
 //   COPY_BYTES  width of a copy
 #include "element.cuh"
 #include "mask.cuh"
@@ -20,7 +20,7 @@ standard_scores(const Element* Q, const Element* K, Element* S, int Nq, int Nk, 
                 long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,
                 const unsigned char* mask, long long mask_batch, long long mask_head, long long mask_row, long long mask_col,
                 const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
-                const int* key_lengths) {
+                const int* key_lengths, int left, int right) {
   extern __shared__ __align__(16) unsigned char sram[];
   Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x D_ROW)
   Element* K_smem = Q_smem + BR * D_ROW;               // (BC x D_ROW)
@@ -32,7 +32,7 @@ standard_scores(const Element* Q, const Element* K, Element* S, int Nq, int Nk, 
   Q += batch * Q_batch + head * Q_head + static_cast<long long>(i) * BR * Q_row;
   K += batch * K_batch + head / group * K_head + static_cast<long long>(j) * BC * K_row;
   S += (pair * Nq + i * BR) * Nk + j * BC;
-  const Masks masks = {count_keys(key_lengths, batch, Nk, sram), Nk - Nq,
+  const Masks masks = {count_keys(key_lengths, batch, Nk, sram), Nk - Nq, left, right,
                        mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
                        bias + batch * bias_batch + head * bias_head, bias_row, bias_col};
 

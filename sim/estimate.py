@@ -71,9 +71,16 @@ def _sub_tile_steps(schedule: TileSchedule) -> float:
     return products + 8 * width + padded_dim(max(p.head_dim, p.value_dim)) + 150
 
 
+def _visits(schedule: TileSchedule) -> np.ndarray:
+    """Column blocks that each row block visits."""
+    _, begin, end = rows_and_visits(schedule, schedule.problem.seqlen_k)
+    visits: np.ndarray = (end - begin) // schedule.block_cols
+    return visits
+
+
 def _fa1(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     p = schedule.problem
-    _, visits = rows_and_visits(schedule, schedule.problem.seqlen_k)
+    visits = _visits(schedule)
     sub_tiles = np.ceil(np.minimum(visits * schedule.block_cols, p.seqlen_k) / sub_tile(p, schedule.block_cols)).sum()
     steps = float(sub_tiles) * _sub_tile_steps(schedule) + float(visits.sum()) * (
         200 + 3 * padded_dim(max(p.head_dim, p.value_dim))
@@ -87,7 +94,7 @@ def _fa2(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     d, dv = padded_dim(p.head_dim), padded_dim(p.value_dim)
     scores = tile.warp_rows * tile.block_cols / 32
     products = scores * (d + dv) * (1.3 if p.dtype == "float32" else 1 / 48)
-    _, visits = rows_and_visits(schedule, p.seqlen_k)
+    visits = _visits(schedule)
     copies = tile.block_cols * (d + dv) * p.itemsize / p.alignment / tile.threads
     steps = float(visits.mean()) * (products + 9 * scores + 5 * copies + 150) + 400 + 8 * dv
     yield steps, schedule.repeats * schedule.row_blocks * tile.threads

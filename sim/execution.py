@@ -53,7 +53,7 @@ def execute(
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
     """
     p = schedule.problem
-    posed = Problem.from_arrays(q, k, v, causal=p.causal, scale=p.scale, mask=mask, bias=bias, key_lengths=key_lengths)
+    posed = Problem.from_arrays(q, k, v, causal=p.causal, window=p.window, scale=p.scale, mask=mask, bias=bias, key_lengths=key_lengths)
     if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
         raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)

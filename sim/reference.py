@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.problem import Problem
+from cupyflash.problem import Problem, Window
 
 
 def reference(
@@ -15,6 +15,7 @@ def reference(
     v: np.ndarray,
     *,
     causal: bool = False,
+    window: Window | None = None,
     scale: float | None = None,
     mask: np.ndarray | None = None,
     bias: np.ndarray | None = None,
@@ -24,7 +25,9 @@ def reference(
 
     A row that sees no key has O = 0 and L = -inf. Holds all of S: memory grows as n_q n_k.
     """
-    S, v = masked_scores(q, k, v, np.float64, causal=causal, scale=scale, mask=mask, bias=bias, key_lengths=key_lengths)
+    S, v = masked_scores(
+        q, k, v, np.float64, causal=causal, window=window, scale=scale, mask=mask, bias=bias, key_lengths=key_lengths
+    )
     m = S.max(axis=-1, keepdims=True, initial=-np.inf)
     P = np.exp(S - np.where(np.isneginf(m), 0, m))
     total = P.sum(axis=-1, keepdims=True)
@@ -40,13 +43,16 @@ def masked_scores(
     dtype: type[np.floating[Any]],
     *,
     causal: bool,
+    window: Window | None = None,
     scale: float | None,
-    mask: np.ndarray | None,
-    bias: np.ndarray | None,
-    key_lengths: np.ndarray | None,
+    mask: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    key_lengths: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """S in `dtype` with -inf where a row does not see a key, and V in `dtype` with a head for each of q's."""
-    p = Problem.from_arrays(q, k, v, causal=causal, scale=scale, mask=mask, bias=bias, key_lengths=key_lengths)
+    p = Problem.from_arrays(
+        q, k, v, causal=causal, window=window, scale=scale, mask=mask, bias=bias, key_lengths=key_lengths
+    )
     q, k, v = (array.astype(dtype) for array in (q, k, v))
     if q.ndim > 2:
         k, v = (np.repeat(array, p.heads // p.kv_heads, axis=-3) for array in (k, v))
@@ -57,6 +63,11 @@ def masked_scores(
     seen = np.ones(S.shape, bool)
     if causal:
         seen &= cols <= rows + p.diagonal
+    left, right = window or (None, None)
+    if left is not None:
+        seen &= cols >= rows + p.diagonal - left
+    if right is not None:
+        seen &= cols <= rows + p.diagonal + right
     if mask is not None:
         seen &= mask
     if key_lengths is not None:

@@ -39,21 +39,27 @@ def _lengths(p: Problem) -> Mapping[int, int]:
     return {p.seqlen_k: p.batch} if p.key_lengths is None else Counter(p.key_lengths)
 
 
-def rows_and_visits(schedule: TileSchedule, keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """r_i, the rows of row block i, and c_i, the column blocks that its last row sees of `keys` keys."""
+def rows_and_visits(schedule: TileSchedule, keys: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """r_i, the rows of row block i, and the columns from a_i to b_i, in whole column blocks, that its rows see of `keys`.
+
+    c_i = (b_i - a_i) / Bc column blocks; a_i = b_i where the rows see none.
+    """
     p, br, bc = schedule.problem, schedule.block_rows, schedule.block_cols
     first = np.arange(0, p.seqlen_q, br)
     end = np.minimum(first + br, p.seqlen_q)
-    seen = np.clip(end + (p.seqlen_k - p.seqlen_q), 0, keys) if p.causal else np.full_like(end, keys)
-    return end - first, -(-seen // bc)
+    shift = p.seqlen_k - p.seqlen_q
+    b = np.full_like(end, keys) if p.right is None else np.clip(end + shift + p.right, 0, keys)
+    a = np.zeros_like(first) if p.left is None else np.maximum(first + shift - p.left, 0)
+    seen = a < b
+    return end - first, np.where(seen, a // bc * bc, 0), np.where(seen, -(-b // bc) * bc, 0)
 
 
 def _fa1(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
     """R = sum r_i c_i visits of a row: Q, O, l and m are read at each, O, l and m written at each and once to begin."""
     p = schedule.problem
-    rows, visits = rows_and_visits(schedule, keys)
-    R, Nq, d, dv = int(rows @ visits), p.seqlen_q, p.head_dim, p.value_dim
-    loaded = min(int(visits.max(initial=0)) * schedule.block_cols, keys)
+    rows, a, b = rows_and_visits(schedule, keys)
+    R, Nq, d, dv = int(rows @ ((b - a) // schedule.block_cols)), p.seqlen_q, p.head_dim, p.value_dim
+    loaded = max(0, min(int(b.max(initial=0)), keys) - int(a[a < b].min(initial=keys)))
     form = {
         "Q": (R * d * p.itemsize, 0),
         "K": (loaded * d * p.itemsize, 0),
@@ -75,10 +81,10 @@ def _fa1(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
 def _fa2(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
     """Q once where a row block sees a key, K and V at each visit, O and L once."""
     p = schedule.problem
-    rows, visits = rows_and_visits(schedule, keys)
-    loaded = int(np.minimum(visits * schedule.block_cols, keys).sum())
+    rows, a, b = rows_and_visits(schedule, keys)
+    loaded = int((np.minimum(b, keys) - a).sum())
     return {
-        "Q": (int(rows[visits > 0].sum()) * p.head_dim * p.itemsize, 0),
+        "Q": (int(rows[a < b].sum()) * p.head_dim * p.itemsize, 0),
         "K": (loaded * p.head_dim * p.itemsize, 0),
         "V": (loaded * p.value_dim * p.itemsize, 0),
         "O": (0, p.seqlen_q * p.value_dim * p.itemsize),
@@ -106,11 +112,13 @@ def _standard(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
 
 
 def _masks(p: Problem, keys: int) -> dict[str, tuple[int, int]]:
-    """Mask and bias: each score that the causal mask leaves, of the keys that there are, reads its own element."""
+    """Mask and bias: each score that causal mask and window leave, of the keys that there are, reads its own element."""
     if not (p.mask or p.bias):
         return {}
-    seen = np.clip(np.arange(1, p.seqlen_q + 1) + (p.seqlen_k - p.seqlen_q), 0, keys) if p.causal else np.array([p.seqlen_q * keys])
-    scores = int(seen.sum())
+    own = np.arange(p.seqlen_q) + (p.seqlen_k - p.seqlen_q)
+    end = np.clip(own + p.right + 1, 0, keys) if p.right is not None else np.full_like(own, keys)
+    begin = np.clip(own - p.left, 0, end) if p.left is not None else np.zeros_like(own)
+    scores = int((end - begin).sum())
     return {"mask": (scores if p.mask else 0, 0), "bias": (scores * p.itemsize if p.bias else 0, 0)}
 
 

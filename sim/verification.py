@@ -98,7 +98,7 @@ def verify(
         q, k, v = draw(p, data_seed, v_mean)
         execution = execute(schedule, q, k, v, **masks, seed=seed)
         executions.append(execution)
-        numbers.append(measure(execution.out, execution.lse, q, k, v, causal=p.causal, scale=p.scale, score_dtype=held, **masks))
+        numbers.append(measure(execution.out, execution.lse, q, k, v, causal=p.causal, window=p.window, scale=p.scale, score_dtype=held, **masks))
     findings = tuple(dict.fromkeys(str(finding) for execution in executions for finding in execution.findings))
     return Verification(form, replayed, tuple(execution.traffic for execution in executions), tuple(numbers), findings)
 

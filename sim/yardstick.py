@@ -62,19 +62,10 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
     return drawn
 
 
-def plain(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    causal: bool,
-    scale: float | None,
-    mask: np.ndarray | None = None,
-    bias: np.ndarray | None = None,
-    key_lengths: np.ndarray | None = None,
-) -> np.ndarray:
-    """Attention done plainly in q's dtype: S, P and O each rounded to it, sums in float32."""
+def plain(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool, scale: float | None, **masks: Any) -> np.ndarray:
+    """Attention done plainly in q's dtype: S, P and O each rounded to it, sums in float32. Masks as `attention` takes them."""
     dtype = q.dtype
-    S, v = masked_scores(q, k, v, np.float32, causal=causal, scale=scale, mask=mask, bias=bias, key_lengths=key_lengths)
+    S, v = masked_scores(q, k, v, np.float32, causal=causal, scale=scale, **masks)
     S = S.astype(dtype).astype(np.float32)
     m = S.max(axis=-1, keepdims=True, initial=-np.inf)
     P = np.exp(S - np.where(np.isneginf(m), np.float32(0), m))
@@ -99,25 +90,23 @@ def measure(
     *,
     causal: bool = False,
     scale: float | None = None,
-    mask: np.ndarray | None = None,
-    bias: np.ndarray | None = None,
-    key_lengths: np.ndarray | None = None,
     score_dtype: object = np.float32,
+    **masks: Any,
 ) -> Numbers:
-    """The errors of attention's results, and what is allowed of them.
+    """The errors of attention's results, and what is allowed of them; `masks` as `cupyflash.attention` takes them.
 
     O: twice the plain computation's error plus two units in the last place of the output. L: 1e-3 (float32: 1e-5) plus
     four units in the last place of the largest score. `score_dtype` is what S is held in: float32 on chip, the element
     type where S goes to HBM.
     """
-    expected, expected_lse = reference(q, k, v, causal=causal, scale=scale, mask=mask, bias=bias, key_lengths=key_lengths)
+    expected, expected_lse = reference(q, k, v, causal=causal, scale=scale, **masks)
     step = ulp(np.abs(expected).max(initial=0), out.dtype)
-    error, plain_error = _largest(out, expected), _largest(plain(q, k, v, causal, scale, mask, bias, key_lengths), expected)
+    error, plain_error = _largest(out, expected), _largest(plain(q, k, v, causal, scale, **masks), expected)
     if lse is None:
         return Numbers(error, 2 * plain_error + 2 * step)
     seen = np.isfinite(expected_lse)
     shapes_agree = np.array_equal(np.isfinite(lse), seen) and bool(np.all(np.isneginf(lse[~seen])))
-    S, _ = masked_scores(q, k, v, np.float64, causal=False, scale=scale, mask=None, bias=bias, key_lengths=None)
+    S, _ = masked_scores(q, k, v, np.float64, causal=False, scale=scale, mask=None, bias=masks.get("bias"), key_lengths=None)
     score = np.abs(S[np.isfinite(S)]).max(initial=0)
     return Numbers(
         error,

@@ -204,18 +204,20 @@ def value_row_bytes(problem: Problem) -> int:
     return padded_dim(problem.value_dim) * problem.itemsize + ROW_PADDING_BYTES
 
 
-def first_row_block(problem: Problem, block_rows: int, column: int) -> int:
-    """The first row block with a row that sees key `column`; row blocks before it are masked there."""
-    first_row = max(0, column - problem.diagonal) if problem.causal else 0
-    return first_row // block_rows
+def blocks_seen(schedule: TileSchedule, keys: int) -> tuple[np.ndarray, np.ndarray]:
+    """(first, end): the column blocks first <= j < end of which each row block sees a key; equal where it sees none."""
+    p = schedule.problem
+    starts = np.arange(schedule.row_blocks) * schedule.block_rows
+    first, _ = p.keys_seen(starts, keys)
+    _, end = p.keys_seen(np.minimum(starts + schedule.block_rows, p.seqlen_q) - 1, keys)
+    none = first >= end
+    return np.where(none, 0, first // schedule.block_cols), np.where(none, 0, -(-end // schedule.block_cols))
 
 
 def scores_seen(problem: Problem, rows: range, cols: range) -> int:
-    """How many scores of these rows and columns the causal mask leaves: each reads its own mask and bias element."""
-    if not problem.causal:
-        return len(rows) * len(cols)
-    first = np.maximum(np.arange(cols.start, cols.stop) - problem.diagonal, rows.start)
-    return int(np.maximum(0, rows.stop - first).sum())
+    """How many scores of these rows and columns are seen for their position: each reads its own mask and bias element."""
+    first, end = problem.keys_seen(np.arange(rows.start, rows.stop), problem.seqlen_k)
+    return int(np.maximum(0, np.minimum(end, cols.stop) - np.maximum(first, cols.start)).sum())
 
 
 def mask_moves(problem: Problem, scores: int) -> tuple[Move, ...]:
@@ -249,6 +251,7 @@ def element_constants(problem: Problem) -> tuple[tuple[str, int | str], ...]:
         ("D", problem.head_dim),
         ("DV", problem.value_dim),
         ("CAUSAL", int(problem.causal)),
+        ("WINDOW", int(problem.window is not None)),
         ("MASK", int(problem.mask)),
         ("BIAS", int(problem.bias)),
         ("PADDED", int(problem.padded)),
@@ -264,8 +267,11 @@ def stride_params(names: str) -> tuple[str, ...]:
 MASK_PARAMS = (
     *("mask", "mask_batch", "mask_head", "mask_row", "mask_col"),
     *("bias", "bias_batch", "bias_head", "bias_row", "bias_col"),
-    "key_lengths",
+    *("key_lengths", "left", "right"),
 )
+
+
+BLOCK_MASK_PARAMS = ("block_mask", *(f"block_mask_{axis}" for axis in ("batch", "head", "row", "col")))
 
 
 def require_kernel_tiling(schedule: TileSchedule, shared_bytes: int) -> None:

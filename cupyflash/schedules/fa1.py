@@ -22,8 +22,8 @@ from cupyflash.schedules.base import (
     TileSchedule,
     Visit,
     Workspace,
+    blocks_seen,
     element_constants,
-    first_row_block,
     length_moves,
     mask_moves,
     require_kernel_tiling,
@@ -92,8 +92,8 @@ class Fa1Schedule(TileSchedule):
     def _initialise(self, keys: int) -> Phase:
         """Line 2: O = 0, l = 0, m = -inf. A row block that no column block will visit has its O and L for good."""
         p = self.problem
-        unseen_blocks = self.row_blocks if keys == 0 else first_row_block(p, self.block_rows, 0)
-        unseen = min(unseen_blocks * self.block_rows, p.seqlen_q)
+        first, end = blocks_seen(self, keys)
+        unseen = int(self._rows()[first == end].sum())
         moves = [
             *length_moves(p),
             Move(self._accumulator, (p.seqlen_q - unseen) * p.value_dim, FLOAT32, write=True),
@@ -133,53 +133,52 @@ class Fa1Schedule(TileSchedule):
         )
         return Phase(times, enter=load, visits=visits, tiles=(tiles["K"], tiles["V"]))
 
+    def _rows(self) -> np.ndarray:
+        """Rows of each row block."""
+        starts = np.arange(self.row_blocks) * self.block_rows
+        rows: np.ndarray = np.minimum(starts + self.block_rows, self.problem.seqlen_q) - starts
+        return rows
+
     def phases(self, *, literal: bool = False, keys: int | None = None) -> Iterator[Phase]:
         p = self.problem
         keys = p.seqlen_k if keys is None else keys
         yield self._initialise(keys)
-        steps = -(-keys // self.block_cols)
-        if self.row_blocks == 0 or steps == 0:
+        first, end = blocks_seen(self, keys)
+        seen = first < end
+        if not seen.any():
             return
-        tail_cols = keys - (steps - 1) * self.block_cols
+        # Line 5: the column blocks that any row block sees, of which only the one with the last key may be short.
+        begin, stop = int(first[seen].min()), int(end.max())
+        tail, tail_cols = (keys - 1) // self.block_cols, keys - (keys - 1) // self.block_cols * self.block_cols
         if literal:
-            for j in range(steps):
-                cols = self.block_cols if j < steps - 1 else tail_cols
-                yield self._outer(1, cols, tuple(self._walk(j, cols, keys)))
+            for j in range(begin, stop):
+                cols = tail_cols if j == tail else self.block_cols
+                yield self._outer(1, cols, tuple(self._walk(j, cols, first, end)))
             return
-        if steps > 1:
-            yield self._outer(steps - 1, self.block_cols, self._count(np.arange(steps - 1), steps))
-        yield self._outer(1, tail_cols, self._count(np.array([steps - 1]), steps))
+        full = min(stop, tail)
+        if begin < full:
+            yield self._outer(full - begin, self.block_cols, self._count(range(begin, full), first, end))
+        if full < stop:
+            yield self._outer(1, tail_cols, self._count(range(full, stop), first, end))
         # What masks read differs from visit to visit; counted, it is one sum.
         yield Phase(1, enter=mask_moves(p, scores_seen(p, range(p.seqlen_q), range(keys))))
 
-    def _walk(self, j: int, cols: int, keys: int) -> Iterator[Visit]:
+    def _walk(self, j: int, cols: int, first: np.ndarray, end: np.ndarray) -> Iterator[Visit]:
         """The visits of outer step j, one by one."""
         p, columns = self.problem, range(j * self.block_cols, j * self.block_cols + cols)
-        for i in range(first_row_block(p, self.block_rows, columns.start), self.row_blocks):
+        for i in np.flatnonzero((first <= j) & (j < end)).tolist():
             rows = range(i * self.block_rows, min((i + 1) * self.block_rows, p.seqlen_q))
-            last = columns.stop >= keys or (p.causal and rows[-1] + p.diagonal < columns.stop)
-            yield self._visit(1, len(rows), last, mask_moves(p, scores_seen(p, rows, columns)))
+            yield self._visit(1, len(rows), j == end[i] - 1, mask_moves(p, scores_seen(p, rows, columns)))
 
-    def _count(self, steps: np.ndarray, end: int) -> tuple[Visit, ...]:
-        """The visits of the outer steps `steps` of `end` together, by kind: full or ragged row block, last visit or not."""
-        p, br, bc = self.problem, self.block_rows, self.block_cols
-        tail_rows = p.seqlen_q - (self.row_blocks - 1) * br
-        full_blocks = self.row_blocks if tail_rows == br else self.row_blocks - 1
-
-        def first(j: np.ndarray) -> np.ndarray:
-            seen = np.maximum(0, j * bc - p.diagonal) // br if p.causal else np.zeros_like(j)
-            return np.minimum(np.where(j < end, seen, self.row_blocks), full_blocks)
-
-        visited = int((full_blocks - first(steps)).sum())
-        finished = int((first(steps + 1) - first(steps)).sum())
-        kinds = [self._visit(visited - finished, br, last=False), self._visit(finished, br, last=True)]
-        if tail_rows != br:
-            # The ragged block holds the last row, which sees every key: it is visited at each step.
-            closing = int((steps == end - 1).sum())
-            kinds += [
-                self._visit(len(steps) - closing, tail_rows, last=False),
-                self._visit(closing, tail_rows, last=True),
-            ]
+    def _count(self, steps: range, first: np.ndarray, end: np.ndarray) -> tuple[Visit, ...]:
+        """The visits of the outer steps `steps` together, by kind: full or ragged row block, last visit or not."""
+        visited = np.maximum(0, np.minimum(end, steps.stop) - np.maximum(first, steps.start))
+        finished = (first < end) & (steps.start < end) & (end <= steps.stop)
+        kinds = []
+        for rows in np.unique(self._rows()).tolist():
+            alike = self._rows() == rows
+            last = int(finished[alike].sum())
+            kinds += [self._visit(int(visited[alike].sum()) - last, rows, last=False), self._visit(last, rows, last=True)]
         return tuple(kind for kind in kinds if kind.times)
 
     def workspaces(self) -> Mapping[str, Workspace]:

@@ -11,6 +11,7 @@ from cupyflash.schedules import fa2_tiles
 from cupyflash.schedules.base import (
     FLOAT32,
     GRANULE,
+    BLOCK_MASK_PARAMS,
     MASK_PARAMS,
     Kernel,
     Move,
@@ -19,6 +20,7 @@ from cupyflash.schedules.base import (
     TileSchedule,
     Visit,
     Workspace,
+    blocks_seen,
     element_constants,
     length_moves,
     mask_moves,
@@ -77,32 +79,25 @@ class Fa2Schedule(TileSchedule):
             leave.append(Move("L", rows, FLOAT32, write=True))
         return Phase(times, enter=tuple(enter), visits=visits, leave=tuple(leave), tiles=self._tiles())
 
-    def _visits(self, blocks: np.ndarray, keys: int) -> np.ndarray:
-        """Column blocks that each row block in `blocks` visits."""
-        p = self.problem
-        last_row = np.minimum((blocks + 1) * self.block_rows, p.seqlen_q) - 1
-        seen = np.clip(last_row + p.diagonal + 1, 0, keys) if p.causal else np.full_like(blocks, keys)
-        visits: np.ndarray = -(-seen // self.block_cols)
-        return visits
-
     def phases(self, *, literal: bool = False, keys: int | None = None) -> Iterator[Phase]:
         p = self.problem
         keys = p.seqlen_k if keys is None else keys
         if self.row_blocks == 0:
             return
+        first, end = blocks_seen(self, keys)
         col_blocks = -(-keys // self.block_cols)
         tail_rows = p.seqlen_q - (self.row_blocks - 1) * self.block_rows
         tail_cols = keys - (col_blocks - 1) * self.block_cols
         every = np.arange(self.row_blocks)
-        visits = self._visits(every, keys)
         last = every == self.row_blocks - 1
-        groups = every[:, None] if literal else [every[mask] for mask in (~last & (visits == 0), ~last & (visits > 0), last)]
-        for blocks in groups:
+        kinds = (~last & (first == end), ~last & (first < end), last)
+        for blocks in every[:, None] if literal else [every[kind] for kind in kinds]:
             if not len(blocks):
                 continue
-            closing = int((visits[blocks] == col_blocks).sum()) if col_blocks else 0
+            visits = int((end[blocks] - first[blocks]).sum())
+            closing = int(((end[blocks] == col_blocks) & (first[blocks] < end[blocks])).sum())
             rows = tail_rows if blocks[0] == self.row_blocks - 1 else self.block_rows
-            yield self._row_block(len(blocks), rows, int(visits[blocks].sum()) - closing, closing, tail_cols)
+            yield self._row_block(len(blocks), rows, visits - closing, closing, tail_cols)
         yield Phase(1, enter=mask_moves(p, scores_seen(p, range(p.seqlen_q), range(keys))))
 
     def workspaces(self) -> Mapping[str, Workspace]:
@@ -119,8 +114,9 @@ class Fa2Schedule(TileSchedule):
             ("STAGES", tile.stages),
             ("BLOCKS", tile.blocks),
             ("Q_IN_REGS", int(tile.q_in_regs)),
+            ("SPARSE", 0),
             ("SCALE_FIRST", int(p.bias or p.softmax_scale <= 0)),
         )
-        params = (*("Q", "K", "V", "O", "L", "Nq", "Nk", "heads", "group", "scale"), *stride_params("QKVO"), *MASK_PARAMS)
+        params = (*("Q", "K", "V", "O", "L", "Nq", "Nk", "heads", "group", "scale"), *stride_params("QKVO"), *MASK_PARAMS, *BLOCK_MASK_PARAMS)
         grid = self.repeats * self.row_blocks
         return (Kernel("fa2_forward.cu", "fa2_forward", constants, grid, tile.threads, best.shared_bytes, params),)

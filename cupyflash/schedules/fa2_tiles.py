@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import numpy as np
+
 from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, occupancy
 from cupyflash.problem import MAX_HEAD_DIM, Problem
@@ -122,9 +124,11 @@ def most_accumulators(problem: Problem, device: Device, tile: Tile) -> int:
     """Registers a thread for O, S and Q beyond which ptxas was seen to spill."""
     if padded(problem.value_dim) == MAX_HEAD_DIM and tile.warp_rows == GRANULE:
         return 136 if problem.itemsize == 4 else 144  # O alone takes 128
-    most = 176 if device.compute_capability < (12, 0) else 160
+    most = 160
     if problem.mask or problem.bias:
         most = 104
+    elif problem.window:
+        most = 144
     elif problem.itemsize == 4:
         most = 128
     return most - (32 if tile.warps == 1 else 0)  # whose lanes make all copies
@@ -231,22 +235,16 @@ def whole(problem: Problem, device: Device, candidate: Candidate) -> Candidate:
     """A candidate with the problem's clocks and waves: row blocks spread over the multiprocessors."""
     p, tile, parts = problem, candidate.tile, dict(candidate.parts)
     row_blocks = -(-max(p.seqlen_q, 1) // tile.block_rows)
-    if p.causal:
-        last = [min((i + 1) * tile.block_rows, p.seqlen_q) + p.diagonal for i in _sampled(row_blocks)]
-        seen = sum(-(-min(max(keys, 0), p.seqlen_k) // tile.block_cols) for keys in last) / len(last)
-    else:
-        seen = float(-(-p.seqlen_k // tile.block_cols))
+    starts = np.arange(0, row_blocks, max(1, row_blocks // 128)) * tile.block_rows  # a sample
+    first, _ = p.keys_seen(starts, p.seqlen_k)
+    _, end = p.keys_seen(np.minimum(starts + tile.block_rows, max(p.seqlen_q, 1)) - 1, p.seqlen_k)
+    seen = float(np.maximum(0, -(-end // tile.block_cols) - first // tile.block_cols).mean())
     blocks = row_blocks * max(p.head_count, 1)
     full, rest = divmod(-(-blocks // device.sm_count), tile.blocks)  # of the busiest multiprocessor
     clocks = full * (seen * turn(tile, parts, tile.blocks) + BLOCK_LATENCY)
     if rest:
         clocks += seen * turn(tile, parts, rest) + BLOCK_LATENCY
     return replace(candidate, clocks=clocks, waves=blocks / (tile.blocks * device.sm_count))
-
-
-def _sampled(count: int) -> range:
-    """At most some hundred of `count` numbers, evenly spread."""
-    return range(0, count, max(1, count // 128))
 
 
 @lru_cache(maxsize=1024)
