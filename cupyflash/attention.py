@@ -27,6 +27,7 @@ def attention(
     mask: Any | None = None,
     bias: Any | None = None,
     key_lengths: Any | None = None,
+    block_mask: Any | None = None,
     scale: float | None = None,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
@@ -43,7 +44,9 @@ def attention(
     it see the keys from r + n_k - n_q - left to r + n_k - n_q + right, None for no limit on a side. `mask`, of bool, is true
     where row and key go together; `bias`, of q's dtype, is added to the scaled scores; both broadcast to (..., n_q, n_k).
     `key_lengths`, integers of shape (b,) from 0 to n_k, says how many keys each batch has; what k and v hold behind them is
-    never read. The masks add up. A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight
+    never read. `block_mask`, of bool, (b or 1, h or 1, Tr, Tc) with fewer axes at will, keeps blocks of `tiling` (Br, Bc), where
+    Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1" and "fa2"). The masks
+    add up. A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight
     zero, but a NaN or infinity in a masked row of v may still show in rows that share a tile with it. (Lengths on a GPU are
     not looked at beforehand: one that is out of range there is taken as 0 or n_k.)
 
@@ -65,7 +68,7 @@ def attention(
         raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
     if type(return_lse).__name__ not in ("bool", "bool_"):
         raise TypeError(f"return_lse must be True or False, got {return_lse!r}")
-    given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "key_lengths": key_lengths}
+    given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "key_lengths": key_lengths, "block_mask": block_mask}
     inputs = {name: as_array(name, array) for name, array in given.items() if name in "qkv" or array is not None}
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     gpu = on_gpu(**arrays)
@@ -90,7 +93,8 @@ def _run(
         out = target_array = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)
     lse = xp.empty(q.shape[:-1], dtype=np.float32) if schedule.lse else None
     lengths = inputs.get("key_lengths")
-    masks = Masks(inputs.get("mask"), inputs.get("bias"), None if lengths is None else xp.ascontiguousarray(lengths, np.int32))
+    lengths = None if lengths is None else xp.ascontiguousarray(lengths, np.int32)
+    masks = Masks(inputs.get("mask"), inputs.get("bias"), lengths, inputs.get("block_mask"))
     if schedule.problem.head_count and schedule.problem.seqlen_q:
         if simulation is None:
             from cupyflash.launcher import launch

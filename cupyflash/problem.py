@@ -20,6 +20,34 @@ MAX_LENGTH = 2**31 - 2**20
 MAX_ALIGNMENT = 16
 
 
+@dataclass(frozen=True)
+class BlockMask:
+    """Which blocks of S are visited: (batch or 1, heads or 1, Tr, Tc), by the schedule's block sizes.
+
+    `bits` are the packed booleans in C order; None where they are not known to the host: counts are then of a mask that keeps
+    every block.
+    """
+
+    shape: tuple[int, int, int, int]
+    bits: bytes | None = None
+
+    @classmethod
+    def of(cls, array: Any) -> BlockMask:
+        """From an array of two to four axes."""
+        shape = (1,) * (4 - array.ndim) + tuple(array.shape)
+        known = isinstance(array, np.ndarray)
+        return cls(shape, np.packbits(np.ascontiguousarray(array)).tobytes() if known else None)
+
+    @cached_property
+    def kept(self) -> np.ndarray:
+        """The booleans, of shape `shape`."""
+        size = math.prod(self.shape)
+        if self.bits is None:
+            return np.ones(self.shape, bool)
+        kept: np.ndarray = np.unpackbits(np.frombuffer(self.bits, np.uint8), count=size).astype(bool).reshape(self.shape)
+        return kept
+
+
 # (left, right): how far from its own key a row sees, None for no limit.
 Window = tuple[int | None, int | None]
 
@@ -50,8 +78,8 @@ class Problem:
     limit (`causal` and a window together have right = 0; a window of (None, 0) is kept as `causal`);
     with `padded`, batch b sees its first `key_lengths[b]` keys (None where the lengths are not known to the host: counts
     are then of full length); with `mask`, a boolean a (row, column) says so too; with `bias`, a number is added to each
-    score. `alignment` is the number of bytes (a power of two up to 16) that divides the address of every row: it bounds the
-    width of a copy.
+    score; with `block_mask`, only blocks of S that it keeps are visited. `alignment` is the number of bytes (a power of two up
+    to 16) that divides the address of every row: it bounds the width of a copy.
 
     Raises TypeError or ValueError that names the argument, its value and what is allowed.
     """
@@ -72,6 +100,7 @@ class Problem:
     key_lengths: tuple[int, ...] | None = None
     alignment: int = MAX_ALIGNMENT
     window: Window | None = None
+    block_mask: BlockMask | None = None
 
     def __post_init__(self) -> None:
         if self.head_dim_v is None:
@@ -126,6 +155,7 @@ class Problem:
         mask: Array | None = None,
         bias: Array | None = None,
         key_lengths: Array | None = None,
+        block_mask: Array | None = None,
         out: Array | None = None,
     ) -> Problem:
         """The problem that arrays of shape (n, d), (h, n, d) or (b, h, n, d) pose; `out`, if given, is where O goes.
@@ -192,6 +222,7 @@ class Problem:
             key_lengths=tuple(key_lengths.tolist()) if isinstance(key_lengths, np.ndarray) else None,
             alignment=min(row_alignment(array) for array in named.values()),
             window=window,
+            block_mask=None if block_mask is None else _checked_block_mask(block_mask, (batch, heads)),
         )
 
     @property
@@ -239,6 +270,18 @@ class Problem:
     def flops(self) -> int:
         """Floating point operations of the two products, 2 Nq Nk (d + d_v) a head, nothing skipped or padded."""
         return 2 * self.head_count * self.seqlen_q * self.seqlen_k * (self.head_dim + self.value_dim)
+
+
+def _checked_block_mask(array: Any, pairs: tuple[int, int]) -> BlockMask:
+    _check_array("block_mask", array)
+    if array.dtype.name != "bool":
+        raise TypeError(f"block_mask must be of dtype bool, got {array.dtype}")
+    if not 2 <= array.ndim <= 4:
+        raise ValueError(f"block_mask must be (Tr, Tc), (h, Tr, Tc) or (b, h, Tr, Tc), got shape {array.shape}")
+    leading = (1,) * (4 - array.ndim) + tuple(array.shape[:-2])
+    if any(length not in (1, whole) for length, whole in zip(leading, pairs, strict=True)):
+        raise ValueError(f"block_mask must be (b or 1, h or 1, Tr, Tc) with (b, h) = {pairs}, got shape {array.shape}")
+    return BlockMask.of(array)
 
 
 def _checked_window(window: object, causal: bool) -> tuple[Window | None, bool]:

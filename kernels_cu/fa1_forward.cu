@@ -7,7 +7,9 @@
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       D, DV       d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    SUB         columns of S held at a time; divides BC
-//   CAUSAL, WINDOW, MASK, BIAS, PADDED  0 or 1: mask.cuh     COPY_BYTES  width of a copy
+//   COPY_BYTES  width of a copy
+//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
+#include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
 #include "row_pair.cuh"
@@ -32,11 +34,14 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
             long long V_batch, long long V_head, long long V_row, long long O_batch, long long O_head, long long O_row,
             const unsigned char* mask, long long mask_batch, long long mask_head, long long mask_row, long long mask_col,
             const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
-            const int* key_lengths, int left, int right) {
+            const int* key_lengths, int left, int right,
+            const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head, long long block_mask_row,
+            long long block_mask_col) {
   extern __shared__ __align__(16) unsigned char sram[];
   Element* K_smem = reinterpret_cast<Element*>(sram);  // (BC x D_ROW)
   Element* V_smem = K_smem + BC * D_ROW;               // (BC x DV_ROW)
   Element* Q_smem = V_smem + BC * DV_ROW;              // (BR x D_ROW)
+  unsigned* kept = reinterpret_cast<unsigned*>(Q_smem + BR * D_ROW);  // SPARSE: Tr rows of `words`
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const long long pair = blockIdx.x, batch = pair / heads, head = pair % heads;
@@ -56,9 +61,25 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   const int first_key = visible_begin(masks, 0), end_key = visible_end(masks, Nq - 1);
   const int Tc = first_key < end_key ? (end_key + BC - 1) / BC : 0;
 
-  // Line 2: O = 0, l = 0, m = -inf in HBM. A row block that sees no key has its O and L for good.
+  // The K/V blocks that row block i visits
+  const int words = (Tc + 31) / 32;
+  auto blocks_of = [&](int i) {
+    const int begin = visible_begin(masks, i * BR), end = visible_end(masks, min((i + 1) * BR, Nq) - 1);
+    return Blocks{begin / BC, begin < end ? (end + BC - 1) / BC : 0, kept + i * words};
+  };
+  if constexpr (SPARSE) {
+    const BlockMask keep = {block_mask + batch * block_mask_batch + head * block_mask_head, block_mask_row, block_mask_col};
+    for (int i = warp; i < Tr; i += BR / 16) {
+      const Blocks blocks = blocks_of(i);
+      read_block_mask(kept + i * words, keep, i, blocks.begin, blocks.end, 0, 1);
+    }
+    __syncthreads();
+  }
+
+  // Line 2: O = 0, l = 0, m = -inf in HBM. A row block that visits nothing has its O and L for good.
   for (int i = 0; i < Tr; i++) {
-    const bool seen = visible_begin(masks, i * BR) < visible_end(masks, min((i + 1) * BR, Nq) - 1);
+    const Blocks blocks = blocks_of(i);
+    const bool seen = blocks.below(blocks.end) >= blocks.begin;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const int row = i * BR + warp * 16 + g + 8 * h;
@@ -80,6 +101,11 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
 
   // Line 5: for each K/V block that any row sees
   for (int j = first_key / BC; j < Tc; j++) {
+    if constexpr (SPARSE) {
+      bool visited = false;
+      for (int i = threadIdx.x; i < Tr; i += THREADS) visited |= blocks_of(i).visits(j);
+      if (!__syncthreads_or(visited)) continue;
+    }
     // Line 6: load K_j, V_j. The last block may be short: as many rows as whole sub-tiles need, zeros past the end.
     const int cols = min(BC, keys - j * BC), whole = (cols + SUB - 1) / SUB * SUB;
     __syncthreads();  // every warp is done with K_{j-1}, V_{j-1}
@@ -92,6 +118,8 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
     const int first_row = CAUSAL || WINDOW ? max(0, j * BC - masks.diagonal - (WINDOW ? masks.right : 0)) : 0;
     const int last_row = WINDOW ? min(Nq - 1ll, j * BC + cols - 1ll - masks.diagonal + masks.left) : Nq - 1;
     for (int i = first_row / BR; i <= last_row / BR; i++) {
+      const Blocks blocks = blocks_of(i);
+      if (SPARSE && !blocks.visits(j)) continue;
       // Line 8: load Q_i. A warp loads the 16 rows that it owns, and waits for nobody else.
       const int row0 = i * BR + warp * 16, rows = max(0, min(16, Nq - row0));
       Element* Q_warp = Q_smem + warp * 16 * D_ROW;  // (16 x D_ROW)
@@ -134,8 +162,7 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
         add_weighted_values(O_tilde, S_regs, V_smem + col * DV_ROW);
       }
 
-      const int seen = visible_end(masks, min((i + 1) * BR, Nq) - 1);  // keys that row block i sees
-      const bool last_visit = seen <= (j + 1) * BC;
+      const bool last_visit = j == blocks.below(blocks.end);
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const int row = row0 + g + 8 * h;

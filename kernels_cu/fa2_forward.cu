@@ -7,8 +7,9 @@
 //   STAGES      slots of the ring, a K or V block each          BLOCKS  thread blocks that share a multiprocessor
 //   Q_IN_REGS   whether Q stays in registers too     COPY_BYTES width of a copy
 //   SCALE_FIRST whether S is scaled before its maximum is taken: with a bias, or a scale that is not positive
-//   CAUSAL, WINDOW, MASK, BIAS, PADDED  0 or 1: mask.cuh          SPARSE  0 or 1: whether there is a block mask
+//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
 #define SUB BC
+#include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
 #include "row_products.cuh"
@@ -25,23 +26,7 @@ typedef SwizzledTile<DV> ValueTile;  // of V and O
 __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int ROW_SIZE = larger(KeyTile::PAD, ValueTile::PAD);  // elements that a row of any tile has room for
 
-// The K/V blocks that a row block visits, from the last one down: all from `begin` to `end`, or those that the block mask has.
-struct Blocks {
-  int begin, end;
-  const unsigned* kept;  // SPARSE: bit j % 32 of word j / 32 for block j, in SRAM
-
-  // The next one below j, or one below `begin` when there is none
-  __device__ __forceinline__ int below(int j) const {
-    if constexpr (!SPARSE) return j - 1;
-    for (j--; j >= begin; j = j / 32 * 32 - 1) {
-      const unsigned rest = kept[j / 32] << (31 - j % 32);  // of the word, j and what is below it
-      if (rest) return j - __clz(rest);
-    }
-    return begin - 1;
-  }
-};
-
-// The stream K_j, V_j of these blocks goes round a ring of STAGES slots, a block a slot. Only the last K_j may be short.
+// The stream K_j, V_j of the visited blocks, from the last one down, goes round a ring of STAGES slots, a block a slot. Only the last K_j may be short.
 struct Stream {
   const Element *K, *V;  // of the head
   long long K_row, V_row;
@@ -208,13 +193,8 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   const int whole_begin = (visible_begin(masks, last_row) + BC - 1) / BC;
   const int whole_end = MASK || SCALE_FIRST ? whole_begin : visible_end(masks, row_block) / BC;
   if constexpr (SPARSE) {
-    block_mask += batch * block_mask_batch + head * block_mask_head + i * block_mask_row;
-    for (int word = blocks.begin / 32 + warp; word * 32 < blocks.end; word += WARPS) {
-      const int j = word * 32 + lane;
-      const bool keep = blocks.begin <= j && j < blocks.end && block_mask[j * block_mask_col];
-      const unsigned bits = __ballot_sync(~0u, keep);
-      if (lane == 0) kept[word] = bits;
-    }
+    const BlockMask keep = {block_mask + batch * block_mask_batch + head * block_mask_head, block_mask_row, block_mask_col};
+    read_block_mask(kept, keep, i, blocks.begin, blocks.end, warp, WARPS);
     __syncthreads();
   }
   const int first_block = blocks.below(blocks.end);

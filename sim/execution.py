@@ -45,6 +45,7 @@ def execute(
     mask: np.ndarray | None = None,
     bias: np.ndarray | None = None,
     key_lengths: np.ndarray | None = None,
+    block_mask: np.ndarray | None = None,
     seed: int | None = None,
 ) -> Execution:
     """Run a schedule's real kernels on NumPy arrays that pose its problem.
@@ -53,12 +54,23 @@ def execute(
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
     """
     p = schedule.problem
-    posed = Problem.from_arrays(q, k, v, causal=p.causal, window=p.window, scale=p.scale, mask=mask, bias=bias, key_lengths=key_lengths)
+    posed = Problem.from_arrays(
+        q,
+        k,
+        v,
+        causal=p.causal,
+        window=p.window,
+        scale=p.scale,
+        mask=mask,
+        bias=bias,
+        key_lengths=key_lengths,
+        block_mask=block_mask,
+    )
     if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
         raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
-    masks = Masks(mask, bias, None if key_lengths is None else np.ascontiguousarray(key_lengths, np.int32))
+    masks = Masks(mask, bias, None if key_lengths is None else np.ascontiguousarray(key_lengths, np.int32), block_mask)
     return run(schedule, q, k, v, out, lse, allocate(schedule), masks=masks, seed=seed)
 
 

@@ -50,9 +50,7 @@ def masked_scores(
     key_lengths: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """S in `dtype` with -inf where a row does not see a key, and V in `dtype` with a head for each of q's."""
-    p = Problem.from_arrays(
-        q, k, v, causal=causal, window=window, scale=scale, mask=mask, bias=bias, key_lengths=key_lengths
-    )
+    p = Problem.from_arrays(q, k, v, causal=causal, window=window, scale=scale, mask=mask, bias=bias, key_lengths=key_lengths)
     q, k, v = (array.astype(dtype) for array in (q, k, v))
     if q.ndim > 2:
         k, v = (np.repeat(array, p.heads // p.kv_heads, axis=-3) for array in (k, v))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -27,11 +27,23 @@ def traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
     form = {"fa1": _fa1, "fa2": _fa2, "standard": _standard}[schedule.algorithm]
     p = schedule.problem
     total: Counter[tuple[str, bool]] = Counter()
-    for keys, batches in _lengths(p).items():
-        for name, moved in (form(schedule, keys) | _masks(p, keys)).items():
+    for times, keys, kept in _pairs(p):
+        for name, moved in (form(schedule, keys, kept) | _masks(p, keys, kept, (schedule.block_rows, schedule.block_cols))).items():
             for write, nbytes in enumerate(moved):
-                total[name, bool(write)] += batches * p.heads * nbytes
+                total[name, bool(write)] += times * nbytes
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
+
+
+def _pairs(p: Problem) -> Iterator[tuple[int, int, np.ndarray | None]]:
+    """How many (batch, head) pairs have how many keys, and which block mask (Tr, Tc)."""
+    if p.block_mask is None:
+        for keys, batches in _lengths(p).items():
+            yield batches * p.heads, keys, None
+        return
+    for batch in range(p.batch):
+        for head in range(p.heads):
+            which = batch % p.block_mask.shape[0], head % p.block_mask.shape[1]
+            yield 1, p.key_lengths[batch] if p.key_lengths else p.seqlen_k, p.block_mask.kept[which]
 
 
 def _lengths(p: Problem) -> Mapping[int, int]:
@@ -54,12 +66,37 @@ def rows_and_visits(schedule: TileSchedule, keys: int) -> tuple[np.ndarray, np.n
     return end - first, np.where(seen, a // bc * bc, 0), np.where(seen, -(-b // bc) * bc, 0)
 
 
-def _fa1(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
+def _visits(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """r_i, c_i, the keys of the column blocks that row block i visits, and its blocks that a block mask speaks of.
+
+    The last but one is summed for row block i alone; see `_columns` for the keys that any of them visits.
+    """
+    rows, a, b = rows_and_visits(schedule, keys)
+    bc = schedule.block_cols
+    if kept is None:
+        return rows, (b - a) // bc, np.minimum(b, keys) - a, (b - a) // bc
+    starts = np.arange(kept.shape[1]) * bc
+    widths = np.clip(keys - starts, 0, bc)
+    visited = kept & (a[:, None] <= starts) & (starts < b[:, None])
+    return rows, visited.sum(axis=1), visited @ widths, (b - a) // bc
+
+
+def _columns(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> int:
+    """The keys of the column blocks that any row block visits."""
+    _, a, b = rows_and_visits(schedule, keys)
+    if kept is None:
+        return max(0, min(int(b.max(initial=0)), keys) - int(a[a < b].min(initial=keys)))
+    starts = np.arange(kept.shape[1]) * schedule.block_cols
+    visited = (kept & (a[:, None] <= starts) & (starts < b[:, None])).any(axis=0)
+    return int(visited @ np.clip(keys - starts, 0, schedule.block_cols))
+
+
+def _fa1(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
     """R = sum r_i c_i visits of a row: Q, O, l and m are read at each, O, l and m written at each and once to begin."""
     p = schedule.problem
-    rows, a, b = rows_and_visits(schedule, keys)
-    R, Nq, d, dv = int(rows @ ((b - a) // schedule.block_cols)), p.seqlen_q, p.head_dim, p.value_dim
-    loaded = max(0, min(int(b.max(initial=0)), keys) - int(a[a < b].min(initial=keys)))
+    rows, visits, _, blocks = _visits(schedule, keys, kept)
+    R, Nq, d, dv = int(rows @ visits), p.seqlen_q, p.head_dim, p.value_dim
+    loaded = _columns(schedule, keys, kept)
     form = {
         "Q": (R * d * p.itemsize, 0),
         "K": (loaded * d * p.itemsize, 0),
@@ -68,6 +105,7 @@ def _fa1(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
         "m": (R * FLOAT32, (R + Nq) * FLOAT32),
         "L": (0, Nq * FLOAT32 if schedule.lse else 0),
         "key_lengths": (4 if p.padded else 0, 0),
+        "block_mask": (0 if kept is None else int(blocks.sum()), 0),
     }
     if p.dtype == "float32":
         form["O"] = (R * dv * FLOAT32, (R + Nq) * dv * FLOAT32)
@@ -78,22 +116,22 @@ def _fa1(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
     return form
 
 
-def _fa2(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
-    """Q once where a row block sees a key, K and V at each visit, O and L once."""
+def _fa2(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
+    """Q once where a row block visits any column block, K and V at each visit, O and L once."""
     p = schedule.problem
-    rows, a, b = rows_and_visits(schedule, keys)
-    loaded = int((np.minimum(b, keys) - a).sum())
+    rows, visits, loaded, blocks = _visits(schedule, keys, kept)
     return {
-        "Q": (int(rows[a < b].sum()) * p.head_dim * p.itemsize, 0),
-        "K": (loaded * p.head_dim * p.itemsize, 0),
-        "V": (loaded * p.value_dim * p.itemsize, 0),
+        "Q": (int(rows[visits > 0].sum()) * p.head_dim * p.itemsize, 0),
+        "K": (int(loaded.sum()) * p.head_dim * p.itemsize, 0),
+        "V": (int(loaded.sum()) * p.value_dim * p.itemsize, 0),
         "O": (0, p.seqlen_q * p.value_dim * p.itemsize),
         "L": (0, p.seqlen_q * FLOAT32 if schedule.lse else 0),
         "key_lengths": (4 * math.ceil(p.seqlen_q / schedule.block_rows) if p.padded else 0, 0),
+        "block_mask": (0 if kept is None else int(blocks.sum()), 0),
     }
 
 
-def _standard(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
+def _standard(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
     """Tr x Tc tiles: Q is read for each column of tiles, K and V, as many keys as there are, for each row of tiles."""
     p = schedule.problem
     Tr, Tc = math.ceil(p.seqlen_q / schedule.block_rows), math.ceil(p.seqlen_k / schedule.block_cols)
@@ -111,14 +149,20 @@ def _standard(schedule: TileSchedule, keys: int) -> dict[str, tuple[int, int]]:
     }
 
 
-def _masks(p: Problem, keys: int) -> dict[str, tuple[int, int]]:
-    """Mask and bias: each score that causal mask and window leave, of the keys that there are, reads its own element."""
+def _masks(p: Problem, keys: int, kept: np.ndarray | None = None, blocks: tuple[int, int] = (1, 1)) -> dict[str, tuple[int, int]]:
+    """Mask and bias: each score of the visited blocks that causal mask and window leave reads its own element."""
     if not (p.mask or p.bias):
         return {}
     own = np.arange(p.seqlen_q) + (p.seqlen_k - p.seqlen_q)
     end = np.clip(own + p.right + 1, 0, keys) if p.right is not None else np.full_like(own, keys)
     begin = np.clip(own - p.left, 0, end) if p.left is not None else np.zeros_like(own)
-    scores = int((end - begin).sum())
+    if kept is None:
+        scores = int((end - begin).sum())
+    else:
+        cols = np.arange(keys)
+        seen = (begin[:, None] <= cols) & (cols < end[:, None])
+        rows = np.arange(p.seqlen_q)[:, None] // blocks[0]
+        scores = int((seen & kept[rows, cols // blocks[1]]).sum())
     return {"mask": (scores if p.mask else 0, 0), "bias": (scores * p.itemsize if p.bias else 0, 0)}
 
 

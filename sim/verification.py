@@ -91,6 +91,7 @@ def verify(
     schedule.kernels()  # refuses what no kernel runs, before anything is drawn
     form, replayed = theory.traffic(schedule), replay(schedule)
     p, held, masks = schedule.problem, score_dtype(schedule), draw_masks(schedule.problem, data_seed)
+    blocks = schedule.block_rows, schedule.block_cols
     executions: list[Execution] = []
     numbers = []
     for v_mean in V_MEANS:
@@ -98,7 +99,21 @@ def verify(
         q, k, v = draw(p, data_seed, v_mean)
         execution = execute(schedule, q, k, v, **masks, seed=seed)
         executions.append(execution)
-        numbers.append(measure(execution.out, execution.lse, q, k, v, causal=p.causal, window=p.window, scale=p.scale, score_dtype=held, **masks))
+        numbers.append(
+            measure(
+                execution.out,
+                execution.lse,
+                q,
+                k,
+                v,
+                causal=p.causal,
+                window=p.window,
+                scale=p.scale,
+                score_dtype=held,
+                blocks=blocks,
+                **masks,
+            )
+        )
     findings = tuple(dict.fromkeys(str(finding) for execution in executions for finding in execution.findings))
     return Verification(form, replayed, tuple(execution.traffic for execution in executions), tuple(numbers), findings)
 

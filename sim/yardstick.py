@@ -59,6 +59,8 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
     if p.padded:
         lengths = rng.integers(0, p.seqlen_k + 1, p.batch) if p.key_lengths is None else p.key_lengths
         drawn["key_lengths"] = np.array(lengths, np.int32)
+    if p.block_mask is not None:
+        drawn["block_mask"] = p.block_mask.kept
     return drawn
 
 
@@ -91,14 +93,21 @@ def measure(
     causal: bool = False,
     scale: float | None = None,
     score_dtype: object = np.float32,
+    block_mask: np.ndarray | None = None,
+    blocks: tuple[int, int] | None = None,
     **masks: Any,
 ) -> Numbers:
-    """The errors of attention's results, and what is allowed of them; `masks` as `cupyflash.attention` takes them.
+    """The errors of attention's results, and what is allowed of them; `masks` as `cupyflash.attention` takes them; `block_mask`
+    is of `blocks` (Br, Bc).
 
     O: twice the plain computation's error plus two units in the last place of the output. L: 1e-3 (float32: 1e-5) plus
     four units in the last place of the largest score. `score_dtype` is what S is held in: float32 on chip, the element
     type where S goes to HBM.
     """
+    if block_mask is not None and blocks is not None:
+        rows, cols = (np.arange(length) // size for length, size in zip((q.shape[-2], k.shape[-2]), blocks, strict=True))
+        kept = block_mask[..., rows[:, None], cols]
+        masks["mask"] = kept & masks["mask"] if masks.get("mask") is not None else kept
     expected, expected_lse = reference(q, k, v, causal=causal, scale=scale, **masks)
     step = ulp(np.abs(expected).max(initial=0), out.dtype)
     error, plain_error = _largest(out, expected), _largest(plain(q, k, v, causal, scale, **masks), expected)

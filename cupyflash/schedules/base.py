@@ -159,14 +159,21 @@ class TileSchedule(Schedule):
         return self.problem.head_count
 
     @abstractmethod
-    def phases(self, *, literal: bool = False, keys: int | None = None) -> Iterator[Phase]:
-        """The phases of one (batch, head) that has `keys` keys: all seqlen_k when None."""
+    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
+        """The phases of one (batch, head) that has `keys` keys, all seqlen_k when None, and a `block_mask` (Tr, Tc) or none."""
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        lengths = self.problem.key_lengths
-        counted = {None: self.problem.batch} if lengths is None else Counter(lengths)
+        p = self.problem
+        if p.block_mask is not None:
+            masks = np.broadcast_to(p.block_mask.kept, (p.batch, p.heads, *p.block_mask.shape[2:]))
+            for batch in range(p.batch):
+                keys = p.key_lengths[batch] if p.key_lengths else None
+                for head in range(p.heads):
+                    yield 1, self.phases(literal=literal, keys=keys, block_mask=masks[batch, head])
+            return
+        counted = {None: p.batch} if p.key_lengths is None else Counter(p.key_lengths)
         for keys, batches in counted.items():
-            yield batches * self.problem.heads, self.phases(literal=literal, keys=keys)
+            yield batches * p.heads, self.phases(literal=literal, keys=keys)
 
     @property
     def block_rows(self) -> int:
@@ -204,14 +211,60 @@ def value_row_bytes(problem: Problem) -> int:
     return padded_dim(problem.value_dim) * problem.itemsize + ROW_PADDING_BYTES
 
 
-def blocks_seen(schedule: TileSchedule, keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """(first, end): the column blocks first <= j < end of which each row block sees a key; equal where it sees none."""
-    p = schedule.problem
-    starts = np.arange(schedule.row_blocks) * schedule.block_rows
-    first, _ = p.keys_seen(starts, keys)
-    _, end = p.keys_seen(np.minimum(starts + schedule.block_rows, p.seqlen_q) - 1, keys)
-    none = first >= end
-    return np.where(none, 0, first // schedule.block_cols), np.where(none, 0, -(-end // schedule.block_cols))
+@dataclass(frozen=True)
+class Visited:
+    """Which column blocks each row block visits: first <= j < end and, where there is a block mask, what that keeps."""
+
+    first: np.ndarray
+    end: np.ndarray
+    kept: np.ndarray | None = None  # (Tr, Tc), within first and end
+
+    @classmethod
+    def of(cls, schedule: TileSchedule, keys: int, block_mask: np.ndarray | None) -> Visited:
+        """`block_mask` is that of one (batch, head), (Tr, Tc), or None."""
+        p = schedule.problem
+        starts = np.arange(schedule.row_blocks) * schedule.block_rows
+        first, _ = p.keys_seen(starts, keys)
+        _, end = p.keys_seen(np.minimum(starts + schedule.block_rows, p.seqlen_q) - 1, keys)
+        none = first >= end
+        first = np.where(none, 0, first // schedule.block_cols)
+        end = np.where(none, 0, -(-end // schedule.block_cols))
+        if block_mask is None:
+            return cls(first, end)
+        j = np.arange(block_mask.shape[1])
+        return cls(first, end, block_mask & (first[:, None] <= j) & (j < end[:, None]))
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks a block mask is read for."""
+        return int((self.end - self.first).sum())
+
+    def count(self, lo: int, hi: int) -> np.ndarray:
+        """How many of the column blocks from lo to hi each row block visits."""
+        if self.kept is not None:
+            return np.asarray(self.kept[:, max(lo, 0) : max(hi, 0)].sum(axis=1))
+        counted: np.ndarray = np.maximum(0, np.minimum(self.end, hi) - np.maximum(self.first, lo))
+        return counted
+
+    @property
+    def last(self) -> np.ndarray:
+        """The last column block that each row block visits, -1 where it visits none."""
+        if self.kept is None:
+            return np.where(self.first < self.end, self.end - 1, -1)
+        columns = self.kept.shape[1]
+        return np.where(self.kept.any(axis=1), columns - 1 - np.argmax(self.kept[:, ::-1], axis=1), -1)
+
+    @property
+    def columns(self) -> np.ndarray:
+        """The column blocks that any row block visits."""
+        if self.kept is not None:
+            return np.flatnonzero(self.kept.any(axis=0))
+        seen = self.first < self.end
+        return np.arange(self.first[seen].min(), self.end.max()) if seen.any() else np.arange(0)
+
+    def rows(self, j: int) -> np.ndarray:
+        """The row blocks that visit column block j."""
+        return np.flatnonzero(self.kept[:, j] if self.kept is not None else (self.first <= j) & (j < self.end))
 
 
 def scores_seen(problem: Problem, rows: range, cols: range) -> int:
@@ -220,10 +273,42 @@ def scores_seen(problem: Problem, rows: range, cols: range) -> int:
     return int(np.maximum(0, np.minimum(end, cols.stop) - np.maximum(first, cols.start)).sum())
 
 
+def visited_scores(schedule: TileSchedule, visited: Visited, keys: int) -> int:
+    """How many scores are seen for their position, in blocks that are visited."""
+    p = schedule.problem
+    if visited.kept is None or not (p.mask or p.bias):
+        return scores_seen(p, range(p.seqlen_q), range(keys))
+    rows, cols = np.arange(p.seqlen_q), np.arange(schedule.col_blocks) * schedule.block_cols
+    first, end = p.keys_seen(rows, keys)
+    each = np.minimum(end[:, None], cols + schedule.block_cols) - np.maximum(first[:, None], cols)
+    return int((np.maximum(0, each) * visited.kept[rows // schedule.block_rows]).sum())
+
+
 def mask_moves(problem: Problem, scores: int) -> tuple[Move, ...]:
     """What `scores` scores read of the boolean mask and of the bias."""
     mask = (Move("mask", scores, 1),) if problem.mask else ()
     return mask + ((Move("bias", scores, problem.itemsize),) if problem.bias else ())
+
+
+def block_mask_moves(problem: Problem, blocks: int) -> tuple[Move, ...]:
+    """What `blocks` blocks read of the block mask, a byte each."""
+    return (Move("block_mask", blocks, 1),) if problem.block_mask is not None else ()
+
+
+def block_mask_bytes(problem: Problem, row_blocks: int, block_cols: int) -> int:
+    """Bytes of shared memory for the block masks of `row_blocks` row blocks, a bit a block in words of 32."""
+    words = math.ceil(math.ceil(problem.seqlen_k / block_cols) / 32)
+    return 4 * row_blocks * words if problem.block_mask is not None else 0
+
+
+def require_block_mask(schedule: TileSchedule) -> None:
+    """ValueError unless the block mask, if there is one, has a block for each of the schedule's."""
+    mask, blocks = schedule.problem.block_mask, (schedule.row_blocks, schedule.col_blocks)
+    if mask is not None and mask.shape[2:] != blocks:
+        raise ValueError(
+            f"block_mask must be (..., Tr, Tc) = (..., {blocks[0]}, {blocks[1]}) for blocks of {schedule.tiling.used}, got "
+            f"{mask.shape}; tiling=(Br, Bc) chooses the blocks"
+        )
 
 
 def length_moves(problem: Problem) -> tuple[Move, ...]:
@@ -255,6 +340,7 @@ def element_constants(problem: Problem) -> tuple[tuple[str, int | str], ...]:
         ("MASK", int(problem.mask)),
         ("BIAS", int(problem.bias)),
         ("PADDED", int(problem.padded)),
+        ("SPARSE", int(problem.block_mask is not None)),
         ("COPY_BYTES", problem.alignment),
     )
 

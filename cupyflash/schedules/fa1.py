@@ -10,6 +10,7 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import (
+    BLOCK_MASK_PARAMS,
     FLOAT32,
     GRANULE,
     MASK_PARAMS,
@@ -21,24 +22,29 @@ from cupyflash.schedules.base import (
     Tile,
     TileSchedule,
     Visit,
+    Visited,
     Workspace,
-    blocks_seen,
+    block_mask_bytes,
+    block_mask_moves,
     element_constants,
     length_moves,
     mask_moves,
+    require_block_mask,
     require_kernel_tiling,
     row_bytes,
     scores_seen,
     stride_params,
     sub_tile,
     value_row_bytes,
+    visited_scores,
 )
 from cupyflash.tiling import TileSize, paper_blocks, round_down, shrink_to_fit
 
 
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
-    """Bytes of K_j, V_j and Q_i in shared memory; O_i, S_ij, l_i and m_i are in registers."""
-    return (block_cols + block_rows) * row_bytes(problem) + block_cols * value_row_bytes(problem)
+    """Bytes of K_j, V_j, Q_i and a block mask in shared memory; O_i, S_ij, l_i and m_i are in registers."""
+    tiles = (block_cols + block_rows) * row_bytes(problem) + block_cols * value_row_bytes(problem)
+    return tiles + block_mask_bytes(problem, -(-problem.seqlen_q // block_rows), block_cols)
 
 
 def fit(problem: Problem, device: Device) -> TileSize:
@@ -89,13 +95,13 @@ class Fa1Schedule(TileSchedule):
         sizes |= {"K": self.block_cols * row, "V": self.block_cols * value_row, "Q": self.block_rows * row}
         return {name: Tile(name, nbytes) for name, nbytes in sizes.items()}
 
-    def _initialise(self, keys: int) -> Phase:
+    def _initialise(self, visited: Visited) -> Phase:
         """Line 2: O = 0, l = 0, m = -inf. A row block that no column block will visit has its O and L for good."""
         p = self.problem
-        first, end = blocks_seen(self, keys)
-        unseen = int(self._rows()[first == end].sum())
+        unseen = int(self._rows()[visited.last < 0].sum())
         moves = [
             *length_moves(p),
+            *block_mask_moves(p, visited.blocks),
             Move(self._accumulator, (p.seqlen_q - unseen) * p.value_dim, FLOAT32, write=True),
             Move("O", unseen * p.value_dim, p.itemsize, write=True),
             Move("l", p.seqlen_q, FLOAT32, write=True),
@@ -131,7 +137,8 @@ class Fa1Schedule(TileSchedule):
             Move("K", cols * p.head_dim, p.itemsize, tile="K"),
             Move("V", cols * p.value_dim, p.itemsize, tile="V"),
         )
-        return Phase(times, enter=load, visits=visits, tiles=(tiles["K"], tiles["V"]))
+        kept = Tile("block_mask", block_mask_bytes(p, self.row_blocks, self.block_cols))
+        return Phase(times, enter=load, visits=visits, tiles=(tiles["K"], tiles["V"], kept))
 
     def _rows(self) -> np.ndarray:
         """Rows of each row block."""
@@ -139,46 +146,41 @@ class Fa1Schedule(TileSchedule):
         rows: np.ndarray = np.minimum(starts + self.block_rows, self.problem.seqlen_q) - starts
         return rows
 
-    def phases(self, *, literal: bool = False, keys: int | None = None) -> Iterator[Phase]:
+    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
         p = self.problem
         keys = p.seqlen_k if keys is None else keys
-        yield self._initialise(keys)
-        first, end = blocks_seen(self, keys)
-        seen = first < end
-        if not seen.any():
-            return
-        # Line 5: the column blocks that any row block sees, of which only the one with the last key may be short.
-        begin, stop = int(first[seen].min()), int(end.max())
-        tail, tail_cols = (keys - 1) // self.block_cols, keys - (keys - 1) // self.block_cols * self.block_cols
+        visited = Visited.of(self, keys, block_mask)
+        yield self._initialise(visited)
+        # Line 5: the column blocks that any row block visits, of which only the one with the last key may be short.
+        tail = (keys - 1) // self.block_cols
+        tail_cols, columns = keys - tail * self.block_cols, visited.columns
         if literal:
-            for j in range(begin, stop):
+            for j in columns.tolist():
                 cols = tail_cols if j == tail else self.block_cols
-                yield self._outer(1, cols, tuple(self._walk(j, cols, first, end)))
+                yield self._outer(1, cols, tuple(self._walk(j, cols, visited)))
             return
-        full = min(stop, tail)
-        if begin < full:
-            yield self._outer(full - begin, self.block_cols, self._count(range(begin, full), first, end))
-        if full < stop:
-            yield self._outer(1, tail_cols, self._count(range(full, stop), first, end))
+        for cols, lo, hi in ((self.block_cols, 0, tail), (tail_cols, tail, tail + 1)):
+            steps = int(((lo <= columns) & (columns < hi)).sum())
+            if steps:
+                yield self._outer(steps, cols, self._count(lo, hi, visited))
         # What masks read differs from visit to visit; counted, it is one sum.
-        yield Phase(1, enter=mask_moves(p, scores_seen(p, range(p.seqlen_q), range(keys))))
+        yield Phase(1, enter=mask_moves(p, visited_scores(self, visited, keys)))
 
-    def _walk(self, j: int, cols: int, first: np.ndarray, end: np.ndarray) -> Iterator[Visit]:
+    def _walk(self, j: int, cols: int, visited: Visited) -> Iterator[Visit]:
         """The visits of outer step j, one by one."""
         p, columns = self.problem, range(j * self.block_cols, j * self.block_cols + cols)
-        for i in np.flatnonzero((first <= j) & (j < end)).tolist():
+        for i in visited.rows(j).tolist():
             rows = range(i * self.block_rows, min((i + 1) * self.block_rows, p.seqlen_q))
-            yield self._visit(1, len(rows), j == end[i] - 1, mask_moves(p, scores_seen(p, rows, columns)))
+            yield self._visit(1, len(rows), j == visited.last[i], mask_moves(p, scores_seen(p, rows, columns)))
 
-    def _count(self, steps: range, first: np.ndarray, end: np.ndarray) -> tuple[Visit, ...]:
-        """The visits of the outer steps `steps` together, by kind: full or ragged row block, last visit or not."""
-        visited = np.maximum(0, np.minimum(end, steps.stop) - np.maximum(first, steps.start))
-        finished = (first < end) & (steps.start < end) & (end <= steps.stop)
+    def _count(self, lo: int, hi: int, visited: Visited) -> tuple[Visit, ...]:
+        """The visits of the outer steps from lo to hi together, by kind: full or ragged row block, last visit or not."""
+        visits, finished = visited.count(lo, hi), (lo <= visited.last) & (visited.last < hi)
         kinds = []
         for rows in np.unique(self._rows()).tolist():
             alike = self._rows() == rows
             last = int(finished[alike].sum())
-            kinds += [self._visit(int(visited[alike].sum()) - last, rows, last=False), self._visit(last, rows, last=True)]
+            kinds += [self._visit(int(visits[alike].sum()) - last, rows, last=False), self._visit(last, rows, last=True)]
         return tuple(kind for kind in kinds if kind.times)
 
     def workspaces(self) -> Mapping[str, Workspace]:
@@ -193,6 +195,7 @@ class Fa1Schedule(TileSchedule):
         p = self.problem
         shared = shared_bytes(p, self.block_rows, self.block_cols)
         require_kernel_tiling(self, shared)
+        require_block_mask(self)
         constants = (
             *element_constants(p),
             ("BR", self.block_rows),
@@ -203,6 +206,7 @@ class Fa1Schedule(TileSchedule):
             *("Q", "K", "V", "O", "L", "O_acc", "l", "m", "Nq", "Nk", "heads", "group", "scale"),
             *stride_params("QKVO"),
             *MASK_PARAMS,
+            *BLOCK_MASK_PARAMS,
         )
         return (
             Kernel(

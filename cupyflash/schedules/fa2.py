@@ -9,9 +9,9 @@ import numpy as np
 
 from cupyflash.schedules import fa2_tiles
 from cupyflash.schedules.base import (
+    BLOCK_MASK_PARAMS,
     FLOAT32,
     GRANULE,
-    BLOCK_MASK_PARAMS,
     MASK_PARAMS,
     Kernel,
     Move,
@@ -19,14 +19,17 @@ from cupyflash.schedules.base import (
     Tile,
     TileSchedule,
     Visit,
+    Visited,
     Workspace,
-    blocks_seen,
+    block_mask_bytes,
+    block_mask_moves,
     element_constants,
     length_moves,
     mask_moves,
+    require_block_mask,
     require_dtype,
-    scores_seen,
     stride_params,
+    visited_scores,
 )
 
 # What the ring holds in a replay of block sizes that no kernel runs.
@@ -46,8 +49,8 @@ class Fa2Schedule(TileSchedule):
             raise ValueError(f"the fa2 kernel runs blocks in steps of {GRANULE}; the tiling asks for {self.tiling.used}")
         return fa2_tiles.choose(self.problem, self.device, (self.block_rows, self.block_cols))
 
-    def _tiles(self) -> tuple[Tile, Tile]:
-        """The Q block, which O leaves through, and the ring that K and V blocks go round."""
+    def _tiles(self) -> tuple[Tile, ...]:
+        """The Q block, which O leaves through, the ring that K and V blocks go round, and the block mask."""
         p = self.problem
         if self.block_rows % GRANULE or self.block_cols % GRANULE:
             row, stages = max(p.head_dim, p.value_dim) * p.itemsize, LEAST_STAGES
@@ -55,7 +58,8 @@ class Fa2Schedule(TileSchedule):
             row = fa2_tiles.row_size(p)
             best = next(iter(fa2_tiles.candidates(p, self.device, (self.block_rows, self.block_cols))))
             stages = LEAST_STAGES if best.rejected else best.tile.stages
-        return Tile("Q", self.block_rows * row), Tile("K, V", stages * self.block_cols * row)
+        kept = block_mask_bytes(p, 1, self.block_cols)
+        return Tile("Q", self.block_rows * row), Tile("K, V", stages * self.block_cols * row), Tile("block_mask", kept)
 
     def _row_block(self, times: int, rows: int, full_visits: int, tail_visits: int, tail_cols: int) -> Phase:
         """`times` row blocks of `rows` rows that visit full and ragged column blocks so often in all, or see none."""
@@ -79,32 +83,33 @@ class Fa2Schedule(TileSchedule):
             leave.append(Move("L", rows, FLOAT32, write=True))
         return Phase(times, enter=tuple(enter), visits=visits, leave=tuple(leave), tiles=self._tiles())
 
-    def phases(self, *, literal: bool = False, keys: int | None = None) -> Iterator[Phase]:
+    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
         p = self.problem
         keys = p.seqlen_k if keys is None else keys
         if self.row_blocks == 0:
             return
-        first, end = blocks_seen(self, keys)
-        col_blocks = -(-keys // self.block_cols)
-        tail_rows = p.seqlen_q - (self.row_blocks - 1) * self.block_rows
-        tail_cols = keys - (col_blocks - 1) * self.block_cols
+        visited = Visited.of(self, keys, block_mask)
+        tail = -(-keys // self.block_cols) - 1  # of the column blocks, the one that may be short
+        tail_rows, tail_cols = p.seqlen_q - (self.row_blocks - 1) * self.block_rows, keys - tail * self.block_cols
+        full_visits, tail_visits = visited.count(0, tail), visited.count(tail, tail + 1)
         every = np.arange(self.row_blocks)
-        last = every == self.row_blocks - 1
-        kinds = (~last & (first == end), ~last & (first < end), last)
+        last, none = every == self.row_blocks - 1, full_visits + tail_visits == 0
+        kinds = (~last & none, ~last & ~none, last)
         for blocks in every[:, None] if literal else [every[kind] for kind in kinds]:
             if not len(blocks):
                 continue
-            visits = int((end[blocks] - first[blocks]).sum())
-            closing = int(((end[blocks] == col_blocks) & (first[blocks] < end[blocks])).sum())
             rows = tail_rows if blocks[0] == self.row_blocks - 1 else self.block_rows
-            yield self._row_block(len(blocks), rows, visits - closing, closing, tail_cols)
-        yield Phase(1, enter=mask_moves(p, scores_seen(p, range(p.seqlen_q), range(keys))))
+            visits = int(full_visits[blocks].sum()), int(tail_visits[blocks].sum())
+            yield self._row_block(len(blocks), rows, *visits, tail_cols)
+        yield Phase(1, enter=block_mask_moves(p, visited.blocks))
+        yield Phase(1, enter=mask_moves(p, visited_scores(self, visited, keys)))
 
     def workspaces(self) -> Mapping[str, Workspace]:
         return {}
 
     def kernels(self) -> tuple[Kernel, ...]:
         p, best = self.problem, self.candidate
+        require_block_mask(self)
         tile = best.tile
         constants = (
             *element_constants(p),
@@ -114,9 +119,13 @@ class Fa2Schedule(TileSchedule):
             ("STAGES", tile.stages),
             ("BLOCKS", tile.blocks),
             ("Q_IN_REGS", int(tile.q_in_regs)),
-            ("SPARSE", 0),
             ("SCALE_FIRST", int(p.bias or p.softmax_scale <= 0)),
         )
-        params = (*("Q", "K", "V", "O", "L", "Nq", "Nk", "heads", "group", "scale"), *stride_params("QKVO"), *MASK_PARAMS, *BLOCK_MASK_PARAMS)
+        params = (
+            *("Q", "K", "V", "O", "L", "Nq", "Nk", "heads", "group", "scale"),
+            *stride_params("QKVO"),
+            *MASK_PARAMS,
+            *BLOCK_MASK_PARAMS,
+        )
         grid = self.repeats * self.row_blocks
         return (Kernel("fa2_forward.cu", "fa2_forward", constants, grid, tile.threads, best.shared_bytes, params),)

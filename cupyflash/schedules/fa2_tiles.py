@@ -22,6 +22,7 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, occupancy
 from cupyflash.problem import MAX_HEAD_DIM, Problem
+from cupyflash.schedules.base import block_mask_bytes
 from cupyflash.tiling import DoesNotFit, TileSize
 
 GRANULE = 16
@@ -109,8 +110,8 @@ def row_size(problem: Problem) -> int:
 
 
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int, stages: int) -> int:
-    """Bytes of the Q block, which O leaves through, and of the ring."""
-    return (block_rows + stages * block_cols) * row_size(problem)
+    """Bytes of the Q block, which O leaves through, of the ring, and of the row block's part of a block mask."""
+    return (block_rows + stages * block_cols) * row_size(problem) + block_mask_bytes(problem, 1, block_cols)
 
 
 def accumulators(problem: Problem, tile: Tile) -> int:
@@ -127,7 +128,7 @@ def most_accumulators(problem: Problem, device: Device, tile: Tile) -> int:
     most = 160
     if problem.mask or problem.bias:
         most = 104
-    elif problem.window:
+    elif problem.window or problem.block_mask:
         most = 144
     elif problem.itemsize == 4:
         most = 128

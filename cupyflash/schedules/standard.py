@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+import numpy as np
+
 from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import (
@@ -86,7 +88,7 @@ class StandardSchedule(TileSchedule):
         blocks = [(1, block)] * full if literal else [(full, block)] * (full > 0)
         return blocks + [(1, tail)] * (tail > 0)
 
-    def phases(self, *, literal: bool = False, keys: int | None = None) -> Iterator[Phase]:
+    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
         p = self.problem
         keys = p.seqlen_k if keys is None else keys
         rows_of = self._extents(p.seqlen_q, self.block_rows, literal)
@@ -132,6 +134,8 @@ class StandardSchedule(TileSchedule):
 
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
+        if p.block_mask is not None:
+            raise ValueError("algorithm 'standard' has no block mask: 'fa1' and 'fa2' skip what it leaves out")
         shared = shared_bytes(p, self.block_rows, self.block_cols)
         require_kernel_tiling(self, shared)
         constants = (
