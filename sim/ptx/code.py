@@ -97,6 +97,12 @@ class Code:
         self._rows: dict[int, list[tuple[int, Array]]] = {0: []}
 
     @cached_property
+    def read_somewhere(self) -> frozenset[str]:
+        """Names of the registers that some instruction reads."""
+        read = {a.operand.name for plan in self.plans for a in plan.reads if isinstance(a.operand, Reg)}
+        return frozenset(read | {i.predicate[0].name for i in self.instructions if i.predicate})
+
+    @cached_property
     def sharing(self) -> Sharing:
         return Sharing.of(self.instructions, self.plans)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from .code import Code
 from .counters import Counters, Tally, Traffic
 from .findings import Finding, Findings
 from .machine import Geometry, Machine, Setup
-from .memory import Memory, Observer, Segment
+from .memory import Memory, Observer, Segment, mark_unwritten
 from .ops.registry import Call, Exit, Plan, replace
 from .parser import parse
 from .races import Races
@@ -91,6 +91,7 @@ class Module:
         on_barrier: Callable[[int, int], None] | None = None,
         observer: Observer | None = None,
         races: bool = True,
+        unwritten: Collection[str] = (),
     ) -> Launch:
         """Run a kernel to its end.
 
@@ -100,7 +101,8 @@ class Module:
         highest byte. None is a null pointer; numbers, NumPy scalars and bytes are packed by the parameter's type.
         shared_bytes: dynamic shared memory of a block. seed: None runs warps in lock step where they agree, a number
         runs them in a random order. on_barrier(block, count) is called when a block has completed its count-th barrier.
-        observer is shown every memory access. races: whether to look for them.
+        observer is shown every memory access. races: whether to look for them. unwritten: names of the arrays in args whose
+        contents nobody wrote (outputs, workspaces), so that to read them before this launch has stored there is a finding.
 
         Raises ValueError or TypeError for arguments that do not fit the kernel. What is wrong with the kernel itself is
         in `Launch.findings`.
@@ -145,6 +147,11 @@ class Module:
         block_bytes = np.frombuffer(bytes(packed) or b"\0", np.uint8)
         params = Segment("parameters", next(numbers), block_bytes, "param")
         symbols |= {name: params.start + offset for name, offset in offsets.items()}
+        arrays = {segment.name: segment for segment in tensors}
+        for name in unwritten:
+            if name not in arrays:
+                raise ValueError(f"unwritten must name arrays among the arguments, got {name!r}; they are {', '.join(arrays)}")
+        mark_unwritten([arrays[name] for name in unwritten], [*segments, *tensors])
         findings, tally = Findings(kernel), Tally()
         shared_size = code.shared.size + shared_bytes
         memory = Memory([*segments, *tensors, params], shared_size, code.local.size, findings, tally)

@@ -119,12 +119,7 @@ class Races(Order):
         """The shadow of a tensor; None where no store of the kernel can reach it or an array that shares its memory."""
         if id(segment) in self._areas:
             return self._areas[id(segment)]
-        group, low, high = [segment], segment.address, segment.address + segment.size
-        for _ in self.segments:
-            for one in self.segments:
-                if one not in group and one.size and one.address < high and low < one.address + one.size:
-                    group.append(one)
-                    low, high = min(low, one.address), max(high, one.address + one.size)
+        group, low, high = segment.neighbours(self.segments)
         area = None
         if any(one.writable and (self.written is None or one.parameter in self.written) for one in group):
             low = low >> self.global_shift << self.global_shift
