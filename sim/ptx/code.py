@@ -14,6 +14,7 @@ from .ops.registry import Branch, Call, Exit, Plan, Return
 from .sharing import Sharing
 from .syntax import SINK, Instruction, Mem, Operand, Program, Reg, Sym, Variable, Vec
 from .types import Array, PtxError
+from .unwritten import Doubtful
 
 WIDTHS = (1, 16, 32, 64)
 """Register files by width in bits; 1 holds predicates."""
@@ -101,6 +102,12 @@ class Code:
         """Names of the registers that some instruction reads."""
         read = {a.operand.name for plan in self.plans for a in plan.reads if isinstance(a.operand, Reg)}
         return frozenset(read | {i.predicate[0].name for i in self.instructions if i.predicate})
+
+    @cached_property
+    def doubtful(self) -> Doubtful:
+        alive = self.block_in[self.starts[self.kernel]]
+        blank = {r.name for n, r in enumerate(self.types) if alive >> n & 1 and r.name not in PER_LANE}
+        return Doubtful.of(self.plans, self.instructions, blank)
 
     @cached_property
     def sharing(self) -> Sharing:

@@ -20,6 +20,7 @@ from .registers import FILE_DTYPES, Frame
 from .scheduler import Ready, make_ready
 from .syntax import Instruction, Mem, Reg, Sym
 from .types import Array, PtxError
+from .unwritten import Shadows
 
 WAVE_LANES = 4096
 """Lanes of a wave, as far as whole blocks allow: enough to spread the cost of a NumPy call, few enough for the caches."""
@@ -88,6 +89,7 @@ class Machine:
         self.full: Frame
         self.wave: Wave
         self.copies: Copies
+        self.shadows = Shadows(self)
         self._compact: dict[int, Frame] = {}
         self._full_frames: dict[int, Frame] = {}
         self._clock = 0
@@ -168,6 +170,7 @@ class Machine:
         self.full = self.frame = frame
         self.current: Lanes | None = None
         self.fill_special_registers()
+        self.shadows.begin_wave(self.wave)
         self.ready: Ready = make_ready(self.random)
         self.parked: dict[int, Lanes] = {}
         # For each device function: the call instruction that each lane came from.
@@ -303,6 +306,8 @@ class Machine:
         pc = region.ends
         plan, instruction = self.code.plans[pc], self.code.instructions[pc]
         control = plan.control
+        if pc in self.code.doubtful.watched:
+            self.shadows.control(pc, lanes, frame)
         if instruction.predicate is not None:
             register, negated = instruction.predicate
             holds = frame.array(Arg(register, FILE_DTYPES[1]))
