@@ -18,6 +18,7 @@ from .memory import Memory, Segment
 from .ops.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, Exit, Return, WarpBarrier
 from .registers import FILE_DTYPES, Frame
 from .scheduler import Ready, make_ready
+from .steps import MAX_STEPS, Steps
 from .syntax import Instruction, Mem, Reg, Sym
 from .types import Array, PtxError
 from .unwritten import Shadows
@@ -67,6 +68,7 @@ class Setup:
     seed: int | None = None
     on_barrier: Callable[[int, int], None] | None = None
     constants: dict[str, int] = field(default_factory=dict)
+    max_steps: int = MAX_STEPS
 
 
 class Machine:
@@ -90,6 +92,7 @@ class Machine:
         self.wave: Wave
         self.copies: Copies
         self.shadows = Shadows(self)
+        self.steps = Steps(self, setup.max_steps)
         self._compact: dict[int, Frame] = {}
         self._full_frames: dict[int, Frame] = {}
         self._clock = 0
@@ -171,6 +174,7 @@ class Machine:
         self.current: Lanes | None = None
         self.fill_special_registers()
         self.shadows.begin_wave(self.wave)
+        self.steps.begin_wave(self.wave)
         self.ready: Ready = make_ready(self.random)
         self.parked: dict[int, Lanes] = {}
         # For each device function: the call instruction that each lane came from.
@@ -254,6 +258,8 @@ class Machine:
 
     def step(self, pc: int, lanes: Lanes) -> None:
         """Run `lanes` from `pc` to the end of the straight code, and say where they go on."""
+        if self.steps.exceeded(pc, lanes):
+            raise Stop
         code = self.code
         converged = lanes.converged
         if not converged and code.plans[pc].collective is not None:

@@ -18,6 +18,7 @@ from .memory import Memory, Observer, Segment, mark_unwritten
 from .ops.registry import Call, Exit, Plan, replace
 from .parser import parse
 from .races import Races
+from .steps import MAX_STEPS
 from .syntax import Program, Variable
 from .types import Array, Unsupported, UnsupportedPTX
 
@@ -92,6 +93,7 @@ class Module:
         observer: Observer | None = None,
         races: bool = True,
         unwritten: Collection[str] = (),
+        max_steps: int = MAX_STEPS,
     ) -> Launch:
         """Run a kernel to its end.
 
@@ -103,6 +105,8 @@ class Module:
         runs them in a random order. on_barrier(block, count) is called when a block has completed its count-th barrier.
         observer is shown every memory access. races: whether to look for them. unwritten: names of the arrays in args whose
         contents nobody wrote (outputs, workspaces), so that to read them before this launch has stored there is a finding.
+        max_steps: about how many stretches of straight code (from branch to branch) a warp may run before the launch ends
+        with an "endless" finding.
 
         Raises ValueError or TypeError for arguments that do not fit the kernel. What is wrong with the kernel itself is
         in `Launch.findings`.
@@ -112,6 +116,8 @@ class Module:
         geometry = Geometry(triple(grid, "grid"), triple(block, "block"))
         if geometry.threads > 1024:
             raise ValueError(f"a block has at most 1024 threads, got {geometry.block}")
+        if max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, got {max_steps}")
         code = self.code(kernel)
         names, values = name_arguments(kernel, code.params, args)
         numbers = itertools.count()
@@ -158,7 +164,7 @@ class Module:
         memory.observer = observer
         if races:
             memory.races = Races(code, [*segments, *tensors], memory.shared_stride, findings, geometry.blocks)
-        setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, seed, on_barrier)
+        setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, seed, on_barrier, max_steps=max_steps)
         Machine(code, setup, memory, findings, tally).run()
         traffic = {s.name: s.traffic for s in (*tensors, *segments)}
         return Launch(tally.freeze(), traffic, tuple(findings.items), findings.total)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .findings import Findings
+from .findings import Findings, source
 from .lanes import WARP, Lanes, Wave
 from .order import BLOCKS, LANE, LANES, LOW, ONE, STAMP, WARPS, Order
 from .sharing import is_strong
@@ -357,7 +357,3 @@ class Races(Order):
                 address=address,
                 tensor=segment.name if segment is not None else None,
             )
-
-
-def source(i: Instruction) -> str:
-    return f"{i.source[0].rpartition('/')[2]}:{i.source[1]}" if i.source else f"PTX line {i.line} ({i.text})"
