@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 """Of an entry: zero where two are of the same warp, be it one lane or some."""
 
+LATEST = LOW << np.uint64(STAMP)
+"""The stamp of an entry that nobody is ordered behind."""
+
+COPY = "asynchronous copy"
+
 
 @dataclass
 class Table:
@@ -45,12 +50,13 @@ class Table:
 
 @dataclass
 class Shadow:
-    """Who touched each granule: the last plain writer, the plain readers, the atomics."""
+    """Who touched each granule: the last plain writer, the plain readers, the atomics; what asynchronous copies may read."""
 
     writes: Table
     reads: Table
     atomics: Table
     shared: bool
+    copies: Table | None = None
 
     @classmethod
     def of(cls, granules: int, columns: int, shared: bool) -> Shadow:
@@ -65,6 +71,16 @@ class Who:
     position: Array
     row: Array
     column: Array
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Granules of global memory that asynchronous copies read until their threads have waited, and by which lane each."""
+
+    shadow: Shadow
+    rows: Array
+    lane: Array
+    instruction: Instruction
 
 
 @dataclass(frozen=True)
@@ -89,6 +105,7 @@ class Races(Order):
         self.has_atomics, self.fences, self.written = sharing.atomics, sharing.releases, sharing.written
         self.segments = segments
         self._areas: dict[int, Area | None] = {}
+        self._readings: list[Reading] = []
 
     def begin_wave(self, wave: Wave) -> None:
         super().begin_wave(wave)
@@ -163,6 +180,8 @@ class Races(Order):
         if strong:
             self.look(shadow.writes, rows, who, lanes, "atomic access", "write", i, addresses, segment, False, shadow.shared)
             self.look(shadow.reads, rows, who, lanes, "atomic access", "read", i, addresses, segment, False, shadow.shared)
+            if shadow.copies is not None:
+                self.look(shadow.copies, rows, who, lanes, "atomic access", COPY, i, addresses, segment, True, False)
             self.note(shadow.atomics, rows, columns, who, i, False)
             if self.fences:
                 where = rows.reshape(lanes.n, -1)[:, 0] if len(rows) != lanes.n else rows
@@ -178,8 +197,12 @@ class Races(Order):
                     shadow.atomics, rows, who, lanes, "read", "atomic access", i, addresses, segment, collective, shadow.shared
                 )
             self.note(shadow.reads, rows, columns, who, i, collective)
+            if i.opcode == "cp":
+                self.copying(shadow, rows, who, i)
             return
         self.look(shadow.writes, rows, who, lanes, "write", "write", i, addresses, segment, collective, shadow.shared)
+        if shadow.copies is not None:
+            self.look(shadow.copies, rows, who, lanes, "write", COPY, i, addresses, segment, True, False)
         self.look(shadow.reads, rows, who, lanes, "write", "read", i, addresses, segment, collective, shadow.shared)
         if self.has_atomics:
             self.look(shadow.atomics, rows, who, lanes, "write", "atomic access", i, addresses, segment, collective, shadow.shared)
@@ -293,6 +316,29 @@ class Races(Order):
         return np.where(other == mine, ONE, levels).astype(np.uint64)
 
     # -- asynchronous copies ----------------------------------------------------------------------------------------------
+
+    def copying(self, shadow: Shadow, rows: Array, who: Who, i: Instruction) -> None:
+        """Copies read their sources at any time until their threads have waited: nobody can be ordered behind that yet."""
+        if shadow.copies is None:
+            shadow.copies = Table.of(len(shadow.writes.entries), 1)
+        shadow.copies.used = True
+        shadow.copies.entries[rows, 0] = who.lane.astype(np.uint64) | LATEST
+        shadow.copies.by[rows, 0] = self.number(i)
+        self._readings.append(Reading(shadow, rows, who.lane, i))
+
+    def issued(self) -> list[Reading]:
+        """What the copies that have just been issued read."""
+        readings, self._readings = self._readings, []
+        return readings
+
+    def copied(self, lanes: Lanes, readings: list[Reading]) -> None:
+        """The lanes have waited for copies that read these: a read at this moment."""
+        for reading in readings:
+            mine = np.isin(reading.lane, lanes.index + self.first)
+            rows, lane = reading.rows[mine], reading.lane[mine]
+            assert reading.shadow.copies is not None
+            reading.shadow.copies.entries[rows] = 0
+            self.note(reading.shadow.reads, rows, None, Who(lane, lane, lane, lane), reading.instruction, False)
 
     def landed(self, lanes: Lanes, size: int, elements: Array) -> None:
         """The lanes have waited for their copies into `elements` of `size` bytes: a write at this moment."""
