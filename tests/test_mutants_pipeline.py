@@ -22,7 +22,7 @@ def mutant(old: str, new: str, finds: str, *lines: str) -> Mutant:
 
 MUTANTS = {
     "no barrier in the loop": mutant(BARRIER, "//", "race", COPY, LDMATRIX),
-    "the barrier before the wait": mutant(f"{WAIT}\n    {BARRIER}", f"__syncthreads(); {WAIT} //", "in flight", COPY, LDMATRIX),
+    "the barrier before the wait": mutant(f"{WAIT}\n    {BARRIER}", f"__syncthreads(); {WAIT} //", "race", COPY, LDMATRIX),
     "nobody waits": mutant(WAIT, "", "in flight", LDMATRIX),
     "one group too many is left": mutant(WAIT, "wait<STAGES - 1>();", "in flight", LDMATRIX),
     "no commit in the prologue": mutant("commit();  // prologue", "", "in flight", LDMATRIX),
