@@ -106,7 +106,9 @@ class Code:
     @cached_property
     def doubtful(self) -> Doubtful:
         alive = self.block_in[self.starts[self.kernel]]
-        blank = {r.name for n, r in enumerate(self.types) if alive >> n & 1 and r.name not in PER_LANE}
+        # Every step of a carry chain names the flag as an operand, also the first, which does not look at it.
+        known = {*PER_LANE, "%carry"}
+        blank = {r.name for n, r in enumerate(self.types) if alive >> n & 1 and r.name not in known}
         return Doubtful.of(self.plans, self.instructions, blank)
 
     @cached_property
