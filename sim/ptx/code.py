@@ -14,6 +14,7 @@ from .ops.registry import Branch, Call, Exit, Plan, Return
 from .sharing import Sharing
 from .syntax import SINK, Instruction, Mem, Operand, Program, Reg, Sym, Variable, Vec
 from .types import Array, PtxError
+from .unwritten import Doubtful
 
 WIDTHS = (1, 16, 32, 64)
 """Register files by width in bits; 1 holds predicates."""
@@ -95,6 +96,20 @@ class Code:
         self.communicates = any(may_wait_for_other_blocks(i) for i in self.instructions)
         self._regions: dict[tuple[int, bool], Region] = {}
         self._rows: dict[int, list[tuple[int, Array]]] = {0: []}
+
+    @cached_property
+    def read_somewhere(self) -> frozenset[str]:
+        """Names of the registers that some instruction reads."""
+        read = {a.operand.name for plan in self.plans for a in plan.reads if isinstance(a.operand, Reg)}
+        return frozenset(read | {i.predicate[0].name for i in self.instructions if i.predicate})
+
+    @cached_property
+    def doubtful(self) -> Doubtful:
+        alive = self.block_in[self.starts[self.kernel]]
+        # Every step of a carry chain names the flag as an operand, also the first, which does not look at it.
+        known = {*PER_LANE, "%carry"}
+        blank = {r.name for n, r in enumerate(self.types) if alive >> n & 1 and r.name not in known}
+        return Doubtful.of(self.plans, self.instructions, blank)
 
     @cached_property
     def sharing(self) -> Sharing:

@@ -18,8 +18,10 @@ from .memory import Memory, Segment
 from .ops.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, Exit, Return, WarpBarrier
 from .registers import FILE_DTYPES, Frame
 from .scheduler import Ready, make_ready
+from .steps import MAX_STEPS, Steps
 from .syntax import Instruction, Mem, Reg, Sym
 from .types import Array, PtxError
+from .unwritten import Shadows
 
 WAVE_LANES = 4096
 """Lanes of a wave, as far as whole blocks allow: enough to spread the cost of a NumPy call, few enough for the caches."""
@@ -66,6 +68,7 @@ class Setup:
     seed: int | None = None
     on_barrier: Callable[[int, int], None] | None = None
     constants: dict[str, int] = field(default_factory=dict)
+    max_steps: int = MAX_STEPS
 
 
 class Machine:
@@ -88,6 +91,8 @@ class Machine:
         self.full: Frame
         self.wave: Wave
         self.copies: Copies
+        self.shadows = Shadows(self)
+        self.steps = Steps(self, setup.max_steps)
         self._compact: dict[int, Frame] = {}
         self._full_frames: dict[int, Frame] = {}
         self._clock = 0
@@ -168,6 +173,8 @@ class Machine:
         self.full = self.frame = frame
         self.current: Lanes | None = None
         self.fill_special_registers()
+        self.shadows.begin_wave(self.wave)
+        self.steps.begin_wave(self.wave)
         self.ready: Ready = make_ready(self.random)
         self.parked: dict[int, Lanes] = {}
         # For each device function: the call instruction that each lane came from.
@@ -251,6 +258,8 @@ class Machine:
 
     def step(self, pc: int, lanes: Lanes) -> None:
         """Run `lanes` from `pc` to the end of the straight code, and say where they go on."""
+        if self.steps.exceeded(pc, lanes):
+            raise Stop
         code = self.code
         converged = lanes.converged
         if not converged and code.plans[pc].collective is not None:
@@ -303,6 +312,8 @@ class Machine:
         pc = region.ends
         plan, instruction = self.code.plans[pc], self.code.instructions[pc]
         control = plan.control
+        if pc in self.code.doubtful.watched:
+            self.shadows.control(pc, lanes, frame)
         if instruction.predicate is not None:
             register, negated = instruction.predicate
             holds = frame.array(Arg(register, FILE_DTYPES[1]))

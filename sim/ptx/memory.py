@@ -33,7 +33,7 @@ SPACE_BITS = 56
 ALIGNMENT = 4096
 
 UNWRITTEN, WRITTEN, IN_FLIGHT = 0, 1, 2
-"""State of a byte of shared memory."""
+"""State of a byte of shared memory, and of a tensor whose contents nobody wrote."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,10 @@ class Segment:
         base = array.__array_interface__["data"][0]
         self.pointer = self.start + (base - low)
         self.traffic = Traffic()
+        self.state: Array | None = None
+        """UNWRITTEN or WRITTEN for each byte from `start`; None: the launch was given the contents."""
         self._windows: dict[int, tuple[Array, Array, Array]] = {}
+        self._states: dict[int, Array] = {}
 
     def window(self, size: int) -> tuple[Array, Array, Array]:
         """(elements of `size` bytes, virtual address of the first aligned one, largest offset of one) as arrays."""
@@ -92,6 +95,43 @@ class Segment:
             found = (view, np.array(first, np.uint64), np.array(max(count - 1, 0) * size, np.uint64))
             self._windows[size] = found
         return found
+
+    def states(self, size: int) -> Array:
+        """`state` as elements of `size` bytes, the same ones as in `window`."""
+        found = self._states.get(size)
+        if found is None:
+            view, first, _ = self.window(size)
+            assert self.state is not None
+            skipped = int(first) - self.start
+            found = self._states[size] = self.state[skipped : skipped + len(view) * size].view(ELEMENT[size])
+        return found
+
+    def neighbours(self, segments: list[Segment]) -> tuple[list[Segment], int, int]:
+        """Those that share memory with this one, itself included, and the host addresses where they begin and end."""
+        group, low, high = [self], self.address, self.address + self.size
+        for _ in segments:
+            for one in segments:
+                if one not in group and one.size and one.address < high and low < one.address + one.size:
+                    group.append(one)
+                    low, high = min(low, one.address), max(high, one.address + one.size)
+        return group, low, high
+
+
+def mark_unwritten(chosen: list[Segment], segments: list[Segment]) -> None:
+    """Nobody wrote the elements of the arrays of `chosen`, nor whatever other segments show of the same memory."""
+    for segment in chosen:
+        state = segment.state
+        if state is None:
+            group, low, high = segment.neighbours(segments)
+            low -= low % 16  # as aligned as the memory itself
+            together = np.full(high - low, WRITTEN, np.uint8)
+            for one in group:
+                one.state = together[one.address - low : one.address - low + one.size]
+            state = together[segment.address - low :]
+        array = segment.array
+        if array.size:
+            own = state[segment.pointer - segment.start :]
+            np.lib.stride_tricks.as_strided(own, (*array.shape, array.itemsize), (*array.strides, 1))[...] = UNWRITTEN
 
 
 class Memory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,11 @@ from .code import Code
 from .counters import Counters, Tally, Traffic
 from .findings import Finding, Findings
 from .machine import Geometry, Machine, Setup
-from .memory import Memory, Observer, Segment
+from .memory import Memory, Observer, Segment, mark_unwritten
 from .ops.registry import Call, Exit, Plan, replace
 from .parser import parse
 from .races import Races
+from .steps import MAX_STEPS
 from .syntax import Program, Variable
 from .types import Array, Unsupported, UnsupportedPTX
 
@@ -91,6 +92,8 @@ class Module:
         on_barrier: Callable[[int, int], None] | None = None,
         observer: Observer | None = None,
         races: bool = True,
+        unwritten: Collection[str] = (),
+        max_steps: int = MAX_STEPS,
     ) -> Launch:
         """Run a kernel to its end.
 
@@ -100,7 +103,10 @@ class Module:
         highest byte. None is a null pointer; numbers, NumPy scalars and bytes are packed by the parameter's type.
         shared_bytes: dynamic shared memory of a block. seed: None runs warps in lock step where they agree, a number
         runs them in a random order. on_barrier(block, count) is called when a block has completed its count-th barrier.
-        observer is shown every memory access. races: whether to look for them.
+        observer is shown every memory access. races: whether to look for them. unwritten: names of the arrays in args whose
+        contents nobody wrote (outputs, workspaces), so that to read them before this launch has stored there is a finding.
+        max_steps: about how many stretches of straight code (from branch to branch) a warp may run before the launch ends
+        with an "endless" finding.
 
         Raises ValueError or TypeError for arguments that do not fit the kernel. What is wrong with the kernel itself is
         in `Launch.findings`.
@@ -110,6 +116,8 @@ class Module:
         geometry = Geometry(triple(grid, "grid"), triple(block, "block"))
         if geometry.threads > 1024:
             raise ValueError(f"a block has at most 1024 threads, got {geometry.block}")
+        if max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, got {max_steps}")
         code = self.code(kernel)
         names, values = name_arguments(kernel, code.params, args)
         numbers = itertools.count()
@@ -145,13 +153,18 @@ class Module:
         block_bytes = np.frombuffer(bytes(packed) or b"\0", np.uint8)
         params = Segment("parameters", next(numbers), block_bytes, "param")
         symbols |= {name: params.start + offset for name, offset in offsets.items()}
+        arrays = {segment.name: segment for segment in tensors}
+        for name in unwritten:
+            if name not in arrays:
+                raise ValueError(f"unwritten must name arrays among the arguments, got {name!r}; they are {', '.join(arrays)}")
+        mark_unwritten([arrays[name] for name in unwritten], [*segments, *tensors])
         findings, tally = Findings(kernel), Tally()
         shared_size = code.shared.size + shared_bytes
         memory = Memory([*segments, *tensors, params], shared_size, code.local.size, findings, tally)
         memory.observer = observer
         if races:
             memory.races = Races(code, [*segments, *tensors], memory.shared_stride, findings, geometry.blocks)
-        setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, seed, on_barrier)
+        setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, seed, on_barrier, max_steps=max_steps)
         Machine(code, setup, memory, findings, tally).run()
         traffic = {s.name: s.traffic for s in (*tensors, *segments)}
         return Launch(tally.freeze(), traffic, tuple(findings.items), findings.total)

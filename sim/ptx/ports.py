@@ -13,6 +13,9 @@ from .memory import IN_FLIGHT, LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, 
 from .syntax import Instruction
 from .types import ELEMENT, UNSIGNED, Array
 
+ALL = slice(None)
+"""Of the bytes of an element."""
+
 Part = tuple[Array, Array, Array | None]
 """(elements, index of each lane's element, positions of those lanes or None for all): what a port resolves to."""
 
@@ -20,11 +23,13 @@ Part = tuple[Array, Array, Array | None]
 class Port:
     """Resolves the addresses of one bound instruction: `resolve(lanes, addresses)` gives the valid parts.
 
-    `size` is the bytes a lane accesses, `kind` as in `Access`. Lanes with an invalid address are reported and left out.
+    `size` is the bytes a lane accesses, `kind` as in `Access`, `used` which of these bytes anybody looks at once they are
+    read. Lanes with an invalid address are reported and left out.
     """
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str):
+    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
         self.memory = memory
+        self.used = used
         self.instruction = instruction
         self.size = size
         self.kind = kind
@@ -56,8 +61,8 @@ class Port:
 class GlobalPort(Port):
     """Named tensors, constant and parameter memory."""
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str):
-        super().__init__(memory, instruction, n, size, kind)
+    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
+        super().__init__(memory, instruction, n, size, kind, used)
         self.relative = np.empty(n, np.uint64)
         self.scratch = np.empty(n, np.uint64)
         self.index = self.relative.view(np.int64)
@@ -73,7 +78,7 @@ class GlobalPort(Port):
             np.greater(self.relative, limit, self.bad)
             np.bitwise_and(self.relative, self.low, self.scratch)
             if not np.count_nonzero(self.bad) and not np.count_nonzero(self.scratch):
-                self.memory.accessed(segment.space, segment, lanes, addresses, self.size, self.kind, self.instruction)
+                self.accessed(segment, lanes, addresses, self.size)
                 np.right_shift(self.relative, self.bits, self.relative)
                 return [(view, self.index, None)]
         return self.search(lanes, addresses)
@@ -98,7 +103,7 @@ class GlobalPort(Port):
             positions = np.flatnonzero(good)
             subset = lanes if everyone else lanes.subset(positions)
             at = addresses[positions]
-            self.memory.accessed(segment.space, segment, subset, at, self.size, self.kind, self.instruction)
+            self.accessed(segment, subset, at, self.size)
             parts.append((view, ((at - first) >> self.bits).view(np.int64), None if everyone else positions))
             self.segment = segment
         return parts
@@ -144,9 +149,35 @@ class GlobalPort(Port):
             positions = np.flatnonzero(mine & ~outside & ~crooked)
             if len(positions):
                 subset, at, width = lanes.subset(positions), addresses[positions], sizes[positions]
-                self.memory.accessed(segment.space, segment, subset, at, width, self.kind, self.instruction)
+                self.accessed(segment, subset, at, width)
                 parts.append((segment.window(1)[0], relative[positions].astype(np.int64), positions))
         return parts
+
+    def accessed(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> None:
+        if segment.state is not None:
+            self.initialised(segment, lanes, addresses, size)
+        self.memory.accessed(segment.space, segment, lanes, addresses, size, self.kind, self.instruction)
+
+    def initialised(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> None:
+        """Somebody in this launch must have written what is read of a tensor that came without contents."""
+        if isinstance(size, int):
+            states, (_, first, _) = segment.states(size), segment.window(size)
+            index = ((addresses - first) >> self.bits).view(np.int64)
+            fresh = np.zeros(lanes.n, np.bool_)
+            if self.read:
+                found = states.take(index).view(np.uint8).reshape(lanes.n, size)
+                fresh = (found[:, self.used] == UNWRITTEN).any(axis=1)
+            if self.write:
+                states[index] = element(WRITTEN, size)
+        else:
+            start = (addresses - np.uint64(segment.start)).view(np.int64)
+            inside = np.arange(self.size) < size[:, None]
+            found = segment.states(1)[np.where(inside, start[:, None] + np.arange(self.size), start[:, None])]
+            fresh = ((found == UNWRITTEN) & inside).any(axis=1)
+        if fresh.any():
+            offset = int(addresses[np.flatnonzero(fresh)[0]]) - segment.start
+            message = f": offset {offset} of {segment.name!r}, which nobody wrote"
+            self.report("uninitialised", message, lanes, fresh, addresses, segment.name)
 
 
 class _BlockPort(Port):
@@ -154,8 +185,8 @@ class _BlockPort(Port):
 
     space = ""
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str):
-        super().__init__(memory, instruction, n, size, kind)
+    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
+        super().__init__(memory, instruction, n, size, kind, used)
         self.offset = np.empty(n, np.uint32)
         self.scratch = np.empty(n, np.uint32)
         self.low = np.array(size - 1, np.uint32)
@@ -216,8 +247,8 @@ class SharedPort(_BlockPort):
 
     space = "shared"
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str):
-        super().__init__(memory, instruction, n, size, kind)
+    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
+        super().__init__(memory, instruction, n, size, kind, used)
         self.state = np.empty(n, ELEMENT[size])
         self.words = self.state.view(np.uint64) if size == 16 else self.state
         self.written = pattern(WRITTEN, min(size, 8))
@@ -252,7 +283,7 @@ class SharedPort(_BlockPort):
     def complain(self, lanes: Lanes, offsets: Array, index: Array, words: Array) -> None:
         states = np.ascontiguousarray(words).view(np.uint8).reshape(len(offsets), self.size)
         flying = (states == IN_FLIGHT).any(axis=1)
-        unwritten = (states == UNWRITTEN).any(axis=1) & ~flying
+        unwritten = (states[:, self.used] == UNWRITTEN).any(axis=1) & ~flying
         self.complain_of_flight(lanes, offsets, index, flying)
         if unwritten.any():
             message = " of shared memory that nobody wrote"
@@ -286,8 +317,8 @@ class LocalPort(_BlockPort):
 class GenericPort(Port):
     """Generic addresses: shared and local memory are windows in the space that the tensors live in."""
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str):
-        super().__init__(memory, instruction, n, size, kind)
+    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
+        super().__init__(memory, instruction, n, size, kind, used)
         self.ports: dict[tuple[int, int], Port] = {}
         self.whole = self.port(0, n)
         self.base = 0
@@ -296,7 +327,7 @@ class GenericPort(Port):
         found = self.ports.get((base, n))
         if found is None:
             maker = {SHARED_WINDOW: SharedPort, LOCAL_WINDOW: LocalPort}.get(base, GlobalPort)
-            found = self.ports[base, n] = maker(self.memory, self.instruction, n, self.size, self.kind)
+            found = self.ports[base, n] = maker(self.memory, self.instruction, n, self.size, self.kind, self.used)
         return found
 
     def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:

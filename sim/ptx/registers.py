@@ -84,7 +84,7 @@ class Frame:
             key = (*slot, dtype.str, arg.packed)
             found = self._views.get(key)
             if found is None:
-                found = self._views[key] = self._view(operand, self.files[slot[0]][slot[1]], arg)
+                found = self._views[key] = self.view(operand, self.files[slot[0]][slot[1]], arg)
             return found
         if isinstance(operand, Imm):
             if arg.packed:
@@ -94,7 +94,8 @@ class Frame:
             return self.constant(self.machine.address_of(operand), arg)
         raise PtxError(f"operand {operand} cannot be read")
 
-    def _view(self, register: Reg, row: Array, arg: Arg) -> Array:
+    def view(self, register: Reg, row: Array, arg: Arg) -> Array:
+        """A row of the register's width as the operand sees it."""
         if arg.packed or row.itemsize == arg.dtype.itemsize:
             return row.view(arg.dtype)
         if row.itemsize < arg.dtype.itemsize:
@@ -142,7 +143,8 @@ class Frame:
                 if plan.mode is not None and plan.mode != mode:
                     mode = plan.mode
                     found.append(ENVIRONMENT.setter(mode))
-                found.append(self.bind(plan, instruction))
+                thunk = self.guarded(plan, instruction, [self.array(a) for a in plan.writes], [self.array(a) for a in plan.reads])
+                found.append(self.machine.shadows.watch(self, pc, thunk) if pc in self.code.doubtful.watched else thunk)
                 if held and any(register_name(a) in held for a in plan.writes):
                     held = ()
             if mode != base:
@@ -150,9 +152,8 @@ class Frame:
             self._thunks[key] = found
         return found
 
-    def bind(self, plan: Plan, instruction: Instruction) -> Thunk:
-        out = [self.array(a) for a in plan.writes]
-        ins = [self.array(a) for a in plan.reads]
+    def guarded(self, plan: Plan, instruction: Instruction, out: list[Array], ins: list[Array]) -> Thunk:
+        """A plan bound to arrays, for the lanes in which the instruction's predicate holds."""
         thunk = plan.bind(self, out, ins)
         if instruction.predicate is None:
             return thunk
@@ -161,7 +162,7 @@ class Frame:
         some = self._merged(plan, out, ins) if plan.pure else self._selected(plan, out, ins)
         n = self.n
 
-        def guarded() -> None:
+        def run() -> None:
             count = np.count_nonzero(predicate)
             if negated:
                 count = n - count
@@ -170,7 +171,7 @@ class Frame:
             elif count:
                 some(~predicate if negated else predicate)
 
-        return guarded
+        return run
 
     def _merged(self, plan: Plan, out: list[Array], ins: list[Array]) -> Any:
         """For arithmetic under a mixed predicate: compute for every lane, keep where it holds."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..ports import PORTS, LocalPort, Part, Port
+from ..ports import ALL, PORTS, LocalPort, Part, Port
 from ..types import ELEMENT, TYPES, Array, PtxType
 from .convert import register_arg
 from .half import narrow, wide
@@ -65,10 +65,10 @@ def address_thunk(frame: Frame, base: Array, offset: int) -> Callable[[], Array]
     return add
 
 
-def make_port(frame: Frame, i: Instruction, space: str, size: int, kind: str) -> Port:
+def make_port(frame: Frame, i: Instruction, space: str, size: int, kind: str, used: Array | slice = ALL) -> Port:
     if space == "param" and frame.machine.is_call_param(i):
-        return LocalPort(frame.machine.memory, i, frame.n, size, kind)
-    return PORTS[space](frame.machine.memory, i, frame.n, size, kind)
+        return LocalPort(frame.machine.memory, i, frame.n, size, kind, used)
+    return PORTS[space](frame.machine.memory, i, frame.n, size, kind, used)
 
 
 def vector(mods: Mods) -> int:
@@ -93,7 +93,10 @@ def ld(i: Instruction) -> Plan:
             constant = frame.machine.parameter(memory.base, offset, size)
             if constant is not None:
                 return constants(out, np.frombuffer(constant, view.dtype))
-        address, port = address_thunk(frame, ins[0], offset), make_port(frame, i, space, size, "ld")
+        # A vector may be loaded whole for the sake of some of its elements.
+        read = [isinstance(r, Reg) and r.name in frame.code.read_somewhere for r in registers]
+        used = np.repeat(read, type_.bytes) if count > 1 else ALL
+        address, port = address_thunk(frame, ins[0], offset), make_port(frame, i, space, size, "ld", used)
         direct = count == 1 and out[0].itemsize == size and out[0].flags.c_contiguous
         buffer = out[0].view(ELEMENT[size]) if direct else np.empty(frame.n, ELEMENT[size])
         columns = buffer.view(view.dtype).reshape(frame.n, count)
