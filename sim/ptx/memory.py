@@ -22,6 +22,7 @@ from numpy.lib.array_utils import byte_bounds
 from .counters import SharedCounts, Tally, Traffic
 from .findings import Findings
 from .lanes import Lanes, Wave
+from .patterns import wavefronts
 from .races import Races
 from .syntax import Instruction
 from .types import ELEMENT, Array
@@ -182,8 +183,7 @@ class Memory:
             counts = self.tally.shared[kind] = SharedCounts()
         counts.requests += lanes.warps
         counts.bytes += lanes.n * size
-        first, pattern = lanes.pattern(addresses, size)
-        passes, ideal = pattern.wavefronts(first)
+        passes, ideal = wavefronts(lanes, addresses, size)
         counts.wavefronts += passes
         counts.ideal_wavefronts += ideal
 

@@ -57,14 +57,11 @@ class Pattern:
     # -- counts -----------------------------------------------------------------------------------------------------------
 
     def wavefronts(self, first: int) -> tuple[int, int]:
-        """(wavefronts, those without bank conflicts) of a shared access: 32 banks of 4 bytes, one word a bank a pass.
-
-        Lanes with 8 or 16 bytes go in halves or quarters of a warp, as the 128 bytes of a pass allow.
-        """
+        """See `wavefronts`."""
         first &= 3  # a whole number of words further on, all lanes move by the same number of banks
         found = self._wavefronts.get(first)
         if found is None:
-            found = self._wavefronts[first] = wavefronts(self.lanes, self.relative.astype(np.int64) + first, self.size)
+            found = self._wavefronts[first] = bank_passes(self.lanes, self.relative.astype(np.int64) + first, self.size)
         return found
 
     @cached_property
@@ -119,7 +116,16 @@ def distinct(keys: Array) -> int:
 
 
 def wavefronts(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
-    """See `Pattern.wavefronts`; `addresses` (int64) may count from anywhere."""
+    """(wavefronts, those without bank conflicts) of a shared access: 32 banks of 4 bytes, one word a bank a pass.
+
+    Lanes with 8 or 16 bytes go in halves or quarters of a warp, as the 128 bytes of a pass allow.
+    """
+    first, pattern = lanes.pattern(addresses, size)
+    return pattern.wavefronts(first)
+
+
+def bank_passes(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
+    """See `wavefronts`; `addresses` (int64) may count from any bank on."""
     unit = max(size, 4)
     columns = 128 // unit
     row = lanes.phase(columns)

@@ -168,7 +168,7 @@ class Races(Order):
         if strong:
             self.look(shadow.writes, rows, who, lanes, "atomic access", "write", i, addresses, segment, False, shadow.shared)
             self.look(shadow.reads, rows, who, lanes, "atomic access", "read", i, addresses, segment, False, shadow.shared)
-            self.note(shadow.atomics, rows, columns, who, i, False)
+            self.note(shadow.atomics, rows, columns, who, lanes, i, False)
             if self.fences:
                 where = rows.reshape(lanes.n, -1)[:, 0] if len(rows) != lanes.n else rows
                 reads = kind in ("ld", "atom") and i.opcode != "st"
@@ -182,7 +182,7 @@ class Races(Order):
                 self.look(
                     shadow.atomics, rows, who, lanes, "read", "atomic access", i, addresses, segment, collective, shadow.shared
                 )
-            self.note(shadow.reads, rows, columns, who, i, collective)
+            self.note(shadow.reads, rows, columns, who, lanes, i, collective)
             return
         self.look(shadow.writes, rows, who, lanes, "write", "write", i, addresses, segment, collective, shadow.shared)
         self.look(shadow.reads, rows, who, lanes, "write", "read", i, addresses, segment, collective, shadow.shared)
@@ -232,13 +232,14 @@ class Races(Order):
         width = table.entries.shape[1]
         entries = table.entries.reshape(-1).take(rows) if width == 1 else table.entries.take(rows, 0)
         if shared:
-            if not len(entries) or int(entries.max()) >> STAMP <= self.floor:
+            floor, synced = self.floors(lanes)
+            if not len(entries) or int(entries.max()) >> STAMP <= floor:
                 return
             stamps = entries >> np.uint64(STAMP)
-            maybe = stamps > self.floor
-            if self.synced_floor > self.floor and width == 1:
+            maybe = stamps > floor
+            if synced > floor and width == 1:
                 # Most often the warp itself wrote what it reads, before it last met.
-                maybe &= ((entries ^ who.lane.view(np.uint64)) & WARP_BITS != 0) | (stamps > self.synced_floor)
+                maybe &= ((entries ^ who.lane.view(np.uint64)) & WARP_BITS != 0) | (stamps > synced)
         else:
             if not np.count_nonzero(entries):
                 return
@@ -257,7 +258,9 @@ class Races(Order):
             column = 0 if width == 1 else at[1][race]
             self.report(where, chosen, table.by[rows[where], column], who, lanes, verb, other, i, addresses, segment)
 
-    def note(self, table: Table, rows: Array, columns: Array | None, who: Who, i: Instruction, collective: bool) -> None:
+    def note(
+        self, table: Table, rows: Array, columns: Array | None, who: Who, lanes: Lanes, i: Instruction, collective: bool
+    ) -> None:
         """Add readers (or atomics) to the summaries of their granules."""
         table.used = True
         flat, by = table.entries.reshape(-1), table.by.reshape(-1)
@@ -266,11 +269,12 @@ class Races(Order):
             flat[at] = self.values(who, LANES)
             by[at] = self.number(i)
             return
+        floor, synced = self.floors(lanes)
         values = self.values(who, ONE)
         before = flat.take(at)
         apart = (before & LOW) != (values & LOW)
         if columns is not None:
-            apart &= before >> np.uint64(STAMP) > (self.floor if self.partial else max(self.floor, self.synced_floor))
+            apart &= before >> np.uint64(STAMP) > (floor if self.partial else synced)
         else:
             apart &= before != 0
         merged = np.flatnonzero(apart) if np.count_nonzero(apart) else None
