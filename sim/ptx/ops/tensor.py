@@ -40,7 +40,7 @@ FOUR_LANES: dict[int, np.dtype[Any]] = {4: np.dtype(np.complex128), 8: np.dtype(
 def widen_halves(bits: Array, out: Array) -> None:
     """float16 bits (uint16) to float32; both arrays are contiguous."""
     signed = bits.view(np.int16)
-    if signed.max(initial=0) >= POSITIVE_INFINITY or bits.max(initial=0) >= NEGATIVE_INFINITY:
+    if np.maximum.reduce(signed, None) >= POSITIVE_INFINITY or np.maximum.reduce(bits, None) >= NEGATIVE_INFINITY:
         HALF_VALUES.take(bits, None, out, "clip")
         return
     words = out.view(np.int32)
@@ -272,6 +272,8 @@ def mma(i: Instruction) -> Plan:
     acc = TYPES["b32"] if d_type == "f16" else TYPES[d_type]
     c_items, d_items = items(c, accumulators), items(d, accumulators)
     c_args, d_args = [arg(r, acc) for r in c_items], [arg(r, acc) for r in d_items]
+    # A sum may not go where a later addend still stands.
+    crossed = any(c_items[later] == d_items[k] for later in range(accumulators) for k in range(later))
     a_decode, b_decode = decoder(a_type), decoder(b_type)
     real = np.dtype(np.float64 if a_type == "f64" else np.float32)
 
@@ -311,26 +313,34 @@ def mma(i: Instruction) -> Plan:
             np.matmul(a_matrix, b_columns, product)
             np.copyto(total_view, fragments)
 
-        def run() -> None:
-            if not whole_warps(frame, i):
-                return
-            multiply()
-            if d_type == "s32":
-                for register, part, addend in zip(out, total, c_regs, strict=True):
-                    value = part.astype(np.int64) + addend
-                    if satfinite:
-                        value = np.clip(value, -(1 << 31), (1 << 31) - 1)
-                    np.copyto(register, value, casting="unsafe")
-            elif d_type == "f16":
-                for half, (register, addend) in enumerate(zip(out, c_regs, strict=True)):
-                    addends = np.broadcast_to(addend, frame.n).copy().view(np.float16).reshape(-1, 2)
-                    sums = total[2 * half : 2 * half + 2].T + addends.astype(np.float32)
-                    np.copyto(register, np.ascontiguousarray(half_bits(sums)).view(np.uint32).reshape(-1))
-            else:
-                for part, addend in zip(total, c_regs, strict=True):
-                    np.add(part, addend, part)
+        def add_integers() -> None:
+            for register, part, addend in zip(out, total, c_regs, strict=True):
+                value = part.astype(np.int64) + addend
+                if satfinite:
+                    value = np.clip(value, -(1 << 31), (1 << 31) - 1)
+                np.copyto(register, value, casting="unsafe")
+
+        def add_halves() -> None:
+            for half, (register, addend) in enumerate(zip(out, c_regs, strict=True)):
+                addends = np.broadcast_to(addend, frame.n).copy().view(np.float16).reshape(-1, 2)
+                both = total[2 * half : 2 * half + 2].T + addends.astype(np.float32)
+                np.copyto(register, np.ascontiguousarray(half_bits(both)).view(np.uint32).reshape(-1))
+
+        sums = list(zip(total, c_regs, total if crossed else out, strict=False))
+
+        def add_reals() -> None:
+            for part, addend, to in sums:
+                np.add(part, addend, to)
+            if crossed:
                 for register, part in zip(out, total, strict=True):
                     np.copyto(register, part)
+
+        accumulate = {"s32": add_integers, "f16": add_halves}.get(d_type, add_reals)
+
+        def run() -> None:
+            if whole_warps(frame, i):
+                multiply()
+                accumulate()
 
         return run
 
