@@ -3,15 +3,16 @@
 Two accesses to the same bytes, one of them writing, race unless one happens before the other (`order` says what does).
 Atomics and strong accesses (volatile, relaxed, acquire, release) do not race with each other.
 
-Memory is looked at in granules: the smallest width that the kernel accesses in that space, so that an access of 16 bytes is
-often one entry. There is one for the last writer of a granule, and a summary of who read it. In shared memory each warp
-has its own summary.
+Memory is looked at in granules: the smallest width with which the kernel accesses shared memory, or a tensor, so that an
+access of 16 bytes is often one entry. There is one for the last writer of a granule, and a summary of who read it. In
+shared memory each warp has its own summary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,15 +33,20 @@ WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 
 @dataclass
 class Table:
-    """Entries of all granules, one row a granule, with the instruction of each entry."""
+    """Entries of all granules, one row a granule, with the number of the instruction of each entry; made when first used."""
 
-    entries: Array
-    by: Array
+    rows: int
+    columns: int
+    numbers: np.dtype[Any]
     used: bool = False
 
-    @classmethod
-    def of(cls, rows: int, columns: int) -> Table:
-        return cls(np.zeros((rows, columns), np.uint64), np.zeros((rows, columns), np.uint32))
+    @cached_property
+    def entries(self) -> Array:
+        return np.zeros((self.rows, self.columns), np.uint64)
+
+    @cached_property
+    def by(self) -> Array:
+        return np.zeros((self.rows, self.columns), self.numbers)
 
 
 @dataclass
@@ -53,8 +59,8 @@ class Shadow:
     shared: bool
 
     @classmethod
-    def of(cls, granules: int, columns: int, shared: bool) -> Shadow:
-        return cls(Table.of(granules, 1), Table.of(granules, columns), Table.of(granules, columns), shared)
+    def of(cls, granules: int, columns: int, shared: bool, numbers: np.dtype[Any]) -> Shadow:
+        return cls(Table(granules, 1, numbers), Table(granules, columns, numbers), Table(granules, columns, numbers), shared)
 
 
 @dataclass
@@ -69,9 +75,10 @@ class Who:
 
 @dataclass(frozen=True)
 class Area:
-    """Tensors that share memory have one shadow: granules from host address `low` on."""
+    """Tensors that share memory have one shadow: granules of 1 << shift bytes from host address `low` on."""
 
     low: int
+    shift: int
     shadow: Shadow
 
 
@@ -84,8 +91,9 @@ class Races(Order):
         self.shared_stride = shared_stride
         self.instructions: list[Instruction] = []
         self._numbers: dict[int, int] = {}
-        sharing = code.sharing
-        self.shared_shift, self.global_shift = sharing.shared_granule.bit_length() - 1, sharing.global_granule.bit_length() - 1
+        self.sharing = sharing = code.sharing
+        self.shared_shift = sharing.shared_granule.bit_length() - 1
+        self.numbers = np.min_scalar_type(len(code.instructions))
         self.has_atomics, self.fences, self.written = sharing.atomics, sharing.releases, sharing.written
         self.segments = segments
         self._areas: dict[int, Area | None] = {}
@@ -93,7 +101,7 @@ class Races(Order):
     def begin_wave(self, wave: Wave) -> None:
         super().begin_wave(wave)
         self.granules = self.shared_stride >> self.shared_shift
-        self.shared = Shadow.of(wave.blocks * self.granules, wave.warps_per_block, True)
+        self.shared = Shadow.of(wave.blocks * self.granules, wave.warps_per_block, True, self.numbers)
 
     # -- accesses -----------------------------------------------------------------------------------------------------
 
@@ -127,8 +135,9 @@ class Races(Order):
                     low, high = min(low, one.address), max(high, one.address + one.size)
         area = None
         if any(one.writable and (self.written is None or one.parameter in self.written) for one in group):
-            low = low >> self.global_shift << self.global_shift
-            area = Area(low, Shadow.of(((high - low - 1) >> self.global_shift) + 1, 1, False))
+            shift = self.sharing.global_granule(one.parameter for one in group).bit_length() - 1
+            low = low >> shift << shift
+            area = Area(low, shift, Shadow.of(((high - low - 1) >> shift) + 1, 1, False, self.numbers))
         self._areas |= {id(one): area for one in group}
         return area
 
@@ -143,7 +152,7 @@ class Races(Order):
             area = self.area(segment)
             if area is None:
                 return
-            shift, shadow = self.global_shift, area.shadow
+            shift, shadow = area.shift, area.shadow
             rows = (addresses.astype(np.int64) + (segment.address - segment.start - area.low)) >> shift
             if isinstance(size, int):
                 who = self.who(lanes, max(1, size >> shift))
