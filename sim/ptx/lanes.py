@@ -58,6 +58,11 @@ class Wave:
         self.alive_by_block = self.alive.reshape(self.blocks, -1).sum(axis=1)
         self.exits += 1
 
+    def release(self) -> None:
+        """Forget the sets of lanes: they refer to the wave, and would live until the next garbage collection."""
+        self._interned.clear()
+        self.patterns = Patterns()
+
 
 class Lanes:
     """A non-empty sorted set of lanes of a wave, with what instructions need to know about it (computed when asked)."""
