@@ -9,6 +9,7 @@ So a fragment becomes a matrix by reshape and transpose.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ..lanes import WARP
 from ..ports import PORTS, Part
 from ..types import TYPES, Array
 from .access import address_arg, address_thunk, gather, scatter, take_space
-from .registry import WHOLE_WARP, Instruction, Mods, Plan, Thunk, Unsupported, arg, items, opcode
+from .registry import WHOLE_WARP, DType, Instruction, Mods, Plan, Thunk, Unsupported, arg, items, opcode
 from .rounding import half_bits
 
 if TYPE_CHECKING:
@@ -205,12 +206,38 @@ ELEMENT_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "s8": 1, "u8": 1, "f64": 8}
 Decode = Callable[[Array, Array], None]
 
 
-def row_move(to: Array, register: Array) -> tuple[Array, Array]:
-    """What to copy, and where, to put a register's words in their rows of a fragment: `to` (warps, rows, four lanes)."""
-    if not (register.ndim and register.flags.c_contiguous):
-        return to, register.reshape(to.shape) if register.ndim else register
-    row = FOUR_LANES[to.itemsize]
-    return to.view(row)[..., 0], register.view(row).reshape(to.shape[:2])
+class Fragments:
+    """The arrays in which the mma of one shape run for `w` warps, lent from one to the next.
+
+    `a_bits`, `b_bits`: the registers' words, put together to rows; `a_rows`, `b_rows`: where each register's words go, by
+    single words and by the four that are side by side. `product` and its `fragments` are the same numbers, the latter as
+    (row half, element, warp, row, pair): accumulator register 2 * row half + element; so is `total`.
+    """
+
+    def __init__(self, w: int, m: int, n: int, k: int, row_halves: int, k_halves: int, word: DType, real: DType):
+        self.a_bits = np.empty((w, row_halves, 8, k_halves, 4), word)
+        self.b_bits = np.empty((w, 8, k_halves, 4), word)
+        a_words = [self.a_bits[:, r % row_halves, :, r // row_halves] for r in range(row_halves * k_halves)]
+        b_words = [self.b_bits[:, :, r] for r in range(k_halves)]
+        self.row = FOUR_LANES[word.itemsize]
+        self.a_rows = [(words, words.view(self.row)[..., 0]) for words in a_words]
+        self.b_rows = [(words, words.view(self.row)[..., 0]) for words in b_words]
+        self.a, self.b = np.empty((w, m, k), real), np.empty((w, n, k), real)
+        self.b_columns = self.b.transpose(0, 2, 1)
+        self.product = np.empty((w, m, n), real)
+        self.fragments = self.product.reshape(w, row_halves, 8, 4, 2).transpose(1, 4, 0, 2, 3)
+        self.total = np.empty((row_halves * 2, w * WARP), real)
+        self.sums = self.total.reshape(row_halves, 2, w, 8, 4)
+
+    def moves(self, rows: list[tuple[Array, Array]], registers: Sequence[Array]) -> list[tuple[Array, Array]]:
+        """What to copy, and where, to put registers into their rows."""
+        out = []
+        for (words, together), register in zip(rows, registers, strict=True):
+            if register.ndim and register.flags.c_contiguous:
+                out.append((together, register.view(self.row).reshape(together.shape)))
+            else:
+                out.append((words, register.reshape(words.shape) if register.ndim else register))
+        return out
 
 
 def decoder(kind: str) -> Decode:
@@ -283,35 +310,21 @@ def mma(i: Instruction) -> Plan:
         w = frame.n // WARP
         a_regs, b_regs, c_regs = ins[: len(a_args)], ins[len(a_args) : len(a_args) + len(b_args)], ins[-accumulators:]
 
-        def buffers() -> tuple[Array, ...]:
-            return (
-                np.empty((w, row_halves, 8, k_halves, 4), bits.dtype),
-                np.empty((w, 8, k_halves, 4), bits.dtype),
-                np.empty((w, m, k), real),
-                np.empty((w, n, k), real),
-                np.empty((w, m, n), real),
-                np.empty((row_halves * 2, frame.n), real),
-            )
-
-        a_bits, b_bits, a_matrix, b_matrix, product, total = frame.lend(("mma", a_type, shape), buffers)
-        a_moves = [row_move(a_bits[:, r % row_halves, :, r // row_halves], register) for r, register in enumerate(a_regs)]
-        b_moves = [row_move(b_bits[:, :, r], register) for r, register in enumerate(b_regs)]
-        b_columns = b_matrix.transpose(0, 2, 1)
-        # (row half, element, warp, row, pair): accumulator register 2 * row half + element.
-        fragments = product.reshape(w, row_halves, 8, 4, 2).transpose(1, 4, 0, 2, 3)
-        total_view = total.reshape(row_halves, 2, w, 8, 4)
+        make = partial(Fragments, w, m, n, k, row_halves, k_halves, bits.dtype, real)
+        f: Fragments = frame.lend(("mma", a_type, shape), make)
+        a_moves, b_moves, total = f.moves(f.a_rows, a_regs), f.moves(f.b_rows, b_regs), f.total
         kept = frame.kept
 
         def multiply() -> None:
             if not kept:
                 for to, register in a_moves:
                     np.copyto(to, register)
-                a_decode(a_bits, a_matrix)
+                a_decode(f.a_bits, f.a)
             for to, register in b_moves:
                 np.copyto(to, register)
-            b_decode(b_bits, b_matrix)
-            np.matmul(a_matrix, b_columns, product)
-            np.copyto(total_view, fragments)
+            b_decode(f.b_bits, f.b)
+            np.matmul(f.a, f.b_columns, f.product)
+            np.copyto(f.sums, f.fragments)
 
         def add_integers() -> None:
             for register, part, addend in zip(out, total, c_regs, strict=True):
