@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .lanes import Lanes
+from .patterns import SECTOR, distinct
 from .types import Array
-
-SECTOR = 32
-"""Bytes of a sector, the unit in which global memory is fetched."""
 
 
 @dataclass
@@ -37,18 +35,15 @@ class Traffic:
 
         `size` is an array where lanes differ (cp.async with a source size); then each address has one size.
         """
-        key = np.bitwise_and(addresses, _OFFSET)
-        np.bitwise_or(key, lanes.warp_key, key)
         if isinstance(size, int):
             requested = lanes.n * size
-            key.sort()
-            unique = size * (1 + int(np.count_nonzero(key[1:] != key[:-1])))
+            first, pattern = lanes.pattern(addresses, size)
+            unique, sectors = pattern.unique_bytes, pattern.sectors(first)
         else:
             requested = int(size.sum())
-            key, first = np.unique(key, return_index=True)
-            unique = int(size[first].sum())
-        np.right_shift(key, 5, key)
-        sectors = 1 + int(np.count_nonzero(key[1:] != key[:-1]))
+            place = (lanes.warp << 48) + addresses.view(np.int64) - int(addresses[0])
+            unique = int(size[np.unique(place, return_index=True)[1]].sum())
+            sectors = distinct(place + (int(addresses[0]) & (SECTOR - 1)) >> 5)
         if write:
             self.write_bytes += requested
             self.write_requests += lanes.warps
@@ -59,9 +54,6 @@ class Traffic:
             self.read_requests += lanes.warps
             self.read_sectors += sectors
             self.unique_read_bytes += unique
-
-
-_OFFSET = np.array((1 << 40) - 1, np.uint64)
 
 
 @dataclass

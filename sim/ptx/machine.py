@@ -141,7 +141,10 @@ class Machine:
                 ENVIRONMENT.setter(self.code.base_mode)()
                 for first in range(0, geometry.blocks, size):
                     self.tally.waves += 1
-                    self.run_wave(first, min(size, geometry.blocks - first))
+                    try:
+                        self.run_wave(first, min(size, geometry.blocks - first))
+                    finally:
+                        self.wave.release()
             except Stop:
                 pass
             finally:

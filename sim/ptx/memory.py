@@ -22,6 +22,7 @@ from numpy.lib.array_utils import byte_bounds
 from .counters import SharedCounts, Tally, Traffic
 from .findings import Findings
 from .lanes import Lanes, Wave
+from .patterns import wavefronts
 from .races import Races
 from .syntax import Instruction
 from .types import ELEMENT, Array
@@ -229,28 +230,3 @@ class Memory:
 
 STORES = frozenset({"st", "red", "stmatrix", "cp.async"})
 """Kinds that only write. cp.async resolves its global source as "ld" and its shared destination as "cp.async"."""
-
-
-def wavefronts(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
-    """(wavefronts, those without bank conflicts) of a shared access: 32 banks of 4 bytes, one word a bank a pass.
-
-    Lanes with 8 or 16 bytes go in halves or quarters of a warp, as the 128 bytes of a pass allow.
-    """
-    unit = max(size, 4)
-    columns = 128 // unit
-    row = lanes.phase(columns)
-    units = addresses.astype(np.int64) >> (unit.bit_length() - 1)
-    place = (units & (columns - 1)) + row
-    # The turns from the first lane's to the last one's, of which some may be empty.
-    base = int(row[0])
-    span = int(row[-1]) + columns - base
-    worst = np.bincount(place - base, minlength=span).reshape(-1, columns).max(axis=1)
-    ideal = int(np.count_nonzero(worst))
-    passes = int(worst.sum())
-    if passes > ideal:
-        # Several lanes in one column: those that want the same word share a pass.
-        distinct = np.sort((row << 32) + units)
-        distinct = distinct[np.concatenate(([True], distinct[1:] != distinct[:-1]))]
-        place = (distinct >> 32) + (distinct & (columns - 1))
-        passes = int(np.bincount(place - base, minlength=span).reshape(-1, columns).max(axis=1).sum())
-    return passes, ideal

@@ -48,7 +48,7 @@ class Order:
         self.now += 1
         start = self.now - 1
         self.base = np.full(blocks, start, np.int64)
-        self.floor = self.synced_floor = start
+        self._floors: dict[Lanes, tuple[int, int]] = {}
         self.synced = np.full(blocks * warps, start, np.int64)
         self.known = np.full((blocks, warps, warps), start, np.int64)
         # Only after bar.warp.sync of some lanes: moments between the lanes of a warp.
@@ -62,8 +62,7 @@ class Order:
         self.base[blocks] = moment
         self.synced.reshape(self.wave.blocks, -1)[blocks] = moment
         self.known[blocks] = moment
-        self.floor = int(self.base[self.wave.alive_by_block > 0].min(initial=moment))
-        self.find_synced_floor()
+        self._floors.clear()
         self.now += 1
         if self._lane_knows:
             per = self.wave.lanes_per_block
@@ -74,9 +73,13 @@ class Order:
                     learnt = [self._lane_knows.pop(lane) for lane in lanes]
                     self._block_knows[number] = highest([*learnt, self._block_knows.get(number)])
 
-    def find_synced_floor(self) -> None:
-        """Who has exited accesses nothing more, and holds nobody back."""
-        self.synced_floor = int(self.synced[self.wave.alive_by_warp > 0].min(initial=self.now))
+    def floors(self, lanes: Lanes) -> tuple[int, int]:
+        """Until when everything in the blocks of these lanes is over for each of them, and everything in their warps."""
+        found = self._floors.get(lanes)
+        if found is None:
+            floor = int(self.base[lanes.block_ids].min())
+            found = self._floors[lanes] = floor, max(floor, int(self.synced[lanes.warp_ids].min()))
+        return found
 
     def arrive(self, lanes: Lanes) -> tuple[int, Array]:
         """Lanes of one block come to a barrier with a thread count: what they release, at this moment."""
@@ -94,11 +97,12 @@ class Order:
         warps = lanes.warp_ids % self.wave.warps_per_block
         self.known[block, warps] = np.maximum(self.known[block, warps], heard)
         self.synced[lanes.warp_ids] = np.maximum(self.synced[lanes.warp_ids], heard[warps])
+        self._floors.clear()
 
     def warp_sync(self, warps: Array) -> None:
         """All lanes of these warps of the wave have met."""
         self.synced[warps] = self.now
-        self.find_synced_floor()
+        self._floors.clear()
         self.now += 1
         if self._lane_knows:
             for warp in warps.tolist():

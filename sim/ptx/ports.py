@@ -6,6 +6,8 @@ shared memory) that somebody wrote what is read. Lanes that fail are reported an
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from .lanes import Lanes
@@ -36,7 +38,6 @@ class Port:
         self.write = kind in STORES or kind == "atom"
         self.read = kind not in STORES
         self.shift = size.bit_length() - 1
-        self.bad = np.empty(n, np.bool_)
 
     def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
         raise NotImplementedError
@@ -63,6 +64,7 @@ class GlobalPort(Port):
 
     def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
         super().__init__(memory, instruction, n, size, kind, used)
+        self.bad = np.empty(n, np.bool_)
         self.relative = np.empty(n, np.uint64)
         self.scratch = np.empty(n, np.uint64)
         self.index = self.relative.view(np.int64)
@@ -185,21 +187,11 @@ class _BlockPort(Port):
 
     space = ""
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
-        super().__init__(memory, instruction, n, size, kind, used)
-        self.offset = np.empty(n, np.uint32)
-        self.scratch = np.empty(n, np.uint32)
-        self.low = np.array(size - 1, np.uint32)
-        self.bits = np.array(self.shift, np.uint32)
-        capacity = self.capacity()
-        last = max(capacity - size, 0)
-        self.limits: dict[int, Array] = {4: np.array(last, np.uint32), 8: np.array(last, np.uint64)}
-        self.none = capacity < size
-
     def capacity(self) -> int:
         raise NotImplementedError
 
-    def index(self, lanes: Lanes, offsets: Array) -> Array:
+    def base(self, lanes: Lanes) -> Callable[[int], Array]:
+        """Where the copies of the lanes begin, in elements of 1 << argument bytes."""
         raise NotImplementedError
 
     def elements(self) -> Array:
@@ -209,22 +201,22 @@ class _BlockPort(Port):
         """Hook for what a space wants to know about an access that is in bounds and aligned."""
 
     def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
-        np.greater(addresses, self.limits[addresses.itemsize], self.bad)
+        first, pattern = lanes.pattern(addresses, self.size)
+        if not pattern.fits(first, self.capacity()):
+            return self.search(lanes, addresses)
         if addresses.itemsize == 8:
-            np.copyto(self.offset, addresses, casting="unsafe")
-            addresses = self.offset if not np.count_nonzero(self.bad) else addresses
-        if not (self.none or np.count_nonzero(self.bad)):
-            np.bitwise_and(addresses, self.low, self.scratch)
-            if not np.count_nonzero(self.scratch):
-                index = self.index(lanes, addresses)
-                self.checked(lanes, addresses, index)
-                self.memory.accessed(self.space, None, lanes, addresses, self.size, self.kind, self.instruction)
-                return [(self.elements(), index, None)]
-        return self.search(lanes, addresses)
+            addresses = addresses.astype(np.uint32)
+        return [(self.elements(), self.found(lanes, addresses, pattern.index(self.space, self.base(lanes), first)), None)]
+
+    def found(self, lanes: Lanes, offsets: Array, index: Array) -> Array:
+        """Check and count an access that is in bounds and aligned; its index again."""
+        self.checked(lanes, offsets, index)
+        self.memory.accessed(self.space, None, lanes, offsets, self.size, self.kind, self.instruction)
+        return index
 
     def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
         capacity = self.capacity()
-        outside = self.bad | self.none
+        outside = addresses > max(capacity - self.size, 0) if capacity >= self.size else np.ones(lanes.n, np.bool_)
         crooked = (addresses & addresses.dtype.type(self.size - 1)) != 0
         if outside.any():
             message = f": {self.space} memory has {capacity} bytes"
@@ -236,10 +228,8 @@ class _BlockPort(Port):
         if not len(positions):
             return []
         subset, at = lanes.subset(positions), addresses[positions].astype(np.uint32)
-        index = self.index(subset, at)
-        self.checked(subset, at, index)
-        self.memory.accessed(self.space, None, subset, at, self.size, self.kind, self.instruction)
-        return [(self.elements(), index, positions)]
+        index = (at >> self.shift).astype(np.int64) + self.base(subset)(self.shift)
+        return [(self.elements(), self.found(subset, at, index), positions)]
 
 
 class SharedPort(_BlockPort):
@@ -259,8 +249,8 @@ class SharedPort(_BlockPort):
     def elements(self) -> Array:
         return self.memory.shared_view(self.size)
 
-    def index(self, lanes: Lanes, offsets: Array) -> Array:
-        return (offsets >> self.bits) + lanes.shared_base(self.shift)
+    def base(self, lanes: Lanes) -> Callable[[int], Array]:
+        return lanes.shared_base
 
     def checked(self, lanes: Lanes, offsets: Array, index: Array) -> None:
         memory = self.memory
@@ -310,8 +300,8 @@ class LocalPort(_BlockPort):
     def elements(self) -> Array:
         return self.memory.local_view(self.size)
 
-    def index(self, lanes: Lanes, offsets: Array) -> Array:
-        return (offsets >> self.bits) + lanes.local_base(self.shift)
+    def base(self, lanes: Lanes) -> Callable[[int], Array]:
+        return lanes.local_base
 
 
 class GenericPort(Port):

@@ -3,15 +3,16 @@
 Two accesses to the same bytes, one of them writing, race unless one happens before the other (`order` says what does).
 Atomics and strong accesses (volatile, relaxed, acquire, release) do not race with each other.
 
-Memory is looked at in granules: the smallest width that the kernel accesses in that space, so that an access of 16 bytes is
-often one entry. There is one for the last writer of a granule, and a summary of who read it. In shared memory each warp
-has its own summary.
+Memory is looked at in granules: the smallest width with which the kernel accesses shared memory, or a tensor, so that an
+access of 16 bytes is often one entry. There is one for the last writer of a granule, and a summary of who read it. In
+shared memory each warp has its own summary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,15 +38,20 @@ COPY = "asynchronous copy"
 
 @dataclass
 class Table:
-    """Entries of all granules, one row a granule, with the instruction of each entry."""
+    """Entries of all granules, one row a granule, with the number of the instruction of each entry; made when first used."""
 
-    entries: Array
-    by: Array
+    rows: int
+    columns: int
+    numbers: np.dtype[Any]
     used: bool = False
 
-    @classmethod
-    def of(cls, rows: int, columns: int) -> Table:
-        return cls(np.zeros((rows, columns), np.uint64), np.zeros((rows, columns), np.uint32))
+    @cached_property
+    def entries(self) -> Array:
+        return np.zeros((self.rows, self.columns), np.uint64)
+
+    @cached_property
+    def by(self) -> Array:
+        return np.zeros((self.rows, self.columns), self.numbers)
 
 
 @dataclass
@@ -59,8 +65,8 @@ class Shadow:
     copies: Table | None = None
 
     @classmethod
-    def of(cls, granules: int, columns: int, shared: bool) -> Shadow:
-        return cls(Table.of(granules, 1), Table.of(granules, columns), Table.of(granules, columns), shared)
+    def of(cls, granules: int, columns: int, shared: bool, numbers: np.dtype[Any]) -> Shadow:
+        return cls(Table(granules, 1, numbers), Table(granules, columns, numbers), Table(granules, columns, numbers), shared)
 
 
 @dataclass
@@ -85,9 +91,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class Area:
-    """Tensors that share memory have one shadow: granules from host address `low` on."""
+    """Tensors that share memory have one shadow: granules of 1 << shift bytes from host address `low` on."""
 
     low: int
+    shift: int
     shadow: Shadow
 
 
@@ -100,8 +107,9 @@ class Races(Order):
         self.shared_stride = shared_stride
         self.instructions: list[Instruction] = []
         self._numbers: dict[int, int] = {}
-        sharing = code.sharing
-        self.shared_shift, self.global_shift = sharing.shared_granule.bit_length() - 1, sharing.global_granule.bit_length() - 1
+        self.sharing = sharing = code.sharing
+        self.shared_shift = sharing.shared_granule.bit_length() - 1
+        self.numbers = np.min_scalar_type(len(code.instructions))
         self.has_atomics, self.fences, self.written = sharing.atomics, sharing.releases, sharing.written
         self.segments = segments
         self._areas: dict[int, Area | None] = {}
@@ -110,7 +118,7 @@ class Races(Order):
     def begin_wave(self, wave: Wave) -> None:
         super().begin_wave(wave)
         self.granules = self.shared_stride >> self.shared_shift
-        self.shared = Shadow.of(wave.blocks * self.granules, wave.warps_per_block, True)
+        self.shared = Shadow.of(wave.blocks * self.granules, wave.warps_per_block, True, self.numbers)
 
     # -- accesses -----------------------------------------------------------------------------------------------------
 
@@ -139,8 +147,9 @@ class Races(Order):
         group, low, high = segment.neighbours(self.segments)
         area = None
         if any(one.writable and (self.written is None or one.parameter in self.written) for one in group):
-            low = low >> self.global_shift << self.global_shift
-            area = Area(low, Shadow.of(((high - low - 1) >> self.global_shift) + 1, 1, False))
+            shift = self.sharing.global_granule(one.parameter for one in group).bit_length() - 1
+            low = low >> shift << shift
+            area = Area(low, shift, Shadow.of(((high - low - 1) >> shift) + 1, 1, False, self.numbers))
         self._areas |= {id(one): area for one in group}
         return area
 
@@ -155,7 +164,7 @@ class Races(Order):
             area = self.area(segment)
             if area is None:
                 return
-            shift, shadow = self.global_shift, area.shadow
+            shift, shadow = area.shift, area.shadow
             rows = (addresses.astype(np.int64) + (segment.address - segment.start - area.low)) >> shift
             if isinstance(size, int):
                 who = self.who(lanes, max(1, size >> shift))
@@ -182,7 +191,7 @@ class Races(Order):
             self.look(shadow.reads, rows, who, lanes, "atomic access", "read", i, addresses, segment, False, shadow.shared)
             if shadow.copies is not None:
                 self.look(shadow.copies, rows, who, lanes, "atomic access", COPY, i, addresses, segment, True, False)
-            self.note(shadow.atomics, rows, columns, who, i, False)
+            self.note(shadow.atomics, rows, columns, who, lanes, i, False)
             if self.fences:
                 where = rows.reshape(lanes.n, -1)[:, 0] if len(rows) != lanes.n else rows
                 reads = kind in ("ld", "atom") and i.opcode != "st"
@@ -196,7 +205,7 @@ class Races(Order):
                 self.look(
                     shadow.atomics, rows, who, lanes, "read", "atomic access", i, addresses, segment, collective, shadow.shared
                 )
-            self.note(shadow.reads, rows, columns, who, i, collective)
+            self.note(shadow.reads, rows, columns, who, lanes, i, collective)
             if i.opcode == "cp":
                 self.copying(shadow, rows, who, i)
             return
@@ -250,13 +259,14 @@ class Races(Order):
         width = table.entries.shape[1]
         entries = table.entries.reshape(-1).take(rows) if width == 1 else table.entries.take(rows, 0)
         if shared:
-            if not len(entries) or int(entries.max()) >> STAMP <= self.floor:
+            floor, synced = self.floors(lanes)
+            if not len(entries) or int(entries.max()) >> STAMP <= floor:
                 return
             stamps = entries >> np.uint64(STAMP)
-            maybe = stamps > self.floor
-            if self.synced_floor > self.floor and width == 1:
+            maybe = stamps > floor
+            if synced > floor and width == 1:
                 # Most often the warp itself wrote what it reads, before it last met.
-                maybe &= ((entries ^ who.lane.view(np.uint64)) & WARP_BITS != 0) | (stamps > self.synced_floor)
+                maybe &= ((entries ^ who.lane.view(np.uint64)) & WARP_BITS != 0) | (stamps > synced)
         else:
             if not np.count_nonzero(entries):
                 return
@@ -275,7 +285,9 @@ class Races(Order):
             column = 0 if width == 1 else at[1][race]
             self.report(where, chosen, table.by[rows[where], column], who, lanes, verb, other, i, addresses, segment)
 
-    def note(self, table: Table, rows: Array, columns: Array | None, who: Who, i: Instruction, collective: bool) -> None:
+    def note(
+        self, table: Table, rows: Array, columns: Array | None, who: Who, lanes: Lanes, i: Instruction, collective: bool
+    ) -> None:
         """Add readers (or atomics) to the summaries of their granules."""
         table.used = True
         flat, by = table.entries.reshape(-1), table.by.reshape(-1)
@@ -284,11 +296,12 @@ class Races(Order):
             flat[at] = self.values(who, LANES)
             by[at] = self.number(i)
             return
+        floor, synced = self.floors(lanes)
         values = self.values(who, ONE)
         before = flat.take(at)
         apart = (before & LOW) != (values & LOW)
         if columns is not None:
-            apart &= before >> np.uint64(STAMP) > (self.floor if self.partial else max(self.floor, self.synced_floor))
+            apart &= before >> np.uint64(STAMP) > (floor if self.partial else synced)
         else:
             apart &= before != 0
         merged = np.flatnonzero(apart) if np.count_nonzero(apart) else None
@@ -320,7 +333,7 @@ class Races(Order):
     def copying(self, shadow: Shadow, rows: Array, who: Who, i: Instruction) -> None:
         """Copies read their sources at any time until their threads have waited: nobody can be ordered behind that yet."""
         if shadow.copies is None:
-            shadow.copies = Table.of(len(shadow.writes.entries), 1)
+            shadow.copies = Table(shadow.writes.rows, 1, self.numbers)
         shadow.copies.used = True
         shadow.copies.entries[rows, 0] = who.lane.astype(np.uint64) | LATEST
         shadow.copies.by[rows, 0] = self.number(i)
@@ -338,7 +351,7 @@ class Races(Order):
             rows, lane = reading.rows[mine], reading.lane[mine]
             assert reading.shadow.copies is not None
             reading.shadow.copies.entries[rows] = 0
-            self.note(reading.shadow.reads, rows, None, Who(lane, lane, lane, lane), reading.instruction, False)
+            self.note(reading.shadow.reads, rows, None, Who(lane, lane, lane, lane), lanes, reading.instruction, False)
 
     def landed(self, lanes: Lanes, size: int, elements: Array) -> None:
         """The lanes have waited for their copies into `elements` of `size` bytes: a write at this moment."""

@@ -66,7 +66,7 @@ class Frame:
         self.valid = 0
         self.dirty = 0
         self.live = 0
-        self._views: dict[tuple[int, int, str, bool], Array] = {}
+        self._views: dict[tuple[tuple[int, int], int, bool], Array] = {}
         self._lent: dict[tuple[Any, ...], Any] = {}
         self._thunks: dict[tuple[int, int], list[Thunk]] = {}
 
@@ -81,7 +81,7 @@ class Frame:
             slot = self.code.slots.get(operand.name)
             if slot is None:
                 return self.constant(self.machine.constants[operand.name], arg)
-            key = (*slot, dtype.str, arg.packed)
+            key = (slot, dtype.num, arg.packed)
             found = self._views.get(key)
             if found is None:
                 found = self._views[key] = self.view(operand, self.files[slot[0]][slot[1]], arg)

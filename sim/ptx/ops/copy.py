@@ -76,7 +76,7 @@ def cp(i: Instruction) -> Plan:
             # The ports' index arrays are scratch: the copy outlives this instruction.
             parts = [(view, index.copy(), where) for view, index, where in parts]
             if len(found) == 1 and found[0][2] is None:
-                frame.machine.copies.issue(lanes, size, found[0][1].astype(np.int64), parts, pieces, width)
+                frame.machine.copies.issue(lanes, size, found[0][1], parts, pieces, width)
 
         return run
 
