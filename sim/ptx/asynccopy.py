@@ -29,6 +29,7 @@ class Copy:
     sizes: Array | None
     group: Array
     landed: Array
+    serial: int
 
     def data(self) -> Array:
         """The bytes of every lane: whole copies, pieces with zeros behind them, zeros."""
@@ -54,12 +55,15 @@ class Copies:
         self.random = random
         self.committed = np.zeros(wave.size, np.int64)
         self.pending: list[Copy] = []
+        self.serial = 0
         self._member = np.zeros(wave.size, np.bool_)
 
     def issue(
         self, lanes: Lanes, size: int, destination: Array, whole: list[Part], pieces: list[Part], sizes: Array | None
     ) -> None:
-        copy = Copy(lanes, size, destination, whole, pieces, sizes, self.committed[lanes.index], np.zeros(lanes.n, np.bool_))
+        landed = np.zeros(lanes.n, np.bool_)
+        copy = Copy(lanes, size, destination, whole, pieces, sizes, self.committed[lanes.index], landed, self.serial)
+        self.serial += 1
         self.memory.state_view(size)[destination] = element(IN_FLIGHT, size)
         self.memory.settled = False
         self.pending.append(copy)
@@ -74,6 +78,15 @@ class Copies:
             return
         limit = self.committed - newest if newest is not None else self.committed + 1
         self._finish(lanes, limit, True)
+
+    def land_before(self, lanes: Lanes, serial: int) -> None:
+        """What the threads issued before number `serial` has landed: an mbarrier is told so."""
+        later = [copy for copy in self.pending if copy.serial >= serial]
+        self.pending = [copy for copy in self.pending if copy.serial < serial]
+        if self.pending:
+            self._finish(lanes, self.committed + 1, True)
+        self.pending += later
+        self.memory.flying = len(self.pending)
 
     def leave(self, lanes: Lanes) -> None:
         """The threads exit: their copies land, but nobody has waited for them."""
@@ -148,4 +161,5 @@ def _rest(copy: Copy, keep: Array) -> Copy:
         None if copy.sizes is None else copy.sizes[keep],
         copy.group[keep],
         copy.landed[keep],
+        copy.serial,
     )

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .findings import Findings
+from .heard import Heard
 from .lanes import WARP, Lanes, Wave
-from .sharing import is_strong
+from .sharing import is_phase, is_strong
 from .syntax import Instruction
 from .types import Array
 
@@ -121,6 +122,7 @@ class Races:
         self.floor = self.synced_floor = start
         self.synced = np.full(blocks * warps, start, np.int64)
         self.known = np.full((blocks, warps, warps), start, np.int64)
+        self.heard = Heard(self)
         # Only after bar.warp.sync of some lanes: moments between the lanes of a warp.
         self.partial: dict[int, Array] = {}
 
@@ -132,6 +134,8 @@ class Races:
         self.base[blocks] = moment
         self.synced.reshape(self.wave.blocks, -1)[blocks] = moment
         self.known[blocks] = moment
+        for block in blocks.tolist():
+            self.heard.rows.pop(block, None)
         self.floor = int(self.base[self.wave.alive_by_block > 0].min(initial=moment))
         self.find_synced_floor()
         self.now += 1
@@ -170,6 +174,9 @@ class Races:
         self.synced[warps] = self.now
         self.find_synced_floor()
         self.now += 1
+        if self.heard.rows:
+            for warp in warps.tolist():
+                self.heard.share(warp, np.arange(WARP))
         if self._lane_knows:
             for warp in warps.tolist():
                 self._share(range(self.first + warp * WARP, self.first + (warp + 1) * WARP))
@@ -181,6 +188,7 @@ class Races:
         heard = moments[members].max(axis=0)
         heard[members] = self.now
         moments[members] = heard
+        self.heard.share(warp, members)
         self.now += 1
         if self._lane_knows:
             self._share((members + self.first + warp * WARP).tolist())
@@ -210,6 +218,8 @@ class Races:
             for at in np.flatnonzero(race & ours & (who == ONE)):
                 moments = self.partial.get(int(mine[at] - self.first) >> 5)
                 race[at] &= moments is None or stamp[at] > moments[mine[at] & 31, other[at] & 31]
+        if self.heard.rows and race.any():
+            race &= stamp > self.heard.moments(mine, other, (who == LANES) | (who == WARPS), who == WARPS)
         if (self._lane_knows or self._block_knows) and race.any():
             for lane in np.unique(mine[race]):
                 learnt = self.learnt(int(lane))
@@ -272,6 +282,8 @@ class Races:
         local, mine = block - self.wave.first_block, lane % per >> 5
         moments = np.repeat(self.known[local, mine], WARP)
         moments[mine * WARP : (mine + 1) * WARP] = self.synced[local * warps + mine]
+        if local in self.heard.rows:
+            moments = np.maximum(moments, self.heard.rows[local][lane % per])
         limit = np.full(per, moment)
         if fences is not None:
             limit = np.maximum(limit, fences[block * per : (block + 1) * per])
@@ -353,7 +365,7 @@ class Races:
             self.look(shadow.writes, rows, who, lanes, "atomic access", "write", i, addresses, segment, False, shadow.shared)
             self.look(shadow.reads, rows, who, lanes, "atomic access", "read", i, addresses, segment, False, shadow.shared)
             self.note(shadow.atomics, rows, columns, who, i, False)
-            if self.fences:
+            if self.fences and not is_phase(i):
                 where = rows.reshape(lanes.n, -1)[:, 0] if len(rows) != lanes.n else rows
                 reads = kind in ("ld", "atom") and i.opcode != "st"
                 area_key = -1 if segment is None else self._area_number(segment)

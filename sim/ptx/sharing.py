@@ -15,8 +15,15 @@ STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmi
 """Modifiers of loads and stores that, like atomics, do not race with each other."""
 
 
+def is_phase(i: Instruction) -> bool:
+    """Instructions on an mbarrier object, whose orders `heard` keeps."""
+    return i.opcode == "mbarrier" or (i.opcode == "cp" and "mbarrier" in i.mods)
+
+
 def is_strong(i: Instruction) -> bool:
     """Atomics, and loads and stores that other threads may make at the same time."""
+    if is_phase(i):
+        return "init" not in i.mods
     return i.opcode in ("atom", "red") or (i.opcode in ("ld", "st") and bool(STRONG & set(i.mods)))
 
 
@@ -53,9 +60,11 @@ def granule(instructions: list[Instruction], spaces: set[str]) -> int:
             named = {"global", "shared", "shared::cta", "local", "const", "param"} & set(i.mods)
             if named and not named & spaces:
                 continue
-            count = 2 if "v2" in i.mods else 4 if "v4" in i.mods else 1
+            count = max(vector * (f"v{vector}" in i.mods) for vector in (1, 2, 4, 8)) or 1
             types = [TYPES[m] for m in i.mods if m in TYPES]
             least = min(least, count * types[-1].bytes)
+        elif is_phase(i):
+            least = min(least, 8)
         elif i.opcode == "cp" and len(i.operands) > 2:
             size = i.operands[2]
             # A source size may be any number of bytes up to the width; such sources are rounded up to granules.
@@ -93,7 +102,7 @@ def written_parameters(instructions: list[Instruction], plans: list[Plan]) -> fr
             if i.opcode in ("ld", "ldu", "atom"):
                 wide = any(isinstance(a.operand, Reg) and a.operand.type.bits == 64 for a in plan.writes)
                 names = (names if "param" in i.mods else anywhere) if wide else frozenset()
-            if i.opcode in ("st", "atom", "red"):
+            if i.opcode in ("st", "atom", "red") or "bulk_group" in i.mods:
                 memory = next((o for o in i.operands if isinstance(o, Mem)), None)
                 stores |= of(memory)
             for written in plan.writes:

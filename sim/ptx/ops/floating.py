@@ -47,10 +47,10 @@ def is_half(i: Instruction) -> bool:
 @opcode(
     "add",
     "sub",
-    forms="{.sat}.u16-.s64 {.cc}; {.rn .rz .rm .rp}{.ftz}{.sat}.f32, .f64; .f16 .f16x2 .bf16 .bf16x2",
+    forms="{.sat}.u16-.s64 {.cc} .u16x2 .s16x2; {.rn .rz .rm .rp}{.ftz}{.sat}.f32, .f64; .f16 .f16x2 .bf16 .bf16x2",
 )
 def addition(i: Instruction) -> Plan:
-    if i.type.kind != "f":
+    if {"u16x2", "s16x2"} & set(i.mods) or i.type.kind != "f":
         return integer.integer_addition(i)
     if is_half(i):
         return half.arithmetic(i)
