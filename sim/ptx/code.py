@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from .fpenv import FLUSH, KEEP
-from .functions import callees, function_addresses
+from .functions import callees, function_addresses, reachable
 from .ops.registry import Branch, Call, Exit, Plan, Return
 from .sharing import Sharing
 from .syntax import SINK, Instruction, Mem, Operand, Program, Reg, Sym, Variable, Vec
@@ -370,17 +370,3 @@ def symbols(operands: tuple[Operand, ...]) -> list[Sym]:
         elif isinstance(operand, Vec):
             out += symbols(operand.items)
     return out
-
-
-def reachable(kernel: str, plans: dict[str, list[Plan]]) -> tuple[list[str], set[tuple[str, str]]]:
-    """The kernel and the functions it may call, and which (caller, callee) of them are part of a recursion."""
-    order, calls = [kernel], dict[str, set[str]]()
-    for name in order:
-        calls[name] = {c for plan in plans[name] if isinstance(plan.control, Call) for c in callees(plan.control)}
-        order += [callee for callee in sorted(calls[name]) if callee not in order]
-    beyond = {name: set(direct) for name, direct in calls.items()}
-    for middle in order:
-        for name in order:
-            if middle in beyond[name]:
-                beyond[name] |= beyond[middle]
-    return order, {(name, callee) for name in order for callee in calls[name] if name in beyond[callee]}

@@ -14,7 +14,7 @@ import numpy as np
 
 from .formatting import printf
 from .lanes import Lanes
-from .ops.registry import Call
+from .ops.registry import Call, Plan
 from .types import Array
 
 if TYPE_CHECKING:
@@ -178,3 +178,28 @@ def callees(control: Call) -> tuple[str, ...]:
     return () if control.builtin else (control.function,) if control.function else control.candidates
 
 
+
+
+def reachable(kernel: str, plans: dict[str, list[Plan]]) -> tuple[list[str], set[tuple[str, str]]]:
+    """The kernel and the functions it may call, and which (caller, callee) of them are part of a recursion."""
+    order, calls = [kernel], dict[str, set[str]]()
+    for name in order:
+        calls[name] = {c for plan in plans[name] if isinstance(plan.control, Call) for c in callees(plan.control)}
+        order += [callee for callee in sorted(calls[name]) if callee not in order]
+    beyond = {name: set(direct) for name, direct in calls.items()}
+    for middle in order:
+        for name in order:
+            if middle in beyond[name]:
+                beyond[name] |= beyond[middle]
+    return order, {(name, callee) for name in order for callee in calls[name] if name in beyond[callee]}
+
+
+def refuse_shared_frames(program: Program, plans: dict[str, list[Plan]]) -> list[tuple[int, str, str]]:
+    """Calls within a recursion by functions with local arrays: all levels would have the same ones."""
+    return [
+        (function.instructions[pc].line, function.instructions[pc].text, "recursion of a function with local arrays")
+        for name, function in program.functions.items()
+        if any(v.space == "local" for v in function.variables)
+        for pc, plan in enumerate(plans[name])
+        if isinstance(plan.control, Call) and any((name, callee) in reachable(name, plans)[1] for callee in callees(plan.control))
+    ]

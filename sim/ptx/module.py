@@ -13,7 +13,7 @@ from . import ops
 from .code import Code
 from .counters import Counters, Tally, Traffic
 from .findings import Finding, Findings
-from .functions import BUILTINS, address_taken, function_addresses
+from .functions import BUILTINS, address_taken, function_addresses, refuse_shared_frames
 from .machine import Geometry, Machine, Setup
 from .memory import Memory, Observer, Segment
 from .ops.registry import Call, Plan, replace
@@ -186,6 +186,8 @@ def decode_all(program: Program) -> dict[str, list[Plan]]:
                 plans[function.name].append(plan)
             except Unsupported as error:
                 bad.append((instruction.line, instruction.text, str(error)))
+    if not bad:
+        bad += refuse_shared_frames(program, plans)
     if bad:
         raise UnsupportedPTX(sorted(bad))
     return plans

@@ -77,7 +77,8 @@ def written_parameters(instructions: list[Instruction], plans: list[Plan]) -> fr
 
     A register carries the names of all that it may be computed from. A pointer that comes out of memory is of anywhere.
     """
-    carried: dict[str, frozenset[str]] = {}
+    workspace = frozenset({"grid workspace"})
+    carried = {"%envreg1": workspace, "%envreg2": workspace}
     changed = True
     stores: frozenset[str] = frozenset()
     anywhere = frozenset({"*"})
