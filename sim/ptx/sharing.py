@@ -56,13 +56,14 @@ def granule(instructions: list[Instruction], spaces: set[str]) -> int:
     """The smallest width in bytes of an access to these spaces, or to generic addresses."""
     least = 16
     for i in instructions:
-        if i.opcode in ("ld", "ldu", "st", "atom", "red"):
+        if i.opcode in ("ld", "ldu", "st", "atom", "red", "wmma") and "mma" not in i.mods:
             named = {"global", "shared", "shared::cta", "local", "const", "param"} & set(i.mods)
             if named and not named & spaces:
                 continue
             count = max(vector * (f"v{vector}" in i.mods) for vector in (1, 2, 4, 8)) or 1
             types = [TYPES[m] for m in i.mods if m in TYPES]
-            least = min(least, count * types[-1].bytes)
+            # The elements that wmma names beside these have two bytes or four.
+            least = min(least, count * types[-1].bytes if types else 1)
         elif is_phase(i):
             least = min(least, 8)
         elif i.opcode == "cp" and len(i.operands) > 2:
@@ -103,7 +104,7 @@ def written_parameters(instructions: list[Instruction], plans: list[Plan]) -> fr
             if i.opcode in ("ld", "ldu", "atom"):
                 wide = any(isinstance(a.operand, Reg) and a.operand.type.bits == 64 for a in plan.writes)
                 names = (names if "param" in i.mods else anywhere) if wide else frozenset()
-            if i.opcode in ("st", "atom", "red") or "bulk_group" in i.mods:
+            if i.opcode in ("st", "atom", "red") or {"bulk_group", "store"} & set(i.mods):
                 memory = next((o for o in i.operands if isinstance(o, Mem)), None)
                 stores |= of(memory)
             for written in plan.writes:
