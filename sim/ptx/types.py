@@ -37,6 +37,7 @@ def _table() -> dict[str, PtxType]:
     types["bf16"] = PtxType("bf16", 16, "f", np.dtype(np.uint16))
     types["f16x2"] = PtxType("f16x2", 32, "f", np.dtype(np.uint32))
     types["bf16x2"] = PtxType("bf16x2", 32, "f", np.dtype(np.uint32))
+    types["f32x2"] = PtxType("f32x2", 64, "f", np.dtype(np.uint64))
     types["tf32"] = PtxType("tf32", 32, "f", np.dtype(np.uint32))
     return types
 

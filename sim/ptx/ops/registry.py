@@ -244,6 +244,10 @@ def arg(operand: Operand, type_: PtxType) -> Arg:
         return Arg(operand, np.dtype(np.float16), packed=True)
     if type_.name == "bf16x2":
         return Arg(operand, np.dtype(np.uint16), packed=True)
+    if type_.name == "f32x2":
+        if not isinstance(operand, Reg):
+            raise Unsupported("a constant pair")
+        return Arg(operand, np.dtype(np.float32), packed=True)
     return Arg(operand, type_.dtype)
 
 
