@@ -184,7 +184,10 @@ def mandelbrot(rng: np.random.Generator) -> Run:
         out[py * w + px] = n;
     }"""
     w, h, most = 30, 22, 40
-    c = (-2.0 + 3.0 * np.arange(w) / w)[None] + 0 * np.arange(h)[:, None], (-1.0 + 2.0 * np.arange(h) / h)[:, None] + 0 * np.arange(w)
+    c = (
+        (-2.0 + 3.0 * np.arange(w) / w)[None] + 0 * np.arange(h)[:, None],
+        (-1.0 + 2.0 * np.arange(h) / h)[:, None] + 0 * np.arange(w),
+    )
     x, y, n = np.zeros((h, w)), np.zeros((h, w)), np.zeros((h, w), np.int32)
     for _ in range(most):
         go = x * x + y * y <= 4

@@ -138,7 +138,12 @@ class Bulks:
     def count(self, segment: Segment, address: int, size: int, write: bool) -> None:
         sectors = (address + size - 1) // SECTOR - address // SECTOR + 1
         traffic, side = segment.traffic, "write" if write else "read"
-        for name, amount in ((f"{side}_bytes", size), (f"unique_{side}_bytes", size), (f"{side}_requests", 1), (f"{side}_sectors", sectors)):
+        for name, amount in (
+            (f"{side}_bytes", size),
+            (f"unique_{side}_bytes", size),
+            (f"{side}_requests", 1),
+            (f"{side}_sectors", sectors),
+        ):
             setattr(traffic, name, getattr(traffic, name) + amount)
         counts = self.machine.tally.shared.setdefault("cp.async.bulk", SharedCounts())
         counts.requests += 1

@@ -178,8 +178,6 @@ def callees(control: Call) -> tuple[str, ...]:
     return () if control.builtin else (control.function,) if control.function else control.candidates
 
 
-
-
 def reachable(kernel: str, plans: dict[str, list[Plan]]) -> tuple[list[str], set[tuple[str, str]]]:
     """The kernel and the functions it may call, and which (caller, callee) of them are part of a recursion."""
     order, calls = [kernel], dict[str, set[str]]()

@@ -32,11 +32,11 @@ class Heard:
         out: Array = np.repeat(races.known[block, warps].max(axis=0), WARP)
         for warp, here in zip(lanes.warp_ids.tolist(), warps.tolist(), strict=True):
             part = out[here * WARP : (here + 1) * WARP]
-            np.maximum(part, races.synced[warp], part)
+            np.maximum(part, races.synced[warp], out=part)
             if warp in races.partial:
-                np.maximum(part, races.partial[warp][lanes.lane[lanes.warp == warp]].max(axis=0), part)
+                np.maximum(part, races.partial[warp][lanes.lane[lanes.warp == warp]].max(axis=0), out=part)
         if block in self.rows:
-            np.maximum(out, self.rows[block][local].max(axis=0), out)
+            np.maximum(out, self.rows[block][local].max(axis=0), out=out)
         out[local] = races.now
         races.now += 1
         return out

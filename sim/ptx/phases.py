@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from .syntax import Instruction
 
 
+PATIENCE = 100
+"""How often test_wait may say "not yet" to everybody, with nothing else happening to an mbarrier, before that is a deadlock."""
+
+
 @dataclass
 class Deferred:
     """What an asynchronous copy brings to a phase when it lands: `run` does it."""
@@ -65,6 +69,7 @@ class MBarriers:
         self.waiting: list[Waiter] = []
         self.answers: list[tuple[Waiter, Phases | None, bool]] = []
         """What the run loop tells waiting lanes between two steps: within one their registers are somewhere on the way."""
+        self.refusals = 0
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
@@ -116,6 +121,7 @@ class MBarriers:
         if races is not None:
             told = races.heard.released(lanes)
             barrier.told = told if barrier.told is None else np.maximum(barrier.told, told)
+        self.refusals = 0
         barrier.pending -= count
         self.check(key, barrier)
 
@@ -124,6 +130,7 @@ class MBarriers:
         for key, at in self.each(keys):
             barrier = self.find(key, lanes.subset(at), i)
             if barrier is not None:
+                self.refusals = 0
                 barrier.transactions += int(amounts[at].sum())
                 self.check(key, barrier)
 
@@ -213,6 +220,9 @@ class MBarriers:
 
     def give_up(self) -> bool:
         """Nobody else can go on: who only tests is told that the phase is not complete. False: nobody does."""
+        if self.refusals >= PATIENCE:
+            return False
+        self.refusals += 1
         self.answers += [(w, None, False) for w in self.waiting if not w.blocking]
         self.waiting = [w for w in self.waiting if w.blocking]
         return bool(self.answers)

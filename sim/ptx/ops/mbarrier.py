@@ -73,7 +73,9 @@ def mbarrier(i: Instruction) -> Plan:
     if action == "pending_count":
         mods.done()
         d, state = i.operands
-        return pure(lambda d, s: lambda: np.copyto(d, s & np.uint64(0xFFFFFFFF), casting="unsafe"), [arg(d, word)], [arg(state, long)])
+        return pure(
+            lambda d, s: lambda: np.copyto(d, s & np.uint64(0xFFFFFFFF), casting="unsafe"), [arg(d, word)], [arg(state, long)]
+        )
     if action == "init":
         mods.done()
         memory, count = i.operands
