@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -132,7 +133,8 @@ def stencil_in_three_dimensions(rng: np.random.Generator) -> Run:
             if (in && ty == 1) s[0][tx] = at(x, y - 1, z);
             if (in && (ty == 4 || y == ny - 2)) s[ty + 1][tx] = at(x, y + 1, z);
             __syncthreads();
-            if (in) v[(z * ny + y) * nx + x] = s[ty][tx - 1] + s[ty][tx + 1] + s[ty - 1][tx] + s[ty + 1][tx] + below + above - 6 * here;
+            if (in) v[(z * ny + y) * nx + x] = s[ty][tx - 1] + s[ty][tx + 1] + s[ty - 1][tx] + s[ty + 1][tx] + below + above
+                                             - 6 * here;
             __syncthreads();
             below = here; here = above;
         }
@@ -227,8 +229,8 @@ def philox(rng: np.random.Generator) -> Run:
         uint4 c = make_uint4(blockIdx.x * blockDim.x + threadIdx.x, 0, 0, 0);
         uint2 key = make_uint2(seed, 0);
         for (int r = 0; r < 10; ++r) {
-            unsigned h0 = __umulhi(0xD2511F53u, c.x), l0 = 0xD2511F53u * c.x, h1 = __umulhi(0xCD9E8D57u, c.z), l1 = 0xCD9E8D57u * c.z;
-            c = make_uint4(h1 ^ c.y ^ key.x, l1, h0 ^ c.w ^ key.y, l0);
+            unsigned h0 = __umulhi(0xD2511F53u, c.x), h1 = __umulhi(0xCD9E8D57u, c.z);
+            c = make_uint4(h1 ^ c.y ^ key.x, 0xCD9E8D57u * c.z, h0 ^ c.w ^ key.y, 0xD2511F53u * c.x);
             key.x += 0x9E3779B9u; key.y += 0xBB67AE85u;
         }
         out[blockIdx.x * blockDim.x + threadIdx.x] = c;
@@ -246,7 +248,8 @@ def philox(rng: np.random.Generator) -> Run:
 @gallery
 def sparse_matrix_vector(rng: np.random.Generator) -> Run:
     """CSR, a warp a row, with rows of very different lengths."""
-    cuda = r"""extern "C" __global__ void k(const int* start, const int* column, const float* value, const float* x, float* y, int rows) {
+    cuda = r"""extern "C" __global__
+    void k(const int* start, const int* column, const float* value, const float* x, float* y, int rows) {
         int row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
         if (row >= rows) return;
         float s = 0;
@@ -258,7 +261,7 @@ def sparse_matrix_vector(rng: np.random.Generator) -> Run:
     start = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     column, value = rng.integers(0, 50, start[-1]).astype(np.int32), rng.integers(-9, 9, start[-1]).astype(F)
     x = rng.integers(-9, 9, 50).astype(F)
-    want = [value[a:b] @ x[column[a:b]] for a, b in zip(start, start[1:], strict=False)]
+    want = [value[a:b] @ x[column[a:b]] for a, b in pairwise(start)]
     args: dict[str, Any] = {"start": start, "column": column, "value": value, "x": x, "y": np.zeros(13, F), "rows": 13}
     return Run(cuda, 4, 128, args, {"y": np.array(want, F)})
 

@@ -15,7 +15,9 @@ gallery = Gallery()
 
 COPY = r"""
 __device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
-__device__ void copy16(void* to, const void* from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at(to)), "l"(from)); }
+__device__ void copy16(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at(to)), "l"(from));
+}
 """
 
 PIPELINED_GEMM = (
@@ -38,10 +40,10 @@ extern "C" __global__ void k(const half* A, const half* B, float* C, int n, int 
         else asm volatile("cp.async.wait_group 0;");
         __syncthreads();
         unsigned a[4], b[4];
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                     : "r"(at(&As[s][warp / 2 * 16 + lane % 16][lane / 16 * 8])));
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-                     : "r"(at(&Bs[s][lane % 16][warp % 2 * 16 + lane / 16 * 8])));
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(at(&As[s][warp / 2 * 16 + lane % 16][lane / 16 * 8])));
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(at(&Bs[s][lane % 16][warp % 2 * 16 + lane / 16 * 8])));
         for (int h = 0; h < 2; ++h)
             asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                          : "+f"(c[h][0]), "+f"(c[h][1]), "+f"(c[h][2]), "+f"(c[h][3])
@@ -123,8 +125,8 @@ def matrices_in_fragments(rng: np.random.Generator) -> Run:
     extern "C" __global__ void k(const half* A, const half* B, float* C, int l) {{
         __shared__ float s[16 * 20];
         asm volatile("{{.reg .b32 a<8>, b<8>; .reg .f32 c<8>; .reg .pred p; .reg .u32 k; .reg .u64 A, B;\n"
-            "mov.f32 c0, 0f00000000; mov.f32 c1, c0; mov.f32 c2, c0; mov.f32 c3, c0; mov.f32 c4, c0; mov.f32 c5, c0; mov.f32 c6, c0;\n"
-            "mov.f32 c7, c0; mov.u32 k, 0; mov.u64 A, %0; mov.u64 B, %1;\n"
+            "mov.f32 c0, 0f00000000; mov.f32 c1, c0; mov.f32 c2, c0; mov.f32 c3, c0; mov.f32 c4, c0; mov.f32 c5, c0;\n"
+            "mov.f32 c6, c0; mov.f32 c7, c0; mov.u32 k, 0; mov.u64 A, %0; mov.u64 B, %1;\n"
             "again: wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {{{regs["a"]}}}, [A], %2;\n"
             "wmma.load.b.sync.aligned.col.m16n16k16.global.f16 {{{regs["b"]}}}, [B], %2;\n"
             "wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 {{{regs["c"]}}}, {{{regs["a"]}}}, {{{regs["b"]}}}, {{{regs["c"]}}};\n"

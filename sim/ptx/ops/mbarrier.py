@@ -11,7 +11,7 @@ from ..lanes import Lanes
 from ..ports import PORTS
 from ..types import TYPES, Array
 from .access import address_arg, address_thunk
-from .registry import SINK, Arg, Imm, Instruction, Mem, Mods, PhaseWait, Plan, Thunk, Unsupported, arg, opcode, pure
+from .registry import SINK, Arg, Imm, Instruction, Mem, Mods, Operand, PhaseWait, Plan, Thunk, Unsupported, arg, opcode, pure
 
 if TYPE_CHECKING:
     from ..registers import Frame
@@ -20,7 +20,7 @@ Act = Callable[["Frame", Lanes, Array, Sequence[Array]], Array | None]
 """What to do for lanes at objects (int64, one a lane), given the other operands; the result is one a lane."""
 
 
-def on_objects(i: Instruction, memory: Mem, kind: str, act: Act, result: Arg | None, others: Sequence[Arg]) -> Plan:
+def on_objects(i: Instruction, memory: Operand, kind: str, act: Act, result: Arg | None, others: Sequence[Arg]) -> Plan:
     """A plan that calls `act` for the lanes whose address is good."""
     space = object_space(i)
     base, offset = address_arg(memory, space)

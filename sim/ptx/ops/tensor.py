@@ -195,7 +195,7 @@ def decoder(kind: str) -> Decode:
         return lambda bits, out: np.bitwise_and(bits.reshape(out.shape), 0xFFFFE000, out.view(np.uint32))  # type: ignore[return-value]
     if kind in ("e4m3", "e5m2"):
         eights = np.arange(256, dtype=np.uint8).view(EIGHTS[f"{kind}x2"][0]).astype(np.float32)
-        return lambda bits, out: eights.take(bits.view(np.uint8).reshape(out.shape), None, out, "clip")  # type: ignore[return-value]
+        return lambda bits, out: eights.take(bits.view(np.uint8).reshape(out.shape), None, out, "clip")
     if kind in ("s4", "u4"):
 
         def nibbles(bits: Array, out: Array) -> None:

@@ -68,8 +68,8 @@ def pack(values: Array, registers: Sequence[Array], kind: str) -> None:
 
 @opcode(
     "wmma",
-    forms=".load.a .load.b .load.c .store.d .mma .sync.aligned .row .col: m16n16k16 m8n32k16 m32n8k16 .f16 (f16, f32) .bf16 .s8 .u8 "
-    "{.satfinite}, m16n16k8 .tf32, m8n8k4 .f64",
+    forms=".load.a .load.b .load.c .store.d .mma .sync.aligned .row .col: m16n16k16 m8n32k16 m32n8k16 .f16 (f16, f32) .bf16 .s8 "
+    ".u8 {.satfinite}, m16n16k8 .tf32, m8n8k4 .f64",
 )
 def wmma(i: Instruction) -> Plan:
     mods = Mods(i, "sync", "aligned")
