@@ -146,6 +146,7 @@ class Functions:
     # -- functions of the device -------------------------------------------------------------------------------------------
 
     def builtin(self, pc: int, control: Call, lanes: Lanes) -> None:
+        # Pointers and sizes, but for the line number of an assertion.
         words = [self.bytes_of(lanes, name, 8 if n != 2 else 4) for n, name in enumerate(control.arguments)]
         values = [w.copy().view(f"u{w.shape[1]}").reshape(-1) for w in words]
         memory = self.machine.memory
