@@ -32,6 +32,7 @@ class Copy:
     group: Array
     landed: Array
     readings: list[Reading]
+    serial: int
 
     def data(self) -> Array:
         """The bytes of every lane: whole copies, pieces with zeros behind them, zeros."""
@@ -57,6 +58,7 @@ class Copies:
         self.random = random
         self.committed = np.zeros(wave.size, np.int64)
         self.pending: list[Copy] = []
+        self.serial = 0
         self._member = np.zeros(wave.size, np.bool_)
 
     def issue(
@@ -64,7 +66,8 @@ class Copies:
     ) -> None:
         group, landed = self.committed[lanes.index], np.zeros(lanes.n, np.bool_)
         readings = self.memory.races.issued() if self.memory.races is not None else []
-        copy = Copy(lanes, size, destination, whole, pieces, sizes, group, landed, readings)
+        copy = Copy(lanes, size, destination, whole, pieces, sizes, group, landed, readings, self.serial)
+        self.serial += 1
         self.memory.state_view(size)[destination] = element(IN_FLIGHT, size)
         self.memory.settled = False
         self.pending.append(copy)
@@ -79,6 +82,15 @@ class Copies:
             return
         limit = self.committed - newest if newest is not None else self.committed + 1
         self._finish(lanes, limit, True)
+
+    def land_before(self, lanes: Lanes, serial: int) -> None:
+        """What the threads issued before number `serial` has landed: an mbarrier is told so."""
+        later = [copy for copy in self.pending if copy.serial >= serial]
+        self.pending = [copy for copy in self.pending if copy.serial < serial]
+        if self.pending:
+            self._finish(lanes, self.committed + 1, True)
+        self.pending += later
+        self.memory.flying = len(self.pending)
 
     def leave(self, lanes: Lanes) -> None:
         """The threads exit: their copies land, but nobody has waited for them."""

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from .fpenv import FLUSH, KEEP
+from .functions import callees, function_addresses, reachable
 from .ops.registry import Branch, Call, Exit, Plan, Return
 from .sharing import Sharing
 from .syntax import SINK, Instruction, Mem, Operand, Program, Reg, Sym, Variable, Vec
@@ -74,7 +75,9 @@ class Code:
         self.tables: dict[str, list[int]] = {}
         self.starts: dict[str, int] = {}
         self.function_at: list[str] = []
-        self.functions = [program.functions[name] for name in reachable(program, kernel, plans)]
+        names, self.cycles = reachable(kernel, plans)
+        self.functions = [program.functions[name] for name in names]
+        self.function_names = {address: name for name, address in function_addresses(program).items()}
         tables: dict[str, list[str]] = {}
         for function in self.functions:
             base = len(self.instructions)
@@ -161,7 +164,9 @@ class Code:
         if isinstance(control, Exit):
             return stay
         if isinstance(control, Call):
-            return [self.starts[control.function], *stay]
+            # Who calls itself overwrites registers that the restored ones will need: they are alive at the call.
+            again = any((self.function_at[pc], name) in self.cycles for name in callees(control))
+            return [self.starts[name] for name in callees(control)] + (after if control.builtin or again else stay)
         if isinstance(control, Return):
             return self.return_sites.get(self.function_at[pc], []) + stay
         return after
@@ -171,7 +176,8 @@ class Code:
         self.return_sites: dict[str, list[int]] = {}
         for pc, plan in enumerate(self.plans):
             if isinstance(plan.control, Call):
-                self.return_sites.setdefault(plan.control.function, []).append(pc + 1)
+                for name in callees(plan.control):
+                    self.return_sites.setdefault(name, []).append(pc + 1)
         leaders = {0, *self.starts.values(), *self.labels.values()}
         for pc, plan in enumerate(self.plans):
             if plan.control is not None:
@@ -365,6 +371,7 @@ CONSTANT_REGISTERS = {
     "%dynamic_smem_size",
     "%total_smem_size",
     "%aggr_smem_size",
+    *(f"%envreg{n}" for n in range(32)),
 }
 
 
@@ -378,24 +385,3 @@ def symbols(operands: tuple[Operand, ...]) -> list[Sym]:
         elif isinstance(operand, Vec):
             out += symbols(operand.items)
     return out
-
-
-def reachable(program: Program, kernel: str, plans: dict[str, list[Plan]]) -> list[str]:
-    """The kernel and the functions it calls, callers first. Raises `PtxError` on recursion: frames are static."""
-    order: list[str] = []
-    active: list[str] = []
-
-    def visit(name: str) -> None:
-        if name in active:
-            raise PtxError(f"recursion is not executed: {' -> '.join([*active, name])}")
-        if name in order:
-            return
-        order.append(name)
-        active.append(name)
-        for plan in plans[name]:
-            if isinstance(plan.control, Call):
-                visit(plan.control.function)
-        active.pop()
-
-    visit(kernel)
-    return order

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
 from .asynccopy import Copies
 from .barriers import Barriers, WarpBarriers
+from .bulkcopy import Bulks
 from .code import Code, Region
 from .counters import Tally
 from .findings import Findings
 from .fpenv import ENVIRONMENT, KEEP
+from .functions import Functions
 from .lanes import WARP, Lanes, Wave
 from .memory import Memory, Segment
-from .ops.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, Exit, Return, WarpBarrier
+from .ops.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, Exit, PhaseWait, Return, WarpBarrier
+from .phases import MBarriers
 from .registers import FILE_DTYPES, Frame
 from .scheduler import Ready, make_ready
 from .steps import MAX_STEPS, Steps
@@ -67,8 +71,8 @@ class Setup:
     symbols: dict[str, int]
     seed: int | None = None
     on_barrier: Callable[[int, int], None] | None = None
-    constants: dict[str, int] = field(default_factory=dict)
     max_steps: int = MAX_STEPS
+    workspace: int = 0
 
 
 class Machine:
@@ -87,6 +91,9 @@ class Machine:
         warps = -(-geometry.threads // WARP)
         self.constants |= {"%nwarpid": max(warps, 32), "%smid": 0, "%nsmid": 1, "%gridid": 1}
         self.constants |= {"%dynamic_smem_size": setup.shared_bytes}
+        self.constants |= dict.fromkeys((f"%envreg{n}" for n in range(32)), 0)
+        # Where the driver puts the memory through which the blocks of a cooperative launch meet.
+        self.constants |= {"%envreg1": setup.workspace >> 32, "%envreg2": setup.workspace & 0xFFFFFFFF}
         self.constants |= dict.fromkeys(("%total_smem_size", "%aggr_smem_size"), memory.shared_size)
         self.full: Frame
         self.wave: Wave
@@ -180,17 +187,23 @@ class Machine:
         self.steps.begin_wave(self.wave)
         self.ready: Ready = make_ready(self.random)
         self.parked: dict[int, Lanes] = {}
-        # For each device function: the call instruction that each lane came from.
-        self.returns: dict[str, Array] = {}
+        self.functions = Functions(self)
         self.barriers = Barriers(self)
         self.warp_barriers = WarpBarriers(self)
+        self.mbarriers = MBarriers(self)
+        self.bulks = Bulks(self)
         self.ready.push(0, self.wave.lanes(np.flatnonzero(self.wave.alive)))
         while True:
-            while self.ready:
+            while self.ready or self.mbarriers.answers:
+                if self.mbarriers.answers:
+                    self.mbarriers.answer()
                 self.step(*self.ready.pop())
-                if self.random is not None and self.copies.pending and self.random.random() < 0.2:
+                if self.random is not None and (self.copies.pending or self.mbarriers.objects) and self.random.random() < 0.2:
                     self.copies.stir()
-            if not (self.parked or self.barriers or self.warp_barriers):
+                    self.mbarriers.stir(self.random)
+            if self.mbarriers.give_up():
+                continue
+            if not (self.parked or self.barriers or self.warp_barriers or self.mbarriers):
                 return
             self.deadlock()
 
@@ -339,15 +352,21 @@ class Machine:
             self.barriers.arrive(pc, lanes)
         elif isinstance(control, WarpBarrier):
             self.warp_barriers.arrive(pc, lanes)
+        elif isinstance(control, PhaseWait):
+            self.mbarriers.wait(pc, lanes)
         elif isinstance(control, Call):
-            self.call(pc, control, lanes)
+            self.functions.call(pc, control, lanes)
         elif isinstance(control, Return) and self.code.function_at[pc] != self.code.kernel:
-            self.give_back(pc, lanes)
+            self.functions.give_back(pc, lanes)
         else:
             if isinstance(control, Exit) and control.trap:
-                self.findings.report("trap", "the kernel trapped", instruction, lanes, 0, count=lanes.n)
-                raise Stop
+                self.stop("trap", "the kernel trapped", pc, lanes)
             self.leave(lanes)
+
+    def stop(self, kind: str, message: str, pc: int, lanes: Lanes) -> NoReturn:
+        """A finding that ends the launch."""
+        self.findings.report(kind, message, self.code.instructions[pc], lanes, 0, count=lanes.n)
+        raise Stop
 
     def switch(self, targets: list[int], lanes: Lanes, index: Array) -> None:
         index = np.minimum(index, len(targets) - 1)
@@ -356,6 +375,8 @@ class Machine:
 
     def leave(self, lanes: Lanes) -> None:
         """The threads are done; whoever waits for the warp or the block looks again."""
+        self.mbarriers.leave(lanes)
+        self.bulks.leave(lanes)
         self.copies.leave(lanes)
         self.wave.exit(lanes)
         parked, self.parked = self.parked, {}
@@ -363,32 +384,6 @@ class Machine:
             self.ready.push(pc, waiting)
         self.barriers.recheck()
         self.warp_barriers.recheck()
-
-    # -- device functions -------------------------------------------------------------------------------------------------
-
-    def call(self, pc: int, control: Call, lanes: Lanes) -> None:
-        function = next(f for f in self.code.functions if f.name == control.function)
-        for mine, theirs in zip(control.arguments, function.params, strict=True):
-            self.copy_local(lanes, mine, theirs.name, theirs.size)
-        self.returns.setdefault(function.name, np.zeros(self.wave.size, np.int64))[lanes.index] = pc
-        self.push(self.code.starts[function.name], lanes)
-
-    def give_back(self, pc: int, lanes: Lanes) -> None:
-        name = self.code.function_at[pc]
-        function = next(f for f in self.code.functions if f.name == name)
-        sites = self.returns[name][lanes.index]
-        for site in np.unique(sites):
-            back = lanes.subset(np.flatnonzero(sites == site))
-            control = self.code.plans[int(site)].control
-            assert isinstance(control, Call)
-            for mine, theirs in zip(control.results, function.returns, strict=True):
-                self.copy_local(back, theirs.name, mine, theirs.size)
-            self.push(int(site) + 1, back)
-
-    def copy_local(self, lanes: Lanes, source: str, target: str, size: int) -> None:
-        rows = self.memory.local_view(1).reshape(self.wave.size, -1)
-        start, to = self.code.local.offsets[source], self.code.local.offsets[target]
-        rows[lanes.index, to : to + size] = rows[lanes.index, start : start + size]
 
     # -- the end of the road ----------------------------------------------------------------------------------------------
 
@@ -400,6 +395,7 @@ class Machine:
             self.findings.report("deadlock", message, instruction, lanes, 0, count=lanes.n)
         self.barriers.report_deadlock()
         self.warp_barriers.report_deadlock()
+        self.mbarriers.report_deadlock()
         raise Stop
 
 

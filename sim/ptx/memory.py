@@ -143,7 +143,7 @@ class Memory:
         self.shared_size = shared_size
         self.shared_stride = -(-max(shared_size, 1) // 128) * 128
         self.local_size = local_size
-        self.local_stride = -(-max(local_size, 1) // 16) * 16
+        self.local_stride = -(-max(local_size, 1) // 32) * 32
         self.findings = findings
         self.tally = tally
         self.observer: Observer | None = None
@@ -160,6 +160,7 @@ class Memory:
             self._local = np.empty(wave.size * self.local_stride, np.uint8)
         if self.races is not None:
             self.races.begin_wave(wave)
+        self.lanes_per_block = wave.lanes_per_block
         self._shared[:] = 0xFF
         self._state[:] = UNWRITTEN
         self._local[:] = 0xFF
@@ -181,6 +182,30 @@ class Memory:
 
     def local_view(self, size: int) -> Array:
         return self._local_views[size]
+
+    def peek(self, lane: int, address: int, size: int) -> bytes:
+        """Up to `size` bytes at a generic address as lane `lane` of the wave sees it, uncounted; none where it is invalid."""
+        base, offset = address >> SPACE_BITS << SPACE_BITS, address & ((1 << SPACE_BITS) - 1)
+        if base == LOCAL_WINDOW:
+            start, limit, data = lane * self.local_stride, self.local_stride, self._local
+        elif base == SHARED_WINDOW:
+            start, limit, data = lane // self.lanes_per_block * self.shared_stride, self.shared_stride, self._shared
+        else:
+            segment = self.segments.get(address >> WINDOW_BITS)
+            if segment is None:
+                return b""
+            start, limit, data = 0, segment.size, segment.window(1)[0]
+            offset = address - segment.start
+        return data[start + offset : start + min(offset + size, limit)].tobytes() if 0 <= offset < limit else b""
+
+    def text(self, lane: int, address: int) -> str:
+        """The C string at a generic address."""
+        out = b""
+        while part := self.peek(lane, address + len(out), 256):
+            out += part
+            if 0 in part:
+                break
+        return out.partition(b"\0")[0].decode(errors="replace")
 
     def settle(self) -> None:
         """Now and then: once every shared byte is written, reads need no check any more."""

@@ -13,13 +13,14 @@ from . import ops
 from .code import Code
 from .counters import Counters, Tally, Traffic
 from .findings import Finding, Findings
+from .functions import BUILTINS, address_taken, function_addresses, refuse_shared_frames
 from .machine import Geometry, Machine, Setup
 from .memory import Memory, Observer, Segment, mark_unwritten
-from .ops.registry import Call, Exit, Plan, replace
+from .ops.registry import Call, Plan, replace
 from .parser import parse
 from .races import Races
 from .steps import MAX_STEPS
-from .syntax import Program, Variable
+from .syntax import Function, Program, Variable
 from .types import Array, Unsupported, UnsupportedPTX
 
 
@@ -33,12 +34,19 @@ class Launch:
     findings_total: int
 
 
+LIMITS = {"grid": ((1 << 31) - 1, 65535, 65535), "block": (1024, 1024, 64)}
+"""The largest x, y and z of every architecture (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+
+
 def triple(value: int | Sequence[int], what: str) -> tuple[int, int, int]:
     """Grid or block as (x, y, z)."""
-    numbers = [int(value)] if isinstance(value, (int, np.integer)) else [int(v) for v in value]
-    if not 1 <= len(numbers) <= 3 or min(numbers) < 1:
-        raise ValueError(f"{what} must be one to three positive numbers, got {value!r}")
-    x, y, z = (*numbers, 1, 1)[:3]
+    numbers = [value] if isinstance(value, (int, np.integer)) else list(value) if isinstance(value, Sequence | np.ndarray) else []
+    if not 1 <= len(numbers) <= 3 or not all(isinstance(v, (int, np.integer)) and v >= 1 for v in numbers):
+        raise ValueError(f"{what} must be one to three positive whole numbers, got {value!r}")
+    x, y, z = (*(int(v) for v in numbers), 1, 1)[:3]
+    for axis, number, limit in zip("xyz", (x, y, z), LIMITS[what], strict=True):
+        if number > limit:
+            raise ValueError(f"{what} {axis} is at most {limit}, got {value!r}")
     return x, y, z
 
 
@@ -122,7 +130,7 @@ class Module:
         names, values = name_arguments(kernel, code.params, args)
         numbers = itertools.count()
         segments: list[Segment] = []
-        symbols: dict[str, int] = {}
+        symbols = function_addresses(self.program)
         for variable, data in self._variables.items():
             space = self.program.variables[variable].space
             segment = Segment(variable, next(numbers), data, space)
@@ -152,6 +160,7 @@ class Module:
                 packed += pack_scalar(kernel, name, value, param)
         block_bytes = np.frombuffer(bytes(packed) or b"\0", np.uint8)
         params = Segment("parameters", next(numbers), block_bytes, "param")
+        workspace = Segment("grid workspace", next(numbers), np.zeros(64, np.uint8))
         symbols |= {name: params.start + offset for name, offset in offsets.items()}
         arrays = {segment.name: segment for segment in tensors}
         for name in unwritten:
@@ -160,11 +169,11 @@ class Module:
         mark_unwritten([arrays[name] for name in unwritten], [*segments, *tensors])
         findings, tally = Findings(kernel), Tally()
         shared_size = code.shared.size + shared_bytes
-        memory = Memory([*segments, *tensors, params], shared_size, code.local.size, findings, tally)
+        memory = Memory([*segments, *tensors, params, workspace], shared_size, code.local.size, findings, tally)
         memory.observer = observer
         if races:
-            memory.races = Races(code, [*segments, *tensors], memory.shared_stride, findings, geometry.blocks)
-        setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, seed, on_barrier, max_steps=max_steps)
+            memory.races = Races(code, [*segments, *tensors, workspace], memory.shared_stride, findings, geometry.blocks)
+        setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, seed, on_barrier, max_steps, workspace.start)
         Machine(code, setup, memory, findings, tally).run()
         traffic = {s.name: s.traffic for s in (*tensors, *segments)}
         return Launch(tally.freeze(), traffic, tuple(findings.items), findings.total)
@@ -186,21 +195,33 @@ def decode_all(program: Program) -> dict[str, list[Plan]]:
             try:
                 plan = ops.decode(instruction)
                 if isinstance(plan.control, Call):
-                    plan = resolve_call(program, plan, plan.control)
+                    plan = resolve_call(program, function, plan, plan.control)
                 plans[function.name].append(plan)
             except Unsupported as error:
                 bad.append((instruction.line, instruction.text, str(error)))
+    if not bad:
+        bad += refuse_shared_frames(program, plans)
     if bad:
         raise UnsupportedPTX(sorted(bad))
     return plans
 
 
-def resolve_call(program: Program, plan: Plan, control: Call) -> Plan:
+def resolve_call(program: Program, caller: Function, plan: Plan, control: Call) -> Plan:
+    """The plan with what the call can reach: one function, one of the device, or all that fit a call through a pointer."""
+    if not control.function:
+        sizes = {v.name: v.size for v in caller.variables}
+        wanted = [[sizes[name] for name in names] for names in (control.arguments, control.results)]
+        fit = tuple(
+            name
+            for name in sorted(address_taken(program))
+            if [[v.size for v in part] for part in (program.functions[name].params, program.functions[name].returns)] == wanted
+        )
+        return replace(plan, control=replace(control, candidates=fit))
     function = program.functions.get(control.function)
     if function is not None and function.defined:
         return plan
-    if control.function == "__assertfail":
-        return replace(plan, control=Exit(trap=True))
+    if BUILTINS.get(control.function) == len(control.arguments):
+        return replace(plan, control=replace(control, function="", builtin=control.function))
     raise Unsupported(f"function {control.function} has no body")
 
 

@@ -1,4 +1,4 @@
-"""What happens before what: the clocks of barriers, fences and atomics.
+"""What happens before what: the clocks of barriers, fences and atomics (those of mbarriers are in `heard`).
 
 What orders: a lane its own accesses; barriers their threads; bar.warp.sync its members; a fence and then an atomic (or a
 store that is volatile, relaxed or release) with a later atomic (or such a load, and then a fence) on the same address.
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .heard import Heard
 from .lanes import WARP, Lanes, Wave
 from .types import Array
 
@@ -51,6 +52,7 @@ class Order:
         self._floors: dict[Lanes, tuple[int, int]] = {}
         self.synced = np.full(blocks * warps, start, np.int64)
         self.known = np.full((blocks, warps, warps), start, np.int64)
+        self.heard = Heard(self)
         # Only after bar.warp.sync of some lanes: moments between the lanes of a warp.
         self.partial: dict[int, Array] = {}
 
@@ -62,6 +64,8 @@ class Order:
         self.base[blocks] = moment
         self.synced.reshape(self.wave.blocks, -1)[blocks] = moment
         self.known[blocks] = moment
+        for block in blocks.tolist():
+            self.heard.rows.pop(block, None)
         self._floors.clear()
         self.now += 1
         if self._lane_knows:
@@ -104,6 +108,9 @@ class Order:
         self.synced[warps] = self.now
         self._floors.clear()
         self.now += 1
+        if self.heard.rows:
+            for warp in warps.tolist():
+                self.heard.share(warp, np.arange(WARP))
         if self._lane_knows:
             for warp in warps.tolist():
                 self._share(range(self.first + warp * WARP, self.first + (warp + 1) * WARP))
@@ -115,6 +122,7 @@ class Order:
         heard = moments[members].max(axis=0)
         heard[members] = self.now
         moments[members] = heard
+        self.heard.share(warp, members)
         self.now += 1
         if self._lane_knows:
             self._share((members + self.first + warp * WARP).tolist())
@@ -144,6 +152,8 @@ class Order:
             for at in np.flatnonzero(race & ours & (who == ONE)):
                 moments = self.partial.get(int(mine[at] - self.first) >> 5)
                 race[at] &= moments is None or stamp[at] > moments[mine[at] & 31, other[at] & 31]
+        if self.heard.rows and race.any():
+            race &= stamp > self.heard.moments(mine, other, (who == LANES) | (who == WARPS), who == WARPS)
         if (self._lane_knows or self._block_knows) and race.any():
             for lane in np.unique(mine[race]):
                 learnt = self.learnt(int(lane))
@@ -206,6 +216,8 @@ class Order:
         local, mine = block - self.wave.first_block, lane % per >> 5
         moments = np.repeat(self.known[local, mine], WARP)
         moments[mine * WARP : (mine + 1) * WARP] = self.synced[local * warps + mine]
+        if local in self.heard.rows:
+            moments = np.maximum(moments, self.heard.rows[local][lane % per])
         limit = np.full(per, moment)
         if fences is not None:
             limit = np.maximum(limit, fences[block * per : (block + 1) * per])

@@ -33,7 +33,7 @@ _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?$")
 _SPECIAL = re.compile(
     r"%(tid|ntid|ctaid|nctaid)\.[xyz]$|%(laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock_hi|clock64|globaltimer"
-    r"|globaltimer_lo|globaltimer_hi|lanemask_(eq|le|lt|ge|gt)|dynamic_smem_size|total_smem_size|aggr_smem_size)$"
+    r"|globaltimer_lo|globaltimer_hi|lanemask_(eq|le|lt|ge|gt)|envreg([0-9]|[12][0-9]|3[01])|dynamic_smem_size|total_smem_size|aggr_smem_size)$"
 )
 
 
@@ -256,7 +256,6 @@ class _Parser:
                     function.tables[match[1] + scope.suffix] = targets
                     pos = table.end()
                 elif proto := re.compile(r"\s*\.(callprototype|calltargets)\b[^;]*;").match(self.text, match.end()):
-                    self.fail(pos, f".{proto[1]}: indirect calls are not executed")
                     pos = proto.end()
                 else:
                     function.labels[match[1] + scope.suffix] = len(function.instructions)

@@ -240,7 +240,7 @@ class SharedPort(_BlockPort):
     def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
         super().__init__(memory, instruction, n, size, kind, used)
         self.state = np.empty(n, ELEMENT[size])
-        self.words = self.state.view(np.uint64) if size == 16 else self.state
+        self.words = self.state.view(np.uint64) if size > 8 else self.state
         self.written = pattern(WRITTEN, min(size, 8))
 
     def capacity(self) -> int:
@@ -357,5 +357,5 @@ def pattern(state: int, size: int) -> Array:
 
 
 def element(state: int, size: int) -> Array:
-    """An element of 1..16 bytes that are all `state`, in the dtype that moves such elements."""
+    """An element of 1..32 bytes that are all `state`, in the dtype that moves such elements."""
     return np.frombuffer(bytes([state]) * size, ELEMENT[size])[0]  # type: ignore[no-any-return]

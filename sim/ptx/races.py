@@ -19,7 +19,7 @@ import numpy as np
 from .findings import Findings, source
 from .lanes import WARP, Lanes, Wave
 from .order import BLOCKS, LANE, LANES, LOW, ONE, STAMP, WARPS, Order
-from .sharing import is_strong
+from .sharing import is_phase, is_strong
 from .syntax import Instruction
 from .types import Array
 
@@ -81,10 +81,11 @@ class Who:
 
 @dataclass(frozen=True)
 class Reading:
-    """Granules of global memory that asynchronous copies read until their threads have waited, and by which lane each."""
+    """Granules that asynchronous copies read until their threads have waited, and by whom each."""
 
     shadow: Shadow
     rows: Array
+    columns: Array | None
     lane: Array
     instruction: Instruction
 
@@ -192,7 +193,7 @@ class Races(Order):
             if shadow.copies is not None:
                 self.look(shadow.copies, rows, who, lanes, "atomic access", COPY, i, addresses, segment, True, False)
             self.note(shadow.atomics, rows, columns, who, lanes, i, False)
-            if self.fences:
+            if self.fences and not is_phase(i):
                 where = rows.reshape(lanes.n, -1)[:, 0] if len(rows) != lanes.n else rows
                 reads = kind in ("ld", "atom") and i.opcode != "st"
                 area_key = -1 if segment is None else self._area_number(segment)
@@ -207,7 +208,7 @@ class Races(Order):
                 )
             self.note(shadow.reads, rows, columns, who, lanes, i, collective)
             if i.opcode == "cp":
-                self.copying(shadow, rows, who, i)
+                self.copying(shadow, rows, columns, who, i)
             return
         self.look(shadow.writes, rows, who, lanes, "write", "write", i, addresses, segment, collective, shadow.shared)
         if shadow.copies is not None:
@@ -330,14 +331,14 @@ class Races(Order):
 
     # -- asynchronous copies ----------------------------------------------------------------------------------------------
 
-    def copying(self, shadow: Shadow, rows: Array, who: Who, i: Instruction) -> None:
+    def copying(self, shadow: Shadow, rows: Array, columns: Array | None, who: Who, i: Instruction) -> None:
         """Copies read their sources at any time until their threads have waited: nobody can be ordered behind that yet."""
         if shadow.copies is None:
             shadow.copies = Table(shadow.writes.rows, 1, self.numbers)
         shadow.copies.used = True
         shadow.copies.entries[rows, 0] = who.lane.astype(np.uint64) | LATEST
         shadow.copies.by[rows, 0] = self.number(i)
-        self._readings.append(Reading(shadow, rows, who.lane, i))
+        self._readings.append(Reading(shadow, rows, columns, who.lane, i))
 
     def issued(self) -> list[Reading]:
         """What the copies that have just been issued read."""
@@ -351,7 +352,8 @@ class Races(Order):
             rows, lane = reading.rows[mine], reading.lane[mine]
             assert reading.shadow.copies is not None
             reading.shadow.copies.entries[rows] = 0
-            self.note(reading.shadow.reads, rows, None, Who(lane, lane, lane, lane), lanes, reading.instruction, False)
+            columns = None if reading.columns is None else reading.columns[mine]
+            self.note(reading.shadow.reads, rows, columns, Who(lane, lane, lane, lane), lanes, reading.instruction, False)
 
     def landed(self, lanes: Lanes, size: int, elements: Array) -> None:
         """The lanes have waited for their copies into `elements` of `size` bytes: a write at this moment."""

@@ -16,8 +16,15 @@ STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmi
 """Modifiers of loads and stores that, like atomics, do not race with each other."""
 
 
+def is_phase(i: Instruction) -> bool:
+    """Instructions on an mbarrier object, whose orders `heard` keeps."""
+    return i.opcode == "mbarrier" or (i.opcode == "cp" and "mbarrier" in i.mods)
+
+
 def is_strong(i: Instruction) -> bool:
     """Atomics, and loads and stores that other threads may make at the same time."""
+    if is_phase(i):
+        return "init" not in i.mods
     return i.opcode in ("atom", "red") or (i.opcode in ("ld", "st") and bool(STRONG & set(i.mods)))
 
 
@@ -39,7 +46,7 @@ class Sharing:
     @classmethod
     def of(cls, instructions: list[Instruction], plans: list[Plan]) -> Sharing:
         reach = reached(instructions, plans)
-        stores = [r for i, r in zip(instructions, reach, strict=True) if i.opcode in ("st", "atom", "red")]
+        stores = [r for i, r in zip(instructions, reach, strict=True) if may_write(i)]
         written = frozenset[str]().union(*stores)
         return cls(
             min((width(i) for i in instructions if touches(i, {"shared", "shared::cta"})), default=WIDEST),
@@ -55,25 +62,33 @@ class Sharing:
 
 
 WIDEST = 16
-"""Bytes of the widest access."""
+"""Bytes of the widest granule: an access of more has several."""
+
+
+def may_write(i: Instruction) -> bool:
+    """Whether an instruction may write global memory."""
+    return i.opcode in ("st", "atom", "red") or bool({"bulk_group", "store"} & set(i.mods))
 
 
 def touches(i: Instruction, spaces: set[str]) -> bool:
     """Whether an instruction accesses one of these spaces, or generic addresses."""
-    if i.opcode == "cp":
+    if i.opcode == "cp" and not is_phase(i):
         return len(i.operands) > 2
     named = {"global", "shared", "shared::cta", "local", "const", "param"} & set(i.mods)
-    return i.opcode in ("ld", "ldu", "st", "atom", "red") and (not named or bool(named & spaces))
+    accesses = i.opcode in ("ld", "ldu", "st", "atom", "red") or is_phase(i) or (i.opcode == "wmma" and "mma" not in i.mods)
+    return accesses and (not named or bool(named & spaces))
 
 
 def width(i: Instruction) -> int:
-    """Bytes that a lane accesses."""
+    """Bytes that a lane accesses, WIDEST at most."""
+    if is_phase(i):
+        return 8
     if i.opcode == "cp":
         # A source size may be any number of bytes up to the width; such sources are rounded up to granules.
         size = i.operands[2]
-        return size.value if isinstance(size, Imm) and isinstance(size.value, int) else WIDEST
-    count = 2 if "v2" in i.mods else 4 if "v4" in i.mods else 1
-    return count * [TYPES[m] for m in i.mods if m in TYPES][-1].bytes
+        return min(WIDEST, size.value) if isinstance(size, Imm) and isinstance(size.value, int) else WIDEST
+    count = max(vector * (f"v{vector}" in i.mods) for vector in (1, 2, 4, 8)) or 1
+    return min(WIDEST, count * [TYPES[m] for m in i.mods if m in TYPES][-1].bytes)
 
 
 def global_granules(instructions: list[Instruction], reach: list[frozenset[str]]) -> dict[str, int]:
@@ -96,7 +111,8 @@ def reached(instructions: list[Instruction], plans: list[Plan]) -> list[frozense
     """
     if any(i.opcode == "call" for i in instructions):
         return [ANYWHERE] * len(instructions)
-    carried: dict[str, frozenset[str]] = {}
+    workspace = frozenset({"grid workspace"})
+    carried = {"%envreg1": workspace, "%envreg2": workspace}
 
     def of(operand: object) -> frozenset[str]:
         if isinstance(operand, Reg):
@@ -121,6 +137,11 @@ def reached(instructions: list[Instruction], plans: list[Plan]) -> list[frozense
                 if isinstance(written.operand, Reg) and not names <= carried.get(written.operand.name, frozenset()):
                     carried[written.operand.name] = carried.get(written.operand.name, frozenset()) | names
                     changed = True
-    addresses = ([o for o in i.operands if isinstance(o, Mem)] for i in instructions)
-    # The source of an asynchronous copy is its second address.
-    return [of(found[-1]) if found else frozenset() for found in addresses]
+    return [of(global_address(i)) for i in instructions]
+
+
+def global_address(i: Instruction) -> Mem | None:
+    """The address in global memory that an instruction accesses, if any: of a copy into shared memory the second one."""
+    found = [o for o in i.operands if isinstance(o, Mem)]
+    inward = i.opcode == "cp" and "bulk_group" not in i.mods
+    return found[1] if inward and len(found) > 1 else found[0] if found else None

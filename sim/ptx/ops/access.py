@@ -72,10 +72,10 @@ def make_port(frame: Frame, i: Instruction, space: str, size: int, kind: str, us
 
 
 def vector(mods: Mods) -> int:
-    return {"": 1, "v2": 2, "v4": 4}[mods.choice(("v2", "v4"))]
+    return int(mods.choice(("v2", "v4", "v8"), "v1")[1:])
 
 
-@opcode("ld", "ldu", forms="{.v2 .v4} .global .shared .local .const .param, generic; .b8-.f64; hints ignored")
+@opcode("ld", "ldu", forms="{.v2 .v4 .v8} .global .shared .local .const .param, generic; .b8-.f64; hints ignored")
 def ld(i: Instruction) -> Plan:
     mods = Mods(i, *hints(i))
     space, count, type_ = take_space(mods), vector(mods), mods.type()
@@ -84,8 +84,8 @@ def ld(i: Instruction) -> Plan:
     registers = items(target, count)
     base, offset = address_arg(memory, space)
     size = count * type_.bytes
-    if size > 16:
-        raise Unsupported("accesses of more than 16 bytes")
+    if size > (32 if space == "global" else 16):
+        raise Unsupported(f"accesses of {size} bytes")
     view = TYPES[f"{'s' if type_.kind == 's' else 'u'}{type_.bits}"]
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
@@ -135,7 +135,7 @@ def scatter(parts: list[Part], buffer: Array) -> None:
         view[index] = buffer if positions is None else buffer[positions]
 
 
-@opcode("st", forms="{.v2 .v4} .global .shared .local .param, generic; .b8-.f64; hints ignored")
+@opcode("st", forms="{.v2 .v4 .v8} .global .shared .local .param, generic; .b8-.f64; hints ignored")
 def st(i: Instruction) -> Plan:
     mods = Mods(i, *hints(i))
     space, count, type_ = take_space(mods), vector(mods), mods.type()
@@ -144,8 +144,8 @@ def st(i: Instruction) -> Plan:
     registers = items(source, count)
     base, offset = address_arg(memory, space)
     size = count * type_.bytes
-    if size > 16:
-        raise Unsupported("accesses of more than 16 bytes")
+    if size > (32 if space == "global" else 16):
+        raise Unsupported(f"accesses of {size} bytes")
     view = TYPES[f"b{type_.bits}"]
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:

@@ -18,6 +18,7 @@ from ..lanes import WARP
 from ..ports import PORTS, Part
 from ..types import TYPES, Array
 from .access import address_arg, address_thunk, gather, scatter, take_space
+from .convert import EIGHTS
 from .registry import WHOLE_WARP, DType, Instruction, Mods, Plan, Thunk, Unsupported, arg, items, opcode
 from .rounding import half_bits
 
@@ -184,24 +185,19 @@ def movmatrix(i: Instruction) -> Plan:
 # -- mma ----------------------------------------------------------------------------------------------------------------
 
 SHAPES = {
-    ("f16", "m16n8k8"),
-    ("f16", "m16n8k16"),
-    ("bf16", "m16n8k8"),
-    ("bf16", "m16n8k16"),
-    ("tf32", "m16n8k4"),
-    ("tf32", "m16n8k8"),
-    ("s8", "m16n8k16"),
-    ("s8", "m16n8k32"),
-    ("u8", "m16n8k16"),
-    ("u8", "m16n8k32"),
-    ("s8", "m8n8k16"),
-    ("u8", "m8n8k16"),
-    ("f64", "m8n8k4"),
-    ("f64", "m16n8k4"),
-    ("f64", "m16n8k8"),
-    ("f64", "m16n8k16"),
+    **dict.fromkeys(("f16", "bf16"), ("m16n8k8", "m16n8k16")),
+    "tf32": ("m16n8k4", "m16n8k8"),
+    **dict.fromkeys(("e4m3", "e5m2"), ("m16n8k32",)),
+    **dict.fromkeys(("s8", "u8"), ("m8n8k16", "m16n8k16", "m16n8k32")),
+    **dict.fromkeys(("s4", "u4"), ("m8n8k32", "m16n8k32", "m16n8k64")),
+    "b1": ("m8n8k128", "m16n8k128", "m16n8k256"),
+    "f64": ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16"),
 }
-ELEMENT_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "s8": 1, "u8": 1, "f64": 8}
+"""Shapes by type of the factors."""
+
+BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1, "f64": 64}
+MIXED = ({"s8", "u8"}, {"s4", "u4"}, {"e4m3", "e5m2"})
+"""Types that may stand together."""
 
 Decode = Callable[[Array, Array], None]
 
@@ -255,6 +251,19 @@ def decoder(kind: str) -> Decode:
     if kind == "tf32":
         # The hardware reads 10 bits of fraction.
         return lambda bits, out: np.bitwise_and(bits.reshape(out.shape), 0xFFFFE000, out.view(np.uint32))  # type: ignore[return-value]
+    if kind in ("e4m3", "e5m2"):
+        eights = np.arange(256, dtype=np.uint8).view(EIGHTS[f"{kind}x2"][0]).astype(np.float32)
+        return lambda bits, out: eights.take(bits.view(np.uint8).reshape(out.shape), None, out, "clip")
+    if kind in ("s4", "u4"):
+
+        def nibbles(bits: Array, out: Array) -> None:
+            pairs = bits.view(np.uint8)
+            parts = np.stack((pairs & 15, pairs >> 4), axis=-1).astype(np.int8)
+            np.copyto(out, (parts - (parts > 7) * np.int8(16) if kind == "s4" else parts).reshape(out.shape))
+
+        return nibbles
+    if kind == "b1":
+        return lambda bits, out: np.copyto(out, np.unpackbits(bits.view(np.uint8), bitorder="little").reshape(out.shape))
     dtype = {"s8": np.int8, "u8": np.uint8, "f64": np.float64}[kind]
     return lambda bits, out: np.copyto(out, bits.view(dtype).reshape(out.shape), casting="unsafe")
 
@@ -262,13 +271,14 @@ def decoder(kind: str) -> Decode:
 @opcode(
     "mma",
     forms=".sync.aligned .row.col: m16n8k8 m16n8k16 .f16 .bf16 (f32; f16 accumulators for .f16), m16n8k4 m16n8k8 .tf32, "
-    "m8n8k16 m16n8k16 m16n8k32 .s8 .u8 {.satfinite}, m8n8k4 m16n8k4 m16n8k8 m16n8k16 .f64",
+    "m16n8k32 .e4m3 .e5m2, m8n8k16 m16n8k16 m16n8k32 .s8 .u8 {.satfinite}, m8n8k32 m16n8k32 m16n8k64 .s4 .u4 {.satfinite}, "
+    "m8n8k128 m16n8k128 m16n8k256 .b1 .xor.popc .and.popc, m8n8k4 m16n8k4 m16n8k8 m16n8k16 .f64",
 )
 def mma(i: Instruction) -> Plan:
-    mods = Mods(i, "sync", "aligned", "row", "col")
-    satfinite = mods.flag("satfinite")
-    shape = mods.choice({s for _, s in SHAPES})
-    types = [m for m in mods.rest if m in TYPES]
+    mods = Mods(i, "sync", "aligned", "row", "col", "kind::f8f6f4")
+    satfinite, logic = mods.flag("satfinite"), mods.choice(("xor", "and")) if mods.flag("popc") else ""
+    shape = mods.choice({s for shapes in SHAPES.values() for s in shapes})
+    types = [m for m in mods.rest if m in TYPES or m in SHAPES]
     for name in types:
         mods.rest.remove(name)
     mods.done()
@@ -277,19 +287,18 @@ def mma(i: Instruction) -> Plan:
     if len(types) != 4:
         raise Unsupported("expected four types")
     d_type, a_type, b_type, c_type = types
-    if (
-        (a_type, shape) not in SHAPES
-        or (b_type, shape) not in SHAPES
-        or d_type != c_type
-        or (a_type != b_type and a_type not in ("s8", "u8"))
-    ):
+    together = a_type == b_type or any({a_type, b_type} <= mixed for mixed in MIXED)
+    if shape not in SHAPES.get(a_type, ()) or not together or d_type != c_type or (a_type == "b1") != bool(logic):
         raise Unsupported(f"mma {shape} .{a_type}.{b_type} with .{d_type} accumulators")
+    if "kind::f8f6f4" in i.mods and a_type not in ("e4m3", "e5m2"):
+        raise Unsupported(f"mma {shape} .{a_type} with scales")
     m, n, k = (int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split())
-    if d_type not in {"f16": ("f32", "f16"), "s8": ("s32",), "u8": ("s32",), "f64": ("f64",)}.get(a_type, ("f32",)):
+    whole = a_type in ("s8", "u8", "s4", "u4", "b1")
+    allowed = {"f64": ("f64",), "f16": ("f32", "f16"), "e4m3": ("f32", "f16"), "e5m2": ("f32", "f16")}
+    if d_type not in (("s32",) if whole else allowed.get(a_type, ("f32",))):
         raise Unsupported(f".{d_type} accumulators")
-    element = ELEMENT_BYTES[a_type]
     word = 8 if a_type == "f64" else 4
-    per = word // element
+    per = 8 * word // BITS[a_type]
     row_halves, k_halves = m // 8, k // (4 * per)
     accumulators = (m * n) // WARP // (2 if d_type == "f16" else 1)
     d, a, b, c = i.operands
@@ -323,7 +332,12 @@ def mma(i: Instruction) -> Plan:
             for to, register in b_moves:
                 np.copyto(to, register)
             b_decode(f.b_bits, f.b)
-            np.matmul(f.a, f.b_columns, f.product)
+            if logic == "xor":
+                # Bits as 1 and -1: equal ones give 1, different ones -1.
+                np.matmul(1 - 2 * f.a, 1 - 2 * f.b_columns, f.product)
+                np.copyto(f.product, (k - f.product) / 2)
+            else:
+                np.matmul(f.a, f.b_columns, f.product)
             np.copyto(f.sums, f.fragments)
 
         def add_integers() -> None:
