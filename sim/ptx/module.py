@@ -153,8 +153,10 @@ class Module:
             memory.races = Races(code, [*segments, *tensors], memory.shared_stride, findings, geometry.blocks)
         setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, seed, on_barrier)
         Machine(code, setup, memory, findings, tally).run()
-        traffic = {s.name: s.traffic for s in (*tensors, *segments)}
-        return Launch(tally.freeze(), traffic, tuple(findings.items), findings.total)
+        counters = tally.fold(code)
+        # A tensor that nobody touched has traffic, too: none.
+        counters.traffic = {s.name: counters.traffic.get(s.name, Traffic()) for s in (*tensors, *segments)}
+        return Launch(counters, counters.traffic, tuple(findings.items), findings.total)
 
     def code(self, kernel: str) -> Code:
         found = self._codes.get(kernel)

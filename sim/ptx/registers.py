@@ -159,7 +159,7 @@ class Frame:
         register, negated = instruction.predicate
         predicate = self.array(Arg(register, FILE_DTYPES[1]))
         some = self._merged(plan, out, ins) if plan.pure else self._selected(plan, out, ins)
-        n = self.n
+        n, predicated_off = self.n, self.machine.tally.predicated_off
 
         def guarded() -> None:
             count = np.count_nonzero(predicate)
@@ -167,7 +167,9 @@ class Frame:
                 count = n - count
             if count == n:
                 thunk()
-            elif count:
+                return
+            predicated_off[instruction] += n - int(count)
+            if count:
                 some(~predicate if negated else predicate)
 
         return guarded
