@@ -15,6 +15,7 @@ from .counters import Counters, Tally, Traffic
 from .findings import Finding, Findings
 from .machine import Geometry, Machine, Setup
 from .memory import Memory, Observer, Segment
+from .names import find_kernel
 from .ops.registry import Call, Exit, Plan, replace
 from .parser import parse
 from .races import Races
@@ -81,7 +82,7 @@ class Module:
 
     def launch(
         self,
-        kernel: str,
+        kernel: str | None,
         grid: int | Sequence[int],
         block: int | Sequence[int],
         args: Mapping[str, Any] | Sequence[Any],
@@ -94,6 +95,7 @@ class Module:
     ) -> Launch:
         """Run a kernel to its end.
 
+        kernel: its name in the PTX, or that in the source if only one kernel has it; None is the only one of the module.
         grid, block: a number or up to three (x, y, z). args: values in the order of the kernel's parameters; a mapping
         names them, a sequence names them arg0, arg1, ... NumPy arrays are tensors in global memory, written in place
         (a non-writeable one may only be read); the valid range of a tensor is its byte extent, from its lowest to its
@@ -105,8 +107,7 @@ class Module:
         Raises ValueError or TypeError for arguments that do not fit the kernel. What is wrong with the kernel itself is
         in `Launch.findings`.
         """
-        if kernel not in self.kernels:
-            raise ValueError(f"kernel {kernel!r} is not in this module; it has {', '.join(self.kernels) or 'none'}")
+        kernel = find_kernel(self.kernels, kernel)
         geometry = Geometry(triple(grid, "grid"), triple(block, "block"))
         if geometry.threads > 1024:
             raise ValueError(f"a block has at most 1024 threads, got {geometry.block}")
