@@ -125,7 +125,8 @@ def _array(spec: Mapping[str, Any], folder: Path, position: int) -> np.ndarray:
     if fill == "ones":
         return np.ones(lengths, dtype)
     if fill == "empty":
-        return np.frombuffer(bytearray(b"\xff" * (math.prod(lengths) * dtype.itemsize)), dtype).reshape(lengths)
+        # In memory of NumPy's own, so that it starts where a device's would, at an aligned address.
+        return np.full(math.prod(lengths) * dtype.itemsize, 0xFF, np.uint8).view(dtype).reshape(lengths)
     if fill == "arange":
         return np.arange(math.prod(lengths)).reshape(lengths).astype(dtype)
     if fill == "normal":

@@ -57,6 +57,19 @@ class Traffic:
     def requests(self) -> int:
         return self.read_requests + self.write_requests
 
+    @property
+    def coalescing(self) -> float | None:
+        """Requested bytes / bytes of their sectors. Above 1 where lanes share bytes; None without traffic."""
+        return self.requested_bytes / (SECTOR * self.sectors) if self.sectors else None
+
+    def sides(self) -> dict[str, Traffic]:
+        """Reads ("read") and writes ("write") apart."""
+        numbers = vars(self)
+        return {
+            side: Traffic(**{name: count for name, count in numbers.items() if side in name.split("_")})
+            for side in ("read", "write")
+        }
+
     def add(self, other: Traffic) -> None:
         _add_fields(self, other)
 
