@@ -91,7 +91,7 @@ def dtype_of(name: Any) -> np.dtype[Any]:
     """A NumPy type by name; bfloat16 and the small floats are those of ml_dtypes."""
     try:
         if isinstance(name, str):
-            found = np.dtype(getattr(ml_dtypes, name) if name.startswith(("bfloat", "float8", "float4", "float6")) else name)
+            found = np.dtype(getattr(ml_dtypes, name, name) if "float" in name else name)
             if found.kind in "biufcV" and found.itemsize and found.names is None and found.subdtype is None:
                 return found
     except (TypeError, AttributeError):

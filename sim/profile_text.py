@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,7 @@ def summary(profile: Profile) -> list[str]:
     rows = [
         ("warp instructions", f"{counters.instructions:,}"),
         ("active lanes", lanes),
-        ("divergent branches", f"{counters.divergent_branches:,} (a warp that splits)"),
+        ("divergent branches", f"{counters.divergent_branches:,} (times that a warp split)"),
         (
             "global memory",
             f"{counters.global_memory.requested_bytes:,} bytes requested, {counters.global_memory.sectors:,} sectors",
@@ -81,7 +82,7 @@ def summary(profile: Profile) -> list[str]:
         ("shared memory", f"{profile.static_shared:,} bytes static + {profile.dynamic_shared:,} dynamic a block"),
         ("bank conflicts", f"{conflicts.conflicts:,} of {plural(conflicts.wavefronts, 'wavefront')}"),
         ("tensor cores", f"{counters.mma_flops:,} FLOPs"),
-        ("barriers", f"{counters.barriers:,} (completed, of a block)"),
+        ("barriers", f"{counters.barriers:,} (completed by a block)"),
         ("findings", str(profile.launch.findings_total) if profile.launch.findings else "none"),
     ]
     return table(("", ""), rows, (0, 1))[1:]
@@ -93,7 +94,7 @@ def findings(profile: Profile, top: int) -> list[str]:
         return []
     lines = [f"Findings: {plural(profile.launch.findings_total, 'lane')} at {plural(len(found), 'place')}"]
     for finding in found[:top]:
-        lines.append(f"  {shorten(finding)}")
+        lines += textwrap.wrap(shorten(finding), WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     return lines + [f"  ... and {len(found) - top} more"] * (len(found) > top)
 
 
@@ -164,13 +165,13 @@ def label(profile: Profile, line: Line) -> str:
 
 
 def source(profile: Profile, line: Line, counts: Counts) -> str:
-    """The text of a line; for inlined code also the kernel's lines that it came from."""
+    """The text of a line; for inlined code first the kernel's lines that call it."""
     text = " ".join(profile.source_text(line).split())
     if not counts.inlined_at:
         return text
     sites = [label(profile, site) for site in sorted(counts.inlined_at)]
     shown = ", ".join(sites[:3]) + ", ..." * (len(sites) > 3)
-    return f"{text}  < {shown}" if len(text) < 24 else f"< {shown}: {text}"
+    return f"from {shown}: {text}"
 
 
 def ranked(profile: Profile, weights: dict[Line, float], top: int) -> list[tuple[Line, Counts]]:
