@@ -263,6 +263,8 @@ FAULTS = [
     ("bulk_copies", "&bar, sizeof in);\n        }\n        while", "&bar, 4 * sizeof in);\n        }\n        while", "deadlock"),
     ("bulk_copies", "x + at, sizeof in, &bar", "x + at + 1, sizeof in, &bar", "misaligned"),
     ("bulk_copies", "x + at, sizeof in, &bar", "x + 400 + at, sizeof in, &bar", "out of bounds"),
+    ("bulk_copies", "ptx::cp_async_bulk_wait_group_read(ptx::n32_t<0>{});", "", "race"),
+    ("bulk_copies", "while (!", "if (threadIdx.x == 0) const_cast<int*>(x)[at + 5] = 0;\n        while (!", "race"),
     ("pipelined_gemm", 'asm volatile("cp.async.wait_group 1;");', "", "in flight"),
 ]
 
@@ -277,3 +279,12 @@ def test_fault_is_found(name: str, old: str, new: str, kind: str) -> None:
         if kind in {f.kind for f in launch.findings}:
             return
     raise AssertionError(launch.findings)
+
+
+def test_bulk_copies_read_and_write_what_nobody_wrote() -> None:
+    run = gallery.make("bulk_copies")
+    module = compile_cuda(run.cuda, *run.options)
+    found = {name: module.launch("k", run.grid, run.block, run.args, unwritten=(name,)).findings for name in ("x", "y")}
+    assert {f.kind for f in found["x"]} == {"uninitialised"} and found["y"] == ()
+    landed = run.cuda.replace("out[threadIdx.x] = in", "const_cast<int*>(x)[at + threadIdx.x] = 0;\nout[threadIdx.x] = in")
+    assert compile_cuda(landed, *run.options).launch("k", run.grid, run.block, run.args).findings == ()

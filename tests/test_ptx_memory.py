@@ -385,7 +385,7 @@ def test_wavefronts_of_shared_memory(size: int, stride: int, wavefronts: int, id
     value = {2: "%h1", 4: "%r5", 8: "{%r5, %r6}", 16: "{%r5, %r6, %r7, %r8}"}[size]
     body = f""".shared .align 16 .b8 s[8448]; mul.lo.u32 %r2, %r1, {stride}; mov.u32 %r3, s;
     add.u32 %r3, %r3, %r2; st.shared.{suffix} [%r3], {value};"""
-    counts = run(pointer_kernel(body, "x"), {"x": None}, block=64).counters.shared["st"]
+    counts = run(pointer_kernel(body, "x"), {"x": None}, block=64).counters.shared_kind("st")
     assert (counts.wavefronts, counts.ideal_wavefronts, counts.requests) == (2 * wavefronts, 2 * ideal, 2)
     assert counts.bytes == 64 * size
 

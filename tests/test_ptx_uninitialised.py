@@ -214,3 +214,7 @@ def test_instructions_on_registers_that_nobody_wrote(body: str) -> None:
     found = ptx(body)
     assert found.findings_total == INSTRUCTIONS[body], found.findings
     assert {f.kind for f in found.findings} <= {"uninitialised", "null pointer", "out of bounds"}
+
+
+def test_watching_registers_counts_nothing() -> None:
+    assert ptx("@%p1 mov.u32 %r2, 1; add.u32 %r5, %r2, 1;").counters.predicated_off == 96 - 14

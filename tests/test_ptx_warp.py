@@ -210,7 +210,7 @@ def test_ldmatrix(count: int, transposed: bool, rng: np.random.Generator) -> Non
                 matrix = matrix.T
             for lane in range(32):
                 assert (got[i, warp, lane] == matrix[lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2]).all()
-    counts = launch.counters.shared["ldmatrix"]
+    counts = launch.counters.shared_kind("ldmatrix")
     assert launch.findings == () and (counts.requests, counts.bytes) == (2, 2 * count * 128)
 
 
@@ -221,7 +221,7 @@ def test_wavefronts_of_ldmatrix_with_and_without_a_swizzle() -> None:
     for stride, swizzle, passes in ((128, 0, 32), (16, 0, 4), (128, 1, 4), (144, 0, 4)):
         rows = (row * stride + (row * 16 if swizzle else 0)).astype(np.uint32)
         launch = run(matrix_kernel(body), {"y": y, "x": x, "rows": rows})
-        counts = launch.counters.shared["ldmatrix"]
+        counts = launch.counters.shared_kind("ldmatrix")
         assert (counts.wavefronts, counts.ideal_wavefronts) == (passes, 4)
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .counters import SharedCounts
 from .lanes import Lanes
 from .memory import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from .patterns import SECTOR
@@ -57,7 +56,7 @@ class Bulks:
         if segment.state is not None and (segment.state[start : start + size] == UNWRITTEN).any():
             message = f"bulk copy of {segment.name!r}, which nobody wrote"
             self.machine.findings.report("uninitialised", message, i, lanes, 0, tensor=segment.name)
-        self.count(segment, source, size, False)
+        self.count(segment, source, size, False, i)
         self.note("global", segment, lanes, source, size, "ld", i)
         readings = self.readings()
         self.note("shared", None, lanes, to, size, "cp.async", i)
@@ -89,7 +88,7 @@ class Bulks:
             return
         if (self.shared(lanes, self.memory.state_view(1), source, size) == UNWRITTEN).any():
             self.machine.findings.report("uninitialised", "bulk copy of shared memory that nobody wrote", i, lanes, 0)
-        self.count(segment, to, size, True)
+        self.count(segment, to, size, True, i)
         self.note("shared", None, lanes, source, size, "ld", i)
         readings = self.readings()
         self.note("global", segment, lanes, to, size, "st", i)
@@ -147,9 +146,9 @@ class Bulks:
         start = int(lanes.block[0]) * self.memory.shared_stride + offset
         return view[start : start + size]
 
-    def count(self, segment: Segment, address: int, size: int, write: bool) -> None:
+    def count(self, segment: Segment, address: int, size: int, write: bool, i: Instruction) -> None:
         sectors = (address + size - 1) // SECTOR - address // SECTOR + 1
-        traffic, side = segment.traffic, "write" if write else "read"
+        traffic, side = self.machine.tally.traffic[i, segment], "write" if write else "read"
         for name, amount in (
             (f"{side}_bytes", size),
             (f"unique_{side}_bytes", size),
@@ -157,7 +156,7 @@ class Bulks:
             (f"{side}_sectors", sectors),
         ):
             setattr(traffic, name, getattr(traffic, name) + amount)
-        counts = self.machine.tally.shared.setdefault("cp.async.bulk", SharedCounts())
+        counts = self.machine.tally.shared[i, "cp.async.bulk", size]
         counts.requests += 1
         counts.bytes += size
         counts.wavefronts += -(-size // 128)

@@ -9,11 +9,12 @@ from functools import cached_property
 
 import numpy as np
 
+from .counters import Counts, mix_of
 from .fpenv import FLUSH, KEEP
 from .functions import callees, function_addresses, reachable
 from .ops.registry import Branch, Call, Exit, Plan, Return
 from .sharing import Sharing
-from .syntax import SINK, Instruction, Mem, Operand, Program, Reg, Sym, Variable, Vec
+from .syntax import SINK, Instruction, Line, Mem, Operand, Program, Reg, Sym, Variable, Vec
 from .types import Array, PtxError
 from .unwritten import Doubtful
 
@@ -34,7 +35,7 @@ class Region:
     """Straight code from `start` to `end` (exclusive) with no branch in it; `ends` is the control instruction or None.
 
     `uses`, `defs`, `live`: rows of the register files (as bit masks) that it reads before writing, writes, and that
-    are alive behind it. `executed` counts warps.
+    are alive behind it. `executed` counts the warps that ran it, `threads` their active lanes.
     """
 
     start: int
@@ -44,6 +45,7 @@ class Region:
     defs: int
     live: int
     executed: int = 0
+    threads: int = 0
 
 
 @dataclass
@@ -98,6 +100,7 @@ class Code:
         self.base_mode: int = modes.most_common(1)[0][0] if modes else KEEP
         self.communicates = any(may_wait_for_other_blocks(i) for i in self.instructions)
         self._regions: dict[tuple[int, bool], Region] = {}
+        self._mixes: dict[tuple[int, int], tuple[tuple[Line, Counts], ...]] = {}
         self._rows: dict[int, list[tuple[int, Array]]] = {0: []}
 
     @cached_property
@@ -344,6 +347,16 @@ class Code:
         region = Region(pc, end, ends, self.row_mask(used), self.row_mask(defined), self.row_mask(live))
         self._regions[pc, converged] = region
         return region
+
+    def mix(self, region: Region) -> tuple[tuple[Line, Counts], ...]:
+        """What one warp executes in a region, by line."""
+        end = region.end + (region.ends is not None)
+        found = self._mixes.get((region.start, end))
+        if found is None:
+            instructions, plans = self.instructions[region.start : end], self.plans[region.start : end]
+            found = mix_of((i, plan.flops) for i, plan in zip(instructions, plans, strict=True))
+            self._mixes[region.start, end] = found
+        return found
 
     def regions(self) -> list[Region]:
         return list(self._regions.values())

@@ -40,6 +40,7 @@ class Level:
     files: dict[int, Array]
     local: Array
     sites: dict[str, Array]
+    shadows: dict[str, Array]
 
 
 class Functions:
@@ -63,8 +64,10 @@ class Functions:
             self.enter(pc, control, self.by_name[control.function], lanes)
         else:
             addresses = self.machine.read(lanes, self.code.plans[pc].reads[0]).copy()
-            for address in np.unique(addresses):
-                there = lanes.subset(np.flatnonzero(addresses == address))
+            ways = [(address, lanes.subset(np.flatnonzero(addresses == address))) for address in np.unique(addresses)]
+            if len(ways) > 1:
+                self.machine.tally.divergent[self.code.instructions[pc]] += sum(some.warps for _, some in ways) - lanes.warps
+            for address, there in ways:
                 name = self.code.function_names.get(int(address))
                 if name not in control.candidates:
                     what = f"{name} with other parameters" if name else "no function"
@@ -107,13 +110,15 @@ class Functions:
                 machine.stop("stack overflow", f"more than {DEEPEST} calls within each other", pc, self.wave.lanes(at))
             if depth == len(self.levels):
                 files = {width: np.empty_like(file) for width, file in machine.full.files.items()}
-                self.levels.append(Level(files, np.empty_like(rows), {n: np.empty_like(s) for n, s in self.sites.items()}))
+                sites, shadows = ({n: np.empty_like(s) for n, s in now.items()} for now in (self.sites, machine.shadows.rows))
+                self.levels.append(Level(files, np.empty_like(rows), sites, shadows))
             level = self.levels[depth]
             for width, file in machine.full.files.items():
                 level.files[width][:, at] = file[:, at]
             level.local[at] = rows[at]
-            for name, sites in self.sites.items():
-                level.sites[name][at] = sites[at]
+            for now, kept in ((self.sites, level.sites), (machine.shadows.rows, level.shadows)):
+                for name, row in now.items():
+                    kept[name][at] = row[at]
         self.depth[lanes.index] += 1
 
     def restore(self, lanes: Lanes) -> None:
@@ -127,8 +132,9 @@ class Functions:
             for width, file in machine.full.files.items():
                 file[:, at] = level.files[width][:, at]
             rows[at] = level.local[at]
-            for name, sites in self.sites.items():
-                sites[at] = level.sites[name][at]
+            for now, kept in ((self.sites, level.sites), (machine.shadows.rows, level.shadows)):
+                for name, row in now.items():
+                    row[at] = kept[name][at]
 
     # -- parameters -------------------------------------------------------------------------------------------------------
 

@@ -143,6 +143,8 @@ class Machine:
         most = max(1, min(lanes // lanes_per_block, WAVE_BYTES // (2 * self.memory.shared_stride)))
         waves = -(-geometry.blocks // most)
         size = -(-geometry.blocks // waves)
+        for region in self.code.regions():
+            region.executed = region.threads = 0
         with np.errstate(all="ignore"):
             try:
                 ENVIRONMENT.setter(self.code.base_mode)()
@@ -156,20 +158,9 @@ class Machine:
                 pass
             finally:
                 ENVIRONMENT.setter(KEEP)()
-                self.count()
                 # Bound code refers to its frame: without this the arrays would live until the next garbage collection.
                 for frame in (*self._compact.values(), *self._full_frames.values()):
                     frame.release()
-
-    def count(self) -> None:
-        for region in self.code.regions():
-            if region.executed:
-                last = region.end + (region.ends is not None)
-                for pc in range(region.start, last):
-                    name = self.code.instructions[pc].opcode
-                    self.tally.by_opcode[name] = self.tally.by_opcode.get(name, 0) + region.executed
-                    self.tally.mma_flops += self.code.plans[pc].flops * region.executed
-                region.executed = 0
 
     def run_wave(self, first_block: int, blocks: int) -> None:
         memory = self.memory
@@ -293,6 +284,7 @@ class Machine:
         for thunk in frame.thunks(region):
             thunk()
         region.executed += lanes.warps
+        region.threads += lanes.n
         if region.ends is None:
             if region.end >= len(code.plans):
                 self.leave(lanes)
@@ -336,16 +328,20 @@ class Machine:
             count = int(np.count_nonzero(holds))
             if negated:
                 count = lanes.n - count
+            if count < lanes.n:
+                self.tally.predicated_off[instruction] += lanes.n - count
             if count == 0:
                 self.push(pc + 1, lanes)
                 return
             if count < lanes.n:
                 mask = ~holds if negated else holds.copy()
-                self.push(pc + 1, lanes.subset(np.flatnonzero(~mask)))
+                stay, everyone = lanes.subset(np.flatnonzero(~mask)), lanes
+                self.push(pc + 1, stay)
                 lanes = lanes.subset(np.flatnonzero(mask))
+                self.tally.divergent[instruction] += stay.warps + lanes.warps - everyone.warps
         if isinstance(control, Branch):
             if control.table:
-                self.switch(self.code.tables[control.table], lanes, self.read(lanes, plan.reads[0]))
+                self.switch(instruction, self.code.tables[control.table], lanes, self.read(lanes, plan.reads[0]))
             else:
                 self.push(self.code.target(control.target), lanes)
         elif isinstance(control, Barrier):
@@ -368,10 +364,14 @@ class Machine:
         self.findings.report(kind, message, self.code.instructions[pc], lanes, 0, count=lanes.n)
         raise Stop
 
-    def switch(self, targets: list[int], lanes: Lanes, index: Array) -> None:
+    def switch(self, instruction: Instruction, targets: list[int], lanes: Lanes, index: Array) -> None:
+        """Each lane goes to its target, the last one where its index is too large."""
         index = np.minimum(index, len(targets) - 1)
-        for number in np.unique(index):
-            self.push(targets[int(number)], lanes.subset(np.flatnonzero(index == number)))
+        ways = [(int(number), lanes.subset(np.flatnonzero(index == number))) for number in np.unique(index)]
+        for number, some in ways:
+            self.push(targets[number], some)
+        if len(ways) > 1:
+            self.tally.divergent[instruction] += sum(some.warps for _, some in ways) - lanes.warps
 
     def leave(self, lanes: Lanes) -> None:
         """The threads are done; whoever waits for the warp or the block looks again."""

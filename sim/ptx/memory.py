@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from .counters import SharedCounts, Tally, Traffic
+from .counters import Tally
 from .findings import Findings
 from .lanes import Lanes, Wave
 from .patterns import wavefronts
@@ -79,7 +79,6 @@ class Segment:
         self.address = low
         base = array.__array_interface__["data"][0]
         self.pointer = self.start + (base - low)
-        self.traffic = Traffic()
         self.state: Array | None = None
         """UNWRITTEN or WRITTEN for each byte from `start`; None: the launch was given the contents."""
         self._windows: dict[int, tuple[Array, Array, Array]] = {}
@@ -228,12 +227,18 @@ class Memory:
         """Count a checked access and show it to the observer, once as a read and once as a write for an atomic."""
         reads, writes = kind not in STORES, kind in STORES or kind == "atom"
         if segment is not None:
+            traffic = self.tally.traffic[instruction, segment]
             if reads:
-                segment.traffic.count(lanes, addresses, size, False)
+                traffic.count(lanes, addresses, size, False)
             if writes:
-                segment.traffic.count(lanes, addresses, size, True)
+                traffic.count(lanes, addresses, size, True)
         elif space == "shared" and isinstance(size, int):
-            self._count_shared(lanes, addresses, size, kind)
+            counts = self.tally.shared[instruction, kind, size]
+            passes, ideal = wavefronts(lanes, addresses, size)
+            counts.requests += lanes.warps
+            counts.bytes += lanes.n * size
+            counts.wavefronts += passes
+            counts.ideal_wavefronts += ideal
         if self.races is not None:
             self.races.access(space, segment, lanes, addresses, size, kind, instruction)
         if self.observer is not None:
@@ -241,16 +246,6 @@ class Memory:
                 self.observer(Access(lanes, space, segment, addresses, size, kind, False, instruction))
             if writes:
                 self.observer(Access(lanes, space, segment, addresses, size, kind, True, instruction))
-
-    def _count_shared(self, lanes: Lanes, addresses: Array, size: int, kind: str) -> None:
-        counts = self.tally.shared.get(kind)
-        if counts is None:
-            counts = self.tally.shared[kind] = SharedCounts()
-        counts.requests += lanes.warps
-        counts.bytes += lanes.n * size
-        passes, ideal = wavefronts(lanes, addresses, size)
-        counts.wavefronts += passes
-        counts.ideal_wavefronts += ideal
 
 
 STORES = frozenset({"st", "red", "stmatrix", "cp.async"})

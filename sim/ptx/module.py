@@ -16,6 +16,7 @@ from .findings import Finding, Findings
 from .functions import BUILTINS, address_taken, function_addresses, refuse_shared_frames
 from .machine import Geometry, Machine, Setup
 from .memory import Memory, Observer, Segment, mark_unwritten
+from .names import find_kernel
 from .ops.registry import Call, Plan, replace
 from .parser import parse
 from .races import Races
@@ -90,7 +91,7 @@ class Module:
 
     def launch(
         self,
-        kernel: str,
+        kernel: str | None,
         grid: int | Sequence[int],
         block: int | Sequence[int],
         args: Mapping[str, Any] | Sequence[Any],
@@ -105,6 +106,7 @@ class Module:
     ) -> Launch:
         """Run a kernel to its end.
 
+        kernel: its name in the PTX, or that in the source if only one kernel has it; None is the only one of the module.
         grid, block: a number or up to three (x, y, z). args: values in the order of the kernel's parameters; a mapping
         names them, a sequence names them arg0, arg1, ... NumPy arrays are tensors in global memory, written in place
         (a non-writeable one may only be read); the valid range of a tensor is its byte extent, from its lowest to its
@@ -119,8 +121,7 @@ class Module:
         Raises ValueError or TypeError for arguments that do not fit the kernel. What is wrong with the kernel itself is
         in `Launch.findings`.
         """
-        if kernel not in self.kernels:
-            raise ValueError(f"kernel {kernel!r} is not in this module; it has {', '.join(self.kernels) or 'none'}")
+        kernel = find_kernel(self.kernels, kernel)
         geometry = Geometry(triple(grid, "grid"), triple(block, "block"))
         if geometry.threads > 1024:
             raise ValueError(f"a block has at most 1024 threads, got {geometry.block}")
@@ -175,8 +176,10 @@ class Module:
             memory.races = Races(code, [*segments, *tensors, workspace], memory.shared_stride, findings, geometry.blocks)
         setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, seed, on_barrier, max_steps, workspace.start)
         Machine(code, setup, memory, findings, tally).run()
-        traffic = {s.name: s.traffic for s in (*tensors, *segments)}
-        return Launch(tally.freeze(), traffic, tuple(findings.items), findings.total)
+        counters = tally.fold(code)
+        # A tensor that nobody touched has traffic, too: none.
+        counters.traffic = {s.name: counters.traffic.get(s.name, Traffic()) for s in (*tensors, *segments)}
+        return Launch(counters, counters.traffic, tuple(findings.items), findings.total)
 
     def code(self, kernel: str) -> Code:
         found = self._codes.get(kernel)

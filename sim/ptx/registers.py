@@ -8,6 +8,7 @@ set of lanes takes over. So every instruction is written once, for arrays of all
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -143,7 +144,8 @@ class Frame:
                 if plan.mode is not None and plan.mode != mode:
                     mode = plan.mode
                     found.append(ENVIRONMENT.setter(mode))
-                thunk = self.guarded(plan, instruction, [self.array(a) for a in plan.writes], [self.array(a) for a in plan.reads])
+                out, ins = [self.array(a) for a in plan.writes], [self.array(a) for a in plan.reads]
+                thunk = self.guarded(plan, instruction, out, ins, self.machine.tally.predicated_off)
                 found.append(self.machine.shadows.watch(self, pc, thunk) if pc in self.code.doubtful.watched else thunk)
                 if held and any(register_name(a) in held for a in plan.writes):
                     held = ()
@@ -152,8 +154,10 @@ class Frame:
             self._thunks[key] = found
         return found
 
-    def guarded(self, plan: Plan, instruction: Instruction, out: list[Array], ins: list[Array]) -> Thunk:
-        """A plan bound to arrays, for the lanes in which the instruction's predicate holds."""
+    def guarded(
+        self, plan: Plan, instruction: Instruction, out: list[Array], ins: list[Array], off: defaultdict[Instruction, int]
+    ) -> Thunk:
+        """A plan bound to arrays, for the lanes in which the instruction's predicate holds; `off` counts the other ones."""
         thunk = plan.bind(self, out, ins)
         if instruction.predicate is None:
             return thunk
@@ -168,7 +172,9 @@ class Frame:
                 count = n - count
             if count == n:
                 thunk()
-            elif count:
+                return
+            off[instruction] += n - int(count)
+            if count:
                 some(~predicate if negated else predicate)
 
         return run

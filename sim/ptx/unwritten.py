@@ -8,6 +8,7 @@ finding; compilers copy, merge and shuffle such values freely as long as nobody 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -138,7 +139,7 @@ class Shadows:
         else:
             out, ins = [rows[n] for n in targets], []
             twin = replace(plan, bind=lambda frame, out, ins: lambda: clear(out), pure=True)
-        change = frame.guarded(twin, i, out, ins)
+        change = frame.guarded(twin, i, out, ins, defaultdict(int))
         predicate = None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype))
 
         def run() -> None:
