@@ -2,7 +2,8 @@
 
     theory.traffic(schedule) == replay(schedule) == execute(schedule, q, k, v).traffic
 
-Only `execute`, `execute_softmax` and `ptx` need a compiler (`pip install 'cupyflash[sim]'`); they are imported when first used.
+`profile` says of any CUDA kernel what a profiler's first page would. Only `execute`, `execute_softmax`, `profile` and `ptx`
+need a compiler (`pip install 'cupyflash[sim]'`); they are imported when first used.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from cupyflash.sim.traffic import TensorTraffic, Traffic
 if TYPE_CHECKING:
     from cupyflash.sim import ptx
     from cupyflash.sim.execution import Execution, execute, execute_softmax
+    from cupyflash.sim.profiling import Profile, profile
 
 __all__ = [
     "Execution",
     "Machine",
+    "Profile",
     "Replay",
     "SramOverflow",
     "TensorTraffic",
     "Traffic",
     "execute",
     "execute_softmax",
+    "profile",
     "ptx",
     "replay",
     "run",
@@ -38,6 +42,8 @@ def __getattr__(name: str) -> Any:
 
     if name in ("Execution", "execute", "execute_softmax"):
         return getattr(importlib.import_module("cupyflash.sim.execution"), name)
+    if name in ("Profile", "profile"):
+        return getattr(importlib.import_module("cupyflash.sim.profiling"), name)
     if name == "ptx":
         return importlib.import_module("cupyflash.sim.ptx")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

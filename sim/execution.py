@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,9 +95,11 @@ def run(
     seed: int | None = None,
     on_barrier: OnBarrier | None = None,
 ) -> Execution:
-    """Run the kernels into given outputs and workspaces; `on_barrier` may look at them while a kernel runs."""
+    """Run the kernels into given outputs and workspaces, whose contents count as nobody's; `on_barrier` may look at them while
+    a kernel runs."""
     values = argument_values(schedule, q, k, v, out, lse, workspaces, masks)
-    return Execution(out, lse, *run_kernels(schedule, values, seed=seed, on_barrier=on_barrier))
+    made = ("O", "L", *workspaces)
+    return Execution(out, lse, *run_kernels(schedule, values, made, seed=seed, on_barrier=on_barrier))
 
 
 def execute_softmax(schedule: SoftmaxSchedule, x: np.ndarray, *, axis: int = -1, seed: int | None = None) -> Execution:
@@ -112,16 +114,25 @@ def execute_softmax(schedule: SoftmaxSchedule, x: np.ndarray, *, axis: int = -1,
             f"x has {rows.rows} rows of {rows.cols} {x.dtype}, but the schedule is for {schedule.rows} of {schedule.cols} "
             f"{schedule.dtype}"
         )
-    return Execution(out, None, *run_kernels(schedule, softmax_values(x, out, rows), seed=seed))
+    return Execution(out, None, *run_kernels(schedule, softmax_values(x, out, rows), ("y",), seed=seed))
 
 
 def run_kernels(
-    schedule: Schedule, values: Mapping[str, Any], *, seed: int | None = None, on_barrier: OnBarrier | None = None
+    schedule: Schedule,
+    values: Mapping[str, Any],
+    made: Collection[str],
+    *,
+    seed: int | None = None,
+    on_barrier: OnBarrier | None = None,
 ) -> tuple[Traffic, dict[str, Counters], tuple[Finding, ...]]:
-    """Run a schedule's kernels with `values` for their parameters: traffic, counters by kernel, findings."""
+    """Run a schedule's kernels with `values` for their parameters: traffic, counters by kernel, findings.
+
+    `made` names the outputs and workspaces: until a kernel has stored there, nobody may read them.
+    """
     tensors: dict[str, TensorTraffic] = {}
     counters: dict[str, Counters] = {}
     findings: list[Finding] = []
+    unwritten = {name for name in made if isinstance(values[name], np.ndarray)}
     for kernel in schedule.kernels():
         if kernel.grid == 0:
             continue
@@ -133,7 +144,9 @@ def run_kernels(
             shared_bytes=kernel.shared_bytes,
             seed=seed,
             on_barrier=on_barrier,
+            unwritten=unwritten.intersection(kernel.params),
         )
+        unwritten -= set(kernel.params)
         for name, moved in launch.traffic.items():
             before = tensors.get(name, TensorTraffic())
             tensors[name] = TensorTraffic(before.read_bytes + moved.read_bytes, before.write_bytes + moved.write_bytes)

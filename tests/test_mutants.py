@@ -3,7 +3,6 @@ synchronisation, by its line; what is not broken is clean under any order of exe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from cupyflash.sim import execute, execute_softmax, execution, theory
 from cupyflash.sim.execution import Execution
 from cupyflash.sim.ptx import Module
 from cupyflash.sim.yardstick import measure
+from mutants import Mutant
 from yardstick import draw
 
 A100 = Device.named("A100-40GB")
@@ -27,21 +27,9 @@ ATTENTION = Problem(1, 2, 1, 70, 90, 32, "float16", alignment=16)
 """Ragged both ways; two warps a block, three row blocks, three column blocks."""
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """`old` in `file` becomes `new`. Expected: findings of the kinds in `finds` (words), one of them at a line that holds a
-    text of `lines`; where `finds` is "bytes" traffic that is not the theory's, "numbers" an error over the yardstick."""
-
-    file: str
-    old: str
-    new: str
-    finds: str
-    lines: tuple[str, ...] = ()
-    problem: str = ""
-
-
-COPY, LDMATRIX = "cp.async.cg.shared.global", "ldmatrix.sync"
+COPY, LDMATRIX, MMA = "cp.async.cg.shared.global", "ldmatrix.sync", "mma.sync"
 FA1, STD, SOFT = "fa1_forward.cu", "standard.cu", "softmax.cu"
+PRODUCT = "warp_product.cuh"
 MOVED = (COPY, LDMATRIX)
 
 FA1_MUTANTS = {
@@ -74,10 +62,24 @@ FA1_MUTANTS = {
         FA1, "V_row, whole, cols, threadIdx.x", "V_row, cols, cols, threadIdx.x", "uninitialised", (LDMATRIX,), "one column block"
     ),
     "the last visit is not seen": Mutant(FA1, "seen <= (j + 1) * BC", "seen < (j + 1) * BC - BC", "bytes"),
-    "l is not initialised": Mutant(FA1, "l[row] = 0.f;", "", "bytes"),
+    "l is not initialised": Mutant(FA1, "l[row] = 0.f;", "", "uninitialised", ("l_i = l[row]",)),
+    "m is not initialised": Mutant(FA1, "m[row] = NEG_INF;", "", "uninitialised", ("m_i = m[row]",)),
+    "O is not initialised": Mutant(
+        FA1, "store_row_pair(accumulator(O, O_row, O_acc, row), col, 0.f, 0.f);", "", "uninitialised", ("(paired<float>()) return",)
+    ),
+    "O~ is not initialised": Mutant(
+        FA1, "O_tilde[DV_PAD / 8][4] = {}", "O_tilde[DV_PAD / 8][4]", "uninitialised", ("O_tilde[n][", MMA)
+    ),
+    "m~ is not initialised": Mutant(
+        FA1, "m_tilde[2] = {NEG_INF, NEG_INF}", "m_tilde[2]", "uninitialised", ("fmaxf(largest", "exp_of(m_tilde", "return exp")
+    ),
+    "l~ is not initialised": Mutant(
+        FA1, "l_tilde[2] = {}", "l_tilde[2]", "uninitialised", ("l_tilde[h] *= rescale", "l_tilde[h] += S_regs")
+    ),
     "O is not rescaled": Mutant(FA1, "old_weight * old.x", "old.x", "numbers"),
     "the scale is forgotten": Mutant("mask.cuh", "[2 * h + e] * scale", "[2 * h + e]", "numbers"),
     "the row sum misses two lanes": Mutant("mma.cuh", "return x + __shfl_xor_sync(~0u, x, 2);", "return x;", "numbers"),
+    "a row of V is read one on": Mutant(FA1, "V_smem + col * DV_ROW)", "V_smem + (col + 1) * DV_ROW)", "numbers"),
 }
 
 STANDARD_MUTANTS = {
@@ -97,6 +99,25 @@ STANDARD_MUTANTS = {
     "scores: no zeros behind the last key": Mutant(
         STD, "K_row, (cols + SUB - 1) / SUB * SUB", "K_row, cols", "uninitialised", (LDMATRIX,)
     ),
+    "scores: nobody begins a sum": Mutant(PRODUCT, "S_regs[n][e] = 0.f;", ";", "uninitialised", (MMA,)),
+    "scores: Q is read past its end": Mutant(STD, "BR, rows, threadIdx.x", "BR, BR, threadIdx.x", "out of bounds", (COPY,)),
+    "scores: K is read past its end": Mutant(STD, "masks.keys - j * BC, thr", "BC, thr", "out of bounds", (COPY,)),
+    "scores: a tile stores one row on": Mutant(
+        STD, "(row) * Nk + c] = from", "(row + 1) * Nk + c] = from", "race|out of bounds", ("S[static",)
+    ),
+    "scores: tiles of S overlap": Mutant(STD, "* Nk + j * BC;", "* Nk + j * (BC - 1);", "race", ("S[static",)),
+    "softmax: nobody begins m": Mutant(
+        STD, "float m = NEG_INF, l", "float m, l", "uninitialised", ("fmaxf(m, s)", "expf(m - safe)")
+    ),
+    "softmax: nobody begins l": Mutant(STD, "l = 0.f;  // of", "l;  // of", "uninitialised", ("l = l * expf",)),
+    "softmax: P is read for S": Mutant(STD, "to_float(S[col]) - safe", "to_float(P[col]) - safe", "uninitialised", ("P[col] =",)),
+    "softmax: two warps have one row": Mutant(
+        STD, "SOFTMAX_WARPS + threadIdx.x / 32", "SOFTMAX_WARPS + threadIdx.x / 64", "race", ("P[col] =", "L[row] =")
+    ),
+    "softmax: every lane stores L": Mutant(STD, "L && lane == 0", "L", "bytes"),
+    "softmax: L without its maximum": Mutant(STD, "m + logf(l)", "logf(l)", "numbers"),
+    "softmax: l is not rescaled": Mutant(STD, "l * expf(m - safe) + expf", "l + expf", "numbers"),
+    "softmax: another lane's l is not rescaled": Mutant(STD, "l_other * expf(m_other - safe)", "l_other", "numbers"),
     "softmax: rows past the end": Mutant(
         STD, "if (row >= rows) return;", "", "out of bounds", ("S[col]", "P[col]", "L[row]"), "one column block"
     ),
@@ -108,6 +129,15 @@ STANDARD_MUTANTS = {
     "values: V is overwritten early": Mutant(STD, SYNC + "  // every warp", "// every warp", "race", MOVED),
     "values: V is read early": Mutant(STD, f"{WAIT}\n    {SYNC}\n    for", f"{WAIT}\n    for", "race", MOVED),
     "values: nobody waits": Mutant(STD, f"{WAIT}\n    {SYNC}\n    for", f"{SYNC}\n    for", "in flight", MOVED),
+    "values: nobody begins the accumulator": Mutant(
+        STD, "O_regs[DV_PAD / 8][4] = {};", "O_regs[DV_PAD / 8][4];", "uninitialised", (MMA,)
+    ),
+    "values: V is read past its end": Mutant(STD, "keys - first, thr", "BC, thr", "out of bounds", (COPY,)),
+    "values: a row of V is copied one on": Mutant(STD, "V + first * V_row", "V + (first + 1) * V_row", "out of bounds", (COPY,)),
+    "values: a row of V is read one on": Mutant(STD, "V_smem + col * DV_ROW", "V_smem + (col + 1) * DV_ROW", "numbers"),
+    "values: O goes one row on": Mutant(
+        STD, "O + row * O_row, 8", "O + (row + 1) * O_row, 8", "race|out of bounds", ("reinterpret_cast<unsigned*>(row",)
+    ),
     "values: P is read past its rows": Mutant(STD, "row < Nq && c < Nk ?", "c < Nk ?", "out of bounds", ("to_float(P[",)),
     "values: P is read past its columns": Mutant(STD, "row < Nq && c < Nk ?", "row < Nq ?", "out of bounds", ("to_float(P[",)),
     "values: rows past the end are stored": Mutant(
@@ -122,9 +152,8 @@ STANDARD_MUTANTS = {
 }
 
 PART = ("part_smem[threadIdx.x / 32] = part", "part = part_smem[")
-SOFTMAX_MUTANTS = {
+BOTH_SOFTMAX_MUTANTS = {
     "parts are read early": Mutant(SOFT, f"    {SYNC}\n", "", "race", PART, "block"),
-    "m and d share their room": Mutant(SOFT, "part_smem + WARPS)", "part_smem)", "race", PART, "block"),
     "every warp has the same room": Mutant(
         SOFT, "part_smem[threadIdx.x / 32] = part", "part_smem[0] = part", "race", ("part_smem[0] = part",), "block"
     ),
@@ -136,13 +165,32 @@ SOFTMAX_MUTANTS = {
         PART[1:],
         "block",
     ),
-    "rows past the end": Mutant(SOFT, "row < rows ? n : 0", "n", "race|out of bounds", ("row.x[k", "row.y[i"), "warp"),
+    "rows past the end": Mutant(SOFT, "row < rows ? n : 0", "n", "race|out of bounds", ("row.x[", "row.y[i"), "warp"),
     "y goes one element on": Mutant(
         SOFT, "row.y[i * y_step] =", "row.y[(i + 1) * y_step] =", "race|out of bounds", ("row.y[(i + 1)",), "warp"
     ),
-    "elements are done twice": Mutant(SOFT, "j += LANES) d +=", "j += LANES / 2) d +=", "bytes", (), "warp"),
+    "y is read for x": Mutant(SOFT, "row.x[i * x_step]", "row.y[i * y_step]", "uninitialised", ("row.y[i",), "warp"),
+    "nobody begins m": Mutant(SOFT, "float m = LOWEST;", "float m;", "uninitialised", ("fmaxf(m, ",), "warp"),
+    "nobody begins d": Mutant(SOFT, "float d = 0.f;", "float d;", "uninitialised", ("d += exp_of", "d = d * exp_of"), "warp"),
     "half the warps are merged": Mutant(SOFT, "other = WARPS / 2;", "other = WARPS / 4;", "numbers", (), "block"),
-    "m is not subtracted": Mutant(SOFT, "to_float(row.x[j * x_step]) - m)", "to_float(row.x[j * x_step]))", "numbers", (), "warp"),
+}
+SOFTMAX_MUTANTS = {
+    "safe": {
+        **BOTH_SOFTMAX_MUTANTS,
+        "m and d share their room": Mutant(SOFT, "part_smem + WARPS)", "part_smem)", "race", PART, "block"),
+        "elements are done twice": Mutant(SOFT, "j += LANES) d +=", "j += LANES / 2) d +=", "bytes", (), "warp"),
+        "m is not subtracted": Mutant(
+            SOFT, "to_float(row.x[j * x_step]) - m)", "to_float(row.x[j * x_step]))", "numbers", (), "warp"
+        ),
+    },
+    "online": {
+        **BOTH_SOFTMAX_MUTANTS,
+        "x is read one element on": Mutant(
+            SOFT, "x_j = to_float(row.x[j", "x_j = to_float(row.x[(j + 1)", "out of bounds", ("x_j = to",), "warp"
+        ),
+        "d is not rescaled": Mutant(SOFT, "d * exp_of(m - m_new)", "d", "numbers", (), "warp"),
+        "a part's d is not rescaled": Mutant(SOFT, "__fmul_rn(i.d, exp_of(i.m - m))", "i.d", "numbers", (), "block"),
+    },
 }
 
 
@@ -180,9 +228,7 @@ def patched(directory: Path, kernel: Kernel, capability: tuple[int, int]) -> Mod
 def check(mutant: Mutant, schedule: AnySchedule, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in kernels_cu.DIRECTORY.glob("*.cu*"):
         (directory / path.name).write_text(path.read_text())
-    text = (directory / mutant.file).read_text()
-    assert text.count(mutant.old) >= 1, f"{mutant.file} has no {mutant.old!r}"
-    (directory / mutant.file).write_text(text.replace(mutant.old, mutant.new))
+    mutant.apply(directory)
     monkeypatch.setattr(execution, "module", lambda kernel, capability: patched(directory, kernel, capability))
     found, good = run(schedule)
     if mutant.finds == "numbers":
@@ -191,19 +237,7 @@ def check(mutant: Mutant, schedule: AnySchedule, directory: Path, monkeypatch: p
     if mutant.finds == "bytes":
         assert found.traffic != theory.traffic(schedule)
         return
-    places = set()
-    for path in directory.glob("*.cu*"):
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            if any(text in line for text in mutant.lines):
-                places.add(f"{path.name}:{number}")
-                if "asm volatile" in line and not line.endswith(";"):
-                    places.add(f"{path.name}:{number + 1}")  # NVRTC 13.0 gives an asm statement the line that it ends on
-    told = [
-        (f.kind, f"{Path(f.source[0]).name}:{f.source[1]}" in places, str(f))
-        for f in found.findings
-        if f.source is not None and f.kind in mutant.finds.split("|")
-    ]
-    assert any(at_line for _, at_line, _ in told), [str(f) for f in found.findings]
+    assert mutant.is_found(found.findings, directory), [str(f) for f in found.findings]
 
 
 @pytest.mark.parametrize("name", FA1_MUTANTS)
@@ -219,11 +253,11 @@ def test_standard(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 SOFTMAX_SCHEDULES = {"warp": (5, 100), "block": (2, 3000)}
 
 
-@pytest.mark.parametrize("name", SOFTMAX_MUTANTS)
-def test_softmax(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant = SOFTMAX_MUTANTS[name]
+@pytest.mark.parametrize(("algorithm", "name"), [(a, name) for a, mutants in SOFTMAX_MUTANTS.items() for name in mutants])
+def test_softmax(algorithm: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = SOFTMAX_MUTANTS[algorithm][name]
     rows, cols = SOFTMAX_SCHEDULES[mutant.problem]
-    check(mutant, plan_softmax(rows, cols, "float32", A100, "safe"), tmp_path, monkeypatch)
+    check(mutant, plan_softmax(rows, cols, "float32", A100, algorithm), tmp_path, monkeypatch)
 
 
 def clean(schedule: AnySchedule, seeds: range) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_ptx_harness import HEAD, apply, compile_cuda, kernel, run
 
-from cupyflash.sim.ptx import Module, PtxError, UnsupportedPTX
+from cupyflash.sim.ptx import Module, UnsupportedPTX
 from cupyflash.sim.ptx import machine as machine_module
 
 REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<20>; .reg .pred %p<6>;"
@@ -149,9 +149,15 @@ def test_calls_of_device_functions(seed: int | None) -> None:
     assert y.tolist() == [outer(k + 100) + k if k < 16 else outer(k) + k for k in range(32)]
 
 
-def test_recursion_and_unknown_functions_are_refused() -> None:
+def test_endless_recursion_overflows_the_stack() -> None:
     loop = ".func loop () { call.uni loop; ret; }\n"
-    with pytest.raises(PtxError, match="recursion"):
+    launch = run(y_kernel("call.uni loop;", head=loop), {"y": np.zeros(32, np.uint32)})
+    assert [f.kind for f in launch.findings] == ["stack overflow"]
+
+
+def test_recursion_with_local_arrays_and_unknown_functions_are_refused() -> None:
+    loop = ".func loop () { .local .b8 own[8]; call.uni loop; ret; }\n"
+    with pytest.raises(UnsupportedPTX, match="recursion of a function with local arrays"):
         run(y_kernel("call.uni loop;", head=loop), {"y": np.zeros(32, np.uint32)})
     with pytest.raises(UnsupportedPTX, match="vprintf has no body"):
         Module.from_ptx(y_kernel("call.uni vprintf;", head=".extern .func vprintf ();\n"))

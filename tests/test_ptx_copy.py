@@ -40,7 +40,7 @@ def test_a_copy_has_landed_after_its_wait(size: int, cache: str, wait: str, seed
     assert launch.findings == () and (y == x).all()
     traffic = launch.traffic["x"]
     assert (traffic.read_bytes, traffic.read_requests) == (64 * size, 2)
-    assert launch.counters.shared["cp.async"].bytes == 64 * size
+    assert launch.counters.shared_kind("cp.async").bytes == 64 * size
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -114,7 +114,7 @@ def test_source_size_fills_with_zeros_and_is_what_counts(seed: int | None) -> No
     want = np.where(np.arange(16) < sizes[:, None], x.reshape(64, 16), 0)
     assert launch.findings == () and (y.reshape(64, 16) == want).all()
     assert launch.traffic["x"].read_bytes == sizes.sum() == launch.traffic["x"].unique_read_bytes
-    assert launch.counters.shared["cp.async"].bytes == 64 * 16
+    assert launch.counters.shared_kind("cp.async").bytes == 64 * 16
 
 
 def test_bounds_are_checked_at_issue_by_the_source_size() -> None:

@@ -385,7 +385,7 @@ def test_wavefronts_of_shared_memory(size: int, stride: int, wavefronts: int, id
     value = {2: "%h1", 4: "%r5", 8: "{%r5, %r6}", 16: "{%r5, %r6, %r7, %r8}"}[size]
     body = f""".shared .align 16 .b8 s[8448]; mul.lo.u32 %r2, %r1, {stride}; mov.u32 %r3, s;
     add.u32 %r3, %r3, %r2; st.shared.{suffix} [%r3], {value};"""
-    counts = run(pointer_kernel(body, "x"), {"x": None}, block=64).counters.shared["st"]
+    counts = run(pointer_kernel(body, "x"), {"x": None}, block=64).counters.shared_kind("st")
     assert (counts.wavefronts, counts.ideal_wavefronts, counts.requests) == (2 * wavefronts, 2 * ideal, 2)
     assert counts.bytes == 64 * size
 
@@ -502,7 +502,7 @@ def test_hopper_instructions_are_listed_not_guessed() -> None:
     lines = [
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, 1, 1, 1, 0, 0;",
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];",
-        "mbarrier.init.shared::cta.b64 [%r1], 1;",
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r1];",
         "mapa.shared::cluster.u32 %r1, %r2, 0;",
         ".reg .b128 %wide;",
         "mov.b128 %wide, {%rd1, %rd2};",

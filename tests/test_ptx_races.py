@@ -323,3 +323,35 @@ def test_views_of_the_same_memory_are_one() -> None:
     (found,) = module.launch("k", 1, 64, {"x": both[:64], "y": both[:64]}).findings
     assert found.kind == "race"
     assert module.launch("k", 1, 64, {"x": both[:64], "y": both[:64]}, races=False).findings == ()
+
+
+# The source of a copy is read at any time until its thread has waited: what may be stored to it in `HERE`, and in `BEHIND`.
+SOURCE = """__shared__ __align__(16) unsigned s[128];
+unsigned to = (unsigned)__cvta_generic_to_shared(&s[t]);
+asm volatile("cp.async.ca.shared.global [%%0], [%%1], 4;\\ncp.async.commit_group;" :: "r"(to), "l"(x + t) : "memory");
+asm volatile("cp.async.ca.shared.global [%%0], [%%1], 4, 2;\\ncp.async.commit_group;" :: "r"(to + 256), "l"(n) : "memory");
+__syncthreads();
+%s // HERE
+asm volatile("cp.async.wait_group 1;" ::: "memory");
+%s // BEFORE
+__syncthreads();
+%s // BEHIND
+asm volatile("cp.async.wait_all;" ::: "memory");
+y[t] = s[t];"""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_source_of_a_copy_is_not_overwritten_before_its_wait(seed: int | None) -> None:
+    def racy(*stores: str) -> set[int]:
+        body = SOURCE % stores
+        return {number - line_of(body, stores[0] + " // HERE") for number in races(launch(body, 1, 64, seed))}
+
+    copy = {-3, -2}  # either line of an asm statement
+    assert racy("", "", "x[t ^ 40] = 1;") == set()
+    for store in ("x[t ^ 40] = 1;", "x[t] = 1;", "atomicAdd(x + 3, 1u);"):
+        (line,) = racy(store, "", "")
+        assert line in {0, *copy}
+    (line,) = racy("", "x[t ^ 40] = 1;", "")
+    assert line in {2, *copy}
+    assert racy("", "x[t] = 1;", "") == set()
+    assert racy("", "", "if (t == 0) n[0] = 1;") and not racy("", "", "if (t == 0) n[1] = 1;")

@@ -210,7 +210,7 @@ def test_ldmatrix(count: int, transposed: bool, rng: np.random.Generator) -> Non
                 matrix = matrix.T
             for lane in range(32):
                 assert (got[i, warp, lane] == matrix[lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2]).all()
-    counts = launch.counters.shared["ldmatrix"]
+    counts = launch.counters.shared_kind("ldmatrix")
     assert launch.findings == () and (counts.requests, counts.bytes) == (2, 2 * count * 128)
 
 
@@ -221,7 +221,7 @@ def test_wavefronts_of_ldmatrix_with_and_without_a_swizzle() -> None:
     for stride, swizzle, passes in ((128, 0, 32), (16, 0, 4), (128, 1, 4), (144, 0, 4)):
         rows = (row * stride + (row * 16 if swizzle else 0)).astype(np.uint32)
         launch = run(matrix_kernel(body), {"y": y, "x": x, "rows": rows})
-        counts = launch.counters.shared["ldmatrix"]
+        counts = launch.counters.shared_kind("ldmatrix")
         assert (counts.wavefronts, counts.ideal_wavefronts) == (passes, 4)
 
 
@@ -281,9 +281,13 @@ def accumulator_places(m: int) -> list[list[tuple[int, int]]]:
     return [[((lane >> 2) + 8 * (i // 2), 2 * (lane & 3) + i % 2) for i in range(m // 4)] for lane in range(32)]
 
 
-def fragments(matrix: np.ndarray, places: list[list[list[tuple[int, int]]]], word: int) -> np.ndarray:
+def fragments(matrix: np.ndarray, places: list[list[list[tuple[int, int]]]], word: int, bits: int = 8) -> np.ndarray:
     """(register, lane) words of a matrix of raw elements."""
     elements = np.array([[[matrix[p] for p in register] for register in lane] for lane in places])
+    if bits < 8:
+        # Elements narrower than a byte: the first one is in the lowest bits.
+        groups = elements.reshape(*elements.shape[:-1], -1, 8 // bits).astype(np.uint8)
+        elements = np.bitwise_or.reduce(groups << np.arange(0, 8, bits, dtype=np.uint8), axis=-1)
     return np.ascontiguousarray(elements).view(f"u{word}").reshape(32, -1).T.copy()
 
 
@@ -302,7 +306,18 @@ CASES = [
     ("m8n8k16", "s8", "s32"),
     ("m8n8k4", "f64", "f64"),
     ("m16n8k8", "f64", "f64"),
+    ("m16n8k32", "e4m3", "f32"),
+    ("m16n8k32", "e5m2", "f32"),
+    ("m16n8k32", "e4m3", "f16"),
+    ("m8n8k32", "s4", "s32"),
+    ("m16n8k32", "u4", "s32"),
+    ("m16n8k64", "s4", "s32"),
+    ("m8n8k128", "b1.xor", "s32"),
+    ("m16n8k128", "b1.and", "s32"),
+    ("m16n8k256", "b1.xor", "s32"),
 ]
+ELEMENT_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8, "f64": 64, "e4m3": 8, "e5m2": 8, "s4": 4, "u4": 4, "b1": 1}
+EIGHTS = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 
 
 def random_matrix(rng: np.random.Generator, kind: str, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -310,7 +325,12 @@ def random_matrix(rng: np.random.Generator, kind: str, shape: tuple[int, int]) -
     if kind in ("s8", "u8"):
         values = rng.integers(-128 if kind == "s8" else 0, 128, shape)
         return values.astype(np.int8).view(np.uint8), values.astype(np.float64)
+    if kind in ("s4", "u4", "b1"):
+        values = rng.integers(*{"s4": (-8, 8), "u4": (0, 16), "b1": (0, 2)}[kind], shape)
+        return values.astype(np.int8).view(np.uint8) & 15, values.astype(np.float64)
     x = rng.standard_normal(shape)
+    if kind in EIGHTS:
+        return x.astype(EIGHTS[kind]).view(np.uint8), x.astype(EIGHTS[kind]).astype(np.float64)
     if kind == "f16":
         return x.astype(np.float16).view(np.uint16), x.astype(np.float16).astype(np.float64)
     if kind == "bf16":
@@ -327,11 +347,13 @@ def random_matrix(rng: np.random.Generator, kind: str, shape: tuple[int, int]) -
 def test_mma_fragments(shape: str, kind: str, accumulator: str, rng: np.random.Generator) -> None:
     m, n, k = (int(v) for v in shape[1:].replace("n", " ").replace("k", " ").split())
     word = 8 if kind == "f64" else 4
-    per = word // {"f16": 2, "bf16": 2, "tf32": 4, "s8": 1, "u8": 1, "f64": 8}[kind]
+    kind, _, logic = kind.partition(".")
+    bits = ELEMENT_BITS[kind]
+    per = 8 * word // bits
     a_raw, a = random_matrix(rng, kind, (m, k))
     b_raw, b = random_matrix(rng, kind, (k, n))
-    a_frag = fragments(a_raw, fragment_places((m, k), m * k // 32 // per, per, False), word)
-    b_frag = fragments(b_raw, fragment_places((k, n), k * n // 32 // per, per, True), word)
+    a_frag = fragments(a_raw, fragment_places((m, k), m * k // 32 // per, per, False), word, bits)
+    b_frag = fragments(b_raw, fragment_places((k, n), k * n // 32 // per, per, True), word, bits)
     acc_dtype = {"f32": np.float32, "f16": np.float16, "s32": np.int32, "f64": np.float64}[accumulator]
     c = (rng.standard_normal((m, n)) * 10).astype(acc_dtype)
     places = accumulator_places(m)
@@ -348,7 +370,7 @@ def test_mma_fragments(shape: str, kind: str, accumulator: str, rng: np.random.G
             base += 1
         names.append(group)
     lists = ["{" + ", ".join(g) + "}" for g in names]
-    types = f"{accumulator}.{kind}.{kind}.{accumulator}"
+    types = f"{accumulator}.{kind}.{kind}.{accumulator}" + (f".{logic}.popc" if logic else "")
     body += f"mma.sync.aligned.{shape}.row.col.{types} {lists[2]}, {lists[0]}, {lists[1]}, {lists[2]};\n"
     body += f"ld.param.u64 %rd1, [y]; mad.wide.u32 %rd1, %r1, {word}, %rd1;\n"
     body += "".join(f"st.global.b{8 * word} [%rd1+{32 * word * i}], {r};\n" for i, r in enumerate(names[2]))
@@ -361,7 +383,9 @@ def test_mma_fragments(shape: str, kind: str, accumulator: str, rng: np.random.G
         for i, p in enumerate(places[lane]):
             got[p] = got_elements[lane, i]
     want = a @ b + c.astype(np.float64)
-    tolerance = {"f32": 1e-5, "f16": 2e-2, "s32": 0, "f64": 1e-13}[accumulator]
+    if logic == "xor":
+        want = a @ (1 - b) + (1 - a) @ b + c
+    tolerance = {"f32": 2e-5, "f16": 2e-2, "s32": 0, "f64": 1e-13}[accumulator]
     assert np.abs(got - want).max() <= tolerance and launch.counters.mma_flops == 2 * m * n * k
 
 

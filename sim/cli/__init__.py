@@ -11,6 +11,7 @@ from cupyflash.sim.cli.demo import demo
 from cupyflash.sim.cli.devices import devices
 from cupyflash.sim.cli.inspect import inspect
 from cupyflash.sim.cli.predict import predict
+from cupyflash.sim.cli.profile import profile
 from cupyflash.sim.cli.sweep import sweep
 from cupyflash.sim.cli.verify import verify
 
@@ -34,5 +35,5 @@ def main() -> None:
     """Exact attention, and the HBM traffic that it costs: predicted, replayed, executed."""
 
 
-for command in (demo, predict, verify, sweep, inspect, devices):
+for command in (demo, predict, verify, sweep, inspect, profile, devices):
     main.add_command(command)

@@ -9,7 +9,7 @@ Needs NumPy only; compiling CUDA C needs CuPy and NVRTC. No GPU, no driver.
 
 from __future__ import annotations
 
-from .counters import Counters, SharedCounts, Traffic
+from .counters import Counters, Counts, SharedCounts, Traffic
 from .findings import Finding
 from .memory import Access
 from .module import Launch, Module
@@ -19,6 +19,7 @@ from .types import PtxError, UnsupportedPTX
 __all__ = [
     "Access",
     "Counters",
+    "Counts",
     "Coverage",
     "Finding",
     "Launch",

@@ -7,19 +7,21 @@ a random moment before. Until its thread waits, the destination counts as in fli
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .lanes import Lanes, Wave
 from .memory import IN_FLIGHT, WRITTEN, Memory
 from .ports import Part, element
+from .races import Reading
 from .types import ELEMENT, Array
 
 
 @dataclass
 class Copy:
-    """One executed cp.async. Arrays have one entry a lane; `group` is the number of commits its thread had done."""
+    """One executed cp.async. Arrays have one entry a lane; `group` is the number of commits its thread had done, `readings`
+    what the race detector knows of its sources."""
 
     lanes: Lanes
     size: int
@@ -29,6 +31,8 @@ class Copy:
     sizes: Array | None
     group: Array
     landed: Array
+    readings: list[Reading]
+    serial: int
 
     def data(self) -> Array:
         """The bytes of every lane: whole copies, pieces with zeros behind them, zeros."""
@@ -54,12 +58,16 @@ class Copies:
         self.random = random
         self.committed = np.zeros(wave.size, np.int64)
         self.pending: list[Copy] = []
+        self.serial = 0
         self._member = np.zeros(wave.size, np.bool_)
 
     def issue(
         self, lanes: Lanes, size: int, destination: Array, whole: list[Part], pieces: list[Part], sizes: Array | None
     ) -> None:
-        copy = Copy(lanes, size, destination, whole, pieces, sizes, self.committed[lanes.index], np.zeros(lanes.n, np.bool_))
+        group, landed = self.committed[lanes.index], np.zeros(lanes.n, np.bool_)
+        readings = self.memory.races.issued() if self.memory.races is not None else []
+        copy = Copy(lanes, size, destination, whole, pieces, sizes, group, landed, readings, self.serial)
+        self.serial += 1
         self.memory.state_view(size)[destination] = element(IN_FLIGHT, size)
         self.memory.settled = False
         self.pending.append(copy)
@@ -74,6 +82,15 @@ class Copies:
             return
         limit = self.committed - newest if newest is not None else self.committed + 1
         self._finish(lanes, limit, True)
+
+    def land_before(self, lanes: Lanes, serial: int) -> None:
+        """What the threads issued before number `serial` has landed: an mbarrier is told so."""
+        later = [copy for copy in self.pending if copy.serial >= serial]
+        self.pending = [copy for copy in self.pending if copy.serial < serial]
+        if self.pending:
+            self._finish(lanes, self.committed + 1, True)
+        self.pending += later
+        self.memory.flying = len(self.pending)
 
     def leave(self, lanes: Lanes) -> None:
         """The threads exit: their copies land, but nobody has waited for them."""
@@ -91,22 +108,23 @@ class Copies:
             if count == copy.lanes.n and not copy.landed.any():
                 self.memory.shared_view(copy.size)[copy.destination] = copy.data().view(ELEMENT[copy.size])
                 if waited:
-                    self._waited(copy.lanes, copy.size, copy.destination)
+                    self._waited(copy, copy.lanes, copy.destination)
                 continue
             if count:
                 self._land(copy, due)
                 if waited:
-                    self._waited(copy.lanes.subset(np.flatnonzero(due)), copy.size, copy.destination[due])
+                    self._waited(copy, copy.lanes.subset(np.flatnonzero(due)), copy.destination[due])
             if count < copy.lanes.n:
                 kept.append(copy if not count else _rest(copy, ~due))
         self.pending = kept
         self.memory.flying = len(kept)
         self._member[lanes.index] = False
 
-    def _waited(self, lanes: Lanes, size: int, destination: Array) -> None:
-        self.memory.state_view(size)[destination] = element(WRITTEN, size)
+    def _waited(self, copy: Copy, lanes: Lanes, destination: Array) -> None:
+        self.memory.state_view(copy.size)[destination] = element(WRITTEN, copy.size)
         if self.memory.races is not None:
-            self.memory.races.landed(lanes, size, destination)
+            self.memory.races.landed(lanes, copy.size, destination)
+            self.memory.races.copied(lanes, copy.readings)
 
     def _land(self, copy: Copy, due: Array) -> None:
         now = due & ~copy.landed
@@ -139,13 +157,13 @@ def _rest(copy: Copy, keep: Array) -> Copy:
                 out.append((view, index[mine], place[where[mine]]))
         return out
 
-    return Copy(
-        copy.lanes.subset(positions),
-        copy.size,
-        copy.destination[keep],
-        restrict(copy.whole),
-        restrict(copy.pieces),
-        None if copy.sizes is None else copy.sizes[keep],
-        copy.group[keep],
-        copy.landed[keep],
+    return replace(
+        copy,
+        lanes=copy.lanes.subset(positions),
+        destination=copy.destination[keep],
+        whole=restrict(copy.whole),
+        pieces=restrict(copy.pieces),
+        sizes=None if copy.sizes is None else copy.sizes[keep],
+        group=copy.group[keep],
+        landed=copy.landed[keep],
     )

@@ -9,11 +9,14 @@ from functools import cached_property
 
 import numpy as np
 
+from .counters import Counts, mix_of
 from .fpenv import FLUSH, KEEP
+from .functions import callees, function_addresses, reachable
 from .ops.registry import Branch, Call, Exit, Plan, Return
 from .sharing import Sharing
-from .syntax import SINK, Instruction, Mem, Operand, Program, Reg, Sym, Variable, Vec
+from .syntax import SINK, Instruction, Line, Mem, Operand, Program, Reg, Sym, Variable, Vec
 from .types import Array, PtxError
+from .unwritten import Doubtful
 
 WIDTHS = (1, 16, 32, 64)
 """Register files by width in bits; 1 holds predicates."""
@@ -32,7 +35,7 @@ class Region:
     """Straight code from `start` to `end` (exclusive) with no branch in it; `ends` is the control instruction or None.
 
     `uses`, `defs`, `live`: rows of the register files (as bit masks) that it reads before writing, writes, and that
-    are alive behind it. `executed` counts warps.
+    are alive behind it. `executed` counts the warps that ran it, `threads` their active lanes.
     """
 
     start: int
@@ -42,6 +45,7 @@ class Region:
     defs: int
     live: int
     executed: int = 0
+    threads: int = 0
 
 
 @dataclass
@@ -73,7 +77,9 @@ class Code:
         self.tables: dict[str, list[int]] = {}
         self.starts: dict[str, int] = {}
         self.function_at: list[str] = []
-        self.functions = [program.functions[name] for name in reachable(program, kernel, plans)]
+        names, self.cycles = reachable(kernel, plans)
+        self.functions = [program.functions[name] for name in names]
+        self.function_names = {address: name for name, address in function_addresses(program).items()}
         tables: dict[str, list[str]] = {}
         for function in self.functions:
             base = len(self.instructions)
@@ -94,7 +100,22 @@ class Code:
         self.base_mode: int = modes.most_common(1)[0][0] if modes else KEEP
         self.communicates = any(may_wait_for_other_blocks(i) for i in self.instructions)
         self._regions: dict[tuple[int, bool], Region] = {}
+        self._mixes: dict[tuple[int, int], tuple[tuple[Line, Counts], ...]] = {}
         self._rows: dict[int, list[tuple[int, Array]]] = {0: []}
+
+    @cached_property
+    def read_somewhere(self) -> frozenset[str]:
+        """Names of the registers that some instruction reads."""
+        read = {a.operand.name for plan in self.plans for a in plan.reads if isinstance(a.operand, Reg)}
+        return frozenset(read | {i.predicate[0].name for i in self.instructions if i.predicate})
+
+    @cached_property
+    def doubtful(self) -> Doubtful:
+        alive = self.block_in[self.starts[self.kernel]]
+        # Every step of a carry chain names the flag as an operand, also the first, which does not look at it.
+        known = {*PER_LANE, "%carry"}
+        blank = {r.name for n, r in enumerate(self.types) if alive >> n & 1 and r.name not in known}
+        return Doubtful.of(self.plans, self.instructions, blank)
 
     @cached_property
     def sharing(self) -> Sharing:
@@ -146,7 +167,9 @@ class Code:
         if isinstance(control, Exit):
             return stay
         if isinstance(control, Call):
-            return [self.starts[control.function], *stay]
+            # Who calls itself overwrites registers that the restored ones will need: they are alive at the call.
+            again = any((self.function_at[pc], name) in self.cycles for name in callees(control))
+            return [self.starts[name] for name in callees(control)] + (after if control.builtin or again else stay)
         if isinstance(control, Return):
             return self.return_sites.get(self.function_at[pc], []) + stay
         return after
@@ -156,7 +179,8 @@ class Code:
         self.return_sites: dict[str, list[int]] = {}
         for pc, plan in enumerate(self.plans):
             if isinstance(plan.control, Call):
-                self.return_sites.setdefault(plan.control.function, []).append(pc + 1)
+                for name in callees(plan.control):
+                    self.return_sites.setdefault(name, []).append(pc + 1)
         leaders = {0, *self.starts.values(), *self.labels.values()}
         for pc, plan in enumerate(self.plans):
             if plan.control is not None:
@@ -324,6 +348,16 @@ class Code:
         self._regions[pc, converged] = region
         return region
 
+    def mix(self, region: Region) -> tuple[tuple[Line, Counts], ...]:
+        """What one warp executes in a region, by line."""
+        end = region.end + (region.ends is not None)
+        found = self._mixes.get((region.start, end))
+        if found is None:
+            instructions, plans = self.instructions[region.start : end], self.plans[region.start : end]
+            found = mix_of((i, plan.flops) for i, plan in zip(instructions, plans, strict=True))
+            self._mixes[region.start, end] = found
+        return found
+
     def regions(self) -> list[Region]:
         return list(self._regions.values())
 
@@ -350,6 +384,7 @@ CONSTANT_REGISTERS = {
     "%dynamic_smem_size",
     "%total_smem_size",
     "%aggr_smem_size",
+    *(f"%envreg{n}" for n in range(32)),
 }
 
 
@@ -363,24 +398,3 @@ def symbols(operands: tuple[Operand, ...]) -> list[Sym]:
         elif isinstance(operand, Vec):
             out += symbols(operand.items)
     return out
-
-
-def reachable(program: Program, kernel: str, plans: dict[str, list[Plan]]) -> list[str]:
-    """The kernel and the functions it calls, callers first. Raises `PtxError` on recursion: frames are static."""
-    order: list[str] = []
-    active: list[str] = []
-
-    def visit(name: str) -> None:
-        if name in active:
-            raise PtxError(f"recursion is not executed: {' -> '.join([*active, name])}")
-        if name in order:
-            return
-        order.append(name)
-        active.append(name)
-        for plan in plans[name]:
-            if isinstance(plan.control, Call):
-                visit(plan.control.function)
-        active.pop()
-
-    visit(kernel)
-    return order

@@ -1,17 +1,28 @@
-"""Counts of one launch: bytes and requests by tensor, instructions by opcode, work of the tensor cores."""
+"""Counts of one launch, for the kernel and for each line of its CUDA source: bytes and requests by tensor, bank
+conflicts, instructions by opcode and class, active lanes, work of the tensor cores.
+
+While a kernel runs, everything is recorded for each instruction (`Tally`); lines and totals are sums made at the end, so
+that they always agree. All counts are of PTX instructions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from .classes import instruction_class
 from .lanes import Lanes
+from .patterns import SECTOR, distinct
+from .syntax import Instruction, Line
 from .types import Array
 
-SECTOR = 32
-"""Bytes of a sector, the unit in which global memory is fetched."""
+if TYPE_CHECKING:
+    from .code import Code
+    from .memory import Segment
 
 
 @dataclass
@@ -32,23 +43,48 @@ class Traffic:
     unique_read_bytes: int = 0
     unique_write_bytes: int = 0
 
+    @property
+    def requested_bytes(self) -> int:
+        return self.read_bytes + self.write_bytes
+
+    @property
+    def sectors(self) -> int:
+        return self.read_sectors + self.write_sectors
+
+    @property
+    def requests(self) -> int:
+        return self.read_requests + self.write_requests
+
+    @property
+    def coalescing(self) -> float | None:
+        """Requested bytes / bytes of their sectors. Above 1 where lanes share bytes; None without traffic."""
+        return self.requested_bytes / (SECTOR * self.sectors) if self.sectors else None
+
+    def sides(self) -> dict[str, Traffic]:
+        """Reads ("read") and writes ("write") apart."""
+        numbers = vars(self)
+        return {
+            side: Traffic(**{name: count for name, count in numbers.items() if side in name.split("_")})
+            for side in ("read", "write")
+        }
+
+    def add(self, other: Traffic) -> None:
+        _add_fields(self, other)
+
     def count(self, lanes: Lanes, addresses: Array, size: int | Array, write: bool) -> None:
         """Count one access of `size` bytes a lane at aligned virtual `addresses` (uint64, one a lane).
 
         `size` is an array where lanes differ (cp.async with a source size); then each address has one size.
         """
-        key = np.bitwise_and(addresses, _OFFSET)
-        np.bitwise_or(key, lanes.warp_key, key)
         if isinstance(size, int):
             requested = lanes.n * size
-            key.sort()
-            unique = size * (1 + int(np.count_nonzero(key[1:] != key[:-1])))
+            first, pattern = lanes.pattern(addresses, size)
+            unique, sectors = pattern.unique_bytes, pattern.sectors(first)
         else:
             requested = int(size.sum())
-            key, first = np.unique(key, return_index=True)
-            unique = int(size[first].sum())
-        np.right_shift(key, 5, key)
-        sectors = 1 + int(np.count_nonzero(key[1:] != key[:-1]))
+            place = (lanes.warp << 48) + addresses.view(np.int64) - int(addresses[0])
+            unique = int(size[np.unique(place, return_index=True)[1]].sum())
+            sectors = distinct(place + (int(addresses[0]) & (SECTOR - 1)) >> 5)
         if write:
             self.write_bytes += requested
             self.write_requests += lanes.warps
@@ -61,7 +97,11 @@ class Traffic:
             self.unique_read_bytes += unique
 
 
-_OFFSET = np.array((1 << 40) - 1, np.uint64)
+def _add_fields(to: object, other: object) -> None:
+    """Add the numbers of one dataclass of numbers to those of another."""
+    mine = vars(to)
+    for name, value in vars(other).items():
+        mine[name] += value
 
 
 @dataclass
@@ -77,39 +117,146 @@ class SharedCounts:
     wavefronts: int = 0
     ideal_wavefronts: int = 0
 
+    @property
+    def conflicts(self) -> int:
+        """Bank conflicts: wavefronts beyond the ideal."""
+        return self.wavefronts - self.ideal_wavefronts
 
-@dataclass(frozen=True)
-class Counters:
-    """Counts of a launch. `instructions` are warp instructions (predicated-off ones included), by opcode in `by_opcode`.
+    def add(self, other: SharedCounts) -> None:
+        _add_fields(self, other)
 
-    `mma_flops` is 2 m n k for each warp-level mma. `shared` maps "ld", "st", "atom", "ldmatrix", "stmatrix",
-    "cp.async" to `SharedCounts`. `barriers` counts completed block barriers.
+
+Addable = TypeVar("Addable", Traffic, SharedCounts)
+
+
+def total(kind: type[Addable], parts: Iterable[Addable]) -> Addable:
+    """The sum of counts of one kind."""
+    out = kind()
+    for part in parts:
+        out.add(part)
+    return out
+
+
+@dataclass
+class Counts:
+    """What some instructions did: those of a line, or of a whole kernel.
+
+    `instructions` are warp instructions (predicated-off ones included), by opcode in `by_opcode`, by class (`classes`) in
+    `by_class`. `thread_instructions` are those of the single active lanes, `predicated_off` as many of them as their
+    predicate switched off (a conditional branch that is not taken counts as switched off). `divergent_branches` counts the
+    warps whose active lanes went different ways at a branch, once for each way beyond the first. `mma_flops` is 2 m n k for
+    each warp-level mma. `traffic` is that of each tensor. `shared` maps (kind, bytes a lane) to counts; the kinds are "ld",
+    "st", "atom", "ldmatrix", "stmatrix", "cp.async", "cp.async.bulk" (one lane copies all). `inlined_at`: the kernel's lines
+    that call the inlined functions in which the code stands.
     """
 
-    instructions: int
-    by_opcode: Mapping[str, int]
-    mma_flops: int
-    shared: Mapping[str, SharedCounts]
-    barriers: int
-    waves: int
+    instructions: int = 0
+    thread_instructions: int = 0
+    predicated_off: int = 0
+    divergent_branches: int = 0
+    mma_flops: int = 0
+    by_opcode: dict[str, int] = field(default_factory=dict)
+    by_class: dict[str, int] = field(default_factory=dict)
+    traffic: dict[str, Traffic] = field(default_factory=dict)
+    shared: dict[tuple[str, int], SharedCounts] = field(default_factory=dict)
+    inlined_at: set[Line] = field(default_factory=set)
+
+    def add(self, other: Counts, times: int = 1) -> None:
+        """Add the counts of other instructions, those that every warp has in common `times` over."""
+        self.instructions += other.instructions * times
+        self.mma_flops += other.mma_flops * times
+        for mine, theirs in ((self.by_opcode, other.by_opcode), (self.by_class, other.by_class)):
+            for name, count in theirs.items():
+                mine[name] = mine.get(name, 0) + count * times
+        self.inlined_at |= other.inlined_at
+        self.thread_instructions += other.thread_instructions
+        self.predicated_off += other.predicated_off
+        self.divergent_branches += other.divergent_branches
+        for tensor, moved in other.traffic.items():
+            self.traffic.setdefault(tensor, Traffic()).add(moved)
+        for access, passed in other.shared.items():
+            self.shared.setdefault(access, SharedCounts()).add(passed)
+
+    @property
+    def active_lanes(self) -> float:
+        """Mean number of active lanes of an instruction, of 32; less where warps diverge or are not whole."""
+        return self.thread_instructions / self.instructions if self.instructions else 0.0
+
+    @property
+    def global_memory(self) -> Traffic:
+        """Traffic of all tensors together."""
+        return total(Traffic, self.traffic.values())
+
+    @property
+    def shared_memory(self) -> SharedCounts:
+        """Shared memory of all kinds and widths together."""
+        return total(SharedCounts, self.shared.values())
+
+    def shared_kind(self, kind: str) -> SharedCounts:
+        """Shared memory of one kind, all widths."""
+        return total(SharedCounts, (counts for (name, _), counts in self.shared.items() if name == kind))
+
+
+@dataclass
+class Counters(Counts):
+    """Counts of a launch: the whole kernel's, and `lines` with those of each line, which sum to them.
+
+    `barriers` counts completed block barriers, `waves` how many groups of blocks ran one after the other.
+    """
+
+    lines: dict[Line, Counts] = field(default_factory=dict)
+    barriers: int = 0
+    waves: int = 0
 
 
 @dataclass
 class Tally:
-    """The growing counts of a running launch."""
+    """The growing counts of a running launch, by instruction."""
 
-    by_opcode: dict[str, int] = field(default_factory=dict)
-    shared: dict[str, SharedCounts] = field(default_factory=dict)
-    mma_flops: int = 0
+    traffic: defaultdict[tuple[Instruction, Segment], Traffic] = field(default_factory=lambda: defaultdict(Traffic))
+    shared: defaultdict[tuple[Instruction, str, int], SharedCounts] = field(default_factory=lambda: defaultdict(SharedCounts))
+    predicated_off: defaultdict[Instruction, int] = field(default_factory=lambda: defaultdict(int))
+    divergent: defaultdict[Instruction, int] = field(default_factory=lambda: defaultdict(int))
     barriers: int = 0
     waves: int = 0
 
-    def freeze(self) -> Counters:
-        return Counters(
-            sum(self.by_opcode.values()),
-            dict(sorted(self.by_opcode.items(), key=lambda item: -item[1])),
-            self.mma_flops,
-            dict(self.shared),
-            self.barriers,
-            self.waves,
-        )
+    def fold(self, code: Code) -> Counters:
+        """The counts by line and in all; how often instructions ran is in the regions of `code`."""
+        lines: defaultdict[Line, Counts] = defaultdict(Counts)
+        for region in code.regions():
+            if region.executed:
+                for line, mix in code.mix(region):
+                    lines[line].add(mix, region.executed)
+                    lines[line].thread_instructions += region.threads * mix.instructions
+        for instruction, off in self.predicated_off.items():
+            lines[instruction.place].predicated_off += off
+        for instruction, ways in self.divergent.items():
+            lines[instruction.place].divergent_branches += ways
+        for (instruction, segment), moved in self.traffic.items():
+            if segment.space != "param":
+                lines[instruction.place].traffic.setdefault(segment.name, Traffic()).add(moved)
+        for (instruction, kind, size), passed in self.shared.items():
+            lines[instruction.place].shared.setdefault((kind, size), SharedCounts()).add(passed)
+        out = Counters(lines=dict(sorted(lines.items())), barriers=self.barriers, waves=self.waves)
+        for counts in out.lines.values():
+            out.add(counts)
+        for each in (out, *out.lines.values()):
+            each.by_opcode, each.by_class = most_first(each.by_opcode), most_first(each.by_class)
+        return out
+
+
+def mix_of(instructions: Iterable[tuple[Instruction, int]]) -> tuple[tuple[Line, Counts], ...]:
+    """What (instruction, FLOPs of the tensor cores) executed once by one warp add to each line, less what lanes decide."""
+    lines: defaultdict[Line, Counts] = defaultdict(Counts)
+    for instruction, flops in instructions:
+        counts = lines[instruction.place]
+        counts.instructions += 1
+        counts.mma_flops += flops
+        for table, name in ((counts.by_opcode, instruction.opcode), (counts.by_class, instruction_class(instruction))):
+            table[name] = table.get(name, 0) + 1
+        counts.inlined_at.update(instruction.inlined_at[-1:])
+    return tuple(lines.items())
+
+
+def most_first(counts: dict[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

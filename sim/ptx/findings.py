@@ -17,10 +17,12 @@ LIMIT = 100
 class Finding:
     """One thing that is wrong, at the first lane that did it.
 
-    `kind` is one of: "out of bounds", "misaligned", "null pointer", "read-only", "uninitialised", "in flight" (shared
-    memory whose asynchronous copy nobody waited for), "race" (`races`), "deadlock", "partial barrier" (threads had exited before a
-    barrier of the whole block), "missing lanes" (a warp-wide instruction without all lanes that it names),
-    "inactive source" (a shuffle from a lane that does not take part), "trap".
+    `kind` is one of: "out of bounds", "misaligned", "null pointer", "read-only", "uninitialised" (memory or a register),
+    "in flight" (shared memory whose asynchronous copy nobody waited for), "race" (`races`), "deadlock", "endless" (a warp
+    has run `max_steps` stretches of code), "partial barrier" (threads had exited before a barrier of the whole block),
+    "missing lanes" (a warp-wide instruction without all lanes that it names), "inactive source" (a shuffle from a lane that
+    does not take part), "bad arrival" (at an mbarrier), "bad call" (through a pointer that is no such function), "stack
+    overflow", "trap" (also a failed assertion).
     `source` is (file, line) of the CUDA source where the PTX has line information. `block` is the linear block index,
     `warp` counts within the block, `lane` within the warp. `address` is the virtual address (shared: the offset).
     """
@@ -87,3 +89,8 @@ class Findings:
         self.items.append(
             Finding(kind, message, self.kernel, instruction.source, instruction.line, block, warp, lane, address, tensor)
         )
+
+
+def source(i: Instruction) -> str:
+    """Where an instruction comes from: file:line of the CUDA source if the PTX says so."""
+    return f"{i.source[0].rpartition('/')[2]}:{i.source[1]}" if i.source else f"PTX line {i.line} ({i.text})"

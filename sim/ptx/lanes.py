@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
+from .patterns import Pattern, Patterns
 from .types import Array
 
 WARP = 32
@@ -34,6 +35,7 @@ class Wave:
         self.alive_by_warp = self.alive.reshape(-1, WARP).sum(axis=1)
         self.alive_by_block = np.full(blocks, threads)
         self.exits = 0
+        self.patterns = Patterns()
         self._interned: dict[bytes, Lanes] = {}
         self._interned_lanes = 0
 
@@ -55,6 +57,11 @@ class Wave:
         self.alive_by_warp = self.alive.reshape(-1, WARP).sum(axis=1)
         self.alive_by_block = self.alive.reshape(self.blocks, -1).sum(axis=1)
         self.exits += 1
+
+    def release(self) -> None:
+        """Forget the sets of lanes: they refer to the wave, and would live until the next garbage collection."""
+        self._interned.clear()
+        self.patterns = Patterns()
 
 
 class Lanes:
@@ -110,11 +117,6 @@ class Lanes:
         """All 32 lanes of each warp are in the set: arrays over the lanes reshape to (warps, 32)."""
         return self.n == WARP * self.warps
 
-    @cached_property
-    def warp_key(self) -> Array:
-        """Warp number above bit 40: added to an offset it separates the requests of the warps."""
-        return self.warp.astype(np.uint64) << np.uint64(40)
-
     @property
     def converged(self) -> bool:
         """All living lanes of each warp in the set are in the set."""
@@ -128,6 +130,10 @@ class Lanes:
     def whole_blocks(self) -> bool:
         """All living lanes of each block in the set are in the set."""
         return self.full or int(self.wave.alive_by_block[self.block_ids].sum()) == self.n
+
+    def pattern(self, addresses: Array, size: int) -> tuple[int, Pattern]:
+        """(first address, pattern) of accesses of `size` bytes by these lanes."""
+        return self.wave.patterns.of(self, addresses, size)
 
     def shared_base(self, shift: int) -> Array:
         """Index of each lane's shared memory in an array of elements of 1 << shift bytes (uint32)."""

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
 from .asynccopy import Copies
 from .barriers import Barriers, WarpBarriers
+from .bulkcopy import Bulks
 from .code import Code, Region
 from .counters import Tally
 from .findings import Findings
 from .fpenv import ENVIRONMENT, KEEP
+from .functions import Functions
 from .lanes import WARP, Lanes, Wave
 from .memory import Memory, Segment
-from .ops.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, Exit, Return, WarpBarrier
+from .ops.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, Exit, PhaseWait, Return, WarpBarrier
+from .phases import MBarriers
 from .registers import FILE_DTYPES, Frame
 from .scheduler import Ready, make_ready
+from .steps import MAX_STEPS, Steps
 from .syntax import Instruction, Mem, Reg, Sym
 from .types import Array, PtxError
+from .unwritten import Shadows
 
 WAVE_LANES = 4096
 """Lanes of a wave, as far as whole blocks allow: enough to spread the cost of a NumPy call, few enough for the caches."""
@@ -65,7 +71,8 @@ class Setup:
     symbols: dict[str, int]
     seed: int | None = None
     on_barrier: Callable[[int, int], None] | None = None
-    constants: dict[str, int] = field(default_factory=dict)
+    max_steps: int = MAX_STEPS
+    workspace: int = 0
 
 
 class Machine:
@@ -84,10 +91,15 @@ class Machine:
         warps = -(-geometry.threads // WARP)
         self.constants |= {"%nwarpid": max(warps, 32), "%smid": 0, "%nsmid": 1, "%gridid": 1}
         self.constants |= {"%dynamic_smem_size": setup.shared_bytes}
+        self.constants |= dict.fromkeys((f"%envreg{n}" for n in range(32)), 0)
+        # Where the driver puts the memory through which the blocks of a cooperative launch meet.
+        self.constants |= {"%envreg1": setup.workspace >> 32, "%envreg2": setup.workspace & 0xFFFFFFFF}
         self.constants |= dict.fromkeys(("%total_smem_size", "%aggr_smem_size"), memory.shared_size)
         self.full: Frame
         self.wave: Wave
         self.copies: Copies
+        self.shadows = Shadows(self)
+        self.steps = Steps(self, setup.max_steps)
         self._compact: dict[int, Frame] = {}
         self._full_frames: dict[int, Frame] = {}
         self._clock = 0
@@ -131,30 +143,24 @@ class Machine:
         most = max(1, min(lanes // lanes_per_block, WAVE_BYTES // (2 * self.memory.shared_stride)))
         waves = -(-geometry.blocks // most)
         size = -(-geometry.blocks // waves)
+        for region in self.code.regions():
+            region.executed = region.threads = 0
         with np.errstate(all="ignore"):
             try:
                 ENVIRONMENT.setter(self.code.base_mode)()
                 for first in range(0, geometry.blocks, size):
                     self.tally.waves += 1
-                    self.run_wave(first, min(size, geometry.blocks - first))
+                    try:
+                        self.run_wave(first, min(size, geometry.blocks - first))
+                    finally:
+                        self.wave.release()
             except Stop:
                 pass
             finally:
                 ENVIRONMENT.setter(KEEP)()
-                self.count()
                 # Bound code refers to its frame: without this the arrays would live until the next garbage collection.
                 for frame in (*self._compact.values(), *self._full_frames.values()):
                     frame.release()
-
-    def count(self) -> None:
-        for region in self.code.regions():
-            if region.executed:
-                last = region.end + (region.ends is not None)
-                for pc in range(region.start, last):
-                    name = self.code.instructions[pc].opcode
-                    self.tally.by_opcode[name] = self.tally.by_opcode.get(name, 0) + region.executed
-                    self.tally.mma_flops += self.code.plans[pc].flops * region.executed
-                region.executed = 0
 
     def run_wave(self, first_block: int, blocks: int) -> None:
         memory = self.memory
@@ -168,19 +174,27 @@ class Machine:
         self.full = self.frame = frame
         self.current: Lanes | None = None
         self.fill_special_registers()
+        self.shadows.begin_wave(self.wave)
+        self.steps.begin_wave(self.wave)
         self.ready: Ready = make_ready(self.random)
         self.parked: dict[int, Lanes] = {}
-        # For each device function: the call instruction that each lane came from.
-        self.returns: dict[str, Array] = {}
+        self.functions = Functions(self)
         self.barriers = Barriers(self)
         self.warp_barriers = WarpBarriers(self)
+        self.mbarriers = MBarriers(self)
+        self.bulks = Bulks(self)
         self.ready.push(0, self.wave.lanes(np.flatnonzero(self.wave.alive)))
         while True:
-            while self.ready:
+            while self.ready or self.mbarriers.answers:
+                if self.mbarriers.answers:
+                    self.mbarriers.answer()
                 self.step(*self.ready.pop())
-                if self.random is not None and self.copies.pending and self.random.random() < 0.2:
+                if self.random is not None and (self.copies.pending or self.mbarriers.objects) and self.random.random() < 0.2:
                     self.copies.stir()
-            if not (self.parked or self.barriers or self.warp_barriers):
+                    self.mbarriers.stir(self.random)
+            if self.mbarriers.give_up():
+                continue
+            if not (self.parked or self.barriers or self.warp_barriers or self.mbarriers):
                 return
             self.deadlock()
 
@@ -251,6 +265,8 @@ class Machine:
 
     def step(self, pc: int, lanes: Lanes) -> None:
         """Run `lanes` from `pc` to the end of the straight code, and say where they go on."""
+        if self.steps.exceeded(pc, lanes):
+            raise Stop
         code = self.code
         converged = lanes.converged
         if not converged and code.plans[pc].collective is not None:
@@ -268,6 +284,7 @@ class Machine:
         for thunk in frame.thunks(region):
             thunk()
         region.executed += lanes.warps
+        region.threads += lanes.n
         if region.ends is None:
             if region.end >= len(code.plans):
                 self.leave(lanes)
@@ -303,45 +320,63 @@ class Machine:
         pc = region.ends
         plan, instruction = self.code.plans[pc], self.code.instructions[pc]
         control = plan.control
+        if pc in self.code.doubtful.watched:
+            self.shadows.control(pc, lanes, frame)
         if instruction.predicate is not None:
             register, negated = instruction.predicate
             holds = frame.array(Arg(register, FILE_DTYPES[1]))
             count = int(np.count_nonzero(holds))
             if negated:
                 count = lanes.n - count
+            if count < lanes.n:
+                self.tally.predicated_off[instruction] += lanes.n - count
             if count == 0:
                 self.push(pc + 1, lanes)
                 return
             if count < lanes.n:
                 mask = ~holds if negated else holds.copy()
-                self.push(pc + 1, lanes.subset(np.flatnonzero(~mask)))
+                stay, everyone = lanes.subset(np.flatnonzero(~mask)), lanes
+                self.push(pc + 1, stay)
                 lanes = lanes.subset(np.flatnonzero(mask))
+                self.tally.divergent[instruction] += stay.warps + lanes.warps - everyone.warps
         if isinstance(control, Branch):
             if control.table:
-                self.switch(self.code.tables[control.table], lanes, self.read(lanes, plan.reads[0]))
+                self.switch(instruction, self.code.tables[control.table], lanes, self.read(lanes, plan.reads[0]))
             else:
                 self.push(self.code.target(control.target), lanes)
         elif isinstance(control, Barrier):
             self.barriers.arrive(pc, lanes)
         elif isinstance(control, WarpBarrier):
             self.warp_barriers.arrive(pc, lanes)
+        elif isinstance(control, PhaseWait):
+            self.mbarriers.wait(pc, lanes)
         elif isinstance(control, Call):
-            self.call(pc, control, lanes)
+            self.functions.call(pc, control, lanes)
         elif isinstance(control, Return) and self.code.function_at[pc] != self.code.kernel:
-            self.give_back(pc, lanes)
+            self.functions.give_back(pc, lanes)
         else:
             if isinstance(control, Exit) and control.trap:
-                self.findings.report("trap", "the kernel trapped", instruction, lanes, 0, count=lanes.n)
-                raise Stop
+                self.stop("trap", "the kernel trapped", pc, lanes)
             self.leave(lanes)
 
-    def switch(self, targets: list[int], lanes: Lanes, index: Array) -> None:
+    def stop(self, kind: str, message: str, pc: int, lanes: Lanes) -> NoReturn:
+        """A finding that ends the launch."""
+        self.findings.report(kind, message, self.code.instructions[pc], lanes, 0, count=lanes.n)
+        raise Stop
+
+    def switch(self, instruction: Instruction, targets: list[int], lanes: Lanes, index: Array) -> None:
+        """Each lane goes to its target, the last one where its index is too large."""
         index = np.minimum(index, len(targets) - 1)
-        for number in np.unique(index):
-            self.push(targets[int(number)], lanes.subset(np.flatnonzero(index == number)))
+        ways = [(int(number), lanes.subset(np.flatnonzero(index == number))) for number in np.unique(index)]
+        for number, some in ways:
+            self.push(targets[number], some)
+        if len(ways) > 1:
+            self.tally.divergent[instruction] += sum(some.warps for _, some in ways) - lanes.warps
 
     def leave(self, lanes: Lanes) -> None:
         """The threads are done; whoever waits for the warp or the block looks again."""
+        self.mbarriers.leave(lanes)
+        self.bulks.leave(lanes)
         self.copies.leave(lanes)
         self.wave.exit(lanes)
         parked, self.parked = self.parked, {}
@@ -349,32 +384,6 @@ class Machine:
             self.ready.push(pc, waiting)
         self.barriers.recheck()
         self.warp_barriers.recheck()
-
-    # -- device functions -------------------------------------------------------------------------------------------------
-
-    def call(self, pc: int, control: Call, lanes: Lanes) -> None:
-        function = next(f for f in self.code.functions if f.name == control.function)
-        for mine, theirs in zip(control.arguments, function.params, strict=True):
-            self.copy_local(lanes, mine, theirs.name, theirs.size)
-        self.returns.setdefault(function.name, np.zeros(self.wave.size, np.int64))[lanes.index] = pc
-        self.push(self.code.starts[function.name], lanes)
-
-    def give_back(self, pc: int, lanes: Lanes) -> None:
-        name = self.code.function_at[pc]
-        function = next(f for f in self.code.functions if f.name == name)
-        sites = self.returns[name][lanes.index]
-        for site in np.unique(sites):
-            back = lanes.subset(np.flatnonzero(sites == site))
-            control = self.code.plans[int(site)].control
-            assert isinstance(control, Call)
-            for mine, theirs in zip(control.results, function.returns, strict=True):
-                self.copy_local(back, theirs.name, mine, theirs.size)
-            self.push(int(site) + 1, back)
-
-    def copy_local(self, lanes: Lanes, source: str, target: str, size: int) -> None:
-        rows = self.memory.local_view(1).reshape(self.wave.size, -1)
-        start, to = self.code.local.offsets[source], self.code.local.offsets[target]
-        rows[lanes.index, to : to + size] = rows[lanes.index, start : start + size]
 
     # -- the end of the road ----------------------------------------------------------------------------------------------
 
@@ -386,6 +395,7 @@ class Machine:
             self.findings.report("deadlock", message, instruction, lanes, 0, count=lanes.n)
         self.barriers.report_deadlock()
         self.warp_barriers.report_deadlock()
+        self.mbarriers.report_deadlock()
         raise Stop
 
 

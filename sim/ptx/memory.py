@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from .counters import SharedCounts, Tally, Traffic
+from .counters import Tally
 from .findings import Findings
 from .lanes import Lanes, Wave
+from .patterns import wavefronts
 from .races import Races
 from .syntax import Instruction
 from .types import ELEMENT, Array
@@ -33,7 +34,7 @@ SPACE_BITS = 56
 ALIGNMENT = 4096
 
 UNWRITTEN, WRITTEN, IN_FLIGHT = 0, 1, 2
-"""State of a byte of shared memory."""
+"""State of a byte of shared memory, and of a tensor whose contents nobody wrote."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,10 @@ class Segment:
         self.address = low
         base = array.__array_interface__["data"][0]
         self.pointer = self.start + (base - low)
-        self.traffic = Traffic()
+        self.state: Array | None = None
+        """UNWRITTEN or WRITTEN for each byte from `start`; None: the launch was given the contents."""
         self._windows: dict[int, tuple[Array, Array, Array]] = {}
+        self._states: dict[int, Array] = {}
 
     def window(self, size: int) -> tuple[Array, Array, Array]:
         """(elements of `size` bytes, virtual address of the first aligned one, largest offset of one) as arrays."""
@@ -93,6 +96,43 @@ class Segment:
             self._windows[size] = found
         return found
 
+    def states(self, size: int) -> Array:
+        """`state` as elements of `size` bytes, the same ones as in `window`."""
+        found = self._states.get(size)
+        if found is None:
+            view, first, _ = self.window(size)
+            assert self.state is not None
+            skipped = int(first) - self.start
+            found = self._states[size] = self.state[skipped : skipped + len(view) * size].view(ELEMENT[size])
+        return found
+
+    def neighbours(self, segments: list[Segment]) -> tuple[list[Segment], int, int]:
+        """Those that share memory with this one, itself included, and the host addresses where they begin and end."""
+        group, low, high = [self], self.address, self.address + self.size
+        for _ in segments:
+            for one in segments:
+                if one not in group and one.size and one.address < high and low < one.address + one.size:
+                    group.append(one)
+                    low, high = min(low, one.address), max(high, one.address + one.size)
+        return group, low, high
+
+
+def mark_unwritten(chosen: list[Segment], segments: list[Segment]) -> None:
+    """Nobody wrote the elements of the arrays of `chosen`, nor whatever other segments show of the same memory."""
+    for segment in chosen:
+        state = segment.state
+        if state is None:
+            group, low, high = segment.neighbours(segments)
+            low -= low % 16  # as aligned as the memory itself
+            together = np.full(high - low, WRITTEN, np.uint8)
+            for one in group:
+                one.state = together[one.address - low : one.address - low + one.size]
+            state = together[segment.address - low :]
+        array = segment.array
+        if array.size:
+            own = state[segment.pointer - segment.start :]
+            np.lib.stride_tricks.as_strided(own, (*array.shape, array.itemsize), (*array.strides, 1))[...] = UNWRITTEN
+
 
 class Memory:
     """All memory of a running launch. `begin_wave` gives the blocks of the next wave fresh shared and local memory."""
@@ -102,7 +142,7 @@ class Memory:
         self.shared_size = shared_size
         self.shared_stride = -(-max(shared_size, 1) // 128) * 128
         self.local_size = local_size
-        self.local_stride = -(-max(local_size, 1) // 16) * 16
+        self.local_stride = -(-max(local_size, 1) // 32) * 32
         self.findings = findings
         self.tally = tally
         self.observer: Observer | None = None
@@ -119,6 +159,7 @@ class Memory:
             self._local = np.empty(wave.size * self.local_stride, np.uint8)
         if self.races is not None:
             self.races.begin_wave(wave)
+        self.lanes_per_block = wave.lanes_per_block
         self._shared[:] = 0xFF
         self._state[:] = UNWRITTEN
         self._local[:] = 0xFF
@@ -141,6 +182,30 @@ class Memory:
     def local_view(self, size: int) -> Array:
         return self._local_views[size]
 
+    def peek(self, lane: int, address: int, size: int) -> bytes:
+        """Up to `size` bytes at a generic address as lane `lane` of the wave sees it, uncounted; none where it is invalid."""
+        base, offset = address >> SPACE_BITS << SPACE_BITS, address & ((1 << SPACE_BITS) - 1)
+        if base == LOCAL_WINDOW:
+            start, limit, data = lane * self.local_stride, self.local_stride, self._local
+        elif base == SHARED_WINDOW:
+            start, limit, data = lane // self.lanes_per_block * self.shared_stride, self.shared_stride, self._shared
+        else:
+            segment = self.segments.get(address >> WINDOW_BITS)
+            if segment is None:
+                return b""
+            start, limit, data = 0, segment.size, segment.window(1)[0]
+            offset = address - segment.start
+        return data[start + offset : start + min(offset + size, limit)].tobytes() if 0 <= offset < limit else b""
+
+    def text(self, lane: int, address: int) -> str:
+        """The C string at a generic address."""
+        out = b""
+        while part := self.peek(lane, address + len(out), 256):
+            out += part
+            if 0 in part:
+                break
+        return out.partition(b"\0")[0].decode(errors="replace")
+
     def settle(self) -> None:
         """Now and then: once every shared byte is written, reads need no check any more."""
         self._checks += 1
@@ -162,12 +227,18 @@ class Memory:
         """Count a checked access and show it to the observer, once as a read and once as a write for an atomic."""
         reads, writes = kind not in STORES, kind in STORES or kind == "atom"
         if segment is not None:
+            traffic = self.tally.traffic[instruction, segment]
             if reads:
-                segment.traffic.count(lanes, addresses, size, False)
+                traffic.count(lanes, addresses, size, False)
             if writes:
-                segment.traffic.count(lanes, addresses, size, True)
+                traffic.count(lanes, addresses, size, True)
         elif space == "shared" and isinstance(size, int):
-            self._count_shared(lanes, addresses, size, kind)
+            counts = self.tally.shared[instruction, kind, size]
+            passes, ideal = wavefronts(lanes, addresses, size)
+            counts.requests += lanes.warps
+            counts.bytes += lanes.n * size
+            counts.wavefronts += passes
+            counts.ideal_wavefronts += ideal
         if self.races is not None:
             self.races.access(space, segment, lanes, addresses, size, kind, instruction)
         if self.observer is not None:
@@ -176,41 +247,6 @@ class Memory:
             if writes:
                 self.observer(Access(lanes, space, segment, addresses, size, kind, True, instruction))
 
-    def _count_shared(self, lanes: Lanes, addresses: Array, size: int, kind: str) -> None:
-        counts = self.tally.shared.get(kind)
-        if counts is None:
-            counts = self.tally.shared[kind] = SharedCounts()
-        counts.requests += lanes.warps
-        counts.bytes += lanes.n * size
-        passes, ideal = wavefronts(lanes, addresses, size)
-        counts.wavefronts += passes
-        counts.ideal_wavefronts += ideal
-
 
 STORES = frozenset({"st", "red", "stmatrix", "cp.async"})
 """Kinds that only write. cp.async resolves its global source as "ld" and its shared destination as "cp.async"."""
-
-
-def wavefronts(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
-    """(wavefronts, those without bank conflicts) of a shared access: 32 banks of 4 bytes, one word a bank a pass.
-
-    Lanes with 8 or 16 bytes go in halves or quarters of a warp, as the 128 bytes of a pass allow.
-    """
-    unit = max(size, 4)
-    columns = 128 // unit
-    row = lanes.phase(columns)
-    units = addresses.astype(np.int64) >> (unit.bit_length() - 1)
-    place = (units & (columns - 1)) + row
-    # The turns from the first lane's to the last one's, of which some may be empty.
-    base = int(row[0])
-    span = int(row[-1]) + columns - base
-    worst = np.bincount(place - base, minlength=span).reshape(-1, columns).max(axis=1)
-    ideal = int(np.count_nonzero(worst))
-    passes = int(worst.sum())
-    if passes > ideal:
-        # Several lanes in one column: those that want the same word share a pass.
-        distinct = np.sort((row << 32) + units)
-        distinct = distinct[np.concatenate(([True], distinct[1:] != distinct[:-1]))]
-        place = (distinct >> 32) + (distinct & (columns - 1))
-        passes = int(np.bincount(place - base, minlength=span).reshape(-1, columns).max(axis=1).sum())
-    return passes, ideal

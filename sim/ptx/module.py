@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,15 @@ from . import ops
 from .code import Code
 from .counters import Counters, Tally, Traffic
 from .findings import Finding, Findings
+from .functions import BUILTINS, address_taken, function_addresses, refuse_shared_frames
 from .machine import Geometry, Machine, Setup
-from .memory import Memory, Observer, Segment
-from .ops.registry import Call, Exit, Plan, replace
+from .memory import Memory, Observer, Segment, mark_unwritten
+from .names import find_kernel
+from .ops.registry import Call, Plan, replace
 from .parser import parse
 from .races import Races
-from .syntax import Program, Variable
+from .steps import MAX_STEPS
+from .syntax import Function, Program, Variable
 from .types import Array, Unsupported, UnsupportedPTX
 
 
@@ -32,12 +35,19 @@ class Launch:
     findings_total: int
 
 
+LIMITS = {"grid": ((1 << 31) - 1, 65535, 65535), "block": (1024, 1024, 64)}
+"""The largest x, y and z of every architecture (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+
+
 def triple(value: int | Sequence[int], what: str) -> tuple[int, int, int]:
     """Grid or block as (x, y, z)."""
-    numbers = [int(value)] if isinstance(value, (int, np.integer)) else [int(v) for v in value]
-    if not 1 <= len(numbers) <= 3 or min(numbers) < 1:
-        raise ValueError(f"{what} must be one to three positive numbers, got {value!r}")
-    x, y, z = (*numbers, 1, 1)[:3]
+    numbers = [value] if isinstance(value, (int, np.integer)) else list(value) if isinstance(value, Sequence | np.ndarray) else []
+    if not 1 <= len(numbers) <= 3 or not all(isinstance(v, (int, np.integer)) and v >= 1 for v in numbers):
+        raise ValueError(f"{what} must be one to three positive whole numbers, got {value!r}")
+    x, y, z = (*(int(v) for v in numbers), 1, 1)[:3]
+    for axis, number, limit in zip("xyz", (x, y, z), LIMITS[what], strict=True):
+        if number > limit:
+            raise ValueError(f"{what} {axis} is at most {limit}, got {value!r}")
     return x, y, z
 
 
@@ -81,7 +91,7 @@ class Module:
 
     def launch(
         self,
-        kernel: str,
+        kernel: str | None,
         grid: int | Sequence[int],
         block: int | Sequence[int],
         args: Mapping[str, Any] | Sequence[Any],
@@ -91,30 +101,37 @@ class Module:
         on_barrier: Callable[[int, int], None] | None = None,
         observer: Observer | None = None,
         races: bool = True,
+        unwritten: Collection[str] = (),
+        max_steps: int = MAX_STEPS,
     ) -> Launch:
         """Run a kernel to its end.
 
+        kernel: its name in the PTX, or that in the source if only one kernel has it; None is the only one of the module.
         grid, block: a number or up to three (x, y, z). args: values in the order of the kernel's parameters; a mapping
         names them, a sequence names them arg0, arg1, ... NumPy arrays are tensors in global memory, written in place
         (a non-writeable one may only be read); the valid range of a tensor is its byte extent, from its lowest to its
         highest byte. None is a null pointer; numbers, NumPy scalars and bytes are packed by the parameter's type.
         shared_bytes: dynamic shared memory of a block. seed: None runs warps in lock step where they agree, a number
         runs them in a random order. on_barrier(block, count) is called when a block has completed its count-th barrier.
-        observer is shown every memory access. races: whether to look for them.
+        observer is shown every memory access. races: whether to look for them. unwritten: names of the arrays in args whose
+        contents nobody wrote (outputs, workspaces), so that to read them before this launch has stored there is a finding.
+        max_steps: about how many stretches of straight code (from branch to branch) a warp may run before the launch ends
+        with an "endless" finding.
 
         Raises ValueError or TypeError for arguments that do not fit the kernel. What is wrong with the kernel itself is
         in `Launch.findings`.
         """
-        if kernel not in self.kernels:
-            raise ValueError(f"kernel {kernel!r} is not in this module; it has {', '.join(self.kernels) or 'none'}")
+        kernel = find_kernel(self.kernels, kernel)
         geometry = Geometry(triple(grid, "grid"), triple(block, "block"))
         if geometry.threads > 1024:
             raise ValueError(f"a block has at most 1024 threads, got {geometry.block}")
+        if max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, got {max_steps}")
         code = self.code(kernel)
         names, values = name_arguments(kernel, code.params, args)
         numbers = itertools.count()
         segments: list[Segment] = []
-        symbols: dict[str, int] = {}
+        symbols = function_addresses(self.program)
         for variable, data in self._variables.items():
             space = self.program.variables[variable].space
             segment = Segment(variable, next(numbers), data, space)
@@ -144,17 +161,25 @@ class Module:
                 packed += pack_scalar(kernel, name, value, param)
         block_bytes = np.frombuffer(bytes(packed) or b"\0", np.uint8)
         params = Segment("parameters", next(numbers), block_bytes, "param")
+        workspace = Segment("grid workspace", next(numbers), np.zeros(64, np.uint8))
         symbols |= {name: params.start + offset for name, offset in offsets.items()}
+        arrays = {segment.name: segment for segment in tensors}
+        for name in unwritten:
+            if name not in arrays:
+                raise ValueError(f"unwritten must name arrays among the arguments, got {name!r}; they are {', '.join(arrays)}")
+        mark_unwritten([arrays[name] for name in unwritten], [*segments, *tensors])
         findings, tally = Findings(kernel), Tally()
         shared_size = code.shared.size + shared_bytes
-        memory = Memory([*segments, *tensors, params], shared_size, code.local.size, findings, tally)
+        memory = Memory([*segments, *tensors, params, workspace], shared_size, code.local.size, findings, tally)
         memory.observer = observer
         if races:
-            memory.races = Races(code, [*segments, *tensors], memory.shared_stride, findings, geometry.blocks)
-        setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, seed, on_barrier)
+            memory.races = Races(code, [*segments, *tensors, workspace], memory.shared_stride, findings, geometry.blocks)
+        setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, seed, on_barrier, max_steps, workspace.start)
         Machine(code, setup, memory, findings, tally).run()
-        traffic = {s.name: s.traffic for s in (*tensors, *segments)}
-        return Launch(tally.freeze(), traffic, tuple(findings.items), findings.total)
+        counters = tally.fold(code)
+        # A tensor that nobody touched has traffic, too: none.
+        counters.traffic = {s.name: counters.traffic.get(s.name, Traffic()) for s in (*tensors, *segments)}
+        return Launch(counters, counters.traffic, tuple(findings.items), findings.total)
 
     def code(self, kernel: str) -> Code:
         found = self._codes.get(kernel)
@@ -173,21 +198,33 @@ def decode_all(program: Program) -> dict[str, list[Plan]]:
             try:
                 plan = ops.decode(instruction)
                 if isinstance(plan.control, Call):
-                    plan = resolve_call(program, plan, plan.control)
+                    plan = resolve_call(program, function, plan, plan.control)
                 plans[function.name].append(plan)
             except Unsupported as error:
                 bad.append((instruction.line, instruction.text, str(error)))
+    if not bad:
+        bad += refuse_shared_frames(program, plans)
     if bad:
         raise UnsupportedPTX(sorted(bad))
     return plans
 
 
-def resolve_call(program: Program, plan: Plan, control: Call) -> Plan:
+def resolve_call(program: Program, caller: Function, plan: Plan, control: Call) -> Plan:
+    """The plan with what the call can reach: one function, one of the device, or all that fit a call through a pointer."""
+    if not control.function:
+        sizes = {v.name: v.size for v in caller.variables}
+        wanted = [[sizes[name] for name in names] for names in (control.arguments, control.results)]
+        fit = tuple(
+            name
+            for name in sorted(address_taken(program))
+            if [[v.size for v in part] for part in (program.functions[name].params, program.functions[name].returns)] == wanted
+        )
+        return replace(plan, control=replace(control, candidates=fit))
     function = program.functions.get(control.function)
     if function is not None and function.defined:
         return plan
-    if control.function == "__assertfail":
-        return replace(plan, control=Exit(trap=True))
+    if BUILTINS.get(control.function) == len(control.arguments):
+        return replace(plan, control=replace(control, function="", builtin=control.function))
     raise Unsupported(f"function {control.function} has no body")
 
 

@@ -19,7 +19,7 @@ _NAME = r"[A-Za-z_$%][\w$]*"
 _LABEL = re.compile(rf"({_NAME})\s*:(?!:)")
 _PREDICATE = re.compile(rf"@(!?)\s*({_NAME})\s*")
 _OPCODE = re.compile(r"([a-z][\w.:]*)\s*")
-_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+[^\n]*")
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:[^\n]*\binlined_at\s+(\d+)\s+(\d+)\s+(\d+))?[^\n]*")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"[^\n]*')
 _VARIABLE = re.compile(
     rf"\.(?P<space>global|const|shared|local|param|reg)\b(?P<quals>(?:\s*\.\w+(?:\s+\d+)?)*?)\s*\.(?P<type>\w+)"
@@ -33,7 +33,7 @@ _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?$")
 _SPECIAL = re.compile(
     r"%(tid|ntid|ctaid|nctaid)\.[xyz]$|%(laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock_hi|clock64|globaltimer"
-    r"|globaltimer_lo|globaltimer_hi|lanemask_(eq|le|lt|ge|gt)|dynamic_smem_size|total_smem_size|aggr_smem_size)$"
+    r"|globaltimer_lo|globaltimer_hi|lanemask_(eq|le|lt|ge|gt)|envreg([0-9]|[12][0-9]|3[01])|dynamic_smem_size|total_smem_size|aggr_smem_size)$"
 )
 
 
@@ -81,6 +81,9 @@ class _Parser:
         self.bad: list[tuple[int, str, str]] = []
         self.target = ""
         self.source: tuple[str, int] | None = None
+        self.inlined_at: tuple[tuple[str, int], ...] = ()
+        # For each (file, line, column) of a .loc where that stands, if in an inlined function: calls, innermost first.
+        self.calls: dict[tuple[str, ...], tuple[tuple[str, int], ...]] = {}
         self.scopes = 0
 
     def line(self, pos: int) -> int:
@@ -215,7 +218,7 @@ class _Parser:
             self.functions.setdefault(function.name, function)
             return head.end()
         self.functions[function.name] = function
-        self.source = None
+        self.source, self.inlined_at, self.calls = None, (), {}
         if not function.is_entry:
             # All device functions call their result func_retval0.
             for variable in function.params + function.returns:
@@ -256,7 +259,6 @@ class _Parser:
                     function.tables[match[1] + scope.suffix] = targets
                     pos = table.end()
                 elif proto := re.compile(r"\s*\.(callprototype|calltargets)\b[^;]*;").match(self.text, match.end()):
-                    self.fail(pos, f".{proto[1]}: indirect calls are not executed")
                     pos = proto.end()
                 else:
                     function.labels[match[1] + scope.suffix] = len(function.instructions)
@@ -297,7 +299,11 @@ class _Parser:
     def directive(self, function: Function, scope: _Scope, pos: int) -> int:
         if match := _LOC.match(self.text, pos):
             if int(match[2]) > 0:
-                self.source = (self.files.get(int(match[1]), "?"), int(match[2]))
+                self.source = self.place(match[1], match[2])
+                self.inlined_at = ()
+                if match[4]:
+                    self.inlined_at = (self.place(match[4], match[5]), *self.calls.get(match.group(4, 5, 6), ()))
+                self.calls[match.group(1, 2, 3)] = self.inlined_at
             return match.end()
         end = self.until(pos, ";")
         text = self.text[pos:end]
@@ -324,6 +330,9 @@ class _Parser:
         self.fail(pos, "unknown directive")
         return end + 1
 
+    def place(self, file: str, line: str) -> tuple[str, int]:
+        return self.files.get(int(file), "?"), int(line)
+
     def instruction(self, function: Function, scope: _Scope, pos: int, end: int) -> None:
         text = self.text[pos:end]
         at, predicate = 0, None
@@ -338,7 +347,10 @@ class _Parser:
         opcode, *mods = match[1].split(".")
         operands = tuple(self.operand(function, scope, t, pos) for t in split_operands(text[match.end() :]))
         clean = " ".join(text.split())
-        function.instructions.append(Instruction(opcode, tuple(mods), operands, predicate, self.line(pos), self.source, clean))
+        line = self.line(pos)
+        function.instructions.append(
+            Instruction(opcode, tuple(mods), operands, predicate, line, self.source, clean, self.inlined_at)
+        )
 
     def operand(self, function: Function, scope: _Scope, text: str, pos: int) -> Operand:
         def sub(part: str) -> Operand:

@@ -6,12 +6,17 @@ shared memory) that somebody wrote what is read. Lanes that fail are reported an
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from .lanes import Lanes
 from .memory import IN_FLIGHT, LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, UNWRITTEN, WINDOW_BITS, WRITTEN, Memory, Segment
 from .syntax import Instruction
 from .types import ELEMENT, UNSIGNED, Array
+
+ALL = slice(None)
+"""Of the bytes of an element."""
 
 Part = tuple[Array, Array, Array | None]
 """(elements, index of each lane's element, positions of those lanes or None for all): what a port resolves to."""
@@ -20,18 +25,19 @@ Part = tuple[Array, Array, Array | None]
 class Port:
     """Resolves the addresses of one bound instruction: `resolve(lanes, addresses)` gives the valid parts.
 
-    `size` is the bytes a lane accesses, `kind` as in `Access`. Lanes with an invalid address are reported and left out.
+    `size` is the bytes a lane accesses, `kind` as in `Access`, `used` which of these bytes anybody looks at once they are
+    read. Lanes with an invalid address are reported and left out.
     """
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str):
+    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
         self.memory = memory
+        self.used = used
         self.instruction = instruction
         self.size = size
         self.kind = kind
         self.write = kind in STORES or kind == "atom"
         self.read = kind not in STORES
         self.shift = size.bit_length() - 1
-        self.bad = np.empty(n, np.bool_)
 
     def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
         raise NotImplementedError
@@ -56,8 +62,9 @@ class Port:
 class GlobalPort(Port):
     """Named tensors, constant and parameter memory."""
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str):
-        super().__init__(memory, instruction, n, size, kind)
+    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
+        super().__init__(memory, instruction, n, size, kind, used)
+        self.bad = np.empty(n, np.bool_)
         self.relative = np.empty(n, np.uint64)
         self.scratch = np.empty(n, np.uint64)
         self.index = self.relative.view(np.int64)
@@ -73,7 +80,7 @@ class GlobalPort(Port):
             np.greater(self.relative, limit, self.bad)
             np.bitwise_and(self.relative, self.low, self.scratch)
             if not np.count_nonzero(self.bad) and not np.count_nonzero(self.scratch):
-                self.memory.accessed(segment.space, segment, lanes, addresses, self.size, self.kind, self.instruction)
+                self.accessed(segment, lanes, addresses, self.size)
                 np.right_shift(self.relative, self.bits, self.relative)
                 return [(view, self.index, None)]
         return self.search(lanes, addresses)
@@ -98,7 +105,7 @@ class GlobalPort(Port):
             positions = np.flatnonzero(good)
             subset = lanes if everyone else lanes.subset(positions)
             at = addresses[positions]
-            self.memory.accessed(segment.space, segment, subset, at, self.size, self.kind, self.instruction)
+            self.accessed(segment, subset, at, self.size)
             parts.append((view, ((at - first) >> self.bits).view(np.int64), None if everyone else positions))
             self.segment = segment
         return parts
@@ -144,9 +151,35 @@ class GlobalPort(Port):
             positions = np.flatnonzero(mine & ~outside & ~crooked)
             if len(positions):
                 subset, at, width = lanes.subset(positions), addresses[positions], sizes[positions]
-                self.memory.accessed(segment.space, segment, subset, at, width, self.kind, self.instruction)
+                self.accessed(segment, subset, at, width)
                 parts.append((segment.window(1)[0], relative[positions].astype(np.int64), positions))
         return parts
+
+    def accessed(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> None:
+        if segment.state is not None:
+            self.initialised(segment, lanes, addresses, size)
+        self.memory.accessed(segment.space, segment, lanes, addresses, size, self.kind, self.instruction)
+
+    def initialised(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> None:
+        """Somebody in this launch must have written what is read of a tensor that came without contents."""
+        if isinstance(size, int):
+            states, (_, first, _) = segment.states(size), segment.window(size)
+            index = ((addresses - first) >> self.bits).view(np.int64)
+            fresh = np.zeros(lanes.n, np.bool_)
+            if self.read:
+                found = states.take(index).view(np.uint8).reshape(lanes.n, size)
+                fresh = (found[:, self.used] == UNWRITTEN).any(axis=1)
+            if self.write:
+                states[index] = element(WRITTEN, size)
+        else:
+            start = (addresses - np.uint64(segment.start)).view(np.int64)
+            inside = np.arange(self.size) < size[:, None]
+            found = segment.states(1)[np.where(inside, start[:, None] + np.arange(self.size), start[:, None])]
+            fresh = ((found == UNWRITTEN) & inside).any(axis=1)
+        if fresh.any():
+            offset = int(addresses[np.flatnonzero(fresh)[0]]) - segment.start
+            message = f": offset {offset} of {segment.name!r}, which nobody wrote"
+            self.report("uninitialised", message, lanes, fresh, addresses, segment.name)
 
 
 class _BlockPort(Port):
@@ -154,21 +187,11 @@ class _BlockPort(Port):
 
     space = ""
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str):
-        super().__init__(memory, instruction, n, size, kind)
-        self.offset = np.empty(n, np.uint32)
-        self.scratch = np.empty(n, np.uint32)
-        self.low = np.array(size - 1, np.uint32)
-        self.bits = np.array(self.shift, np.uint32)
-        capacity = self.capacity()
-        last = max(capacity - size, 0)
-        self.limits: dict[int, Array] = {4: np.array(last, np.uint32), 8: np.array(last, np.uint64)}
-        self.none = capacity < size
-
     def capacity(self) -> int:
         raise NotImplementedError
 
-    def index(self, lanes: Lanes, offsets: Array) -> Array:
+    def base(self, lanes: Lanes) -> Callable[[int], Array]:
+        """Where the copies of the lanes begin, in elements of 1 << argument bytes."""
         raise NotImplementedError
 
     def elements(self) -> Array:
@@ -178,22 +201,22 @@ class _BlockPort(Port):
         """Hook for what a space wants to know about an access that is in bounds and aligned."""
 
     def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
-        np.greater(addresses, self.limits[addresses.itemsize], self.bad)
+        first, pattern = lanes.pattern(addresses, self.size)
+        if not pattern.fits(first, self.capacity()):
+            return self.search(lanes, addresses)
         if addresses.itemsize == 8:
-            np.copyto(self.offset, addresses, casting="unsafe")
-            addresses = self.offset if not np.count_nonzero(self.bad) else addresses
-        if not (self.none or np.count_nonzero(self.bad)):
-            np.bitwise_and(addresses, self.low, self.scratch)
-            if not np.count_nonzero(self.scratch):
-                index = self.index(lanes, addresses)
-                self.checked(lanes, addresses, index)
-                self.memory.accessed(self.space, None, lanes, addresses, self.size, self.kind, self.instruction)
-                return [(self.elements(), index, None)]
-        return self.search(lanes, addresses)
+            addresses = addresses.astype(np.uint32)
+        return [(self.elements(), self.found(lanes, addresses, pattern.index(self.space, self.base(lanes), first)), None)]
+
+    def found(self, lanes: Lanes, offsets: Array, index: Array) -> Array:
+        """Check and count an access that is in bounds and aligned; its index again."""
+        self.checked(lanes, offsets, index)
+        self.memory.accessed(self.space, None, lanes, offsets, self.size, self.kind, self.instruction)
+        return index
 
     def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
         capacity = self.capacity()
-        outside = self.bad | self.none
+        outside = addresses > max(capacity - self.size, 0) if capacity >= self.size else np.ones(lanes.n, np.bool_)
         crooked = (addresses & addresses.dtype.type(self.size - 1)) != 0
         if outside.any():
             message = f": {self.space} memory has {capacity} bytes"
@@ -205,10 +228,8 @@ class _BlockPort(Port):
         if not len(positions):
             return []
         subset, at = lanes.subset(positions), addresses[positions].astype(np.uint32)
-        index = self.index(subset, at)
-        self.checked(subset, at, index)
-        self.memory.accessed(self.space, None, subset, at, self.size, self.kind, self.instruction)
-        return [(self.elements(), index, positions)]
+        index = (at >> self.shift).astype(np.int64) + self.base(subset)(self.shift)
+        return [(self.elements(), self.found(subset, at, index), positions)]
 
 
 class SharedPort(_BlockPort):
@@ -216,10 +237,10 @@ class SharedPort(_BlockPort):
 
     space = "shared"
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str):
-        super().__init__(memory, instruction, n, size, kind)
+    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
+        super().__init__(memory, instruction, n, size, kind, used)
         self.state = np.empty(n, ELEMENT[size])
-        self.words = self.state.view(np.uint64) if size == 16 else self.state
+        self.words = self.state.view(np.uint64) if size > 8 else self.state
         self.written = pattern(WRITTEN, min(size, 8))
 
     def capacity(self) -> int:
@@ -228,8 +249,8 @@ class SharedPort(_BlockPort):
     def elements(self) -> Array:
         return self.memory.shared_view(self.size)
 
-    def index(self, lanes: Lanes, offsets: Array) -> Array:
-        return (offsets >> self.bits) + lanes.shared_base(self.shift)
+    def base(self, lanes: Lanes) -> Callable[[int], Array]:
+        return lanes.shared_base
 
     def checked(self, lanes: Lanes, offsets: Array, index: Array) -> None:
         memory = self.memory
@@ -252,7 +273,7 @@ class SharedPort(_BlockPort):
     def complain(self, lanes: Lanes, offsets: Array, index: Array, words: Array) -> None:
         states = np.ascontiguousarray(words).view(np.uint8).reshape(len(offsets), self.size)
         flying = (states == IN_FLIGHT).any(axis=1)
-        unwritten = (states == UNWRITTEN).any(axis=1) & ~flying
+        unwritten = (states[:, self.used] == UNWRITTEN).any(axis=1) & ~flying
         self.complain_of_flight(lanes, offsets, index, flying)
         if unwritten.any():
             message = " of shared memory that nobody wrote"
@@ -279,15 +300,15 @@ class LocalPort(_BlockPort):
     def elements(self) -> Array:
         return self.memory.local_view(self.size)
 
-    def index(self, lanes: Lanes, offsets: Array) -> Array:
-        return (offsets >> self.bits) + lanes.local_base(self.shift)
+    def base(self, lanes: Lanes) -> Callable[[int], Array]:
+        return lanes.local_base
 
 
 class GenericPort(Port):
     """Generic addresses: shared and local memory are windows in the space that the tensors live in."""
 
-    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str):
-        super().__init__(memory, instruction, n, size, kind)
+    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
+        super().__init__(memory, instruction, n, size, kind, used)
         self.ports: dict[tuple[int, int], Port] = {}
         self.whole = self.port(0, n)
         self.base = 0
@@ -296,7 +317,7 @@ class GenericPort(Port):
         found = self.ports.get((base, n))
         if found is None:
             maker = {SHARED_WINDOW: SharedPort, LOCAL_WINDOW: LocalPort}.get(base, GlobalPort)
-            found = self.ports[base, n] = maker(self.memory, self.instruction, n, self.size, self.kind)
+            found = self.ports[base, n] = maker(self.memory, self.instruction, n, self.size, self.kind, self.used)
         return found
 
     def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
@@ -336,5 +357,5 @@ def pattern(state: int, size: int) -> Array:
 
 
 def element(state: int, size: int) -> Array:
-    """An element of 1..16 bytes that are all `state`, in the dtype that moves such elements."""
+    """An element of 1..32 bytes that are all `state`, in the dtype that moves such elements."""
     return np.frombuffer(bytes([state]) * size, ELEMENT[size])[0]  # type: ignore[no-any-return]

@@ -1,31 +1,25 @@
 """Data races by happens-before, whatever order the machine ran the warps in.
 
-Two accesses to the same bytes, one of them writing, race unless one happens before the other. What orders: a lane its own
-accesses; barriers their threads; bar.warp.sync its members; a fence and then an atomic (or a store that is volatile,
-relaxed or release) with a later atomic (or such a load, and then a fence) on the same address. Shuffles, mma and
-ldmatrix order nothing. Atomics and the strong accesses named above do not race with each other.
+Two accesses to the same bytes, one of them writing, race unless one happens before the other (`order` says what does).
+Atomics and strong accesses (volatile, relaxed, acquire, release) do not race with each other.
 
-The order of execution is one legal interleaving, so a single clock `now` stamps every access, and ticks when somebody
-synchronises. What a warp knows are then moments: `base` of its block (what the block did until then is over for all of
-it: the last barrier), `synced` of the warp (bar.warp.sync), `known[w, v]` (warp w has heard of what warp v did until
-then: barriers with a thread count). An access is ordered behind an earlier one whose stamp is not above such a moment.
-
-Memory is looked at in granules: the smallest width that the kernel accesses in that space, so that an access of 16 bytes is
-often one entry. An entry is stamp << 32 | who << 30 | lane: the last writer of a granule, and a summary of who read it
-(who: one lane, LANES of a warp, WARPS of a block, BLOCKS). In shared memory each warp has its own summary.
+Memory is looked at in granules: the smallest width with which the kernel accesses shared memory, or a tensor, so that an
+access of 16 bytes is often one entry. There is one for the last writer of a granule, and a summary of who read it. In
+shared memory each warp has its own summary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .findings import Findings
+from .findings import Findings, source
 from .lanes import WARP, Lanes, Wave
-from .sharing import is_strong
+from .order import BLOCKS, LANE, LANES, LOW, ONE, STAMP, WARPS, Order
+from .sharing import is_phase, is_strong
 from .syntax import Instruction
 from .types import Array
 
@@ -33,39 +27,46 @@ if TYPE_CHECKING:
     from .code import Code
     from .memory import Segment
 
-STAMP = 32
-ONE, LANES, WARPS, BLOCKS = (k << 30 for k in range(4))
-LANE = (1 << 30) - 1
-LOW = np.uint64((1 << STAMP) - 1)
 WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 """Of an entry: zero where two are of the same warp, be it one lane or some."""
+
+LATEST = LOW << np.uint64(STAMP)
+"""The stamp of an entry that nobody is ordered behind."""
+
+COPY = "asynchronous copy"
 
 
 @dataclass
 class Table:
-    """Entries of all granules, one row a granule, with the instruction of each entry."""
+    """Entries of all granules, one row a granule, with the number of the instruction of each entry; made when first used."""
 
-    entries: Array
-    by: Array
+    rows: int
+    columns: int
+    numbers: np.dtype[Any]
     used: bool = False
 
-    @classmethod
-    def of(cls, rows: int, columns: int) -> Table:
-        return cls(np.zeros((rows, columns), np.uint64), np.zeros((rows, columns), np.uint32))
+    @cached_property
+    def entries(self) -> Array:
+        return np.zeros((self.rows, self.columns), np.uint64)
+
+    @cached_property
+    def by(self) -> Array:
+        return np.zeros((self.rows, self.columns), self.numbers)
 
 
 @dataclass
 class Shadow:
-    """Who touched each granule: the last plain writer, the plain readers, the atomics."""
+    """Who touched each granule: the last plain writer, the plain readers, the atomics; what asynchronous copies may read."""
 
     writes: Table
     reads: Table
     atomics: Table
     shared: bool
+    copies: Table | None = None
 
     @classmethod
-    def of(cls, granules: int, columns: int, shared: bool) -> Shadow:
-        return cls(Table.of(granules, 1), Table.of(granules, columns), Table.of(granules, columns), shared)
+    def of(cls, granules: int, columns: int, shared: bool, numbers: np.dtype[Any]) -> Shadow:
+        return cls(Table(granules, 1, numbers), Table(granules, columns, numbers), Table(granules, columns, numbers), shared)
 
 
 @dataclass
@@ -79,205 +80,46 @@ class Who:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """Granules that asynchronous copies read until their threads have waited, and by whom each."""
+
+    shadow: Shadow
+    rows: Array
+    columns: Array | None
+    lane: Array
+    instruction: Instruction
+
+
+@dataclass(frozen=True)
 class Area:
-    """Tensors that share memory have one shadow: granules from host address `low` on."""
+    """Tensors that share memory have one shadow: granules of 1 << shift bytes from host address `low` on."""
 
     low: int
+    shift: int
     shadow: Shadow
 
 
-class Races:
-    """The race detector of one launch."""
+class Races(Order):
+    """The race detector of one launch: the order of its events, and a shadow of memory that says who touched what."""
 
     def __init__(self, code: Code, segments: list[Segment], shared_stride: int, findings: Findings, blocks: int):
+        super().__init__(blocks)
         self.findings = findings
         self.shared_stride = shared_stride
-        self.blocks = blocks
-        self.now = 1
         self.instructions: list[Instruction] = []
         self._numbers: dict[int, int] = {}
-        sharing = code.sharing
-        self.shared_shift, self.global_shift = sharing.shared_granule.bit_length() - 1, sharing.global_granule.bit_length() - 1
+        self.sharing = sharing = code.sharing
+        self.shared_shift = sharing.shared_granule.bit_length() - 1
+        self.numbers = np.min_scalar_type(len(code.instructions))
         self.has_atomics, self.fences, self.written = sharing.atomics, sharing.releases, sharing.written
         self.segments = segments
         self._areas: dict[int, Area | None] = {}
-        # What lanes have learnt of other lanes through atomics: stamps over the lanes of the grid.
-        self._lane_knows: dict[int, Array] = {}
-        self._block_knows: dict[int, Array] = {}
-        self._heard: dict[int, Array] = {}
-        self._messages: dict[tuple[int, int, int], Array] = {}
-        # When each lane of the grid last fenced: for the whole device; for its block.
-        self._fenced: tuple[Array, Array] | None = None
+        self._readings: list[Reading] = []
 
     def begin_wave(self, wave: Wave) -> None:
-        self.wave = wave
-        blocks, warps = wave.blocks, wave.warps_per_block
-        self.first = wave.first_block * wave.lanes_per_block
+        super().begin_wave(wave)
         self.granules = self.shared_stride >> self.shared_shift
-        self.shared = Shadow.of(blocks * self.granules, warps, True)
-        self.now += 1
-        start = self.now - 1
-        self.base = np.full(blocks, start, np.int64)
-        self.floor = self.synced_floor = start
-        self.synced = np.full(blocks * warps, start, np.int64)
-        self.known = np.full((blocks, warps, warps), start, np.int64)
-        # Only after bar.warp.sync of some lanes: moments between the lanes of a warp.
-        self.partial: dict[int, Array] = {}
-
-    # -- who is ordered behind whom -----------------------------------------------------------------------------------
-
-    def block_barrier(self, blocks: Array) -> None:
-        """All threads of these blocks have met."""
-        moment = self.now
-        self.base[blocks] = moment
-        self.synced.reshape(self.wave.blocks, -1)[blocks] = moment
-        self.known[blocks] = moment
-        self.floor = int(self.base[self.wave.alive_by_block > 0].min(initial=moment))
-        self.find_synced_floor()
-        self.now += 1
-        if self._lane_knows:
-            per = self.wave.lanes_per_block
-            for block in blocks.tolist():
-                number = block + self.wave.first_block
-                lanes = [lane for lane in self._lane_knows if lane // per == number]
-                if lanes:
-                    learnt = [self._lane_knows.pop(lane) for lane in lanes]
-                    self._block_knows[number] = highest([*learnt, self._block_knows.get(number)])
-
-    def find_synced_floor(self) -> None:
-        """Who has exited accesses nothing more, and holds nobody back."""
-        self.synced_floor = int(self.synced[self.wave.alive_by_warp > 0].min(initial=self.now))
-
-    def arrive(self, lanes: Lanes) -> tuple[int, Array]:
-        """Lanes of one block come to a barrier with a thread count: what they release, at this moment."""
-        block = int(lanes.block[0])
-        warps = lanes.warp_ids % self.wave.warps_per_block
-        released = self.known[block, warps].max(axis=0)
-        released[warps] = self.now
-        self.now += 1
-        return block, released
-
-    def depart(self, lanes: Lanes, released: list[tuple[int, Array]]) -> None:
-        """Lanes of one block have waited for the arrivals that released this."""
-        block = int(lanes.block[0])
-        heard = np.maximum.reduce([moments for _, moments in released])
-        warps = lanes.warp_ids % self.wave.warps_per_block
-        self.known[block, warps] = np.maximum(self.known[block, warps], heard)
-        self.synced[lanes.warp_ids] = np.maximum(self.synced[lanes.warp_ids], heard[warps])
-
-    def warp_sync(self, warps: Array) -> None:
-        """All lanes of these warps of the wave have met."""
-        self.synced[warps] = self.now
-        self.find_synced_floor()
-        self.now += 1
-        if self._lane_knows:
-            for warp in warps.tolist():
-                self._share(range(self.first + warp * WARP, self.first + (warp + 1) * WARP))
-
-    def lanes_sync(self, warp: int, mask: int) -> None:
-        """Some lanes of a warp have met."""
-        members = np.array([lane for lane in range(WARP) if mask >> lane & 1])
-        moments = self.partial.setdefault(warp, np.zeros((WARP, WARP), np.int64))
-        heard = moments[members].max(axis=0)
-        heard[members] = self.now
-        moments[members] = heard
-        self.now += 1
-        if self._lane_knows:
-            self._share((members + self.first + warp * WARP).tolist())
-
-    def _share(self, lanes: list[int] | range) -> None:
-        learnt = [self._lane_knows[lane] for lane in lanes if lane in self._lane_knows]
-        if learnt:
-            together = highest(learnt)
-            self._lane_knows |= dict.fromkeys(lanes, together)
-
-    def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
-        """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
-        stamp = (entries >> np.uint64(STAMP)).astype(np.int64)
-        low = (entries & LOW).astype(np.int64)
-        other, who = low & LANE, low & ~LANE
-        per, warps = self.wave.lanes_per_block, self.wave.warps_per_block
-        near = (other // per == mine // per) & (who != BLOCKS)
-        ours = near & (other >> 5 == mine >> 5) & (who <= LANES)
-        block = np.where(near, mine // per - self.wave.first_block, 0)
-        known = self.known[block, mine % per >> 5]
-        moment = np.where(who == WARPS, known.min(axis=1), known[np.arange(len(mine)), np.where(near, other % per >> 5, 0)])
-        moment = np.where(ours, self.synced[block * warps + (mine % per >> 5)], moment)
-        race = (stamp > 0) & ~(near & (stamp <= moment))
-        if not collective:
-            race &= ~((other == mine) & (who == ONE))
-        if self.partial:
-            for at in np.flatnonzero(race & ours & (who == ONE)):
-                moments = self.partial.get(int(mine[at] - self.first) >> 5)
-                race[at] &= moments is None or stamp[at] > moments[mine[at] & 31, other[at] & 31]
-        if (self._lane_knows or self._block_knows) and race.any():
-            for lane in np.unique(mine[race]):
-                learnt = self.learnt(int(lane))
-                if learnt is None:
-                    continue
-                heard = race & (mine == lane)
-                found = learnt[other]
-                found[who == LANES] = learnt.reshape(-1, WARP).min(axis=1)[other[who == LANES] // WARP]
-                found[who == WARPS] = learnt.reshape(-1, per).min(axis=1)[other[who == WARPS] // per]
-                # Readers in many blocks are not told apart: whoever has heard of other blocks is believed.
-                found[who == BLOCKS] = self.now
-                race &= ~(heard & (stamp <= found))
-        return np.asarray(race)
-
-    # -- atomics and fences: what a lane has heard -------------------------------------------------------------------------
-
-    def learnt(self, lane: int) -> Array | None:
-        """For each lane of the grid until when this one has heard of it through atomics; None: of nobody."""
-        mine, block = self._lane_knows.get(lane), self._block_knows.get(lane // self.wave.lanes_per_block)
-        return highest([mine, block]) if mine is not None or block is not None else None
-
-    def fence(self, lanes: Lanes, block_only: bool) -> None:
-        if self._fenced is None:
-            size = self.blocks * self.wave.lanes_per_block
-            self._fenced = np.zeros(size, np.int64), np.zeros(size, np.int64)
-        self._fenced[1][lanes.index + self.first] = self.now
-        if not block_only:
-            self._fenced[0][lanes.index + self.first] = self.now
-        self.now += 1
-        if self._heard:
-            for lane in (lanes.index + self.first).tolist():
-                heard = self._heard.pop(lane, None)
-                if heard is not None:
-                    self._lane_knows[lane] = highest([heard, self._lane_knows.get(lane)])
-
-    def strong(self, lanes: Lanes, where: Array, area: int, reads: bool, writes: bool, mods: frozenset[str]) -> None:
-        """Atomics and strong accesses at `where`, one a lane: they carry what their lanes knew at their last fence."""
-        releases, acquires = bool(mods & {"release", "acq_rel"}), bool(mods & {"acquire", "acq_rel"})
-        per = self.wave.lanes_per_block
-        for lane, at in zip((lanes.index + self.first).tolist(), where.tolist(), strict=True):
-            # What was fenced for the block only is heard in the block only; shared memory is the block's anyway.
-            for block_only in (False, True) if area >= 0 else (True,):
-                key = (area, 1 + lane // per if block_only else 0, at)
-                message = self._messages.get(key)
-                if reads and message is not None:
-                    # An atomic is taken to acquire at once, as the code that counts finished blocks relies on.
-                    into = self._lane_knows if acquires or writes else self._heard
-                    into[lane] = highest([message, into.get(lane)])
-                fences = None if self._fenced is None else self._fenced[block_only]
-                moment = self.now if releases else 0 if fences is None else int(fences[lane])
-                if writes and moment:
-                    self._messages[key] = highest([self._release(lane, moment, fences), message])
-        self.now += 1
-
-    def _release(self, lane: int, moment: int, fences: Array | None) -> Array:
-        """What a lane hands on that fenced at `moment`: its own past, what it heard of, its block as far as it fenced too."""
-        per, warps = self.wave.lanes_per_block, self.wave.warps_per_block
-        out = np.zeros(self.blocks * per, np.int64)
-        block = lane // per
-        local, mine = block - self.wave.first_block, lane % per >> 5
-        moments = np.repeat(self.known[local, mine], WARP)
-        moments[mine * WARP : (mine + 1) * WARP] = self.synced[local * warps + mine]
-        limit = np.full(per, moment)
-        if fences is not None:
-            limit = np.maximum(limit, fences[block * per : (block + 1) * per])
-        out[block * per : (block + 1) * per] = np.minimum(moments, limit)
-        out[lane] = moment
-        return highest([out, self.learnt(lane)])
+        self.shared = Shadow.of(wave.blocks * self.granules, wave.warps_per_block, True, self.numbers)
 
     # -- accesses -----------------------------------------------------------------------------------------------------
 
@@ -303,16 +145,12 @@ class Races:
         """The shadow of a tensor; None where no store of the kernel can reach it or an array that shares its memory."""
         if id(segment) in self._areas:
             return self._areas[id(segment)]
-        group, low, high = [segment], segment.address, segment.address + segment.size
-        for _ in self.segments:
-            for one in self.segments:
-                if one not in group and one.size and one.address < high and low < one.address + one.size:
-                    group.append(one)
-                    low, high = min(low, one.address), max(high, one.address + one.size)
+        group, low, high = segment.neighbours(self.segments)
         area = None
         if any(one.writable and (self.written is None or one.parameter in self.written) for one in group):
-            low = low >> self.global_shift << self.global_shift
-            area = Area(low, Shadow.of(((high - low - 1) >> self.global_shift) + 1, 1, False))
+            shift = self.sharing.global_granule(one.parameter for one in group).bit_length() - 1
+            low = low >> shift << shift
+            area = Area(low, shift, Shadow.of(((high - low - 1) >> shift) + 1, 1, False, self.numbers))
         self._areas |= {id(one): area for one in group}
         return area
 
@@ -327,7 +165,7 @@ class Races:
             area = self.area(segment)
             if area is None:
                 return
-            shift, shadow = self.global_shift, area.shadow
+            shift, shadow = area.shift, area.shadow
             rows = (addresses.astype(np.int64) + (segment.address - segment.start - area.low)) >> shift
             if isinstance(size, int):
                 who = self.who(lanes, max(1, size >> shift))
@@ -352,8 +190,10 @@ class Races:
         if strong:
             self.look(shadow.writes, rows, who, lanes, "atomic access", "write", i, addresses, segment, False, shadow.shared)
             self.look(shadow.reads, rows, who, lanes, "atomic access", "read", i, addresses, segment, False, shadow.shared)
-            self.note(shadow.atomics, rows, columns, who, i, False)
-            if self.fences:
+            if shadow.copies is not None:
+                self.look(shadow.copies, rows, who, lanes, "atomic access", COPY, i, addresses, segment, True, False)
+            self.note(shadow.atomics, rows, columns, who, lanes, i, False)
+            if self.fences and not is_phase(i):
                 where = rows.reshape(lanes.n, -1)[:, 0] if len(rows) != lanes.n else rows
                 reads = kind in ("ld", "atom") and i.opcode != "st"
                 area_key = -1 if segment is None else self._area_number(segment)
@@ -366,9 +206,13 @@ class Races:
                 self.look(
                     shadow.atomics, rows, who, lanes, "read", "atomic access", i, addresses, segment, collective, shadow.shared
                 )
-            self.note(shadow.reads, rows, columns, who, i, collective)
+            self.note(shadow.reads, rows, columns, who, lanes, i, collective)
+            if i.opcode == "cp":
+                self.copying(shadow, rows, columns, who, i)
             return
         self.look(shadow.writes, rows, who, lanes, "write", "write", i, addresses, segment, collective, shadow.shared)
+        if shadow.copies is not None:
+            self.look(shadow.copies, rows, who, lanes, "write", COPY, i, addresses, segment, True, False)
         self.look(shadow.reads, rows, who, lanes, "write", "read", i, addresses, segment, collective, shadow.shared)
         if self.has_atomics:
             self.look(shadow.atomics, rows, who, lanes, "write", "atomic access", i, addresses, segment, collective, shadow.shared)
@@ -416,13 +260,14 @@ class Races:
         width = table.entries.shape[1]
         entries = table.entries.reshape(-1).take(rows) if width == 1 else table.entries.take(rows, 0)
         if shared:
-            if not len(entries) or int(entries.max()) >> STAMP <= self.floor:
+            floor, synced = self.floors(lanes)
+            if not len(entries) or int(entries.max()) >> STAMP <= floor:
                 return
             stamps = entries >> np.uint64(STAMP)
-            maybe = stamps > self.floor
-            if self.synced_floor > self.floor and width == 1:
+            maybe = stamps > floor
+            if synced > floor and width == 1:
                 # Most often the warp itself wrote what it reads, before it last met.
-                maybe &= ((entries ^ who.lane.view(np.uint64)) & WARP_BITS != 0) | (stamps > self.synced_floor)
+                maybe &= ((entries ^ who.lane.view(np.uint64)) & WARP_BITS != 0) | (stamps > synced)
         else:
             if not np.count_nonzero(entries):
                 return
@@ -441,7 +286,9 @@ class Races:
             column = 0 if width == 1 else at[1][race]
             self.report(where, chosen, table.by[rows[where], column], who, lanes, verb, other, i, addresses, segment)
 
-    def note(self, table: Table, rows: Array, columns: Array | None, who: Who, i: Instruction, collective: bool) -> None:
+    def note(
+        self, table: Table, rows: Array, columns: Array | None, who: Who, lanes: Lanes, i: Instruction, collective: bool
+    ) -> None:
         """Add readers (or atomics) to the summaries of their granules."""
         table.used = True
         flat, by = table.entries.reshape(-1), table.by.reshape(-1)
@@ -450,11 +297,12 @@ class Races:
             flat[at] = self.values(who, LANES)
             by[at] = self.number(i)
             return
+        floor, synced = self.floors(lanes)
         values = self.values(who, ONE)
         before = flat.take(at)
         apart = (before & LOW) != (values & LOW)
         if columns is not None:
-            apart &= before >> np.uint64(STAMP) > (self.floor if self.partial else max(self.floor, self.synced_floor))
+            apart &= before >> np.uint64(STAMP) > (floor if self.partial else synced)
         else:
             apart &= before != 0
         merged = np.flatnonzero(apart) if np.count_nonzero(apart) else None
@@ -482,6 +330,30 @@ class Races:
         return np.where(other == mine, ONE, levels).astype(np.uint64)
 
     # -- asynchronous copies ----------------------------------------------------------------------------------------------
+
+    def copying(self, shadow: Shadow, rows: Array, columns: Array | None, who: Who, i: Instruction) -> None:
+        """Copies read their sources at any time until their threads have waited: nobody can be ordered behind that yet."""
+        if shadow.copies is None:
+            shadow.copies = Table(shadow.writes.rows, 1, self.numbers)
+        shadow.copies.used = True
+        shadow.copies.entries[rows, 0] = who.lane.astype(np.uint64) | LATEST
+        shadow.copies.by[rows, 0] = self.number(i)
+        self._readings.append(Reading(shadow, rows, columns, who.lane, i))
+
+    def issued(self) -> list[Reading]:
+        """What the copies that have just been issued read."""
+        readings, self._readings = self._readings, []
+        return readings
+
+    def copied(self, lanes: Lanes, readings: list[Reading]) -> None:
+        """The lanes have waited for copies that read these: a read at this moment."""
+        for reading in readings:
+            mine = np.isin(reading.lane, lanes.index + self.first)
+            rows, lane = reading.rows[mine], reading.lane[mine]
+            assert reading.shadow.copies is not None
+            reading.shadow.copies.entries[rows] = 0
+            columns = None if reading.columns is None else reading.columns[mine]
+            self.note(reading.shadow.reads, rows, columns, Who(lane, lane, lane, lane), lanes, reading.instruction, False)
 
     def landed(self, lanes: Lanes, size: int, elements: Array) -> None:
         """The lanes have waited for their copies into `elements` of `size` bytes: a write at this moment."""
@@ -546,12 +418,3 @@ class Races:
                 address=address,
                 tensor=segment.name if segment is not None else None,
             )
-
-
-def source(i: Instruction) -> str:
-    return f"{i.source[0].rpartition('/')[2]}:{i.source[1]}" if i.source else f"PTX line {i.line} ({i.text})"
-
-
-def highest(arrays: Sequence[Array | None]) -> Array:
-    highest: Array = np.maximum.reduce([a for a in arrays if a is not None])
-    return highest

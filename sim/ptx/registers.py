@@ -8,6 +8,7 @@ set of lanes takes over. So every instruction is written once, for arrays of all
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,7 @@ class Frame:
         self.valid = 0
         self.dirty = 0
         self.live = 0
-        self._views: dict[tuple[int, int, str, bool], Array] = {}
+        self._views: dict[tuple[tuple[int, int], int, bool], Array] = {}
         self._lent: dict[tuple[Any, ...], Any] = {}
         self._thunks: dict[tuple[int, int], list[Thunk]] = {}
 
@@ -81,10 +82,10 @@ class Frame:
             slot = self.code.slots.get(operand.name)
             if slot is None:
                 return self.constant(self.machine.constants[operand.name], arg)
-            key = (*slot, dtype.str, arg.packed)
+            key = (slot, dtype.num, arg.packed)
             found = self._views.get(key)
             if found is None:
-                found = self._views[key] = self._view(operand, self.files[slot[0]][slot[1]], arg)
+                found = self._views[key] = self.view(operand, self.files[slot[0]][slot[1]], arg)
             return found
         if isinstance(operand, Imm):
             if arg.packed:
@@ -94,7 +95,8 @@ class Frame:
             return self.constant(self.machine.address_of(operand), arg)
         raise PtxError(f"operand {operand} cannot be read")
 
-    def _view(self, register: Reg, row: Array, arg: Arg) -> Array:
+    def view(self, register: Reg, row: Array, arg: Arg) -> Array:
+        """A row of the register's width as the operand sees it."""
         if arg.packed or row.itemsize == arg.dtype.itemsize:
             return row.view(arg.dtype)
         if row.itemsize < arg.dtype.itemsize:
@@ -142,7 +144,9 @@ class Frame:
                 if plan.mode is not None and plan.mode != mode:
                     mode = plan.mode
                     found.append(ENVIRONMENT.setter(mode))
-                found.append(self.bind(plan, instruction))
+                out, ins = [self.array(a) for a in plan.writes], [self.array(a) for a in plan.reads]
+                thunk = self.guarded(plan, instruction, out, ins, self.machine.tally.predicated_off)
+                found.append(self.machine.shadows.watch(self, pc, thunk) if pc in self.code.doubtful.watched else thunk)
                 if held and any(register_name(a) in held for a in plan.writes):
                     held = ()
             if mode != base:
@@ -150,9 +154,10 @@ class Frame:
             self._thunks[key] = found
         return found
 
-    def bind(self, plan: Plan, instruction: Instruction) -> Thunk:
-        out = [self.array(a) for a in plan.writes]
-        ins = [self.array(a) for a in plan.reads]
+    def guarded(
+        self, plan: Plan, instruction: Instruction, out: list[Array], ins: list[Array], off: defaultdict[Instruction, int]
+    ) -> Thunk:
+        """A plan bound to arrays, for the lanes in which the instruction's predicate holds; `off` counts the other ones."""
         thunk = plan.bind(self, out, ins)
         if instruction.predicate is None:
             return thunk
@@ -161,16 +166,18 @@ class Frame:
         some = self._merged(plan, out, ins) if plan.pure else self._selected(plan, out, ins)
         n = self.n
 
-        def guarded() -> None:
+        def run() -> None:
             count = np.count_nonzero(predicate)
             if negated:
                 count = n - count
             if count == n:
                 thunk()
-            elif count:
+                return
+            off[instruction] += n - int(count)
+            if count:
                 some(~predicate if negated else predicate)
 
-        return guarded
+        return run
 
     def _merged(self, plan: Plan, out: list[Array], ins: list[Array]) -> Any:
         """For arithmetic under a mixed predicate: compute for every lane, keep where it holds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,15 @@ STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmi
 """Modifiers of loads and stores that, like atomics, do not race with each other."""
 
 
+def is_phase(i: Instruction) -> bool:
+    """Instructions on an mbarrier object, whose orders `heard` keeps."""
+    return i.opcode == "mbarrier" or (i.opcode == "cp" and "mbarrier" in i.mods)
+
+
 def is_strong(i: Instruction) -> bool:
     """Atomics, and loads and stores that other threads may make at the same time."""
+    if is_phase(i):
+        return "init" not in i.mods
     return i.opcode in ("atom", "red") or (i.opcode in ("ld", "st") and bool(STRONG & set(i.mods)))
 
 
@@ -24,54 +32,87 @@ def is_strong(i: Instruction) -> bool:
 class Sharing:
     """Facts about a kernel that the race detector works from.
 
-    `*_granule`: the smallest width of an access. `atomics`: there are atomics or strong loads and stores; `releases`:
-    and fences or releases. `written`: parameters and variables that stores may reach, None where that cannot be told.
+    `shared_granule`: the smallest width of an access; `global_granules` by parameter or variable whose memory it may reach,
+    under "*" that of accesses to anywhere. `atomics`: there are atomics or strong loads and stores; `releases`: and fences
+    or releases. `written`: parameters and variables that stores may reach, None where that cannot be told.
     """
 
     shared_granule: int
-    global_granule: int
+    global_granules: dict[str, int]
     atomics: bool
     releases: bool
     written: frozenset[str] | None
 
     @classmethod
     def of(cls, instructions: list[Instruction], plans: list[Plan]) -> Sharing:
+        reach = reached(instructions, plans)
+        stores = [r for i, r in zip(instructions, reach, strict=True) if may_write(i)]
+        written = frozenset[str]().union(*stores)
         return cls(
-            granule(instructions, {"shared", "shared::cta"}),
-            granule(instructions, {"global"}),
+            min((width(i) for i in instructions if touches(i, {"shared", "shared::cta"})), default=WIDEST),
+            global_granules(instructions, reach),
             any(is_strong(i) for i in instructions),
             any(i.opcode in ("fence", "membar") or {"release", "acq_rel"} & set(i.mods) for i in instructions),
-            written_parameters(instructions, plans),
+            None if "*" in written else written,
         )
 
-
-def granule(instructions: list[Instruction], spaces: set[str]) -> int:
-    """The smallest width in bytes of an access to these spaces, or to generic addresses."""
-    least = 16
-    for i in instructions:
-        if i.opcode in ("ld", "ldu", "st", "atom", "red"):
-            named = {"global", "shared", "shared::cta", "local", "const", "param"} & set(i.mods)
-            if named and not named & spaces:
-                continue
-            count = 2 if "v2" in i.mods else 4 if "v4" in i.mods else 1
-            types = [TYPES[m] for m in i.mods if m in TYPES]
-            least = min(least, count * types[-1].bytes)
-        elif i.opcode == "cp" and len(i.operands) > 2:
-            size = i.operands[2]
-            # A source size may be any number of bytes up to the width; such sources are rounded up to granules.
-            least = min(least, size.value if isinstance(size, Imm) and isinstance(size.value, int) else 16)
-    return least
+    def global_granule(self, names: Iterable[str]) -> int:
+        """The smallest width of an access to memory that these parameters and variables point to."""
+        return min(self.global_granules.get(name, WIDEST) for name in ("*", *names))
 
 
-def written_parameters(instructions: list[Instruction], plans: list[Plan]) -> frozenset[str] | None:
-    """Names of parameters and variables whose value may reach the address of a store; None: it cannot be told.
+WIDEST = 16
+"""Bytes of the widest granule: an access of more has several."""
 
-    A register carries the names of all that it may be computed from. A pointer that comes out of memory is of anywhere.
+
+def may_write(i: Instruction) -> bool:
+    """Whether an instruction may write global memory."""
+    return i.opcode in ("st", "atom", "red") or bool({"bulk_group", "store"} & set(i.mods))
+
+
+def touches(i: Instruction, spaces: set[str]) -> bool:
+    """Whether an instruction accesses one of these spaces, or generic addresses."""
+    if i.opcode == "cp" and not is_phase(i):
+        return len(i.operands) > 2
+    named = {"global", "shared", "shared::cta", "local", "const", "param"} & set(i.mods)
+    accesses = i.opcode in ("ld", "ldu", "st", "atom", "red") or is_phase(i) or (i.opcode == "wmma" and "mma" not in i.mods)
+    return accesses and (not named or bool(named & spaces))
+
+
+def width(i: Instruction) -> int:
+    """Bytes that a lane accesses, WIDEST at most."""
+    if is_phase(i):
+        return 8
+    if i.opcode == "cp":
+        # A source size may be any number of bytes up to the width; such sources are rounded up to granules.
+        size = i.operands[2]
+        return min(WIDEST, size.value) if isinstance(size, Imm) and isinstance(size.value, int) else WIDEST
+    count = max(vector * (f"v{vector}" in i.mods) for vector in (1, 2, 4, 8)) or 1
+    return min(WIDEST, count * [TYPES[m] for m in i.mods if m in TYPES][-1].bytes)
+
+
+def global_granules(instructions: list[Instruction], reach: list[frozenset[str]]) -> dict[str, int]:
+    """See `Sharing`."""
+    found: dict[str, int] = {}
+    for i, names in zip(instructions, reach, strict=True):
+        if touches(i, {"global"}):
+            for name in names or ANYWHERE:
+                found[name] = min(found.get(name, WIDEST), width(i))
+    return found
+
+
+ANYWHERE = frozenset({"*"})
+
+
+def reached(instructions: list[Instruction], plans: list[Plan]) -> list[frozenset[str]]:
+    """For each instruction the parameters and variables that the global address it accesses may be computed from.
+
+    A register carries the names of all that it may be computed from. A pointer that comes out of memory is of anywhere ("*").
     """
-    carried: dict[str, frozenset[str]] = {}
-    changed = True
-    stores: frozenset[str] = frozenset()
-    anywhere = frozenset({"*"})
+    if any(i.opcode == "call" for i in instructions):
+        return [ANYWHERE] * len(instructions)
+    workspace = frozenset({"grid workspace"})
+    carried = {"%envreg1": workspace, "%envreg2": workspace}
 
     def of(operand: object) -> frozenset[str]:
         if isinstance(operand, Reg):
@@ -84,20 +125,23 @@ def written_parameters(instructions: list[Instruction], plans: list[Plan]) -> fr
             return frozenset().union(*(of(item) for item in operand.items))
         return frozenset()
 
-    if any(i.opcode == "call" for i in instructions):
-        return None
+    changed = True
     while changed:
         changed = False
         for i, plan in zip(instructions, plans, strict=True):
-            names = frozenset().union(*(of(o) for o in i.operands))
+            names = frozenset[str]().union(*(of(o) for o in i.operands))
             if i.opcode in ("ld", "ldu", "atom"):
                 wide = any(isinstance(a.operand, Reg) and a.operand.type.bits == 64 for a in plan.writes)
-                names = (names if "param" in i.mods else anywhere) if wide else frozenset()
-            if i.opcode in ("st", "atom", "red"):
-                memory = next((o for o in i.operands if isinstance(o, Mem)), None)
-                stores |= of(memory)
+                names = (names if "param" in i.mods else ANYWHERE) if wide else frozenset()
             for written in plan.writes:
                 if isinstance(written.operand, Reg) and not names <= carried.get(written.operand.name, frozenset()):
                     carried[written.operand.name] = carried.get(written.operand.name, frozenset()) | names
                     changed = True
-    return None if "*" in stores else stores
+    return [of(global_address(i)) for i in instructions]
+
+
+def global_address(i: Instruction) -> Mem | None:
+    """The address in global memory that an instruction accesses, if any: of a copy into shared memory the second one."""
+    found = [o for o in i.operands if isinstance(o, Mem)]
+    inward = i.opcode == "cp" and "bulk_group" not in i.mods
+    return found[1] if inward and len(found) > 1 else found[0] if found else None

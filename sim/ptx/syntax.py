@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from .types import TYPES, PtxError, PtxType
 
+Line = tuple[str, int]
+"""A line of source: (file, line). Where the PTX has no line information the file is "PTX" and the line is the PTX's."""
+
 
 @dataclass(frozen=True)
 class Reg:
@@ -74,9 +77,12 @@ SINK = Reg("_", TYPES["b32"])
 """The bit bucket `_`: a destination whose value nobody reads."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Instruction:
-    """One PTX instruction. `predicate` is (register, negated); `source` is (file, line) from `.loc`."""
+    """One PTX instruction, equal to itself only. `predicate` is (register, negated); `source` is (file, line) from `.loc`.
+
+    `inlined_at`: where `source` lies in an inlined function, the lines of the calls, the kernel's own last.
+    """
 
     opcode: str
     mods: tuple[str, ...]
@@ -85,6 +91,12 @@ class Instruction:
     line: int
     source: tuple[str, int] | None
     text: str
+    inlined_at: tuple[Line, ...] = ()
+
+    @property
+    def place(self) -> Line:
+        """The line that this instruction is counted for."""
+        return self.source or ("PTX", self.line)
 
     @property
     def type(self) -> PtxType:

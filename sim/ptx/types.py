@@ -37,6 +37,7 @@ def _table() -> dict[str, PtxType]:
     types["bf16"] = PtxType("bf16", 16, "f", np.dtype(np.uint16))
     types["f16x2"] = PtxType("f16x2", 32, "f", np.dtype(np.uint32))
     types["bf16x2"] = PtxType("bf16x2", 32, "f", np.dtype(np.uint32))
+    types["f32x2"] = PtxType("f32x2", 64, "f", np.dtype(np.uint64))
     types["tf32"] = PtxType("tf32", 32, "f", np.dtype(np.uint32))
     return types
 
@@ -46,8 +47,8 @@ TYPES = _table()
 UNSIGNED: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 """Unsigned dtype of a width in bytes."""
 
-ELEMENT: dict[int, np.dtype[Any]] = {**UNSIGNED, 16: np.dtype(np.complex128)}
-"""Dtype that moves a memory element of 1..16 bytes as raw bits (complex128: the only 16-byte one that `take` copies)."""
+ELEMENT: dict[int, np.dtype[Any]] = {**UNSIGNED, 16: np.dtype(np.complex128), 32: np.dtype("V32")}
+"""Dtype that moves a memory element of 1..32 bytes as raw bits."""
 
 
 class PtxError(RuntimeError):

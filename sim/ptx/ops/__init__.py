@@ -1,6 +1,6 @@
 """The opcodes, one module a family. Importing this package fills the table of `registry`."""
 
-from . import access, compare, control, convert, copy, floating, half, integer, logic, move, tensor, warp
+from . import access, compare, control, convert, copy, floating, half, integer, logic, mbarrier, move, tensor, warp, wmma
 from .registry import Coverage, Plan, coverage, decode
 
 __all__ = [
@@ -17,7 +17,9 @@ __all__ = [
     "half",
     "integer",
     "logic",
+    "mbarrier",
     "move",
     "tensor",
     "warp",
+    "wmma",
 ]

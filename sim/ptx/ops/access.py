@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..ports import PORTS, LocalPort, Part, Port
+from ..ports import ALL, PORTS, LocalPort, Part, Port
 from ..types import ELEMENT, TYPES, Array, PtxType
 from .convert import register_arg
 from .half import narrow, wide
@@ -65,17 +65,17 @@ def address_thunk(frame: Frame, base: Array, offset: int) -> Callable[[], Array]
     return add
 
 
-def make_port(frame: Frame, i: Instruction, space: str, size: int, kind: str) -> Port:
+def make_port(frame: Frame, i: Instruction, space: str, size: int, kind: str, used: Array | slice = ALL) -> Port:
     if space == "param" and frame.machine.is_call_param(i):
-        return LocalPort(frame.machine.memory, i, frame.n, size, kind)
-    return PORTS[space](frame.machine.memory, i, frame.n, size, kind)
+        return LocalPort(frame.machine.memory, i, frame.n, size, kind, used)
+    return PORTS[space](frame.machine.memory, i, frame.n, size, kind, used)
 
 
 def vector(mods: Mods) -> int:
-    return {"": 1, "v2": 2, "v4": 4}[mods.choice(("v2", "v4"))]
+    return int(mods.choice(("v2", "v4", "v8"), "v1")[1:])
 
 
-@opcode("ld", "ldu", forms="{.v2 .v4} .global .shared .local .const .param, generic; .b8-.f64; hints ignored")
+@opcode("ld", "ldu", forms="{.v2 .v4 .v8} .global .shared .local .const .param, generic; .b8-.f64; hints ignored")
 def ld(i: Instruction) -> Plan:
     mods = Mods(i, *hints(i))
     space, count, type_ = take_space(mods), vector(mods), mods.type()
@@ -84,8 +84,8 @@ def ld(i: Instruction) -> Plan:
     registers = items(target, count)
     base, offset = address_arg(memory, space)
     size = count * type_.bytes
-    if size > 16:
-        raise Unsupported("accesses of more than 16 bytes")
+    if size > (32 if space == "global" else 16):
+        raise Unsupported(f"accesses of {size} bytes")
     view = TYPES[f"{'s' if type_.kind == 's' else 'u'}{type_.bits}"]
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
@@ -93,7 +93,10 @@ def ld(i: Instruction) -> Plan:
             constant = frame.machine.parameter(memory.base, offset, size)
             if constant is not None:
                 return constants(out, np.frombuffer(constant, view.dtype))
-        address, port = address_thunk(frame, ins[0], offset), make_port(frame, i, space, size, "ld")
+        # A vector may be loaded whole for the sake of some of its elements.
+        read = [isinstance(r, Reg) and r.name in frame.code.read_somewhere for r in registers]
+        used = np.repeat(read, type_.bytes) if count > 1 else ALL
+        address, port = address_thunk(frame, ins[0], offset), make_port(frame, i, space, size, "ld", used)
         direct = count == 1 and out[0].itemsize == size and out[0].flags.c_contiguous
         buffer = out[0].view(ELEMENT[size]) if direct else np.empty(frame.n, ELEMENT[size])
         columns = buffer.view(view.dtype).reshape(frame.n, count)
@@ -132,7 +135,7 @@ def scatter(parts: list[Part], buffer: Array) -> None:
         view[index] = buffer if positions is None else buffer[positions]
 
 
-@opcode("st", forms="{.v2 .v4} .global .shared .local .param, generic; .b8-.f64; hints ignored")
+@opcode("st", forms="{.v2 .v4 .v8} .global .shared .local .param, generic; .b8-.f64; hints ignored")
 def st(i: Instruction) -> Plan:
     mods = Mods(i, *hints(i))
     space, count, type_ = take_space(mods), vector(mods), mods.type()
@@ -141,8 +144,8 @@ def st(i: Instruction) -> Plan:
     registers = items(source, count)
     base, offset = address_arg(memory, space)
     size = count * type_.bytes
-    if size > 16:
-        raise Unsupported("accesses of more than 16 bytes")
+    if size > (32 if space == "global" else 16):
+        raise Unsupported(f"accesses of {size} bytes")
     view = TYPES[f"b{type_.bits}"]
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:

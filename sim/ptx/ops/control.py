@@ -77,18 +77,17 @@ def names(operand: object) -> tuple[str, ...]:
     return tuple(out)
 
 
-@opcode("call", forms="{.uni} (result), function, (arguments): direct calls, no recursion")
+@opcode("call", forms="{.uni} (result), function or register, (arguments){, prototype}; recursion without local arrays; vprintf")
 def call(i: Instruction) -> Plan:
     Mods(i, "uni").done()
     operands = list(i.operands)
     results = names(operands.pop(0)) if isinstance(operands[0], Group) else ()
     function = operands.pop(0)
-    if not isinstance(function, Sym):
-        raise Unsupported("indirect call")
-    arguments = names(operands.pop(0)) if operands else ()
-    if operands:
-        raise Unsupported("call with a prototype")
-    return Plan((), (), control=Call(function.name, results, arguments))
+    arguments = names(operands.pop(0)) if operands and isinstance(operands[0], Group) else ()
+    if isinstance(function, Sym):
+        return Plan((), (), control=Call(function.name, results, arguments))
+    # What follows is the prototype or the list of targets: the functions that fit are found without.
+    return Plan((), (arg(function, TYPES["u64"]),), control=Call("", results, arguments))
 
 
 @opcode("bar", "barrier", forms="{.cta}{.sync .arrive .red.popc .red.and .red.or}{.aligned}; bar.warp.sync")
@@ -130,7 +129,7 @@ def fence(i: Instruction) -> Plan:
     return Plan((), (), bind, pure=False)
 
 
-@opcode("nanosleep", "pmevent", forms="no effect")
+@opcode("nanosleep", "pmevent", "griddepcontrol", "setmaxnreg", forms="no effect")
 def nothing(i: Instruction) -> Plan:
     return Plan((), (), lambda frame, out, ins: _pass)
 

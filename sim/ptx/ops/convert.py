@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from .. import fpenv
@@ -144,12 +146,75 @@ def to_tf32(rounding: str, d: Array, a: Array) -> Thunk:
     return run
 
 
+EIGHTS: dict[str, tuple[Any, float]] = {"e4m3x2": (ml_dtypes.float8_e4m3fn, 448.0), "e5m2x2": (ml_dtypes.float8_e5m2, 57344.0)}
+"""Pairs of 8-bit floats: dtype, largest number."""
+
+
+def to_eights(name: str, relu: bool, d: Array, high: Array, low: Array) -> Thunk:
+    """cvt.rn.satfinite to a pair of 8-bit floats: what is too large becomes the largest number, NaN 0x7f."""
+    dtype, top = EIGHTS[name]
+
+    def one(x: Array) -> Array:
+        value = np.clip(x.astype(np.float32), 0 if relu else -top, top)
+        bits = value.astype(dtype).view(np.uint8)
+        if relu:
+            bits = bits & np.uint8(0x7F)
+        return np.where(np.isnan(value), np.uint8(0x7F), bits)
+
+    def run() -> None:
+        upper, lower = one(high), one(low)
+        d[...] = upper.astype(np.uint16) << np.uint16(8) | lower
+
+    return run
+
+
+def from_eights(name: str, relu: bool, d: Array, a: Array) -> Thunk:
+    """cvt.rn.f16x2 of a pair of 8-bit floats, which is exact."""
+    table = np.arange(256, dtype=np.uint8).view(EIGHTS[name][0]).astype(np.float16)
+    table[np.isnan(table)] = np.uint16(0x7FFF).view(np.float16)
+    if relu:
+        table = np.where(table < 0, np.float16(0), table)
+
+    def run() -> None:
+        d.reshape(-1, 2)[...] = table[np.broadcast_to(a, len(d) // 2).copy().view(np.uint8).reshape(-1, 2)]
+
+    return run
+
+
+def eights(i: Instruction) -> Plan:
+    """cvt between pairs of 8-bit floats and .f16x2 or two .f32."""
+    mods = Mods(i)
+    known = mods.flag("rn")
+    finite, relu = mods.flag("satfinite"), mods.flag("relu")
+    pair, word = TYPES["b16"], TYPES["f16x2"]
+    if len(mods.rest) != 2 or not known:
+        raise Unsupported("cvt of 8-bit floats")
+    target, source = mods.rest
+    if target in EIGHTS and finite and source == "f32":
+        d, high, low = i.operands
+        single = TYPES["f32"]
+        return pure(partial(to_eights, target, relu), [arg(d, pair)], [arg(high, single), arg(low, single)], fpenv.KEEP)
+    if target in EIGHTS and finite and source == "f16x2":
+        d, a = i.operands
+
+        def halves(d: Array, a: Array) -> Thunk:
+            return to_eights(target, relu, d, a[1::2], a[::2])
+
+        return pure(halves, [arg(d, pair)], [arg(a, word)], fpenv.KEEP)
+    if source in EIGHTS and not finite and target == "f16x2":
+        d, a = i.operands
+        return pure(partial(from_eights, source, relu), [arg(d, word)], [arg(a, pair)], fpenv.KEEP)
+    raise Unsupported(f"cvt .{target}.{source}")
+
+
 @opcode(
     "cvt",
     forms="all integers, .f16 .bf16 .f32 .f64 with .rn .rz .rm .rp .rni .rzi .rmi .rpi .sat .ftz .relu; "
-    ".f16x2.f32 .bf16x2.f32 .tf32.f32",
+    ".f16x2.f32 .bf16x2.f32 .tf32.f32; .rn{.satfinite}{.relu} .e4m3x2 .e5m2x2 from .f32 .f16x2 and to .f16x2",
 )
 def cvt(i: Instruction) -> Plan:
+    if set(EIGHTS) & set(i.mods):
+        return eights(i)
     mods = Mods(i)
     rounding = mods.choice((*ROUNDINGS, "rna", *INTEGER_ROUNDING))
     flush, sat, relu = mods.flag("ftz"), mods.flag("sat"), mods.flag("relu")

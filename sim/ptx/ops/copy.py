@@ -10,17 +10,31 @@ import numpy as np
 from ..ports import GlobalPort, Part, SharedPort
 from ..types import TYPES, Array
 from .access import address_arg, address_thunk
-from .registry import Imm, Instruction, Mods, Plan, Reg, Thunk, Unsupported, arg, opcode
+from .bulk import arrive_when_landed, bulk
+from .registry import Imm, Instruction, Mem, Mods, Plan, Reg, Thunk, Unsupported, arg, opcode
 
 if TYPE_CHECKING:
     from ..registers import Frame
 
 
-@opcode("cp", forms=".async.ca .cg 4 8 16 bytes with source size; .async.commit_group .wait_group .wait_all")
+@opcode(
+    "cp",
+    forms=".async.ca .cg 4 8 16 bytes with source size; .async.commit_group .wait_group .wait_all .mbarrier.arrive{.noinc}; "
+    ".async.bulk of bytes from .global to .shared with an mbarrier, from .shared to .global with .commit_group .wait_group{.read}",
+)
 def cp(i: Instruction) -> Plan:
+    if "bulk" in i.mods:
+        return bulk(i)
     mods = Mods(i, *(m for m in i.mods if m.startswith("L2::")))
     if not mods.flag("async"):
         raise Unsupported("only cp.async")
+    if mods.flag("mbarrier"):
+        counted = mods.flag("noinc")
+        mods.flag("arrive", "shared", "shared::cta", "b64")
+        mods.done()
+        (memory,) = i.operands
+        assert isinstance(memory, Mem)
+        return arrive_when_landed(i, memory, counted)
     action = mods.choice(("commit_group", "wait_group", "wait_all"))
     if action:
         mods.done()
@@ -76,7 +90,7 @@ def cp(i: Instruction) -> Plan:
             # The ports' index arrays are scratch: the copy outlives this instruction.
             parts = [(view, index.copy(), where) for view, index, where in parts]
             if len(found) == 1 and found[0][2] is None:
-                frame.machine.copies.issue(lanes, size, found[0][1].astype(np.int64), parts, pieces, width)
+                frame.machine.copies.issue(lanes, size, found[0][1], parts, pieces, width)
 
         return run
 

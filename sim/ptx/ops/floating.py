@@ -47,17 +47,17 @@ def is_half(i: Instruction) -> bool:
 @opcode(
     "add",
     "sub",
-    forms="{.sat}.u16-.s64 {.cc}; {.rn .rz .rm .rp}{.ftz}{.sat}.f32, .f64; .f16 .f16x2 .bf16 .bf16x2",
+    forms="{.sat}.u16-.s64 {.cc} .u16x2 .s16x2; {.rn .rz .rm .rp}{.ftz}{.sat}.f32 .f32x2, .f64; .f16 .f16x2 .bf16 .bf16x2",
 )
 def addition(i: Instruction) -> Plan:
-    if i.type.kind != "f":
+    if {"u16x2", "s16x2"} & set(i.mods) or i.type.kind != "f":
         return integer.integer_addition(i)
     if is_half(i):
         return half.arithmetic(i)
     return arithmetic(i)
 
 
-@opcode("mul", forms=".lo .hi .wide .u16-.s64; {.rn .rz .rm .rp}{.ftz}{.sat}.f32, .f64; halves")
+@opcode("mul", forms=".lo .hi .wide .u16-.s64; {.rn .rz .rm .rp}{.ftz}{.sat}.f32 .f32x2, .f64; halves")
 def multiplication(i: Instruction) -> Plan:
     if i.type.kind != "f":
         return integer.integer_multiplication(i)
@@ -69,7 +69,7 @@ def multiplication(i: Instruction) -> Plan:
 def arithmetic(i: Instruction) -> Plan:
     mods = Mods(i)
     rounding, flush, sat = mods.choice(ROUNDINGS, "rn"), mods.flag("ftz"), mods.flag("sat")
-    type_ = mods.type("f32", "f64")
+    type_ = mods.type("f32", "f64", "f32x2")
     mods.done()
     fn = ARITHMETIC[i.opcode]
     d, a, b = (arg(o, type_) for o in i.operands)
@@ -106,15 +106,15 @@ def fused_thunk(directed: bool, flush: bool, sat: bool, temp: Temp, d: Array, a:
     return saturate(thunk, d) if sat else thunk
 
 
-@opcode("fma", forms=".rn .rz .rm .rp {.ftz}{.sat}.f32, .rn.f64; .rn{.ftz}{.sat .relu} halves")
+@opcode("fma", forms=".rn .rz .rm .rp {.ftz}{.sat}.f32 .f32x2, .rn.f64; .rn{.ftz}{.sat .relu} halves")
 def fused(i: Instruction) -> Plan:
     if is_half(i):
         return half.fused(i)
     mods = Mods(i)
     rounding, flush, sat = mods.choice(ROUNDINGS, "rn"), mods.flag("ftz"), mods.flag("sat")
-    type_ = mods.type("f32", "f64")
+    type_ = mods.type("f32", "f64", "f32x2")
     mods.done()
-    if type_.bits == 64 and rounding != "rn":
+    if type_.name == "f64" and rounding != "rn":
         raise Unsupported("directed rounding of fma.f64 is not executed")
     d, a, b, c = (arg(o, type_) for o in i.operands)
     fn = partial(fused_thunk, rounding != "rn", flush, sat)

@@ -158,9 +158,13 @@ def integer_addition(i: Instruction) -> Plan:
     if "cc" in i.mods:
         return _extended(i, i.opcode)
     mods = Mods(i)
+    fn = np.add if i.opcode == "add" else np.subtract
+    if name := mods.choice(("u16x2", "s16x2")):
+        mods.done()
+        d, a, b = (Arg(o, TYPES[name[:3]].dtype, packed=True) for o in i.operands)
+        return pure(lambda d, a, b: partial(fn, a, b, d), [d], [a, b])
     saturate, type_ = mods.flag("sat"), mods.type(*INTEGERS)
     mods.done()
-    fn = np.add if i.opcode == "add" else np.subtract
     d, a, b = (arg(o, type_) for o in i.operands)
     if saturate:
         if type_.name != "s32":
@@ -325,6 +329,32 @@ def dot_product(a_wide: str, b_wide: str, first: int, d: Array, a: Array, b: Arr
         np.copyto(d, c.astype(np.int64) + (left * right).sum(axis=1), casting="unsafe")
 
     return run
+
+
+@opcode("vabsdiff4", forms=".u32 .s32 bytes {.add}, without selection of bytes")
+def differences_of_bytes(i: Instruction) -> Plan:
+    """The absolute differences of four pairs of bytes; with .add their sum and c."""
+    mods = Mods(i)
+    total = mods.flag("add")
+    _, left, right = mods.types("u32", "s32")
+    mods.done()
+    kinds = ["i1" if t.kind == "s" else "u1" for t in (left, right)]
+
+    def make(d: Array, a: Array, b: Array, c: Array) -> Thunk:
+        def parts(x: Array, kind: str) -> Array:
+            return np.broadcast_to(x, d.shape).copy().view(kind).reshape(-1, 4).astype(np.int64)
+
+        def run() -> None:
+            difference = np.abs(parts(a, kinds[0]) - parts(b, kinds[1]))
+            if total:
+                np.copyto(d, c + difference.sum(axis=1), casting="unsafe")
+            else:
+                d[...] = difference.astype(np.uint8).view(np.uint32).reshape(-1)
+
+        return run
+
+    d, *rest = (arg(o, TYPES["u32"]) for o in i.operands)
+    return pure(make, [d], rest)
 
 
 @opcode("dp4a", "dp2a", forms=".u32 .s32 for each factor; dp2a .lo .hi")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..syntax import SINK, Group, Imm, Instruction, Mem, Not, Operand, Pair, Reg, Sym, Vec
-from ..types import TYPES, Array, PtxType, Unsupported
+from ..types import TYPES, Array, PtxError, PtxType, Unsupported
 
 if TYPE_CHECKING:
     from ..registers import Frame
@@ -54,11 +54,17 @@ class Return:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a device function with the names of result and argument variables of the caller."""
+    """A call with the names of result and argument variables of the caller.
+
+    `function` is a device function; empty for a call of the address in reads[0], which is that of one of `candidates`,
+    and for one of a function that the device brings along, `builtin`.
+    """
 
     function: str
     results: tuple[str, ...]
     arguments: tuple[str, ...]
+    candidates: tuple[str, ...] = ()
+    builtin: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,17 @@ class WarpBarrier:
     """bar.warp.sync: reads[0] is the member mask; the named lanes may come from different instructions."""
 
 
-Control = Branch | Exit | Return | Call | Barrier | WarpBarrier
+@dataclass(frozen=True)
+class PhaseWait:
+    """mbarrier.test_wait and, `blocking`, try_wait: at the object at reads[0] + offset for the state or `parity` in reads[1]."""
+
+    space: str
+    offset: int
+    parity: bool
+    blocking: bool
+
+
+Control = Branch | Exit | Return | Call | Barrier | WarpBarrier | PhaseWait
 
 Bind = Callable[["Frame", Sequence[Array], Sequence[Array]], Thunk]
 
@@ -156,6 +172,8 @@ def decode(instruction: Instruction) -> Plan:
         raise Unsupported(f"opcode {instruction.opcode} is not executed")
     try:
         return decoder(instruction)
+    except PtxError as error:
+        raise Unsupported(str(error)) from error
     except (ValueError, IndexError, KeyError, AttributeError) as error:
         # A decoder unpacks the operands it knows of; what does not fit is a form that it does not know.
         raise Unsupported(f"unknown operand form: {error}") from error
@@ -226,6 +244,10 @@ def arg(operand: Operand, type_: PtxType) -> Arg:
         return Arg(operand, np.dtype(np.float16), packed=True)
     if type_.name == "bf16x2":
         return Arg(operand, np.dtype(np.uint16), packed=True)
+    if type_.name == "f32x2":
+        if not isinstance(operand, Reg):
+            raise Unsupported("a constant pair")
+        return Arg(operand, np.dtype(np.float32), packed=True)
     return Arg(operand, type_.dtype)
 
 
@@ -257,6 +279,7 @@ __all__ = [
     "Not",
     "Operand",
     "Pair",
+    "PhaseWait",
     "Plan",
     "Reg",
     "Return",

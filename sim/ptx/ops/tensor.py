@@ -9,7 +9,8 @@ So a fragment becomes a matrix by reshape and transpose.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,14 +18,38 @@ from ..lanes import WARP
 from ..ports import PORTS, Part
 from ..types import TYPES, Array
 from .access import address_arg, address_thunk, gather, scatter, take_space
-from .registry import WHOLE_WARP, Instruction, Mods, Plan, Thunk, Unsupported, arg, items, opcode
+from .convert import EIGHTS
+from .registry import WHOLE_WARP, DType, Instruction, Mods, Plan, Thunk, Unsupported, arg, items, opcode
 from .rounding import half_bits
 
 if TYPE_CHECKING:
     from ..registers import Frame
 
 HALF_VALUES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
-"""float16 bits to float32: a table look-up is faster than NumPy's conversion."""
+"""float16 bits to float32."""
+
+# float16 bits, sign-extended and moved to where float32 has its fraction, are the value times 2**-112: four passes of the
+# vector unit, several times as fast as NumPy's conversion or a look-up. Infinities and NaN have no such neighbours.
+HALF_SHIFT = np.array(13, np.int32)
+HALF_MASK = np.array(0x8FFFE000 - (1 << 32), np.int32)
+HALF_SCALE = np.array(2.0**112, np.float32)
+POSITIVE_INFINITY, NEGATIVE_INFINITY = 0x7C00, 0xFC00
+
+FOUR_LANES: dict[int, np.dtype[Any]] = {4: np.dtype(np.complex128), 8: np.dtype("V32")}
+"""One element for the words (of 4 or 8 bytes) of the four lanes that hold a row of a fragment."""
+
+
+def widen_halves(bits: Array, out: Array) -> None:
+    """float16 bits (uint16) to float32; both arrays are contiguous."""
+    signed = bits.view(np.int16)
+    if np.maximum.reduce(signed, None) >= POSITIVE_INFINITY or np.maximum.reduce(bits, None) >= NEGATIVE_INFINITY:
+        HALF_VALUES.take(bits, None, out, "clip")
+        return
+    words = out.view(np.int32)
+    np.copyto(words, signed)
+    np.left_shift(words, HALF_SHIFT, words)
+    np.bitwise_and(words, HALF_MASK, words)
+    np.multiply(out, HALF_SCALE, out)
 
 
 def whole_warps(frame: Frame, i: Instruction) -> bool:
@@ -160,32 +185,61 @@ def movmatrix(i: Instruction) -> Plan:
 # -- mma ----------------------------------------------------------------------------------------------------------------
 
 SHAPES = {
-    ("f16", "m16n8k8"),
-    ("f16", "m16n8k16"),
-    ("bf16", "m16n8k8"),
-    ("bf16", "m16n8k16"),
-    ("tf32", "m16n8k4"),
-    ("tf32", "m16n8k8"),
-    ("s8", "m16n8k16"),
-    ("s8", "m16n8k32"),
-    ("u8", "m16n8k16"),
-    ("u8", "m16n8k32"),
-    ("s8", "m8n8k16"),
-    ("u8", "m8n8k16"),
-    ("f64", "m8n8k4"),
-    ("f64", "m16n8k4"),
-    ("f64", "m16n8k8"),
-    ("f64", "m16n8k16"),
+    **dict.fromkeys(("f16", "bf16"), ("m16n8k8", "m16n8k16")),
+    "tf32": ("m16n8k4", "m16n8k8"),
+    **dict.fromkeys(("e4m3", "e5m2"), ("m16n8k32",)),
+    **dict.fromkeys(("s8", "u8"), ("m8n8k16", "m16n8k16", "m16n8k32")),
+    **dict.fromkeys(("s4", "u4"), ("m8n8k32", "m16n8k32", "m16n8k64")),
+    "b1": ("m8n8k128", "m16n8k128", "m16n8k256"),
+    "f64": ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16"),
 }
-ELEMENT_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "s8": 1, "u8": 1, "f64": 8}
+"""Shapes by type of the factors."""
+
+BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1, "f64": 64}
+MIXED = ({"s8", "u8"}, {"s4", "u4"}, {"e4m3", "e5m2"})
+"""Types that may stand together."""
 
 Decode = Callable[[Array, Array], None]
+
+
+class Fragments:
+    """The arrays in which the mma of one shape run for `w` warps, lent from one to the next.
+
+    `a_bits`, `b_bits`: the registers' words, put together to rows; `a_rows`, `b_rows`: where each register's words go, by
+    single words and by the four that are side by side. `product` and its `fragments` are the same numbers, the latter as
+    (row half, element, warp, row, pair): accumulator register 2 * row half + element; so is `total`.
+    """
+
+    def __init__(self, w: int, m: int, n: int, k: int, row_halves: int, k_halves: int, word: DType, real: DType):
+        self.a_bits = np.empty((w, row_halves, 8, k_halves, 4), word)
+        self.b_bits = np.empty((w, 8, k_halves, 4), word)
+        a_words = [self.a_bits[:, r % row_halves, :, r // row_halves] for r in range(row_halves * k_halves)]
+        b_words = [self.b_bits[:, :, r] for r in range(k_halves)]
+        self.row = FOUR_LANES[word.itemsize]
+        self.a_rows = [(words, words.view(self.row)[..., 0]) for words in a_words]
+        self.b_rows = [(words, words.view(self.row)[..., 0]) for words in b_words]
+        self.a, self.b = np.empty((w, m, k), real), np.empty((w, n, k), real)
+        self.b_columns = self.b.transpose(0, 2, 1)
+        self.product = np.empty((w, m, n), real)
+        self.fragments = self.product.reshape(w, row_halves, 8, 4, 2).transpose(1, 4, 0, 2, 3)
+        self.total = np.empty((row_halves * 2, w * WARP), real)
+        self.sums = self.total.reshape(row_halves, 2, w, 8, 4)
+
+    def moves(self, rows: list[tuple[Array, Array]], registers: Sequence[Array]) -> list[tuple[Array, Array]]:
+        """What to copy, and where, to put registers into their rows."""
+        out = []
+        for (words, together), register in zip(rows, registers, strict=True):
+            if register.ndim and register.flags.c_contiguous:
+                out.append((together, register.view(self.row).reshape(together.shape)))
+            else:
+                out.append((words, register.reshape(words.shape) if register.ndim else register))
+        return out
 
 
 def decoder(kind: str) -> Decode:
     """Fills a float array from registers' bits (same number of elements, same order)."""
     if kind == "f16":
-        return lambda bits, out: HALF_VALUES.take(bits.view(np.uint16).reshape(out.shape), None, out, "clip")  # type: ignore[return-value]
+        return lambda bits, out: widen_halves(bits.view(np.uint16).reshape(out.shape), out)
     if kind == "bf16":
 
         def widen(bits: Array, out: Array) -> None:
@@ -197,6 +251,19 @@ def decoder(kind: str) -> Decode:
     if kind == "tf32":
         # The hardware reads 10 bits of fraction.
         return lambda bits, out: np.bitwise_and(bits.reshape(out.shape), 0xFFFFE000, out.view(np.uint32))  # type: ignore[return-value]
+    if kind in ("e4m3", "e5m2"):
+        eights = np.arange(256, dtype=np.uint8).view(EIGHTS[f"{kind}x2"][0]).astype(np.float32)
+        return lambda bits, out: eights.take(bits.view(np.uint8).reshape(out.shape), None, out, "clip")
+    if kind in ("s4", "u4"):
+
+        def nibbles(bits: Array, out: Array) -> None:
+            pairs = bits.view(np.uint8)
+            parts = np.stack((pairs & 15, pairs >> 4), axis=-1).astype(np.int8)
+            np.copyto(out, (parts - (parts > 7) * np.int8(16) if kind == "s4" else parts).reshape(out.shape))
+
+        return nibbles
+    if kind == "b1":
+        return lambda bits, out: np.copyto(out, np.unpackbits(bits.view(np.uint8), bitorder="little").reshape(out.shape))
     dtype = {"s8": np.int8, "u8": np.uint8, "f64": np.float64}[kind]
     return lambda bits, out: np.copyto(out, bits.view(dtype).reshape(out.shape), casting="unsafe")
 
@@ -204,13 +271,14 @@ def decoder(kind: str) -> Decode:
 @opcode(
     "mma",
     forms=".sync.aligned .row.col: m16n8k8 m16n8k16 .f16 .bf16 (f32; f16 accumulators for .f16), m16n8k4 m16n8k8 .tf32, "
-    "m8n8k16 m16n8k16 m16n8k32 .s8 .u8 {.satfinite}, m8n8k4 m16n8k4 m16n8k8 m16n8k16 .f64",
+    "m16n8k32 .e4m3 .e5m2, m8n8k16 m16n8k16 m16n8k32 .s8 .u8 {.satfinite}, m8n8k32 m16n8k32 m16n8k64 .s4 .u4 {.satfinite}, "
+    "m8n8k128 m16n8k128 m16n8k256 .b1 .xor.popc .and.popc, m8n8k4 m16n8k4 m16n8k8 m16n8k16 .f64",
 )
 def mma(i: Instruction) -> Plan:
-    mods = Mods(i, "sync", "aligned", "row", "col")
-    satfinite = mods.flag("satfinite")
-    shape = mods.choice({s for _, s in SHAPES})
-    types = [m for m in mods.rest if m in TYPES]
+    mods = Mods(i, "sync", "aligned", "row", "col", "kind::f8f6f4")
+    satfinite, logic = mods.flag("satfinite"), mods.choice(("xor", "and")) if mods.flag("popc") else ""
+    shape = mods.choice({s for shapes in SHAPES.values() for s in shapes})
+    types = [m for m in mods.rest if m in TYPES or m in SHAPES]
     for name in types:
         mods.rest.remove(name)
     mods.done()
@@ -219,19 +287,18 @@ def mma(i: Instruction) -> Plan:
     if len(types) != 4:
         raise Unsupported("expected four types")
     d_type, a_type, b_type, c_type = types
-    if (
-        (a_type, shape) not in SHAPES
-        or (b_type, shape) not in SHAPES
-        or d_type != c_type
-        or (a_type != b_type and a_type not in ("s8", "u8"))
-    ):
+    together = a_type == b_type or any({a_type, b_type} <= mixed for mixed in MIXED)
+    if shape not in SHAPES.get(a_type, ()) or not together or d_type != c_type or (a_type == "b1") != bool(logic):
         raise Unsupported(f"mma {shape} .{a_type}.{b_type} with .{d_type} accumulators")
+    if "kind::f8f6f4" in i.mods and a_type not in ("e4m3", "e5m2"):
+        raise Unsupported(f"mma {shape} .{a_type} with scales")
     m, n, k = (int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split())
-    if d_type not in {"f16": ("f32", "f16"), "s8": ("s32",), "u8": ("s32",), "f64": ("f64",)}.get(a_type, ("f32",)):
+    whole = a_type in ("s8", "u8", "s4", "u4", "b1")
+    allowed = {"f64": ("f64",), "f16": ("f32", "f16"), "e4m3": ("f32", "f16"), "e5m2": ("f32", "f16")}
+    if d_type not in (("s32",) if whole else allowed.get(a_type, ("f32",))):
         raise Unsupported(f".{d_type} accumulators")
-    element = ELEMENT_BYTES[a_type]
     word = 8 if a_type == "f64" else 4
-    per = word // element
+    per = 8 * word // BITS[a_type]
     row_halves, k_halves = m // 8, k // (4 * per)
     accumulators = (m * n) // WARP // (2 if d_type == "f16" else 1)
     d, a, b, c = i.operands
@@ -241,6 +308,8 @@ def mma(i: Instruction) -> Plan:
     acc = TYPES["b32"] if d_type == "f16" else TYPES[d_type]
     c_items, d_items = items(c, accumulators), items(d, accumulators)
     c_args, d_args = [arg(r, acc) for r in c_items], [arg(r, acc) for r in d_items]
+    # A sum may not go where a later addend still stands.
+    crossed = any(c_items[later] == d_items[k] for later in range(accumulators) for k in range(later))
     a_decode, b_decode = decoder(a_type), decoder(b_type)
     real = np.dtype(np.float64 if a_type == "f64" else np.float32)
 
@@ -250,63 +319,55 @@ def mma(i: Instruction) -> Plan:
         w = frame.n // WARP
         a_regs, b_regs, c_regs = ins[: len(a_args)], ins[len(a_args) : len(a_args) + len(b_args)], ins[-accumulators:]
 
-        def buffers() -> tuple[Array, ...]:
-            a_values = np.empty((k_halves, row_halves, w, 8, 4 * per), real)
-            b_values = np.empty((k_halves, w, 8, 4 * per), real)
-            product = np.empty((w, m, n), real)
-            return (
-                np.empty((len(a_args), frame.n), bits.dtype),
-                np.empty((len(b_args), frame.n), bits.dtype),
-                a_values,
-                b_values,
-                np.empty((w, m, k), real),
-                np.empty((w, n, k), real),
-                product,
-                np.empty((row_halves * 2, frame.n), real),
-            )
-
-        a_bits, b_bits, a_values, b_values, a_matrix, b_matrix, product, total = frame.lend(("mma", a_type, shape), buffers)
-        a_from, a_to = a_values.transpose(2, 1, 3, 0, 4), a_matrix.reshape(w, row_halves, 8, k_halves, 4 * per)
-        b_from, b_to = b_values.transpose(1, 2, 0, 3), b_matrix.reshape(w, n, k_halves, 4 * per)
-        b_columns = b_matrix.transpose(0, 2, 1)
-        # (row half, element, warp, row, pair): accumulator register 2 * row half + element.
-        fragments = product.reshape(w, row_halves, 8, 4, 2).transpose(1, 4, 0, 2, 3)
-        total_view = total.reshape(row_halves, 2, w, 8, 4)
+        make = partial(Fragments, w, m, n, k, row_halves, k_halves, bits.dtype, real)
+        f: Fragments = frame.lend(("mma", a_type, shape), make)
+        a_moves, b_moves, total = f.moves(f.a_rows, a_regs), f.moves(f.b_rows, b_regs), f.total
         kept = frame.kept
 
         def multiply() -> None:
             if not kept:
-                for row, register in zip(a_bits, a_regs, strict=True):
-                    np.copyto(row, register)
-                a_decode(a_bits, a_values)
-                np.copyto(a_to, a_from)
-            for row, register in zip(b_bits, b_regs, strict=True):
-                np.copyto(row, register)
-            b_decode(b_bits, b_values)
-            np.copyto(b_to, b_from)
-            np.matmul(a_matrix, b_columns, product)
-            np.copyto(total_view, fragments)
-
-        def run() -> None:
-            if not whole_warps(frame, i):
-                return
-            multiply()
-            if d_type == "s32":
-                for register, part, addend in zip(out, total, c_regs, strict=True):
-                    value = part.astype(np.int64) + addend
-                    if satfinite:
-                        value = np.clip(value, -(1 << 31), (1 << 31) - 1)
-                    np.copyto(register, value, casting="unsafe")
-            elif d_type == "f16":
-                for half, (register, addend) in enumerate(zip(out, c_regs, strict=True)):
-                    addends = np.broadcast_to(addend, frame.n).copy().view(np.float16).reshape(-1, 2)
-                    sums = total[2 * half : 2 * half + 2].T + addends.astype(np.float32)
-                    np.copyto(register, np.ascontiguousarray(half_bits(sums)).view(np.uint32).reshape(-1))
+                for to, register in a_moves:
+                    np.copyto(to, register)
+                a_decode(f.a_bits, f.a)
+            for to, register in b_moves:
+                np.copyto(to, register)
+            b_decode(f.b_bits, f.b)
+            if logic == "xor":
+                # Bits as 1 and -1: equal ones give 1, different ones -1.
+                np.matmul(1 - 2 * f.a, 1 - 2 * f.b_columns, f.product)
+                np.copyto(f.product, (k - f.product) / 2)
             else:
-                for part, addend in zip(total, c_regs, strict=True):
-                    np.add(part, addend, part)
+                np.matmul(f.a, f.b_columns, f.product)
+            np.copyto(f.sums, f.fragments)
+
+        def add_integers() -> None:
+            for register, part, addend in zip(out, total, c_regs, strict=True):
+                value = part.astype(np.int64) + addend
+                if satfinite:
+                    value = np.clip(value, -(1 << 31), (1 << 31) - 1)
+                np.copyto(register, value, casting="unsafe")
+
+        def add_halves() -> None:
+            for half, (register, addend) in enumerate(zip(out, c_regs, strict=True)):
+                addends = np.broadcast_to(addend, frame.n).copy().view(np.float16).reshape(-1, 2)
+                both = total[2 * half : 2 * half + 2].T + addends.astype(np.float32)
+                np.copyto(register, np.ascontiguousarray(half_bits(both)).view(np.uint32).reshape(-1))
+
+        sums = list(zip(total, c_regs, total if crossed else out, strict=False))
+
+        def add_reals() -> None:
+            for part, addend, to in sums:
+                np.add(part, addend, to)
+            if crossed:
                 for register, part in zip(out, total, strict=True):
                     np.copyto(register, part)
+
+        accumulate = {"s32": add_integers, "f16": add_halves}.get(d_type, add_reals)
+
+        def run() -> None:
+            if whole_warps(frame, i):
+                multiply()
+                accumulate()
 
         return run
 

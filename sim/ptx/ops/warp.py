@@ -217,14 +217,14 @@ def match(i: Instruction) -> Plan:
     )
 
 
-@opcode("redux", forms=".sync .add .min .max .u32 .s32, .and .or .xor .b32")
+@opcode("redux", forms=".sync .add .min .max .u32 .s32, .and .or .xor .b32, .min .max {.abs}{.NaN} .f32")
 def redux(i: Instruction) -> Plan:
     mods = Mods(i)
     sync, name = mods.flag("sync"), mods.choice(("add", "min", "max", "and", "or", "xor"))
-    type_ = mods.type("u32", "s32", "b32")
+    magnitude, nan, type_ = mods.flag("abs"), mods.flag("NaN"), mods.type("u32", "s32", "b32", "f32")
     mods.done()
-    if not sync:
-        raise Unsupported("redux without .sync")
+    if not sync or ((magnitude or nan) and type_.kind != "f") or (type_.kind == "f" and name not in ("min", "max")):
+        raise Unsupported("this redux")
     fn = {
         "add": np.add,
         "min": np.minimum,
@@ -233,12 +233,14 @@ def redux(i: Instruction) -> Plan:
         "or": np.bitwise_or,
         "xor": np.bitwise_xor,
     }[name]
+    if type_.kind == "f" and not nan:
+        fn = {"min": np.fmin, "max": np.fmax}[name]
 
     def reduce(lanes: Lanes, value: Array, mask: Array) -> Array:
         group = groups(lanes, mask)
         order = np.argsort(group, kind="stable")
         starts = np.flatnonzero(np.diff(group[order], prepend=-1))
-        reduced: Array = fn.reduceat(value[order], starts, dtype=value.dtype)
+        reduced: Array = fn.reduceat(np.abs(value[order]) if magnitude else value[order], starts, dtype=value.dtype)
         return reduced[group]
 
     return by_warp(reduce, i, type_.name, type_.name)

@@ -1,0 +1,198 @@
+"""The arguments of a kernel, described in JSON: numbers, null pointers, and arrays that are made or read.
+
+    {"x": {"shape": [1024, 64], "dtype": "float16", "fill": "normal"}, "y": {"shape": [1024], "fill": "empty"}, "n": 1024}
+
+docs/profile.md has the whole table.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+FILLS = ("zeros", "ones", "normal", "uniform", "arange", "empty")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Values by name in the order of the kernel's parameters, as `ptx.Module.launch` takes them.
+
+    `unwritten` names the arrays with "fill": "empty": nobody wrote them, their bytes are 0xFF (NaN in every float type).
+    """
+
+    values: dict[str, Any]
+    unwritten: tuple[str, ...] = ()
+
+
+def read_arguments(text: str) -> Arguments:
+    """Arguments from a JSON file's path, or from JSON itself (what starts with a brace or bracket).
+
+    An object names its values, a list has names arg0, arg1, ... Files in it are relative to the JSON file's folder.
+    Raises ValueError that names the argument and what is wrong with it.
+    """
+    inline = text.lstrip().startswith(("{", "["))
+    path = Path("." if inline else text)
+    where = "the arguments" if inline else str(path)
+    try:
+        spec = json.loads(text if inline else path.read_text(), object_pairs_hook=_object)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{where} are not valid JSON: {error}" if inline else f"{where} is not valid JSON: {error}") from error
+    return make_arguments(spec, Path() if inline else path.parent)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        twice = next(name for n, (name, _) in enumerate(pairs) if name in [before for before, _ in pairs[:n]])
+        raise ValueError(f"{twice!r} stands twice in one object")
+    return out
+
+
+def make_arguments(spec: Any, folder: Path) -> Arguments:
+    """Arguments from parsed JSON; `folder` is where relative file names start. Raises ValueError as `read_arguments`."""
+    if isinstance(spec, list):
+        spec = {f"arg{n}": value for n, value in enumerate(spec)}
+    if not isinstance(spec, dict):
+        raise ValueError(f"arguments are an object (name to value) or a list, got {json.dumps(spec)}")
+    values, unwritten = {}, []
+    for position, (name, value) in enumerate(spec.items()):
+        try:
+            values[name] = make_value(value, folder, position)
+        except (ValueError, TypeError, OSError, OverflowError, MemoryError) as error:
+            raise ValueError(f"argument {name!r}: {error}") from error
+        if isinstance(value, dict) and value.get("fill") == "empty":
+            unwritten.append(name)
+    return Arguments(values, tuple(unwritten))
+
+
+def make_value(spec: Any, folder: Path, position: int) -> Any:
+    """One argument. `position` seeds the random fills without a seed of their own, so that no two arrays are equal."""
+    if spec is None or isinstance(spec, (bool, int, float)):
+        return spec
+    if isinstance(spec, dict):
+        for key, (make, allowed) in _MAKERS.items():
+            if key in spec:
+                strange = set(spec) - allowed - {key}
+                if strange:
+                    raise ValueError(f"unknown key {min(strange)!r}; beside {key!r} there may be {', '.join(sorted(allowed))}")
+                return make(spec, folder, position)
+    forms = 'a number, null, or an object with "shape", "file", "value" or "bytes"'
+    raise ValueError(f"must be {forms}, got {json.dumps(spec)}")
+
+
+def dtype_of(name: Any) -> np.dtype[Any]:
+    """A NumPy type by name; bfloat16 and the small floats are those of ml_dtypes."""
+    try:
+        if isinstance(name, str):
+            found = np.dtype(getattr(ml_dtypes, name, name) if "float" in name else name)
+            if found.kind in "biufcV" and found.itemsize and found.names is None and found.subdtype is None:
+                return found
+    except (TypeError, AttributeError):
+        pass
+    raise ValueError(f"unknown dtype {name!r}: bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, ...")
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether a type is a floating-point type, NumPy's or of ml_dtypes."""
+    return dtype.kind == "f" or (dtype.kind == "V" and hasattr(ml_dtypes, dtype.name))
+
+
+def _array(spec: Mapping[str, Any], folder: Path, position: int) -> np.ndarray:
+    shape, dtype = spec["shape"], dtype_of(spec.get("dtype", "float32"))
+    fill = spec.get("fill", "zeros")
+    lengths = [shape] if isinstance(shape, int) else shape
+    if not isinstance(lengths, list) or not all(type(n) is int and n >= 0 for n in lengths):
+        raise ValueError(f'"shape" must be a list of lengths, got {json.dumps(shape)}')
+    seed = spec.get("seed", position)
+    if type(seed) is not int or seed < 0:
+        raise ValueError(f'"seed" must be a whole number from 0, got {json.dumps(seed)}')
+    if {"low", "high"} & set(spec) and fill != "uniform":
+        raise ValueError('"low" and "high" belong to "fill": "uniform"')
+    if "seed" in spec and fill not in ("uniform", "normal"):
+        raise ValueError('"seed" belongs to "fill": "uniform" and "normal"')
+    if isinstance(fill, (bool, int, float)):
+        return np.full(lengths, scalar(dtype, fill))
+    rng = np.random.default_rng(seed)
+    if fill == "zeros":
+        return np.zeros(lengths, dtype)
+    if fill == "ones":
+        return np.ones(lengths, dtype)
+    if fill == "empty":
+        # In memory of NumPy's own, so that it starts where a device's would, at an aligned address.
+        return np.full(math.prod(lengths) * dtype.itemsize, 0xFF, np.uint8).view(dtype).reshape(lengths)
+    if fill == "arange":
+        return np.arange(math.prod(lengths)).reshape(lengths).astype(dtype)
+    if fill == "normal":
+        if not is_float(dtype):
+            raise ValueError(f'"fill": "normal" is for floating-point types; for {dtype} take "uniform" with "low" and "high"')
+        return rng.standard_normal(lengths).astype(dtype)
+    if fill == "uniform":
+        low, high = spec.get("low", 0), spec.get("high", 1 if is_float(dtype) else 2)
+        if not all(isinstance(bound, (int, float)) for bound in (low, high)) or not low < high:
+            raise ValueError(f'"low" must be a number below "high", got {json.dumps(low)} and {json.dumps(high)}')
+        if is_float(dtype):
+            return rng.uniform(low, high, lengths).astype(dtype)
+        scalar(dtype, low), scalar(dtype, high - 1)
+        return rng.integers(int(low), int(high), lengths, np.uint64 if high > 1 << 63 else np.int64).astype(dtype)
+    raise ValueError(f'"fill" must be a number or one of {", ".join(FILLS)}, got {json.dumps(fill)}')
+
+
+def scalar(dtype: np.dtype[Any], value: Any) -> Any:
+    """A number as a NumPy scalar of `dtype`. Raises ValueError where it does not fit."""
+    if not isinstance(value, (bool, int, float)):
+        raise ValueError(f"must be a number, got {json.dumps(value)}")
+    if dtype.kind in "iu":
+        if value != int(value) or not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+            raise ValueError(f"{value} does not fit {dtype}")
+        value = int(value)
+    return np.array(value).astype(dtype)[()]
+
+
+def _file(spec: Mapping[str, Any], folder: Path, position: int) -> np.ndarray:
+    if not isinstance(spec["file"], str):
+        raise ValueError(f'"file" must be a path, got {json.dumps(spec["file"])}')
+    path = folder / spec["file"]
+    if not path.is_file():
+        raise ValueError(f"no file {path}")
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is not a .npy file of numbers: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{path} has several arrays: a .npy file has one")
+    if "dtype" in spec:
+        # NumPy's files know nothing of bfloat16: it comes back as two nameless bytes.
+        dtype = dtype_of(spec["dtype"])
+        if array.dtype.itemsize != dtype.itemsize or array.dtype.kind not in ("V", dtype.kind):
+            raise ValueError(f"{path} has {array.dtype}, not {dtype}")
+        array = array.view(dtype)
+    return array
+
+
+def _value(spec: Mapping[str, Any], folder: Path, position: int) -> Any:
+    return scalar(dtype_of(spec.get("dtype", "int32")), spec["value"])
+
+
+def _bytes(spec: Mapping[str, Any], folder: Path, position: int) -> bytes:
+    if not isinstance(spec["bytes"], str):
+        raise ValueError(f'"bytes" must be hexadecimal digits, got {json.dumps(spec["bytes"])}')
+    try:
+        return bytes.fromhex(spec["bytes"])
+    except ValueError as error:
+        raise ValueError(f'"bytes" must be hexadecimal digits, two a byte: {error}') from error
+
+
+_MAKERS = {
+    "shape": (_array, {"dtype", "fill", "seed", "low", "high"}),
+    "file": (_file, {"dtype"}),
+    "value": (_value, {"dtype"}),
+    "bytes": (_bytes, set[str]()),
+}
+"""What an object describes, by the key that it must have: its maker and the further keys."""

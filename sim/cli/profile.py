@@ -1,0 +1,130 @@
+"""`cupyflash profile`: any CUDA kernel on the PTX machine, and what a profiler's first page would say of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import click
+import numpy as np
+
+from cupyflash.nvrtc import CompileError
+from cupyflash.sim.cli.options import AS_JSON
+from cupyflash.sim.ptx import PtxError, UnsupportedPTX
+
+
+def extent(context: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    """X, X,Y or X,Y,Z."""
+    parts = value.split(",")
+    if not 1 <= len(parts) <= 3 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise click.BadParameter(f"{value!r} is not one to three positive whole numbers; 4 or 16,8 would be", context, param)
+    return tuple(int(part) for part in parts)
+
+
+def targets(context: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
+    """NAME=FILE.npy, each."""
+    out = {}
+    for value in values:
+        tensor, _, file = value.partition("=")
+        out[tensor] = Path(file)
+        if not tensor or Path(file).suffix != ".npy":
+            raise click.BadParameter(f"{value!r} is not NAME=FILE.npy", context, param)
+        if not Path(file).parent.is_dir():
+            raise click.BadParameter(f"there is no folder {Path(file).parent}", context, param)
+    return out
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--kernel", metavar="NAME", help="The kernel, in the source's or the PTX's spelling; not needed for an only one.")
+@click.option("--grid", required=True, callback=extent, metavar="X[,Y,Z]", help="Blocks.")
+@click.option("--block", required=True, callback=extent, metavar="X[,Y,Z]", help="Threads of a block.")
+@click.option(
+    "--args", "spec", default="[]", metavar="SPEC.json", help="The arguments: a JSON file, or JSON itself (docs/profile.md)."
+)
+@click.option("--arch", default="compute_80", show_default=True, help="What to compile for: compute_90, sm_90 or 9.0.")
+@click.option("-D", "--define", "defines", multiple=True, metavar="NAME[=VALUE]", help="A macro; may be repeated.")
+@click.option("-I", "--include", "includes", multiple=True, type=click.Path(path_type=Path), help="A folder of headers.")
+@click.option("--shared-bytes", default=0, show_default=True, type=click.IntRange(0), help="Dynamic shared memory of a block.")
+@click.option("--seed", type=click.IntRange(0), help="Run warps one by one in a random order drawn from this.")
+@click.option("--top", default=10, show_default=True, type=click.IntRange(1), help="How many lines a table shows.")
+@click.option(
+    "--save",
+    "saves",
+    multiple=True,
+    callback=targets,
+    metavar="NAME=FILE.npy",
+    help="Write an array to a file after the run; may be repeated.",
+)
+@AS_JSON
+def profile(
+    file: Path,
+    kernel: str | None,
+    grid: tuple[int, ...],
+    block: tuple[int, ...],
+    spec: str,
+    arch: str,
+    defines: tuple[str, ...],
+    includes: tuple[Path, ...],
+    shared_bytes: int,
+    seed: int | None,
+    top: int,
+    saves: dict[str, Path],
+    as_json: bool,
+) -> None:
+    """Execute a kernel of FILE (CUDA C, or PTX where it ends in .ptx) on the PTX machine and say what it did.
+
+    Bytes by tensor, coalescing, bank conflicts, instruction mix, divergence, tensor-core work, findings, and the lines of the
+    source that cost most. All counts are simulated: of PTX instructions, not of machine code. No GPU is needed.
+
+    Exit status 1 when the machine finds a fault in the kernel, after the report; 1 or 2, with one line, for wrong input.
+    """
+    from cupyflash.sim.arguments import read_arguments
+    from cupyflash.sim.profiling import architecture
+    from cupyflash.sim.profiling import profile as run
+
+    arguments = read_arguments(spec)
+    for name in saves:
+        if not isinstance(arguments.values.get(name), np.ndarray):
+            arrays = ", ".join(k for k, value in arguments.values.items() if isinstance(value, np.ndarray))
+            raise ValueError(f"--save {name}: there is no such array among the arguments; there are {arrays or 'none'}")
+    options = [f"-arch={architecture(arch)}", *(f"-D{name}" for name in defines), *(f"-I{path}" for path in includes)]
+    click.echo(f"executing {file} on the PTX machine ...", err=True)
+    try:
+        found = run(
+            file,
+            kernel,
+            grid=grid,
+            block=block,
+            args=arguments.values,
+            options=options,
+            shared_bytes=shared_bytes,
+            seed=seed,
+            unwritten=arguments.unwritten,
+        )
+    except CompileError as error:
+        raise click.ClickException(first_error(error)) from error
+    except PtxError as error:
+        raise click.ClickException(f"{file}: {first_reason(error)}") from error
+    for name, path in saves.items():
+        np.save(path, arguments.values[name])
+    click.echo(json.dumps(found.to_dict(), indent=2) if as_json else found.text(top))
+    if found.launch.findings:
+        raise click.ClickException(f"the machine found {len(found.launch.findings)} faults in the kernel")
+
+
+def first_error(error: CompileError) -> str:
+    """A compiler's log in one line: its first error, and how many more there are."""
+    errors = [line for line in error.log.splitlines() if re.search(r"\berror\b[^:]*:", line)] or [error.log]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return " ".join(errors[0].split()) + more
+
+
+def first_reason(error: PtxError) -> str:
+    """What the machine cannot execute in one line: the first of its statements, and how many more there are."""
+    if not isinstance(error, UnsupportedPTX):
+        return str(error)
+    line, text, reason = error.items[0]
+    more = f" (and {len(error.items) - 1} more)" if len(error.items) > 1 else ""
+    return f"the machine does not execute line {line} of the PTX, {text}: {reason}{more}"

@@ -1,0 +1,206 @@
+"""What a profiler's first page says of a kernel, counted while the PTX machine runs it: no GPU needed.
+
+profile("softmax.cu", grid=4, block=128, args={"x": x, "y": y, "n": 1000}).text()
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cupyflash.nvrtc import compile_to_ptx
+from cupyflash.sim.ptx import Counts, Launch, Module, Traffic
+from cupyflash.sim.ptx.module import triple
+from cupyflash.sim.ptx.names import base_name, find_kernel
+from cupyflash.sim.ptx.syntax import Line
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An array that a kernel was given: shape, dtype, size in bytes."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a kernel did in one launch. All counts are simulated: of PTX instructions, not of machine code or caches.
+
+    `kernel` is its name in the PTX, `name` that in the source, `file` where it was read, `target` the PTX's (sm_80, say).
+    `static_shared`, `dynamic_shared`: bytes of shared memory of a block. `tensors` are the arrays among the arguments, by name.
+    `launch` has counters (whole kernel and `launch.counters.lines`), traffic by tensor and findings. `sources` maps a file of
+    `launch.counters.lines` to its lines of text, where it could be read.
+    """
+
+    kernel: str
+    name: str
+    file: str
+    target: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    static_shared: int
+    dynamic_shared: int
+    seed: int | None
+    tensors: Mapping[str, Tensor]
+    launch: Launch
+    sources: Mapping[str, Sequence[str]]
+
+    def source_text(self, line: Line) -> str:
+        """The text of a line of source, "" where it is not known."""
+        file, number = line
+        lines = self.sources.get(file, ())
+        return lines[number - 1].strip() if number <= len(lines) else ""
+
+    def text(self, top: int = 10) -> str:
+        """The profile for people, 100 columns wide; tables by line show the `top` lines each."""
+        from cupyflash.sim.profile_text import profile_text
+
+        return profile_text(self, top)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The profile for JSON, every line of it; docs/profile.md describes the keys."""
+        launch = self.launch
+        return {
+            "kernel": self.kernel,
+            "name": self.name,
+            "file": self.file,
+            "target": self.target,
+            "grid": list(self.grid),
+            "block": list(self.block),
+            "shared_bytes": {"static": self.static_shared, "dynamic": self.dynamic_shared},
+            "seed": self.seed,
+            "counts": "simulated, of PTX instructions",
+            "barriers": launch.counters.barriers,
+            "tensors": {
+                name: {"shape": list(tensor.shape), "dtype": tensor.dtype, "bytes": tensor.nbytes}
+                for name, tensor in self.tensors.items()
+            },
+            "total": counts_dict(launch.counters),
+            "lines": [
+                {"file": line[0], "line": line[1], "text": self.source_text(line)}
+                | {"inlined_at": [{"file": file, "line": number} for file, number in sorted(counts.inlined_at)]}
+                | counts_dict(counts)
+                for line, counts in launch.counters.lines.items()
+            ],
+            "findings": [vars(finding) | {"text": str(finding)} for finding in launch.findings],
+            "findings_total": launch.findings_total,
+        }
+
+
+def counts_dict(counts: Counts) -> dict[str, Any]:
+    """The counts of a line or a kernel, for JSON."""
+    return {
+        "instructions": counts.instructions,
+        "thread_instructions": counts.thread_instructions,
+        "active_lanes": counts.active_lanes,
+        "predicated_off": counts.predicated_off,
+        "divergent_branches": counts.divergent_branches,
+        "mma_flops": counts.mma_flops,
+        "by_class": counts.by_class,
+        "by_opcode": counts.by_opcode,
+        "global": {name: traffic_dict(traffic) for name, traffic in counts.traffic.items()},
+        "shared": [
+            {"kind": kind, "width": width} | vars(passed) | {"conflicts": passed.conflicts}
+            for (kind, width), passed in sorted(counts.shared.items())
+        ],
+    }
+
+
+def traffic_dict(traffic: Traffic) -> dict[str, Any]:
+    """The traffic of one tensor, for JSON: reads and writes apart, the ratios null where there are none."""
+    return {
+        side: {
+            "bytes": one.requested_bytes,
+            "unique_bytes": one.unique_read_bytes + one.unique_write_bytes,
+            "requests": one.requests,
+            "sectors": one.sectors,
+            "sectors_per_request": one.sectors / one.requests if one.requests else None,
+            "coalescing": one.coalescing,
+        }
+        for side, one in traffic.sides().items()
+    }
+
+
+def architecture(text: str) -> str:
+    """NVRTC's -arch for what people write: 80, 8.0, sm_80, compute_80, 90a. Raises ValueError."""
+    match = re.fullmatch(r"(?:sm_|compute_)?(\d+)\.?(\d)([a-z]?)", text.strip())
+    if not match:
+        raise ValueError(f"architecture {text!r} is none: compute_80, sm_90 or 8.0, say")
+    return f"compute_{match[1]}{match[2]}{match[3]}"
+
+
+def load(path: Path, options: Sequence[str] = ()) -> Module:
+    """A module from a file: `.ptx` is read, anything else is compiled as CUDA C; its own folder is searched for includes.
+
+    Raises OSError, `cupyflash.nvrtc.CompileError`, `ptx.PtxError`, and ValueError for a file that is no text.
+    """
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a text file") from error
+    if path.suffix == ".ptx":
+        return Module.from_ptx(text)
+    path = path.resolve()
+    return Module.from_ptx(compile_to_ptx(text, (*options, f"-I{path.parent}"), str(path)))
+
+
+def profile(
+    source: str | os.PathLike[str] | Module,
+    kernel: str | None = None,
+    *,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    args: Mapping[str, Any] | Sequence[Any] = (),
+    options: Sequence[str] = (),
+    shared_bytes: int = 0,
+    seed: int | None = None,
+    races: bool = True,
+    unwritten: Collection[str] = (),
+) -> Profile:
+    """Run a kernel on the PTX machine and say what it did: traffic, bank conflicts, instruction mix, divergence, findings.
+
+    source: a file of CUDA C, a `.ptx` file, or a loaded `ptx.Module`. kernel: its name, in the PTX or in the source; not
+    needed where there is only one. grid, block, args, shared_bytes, seed, races, unwritten: as in `ptx.Module.launch`;
+    NumPy arrays are tensors, written in place. options: NVRTC's (-arch=compute_90, -DN=64, -Ifolder), for CUDA C.
+
+    Raises ValueError or TypeError for arguments that do not fit, OSError for a file that cannot be read,
+    `cupyflash.nvrtc.CompileError`, `ptx.PtxError` for what the machine cannot execute, ImportError without NVRTC. What is
+    wrong with the kernel itself is in `Profile.launch.findings`.
+    """
+    module = source if isinstance(source, Module) else load(Path(source), options)
+    kernel = find_kernel(module.kernels, kernel)
+    launch = module.launch(kernel, grid, block, args, shared_bytes=shared_bytes, seed=seed, races=races, unwritten=unwritten)
+    named = args.items() if isinstance(args, Mapping) else ((f"arg{n}", value) for n, value in enumerate(args))
+    tensors = {name: Tensor(value.shape, str(value.dtype), value.nbytes) for name, value in named if isinstance(value, np.ndarray)}
+    return Profile(
+        kernel,
+        base_name(kernel),
+        "" if isinstance(source, Module) else os.fspath(source),
+        module.program.target.partition(",")[0],
+        triple(grid, "grid"),
+        triple(block, "block"),
+        module.code(kernel).shared.size,
+        shared_bytes,
+        seed,
+        tensors,
+        launch,
+        {file: lines_of(file, module) for file in {file for file, _ in launch.counters.lines}},
+    )
+
+
+def lines_of(file: str, module: Module) -> list[str]:
+    """The lines of a source file, none where it cannot be read any more."""
+    if file == "PTX":
+        return module.text.splitlines()
+    try:
+        return Path(file).read_text(errors="replace").splitlines()
+    except (OSError, ValueError):
+        return []

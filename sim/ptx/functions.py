@@ -1,0 +1,210 @@
+"""Calls of device functions: direct, through a pointer, recursive; and the functions that the device brings along.
+
+A call runs in the registers and the local memory that the callee has of its own, laid out once. Only a call within a
+cycle of the call graph needs more: it saves the registers of its lanes, and its return restores them.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .formatting import printf
+from .lanes import Lanes
+from .ops.registry import Call, Plan
+from .types import Array
+
+if TYPE_CHECKING:
+    from .code import Code
+    from .machine import Machine
+    from .syntax import Function, Program
+
+FUNCTION_WINDOW = 3 << 56
+"""Addresses of functions, 16 apart in the order of the module."""
+
+DEEPEST = 1024
+"""Levels of recursion before a thread has overflown its stack (which has 1024 bytes unless the host asks for more)."""
+
+
+def function_addresses(program: Program) -> dict[str, int]:
+    return {name: FUNCTION_WINDOW + 16 * number for number, name in enumerate(program.functions)}
+
+
+@dataclass
+class Level:
+    """What the lanes that are this deep in a recursion find again when they return: one column or row a lane."""
+
+    files: dict[int, Array]
+    local: Array
+    sites: dict[str, Array]
+    shadows: dict[str, Array]
+
+
+class Functions:
+    """The calls of a wave."""
+
+    def __init__(self, machine: Machine):
+        self.machine = machine
+        self.code: Code = machine.code
+        self.wave = machine.wave
+        # For each device function: the call instruction that each lane came from.
+        self.sites = {f.name: np.zeros(self.wave.size, np.int64) for f in self.code.functions}
+        self.by_name = {f.name: f for f in self.code.functions}
+        self.depth = np.zeros(self.wave.size, np.int64)
+        self.levels: list[Level] = []
+
+    def call(self, pc: int, control: Call, lanes: Lanes) -> None:
+        """Take lanes to the function; those that call through a pointer each to its own."""
+        if control.builtin:
+            self.builtin(pc, control, lanes)
+        elif control.function:
+            self.enter(pc, control, self.by_name[control.function], lanes)
+        else:
+            addresses = self.machine.read(lanes, self.code.plans[pc].reads[0]).copy()
+            ways = [(address, lanes.subset(np.flatnonzero(addresses == address))) for address in np.unique(addresses)]
+            if len(ways) > 1:
+                self.machine.tally.divergent[self.code.instructions[pc]] += sum(some.warps for _, some in ways) - lanes.warps
+            for address, there in ways:
+                name = self.code.function_names.get(int(address))
+                if name not in control.candidates:
+                    what = f"{name} with other parameters" if name else "no function"
+                    message = f"call of {int(address):#x}, which is {what}"
+                    self.machine.stop("bad call", message, pc, there)
+                self.enter(pc, control, self.by_name[str(name)], there)
+
+    def enter(self, pc: int, control: Call, function: Function, lanes: Lanes) -> None:
+        values = [self.bytes_of(lanes, mine, theirs.size) for mine, theirs in zip(control.arguments, function.params, strict=True)]
+        if (self.code.function_at[pc], function.name) in self.code.cycles:
+            self.save(pc, lanes)
+        for theirs, value in zip(function.params, values, strict=True):
+            self.set_bytes(lanes, theirs.name, value)
+        self.sites[function.name][lanes.index] = pc
+        self.machine.push(self.code.starts[function.name], lanes)
+
+    def give_back(self, pc: int, lanes: Lanes) -> None:
+        function = self.by_name[self.code.function_at[pc]]
+        sites = self.sites[function.name][lanes.index]
+        for site in np.unique(sites).tolist():
+            back = lanes.subset(np.flatnonzero(sites == site))
+            control = self.code.plans[site].control
+            assert isinstance(control, Call)
+            values = [self.bytes_of(back, theirs.name, theirs.size) for theirs in function.returns]
+            if (self.code.function_at[site], function.name) in self.code.cycles:
+                self.restore(back)
+            for mine, value in zip(control.results, values, strict=True):
+                self.set_bytes(back, mine, value)
+            self.machine.push(site + 1, back)
+
+    # -- recursion --------------------------------------------------------------------------------------------------------
+
+    def save(self, pc: int, lanes: Lanes) -> None:
+        machine = self.machine
+        machine.deactivate()
+        rows = machine.memory.local_view(1).reshape(self.wave.size, -1)
+        for depth in np.unique(self.depth[lanes.index]).tolist():
+            at = lanes.index[self.depth[lanes.index] == depth]
+            if depth == DEEPEST:
+                machine.stop("stack overflow", f"more than {DEEPEST} calls within each other", pc, self.wave.lanes(at))
+            if depth == len(self.levels):
+                files = {width: np.empty_like(file) for width, file in machine.full.files.items()}
+                sites, shadows = ({n: np.empty_like(s) for n, s in now.items()} for now in (self.sites, machine.shadows.rows))
+                self.levels.append(Level(files, np.empty_like(rows), sites, shadows))
+            level = self.levels[depth]
+            for width, file in machine.full.files.items():
+                level.files[width][:, at] = file[:, at]
+            level.local[at] = rows[at]
+            for now, kept in ((self.sites, level.sites), (machine.shadows.rows, level.shadows)):
+                for name, row in now.items():
+                    kept[name][at] = row[at]
+        self.depth[lanes.index] += 1
+
+    def restore(self, lanes: Lanes) -> None:
+        machine = self.machine
+        machine.deactivate()
+        self.depth[lanes.index] -= 1
+        rows = machine.memory.local_view(1).reshape(self.wave.size, -1)
+        for depth in np.unique(self.depth[lanes.index]).tolist():
+            at = lanes.index[self.depth[lanes.index] == depth]
+            level = self.levels[depth]
+            for width, file in machine.full.files.items():
+                file[:, at] = level.files[width][:, at]
+            rows[at] = level.local[at]
+            for now, kept in ((self.sites, level.sites), (machine.shadows.rows, level.shadows)):
+                for name, row in now.items():
+                    row[at] = kept[name][at]
+
+    # -- parameters -------------------------------------------------------------------------------------------------------
+
+    def bytes_of(self, lanes: Lanes, variable: str, size: int) -> Array:
+        """A parameter or result of a call: (lanes, size) bytes of their local memory."""
+        start = self.code.local.offsets[variable]
+        rows = self.machine.memory.local_view(1).reshape(self.wave.size, -1)
+        return rows[lanes.index, start : start + size]
+
+    def set_bytes(self, lanes: Lanes, variable: str, value: Array) -> None:
+        start = self.code.local.offsets[variable]
+        rows = self.machine.memory.local_view(1).reshape(self.wave.size, -1)
+        rows[lanes.index, start : start + value.shape[1]] = value
+
+    # -- functions of the device -------------------------------------------------------------------------------------------
+
+    def builtin(self, pc: int, control: Call, lanes: Lanes) -> None:
+        # Pointers and sizes, but for the line number of an assertion.
+        words = [self.bytes_of(lanes, name, 8 if n != 2 else 4) for n, name in enumerate(control.arguments)]
+        values = [w.copy().view(f"u{w.shape[1]}").reshape(-1) for w in words]
+        memory = self.machine.memory
+        if control.builtin == "__assertfail":
+            lane = int(lanes.index[0])
+            text, file = (memory.text(lane, int(values[k][0])) for k in (0, 1))
+            self.machine.stop("trap", f"assertion `{text}` failed at {file}:{values[2][0]}", pc, lanes)
+        for lane, form, buffer in zip(lanes.index.tolist(), values[0].tolist(), values[1].tolist(), strict=True):
+            sys.stdout.write(printf(memory, lane, form, buffer))
+        if control.results:
+            self.set_bytes(lanes, control.results[0], np.zeros((lanes.n, 4), np.uint8))
+        self.machine.push(pc + 1, lanes)
+
+
+BUILTINS = {"vprintf": 2, "__assertfail": 5}
+"""Functions without a body that the machine executes, with the number of their parameters."""
+
+
+def address_taken(program: Program) -> set[str]:
+    """Functions whose address is a value somewhere: a call through a pointer may go to them."""
+    taken = {name for v in program.variables.values() for _, name, _, _ in v.pointers}
+    for function in program.functions.values():
+        for instruction in function.instructions:
+            if instruction.opcode != "call":
+                taken |= {o.name for o in instruction.operands if hasattr(o, "name")}
+    return {name for name in taken if name in program.functions and program.functions[name].defined}
+
+
+def callees(control: Call) -> tuple[str, ...]:
+    return () if control.builtin else (control.function,) if control.function else control.candidates
+
+
+def reachable(kernel: str, plans: dict[str, list[Plan]]) -> tuple[list[str], set[tuple[str, str]]]:
+    """The kernel and the functions it may call, and which (caller, callee) of them are part of a recursion."""
+    order, calls = [kernel], dict[str, set[str]]()
+    for name in order:
+        calls[name] = {c for plan in plans[name] if isinstance(plan.control, Call) for c in callees(plan.control)}
+        order += [callee for callee in sorted(calls[name]) if callee not in order]
+    beyond = {name: set(direct) for name, direct in calls.items()}
+    for middle in order:
+        for name in order:
+            if middle in beyond[name]:
+                beyond[name] |= beyond[middle]
+    return order, {(name, callee) for name in order for callee in calls[name] if name in beyond[callee]}
+
+
+def refuse_shared_frames(program: Program, plans: dict[str, list[Plan]]) -> list[tuple[int, str, str]]:
+    """Calls within a recursion by functions with local arrays: all levels would have the same ones."""
+    return [
+        (function.instructions[pc].line, function.instructions[pc].text, "recursion of a function with local arrays")
+        for name, function in program.functions.items()
+        if any(v.space == "local" for v in function.variables)
+        for pc, plan in enumerate(plans[name])
+        if isinstance(plan.control, Call) and any((name, callee) in reachable(name, plans)[1] for callee in callees(plan.control))
+    ]

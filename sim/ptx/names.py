@@ -1,0 +1,46 @@
+"""Names of kernels: what C++ made of them, and back (Itanium C++ ABI, "External Names (Mangling)")."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_SOURCE_NAME = re.compile(r"L?(\d+)")
+
+
+def base_name(mangled: str) -> str:
+    """The name that stands in the source, with its namespaces, without template arguments and parameters.
+
+    `_ZN3cub6KernelIfEEvPT_` is `cub::Kernel`. A name that C++ did not mangle is itself. Unnamed namespaces are left out.
+    """
+    if not mangled.startswith("_Z"):
+        return mangled
+    nested = mangled.startswith("_ZN")
+    at, parts = 3 if nested else 2, list[str]()
+    while match := _SOURCE_NAME.match(mangled, at):
+        at = match.end() + int(match[1])
+        parts.append(mangled[match.end() : at])
+        if not nested:
+            break
+    named = [part for part in parts if not part.startswith(("_GLOBAL__N_", "_INTERNAL_"))]
+    return "::".join(named) or mangled
+
+
+def find_kernel(kernels: Sequence[str], name: str | None) -> str:
+    """The kernel that is meant: by its name in the PTX, else by its name in the source where that is unique; None: the only one.
+
+    Raises ValueError that lists the kernels.
+    """
+    listed = ", ".join(k if base_name(k) == k else f"{base_name(k)} ({k})" for k in kernels) or "none"
+    if name is None:
+        if len(kernels) == 1:
+            return kernels[0]
+        raise ValueError(f"say which kernel: this module has {listed}")
+    if name in kernels:
+        return name
+    found = [k for k in kernels if name in (base_name(k), base_name(k).rpartition("::")[2])]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(f"kernel {name!r} is not unique: take one of {', '.join(found)}")
+    raise ValueError(f"kernel {name!r} is not in this module; it has {listed}")
