@@ -228,9 +228,9 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
     for (; j >= blocks.begin; j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
   }
 
-  // Lines 12 to 15: O = diag(l)^-1 O, L = m + log(l). O goes through the warp's own rows of the Q block, if they are as long.
+  // Lines 12 to 15: O = diag(l)^-1 O, L = m + log(l). O goes through the room of the Q block, which all warps
+  // are done with since the last barrier.
   Element* O_warp = Q_smem + warp * WARP_ROWS * ROW_SIZE;
-  if (ValueTile::PAD > KeyTile::PAD) __syncthreads();
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll

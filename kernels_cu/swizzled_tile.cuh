@@ -30,7 +30,7 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
   template <int ROWS, int THREADS, bool WHOLE>
   static __device__ __forceinline__ void load(Element* tile_smem, const Element* tile_gmem, long long row_stride, int valid,
                                               int thread) {
-    // A thread keeps to its columns, and to rows that are permuted alike.
+    // A thread keeps to its columns and, where 8 rows or more are copied at once, to rows that are permuted alike.
     constexpr int WIDE = side_by_side(THREADS), ROWS_AT_ONCE = THREADS / WIDE;
     const int col0 = thread % WIDE * COPY, row0 = thread / WIDE;
     const Element* from = tile_gmem + row0 * row_stride + col0;
@@ -63,9 +63,11 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
  private:
   static constexpr int COPY = COPY_BYTES / sizeof(Element), COPIES = PAD / COPY;
 
-  // How many of the threads lie along a row: a power of two that divides a row, and leaves a multiple of 8 rows at once.
+  // How many of the threads lie along a row: a power of two that divides a row and the threads. 128 bytes are enough for all
+  // banks; more leave fewer than 8 rows at once, which are then not permuted alike.
   static __device__ constexpr int side_by_side(int threads) {
-    const int along = COPIES & -COPIES, most = threads / 8 & -(threads / 8);
+    const int along = COPIES & -COPIES, power = threads & -threads, banks = 128 / COPY_BYTES;
+    const int most = power / 8 > banks ? power / 8 : banks < power ? banks : power;
     return along < most ? along : most;
   }
 };

@@ -17,7 +17,7 @@ from cupyflash.sim.execution import Execution
 from cupyflash.sim.ptx import Module
 from cupyflash.sim.yardstick import measure
 from mutants import Mutant
-from yardstick import draw
+from yardstick import draw, draw_masks
 
 A100 = Device.named("A100-40GB")
 AnySchedule = TileSchedule | SoftmaxSchedule
@@ -210,10 +210,11 @@ def run(schedule: AnySchedule, seed: int | None = None) -> tuple[Execution, bool
     assert isinstance(schedule, TileSchedule)
     q, k, v = draw(schedule.problem, v_mean=1.0)
     q *= 2
-    found = execute(schedule, q, k, v, seed=seed)
+    p, masks, blocks = schedule.problem, draw_masks(schedule.problem), (schedule.block_rows, schedule.block_cols)
+    found = execute(schedule, q, k, v, **masks, seed=seed)
     held = q.dtype if schedule.algorithm == "standard" else np.float32
-    p = schedule.problem
-    return found, measure(found.out, found.lse, q, k, v, causal=p.causal, scale=p.scale, score_dtype=held).good
+    posed = {"causal": p.causal, "window": p.window, "scale": p.scale, "blocks": blocks, **masks}
+    return found, measure(found.out, found.lse, q, k, v, score_dtype=held, **posed).good
 
 
 @cache

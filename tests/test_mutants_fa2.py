@@ -1,0 +1,117 @@
+"""Seeded faults in FlashAttention-2's kernel: each is found, and what is not broken is clean under any order of execution."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_mutants import check, clean
+
+from cupyflash import Device, Problem, TileSchedule, plan
+from cupyflash.problem import BlockMask
+from cupyflash.sim import execute
+from mutants import Mutant
+from yardstick import draw
+
+A100, H100 = Device.named("A100-40GB"), Device.named("H100-SXM")
+FA2, TILE, PRODUCTS = "fa2_forward.cu", "swizzled_tile.cuh", "row_products.cuh"
+COPY, LDMATRIX = "cp.async.cg.shared.global", "ldmatrix.sync"
+MOVED = (COPY, LDMATRIX)
+
+KEPT = BlockMask.of(np.array([[1, 0, 1], [1, 1, 0]], bool))
+PROBLEMS = {
+    "": Problem(1, 2, 1, 70, 90, 64, "float16"),
+    "causal": Problem(1, 2, 1, 70, 90, 64, "float16", causal=True),
+    "window": Problem(1, 2, 1, 70, 150, 64, "float16", window=(40, 20)),
+    "blocks": Problem(1, 2, 1, 70, 90, 64, "float16", block_mask=KEPT),
+    "values are wider": Problem(1, 2, 1, 70, 90, 32, "float16", head_dim_v=64),
+}
+"""Ragged both ways, two row blocks of several warps, three column blocks."""
+
+MUTANTS = {
+    "a slot is overwritten early": Mutant(FA2, "    __syncthreads();\n    fetch<", "    fetch<", "race", MOVED),
+    "nobody waits for a block": Mutant(FA2, "    wait_for_groups<STAGES - 2>();\n", "", "in flight|race", MOVED),
+    "a block is waited for one too late": Mutant(
+        FA2, "wait_for_groups<STAGES - 2>", "wait_for_groups<STAGES - 1>", "in flight|race", MOVED
+    ),
+    "blocks are not committed": Mutant(FA2, "    close_group();\n    if constexpr", "    if constexpr", "in flight|race", MOVED),
+    "the ring has a slot too many": Mutant(
+        FA2, "slot = slot + 1 == STAGES", "slot = slot == STAGES", "race|uninitialised|out of bounds|in flight", MOVED
+    ),
+    "the next block goes to the slot at hand": Mutant(
+        FA2, "(j - AHEAD / 2, slot)", "(j - AHEAD / 2, slot + 1 == STAGES ? 0 : slot + 1)", "race|in flight|uninitialised", MOVED
+    ),
+    "slots overlap": Mutant(FA2, "ring + which * BC", "ring + which * (BC - 1)", "race|in flight", MOVED),
+    "the ring begins in Q's last row": Mutant(
+        FA2, "Q_smem + BR * ROW_SIZE", "Q_smem + (BR - 1) * ROW_SIZE", "race|in flight", MOVED
+    ),
+    "V is read without its permutation": Mutant(
+        PRODUCTS,
+        "V_smem + Tile::index(lane % 16, lane / 16 * 8)",
+        "V_smem + lane % 16 * Tile::PAD + lane / 16 * 8",
+        "numbers",
+    ),
+    "K's chunks are permuted by another row": Mutant(
+        PRODUCTS, "Tile::index(lane % 8 + lane / 16 * 8, lane", "Tile::index(lane % 8 + lane / 16 * 8 + 1, lane", "numbers"
+    ),
+    "a step to the right is an addition": Mutant(TILE, "(at ^ (chunks % GROUP * 16))", "(at + (chunks % GROUP * 16))", "numbers"),
+    "K is read past its end": Mutant(TILE, "WHOLE || row < valid", "WHOLE || row <= valid", "out of bounds", (COPY,)),
+    "rows past the end of Q are read": Mutant(FA2, "(Q_smem, Q, Q_row, rows,", "(Q_smem, Q, Q_row, BR,", "out of bounds", (COPY,)),
+    "rows past the end of O are stored": Mutant(
+        FA2, "rows - warp * WARP_ROWS, lane)", "WARP_ROWS, lane)", "out of bounds|race|uninitialised", ("reinterpret_cast<uint4*>",)
+    ),
+    "L is written past the end": Mutant(FA2, "t == 0 && warp_row + row < Nq", "t == 0", "out of bounds|race", ("if (L &&",)),
+    "O leaves before the warp has put it down": Mutant(
+        FA2, "  __syncwarp();\n", "", "race|uninitialised", ("store_two", "uint4*>")
+    ),
+    "every lane writes L": Mutant(FA2, "if (L && t == 0 &&", "if (L &&", "bytes"),
+    "O is not rescaled": Mutant(FA2, "state.O[i][n][2 * h] *= rescale;", "", "numbers"),
+    "l is not rescaled": Mutant(FA2, "state.l[i][h] *= rescale;", "", "numbers"),
+    "the maximum is forgotten": Mutant(FA2, "state.m[i][h] = m_new[i][h];", "", "numbers"),
+    "O begins with what is there": Mutant(FA2, "State state = {};", "State state;", "uninitialised|numbers", ("",)),
+    "the diagonal is taken for whole": Mutant(
+        FA2, "visible_end(masks, row_block) / BC;", "(visible_end(masks, row_block) + BC) / BC;", "numbers", (), "causal"
+    ),
+    "the window's left edge is taken for whole": Mutant(
+        FA2, "(visible_begin(masks, last_row) + BC - 1) / BC", "visible_begin(masks, row_block) / BC", "numbers", (), "window"
+    ),
+    "the block mask is used before it is there": Mutant(
+        FA2, "warp, WARPS);\n    __syncthreads();", "warp, WARPS);", "race|uninitialised", ("kept[",), "blocks"
+    ),
+    "the block mask's rows are one off": Mutant(
+        "block_mask.cuh", "mask.kept[i * mask.row", "mask.kept[(1 - i) * mask.row", "numbers", (), "blocks"
+    ),
+}
+
+
+def schedule(problem: str, device: Device = A100) -> TileSchedule:
+    return plan(PROBLEMS[problem], device, "fa2", (64, 32), lse=True)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(MUTANTS[name], schedule(MUTANTS[name].problem), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_what_is_not_broken_is_clean(problem: str) -> None:
+    assert schedule(problem).kernels()[0].threads >= 64  # several warps
+    clean(schedule(problem), range(3))
+
+
+@pytest.mark.parametrize("tiling", [(16, 16), (32, 32)])
+def test_fifty_orders(tiling: tuple[int, int]) -> None:
+    """In as many orders of execution as the issue asks for, of a small problem."""
+    clean(plan(Problem(1, 1, 1, 40, 70, 16, "float16", causal=True), A100, "fa2", tiling, lse=True), range(50))
+
+
+@pytest.mark.parametrize("device", [A100, H100, Device.named("T4")])
+@pytest.mark.parametrize("d", [32, 64, 80, 128, 256])
+def test_no_bank_conflicts(d: int, device: Device) -> None:
+    """Fragments, copies and O's way through shared memory take as many wavefronts as their bytes need."""
+    problem = Problem(1, 1, 1, 128, 256, d, "float16")
+    one = plan(problem, device, "fa2")
+    counters = execute(one, *draw(problem)).counters["fa2_forward"]
+    conflicts = {kind: counts.wavefronts - counts.ideal_wavefronts for kind, counts in counters.shared.items()}
+    assert set(conflicts.values()) == {0}, conflicts
