@@ -9,6 +9,7 @@ import click
 from cupyflash import __version__
 from cupyflash.sim.cli.demo import demo
 from cupyflash.sim.cli.devices import devices
+from cupyflash.sim.cli.explain import explain
 from cupyflash.sim.cli.inspect import inspect
 from cupyflash.sim.cli.predict import predict
 from cupyflash.sim.cli.sweep import sweep
@@ -34,5 +35,5 @@ def main() -> None:
     """Exact attention, and the HBM traffic that it costs: predicted, replayed, executed."""
 
 
-for command in (demo, predict, verify, sweep, inspect, devices):
+for command in (demo, predict, verify, sweep, explain, inspect, devices):
     main.add_command(command)
