@@ -1,4 +1,4 @@
-"""`cupyflash explain` and the choice of FlashAttention-2's tile: every candidate is accounted for, and what is said is what runs."""
+"""`cupyflash explain` and the choice of FlashAttention-2's tile: every candidate has its account, and what is said is what runs."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_told_with_bytes_and_device() -> None:
 def test_json_holds_all_candidates_and_the_theory(options: tuple[str, ...]) -> None:
     report = explained("--seqlen", "1000", "--head-dim", "96", *options)
     device = Device.named(report["device"]["name"])
-    problem = Problem(**{name: value for name, value in report["problem"].items()})
+    problem = Problem(**report["problem"])
     found = fa2_tiles.candidates(problem, device)
     assert len(report["candidates"]) == len(found)
     for told, each in zip(report["candidates"], found, strict=True):

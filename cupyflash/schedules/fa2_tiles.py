@@ -128,8 +128,10 @@ def most_accumulators(problem: Problem, device: Device, tile: Tile) -> int:
     late = device.compute_capability >= (12, 0)
     one_warp = tile.warps == 1
     if padded(problem.value_dim) == MAX_HEAD_DIM and tile.warp_rows == GRANULE and not masked(problem):
-        if problem.itemsize == 2 or not one_warp:
-            return 136 if problem.itemsize == 4 or one_warp else 144  # O alone takes 128
+        # O alone takes 128.
+        if problem.itemsize == 2:
+            return 136 if one_warp else 144
+        return 0 if one_warp else 136
     if masked(problem):
         most = 72 if late else 80 if wide else 104
     elif problem.itemsize == 4:
