@@ -119,3 +119,84 @@ def test_ncu_s_figures_are_read_from_among_its_messages(forward: types.ModuleTyp
     )
     assert forward.ncu_metrics(text) == {"dram__bytes_read.sum": 1048576.0, "lts__t_bytes.sum": 4194304.0}
     assert forward.ncu_metrics("==ERROR== ERR_NVGPUCTRPERM") == {}
+
+
+@pytest.fixture(scope="module")
+def performance() -> types.ModuleType:
+    return load("performance")
+
+
+PAGE = (ROOT / "docs" / "performance.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["tiles", "split", "lazy"])
+def test_the_page_on_performance_says_what_the_code_does(performance: types.ModuleType, name: str) -> None:
+    lines = list(getattr(performance, name)())
+    assert len(lines) > 4 and "\n".join([f"<!-- {name} -->", *lines, "<!-- end -->"]) in PAGE
+
+
+@pytest.mark.parametrize(("rows", "cols", "d"), [(64, 64, 64), (64, 128, 32)])
+@pytest.mark.parametrize("split_k", [False, True])
+def test_shared_memory_of_both_splits_is_the_closed_form_to_the_byte(
+    performance: types.ModuleType, split_k: bool, rows: int, cols: int, d: int
+) -> None:
+    counted, out, expected = performance.split_counted(split_k, rows, cols, d)
+    form = performance.split_bytes(rows, cols, d, performance.WARPS)["split-K" if split_k else "split-Q"]
+    assert counted["ldmatrix"] == form["Q"] + form["K and V"]
+    assert counted["ld"] + counted["st"] == form["O"] + form["maxima"]
+    assert np.abs(out - expected).max() < 2e-3
+
+
+def test_our_kernel_moves_what_split_q_says(performance: types.ModuleType) -> None:
+    """A tile more of K and V costs the closed form's bytes, in the real kernel."""
+    from cupyflash import Device, Problem, plan
+    from cupyflash.sim import execute
+    from cupyflash.sim.yardstick import draw
+
+    device, moved = Device.named("A100-40GB"), []
+    for n in (128, 192):
+        problem = Problem(1, 1, 1, 128, n, 64, "float16")
+        schedule = plan(problem, device, "fa2", (128, 64))
+        tile = schedule.candidate.tile  # type: ignore[attr-defined]
+        assert not tile.q_in_regs
+        (counters,) = execute(schedule, *draw(problem)).counters.values()
+        moved.append(counters.shared["ldmatrix"].bytes)
+        assert counters.shared["ldmatrix"].wavefronts == counters.shared["ldmatrix"].ideal_wavefronts
+    form = performance.split_bytes(128, 64, 64, tile.warps)["split-Q"]
+    assert moved[1] - moved[0] == form["Q"] + form["K and V"]
+
+
+SASS = """
+        /*0000*/                   MOV R1, c[0x0][0x28] ;                 /* 0x00 */
+        /*0010*/                   HMMA.16816.F32 R4, R8, R12, R4 ;       /* 0x01 */
+        /*0020*/                   FSETP.GT.FTZ.AND P0, PT, R1, 8, PT ;   /* 0x02 */
+        /*0030*/                   VOTE.ANY P0, P0 ;                      /* 0x03 */
+        /*0040*/              @!P0 BRA 0x70 ;                             /* 0x04 */
+        /*0050*/                   FMUL.FTZ R4, R4, R9 ;                  /* 0x05 */
+        /*0060*/                   FMUL.FTZ R5, R5, R9 ;                  /* 0x06 */
+        /*0070*/                   MUFU.EX2 R3, R2 ;                      /* 0x07 */
+        /*0080*/               @P1 BRA 0x10 ;                             /* 0x08 */
+        /*0090*/                   EXIT ;                                 /* 0x09 */
+"""
+
+
+def test_instructions_are_sorted_by_what_they_are_for() -> None:
+    tool = load("instruction_mix")
+    code = tool.instructions(SASS)
+    assert [each.opcode for each in code[:3]] == ["MOV", "HMMA", "FSETP"] and code[4].guard == "@!P0"
+    found = tool.mix(tool.main_loop(code))
+    assert found.parts == {"HMMA": 1, "MUFU": 1, "FFMA": 0, "LDSM": 0, "LDGSTS": 0, "softmax": 2, "rest": 2}
+    assert (found.total, found.rescale) == (6, 2)
+
+
+def test_the_rest_is_at_most_fifteen_percent_of_the_main_loop() -> None:
+    tool = load("instruction_mix")
+    nvrtc = pytest.importorskip("cupy.cuda.nvrtc")
+    if tool.disassembler() is None:
+        pytest.skip("needs nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm")
+    found = list(tool.mixes([tool.Device.named(name) for name in tool.DEVICES]))
+    for device, d, _, mix in found:
+        assert mix.parts["rest"] <= 0.15 * mix.total, (device.sm, d, mix)
+        assert mix.parts["HMMA"] and mix.parts["LDSM"] and mix.parts["LDGSTS"]
+    if "NVRTC {}.{},".format(*nvrtc.getVersion()) in PAGE:
+        assert "\n".join(tool.table([tool.Device.named(name) for name in tool.DEVICES])) in PAGE
