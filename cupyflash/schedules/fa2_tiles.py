@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -44,7 +44,7 @@ IN_STEP = 1.1
 """A block that has a multiprocessor to itself takes so much longer: its warps meet at barriers, so that they do less at
 the same time that differs."""
 ALIKE = 1.03
-"""Candidates within this of the fastest are alike to the model; the one with the least traffic is taken."""
+"""Candidates within this of the fastest are alike to the model: the fewest stages are taken, then the fewest turns of the loop."""
 
 
 @dataclass(frozen=True)
@@ -122,28 +122,63 @@ def accumulators(problem: Problem, tile: Tile) -> int:
 
 
 def most_accumulators(problem: Problem, device: Device, tile: Tile) -> int:
-    """Registers a thread for O, S and Q beyond which ptxas was seen to spill."""
-    if padded(problem.value_dim) == MAX_HEAD_DIM and tile.warp_rows == GRANULE:
-        return 136 if problem.itemsize == 4 else 144  # O alone takes 128
-    most = 160
-    if problem.mask or problem.bias:
-        most = 104
+    """Registers a thread for O, S and Q beyond which ptxas was seen to spill; `.ci/compile_gate.py` holds it to that.
+
+    A block of one warp, whose lanes make all copies, has room for fewer. ptxas for compute capability 12.0 keeps more
+    addresses, head dimensions above 128 need more of them, and so do masks.
+    """
+    wide = max(problem.head_dim, problem.value_dim) > 128
+    late = device.compute_capability >= (12, 0)
+    one_warp = tile.warps == 1
+    if padded(problem.value_dim) == MAX_HEAD_DIM and tile.warp_rows == GRANULE and not masked(problem):
+        # O alone takes 128.
+        if problem.itemsize == 2:
+            return 136 if one_warp else 144
+        return 0 if one_warp else 136
+    if masked(problem):
+        most = 72 if late else 80 if wide else 104
     elif problem.window or problem.block_mask:
-        most = 144
+        most = (104 if wide else 128) - (24 if problem.itemsize == 4 else 0)
     elif problem.itemsize == 4:
-        most = 128
-    return most - (32 if tile.warps == 1 else 0)  # whose lanes make all copies
+        most = 104 if wide else 128
+    elif late:
+        most = 144
+    else:
+        most = 160 if tile.warps > 2 else 144
+    return most - (32 if one_warp else 0)
 
 
-def registers(problem: Problem, tile: Tile) -> int:
+def masked(problem: Problem) -> bool:
+    """Whether each score has something of its own in memory."""
+    return problem.mask or problem.bias
+
+
+def odd(problem: Problem) -> bool:
+    """Whether a row is no whole number of swizzled groups of chunks, so that more addresses are needed."""
+    return bool(problem.head_dim % 64 or problem.value_dim % 64)
+
+
+def is_least(problem: Problem, device: Device, tile: Tile) -> bool:
+    """Whether no tile takes fewer registers, of several warps where the SRAM has room for them: taken in any case."""
+    if tile.warp_rows != GRANULE or tile.block_cols != GRANULE or tile.q_in_regs:
+        return False
+    one_warp = shared_bytes(problem, BLOCK_ROWS[1], GRANULE, STAGES[0]) > device.sram_per_block
+    if problem.itemsize == 4 and masked(problem) and padded(problem.value_dim) == MAX_HEAD_DIM:
+        one_warp |= device.compute_capability >= (12, 0)
+    return one_warp == (tile.warps == 1)
+
+
+def registers(problem: Problem, device: Device, tile: Tile) -> int:
     """About what a thread needs, from what ptxas made of the kernel: accumulators, fragments, addresses."""
-    slack = (32 if problem.itemsize == 2 else 72) + tile.block_cols * tile.warp_rows // 128
+    slack = (32 if problem.itemsize == 2 else 80) + tile.block_cols * tile.warp_rows // 128
     if tile.stages == 3:
         slack += 8  # a ring that is no power of two
-    if problem.head_dim % 64 or problem.value_dim % 64:
-        slack += 16  # more addresses
-    if problem.mask or problem.bias:
+    if odd(problem):
+        slack += 16
+    if masked(problem):
         slack += 32
+    if device.compute_capability >= (12, 0):
+        slack += 16
     return min(accumulators(problem, tile) + slack, MOST_REGISTERS)
 
 
@@ -161,7 +196,7 @@ def tiles(problem: Problem, blocks: tuple[int, int] | None) -> Iterator[Tile]:
 
 def candidate(problem: Problem, device: Device, tile: Tile) -> Candidate:
     """A configuration's needs, and its rejection or rate."""
-    need, regs = shared_bytes(problem, tile.block_rows, tile.block_cols, tile.stages), registers(problem, tile)
+    need, regs = shared_bytes(problem, tile.block_rows, tile.block_cols, tile.stages), registers(problem, device, tile)
 
     def reject(reason: str) -> Candidate:
         return Candidate(tile, need, regs, rejected=reason)
@@ -171,7 +206,7 @@ def candidate(problem: Problem, device: Device, tile: Tile) -> Candidate:
     if tile.warps > MOST_WARPS:
         return reject(f"registers: they feed {MOST_WARPS} warps, not {tile.warps}")
     held, most = accumulators(problem, tile), most_accumulators(problem, device, tile)
-    if held > most:
+    if held > most and not is_least(problem, device, tile):
         return reject(f"registers: O, S{' and Q' if tile.q_in_regs else ''} take {held} of {most}")
     # Where blocks share a register file, ptxas is held to their number: with some room, since the need is an estimate.
     resident = occupancy(device, tile.threads, min(regs + SHARING_ROOM, MOST_REGISTERS), need, estimate=True).blocks
@@ -248,6 +283,13 @@ def whole(problem: Problem, device: Device, candidate: Candidate) -> Candidate:
     return replace(candidate, clocks=clocks, waves=blocks / (tile.blocks * device.sm_count))
 
 
+def _best(able: Iterable[Candidate], least: Callable[[Candidate], int]) -> Candidate:
+    """Of those that are as fast as the fastest or alike to it, the one with the `least` of something."""
+    able = list(able)
+    alike = max(each.rate for each in able) / ALIKE
+    return min((each for each in able if each.rate >= alike), key=lambda each: (least(each), -each.rate))
+
+
 @lru_cache(maxsize=1024)
 def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> tuple[Candidate, ...]:
     """Every configuration: the fastest of each Br, fastest first, then the others, then the rejected ones.
@@ -256,15 +298,15 @@ def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None 
     """
     found = [candidate(problem, device, tile) for tile in tiles(problem, blocks)]
     able = [each for each in found if not each.rejected]
+    # First the best of each Br x Bc, so that fixing the chosen block sizes chooses the same again.
+    shapes: dict[tuple[int, int], list[Candidate]] = {}
+    for each in able:
+        shapes.setdefault((each.tile.block_rows, each.tile.block_cols), []).append(each)
+    of_shape = [_best(same, lambda each: each.tile.stages) for same in shapes.values()]
     finalists: list[Candidate] = []
     for block_rows in sorted({each.tile.block_rows for each in able}):
-        of_these = [each for each in able if each.tile.block_rows == block_rows]
-        alike = max(each.rate for each in of_these) / ALIKE
-        best = min(
-            (each for each in of_these if each.rate >= alike),
-            key=lambda each: (-each.tile.block_cols, each.tile.stages, -each.rate),
-        )
-        finalists.append(whole(problem, device, best))
+        of_rows = [each for each in of_shape if each.tile.block_rows == block_rows]
+        finalists.append(whole(problem, device, _best(of_rows, lambda each: -each.tile.block_cols)))
     finalists.sort(key=lambda each: (each.clocks, -each.tile.block_rows))
     chosen = {each.tile for each in finalists}
     others = sorted((each for each in able if each.tile not in chosen), key=lambda each: -each.rate)

@@ -9,6 +9,7 @@ import click
 from cupyflash import __version__
 from cupyflash.sim.cli.demo import demo
 from cupyflash.sim.cli.devices import devices
+from cupyflash.sim.cli.explain import explain
 from cupyflash.sim.cli.inspect import inspect
 from cupyflash.sim.cli.predict import predict
 from cupyflash.sim.cli.profile import profile
@@ -35,5 +36,5 @@ def main() -> None:
     """Exact attention, and the HBM traffic that it costs: predicted, replayed, executed."""
 
 
-for command in (demo, predict, verify, sweep, inspect, profile, devices):
+for command in (demo, predict, verify, profile, sweep, explain, inspect, devices):
     main.add_command(command)

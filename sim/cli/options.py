@@ -38,11 +38,12 @@ class Request:
 
 
 def problem_options(
-    *, seqlen: int | None = None, head_dim: int | None = None, tiling: str = "fitted"
+    *, seqlen: int | None = None, head_dim: int | None = None, tiling: str = "fitted", only: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The options that pose a problem; the command gets them as one `Request`, its own options beside it.
 
-    `seqlen` and `head_dim` are required where they have no default.
+    `seqlen` and `head_dim` are required where they have no default. `only`: the one algorithm that the command is about, which
+    then takes no --algorithm.
     """
 
     def default(value: int | None) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def problem_options(
         click.option("--mask", is_flag=True, help="With a boolean mask, one entry a score."),
         click.option("--bias", is_flag=True, help="With a number added to each score."),
         click.option("--key-lengths", metavar="N,N,...", help="Keys of each of the batch, when fewer than all."),
-        click.option("--algorithm", default="fa1", show_default=True, type=click.Choice(ALGORITHMS)),
+        *([] if only else [click.option("--algorithm", default="fa1", show_default=True, type=click.Choice(ALGORITHMS))]),
         click.option(
             "--tiling",
             "tiling_text",
@@ -98,9 +99,9 @@ def problem_options(
             mask: bool,
             bias: bool,
             key_lengths: str | None,
-            algorithm: str,
             tiling_text: str,
             lse: bool,
+            algorithm: str | None = only,
             **own: Any,
         ) -> None:
             problem = Problem(
@@ -119,6 +120,7 @@ def problem_options(
                 key_lengths=None if key_lengths is None else parse_lengths(key_lengths),
             )
             device = Device.named(device_name, sram=sram)
+            assert algorithm is not None
             command(Request(contiguous(problem), device, algorithm, parse_tiling(tiling_text), lse), **own)
 
         for option in reversed(shared):

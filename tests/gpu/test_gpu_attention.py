@@ -13,12 +13,13 @@ import pytest
 
 import cupyflash
 from cupyflash import Device, Problem, plan
+from cupyflash.schedules import fa2_tiles
 from cupyflash.sim import execute
 from yardstick import check_numbers, draw, draw_masks
 
 CASES = [
     (algorithm, dtype, d, lengths, causal)
-    for algorithm in ("fa1", "standard")
+    for algorithm in ("fa2", "fa1", "standard")
     for dtype in ("float16", "bfloat16", "float32")
     for d in (16, 40, 64, 128, 256)
     for lengths in ((128, 128), (97, 1025), (1025, 97), (1, 300))
@@ -35,15 +36,30 @@ def test_numbers(algorithm: str, dtype: str, d: int, lengths: tuple[int, int], c
     check_numbers(cupy.asnumpy(out), cupy.asnumpy(lse), q, k, v, causal=causal)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("d", [40, 64, 128, 256])
+def test_each_tile_that_lengths_choose_between(dtype: str, d: int) -> None:
+    import cupy
+
+    problem = Problem(2, 4, 2, 300, 1025, d, dtype, causal=True)
+    q, k, v = draw(problem, v_mean=1.0)
+    for each in fa2_tiles.finalists(problem, Device.current()):
+        tiling = (each.tile.block_rows, each.tile.block_cols)
+        arrays = map(cupy.asarray, (q, k, v))
+        out, lse = cupyflash.attention(*arrays, causal=True, algorithm="fa2", tiling=tiling, return_lse=True)
+        check_numbers(cupy.asnumpy(out), cupy.asnumpy(lse), q, k, v, causal=True)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_the_simulated_device_computes_the_same(dtype: str) -> None:
+@pytest.mark.parametrize("algorithm", ["fa2", "fa1"])
+def test_the_simulated_device_computes_the_same(dtype: str, algorithm: str) -> None:
     """Not to the bit: the two round exponentials and accumulate in the tensor core differently."""
     import cupy
 
     problem = Problem(1, 2, 1, 200, 300, 64, dtype, causal=True)
     q, k, v = draw(problem, v_mean=1.0)
-    ours = cupy.asnumpy(cupyflash.attention(*map(cupy.asarray, (q, k, v)), causal=True))
-    simulated = execute(plan(problem, Device.current()), q, k, v).out
+    ours = cupy.asnumpy(cupyflash.attention(*map(cupy.asarray, (q, k, v)), causal=True, algorithm=algorithm))
+    simulated = execute(plan(problem, Device.current(), algorithm), q, k, v).out
     assert np.abs(ours.astype(np.float64) - simulated.astype(np.float64)).max() <= (4e-3 if dtype == "float16" else 2e-6)
 
 
@@ -55,17 +71,18 @@ def small() -> tuple[list[np.ndarray], list[object]]:
     return host, [cupy.asarray(array) for array in host]
 
 
-def test_a_captured_call_replays_after_its_memory_was_offered_to_others() -> None:
+@pytest.mark.parametrize("algorithm", ["fa2", "fa1"])
+def test_a_captured_call_replays_after_its_memory_was_offered_to_others(algorithm: str) -> None:
     import cupy
 
     host, (q, k, v) = small()
     out = cupy.zeros_like(q)
     with cupy.cuda.Stream(non_blocking=True) as stream:
-        cupyflash.attention(q, k, v, out=out)
+        cupyflash.attention(q, k, v, out=out, algorithm=algorithm)
         stream.synchronize()
         out[...] = 0
         stream.begin_capture()  # capture refuses any synchronisation and any use of another stream
-        cupyflash.attention(q, k, v, out=out)
+        cupyflash.attention(q, k, v, out=out, algorithm=algorithm)
         graph = stream.end_capture()
         filler = [cupy.full(1 << 20, 7, cupy.float32) for _ in range(8)]
         for _ in range(2):
@@ -94,7 +111,7 @@ def test_workspaces_come_from_the_current_memory_pool() -> None:
     _, (q, k, v) = small()
     pool = cupy.cuda.MemoryPool()
     with cupy.cuda.using_allocator(pool.malloc):
-        cupyflash.attention(q, k, v, out=cupy.empty_like(q))
+        cupyflash.attention(q, k, v, out=cupy.empty_like(q), algorithm="fa1")
     assert pool.total_bytes() >= 4 * 512 * (2 + 64) * 4
 
 
@@ -155,7 +172,7 @@ def test_results_do_not_depend_on_what_else_runs() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("algorithm", ["fa1", "standard"])
+@pytest.mark.parametrize("algorithm", ["fa2", "fa1", "standard"])
 def test_masks(dtype: str, algorithm: str) -> None:
     import cupy
 
@@ -189,12 +206,13 @@ def test_any_alignment(dtype: str, start: int, row: int) -> None:
     check_numbers(cupy.asnumpy(out), None, *(cupy.asnumpy(array) for array in (q, k, v)))
 
 
-def test_the_same_bits_every_time() -> None:
+@pytest.mark.parametrize("algorithm", ["fa2", "fa1"])
+def test_the_same_bits_every_time(algorithm: str) -> None:
     import cupy
 
     q, k, v = map(cupy.asarray, draw(Problem(1, 8, 8, 700, 700, 64, "float16")))
-    first = cupyflash.attention(q, k, v).tobytes()
-    assert all(cupyflash.attention(q, k, v).tobytes() == first for _ in range(10))
+    first = cupyflash.attention(q, k, v, algorithm=algorithm).tobytes()
+    assert all(cupyflash.attention(q, k, v, algorithm=algorithm).tobytes() == first for _ in range(10))
 
 
 def test_numpy_and_cupy_do_not_mix() -> None:

@@ -1,0 +1,160 @@
+"""Writes the tables of docs/performance.md between their markers:  python benchmarks/performance.py
+
+A model's times, counts of the PTX machine and of the machine code; nothing is timed and no GPU is needed. The table of
+instructions needs NVIDIA's disassemblers (instruction_mix.py); without them it stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import instruction_mix  # noqa: E402
+import numpy as np  # noqa: E402
+
+from cupyflash import Device, Problem, kernels_cu  # noqa: E402
+from cupyflash.multiprocessor import Multiprocessor  # noqa: E402
+from cupyflash.schedules import fa2_tiles  # noqa: E402
+from cupyflash.sim import ptx  # noqa: E402
+
+PAGE = ROOT / "docs" / "performance.md"
+DEVICES, HEAD_DIMS = ("A100-40GB", "RTX 4090", "H100-SXM"), (64, 128)
+LONG = {"batch": 4, "heads": 16, "kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096}
+PARTS = ("tensor", "exp", "float32", "issue", "shared", "L2", "HBM")
+WARPS = 4  # of split.cu
+MOST_GROWTH = 8.0  # of fa2_forward.cu
+# FMAs a clock of a multiprocessor's tensor cores where mma.sync does not reach them (132 of them at 1.83 GHz: 989 TFLOP/s).
+FULL_RATE = {(9, 0): 2048}
+
+
+def hbm_bytes(device: Device) -> float:
+    """Bytes of device memory in a clock of one multiprocessor, its clock being that of the float32 peak."""
+    assert device.hbm_bandwidth is not None
+    lanes = device.sm_count * Multiprocessor.like(device.compute_capability).fma_lanes
+    return device.hbm_bandwidth / device.sm_count / (device.tensor_peak["float32"] / 2 / lanes)
+
+
+def tiles() -> Iterator[str]:
+    """Clocks of one tile by part, what binds it, and the fraction of the tensor cores' peak that the model leaves."""
+    yield f"| | tile | {' | '.join(PARTS)} | binds | no overlap | of mma.sync's peak | of the chip's |"
+    yield "| --- |" + " --- |" * (len(PARTS) + 5)
+    for name in DEVICES:
+        device = Device.named(name)
+        for d in HEAD_DIMS:
+            problem = Problem(**LONG, head_dim=d, dtype="float16")
+            best = fa2_tiles.choose(problem, device)
+            parts = dict(best.parts)
+            serial = parts["tensor"] + parts["exp"] + parts["float32"]
+            rate = fa2_tiles.fma_rate(problem, device)
+            reached = best.rate * 2 * d  # FMAs a clock
+            unique = (
+                4 * problem.seqlen_q * d * problem.itemsize / (problem.seqlen_q**2 / best.tile.block_rows / best.tile.block_cols)
+            )
+            full = FULL_RATE.get(device.compute_capability, rate)
+            parts["HBM"] = unique / hbm_bytes(device)
+            clocks = " | ".join(f"{parts[part]:,.0f}" for part in PARTS)
+            sizes = f"{best.tile.block_rows} x {best.tile.block_cols}"
+            yield (
+                f"| {name}, d {d} | {sizes}, {best.tile.warps} x {best.tile.warp_rows} rows, {best.tile.blocks} blocks | {clocks} "
+                f"| {best.bound} | {parts['tensor'] / serial:.0%} | {reached / rate:.0%} | {reached / full:.0%} |"
+            )
+
+
+def split_bytes(rows: int, cols: int, d: int, warps: int) -> dict[str, dict[str, int]]:
+    """Bytes of shared memory that the lanes ask for in one tile of half types, by splitting and by what moves (d_v = d)."""
+    q, kv, o = rows * d * 2, 2 * cols * d * 2, rows * d * 4
+    maxima = warps * rows * 4
+    return {
+        "split-Q": {"Q": q, "K and V": warps * kv, "O": 0, "maxima": 0},
+        "split-K": {"Q": warps * q, "K and V": kv, "O": 2 * warps * o, "maxima": maxima + warps * maxima},
+    }
+
+
+def split_counted(split_k: bool, rows: int, cols: int, d: int, tiles: int = 3) -> tuple[dict[str, int], np.ndarray, np.ndarray]:
+    """Bytes of shared memory a tile as the PTX machine counts them for split.cu (ldmatrix, ld, st), its O, and the right one."""
+    constants = {"ELEMENT": "__half", "D": d, "DV": d, "BR": rows, "BC": cols, "SPLIT_K": int(split_k)}
+    options = (
+        "-arch=compute_80",
+        "-ftz=true",
+        f"-I{kernels_cu.DIRECTORY}",
+        *(f"-D{name}={value}" for name, value in constants.items()),
+    )
+    module = ptx.Module.from_source((ROOT / "benchmarks" / "split.cu").read_text(), options=options)
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal((n, d)).astype(np.float16) for n in (rows, tiles * cols, tiles * cols))
+    out, counts = np.zeros((rows, d), np.float32), []
+    for n in (1, tiles):
+        launch = module.launch("split", 1, 32 * WARPS, {"Q": q, "K": k, "V": v, "O": out, "tiles": n})
+        if launch.findings:
+            raise RuntimeError(f"split.cu has a fault: {launch.findings[0]}")
+        shared = launch.counters.shared
+        counts.append({kind: shared[kind].bytes if kind in shared else 0 for kind in ("ldmatrix", "ld", "st")})
+    a_tile = {kind: (counts[1][kind] - counts[0][kind]) // (tiles - 1) for kind in counts[0]}
+    scores = q.astype(np.float64) @ k.astype(np.float64).T
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    return a_tile, out, weights / weights.sum(1, keepdims=True) @ v.astype(np.float64)
+
+
+def split() -> Iterator[str]:
+    """Shared memory traffic of one tile under both ways to split it."""
+    yield "| tile of four warps | | Q | K, V | O, written and read | maxima | all | wavefronts of 128 bytes |"
+    yield "| --- | --- |" + " --- |" * 6
+    for rows, cols, d in ((128, 64, 64), (128, 48, 128)):
+        for name, moved in split_bytes(rows, cols, d, WARPS).items():
+            total = sum(moved.values())
+            cells = " | ".join(f"{value:,}" for value in moved.values())
+            yield f"| {rows} x {cols}, d {d} | {name} | {cells} | {total:,} | {total // 128:,} |"
+
+
+def rescaled(n: int, d: int, block_cols: int, warp_rows: int, spread: float, rows: int = 256) -> tuple[float, float]:
+    """How often a warp rescales O in a tile behind its first: at any growth of a maximum of its rows, and at more than 2^8.
+
+    Standard normal Q and K, Q times `spread`; tiles from the last to the first, as the kernel takes them.
+    """
+    random = np.random.default_rng(0)
+    q = spread * random.standard_normal((rows, d), np.float32)
+    k = random.standard_normal((n, d), np.float32)
+    scores = q @ k.T * np.float32(np.log2(np.e) / np.sqrt(d))
+    maxima = scores.reshape(rows, n // block_cols, block_cols).max(2)[:, ::-1]
+    counted = []
+    for most in (0.0, MOST_GROWTH):
+        m, times = maxima[:, 0].copy(), 0
+        for tile in maxima[:, 1:].T:
+            grown = (np.maximum(m, tile) - m > most).reshape(-1, warp_rows).any(1)
+            times += int(grown.sum())
+            m = np.where(np.repeat(grown, warp_rows), np.maximum(m, tile), m)
+        counted.append(times / (rows // warp_rows * (n // block_cols - 1)))
+    return counted[0], counted[1]
+
+
+def lazy() -> Iterator[str]:
+    """How often O is rescaled, at d 64 in tiles of 128 x 64."""
+    yield "| N | scores' standard deviation | tiles that rescale, at any growth | beyond 2^8 |"
+    yield "| --- | --- | --- | --- |"
+    for n, spread in ((1024, 1.0), (4096, 1.0), (16384, 1.0), (4096, 4.0)):
+        always, beyond = rescaled(n, 64, 64, 32, spread)
+        yield f"| {n:,} | {spread:g} | {always:.1%} | {beyond:.1%} |"
+
+
+def replaced(page: str, name: str, lines: Iterator[str]) -> str:
+    """The page with the block between `<!-- name -->` and `<!-- end -->` written anew."""
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    return pattern.sub(lambda match: match[1] + "\n".join(lines) + "\n" + match[2], page)
+
+
+def main() -> None:
+    page = PAGE.read_text()
+    for name, lines in (("tiles", tiles()), ("split", split()), ("lazy", lazy())):
+        page = replaced(page, name, lines)
+    if instruction_mix.disassembler():
+        page = replaced(page, "mix", instruction_mix.table([Device.named(name) for name in instruction_mix.DEVICES]))
+    PAGE.write_text(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""The benchmarks without a GPU: the whole path on the simulated device with a clock of our own."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TICK = 0.002  # seconds between two looks at the clock
+
+
+def load(name: str) -> types.ModuleType:
+    """A file of benchmarks/, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def forward() -> types.ModuleType:
+    return load("forward")
+
+
+def test_a_dry_run_measures_every_case_and_writes_the_file(
+    forward: types.ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ticks = itertools.count()
+    assert forward.main(["--dry-run", "--out", str(tmp_path)], clock=lambda: next(ticks) * TICK) == 0
+    (path,) = tmp_path.iterdir()
+    assert path.name.startswith("simulated-A100-40GB-")
+    result = json.loads(path.read_text())
+    assert result["simulated"] and result["commit"] and result["versions"]["numpy"] == np.__version__
+    rows = result["forward"]
+    names = {"fa2", "fa1", "standard", "numpy"}
+    assert {row["implementation"] for row in rows} == names and len(rows) == 4 * len(names)
+    for row in rows:
+        assert row["agrees"] and row["seconds"] == pytest.approx(TICK) and row["spread_s"] == pytest.approx(0, abs=1e-9)
+        scores = row["batch"] * row["heads"] * row["n"] ** 2
+        assert row["batch"] * row["n"] == 32 and row["heads"] * row["d"] == 32
+        assert row["tflops"] == pytest.approx(4 * scores * row["d"] / (2 if row["causal"] else 1) / TICK / 1e12)
+    assert all(each["ratio"] == pytest.approx(1) and each["best_other"] == "numpy" for each in result["ratios"])
+    assert result["warm_call_host"]["seconds"] == pytest.approx(TICK)
+    assert result["first_call"]["cold"]["first_call_s"] > 0 and set(result["first_call"]) == {"cold", "warm"}
+    assert f"written: {path}" in capsys.readouterr().out
+
+
+class Scripted:
+    """A bench whose peers fail, lie and tell the truth."""
+
+    device = None
+
+    def draw(self, case: Any, seed: int) -> tuple[Any, Any, Any]:
+        q, k, v = np.random.default_rng(seed).standard_normal((3, *case.shape)).astype(case.dtype)
+        return q, k, v
+
+    def seconds(self, call: Any) -> float:
+        call()
+        return getattr(call, "takes", 1.0)
+
+    def wait(self) -> None: ...
+
+    def release(self) -> None: ...
+
+    def to_host(self, out: Any) -> np.ndarray:
+        return np.asarray(out, np.float32)
+
+    def peers(self, case: Any, q: Any, k: Any, v: Any) -> Mapping[str, Any]:
+        import cupyflash
+
+        def absent() -> None:
+            raise RuntimeError("No available kernel.\nAborting execution.")
+
+        def wrong() -> np.ndarray:
+            return np.ones_like(q)
+
+        def right() -> Any:
+            return cupyflash.attention(q, k, v, causal=case.causal)
+
+        wrong.takes, right.takes = 0.1, 0.5  # type: ignore[attr-defined]
+        return {"absent": absent, "wrong": wrong, "right": right}
+
+
+def test_a_peer_that_does_not_answer_is_told_and_one_that_is_wrong_does_not_win(forward: types.ModuleType) -> None:
+    rows = forward.measure(Scripted(), [forward.Case("float16", 16, 16, True, 1, 1)])
+    by = {row["implementation"]: row for row in rows}
+    assert by["absent"]["error"] == "RuntimeError: No available kernel. Aborting execution." and "tflops" not in by["absent"]
+    assert not by["wrong"]["agrees"] and by["right"]["agrees"]
+    (ratio,) = forward.ratios(rows)
+    assert ratio["best_other"] == "right" and ratio["ratio"] == pytest.approx(0.5)
+    text = "\n".join(forward.show(rows))
+    assert "No available kernel" in text and "DIFFERS" in text
+
+
+def test_the_grid_is_sixteen_thousand_tokens_each(forward: types.ModuleType) -> None:
+    cases = forward.grid(forward.DTYPES, forward.HEAD_DIMS, forward.LENGTHS, forward.TOKENS, forward.WIDTH)
+    assert len(set(cases)) == len(cases) == 2 * 3 * 6 * 2
+    assert all(case.batch * case.n == 16384 and case.heads * case.d == 2048 for case in cases)
+    full = next(case for case in cases if (case.d, case.n, case.causal) == (128, 16384, False))
+    assert full.flops == 4 * 16 * 16384**2 * 128 == 4 * full.batch * full.heads * full.n**2 * full.d
+
+
+def test_ncu_s_figures_are_read_from_among_its_messages(forward: types.ModuleType) -> None:
+    text = (
+        '==PROF== Connected to process 7\n"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
+        '"0","fa2_forward","dram__bytes_read.sum","byte","1,048,576"\n"0","fa2_forward","lts__t_bytes.sum","byte","4194304"\n'
+        '"0","fa2_forward","launch__waves","","1"\n'
+    )
+    assert forward.ncu_metrics(text) == {"dram__bytes_read.sum": 1048576.0, "lts__t_bytes.sum": 4194304.0}
+    assert forward.ncu_metrics("==ERROR== ERR_NVGPUCTRPERM") == {}
+
+
+@pytest.fixture(scope="module")
+def performance() -> types.ModuleType:
+    return load("performance")
+
+
+PAGE = (ROOT / "docs" / "performance.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["tiles", "split", "lazy"])
+def test_the_page_on_performance_says_what_the_code_does(performance: types.ModuleType, name: str) -> None:
+    lines = list(getattr(performance, name)())
+    assert len(lines) > 4 and "\n".join([f"<!-- {name} -->", *lines, "<!-- end -->"]) in PAGE
+
+
+@pytest.mark.parametrize(("rows", "cols", "d"), [(64, 64, 64), (64, 128, 32)])
+@pytest.mark.parametrize("split_k", [False, True])
+def test_shared_memory_of_both_splits_is_the_closed_form_to_the_byte(
+    performance: types.ModuleType, split_k: bool, rows: int, cols: int, d: int
+) -> None:
+    counted, out, expected = performance.split_counted(split_k, rows, cols, d)
+    form = performance.split_bytes(rows, cols, d, performance.WARPS)["split-K" if split_k else "split-Q"]
+    assert counted["ldmatrix"] == form["Q"] + form["K and V"]
+    assert counted["ld"] + counted["st"] == form["O"] + form["maxima"]
+    assert np.abs(out - expected).max() < 2e-3
+
+
+def test_our_kernel_moves_what_split_q_says(performance: types.ModuleType) -> None:
+    """A tile more of K and V costs the closed form's bytes, in the real kernel."""
+    from cupyflash import Device, Problem, plan
+    from cupyflash.sim import execute
+    from cupyflash.sim.yardstick import draw
+
+    device, moved = Device.named("A100-40GB"), []
+    for n in (128, 192):
+        problem = Problem(1, 1, 1, 128, n, 64, "float16")
+        schedule = plan(problem, device, "fa2", (128, 64))
+        tile = schedule.candidate.tile  # type: ignore[attr-defined]
+        assert not tile.q_in_regs
+        (counters,) = execute(schedule, *draw(problem)).counters.values()
+        moved.append(counters.shared["ldmatrix"].bytes)
+        assert counters.shared["ldmatrix"].wavefronts == counters.shared["ldmatrix"].ideal_wavefronts
+    form = performance.split_bytes(128, 64, 64, tile.warps)["split-Q"]
+    assert moved[1] - moved[0] == form["Q"] + form["K and V"]
+
+
+SASS = """
+        /*0000*/                   MOV R1, c[0x0][0x28] ;                 /* 0x00 */
+        /*0010*/                   HMMA.16816.F32 R4, R8, R12, R4 ;       /* 0x01 */
+        /*0020*/                   FSETP.GT.FTZ.AND P0, PT, R1, 8, PT ;   /* 0x02 */
+        /*0030*/                   VOTE.ANY P0, P0 ;                      /* 0x03 */
+        /*0040*/              @!P0 BRA 0x70 ;                             /* 0x04 */
+        /*0050*/                   FMUL.FTZ R4, R4, R9 ;                  /* 0x05 */
+        /*0060*/                   FMUL.FTZ R5, R5, R9 ;                  /* 0x06 */
+        /*0070*/                   MUFU.EX2 R3, R2 ;                      /* 0x07 */
+        /*0080*/               @P1 BRA 0x10 ;                             /* 0x08 */
+        /*0090*/                   EXIT ;                                 /* 0x09 */
+"""
+
+
+def test_instructions_are_sorted_by_what_they_are_for() -> None:
+    tool = load("instruction_mix")
+    code = tool.instructions(SASS)
+    assert [each.opcode for each in code[:3]] == ["MOV", "HMMA", "FSETP"] and code[4].guard == "@!P0"
+    found = tool.mix(tool.main_loop(code))
+    assert found.parts == {"HMMA": 1, "MUFU": 1, "FFMA": 0, "LDSM": 0, "LDGSTS": 0, "softmax": 2, "rest": 2}
+    assert (found.total, found.rescale) == (6, 2)
+
+
+def test_the_rest_is_at_most_fifteen_percent_of_the_main_loop() -> None:
+    tool = load("instruction_mix")
+    nvrtc = pytest.importorskip("cupy.cuda.nvrtc")
+    if tool.disassembler() is None:
+        pytest.skip("needs nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm")
+    found = list(tool.mixes([tool.Device.named(name) for name in tool.DEVICES]))
+    for device, d, _, mix in found:
+        assert mix.parts["rest"] <= 0.15 * mix.total, (device.sm, d, mix)
+        assert mix.parts["HMMA"] and mix.parts["LDSM"] and mix.parts["LDGSTS"]
+    if "NVRTC {}.{},".format(*nvrtc.getVersion()) in PAGE:
+        assert "\n".join(tool.table([tool.Device.named(name) for name in tool.DEVICES])) in PAGE

@@ -1,0 +1,187 @@
+"""`cupyflash explain` and the choice of FlashAttention-2's tile: every candidate has its account, and what is said is what runs."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cupyflash import Device, Problem, plan
+from cupyflash.problem import ITEMSIZE
+from cupyflash.schedules import fa2_tiles
+from cupyflash.schedules.fa2 import Fa2Schedule
+from cupyflash.sim import theory
+from cupyflash.sim.cli import main
+from cupyflash.tiling import DoesNotFit
+
+DEVICES = Device.catalogue()
+
+
+def cupyflash(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["explain", *arguments])
+
+
+def explained(*arguments: str) -> dict:
+    result = cupyflash(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def problems() -> st.SearchStrategy[Problem]:
+    lengths = st.sampled_from([1, 16, 100, 512, 4096, 16384])
+    return st.builds(
+        Problem,
+        batch=st.sampled_from([1, 4]),
+        heads=st.sampled_from([1, 8, 32]),
+        kv_heads=st.just(1),
+        seqlen_q=lengths,
+        seqlen_k=lengths,
+        head_dim=st.integers(1, 256),
+        dtype=st.sampled_from(list(ITEMSIZE)),
+        causal=st.booleans(),
+        head_dim_v=st.none() | st.integers(1, 256),
+        mask=st.booleans(),
+        bias=st.booleans(),
+    )
+
+
+def able(problem: Problem, device: Device) -> bool:
+    return problem.dtype != "bfloat16" or device.compute_capability >= (8, 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problem=problems(), device=st.sampled_from(DEVICES))
+def test_the_choice_is_what_runs_and_nothing_else_is_faster(problem: Problem, device: Device) -> None:
+    found = fa2_tiles.candidates(problem, device)
+    best = found[0]
+    schedule = plan(problem, device)
+    assert isinstance(schedule, Fa2Schedule)
+    assert (schedule.block_rows, schedule.block_cols) == (best.tile.block_rows, best.tile.block_cols)
+    if able(problem, device):
+        # Fixing the block sizes to the chosen ones changes nothing else.
+        constants = dict(schedule.kernels()[0].constants)
+        assert constants["BLOCKS"] == best.tile.blocks and constants["STAGES"] == best.tile.stages
+        assert schedule.candidate == best
+    finalists = [each for each in found if each.clocks < math.inf]
+    assert len({each.tile.block_rows for each in finalists}) == len(finalists) <= len(fa2_tiles.BLOCK_ROWS)
+    assert all(best.clocks <= each.clocks for each in finalists)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problem=problems(), device=st.sampled_from(DEVICES))
+def test_every_configuration_is_a_candidate_once_with_a_rate_or_a_reason(problem: Problem, device: Device) -> None:
+    found = fa2_tiles.candidates(problem, device)
+    tiles = [(c.tile.block_rows, c.tile.block_cols, c.tile.warp_rows, c.tile.stages, c.tile.q_in_regs) for c in found]
+    assert len(set(tiles)) == len(tiles) == len(list(fa2_tiles.tiles(problem, None)))
+    for each in found:
+        assert bool(each.rejected) != bool(each.rate > 0)
+        if each.rejected:
+            assert each.rejected.split(":")[0] in ("shared memory", "registers")
+            continue
+        assert each.shared_bytes <= device.sram_per_block
+        assert each.tile.blocks * each.shared_bytes <= device.sram_per_sm
+        # What the blocks that share a multiprocessor are said to take is there.
+        assert each.tile.blocks * each.tile.threads * each.registers <= device.registers_per_sm
+        assert each.bound in dict(each.parts) and min(dict(each.parts).values()) >= 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(problem=problems(), device=st.sampled_from(DEVICES), n=st.integers(1, 20_000), heads=st.integers(1, 200))
+def test_lengths_and_heads_choose_between_kernels_that_do_not_depend_on_them(
+    problem: Problem, device: Device, n: int, heads: int
+) -> None:
+    other = Problem(
+        1,
+        heads,
+        1,
+        n,
+        n,
+        problem.head_dim,
+        problem.dtype,
+        head_dim_v=problem.head_dim_v,
+        mask=problem.mask,
+        bias=problem.bias,
+        causal=problem.causal,
+    )
+    tiles = [{each.tile for each in fa2_tiles.finalists(each, device)} for each in (problem, other)]
+    assert tiles[0] == tiles[1]
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+@pytest.mark.parametrize("dtype", list(ITEMSIZE))
+def test_every_head_dimension_runs_on_every_device(device: Device, dtype: str) -> None:
+    for d in range(8, 257, 8):
+        for masked in (False, True):
+            assert fa2_tiles.choose(Problem(1, 1, 1, 100, 100, d, dtype, mask=masked, bias=masked), device).rate > 0
+
+
+def test_the_choices_of_a_kernel_engineer() -> None:
+    """Long rows in 128 rows of 32 a warp and two blocks an SM; few and short ones in smaller blocks."""
+    for name in ("A100-40GB", "H100-SXM"):
+        for d in (64, 128):
+            tile = fa2_tiles.choose(Problem(4, 16, 16, 4096, 4096, d, "float16"), Device.named(name)).tile
+            assert (tile.block_rows, tile.warp_rows, tile.blocks) == (128, 32, 2)
+    one_query = fa2_tiles.choose(Problem(1, 1, 1, 1, 4096, 64, "float16"), Device.named("A100-40GB")).tile
+    assert one_query.block_rows == 16
+
+
+def test_what_does_not_fit_is_told_with_bytes_and_device() -> None:
+    with pytest.raises(DoesNotFit, match=r"needs at least .* bytes of SRAM .*T4"):
+        fa2_tiles.choose(Problem(1, 1, 1, 16, 16, 256, "float32"), Device.named("T4", sram="8KB"))
+    result = cupyflash("--head-dim", "256", "--sram", "4KB")
+    assert result.exit_code == 1 and "bytes of SRAM" in result.output
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--causal", "--heads", "8", "--device", "H100-SXM"), ("--dtype", "float32", "--device", "T4")]
+)
+def test_json_holds_all_candidates_and_the_theory(options: tuple[str, ...]) -> None:
+    report = explained("--seqlen", "1000", "--head-dim", "96", *options)
+    device = Device.named(report["device"]["name"])
+    problem = Problem(**report["problem"])
+    found = fa2_tiles.candidates(problem, device)
+    assert len(report["candidates"]) == len(found)
+    for told, each in zip(report["candidates"], found, strict=True):
+        assert {name: told[name] for name in ("block_rows", "block_cols", "warp_rows", "stages", "q_in_regs")} == {
+            name: getattr(each.tile, name) for name in ("block_rows", "block_cols", "warp_rows", "stages", "q_in_regs")
+        }
+        assert told.get("reason") == each.rejected and told.get("tile_clocks", {}) == dict(each.parts)
+    assert [told["verdict"] for told in report["candidates"]].count("chosen") == 1
+    assert report["candidates"][0]["verdict"] == "chosen"
+    schedule = plan(problem, device)
+    assert report["traffic"] == theory.traffic(schedule).as_dict() and report["flops"] == problem.flops
+
+
+def test_block_sizes_that_are_asked_for_are_explained_alone() -> None:
+    report = explained("--tiling", "64x32")
+    assert {(each["block_rows"], each["block_cols"]) for each in report["candidates"]} == {(64, 32)}
+    assert report["tiling"]["used"]["block_cols"] == 32
+    refused = cupyflash("--tiling", "paper")
+    assert refused.exit_code == 1 and "steps of 16" in refused.output  # Bc = 326 at d 64
+    assert cupyflash("--algorithm", "fa1").exit_code == 2
+
+
+def test_text_names_finalists_reasons_and_that_it_is_a_model() -> None:
+    text = cupyflash("--head-dim", "128", "--device", "H100-SXM").stdout
+    for word in (
+        "Chosen:",
+        "model",
+        "Rejected (",
+        "for registers",
+        "HBM bytes by theory",
+        "tensor",
+        "exp",
+        "issue",
+        "L2",
+        "tiling=(Br, Bc)",
+    ):
+        assert word in text, word
+    everything = cupyflash("--head-dim", "128", "--device", "H100-SXM", "--all").stdout
+    found = fa2_tiles.candidates(Problem(1, 1, 1, 4096, 4096, 128, "float16"), Device.named("H100-SXM"))
+    rejected = everything.split("Rejected (")[1].split("HBM bytes")[0]
+    assert rejected.count(" stages") == sum(bool(each.rejected) for each in found)
+    assert len(everything.splitlines()) > len(found)
