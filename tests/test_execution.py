@@ -88,13 +88,14 @@ def any_problem(draw: st.DrawFn, dtype: str) -> Problem:
 @settings(max_examples=34 * int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1)))
 @given(data=st.data())
 def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> None:
-    """Over two hundred in all."""
-    problem = data.draw(any_problem(dtype))
-    tiling = data.draw(st.sampled_from([None, (16, 16), (48, 32)]))
-    device = Device.named(data.draw(st.sampled_from(["A100-40GB", "H100-SXM"])), sram=data.draw(st.sampled_from([None, "64KB"])))
-    schedule = plan(problem, device, algorithm, tiling, lse=data.draw(st.booleans()))
-    v_mean, schedule_seed = data.draw(st.sampled_from([0.0, 1.0])), data.draw(st.sampled_from([None, None, None, 7]))
-    check(schedule, data.draw(st.integers(0, 99)), v_mean, schedule_seed)
+    """Over four hundred in all, two hundred of them of FlashAttention-2."""
+    for _ in range(2 if algorithm == "fa2" else 1):
+        problem = data.draw(any_problem(dtype))
+        tiling = data.draw(st.sampled_from([None, (16, 16), (48, 32)]))
+        name, sram = data.draw(st.sampled_from(["A100-40GB", "H100-SXM"])), data.draw(st.sampled_from([None, "64KB"]))
+        schedule = plan(problem, Device.named(name, sram=sram), algorithm, tiling, lse=data.draw(st.booleans()))
+        v_mean, schedule_seed = data.draw(st.sampled_from([0.0, 1.0])), data.draw(st.sampled_from([None, None, None, 7]))
+        check(schedule, data.draw(st.integers(0, 99)), v_mean, schedule_seed)
 
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from cupyflash.device import Device
-from cupyflash.problem import ITEMSIZE, MAX_ALIGNMENT, Problem
+from cupyflash.problem import ITEMSIZE, MAX_ALIGNMENT, Problem, Window
 from cupyflash.schedules import ALGORITHMS, TileSchedule, plan
 from cupyflash.simulated import DEFAULT_DEVICE
 from cupyflash.tiling import TilingChoice
@@ -66,6 +66,7 @@ def problem_options(
         DEVICE,
         SRAM,
         click.option("--causal", is_flag=True),
+        click.option("--window", metavar="LEFT,RIGHT", help="How far from its own key a row sees: 128,0 say; '-' for no limit."),
         click.option("--mask", is_flag=True, help="With a boolean mask, one entry a score."),
         click.option("--bias", is_flag=True, help="With a number added to each score."),
         click.option("--key-lengths", metavar="N,N,...", help="Keys of each of the batch, when fewer than all."),
@@ -96,6 +97,7 @@ def problem_options(
             device_name: str,
             sram: str | None,
             causal: bool,
+            window: str | None,
             mask: bool,
             bias: bool,
             key_lengths: str | None,
@@ -118,6 +120,7 @@ def problem_options(
                 bias=bias,
                 padded=key_lengths is not None,
                 key_lengths=None if key_lengths is None else parse_lengths(key_lengths),
+                window=None if window is None else parse_window(window),
             )
             device = Device.named(device_name, sram=sram)
             assert algorithm is not None
@@ -142,6 +145,15 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     if not all(part.strip().isdecimal() for part in parts):
         raise click.BadParameter(f"lengths such as 100,80, got {text!r}", param_hint="--key-lengths")
     return tuple(int(part) for part in parts)
+
+
+def parse_window(text: str) -> Window:
+    """--window's value as `Problem` takes it."""
+    sides = [part.strip() for part in text.split(",")]
+    if len(sides) != 2 or not all(side == "-" or side.isdecimal() for side in sides):
+        raise click.BadParameter(f"two numbers such as 128,0, or - for no limit on a side, got {text!r}", param_hint="--window")
+    left, right = (None if side == "-" else int(side) for side in sides)
+    return left, right
 
 
 def parse_tiling(text: str) -> TilingChoice:

@@ -20,7 +20,8 @@ def describe(problem: Problem) -> str:
     p = problem
     kv = f" ({p.kv_heads} of K and V)" if p.kv_heads != p.heads else ""
     d = f"d {p.head_dim}" + (f", d_v {p.value_dim}" if p.value_dim != p.head_dim else "")
-    masks = [name for name in ("causal", "window", "mask", "bias") if getattr(p, name)] + ["key lengths"] * p.padded
+    masks = [name for name in ("causal", "mask", "bias") if getattr(p, name)] + ["key lengths"] * p.padded
+    masks += ["window of {} and {}".format(*("-" if side is None else side for side in p.window))] if p.window else []
     sizes = f"batch {p.batch}, heads {p.heads}{kv}, Nq {p.seqlen_q:,}, Nk {p.seqlen_k:,}, {d}, {p.dtype}"
     return ", ".join([sizes, *masks])
 
