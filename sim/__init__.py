@@ -2,7 +2,7 @@
 
     theory.traffic(schedule) == replay(schedule) == execute(schedule, q, k, v).traffic
 
-Only `execute`, `execute_softmax` and `ptx` need a compiler (`pip install 'cupyflash[sim]'`); they are imported when first used.
+Only `execute`, `execute_softmax`, `execute_varlen` and `ptx` need a compiler (`pip install 'cupyflash[sim]'`); they are imported when first used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 if TYPE_CHECKING:
     from cupyflash.sim import ptx
-    from cupyflash.sim.execution import Execution, execute, execute_softmax
+    from cupyflash.sim.execution import Execution, execute, execute_softmax, execute_varlen
 
 __all__ = [
     "Execution",
@@ -26,6 +26,7 @@ __all__ = [
     "Traffic",
     "execute",
     "execute_softmax",
+    "execute_varlen",
     "ptx",
     "replay",
     "run",
@@ -36,7 +37,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in ("Execution", "execute", "execute_softmax"):
+    if name in ("Execution", "execute", "execute_softmax", "execute_varlen"):
         return getattr(importlib.import_module("cupyflash.sim.execution"), name)
     if name == "ptx":
         return importlib.import_module("cupyflash.sim.ptx")
