@@ -20,4 +20,17 @@ from cupyflash.varlen import attention_varlen
 from cupyflash.warmup import warmup
 
 __version__ = "0.1.0"
-__all__ = ["Device", "Problem", "TileSchedule", "TileSize", "Tiling", "attention", "attention_varlen", "merge_states", "plan", "simulated_device", "softmax", "warmup"]
+__all__ = [
+    "Device",
+    "Problem",
+    "TileSchedule",
+    "TileSize",
+    "Tiling",
+    "attention",
+    "attention_varlen",
+    "merge_states",
+    "plan",
+    "simulated_device",
+    "softmax",
+    "warmup",
+]

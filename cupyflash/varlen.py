@@ -52,9 +52,7 @@ def attention_varlen(
         raise TypeError(f"return_lse must be True or False, got {return_lse!r}")
     inputs = {name: as_array(name, array) for name, array in (("q", q), ("k", k), ("v", v))}
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
-    bounds = {
-        name: as_array(name, array) for name, array in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k))
-    }
+    bounds = {name: as_array(name, array) for name, array in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k))}
     gpu = on_gpu(**arrays)
     # Bounds may stay behind on the host, where they can be looked at.
     beside = {name: array for name, array in bounds.items() if not (gpu and isinstance(array, np.ndarray))}
@@ -74,8 +72,9 @@ def attention_varlen(
         if out is None:
             out = arrays["out"] = xp.empty((*inputs["q"].shape[:-1], inputs["v"].shape[-1]), dtype=inputs["q"].dtype)
         lse = xp.empty((problem.heads, len(inputs["q"])), dtype=np.float32) if schedule.lse else None
-        masks = Masks(**{name: xp.ascontiguousarray(array, np.int32) for name, array in bounds.items()})
-        compute(schedule, simulation, *(heads_first(arrays[name]) for name in ("q", "k", "v", "out")), lse, masks)
+        masks = Masks(**{name: xp.asarray(array, np.int32, order="C") for name, array in bounds.items()})
+        views = {name: heads_first(array) for name, array in arrays.items()}
+        compute(schedule, simulation, **views, lse=lse, masks=masks)
     return (out, lse) if schedule.lse else out
 
 
@@ -144,7 +143,8 @@ def _lengths(side: str, cu_seqlens: Any, total: int, longest: int | None) -> tup
     lengths = tuple(end - begin for begin, end in pairwise(found))
     if found[0] != 0 or found[-1] != total or min(lengths, default=0) < 0:
         raise ValueError(
-            f"cu_seqlens_{side} must begin with 0, not decrease, and end with {total}, the length of {side}, got {_shortened(found)}"
+            f"cu_seqlens_{side} must begin with 0, not decrease, and end with {total}, the length of {side}, "
+            f"got {_shortened(found)}"
         )
     if longest is not None and longest < max(lengths, default=0):
         raise ValueError(f"max_seqlen_{side} must be at least the longest sequence's {max(lengths)}, got {longest}")

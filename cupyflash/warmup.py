@@ -28,8 +28,9 @@ def warmup(
     """Compile the kernels of such calls, so that the first of them is as quick as the others.
 
     `mask`, `bias` and `padded` say whether calls will have a mask, a bias, key lengths; sizes do not matter, since kernels are
-    compiled for none. `varlen` is for `attention_varlen`, which has none of the three. Contiguous arrays are assumed. On the current GPU the kernels are loaded too; without a GPU it is the
-    simulated device's kernels that are compiled and parsed. Raises as `attention` does.
+    compiled for none. `varlen` is for `attention_varlen`, which has none of the three. Contiguous arrays are assumed. On the
+    current GPU the kernels are loaded too; without a GPU it is the simulated device's kernels that are compiled and parsed. Raises as
+    `attention` does.
     """
     size = ITEMSIZE[dtype_name(dtype)]
     bits = head_dim * size | (head_dim_v or head_dim) * size | MAX_ALIGNMENT

@@ -2,7 +2,8 @@
 
     theory.traffic(schedule) == replay(schedule) == execute(schedule, q, k, v).traffic
 
-Only `execute`, `execute_softmax`, `execute_varlen` and `ptx` need a compiler (`pip install 'cupyflash[sim]'`); they are imported when first used.
+Only `execute`, `execute_softmax`, `execute_varlen` and `ptx` need a compiler (`pip install 'cupyflash[sim]'`); they are
+imported when first used.
 """
 
 from __future__ import annotations

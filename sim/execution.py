@@ -63,9 +63,7 @@ def execute(
     return run(schedule, q, k, v, out, lse, allocate(schedule), masks=masks, seed=seed)
 
 
-def execute_varlen(
-    schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None
-) -> Execution:
+def execute_varlen(schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None) -> Execution:
     """Run the real kernel on packed sequences, q (total_q, h, d), k and v likewise; `lse` is (h, total_q).
 
     `seed` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another problem.
@@ -74,18 +72,14 @@ def execute_varlen(
         raise ValueError("schedule must say how long its sequences are (seqlens)")
     p = schedule.problem
     lengths = np.array(schedule.seqlens, np.int64).reshape(-1, 2)
-    cu_seqlens = {
-        f"cu_seqlens_{side}": np.cumsum([0, *lengths[:, place]], dtype=np.int32) for place, side in enumerate("qk")
-    }
-    posed, _ = pose(
-        q, k, v, **cu_seqlens, max_seqlen_q=p.seqlen_q, max_seqlen_k=p.seqlen_k, causal=p.causal, scale=p.scale
-    )
+    cu_seqlens = {f"cu_seqlens_{side}": np.cumsum([0, *lengths[:, place]], dtype=np.int32) for place, side in enumerate("qk")}
+    posed, _ = pose(q, k, v, **cu_seqlens, max_seqlen_q=p.seqlen_q, max_seqlen_k=p.seqlen_k, causal=p.causal, scale=p.scale)
     if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
         raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
-    views = (heads_first(array) for array in (q, k, v, out))
-    execution = run(schedule, *views, lse, {}, masks=Masks(**cu_seqlens), seed=seed)
+    views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
+    execution = run(schedule, **views, lse=lse, workspaces=allocate(schedule), masks=Masks(**cu_seqlens), seed=seed)
     return replace(execution, out=out)
 
 

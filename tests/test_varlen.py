@@ -84,7 +84,7 @@ def any_schedule(draw: st.DrawFn, dtype: str) -> VarlenSchedule:
         alignment=bits & -bits,
     )
     tiling = draw(st.sampled_from([None, (16, 16), (48, 32)]))
-    device = Device.named(draw(st.sampled_from(["A100-40GB", "H100-SXM"])), sram=draw(st.sampled_from([None, "64KB"])))
+    device = draw(st.sampled_from([A100, A100.with_sram("64KB")]))
     return plan_varlen(problem, device, seqlens, tiling, lse=draw(st.booleans()))
 
 
