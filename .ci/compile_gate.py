@@ -28,7 +28,7 @@ from typing import Any
 from cupyflash import Device, Problem, plan
 from cupyflash.problem import MAX_ALIGNMENT
 from cupyflash.resources import Resources, resources
-from cupyflash.schedules import ALGORITHMS, Kernel, Schedule, plan_softmax
+from cupyflash.schedules import ALGORITHMS, Kernel, Schedule, plan_softmax, plan_varlen
 from cupyflash.schedules.softmax import SOFTMAX_ALGORITHMS
 from cupyflash.tiling import DoesNotFit, TilingChoice
 
@@ -106,6 +106,14 @@ def posed(d: int, dtype: str, variant: Variant, value_dim: int | None = None) ->
     return Problem(1, 1, 1, 4096, 4096, d, dtype, head_dim_v=value_dim, alignment=alignment, **constants)
 
 
+def varlen_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+    """Packed sequences, with and without a causal mask in turns."""
+    for dtype in ("float16", "float32"):
+        for turn, d in enumerate((64, 128, 256), DEVICES.index(device)):
+            schedule = plan_varlen(posed(d, dtype, (("causal",) if turn % 2 else (), False)), device)
+            yield f"varlen d {d}, {dtype}, {schedule.tiling.used}", schedule
+
+
 def softmax_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
     """Softmax by one thread, by part of a warp, by a warp and by a block a row."""
     for dtype in DTYPES:
@@ -121,7 +129,7 @@ def jobs(everything: bool = False) -> list[Job]:
     """What there is to compile, each program once for an architecture."""
     programs: dict[tuple[Any, ...], Job] = {}
     for device in DEVICES:
-        for label, schedule in (*attention_schedules(device, everything), *softmax_schedules(device)):
+        for label, schedule in (*attention_schedules(device, everything), *varlen_schedules(device), *softmax_schedules(device)):
             for kernel in schedule.kernels():
                 key = device, kernel.source, kernel.constants
                 job = programs.get(key, Job(label, (), device))

@@ -10,12 +10,27 @@ from __future__ import annotations
 
 from cupyflash.attention import attention
 from cupyflash.device import Device
+from cupyflash.merge import merge_states
 from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule, plan
 from cupyflash.simulated import simulated_device
 from cupyflash.softmax import softmax
 from cupyflash.tiling import TileSize, Tiling
+from cupyflash.varlen import attention_varlen
 from cupyflash.warmup import warmup
 
 __version__ = "0.1.0"
-__all__ = ["Device", "Problem", "TileSchedule", "TileSize", "Tiling", "attention", "plan", "simulated_device", "softmax", "warmup"]
+__all__ = [
+    "Device",
+    "Problem",
+    "TileSchedule",
+    "TileSize",
+    "Tiling",
+    "attention",
+    "attention_varlen",
+    "merge_states",
+    "plan",
+    "simulated_device",
+    "softmax",
+    "warmup",
+]

@@ -95,17 +95,24 @@ def _run(
     lengths = inputs.get("key_lengths")
     lengths = None if lengths is None else xp.ascontiguousarray(lengths, np.int32)
     masks = Masks(inputs.get("mask"), inputs.get("bias"), lengths, inputs.get("block_mask"))
+    compute(schedule, simulation, q, k, v, target_array, lse, masks)
+    return (out, lse) if schedule.lse else out
+
+
+def compute(
+    schedule: TileSchedule, simulation: Simulation | None, q: Any, k: Any, v: Any, out: Any, lse: Any | None, masks: Masks
+) -> None:
+    """Attention into `out` and `lse`, on the GPU or on the simulated device."""
     if schedule.problem.head_count and schedule.problem.seqlen_q:
         if simulation is None:
             from cupyflash.launcher import launch
 
-            launch(schedule, q, k, v, target_array, lse, masks)
+            launch(schedule, q, k, v, out, lse, masks)
         else:
             # The one place where attention reaches into the simulator.
             from cupyflash.sim.estimate import refuse_slow
             from cupyflash.sim.execution import allocate, run
 
             refuse_slow(schedule, simulation.max_seconds)
-            execution = run(schedule, q, k, v, target_array, lse, allocate(schedule), masks=masks)
+            execution = run(schedule, q, k, v, out, lse, allocate(schedule), masks=masks)
             refuse_findings(execution.findings)
-    return (out, lse) if schedule.lse else out

@@ -14,12 +14,18 @@ from cupyflash.schedules import Kernel, TileSchedule
 
 @dataclass(frozen=True)
 class Masks:
-    """What restricts or shifts the scores, as arrays: see `Problem`. `key_lengths` is int32 of shape (batch,)."""
+    """What restricts or shifts the scores, as arrays: see `Problem`. `key_lengths` is int32 of shape (batch,).
+
+    `cu_seqlens_q` and `cu_seqlens_k`, int32 of shape (batch + 1,), go with a `VarlenSchedule`, whose q, k, v and out are
+    (h, total, d).
+    """
 
     mask: Any = None
     bias: Any = None
     key_lengths: Any = None
     block_mask: Any = None
+    cu_seqlens_q: Any = None
+    cu_seqlens_k: Any = None
 
 
 NO_MASKS = Masks()
@@ -42,9 +48,11 @@ def argument_values(
     p = schedule.problem
     values: dict[str, Any] = {"Q": q, "K": k, "V": v, "O": out, "L": lse, "O_acc": None, **workspaces}
     values |= {"mask": masks.mask, "bias": masks.bias, "key_lengths": masks.key_lengths}
+    values |= {"cu_seqlens_q": masks.cu_seqlens_q, "cu_seqlens_k": masks.cu_seqlens_k}
     sizes = {
         "Nq": p.seqlen_q,
         "Nk": p.seqlen_k,
+        "total_q": q.shape[-2],
         "heads": p.heads,
         "group": p.heads // p.kv_heads if p.kv_heads else 1,
     }

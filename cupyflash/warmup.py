@@ -6,7 +6,7 @@ import sys
 
 from cupyflash.device import Device
 from cupyflash.problem import ITEMSIZE, MAX_ALIGNMENT, Problem, dtype_name
-from cupyflash.schedules import plan
+from cupyflash.schedules import plan, plan_varlen
 from cupyflash.schedules.fa2_tiles import finalists
 from cupyflash.simulated import current_simulation
 from cupyflash.tiling import TilingChoice
@@ -22,14 +22,16 @@ def warmup(
     mask: bool = False,
     bias: bool = False,
     padded: bool = False,
+    varlen: bool = False,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
 ) -> None:
     """Compile the kernels of such calls, so that the first of them is as quick as the others.
 
-    `mask`, `bias` and `padded` say whether calls will have a mask, a bias, key lengths; sizes (of a window too) do not matter,
-    since kernels are compiled for none. Contiguous arrays are assumed. On the current GPU the kernels are loaded too; without
-    a GPU it is the simulated device's kernels that are compiled and parsed. Raises as `attention` does.
+    `mask`, `bias` and `padded` say whether calls will have a mask, a bias, key lengths; `varlen` is for `attention_varlen`, which
+    has none of the three. Sizes (of a window too) do not matter, since kernels are compiled for none. Contiguous arrays are
+    assumed. On the current GPU the kernels are loaded too; without a GPU it is the simulated device's kernels that are compiled
+    and parsed. Raises as `attention` does.
     """
     size = ITEMSIZE[dtype_name(dtype)]
     bits = head_dim * size | (head_dim_v or head_dim) * size | MAX_ALIGNMENT
@@ -54,11 +56,14 @@ def warmup(
     except (ImportError, RuntimeError):
         device, simulated = current_simulation().device, True
     algorithm = "fa2" if algorithm == "auto" else algorithm
+    if varlen and algorithm != "fa2":
+        raise ValueError(f"algorithm must be 'auto' or 'fa2' for varlen, got {algorithm!r}")
     tilings = [tiling]
     if algorithm == "fa2" and tiling is None:
         # Lengths and heads choose between these.
         tilings = [(each.tile.block_rows, each.tile.block_cols) for each in finalists(problem, device)]
-    for kernel in [kernel for each in tilings for kernel in plan(problem, device, algorithm, each).kernels()]:
+    schedules = [plan_varlen(problem, device, None, each) if varlen else plan(problem, device, algorithm, each) for each in tilings]
+    for kernel in [kernel for schedule in schedules for kernel in schedule.kernels()]:
         if simulated:
             from cupyflash.sim.execution import module
 

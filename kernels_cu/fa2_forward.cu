@@ -8,11 +8,13 @@
 //   Q_IN_REGS   whether Q stays in registers too     COPY_BYTES width of a copy
 //   SCALE_FIRST whether S is scaled before its maximum is taken: with a bias, or a scale that is not positive
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
+//   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB BC
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
 #include "row_products.cuh"
+#include "sequence.cuh"
 
 constexpr int WARPS = BR / WARP_ROWS, THREADS = 32 * WARPS;
 constexpr int M = WARP_ROWS / 16, N = BC / 8;  // tensor core tiles of a warp's part of S
@@ -168,7 +170,7 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
             const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
             const int* key_lengths, int left, int right,
             const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head, long long block_mask_row,
-            long long block_mask_col) {
+            long long block_mask_col, const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q) {
   extern __shared__ __align__(128) unsigned char sram[];
   Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x D), at the end O (BR x DV)
   Element* ring = Q_smem + BR * ROW_SIZE;              // STAGES x (BC x D or DV)
@@ -177,7 +179,20 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   // Row blocks of one head are neighbours, so that they share K and V in L2; the longest come first.
   const int Tr = (Nq + BR - 1) / BR, i = Tr - 1 - blockIdx.x % Tr;
   const int pair = blockIdx.x / Tr, batch = pair / heads, head = pair % heads;
-  const int row_block = i * BR, rows = min(BR, Nq - row_block);
+  const int row_block = i * BR;
+  long long L_row = 0;  // where row 0 of a sequence's L is
+  if constexpr (VARLEN) {
+    const Sequence sequence = find_sequence(cu_seqlens_q, cu_seqlens_k, batch, sram);
+    if (row_block >= sequence.queries) return;  // Nq was that of the longest
+    Nq = sequence.queries;
+    Nk = sequence.keys;
+    Q += sequence.first_query * Q_row;
+    K += sequence.first_key * K_row;
+    V += sequence.first_key * V_row;
+    O += sequence.first_query * O_row;
+    L_row = head * static_cast<long long>(total_q) + sequence.first_query;
+  }
+  const int rows = min(BR, Nq - row_block);
   Q += batch * Q_batch + head * Q_head + row_block * Q_row;
   K += batch * K_batch + head / group * K_head;
   V += batch * V_batch + head / group * V_head;
@@ -242,7 +257,9 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
         store_two(O_warp + ValueTile::index(row, 8 * n + 2 * t), state.O[m][n][2 * h] * inverse,
                   state.O[m][n][2 * h + 1] * inverse);
       }
-      if (L && t == 0 && warp_row + row < Nq) L[static_cast<long long>(pair) * Nq + warp_row + row] = LN_2 * (state.m[m][h] * factor + log2f(l));
+      if (L && t == 0 && warp_row + row < Nq) {
+        L[(VARLEN ? L_row : static_cast<long long>(pair) * Nq) + warp_row + row] = LN_2 * (state.m[m][h] * factor + log2f(l));
+      }
     }
   __syncwarp();
   ValueTile::store<WARP_ROWS>(O + batch * O_batch + head * O_head + warp_row * O_row, O_warp, O_row, rows - warp * WARP_ROWS, lane);

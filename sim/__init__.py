@@ -2,8 +2,8 @@
 
     theory.traffic(schedule) == replay(schedule) == execute(schedule, q, k, v).traffic
 
-`profile` says of any CUDA kernel what a profiler's first page would. Only `execute`, `execute_softmax`, `profile` and `ptx`
-need a compiler (`pip install 'cupyflash[sim]'`); they are imported when first used.
+`profile` says of any CUDA kernel what a profiler's first page would. Only `execute`, `execute_softmax`, `execute_varlen`,
+`profile` and `ptx` need a compiler (`pip install 'cupyflash[sim]'`); they are imported when first used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 if TYPE_CHECKING:
     from cupyflash.sim import ptx
-    from cupyflash.sim.execution import Execution, execute, execute_softmax
+    from cupyflash.sim.execution import Execution, execute, execute_softmax, execute_varlen
     from cupyflash.sim.profiling import Profile, profile
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Traffic",
     "execute",
     "execute_softmax",
+    "execute_varlen",
     "profile",
     "ptx",
     "replay",
@@ -40,7 +41,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in ("Execution", "execute", "execute_softmax"):
+    if name in ("Execution", "execute", "execute_softmax", "execute_varlen"):
         return getattr(importlib.import_module("cupyflash.sim.execution"), name)
     if name in ("Profile", "profile"):
         return getattr(importlib.import_module("cupyflash.sim.profiling"), name)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cupyflash.schedules import SoftmaxSchedule, TileSchedule
+from cupyflash.schedules import SoftmaxSchedule, TileSchedule, VarlenSchedule
 from cupyflash.schedules.base import WARP, padded_dim, sub_tile
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.sim.theory import rows_and_visits
@@ -97,7 +97,10 @@ def _fa2(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     visits = _visits(schedule)
     copies = tile.block_cols * (d + dv) * p.itemsize / p.alignment / tile.threads
     steps = float(visits.mean()) * (products + 9 * scores + 5 * copies + 150) + 400 + 8 * dv
-    yield steps, schedule.repeats * schedule.row_blocks * tile.threads
+    blocks = schedule.repeats * schedule.row_blocks
+    if isinstance(schedule, VarlenSchedule):  # the others leave at once
+        blocks = sum(count * one.repeats * one.row_blocks for one, count in schedule.sequences().items())
+    yield steps, blocks * tile.threads
 
 
 def _standard(schedule: TileSchedule) -> Iterator[tuple[float, int]]:

@@ -13,9 +13,10 @@ from cupyflash.binding import NO_MASKS, Masks, argument_values, kernel_arguments
 from cupyflash.compiler import ptx
 from cupyflash.problem import Problem
 from cupyflash.rows import Rows, softmax_values
-from cupyflash.schedules import Kernel, Schedule, SoftmaxSchedule, TileSchedule
+from cupyflash.schedules import Kernel, Schedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
 from cupyflash.sim.ptx import Counters, Finding, Module
 from cupyflash.sim.traffic import TensorTraffic, Traffic
+from cupyflash.varlen import heads_first, pose
 
 # Called when a thread block has completed a barrier, with the block's index and how many barriers it has completed.
 OnBarrier = Callable[[int, int], None]
@@ -72,6 +73,26 @@ def execute(
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
     masks = Masks(mask, bias, None if key_lengths is None else np.ascontiguousarray(key_lengths, np.int32), block_mask)
     return run(schedule, q, k, v, out, lse, allocate(schedule), masks=masks, seed=seed)
+
+
+def execute_varlen(schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None) -> Execution:
+    """Run the real kernel on packed sequences, q (total_q, h, d), k and v likewise; `lse` is (h, total_q).
+
+    `seed` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another problem.
+    """
+    if schedule.seqlens is None:
+        raise ValueError("schedule must say how long its sequences are (seqlens)")
+    p = schedule.problem
+    lengths = np.array(schedule.seqlens, np.int64).reshape(-1, 2)
+    cu_seqlens = {f"cu_seqlens_{side}": np.cumsum([0, *lengths[:, place]], dtype=np.int32) for place, side in enumerate("qk")}
+    posed, _ = pose(q, k, v, **cu_seqlens, max_seqlen_q=p.seqlen_q, max_seqlen_k=p.seqlen_k, causal=p.causal, scale=p.scale)
+    if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
+        raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
+    out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
+    lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
+    views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
+    execution = run(schedule, **views, lse=lse, workspaces=allocate(schedule), masks=Masks(**cu_seqlens), seed=seed)
+    return replace(execution, out=out)
 
 
 def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:

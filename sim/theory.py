@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from cupyflash.problem import ITEMSIZE, Problem
-from cupyflash.schedules import SoftmaxSchedule, TileSchedule
+from cupyflash.schedules import SoftmaxSchedule, TileSchedule, VarlenSchedule
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 FLOAT32 = 4
@@ -24,6 +24,8 @@ def traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
     """The closed form of a schedule's HBM traffic, per tensor, in bytes."""
     if isinstance(schedule, SoftmaxSchedule):
         return softmax_traffic(schedule.rows, schedule.cols, schedule.dtype, schedule.algorithm)
+    if isinstance(schedule, VarlenSchedule):
+        return _varlen(schedule)
     form = {"fa1": _fa1, "fa2": _fa2, "standard": _standard}[schedule.algorithm]
     p = schedule.problem
     total: Counter[tuple[str, bool]] = Counter()
@@ -44,6 +46,19 @@ def _pairs(p: Problem) -> Iterator[tuple[int, int, np.ndarray | None]]:
         for head in range(p.heads):
             which = batch % p.block_mask.shape[0], head % p.block_mask.shape[1]
             yield 1, p.key_lengths[batch] if p.key_lengths else p.seqlen_k, p.block_mask.kept[which]
+
+
+def _varlen(schedule: VarlenSchedule) -> Traffic:
+    """The sum of its sequences; two bounds of each tensor for every thread block, of which each sequence has the longest's."""
+    p = schedule.problem
+    total: Counter[tuple[str, bool]] = Counter()
+    for one, count in schedule.sequences().items():
+        for name, moved in traffic(one).items():
+            total[name, False] += count * moved.read_bytes
+            total[name, True] += count * moved.write_bytes
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        total[name, False] = 8 * p.head_count * math.ceil(p.seqlen_q / schedule.block_rows)
+    return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 
 def _lengths(p: Problem) -> Mapping[int, int]:

@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 # The order in which tensors are shown.
-TENSORS = ("Q", "K", "V", "S", "P", "O", "O_acc", "l", "m", "L", "mask", "bias", "key_lengths", "x", "y")
+TENSORS = (
+    *("Q", "K", "V", "S", "P", "O", "O_acc", "l", "m", "L"),
+    *("mask", "bias", "key_lengths", "cu_seqlens_q", "cu_seqlens_k", "x", "y"),
+)
 
 
 @dataclass(frozen=True)

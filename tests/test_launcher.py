@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash import Device, Problem, attention, compiler, launcher, plan
+from cupyflash import Device, Problem, attention, attention_varlen, compiler, launcher, plan
 from cupyflash.binding import argument_values, kernel_arguments
+from cupyflash.schedules import plan_varlen
 
 
 class Recorded(types.ModuleType):
@@ -32,13 +33,14 @@ class Recorded(types.ModuleType):
         self.devices: list[int] = []
         self.disk_is_full, self.compile_seconds, self.capturing = False, 0.0, False
         self.current = [0]
+        self.looked_at = 0
         recorded = self
 
         class ndarray:
-            """An array of zeros with CuPy's attributes, and nothing of NumPy's."""
+            """An array with CuPy's attributes, and nothing of NumPy's."""
 
-            def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
-                self.host = np.empty(shape, dtype)
+            def __init__(self, shape: tuple[int, ...], dtype: np.dtype, host: np.ndarray | None = None) -> None:
+                self.host = np.empty(shape, dtype) if host is None else host
                 self.shape, self.dtype, self.strides, self.ndim = (
                     shape,
                     self.host.dtype,
@@ -47,6 +49,17 @@ class Recorded(types.ModuleType):
                 )
                 self.data = types.SimpleNamespace(ptr=self.host.ctypes.data)
                 self.device = 0
+
+            def __len__(self) -> int:
+                return self.shape[0]
+
+            def swapaxes(self, one: int, other: int) -> ndarray:
+                host = self.host.swapaxes(one, other)
+                return ndarray(host.shape, host.dtype, host)
+
+            def tolist(self) -> Any:
+                recorded.looked_at += 1
+                return self.host.tolist()
 
         class Function:
             def __setattr__(self, name: str, value: int) -> None:
@@ -87,6 +100,7 @@ class Recorded(types.ModuleType):
         stream = types.SimpleNamespace(is_capturing=lambda: recorded.capturing)
         self.cuda = types.SimpleNamespace(runtime=runtime, Device=on_device, get_current_stream=lambda: stream)
         self.ascontiguousarray = lambda array, dtype: recorded.ndarray(array.shape, np.dtype(dtype))
+        self.asarray = lambda array, dtype, order: recorded.ndarray(array.shape, np.dtype(dtype), getattr(array, "host", array))
 
     def array(self, *shape: int, dtype: object = np.float16, device: int = 0) -> Any:
         made = self.ndarray(shape, np.dtype(dtype))
@@ -162,6 +176,46 @@ def test_masks_reach_the_kernel_with_their_strides(cupy: Recorded) -> None:
     assert arguments["mask"] is mask and arguments["bias"] is bias and arguments["key_lengths"].dtype == np.int32
     assert [arguments[f"mask_{axis}"] for axis in ("batch", "head", "row", "col")] == [0, 0, 200, 1]
     assert [arguments[f"bias_{axis}"] for axis in ("batch", "head", "row", "col")] == [0, 200, 0, 1]
+
+
+def test_packed_sequences_are_one_launch_and_looked_at_only_without_their_longest(cupy: Recorded) -> None:
+    q, k, v = cupy.array(40, 4, 64), cupy.array(25, 2, 64), cupy.array(25, 2, 32)
+    host = [np.array(bounds, np.int32) for bounds in ([0, 10, 40], [0, 20, 25])]
+    on_gpu = [cupy.ndarray(bounds.shape, bounds.dtype, bounds) for bounds in host]
+    calls: list[tuple[list[Any], tuple[int, ...], int]] = [
+        (host, (), 0),
+        (on_gpu, (), 2),
+        (on_gpu, (30, 20), 0),
+        ([on_gpu[0], host[1]], (30,), 0),
+    ]
+    for bounds, longest, looks in calls:
+        cupy.looked_at = 0
+        out, lse = attention_varlen(q, k, v, *bounds, *longest, causal=True, return_lse=True)
+        assert cupy.looked_at == looks
+        assert out.shape == (40, 4, 32) and lse.shape == (4, 40) and lse.dtype == np.float32
+        schedule = plan_varlen(Problem(2, 4, 2, 30, 20, 64, "float16", True, head_dim_v=32), Device.named("H100-SXM"), lse=True)
+        (kernel,) = schedule.kernels()
+        assert cupy.launches[-1][:2] == ((kernel.grid,), (kernel.threads,)) and kernel.grid == 2 * 4 * schedule.row_blocks
+        arguments = dict(zip(kernel.params, cupy.launches[-1][2], strict=True))
+        pointers = [arguments[name].data.ptr for name in "QKVOL"]
+        assert pointers == [array.data.ptr for array in (q, k, v, out, lse)]
+        assert [arguments[name] for name in ("Nq", "Nk", "total_q", "heads", "group")] == [30, 20, 40, 4, 2]
+        assert [arguments[f"Q_{axis}"] for axis in ("batch", "head", "row")] == [0, 64, 256]
+        assert [arguments[f"V_{axis}"] for axis in ("batch", "head", "row")] == [0, 32, 64]
+        for name, given in zip(("cu_seqlens_q", "cu_seqlens_k"), host, strict=True):
+            assert arguments[name].dtype == np.int32 and np.array_equal(arguments[name].host, given)
+    assert len(cupy.compiled) == 1 and "-DVARLEN=1" in cupy.compiled[0][1]
+
+
+def test_packed_sequences_that_were_looked_at_are_checked(cupy: Recorded) -> None:
+    q, k, v = cupy.array(40, 4, 64), cupy.array(25, 2, 64), cupy.array(25, 2, 64)
+    wrong, right = (cupy.ndarray((2,), np.dtype(np.int32), np.array([0, n], np.int32)) for n in (39, 25))
+    with pytest.raises(ValueError, match="end with 40, the length of q"):
+        attention_varlen(q, k, v, wrong, right)
+    with pytest.raises(TypeError, match=r"q is NumPy's, .*cu_seqlens_k is CuPy's"):
+        numpy = [np.zeros(array.shape, np.float16) for array in (q, k, v)]
+        attention_varlen(*numpy, np.array([0, 40], np.int32), right)
+    assert cupy.compiled == [] and cupy.allocated == []
 
 
 def test_arrays_on_another_device_run_there(cupy: Recorded) -> None:

@@ -11,6 +11,7 @@ from cupyflash.problem import Problem
 from cupyflash.schedules import fa1, fa2, fa2_tiles, standard
 from cupyflash.schedules.base import Kernel, Move, Phase, Schedule, Tile, TileSchedule, Visit, Workspace
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
+from cupyflash.schedules.varlen import VarlenSchedule
 from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_blocks
 
 __all__ = [
@@ -22,10 +23,12 @@ __all__ = [
     "SoftmaxSchedule",
     "Tile",
     "TileSchedule",
+    "VarlenSchedule",
     "Visit",
     "Workspace",
     "plan",
     "plan_softmax",
+    "plan_varlen",
 ]
 
 _SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] = {
@@ -62,6 +65,23 @@ def plan(
     elif tiling is not None and tiling != "paper":
         raise ValueError(f"tiling must be None, 'paper' or (block_rows, block_cols), got {tiling!r}")
     return _plan(problem, device, algorithm, tiling, lse)
+
+
+def plan_varlen(
+    problem: Problem,
+    device: Device,
+    seqlens: tuple[tuple[int, int], ...] | None = None,
+    tiling: TilingChoice = None,
+    *,
+    lse: bool = False,
+) -> VarlenSchedule:
+    """The schedule of `problem.batch` packed sequences, the longest of `seqlen_q` queries and `seqlen_k` keys.
+
+    `seqlens` has the (queries, keys) of each, None where the host does not know them. Raises as `plan` does, and ValueError
+    for seqlens of another batch or longer than the longest.
+    """
+    longest = plan(problem, device, "fa2", tiling, lse=lse)
+    return VarlenSchedule(problem, device, longest.tiling, lse, seqlens)
 
 
 @lru_cache(maxsize=1024)

@@ -32,6 +32,7 @@ from cupyflash.schedules.base import (
     visited_scores,
 )
 
+VARLEN_PARAMS = ("cu_seqlens_q", "cu_seqlens_k", "total_q")
 # What the ring holds in a replay of block sizes that no kernel runs.
 LEAST_STAGES = 2
 
@@ -40,6 +41,8 @@ class Fa2Schedule(TileSchedule):
     """FlashAttention-2's schedule: a phase is a row block, its visits the column blocks that it sees."""
 
     algorithm: ClassVar[str] = "fa2"
+    varlen: ClassVar[bool] = False
+    """Whether the batch is packed sequences: `VarlenSchedule`."""
 
     @property
     def candidate(self) -> fa2_tiles.Candidate:
@@ -120,12 +123,14 @@ class Fa2Schedule(TileSchedule):
             ("BLOCKS", tile.blocks),
             ("Q_IN_REGS", int(tile.q_in_regs)),
             ("SCALE_FIRST", int(p.bias or p.softmax_scale <= 0)),
+            ("VARLEN", int(self.varlen)),
         )
         params = (
             *("Q", "K", "V", "O", "L", "Nq", "Nk", "heads", "group", "scale"),
             *stride_params("QKVO"),
             *MASK_PARAMS,
             *BLOCK_MASK_PARAMS,
+            *VARLEN_PARAMS,
         )
         grid = self.repeats * self.row_blocks
         return (Kernel("fa2_forward.cu", "fa2_forward", constants, grid, tile.threads, best.shared_bytes, params),)

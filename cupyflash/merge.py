@@ -1,0 +1,68 @@
+"""Merges attention over disjoint keys: the partial results of split keys, of a ring of devices, of a shared prefix."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from cupyflash.dispatch import as_array, device_of, on_gpu
+from cupyflash.problem import dtype_name
+
+
+def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, *, out: Any | None = None) -> tuple[Any, Any]:
+    """Attention over the keys of a and of b together: O = (e^La O_a + e^Lb O_b) / (e^La + e^Lb), L = log(e^La + e^Lb).
+
+    o_a and o_b, of shape (..., n, d) and one dtype (float16, bfloat16 or float32), and lse_a and lse_b, float32 of shape
+    (..., n), are what `attention` returns with `return_lse` for the same queries and two sets of keys that have none in common.
+    (What `attention_varlen` returns goes in as `o.swapaxes(0, 1)`.) A log-sum-exp of -inf says that no key was seen: the other
+    side is then the result, exactly; of both, zeros and -inf. Commutative, and associative but for rounding.
+
+    Computed in float32. Returns O in its dtype and L in float32; `out`, if given, receives O, and may be o_a or o_b. NumPy and
+    CuPy arrays alike, of any strides; those of CuPy on their device and the current stream.
+
+    Raises TypeError or ValueError for arrays that do not go together.
+    """
+    given = {"o_a": o_a, "lse_a": lse_a, "o_b": o_b, "lse_b": lse_b} | ({} if out is None else {"out": out})
+    arrays = {name: as_array(name, array) for name, array in given.items()}
+    gpu = on_gpu(**arrays)
+    _check(**arrays)
+    if isinstance(arrays.get("out"), np.ndarray) and not arrays["out"].flags.writeable:
+        raise ValueError("out must be writeable, got a read-only array")
+    with device_of(gpu, **arrays):
+        o, lse = _merge(sys.modules["cupy"] if gpu else np, *(arrays[name] for name in ("o_a", "lse_a", "o_b", "lse_b")))
+        if out is None:
+            return o, lse
+        arrays["out"][...] = o
+        return out, lse
+
+
+def _merge(xp: Any, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
+    m = xp.maximum(lse_a, lse_b)
+    base = xp.where(xp.isneginf(m), np.float32(0), m)  # -inf less -inf is no number
+    weight_a, weight_b = xp.exp(lse_a - base), xp.exp(lse_b - base)
+    total = weight_a + weight_b
+    total = xp.where(total == 0, np.float32(1), total)  # where neither saw a key
+    # A side of no weight may hold anything.
+    a, b = (
+        xp.where(weight == 0, np.float32(0), weight * o.astype(np.float32))
+        for weight, o in (((weight_a / total)[..., None], o_a), ((weight_b / total)[..., None], o_b))
+    )
+    return (a + b).astype(o_a.dtype), m + xp.log(total)
+
+
+def _check(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, out: Any | None = None) -> None:
+    dtype_name(o_a.dtype, "o_a")
+    if o_a.ndim < 2:
+        raise ValueError(f"o_a must be (..., n, d), got shape {o_a.shape}")
+    for name, array, shape, dtype in (
+        ("lse_a", lse_a, o_a.shape[:-1], np.dtype(np.float32)),
+        ("o_b", o_b, o_a.shape, o_a.dtype),
+        ("lse_b", lse_b, o_a.shape[:-1], np.dtype(np.float32)),
+        *((("out", out, o_a.shape, o_a.dtype),) if out is not None else ()),
+    ):
+        if array.dtype != dtype:
+            raise TypeError(f"{name} must be of dtype {dtype}, got {array.dtype}")
+        if array.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {array.shape}")

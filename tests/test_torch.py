@@ -1,0 +1,83 @@
+"""PyTorch's attention on the CPU, where it is installed, beside ours on what both can do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupyflash
+from cupyflash.sim.yardstick import plain, ulp
+
+torch = pytest.importorskip("torch")
+scaled_dot_product_attention = torch.nn.functional.scaled_dot_product_attention
+
+
+def draw(*shape: int, dtype: Any = np.float16, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def theirs(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> np.ndarray:
+    """PyTorch's O in float64, heads of k and v repeated for those of q."""
+    group = q.shape[-3] // k.shape[-3]
+    arrays = (q, np.repeat(k, group, axis=-3), np.repeat(v, group, axis=-3))
+    q64, k64, v64 = (torch.from_numpy(array.astype(np.float64)) for array in arrays)
+    out: np.ndarray = scaled_dot_product_attention(q64, k64, v64, **options).numpy()
+    return out
+
+
+def agrees(ours: np.ndarray, expected: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, **masks: Any) -> None:
+    """The 2x rule, with PyTorch in float64 for the truth."""
+    rounded = plain(q, k, v, masks.pop("causal", False), masks.pop("scale", None), **masks)
+    allowed = 2 * np.abs(rounded.astype(np.float64) - expected).max() + 2 * ulp(np.abs(expected).max(), q.dtype)
+    assert np.abs(ours.astype(np.float64) - expected).max() <= allowed
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("n", [64, 97])
+@pytest.mark.parametrize("causal", [False, True])
+def test_grouped_heads_and_causal(algorithm: str, dtype: Any, n: int, causal: bool) -> None:
+    q, k, v = draw(2, 4, n, 40, dtype=dtype), draw(2, 2, n, 40, dtype=dtype, seed=1), draw(2, 2, n, 24, dtype=dtype, seed=2)
+    ours = cupyflash.attention(q, k, v, causal=causal, scale=0.3, algorithm=algorithm)
+    agrees(ours, theirs(q, k, v, is_causal=causal, scale=0.3), q, k, v, causal=causal, scale=0.3)
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), [(30, 70), (70, 30)])
+def test_causal_of_other_lengths_is_bottom_right_where_theirs_is_top_left(n_q: int, n_k: int) -> None:
+    """Theirs by an explicit mask; a row that sees no key is NaN there, or zeros, and zeros here."""
+    q, k, v = draw(2, n_q, 64), draw(2, n_k, 64, seed=1), draw(2, n_k, 64, seed=2)
+    rows, cols = np.indices((n_q, n_k))
+    seen = cols <= rows + n_k - n_q
+    ours, some = cupyflash.attention(q, k, v, causal=True), seen.any(axis=1)
+    expected = np.nan_to_num(theirs(q, k, v, attn_mask=torch.from_numpy(seen)))
+    expected[:, ~some] = 0
+    agrees(ours, expected, q, k, v, causal=True)
+    # Top-left is what the same mask, aligned so, gives here.
+    agrees(cupyflash.attention(q, k, v, mask=cols <= rows), theirs(q, k, v, is_causal=True), q, k, v, mask=cols <= rows)
+
+
+def test_masks_and_biases() -> None:
+    q, k, v = draw(2, 4, 50, 64), draw(2, 4, 60, 64, seed=1), draw(2, 4, 60, 64, seed=2)
+    mask, bias = draw(2, 1, 50, 60, seed=3) < 1, draw(4, 50, 60, seed=4)
+    agrees(cupyflash.attention(q, k, v, mask=mask), theirs(q, k, v, attn_mask=torch.from_numpy(mask)), q, k, v, mask=mask)
+    shifts = torch.from_numpy(bias.astype(np.float64))
+    agrees(cupyflash.attention(q, k, v, bias=bias), theirs(q, k, v, attn_mask=shifts), q, k, v, bias=bias)
+
+
+def test_packed_sequences() -> None:
+    """Against a padded batch of theirs under a mask: causal is top-left there, so lengths are alike."""
+    lengths = [5, 40, 17]
+    cu = np.cumsum([0, *lengths], dtype=np.int32)
+    q, k, v = (draw(cu[-1], 2, 64, seed=seed) for seed in range(3))
+    ours = cupyflash.attention_varlen(q, k, v, cu, cu, causal=True)
+    for begin, n in zip(cu, lengths, strict=False):
+        one = [array[begin : begin + n].swapaxes(0, 1) for array in (q, k, v)]
+        agrees(ours[begin : begin + n].swapaxes(0, 1), theirs(*one, is_causal=True), *one, causal=True)
+
+
+def test_tensors_of_torch_are_taken_as_views() -> None:
+    q, k, v = (draw(2, 20, 64, seed=seed) for seed in range(3))
+    ours = cupyflash.attention(*(torch.from_numpy(array) for array in (q, k, v)))
+    assert np.array_equal(ours, cupyflash.attention(q, k, v))

@@ -1,0 +1,238 @@
+"""Packed sequences: each is attention of its own, and the bytes are the sum."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cupyflash
+from cupyflash import Device, Problem
+from cupyflash.schedules import VarlenSchedule, plan, plan_varlen
+from cupyflash.sim import execute_varlen, replay, theory
+from cupyflash.sim.execution import Execution
+from cupyflash.sim.yardstick import DTYPES
+from yardstick import check_numbers
+
+A100 = Device.named("A100-40GB")
+Seqlens = tuple[tuple[int, int], ...]
+
+
+def bounds(lengths: list[int]) -> np.ndarray:
+    return np.cumsum([0, *lengths], dtype=np.int32)
+
+
+def packed(seqlens: Seqlens, heads: int, kv_heads: int, d: int, d_v: int, dtype: str = "float16", seed: int = 0) -> Any:
+    """q, k and v of shape (total, h, d), V away from zero, and the two arrays of bounds."""
+    rng = np.random.default_rng(seed)
+    cu_q, cu_k = bounds([n for n, _ in seqlens]), bounds([n for _, n in seqlens])
+    shapes = ((cu_q[-1], heads, d), (cu_k[-1], kv_heads, d), (cu_k[-1], kv_heads, d_v))
+    q, k, v = ((rng.standard_normal(shape) + (shape is shapes[2])).astype(np.float32).astype(DTYPES[dtype]) for shape in shapes)
+    return q, k, v, cu_q, cu_k
+
+
+def check_sequences(
+    out: np.ndarray, lse: np.ndarray | None, q: np.ndarray, k: np.ndarray, v: np.ndarray, seqlens: Seqlens, **options: Any
+) -> None:
+    """The 2x rule for each sequence on its own."""
+    first_q = first_k = 0
+    for n_q, n_k in seqlens:
+        rows, cols = slice(first_q, first_q + n_q), slice(first_k, first_k + n_k)
+        heads_first = (array.swapaxes(0, 1) for array in (q[rows], k[cols], v[cols]))
+        check_numbers(out[rows].swapaxes(0, 1), None if lse is None else lse[:, rows], *heads_first, **options)
+        first_q, first_k = first_q + n_q, first_k + n_k
+
+
+def check(schedule: VarlenSchedule, data_seed: int = 0, seed: int | None = None) -> Execution:
+    """All that must hold of one execution."""
+    p, seqlens = schedule.problem, schedule.seqlens
+    assert seqlens is not None
+    q, k, v, _, _ = packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.value_dim, p.dtype, data_seed)
+    execution = execute_varlen(schedule, q, k, v, seed=seed)
+    assert execution.findings == ()
+    assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True) == execution.traffic
+    check_sequences(execution.out, execution.lse, q, k, v, seqlens, causal=p.causal, scale=p.scale)
+    return execution
+
+
+@st.composite
+def any_schedule(draw: st.DrawFn, dtype: str) -> VarlenSchedule:
+    """Up to five sequences of nothing to 100 queries and keys, grouped heads, any d and d_v."""
+    lengths = st.integers(0, 100) | st.sampled_from([0, 1, 16, 64])
+    seqlens = tuple(draw(st.lists(st.tuples(lengths, lengths), max_size=5)))
+    heads, kv_heads = draw(st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2)]))
+    d, d_v = draw(st.sampled_from([(16, None), (64, None), (128, None), (40, 33), (64, 96)]))
+    longest_q, longest_k = (max((each[side] for each in seqlens), default=0) + draw(st.sampled_from([0, 0, 70])) for side in (0, 1))
+    size = 4 if dtype == "float32" else 2
+    bits = d * size | (d_v or d) * size | 16
+    problem = Problem(
+        len(seqlens),
+        heads,
+        kv_heads,
+        longest_q,
+        longest_k,
+        d,
+        dtype,
+        draw(st.booleans()),
+        draw(st.sampled_from([None, 0.3, -0.2])),
+        head_dim_v=d_v,
+        alignment=bits & -bits,
+    )
+    tiling = draw(st.sampled_from([None, (16, 16), (48, 32)]))
+    device = draw(st.sampled_from([A100, A100.with_sram("64KB")]))
+    return plan_varlen(problem, device, seqlens, tiling, lse=draw(st.booleans()))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@settings(max_examples=25 * int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1)))
+@given(data=st.data())
+def test_random_batches(dtype: str, data: st.DataObject) -> None:
+    check(data.draw(any_schedule(dtype)), data.draw(st.integers(0, 99)), data.draw(st.sampled_from([None, None, 7])))
+
+
+UNEVEN: Seqlens = ((5, 17), (130, 100), (0, 9), (70, 0), (0, 0), (33, 90))
+
+
+@pytest.mark.parametrize("device", ["T4", "A100-40GB", "H100-SXM", "RTX 4090"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_generation(device: str, causal: bool) -> None:
+    check(plan_varlen(Problem(6, 2, 1, 130, 100, 64, "float16", causal), Device.named(device), UNEVEN, lse=True))
+
+
+def test_every_schedule_seed_gives_the_same_bits() -> None:
+    schedule = plan_varlen(Problem(6, 2, 1, 130, 100, 64, "float16", causal=True), A100, UNEVEN, (64, 32), lse=True)
+    first = check(schedule)
+    for seed in range(3):
+        again = check(schedule, seed=seed)
+        assert again.out.tobytes() == first.out.tobytes() and again.traffic == first.traffic
+        assert again.lse is not None and first.lse is not None and again.lse.tobytes() == first.lse.tobytes()
+
+
+def test_a_batch_of_equal_lengths_moves_what_the_padded_batch_moves_and_its_bounds() -> None:
+    """Also where the host does not know the lengths: counts are then of full length."""
+    problem = Problem(3, 4, 2, 100, 70, 64, "float16", causal=True)
+    fixed = theory.traffic(plan(problem, A100, "fa2", (64, 32), lse=True))
+    for seqlens in (((100, 70),) * 3, None):
+        schedule = plan_varlen(problem, A100, seqlens, (64, 32), lse=True)
+        moved = theory.traffic(schedule)
+        assert moved == replay(schedule)
+        assert {name: moved[name] for name in fixed} == dict(fixed)
+        assert moved["cu_seqlens_q"].read_bytes == moved["cu_seqlens_k"].read_bytes == 8 * 3 * 4 * 2
+        assert moved.total_bytes == fixed.total_bytes + 2 * 8 * 3 * 4 * 2
+
+
+@pytest.mark.parametrize("longest", [None, 130, 200])
+def test_the_call(longest: int | None) -> None:
+    q, k, v, cu_q, cu_k = packed(UNEVEN, 4, 2, 64, 48)
+    out, lse = cupyflash.attention_varlen(q, k, v, cu_q, cu_k, longest, longest, causal=True, return_lse=True)
+    assert out.shape == (238, 4, 48) and out.dtype == q.dtype and lse.shape == (4, 238) and lse.dtype == np.float32
+    check_sequences(out, lse, q, k, v, UNEVEN, causal=True)
+    assert (out[135:205] == 0).all() and np.isneginf(lse[:, 135:205]).all()  # no keys
+
+
+def test_any_strides_and_a_given_out() -> None:
+    """Heads first in memory, and rows that are part of wider ones: q, k and v as slices of one array."""
+    q, k, v, cu_q, cu_k = packed(UNEVEN, 2, 2, 32, 32)
+    turned = np.ascontiguousarray(q.swapaxes(0, 1)).swapaxes(0, 1)
+    both = np.concatenate([k, v], axis=-1)
+    room = np.full((238, 2, 40), 7, np.float16)
+    out = room[..., 3:35]
+    assert cupyflash.attention_varlen(turned, both[..., :32], both[..., 32:], cu_q[::1], cu_k, out=out) is out
+    check_sequences(out, None, q, k, v, UNEVEN)
+    assert (room[..., :3] == 7).all() and (room[..., 35:] == 7).all()
+    strided = np.stack([cu_q, cu_q], axis=1)[:, 0]
+    assert np.array_equal(cupyflash.attention_varlen(q, k, v, strided, cu_k), out)
+
+
+def test_nothing_to_do() -> None:
+    q, k, v, cu_q, cu_k = packed((), 2, 2, 16, 16)
+    assert cupyflash.attention_varlen(q, k, v, cu_q, cu_k).shape == (0, 2, 16)
+    q, k, v, cu_q, cu_k = packed(((0, 5), (0, 0)), 2, 2, 16, 16)
+    out, lse = cupyflash.attention_varlen(q, k, v, cu_q, cu_k, return_lse=True)
+    assert out.shape == (0, 2, 16) and lse.shape == (2, 0)
+
+
+def test_warmup_leaves_nothing_to_compile() -> None:
+    q, k, v, cu_q, cu_k = packed(((24, 24), (3, 5)), 2, 2, 56, 56)
+    cupyflash.warmup(head_dim=56, varlen=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cupyflash.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
+        cupyflash.attention_varlen(q, k, v, cu_q, cu_k)
+
+
+q, k, v, cu_q, cu_k = packed(((10, 20), (30, 5)), 4, 2, 64, 64)
+READ_ONLY = np.zeros_like(q)
+READ_ONLY.flags.writeable = False
+
+
+def wrong(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int32)
+
+
+BAD: list[tuple[dict[str, object], type[Exception], str]] = [
+    ({"cu_seqlens_q": wrong(1, 10, 40)}, ValueError, r"cu_seqlens_q must begin with 0, .* got \[1, 10, 40\]"),
+    ({"cu_seqlens_q": wrong(0, 41, 40)}, ValueError, "cu_seqlens_q must begin with 0, not decrease"),
+    ({"cu_seqlens_q": wrong(0, 10, 39)}, ValueError, "end with 40, the length of q"),
+    ({"cu_seqlens_k": wrong(0, 20, 26)}, ValueError, "cu_seqlens_k must .* end with 25, the length of k"),
+    ({"cu_seqlens_k": wrong(0, 25)}, ValueError, "cu_seqlens_k must have cu_seqlens_q's shape"),
+    ({"cu_seqlens_q": wrong(), "cu_seqlens_k": wrong()}, ValueError, "a bound more than there are sequences"),
+    ({"cu_seqlens_q": cu_q[None]}, ValueError, "cu_seqlens_q must have shape"),
+    ({"cu_seqlens_q": cu_q.astype(np.int64)}, TypeError, "cu_seqlens_q must be of dtype int32, got int64"),
+    ({"cu_seqlens_k": cu_k.astype(np.float32)}, TypeError, "cu_seqlens_k must be of dtype int32"),
+    ({"cu_seqlens_q": [0, 10, 40]}, TypeError, "cu_seqlens_q must be a NumPy or CuPy array, got list"),
+    ({"max_seqlen_q": 29}, ValueError, "max_seqlen_q must be at least the longest sequence's 30, got 29"),
+    ({"max_seqlen_k": 19}, ValueError, "max_seqlen_k must be at least the longest sequence's 20"),
+    ({"max_seqlen_k": -1}, ValueError, "max_seqlen_k must be between 0 and"),
+    ({"max_seqlen_k": 2**31}, ValueError, "max_seqlen_k must be between 0 and"),
+    ({"max_seqlen_q": 30.0}, TypeError, "max_seqlen_q must be an integer"),
+    ({"max_seqlen_q": True}, TypeError, "max_seqlen_q must be an integer"),
+    ({"q": q[0]}, ValueError, r"q must be \(total, h, d\)"),
+    ({"v": v[None]}, ValueError, r"v must be \(total, h, d\)"),
+    ({"k": k[..., :32]}, ValueError, r"k must have q's head dimension 64, got shape \(25, 2, 32\)"),
+    ({"v": v[:, :1]}, ValueError, r"v must have k's shape \(25, 2, 64\) but for the last axis"),
+    ({"q": q[:, :3]}, ValueError, "multiple of kv_heads"),
+    ({"k": k.astype(np.float32)}, TypeError, "k must have q's dtype"),
+    ({"q": q.astype(np.float64)}, TypeError, "float64"),
+    ({"q": q[..., ::-1]}, ValueError, "q must be contiguous along its last axis"),
+    ({"scale": np.inf}, ValueError, "scale must be finite"),
+    ({"causal": 1}, TypeError, "causal must be True or False"),
+    ({"return_lse": 1}, TypeError, "return_lse must be True or False"),
+    ({"tiling": (8, 8)}, ValueError, "steps of 16"),
+    ({"out": q}, ValueError, "out must not overlap q"),
+    ({"out": READ_ONLY}, ValueError, "out must be writeable"),
+    ({"out": q[:, :2].copy()}, ValueError, r"out must have shape \(40, 4, 64\)"),
+    ({"out": READ_ONLY.astype(np.float32)}, TypeError, "out must have q's dtype"),
+]
+
+
+@pytest.mark.parametrize(("changed", "error", "says"), BAD)
+def test_wrong_input_is_refused_before_any_work(changed: dict[str, object], error: type[Exception], says: str) -> None:
+    given: dict[str, Any] = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k} | changed
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(error, match=says):
+        patch.setattr("cupyflash.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
+        cupyflash.attention_varlen(**given)
+
+
+def test_a_slow_call_is_refused() -> None:
+    with cupyflash.simulated_device(max_seconds=1e-9), pytest.raises(RuntimeError, match="estimated"):
+        cupyflash.attention_varlen(q, k, v, cu_q, cu_k)
+
+
+def test_schedules_refuse_what_they_cannot_say() -> None:
+    problem = Problem(2, 4, 2, 30, 20, 64, "float16")
+    for seqlens in (((10, 20),), ((10, 20), (31, 5)), ((10, -1), (30, 5))):
+        with pytest.raises(ValueError, match="seqlens must be 2 pairs of at most 30 queries and 20 keys"):
+            plan_varlen(problem, A100, seqlens)
+    with pytest.raises(ValueError, match="no mask, bias or key lengths"):
+        plan_varlen(replace(problem, mask=True), A100)
+    with pytest.raises(ValueError, match="how long its sequences are"):
+        execute_varlen(plan_varlen(problem, A100), q, k, v)
+    with pytest.raises(ValueError, match="the arrays pose"):
+        execute_varlen(plan_varlen(replace(problem, causal=True, heads=2), A100, ((10, 20), (30, 5))), q, k, v)
+    with pytest.raises(ValueError, match="'auto' or 'fa2' for varlen, got 'fa1'"):
+        cupyflash.warmup(head_dim=64, varlen=True, algorithm="fa1")
