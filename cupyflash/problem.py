@@ -78,8 +78,9 @@ class Problem:
     limit (`causal` and a window together have right = 0; a window of (None, 0) is kept as `causal`);
     with `padded`, batch b sees its first `key_lengths[b]` keys (None where the lengths are not known to the host: counts
     are then of full length); with `mask`, a boolean a (row, column) says so too; with `bias`, a number is added to each
-    score; with `block_mask`, only blocks of S that it keeps are visited. `alignment` is the number of bytes (a power of two up
-    to 16) that divides the address of every row: it bounds the width of a copy.
+    score; with `block_mask`, only blocks of S that it keeps are visited. `packed`: batches are sequences of their own lengths, of
+    which seqlen_q and seqlen_k are the longest (`plan_varlen`). `alignment` is the number of bytes (a power of two up to 16)
+    that divides the address of every row: it bounds the width of a copy.
 
     Raises TypeError or ValueError that names the argument, its value and what is allowed.
     """
@@ -101,6 +102,7 @@ class Problem:
     alignment: int = MAX_ALIGNMENT
     window: Window | None = None
     block_mask: BlockMask | None = None
+    packed: bool = False
 
     def __post_init__(self) -> None:
         if self.head_dim_v is None:

@@ -13,7 +13,7 @@ import numpy as np
 from cupyflash.attention import compute
 from cupyflash.binding import Masks
 from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_overlap, target
-from cupyflash.problem import MAX_LENGTH, Array, Problem
+from cupyflash.problem import MAX_LENGTH, Array, Problem, Window
 from cupyflash.schedules import plan_varlen
 from cupyflash.tiling import TilingChoice
 
@@ -28,6 +28,7 @@ def attention_varlen(
     max_seqlen_k: int | None = None,
     *,
     causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     tiling: TilingChoice = None,
     return_lse: bool = False,
@@ -37,8 +38,8 @@ def attention_varlen(
 
     Shapes: q (total_q, h, d), k (total_k, h_kv, d), v (total_k, h_kv, d_v). Sequence b has the rows cu_seqlens_q[b] to
     cu_seqlens_q[b + 1] - 1 of q, and those of k and v that cu_seqlens_k says: both are int32 of shape (b + 1,), begin with 0,
-    do not decrease, and end with total_q and total_k. `causal` is aligned bottom-right in each sequence. A sequence may have no
-    queries, or no keys: its rows are then zeros with a log-sum-exp of -inf.
+    do not decrease, and end with total_q and total_k. `causal` and `window` are aligned bottom-right in each sequence.
+    A sequence may have no queries, or no keys: its rows are then zeros with a log-sum-exp of -inf.
 
     `max_seqlen_q` and `max_seqlen_k` are the lengths of the longest sequences, or more. Without them the bounds are looked at;
     where those are on a GPU that waits for the GPU, so pass both there, or pass the bounds as NumPy arrays. What is not looked
@@ -59,7 +60,7 @@ def attention_varlen(
     on_gpu(**arrays, **beside)
     with device_of(gpu, **arrays, **beside):
         problem, seqlens = pose(
-            **arrays, **bounds, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, causal=causal, scale=scale
+            **arrays, **bounds, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, causal=causal, window=window, scale=scale
         )
         device, simulation = target(gpu)
         schedule = plan_varlen(problem, device, seqlens, tiling, lse=bool(return_lse))
@@ -93,6 +94,7 @@ def pose(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     causal: bool = False,
+    window: Window | None = None,
     scale: float | None = None,
     out: Any | None = None,
 ) -> tuple[Problem, tuple[tuple[int, int], ...] | None]:
@@ -110,10 +112,10 @@ def pose(
     if cu_seqlens_k.shape != cu_seqlens_q.shape:
         raise ValueError(f"cu_seqlens_k must have cu_seqlens_q's shape {cu_seqlens_q.shape}, got {cu_seqlens_k.shape}")
     arrays = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out)) if array is not None}
-    problem = Problem.from_arrays(**arrays, causal=causal, scale=scale)
+    problem = Problem.from_arrays(**arrays, causal=causal, window=window, scale=scale)
     queries, longest_q = _lengths("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
     keys, longest_k = _lengths("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
-    problem = replace(problem, batch=cu_seqlens_q.shape[0] - 1, seqlen_q=longest_q, seqlen_k=longest_k)
+    problem = replace(problem, batch=cu_seqlens_q.shape[0] - 1, seqlen_q=longest_q, seqlen_k=longest_k, packed=True)
     return problem, None if queries is None or keys is None else tuple(zip(queries, keys, strict=True))
 
 

@@ -50,6 +50,7 @@ def warmup(
         padded=padded,
         alignment=bits & -bits,
         window=window,
+        packed=varlen,
     )
     try:
         device, simulated = Device.current(), False

@@ -85,7 +85,8 @@ def execute_varlen(schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np
     p = schedule.problem
     lengths = np.array(schedule.seqlens, np.int64).reshape(-1, 2)
     cu_seqlens = {f"cu_seqlens_{side}": np.cumsum([0, *lengths[:, place]], dtype=np.int32) for place, side in enumerate("qk")}
-    posed, _ = pose(q, k, v, **cu_seqlens, max_seqlen_q=p.seqlen_q, max_seqlen_k=p.seqlen_k, causal=p.causal, scale=p.scale)
+    said: dict[str, Any] = {"max_seqlen_q": p.seqlen_q, "max_seqlen_k": p.seqlen_k, "scale": p.scale, **cu_seqlens}
+    posed, _ = pose(q, k, v, causal=p.causal, window=p.window, **said)
     if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
         raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)

@@ -228,7 +228,7 @@ def test_schedules_refuse_what_they_cannot_say() -> None:
     for seqlens in (((10, 20),), ((10, 20), (31, 5)), ((10, -1), (30, 5))):
         with pytest.raises(ValueError, match="seqlens must be 2 pairs of at most 30 queries and 20 keys"):
             plan_varlen(problem, A100, seqlens)
-    with pytest.raises(ValueError, match="no mask, bias or key lengths"):
+    with pytest.raises(ValueError, match="no mask, bias, key lengths or block mask"):
         plan_varlen(replace(problem, mask=True), A100)
     with pytest.raises(ValueError, match="how long its sequences are"):
         execute_varlen(plan_varlen(problem, A100), q, k, v)
@@ -236,3 +236,20 @@ def test_schedules_refuse_what_they_cannot_say() -> None:
         execute_varlen(plan_varlen(replace(problem, causal=True, heads=2), A100, ((10, 20), (30, 5))), q, k, v)
     with pytest.raises(ValueError, match="'auto' or 'fa2' for varlen, got 'fa1'"):
         cupyflash.warmup(head_dim=64, varlen=True, algorithm="fa1")
+
+
+@pytest.mark.parametrize("window", [(5, 0), (12, 3), (None, 2)])
+def test_a_window_in_each_sequence(window: tuple[int | None, int | None]) -> None:
+    """As if each sequence were called by itself, to the bit with the same blocks."""
+    rng = np.random.default_rng(1)
+    lengths_q, lengths_k = (7, 0, 40), (20, 9, 40)
+    q = rng.standard_normal((sum(lengths_q), 2, 32)).astype(np.float16)
+    k, v = (rng.standard_normal((sum(lengths_k), 1, 32)).astype(np.float16) for _ in range(2))
+    cu_q, cu_k = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (lengths_q, lengths_k))
+    out = cupyflash.attention_varlen(q, k, v, cu_q, cu_k, window=window, tiling=(16, 16))
+    for b in range(3):
+        rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        one = cupyflash.attention(
+            *(np.ascontiguousarray(x.swapaxes(0, 1)) for x in (q[rows], k[keys], v[keys])), window=window, tiling=(16, 16)
+        )
+        assert np.array_equal(out[rows], one.swapaxes(0, 1))

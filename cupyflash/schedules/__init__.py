@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from numbers import Integral
 
@@ -80,8 +81,9 @@ def plan_varlen(
     `seqlens` has the (queries, keys) of each, None where the host does not know them. Raises as `plan` does, and ValueError
     for seqlens of another batch or longer than the longest.
     """
-    longest = plan(problem, device, "fa2", tiling, lse=lse)
-    return VarlenSchedule(problem, device, longest.tiling, lse, seqlens)
+    packed = replace(problem, packed=True)
+    longest = plan(packed, device, "fa2", tiling, lse=lse)
+    return VarlenSchedule(packed, device, longest.tiling, lse, seqlens)
 
 
 @lru_cache(maxsize=1024)

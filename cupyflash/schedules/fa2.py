@@ -41,7 +41,6 @@ class Fa2Schedule(TileSchedule):
     """FlashAttention-2's schedule: a phase is a row block, its visits the column blocks that it sees."""
 
     algorithm: ClassVar[str] = "fa2"
-    varlen: ClassVar[bool] = False
     """Whether the batch is packed sequences: `VarlenSchedule`."""
 
     @property
@@ -123,7 +122,7 @@ class Fa2Schedule(TileSchedule):
             ("BLOCKS", tile.blocks),
             ("Q_IN_REGS", int(tile.q_in_regs)),
             ("SCALE_FIRST", int(p.bias or p.softmax_scale <= 0)),
-            ("VARLEN", int(self.varlen)),
+            ("VARLEN", int(p.packed)),
         )
         params = (
             *("Q", "K", "V", "O", "L", "Nq", "Nk", "heads", "group", "scale"),

@@ -137,8 +137,8 @@ def most_accumulators(problem: Problem, device: Device, tile: Tile) -> int:
         return 0 if one_warp else 136
     if masked(problem):
         most = 72 if late else 80 if wide else 104
-    elif problem.window or problem.block_mask:
-        most = (104 if wide else 128) - (24 if problem.itemsize == 4 else 0)
+    elif problem.window or problem.block_mask or problem.packed:
+        most = 104 if wide or problem.itemsize == 4 else 112
     elif problem.itemsize == 4:
         most = 104 if wide else 128
     elif late:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from cupyflash.schedules.base import Move, Phase
 from cupyflash.schedules.fa2 import Fa2Schedule
@@ -19,14 +18,12 @@ class VarlenSchedule(Fa2Schedule):
     Every sequence has the thread blocks of the longest; those beyond its rows read its bounds and leave.
     """
 
-    varlen: ClassVar[bool] = True
-
     seqlens: tuple[tuple[int, int], ...] | None = None
 
     def __post_init__(self) -> None:
         p = self.problem
-        if p.mask or p.bias or p.padded:
-            raise ValueError("packed sequences have no mask, bias or key lengths")
+        if p.mask or p.bias or p.padded or p.block_mask:
+            raise ValueError("packed sequences have no mask, bias, key lengths or block mask")
         if self.seqlens is not None:
             longest = [(n_q, n_k) for n_q, n_k in self.seqlens if not (0 <= n_q <= p.seqlen_q and 0 <= n_k <= p.seqlen_k)]
             if len(self.seqlens) != p.batch or longest:
@@ -39,7 +36,7 @@ class VarlenSchedule(Fa2Schedule):
         p = self.problem
         seqlens = ((p.seqlen_q, p.seqlen_k),) * p.batch if self.seqlens is None else self.seqlens
         return {
-            Fa2Schedule(replace(p, batch=1, seqlen_q=n_q, seqlen_k=n_k), self.device, self.tiling, self.lse): count
+            Fa2Schedule(replace(p, packed=False, batch=1, seqlen_q=n_q, seqlen_k=n_k), self.device, self.tiling, self.lse): count
             for (n_q, n_k), count in Counter(seqlens).items()
         }
 
