@@ -135,6 +135,8 @@ class Functions:
             for now, kept in ((self.sites, level.sites), (machine.shadows.rows, level.shadows)):
                 for name, row in now.items():
                     row[at] = kept[name][at]
+        for name in machine.shadows.rows:
+            machine.shadows.changed(name)
 
     # -- parameters -------------------------------------------------------------------------------------------------------
 

@@ -70,11 +70,16 @@ class Doubtful:
 
 
 class Shadows:
-    """The shadows of a wave's doubtful registers, one row of their width each: all ones where nobody wrote."""
+    """The shadows of a wave's doubtful registers, one row of their width each: all ones where nobody wrote.
+
+    `open` names those of which some lane has bits that nobody wrote: most are written by all before the first loop is over,
+    and from then on cost nothing.
+    """
 
     def __init__(self, machine: Machine):
         self.machine = machine
         self.rows: dict[str, Array] = {}
+        self.open: set[str] = set()
 
     def begin_wave(self, wave: Wave) -> None:
         code = self.machine.code
@@ -82,6 +87,15 @@ class Shadows:
             width = code.slots[name][0]
             row = np.zeros(wave.size, np.bool_ if width == 1 else UNSIGNED[width // 8])
             self.rows[name] = ~row if name in code.doubtful.blank else row
+            self.rows[name][~wave.alive] = 0
+        self.open = set(code.doubtful.blank)
+
+    def changed(self, name: str) -> None:
+        """The row of a register is not what it was."""
+        if self.rows[name].any():
+            self.open.add(name)
+        else:
+            self.open.discard(name)
 
     def judge(self, pc: int, lanes: Lanes, predicate: Array | None) -> None:
         """Report what instruction `pc` makes of registers that nobody wrote, where its predicate holds."""
@@ -141,8 +155,12 @@ class Shadows:
             twin = replace(plan, bind=lambda frame, out, ins: lambda: clear(out), pure=True)
         change = frame.guarded(twin, i, out, ins, defaultdict(int))
         predicate = None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype))
+        touched = frozenset(rows).union([i.predicate[0].name] if i.predicate else [])
 
         def run() -> None:
+            if self.open.isdisjoint(touched):
+                thunk()
+                return
             lanes = frame.lanes
             self.judge(pc, lanes, predicate)
             if targets:
@@ -151,17 +169,21 @@ class Shadows:
                 change()
                 for name in targets:
                     self.rows[name][lanes.index] = rows[name] if not copies or name in names(kept) else 0
+                    self.changed(name)
             thunk()
 
         return run
 
     def control(self, pc: int, lanes: Lanes, frame: Frame) -> None:
         """The lanes come to a control instruction."""
+        if not self.open:
+            return
         plan, i = self.machine.code.plans[pc], self.machine.code.instructions[pc]
         self.judge(pc, lanes, None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype)))
         for name in names(plan.writes):
             if name in self.rows:
                 self.rows[name][lanes.index] = 0
+                self.changed(name)
 
 
 def clear(rows: Sequence[Array]) -> None:
