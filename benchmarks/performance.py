@@ -60,8 +60,8 @@ def tiles() -> Iterator[str]:
             clocks = " | ".join(f"{parts[part]:,.0f}" for part in PARTS)
             sizes = f"{best.tile.block_rows} x {best.tile.block_cols}"
             yield (
-                f"| {name}, d {d} | {sizes}, {best.tile.warps} x {best.tile.warp_rows} rows, {best.tile.blocks} blocks | {clocks} | "
-                f"{best.bound} | {parts['tensor'] / serial:.0%} | {reached / rate:.0%} | {reached / full:.0%} |"
+                f"| {name}, d {d} | {sizes}, {best.tile.warps} x {best.tile.warp_rows} rows, {best.tile.blocks} blocks | {clocks} "
+                f"| {best.bound} | {parts['tensor'] / serial:.0%} | {reached / rate:.0%} | {reached / full:.0%} |"
             )
 
 
