@@ -3,7 +3,8 @@
 
     python .ci/compile_gate.py [--all] [--json FILE] [--markdown docs/kernels.md]
 
-The kernels come from their schedules. For every architecture, dtype and head dimension, on the tiling that its device gets:
+The kernels come from their schedules. For every architecture, dtype and head dimension, on the tiling that its device gets
+(FlashAttention-2: on all of those that lengths choose between where that is common, else on one of them in turns):
 from d 128 on, where registers are scarce, Algorithm 1 without a mask, with each kind that costs registers, and with all at
 once; below that, and for standard attention, the lightest and the heaviest in turns. On two architectures also other tilings,
 each kind of mask by itself, and a d of V that is not d. bfloat16, whose kernels differ from float16's in few registers, is
@@ -28,7 +29,7 @@ from typing import Any
 from cupyflash import Device, Problem, plan
 from cupyflash.problem import MAX_ALIGNMENT
 from cupyflash.resources import Resources, resources
-from cupyflash.schedules import ALGORITHMS, Kernel, Schedule, plan_softmax, plan_varlen
+from cupyflash.schedules import ALGORITHMS, Kernel, Schedule, fa2_tiles, plan_softmax, plan_varlen
 from cupyflash.schedules.softmax import SOFTMAX_ALGORITHMS
 from cupyflash.tiling import DoesNotFit, TilingChoice
 
@@ -40,6 +41,7 @@ MASKS = ("causal", "mask", "bias", "padded")
 Variant = tuple[tuple[str, ...], bool]  # which of MASKS, and whether the copies are as narrow as an element
 LIGHT: Variant = ((), False)
 HEAVY: Variant = (MASKS, True)
+COMMON = (64, 128)
 SCARCE = 128  # d from which on O takes most of the registers
 EXTRAS = ((7, 5), (9, 0))
 # Sub-tiles of 16, 32, 48 and 64 columns; one warp and eight.
@@ -84,6 +86,8 @@ def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str,
                     cases += [(posed(64, dtype, ((name,), False)), None) for name in MASKS]
                     cases += [(posed(d, dtype, LIGHT, value), None) for d, value in VALUE_DIMS]
                 cases += [(posed(64, dtype, HEAVY), tiling) for tiling in TILINGS]
+        if algorithm == "fa2":
+            cases = [case for turn, each in enumerate(cases) for case in of_finalists(*each, device, turn, everything)]
         for problem, tiling in cases:
             try:
                 schedule = plan(problem, device, algorithm, tiling)
@@ -95,6 +99,19 @@ def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str,
             masks = [name for name in MASKS if getattr(problem, name)]
             sizes = f"d {problem.head_dim}, d_v {problem.value_dim}, {problem.dtype}, copies of {problem.alignment} bytes"
             yield ", ".join([f"{algorithm} {sizes}", *masks, str(schedule.tiling.used)]), schedule
+
+
+def of_finalists(
+    problem: Problem, tiling: TilingChoice, device: Device, turn: int, everything: bool
+) -> Iterator[tuple[Problem, TilingChoice]]:
+    """A case of FlashAttention-2 for the tiles that lengths choose between, or one of them in turns."""
+    if tiling is not None:
+        yield problem, tiling
+        return
+    sizes = [(each.tile.block_rows, each.tile.block_cols) for each in fa2_tiles.finalists(problem, device)]
+    common = problem.head_dim in COMMON and problem.dtype == "float16"
+    for chosen in sizes if everything or common else [sizes[turn % len(sizes)]]:
+        yield problem, chosen
 
 
 def posed(d: int, dtype: str, variant: Variant, value_dim: int | None = None) -> Problem:

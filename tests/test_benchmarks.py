@@ -191,7 +191,7 @@ def test_instructions_are_sorted_by_what_they_are_for() -> None:
 
 def test_the_rest_is_at_most_fifteen_percent_of_the_main_loop() -> None:
     tool = load("instruction_mix")
-    nvrtc = pytest.importorskip("cupy.cuda.nvrtc")
+    nvrtc = pytest.importorskip("cupy.cuda").nvrtc
     if tool.disassembler() is None:
         pytest.skip("needs nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm")
     found = list(tool.mixes([tool.Device.named(name) for name in tool.DEVICES]))

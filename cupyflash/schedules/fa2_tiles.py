@@ -128,23 +128,24 @@ def most_accumulators(problem: Problem, device: Device, tile: Tile) -> int:
     addresses, head dimensions above 128 need more of them, and so do masks.
     """
     wide = max(problem.head_dim, problem.value_dim) > 128
-    late = device.compute_capability >= (12, 0)
-    one_warp = tile.warps == 1
+    half, one_warp, capability = problem.itemsize == 2, tile.warps == 1, device.compute_capability
     if padded(problem.value_dim) == MAX_HEAD_DIM and tile.warp_rows == GRANULE and not masked(problem):
         # O alone takes 128.
-        if problem.itemsize == 2:
-            return 136 if one_warp else 144
+        if half:
+            return 136 if one_warp or capability < (8, 0) else 144
         return 0 if one_warp else 136
     if masked(problem):
-        most = 72 if late else 80 if wide else 104
+        most = 72 if capability >= (12, 0) else 80 if wide or capability >= (10, 0) else 104
     elif problem.window or problem.block_mask or problem.packed:
-        most = 104 if wide or problem.itemsize == 4 else 112
-    elif problem.itemsize == 4:
+        most = 104 if wide or not half else 112
+    elif not half:
         most = 104 if wide else 128
-    elif late:
+    elif wide or capability >= (12, 0):
         most = 144
     else:
         most = 160 if tile.warps > 2 else 144
+    if tile.warp_rows == 2 * GRANULE and tile.block_cols == max(BLOCK_COLS):
+        most -= 32  # S alone takes 128, and P half as much again
     return most - (32 if one_warp else 0)
 
 
@@ -159,13 +160,13 @@ def odd(problem: Problem) -> bool:
 
 
 def is_least(problem: Problem, device: Device, tile: Tile) -> bool:
-    """Whether no tile takes fewer registers, of several warps where the SRAM has room for them: taken in any case."""
+    """Whether no tile takes fewer registers, of four warps where the SRAM has room for them: taken in any case."""
     if tile.warp_rows != GRANULE or tile.block_cols != GRANULE or tile.q_in_regs:
         return False
     one_warp = shared_bytes(problem, BLOCK_ROWS[1], GRANULE, STAGES[0]) > device.sram_per_block
     if problem.itemsize == 4 and masked(problem) and padded(problem.value_dim) == MAX_HEAD_DIM:
         one_warp |= device.compute_capability >= (12, 0)
-    return one_warp == (tile.warps == 1)
+    return one_warp == (tile.warps == 1) and tile.block_rows <= BLOCK_ROWS[1]
 
 
 def registers(problem: Problem, device: Device, tile: Tile) -> int:
@@ -179,6 +180,8 @@ def registers(problem: Problem, device: Device, tile: Tile) -> int:
         slack += 32
     if device.compute_capability >= (12, 0):
         slack += 16
+    elif device.compute_capability not in ((8, 0), (9, 0), (10, 0), (10, 3)):
+        slack += 8  # the smaller chips of each kind
     return min(accumulators(problem, tile) + slack, MOST_REGISTERS)
 
 
