@@ -206,7 +206,7 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   unsigned* kept = reinterpret_cast<unsigned*>(ring + STAGES * BC * ROW_SIZE);
   const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
   const int whole_begin = (visible_begin(masks, last_row) + BC - 1) / BC;
-  const int whole_end = MASK || SCALE_FIRST ? whole_begin : visible_end(masks, row_block) / BC;
+  const int whole_end = visible_end(masks, row_block) / BC;
   if constexpr (SPARSE) {
     const BlockMask keep = {block_mask + batch * block_mask_batch + head * block_mask_head, block_mask_row, block_mask_col};
     read_block_mask(kept, keep, i, blocks.begin, blocks.end, warp, WARPS);
@@ -237,9 +237,11 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   // Lines 6 to 11: S = Q K_j^T, P = exp(S - m), O += P V_j
   const Warp work = {warp_row, Nq, scale, factor};
   int j = first_block;
-  for (; j >= max(whole_end, blocks.begin); j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
-  for (; j >= max(whole_begin, blocks.begin); j = blocks.below(j)) work.visit(j, state, Q_rows, stream);
-  if constexpr (WINDOW) {
+  if constexpr (!MASK && !SCALE_FIRST) {  // which each element of S has to go through
+    for (; j >= max(whole_end, blocks.begin); j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
+    for (; j >= max(whole_begin, blocks.begin); j = blocks.below(j)) work.visit(j, state, Q_rows, stream);
+  }
+  if constexpr (MASK || SCALE_FIRST || WINDOW) {
     for (; j >= blocks.begin; j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
   }
 

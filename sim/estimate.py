@@ -96,7 +96,8 @@ def _fa2(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     products = scores * (d + dv) * (1.3 if p.dtype == "float32" else 1 / 48)
     visits = _visits(schedule)
     copies = tile.block_cols * (d + dv) * p.itemsize / p.alignment / tile.threads
-    steps = float(visits.mean()) * (products + 9 * scores + 5 * copies + 150) + 400 + 8 * dv
+    # The row blocks of a wave keep step with the longest, and part ways behind it.
+    steps = float(visits.max(initial=0)) * 2 * (products + 9 * scores + 5 * copies + 150) + 400 + 8 * dv
     blocks = schedule.repeats * schedule.row_blocks
     if isinstance(schedule, VarlenSchedule):  # the others leave at once
         blocks = sum(count * one.repeats * one.row_blocks for one, count in schedule.sequences().items())

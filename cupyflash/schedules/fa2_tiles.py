@@ -132,11 +132,11 @@ def most_accumulators(problem: Problem, device: Device, tile: Tile) -> int:
     if padded(problem.value_dim) == MAX_HEAD_DIM and tile.warp_rows == GRANULE and not masked(problem):
         # O alone takes 128.
         if half:
-            return 136 if one_warp or capability < (8, 0) else 144
+            return 136 if one_warp or capability < (8, 0) or positioned(problem) else 144
         return 0 if one_warp else 136
     if masked(problem):
         most = 72 if capability >= (12, 0) else 80 if wide or capability >= (10, 0) else 104
-    elif problem.window or problem.block_mask or problem.packed:
+    elif positioned(problem):
         most = 104 if wide or not half else 112
     elif not half:
         most = 104 if wide else 128
@@ -144,14 +144,19 @@ def most_accumulators(problem: Problem, device: Device, tile: Tile) -> int:
         most = 144
     else:
         most = 160 if tile.warps > 2 else 144
-    if tile.warp_rows == 2 * GRANULE and tile.block_cols == max(BLOCK_COLS):
-        most -= 32  # S alone takes 128, and P half as much again
+    if tile.block_cols == max(BLOCK_COLS):
+        most -= 40  # S takes twice the registers of the next narrower, and P half as much again
     return most - (32 if one_warp else 0)
 
 
 def masked(problem: Problem) -> bool:
     """Whether each score has something of its own in memory."""
     return problem.mask or problem.bias
+
+
+def positioned(problem: Problem) -> bool:
+    """Whether more than the diagonal says which keys a row sees: bounds that are kept through the loops."""
+    return problem.window is not None or problem.block_mask is not None or problem.packed
 
 
 def odd(problem: Problem) -> bool:
@@ -178,6 +183,8 @@ def registers(problem: Problem, device: Device, tile: Tile) -> int:
         slack += 16
     if masked(problem):
         slack += 32
+    if positioned(problem):
+        slack += 16
     if device.compute_capability >= (12, 0):
         slack += 16
     elif device.compute_capability not in ((8, 0), (9, 0), (10, 0), (10, 3)):
