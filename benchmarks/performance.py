@@ -92,8 +92,7 @@ def split_counted(split_k: bool, rows: int, cols: int, d: int, tiles: int = 3) -
         launch = module.launch("split", 1, 32 * WARPS, {"Q": q, "K": k, "V": v, "O": out, "tiles": n})
         if launch.findings:
             raise RuntimeError(f"split.cu has a fault: {launch.findings[0]}")
-        shared = launch.counters.shared
-        counts.append({kind: shared[kind].bytes if kind in shared else 0 for kind in ("ldmatrix", "ld", "st")})
+        counts.append({kind: launch.counters.shared_kind(kind).bytes for kind in ("ldmatrix", "ld", "st")})
     a_tile = {kind: (counts[1][kind] - counts[0][kind]) // (tiles - 1) for kind in counts[0]}
     scores = q.astype(np.float64) @ k.astype(np.float64).T
     weights = np.exp(scores - scores.max(1, keepdims=True))

@@ -160,8 +160,8 @@ def test_our_kernel_moves_what_split_q_says(performance: types.ModuleType) -> No
         tile = schedule.candidate.tile  # type: ignore[attr-defined]
         assert not tile.q_in_regs
         (counters,) = execute(schedule, *draw(problem)).counters.values()
-        moved.append(counters.shared["ldmatrix"].bytes)
-        assert counters.shared["ldmatrix"].wavefronts == counters.shared["ldmatrix"].ideal_wavefronts
+        moved.append(counters.shared_kind("ldmatrix").bytes)
+        assert counters.shared_kind("ldmatrix").wavefronts == counters.shared_kind("ldmatrix").ideal_wavefronts
     form = performance.split_bytes(128, 64, 64, tile.warps)["split-Q"]
     assert moved[1] - moved[0] == form["Q"] + form["K and V"]
 

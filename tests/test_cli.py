@@ -98,6 +98,6 @@ def test_devices() -> None:
 
 
 def test_every_command_is_described() -> None:
-    assert set(main.commands) == {"demo", "predict", "verify", "sweep", "inspect", "profile", "devices"}
+    assert set(main.commands) == {"demo", "predict", "verify", "sweep", "explain", "inspect", "profile", "devices"}
     for command in ((), *((name,) for name in main.commands)):
         assert cupyflash(*command, "--help").exit_code == 0

@@ -61,7 +61,9 @@ FA1_MUTANTS = {
     "no zeros behind the last key": Mutant(
         FA1, "V_row, whole, cols, threadIdx.x", "V_row, cols, cols, threadIdx.x", "uninitialised", (LDMATRIX,), "one column block"
     ),
-    "the last visit is not seen": Mutant(FA1, "seen <= (j + 1) * BC", "seen < (j + 1) * BC - BC", "bytes"),
+    "the last visit is not seen": Mutant(
+        FA1, "last_visit = j == blocks.below(blocks.end)", "last_visit = j + 1 == blocks.below(blocks.end)", "numbers"
+    ),
     "l is not initialised": Mutant(FA1, "l[row] = 0.f;", "", "uninitialised", ("l_i = l[row]",)),
     "m is not initialised": Mutant(FA1, "m[row] = NEG_INF;", "", "uninitialised", ("m_i = m[row]",)),
     "O is not initialised": Mutant(
