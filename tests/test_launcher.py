@@ -124,7 +124,7 @@ def test_one_launch_with_the_schedules_constants(cupy: Recorded) -> None:
     schedule = plan(Problem.from_arrays(q, k, v, causal=True), Device.named("H100-SXM"), lse=True)
     (kernel,) = schedule.kernels()
     assert cupy.launches[0][:2] == ((kernel.grid,), (kernel.threads,))
-    assert cupy.launches[0][3] == kernel.shared_bytes and cupy.opted_in == [kernel.shared_bytes]
+    assert cupy.launches[0][3] == kernel.shared_bytes <= compiler.SHARED_WITHOUT_ASKING and cupy.opted_in == []
     options = cupy.compiled[0][1]
     for name, value in kernel.constants:
         assert f"-D{name}={value}" in options
@@ -146,7 +146,7 @@ def test_compiled_once_a_configuration_whatever_the_sizes(cupy: Recorded) -> Non
     assert len(cupy.launches) == 2 * len(sizes)
     cupy.compiled.clear()
     attention(*(cupy.array(1, 64, 128) for _ in range(3)), algorithm="fa1")
-    assert len(cupy.compiled) == 1
+    assert len(cupy.compiled) == 1 and cupy.opted_in[-1] == cupy.launches[-1][3] > compiler.SHARED_WITHOUT_ASKING
 
 
 def test_without_lse_its_pointer_is_null(cupy: Recorded) -> None:
