@@ -119,7 +119,7 @@ class Problem:
         if self.heads and (not self.kv_heads or self.heads % self.kv_heads):
             raise ValueError(f"heads must be a multiple of kv_heads, got heads={self.heads} and kv_heads={self.kv_heads}")
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
-        for name in ("causal", "mask", "bias", "padded"):
+        for name in ("causal", "mask", "bias", "padded", "packed"):
             value = getattr(self, name)
             if type(value).__name__ not in ("bool", "bool_"):
                 raise TypeError(f"{name} must be True or False, got {value!r}")

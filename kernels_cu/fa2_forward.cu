@@ -237,7 +237,7 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   // Lines 6 to 11: S = Q K_j^T, P = exp(S - m), O += P V_j
   const Warp work = {warp_row, Nq, scale, factor};
   int j = first_block;
-  if constexpr (!MASK && !SCALE_FIRST) {  // which each element of S has to go through
+  if constexpr (!MASK && !SCALE_FIRST) {  // else every score has something of its own, and no block goes unmasked
     for (; j >= max(whole_end, blocks.begin); j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
     for (; j >= max(whole_begin, blocks.begin); j = blocks.below(j)) work.visit(j, state, Q_rows, stream);
   }

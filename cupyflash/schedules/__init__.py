@@ -55,6 +55,12 @@ def plan(
 
     Raises ValueError for an unknown algorithm, a tiling that is none of these, or an SRAM too small for the least block.
     """
+    if isinstance(problem, Problem) and problem.packed:
+        raise ValueError("packed sequences are planned by plan_varlen")
+    return _checked(problem, device, algorithm, tiling, lse)
+
+
+def _checked(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
     if not isinstance(device, Device):
@@ -82,7 +88,7 @@ def plan_varlen(
     for seqlens of another batch or longer than the longest.
     """
     packed = replace(problem, packed=True)
-    longest = plan(packed, device, "fa2", tiling, lse=lse)
+    longest = _checked(packed, device, "fa2", tiling, lse)
     return VarlenSchedule(packed, device, longest.tiling, lse, seqlens)
 
 

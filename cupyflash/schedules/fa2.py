@@ -41,7 +41,6 @@ class Fa2Schedule(TileSchedule):
     """FlashAttention-2's schedule: a phase is a row block, its visits the column blocks that it sees."""
 
     algorithm: ClassVar[str] = "fa2"
-    """Whether the batch is packed sequences: `VarlenSchedule`."""
 
     @property
     def candidate(self) -> fa2_tiles.Candidate:
@@ -58,7 +57,7 @@ class Fa2Schedule(TileSchedule):
             row, stages = max(p.head_dim, p.value_dim) * p.itemsize, LEAST_STAGES
         else:
             row = fa2_tiles.row_size(p)
-            best = next(iter(fa2_tiles.candidates(p, self.device, (self.block_rows, self.block_cols))))
+            best = fa2_tiles.candidates(p, self.device, (self.block_rows, self.block_cols))[0]
             stages = LEAST_STAGES if best.rejected else best.tile.stages
         kept = block_mask_bytes(p, 1, self.block_cols)
         return Tile("Q", self.block_rows * row), Tile("K, V", stages * self.block_cols * row), Tile("block_mask", kept)

@@ -22,10 +22,9 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, occupancy
 from cupyflash.problem import MAX_HEAD_DIM, Problem
-from cupyflash.schedules.base import block_mask_bytes
+from cupyflash.schedules.base import GRANULE, block_mask_bytes, padded_dim
 from cupyflash.tiling import DoesNotFit, TileSize
 
-GRANULE = 16
 BLOCK_ROWS = (16, 64, 128)
 WARP_ROWS = (16, 32)
 BLOCK_COLS = (16, 32, 48, 64, 128)
@@ -99,14 +98,9 @@ class Candidate:
         return max(self.parts, key=lambda part: part[1])[0]
 
 
-def padded(d: int) -> int:
-    """d rounded up to the tensor core's 16."""
-    return -(-d // GRANULE) * GRANULE
-
-
 def row_size(problem: Problem) -> int:
     """Bytes that a row of any tile has room for in shared memory."""
-    return padded(max(problem.head_dim, problem.value_dim)) * problem.itemsize
+    return padded_dim(max(problem.head_dim, problem.value_dim)) * problem.itemsize
 
 
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int, stages: int) -> int:
@@ -117,8 +111,8 @@ def shared_bytes(problem: Problem, block_rows: int, block_cols: int, stages: int
 def accumulators(problem: Problem, tile: Tile) -> int:
     """Registers a thread for O and S, and Q."""
     rows = tile.warp_rows
-    q = rows * padded(problem.head_dim) * problem.itemsize // (4 * WARP) if tile.q_in_regs else 0
-    return rows * (padded(problem.value_dim) + tile.block_cols) // WARP + q
+    q = rows * padded_dim(problem.head_dim) * problem.itemsize // (4 * WARP) if tile.q_in_regs else 0
+    return rows * (padded_dim(problem.value_dim) + tile.block_cols) // WARP + q
 
 
 def most_accumulators(problem: Problem, device: Device, tile: Tile) -> int:
@@ -129,7 +123,7 @@ def most_accumulators(problem: Problem, device: Device, tile: Tile) -> int:
     """
     wide = max(problem.head_dim, problem.value_dim) > 128
     half, one_warp, capability = problem.itemsize == 2, tile.warps == 1, device.compute_capability
-    if padded(problem.value_dim) == MAX_HEAD_DIM and tile.warp_rows == GRANULE and not masked(problem):
+    if padded_dim(problem.value_dim) == MAX_HEAD_DIM and tile.warp_rows == GRANULE and not masked(problem):
         # O alone takes 128.
         if half:
             return 136 if one_warp or capability < (8, 0) or positioned(problem) else 144
@@ -169,7 +163,7 @@ def is_least(problem: Problem, device: Device, tile: Tile) -> bool:
     if tile.warp_rows != GRANULE or tile.block_cols != GRANULE or tile.q_in_regs:
         return False
     one_warp = shared_bytes(problem, BLOCK_ROWS[1], GRANULE, STAGES[0]) > device.sram_per_block
-    if problem.itemsize == 4 and masked(problem) and padded(problem.value_dim) == MAX_HEAD_DIM:
+    if problem.itemsize == 4 and masked(problem) and padded_dim(problem.value_dim) == MAX_HEAD_DIM:
         one_warp |= device.compute_capability >= (12, 0)
     return one_warp == (tile.warps == 1) and tile.block_rows <= BLOCK_ROWS[1]
 
@@ -243,7 +237,7 @@ def fma_rate(problem: Problem, device: Device) -> float:
 def part_clocks(problem: Problem, device: Device, tile: Tile) -> dict[str, float]:
     """Clocks of one multiprocessor for one tile of the whole block (Br x Bc, both products), by what it is spent on."""
     sm = Multiprocessor.like(device.compute_capability)
-    d, dv, size = padded(problem.head_dim), padded(problem.value_dim), problem.itemsize
+    d, dv, size = padded_dim(problem.head_dim), padded_dim(problem.value_dim), problem.itemsize
     rows, cols, warps = tile.block_rows, tile.block_cols, tile.warps
     products = rows * cols * (d + dv)
     loaded = cols * (d + dv) * size

@@ -6,6 +6,7 @@ shared memory) that somebody wrote what is read. Lanes that fail are reported an
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
@@ -22,7 +23,7 @@ Part = tuple[Array, Array, Array | None]
 """(elements, index of each lane's element, positions of those lanes or None for all): what a port resolves to."""
 
 
-class Port:
+class Port(ABC):
     """Resolves the addresses of one bound instruction: `resolve(lanes, addresses)` gives the valid parts.
 
     `size` is the bytes a lane accesses, `kind` as in `Access`, `used` which of these bytes anybody looks at once they are
@@ -39,8 +40,9 @@ class Port:
         self.read = kind not in STORES
         self.shift = size.bit_length() - 1
 
+    @abstractmethod
     def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
-        raise NotImplementedError
+        """The parts of memory that the lanes with a valid address reach."""
 
     def report(self, kind: str, message: str, lanes: Lanes, bad: Array, addresses: Array, tensor: str | None) -> None:
         positions = np.flatnonzero(bad)
@@ -187,15 +189,17 @@ class _BlockPort(Port):
 
     space = ""
 
+    @abstractmethod
     def capacity(self) -> int:
-        raise NotImplementedError
+        """Bytes of one copy."""
 
+    @abstractmethod
     def base(self, lanes: Lanes) -> Callable[[int], Array]:
         """Where the copies of the lanes begin, in elements of 1 << argument bytes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def elements(self) -> Array:
-        raise NotImplementedError
+        """All copies, as elements of the access's size."""
 
     def checked(self, lanes: Lanes, offsets: Array, index: Array) -> None:
         """Hook for what a space wants to know about an access that is in bounds and aligned."""
