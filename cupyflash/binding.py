@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from cupyflash.problem import Array
-from cupyflash.schedules import Kernel, TileSchedule
+from cupyflash.schedules import BackwardSchedule, Kernel, TileSchedule
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,21 @@ def argument_values(
     ):
         shape, strides = (scores_like.shape, scores_like.strides) if scores_like is not None else ((), ())
         values |= _strides(name, ("batch", "head", "row", "col"), shape, strides, itemsize)
+    return values
+
+
+def gradient_values(
+    schedule: BackwardSchedule, arrays: Mapping[str, Array | None], workspaces: Mapping[str, Array], masks: Masks = NO_MASKS
+) -> dict[str, Any]:
+    """The same for the kernels of a backward pass; `arrays` are Q, K, V, O, L, dO, dQ, dK and dV by these names."""
+    q, k, v, out = (cast(Array, arrays[name]) for name in "QKVO")
+    values = argument_values(schedule, q, k, v, out, arrays["L"], workspaces, masks)
+    values["rows"] = np.int64(math.prod(q.shape[:-1]))
+    for name in ("dO", "dQ", "dK", "dV"):
+        array = cast(Array, arrays[name])
+        values[name] = array
+        values |= _strides(name, ("batch", "head", "row"), array.shape[:-1], array.strides[:-1], schedule.problem.itemsize)
+    values.setdefault("dQ_acc", None)
     return values
 
 

@@ -8,13 +8,24 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from cupyflash.binding import Masks, argument_values, kernel_arguments
+from cupyflash.binding import Masks, argument_values, gradient_values, kernel_arguments
 from cupyflash.compiler import gpu_function
-from cupyflash.schedules import Kernel, TileSchedule
+from cupyflash.schedules import BackwardSchedule, Kernel, TileSchedule
 
 
 def launch(schedule: TileSchedule, q: Any, k: Any, v: Any, out: Any, lse: Any | None, masks: Masks) -> None:
     """Compute attention of CuPy arrays into `out` (and `lse`), without copies."""
+    workspaces = allocate(schedule)
+    launch_kernels(schedule.kernels(), argument_values(schedule, q, k, v, out, lse, workspaces, masks))
+
+
+def launch_backward(schedule: BackwardSchedule, arrays: Mapping[str, Any], masks: Masks) -> None:
+    """Compute the gradients of CuPy arrays, by their names in `gradient_values`, without copies."""
+    launch_kernels(schedule.kernels(), gradient_values(schedule, arrays, allocate(schedule), masks))
+
+
+def allocate(schedule: TileSchedule) -> dict[str, Any]:
+    """The schedule's workspaces, from CuPy's memory pool."""
     import cupy
 
     workspaces = {
@@ -23,7 +34,7 @@ def launch(schedule: TileSchedule, q: Any, k: Any, v: Any, out: Any, lse: Any | 
     }
     if cupy.cuda.get_current_stream().is_capturing():
         _held_for_graphs.append(workspaces)
-    launch_kernels(schedule.kernels(), argument_values(schedule, q, k, v, out, lse, workspaces, masks))
+    return workspaces
 
 
 # A CUDA graph replays with the addresses that it was captured with, so the memory pool must not hand a captured call's

@@ -168,19 +168,7 @@ class Problem:
         """
         named = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
         for name, array in named.items():
-            _check_array(name, array)
-            if array.ndim not in (2, 3, 4):
-                raise ValueError(f"{name} must be (n, d), (h, n, d) or (b, h, n, d), got shape {array.shape}")
-            if array.ndim != q.ndim:
-                raise ValueError(f"{name} must have as many axes as q, got shape {array.shape} beside q's {q.shape}")
-            if dtype_name(array.dtype, name) != dtype_name(q.dtype, "q"):
-                raise TypeError(f"{name} must have q's dtype {q.dtype}, got {array.dtype}")
-            size = array.dtype.itemsize
-            if array.shape[-1] > 1 and array.strides[-1] != size and 0 not in array.shape:
-                raise ValueError(
-                    f"{name} must be contiguous along its last axis, got strides {array.strides} bytes for {array.dtype}"
-                )
-            _check_strides(name, array)
+            check_operand(name, array, q)
         if k.shape[-1] != q.shape[-1]:
             raise ValueError(f"k must have q's head dimension {q.shape[-1]}, got shape {k.shape}")
         if k.shape[:-1] != v.shape[:-1]:
@@ -332,6 +320,23 @@ def overlaps_itself(array: Array) -> bool:
                 return True
             reach += (length - 1) * stride
     return False
+
+
+def check_operand(name: str, array: Any, q: Array) -> None:
+    """TypeError or ValueError unless an array has q's number of axes and dtype, and strides that the kernels take."""
+    _check_array(name, array)
+    if array.ndim not in (2, 3, 4):
+        raise ValueError(f"{name} must be (n, d), (h, n, d) or (b, h, n, d), got shape {array.shape}")
+    if array.ndim != q.ndim:
+        raise ValueError(f"{name} must have as many axes as q, got shape {array.shape} beside q's {q.shape}")
+    if dtype_name(array.dtype, name) != dtype_name(q.dtype, "q"):
+        raise TypeError(f"{name} must have q's dtype {q.dtype}, got {array.dtype}")
+    size = array.dtype.itemsize
+    if array.shape[-1] > 1 and array.strides[-1] != size and 0 not in array.shape:
+        raise ValueError(
+            f"{name} must be contiguous along its last axis, got strides {array.strides} bytes for {array.dtype}"
+        )
+    _check_strides(name, array)
 
 
 def _check_array(name: str, array: Any) -> None:

@@ -86,9 +86,9 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
       if (row >= Nq) continue;
       for (int col = 2 * t; col < DV; col += 8) {
         if (seen) {
-          store_row_pair(accumulator(O, O_row, O_acc, row), col, 0.f, 0.f);
+          store_row_pair<DV>(accumulator(O, O_row, O_acc, row), col, 0.f, 0.f);
         } else {
-          store_row_pair(O + row * O_row, col, 0.f, 0.f);
+          store_row_pair<DV>(O + row * O_row, col, 0.f, 0.f);
         }
       }
       if (t == 0) {
@@ -188,13 +188,13 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
         for (int n = 0; n < DV_PAD / 8; n++) {
           const int col = 8 * n + 2 * t;
           if (col >= DV) continue;
-          const float2 old = load_row_pair(O_i, col);
+          const float2 old = load_row_pair<DV>(O_i, col);
           const float x = (old_weight * old.x + block_weight * O_tilde[n][2 * h]) * inverse;
           const float y = (old_weight * old.y + block_weight * O_tilde[n][2 * h + 1]) * inverse;
           if (last_visit) {
-            store_row_pair(O + row * O_row, col, x, y);
+            store_row_pair<DV>(O + row * O_row, col, x, y);
           } else {
-            store_row_pair(O_i, col, x, y);
+            store_row_pair<DV>(O_i, col, x, y);
           }
         }
         // Line 13: l_i = l_new, m_i = m_new

@@ -82,3 +82,29 @@ __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], floa
     }
   }
 }
+
+// The same for S^T, whose rows are keys: S_regs (16 x 8 N), keys key0 + 8 h, queries from query0 on
+template <int N>
+__device__ __forceinline__ void scale_and_mask_transposed(float (&S_regs)[N][4], float scale, float bias_scale,
+                                                          const Masks& masks, int key0, int query0, int Nq) {
+  const int first = query0 + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int n = 0; n < N; n++)
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const int row = first + 8 * n + e, begin = visible_begin(masks, row), end = row < Nq ? visible_end(masks, row) : 0;
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int key = key0 + 8 * h;
+        bool seen = key < end && (!WINDOW || key >= begin);
+        float s = S_regs[n][2 * h + e] * scale;
+        if constexpr (BIAS) {
+          if (seen) s += bias_scale * load_in_place(masks.bias + row * masks.bias_row + key * masks.bias_col);
+        }
+        if constexpr (MASK) {
+          if (seen) seen = load_in_place(masks.mask + row * masks.mask_row + key * masks.mask_col);
+        }
+        S_regs[n][2 * h + e] = seen ? s : NEG_INF;
+      }
+    }
+}

@@ -150,3 +150,67 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][Tile::PAD
       }
   }
 }
+
+// A warp's accumulators to a tile in SRAM, times `scale`:  regs (16 M x PAD) -> tile_smem (16 M x PAD)
+template <class Tile, int M>
+__device__ __forceinline__ void put_tile(Element* tile_smem, const float (&regs)[M][Tile::PAD / 8][4], float scale) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int n = 0; n < Tile::PAD / 8; n++)
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+        store_two(tile_smem + Tile::index(16 * m + g + 8 * h, 8 * n + 2 * t), scale * regs[m][n][2 * h],
+                  scale * regs[m][n][2 * h + 1]);
+}
+
+// dQ = dS K for 16 rows from `row` on and 16 C columns from tile `tile` of 16 columns on; columns beyond PAD are 0.
+//   dS_smem (KEYS x rows of dS, transposed), K_smem (KEYS x PAD) -> dQ_regs (16 x 16 C)
+template <class Tile, class ScoreTile, int KEYS, int C>
+__device__ __forceinline__ void transposed_product(float (&dQ_regs)[C][2][4], const Element* dS_smem, int row,
+                                                   const Element* K_smem, int tile) {
+  typedef typename Tile::Type T;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int c = 0; c < C; c++)
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) dQ_regs[c][half][e] = 0.f;
+  if constexpr (sizeof(T) == 2) {
+    const unsigned dS_at = shared_address(dS_smem + ScoreTile::index(lane % 8 + lane / 16 * 8, row + lane / 8 % 2 * 8));
+    const unsigned K_at = shared_address(K_smem + Tile::index(lane % 16, lane / 16 * 8));
+#pragma unroll(C > 4 ? 2 : 4)
+    for (int k = 0; k < KEYS; k += 16) {
+      unsigned dS_frag[4], K_frag[4];
+      load_matrices_transposed(dS_frag, dS_at + k * ScoreTile::ROW_BYTES);
+#pragma unroll
+      for (int c = 0; c < C; c++) {
+        if (16 * (tile + c) >= Tile::PAD) break;
+        load_matrices_transposed(K_frag, Tile::right(K_at, 2 * (tile + c)) + k * Tile::ROW_BYTES);
+        mma(T(), dQ_regs[c][0], dS_frag, K_frag[0], K_frag[1]);
+        mma(T(), dQ_regs[c][1], dS_frag, K_frag[2], K_frag[3]);
+      }
+    }
+  } else {
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll 2
+    for (int k = 0; k < KEYS; k++) {
+      const float s[2] = {dS_smem[ScoreTile::index(k, row + g)], dS_smem[ScoreTile::index(k, row + g + 8)]};
+#pragma unroll
+      for (int c = 0; c < C; c++) {
+        if (16 * (tile + c) >= Tile::PAD) break;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const float2 key = *reinterpret_cast<const float2*>(K_smem + Tile::index(k, 16 * (tile + c) + 8 * half + 2 * t));
+#pragma unroll
+          for (int h = 0; h < 2; h++) {
+            dQ_regs[c][half][2 * h] = fmaf(s[h], key.x, dQ_regs[c][half][2 * h]);
+            dQ_regs[c][half][2 * h + 1] = fmaf(s[h], key.y, dQ_regs[c][half][2 * h + 1]);
+          }
+        }
+      }
+    }
+  }
+}

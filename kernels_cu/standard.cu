@@ -132,6 +132,6 @@ standard_values(const Element* P, const Element* V, Element* O, int Nq, int Nk, 
     const int row = row0 + 8 * h;
     if (row >= Nq) continue;
 #pragma unroll
-    for (int n = 0; n < DV_PAD / 8; n++) store_row_pair(O + row * O_row, 8 * n + 2 * t, O_regs[n][2 * h], O_regs[n][2 * h + 1]);
+    for (int n = 0; n < DV_PAD / 8; n++) store_row_pair<DV>(O + row * O_row, 8 * n + 2 * t, O_regs[n][2 * h], O_regs[n][2 * h + 1]);
   }
 }

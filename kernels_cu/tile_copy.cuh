@@ -36,6 +36,17 @@ __device__ __forceinline__ void copy_chunk(Element* to_smem, const Element* from
   }
 }
 
+// Starts the copy of one float, or of a zero when `inside` is false.
+__device__ __forceinline__ void copy_float(float* to_smem, const float* from_gmem, bool inside) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_smem));
+  const int bytes = inside ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from_gmem), "r"(bytes) : "memory");
+#else
+  *to_smem = inside ? *from_gmem : 0.f;
+#endif
+}
+
 // Starts the copy of `rows` tile rows of WIDTH elements by `threads` threads, of which this is `thread`. Rows from `valid`
 // on are not read: they become zeros, as does the padding of WIDTH.
 //   tile_smem (rows x padded(WIDTH)), tile_gmem (valid x WIDTH, row_stride elements apart)

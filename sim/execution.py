@@ -9,11 +9,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from cupyflash.binding import NO_MASKS, Masks, argument_values, kernel_arguments
+from cupyflash.binding import NO_MASKS, Masks, argument_values, gradient_values, kernel_arguments
 from cupyflash.compiler import ptx
 from cupyflash.problem import Problem
 from cupyflash.rows import Rows, softmax_values
-from cupyflash.schedules import Kernel, Schedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
+from cupyflash.schedules import BackwardSchedule, Kernel, Schedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
 from cupyflash.sim.ptx import Counters, Finding, Module
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from cupyflash.varlen import heads_first, pose
@@ -54,25 +54,71 @@ def execute(
     `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it.
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
     """
-    p = schedule.problem
-    posed = Problem.from_arrays(
-        q,
-        k,
-        v,
-        causal=p.causal,
-        window=p.window,
-        scale=p.scale,
-        mask=mask,
-        bias=bias,
-        key_lengths=key_lengths,
-        block_mask=block_mask,
-    )
-    if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
-        raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
+    masks = {"mask": mask, "bias": bias, "key_lengths": key_lengths, "block_mask": block_mask}
+    _require_posed(schedule.problem, q, k, v, masks)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
-    masks = Masks(mask, bias, None if key_lengths is None else np.ascontiguousarray(key_lengths, np.int32), block_mask)
-    return run(schedule, q, k, v, out, lse, allocate(schedule), masks=masks, seed=seed)
+    return run(schedule, q, k, v, out, lse, allocate(schedule), masks=_bound(masks), seed=seed)
+
+
+def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, masks: Mapping[str, np.ndarray | None]) -> None:
+    """ValueError unless the arrays pose the problem `p`."""
+    posed = Problem.from_arrays(q, k, v, causal=p.causal, window=p.window, scale=p.scale, **masks)
+    if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
+        raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
+
+
+def _bound(masks: Mapping[str, np.ndarray | None]) -> Masks:
+    """Masks as kernels take them."""
+    lengths = masks["key_lengths"]
+    return Masks(**{**masks, "key_lengths": None if lengths is None else np.ascontiguousarray(lengths, np.int32)})
+
+
+@dataclass(frozen=True)
+class BackwardExecution:
+    """What executing a backward schedule gave: gradients of q's dtype and the shapes of q, k and v; the rest as `Execution`."""
+
+    dq: np.ndarray
+    dk: np.ndarray
+    dv: np.ndarray
+    traffic: Traffic
+    counters: dict[str, Counters]
+    findings: tuple[Finding, ...]
+
+
+def execute_backward(
+    schedule: BackwardSchedule,
+    dout: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    out: np.ndarray,
+    lse: np.ndarray,
+    *,
+    mask: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    key_lengths: np.ndarray | None = None,
+    block_mask: np.ndarray | None = None,
+    seed: int | None = None,
+) -> BackwardExecution:
+    """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`.
+
+    `seed`, and what this raises, as for `execute`.
+    """
+    masks = {"mask": mask, "bias": bias, "key_lengths": key_lengths, "block_mask": block_mask}
+    _require_posed(schedule.problem, q, k, v, masks)
+    dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
+    arrays = {"Q": q, "K": k, "V": v, "O": out, "L": lse, "dO": dout, "dQ": dq, "dK": dk, "dV": dv}
+    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays, masks=_bound(masks), seed=seed))
+
+
+def run_backward(
+    schedule: BackwardSchedule, arrays: Mapping[str, Any], *, masks: Masks = NO_MASKS, seed: int | None = None
+) -> tuple[Traffic, dict[str, Counters], tuple[Finding, ...]]:
+    """Run a backward schedule's kernels into given gradients; `arrays` by their names in `gradient_values`."""
+    workspaces = allocate(schedule)
+    values = gradient_values(schedule, arrays, workspaces, masks)
+    return run_kernels(schedule, values, ("dQ", "dK", "dV", *workspaces), seed=seed)
 
 
 def execute_varlen(schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None) -> Execution:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -71,3 +72,42 @@ def masked_scores(
     if key_lengths is not None:
         seen &= cols < np.asarray(key_lengths).reshape(-1, *(1,) * 3)[(0,) * (4 - q.ndim)]
     return np.where(seen, S, dtype(-np.inf)), v
+
+
+def reference_gradients(
+    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, scale: float | None = None, **masks: Any
+) -> dict[str, np.ndarray]:
+    """dQ, dK and dV (and dbias, of S's shape) of sum(dout * O), in float64; `masks` as for `reference`. A row that sees no key has none.
+
+    Source: FlashAttention (arXiv 2205.14135), Appendix B.2.
+    """
+    masks = {"causal": False} | masks
+    S, V = masked_scores(q, k, v, np.float64, scale=scale, **masks)
+    m = S.max(axis=-1, keepdims=True, initial=-np.inf)
+    P = np.exp(S - np.where(np.isneginf(m), 0, m))
+    total = P.sum(axis=-1, keepdims=True)
+    P /= np.where(total == 0, 1, total)
+    dO = dout.astype(np.float64)
+    dP = dO @ np.swapaxes(V, -1, -2)
+    dS = P * (dP - (P * dP).sum(axis=-1, keepdims=True))
+    return {"dbias": dS} | gradients_of(P, dS, dO, q.astype(np.float64), k.astype(np.float64), scale)
+
+
+def gradients_of(
+    P: np.ndarray, dS: np.ndarray, dO: np.ndarray, q: np.ndarray, k: np.ndarray, scale: float | None
+) -> dict[str, np.ndarray]:
+    """dQ = scale dS K, dK = scale dS^T Q and dV = P^T dO, the last two summed over the query heads of each key head."""
+    factor = q.dtype.type(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+
+    def grouped(gradient: np.ndarray) -> np.ndarray:
+        if q.ndim == 2 or q.shape[-3] == k.shape[-3]:
+            return gradient
+        groups = (*gradient.shape[:-3], k.shape[-3], q.shape[-3] // k.shape[-3], *gradient.shape[-2:])
+        return gradient.reshape(groups).sum(axis=-3)
+
+    K = k if q.ndim == 2 else np.repeat(k, q.shape[-3] // max(k.shape[-3], 1), axis=-3)
+    return {
+        "dQ": factor * (dS @ K),
+        "dK": grouped(factor * (np.swapaxes(dS, -1, -2) @ q)),
+        "dV": grouped(np.swapaxes(P, -1, -2) @ dO),
+    }

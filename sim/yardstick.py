@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from cupyflash.problem import Problem
-from cupyflash.sim.reference import masked_scores, reference
+from cupyflash.sim.reference import gradients_of, masked_scores, reference, reference_gradients
 
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
 
@@ -104,10 +105,7 @@ def measure(
     four units in the last place of the largest score. `score_dtype` is what S is held in: float32 on chip, the element
     type where S goes to HBM.
     """
-    if block_mask is not None and blocks is not None:
-        rows, cols = (np.arange(length) // size for length, size in zip((q.shape[-2], k.shape[-2]), blocks, strict=True))
-        kept = block_mask[..., rows[:, None], cols]
-        masks["mask"] = kept & masks["mask"] if masks.get("mask") is not None else kept
+    masks = _expanded(masks, block_mask, blocks, q, k)
     expected, expected_lse = reference(q, k, v, causal=causal, scale=scale, **masks)
     step = ulp(np.abs(expected).max(initial=0), out.dtype)
     error, plain_error = _largest(out, expected), _largest(plain(q, k, v, causal, scale, **masks), expected)
@@ -130,3 +128,59 @@ def _largest(ours: np.ndarray, expected: np.ndarray) -> float:
     with np.errstate(invalid="ignore"):  # an infinity less an infinity
         largest = float(np.abs(ours.astype(np.float64) - expected).max(initial=0))
     return float("inf") if np.isnan(largest) else largest
+
+
+def plain_gradients(
+    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, scale: float | None = None, **masks: Any
+) -> dict[str, np.ndarray]:
+    """The gradients done plainly in q's dtype: S, P, dP, dS and the results each rounded to it, sums in float32 (Algorithm 3)."""
+    dtype, masks = q.dtype, {"causal": False} | masks
+
+    def rounded(x: np.ndarray) -> np.ndarray:
+        return x.astype(dtype).astype(np.float32)
+
+    S, V = masked_scores(q, k, v, np.float32, scale=scale, **masks)
+    S = rounded(S)
+    m = S.max(axis=-1, keepdims=True, initial=-np.inf)
+    P = np.exp(S - np.where(np.isneginf(m), np.float32(0), m))
+    total = P.sum(axis=-1, keepdims=True)
+    P = rounded(P / np.where(total == 0, np.float32(1), total))
+    dO = dout.astype(np.float32)
+    dP = rounded(dO @ np.swapaxes(V, -1, -2))
+    dS = rounded(P * (dP - (P * dP).sum(axis=-1, keepdims=True)))
+    made = gradients_of(P, dS, dO, q.astype(np.float32), k.astype(np.float32), scale)
+    return {"dbias": dS.astype(dtype)} | {name: gradient.astype(dtype) for name, gradient in made.items()}
+
+
+def measure_gradients(
+    gradients: Mapping[str, np.ndarray],
+    dout: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    block_mask: np.ndarray | None = None,
+    blocks: tuple[int, int] | None = None,
+    **problem: Any,
+) -> dict[str, Numbers]:
+    """The errors of gradients by name (dQ, dK, dV), each held to the 2x rule; `problem` as for `measure`."""
+    problem = _expanded(problem, block_mask, blocks, q, k)
+    expected, plainly = reference_gradients(dout, q, k, v, **problem), plain_gradients(dout, q, k, v, **problem)
+    return {
+        name: Numbers(
+            _largest(ours, expected[name]),
+            2 * _largest(plainly[name], expected[name]) + 2 * ulp(np.abs(expected[name]).max(initial=0), ours.dtype),
+        )
+        for name, ours in gradients.items()
+    }
+
+
+def _expanded(
+    problem: dict[str, Any], block_mask: np.ndarray | None, blocks: tuple[int, int] | None, q: np.ndarray, k: np.ndarray
+) -> dict[str, Any]:
+    """A problem's masks with the block mask, of `blocks` (Br, Bc), as part of the boolean mask."""
+    if block_mask is None or blocks is None:
+        return problem
+    rows, cols = (np.arange(length) // size for length, size in zip((q.shape[-2], k.shape[-2]), blocks, strict=True))
+    kept = block_mask[..., rows[:, None], cols]
+    return problem | {"mask": kept & problem["mask"] if problem.get("mask") is not None else kept}

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from numbers import Integral
+from typing import Any
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules import fa1, fa2, fa2_tiles, standard
+from cupyflash.schedules import fa1, fa2, fa2_backward, fa2_tiles, standard
+from cupyflash.schedules.backward import BackwardSchedule
 from cupyflash.schedules.base import Kernel, Move, Phase, Schedule, Tile, TileSchedule, Visit, Workspace
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
 from cupyflash.schedules.varlen import VarlenSchedule
@@ -17,6 +19,8 @@ from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_b
 
 __all__ = [
     "ALGORITHMS",
+    "BACKWARD_ALGORITHMS",
+    "BackwardSchedule",
     "Kernel",
     "Move",
     "Phase",
@@ -28,6 +32,7 @@ __all__ = [
     "Visit",
     "Workspace",
     "plan",
+    "plan_backward",
     "plan_softmax",
     "plan_varlen",
 ]
@@ -38,6 +43,8 @@ _SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] =
     "standard": standard.StandardSchedule,
 }
 ALGORITHMS = tuple(_SCHEDULES)
+_BACKWARD: dict[str, Any] = {"fa2": (fa2_backward.Fa2BackwardSchedule, fa2_backward.fit)}
+BACKWARD_ALGORITHMS = tuple(_BACKWARD)
 
 
 def plan(
@@ -61,17 +68,24 @@ def plan(
 
 
 def _checked(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:
+    return _plan(problem, device, algorithm, _checked_choice(problem, device, algorithm, tiling, ALGORITHMS), lse)
+
+
+def _checked_choice(
+    problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, algorithms: tuple[str, ...]
+) -> TilingChoice:
+    """The tiling in its one form; TypeError or ValueError for what is none, and for the other arguments."""
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
     if not isinstance(device, Device):
         raise TypeError(f"device must be a Device (Device.named finds one by name), got {device!r}")
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
+    if algorithm not in algorithms:
+        raise ValueError(f"algorithm must be one of {', '.join(algorithms)}, got {algorithm!r}")
     if isinstance(tiling, tuple) and len(tiling) == 2 and all(isinstance(s, Integral) and s > 0 for s in tiling):
-        tiling = (int(tiling[0]), int(tiling[1]))
-    elif tiling is not None and tiling != "paper":
+        return int(tiling[0]), int(tiling[1])
+    if tiling is not None and tiling != "paper":
         raise ValueError(f"tiling must be None, 'paper' or (block_rows, block_cols), got {tiling!r}")
-    return _plan(problem, device, algorithm, tiling, lse)
+    return tiling
 
 
 def plan_varlen(
@@ -92,11 +106,46 @@ def plan_varlen(
     return VarlenSchedule(packed, device, longest.tiling, lse, seqlens)
 
 
+def plan_backward(
+    problem: Problem,
+    device: Device,
+    algorithm: str = "fa2",
+    tiling: TilingChoice = None,
+    *,
+    deterministic: bool = False,
+    dbias: bool = False,
+) -> BackwardSchedule:
+    """The tile schedule of the backward pass of `algorithm` for a problem on a device; `tiling` as for `plan`.
+
+    `deterministic`: the same bits each time; `dbias`: with the bias's gradient. Raises as `plan` does.
+    """
+    tiling = _checked_choice(problem, device, algorithm, tiling, BACKWARD_ALGORITHMS)
+    return _plan_backward(problem, device, algorithm, tiling, deterministic, dbias)
+
+
+@lru_cache(maxsize=1024)
+def _plan_backward(
+    problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, deterministic: bool, dbias: bool
+) -> BackwardSchedule:
+    schedule, fit = _BACKWARD[algorithm]
+    tiles = _tiling(paper_blocks(problem, device), fit, problem, device, tiling)
+    made: BackwardSchedule = schedule(problem, device, tiles, deterministic=deterministic, dbias=dbias)
+    return made
+
+
 @lru_cache(maxsize=1024)
 def _plan(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:
     paper = standard.paper_blocks(problem) if algorithm == "standard" else paper_blocks(problem, device)
+    fit = {"fa1": fa1, "fa2": fa2_tiles, "standard": standard}[algorithm].fit
+    return _SCHEDULES[algorithm](problem, device, _tiling(paper, fit, problem, device, tiling), lse)
+
+
+def _tiling(
+    paper: TileSize, fit: Callable[[Problem, Device], TileSize], problem: Problem, device: Device, tiling: TilingChoice
+) -> Tiling:
+    """The three stages; raises `DoesNotFit` where nothing fits, unless the caller chose the blocks."""
     try:
-        fitted = {"fa1": fa1, "fa2": fa2_tiles, "standard": standard}[algorithm].fit(problem, device)
+        fitted = fit(problem, device)
     except DoesNotFit:
         if tiling is None:
             raise
@@ -105,4 +154,4 @@ def _plan(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice
         used = TileSize(*tiling, reason="asked for")
     else:
         used = paper if fitted is None or tiling == "paper" else fitted
-    return _SCHEDULES[algorithm](problem, device, Tiling(paper, fitted, used), lse)
+    return Tiling(paper, fitted, used)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -345,7 +345,7 @@ def element_constants(problem: Problem) -> tuple[tuple[str, int | str], ...]:
     )
 
 
-def stride_params(names: str) -> tuple[str, ...]:
+def stride_params(names: Iterable[str]) -> tuple[str, ...]:
     """The names of the strides of (batch, head, row, ...) tensors."""
     return tuple(f"{name}_{axis}" for name in names for axis in ("batch", "head", "row"))
 
