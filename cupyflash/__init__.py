@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from cupyflash.attention import attention
 from cupyflash.device import Device
+from cupyflash.gradients import attention_backward, attention_vjp
 from cupyflash.merge import merge_states
 from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule, plan
@@ -27,7 +28,9 @@ __all__ = [
     "TileSize",
     "Tiling",
     "attention",
+    "attention_backward",
     "attention_varlen",
+    "attention_vjp",
     "merge_states",
     "plan",
     "simulated_device",

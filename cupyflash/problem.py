@@ -333,9 +333,7 @@ def check_operand(name: str, array: Any, q: Array) -> None:
         raise TypeError(f"{name} must have q's dtype {q.dtype}, got {array.dtype}")
     size = array.dtype.itemsize
     if array.shape[-1] > 1 and array.strides[-1] != size and 0 not in array.shape:
-        raise ValueError(
-            f"{name} must be contiguous along its last axis, got strides {array.strides} bytes for {array.dtype}"
-        )
+        raise ValueError(f"{name} must be contiguous along its last axis, got strides {array.strides} bytes for {array.dtype}")
     _check_strides(name, array)
 
 

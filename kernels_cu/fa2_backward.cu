@@ -23,7 +23,9 @@
 
 constexpr int WARPS = BC / WARP_KEYS, THREADS = 32 * WARPS;
 constexpr int M = WARP_KEYS / 16, N = BR / 8;  // tensor core tiles of a warp's part of S^T
-constexpr float LOG2_E = 1.4426950408889634f;
+// P = exp(x) is exp2(x log2(e)) for half types, which costs one instruction; float32 gets the exact one.
+constexpr float UNIT = sizeof(Element) == 4 ? 1.f : 1.4426950408889634f;
+__device__ __forceinline__ float weight_of(float x) { return sizeof(Element) == 4 ? expf(x) : exp2_of(x); }
 
 typedef SwizzledTile<D> KeyTile;     // of Q, K and their gradients
 typedef SwizzledTile<DV> ValueTile;  // of V, O and their gradients
@@ -179,32 +181,45 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
         close_group();
       }
 
-      // S^T = K_j Q_i^T, P^T = exp(S^T - L): relative to powers of two
       const int first = i * BR, last = min(first + BR, Nq) - 1;
-      const bool whole = !MASK && !BIAS && warp_key + WARP_KEYS <= visible_end(masks, first) && warp_key >= visible_begin(masks, last);
+      const bool whole = !MASK && warp_key + WARP_KEYS <= visible_end(masks, first) && warp_key >= visible_begin(masks, last);
       const bool seen = warp_key < visible_end(masks, last) && warp_key + WARP_KEYS > visible_begin(masks, first);
       float dS[M][N][4] = {};
       if (seen) {
+        // S^T = K_j Q_i^T, P^T = exp(S^T - L)
         float P[M][N][4];
         scores(P, K_rows, slot.Q);
-        if (!whole) {
+        if constexpr (BIAS) {
 #pragma unroll
           for (int m = 0; m < M; m++)
-            scale_and_mask_transposed(P[m], scale * LOG2_E, LOG2_E, masks, warp_key + 16 * m + g, first, Nq);
+            each_score_transposed(P[m], masks, warp_key + 16 * m + g, first, Nq, [&](float& s, int row, int key, bool seen) {
+              s *= scale * UNIT;
+              if (seen) s += UNIT * load_in_place(masks.bias + row * masks.bias_row + key * masks.bias_col);
+            });
         }
-        const float factor = whole ? scale * LOG2_E : 1.f;
+        const float factor = BIAS ? 1.f : scale * UNIT;
 #pragma unroll
         for (int n = 0; n < N; n++) {
           const float2 l = *reinterpret_cast<const float2*>(slot.L + 8 * n + 2 * t);
-          // A row that sees nothing has L = -inf, and scores of -inf.
-          const float offset[2] = {l.x == NEG_INF ? 0.f : -l.x * LOG2_E, l.y == NEG_INF ? 0.f : -l.y * LOG2_E};
+          // A row that sees nothing has L = -inf
+          const float offset[2] = {l.x == NEG_INF ? 0.f : -l.x * UNIT, l.y == NEG_INF ? 0.f : -l.y * UNIT};
 #pragma unroll
           for (int m = 0; m < M; m++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) P[m][n][e] = exp2_of(fmaf(P[m][n][e], factor, offset[e % 2]));
+            for (int e = 0; e < 4; e++) P[m][n][e] = weight_of(fmaf(P[m][n][e], factor, offset[e % 2]));
+        }
+        if (!whole) {
+#pragma unroll
+          for (int m = 0; m < M; m++)
+            each_score_transposed(P[m], masks, warp_key + 16 * m + g, first, Nq, [&](float& p, int row, int key, bool seen) {
+              if constexpr (MASK) {
+                if (seen) seen = load_in_place(masks.mask + row * masks.mask_row + key * masks.mask_col);
+              }
+              if (!seen) p = 0.f;
+            });
         }
         // dV_j += P^T dO_i
-        if constexpr (WITH_DV) add_weighted_values<ValueTile>(dV_regs, P, slot.dO);
+        if constexpr (WITH_DV) add_weighted_values<ValueTile, 8>(dV_regs, P, slot.dO);
         if constexpr (WITH_DK) {
           // dP^T = V_j dO_i^T, dS^T = P^T * (dP^T - D_i), dK_j += dS^T Q_i
           scores(dS, V_rows, slot.dO);
@@ -216,7 +231,7 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
 #pragma unroll
               for (int e = 0; e < 4; e++) dS[m][n][e] = P[m][n][e] * (dS[m][n][e] - (e % 2 ? d.y : d.x));
           }
-          add_weighted_values<KeyTile>(dK_regs, dS, slot.Q);
+          add_weighted_values<KeyTile, 8>(dK_regs, dS, slot.Q);
         }
       }
       if constexpr (WITH_DQ) {

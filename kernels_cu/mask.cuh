@@ -83,10 +83,11 @@ __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], floa
   }
 }
 
-// The same for S^T, whose rows are keys: S_regs (16 x 8 N), keys key0 + 8 h, queries from query0 on
-template <int N>
-__device__ __forceinline__ void scale_and_mask_transposed(float (&S_regs)[N][4], float scale, float bias_scale,
-                                                          const Masks& masks, int key0, int query0, int Nq) {
+// Calls visit(value, row, key, seen) for each element of S^T, whose rows are keys; `seen` is what the positions say.
+//   S_regs (16 x 8 N): keys key0 + 8 h, queries from query0 on
+template <int N, class Visit>
+__device__ __forceinline__ void each_score_transposed(float (&S_regs)[N][4], const Masks& masks, int key0, int query0, int Nq,
+                                                      Visit visit) {
   const int first = query0 + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int n = 0; n < N; n++)
@@ -96,15 +97,7 @@ __device__ __forceinline__ void scale_and_mask_transposed(float (&S_regs)[N][4],
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const int key = key0 + 8 * h;
-        bool seen = key < end && (!WINDOW || key >= begin);
-        float s = S_regs[n][2 * h + e] * scale;
-        if constexpr (BIAS) {
-          if (seen) s += bias_scale * load_in_place(masks.bias + row * masks.bias_row + key * masks.bias_col);
-        }
-        if constexpr (MASK) {
-          if (seen) seen = load_in_place(masks.mask + row * masks.mask_row + key * masks.mask_col);
-        }
-        S_regs[n][2 * h + e] = seen ? s : NEG_INF;
+        visit(S_regs[n][2 * h + e], row, key, key < end && (!WINDOW || key >= begin));
       }
     }
 }

@@ -92,8 +92,9 @@ __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows
   }
 }
 
-// O += P V:  P_regs (16 M x 8 N), V_smem (8 N x PAD) -> O_regs (16 M x PAD)
-template <class Tile, int M, int N>
+// O += P V:  P_regs (16 M x 8 N), V_smem (8 N x PAD) -> O_regs (16 M x PAD). Floats are summed SUMMED at a time (1 to 8), each
+// time with a rounding of the long sum: more take more registers.
+template <class Tile, int SUMMED = 1, int M, int N>
 __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][Tile::PAD / 8][4], const float (&P_regs)[M][N][4],
                                                     const Element* V_smem) {
   typedef typename Tile::Type T;
@@ -126,26 +127,40 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][Tile::PAD
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
-      for (int k = 0; k < 8; k++) {
+      for (int k0 = 0; k0 < 8; k0 += SUMMED) {
         // P[row][8 n + k] is with lane k / 2 of the four that share the row.
-        float p[M][2];
+        float p[SUMMED][M][2];
 #pragma unroll
-        for (int i = 0; i < M; i++)
-#pragma unroll
-          for (int h = 0; h < 2; h++) p[i][h] = __shfl_sync(~0u, P_regs[i][n][2 * h + k % 2], k / 2, 4);
-        // Columns 8 c + 2 t are in chunk 2 c + t / 2, which is permuted by x: its even part is known to the compiler.
-        const int x = Tile::permutation(k);
-        const Element* V_row = V_smem + (8 * n + k) * Tile::PAD + ((t / 2) ^ (x % 2)) * 4 + t % 2 * 2;
-#pragma unroll
-        for (int c = 0; c < Tile::PAD / 8; c++) {
-          const float2 value = *reinterpret_cast<const float2*>(V_row + ((2 * c) ^ (x / 2 * 2)) * 4);
+        for (int k = 0; k < SUMMED; k++)
 #pragma unroll
           for (int i = 0; i < M; i++)
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-              O_regs[i][c][2 * h] = fmaf(p[i][h], value.x, O_regs[i][c][2 * h]);
-              O_regs[i][c][2 * h + 1] = fmaf(p[i][h], value.y, O_regs[i][c][2 * h + 1]);
-            }
+            for (int h = 0; h < 2; h++) p[k][i][h] = __shfl_sync(~0u, P_regs[i][n][2 * h + (k0 + k) % 2], (k0 + k) / 2, 4);
+#pragma unroll
+        for (int c = 0; c < Tile::PAD / 8; c++) {
+          float sum[M][4];
+#pragma unroll
+          for (int i = 0; i < M; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sum[i][e] = SUMMED == 1 ? O_regs[i][c][e] : 0.f;
+#pragma unroll
+          for (int k = 0; k < SUMMED; k++) {
+            // Columns 8 c + 2 t are in chunk 2 c + t / 2, which is permuted by x: its even part is known to the compiler.
+            const int x = Tile::permutation(k0 + k);
+            const Element* V_row = V_smem + (8 * n + k0 + k) * Tile::PAD + ((t / 2) ^ (x % 2)) * 4 + t % 2 * 2;
+            const float2 value = *reinterpret_cast<const float2*>(V_row + ((2 * c) ^ (x / 2 * 2)) * 4);
+#pragma unroll
+            for (int i = 0; i < M; i++)
+#pragma unroll
+              for (int h = 0; h < 2; h++) {
+                sum[i][2 * h] = fmaf(p[k][i][h], value.x, sum[i][2 * h]);
+                sum[i][2 * h + 1] = fmaf(p[k][i][h], value.y, sum[i][2 * h + 1]);
+              }
+          }
+#pragma unroll
+          for (int i = 0; i < M; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) O_regs[i][c][e] = SUMMED == 1 ? sum[i][e] : O_regs[i][c][e] + sum[i][e];
         }
       }
   }

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cupyflash.schedules import SoftmaxSchedule, TileSchedule, VarlenSchedule
+from cupyflash.schedules import BackwardSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
 from cupyflash.schedules.base import WARP, padded_dim, sub_tile
 from cupyflash.schedules.fa2 import Fa2Schedule
-from cupyflash.sim.theory import rows_and_visits
+from cupyflash.sim.theory.visits import rows_and_visits
 
 # Seconds that the machine takes for one instruction of a group of warps: so much for the instruction, and so much for each
 # lane. Fitted on a two-core machine (AMD EPYC); good to a factor of about two.
@@ -55,6 +55,8 @@ def _kernels(schedule: TileSchedule | SoftmaxSchedule) -> Iterator[tuple[float, 
     """(instructions one after another, lanes that run them together) of each kernel."""
     if isinstance(schedule, SoftmaxSchedule):
         return _softmax(schedule)
+    if isinstance(schedule, BackwardSchedule):
+        return _backward(schedule)
     return {"fa1": _fa1, "fa2": _fa2, "standard": _standard}[schedule.algorithm](schedule)
 
 
@@ -111,3 +113,15 @@ def _standard(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     yield tile, rows * schedule.col_blocks * schedule.block_rows * 2
     yield 400 + 45 * math.ceil(p.seqlen_k / 32), schedule.repeats * p.seqlen_q * 32
     yield tile * schedule.col_blocks, rows * schedule.block_rows * 2
+
+
+def _backward(schedule: BackwardSchedule) -> Iterator[tuple[float, int]]:
+    """Five products of a tile, of a warp's 16 keys, and the sums of dQ; the row blocks that see a column block come one by one."""
+    p = schedule.problem
+    d = padded_dim(p.head_dim) + padded_dim(p.value_dim)
+    scores = 16 * schedule.block_rows / 32
+    products = scores * d * (3.2 if p.dtype == "float32" else 1 / 20)
+    visits = schedule.group * float(_visits(schedule).sum()) / max(1, schedule.col_blocks)
+    steps = visits * (products + 20 * scores + schedule.block_rows / 16 * d + 400) + 400
+    yield steps, schedule.repeats * schedule.col_blocks * schedule.block_cols * 2
+    yield 200 + 8 * d, p.head_count * p.seqlen_q * 32

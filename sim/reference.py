@@ -77,7 +77,7 @@ def masked_scores(
 def reference_gradients(
     dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, scale: float | None = None, **masks: Any
 ) -> dict[str, np.ndarray]:
-    """dQ, dK and dV (and dbias, of S's shape) of sum(dout * O), in float64; `masks` as for `reference`. A row that sees no key has none.
+    """dQ, dK and dV (and dbias, of S's shape) of sum(dout * O), in float64; `masks` as for `reference`.
 
     Source: FlashAttention (arXiv 2205.14135), Appendix B.2.
     """
@@ -103,7 +103,8 @@ def gradients_of(
         if q.ndim == 2 or q.shape[-3] == k.shape[-3]:
             return gradient
         groups = (*gradient.shape[:-3], k.shape[-3], q.shape[-3] // k.shape[-3], *gradient.shape[-2:])
-        return gradient.reshape(groups).sum(axis=-3)
+        summed: np.ndarray = gradient.reshape(groups).sum(axis=-3)
+        return summed
 
     K = k if q.ndim == 2 else np.repeat(k, q.shape[-3] // max(k.shape[-3], 1), axis=-3)
     return {

@@ -48,6 +48,13 @@ def draw(problem: Problem, seed: int = 0, v_mean: float = 0.0) -> tuple[np.ndarr
     return tuple(array.astype(np.float32).astype(DTYPES[p.dtype]) for array in (q, k, v))  # type: ignore[return-value]
 
 
+def draw_gradient(problem: Problem, seed: int = 0) -> np.ndarray:
+    """A normal gradient of O, of shape (b, h, n_q, d_v)."""
+    rng, p = np.random.default_rng([seed, 2]), problem
+    dout: np.ndarray = rng.standard_normal((p.batch, p.heads, p.seqlen_q, p.value_dim)).astype(np.float32).astype(DTYPES[p.dtype])
+    return dout
+
+
 def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
     """The mask, bias and key lengths that a problem says it has, by argument name: mask and bias vary in all four axes."""
     rng = np.random.default_rng([seed, 1])

@@ -174,7 +174,7 @@ class Fa2BackwardSchedule(BackwardSchedule):
         for lo, hi in spans:
             steps = int(((lo <= columns) & (columns < hi)).sum())
             if steps:
-                visits = sum(each.count(lo, hi) for each in heads)
+                visits = np.sum([each.count(lo, hi) for each in heads], axis=0)
                 kinds = [
                     self._visit(launch, alike * int(visits[rows == extent].sum()), extent) for extent in np.unique(rows).tolist()
                 ]

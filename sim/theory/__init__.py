@@ -1,0 +1,38 @@
+"""Closed forms of HBM traffic, with their constants; Theorems 2 and 5 and the lower bounds.
+
+Everything here is derived from sizes and block sizes alone, from the rows' point of view; it shares no code with the
+schedules' steps, so that its equality with their replay says something. Sources: FlashAttention (arXiv 2205.14135),
+FlashAttention-2 (arXiv 2307.08691), Saha and Ye (arXiv 2402.07443), Milakov and Gimelshein (arXiv 1805.02867).
+"""
+
+from __future__ import annotations
+
+from cupyflash.schedules import BackwardSchedule, SoftmaxSchedule, TileSchedule
+from cupyflash.sim.theory.backward import backward_traffic
+from cupyflash.sim.theory.bounds import (
+    break_even_sram,
+    lower_bound,
+    theorem2_flash,
+    theorem2_holds_for,
+    theorem2_standard,
+)
+from cupyflash.sim.theory.forward import forward_traffic, softmax_traffic, standard_ideal
+from cupyflash.sim.theory.visits import rows_and_visits
+from cupyflash.sim.traffic import Traffic
+
+__all__ = [
+    "break_even_sram",
+    "lower_bound",
+    "rows_and_visits",
+    "softmax_traffic",
+    "standard_ideal",
+    "theorem2_flash",
+    "theorem2_holds_for",
+    "theorem2_standard",
+    "traffic",
+]
+
+
+def traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
+    """The closed form of a schedule's HBM traffic, per tensor, in bytes."""
+    return backward_traffic(schedule) if isinstance(schedule, BackwardSchedule) else forward_traffic(schedule)

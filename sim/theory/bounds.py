@@ -1,0 +1,39 @@
+"""Theorems 2 and 5, lower bounds, and where Algorithm 1 breaks even: functions of N, d and M in elements."""
+
+from __future__ import annotations
+
+import math
+
+
+def theorem2_standard(seqlen: int, head_dim: int) -> float:
+    """Theorem 2: standard attention makes Theta(N d + N^2) HBM accesses; this is the argument, in elements."""
+    return seqlen * head_dim + seqlen**2
+
+
+def theorem2_flash(seqlen: int, head_dim: int, sram_elements: float) -> float:
+    """Theorem 2: for d <= M <= N d, FlashAttention makes Theta(N^2 d^2 / M) HBM accesses; the argument, in elements."""
+    return seqlen**2 * head_dim**2 / sram_elements
+
+
+def theorem2_holds_for(seqlen: int, head_dim: int, sram_elements: float) -> bool:
+    """Whether M is in the theorem's range, d <= M <= N d."""
+    return head_dim <= sram_elements <= seqlen * head_dim
+
+
+def lower_bound(seqlen: int, head_dim: int, sram_elements: float) -> float:
+    """What any exact algorithm must move, up to a constant that the proofs leave open; in elements.
+
+    M >= d^2: N^2 d^2 / M; M < d^2: N^2 d / sqrt(M) (Saha and Ye). Compare shapes and ratios with it, not levels.
+    """
+    if sram_elements >= head_dim**2:
+        return theorem2_flash(seqlen, head_dim, sram_elements)
+    return seqlen**2 * head_dim / math.sqrt(sram_elements)
+
+
+def break_even_sram(head_dim: int) -> int:
+    """M in elements above which Algorithm 1 moves less than standard attention, to leading order in N: 3 d^2.
+
+    With one item size throughout, Algorithm 1 moves 3 d N^2 / Bc elements (Q and O read, O written at each visit),
+    12 N^2 d^2 / M at Bc = M / 4d, against 4 N^2 for S and P written and read.
+    """
+    return 3 * head_dim**2

@@ -1,0 +1,74 @@
+"""The backward pass: theory == replay == execution, tensor by tensor, and gradients by the 2x rule, on the kernels' own PTX."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_execution import any_problem
+
+from cupyflash import Device, Problem
+from cupyflash.schedules import BackwardSchedule, plan_backward
+from cupyflash.sim import replay, theory
+from cupyflash.sim.execution import BackwardExecution, execute_backward
+from cupyflash.sim.reference import reference
+from cupyflash.sim.yardstick import draw_gradient, measure_gradients
+from yardstick import draw, draw_masks
+
+A100 = Device.named("A100-40GB")
+ALGORITHMS = ("fa2",)
+
+
+def check(schedule: BackwardSchedule, seed: int = 0, v_mean: float = 0.0, schedule_seed: int | None = None) -> BackwardExecution:
+    """All that must hold of one execution."""
+    p = schedule.problem
+    q, k, v = draw(p, seed, v_mean)
+    masks = draw_masks(p, seed)
+    options = {"causal": p.causal, "window": p.window, "scale": p.scale} | masks
+    dout = draw_gradient(p, seed)
+    out, lse = reference(q, k, v, **options)
+    execution = execute_backward(schedule, dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), **masks, seed=schedule_seed)
+    assert execution.findings == ()
+    assert theory.traffic(schedule) == replay(schedule) == execution.traffic
+    numbers = measure_gradients({"dQ": execution.dq, "dK": execution.dk, "dV": execution.dv}, dout, q, k, v, **options)
+    assert all(each.good for each in numbers.values()), numbers
+    return execution
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("d", [16, 48, 64, 128])
+def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) -> None:
+    """Ragged lengths, several blocks each way, V away from zero."""
+    problem = Problem(1, 2, 1, 75, 101, d, dtype, causal)
+    check(plan_backward(problem, A100.with_sram("64KB"), algorithm), v_mean=1.0)
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), [(1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320)])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
+    problem = Problem(1, 1, 1, n_q, n_k, 64, "float16", causal)
+    check(plan_backward(problem, A100, algorithm), v_mean=1.0)
+
+
+@pytest.mark.parametrize("device", ["T4", "A100-40GB", "H100-SXM", "RTX 4090"])
+@pytest.mark.parametrize("d", [64, 256])
+def test_every_generation_compiles_and_agrees(device: str, d: int) -> None:
+    check(plan_backward(Problem(1, 2, 2, 130, 150, d, "float16", causal=True), Device.named(device)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@settings(max_examples=26 * int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1)))
+@given(data=st.data())
+def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> None:
+    problem = data.draw(any_problem(dtype).filter(lambda p: p.seqlen_k > 0))
+    tiling = data.draw(st.sampled_from([None, (16, 16), (32, 48)]))
+    device = Device.named(data.draw(st.sampled_from(["A100-40GB", "H100-SXM"])))
+    v_mean, schedule_seed = data.draw(st.sampled_from([0.0, 1.0])), data.draw(st.sampled_from([None, None, None, 7]))
+    check(plan_backward(problem, device, algorithm, tiling), data.draw(st.integers(0, 99)), v_mean, schedule_seed)
