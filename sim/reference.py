@@ -75,10 +75,18 @@ def masked_scores(
 
 
 def reference_gradients(
-    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, scale: float | None = None, **masks: Any
+    dout: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    scale: float | None = None,
+    terms: bool = False,
+    **masks: Any,
 ) -> dict[str, np.ndarray]:
     """dQ, dK and dV (and dbias, of S's shape) of sum(dout * O), in float64; `masks` as for `reference`.
 
+    With `terms`, the sums of the terms' magnitudes instead: what is left of them tells how much they cancel.
     Source: FlashAttention (arXiv 2205.14135), Appendix B.2.
     """
     masks = {"causal": False} | masks
@@ -88,9 +96,12 @@ def reference_gradients(
     total = P.sum(axis=-1, keepdims=True)
     P /= np.where(total == 0, 1, total)
     dO = dout.astype(np.float64)
+    Q, K, sign = q.astype(np.float64), k.astype(np.float64), -1
+    if terms:
+        dO, V, Q, K, sign = np.abs(dO), np.abs(V), np.abs(Q), np.abs(K), 1
     dP = dO @ np.swapaxes(V, -1, -2)
-    dS = P * (dP - (P * dP).sum(axis=-1, keepdims=True))
-    return {"dbias": dS} | gradients_of(P, dS, dO, q.astype(np.float64), k.astype(np.float64), scale)
+    dS = P * (dP + sign * (P * dP).sum(axis=-1, keepdims=True))
+    return {"dbias": dS} | gradients_of(P, dS, dO, Q, K, scale)
 
 
 def gradients_of(

@@ -59,13 +59,13 @@ class Launch:
 
 def launches(problem: Problem) -> tuple[Launch, ...]:
     """dK and dV together, or one after the other where a warp's registers do not hold both."""
-    if padded_dim(problem.head_dim) + padded_dim(problem.value_dim) <= MOST_ACCUMULATORS:
+    if padded_dim(problem.head_dim) + padded_dim(problem.value_dim) <= MOST_ACCUMULATORS[problem.itemsize]:
         return (Launch(dk=True, dv=True),)
     return Launch(dk=False, dv=True), Launch(dk=True, dv=False)
 
 
-# d + d_v of the gradients of 16 keys that a warp has in registers.
-MOST_ACCUMULATORS = 256
+# d + d_v of the gradients of 16 keys that a warp has in registers, by item size.
+MOST_ACCUMULATORS = {2: 256, 4: 128}
 
 
 def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> int | None:
