@@ -13,7 +13,15 @@ from cupyflash.binding import NO_MASKS, Masks, argument_values, gradient_values,
 from cupyflash.compiler import ptx
 from cupyflash.problem import Problem
 from cupyflash.rows import Rows, softmax_values
-from cupyflash.schedules import BackwardSchedule, Kernel, Schedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
+from cupyflash.schedules import (
+    BackwardSchedule,
+    Kernel,
+    Schedule,
+    SoftmaxSchedule,
+    TileSchedule,
+    VarlenBackwardSchedule,
+    VarlenSchedule,
+)
 from cupyflash.sim.ptx import Counters, Finding, Module
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from cupyflash.varlen import heads_first, pose
@@ -126,6 +134,40 @@ def execute_varlen(schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np
 
     `seed` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another problem.
     """
+    cu_seqlens = _posed_varlen(schedule, q, k, v)
+    out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
+    lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
+    views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
+    execution = run(schedule, **views, lse=lse, workspaces=allocate(schedule), masks=Masks(**cu_seqlens), seed=seed)
+    return replace(execution, out=out)
+
+
+def execute_varlen_backward(
+    schedule: VarlenBackwardSchedule,
+    dout: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    out: np.ndarray,
+    lse: np.ndarray,
+    *,
+    seed: int | None = None,
+) -> BackwardExecution:
+    """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed` as in `execute`.
+
+    Raises as `execute_varlen` does.
+    """
+    cu_seqlens = _posed_varlen(schedule, q, k, v)
+    dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
+    named = {"Q": q, "K": k, "V": v, "O": out, "dO": dout, "dQ": dq, "dK": dk, "dV": dv}
+    arrays = {name: heads_first(array) for name, array in named.items()} | {"L": lse}
+    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays, masks=Masks(**cu_seqlens), seed=seed))
+
+
+def _posed_varlen(
+    schedule: VarlenSchedule | VarlenBackwardSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The sequences' bounds. ValueError when the schedule does not say their lengths, or the arrays pose another problem."""
     if schedule.seqlens is None:
         raise ValueError("schedule must say how long its sequences are (seqlens)")
     p = schedule.problem
@@ -135,11 +177,7 @@ def execute_varlen(schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np
     posed, _ = pose(q, k, v, causal=p.causal, window=p.window, **said)
     if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
         raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
-    out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
-    lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
-    views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
-    execution = run(schedule, **views, lse=lse, workspaces=allocate(schedule), masks=Masks(**cu_seqlens), seed=seed)
-    return replace(execution, out=out)
+    return cu_seqlens
 
 
 def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:

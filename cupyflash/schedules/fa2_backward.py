@@ -102,10 +102,7 @@ class QueriesSchedule(_Fa2Kernels):
         seen = int(rows[visits.sum(axis=0) > 0].sum())
         d, dv, size = p.head_dim, p.value_dim, p.itemsize
         counted = tuple(
-            Visit(
-                int(times),
-                (Move("K", cols * p.head_dim, p.itemsize, tile="K"), Move("V", cols * p.value_dim, p.itemsize, tile="V")),
-            )
+            Visit(int(times), (Move("K", cols * d, size, tile="K"), Move("V", cols * dv, size, tile="V")))
             for times, cols in zip(visits.sum(axis=1), (self.block_cols, tail_cols), strict=True)
             if times
         )
@@ -151,6 +148,11 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     """A phase is a column block of a key head, its visits the row blocks that see it, of every query head of the group."""
 
     algorithm: ClassVar[str] = "fa2"
+
+    @property
+    def query_rows(self) -> int:
+        """Rows of D, L and dQ_acc."""
+        return self.problem.head_count * self.problem.seqlen_q
 
     @cached_property
     def stages(self) -> int:
@@ -244,11 +246,9 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             yield from self.queries.parts(literal=literal)
 
     def workspaces(self) -> Mapping[str, Workspace]:
-        p = self.problem
-        rows = (p.head_count, p.seqlen_q)
-        spaces = {"D": Workspace(rows, "float32")}
+        spaces = {"D": Workspace((self.query_rows,), "float32")}
         if not self.deterministic:
-            spaces["dQ_acc"] = Workspace((*rows, p.head_dim), "float32")
+            spaces["dQ_acc"] = Workspace((self.query_rows, self.problem.head_dim), "float32")
         return spaces
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -273,7 +273,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
         source, made = "fa2_backward.cu", launches(p)
         # The kernels before and behind are compiled with the launch that makes dK.
-        row_grid = -(-p.head_count * p.seqlen_q * tiles.row_lanes(p) // ROW_THREADS)
+        row_grid = -(-self.query_rows * tiles.row_lanes(p) // ROW_THREADS)
         whose = ("rows", "total_q", "heads")
         before = ("O", "dO", "D", "dQ_acc", *whose, *stride_params(("O", "dO")))
         rows = Kernel(source, "fa2_backward_rows", constants(made[-1]), row_grid, ROW_THREADS, 0, before)
