@@ -107,16 +107,18 @@ def execute_backward(
     bias: np.ndarray | None = None,
     key_lengths: np.ndarray | None = None,
     block_mask: np.ndarray | None = None,
+    dbias: np.ndarray | None = None,
     seed: int | None = None,
 ) -> BackwardExecution:
     """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`.
 
+    `dbias`, zeros in float32 of the bias's shape, receives its gradient where the schedule makes it.
     `seed`, and what this raises, as for `execute`.
     """
     masks = {"mask": mask, "bias": bias, "key_lengths": key_lengths, "block_mask": block_mask}
     _require_posed(schedule.problem, q, k, v, masks)
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
-    arrays = {"Q": q, "K": k, "V": v, "O": out, "L": lse, "dO": dout, "dQ": dq, "dK": dk, "dV": dv}
+    arrays = {"Q": q, "K": k, "V": v, "O": out, "L": lse, "dO": dout, "dQ": dq, "dK": dk, "dV": dv, "dbias": dbias}
     return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays, masks=_bound(masks), seed=seed))
 
 
