@@ -115,7 +115,9 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
     monkeypatch.setitem(sys.modules, "cupy", recorded)
     monkeypatch.setattr("cupyflash.dispatch.current_gpu", lambda ordinal: Device.named("H100-SXM"))
     monkeypatch.setattr(compiler, "_functions", {})
+    launcher._kept.cache_clear()
     yield recorded
+    launcher._kept.cache_clear()
 
 
 def test_one_launch_with_the_schedules_constants(cupy: Recorded) -> None:
