@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from cupyflash.binding import Masks
 from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_out, target
-from cupyflash.launcher import Prepared, hold_for_graph, prepare_attention, prepared
+from cupyflash.launcher import Prepared, as_int32, prepare_attention, prepared
 from cupyflash.problem import Array, Layout, Problem, Window
 from cupyflash.schedules import plan
 from cupyflash.simulated import PreparedSimulation
@@ -80,7 +77,7 @@ def attention(
         if out is not None:
             refuse_out(arrays["out"], **inputs)
         if key_lengths is not None:
-            inputs["key_lengths"] = _int32(inputs["key_lengths"], gpu)
+            inputs["key_lengths"] = as_int32(gpu, inputs["key_lengths"])
         made = call.launch({**inputs, "Q": inputs["q"], "K": inputs["k"], "V": inputs["v"], "O": arrays.get("out")})
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
@@ -102,16 +99,5 @@ def _prepare(
     q, k, v = (arrays[name] for name in "qkv")
     made = Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)
     masks = Masks(**{name: arrays.get(name) for name in ("mask", "bias", "key_lengths", "block_mask")})
-    return prepare_attention(
-        schedule, simulation, (q, k, v, arrays.get("out", made)), masks, {} if "out" in arrays else {"O": made}
-    )
-
-
-def _int32(lengths: Any, gpu: bool) -> Any:
-    """Contiguous, and converted on the device that it is on."""
-    if not gpu:
-        return np.ascontiguousarray(lengths, np.int32)
-    converted = sys.modules["cupy"].ascontiguousarray(lengths, np.int32)
-    if converted is not lengths:
-        hold_for_graph(converted)
-    return converted
+    tensors = q, k, v, arrays.get("out", made)
+    return prepare_attention(schedule, simulation, tensors, masks, {} if "out" in arrays else {"O": made})

@@ -56,7 +56,7 @@ class Prepared:
         outputs = {name: empty(made.shape, made.dtype) for name, made in self._outputs.items()}
         workspaces = {name: empty(made.shape, made.dtype) for name, made in self._workspaces.items()}
         if workspaces:
-            hold_for_graph(workspaces)
+            _hold_for_graph(workspaces)
         every = {**arrays, **outputs, **workspaces}
         for kernel, function, (template, places) in zip(self._kernels, self._functions, self._arguments, strict=True):
             arguments = template.copy()
@@ -77,16 +77,16 @@ def _template(kernel: Kernel, values: Mapping[str, Any]) -> tuple[list[Any], tup
 def prepare_attention(
     schedule: TileSchedule,
     simulation: Simulation | None,
-    qkvo: Sequence[Array],
+    tensors: Sequence[Array],
     masks: Masks,
     outputs: Mapping[str, Layout],
 ) -> Prepared | PreparedSimulation:
-    """A schedule's kernels for such arrays, on the GPU or in a simulation: Q, K, V, O and what `masks` has, by those names.
+    """A schedule's kernels for such `tensors` (Q, K, V, O) and `masks`, on the GPU or in a simulation.
 
     `outputs` are to be made, and L where the schedule has it. ValueError when no kernel runs the schedule.
     """
     kernels = schedule.kernels()
-    q, k, v, out = qkvo
+    q, k, v, out = tensors
     lse = Layout.contiguous(q.shape[:-1], np.float32) if schedule.lse else None
     workspaces = {
         name: Layout.contiguous(space.shape, ml_dtypes.bfloat16 if space.dtype == "bfloat16" else space.dtype)
@@ -124,7 +124,17 @@ def _kept(
     return prepare(True, dict(layouts), *options)
 
 
-def hold_for_graph(arrays: Any) -> None:
+def as_int32(gpu: bool, array: Any) -> Any:
+    """Contiguous int32, on the device."""
+    if not gpu:
+        return np.ascontiguousarray(array, np.int32)
+    converted = sys.modules["cupy"].ascontiguousarray(array, np.int32)
+    if converted is not array:
+        _hold_for_graph(converted)
+    return converted
+
+
+def _hold_for_graph(arrays: Any) -> None:
     """While a CUDA graph is captured, keep arrays for good.
 
     A graph replays with the addresses that it was captured with, so the memory pool must not hand what a captured call

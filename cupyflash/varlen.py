@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -13,7 +12,7 @@ import numpy as np
 
 from cupyflash.binding import Masks
 from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_out, target
-from cupyflash.launcher import Prepared, prepare_attention, prepared
+from cupyflash.launcher import Prepared, as_int32, prepare_attention, prepared
 from cupyflash.problem import MAX_LENGTH, Array, Layout, Problem, Window
 from cupyflash.schedules import plan_varlen
 from cupyflash.simulated import PreparedSimulation
@@ -66,13 +65,11 @@ def attention_varlen(
     with device_of(gpu, **arrays, **beside):
         prepared(_posed, gpu, every, causal, window, scale)  # refuses what is no use looking at
         seqlens, longest = _sequences(bounds, len(inputs["q"]), len(inputs["k"]), max_seqlen_q, max_seqlen_k)
-        if gpu:
-            seqlens = None  # no kernel needs them on the host
-        call = prepared(_prepare, gpu, every, *longest, seqlens, causal, window, scale, tiling, bool(return_lse))
+        counted = None if gpu else seqlens
+        call = prepared(_prepare, gpu, every, counted, *longest, causal, window, scale, tiling, bool(return_lse))
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
-        asarray = sys.modules["cupy"].asarray if gpu else np.asarray
-        on_device = {name: asarray(array, np.int32, order="C") for name, array in bounds.items()}
+        on_device = {name: as_int32(gpu, array) for name, array in bounds.items()}
         made = call.launch({"Q": inputs["q"], "K": inputs["k"], "V": inputs["v"], "O": arrays.get("out"), **on_device})
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
@@ -81,9 +78,9 @@ def attention_varlen(
 def _prepare(
     gpu: bool,
     arrays: Mapping[str, Array],
+    seqlens: tuple[tuple[int, int], ...] | None,
     longest_q: int,
     longest_k: int,
-    seqlens: tuple[tuple[int, int], ...] | None,
     causal: bool,
     window: Window | None,
     scale: float | None,
@@ -95,9 +92,9 @@ def _prepare(
     schedule = plan_varlen(problem, device, seqlens, tiling, lse=lse)
     q, k, v = (arrays[name] for name in "qkv")
     made = Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)
-    views = [heads_first(array) for array in (q, k, v, arrays.get("out", made))]
+    tensors = [heads_first(array) for array in (q, k, v, arrays.get("out", made))]
     masks = Masks(**{name: arrays[name] for name in BOUNDS})
-    return prepare_attention(schedule, simulation, views, masks, {} if "out" in arrays else {"O": made})
+    return prepare_attention(schedule, simulation, tensors, masks, {} if "out" in arrays else {"O": made})
 
 
 def heads_first(array: Any) -> Any:

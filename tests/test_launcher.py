@@ -99,8 +99,13 @@ class Recorded(types.ModuleType):
         runtime = types.SimpleNamespace(getDevice=lambda: recorded.current[-1])
         stream = types.SimpleNamespace(is_capturing=lambda: recorded.capturing)
         self.cuda = types.SimpleNamespace(runtime=runtime, Device=on_device, get_current_stream=lambda: stream)
-        self.ascontiguousarray = lambda array, dtype: recorded.ndarray(array.shape, np.dtype(dtype))
-        self.asarray = lambda array, dtype, order: recorded.ndarray(array.shape, np.dtype(dtype), getattr(array, "host", array))
+
+        def ascontiguousarray(array: Any, dtype: type) -> ndarray:
+            if isinstance(array, ndarray) and array.dtype == dtype:
+                return array
+            return ndarray(array.shape, np.dtype(dtype), np.ascontiguousarray(getattr(array, "host", array), dtype))
+
+        self.ascontiguousarray = ascontiguousarray
 
     def array(self, *shape: int, dtype: object = np.float16, device: int = 0) -> Any:
         made = self.ndarray(shape, np.dtype(dtype))
