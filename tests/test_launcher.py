@@ -27,7 +27,8 @@ class Recorded(types.ModuleType):
     def __init__(self) -> None:
         super().__init__("cupy")
         self.compiled: list[tuple[str, tuple[str, ...]]] = []
-        self.launches: list[tuple[tuple[int, ...], tuple[int, ...], tuple[object, ...], int]] = []
+        self.launches: list[tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...], int]] = []
+        self.functions: list[object] = []
         self.allocated: list[tuple[tuple[int, ...], np.dtype]] = []
         self.opted_in: list[int] = []
         self.devices: list[int] = []
@@ -68,6 +69,7 @@ class Recorded(types.ModuleType):
 
             def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[object, ...], *, shared_mem: int) -> None:
                 recorded.launches.append((grid, block, args, shared_mem))
+                recorded.functions.append(self)
                 recorded.devices.append(recorded.current[-1])
 
         class RawModule:
@@ -249,7 +251,11 @@ def test_workspaces_of_a_captured_call_stay_alive(cupy: Recorded, monkeypatch: p
     assert launcher._held_for_graphs == []
     cupy.capturing = True
     attention(*arrays, algorithm="fa1")
-    assert set(launcher._held_for_graphs[0]) == {"l", "m", "O_acc"}
+    assert set(launcher._held_for_graphs.pop()) == {"l", "m", "O_acc"}
+    attention(*arrays, key_lengths=cupy.array(1, dtype=np.int32))
+    assert launcher._held_for_graphs == []
+    attention(*arrays, key_lengths=cupy.array(1, dtype=np.int64))
+    assert launcher._held_for_graphs[0].dtype == np.int32
 
 
 def test_objects_with_the_cuda_array_interface_are_taken_as_cupy_takes_them(cupy: Recorded) -> None:
