@@ -108,13 +108,14 @@ def prepared(prepare: Callable[..., Any], gpu: bool, arrays: Mapping[str, Array]
     if not gpu:
         return prepare(gpu, arrays, *options)
     layouts = tuple([(name, Layout.of(array)) for name, array in arrays.items()])
+    # True, 1 and 1.0 are one to a cache and may not be one to `prepare`.
+    types = tuple([tuple(map(type, option)) if isinstance(option, tuple) else type(option) for option in options])
+    look_up: Callable[..., Any] = _kept
     try:
         hash(options)
     except TypeError:
-        return prepare(gpu, dict(layouts), *options)
-    # True, 1 and 1.0 are one to a cache and may not be one to `prepare`.
-    types = tuple([tuple(map(type, option)) if isinstance(option, tuple) else type(option) for option in options])
-    return _kept(prepare, sys.modules["cupy"].cuda.runtime.getDevice(), layouts, options, types)
+        look_up = _kept.__wrapped__
+    return look_up(prepare, sys.modules["cupy"].cuda.runtime.getDevice(), layouts, options, types)
 
 
 @lru_cache(maxsize=1024)

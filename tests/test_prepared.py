@@ -189,6 +189,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"scale": 0.5}, {"scale": "0.5"}),
     ({"tiling": (64, 32)}, {"tiling": (64.0, 32)}),
     ({"tiling": (64, 32)}, {"tiling": [64, 32]}),
+    ({"window": [1, 0]}, {"window": [1, "0"]}),
     ({"algorithm": "fa1"}, {"algorithm": "fa3"}),
 ]
 
@@ -210,7 +211,7 @@ def refused_as_at_first(cupy: Recorded, right: Callable[[], Any], wrong: Callabl
     launcher._kept.cache_clear()
     with pytest.raises(type(warm.value)) as cold:
         wrong()
-    assert str(warm.value) == str(cold.value)
+    assert str(warm.value) == str(cold.value) and warm.value.__context__ is None
     assert before == (len(cupy.launches), len(cupy.allocated), len(cupy.compiled))
 
 
