@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,12 @@ import numpy as np
 from cupyflash import varlen
 from cupyflash.attention import attention
 from cupyflash.binding import Masks
-from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_findings, target
-from cupyflash.problem import Problem, check_operand, row_alignment
-from cupyflash.schedules import BACKWARD_ALGORITHMS, BackwardSchedule, plan_backward, plan_varlen_backward
-from cupyflash.simulated import Simulation
+from cupyflash.dispatch import as_array, device_of, on_gpu, target
+from cupyflash.launcher import Prepared, as_contiguous, prepare_gradients, prepared
+from cupyflash.problem import Array, Layout, Problem, Window, check_operand, row_alignment
+from cupyflash.schedules import BACKWARD_ALGORITHMS, plan_backward, plan_varlen_backward
+from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiling import TilingChoice
-
-MASKS = ("mask", "bias", "key_lengths", "block_mask")
 
 
 def attention_backward(
@@ -63,27 +62,58 @@ def attention_backward(
     if return_dbias and bias is None:
         raise ValueError("return_dbias is for a call with a bias, and there is none")
     given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    masks = {"mask": mask, "bias": bias, "key_lengths": key_lengths, "block_mask": block_mask}
+    given |= {name: array for name, array in masks.items() if array is not None}
     arrays = {name: as_array(name, array) for name, array in given.items()}
-    masks = {name: array for name, array in zip(MASKS, (mask, bias, key_lengths, block_mask), strict=True) if array is not None}
-    masks = {name: as_array(name, array) for name, array in masks.items()}
-    gpu = on_gpu(**arrays, **masks)
-    with device_of(gpu, **arrays, **masks):
-        problem = pose(**arrays, **masks, causal=causal, window=window, scale=scale)
-        device, simulation = target(gpu)
-        chosen = "fa2" if algorithm == "auto" else algorithm
-        schedule = plan_backward(problem, device, chosen, tiling, deterministic=bool(deterministic), dbias=bool(return_dbias))
-        schedule.kernels()  # refuses what no kernel runs, before anything is allocated
-        if return_dbias and deterministic and not _spans(masks["bias"], problem):
-            raise ValueError(f"deterministic has no sum over what a bias is broadcast along, got shape {masks['bias'].shape}")
-        xp = sys.modules["cupy"] if gpu else np
-        made = {f"d{name}": xp.empty(arrays[name].shape, dtype=arrays[name].dtype) for name in "qkv"}
-        if return_dbias:
-            made["dbias"] = xp.zeros(masks["bias"].shape, np.float32)  # a sum
-        lengths = masks.get("key_lengths")
-        bound = Masks(**masks | ({} if lengths is None else {"key_lengths": xp.ascontiguousarray(lengths, np.int32)}))
-        _compute(schedule, simulation, arrays | made | {"lse": xp.ascontiguousarray(arrays["lse"])}, bound)
-    gradients = (made["dq"], made["dk"], made["dv"])
-    return (*gradients, made["dbias"].astype(arrays["q"].dtype)) if return_dbias else gradients
+    gpu = on_gpu(**arrays)
+    chosen = "fa2" if algorithm == "auto" else algorithm
+    with device_of(gpu, **arrays):
+        call = prepared(_prepare, gpu, arrays, causal, window, scale, chosen, tiling, bool(deterministic), bool(return_dbias))
+        arrays["lse"] = as_contiguous(gpu, arrays["lse"], np.float32)
+        if key_lengths is not None:
+            arrays["key_lengths"] = as_contiguous(gpu, arrays["key_lengths"], np.int32)
+        if return_dbias:  # a sum
+            arrays["dbias"] = (sys.modules["cupy"] if gpu else np).zeros(arrays["bias"].shape, np.float32)
+        made = call.launch(arrays | {tensor: arrays[name] for tensor, name in TENSORS.items()})
+    gradients = (made["dQ"], made["dK"], made["dV"])
+    return (*gradients, arrays["dbias"].astype(arrays["q"].dtype)) if return_dbias else gradients
+
+
+# The kernels' names for the arrays of a call
+TENSORS = {"Q": "q", "K": "k", "V": "v", "O": "out", "L": "lse", "dO": "dout"}
+
+
+def _prepare(
+    gpu: bool,
+    arrays: Mapping[str, Array],
+    causal: bool,
+    window: Window | None,
+    scale: float | None,
+    algorithm: str,
+    tiling: TilingChoice,
+    deterministic: bool,
+    dbias: bool,
+) -> Prepared | PreparedSimulation:
+    q, out, dout, bias = (arrays.get(name) for name in ("q", "out", "dout", "bias"))
+    posed = {name: array for name, array in arrays.items() if name not in ("dout", "lse")}
+    problem = Problem.from_arrays(**posed, causal=causal, window=window, scale=scale)
+    _check_beside(dout, q, out, arrays["lse"], arrays["q"].shape[:-1])
+    problem = replace(problem, alignment=min(problem.alignment, row_alignment(dout)))
+    device, simulation = target(gpu)
+    schedule = plan_backward(problem, device, algorithm, tiling, deterministic=deterministic, dbias=dbias)
+    tensors: dict[str, Any] = {tensor: arrays[name] for tensor, name in TENSORS.items()}
+    made = _made(tensors)
+    if dbias:
+        if deterministic and not _spans(bias, problem):
+            raise ValueError(f"deterministic has no sum over what a bias is broadcast along, got shape {arrays['bias'].shape}")
+        tensors["dbias"] = Layout.contiguous(arrays["bias"].shape, np.float32)
+    masks = Masks(**{name: arrays.get(name) for name in ("mask", "bias", "key_lengths", "block_mask")})
+    return prepare_gradients(schedule, simulation, tensors | made, masks, made)
+
+
+def _made(tensors: Mapping[str, Array]) -> dict[str, Layout]:
+    """The gradients, which a call allocates."""
+    return {f"d{name}": Layout.contiguous(tensors[name].shape, tensors[name].dtype) for name in "QKV"}
 
 
 def attention_varlen_backward(
@@ -116,46 +146,48 @@ def attention_varlen_backward(
     gpu = on_gpu(**arrays)
     beside = {name: array for name, array in bounds.items() if not (gpu and isinstance(array, np.ndarray))}
     on_gpu(**arrays, **beside)
+    every = {**arrays, **bounds}
     with device_of(gpu, **arrays, **beside):
-        problem, seqlens = varlen.pose(
-            arrays["q"],
-            arrays["k"],
-            arrays["v"],
-            **bounds,
-            max_seqlen_q=max_seqlen_q,
-            max_seqlen_k=max_seqlen_k,
-            causal=causal,
-            window=window,
-            scale=scale,
-            out=arrays["out"],
-        )
-        _check_beside(arrays["dout"], arrays["q"], arrays["out"], arrays["lse"], arrays["q"].shape[1::-1])
-        problem = replace(problem, alignment=min(problem.alignment, row_alignment(arrays["dout"].swapaxes(0, 1))))
-        device, simulation = target(gpu)
-        total = arrays["q"].shape[0]
-        schedule = plan_varlen_backward(problem, device, total, seqlens, tiling, deterministic=bool(deterministic))
-        schedule.kernels()  # refuses what no kernel runs, before anything is allocated
-        xp = sys.modules["cupy"] if gpu else np
-        made = {f"d{name}": xp.empty(arrays[name].shape, dtype=arrays[name].dtype) for name in "qkv"}
-        views = {name: varlen.heads_first(array) for name, array in (arrays | made).items() if name != "lse"}
-        bound = Masks(**{name: xp.asarray(array, np.int32, order="C") for name, array in bounds.items()})
-        _compute(schedule, simulation, views | {"lse": xp.ascontiguousarray(arrays["lse"])}, bound)
-    return made["dq"], made["dk"], made["dv"]
+        prepared(_posed, gpu, every, causal, window, scale)  # refuses what is no use looking at
+        seqlens, longest = varlen.sequences(bounds, len(arrays["q"]), len(arrays["k"]), max_seqlen_q, max_seqlen_k)
+        counted = None if gpu else seqlens
+        call = prepared(_prepare_varlen, gpu, every, counted, *longest, causal, window, scale, tiling, bool(deterministic))
+        arrays["lse"] = as_contiguous(gpu, arrays["lse"], np.float32)
+        on_device = {name: as_contiguous(gpu, array, np.int32) for name, array in bounds.items()}
+        made = call.launch(on_device | {tensor: arrays[name] for tensor, name in TENSORS.items()})
+    return made["dQ"], made["dK"], made["dV"]
 
 
-def _spans(bias: Any, problem: Problem) -> bool:
-    """Whether a bias has an element of its own for every score."""
-    whole = (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
-    return math.prod(bias.shape) == math.prod(whole) and all(bias.strides[n] for n, size in enumerate(bias.shape) if size > 1)
+def _posed(gpu: bool, arrays: Mapping[str, Any], causal: bool, window: Window | None, scale: float | None) -> Problem:
+    """As many sequences as there are, of lengths that are yet to be looked at."""
+    forward = {name: array for name, array in arrays.items() if name not in ("dout", "lse")}
+    problem = varlen.posed(gpu, forward, causal, window, scale)
+    dout, q, out, lse = (arrays[name] for name in ("dout", "q", "out", "lse"))
+    _check_beside(dout, q, out, lse, q.shape[1::-1])
+    return replace(problem, alignment=min(problem.alignment, row_alignment(varlen.heads_first(dout))))
 
 
-def pose(
-    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, causal: bool, window: Any, scale: float | None, **masks: Any
-) -> Problem:
-    """The forward's problem. TypeError or ValueError for a `dout`, `out` or `lse` that does not go with it."""
-    problem = Problem.from_arrays(q, k, v, out=out, causal=causal, window=window, scale=scale, **masks)
-    _check_beside(dout, q, out, lse, q.shape[:-1])
-    return replace(problem, alignment=min(problem.alignment, row_alignment(dout)))
+def _prepare_varlen(
+    gpu: bool,
+    arrays: Mapping[str, Array],
+    seqlens: tuple[tuple[int, int], ...] | None,
+    longest_q: int,
+    longest_k: int,
+    causal: bool,
+    window: Window | None,
+    scale: float | None,
+    tiling: TilingChoice,
+    deterministic: bool,
+) -> Prepared | PreparedSimulation:
+    problem = replace(_posed(gpu, arrays, causal, window, scale), seqlen_q=longest_q, seqlen_k=longest_k)
+    device, simulation = target(gpu)
+    total = arrays["q"].shape[0]
+    schedule = plan_varlen_backward(problem, device, total, seqlens, tiling, deterministic=deterministic)
+    tensors: dict[str, Any] = {tensor: arrays[name] for tensor, name in TENSORS.items()}
+    made = _made(tensors)
+    views = {name: array if name == "L" else varlen.heads_first(array) for name, array in (tensors | made).items()}
+    masks = Masks(**{name: arrays[name] for name in varlen.BOUNDS})
+    return prepare_gradients(schedule, simulation, views, masks, made)
 
 
 def _check_beside(dout: Any, q: Any, out: Any, lse: Any, rows: tuple[int, ...]) -> None:
@@ -169,37 +201,10 @@ def _check_beside(dout: Any, q: Any, out: Any, lse: Any, rows: tuple[int, ...]) 
         raise ValueError(f"lse must have shape {rows}, got {lse.shape}")
 
 
-def _compute(schedule: BackwardSchedule, simulation: Simulation | None, arrays: dict[str, Any], masks: Masks) -> None:
-    """Launch or simulate; where there is nothing to multiply, the gradients are zeros."""
-    p = schedule.problem
-    if not (p.head_count and p.seqlen_q and p.seqlen_k):
-        for name in ("dq", "dk", "dv"):
-            arrays[name][...] = 0
-        return
-    names = {
-        "Q": "q",
-        "K": "k",
-        "V": "v",
-        "O": "out",
-        "L": "lse",
-        "dO": "dout",
-        "dQ": "dq",
-        "dK": "dk",
-        "dV": "dv",
-        "dbias": "dbias",
-    }
-    tensors = {tensor: arrays.get(name) for tensor, name in names.items()}
-    if simulation is None:
-        from cupyflash.launcher import launch_backward
-
-        launch_backward(schedule, tensors, masks)
-    else:
-        from cupyflash.sim.estimate import refuse_slow
-        from cupyflash.sim.execution import run_backward
-
-        refuse_slow(schedule, simulation.max_seconds)
-        *_, findings = run_backward(schedule, tensors, masks=masks)
-        refuse_findings(findings)
+def _spans(bias: Any, problem: Problem) -> bool:
+    """Whether a bias has an element of its own for every score."""
+    whole = (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
+    return math.prod(bias.shape) == math.prod(whole) and all(bias.strides[n] for n, size in enumerate(bias.shape) if size > 1)
 
 
 def attention_vjp(

@@ -128,7 +128,7 @@ def run_backward(
     """Run a backward schedule's kernels into given gradients; `arrays` by their names in `gradient_values`."""
     workspaces = allocate(schedule)
     values = gradient_values(schedule, arrays, workspaces, masks)
-    return run_kernels(schedule, values, ("dQ", "dK", "dV", *workspaces), seed=seed)
+    return run_kernels(schedule, values, (*schedule.results, *workspaces), seed=seed)
 
 
 def execute_varlen(schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None) -> Execution:
@@ -206,7 +206,7 @@ def run(
     """Run the kernels into given outputs and workspaces, whose contents count as nobody's; `on_barrier` may look at them while
     a kernel runs."""
     values = argument_values(schedule, q, k, v, out, lse, workspaces, masks)
-    made = ("O", "L", *workspaces)
+    made = (*schedule.results, *workspaces)
     return Execution(out, lse, *run_kernels(schedule, values, made, seed=seed, on_barrier=on_barrier))
 
 
