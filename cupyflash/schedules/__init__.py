@@ -119,6 +119,7 @@ def plan_backward(
 ) -> BackwardSchedule:
     """The tile schedule of the backward pass of `algorithm` for a problem on a device; `tiling` as for `plan`.
 
+    For "fa2" the tiling is the forward's: the kernels take blocks that divide it, and a block mask has its blocks.
     `deterministic`: the same bits each time; `dbias`: with the bias's gradient. Raises as `plan` does.
     """
     tiling = _checked_choice(problem, device, algorithm, tiling, BACKWARD_ALGORITHMS)
@@ -149,16 +150,21 @@ def _plan_backward(
 ) -> BackwardSchedule:
     schedule, fit = _BACKWARD[algorithm]
     paper = paper_blocks(problem, device)
-    if problem.block_mask is None or algorithm != "fa2":
+    if algorithm != "fa2" or (tiling is None and problem.block_mask is None):
         tiles = _tiling(paper, fit, problem, device, tiling)
         made: BackwardSchedule = schedule(problem, device, tiles, deterministic=deterministic, dbias=dbias)
         return made
-    # The mask has the forward's blocks; the kernel takes blocks that divide them.
-    forward = _plan(problem, device, algorithm, tiling, lse=True).tiling
-    blocks = forward.used.block_rows, forward.used.block_cols
+    # The tiling is the forward's, and a block mask has its blocks; the kernels take blocks that divide them.
+    forward = _plan(problem, device, algorithm, tiling, lse=True).tiling.used
+    blocks = forward.block_rows, forward.block_cols
     own = fa2_backward.fit(problem, device, blocks)
     return fa2_backward.Fa2BackwardSchedule(
-        problem, device, Tiling(paper, own, own), deterministic=deterministic, dbias=dbias, mask_blocks=blocks
+        problem,
+        device,
+        Tiling(paper, own, own),
+        deterministic=deterministic,
+        dbias=dbias,
+        mask_blocks=None if problem.block_mask is None else blocks,
     )
 
 

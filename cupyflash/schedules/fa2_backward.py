@@ -164,10 +164,8 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         """What makes dQ, where atomics do not."""
         if not self.deterministic:
             return None
-        blocks = self.mask_blocks or (self.block_rows, self.block_cols)
-        within = blocks if self.problem.block_mask is not None else None
-        used = tiles.fit_queries(self.problem, self.device, within)
-        return QueriesSchedule(self.problem, self.device, replace(self.tiling, used=used), mask_blocks=within)
+        used = tiles.fit_queries(self.problem, self.device, self.mask_blocks)
+        return QueriesSchedule(self.problem, self.device, replace(self.tiling, used=used), mask_blocks=self.mask_blocks)
 
     def _tiles(self) -> tuple[Tile, ...]:
         p, size = self.problem, self.problem.itemsize
@@ -254,7 +252,6 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
         require_dtype(p.dtype, self.device)
-        tiles.require(p, self.device, self.tiling.used)
         require_mask_blocks(self)
         if self.dbias and not p.bias:
             raise ValueError("dbias is the gradient of a bias, and there is none")
