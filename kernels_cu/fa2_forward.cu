@@ -10,6 +10,7 @@
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB BC
+#define SCARCE (DV > 192 && (COPY_BYTES < 16 || MASK || BIAS || WINDOW || SPARSE || VARLEN))
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"

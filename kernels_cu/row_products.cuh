@@ -50,7 +50,7 @@ __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows
       for (int e = 0; e < 4; e++) S_regs[i][n][e] = 0.f;
   if constexpr (sizeof(T) == 2) {
     const unsigned at = shared_address(K_smem + Tile::index(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8));
-#pragma unroll
+#pragma unroll(SCARCE ? 4 : Tile::PAD)
     for (int k = 0; k < Tile::PAD / 16; k++) {
       unsigned Q_frag[M][4], K_frag[4];
       Q.fragment(Q_frag, k);
@@ -66,7 +66,7 @@ __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows
     }
   } else {
     const int g = lane / 4, t = lane % 4;
-#pragma unroll 2
+#pragma unroll(SCARCE ? 1 : 2)
     for (int k = 0; k < Tile::PAD; k += 4) {
       float4 q[M][2];
 #pragma unroll

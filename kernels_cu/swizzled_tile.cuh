@@ -36,11 +36,11 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
     const Element* from = tile_gmem + row0 * row_stride + col0;
     // Narrow copies are too many to have all their addresses in registers.
     constexpr int EACH = PAD / (WIDE * COPY) * ROWS / ROWS_AT_ONCE;
-#pragma unroll(EACH > 16 ? 1 : ROWS)
+#pragma unroll(EACH > (SCARCE ? 8 : 32) ? 1 : ROWS)
     for (int r = 0; r < ROWS; r += ROWS_AT_ONCE) {
       const int row = row0 + r;
       if (ROWS % ROWS_AT_ONCE && row >= ROWS) break;
-#pragma unroll(EACH > 16 ? 4 : PAD)
+#pragma unroll(EACH > (SCARCE ? 8 : 32) ? 4 : PAD)
       for (int c = 0; c < PAD; c += WIDE * COPY) {
         const bool inside = (WHOLE || row < valid) && (PAD == WIDTH || col0 + c < WIDTH);
         copy_chunk(tile_smem + index(row, col0 + c), inside ? from + c : tile_gmem, inside);
