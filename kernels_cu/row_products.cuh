@@ -113,6 +113,7 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][Tile::PAD
         }
 #pragma unroll
       for (int n = 0; n < Tile::PAD / 16; n++) {
+        if (SCARCE && n % 4 == 0) __syncwarp();
         load_matrices_transposed(V_frag, Tile::right(at, 2 * n) + k * 16 * Tile::ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < M; i++) {
