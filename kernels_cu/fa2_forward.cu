@@ -26,6 +26,10 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 // the old one. That changes no result, since O and l are relative to the same.
 constexpr float MOST_GROWTH = 8.f;
 
+// Whether no block goes unmasked: every score has something of its own, or the loops before, in and after the blocks that all
+// rows see would take more registers than there are.
+constexpr bool ALL_MASKED = MASK || SCALE_FIRST || (SCARCE && WINDOW);
+
 typedef SwizzledTile<D> KeyTile;    // of Q and K
 typedef SwizzledTile<DV> ValueTile;  // of V and O
 __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -240,11 +244,11 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   // Lines 6 to 11: S = Q K_j^T, P = exp(S - m), O += P V_j
   const Warp work = {warp_row, Nq, scale, factor};
   int j = first_block;
-  if constexpr (!MASK && !SCALE_FIRST) {  // else every score has something of its own, and no block goes unmasked
+  if constexpr (!ALL_MASKED) {
     for (; j >= max(whole_end, blocks.begin); j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
     for (; j >= max(whole_begin, blocks.begin); j = blocks.below(j)) work.visit(j, state, Q_rows, stream);
   }
-  if constexpr (MASK || SCALE_FIRST || WINDOW) {
+  if constexpr (ALL_MASKED || WINDOW) {
     for (; j >= blocks.begin; j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
   }
 

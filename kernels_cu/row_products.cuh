@@ -128,6 +128,7 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][Tile::PAD
     for (int n = 0; n < N; n++)
 #pragma unroll
       for (int k = 0; k < 8; k++) {
+        if (SCARCE) __syncwarp();  // no value is loaded ahead of it
         // P[row][8 n + k] is with lane k / 2 of the four that share the row.
         float p[M][2];
 #pragma unroll
