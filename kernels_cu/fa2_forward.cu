@@ -10,9 +10,10 @@
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB BC
-// Whether registers are scarce: O takes up to half of them, and what masks or the addresses of narrow copies take would make ptxas
-// spill. Fewer loads are then under way at once.
-constexpr bool SCARCE = DV > 176 && (COPY_BYTES < 16 || MASK || BIAS || WINDOW || SPARSE || VARLEN);
+// Whether registers are scarce: O takes up to half of them, and masks, the addresses of narrow copies or, before sm_80, what
+// is being copied would make ptxas spill. Fewer loads are then under way at once.
+constexpr bool SCARCE =
+    DV > 176 && (COPY_BYTES < 16 || __CUDA_ARCH__ < 800 || MASK || BIAS || WINDOW || SPARSE || VARLEN);
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
