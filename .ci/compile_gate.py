@@ -30,7 +30,16 @@ from typing import Any
 from cupyflash import Device, Problem, plan
 from cupyflash.problem import MAX_ALIGNMENT
 from cupyflash.resources import Resources, resources
-from cupyflash.schedules import ALGORITHMS, Kernel, Schedule, fa2_tiles, plan_softmax, plan_varlen
+from cupyflash.schedules import (
+    ALGORITHMS,
+    BACKWARD_ALGORITHMS,
+    Kernel,
+    Schedule,
+    fa2_tiles,
+    plan_backward,
+    plan_softmax,
+    plan_varlen,
+)
 from cupyflash.schedules.softmax import SOFTMAX_ALGORITHMS
 from cupyflash.tiling import DoesNotFit, TilingChoice
 
@@ -74,8 +83,7 @@ def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) ->
     if dtype == "bfloat16" and d < max(HEAD_DIMS):
         return [LIGHT] if d == 64 or (algorithm == "fa1" and d >= SCARCE) else []
     if algorithm == "fa1" and d >= SCARCE:
-        mask: list[Variant] = [(("mask",), False)] if dtype == "float16" else []
-        return [LIGHT, *mask, (("bias",), False), HEAVY]
+        return [LIGHT, (("mask",), False), HEAVY, (("bias",), False)][turn % 2 :: 2]
     return [HEAVY if turn % 2 else LIGHT]
 
 
@@ -130,6 +138,23 @@ def posed(d: int, dtype: str, variant: Variant, value_dim: int | None = None) ->
     return Problem(1, 1, 1, 4096, 4096, d, dtype, head_dim_v=value_dim, alignment=alignment, **constants)
 
 
+def backward_schedules(device: Device, everything: bool) -> Iterator[tuple[str, Schedule]]:
+    """The backward pass up to d 128, where its kernels have no spills: dimensions, masks and determinism in turns."""
+    dims = tuple(d for d in HEAD_DIMS if d <= SCARCE)
+    turn = DEVICES.index(device)
+    for algorithm in BACKWARD_ALGORITHMS:
+        for dtype in ("float16", "float32"):
+            some = dims if everything else COMMON if algorithm == "fa2" and dtype == "float16" else (dims[turn % len(dims)],)
+            for d in some:
+                turn += 1
+                deterministic = algorithm == "fa2" and bool(turn // 2 % 2)
+                for masks, narrow in (LIGHT, HEAVY) if everything else ((LIGHT, HEAVY)[turn % 2],):
+                    problem = posed(d, dtype, (masks, narrow))
+                    schedule = plan_backward(problem, device, algorithm, deterministic=deterministic)
+                    sizes = f"d {d}, {dtype}, copies of {problem.alignment} bytes"
+                    yield ", ".join([f"{algorithm} backward {sizes}", *masks, str(schedule.tiling.used)]), schedule
+
+
 def varlen_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
     """Packed sequences, with and without a causal mask in turns."""
     for turn, (d, dtype) in enumerate(PACKED, DEVICES.index(device)):
@@ -152,7 +177,12 @@ def jobs(everything: bool = False) -> list[Job]:
     """What there is to compile, each program once for an architecture."""
     programs: dict[tuple[Any, ...], Job] = {}
     for device in DEVICES:
-        for label, schedule in (*attention_schedules(device, everything), *varlen_schedules(device), *softmax_schedules(device)):
+        for label, schedule in (
+            *attention_schedules(device, everything),
+            *backward_schedules(device, everything),
+            *varlen_schedules(device),
+            *softmax_schedules(device),
+        ):
             for kernel in schedule.kernels():
                 key = device, kernel.source, kernel.constants
                 job = programs.get(key, Job(label, (), device))

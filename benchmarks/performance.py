@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,9 +19,11 @@ import instruction_mix  # noqa: E402
 import numpy as np  # noqa: E402
 
 from cupyflash import Device, Problem, kernels_cu  # noqa: E402
-from cupyflash.multiprocessor import Multiprocessor  # noqa: E402
-from cupyflash.schedules import fa2_tiles  # noqa: E402
-from cupyflash.sim import ptx  # noqa: E402
+from cupyflash.multiprocessor import EXPONENTIALS, Multiprocessor  # noqa: E402
+from cupyflash.schedules import BackwardSchedule, fa2_tiles, plan_backward  # noqa: E402
+from cupyflash.sim import execute_backward, ptx  # noqa: E402
+from cupyflash.sim.ptx import Counters  # noqa: E402
+from cupyflash.sim.yardstick import draw, draw_gradient  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"
 DEVICES, HEAD_DIMS = ("A100-40GB", "RTX 4090", "H100-SXM"), (64, 128)
@@ -140,6 +143,46 @@ def lazy() -> Iterator[str]:
         yield f"| {n:,} | {spread:g} | {always:.1%} | {beyond:.1%} |"
 
 
+def backward_tile(device: Device, d: int, tiles: int) -> tuple[BackwardSchedule, Counters]:
+    """The backward of one column block and `tiles` row blocks on the PTX machine: what its main kernel counted."""
+    problem = Problem(1, 1, 1, 4096, 4096, d, "float16")
+    used = plan_backward(problem, device).tiling.used
+    problem = replace(problem, seqlen_q=tiles * used.block_rows, seqlen_k=used.block_cols)
+    schedule = plan_backward(problem, device, tiling=(used.block_rows, used.block_cols))
+    (q, k, v), dout = draw(problem), draw_gradient(problem)
+    execution = execute_backward(schedule, dout, q, k, v, np.zeros_like(dout), np.zeros(q.shape[:-1], np.float32))
+    if execution.findings:
+        raise RuntimeError(f"fa2_backward.cu has a fault: {execution.findings[0]}")
+    return schedule, execution.counters["fa2_backward"]
+
+
+def backward() -> Iterator[str]:
+    """Clocks of one Br x Bc tile of the backward, from counts: five products, what passes through shared memory, exponentials."""
+    yield "| | tile | tensor | shared | of it fragments | exp | binds | of mma.sync's peak | of the chip's | dQ by atomics, bytes |"
+    yield "| --- |" + " --- |" * 9
+    for name in DEVICES:
+        device = Device.named(name)
+        for d in HEAD_DIMS:
+            (schedule, few), (_, more) = (backward_tile(device, d, tiles) for tiles in (2, 4))
+            rate = fa2_tiles.fma_rate(schedule.problem, device)
+            tensor = (more.mma_flops - few.mma_flops) / 2 / 2 / rate
+            passed = [sum(each.wavefronts for each in counts.shared.values()) for counts in (few, more)]
+            fragments = [counts.shared_kind("ldmatrix").wavefronts for counts in (few, more)]
+            parts = {
+                "tensor": tensor,
+                "shared": (passed[1] - passed[0]) / 2,
+                "fragments": (fragments[1] - fragments[0]) / 2,
+                "exp": schedule.block_rows * schedule.block_cols / EXPONENTIALS,
+            }
+            clocks = " | ".join(f"{each:,.0f}" for each in parts.values())
+            binds = max(("tensor", "shared", "exp"), key=lambda part: parts[part])
+            reached, full = tensor / parts[binds], FULL_RATE.get(device.compute_capability, rate)
+            yield (
+                f"| {name}, d {d} | {schedule.block_rows} x {schedule.block_cols} | {clocks} | {binds} | {reached:.0%} | "
+                f"{reached * rate / full:.0%} | {2 * 4 * schedule.block_rows * d:,} |"
+            )
+
+
 def replaced(page: str, name: str, lines: Iterator[str]) -> str:
     """The page with the block between `<!-- name -->` and `<!-- end -->` written anew."""
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -148,7 +191,7 @@ def replaced(page: str, name: str, lines: Iterator[str]) -> str:
 
 def main() -> None:
     page = PAGE.read_text()
-    for name, lines in (("tiles", tiles()), ("split", split()), ("lazy", lazy())):
+    for name, lines in (("tiles", tiles()), ("split", split()), ("lazy", lazy()), ("backward", backward())):
         page = replaced(page, name, lines)
     if instruction_mix.disassembler():
         page = replaced(page, "mix", instruction_mix.table([Device.named(name) for name in instruction_mix.DEVICES]))

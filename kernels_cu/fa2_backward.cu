@@ -7,8 +7,7 @@
 //
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       D, DV      d of Q and K, of V and O
-//   BR, BC      rows of a Q block, of a K/V block    WARP_KEYS  keys that a warp owns: 16 or 32
-//   STAGES      Q and dO blocks that there is room for: 1 or 2  BLOCKS  thread blocks that share a multiprocessor
+//   BR, BC      rows of a Q block, of a K/V block    STAGES     Q and dO blocks that there is room for: 1 or 2
 //   WITH_DK, WITH_DV  whether a launch makes dK, and dV: wide heads take one for each
 //   WITH_DQ     whether dQ is summed by atomics      COPY_BYTES width of a copy
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
@@ -16,7 +15,7 @@
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB BR
-constexpr bool SCARCE = true;  // registers: two gradients, S and dP are in them
+constexpr int SCARCE = 2;  // registers are: gradients, S and dP are in them
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
@@ -25,6 +24,7 @@ constexpr bool SCARCE = true;  // registers: two gradients, S and dP are in them
 #include "sequence.cuh"
 #include "weight.cuh"
 
+constexpr int WARP_KEYS = 16;  // that a warp owns: of 32, registers do not hold the gradients at d 64
 constexpr int WARPS = BC / WARP_KEYS, THREADS = 32 * WARPS;
 constexpr int M = WARP_KEYS / 16, N = BR / 8;  // tensor core tiles of a warp's part of S^T
 
@@ -80,7 +80,7 @@ struct Slot {
   float *L, *D_i;   // (BR), (BR)
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fa2_backward(const Element* Q, const Element* K, const Element* V, const Element* dO, const float* L, const float* D_rows,
              float* dQ_acc, Element* dK, Element* dV, int Nq, int Nk, int heads, int group, float scale,
              long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,

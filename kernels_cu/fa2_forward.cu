@@ -12,8 +12,8 @@
 #define SUB BC
 // Whether registers are scarce: O takes up to half of them, and masks, the addresses of narrow copies or, before sm_80, what
 // is being copied would make ptxas spill. Fewer loads are then under way at once.
-constexpr bool SCARCE =
-    DV > 176 && (COPY_BYTES < 16 || __CUDA_ARCH__ < 800 || MASK || BIAS || WINDOW || SPARSE || VARLEN);
+constexpr int SCARCE =
+    DV > 176 && (COPY_BYTES < 16 || __CUDA_ARCH__ < 800 || MASK || BIAS || WINDOW || SPARSE || VARLEN) ? 4 : 0;
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"

@@ -90,14 +90,17 @@ __device__ __forceinline__ void each_score_transposed(float (&S_regs)[N][4], con
                                                       Visit visit) {
   const int first = query0 + threadIdx.x % 4 * 2;
 #pragma unroll
-  for (int n = 0; n < N; n++)
+  for (int h = 0; h < 2; h++) {
+    // The queries that see a key, counted from the first of this lane's
+    const int key = key0 + 8 * h, own = key - masks.diagonal;
+    const int begin = CAUSAL || WINDOW ? own - (WINDOW ? masks.right : 0) - first : 0;
+    const int last = key >= masks.keys ? -1 : (WINDOW ? min(Nq - 1, own + masks.left) : Nq - 1) - first;
 #pragma unroll
-    for (int e = 0; e < 2; e++) {
-      const int row = first + 8 * n + e, begin = visible_begin(masks, row), end = row < Nq ? visible_end(masks, row) : 0;
+    for (int n = 0; n < N; n++)
 #pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const int key = key0 + 8 * h;
-        visit(S_regs[n][2 * h + e], row, key, key < end && (!WINDOW || key >= begin));
+      for (int e = 0; e < 2; e++) {
+        const int row = 8 * n + e;
+        visit(S_regs[n][2 * h + e], first + row, key, row <= last && (!(CAUSAL || WINDOW) || row >= begin));
       }
-    }
+  }
 }

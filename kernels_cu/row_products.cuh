@@ -1,7 +1,7 @@
 // The two products of attention for the rows that a warp owns, 16 M of them: what it loads of K or V is used for M row
 // tiles. Results are in the accumulator layout of mma.cuh: element e of column tile n of row tile i is row
 // 16 i + g + 8 (e / 2), column 8 n + 2 t + e % 2. Half types run on tensor cores, float in ordinary FMAs.
-// Constants: SCARCE (whether few loads are to be under way at once, since each takes registers), ELEMENT (element.cuh).
+// Constants: SCARCE (0, or how many steps of a product may be under way at once, since their loads take registers), ELEMENT (element.cuh).
 #pragma once
 #include "mma.cuh"
 #include "swizzled_tile.cuh"
@@ -50,7 +50,7 @@ __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows
       for (int e = 0; e < 4; e++) S_regs[i][n][e] = 0.f;
   if constexpr (sizeof(T) == 2) {
     const unsigned at = shared_address(K_smem + Tile::index(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8));
-#pragma unroll(SCARCE && !IN_REGS ? 4 : Tile::PAD)
+#pragma unroll(SCARCE && !IN_REGS ? SCARCE : Tile::PAD)
     for (int k = 0; k < Tile::PAD / 16; k++) {
       unsigned Q_frag[M][4], K_frag[4];
       Q.fragment(Q_frag, k);

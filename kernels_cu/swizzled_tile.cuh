@@ -1,6 +1,6 @@
 // Tiles in shared memory with nothing between their rows: WIDTH elements padded with zeros to a multiple of 16, their
 // 16-byte chunks permuted within each row so that eight rows' chunks of one column lie in different banks.
-// Constants: COPY_BYTES (width of one copy between HBM and SRAM), SCARCE (whether registers are), ELEMENT (element.cuh).
+// Constants: COPY_BYTES (width of one copy between HBM and SRAM), SCARCE (not 0 where registers are), ELEMENT (element.cuh).
 #pragma once
 #include "tile_copy.cuh"
 

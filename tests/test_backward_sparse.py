@@ -15,6 +15,7 @@ from test_varlen import any_schedule, packed
 
 import cupyflash
 from cupyflash import Problem
+from cupyflash.problem import BlockMask
 from cupyflash.schedules import VarlenBackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.sim import execute_backward, execute_varlen_backward, replay, theory
 from cupyflash.sim.execution import BackwardExecution
@@ -44,7 +45,8 @@ def test_random_problems(deterministic: bool, data: st.DataObject) -> None:
 def test_a_block_mask_has_the_forwards_blocks() -> None:
     """With nothing said of blocks, mask and kernels are those of the forward call; a mask that keeps nothing has no gradient."""
     q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, 300, 32)).astype(np.float16)
-    forward = cupyflash.plan(Problem(1, 1, 1, 300, 300, 32, "float16"), A100)
+    masked = Problem(1, 1, 1, 300, 300, 32, "float16", block_mask=BlockMask((1, 1, 1, 1)))
+    forward = cupyflash.plan(masked, A100)
     kept = np.zeros((forward.row_blocks, forward.col_blocks), bool)
     kept[0] = True
     out, lse = cupyflash.attention(q, k, v, block_mask=kept, return_lse=True)

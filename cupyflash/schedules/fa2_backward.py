@@ -259,9 +259,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         def constants(launch: Launch) -> tuple[tuple[str, int | str], ...]:
             return (
                 *self.constants(),
-                ("WARP_KEYS", GRANULE),
                 ("STAGES", self.stages),
-                ("BLOCKS", 1),
                 ("WITH_DK", int(launch.dk)),
                 ("WITH_DV", int(launch.dv)),
                 ("WITH_DQ", int(launch.dk and not self.deterministic)),
