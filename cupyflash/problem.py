@@ -261,6 +261,11 @@ class Problem:
         """Floating point operations of the two products, 2 Nq Nk (d + d_v) a head, nothing skipped or padded."""
         return 2 * self.head_count * self.seqlen_q * self.seqlen_k * (self.head_dim + self.value_dim)
 
+    @property
+    def backward_flops(self) -> int:
+        """The same of the backward's five products, 2 Nq Nk (3 d + 2 d_v) a head: S, dP, dV, dQ and dK."""
+        return 2 * self.head_count * self.seqlen_q * self.seqlen_k * (3 * self.head_dim + 2 * self.value_dim)
+
 
 def _checked_block_mask(array: Any, pairs: tuple[int, int]) -> BlockMask:
     _check_array("block_mask", array)
