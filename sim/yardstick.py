@@ -177,16 +177,17 @@ def measure_gradients(
     of_lse = ulp(np.abs(L[np.isfinite(L)]).max(initial=0), np.float32) / 2
     expected, terms = reference_gradients(dout, q, k, v, **problem), reference_gradients(dout, q, k, v, **problem, terms=True)
     plainly = [plain_gradients(dout, q, k, v, **problem, from_out=from_out) for from_out in (False, True)]
-    return {
-        name: Numbers(
+    numbers = {}
+    for name, ours in gradients.items():
+        largest, cancelled = (float(np.abs(array[name]).max(initial=0)) for array in (expected, terms))
+        numbers[name] = Numbers(
             _largest(ours, expected[name]),
             2 * max(_largest(plain[name], expected[name]) for plain in plainly)
-            + 2 * ulp(np.abs(expected[name]).max(initial=0), ours.dtype)
-            + 2 * ulp(np.abs(terms[name]).max(initial=0), np.float32)
-            + of_lse * np.abs(terms[name]).max(initial=0),
+            + 2 * ulp(largest, ours.dtype)
+            + 2 * ulp(cancelled, np.float32)
+            + of_lse * cancelled,
         )
-        for name, ours in gradients.items()
-    }
+    return numbers
 
 
 def expanded(
