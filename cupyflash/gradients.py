@@ -51,10 +51,7 @@ def attention_backward(
 
     Returns arrays of q's dtype on q's device, of the shapes of q, k and v. Raises as `attention` does.
     """
-    if algorithm not in ("auto", *BACKWARD_ALGORITHMS):
-        raise ValueError(f"algorithm must be one of auto, {', '.join(BACKWARD_ALGORITHMS)}, got {algorithm!r}")
-    if type(deterministic).__name__ not in ("bool", "bool_"):
-        raise TypeError(f"deterministic must be True or False, got {deterministic!r}")
+    _check_choices(algorithm, deterministic)
     given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     arrays = {name: as_array(name, array) for name, array in given.items()}
     masks = {name: array for name, array in zip(MASKS, (mask, bias, key_lengths, block_mask), strict=True) if array is not None}
@@ -62,10 +59,7 @@ def attention_backward(
     gpu = on_gpu(**arrays, **masks)
     with device_of(gpu, **arrays, **masks):
         problem = pose(**arrays, **masks, causal=causal, window=window, scale=scale)
-        device, simulation = target(gpu)
-        chosen = "fa2" if algorithm == "auto" else algorithm
-        schedule = plan_backward(problem, device, chosen, tiling, deterministic=bool(deterministic))
-        schedule.kernels()  # refuses what no kernel runs, before anything is allocated
+        schedule, simulation = _planned(problem, gpu, algorithm, tiling, deterministic)
         xp = sys.modules["cupy"] if gpu else np
         gradients = {f"d{name}": xp.empty(arrays[name].shape, dtype=arrays[name].dtype) for name in "qkv"}
         _compute(schedule, simulation, arrays | gradients, masks, xp)
@@ -85,6 +79,24 @@ def pose(
     if lse.shape != q.shape[:-1]:
         raise ValueError(f"lse must have shape {q.shape[:-1]}, got {lse.shape}")
     return replace(problem, alignment=min(problem.alignment, row_alignment(dout)))
+
+
+def _check_choices(algorithm: str, deterministic: bool) -> None:
+    if algorithm not in ("auto", *BACKWARD_ALGORITHMS):
+        raise ValueError(f"algorithm must be one of auto, {', '.join(BACKWARD_ALGORITHMS)}, got {algorithm!r}")
+    if type(deterministic).__name__ not in ("bool", "bool_"):
+        raise TypeError(f"deterministic must be True or False, got {deterministic!r}")
+
+
+def _planned(
+    problem: Problem, gpu: bool, algorithm: str, tiling: TilingChoice, deterministic: bool
+) -> tuple[BackwardSchedule, Simulation | None]:
+    """The schedule, and the simulation that runs it; refuses what no kernel runs, before anything is allocated."""
+    device, simulation = target(gpu)
+    chosen = "fa2" if algorithm == "auto" else algorithm
+    schedule = plan_backward(problem, device, chosen, tiling, deterministic=bool(deterministic))
+    schedule.kernels()
+    return schedule, simulation
 
 
 def _compute(
@@ -114,17 +126,36 @@ def _compute(
         refuse_findings(findings)
 
 
-def attention_vjp(q: Any, k: Any, v: Any, *, deterministic: bool = False, **options: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """`attention(q, k, v, **options)` and its pullback, which takes dout and returns (dq, dk, dv).
+def attention_vjp(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    algorithm: str = "auto",
+    tiling: TilingChoice = None,
+    deterministic: bool = False,
+    **options: Any,
+) -> tuple[Any, Callable[[Any], tuple[Any, Any, Any]]]:
+    """`attention(q, k, v, ...)` and its pullback, which takes dout and returns (dq, dk, dv).
 
-    The pullback holds q, k, v, out and the log-sum-exps, 4 bytes a row; it may be called as often as one likes. `options` are
-    those of `attention`, but for `return_lse` and `out`. Raises as `attention` does.
+    The pullback holds q, k, v, out and the log-sum-exps, 4 bytes a row; it may be called as often as one likes. `algorithm`
+    and `tiling` are those of both passes; `options` are `attention`'s, but for `return_lse` and `out`. Raises as `attention`
+    and `attention_backward` do, for both before anything is computed.
     """
     if unknown := {"return_lse", "out"} & set(options):
         raise TypeError(f"attention_vjp has no {unknown.pop()}")
-    out, lse = attention(q, k, v, return_lse=True, **options)
+    _check_choices(algorithm, deterministic)
+    arrays = {"q": q, "k": k, "v": v} | {name: options[name] for name in MASKS if options.get(name) is not None}
+    arrays = {name: as_array(name, array) for name, array in arrays.items()}
+    gpu = on_gpu(**arrays)
+    with device_of(gpu, **arrays):
+        posed = {name: options[name] for name in ("causal", "window", "scale") if name in options}
+        _planned(Problem.from_arrays(**arrays, **posed), gpu, algorithm, tiling, deterministic)
+    out, lse = attention(q, k, v, algorithm=algorithm, tiling=tiling, return_lse=True, **options)
 
-    def pullback(dout: Any) -> Any:
-        return attention_backward(dout, q, k, v, out, lse, deterministic=deterministic, **options)
+    def pullback(dout: Any) -> tuple[Any, Any, Any]:
+        return attention_backward(
+            dout, q, k, v, out, lse, algorithm=algorithm, tiling=tiling, deterministic=deterministic, **options
+        )
 
     return out, pullback
