@@ -11,6 +11,7 @@ import numpy as np
 
 from cupyflash.problem import Array
 from cupyflash.schedules import BackwardSchedule, Kernel, TileSchedule
+from cupyflash.schedules.base import FLOAT32
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,10 @@ def gradient_values(
         values[name] = array
         values |= _strides(name, ("batch", "head", "row"), array.shape[:-1], array.strides[:-1], schedule.problem.itemsize)
     values.setdefault("dQ_acc", None)
+    dbias = arrays.get("dbias")
+    values["dbias"] = dbias
+    shape, strides = (dbias.shape, dbias.strides) if dbias is not None else ((), ())
+    values |= _strides("dbias", ("batch", "head", "row", "col"), shape, strides, FLOAT32)
     return values
 
 

@@ -70,15 +70,16 @@ def pose(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, causal: bool, window: Any, scale: float | None, **masks: Any
 ) -> Problem:
     """The forward's problem. TypeError or ValueError for a `dout`, `out` or `lse` that does not go with it."""
-    problem = Problem.from_arrays(q, k, v, out=out, causal=causal, window=window, scale=scale, **masks)
-    check_operand("dout", dout, q)
-    if dout.shape != out.shape:
-        raise ValueError(f"dout must have out's shape {out.shape}, got {dout.shape}")
+    problem = Problem.from_arrays(q, k, v, causal=causal, window=window, scale=scale, **masks)
+    for name, array in (("out", out), ("dout", dout)):
+        check_operand(name, array, q)
+        if array.shape != (*q.shape[:-1], v.shape[-1]):
+            raise ValueError(f"{name} must have shape {(*q.shape[:-1], v.shape[-1])}, got {array.shape}")
     if lse.dtype != np.float32:
         raise TypeError(f"lse must be of dtype float32, got {lse.dtype}")
     if lse.shape != q.shape[:-1]:
         raise ValueError(f"lse must have shape {q.shape[:-1]}, got {lse.shape}")
-    return replace(problem, alignment=min(problem.alignment, row_alignment(dout)))
+    return replace(problem, alignment=min(problem.alignment, row_alignment(out), row_alignment(dout)))
 
 
 def _check_choices(algorithm: str, deterministic: bool) -> None:

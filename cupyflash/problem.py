@@ -178,7 +178,7 @@ class Problem:
         if out is not None:
             if out.shape != (*q.shape[:-1], v.shape[-1]):
                 raise ValueError(f"out must have shape {(*q.shape[:-1], v.shape[-1])}, got {out.shape}")
-            if any(stride <= 0 for length, stride in zip(out.shape, out.strides, strict=True) if length > 1):
+            if 0 not in out.shape and any(stride <= 0 for length, stride in zip(out.shape, out.strides, strict=True) if length > 1):
                 raise ValueError(f"out must have positive strides, got {out.strides} bytes")
             if overlaps_itself(out):
                 raise ValueError(f"out must have a place for every element, got strides {out.strides} bytes for shape {out.shape}")

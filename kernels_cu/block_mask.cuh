@@ -30,14 +30,18 @@ struct Blocks {
 };
 
 // Reads what the block mask says of row block i, blocks `begin` to `end`, by some of the warps: words `first`, `first + step`
-// and so on of `kept`.
-__device__ __forceinline__ void read_block_mask(unsigned* kept, const BlockMask& mask, int i, int begin, int end, int first,
+// and so on of `kept`. SHARE blocks share an element of the mask. Returns whether the words that this warp read keep any block.
+template <int SHARE = 1>
+__device__ __forceinline__ bool read_block_mask(unsigned* kept, const BlockMask& mask, int i, int begin, int end, int first,
                                                 int step) {
   const int lane = threadIdx.x % 32;
+  bool any = false;
   for (int word = begin / 32 + first; word * 32 < end; word += step) {
     const int j = word * 32 + lane;
-    const bool keep = begin <= j && j < end && mask.kept[i * mask.row + j * mask.col];
+    const bool keep = begin <= j && j < end && mask.kept[i * mask.row + j / SHARE * mask.col];
     const unsigned bits = __ballot_sync(~0u, keep);
     if (lane == 0) kept[word] = bits;
+    any |= bits != 0;
   }
+  return any;
 }

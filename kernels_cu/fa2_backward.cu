@@ -12,6 +12,8 @@
 //   WITH_DK, WITH_DV  whether a launch makes dK, and dV: wide heads take one for each
 //   WITH_DQ     whether dQ is summed by atomics      COPY_BYTES width of a copy
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
+//   DBIAS       whether the gradient of the bias is summed, by atomics
+//   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB BR
 #include "block_mask.cuh"
@@ -20,12 +22,10 @@
 #include "row_pair.cuh"
 #include "row_products.cuh"
 #include "sequence.cuh"
+#include "weight.cuh"
 
 constexpr int WARPS = BC / WARP_KEYS, THREADS = 32 * WARPS;
 constexpr int M = WARP_KEYS / 16, N = BR / 8;  // tensor core tiles of a warp's part of S^T
-// P = exp(x) is exp2(x log2(e)) for half types, which costs one instruction; float32 gets the exact one.
-constexpr float UNIT = sizeof(Element) == 4 ? 1.f : 1.4426950408889634f;
-__device__ __forceinline__ float weight_of(float x) { return sizeof(Element) == 4 ? expf(x) : exp2_of(x); }
 
 typedef SwizzledTile<D> KeyTile;     // of Q, K and their gradients
 typedef SwizzledTile<DV> ValueTile;  // of V, O and their gradients
@@ -89,7 +89,8 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
              const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
              const int* key_lengths, int left, int right,
              const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head, long long block_mask_row,
-             long long block_mask_col, const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q) {
+             long long block_mask_col, float* dbias, long long dbias_batch, long long dbias_head, long long dbias_row,
+             long long dbias_col, const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q) {
   extern __shared__ __align__(128) unsigned char sram[];
   Element* K_smem = reinterpret_cast<Element*>(sram);     // (BC x D), at the end dK
   Element* V_smem = K_smem + BC * KeyTile::PAD;           // (BC x DV), at the end dV
@@ -125,28 +126,39 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
   const int cols = min(BC, keys - j * BC);  // keys that there are
   const int warp_key = j * BC + warp * WARP_KEYS;
 
+  // The row blocks that see any of these keys for their position, and of those the ones that a block mask keeps, by query head.
+  const Masks positions = {keys, Nk - Nq, left, right};
+  const int first_row = CAUSAL || WINDOW ? max(0, j * BC - positions.diagonal - (WINDOW ? right : 0)) : 0;
+  const int last_row = WINDOW ? min(Nq - 1ll, j * BC + cols - 1ll - positions.diagonal + left) : Nq - 1;
+  const int first_block = first_row / BR, end_block = cols > 0 && first_row <= last_row ? last_row / BR + 1 : 0;
+  const int words = (end_block + 31) / 32;
+  bool visited = first_block < end_block;
+  if constexpr (SPARSE) {
+    bool any = false;
+    for (int h = 0; h < group; h++) {
+      const BlockMask keep = {block_mask + batch * block_mask_batch + (kv_head * group + h) * block_mask_head, block_mask_col,
+                              block_mask_row};
+      any |= read_block_mask<KEPT_ROWS>(kept + h * words, keep, j / KEPT_COLS, first_block, end_block, warp, WARPS);
+    }
+    visited = __syncthreads_or(any);
+  }
+  if (visited) {
+    KeyTile::load<BC, THREADS, false>(K_smem, K, K_row, cols, threadIdx.x);
+    if constexpr (WITH_DK) ValueTile::load<BC, THREADS, false>(V_smem, V, V_row, cols, threadIdx.x);
+  }
+
   float dK_regs[WITH_DK ? M : 1][KeyTile::PAD / 8][4] = {}, dV_regs[WITH_DV ? M : 1][ValueTile::PAD / 8][4] = {};
   const QueryRows<KeyTile, M, false> K_rows = {K_smem + warp * WARP_KEYS * KeyTile::PAD};
   const QueryRows<ValueTile, M, false> V_rows = {V_smem + warp * WARP_KEYS * ValueTile::PAD};
 
-  bool loaded = false;
-  for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
+  for (int h = 0; h < group; h++) {
+    const int head = kv_head * group + h;
     const Element* Q_head_rows = Q + batch * Q_batch + head * Q_head;
     const Element* dO_head_rows = dO + batch * dO_batch + head * dO_head;
     const long long row0 = (VARLEN ? head : static_cast<long long>(batch) * heads + head) * total_q + first_query;
     const Masks masks = {keys, Nk - Nq, left, right, mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
                          bias + batch * bias_batch + head * bias_head, bias_row, bias_col};
-
-    // The row blocks that see any of these keys
-    const int first_row = CAUSAL || WINDOW ? max(0, j * BC - masks.diagonal - (WINDOW ? masks.right : 0)) : 0;
-    const int last_row = WINDOW ? min(Nq - 1ll, j * BC + cols - 1ll - masks.diagonal + masks.left) : Nq - 1;
-    const Blocks blocks = {first_row / BR, cols > 0 && first_row <= last_row ? last_row / BR + 1 : 0, kept};
-    if constexpr (SPARSE) {
-      const BlockMask keep = {block_mask + batch * block_mask_batch + head * block_mask_head, block_mask_col, block_mask_row};
-      __syncthreads();  // every warp is done with the head before
-      read_block_mask(kept, keep, j, blocks.begin, blocks.end, warp, WARPS);
-      __syncthreads();
-    }
+    const Blocks blocks = {first_block, end_block, kept + h * words};
     int i = blocks.below(blocks.end);
     if (i < blocks.begin) continue;
 
@@ -161,11 +173,6 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
         if constexpr (WITH_DK) copy_float(slot.D_i + r, inside ? D_rows + row0 + i * BR + r : D_rows, inside);
       }
     };
-    if (!loaded) {
-      KeyTile::load<BC, THREADS, false>(K_smem, K, K_row, cols, threadIdx.x);
-      if constexpr (WITH_DK) ValueTile::load<BC, THREADS, false>(V_smem, V, V_row, cols, threadIdx.x);
-      loaded = true;
-    }
     int which = 0;
     fetch(i, slot_at(which));
     close_group();
@@ -188,7 +195,7 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
       if (seen) {
         // S^T = K_j Q_i^T, P^T = exp(S^T - L)
         float P[M][N][4];
-        scores(P, K_rows, slot.Q);
+        scores<2>(P, K_rows, slot.Q);
         if constexpr (BIAS) {
 #pragma unroll
           for (int m = 0; m < M; m++)
@@ -222,7 +229,7 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
         if constexpr (WITH_DV) add_weighted_values<ValueTile, 8>(dV_regs, P, slot.dO);
         if constexpr (WITH_DK) {
           // dP^T = V_j dO_i^T, dS^T = P^T * (dP^T - D_i), dK_j += dS^T Q_i
-          scores(dS, V_rows, slot.dO);
+          scores<2>(dS, V_rows, slot.dO);
 #pragma unroll
           for (int n = 0; n < N; n++) {
             const float2 d = *reinterpret_cast<const float2*>(slot.D_i + 8 * n + 2 * t);
@@ -230,6 +237,14 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
             for (int m = 0; m < M; m++)
 #pragma unroll
               for (int e = 0; e < 4; e++) dS[m][n][e] = P[m][n][e] * (dS[m][n][e] - (e % 2 ? d.y : d.x));
+          }
+          if constexpr (DBIAS) {
+            float* sum = dbias + batch * dbias_batch + head * dbias_head;
+#pragma unroll
+            for (int m = 0; m < M; m++)
+              each_score_transposed(dS[m], masks, warp_key + 16 * m + g, first, Nq, [&](float ds, int row, int key, bool seen) {
+                if (seen) atomicAdd(sum + row * dbias_row + key * dbias_col, ds);
+              });
           }
           add_weighted_values<KeyTile, 8>(dK_regs, dS, slot.Q);
         }

@@ -75,33 +75,29 @@ def masked_scores(
 
 
 def reference_gradients(
-    dout: np.ndarray,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    *,
-    scale: float | None = None,
-    terms: bool = False,
-    **masks: Any,
+    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, scale: float | None = None, **masks: Any
 ) -> dict[str, np.ndarray]:
     """dQ, dK and dV (and dbias, of S's shape) of sum(dout * O), in float64; `masks` as for `reference`.
 
-    With `terms`, the sums of the terms' magnitudes instead: what is left of them tells how much they cancel.
     Source: FlashAttention (arXiv 2205.14135), Appendix B.2.
     """
-    masks = {"causal": False} | masks
-    S, V = masked_scores(q, k, v, np.float64, scale=scale, **masks)
+    P, dP, D = gradient_factors(dout, q, k, v, scale=scale, **masks)
+    dS = P * (dP - D)
+    dO, Q, K = (array.astype(np.float64) for array in (dout, q, k))
+    return {"dbias": dS} | gradients_of(P, dS, dO, Q, K, scale)
+
+
+def gradient_factors(
+    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, **masks: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """P, dP = dO V^T and D = rowsum(P * dP) in float64, of which dS = P * (dP - D)."""
+    S, V = masked_scores(q, k, v, np.float64, **{"causal": False, "scale": None} | masks)
     m = S.max(axis=-1, keepdims=True, initial=-np.inf)
     P = np.exp(S - np.where(np.isneginf(m), 0, m))
     total = P.sum(axis=-1, keepdims=True)
     P /= np.where(total == 0, 1, total)
-    dO = dout.astype(np.float64)
-    Q, K, sign = q.astype(np.float64), k.astype(np.float64), -1
-    if terms:
-        dO, V, Q, K, sign = np.abs(dO), np.abs(V), np.abs(Q), np.abs(K), 1
-    dP = dO @ np.swapaxes(V, -1, -2)
-    dS = P * (dP + sign * (P * dP).sum(axis=-1, keepdims=True))
-    return {"dbias": dS} | gradients_of(P, dS, dO, Q, K, scale)
+    dP = dout.astype(np.float64) @ np.swapaxes(V, -1, -2)
+    return P, dP, (P * dP).sum(axis=-1, keepdims=True)
 
 
 def gradients_of(

@@ -99,18 +99,22 @@ def verify(
         raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
     schedule.kernels()  # refuses what no kernel runs, before anything is drawn
     form, replayed = theory.traffic(schedule), replay(schedule)
-    run = _backward if isinstance(schedule, BackwardSchedule) else _forward
-    executions, numbers, findings = [], [], []
+    executions: list[Traffic] = []
+    numbers: list[dict[str, Numbers]] = []
+    findings: list[str] = []
     for v_mean in V_MEANS:
         progress(f"executing with V about {v_mean:g}")
-        moved, measured, found = run(schedule, data_seed, v_mean, seed)
+        if isinstance(schedule, BackwardSchedule):
+            moved, measured, found = _backward(schedule, data_seed, v_mean, seed)
+        else:
+            moved, measured, found = _forward(schedule, data_seed, v_mean, seed)
         executions.append(moved)
         numbers.append(measured)
         findings.extend(str(finding) for finding in found)
     return Verification(form, replayed, tuple(executions), tuple(numbers), tuple(dict.fromkeys(findings)))
 
 
-def _forward(schedule: Any, data_seed: int, v_mean: float, seed: int | None) -> Run:
+def _forward(schedule: TileSchedule, data_seed: int, v_mean: float, seed: int | None) -> Run:
     posed, masks = _posed(schedule, data_seed)
     q, k, v = draw(schedule.problem, data_seed, v_mean)
     execution = execute(schedule, q, k, v, **masks, seed=seed)
@@ -118,7 +122,7 @@ def _forward(schedule: Any, data_seed: int, v_mean: float, seed: int | None) -> 
     return execution.traffic, numbers, execution.findings
 
 
-def _backward(schedule: Any, data_seed: int, v_mean: float, seed: int | None) -> Run:
+def _backward(schedule: BackwardSchedule, data_seed: int, v_mean: float, seed: int | None) -> Run:
     posed, masks = _posed(schedule, data_seed)
     q, k, v = draw(schedule.problem, data_seed, v_mean)
     dout = draw_gradient(schedule.problem, data_seed)
@@ -132,6 +136,8 @@ def _posed(schedule: TileSchedule, data_seed: int) -> tuple[dict[str, Any], dict
     """The problem as the yardstick takes it, and its masks alone."""
     p, masks = schedule.problem, draw_masks(schedule.problem, data_seed)
     blocks = schedule.block_rows, schedule.block_cols
+    if isinstance(schedule, BackwardSchedule) and schedule.mask_blocks is not None:
+        blocks = schedule.mask_blocks
     return {"causal": p.causal, "window": p.window, "scale": p.scale, "blocks": blocks} | masks, masks
 
 

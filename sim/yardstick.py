@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from cupyflash.problem import Problem
-from cupyflash.sim.reference import gradients_of, masked_scores, reference, reference_gradients
+from cupyflash.sim.reference import gradient_factors, gradients_of, masked_scores, reference, reference_gradients
 
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
 
@@ -31,7 +31,7 @@ class Numbers:
 
     @property
     def good(self) -> bool:
-        return self.error <= self.allowed
+        return bool(self.error <= self.allowed)
 
 
 def draw(problem: Problem, seed: int = 0, v_mean: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -170,24 +170,30 @@ def measure_gradients(
     """The errors of gradients by name (dQ, dK, dV), each held to the 2x rule; `problem` as for `measure`.
 
     Allowed is twice the plain computation's error, of the worse of its two ways to D, plus two units in the last place of the
-    gradient, and of what dP - D cancels in float32, in which all sums are; and what L's rounding to float32 does to P = exp(S - L).
+    gradient; of float32, in which sums are, for the largest term of which dP - D cancels a part; and what L's rounding to
+    float32 does to P = exp(S - L), and so to every term.
     """
     problem = expanded(q, k, block_mask=block_mask, blocks=blocks, **problem)
+    expected = reference_gradients(dout, q, k, v, **problem)
+    plainly = [plain_gradients(dout, q, k, v, **problem, from_out=from_out) for from_out in (False, True)]
+    P, dP, D = gradient_factors(dout, q, k, v, **problem)
+    scale, (dO, Q, K) = problem.get("scale"), (np.abs(array.astype(np.float64)) for array in (dout, q, k))
+    terms = {"dbias": np.abs(P * (dP - D))} | gradients_of(P, np.abs(P * (dP - D)), dO, Q, K, None if scale is None else abs(scale))
+    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else abs(scale)
+    uncancelled = (P * (np.abs(dP) + np.abs(D))).max(initial=0)
+    largest = {"dQ": factor * uncancelled * K.max(initial=0), "dK": factor * uncancelled * Q.max(initial=0), "dbias": uncancelled}
     _, L = reference(q, k, v, **problem)
     of_lse = ulp(np.abs(L[np.isfinite(L)]).max(initial=0), np.float32) / 2
-    expected, terms = reference_gradients(dout, q, k, v, **problem), reference_gradients(dout, q, k, v, **problem, terms=True)
-    plainly = [plain_gradients(dout, q, k, v, **problem, from_out=from_out) for from_out in (False, True)]
-    numbers = {}
-    for name, ours in gradients.items():
-        largest, cancelled = (float(np.abs(array[name]).max(initial=0)) for array in (expected, terms))
-        numbers[name] = Numbers(
+    return {
+        name: Numbers(
             _largest(ours, expected[name]),
             2 * max(_largest(plain[name], expected[name]) for plain in plainly)
-            + 2 * ulp(largest, ours.dtype)
-            + 2 * ulp(cancelled, np.float32)
-            + of_lse * cancelled,
+            + 2 * ulp(np.abs(expected[name]).max(initial=0), ours.dtype)
+            + 2 * ulp(largest.get(name, 0.0), np.float32)
+            + of_lse * terms[name].max(initial=0),
         )
-    return numbers
+        for name, ours in gradients.items()
+    }
 
 
 def expanded(

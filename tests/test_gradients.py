@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -177,7 +178,7 @@ GOOD = posed(dtype=np.float16)
 @pytest.mark.parametrize(
     ("changed", "error", "says"),
     [
-        ({"dout": GOOD["dout"][:, :-1]}, ValueError, r"dout must have out's shape \(2, 20, 16\), got \(2, 19, 16\)"),
+        ({"dout": GOOD["dout"][:, :-1]}, ValueError, r"dout must have shape \(2, 20, 16\), got \(2, 19, 16\)"),
         ({"dout": GOOD["dout"][0]}, ValueError, "dout must have as many axes as q"),
         ({"dout": GOOD["dout"].astype(np.float32)}, TypeError, "dout must have q's dtype float16, got float32"),
         ({"dout": np.asfortranarray(GOOD["dout"])}, ValueError, "dout must be contiguous along its last axis"),
@@ -222,11 +223,9 @@ def test_wrong_arguments_are_refused_by_name(changed: dict[str, Any], error: typ
 def test_vjp_refuses_what_either_pass_would_before_it_computes(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], error: type[Exception], says: str
 ) -> None:
-    import cupyflash.attention
-
     def compute(*_: Any) -> None:
         raise AssertionError("computed")
 
-    monkeypatch.setattr("cupyflash.attention.compute", compute)
+    monkeypatch.setattr(sys.modules["cupyflash.attention"], "compute", compute)
     with pytest.raises(error, match=says):
         cupyflash.attention_vjp(*(GOOD[name] for name in "qkv"), **options)

@@ -128,9 +128,18 @@ def _plan_backward(
     problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, deterministic: bool, dbias: bool
 ) -> BackwardSchedule:
     schedule, fit = _BACKWARD[algorithm]
-    tiles = _tiling(paper_blocks(problem, device), fit, problem, device, tiling)
-    made: BackwardSchedule = schedule(problem, device, tiles, deterministic=deterministic, dbias=dbias)
-    return made
+    paper = paper_blocks(problem, device)
+    if problem.block_mask is None or algorithm != "fa2":
+        tiles = _tiling(paper, fit, problem, device, tiling)
+        made: BackwardSchedule = schedule(problem, device, tiles, deterministic=deterministic, dbias=dbias)
+        return made
+    # The mask has the forward's blocks; the kernel takes blocks that divide them.
+    forward = _plan(problem, device, algorithm, tiling, lse=True).tiling
+    blocks = forward.used.block_rows, forward.used.block_cols
+    own = fa2_backward.fit(problem, device, blocks)
+    return fa2_backward.Fa2BackwardSchedule(
+        problem, device, Tiling(paper, own, own), deterministic=deterministic, dbias=dbias, mask_blocks=blocks
+    )
 
 
 @lru_cache(maxsize=1024)

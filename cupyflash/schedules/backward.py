@@ -16,12 +16,14 @@ from cupyflash.schedules.base import Phase, TileSchedule
 class BackwardSchedule(TileSchedule):
     """A schedule of dQ, dK and dV (and of the bias's gradient where `dbias`) from dO, O and L.
 
-    `deterministic` is for an algorithm that would else sum in no order: the same bits each time. Each of `repeats` (batch, key
-    head) pairs runs `phases` for the query heads of its group.
+    `deterministic` is for an algorithm that would else sum in no order: the same bits each time. `mask_blocks` are the block sizes
+    of the block mask where they are not the schedule's own, which divide them. Each of `repeats` (batch, key head) pairs runs
+    `phases` for the query heads of its group.
     """
 
     deterministic: bool = False
     dbias: bool = False
+    mask_blocks: tuple[int, int] | None = None
 
     @property
     def group(self) -> int:
@@ -33,6 +35,12 @@ class BackwardSchedule(TileSchedule):
     def repeats(self) -> int:
         return self.problem.batch * self.problem.kv_heads
 
+    @property
+    def shares(self) -> tuple[int, int]:
+        """Row blocks and column blocks that share an element of the block mask."""
+        rows, cols = self.mask_blocks or (self.block_rows, self.block_cols)
+        return rows // self.block_rows, cols // self.block_cols
+
     @abstractmethod
     def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
         """The phases of one (batch, key head) with `keys` keys, all seqlen_k when None, and a `block_mask` (group, Tr, Tc)."""
@@ -40,7 +48,9 @@ class BackwardSchedule(TileSchedule):
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
         p = self.problem
         if p.block_mask is not None:
-            masks = np.broadcast_to(p.block_mask.kept, (p.batch, p.heads, *p.block_mask.shape[2:]))
+            rows, cols = self.shares
+            spread = p.block_mask.kept.repeat(rows, axis=2).repeat(cols, axis=3)[:, :, : self.row_blocks, : self.col_blocks]
+            masks = np.broadcast_to(spread, (p.batch, p.heads, *spread.shape[2:]))
             for batch in range(p.batch):
                 keys = p.key_lengths[batch] if p.key_lengths else None
                 for first in range(0, p.heads, self.group):
@@ -49,3 +59,19 @@ class BackwardSchedule(TileSchedule):
         counted = {None: p.batch} if p.key_lengths is None else Counter(p.key_lengths)
         for keys, batches in counted.items():
             yield batches * p.kv_heads, self.phases(literal=literal, keys=keys)
+
+
+def require_mask_blocks(schedule: BackwardSchedule) -> None:
+    """ValueError unless the block mask, if there is one, has a block for each of `mask_blocks`, and those are whole blocks."""
+    p, own = schedule.problem, (schedule.block_rows, schedule.block_cols)
+    if p.block_mask is None:
+        return
+    rows, cols = schedule.mask_blocks or own
+    blocks = -(-p.seqlen_q // rows), -(-p.seqlen_k // cols)
+    if p.block_mask.shape[2:] != blocks:
+        raise ValueError(
+            f"block_mask must be (..., Tr, Tc) = (..., {blocks[0]}, {blocks[1]}) for blocks of Br {rows} x Bc {cols}, got "
+            f"{p.block_mask.shape}; tiling=(Br, Bc) chooses the blocks"
+        )
+    if rows % own[0] or cols % own[1]:
+        raise ValueError(f"the block mask's blocks must be whole blocks of {own}, got {(rows, cols)}")

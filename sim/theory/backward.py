@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule
-from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, launches
+from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
+from cupyflash.schedules.fa2_backward_tiles import launches
 from cupyflash.sim.theory.visits import FLOAT32, columns_of, lengths, mask_bytes, visits_of
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
@@ -20,13 +22,20 @@ Form = dict[str, tuple[int, int]]
 
 def backward_traffic(schedule: BackwardSchedule) -> Traffic:
     """The closed form of a backward schedule's HBM traffic, per tensor, in bytes."""
-    forms: dict[str, Callable[[BackwardSchedule, int, list[np.ndarray | None]], Form]] = {"fa2": _fa2}
     total: Counter[tuple[str, bool]] = Counter()
-    for times, keys, kept in _groups(schedule):
-        for name, moved in forms[schedule.algorithm](schedule, keys, kept).items():
-            for write, nbytes in enumerate(moved):
-                total[name, bool(write)] += times * nbytes
+    for part, form in _forms(schedule):
+        for times, keys, kept in _groups(part):
+            for name, moved in form(part, keys, kept).items():
+                for write, nbytes in enumerate(moved):
+                    total[name, bool(write)] += times * nbytes
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
+
+
+def _forms(schedule: BackwardSchedule) -> Iterator[tuple[BackwardSchedule, Callable[[Any, int, list[np.ndarray | None]], Form]]]:
+    """The closed forms whose sum a schedule's traffic is."""
+    yield schedule, {"fa2": _fa2}[schedule.algorithm]
+    if isinstance(schedule, Fa2BackwardSchedule) and schedule.queries is not None:
+        yield schedule.queries, _queries
 
 
 def _groups(schedule: BackwardSchedule) -> Iterator[tuple[int, int, list[np.ndarray | None]]]:
@@ -36,7 +45,12 @@ def _groups(schedule: BackwardSchedule) -> Iterator[tuple[int, int, list[np.ndar
         for keys, batches in lengths(p).items():
             yield batches * p.kv_heads, keys, [None] * schedule.group
         return
-    masks = p.block_mask.kept
+    rows, cols = schedule.mask_blocks or (schedule.block_rows, schedule.block_cols)
+    places = (
+        (np.arange(math.ceil(p.seqlen_q / schedule.block_rows)) * schedule.block_rows // rows)[:, None],
+        (np.arange(math.ceil(p.seqlen_k / schedule.block_cols)) * schedule.block_cols // cols),
+    )
+    masks = p.block_mask.kept[:, :, *places]
     for batch in range(p.batch):
         for first in range(0, p.heads, schedule.group):
             kept = [masks[batch % len(masks), head % masks.shape[1]] for head in range(first, first + schedule.group)]
@@ -49,12 +63,11 @@ def _loaded(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]
     return columns_of(schedule, keys, np.any(masks, axis=0) if masks else None)
 
 
-def _fa2(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
+def _fa2(schedule: Fa2BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
     """Q, dO, L and D once a visit of a row, K and V once, dK and dV once; dQ is read and written by an atomic at each visit.
 
     Before it O and dO are read for D, and dQ's sum is cleared; behind it the sum is read, and dQ written in its own type.
     """
-    assert isinstance(schedule, Fa2BackwardSchedule)
     p, group = schedule.problem, schedule.group
     visits = [visits_of(schedule, keys, one) for one in kept]
     R = sum(int(rows @ times) for rows, times, _, _ in visits)
@@ -70,15 +83,44 @@ def _fa2(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -
         "D": (R * FLOAT32, Nq * FLOAT32),
         "dK": (0, p.seqlen_k * d * p.itemsize),
         "dV": (0, p.seqlen_k * dv * p.itemsize),
-        "dQ": (0, Nq * d * p.itemsize),
+        "dQ": (0, Nq * d * p.itemsize if atomics else 0),
         "dQ_acc": ((R + Nq) * d * FLOAT32, (R + Nq) * d * FLOAT32) if atomics else (0, 0),
         "key_lengths": (len(made) * 4 * math.ceil(p.seqlen_k / schedule.block_cols) if p.padded else 0, 0),
         "block_mask": (0 if p.block_mask is None else len(made) * sum(int(blocks.sum()) for *_, blocks in visits), 0),
     }
+    scores = _mask_bytes(schedule, keys, kept)
+    if schedule.dbias:
+        form["dbias"] = (scores["bias"] // p.itemsize * FLOAT32,) * 2
+    return form | {name: (len(made) * nbytes, 0) for name, nbytes in scores.items()}
+
+
+def _queries(schedule: QueriesSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
+    """As the forward: Q, dO, L and D once where a row block visits any column block, K and V at each visit, dQ once."""
+    p, size = schedule.problem, schedule.problem.itemsize
+    visits = [visits_of(schedule, keys, one) for one in kept]
+    seen = sum(int(rows[times > 0].sum()) for rows, times, _, _ in visits)
+    loaded = sum(int(columns.sum()) for _, _, columns, _ in visits)
+    form = {
+        "Q": (seen * p.head_dim * size, 0),
+        "dO": (seen * p.value_dim * size, 0),
+        "L": (seen * FLOAT32, 0),
+        "D": (seen * FLOAT32, 0),
+        "K": (loaded * p.head_dim * size, 0),
+        "V": (loaded * p.value_dim * size, 0),
+        "dQ": (0, schedule.group * p.seqlen_q * p.head_dim * size),
+        "key_lengths": (4 * schedule.group * math.ceil(p.seqlen_q / schedule.block_rows) if p.padded else 0, 0),
+        "block_mask": (0 if p.block_mask is None else sum(int(blocks.sum()) for *_, blocks in visits), 0),
+    }
+    return form | {name: (nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, kept).items()}
+
+
+def _mask_bytes(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Counter[str]:
+    """What one look at every visited score reads of mask and bias."""
+    total: Counter[str] = Counter()
     for one in kept:
-        for name, (nbytes, _) in mask_bytes(p, keys, one, (schedule.block_rows, schedule.block_cols)).items():
-            form[name] = (form.get(name, (0, 0))[0] + len(made) * nbytes, 0)
-    return form
+        for name, (nbytes, _) in mask_bytes(schedule.problem, keys, one, (schedule.block_rows, schedule.block_cols)).items():
+            total[name] += nbytes
+    return total
 
 
 def standard_backward_ideal(problem: Problem) -> Traffic:

@@ -1,0 +1,131 @@
+"""The blocks of FlashAttention-2's backward kernels: what they need of SRAM and registers, and which are taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cupyflash.device import Device
+from cupyflash.problem import Problem
+from cupyflash.schedules.base import FLOAT32, GRANULE, block_mask_bytes, padded_dim
+from cupyflash.tiling import DoesNotFit, TileSize
+
+MOST_WARPS = 8
+BLOCK_ROWS = (64, 48, 32, 16)
+BLOCK_COLS = (128, 64, 48, 32, 16)
+# d + d_v of the gradients of 16 keys that a warp has in registers, by item size: wider heads take a launch for each.
+MOST_ACCUMULATORS = {2: 256, 4: 128}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of the main kernel: the gradients that it makes. dQ goes with dK."""
+
+    dk: bool
+    dv: bool
+
+
+def launches(problem: Problem) -> tuple[Launch, ...]:
+    """dK and dV together, or one after the other where a warp's registers do not hold both."""
+    if padded_dim(problem.head_dim) + padded_dim(problem.value_dim) <= MOST_ACCUMULATORS[problem.itemsize]:
+        return (Launch(dk=True, dv=True),)
+    return Launch(dk=False, dv=True), Launch(dk=True, dv=False)
+
+
+def row_lanes(problem: Problem) -> int:
+    """Lanes that a row has in the first and last kernel: ROW_LANES in fa2_backward.cu."""
+    width = max(problem.head_dim, problem.value_dim) // 2
+    return 32 if width > 16 else 16 if width > 8 else 8 if width > 4 else 4
+
+
+def block_mask_column_bytes(problem: Problem, block_rows: int) -> int:
+    """Bytes for what the block mask says of a column block, of each query head of a group, a bit a block in words of 32."""
+    if problem.block_mask is None:
+        return 0
+    group = problem.heads // max(problem.kv_heads, 1)
+    return 4 * group * math.ceil(math.ceil(problem.seqlen_q / block_rows) / 32)
+
+
+def shared_bytes(problem: Problem, block_rows: int, block_cols: int, stages: int) -> int:
+    """Bytes of K_j and V_j, dS, the Q and dO blocks with L and D, and the column block's part of a block mask."""
+    row = (padded_dim(problem.head_dim) + padded_dim(problem.value_dim)) * problem.itemsize
+    scores = block_cols * block_rows * problem.itemsize
+    rows = stages * block_rows * (row + 2 * FLOAT32)
+    return block_cols * row + scores + rows + block_mask_column_bytes(problem, block_rows)
+
+
+def query_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
+    """Bytes of Q_i and dO_i, K_j and V_j, and the row block's part of a block mask, in the kernel of dQ."""
+    row = (padded_dim(problem.head_dim) + padded_dim(problem.value_dim)) * problem.itemsize
+    return (block_rows + block_cols) * row + block_mask_bytes(problem, 1, block_cols)
+
+
+def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> int | None:
+    """How many Q and dO blocks there is room for: two where they fit, None where not even one does."""
+    fitting = [n for n in (2, 1) if shared_bytes(problem, block_rows, block_cols, n) <= device.sram_per_block]
+    return fitting[0] if fitting else None
+
+
+def most_rows(problem: Problem) -> int:
+    """Br beyond which S^T and dP^T, beside the gradients, were seen to spill."""
+    d = max(problem.head_dim, problem.value_dim)
+    if problem.itemsize == 4:
+        return 32 if d <= 64 else 16
+    return 64 if d <= 96 else 32
+
+
+def _blocks(within: tuple[int, int] | None) -> Iterator[tuple[int, int]]:
+    """Block sizes in order of preference: many columns, since Q and dO are read once for each column block."""
+    for block_cols in BLOCK_COLS:
+        for block_rows in BLOCK_ROWS:
+            if within is None or not (within[0] % block_rows or within[1] % block_cols):
+                yield block_rows, block_cols
+
+
+def fit(problem: Problem, device: Device, within: tuple[int, int] | None) -> TileSize:
+    """The first blocks that registers and SRAM hold; where `within` is given, blocks that divide it."""
+    for block_rows, block_cols in _blocks(within):
+        stages = stages_for(problem, device, block_rows, block_cols)
+        if stages and block_rows <= most_rows(problem):
+            need = shared_bytes(problem, block_rows, block_cols, stages)
+            made = "dK and dV together" if len(launches(problem)) == 1 else "dV, then dK"
+            reason = f"{block_cols // GRANULE} warps of {GRANULE} keys, {made}, {stages} Q and dO blocks"
+            return TileSize(block_rows, block_cols, f"{reason}; {need:,} of {device.sram_per_block:,} bytes")
+    raise _refused(problem, device, shared_bytes(problem, GRANULE, GRANULE, 1), within)
+
+
+def fit_queries(problem: Problem, device: Device, within: tuple[int, int] | None) -> TileSize:
+    """The same for the kernel of dQ."""
+    for block_cols, block_rows in _blocks(None if within is None else (within[1], within[0])):
+        need = query_bytes(problem, block_rows, block_cols)
+        if need <= device.sram_per_block and block_cols <= most_rows(problem):
+            return TileSize(block_rows, block_cols, f"{need:,} of {device.sram_per_block:,} bytes")
+    raise _refused(problem, device, query_bytes(problem, GRANULE, GRANULE), within)
+
+
+def _refused(problem: Problem, device: Device, least: int, within: tuple[int, int] | None) -> ValueError:
+    what = f"fa2's backward at head_dim {problem.head_dim} {problem.dtype}"
+    if within is not None and (within[0] % GRANULE or within[1] % GRANULE):
+        return ValueError(f"{what} runs blocks in steps of {GRANULE}; the block mask has blocks of {within}")
+    return DoesNotFit(f"{what} needs at least {least:,} bytes of SRAM; {device.name} gives a block {device.sram_per_block:,} bytes")
+
+
+def require(problem: Problem, device: Device, used: TileSize) -> None:
+    """ValueError unless the kernel runs these blocks on the device."""
+    if used.block_rows % GRANULE or used.block_cols % GRANULE or used.block_cols > MOST_WARPS * GRANULE:
+        raise ValueError(
+            f"the fa2 backward runs blocks in steps of {GRANULE}, with at most {MOST_WARPS * GRANULE} columns; the tiling asks for "
+            f"{used}"
+        )
+    if used.block_rows > most_rows(problem):
+        raise DoesNotFit(
+            f"the fa2 backward has registers for {most_rows(problem)} rows at head_dim {problem.head_dim} {problem.dtype}; the "
+            f"tiling asks for {used}"
+        )
+    need = shared_bytes(problem, used.block_rows, used.block_cols, 1)
+    if need > device.sram_per_block:
+        raise DoesNotFit(
+            f"fa2's backward with {used} needs {need:,} bytes of shared memory at head_dim {problem.head_dim} {problem.dtype}; "
+            f"{device.name} gives a block {device.sram_per_block:,} bytes"
+        )

@@ -1,0 +1,151 @@
+// dQ of FlashAttention-2's backward by itself, in a fixed order: one thread block a row block of Q, which streams the K/V blocks
+// that it sees, as the forward does. It computes S and dP once more, and needs no atomics and no float32 dQ in HBM.
+//
+// Constants, all from the tile schedule:
+//   ELEMENT     __half, __nv_bfloat16 or float       D, DV      d of Q and K, of V and O
+//   BR, BC      rows of a Q block, of a K/V block    COPY_BYTES width of a copy
+//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
+//   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
+//   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
+#define SUB BC
+#include "block_mask.cuh"
+#include "element.cuh"
+#include "mask.cuh"
+#include "row_products.cuh"
+#include "sequence.cuh"
+#include "weight.cuh"
+
+constexpr int WARPS = BR / 16, THREADS = 32 * WARPS, N = BC / 8;
+
+typedef SwizzledTile<D> KeyTile;     // of Q, K and dQ
+typedef SwizzledTile<DV> ValueTile;  // of V and dO
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const Element* dO, const float* L, const float* D_rows,
+                     Element* dQ, int Nq, int Nk, int heads, int group, float scale,
+                     long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,
+                     long long V_batch, long long V_head, long long V_row, long long dO_batch, long long dO_head,
+                     long long dO_row, long long dQ_batch, long long dQ_head, long long dQ_row,
+                     const unsigned char* mask, long long mask_batch, long long mask_head, long long mask_row, long long mask_col,
+                     const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
+                     const int* key_lengths, int left, int right,
+                     const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head,
+                     long long block_mask_row, long long block_mask_col,
+                     const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q) {
+  extern __shared__ __align__(128) unsigned char sram[];
+  Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x D), at the end dQ
+  Element* dO_smem = Q_smem + BR * KeyTile::PAD;       // (BR x DV)
+  Element* K_smem = dO_smem + BR * ValueTile::PAD;     // (BC x D)
+  Element* V_smem = K_smem + BC * KeyTile::PAD;        // (BC x DV)
+  unsigned* kept = reinterpret_cast<unsigned*>(V_smem + BC * ValueTile::PAD);
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int Tr = (Nq + BR - 1) / BR, i = Tr - 1 - blockIdx.x % Tr;
+  const int pair = blockIdx.x / Tr, batch = pair / heads, head = pair % heads;
+  const int row_block = i * BR;
+  long long first_query = 0;  // row 0 of the sequence, in L and D
+  if constexpr (VARLEN) {
+    const Sequence sequence = find_sequence(cu_seqlens_q, cu_seqlens_k, batch, sram);
+    if (row_block >= sequence.queries) return;  // Nq was that of the longest
+    Nq = sequence.queries;
+    Nk = sequence.keys;
+    first_query = sequence.first_query;
+    Q += first_query * Q_row;
+    dO += first_query * dO_row;
+    dQ += first_query * dQ_row;
+    K += sequence.first_key * K_row;
+    V += sequence.first_key * V_row;
+  }
+  const long long row0 = (VARLEN ? head : static_cast<long long>(pair)) * total_q + first_query + row_block;
+  const int rows = min(BR, Nq - row_block);
+  Q += batch * Q_batch + head * Q_head + row_block * Q_row;
+  dO += batch * dO_batch + head * dO_head + row_block * dO_row;
+  K += batch * K_batch + head / group * K_head;
+  V += batch * V_batch + head / group * V_head;
+  const int keys = count_keys(key_lengths, batch, Nk, sram);
+  const Masks masks = {keys, Nk - Nq, left, right, mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
+                       bias + batch * bias_batch + head * bias_head, bias_row, bias_col};
+
+  // The K/V blocks that some row sees
+  const int last_row = row_block + rows - 1;
+  const int first_key = visible_begin(masks, row_block), end_key = visible_end(masks, last_row);
+  const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
+  if constexpr (SPARSE) {
+    const BlockMask keep = {block_mask + batch * block_mask_batch + head * block_mask_head, block_mask_row, block_mask_col};
+    read_block_mask<KEPT_COLS>(kept, keep, i / KEPT_ROWS, blocks.begin, blocks.end, warp, WARPS);
+    __syncthreads();
+  }
+  int j = blocks.below(blocks.end);
+
+  const int warp_row = row_block + warp * 16;
+  float L_i[2] = {}, D_i[2] = {};  // of rows g and g + 8
+  if (j >= blocks.begin) {
+    KeyTile::load<BR, THREADS, false>(Q_smem, Q, Q_row, rows, threadIdx.x);
+    ValueTile::load<BR, THREADS, false>(dO_smem, dO, dO_row, rows, threadIdx.x);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      // One of the four lanes that share a row reads for them.
+      const int row = warp * 16 + g + 8 * h;
+      if (t == 0 && row < rows) {
+        L_i[h] = L[row0 + row];
+        D_i[h] = D_rows[row0 + row];
+      }
+      L_i[h] = __shfl_sync(~0u, L_i[h], 0, 4);
+      D_i[h] = __shfl_sync(~0u, D_i[h], 0, 4);
+      if (L_i[h] == NEG_INF) L_i[h] = 0.f;  // a row that sees nothing, and has scores of -inf
+    }
+  }
+  const QueryRows<KeyTile, 1, false> Q_rows = {Q_smem + warp * 16 * KeyTile::PAD};
+  const QueryRows<ValueTile, 1, false> dO_rows = {dO_smem + warp * 16 * ValueTile::PAD};
+
+  float dQ_regs[1][KeyTile::PAD / 8][4] = {};
+  for (; j >= blocks.begin; j = blocks.below(j)) {
+    const int cols = keys - j * BC;
+    __syncthreads();  // all are done with the blocks before
+    KeyTile::load<BC, THREADS, false>(K_smem, K + static_cast<long long>(j) * BC * K_row, K_row, cols, threadIdx.x);
+    close_group();
+    ValueTile::load<BC, THREADS, false>(V_smem, V + static_cast<long long>(j) * BC * V_row, V_row, cols, threadIdx.x);
+    close_group();
+    const int last = min(warp_row + 16, Nq) - 1;
+    const bool seen = warp_row < Nq && j * BC < visible_end(masks, last) && (j + 1) * BC > visible_begin(masks, warp_row);
+
+    // S = Q K_j^T, P = exp(S - L)
+    float P[1][N][4], dS[1][N][4];
+    wait_for_groups<1>();
+    __syncthreads();
+    if (seen) {
+      scores<2>(P, Q_rows, K_smem);
+      const bool whole = !MASK && !BIAS && (j + 1) * BC <= visible_end(masks, warp_row) && j * BC >= visible_begin(masks, last);
+      if (whole) {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) P[0][n][e] = weight_of(fmaf(P[0][n][e], scale * UNIT, -L_i[e / 2] * UNIT));
+      } else {
+        scale_and_mask(P[0], scale * UNIT, UNIT, masks, warp_row + g, j * BC, Nq);
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) P[0][n][e] = weight_of(P[0][n][e] - L_i[e / 2] * UNIT);
+      }
+    }
+    wait_for_groups<0>();
+    __syncthreads();
+    if (seen) {
+      // dP = dO V_j^T, dS = P * (dP - D), dQ += dS K_j
+      scores<2>(dS, dO_rows, V_smem);
+#pragma unroll
+      for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) dS[0][n][e] = P[0][n][e] * (dS[0][n][e] - D_i[e / 2]);
+      add_weighted_values<KeyTile, 8>(dQ_regs, dS, K_smem);
+    }
+  }
+
+  // dQ goes through the room of Q, of which a warp reads its own rows only.
+  __syncwarp();
+  Element* dQ_smem = Q_smem + warp * 16 * KeyTile::PAD;
+  put_tile<KeyTile>(dQ_smem, dQ_regs, scale);
+  __syncwarp();
+  KeyTile::store<16>(dQ + batch * dQ_batch + head * dQ_head + warp_row * dQ_row, dQ_smem, dQ_row, rows - warp * 16, lane);
+}
