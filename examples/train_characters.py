@@ -189,7 +189,9 @@ def main() -> None:
     parser.add_argument("--plot", metavar="PNG", help="draw the loss (needs matplotlib)")
     arguments = parser.parse_args()
     xp = arrays()
-    print(f"{'the GPU (CuPy)' if xp is not np else 'the simulated device (NumPy)'}: {len(TEXT)} characters of {len(set(TEXT))} kinds")
+    print(
+        f"{'the GPU (CuPy)' if xp is not np else 'the simulated device (NumPy)'}: {len(TEXT)} characters of {len(set(TEXT))} kinds"
+    )
     losses = train(xp, arguments.steps, arguments.seed)
     if arguments.plot:
         plot(losses, arguments.plot)

@@ -101,8 +101,8 @@ def measure(
     blocks: tuple[int, int] | None = None,
     **masks: Any,
 ) -> dict[str, Numbers]:
-    """The errors of O, and of L where there is one, and what is allowed of them; `masks` as `cupyflash.attention` takes them; `block_mask`
-    is of `blocks` (Br, Bc).
+    """The errors of O, and of L where there is one, and what is allowed of them; `masks` as `cupyflash.attention` takes them,
+    `block_mask` of `blocks` (Br, Bc).
 
     O: twice the plain computation's error plus two units in the last place of the output. L: 1e-3 (float32: 1e-5) plus
     four units in the last place of the largest score. `score_dtype` is what S is held in: float32 on chip, the element

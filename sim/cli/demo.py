@@ -70,9 +70,7 @@ def demo(seqlen: int, heads: int, device_name: str, sram: str | None, as_json: b
         raise click.ClickException("theory, replay and execution do not agree, or the kernel has findings")
 
 
-def witnesses(
-    schedule: TileSchedule, executed: Traffic, findings: Sequence[object]
-) -> tuple[dict[str, Traffic], dict[str, Any]]:
+def witnesses(schedule: TileSchedule, executed: Traffic, findings: Sequence[object]) -> tuple[dict[str, Traffic], dict[str, Any]]:
     """The three counts of a schedule by name, and its report."""
     counts = {"theory": theory.traffic(schedule), "replay": machine.replay(schedule), "executed": executed}
     report = {

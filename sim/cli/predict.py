@@ -74,7 +74,9 @@ def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> 
     if report["arithmetic_intensity"] is not None:
         balance = report["machine_balance"]
         beside = f"; the device balances at {balance:.0f}" if balance else ""
-        click.echo(f"arithmetic intensity: {report['arithmetic_intensity']:.1f} FLOP a byte ({count} N^2 d, nothing skipped){beside}")
+        click.echo(
+            f"arithmetic intensity: {report['arithmetic_intensity']:.1f} FLOP a byte ({count} N^2 d, nothing skipped){beside}"
+        )
     if report["ratio_to_standard"] is not None:
         click.echo(
             f"{report['ratio_to_standard']:.3f} of the bytes of {other} ({report['standard_ideal_bytes']:,}, "

@@ -95,7 +95,9 @@ def show(report: dict[str, Any], request: Request, found: Verification) -> None:
         rows = [traffic.get(tensor, nothing) for traffic in counts.values()]
         cells = ("".join(f"{row[side]:>16,}" for row in rows) for side in nothing)
         click.echo(f"  {tensor:8}" + "  ".join(cells))
-    click.echo(f"\n  {'largest error against float64':<32}" + "".join(f"{tensor:>12}{'allowed':>12}" for tensor in found.numbers[0]))
+    click.echo(
+        f"\n  {'largest error against float64':<32}" + "".join(f"{tensor:>12}{'allowed':>12}" for tensor in found.numbers[0])
+    )
     for v_mean, rows in groupby(report["numbers"], key=lambda row: row["v_mean"]):
         click.echo(f"  V about {v_mean:<24g}" + "".join(f"{row['error']:>12.2e}{row['allowed']:>12.2e}" for row in rows))
     for difference in found.differences:
