@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from cupyflash.attention import attention
 from cupyflash.device import Device
-from cupyflash.gradients import attention_backward, attention_vjp
+from cupyflash.gradients import attention_backward, attention_varlen_backward, attention_vjp
 from cupyflash.merge import merge_states
 from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule, plan
@@ -30,6 +30,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_varlen",
+    "attention_varlen_backward",
     "attention_vjp",
     "merge_states",
     "plan",

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from cupyflash.binding import Masks
-from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_findings, refuse_overlap, target
-from cupyflash.problem import Problem
-from cupyflash.schedules import TileSchedule, plan
-from cupyflash.simulated import Simulation
+from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_out, target
+from cupyflash.launcher import Prepared, as_contiguous, prepare_attention, prepared
+from cupyflash.problem import Array, Layout, Problem, Window
+from cupyflash.schedules import plan
+from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiling import TilingChoice
 
 ALGORITHMS = ("auto", "fa1", "fa2", "standard")
@@ -72,47 +73,33 @@ def attention(
     inputs = {name: as_array(name, array) for name, array in given.items() if name in "qkv" or array is not None}
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     gpu = on_gpu(**arrays)
+    algorithm = "fa2" if algorithm == "auto" else algorithm
     with device_of(gpu, **arrays):
-        problem = Problem.from_arrays(**arrays, causal=causal, window=window, scale=scale)
-        device, simulation = target(gpu)
-        schedule = plan(problem, device, "fa2" if algorithm == "auto" else algorithm, tiling, lse=bool(return_lse))
-        schedule.kernels()  # refuses what no kernel runs, before anything is allocated
+        call = prepared(_prepare, gpu, arrays, causal, window, scale, algorithm, tiling, bool(return_lse))
         if out is not None:
-            if not gpu and not arrays["out"].flags.writeable:
-                raise ValueError("out must be writeable, got a read-only array")
-            refuse_overlap(arrays["out"], **inputs)
-        return _run(schedule, simulation, inputs, out, arrays.get("out"), sys.modules["cupy"] if gpu else np)
+            refuse_out(arrays["out"], **inputs)
+        if key_lengths is not None:
+            inputs["key_lengths"] = as_contiguous(gpu, inputs["key_lengths"], np.int32)
+        made = call.launch({**inputs, "Q": inputs["q"], "K": inputs["k"], "V": inputs["v"], "O": arrays.get("out")})
+    o = made["O"] if out is None else out
+    return (o, made["L"]) if return_lse else o
 
 
-def _run(
-    schedule: TileSchedule, simulation: Simulation | None, inputs: dict[str, Any], out: Any, target_array: Any, xp: Any
-) -> Any:
-    """Allocate what is missing, launch or simulate, and hand over what was asked for."""
-    q, k, v = (inputs[name] for name in "qkv")
-    if target_array is None:
-        out = target_array = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)
-    lse = xp.empty(q.shape[:-1], dtype=np.float32) if schedule.lse else None
-    lengths = inputs.get("key_lengths")
-    lengths = None if lengths is None else xp.ascontiguousarray(lengths, np.int32)
-    masks = Masks(inputs.get("mask"), inputs.get("bias"), lengths, inputs.get("block_mask"))
-    compute(schedule, simulation, q, k, v, target_array, lse, masks)
-    return (out, lse) if schedule.lse else out
-
-
-def compute(
-    schedule: TileSchedule, simulation: Simulation | None, q: Any, k: Any, v: Any, out: Any, lse: Any | None, masks: Masks
-) -> None:
-    """Attention into `out` and `lse`, on the GPU or on the simulated device."""
-    if schedule.problem.head_count and schedule.problem.seqlen_q:
-        if simulation is None:
-            from cupyflash.launcher import launch
-
-            launch(schedule, q, k, v, out, lse, masks)
-        else:
-            # The one place where attention reaches into the simulator.
-            from cupyflash.sim.estimate import refuse_slow
-            from cupyflash.sim.execution import allocate, run
-
-            refuse_slow(schedule, simulation.max_seconds)
-            execution = run(schedule, q, k, v, out, lse, allocate(schedule), masks=masks)
-            refuse_findings(execution.findings)
+def _prepare(
+    gpu: bool,
+    arrays: Mapping[str, Array],
+    causal: bool,
+    window: Window | None,
+    scale: float | None,
+    algorithm: str,
+    tiling: TilingChoice,
+    lse: bool,
+) -> Prepared | PreparedSimulation:
+    problem = Problem.from_arrays(**arrays, causal=causal, window=window, scale=scale)
+    device, simulation = target(gpu)
+    schedule = plan(problem, device, algorithm, tiling, lse=lse)
+    q, k, v = (arrays[name] for name in "qkv")
+    made = Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)
+    masks = Masks(**{name: arrays.get(name) for name in ("mask", "bias", "key_lengths", "block_mask")})
+    tensors = q, k, v, arrays.get("out", made)
+    return prepare_attention(schedule, simulation, tensors, masks, {} if "out" in arrays else {"O": made})

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -61,30 +60,50 @@ def as_array(name: str, array: Any) -> Any:
     raise TypeError(f"{name} must be a NumPy or CuPy array, got {type(array).__name__}")
 
 
-@contextmanager
-def device_of(gpu: bool, **arrays: Any) -> Iterator[None]:
-    """On a GPU, make the arrays' own device the current one; ValueError when they are on several."""
+def device_of(gpu: bool, **arrays: Any) -> AbstractContextManager[object]:
+    """On a GPU, the context in which the arrays' own device is the current one; ValueError when they are on several."""
     if not gpu:
-        yield
-        return
+        return nullcontext()
     ordinals = {name: int(array.device) for name, array in arrays.items()}
     if len(set(ordinals.values())) > 1:
         places = ", ".join(f"{name} is on GPU {ordinal}" for name, ordinal in ordinals.items())
         raise ValueError(f"all arrays must be on one GPU: {places}")
     cuda = sys.modules["cupy"].cuda
     ordinal = next(iter(ordinals.values()))
-    if ordinal == cuda.runtime.getDevice():
-        yield
-    else:
-        with cuda.Device(ordinal):
-            yield
+    here: AbstractContextManager[object] = nullcontext() if ordinal == cuda.runtime.getDevice() else cuda.Device(ordinal)
+    return here
 
 
 def refuse_overlap(out: Any, **inputs: Any) -> None:
     """ValueError when `out` shares memory with an input: the kernels read inputs after they have begun to write."""
+    first, end = _span(out)
     for name, array in inputs.items():
-        if np.shares_memory(_Extent.of(out), _Extent.of(array)):
+        other_first, other_end = _span(array)
+        if other_first < end and first < other_end and np.shares_memory(_Extent.of(out), _Extent.of(array)):
             raise ValueError(f"out must not overlap {name}, but they share memory")
+
+
+def _span(array: Any) -> tuple[int, int]:
+    """The addresses that all bytes of an array lie between: first <= byte < end."""
+    before, behind = _reach(array.shape, array.strides, array.dtype.itemsize)
+    start = address(array)
+    return start - before, start + behind
+
+
+@lru_cache(maxsize=1024)
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """How many bytes an array has before its first element's address, and from there on."""
+    if 0 in shape:
+        return 0, 0
+    steps = [(length - 1) * stride for length, stride in zip(shape, strides, strict=True)]
+    return -sum(step for step in steps if step < 0), itemsize + sum(step for step in steps if step > 0)
+
+
+def refuse_out(out: Any, **inputs: Any) -> None:
+    """ValueError when `out` cannot be written, or shares memory with an input."""
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ValueError("out must be writeable, got a read-only array")
+    refuse_overlap(out, **inputs)
 
 
 class _Extent:
@@ -116,9 +135,3 @@ def target(gpu: bool) -> tuple[Device, Simulation | None]:
 def current_gpu(ordinal: int) -> Device:
     """The GPU of that number; asked for once, since its properties take longer to read than a small call to run."""
     return Device.current(ordinal)
-
-
-def refuse_findings(findings: Sequence[object]) -> None:
-    """RuntimeError when the simulated device found something wrong with a kernel of ours."""
-    if findings:
-        raise RuntimeError(f"the simulated device found {len(findings)} faults in the kernel, the first: {findings[0]}")

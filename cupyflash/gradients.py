@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from cupyflash import varlen
 from cupyflash.attention import attention
 from cupyflash.binding import Masks
-from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_findings, target
-from cupyflash.problem import Problem, check_operand, row_alignment
-from cupyflash.schedules import BACKWARD_ALGORITHMS, BackwardSchedule, plan_backward
-from cupyflash.simulated import Simulation
+from cupyflash.device import Device
+from cupyflash.dispatch import as_array, device_of, on_gpu, target
+from cupyflash.launcher import Prepared, as_contiguous, prepare_gradients, prepared
+from cupyflash.problem import Array, Layout, Problem, Window, check_operand, row_alignment
+from cupyflash.schedules import BACKWARD_ALGORITHMS, BackwardSchedule, plan_backward, plan_varlen_backward
+from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiling import TilingChoice
-
-MASKS = ("mask", "bias", "key_lengths", "block_mask")
 
 
 def attention_backward(
@@ -38,7 +40,8 @@ def attention_backward(
     algorithm: str = "auto",
     tiling: TilingChoice = None,
     deterministic: bool = False,
-) -> tuple[Any, Any, Any]:
+    return_dbias: bool = False,
+) -> tuple[Any, ...]:
     """dq, dk and dv: what `attention`'s inputs do to sum(dout * O), without a matrix of n_q x n_k in memory.
 
     `out` and `lse` are what `attention(q, k, v, ..., return_lse=True)` returned; `dout` is the gradient of out, of its shape and
@@ -49,82 +52,156 @@ def attention_backward(
     `algorithm`: "fa2" (FlashAttention-2), or "auto", which is "fa2". It sums dq by atomics, in float32 and in no order;
     `deterministic` takes a kernel of its own for dq instead, which gives the same bits each time.
 
-    Returns arrays of q's dtype on q's device, of the shapes of q, k and v. Raises as `attention` does.
+    Returns arrays of q's dtype on q's device, of the shapes of q, k and v; with `return_dbias` also the bias's gradient, of its
+    shape ("fa2"; what is broadcast adds up, by atomics, which `deterministic` refuses). Raises as `attention` does.
     """
-    _check_choices(algorithm, deterministic)
+    _check_choices(algorithm, bias, deterministic=deterministic, return_dbias=return_dbias)
     given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    masks = zip(MASKS, (mask, bias, key_lengths, block_mask), strict=True)
+    given |= {name: array for name, array in masks if array is not None}
     arrays = {name: as_array(name, array) for name, array in given.items()}
-    masks = {name: array for name, array in zip(MASKS, (mask, bias, key_lengths, block_mask), strict=True) if array is not None}
-    masks = {name: as_array(name, array) for name, array in masks.items()}
-    gpu = on_gpu(**arrays, **masks)
-    with device_of(gpu, **arrays, **masks):
-        problem = pose(**arrays, **masks, causal=causal, window=window, scale=scale)
-        schedule, simulation = _planned(problem, gpu, algorithm, tiling, deterministic)
-        xp = sys.modules["cupy"] if gpu else np
-        gradients = {f"d{name}": xp.empty(arrays[name].shape, dtype=arrays[name].dtype) for name in "qkv"}
-        _compute(schedule, simulation, arrays | gradients, masks, xp)
-    return gradients["dq"], gradients["dk"], gradients["dv"]
+    gpu = on_gpu(**arrays)
+    with device_of(gpu, **arrays):
+        call = prepared(_prepare, gpu, arrays, causal, window, scale, algorithm, tiling, bool(deterministic), bool(return_dbias))
+        arrays["lse"] = as_contiguous(gpu, arrays["lse"], np.float32)
+        if key_lengths is not None:
+            arrays["key_lengths"] = as_contiguous(gpu, arrays["key_lengths"], np.int32)
+        if return_dbias:  # a sum
+            arrays["dbias"] = (sys.modules["cupy"] if gpu else np).zeros(arrays["bias"].shape, np.float32)
+        made = call.launch(arrays | {tensor: arrays[name] for tensor, name in TENSORS.items()})
+    gradients = (made["dQ"], made["dK"], made["dV"])
+    return (*gradients, arrays["dbias"].astype(arrays["q"].dtype)) if return_dbias else gradients
 
 
-def pose(
-    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, causal: bool, window: Any, scale: float | None, **masks: Any
-) -> Problem:
-    """The forward's problem. TypeError or ValueError for a `dout`, `out` or `lse` that does not go with it."""
-    problem = Problem.from_arrays(q, k, v, causal=causal, window=window, scale=scale, **masks)
-    for name, array in (("out", out), ("dout", dout)):
-        check_operand(name, array, q)
-        if array.shape != (*q.shape[:-1], v.shape[-1]):
-            raise ValueError(f"{name} must have shape {(*q.shape[:-1], v.shape[-1])}, got {array.shape}")
-    if lse.dtype != np.float32:
-        raise TypeError(f"lse must be of dtype float32, got {lse.dtype}")
-    if lse.shape != q.shape[:-1]:
-        raise ValueError(f"lse must have shape {q.shape[:-1]}, got {lse.shape}")
-    return replace(problem, alignment=min(problem.alignment, row_alignment(out), row_alignment(dout)))
+# The kernels' names for the arrays of a call
+TENSORS = {"Q": "q", "K": "k", "V": "v", "O": "out", "L": "lse", "dO": "dout"}
+MASKS = ("mask", "bias", "key_lengths", "block_mask")
 
 
-def _check_choices(algorithm: str, deterministic: bool) -> None:
-    if algorithm not in ("auto", *BACKWARD_ALGORITHMS):
-        raise ValueError(f"algorithm must be one of auto, {', '.join(BACKWARD_ALGORITHMS)}, got {algorithm!r}")
+def _prepare(
+    gpu: bool,
+    arrays: Mapping[str, Array],
+    causal: bool,
+    window: Window | None,
+    scale: float | None,
+    algorithm: str,
+    tiling: TilingChoice,
+    deterministic: bool,
+    dbias: bool,
+) -> Prepared | PreparedSimulation:
+    problem = Problem.from_arrays(**_inputs(arrays), causal=causal, window=window, scale=scale)
+    alignment = _check_beside(arrays, arrays["q"].shape[:-1])
+    problem = replace(problem, alignment=min(problem.alignment, alignment))
+    device, simulation = target(gpu)
+    schedule = _planned(problem, device, algorithm, tiling, deterministic, arrays["bias"] if dbias else None)
+    tensors: dict[str, Any] = {tensor: arrays[name] for tensor, name in TENSORS.items()}
+    made = _made(tensors)
+    if dbias:
+        tensors["dbias"] = Layout.contiguous(arrays["bias"].shape, np.float32)
+    masks = Masks(**{name: arrays.get(name) for name in MASKS})
+    return prepare_gradients(schedule, simulation, tensors | made, masks, made)
+
+
+def _made(tensors: Mapping[str, Array]) -> dict[str, Layout]:
+    """The gradients, which a call allocates."""
+    return {f"d{name}": Layout.contiguous(tensors[name].shape, tensors[name].dtype) for name in "QKV"}
+
+
+def attention_varlen_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    tiling: TilingChoice = None,
+    deterministic: bool = False,
+) -> tuple[Any, Any, Any]:
+    """dq, dk and dv of `attention_varlen`, whose out and lse these are; shapes as there, dout as out. Else as `attention_backward`.
+
+    On a GPU pass both `max_seqlen`, or the bounds as NumPy arrays, as there.
+    """
     if type(deterministic).__name__ not in ("bool", "bool_"):
         raise TypeError(f"deterministic must be True or False, got {deterministic!r}")
+    given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    arrays = {name: as_array(name, array) for name, array in given.items()}
+    bounds = {name: as_array(name, array) for name, array in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k))}
+    gpu = on_gpu(**arrays)
+    beside = {name: array for name, array in bounds.items() if not (gpu and isinstance(array, np.ndarray))}
+    on_gpu(**arrays, **beside)
+    every = {**arrays, **bounds}
+    with device_of(gpu, **arrays, **beside):
+        prepared(_posed, gpu, every, causal, window, scale)  # refuses what is no use looking at
+        seqlens, longest = varlen.sequences(bounds, len(arrays["q"]), len(arrays["k"]), max_seqlen_q, max_seqlen_k)
+        counted = None if gpu else seqlens
+        call = prepared(_prepare_varlen, gpu, every, counted, *longest, causal, window, scale, tiling, bool(deterministic))
+        arrays["lse"] = as_contiguous(gpu, arrays["lse"], np.float32)
+        on_device = {name: as_contiguous(gpu, array, np.int32) for name, array in bounds.items()}
+        made = call.launch(on_device | {tensor: arrays[name] for tensor, name in TENSORS.items()})
+    return made["dQ"], made["dK"], made["dV"]
 
 
-def _planned(
-    problem: Problem, gpu: bool, algorithm: str, tiling: TilingChoice, deterministic: bool
-) -> tuple[BackwardSchedule, Simulation | None]:
-    """The schedule, and the simulation that runs it; refuses what no kernel runs, before anything is allocated."""
+def _posed(gpu: bool, arrays: Mapping[str, Any], causal: bool, window: Window | None, scale: float | None) -> Problem:
+    """As many sequences as there are, of lengths that are yet to be looked at."""
+    problem = varlen.posed(gpu, _inputs(arrays), causal, window, scale)
+    alignment = _check_beside(arrays, arrays["q"].shape[1::-1])
+    return replace(problem, alignment=min(problem.alignment, alignment))
+
+
+def _prepare_varlen(
+    gpu: bool,
+    arrays: Mapping[str, Array],
+    seqlens: tuple[tuple[int, int], ...] | None,
+    longest_q: int,
+    longest_k: int,
+    causal: bool,
+    window: Window | None,
+    scale: float | None,
+    tiling: TilingChoice,
+    deterministic: bool,
+) -> Prepared | PreparedSimulation:
+    problem = replace(_posed(gpu, arrays, causal, window, scale), seqlen_q=longest_q, seqlen_k=longest_k)
     device, simulation = target(gpu)
-    chosen = "fa2" if algorithm == "auto" else algorithm
-    schedule = plan_backward(problem, device, chosen, tiling, deterministic=bool(deterministic))
-    schedule.kernels()
-    return schedule, simulation
+    total = arrays["q"].shape[0]
+    schedule = plan_varlen_backward(problem, device, total, seqlens, tiling, deterministic=deterministic)
+    tensors: dict[str, Any] = {tensor: arrays[name] for tensor, name in TENSORS.items()}
+    made = _made(tensors)
+    views = {name: array if name == "L" else varlen.heads_first(array) for name, array in (tensors | made).items()}
+    masks = Masks(**{name: arrays[name] for name in varlen.BOUNDS})
+    return prepare_gradients(schedule, simulation, views, masks, made)
 
 
-def _compute(
-    schedule: BackwardSchedule, simulation: Simulation | None, arrays: dict[str, Any], masks: dict[str, Any], xp: Any
-) -> None:
-    """Launch or simulate; where there is nothing to multiply, the gradients are zeros."""
-    p = schedule.problem
-    if not (p.head_count and p.seqlen_q and p.seqlen_k):
-        for name in ("dq", "dk", "dv"):
-            arrays[name][...] = 0
-        return
-    names = {"Q": "q", "K": "k", "V": "v", "O": "out", "dO": "dout", "dQ": "dq", "dK": "dk", "dV": "dv"}
-    tensors = {name: arrays[array] for name, array in names.items()} | {"L": xp.ascontiguousarray(arrays["lse"])}
-    lengths = masks.get("key_lengths")
-    lengths = None if lengths is None else xp.ascontiguousarray(lengths, np.int32)
-    bound = Masks(masks.get("mask"), masks.get("bias"), lengths, masks.get("block_mask"))
-    if simulation is None:
-        from cupyflash.launcher import launch_backward
+def _inputs(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """What the forward is given: without what it returned and the gradient."""
+    return {name: array for name, array in arrays.items() if name not in ("dout", "out", "lse")}
 
-        launch_backward(schedule, tensors, bound)
-    else:
-        from cupyflash.sim.estimate import refuse_slow
-        from cupyflash.sim.execution import run_backward
 
-        refuse_slow(schedule, simulation.max_seconds)
-        *_, findings = run_backward(schedule, tensors, masks=bound)
-        refuse_findings(findings)
+def _check_beside(arrays: Mapping[str, Any], rows: tuple[int, ...]) -> int:
+    """TypeError or ValueError for a dout, out or lse that does not go with the others; the alignment of the first two's rows."""
+    q, v, lse = (arrays[name] for name in ("q", "v", "lse"))
+    for name in ("out", "dout"):
+        check_operand(name, arrays[name], q)
+        if arrays[name].shape != (*q.shape[:-1], v.shape[-1]):
+            raise ValueError(f"{name} must have shape {(*q.shape[:-1], v.shape[-1])}, got {arrays[name].shape}")
+    if lse.dtype != np.float32:
+        raise TypeError(f"lse must be of dtype float32, got {lse.dtype}")
+    if lse.shape != rows:
+        raise ValueError(f"lse must have shape {rows}, got {lse.shape}")
+    return min(row_alignment(arrays[name]) for name in ("out", "dout"))
+
+
+def _spans(bias: Any, problem: Problem) -> bool:
+    """Whether a bias has an element of its own for every score."""
+    whole = (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
+    return math.prod(bias.shape) == math.prod(whole) and all(bias.strides[n] for n, size in enumerate(bias.shape) if size > 1)
 
 
 def attention_vjp(
@@ -135,28 +212,65 @@ def attention_vjp(
     algorithm: str = "auto",
     tiling: TilingChoice = None,
     deterministic: bool = False,
+    return_dbias: bool = False,
     **options: Any,
-) -> tuple[Any, Callable[[Any], tuple[Any, Any, Any]]]:
-    """`attention(q, k, v, ...)` and its pullback, which takes dout and returns (dq, dk, dv).
+) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
+    """`attention(q, k, v, ...)` and its pullback, which takes dout and returns (dq, dk, dv), with `return_dbias` also dbias.
 
-    The pullback holds q, k, v, out and the log-sum-exps, 4 bytes a row; it may be called as often as one likes. `algorithm`
-    and `tiling` are those of both passes; `options` are `attention`'s, but for `return_lse` and `out`. Raises as `attention`
-    and `attention_backward` do, for both before anything is computed.
+    The pullback holds q, k, v, out and the log-sum-exps, 4 bytes a row; it may be called as often as one likes. `algorithm` and
+    `tiling` are those of both passes; `options` are `attention`'s, but for `return_lse` and `out`. Raises as `attention` and
+    `attention_backward` do, for both before anything is computed.
     """
     if unknown := {"return_lse", "out"} & set(options):
         raise TypeError(f"attention_vjp has no {unknown.pop()}")
-    _check_choices(algorithm, deterministic)
-    arrays = {"q": q, "k": k, "v": v} | {name: options[name] for name in MASKS if options.get(name) is not None}
-    arrays = {name: as_array(name, array) for name, array in arrays.items()}
+    _check_choices(algorithm, options.get("bias"), deterministic=deterministic, return_dbias=return_dbias)
+    given = {"q": q, "k": k, "v": v} | {name: options[name] for name in MASKS if options.get(name) is not None}
+    arrays = {name: as_array(name, array) for name, array in given.items()}
     gpu = on_gpu(**arrays)
     with device_of(gpu, **arrays):
-        posed = {name: options[name] for name in ("causal", "window", "scale") if name in options}
-        _planned(Problem.from_arrays(**arrays, **posed), gpu, algorithm, tiling, deterministic)
+        posed = options.get("causal", False), options.get("window"), options.get("scale")
+        prepared(_check_planned, gpu, arrays, *posed, algorithm, tiling, bool(deterministic), bool(return_dbias))
     out, lse = attention(q, k, v, algorithm=algorithm, tiling=tiling, return_lse=True, **options)
+    options |= {"algorithm": algorithm, "tiling": tiling, "deterministic": deterministic, "return_dbias": return_dbias}
 
-    def pullback(dout: Any) -> tuple[Any, Any, Any]:
-        return attention_backward(
-            dout, q, k, v, out, lse, algorithm=algorithm, tiling=tiling, deterministic=deterministic, **options
-        )
+    def pullback(dout: Any) -> tuple[Any, ...]:
+        return attention_backward(dout, q, k, v, out, lse, **options)
 
     return out, pullback
+
+
+def _check_planned(
+    gpu: bool,
+    arrays: Mapping[str, Array],
+    causal: bool,
+    window: Window | None,
+    scale: float | None,
+    algorithm: str,
+    tiling: TilingChoice,
+    deterministic: bool,
+    dbias: bool,
+) -> None:
+    """Refuses what no backward kernel runs."""
+    problem = Problem.from_arrays(**arrays, causal=causal, window=window, scale=scale)
+    _planned(problem, target(gpu)[0], algorithm, tiling, deterministic, arrays["bias"] if dbias else None).kernels()
+
+
+def _planned(
+    problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, deterministic: bool, bias: Any | None
+) -> BackwardSchedule:
+    """The schedule, with the gradient of `bias` if there is one."""
+    if bias is not None and deterministic and not _spans(bias, problem):
+        raise ValueError(f"deterministic has no sum over what a bias is broadcast along, got shape {bias.shape}")
+    algorithm = "fa2" if algorithm == "auto" else algorithm
+    return plan_backward(problem, device, algorithm, tiling, deterministic=deterministic, dbias=bias is not None)
+
+
+def _check_choices(algorithm: str, bias: Any | None, **flags: bool) -> None:
+    """TypeError or ValueError for options that are none, whatever the arrays."""
+    if algorithm not in ("auto", *BACKWARD_ALGORITHMS):
+        raise ValueError(f"algorithm must be one of auto, {', '.join(BACKWARD_ALGORITHMS)}, got {algorithm!r}")
+    for name, flag in flags.items():
+        if type(flag).__name__ not in ("bool", "bool_"):
+            raise TypeError(f"{name} must be True or False, got {flag!r}")
+    if flags["return_dbias"] and bias is None:
+        raise ValueError("return_dbias is for a call with a bias, and there is none")

@@ -1,8 +1,14 @@
-"""Runs kernels on the GPU: CuPy's current device and stream, workspaces from its memory pool, nothing waited for."""
+"""Runs kernels on the GPU: CuPy's current device and stream, memory from its pool, nothing waited for.
+
+A call is prepared, then launched. What is prepared depends on the arrays' layouts and the call's options, on no address and no
+element, so that it is kept: the next call of the same layouts and options only brings its arrays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -10,46 +16,160 @@ import numpy as np
 
 from cupyflash.binding import Masks, argument_values, gradient_values, kernel_arguments
 from cupyflash.compiler import gpu_function
+from cupyflash.problem import Array, Layout
 from cupyflash.schedules import BackwardSchedule, Kernel, TileSchedule
+from cupyflash.simulated import PreparedSimulation, Simulation
+
+NULL = np.uint64(0)
 
 
-def launch(schedule: TileSchedule, q: Any, k: Any, v: Any, out: Any, lse: Any | None, masks: Masks) -> None:
-    """Compute attention of CuPy arrays into `out` (and `lse`), without copies."""
-    workspaces = allocate(schedule)
-    launch_kernels(schedule.kernels(), argument_values(schedule, q, k, v, out, lse, workspaces, masks))
+class Prepared:
+    """Kernels to be launched one after another, with all their arguments but the arrays.
+
+    `values` has a value for each parameter name of `kernels`: a scalar of the kernel's own type, None for a null pointer, or
+    anything else for an array that each launch is given or makes. It makes `outputs` and `workspaces`, contiguous.
+    """
+
+    def __init__(
+        self,
+        kernels: Sequence[Kernel],
+        values: Mapping[str, Any],
+        outputs: Mapping[str, Layout] | None = None,
+        workspaces: Mapping[str, Layout] | None = None,
+    ) -> None:
+        self._kernels = tuple(kernel for kernel in kernels if kernel.grid)
+        self._arguments = [_template(kernel, values) for kernel in self._kernels]
+        self._outputs, self._workspaces = outputs or {}, workspaces or {}
+
+    @cached_property
+    def _functions(self) -> list[Any]:
+        """Compiled at the first launch, since a call may still be refused for where its arrays lie."""
+        device_id = sys.modules["cupy"].cuda.runtime.getDevice()
+        return [gpu_function(kernel, device_id) for kernel in self._kernels]
+
+    def launch(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Launch on the current stream of the device that this was prepared for, and return the outputs, by name.
+
+        `arrays` are the other arrays, by the names of the kernels' parameters.
+        """
+        empty = sys.modules["cupy"].empty
+        outputs = {name: empty(made.shape, made.dtype) for name, made in self._outputs.items()}
+        workspaces = {name: empty(made.shape, made.dtype) for name, made in self._workspaces.items()}
+        if workspaces:
+            _hold_for_graph(workspaces)
+        every = {**arrays, **outputs, **workspaces}
+        for kernel, function, (template, places) in zip(self._kernels, self._functions, self._arguments, strict=True):
+            arguments = template.copy()
+            for place, name in places:
+                arguments[place] = every[name]
+            function((kernel.grid,), (kernel.threads,), tuple(arguments), shared_mem=kernel.shared_bytes)
+        return outputs
 
 
-def launch_backward(schedule: BackwardSchedule, arrays: Mapping[str, Any], masks: Masks) -> None:
-    """Compute the gradients of CuPy arrays, by their names in `gradient_values`, without copies."""
-    launch_kernels(schedule.kernels(), gradient_values(schedule, arrays, allocate(schedule), masks))
+def _template(kernel: Kernel, values: Mapping[str, Any]) -> tuple[list[Any], tuple[tuple[int, str], ...]]:
+    """A kernel's arguments in order, and the places and names of those that are arrays."""
+    arguments = kernel_arguments(kernel, values)
+    template = [NULL if value is None else value for value in arguments.values()]
+    named = enumerate(zip(arguments, template, strict=True))
+    return template, tuple((place, name) for place, (name, value) in named if not isinstance(value, np.generic))
 
 
-def allocate(schedule: TileSchedule) -> dict[str, Any]:
-    """The schedule's workspaces, from CuPy's memory pool."""
-    import cupy
+def prepare_attention(
+    schedule: TileSchedule,
+    simulation: Simulation | None,
+    tensors: Sequence[Array],
+    masks: Masks,
+    outputs: Mapping[str, Layout],
+) -> Prepared | PreparedSimulation:
+    """A schedule's kernels for such `tensors` (Q, K, V, O) and `masks`, on the GPU or in a simulation.
 
-    workspaces = {
-        name: cupy.empty(space.shape, np.dtype(ml_dtypes.bfloat16 if space.dtype == "bfloat16" else space.dtype))
+    `outputs` are to be made, and L where the schedule has it. ValueError when no kernel runs the schedule.
+    """
+    q, k, v, out = tensors
+    lse = Layout.contiguous(q.shape[:-1], np.float32) if schedule.lse else None
+    workspaces = _layouts(schedule)
+    values = argument_values(schedule, q, k, v, out, lse, workspaces, masks)
+    return _prepared(schedule, simulation, values, {**outputs, "L": lse} if lse else outputs, workspaces)
+
+
+def prepare_gradients(
+    schedule: BackwardSchedule,
+    simulation: Simulation | None,
+    tensors: Mapping[str, Array | None],
+    masks: Masks,
+    outputs: Mapping[str, Layout],
+) -> Prepared | PreparedSimulation:
+    """The same for a backward pass; `tensors` as for `gradient_values`."""
+    workspaces = _layouts(schedule)
+    values = gradient_values(schedule, tensors, workspaces, masks)
+    return _prepared(schedule, simulation, values, outputs, workspaces)
+
+
+def _layouts(schedule: TileSchedule) -> dict[str, Layout]:
+    """Of a schedule's workspaces."""
+    return {
+        name: Layout.contiguous(space.shape, ml_dtypes.bfloat16 if space.dtype == "bfloat16" else space.dtype)
         for name, space in schedule.workspaces().items()
     }
-    if cupy.cuda.get_current_stream().is_capturing():
-        _held_for_graphs.append(workspaces)
-    return workspaces
 
 
-# A CUDA graph replays with the addresses that it was captured with, so the memory pool must not hand a captured call's
-# workspaces to anyone else. CuPy does not say when a graph is gone: they are kept for good.
-_held_for_graphs: list[dict[str, Any]] = []
+def _prepared(
+    schedule: TileSchedule,
+    simulation: Simulation | None,
+    values: Mapping[str, Any],
+    outputs: Mapping[str, Layout],
+    workspaces: Mapping[str, Layout],
+) -> Prepared | PreparedSimulation:
+    kernels = schedule.kernels()  # refuses what no kernel runs
+    if simulation is None:
+        return Prepared(kernels, values, outputs, workspaces)
+    return PreparedSimulation(simulation, schedule, values, outputs, workspaces)
 
 
-def launch_kernels(kernels: Sequence[Kernel], values: Mapping[str, Any]) -> None:
-    """Launch kernels one after another on the current stream, with `values` for their parameters."""
-    import cupy
+def prepared(prepare: Callable[..., Any], gpu: bool, arrays: Mapping[str, Array], *options: Any) -> Any:
+    """What `prepare(gpu, arrays, *options)` gives; for arrays on the current GPU it is kept for the next call.
 
-    device_id = cupy.cuda.runtime.getDevice()
-    for kernel in kernels:
-        if kernel.grid:
-            arguments = kernel_arguments(kernel, values)
-            pointers = tuple(np.uint64(0) if value is None else value for value in arguments.values())
-            function = gpu_function(kernel, device_id)
-            function((kernel.grid,), (kernel.threads,), pointers, shared_mem=kernel.shared_bytes)
+    `prepare` is given the layouts of arrays on a GPU, and has to depend on nothing else. Options that cannot be hashed are
+    prepared for anew, and so are NumPy arrays, whose contents may decide too. What `prepare` raises is not kept.
+    """
+    if not gpu:
+        return prepare(gpu, arrays, *options)
+    layouts = tuple([(name, Layout.of(array)) for name, array in arrays.items()])
+    # True, 1 and 1.0 are one to a cache and may not be one to `prepare`.
+    types = tuple([tuple(map(type, option)) if isinstance(option, tuple) else type(option) for option in options])
+    look_up: Callable[..., Any] = _kept
+    try:
+        hash(options)
+    except TypeError:
+        look_up = _kept.__wrapped__
+    return look_up(prepare, sys.modules["cupy"].cuda.runtime.getDevice(), layouts, options, types)
+
+
+@lru_cache(maxsize=1024)
+def _kept(
+    prepare: Callable[..., Any], device_id: int, layouts: tuple[tuple[str, Layout], ...], options: tuple[Any, ...], types: object
+) -> Any:
+    return prepare(True, dict(layouts), *options)
+
+
+def as_contiguous(gpu: bool, array: Any, dtype: type[np.generic]) -> Any:
+    """Contiguous and of a dtype, on the device."""
+    if not gpu:
+        return np.ascontiguousarray(array, dtype)
+    converted = sys.modules["cupy"].ascontiguousarray(array, dtype)
+    if converted is not array:
+        _hold_for_graph(converted)
+    return converted
+
+
+def _hold_for_graph(arrays: Any) -> None:
+    """While a CUDA graph is captured, keep arrays for good.
+
+    A graph replays with the addresses that it was captured with, so the memory pool must not hand what a captured call
+    allocated for itself to anyone else, and CuPy does not say when a graph is gone.
+    """
+    if sys.modules["cupy"].cuda.get_current_stream().is_capturing():
+        _held_for_graphs.append(arrays)
+
+
+_held_for_graphs: list[Any] = []

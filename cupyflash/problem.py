@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral, Real
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -63,6 +63,39 @@ class Array(Protocol):
     def dtype(self) -> Any: ...
     @property
     def ndim(self) -> int: ...
+
+
+class Layout(NamedTuple):
+    """All of an array but its memory, of whose address `offset` is the remainder modulo `MAX_ALIGNMENT`: what a problem needs.
+
+    Arrays of equal layouts pose equal problems, so that what was chosen for one may be launched on the other.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+    offset: int = 0
+
+    @classmethod
+    def of(cls, array: Any) -> Layout:
+        """Of a NumPy or CuPy array."""
+        return cls(array.shape, array.strides, array.dtype, address(array) % MAX_ALIGNMENT)
+
+    @classmethod
+    def contiguous(cls, shape: tuple[int, ...], dtype: Any) -> Layout:
+        """Of an array in C order, as it is allocated."""
+        dtype = np.dtype(dtype)
+        return cls(shape, tuple(math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape))), dtype)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def swapaxes(self, one: int, other: int) -> Layout:
+        """As of `array.swapaxes(one, other)`."""
+        axes = list(range(self.ndim))
+        axes[one], axes[other] = axes[other], axes[one]
+        return self._replace(shape=tuple(self.shape[a] for a in axes), strides=tuple(self.strides[a] for a in axes))
 
 
 @dataclass(frozen=True)
@@ -304,7 +337,9 @@ def dtype_name(dtype: Any, argument: str = "dtype") -> str:
 
 
 def address(array: Any) -> int:
-    """Where an array's first element is."""
+    """Where an array's first element is; of a layout, as far as it says."""
+    if isinstance(array, Layout):
+        return array.offset
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
@@ -353,7 +388,7 @@ def _check_strides(name: str, array: Array) -> None:
     if any(stride % size for stride in array.strides):
         raise ValueError(f"{name} must have strides in whole elements, got {array.strides} bytes for {array.dtype}")
     if address(array) % size and 0 not in array.shape:
-        raise ValueError(f"{name} must be aligned to its elements of {size} bytes, got address {address(array):#x}")
+        raise ValueError(f"{name} must be aligned to its elements of {size} bytes, got one {address(array) % size} bytes off")
 
 
 def _check_scores_like(name: str, array: Array, scores: tuple[int, ...], dtype: str) -> None:

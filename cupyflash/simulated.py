@@ -1,15 +1,20 @@
-"""Which simulated device stands in for a GPU when the arrays are NumPy's, and how long it may take."""
+"""The simulated device that stands in for a GPU when the arrays are NumPy's: which one, for how long, and runs on it."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from cupyflash.device import Device
+from cupyflash.problem import Layout
+from cupyflash.schedules import TileSchedule
 
 DEFAULT_DEVICE = "A100-40GB"
 DEFAULT_SECONDS = 60.0
@@ -61,3 +66,34 @@ def current_simulation() -> Simulation:
     if not max_seconds > 0:
         raise ValueError(f"CUPYFLASH_MAX_SECONDS must be a positive number of seconds or inf, got {text!r}")
     return Simulation(Device.named(os.environ.get("CUPYFLASH_DEVICE") or DEFAULT_DEVICE), max_seconds)
+
+
+@dataclass(frozen=True)
+class PreparedSimulation:
+    """As `cupyflash.launcher.Prepared`, for NumPy arrays: the schedule's kernels run on the simulated device."""
+
+    simulation: Simulation
+    schedule: TileSchedule
+    values: Mapping[str, Any]
+    outputs: Mapping[str, Layout]
+    workspaces: Mapping[str, Layout]
+
+    def launch(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the kernels and return the outputs, by name. RuntimeError for what takes too long, or findings."""
+        # The one place where attention reaches into the simulator.
+        from cupyflash.sim.estimate import refuse_slow
+        from cupyflash.sim.execution import run_kernels
+
+        refuse_slow(self.schedule, self.simulation.max_seconds)
+        outputs = {name: np.empty(made.shape, made.dtype) for name, made in self.outputs.items()}
+        workspaces = {name: np.empty(made.shape, made.dtype) for name, made in self.workspaces.items()}
+        every = {**self.values, **arrays, **outputs, **workspaces}
+        _, _, findings = run_kernels(self.schedule, every, (*self.schedule.results, *workspaces))
+        refuse_findings(findings)
+        return outputs
+
+
+def refuse_findings(findings: Sequence[object]) -> None:
+    """RuntimeError when the simulated device found something wrong with a kernel of ours."""
+    if findings:
+        raise RuntimeError(f"the simulated device found {len(findings)} faults in the kernel, the first: {findings[0]}")

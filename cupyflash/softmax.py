@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_findings, refuse_overlap, target
+from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_overlap, target
+from cupyflash.launcher import Prepared
 from cupyflash.problem import address, dtype_name, overlaps_itself
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules.softmax import SOFTMAX_ALGORITHMS, SoftmaxSchedule, plan_softmax
-from cupyflash.simulated import Simulation
+from cupyflash.simulated import Simulation, refuse_findings
 
 
 def softmax(x: Any, *, algorithm: str = "online", axis: int = -1, out: Any | None = None) -> Any:
@@ -62,9 +63,7 @@ def softmax(x: Any, *, algorithm: str = "online", axis: int = -1, out: Any | Non
 
 def _run(schedule: SoftmaxSchedule, simulation: Simulation | None, values: Mapping[str, Any]) -> None:
     if simulation is None:
-        from cupyflash.launcher import launch_kernels
-
-        launch_kernels(schedule.kernels(), values)
+        Prepared(schedule.kernels(), values).launch(values)
         return
     from cupyflash.sim.execution import run_kernels
 

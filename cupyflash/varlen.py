@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from numbers import Integral
@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.attention import compute
 from cupyflash.binding import Masks
-from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_overlap, target
-from cupyflash.problem import MAX_LENGTH, Array, Problem, Window
+from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_out, target
+from cupyflash.launcher import Prepared, as_contiguous, prepare_attention, prepared
+from cupyflash.problem import MAX_LENGTH, Array, Layout, Problem, Window
 from cupyflash.schedules import plan_varlen
+from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiling import TilingChoice
+
+BOUNDS = ("cu_seqlens_q", "cu_seqlens_k")
 
 
 def attention_varlen(
@@ -58,25 +61,40 @@ def attention_varlen(
     # Bounds may stay behind on the host, where they can be looked at.
     beside = {name: array for name, array in bounds.items() if not (gpu and isinstance(array, np.ndarray))}
     on_gpu(**arrays, **beside)
+    every = {**arrays, **bounds}
     with device_of(gpu, **arrays, **beside):
-        problem, seqlens = pose(
-            **arrays, **bounds, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, causal=causal, window=window, scale=scale
-        )
-        device, simulation = target(gpu)
-        schedule = plan_varlen(problem, device, seqlens, tiling, lse=bool(return_lse))
-        schedule.kernels()  # refuses what no kernel runs, before anything is allocated
+        prepared(posed, gpu, every, causal, window, scale)  # refuses what is no use looking at
+        seqlens, longest = sequences(bounds, len(inputs["q"]), len(inputs["k"]), max_seqlen_q, max_seqlen_k)
+        counted = None if gpu else seqlens
+        call = prepared(_prepare, gpu, every, counted, *longest, causal, window, scale, tiling, bool(return_lse))
         if out is not None:
-            if not gpu and not arrays["out"].flags.writeable:
-                raise ValueError("out must be writeable, got a read-only array")
-            refuse_overlap(arrays["out"], **inputs, **beside)
-        xp = sys.modules["cupy"] if gpu else np
-        if out is None:
-            out = arrays["out"] = xp.empty((*inputs["q"].shape[:-1], inputs["v"].shape[-1]), dtype=inputs["q"].dtype)
-        lse = xp.empty((problem.heads, len(inputs["q"])), dtype=np.float32) if schedule.lse else None
-        masks = Masks(**{name: xp.asarray(array, np.int32, order="C") for name, array in bounds.items()})
-        views = {name: heads_first(array) for name, array in arrays.items()}
-        compute(schedule, simulation, **views, lse=lse, masks=masks)
-    return (out, lse) if schedule.lse else out
+            refuse_out(arrays["out"], **inputs, **beside)
+        on_device = {name: as_contiguous(gpu, array, np.int32) for name, array in bounds.items()}
+        made = call.launch({"Q": inputs["q"], "K": inputs["k"], "V": inputs["v"], "O": arrays.get("out"), **on_device})
+    o = made["O"] if out is None else out
+    return (o, made["L"]) if return_lse else o
+
+
+def _prepare(
+    gpu: bool,
+    arrays: Mapping[str, Array],
+    seqlens: tuple[tuple[int, int], ...] | None,
+    longest_q: int,
+    longest_k: int,
+    causal: bool,
+    window: Window | None,
+    scale: float | None,
+    tiling: TilingChoice,
+    lse: bool,
+) -> Prepared | PreparedSimulation:
+    problem = replace(posed(gpu, arrays, causal, window, scale), seqlen_q=longest_q, seqlen_k=longest_k)
+    device, simulation = target(gpu)
+    schedule = plan_varlen(problem, device, seqlens, tiling, lse=lse)
+    q, k, v = (arrays[name] for name in "qkv")
+    made = Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)
+    tensors = [heads_first(array) for array in (q, k, v, arrays.get("out", made))]
+    masks = Masks(**{name: arrays[name] for name in BOUNDS})
+    return prepare_attention(schedule, simulation, tensors, masks, {} if "out" in arrays else {"O": made})
 
 
 def heads_first(array: Any) -> Any:
@@ -103,23 +121,40 @@ def pose(
     The second is None where the bounds are on a GPU and need not be looked at. Arguments are `attention_varlen`'s, and so is
     what this raises.
     """
-    _check_shapes(q, k, v, out)
-    for name, cu_seqlens in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+    arrays = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    problem = posed(False, arrays if out is None else arrays | {"out": out}, causal, window, scale)
+    seqlens, longest = sequences(arrays, len(q), len(k), max_seqlen_q, max_seqlen_k)
+    return replace(problem, seqlen_q=longest[0], seqlen_k=longest[1]), seqlens
+
+
+def posed(gpu: bool, arrays: Mapping[str, Any], causal: bool, window: Window | None, scale: float | None) -> Problem:
+    """As many sequences as there are, of lengths that are yet to be looked at."""
+    bounds = {name: arrays[name] for name in BOUNDS}
+    heads = {name: array for name, array in arrays.items() if name not in bounds}
+    _check_shapes(**heads)
+    for name, cu_seqlens in bounds.items():
         if cu_seqlens.dtype != np.int32:
             raise TypeError(f"{name} must be of dtype int32, got {cu_seqlens.dtype}")
         if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
             raise ValueError(f"{name} must have shape (b + 1,), a bound more than there are sequences, got {cu_seqlens.shape}")
-    if cu_seqlens_k.shape != cu_seqlens_q.shape:
-        raise ValueError(f"cu_seqlens_k must have cu_seqlens_q's shape {cu_seqlens_q.shape}, got {cu_seqlens_k.shape}")
-    arrays = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out)) if array is not None}
-    problem = Problem.from_arrays(**arrays, causal=causal, window=window, scale=scale)
-    queries, longest_q = _lengths("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
-    keys, longest_k = _lengths("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
-    problem = replace(problem, batch=cu_seqlens_q.shape[0] - 1, seqlen_q=longest_q, seqlen_k=longest_k, packed=True)
-    return problem, None if queries is None or keys is None else tuple(zip(queries, keys, strict=True))
+    first, second = (cu_seqlens.shape for cu_seqlens in bounds.values())
+    if second != first:
+        raise ValueError(f"cu_seqlens_k must have cu_seqlens_q's shape {first}, got {second}")
+    views = {name: heads_first(array) for name, array in heads.items()}
+    problem = Problem.from_arrays(**views, causal=causal, window=window, scale=scale)
+    return replace(problem, batch=first[0] - 1, packed=True)
 
 
-def _check_shapes(q: Array, k: Array, v: Array, out: Array | None) -> None:
+def sequences(
+    bounds: Mapping[str, Any], total_q: int, total_k: int, max_seqlen_q: int | None, max_seqlen_k: int | None
+) -> tuple[tuple[tuple[int, int], ...] | None, tuple[int, int]]:
+    """The (queries, keys) of each sequence, None where they need not be looked at; and the longest queries and keys."""
+    queries, longest_q = _lengths("q", bounds["cu_seqlens_q"], total_q, max_seqlen_q)
+    keys, longest_k = _lengths("k", bounds["cu_seqlens_k"], total_k, max_seqlen_k)
+    return None if queries is None or keys is None else tuple(zip(queries, keys, strict=True)), (longest_q, longest_k)
+
+
+def _check_shapes(q: Array, k: Array, v: Array, out: Array | None = None) -> None:
     """What `Problem.from_arrays` would say of other axes."""
     for name, array in (("q", q), ("k", k), ("v", v)):
         if array.ndim != 3:

@@ -2,7 +2,7 @@
 
     theory.traffic(schedule) == replay(schedule) == execute(schedule, q, k, v).traffic
 
-`profile` says of any CUDA kernel what a profiler's first page would. Only `execute`, `execute_softmax`, `execute_varlen`,
+`profile` says of any CUDA kernel what a profiler's first page would. Only `execute` and its like,
 `profile` and `ptx` need a compiler (`pip install 'cupyflash[sim]'`); they are imported when first used.
 """
 
@@ -16,10 +16,19 @@ from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 if TYPE_CHECKING:
     from cupyflash.sim import ptx
-    from cupyflash.sim.execution import Execution, execute, execute_softmax, execute_varlen
+    from cupyflash.sim.execution import (
+        BackwardExecution,
+        Execution,
+        execute,
+        execute_backward,
+        execute_softmax,
+        execute_varlen,
+        execute_varlen_backward,
+    )
     from cupyflash.sim.profiling import Profile, profile
 
 __all__ = [
+    "BackwardExecution",
     "Execution",
     "Machine",
     "Profile",
@@ -28,8 +37,10 @@ __all__ = [
     "TensorTraffic",
     "Traffic",
     "execute",
+    "execute_backward",
     "execute_softmax",
     "execute_varlen",
+    "execute_varlen_backward",
     "profile",
     "ptx",
     "replay",
@@ -41,7 +52,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in ("Execution", "execute", "execute_softmax", "execute_varlen"):
+    if name in ("Execution", "BackwardExecution") or name.startswith("execute"):
         return getattr(importlib.import_module("cupyflash.sim.execution"), name)
     if name in ("Profile", "profile"):
         return getattr(importlib.import_module("cupyflash.sim.profiling"), name)

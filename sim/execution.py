@@ -13,7 +13,15 @@ from cupyflash.binding import NO_MASKS, Masks, argument_values, gradient_values,
 from cupyflash.compiler import ptx
 from cupyflash.problem import Problem
 from cupyflash.rows import Rows, softmax_values
-from cupyflash.schedules import BackwardSchedule, Kernel, Schedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
+from cupyflash.schedules import (
+    BackwardSchedule,
+    Kernel,
+    Schedule,
+    SoftmaxSchedule,
+    TileSchedule,
+    VarlenBackwardSchedule,
+    VarlenSchedule,
+)
 from cupyflash.sim.ptx import Counters, Finding, Module
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from cupyflash.varlen import heads_first, pose
@@ -99,16 +107,18 @@ def execute_backward(
     bias: np.ndarray | None = None,
     key_lengths: np.ndarray | None = None,
     block_mask: np.ndarray | None = None,
+    dbias: np.ndarray | None = None,
     seed: int | None = None,
 ) -> BackwardExecution:
     """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`.
 
+    `dbias`, zeros in float32 of the bias's shape, receives its gradient where the schedule makes it.
     `seed`, and what this raises, as for `execute`.
     """
     masks = {"mask": mask, "bias": bias, "key_lengths": key_lengths, "block_mask": block_mask}
     _require_posed(schedule.problem, q, k, v, masks)
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
-    arrays = {"Q": q, "K": k, "V": v, "O": out, "L": lse, "dO": dout, "dQ": dq, "dK": dk, "dV": dv}
+    arrays = {"Q": q, "K": k, "V": v, "O": out, "L": lse, "dO": dout, "dQ": dq, "dK": dk, "dV": dv, "dbias": dbias}
     return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays, masks=_bound(masks), seed=seed))
 
 
@@ -118,7 +128,7 @@ def run_backward(
     """Run a backward schedule's kernels into given gradients; `arrays` by their names in `gradient_values`."""
     workspaces = allocate(schedule)
     values = gradient_values(schedule, arrays, workspaces, masks)
-    return run_kernels(schedule, values, ("dQ", "dK", "dV", *workspaces), seed=seed)
+    return run_kernels(schedule, values, (*schedule.results, *workspaces), seed=seed)
 
 
 def execute_varlen(schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None) -> Execution:
@@ -126,6 +136,40 @@ def execute_varlen(schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np
 
     `seed` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another problem.
     """
+    cu_seqlens = _posed_varlen(schedule, q, k, v)
+    out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
+    lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
+    views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
+    execution = run(schedule, **views, lse=lse, workspaces=allocate(schedule), masks=Masks(**cu_seqlens), seed=seed)
+    return replace(execution, out=out)
+
+
+def execute_varlen_backward(
+    schedule: VarlenBackwardSchedule,
+    dout: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    out: np.ndarray,
+    lse: np.ndarray,
+    *,
+    seed: int | None = None,
+) -> BackwardExecution:
+    """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed` as in `execute`.
+
+    Raises as `execute_varlen` does.
+    """
+    cu_seqlens = _posed_varlen(schedule, q, k, v)
+    dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
+    named = {"Q": q, "K": k, "V": v, "O": out, "dO": dout, "dQ": dq, "dK": dk, "dV": dv}
+    arrays = {name: heads_first(array) for name, array in named.items()} | {"L": lse}
+    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays, masks=Masks(**cu_seqlens), seed=seed))
+
+
+def _posed_varlen(
+    schedule: VarlenSchedule | VarlenBackwardSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The sequences' bounds. ValueError when the schedule does not say their lengths, or the arrays pose another problem."""
     if schedule.seqlens is None:
         raise ValueError("schedule must say how long its sequences are (seqlens)")
     p = schedule.problem
@@ -135,11 +179,7 @@ def execute_varlen(schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np
     posed, _ = pose(q, k, v, causal=p.causal, window=p.window, **said)
     if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
         raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
-    out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
-    lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
-    views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
-    execution = run(schedule, **views, lse=lse, workspaces=allocate(schedule), masks=Masks(**cu_seqlens), seed=seed)
-    return replace(execution, out=out)
+    return cu_seqlens
 
 
 def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:
@@ -166,7 +206,7 @@ def run(
     """Run the kernels into given outputs and workspaces, whose contents count as nobody's; `on_barrier` may look at them while
     a kernel runs."""
     values = argument_values(schedule, q, k, v, out, lse, workspaces, masks)
-    made = ("O", "L", *workspaces)
+    made = (*schedule.results, *workspaces)
     return Execution(out, lse, *run_kernels(schedule, values, made, seed=seed, on_barrier=on_barrier))
 
 

@@ -126,7 +126,7 @@ def _backward(schedule: BackwardSchedule, data_seed: int, v_mean: float, seed: i
     posed, masks = _posed(schedule, data_seed)
     q, k, v = draw(schedule.problem, data_seed, v_mean)
     dout = draw_gradient(schedule.problem, data_seed)
-    out, lse = reference(q, k, v, **expanded(q, k, **posed))
+    out, lse = reference(q, k, v, **expanded(posed, posed.pop("blocks"), q, k))
     execution = execute_backward(schedule, dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), **masks, seed=seed)
     gradients = {"dQ": execution.dq, "dK": execution.dk, "dV": execution.dv}
     return execution.traffic, measure_gradients(gradients, dout, q, k, v, **posed), execution.findings

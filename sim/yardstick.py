@@ -97,7 +97,6 @@ def measure(
     causal: bool = False,
     scale: float | None = None,
     score_dtype: object = np.float32,
-    block_mask: np.ndarray | None = None,
     blocks: tuple[int, int] | None = None,
     **masks: Any,
 ) -> dict[str, Numbers]:
@@ -108,7 +107,7 @@ def measure(
     four units in the last place of the largest score. `score_dtype` is what S is held in: float32 on chip, the element
     type where S goes to HBM.
     """
-    masks = expanded(q, k, block_mask=block_mask, blocks=blocks, **masks)
+    masks = expanded(masks, blocks, q, k)
     expected, expected_lse = reference(q, k, v, causal=causal, scale=scale, **masks)
     step = ulp(np.abs(expected).max(initial=0), out.dtype)
     error, plain_error = _largest(out, expected), _largest(plain(q, k, v, causal, scale, **masks), expected)
@@ -163,7 +162,6 @@ def measure_gradients(
     k: np.ndarray,
     v: np.ndarray,
     *,
-    block_mask: np.ndarray | None = None,
     blocks: tuple[int, int] | None = None,
     **problem: Any,
 ) -> dict[str, Numbers]:
@@ -173,7 +171,7 @@ def measure_gradients(
     gradient; of float32, in which sums are, for the largest term of which dP - D cancels a part; and what L's rounding to
     float32 does to P = exp(S - L), and so to every term.
     """
-    problem = expanded(q, k, block_mask=block_mask, blocks=blocks, **problem)
+    problem = expanded(problem, blocks, q, k)
     expected = reference_gradients(dout, q, k, v, **problem)
     plainly = [plain_gradients(dout, q, k, v, **problem, from_out=from_out) for from_out in (False, True)]
     P, dP, D = gradient_factors(dout, q, k, v, **problem)
@@ -196,17 +194,12 @@ def measure_gradients(
     }
 
 
-def expanded(
-    q: np.ndarray,
-    k: np.ndarray,
-    *,
-    block_mask: np.ndarray | None = None,
-    blocks: tuple[int, int] | None = None,
-    **problem: Any,
-) -> dict[str, Any]:
-    """A problem's masks with the block mask, of `blocks` (Br, Bc), as part of the boolean mask: as `reference` takes them."""
+def expanded(problem: Mapping[str, Any], blocks: tuple[int, int] | None, q: np.ndarray, k: np.ndarray) -> dict[str, Any]:
+    """A problem's masks with the block mask, of `blocks` (Br, Bc), as part of the boolean mask."""
+    plain = dict(problem)
+    block_mask = plain.pop("block_mask", None)
     if block_mask is None or blocks is None:
-        return problem
+        return plain
     rows, cols = (np.arange(length) // size for length, size in zip((q.shape[-2], k.shape[-2]), blocks, strict=True))
     kept = block_mask[..., rows[:, None], cols]
-    return problem | {"mask": kept & problem["mask"] if problem.get("mask") is not None else kept}
+    return plain | {"mask": kept & plain["mask"] if plain.get("mask") is not None else kept}

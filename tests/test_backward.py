@@ -15,19 +15,25 @@ from cupyflash.schedules import BackwardSchedule, plan_backward
 from cupyflash.sim import replay, theory
 from cupyflash.sim.execution import BackwardExecution, execute_backward
 from cupyflash.sim.reference import reference
-from cupyflash.sim.yardstick import draw_gradient, measure_gradients
+from cupyflash.sim.yardstick import draw_gradient, expanded, measure_gradients
 from yardstick import draw, draw_masks
 
 A100 = Device.named("A100-40GB")
 ALGORITHMS = ("fa2",)
 
 
-def check(schedule: BackwardSchedule, seed: int = 0, v_mean: float = 0.0, schedule_seed: int | None = None) -> BackwardExecution:
-    """All that must hold of one execution."""
+def check(
+    schedule: BackwardSchedule,
+    seed: int = 0,
+    v_mean: float = 0.0,
+    schedule_seed: int | None = None,
+    blocks: tuple[int, int] | None = None,
+) -> BackwardExecution:
+    """All that must hold of one execution; `blocks` are a block mask's."""
     p = schedule.problem
     q, k, v = draw(p, seed, v_mean)
     masks = draw_masks(p, seed)
-    options = {"causal": p.causal, "window": p.window, "scale": p.scale} | masks
+    options = expanded({"causal": p.causal, "window": p.window, "scale": p.scale} | masks, blocks, q, k)
     dout = draw_gradient(p, seed)
     out, lse = reference(q, k, v, **options)
     execution = execute_backward(schedule, dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), **masks, seed=schedule_seed)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import re
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -216,3 +218,15 @@ def test_the_rest_is_at_most_fifteen_percent_of_the_main_loop() -> None:
         assert mix.parts["HMMA"] and mix.parts["LDSM"] and mix.parts["LDGSTS"]
     if "NVRTC {}.{},".format(*nvrtc.getVersion()) in PAGE:
         assert "\n".join(tool.table([tool.Device.named(name) for name in tool.DEVICES])) in PAGE
+
+
+def test_host_time_is_measured_with_arrays_of_cupy_where_no_gpu_is() -> None:
+    pytest.importorskip("cuda.pathfinder")
+    pytest.importorskip("cupy")
+    told = subprocess.run([sys.executable, ROOT / "benchmarks" / "host.py", "--runs", "1"], capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    assert re.findall(r"compiling for (sm_\d+), d (\d+)", told.stdout) == [
+        (sm, d) for sm in ("sm_80", "sm_90") for d in ("64", "128")
+    ]
+    assert all(f"\n{call} " in told.stdout for call in ("causal", "causal, out given", "fa1, causal", "varlen, causal"))
+    assert re.search(r"conversion of 4\d arguments: -?[0-9.]+ us", told.stdout)

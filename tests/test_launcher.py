@@ -27,7 +27,8 @@ class Recorded(types.ModuleType):
     def __init__(self) -> None:
         super().__init__("cupy")
         self.compiled: list[tuple[str, tuple[str, ...]]] = []
-        self.launches: list[tuple[tuple[int, ...], tuple[int, ...], tuple[object, ...], int]] = []
+        self.launches: list[tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...], int]] = []
+        self.functions: list[object] = []
         self.allocated: list[tuple[tuple[int, ...], np.dtype]] = []
         self.opted_in: list[int] = []
         self.devices: list[int] = []
@@ -68,6 +69,7 @@ class Recorded(types.ModuleType):
 
             def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[object, ...], *, shared_mem: int) -> None:
                 recorded.launches.append((grid, block, args, shared_mem))
+                recorded.functions.append(self)
                 recorded.devices.append(recorded.current[-1])
 
         class RawModule:
@@ -99,8 +101,13 @@ class Recorded(types.ModuleType):
         runtime = types.SimpleNamespace(getDevice=lambda: recorded.current[-1])
         stream = types.SimpleNamespace(is_capturing=lambda: recorded.capturing)
         self.cuda = types.SimpleNamespace(runtime=runtime, Device=on_device, get_current_stream=lambda: stream)
-        self.ascontiguousarray = lambda array, dtype: recorded.ndarray(array.shape, np.dtype(dtype))
-        self.asarray = lambda array, dtype, order: recorded.ndarray(array.shape, np.dtype(dtype), getattr(array, "host", array))
+
+        def ascontiguousarray(array: Any, dtype: type) -> ndarray:
+            if isinstance(array, ndarray) and array.dtype == dtype:
+                return array
+            return ndarray(array.shape, np.dtype(dtype), np.ascontiguousarray(getattr(array, "host", array), dtype))
+
+        self.ascontiguousarray = ascontiguousarray
 
     def array(self, *shape: int, dtype: object = np.float16, device: int = 0) -> Any:
         made = self.ndarray(shape, np.dtype(dtype))
@@ -115,7 +122,9 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
     monkeypatch.setitem(sys.modules, "cupy", recorded)
     monkeypatch.setattr("cupyflash.dispatch.current_gpu", lambda ordinal: Device.named("H100-SXM"))
     monkeypatch.setattr(compiler, "_functions", {})
+    launcher._kept.cache_clear()
     yield recorded
+    launcher._kept.cache_clear()
 
 
 def test_one_launch_with_the_schedules_constants(cupy: Recorded) -> None:
@@ -242,7 +251,11 @@ def test_workspaces_of_a_captured_call_stay_alive(cupy: Recorded, monkeypatch: p
     assert launcher._held_for_graphs == []
     cupy.capturing = True
     attention(*arrays, algorithm="fa1")
-    assert set(launcher._held_for_graphs[0]) == {"l", "m", "O_acc"}
+    assert set(launcher._held_for_graphs.pop()) == {"l", "m", "O_acc"}
+    attention(*arrays, key_lengths=cupy.array(1, dtype=np.int32))
+    assert launcher._held_for_graphs == []
+    attention(*arrays, key_lengths=cupy.array(1, dtype=np.int64))
+    assert launcher._held_for_graphs[0].dtype == np.int32
 
 
 def test_objects_with_the_cuda_array_interface_are_taken_as_cupy_takes_them(cupy: Recorded) -> None:

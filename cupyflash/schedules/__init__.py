@@ -14,7 +14,7 @@ from cupyflash.schedules import fa1, fa2, fa2_backward, fa2_tiles, standard
 from cupyflash.schedules.backward import BackwardSchedule
 from cupyflash.schedules.base import Kernel, Move, Phase, Schedule, Tile, TileSchedule, Visit, Workspace
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
-from cupyflash.schedules.varlen import VarlenSchedule
+from cupyflash.schedules.varlen import Seqlens, VarlenBackwardSchedule, VarlenSchedule
 from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_blocks
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "SoftmaxSchedule",
     "Tile",
     "TileSchedule",
+    "VarlenBackwardSchedule",
     "VarlenSchedule",
     "Visit",
     "Workspace",
@@ -35,6 +36,7 @@ __all__ = [
     "plan_backward",
     "plan_softmax",
     "plan_varlen",
+    "plan_varlen_backward",
 ]
 
 _SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] = {
@@ -91,7 +93,7 @@ def _checked_choice(
 def plan_varlen(
     problem: Problem,
     device: Device,
-    seqlens: tuple[tuple[int, int], ...] | None = None,
+    seqlens: Seqlens | None = None,
     tiling: TilingChoice = None,
     *,
     lse: bool = False,
@@ -117,10 +119,29 @@ def plan_backward(
 ) -> BackwardSchedule:
     """The tile schedule of the backward pass of `algorithm` for a problem on a device; `tiling` as for `plan`.
 
+    For "fa2" the tiling is the forward's: the kernels take blocks that divide it, and a block mask has its blocks.
     `deterministic`: the same bits each time; `dbias`: with the bias's gradient. Raises as `plan` does.
     """
     tiling = _checked_choice(problem, device, algorithm, tiling, BACKWARD_ALGORITHMS)
+    if problem.packed:
+        raise ValueError("packed sequences are planned by plan_varlen_backward")
     return _plan_backward(problem, device, algorithm, tiling, deterministic, dbias)
+
+
+def plan_varlen_backward(
+    problem: Problem,
+    device: Device,
+    total_q: int,
+    seqlens: Seqlens | None = None,
+    tiling: TilingChoice = None,
+    *,
+    deterministic: bool = False,
+) -> VarlenBackwardSchedule:
+    """The backward of `plan_varlen`'s problem with `total_q` queries together. Raises as that does."""
+    packed = replace(problem, packed=True)
+    tiling = _checked_choice(packed, device, "fa2", tiling, BACKWARD_ALGORITHMS)
+    one = _plan_backward(packed, device, "fa2", tiling, deterministic, False)
+    return VarlenBackwardSchedule(packed, device, one.tiling, deterministic=deterministic, seqlens=seqlens, total_q=total_q)
 
 
 @lru_cache(maxsize=1024)
@@ -129,16 +150,21 @@ def _plan_backward(
 ) -> BackwardSchedule:
     schedule, fit = _BACKWARD[algorithm]
     paper = paper_blocks(problem, device)
-    if problem.block_mask is None or algorithm != "fa2":
+    if algorithm != "fa2" or (tiling is None and problem.block_mask is None):
         tiles = _tiling(paper, fit, problem, device, tiling)
         made: BackwardSchedule = schedule(problem, device, tiles, deterministic=deterministic, dbias=dbias)
         return made
-    # The mask has the forward's blocks; the kernel takes blocks that divide them.
-    forward = _plan(problem, device, algorithm, tiling, lse=True).tiling
-    blocks = forward.used.block_rows, forward.used.block_cols
+    # The tiling is the forward's, and a block mask has its blocks; the kernels take blocks that divide them.
+    forward = _plan(problem, device, algorithm, tiling, lse=True).tiling.used
+    blocks = forward.block_rows, forward.block_cols
     own = fa2_backward.fit(problem, device, blocks)
     return fa2_backward.Fa2BackwardSchedule(
-        problem, device, Tiling(paper, own, own), deterministic=deterministic, dbias=dbias, mask_blocks=blocks
+        problem,
+        device,
+        Tiling(paper, own, own),
+        deterministic=deterministic,
+        dbias=dbias,
+        mask_blocks=None if problem.block_mask is None else blocks,
     )
 
 

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ class BackwardSchedule(TileSchedule):
     of the block mask where they are not the schedule's own, which divide them. Each of `repeats` (batch, key head) pairs runs
     `phases` for the query heads of its group.
     """
+
+    results: ClassVar[tuple[str, ...]] = ("dQ", "dK", "dV")
 
     deterministic: bool = False
     dbias: bool = False

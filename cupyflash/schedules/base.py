@@ -141,9 +141,11 @@ class Schedule(ABC):
 class TileSchedule(Schedule):
     """A problem, a device, an algorithm's tiling, and all that follows from the three.
 
-    `lse` says whether L, the log-sum-exp of each row, is written. Each of `repeats` (batch, head) pairs runs `phases`, with
-    as many keys as its batch has.
+    `results` are the tensors that the kernels make. `lse` says whether L, the log-sum-exp of each row, is written. Each of
+    `repeats` (batch, head) pairs runs `phases`, with as many keys as its batch has.
     """
+
+    results: ClassVar[tuple[str, ...]] = ("O", "L")
 
     problem: Problem
     device: Device

@@ -213,7 +213,7 @@ class Fa1Schedule(TileSchedule):
                 "fa1_forward.cu",
                 "fa1_forward",
                 constants,
-                self.repeats,
+                self.repeats if self.row_blocks else 0,
                 self.block_rows // GRANULE * WARP,
                 shared,
                 params,

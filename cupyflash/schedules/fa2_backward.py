@@ -102,10 +102,7 @@ class QueriesSchedule(_Fa2Kernels):
         seen = int(rows[visits.sum(axis=0) > 0].sum())
         d, dv, size = p.head_dim, p.value_dim, p.itemsize
         counted = tuple(
-            Visit(
-                int(times),
-                (Move("K", cols * p.head_dim, p.itemsize, tile="K"), Move("V", cols * p.value_dim, p.itemsize, tile="V")),
-            )
+            Visit(int(times), (Move("K", cols * d, size, tile="K"), Move("V", cols * dv, size, tile="V")))
             for times, cols in zip(visits.sum(axis=1), (self.block_cols, tail_cols), strict=True)
             if times
         )
@@ -152,6 +149,11 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
     algorithm: ClassVar[str] = "fa2"
 
+    @property
+    def query_rows(self) -> int:
+        """Rows of D, L and dQ_acc."""
+        return self.problem.head_count * self.problem.seqlen_q
+
     @cached_property
     def stages(self) -> int:
         """Q and dO blocks that there is room for."""
@@ -162,10 +164,8 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         """What makes dQ, where atomics do not."""
         if not self.deterministic:
             return None
-        blocks = self.mask_blocks or (self.block_rows, self.block_cols)
-        within = blocks if self.problem.block_mask is not None else None
-        used = tiles.fit_queries(self.problem, self.device, within)
-        return QueriesSchedule(self.problem, self.device, replace(self.tiling, used=used), mask_blocks=within)
+        used = tiles.fit_queries(self.problem, self.device, self.mask_blocks)
+        return QueriesSchedule(self.problem, self.device, replace(self.tiling, used=used), mask_blocks=self.mask_blocks)
 
     def _tiles(self) -> tuple[Tile, ...]:
         p, size = self.problem, self.problem.itemsize
@@ -244,17 +244,14 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             yield from self.queries.parts(literal=literal)
 
     def workspaces(self) -> Mapping[str, Workspace]:
-        p = self.problem
-        rows = (p.head_count, p.seqlen_q)
-        spaces = {"D": Workspace(rows, "float32")}
+        spaces = {"D": Workspace((self.query_rows,), "float32")}
         if not self.deterministic:
-            spaces["dQ_acc"] = Workspace((*rows, p.head_dim), "float32")
+            spaces["dQ_acc"] = Workspace((self.query_rows, self.problem.head_dim), "float32")
         return spaces
 
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
         require_dtype(p.dtype, self.device)
-        tiles.require(p, self.device, self.tiling.used)
         require_mask_blocks(self)
         if self.dbias and not p.bias:
             raise ValueError("dbias is the gradient of a bias, and there is none")
@@ -273,7 +270,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
         source, made = "fa2_backward.cu", launches(p)
         # The kernels before and behind are compiled with the launch that makes dK.
-        row_grid = -(-p.head_count * p.seqlen_q * tiles.row_lanes(p) // ROW_THREADS)
+        row_grid = -(-self.query_rows * tiles.row_lanes(p) // ROW_THREADS)
         whose = ("rows", "total_q", "heads")
         before = ("O", "dO", "D", "dQ_acc", *whose, *stride_params(("O", "dO")))
         rows = Kernel(source, "fa2_backward_rows", constants(made[-1]), row_grid, ROW_THREADS, 0, before)

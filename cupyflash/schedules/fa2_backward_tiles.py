@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,27 +68,32 @@ def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: in
     return fitting[0] if fitting else None
 
 
-def most_rows(problem: Problem) -> int:
-    """Br beyond which S^T and dP^T, beside the gradients, were seen to spill."""
-    d = max(problem.head_dim, problem.value_dim)
+def most_rows(problem: Problem, device: Device) -> int:
+    """Br beyond which S^T and dP^T, beside the gradients, were seen to spill; `.ci/compile_gate.py` holds it to that."""
+    d, masked = max(problem.head_dim, problem.value_dim), problem.mask or problem.bias
     if problem.itemsize == 4:
-        return 32 if d <= 64 else 16
-    return 64 if d <= 96 else 32
+        return 32 if d <= 64 and not (masked and device.compute_capability < (8, 0)) else 16
+    if d <= 64:
+        return (32 if device.compute_capability >= (12, 0) else 48) if masked else 64
+    if d <= 96:
+        return 32 if masked else 64
+    return 16 if d > 192 and masked else 32
 
 
 def _blocks(within: tuple[int, int] | None) -> Iterator[tuple[int, int]]:
     """Block sizes in order of preference: many columns, since Q and dO are read once for each column block."""
-    for block_cols in BLOCK_COLS:
-        for block_rows in BLOCK_ROWS:
-            if within is None or not (within[0] % block_rows or within[1] % block_cols):
-                yield block_rows, block_cols
+    if within is None:
+        yield from itertools.product(BLOCK_COLS, BLOCK_ROWS)
+        return
+    rows, cols = ([size for size in range(MOST_WARPS * GRANULE, 0, -GRANULE) if whole % size == 0] for whole in within)
+    yield from itertools.product(cols, rows)
 
 
 def fit(problem: Problem, device: Device, within: tuple[int, int] | None) -> TileSize:
     """The first blocks that registers and SRAM hold; where `within` is given, blocks that divide it."""
-    for block_rows, block_cols in _blocks(within):
+    for block_cols, block_rows in _blocks(within):
         stages = stages_for(problem, device, block_rows, block_cols)
-        if stages and block_rows <= most_rows(problem):
+        if stages and block_rows <= most_rows(problem, device):
             need = shared_bytes(problem, block_rows, block_cols, stages)
             made = "dK and dV together" if len(launches(problem)) == 1 else "dV, then dK"
             reason = f"{block_cols // GRANULE} warps of {GRANULE} keys, {made}, {stages} Q and dO blocks"
@@ -97,9 +103,9 @@ def fit(problem: Problem, device: Device, within: tuple[int, int] | None) -> Til
 
 def fit_queries(problem: Problem, device: Device, within: tuple[int, int] | None) -> TileSize:
     """The same for the kernel of dQ."""
-    for block_cols, block_rows in _blocks(None if within is None else (within[1], within[0])):
+    for block_rows, block_cols in _blocks(None if within is None else (within[1], within[0])):
         need = query_bytes(problem, block_rows, block_cols)
-        if need <= device.sram_per_block and block_cols <= most_rows(problem):
+        if need <= device.sram_per_block and block_cols <= most_rows(problem, device):
             return TileSize(block_rows, block_cols, f"{need:,} of {device.sram_per_block:,} bytes")
     raise _refused(problem, device, query_bytes(problem, GRANULE, GRANULE), within)
 
@@ -107,25 +113,5 @@ def fit_queries(problem: Problem, device: Device, within: tuple[int, int] | None
 def _refused(problem: Problem, device: Device, least: int, within: tuple[int, int] | None) -> ValueError:
     what = f"fa2's backward at head_dim {problem.head_dim} {problem.dtype}"
     if within is not None and (within[0] % GRANULE or within[1] % GRANULE):
-        return ValueError(f"{what} runs blocks in steps of {GRANULE}; the block mask has blocks of {within}")
+        return ValueError(f"{what} runs blocks in steps of {GRANULE}; the tiling asks for {within}")
     return DoesNotFit(f"{what} needs at least {least:,} bytes of SRAM; {device.name} gives a block {device.sram_per_block:,} bytes")
-
-
-def require(problem: Problem, device: Device, used: TileSize) -> None:
-    """ValueError unless the kernel runs these blocks on the device."""
-    if used.block_rows % GRANULE or used.block_cols % GRANULE or used.block_cols > MOST_WARPS * GRANULE:
-        raise ValueError(
-            f"the fa2 backward runs blocks in steps of {GRANULE}, with at most {MOST_WARPS * GRANULE} columns; the tiling asks for "
-            f"{used}"
-        )
-    if used.block_rows > most_rows(problem):
-        raise DoesNotFit(
-            f"the fa2 backward has registers for {most_rows(problem)} rows at head_dim {problem.head_dim} {problem.dtype}; the "
-            f"tiling asks for {used}"
-        )
-    need = shared_bytes(problem, used.block_rows, used.block_cols, 1)
-    if need > device.sram_per_block:
-        raise DoesNotFit(
-            f"fa2's backward with {used} needs {need:,} bytes of shared memory at head_dim {problem.head_dim} {problem.dtype}; "
-            f"{device.name} gives a block {device.sram_per_block:,} bytes"
-        )

@@ -98,8 +98,8 @@ def show(report: dict[str, Any], request: Request, found: Verification) -> None:
     click.echo(
         f"\n  {'largest error against float64':<32}" + "".join(f"{tensor:>12}{'allowed':>12}" for tensor in found.numbers[0])
     )
-    for v_mean, rows in groupby(report["numbers"], key=lambda row: row["v_mean"]):
-        click.echo(f"  V about {v_mean:<24g}" + "".join(f"{row['error']:>12.2e}{row['allowed']:>12.2e}" for row in rows))
+    for v_mean, run in groupby(report["numbers"], key=lambda row: row["v_mean"]):
+        click.echo(f"  V about {v_mean:<24g}" + "".join(f"{row['error']:>12.2e}{row['allowed']:>12.2e}" for row in run))
     for difference in found.differences:
         click.echo(
             f"\n  {difference.tensor}: {difference.witness} has {difference.read_bytes:+,} bytes read and "

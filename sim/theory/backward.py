@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.problem import Problem
-from cupyflash.schedules import BackwardSchedule
+from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
 from cupyflash.schedules.fa2_backward_tiles import launches
 from cupyflash.sim.theory.visits import FLOAT32, columns_of, lengths, mask_bytes, visits_of
@@ -23,11 +23,28 @@ Form = dict[str, tuple[int, int]]
 def backward_traffic(schedule: BackwardSchedule) -> Traffic:
     """The closed form of a backward schedule's HBM traffic, per tensor, in bytes."""
     total: Counter[tuple[str, bool]] = Counter()
+    if isinstance(schedule, VarlenBackwardSchedule):
+        return _varlen(schedule)
     for part, form in _forms(schedule):
         for times, keys, kept in _groups(part):
             for name, moved in form(part, keys, kept).items():
                 for write, nbytes in enumerate(moved):
                     total[name, bool(write)] += times * nbytes
+    return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
+
+
+def _varlen(schedule: VarlenBackwardSchedule) -> Traffic:
+    """The sum of its sequences; two bounds of each tensor for every thread block, of which each sequence has the longest's."""
+    p, total = schedule.problem, Counter[tuple[str, bool]]()
+    for one, count in schedule.sequences().items():
+        for name, moved in backward_traffic(one).items():
+            total[name, False] += count * moved.read_bytes
+            total[name, True] += count * moved.write_bytes
+    blocks = len(launches(p)) * p.batch * p.kv_heads * math.ceil(p.seqlen_k / schedule.block_cols)
+    if schedule.queries is not None:
+        blocks += p.head_count * math.ceil(p.seqlen_q / schedule.queries.block_rows)
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        total[name, False] = 8 * blocks
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 

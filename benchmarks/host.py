@@ -1,0 +1,175 @@
+"""Host time of calls without a GPU:  python benchmarks/host.py [--runs N]
+
+The arrays are CuPy's own, at addresses that nobody reads, and so is `cupy.empty`, but for where its memory comes from. Device,
+stream and kernels are stand-ins that do nothing: what is left out is the driver (and CuPy's memory pool). `forward.py` times the
+whole call where there is a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import timeit
+import types
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import cupy  # noqa: E402
+import numpy as np  # noqa: E402
+from cupy.cuda import function  # noqa: E402
+
+DEVICES, HEAD_DIMS = ("A100-40GB", "H100-SXM"), (64, 128)
+SHAPE = (4, 16, 1024, 64)
+CALLS = 200  # in a run, of which the fastest counts: other processes lengthen many, not all
+GIB = 1 << 30
+
+
+def memory(size: int, address: int = GIB) -> cupy.cuda.MemoryPointer:
+    """Memory that is not there, on GPU 0."""
+    return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size, None, 0), 0)
+
+
+def array(number: int, shape: tuple[int, ...] = SHAPE, dtype: Any = np.float16) -> cupy.ndarray:
+    """One of several arrays that do not overlap."""
+    return cupy.ndarray(shape, dtype, memptr=memory(GIB, (2 + number) * GIB))
+
+
+class Idle:
+    """A kernel that does nothing but keep its last arguments."""
+
+    arguments: tuple[Any, ...] = ()
+    max_dynamic_shared_size_bytes = 0
+
+    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...], *, shared_mem: int) -> None:
+        self.arguments = arguments
+
+
+class WithoutGpu(types.ModuleType):
+    """CuPy less what needs a driver: one device, one stream, one idle kernel."""
+
+    def __init__(self) -> None:
+        super().__init__("cupy")
+        self.kernel = Idle()
+        self.ndarray, self.empty = cupy.ndarray, cupy.empty
+        self.ascontiguousarray = lambda array, dtype: array
+        self.RawModule = lambda **_: types.SimpleNamespace(compile=lambda: None, get_function=lambda name: self.kernel)
+        stream = types.SimpleNamespace(is_capturing=lambda: False)
+        runtime = types.SimpleNamespace(getDevice=lambda: 0)
+        self.cuda = types.SimpleNamespace(runtime=runtime, Device=nullcontext, get_current_stream=lambda: stream)
+
+
+def without_gpu() -> WithoutGpu:
+    """From here on cupyflash finds this in CuPy's place, and an H100."""
+    from cupyflash import Device, dispatch
+
+    cupy.cuda.set_allocator(memory)
+    sys.modules["cupy"] = stand_in = WithoutGpu()
+    device = Device.named("H100-SXM")
+    dispatch.current_gpu = lambda ordinal: device
+    return stand_in
+
+
+def microseconds(call: Callable[[], Any], runs: int) -> float:
+    call()
+    return min(timeit.repeat(call, number=CALLS, repeat=runs)) / CALLS * 1e6
+
+
+def warm(runs: int) -> Iterator[str]:
+    """Calls that were made before, and what of them is CuPy's allocation."""
+    from cupyflash import attention, attention_varlen
+
+    q, k, v, out = (array(number) for number in range(4))
+    packed = [array(number, (4096, 16, 64)) for number in range(3)]
+    bounds = [array(4 + number, (5,), np.int32) for number in range(2)]
+    yield f"{'a warm call, us of the host':<34}{'all':>7}"
+    for name, call in {
+        "causal": lambda: attention(q, k, v, causal=True),
+        "causal, out given": lambda: attention(q, k, v, causal=True, out=out),
+        "causal, with log-sum-exp": lambda: attention(q, k, v, causal=True, return_lse=True),
+        "fa1, causal": lambda: attention(q, k, v, causal=True, algorithm="fa1"),
+        "varlen, causal": lambda: attention_varlen(*packed, *bounds, 1024, 1024, causal=True),
+        "cupy.empty alone": lambda: cupy.empty(SHAPE, np.float16),
+    }.items():
+        yield f"{name:<34}{microseconds(call, runs):>7.1f}"
+
+
+def arguments(stand_in: WithoutGpu, runs: int) -> str:
+    """What CuPy takes for a kernel's arguments, which it converts before it asks the driver: here that fails, and is taken off."""
+    from cupyflash import attention
+
+    attention(*(array(number) for number in range(3)))
+    kernel, stream = function.Function.__new__(function.Function), types.SimpleNamespace(ptr=0)
+
+    def launch(given: tuple[Any, ...]) -> float:
+        def call() -> None:
+            with suppress(RuntimeError):  # CUDA's
+                kernel((1,), (1,), given, stream=stream)
+
+        return microseconds(call, runs)
+
+    converted = stand_in.kernel.arguments
+    return f"CuPy {cupy.__version__}'s conversion of {len(converted)} arguments: {launch(converted) - launch(()):.1f} us"
+
+
+def cold() -> Iterator[str]:
+    """NVRTC's time for the kernels of plain calls, to machine code."""
+    from cupyflash import Device, Problem, kernels_cu, plan
+    from cupyflash.compiler import FLUSH_DENORMALS, options
+    from cupyflash.nvrtc import compile_to_cubin
+
+    for name in DEVICES:
+        for d in HEAD_DIMS:
+            device = Device.named(name)
+            (kernel,) = plan(Problem(4, 16, 16, 1024, 1024, d, "float16"), device).kernels()
+            start = time.perf_counter()
+            compile_to_cubin(
+                kernels_cu.source(kernel.source), (f"-arch={device.sm}", FLUSH_DENORMALS, *options(kernel)), kernel.source
+            )
+            yield f"compiling for {device.sm}, d {d}: {time.perf_counter() - start:.2f} s"
+
+
+def first_call() -> dict[str, float]:
+    """Milliseconds, in a new process: importing cupyflash behind CuPy, and all of a first call but CuPy's and the driver's part."""
+    start = time.perf_counter()
+    import cupyflash
+
+    imported = time.perf_counter()
+    without_gpu()
+    arrays = [array(number) for number in range(3)]
+    begin = time.perf_counter()
+    cupyflash.attention(*arrays)
+    return {"import": (imported - start) * 1e3, "first_call": (time.perf_counter() - begin) * 1e3}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=300, help=f"runs of {CALLS} calls")
+    parser.add_argument("--first-call", action="store_true", help="only print a first call's milliseconds as JSON")
+    given = parser.parse_args()
+    if given.first_call:
+        print(json.dumps(first_call()))
+        return
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, __file__, "--first-call"]
+    told = [subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, check=True) for _ in range(3)]
+    first = min((json.loads(each.stdout) for each in told), key=lambda each: sum(each.values()))
+    for line in cold():
+        print(line)
+    print(f"in a new process: importing cupyflash {first['import']:.0f} ms, a first call {first['first_call']:.0f} ms")
+    stand_in = without_gpu()
+    for line in warm(given.runs):
+        print(line)
+    print(arguments(stand_in, given.runs))
+
+
+if __name__ == "__main__":
+    main()

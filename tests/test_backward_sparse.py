@@ -1,0 +1,158 @@
+"""The backward pass with windows, block masks, packed sequences and a bias's gradient, and what `deterministic` says."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_backward import A100, check
+from test_sparse import TILINGS, sparse_problem
+from test_varlen import any_schedule, packed
+
+import cupyflash
+from cupyflash import Problem
+from cupyflash.schedules import VarlenBackwardSchedule, plan_backward, plan_varlen_backward
+from cupyflash.sim import execute_backward, execute_varlen_backward, replay, theory
+from cupyflash.sim.execution import BackwardExecution
+from cupyflash.sim.reference import reference, reference_gradients
+from cupyflash.sim.yardstick import draw_gradient, measure_gradients
+from yardstick import draw, draw_masks
+
+MORE = int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1))
+
+
+@settings(max_examples=200 * MORE)
+@given(data=st.data(), tiling=st.sampled_from(TILINGS), deterministic=st.booleans())
+def test_theory_is_replay_is_literal_replay(data: st.DataObject, tiling: tuple[int, int], deterministic: bool) -> None:
+    schedule = plan_backward(data.draw(sparse_problem(tiling)), A100, "fa2", tiling, deterministic=deterministic)
+    assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@settings(max_examples=25 * MORE)
+@given(data=st.data())
+def test_random_problems(deterministic: bool, data: st.DataObject) -> None:
+    tiling = data.draw(st.sampled_from(TILINGS))
+    problem = data.draw(sparse_problem(tiling, most=120))
+    check(plan_backward(problem, A100, "fa2", tiling, deterministic=deterministic), blocks=tiling, v_mean=1.0)
+
+
+def test_a_block_mask_has_the_forwards_blocks() -> None:
+    """With nothing said of blocks, mask and kernels are those of the forward call; a mask that keeps nothing has no gradient."""
+    q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, 300, 32)).astype(np.float16)
+    forward = cupyflash.plan(Problem(1, 1, 1, 300, 300, 32, "float16"), A100)
+    kept = np.zeros((forward.row_blocks, forward.col_blocks), bool)
+    kept[0] = True
+    out, lse = cupyflash.attention(q, k, v, block_mask=kept, return_lse=True)
+    dq, dk, dv = cupyflash.attention_backward(dout, q, k, v, out, lse, block_mask=kept)
+    first = forward.block_rows
+    whole = cupyflash.attention_backward(dout[:, :first], q[:, :first], k, v, out[:, :first], lse[:, :first], deterministic=True)
+    assert not dq[:, first:].any() and np.allclose(dq[:, :first], whole[0], atol=2e-3)
+    assert np.allclose(dk, whole[1], atol=2e-3) and np.allclose(dv, whole[2], atol=2e-3)
+    with pytest.raises(ValueError, match="block_mask must be"):
+        cupyflash.attention_backward(dout, q, k, v, out, lse, block_mask=kept[:, :1][:, [0] * 9])
+
+
+def check_packed(schedule: VarlenBackwardSchedule, dtype: str, seed: int | None = None) -> BackwardExecution:
+    """All that must hold of one execution; each sequence by the 2x rule on its own."""
+    p, seqlens = schedule.problem, schedule.seqlens
+    assert seqlens is not None
+    q, k, v, cu_q, cu_k = packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.value_dim, dtype)
+    dout = np.random.default_rng(7).standard_normal((*q.shape[:-1], p.value_dim)).astype(np.float32).astype(q.dtype)
+    out, lse = np.zeros_like(dout), np.full(q.shape[1::-1], -np.inf, np.float32)
+    options: dict[str, Any] = {"causal": p.causal, "scale": p.scale}
+    places = [(slice(cu_q[n], cu_q[n + 1]), slice(cu_k[n], cu_k[n + 1])) for n in range(p.batch)]
+    for rows, cols in places:
+        one, of_one = reference(*(array.swapaxes(0, 1) for array in (q[rows], k[cols], v[cols])), **options)
+        out[rows], lse[:, rows] = one.swapaxes(0, 1).astype(q.dtype), of_one
+    execution = execute_varlen_backward(schedule, dout, q, k, v, out, lse, seed=seed)
+    assert execution.findings == ()
+    assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True) == execution.traffic
+    for rows, cols in places:
+        gradients = {"dQ": execution.dq[rows], "dK": execution.dk[cols], "dV": execution.dv[cols]}
+        heads_first = [array.swapaxes(0, 1) for array in (dout[rows], q[rows], k[cols], v[cols])]
+        numbers = measure_gradients({name: each.swapaxes(0, 1) for name, each in gradients.items()}, *heads_first, **options)
+        assert all(each.good for each in numbers.values()), numbers
+    return execution
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@settings(max_examples=15 * MORE)
+@given(data=st.data(), deterministic=st.booleans())
+def test_packed_sequences(dtype: str, data: st.DataObject, deterministic: bool) -> None:
+    forward = data.draw(any_schedule(dtype))
+    p, seqlens = forward.problem, forward.seqlens
+    assert seqlens is not None
+    total = sum(n for n, _ in seqlens)
+    check_packed(plan_varlen_backward(p, A100, total, seqlens, deterministic=deterministic), dtype)
+
+
+def test_the_packed_call() -> None:
+    q, k, v, cu_q, cu_k = packed(((10, 20), (0, 5), (50, 40), (33, 0)), 4, 2, 16, 16, "float32")
+    out, lse = cupyflash.attention_varlen(q, k, v, cu_q, cu_k, causal=True, return_lse=True)
+    dout = np.random.default_rng(0).standard_normal(out.shape).astype(np.float32)
+    given = cupyflash.attention_varlen_backward(dout, q, k, v, out, lse, cu_q, cu_k, causal=True)
+    one = (array[:10].swapaxes(0, 1) for array in (dout, q))
+    expected = reference_gradients(*one, *(array[:20].swapaxes(0, 1) for array in (k, v)), causal=True)
+    assert np.allclose(given[0][:10].swapaxes(0, 1), expected["dQ"], atol=1e-5)
+    with pytest.raises(ValueError, match="lse must have shape"):
+        cupyflash.attention_varlen_backward(dout, q, k, v, out, lse.T, cu_q, cu_k)
+    with pytest.raises(TypeError, match="deterministic must be"):
+        cupyflash.attention_varlen_backward(dout, q, k, v, out, lse, cu_q, cu_k, deterministic=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 40, 50), (1, 3, 40, 50), (3, 1, 50), (50,)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_gradient_of_a_bias(shape: tuple[int, ...], causal: bool) -> None:
+    """It has the bias's shape: what was broadcast adds up."""
+    p = Problem(2, 3, 3, 40, 50, 16, "float32", causal)
+    (q, k, v), dout = draw(p, v_mean=1.0), draw_gradient(p)
+    bias = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    out, lse = cupyflash.attention(q, k, v, causal=causal, bias=bias, return_lse=True)
+    *_, dbias = cupyflash.attention_backward(dout, q, k, v, out, lse, causal=causal, bias=bias, return_dbias=True)
+    expected = reference_gradients(dout, q, k, v, causal=causal, bias=bias)["dbias"]
+    expected = expected.sum(axis=tuple(range(4 - len(shape))))
+    expected = expected.sum(axis=tuple(n for n, length in enumerate(shape) if length == 1), keepdims=True)
+    assert dbias.shape == shape and np.allclose(dbias, expected, atol=2e-5)
+    if shape != (2, 3, 40, 50):
+        with pytest.raises(ValueError, match="deterministic has no sum"):
+            cupyflash.attention_backward(dout, q, k, v, out, lse, bias=bias, return_dbias=True, deterministic=True)
+
+
+def test_a_bias_gradients_bytes() -> None:
+    p = Problem(2, 4, 2, 40, 90, 32, "float16", causal=True, bias=True)
+    schedule = plan_backward(p, A100, dbias=True)
+    (q, k, v), masks, dout = draw(p), draw_masks(p), draw_gradient(p)
+    out, lse = reference(q, k, v, causal=True, **masks)
+    dbias = np.zeros((2, 4, 40, 90), np.float32)
+    execution = execute_backward(schedule, dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), **masks, dbias=dbias)
+    assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True) == execution.traffic
+    scores = 8 * sum(min(90, 50 + row + 1) for row in range(40))
+    assert execution.traffic["dbias"].read_bytes == execution.traffic["dbias"].write_bytes == 4 * scores
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_deterministic_gives_the_same_bits(dtype: str) -> None:
+    """Under twenty orders of execution. What atomics sum is dq alone."""
+    p = Problem(1, 4, 2, 50, 70, 16, dtype, causal=True)
+    fixed, free = (plan_backward(p, A100, "fa2", (16, 16), deterministic=each) for each in (True, False))
+    first, loose = check(fixed), check(free)
+    assert (loose.dk.tobytes(), loose.dv.tobytes()) == (first.dk.tobytes(), first.dv.tobytes())
+    for seed in range(20):
+        again = check(fixed, schedule_seed=seed)
+        assert [g.tobytes() for g in (again.dq, again.dk, again.dv)] == [g.tobytes() for g in (first.dq, first.dk, first.dv)]
+
+
+def test_what_deterministic_costs() -> None:
+    """A workspace less, the atomics' bytes less, and K and V once more for each row block."""
+    p = Problem(1, 1, 1, 1024, 1024, 64, "float16")
+    fixed, free = (plan_backward(p, A100, deterministic=each) for each in (True, False))
+    assert free.workspace_bytes == 1024 * 4 * (64 + 1) and fixed.workspace_bytes == 1024 * 4
+    assert theory.traffic(fixed)["dQ_acc"].total_bytes == 0
+    assert fixed.queries is not None
+    again = theory.traffic(fixed)["K"].read_bytes - theory.traffic(free)["K"].read_bytes
+    assert again == fixed.queries.row_blocks * 1024 * 64 * 2

@@ -1,0 +1,358 @@
+"""What is kept from one call to the next: a call launches, and refuses, what it would as the first."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from test_launcher import Recorded
+from test_launcher import cupy as recorded_cupy  # noqa: F401 (a fixture)
+
+from cupyflash import attention, attention_varlen, launcher
+from cupyflash.problem import Layout
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@pytest.fixture
+def cupy(recorded_cupy: Recorded) -> Recorded:  # noqa: F811
+    return recorded_cupy
+
+
+def array(cupy: Recorded, *shape: int, dtype: Any = np.float16, offset: int = 0, order: tuple[int, ...] | None = None) -> Any:
+    """An array at an address `offset` bytes past a multiple of 64, its axes in memory in `order`."""
+    dtype, order = np.dtype(dtype), tuple(range(len(shape))) if order is None else order
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.zeros(size + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + offset
+    laid_out = memory[start : start + size].view(dtype).reshape([shape[axis] for axis in order])
+    return cupy.ndarray(shape, dtype, laid_out.transpose(np.argsort(order)))
+
+
+def launched(cupy: Recorded, call: Callable[..., Any], **arguments: Any) -> tuple[Any, ...]:
+    """What a call launched, allocated and returned; of arrays that it made itself, their layouts."""
+    for record in (cupy.launches, cupy.functions, cupy.allocated, cupy.devices):
+        record.clear()
+    returned = call(**arguments)
+    given = [id(argument) for argument in arguments.values()]
+
+    def told(value: Any) -> Any:
+        if not isinstance(value, cupy.ndarray):
+            return type(value), value
+        return id(value) if id(value) in given else (value.shape, value.strides, value.dtype)
+
+    launches = [(grid, block, [told(value) for value in values], shared) for grid, block, values, shared in cupy.launches]
+    parts = returned if isinstance(returned, tuple) else (returned,)
+    return launches, list(cupy.functions), list(cupy.allocated), list(cupy.devices), [told(part) for part in parts]
+
+
+def same_as_first(cupy: Recorded, call: Callable[..., Any], **arguments: Any) -> None:
+    """A call that was made before with the same layouts, or is the first after others, does what it does in a new process."""
+    now, again = launched(cupy, call, **arguments), launched(cupy, call, **arguments)
+    launcher._kept.cache_clear()
+    assert now == again == launched(cupy, call, **arguments)
+
+
+def variations(cupy: Recorded) -> dict[str, Callable[[], Mapping[str, Any]]]:
+    """One change each to a call; new arrays at each draw."""
+
+    def qkv(b: int = 2, h: int = 4, n: int = 96, d: int = 64, kv: int = 2, **how: Any) -> dict[str, Any]:
+        heads = {"q": h, "k": kv, "v": kv}
+        return {name: array(cupy, b, heads[name], n, d, **how) for name in "qkv"}
+
+    return {
+        "as it is": qkv,
+        "batch": lambda: qkv(b=3),
+        "heads": lambda: qkv(h=6),
+        "length": lambda: qkv(n=97),
+        "long": lambda: qkv(n=8192, b=1, h=2),
+        "head dimension": lambda: qkv(d=32),
+        "dtype": lambda: qkv(dtype=BFLOAT16),
+        "width": lambda: qkv(dtype=np.float32),
+        "strides": lambda: qkv(order=(0, 2, 1, 3)),
+        "one array's strides": lambda: qkv() | {"k": array(cupy, 2, 2, 96, 64, order=(0, 2, 1, 3))},
+        **{
+            f"offset {offset}": lambda offset=offset: qkv() | {"k": array(cupy, 2, 2, 96, 64, offset=offset)}
+            for offset in (2, 4, 8)
+        },
+        "offset 16": lambda: qkv() | {"k": array(cupy, 2, 2, 96, 64, offset=16)},
+        "value dimension": lambda: qkv() | {"v": array(cupy, 2, 2, 96, 32)},
+        "no batch axis": lambda: {name: array(cupy, 4, 96, 64) for name in "qkv"},
+        "causal": lambda: qkv() | {"causal": True},
+        "NumPy's causal": lambda: qkv() | {"causal": np.True_},
+        "window": lambda: qkv() | {"window": (1, 0)},
+        "window in a list": lambda: qkv() | {"window": [1, 0]},
+        "another window": lambda: qkv() | {"window": (0, 1)},
+        "window to one side": lambda: qkv() | {"window": (None, 1)},
+        "scale": lambda: qkv() | {"scale": 1.0},
+        "integer scale": lambda: qkv() | {"scale": 1},
+        "negative scale": lambda: qkv() | {"scale": -1.0},
+        "tiling": lambda: qkv() | {"tiling": (64, 32)},
+        "another tiling": lambda: qkv() | {"tiling": (32, 64)},
+        "fa1": lambda: qkv() | {"algorithm": "fa1"},
+        "standard": lambda: qkv() | {"algorithm": "standard"},
+        "lse": lambda: qkv() | {"return_lse": True},
+        "out": lambda: qkv() | {"out": array(cupy, 2, 4, 96, 64)},
+        "out's strides": lambda: qkv() | {"out": array(cupy, 2, 4, 96, 64, order=(0, 2, 1, 3))},
+        "out's offset": lambda: qkv() | {"out": array(cupy, 2, 4, 96, 64, offset=2)},
+        "mask": lambda: qkv() | {"mask": array(cupy, 96, 96, dtype=bool)},
+        "mask's strides": lambda: qkv() | {"mask": array(cupy, 96, 96, dtype=bool, order=(1, 0))},
+        "mask's shape": lambda: qkv() | {"mask": array(cupy, 1, 96, dtype=bool)},
+        "bias": lambda: qkv() | {"bias": array(cupy, 96, 96)},
+        "bias and mask": lambda: qkv() | {"bias": array(cupy, 96, 96), "mask": array(cupy, 96, 96, dtype=bool)},
+        "key lengths": lambda: qkv() | {"key_lengths": array(cupy, 2, dtype=np.int32)},
+        "wide key lengths": lambda: qkv() | {"key_lengths": array(cupy, 2, dtype=np.int64)},
+        "block mask": lambda: qkv() | {"block_mask": array(cupy, 2, 3, dtype=bool), "tiling": (64, 32)},
+        "nothing": lambda: qkv(n=0),
+        "no batch": lambda: qkv(b=0),
+        "another GPU": lambda: {name: _on(one, 1) for name, one in qkv().items()},
+    }
+
+
+def _on(one: Any, device: int) -> Any:
+    one.device = device
+    return one
+
+
+def test_a_call_launches_what_it_launches_first_whatever_was_called_before(cupy: Recorded) -> None:
+    """Each call with each single change, in random order, with new addresses every time."""
+    random = np.random.default_rng(0)
+    drawn = variations(cupy)
+    cold = {}
+    for name, draw in drawn.items():
+        launcher._kept.cache_clear()
+        cold[name] = _shape_of(launched(cupy, attention, **draw()))
+    launcher._kept.cache_clear()
+    for name in random.permutation(list(drawn) * 3):
+        assert _shape_of(launched(cupy, attention, **drawn[name]())) == cold[name], name
+    info = launcher._kept.cache_info()
+    assert info.hits >= 2 * (len(drawn) - 2)  # all but a list can be kept, and offsets of 0 and 16 are one
+    assert info.currsize <= len(drawn)
+
+
+def _shape_of(told: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What does not depend on which arrays were given."""
+    launches, functions, allocated, devices, returned = told
+    scalars = [
+        (grid, block, [None if isinstance(v, int) else v for v in values], shared) for grid, block, values, shared in launches
+    ]
+    return scalars, functions, allocated, devices, [None if isinstance(part, int) else part for part in returned]
+
+
+def test_changes_that_matter_are_told_apart(cupy: Recorded) -> None:
+    """So that the test above can fail: most single changes launch something else than the call as it is."""
+    drawn = variations(cupy)
+    plain = _shape_of(launched(cupy, attention, **drawn["as it is"]()))
+    same = {name for name, draw in drawn.items() if _shape_of(launched(cupy, attention, **draw())) == plain}
+    assert same == {"as it is", "offset 16"}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_problems_with_new_addresses(cupy: Recorded, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    b, kv, n_q, n_k = (int(n) for n in random.integers(1, (3, 4, 300, 300)))
+    h, d, d_v = kv * int(random.integers(1, 4)), *(8 * int(n) for n in random.integers(1, 17, 2))
+    dtype, offset = random.choice(["float16", "float32"]), int(random.choice([0, 0, 4, 8, 16]))
+    order = (0, *(int(axis) for axis in random.permutation([1, 2])), 3)
+    options: dict[str, Any] = {"return_lse": bool(random.integers(2)), "algorithm": random.choice(["auto", "fa1", "standard"])}
+    options |= random.choice([{}, {"causal": True}, {"window": (int(random.integers(50)), None)}, {"scale": random.random()}])
+    some = {name: bool(random.integers(3) == 0) for name in ("out", "mask", "bias", "key_lengths")}
+    for _ in range(3):
+        arrays = {
+            "q": array(cupy, b, h, n_q, d, dtype=dtype, order=order),
+            "k": array(cupy, b, kv, n_k, d, dtype=dtype, offset=offset),
+            "v": array(cupy, b, kv, n_k, d_v, dtype=dtype, order=order, offset=offset),
+            "out": array(cupy, b, h, n_q, d_v, dtype=dtype, order=order),
+            "mask": array(cupy, n_q, n_k, dtype=bool),
+            "bias": array(cupy, h, 1, n_k, dtype=dtype),
+            "key_lengths": array(cupy, b, dtype=np.int32),
+        }
+        given = {name: one for name, one in arrays.items() if some.get(name, True)}
+        same_as_first(cupy, attention, **given, **options)
+        launched_on = {id(value) for _, _, values, _ in cupy.launches for value in values}
+        assert launched_on >= {id(one) for one in given.values()}
+
+
+WRONG: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"causal": True}, {"causal": 1}),
+    ({"causal": False}, {"causal": 0}),
+    ({"return_lse": True}, {"return_lse": 1}),
+    ({"window": (1, 0)}, {"window": (True, 0)}),
+    ({"window": (1, 0)}, {"window": (1.0, 0)}),
+    ({"scale": 1.0}, {"scale": True}),
+    ({"scale": 0.5}, {"scale": "0.5"}),
+    ({"tiling": (64, 32)}, {"tiling": (64.0, 32)}),
+    ({"tiling": (64, 32)}, {"tiling": [64, 32]}),
+    ({"window": [1, 0]}, {"window": [1, "0"]}),
+    ({"algorithm": "fa1"}, {"algorithm": "fa3"}),
+]
+
+
+@pytest.mark.parametrize(("right", "wrong"), WRONG, ids=str)
+def test_an_option_equal_to_a_right_one_is_refused_as_at_first(
+    cupy: Recorded, right: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    q, k, v = (array(cupy, 2, 96, 64) for _ in "qkv")
+    refused_as_at_first(cupy, lambda: attention(q, k, v, **right), lambda: attention(q, k, v, **wrong))
+
+
+def refused_as_at_first(cupy: Recorded, right: Callable[[], Any], wrong: Callable[[], Any]) -> None:
+    """`wrong` raises the same after `right` as in a new process, before it allocates or launches."""
+    right(), right()
+    before = len(cupy.launches), len(cupy.allocated), len(cupy.compiled)
+    with pytest.raises((TypeError, ValueError)) as warm:
+        wrong()
+    launcher._kept.cache_clear()
+    with pytest.raises(type(warm.value)) as cold:
+        wrong()
+    assert str(warm.value) == str(cold.value) and warm.value.__context__ is None
+    assert before == (len(cupy.launches), len(cupy.allocated), len(cupy.compiled))
+
+
+def test_arrays_that_must_not_be_written_are_refused_on_every_call(cupy: Recorded) -> None:
+    q, k, v, out = (array(cupy, 4, 96, 64) for _ in range(4))
+    whole = np.zeros((5, 96, 64), np.float16)
+    first, last, swapped = (cupy.ndarray((4, 96, 64), whole.dtype, part) for part in (whole[:4], whole[1:], whole[4:0:-1]))
+    for name, wrong in (
+        ("same memory", lambda: attention(first, k, v, out=first)),
+        ("overlap", lambda: attention(q, k, first, out=last)),
+        ("backwards", lambda: attention(q, swapped, v, out=first)),
+        ("mask", lambda: attention(q, k, v, mask=cupy.ndarray((96, 96), np.dtype(bool), whole[0].view(bool)[:, :96]), out=first)),
+        ("dtype", lambda: attention(q, k, v, out=array(cupy, 4, 96, 64, dtype=BFLOAT16))),
+        ("shape", lambda: attention(q, k, v, out=array(cupy, 4, 95, 64))),
+        ("another GPU", lambda: attention(q, k, v, out=_on(array(cupy, 4, 96, 64), 1))),
+        ("NumPy", lambda: attention(q, k, v, out=np.zeros((4, 96, 64), np.float16))),
+        ("half an element off", lambda: attention(q, array(cupy, 4, 96, 64, offset=1), v, out=out)),
+    ):
+        assert name
+        refused_as_at_first(cupy, lambda: attention(q, k, v, out=out), wrong)
+
+
+def test_out_between_the_rows_of_an_input_is_no_overlap(cupy: Recorded) -> None:
+    """Spans that meet are looked at more closely."""
+    both = np.zeros((96, 2, 64), np.float16)
+    q, out = (cupy.ndarray((96, 64), both.dtype, both[:, side]) for side in range(2))
+    k, v = (array(cupy, 96, 64) for _ in "kv")
+    same_as_first(cupy, attention, q=q, k=k, v=v, out=out)
+
+
+def test_packed_sequences_launch_what_they_launch_first(cupy: Recorded) -> None:
+    def draw(*lengths: int, on_gpu: bool = True, **more: Any) -> dict[str, Any]:
+        bounds = np.cumsum([0, *lengths], dtype=np.int32)
+        side = cupy.ndarray(bounds.shape, bounds.dtype, bounds) if on_gpu else bounds
+        tensors = {name: array(cupy, int(bounds[-1]), 4, 64) for name in "qkv"}
+        return tensors | {"cu_seqlens_q": side, "cu_seqlens_k": side} | more
+
+    calls: list[Callable[[], dict[str, Any]]] = [
+        lambda: draw(10, 30),
+        lambda: draw(30, 10),
+        lambda: draw(20, 20),
+        lambda: draw(20, 20, on_gpu=False),
+        lambda: draw(10, 30, max_seqlen_q=30, max_seqlen_k=30),
+        lambda: draw(10, 30, max_seqlen_q=40, max_seqlen_k=30),
+        lambda: draw(10, 30, causal=True, return_lse=True),
+        lambda: draw(10, 30, window=(3, None), out=array(cupy, 40, 4, 64)),
+        lambda: draw(10, 30, tiling=(64, 32)),
+        lambda: draw(10, 0, 30),
+        lambda: draw(0, 0),
+    ]
+    for place in np.random.default_rng(0).permutation(list(range(len(calls))) * 2):
+        same_as_first(cupy, attention_varlen, **calls[place]())
+    for place in np.random.default_rng(1).permutation(list(range(len(calls))) * 3):
+        launched(cupy, attention_varlen, **calls[place]())
+    assert launcher._kept.cache_info().hits >= 3 * len(calls)
+
+
+def test_bounds_are_looked_at_on_every_call(cupy: Recorded) -> None:
+    q, k, v, wide = (array(cupy, 40, 4, 64) for _ in range(4))
+    right = np.array([0, 10, 40], np.int32)
+
+    def call(bounds: np.ndarray, **more: Any) -> Callable[[], Any]:
+        return lambda: attention_varlen(q, k, v, bounds, right, **{"out": wide} | more)
+
+    for wrong in (
+        call(np.array([0, 10, 39], np.int32)),
+        call(np.array([0, 50, 40], np.int32)),
+        call(np.array([[0, 10, 40]], np.int32)),
+        call(right.astype(np.int64)),
+        call(right, max_seqlen_q=20),
+        call(right, max_seqlen_k=True),
+        call(right, out=k),
+        call(right, causal=0),
+    ):
+        refused_as_at_first(cupy, call(right), wrong)
+
+
+def test_one_device_after_the_other(cupy: Recorded) -> None:
+    for device in (1, 0, 1, 0, 1):
+        attention(*(_on(array(cupy, 16, 64), device) for _ in "qkv"))
+    assert cupy.devices == [1, 0, 1, 0, 1] and len(cupy.compiled) == 2
+    assert cupy.functions[0] is cupy.functions[2] is not cupy.functions[1]
+
+
+def test_what_is_kept_is_bounded_and_holds_no_array(cupy: Recorded) -> None:
+    arrays = {"x": array(cupy, 16, 64)}
+    made = []
+
+    def prepare(gpu: bool, layouts: Mapping[str, Layout], number: Any) -> object:
+        assert gpu and layouts["x"] == Layout.of(arrays["x"])
+        made.append(number)
+        if number is None:
+            raise ValueError("refused")
+        return object()
+
+    most = launcher._kept.cache_info().maxsize
+    assert most is not None
+    for number in range(most + 10):
+        assert launcher.prepared(prepare, True, arrays, number) is launcher.prepared(prepare, True, arrays, number)
+    assert launcher._kept.cache_info().currsize == most and made == list(range(most + 10))
+    one, true, number = (launcher.prepared(prepare, True, arrays, value) for value in (1, True, 1.0))
+    assert len({id(each) for each in (one, true, number)}) == 3
+    assert launcher.prepared(prepare, True, arrays, [1]) is not launcher.prepared(prepare, True, arrays, [1])
+    for _ in range(2):
+        with pytest.raises(ValueError, match="refused"):
+            launcher.prepared(prepare, True, arrays, None)
+    assert made[-4:] == [[1], [1], None, None]
+
+    q, k, v, out = (array(cupy, 96, 64) for _ in range(4))
+    seen = [weakref.ref(each) for each in (q, k, v, out)]
+    attention(q, k, v, out=out, algorithm="fa1")
+    cupy.launches.clear()
+    del q, k, v, out
+    gc.collect()
+    assert [ref() for ref in seen] == [None] * 4
+
+
+def test_numpy_arrays_are_prepared_for_anew(cupy: Recorded) -> None:
+    """What they hold decides: key lengths, say; and which device is simulated."""
+    arrays = {"x": np.zeros(3)}
+    made = [launcher.prepared(lambda gpu, given: (gpu, given, object()), False, arrays) for _ in range(2)]
+    assert [one[:2] for one in made] == [(False, arrays)] * 2 and made[0][2] is not made[1][2]
+
+
+def test_threads_share_what_is_kept(cupy: Recorded) -> None:
+    calls = [[array(cupy, heads, 96, 64) for _ in "qkv"] for heads in (1, 2, 3, 4) * 8]
+    with ThreadPoolExecutor(8) as pool:
+        outs = list(pool.map(lambda arrays: attention(*arrays), calls))
+    by_q = {id(values[0]): values for _, _, values, _ in cupy.launches}
+    for (q, k, v), out in zip(calls, outs, strict=True):
+        assert by_q[id(q)][:4] == (q, k, v, out) and out.shape == q.shape
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_layout_is_that_of_the_array(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    shape = tuple(int(n) for n in random.integers(1, 6, random.integers(1, 5)))
+    dtype = random.choice([np.float16, np.float32, np.int8])
+    empty = np.empty(shape, dtype)
+    assert Layout.contiguous(shape, dtype) == (empty.shape, empty.strides, empty.dtype, 0)
+    one, other = random.integers(0, len(shape), 2)
+    swapped = empty.swapaxes(one, other)
+    layout = Layout.of(empty).swapaxes(one, other)
+    assert layout == Layout.of(swapped) and layout.ndim == swapped.ndim
