@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -192,6 +191,8 @@ GOOD = posed(dtype=np.float16)
         ({"k": GOOD["k"][..., :8]}, ValueError, "k must have q's head dimension 16"),
         ({"q": GOOD["q"].astype(np.float64)}, TypeError, "must be one of float16, bfloat16, float32, got float64"),
         ({"algorithm": "fastest"}, ValueError, "algorithm must be one of auto, "),
+        ({"return_dbias": True}, ValueError, "return_dbias is for a call with a bias"),
+        ({"return_dbias": 1}, TypeError, "return_dbias must be True or False, got 1"),
         ({"deterministic": 1}, TypeError, "deterministic must be True or False, got 1"),
         ({"causal": None}, TypeError, "causal must be True or False"),
         ({"scale": float("nan")}, ValueError, "scale must be finite"),
@@ -215,17 +216,29 @@ def test_wrong_arguments_are_refused_by_name(changed: dict[str, Any], error: typ
         ({"out": GOOD["out"]}, TypeError, "attention_vjp has no out"),
         ({"dropout": 0.1}, TypeError, "dropout"),
         ({"algorithm": "fastest"}, ValueError, "algorithm must be one of auto, "),
+        ({"return_dbias": True}, ValueError, "return_dbias is for a call with a bias"),
+        ({"return_dbias": True, "bias": np.ones((20, 28), np.float16), "deterministic": True}, ValueError, "broadcast along"),
         ({"deterministic": "yes"}, TypeError, "deterministic must be True or False, got 'yes'"),
-        ({"tiling": (16, 256)}, ValueError, "at most 128 columns"),  # which the forward runs
+        ({"tiling": (16, 256)}, ValueError, "cannot run blocks of 16 x 256"),
         ({"mask": np.ones((20, 27), bool)}, ValueError, "mask must broadcast"),
     ],
 )
 def test_vjp_refuses_what_either_pass_would_before_it_computes(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], error: type[Exception], says: str
 ) -> None:
-    def compute(*_: Any) -> None:
-        raise AssertionError("computed")
-
-    monkeypatch.setattr(sys.modules["cupyflash.attention"], "compute", compute)
+    monkeypatch.setattr("cupyflash.simulated.PreparedSimulation.launch", never)
     with pytest.raises(error, match=says):
         cupyflash.attention_vjp(*(GOOD[name] for name in "qkv"), **options)
+
+
+def never(*_: Any) -> None:
+    raise AssertionError("computed")
+
+
+def test_vjp_refuses_an_sram_that_holds_the_forward_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (normal(2, 20, 64, dtype=np.float16, seed=seed) for seed in range(3))
+    with cupyflash.simulated_device(sram="8KB"):
+        cupyflash.attention(q, k, v)
+        monkeypatch.setattr("cupyflash.simulated.PreparedSimulation.launch", never)
+        with pytest.raises(ValueError, match="fa2's backward at head_dim 64 float16 needs at least"):
+            cupyflash.attention_vjp(q, k, v)
