@@ -7,8 +7,9 @@ The kernels come from their schedules. For every architecture, dtype and head di
 (FlashAttention-2: on all of those that lengths choose between where that is common, else on one of them in turns):
 from d 128 on, where registers are scarce, Algorithm 1 without a mask, with each kind that costs registers, and with all at
 once; below that, and for standard attention, the lightest and the heaviest in turns. On two architectures also other tilings,
-each kind of mask by itself, and a d of V that is not d. bfloat16, whose kernels differ from float16's in few registers, is
-done for fewer. `--all` is every combination, and takes an hour.
+each kind of mask by itself, and a d of V that is not d. FlashAttention-2 at d 256: without a mask, and two of four other kinds
+in turns. bfloat16, whose kernels differ from float16's in few registers, is done for fewer. `--all` is every combination, and
+takes an hour.
 """
 
 from __future__ import annotations
@@ -38,9 +39,13 @@ DEVICES = tuple(Device.named(name) for name in ("T4", "A100-40GB", "A10", "L4", 
 HEAD_DIMS = (16, 40, 64, 80, 96, 128, 192, 256)
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4}
 MASKS = ("causal", "mask", "bias", "padded")
-Variant = tuple[tuple[str, ...], bool]  # which of MASKS, and whether the copies are as narrow as an element
+Variant = tuple[tuple[str, ...], bool]  # which of MASKS, or a window, and whether the copies are as narrow as an element
 LIGHT: Variant = ((), False)
 HEAVY: Variant = (MASKS, True)
+# Of the widest d, where FlashAttention-2's O alone takes half of the registers: what takes more of them, two at a time in turns.
+WIDEST: tuple[Variant, ...] = (HEAVY, (("bias",), False), (("window",), True), (("mask",), False))
+WINDOW = (512, 64)
+PACKED = ((64, "float16"), (128, "float16"), (256, "float16"), (256, "float32"))
 COMMON = (64, 128)
 SCARCE = 128  # d from which on O takes most of the registers
 EXTRAS = ((7, 5), (9, 0))
@@ -65,7 +70,7 @@ def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) ->
         chosen = [tuple(name for bit, name in enumerate(MASKS) if number >> bit & 1) for number in range(1 << len(MASKS))]
         return [(masks, narrow) for masks in chosen for narrow in (False, True)]
     if algorithm == "fa2" and d == max(HEAD_DIMS) and dtype != "bfloat16":
-        return [LIGHT]  # with a mask or bias, some versions of ptxas spill up to 288 bytes there: README.md says so
+        return [LIGHT, *WIDEST[(turn + DTYPES[dtype] // 2) % 2 :: 2]]
     if dtype == "bfloat16" and d < max(HEAD_DIMS):
         return [LIGHT] if d == 64 or (algorithm == "fa1" and d >= SCARCE) else []
     if algorithm == "fa1" and d >= SCARCE:
@@ -98,7 +103,7 @@ def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str,
                 continue  # one of TILINGS on a small SRAM
             except ValueError:
                 break  # an algorithm without a kernel
-            masks = [name for name in MASKS if getattr(problem, name)]
+            masks = [name for name in (*MASKS, "window") if getattr(problem, name)]
             sizes = f"d {problem.head_dim}, d_v {problem.value_dim}, {problem.dtype}, copies of {problem.alignment} bytes"
             yield ", ".join([f"{algorithm} {sizes}", *masks, str(schedule.tiling.used)]), schedule
 
@@ -121,15 +126,15 @@ def posed(d: int, dtype: str, variant: Variant, value_dim: int | None = None) ->
     masks, narrow = variant
     size = DTYPES[dtype]
     alignment = size if narrow else math.gcd(d * size, (value_dim or d) * size, MAX_ALIGNMENT)
-    constants: dict[str, Any] = dict.fromkeys(masks, True)
+    constants: dict[str, Any] = {name: WINDOW if name == "window" else True for name in masks}
     return Problem(1, 1, 1, 4096, 4096, d, dtype, head_dim_v=value_dim, alignment=alignment, **constants)
 
 
 def varlen_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
     """Packed sequences, with and without a causal mask in turns."""
-    for turn, d in enumerate((64, 128, 256), DEVICES.index(device)):
-        schedule = plan_varlen(posed(d, "float16", (("causal",) if turn % 2 else (), False)), device)
-        yield f"varlen d {d}, float16, {schedule.tiling.used}", schedule
+    for turn, (d, dtype) in enumerate(PACKED, DEVICES.index(device)):
+        schedule = plan_varlen(posed(d, dtype, (("causal",) if turn % 2 else (), False)), device)
+        yield f"varlen d {d}, {dtype}, {schedule.tiling.used}", schedule
 
 
 def softmax_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
@@ -196,8 +201,9 @@ def markdown() -> Iterator[str]:
     yield "Written by `python .ci/compile_gate.py --markdown docs/kernels.md`; `cupyflash inspect` shows the same for any problem."
     yield ""
     yield "A cell: registers a thread / thread blocks that a multiprocessor holds / occupancy (resident warps over the most that"
-    yield "it can hold); no mask, 16-byte copies. The gate in `.ci/run` fails when a kernel has a stack or spills. Algorithm 1"
-    yield "takes as much shared memory as its block sizes can use, and Br = min(Bc, d) makes few warps: a large M costs occupancy."
+    yield "it can hold); no mask, 16-byte copies, one head of 4,096 queries (FlashAttention-2 takes larger blocks where more heads"
+    yield "fill the device). The gate in `.ci/run` fails when a kernel has a stack or spills. Algorithm 1 takes as much shared"
+    yield "memory as its block sizes can use, and Br = min(Bc, d) makes few warps: a large M costs occupancy."
     cells: dict[str, dict[str, dict[Device, str]]] = {}
     for algorithm, dtype, d in itertools.product(ALGORITHMS, ("float16", "float32"), (64, 128, 256)):
         for device in DEVICES:

@@ -16,6 +16,7 @@
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB BR
+constexpr bool SCARCE = true;  // registers: two gradients, S and dP are in them
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
@@ -26,8 +27,6 @@
 
 constexpr int WARPS = BC / WARP_KEYS, THREADS = 32 * WARPS;
 constexpr int M = WARP_KEYS / 16, N = BR / 8;  // tensor core tiles of a warp's part of S^T
-constexpr int AT_ONCE = (D > DV ? D : DV) > 128 ? 1 : 2;  // steps of a product unrolled together: registers are scarce
-constexpr int MOST_COPIES = AT_ONCE == 1 ? 4 : 32;
 
 typedef SwizzledTile<D> KeyTile;     // of Q, K and their gradients
 typedef SwizzledTile<DV> ValueTile;  // of V, O and their gradients
@@ -166,8 +165,8 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
 
     auto fetch = [&](int i, const Slot& slot) {
       const int rows = Nq - i * BR;
-      KeyTile::load<BR, THREADS, false, MOST_COPIES>(slot.Q, Q_head_rows + static_cast<long long>(i) * BR * Q_row, Q_row, rows, threadIdx.x);
-      ValueTile::load<BR, THREADS, false, MOST_COPIES>(slot.dO, dO_head_rows + static_cast<long long>(i) * BR * dO_row, dO_row, rows,
+      KeyTile::load<BR, THREADS, false>(slot.Q, Q_head_rows + static_cast<long long>(i) * BR * Q_row, Q_row, rows, threadIdx.x);
+      ValueTile::load<BR, THREADS, false>(slot.dO, dO_head_rows + static_cast<long long>(i) * BR * dO_row, dO_row, rows,
                                           threadIdx.x);
       for (int r = threadIdx.x; r < BR; r += THREADS) {
         const bool inside = r < rows;
@@ -197,7 +196,7 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
       if (seen) {
         // S^T = K_j Q_i^T, P^T = exp(S^T - L)
         float P[M][N][4];
-        scores<AT_ONCE>(P, K_rows, slot.Q);
+        scores(P, K_rows, slot.Q);
         if constexpr (BIAS) {
 #pragma unroll
           for (int m = 0; m < M; m++)
@@ -231,7 +230,7 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
         if constexpr (WITH_DV) add_weighted_values<ValueTile, 8>(dV_regs, P, slot.dO);
         if constexpr (WITH_DK) {
           // dP^T = V_j dO_i^T, dS^T = P^T * (dP^T - D_i), dK_j += dS^T Q_i
-          scores<AT_ONCE>(dS, V_rows, slot.dO);
+          scores(dS, V_rows, slot.dO);
 #pragma unroll
           for (int n = 0; n < N; n++) {
             const float2 d = *reinterpret_cast<const float2*>(slot.D_i + 8 * n + 2 * t);

@@ -8,6 +8,7 @@
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB BC
+constexpr bool SCARCE = true;  // registers: two gradients, S and dP are in them
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
@@ -16,8 +17,6 @@
 #include "weight.cuh"
 
 constexpr int WARPS = BR / 16, THREADS = 32 * WARPS, N = BC / 8;
-constexpr int AT_ONCE = (D > DV ? D : DV) > 128 ? 1 : 2;  // steps of a product unrolled together: registers are scarce
-constexpr int MOST_COPIES = AT_ONCE == 1 ? 4 : 32;
 
 typedef SwizzledTile<D> KeyTile;     // of Q, K and dQ
 typedef SwizzledTile<DV> ValueTile;  // of V and dO
@@ -104,9 +103,9 @@ fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const
   for (; j >= blocks.begin; j = blocks.below(j)) {
     const int cols = keys - j * BC;
     __syncthreads();  // all are done with the blocks before
-    KeyTile::load<BC, THREADS, false, MOST_COPIES>(K_smem, K + static_cast<long long>(j) * BC * K_row, K_row, cols, threadIdx.x);
+    KeyTile::load<BC, THREADS, false>(K_smem, K + static_cast<long long>(j) * BC * K_row, K_row, cols, threadIdx.x);
     close_group();
-    ValueTile::load<BC, THREADS, false, MOST_COPIES>(V_smem, V + static_cast<long long>(j) * BC * V_row, V_row, cols, threadIdx.x);
+    ValueTile::load<BC, THREADS, false>(V_smem, V + static_cast<long long>(j) * BC * V_row, V_row, cols, threadIdx.x);
     close_group();
     const int last = min(warp_row + 16, Nq) - 1;
     const bool seen = warp_row < Nq && j * BC < visible_end(masks, last) && (j + 1) * BC > visible_begin(masks, warp_row);
@@ -116,7 +115,7 @@ fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const
     wait_for_groups<1>();
     __syncthreads();
     if (seen) {
-      scores<AT_ONCE>(P, Q_rows, K_smem);
+      scores(P, Q_rows, K_smem);
       const bool whole = !MASK && !BIAS && (j + 1) * BC <= visible_end(masks, warp_row) && j * BC >= visible_begin(masks, last);
       if (whole) {
 #pragma unroll
@@ -135,7 +134,7 @@ fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const
     __syncthreads();
     if (seen) {
       // dP = dO V_j^T, dS = P * (dP - D), dQ += dS K_j
-      scores<AT_ONCE>(dS, dO_rows, V_smem);
+      scores(dS, dO_rows, V_smem);
 #pragma unroll
       for (int n = 0; n < N; n++)
 #pragma unroll

@@ -10,6 +10,10 @@
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB BC
+// Whether registers are scarce: O takes up to half of them, and masks, the addresses of narrow copies or, before sm_80, what
+// is being copied would make ptxas spill. Fewer loads are then under way at once.
+constexpr bool SCARCE =
+    DV > 176 && (COPY_BYTES < 16 || __CUDA_ARCH__ < 800 || MASK || BIAS || WINDOW || SPARSE || VARLEN);
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
@@ -22,6 +26,10 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 // A larger maximum rescales O and l only when the weights would grow beyond 2 to this; until then they are relative to
 // the old one. That changes no result, since O and l are relative to the same.
 constexpr float MOST_GROWTH = 8.f;
+
+// Whether no block goes unmasked: every score has something of its own, or the loops before, in and after the blocks that all
+// rows see would take more registers than there are.
+constexpr bool ALL_MASKED = MASK || SCALE_FIRST || (SCARCE && WINDOW);
 
 typedef SwizzledTile<D> KeyTile;    // of Q and K
 typedef SwizzledTile<DV> ValueTile;  // of V and O
@@ -237,11 +245,11 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   // Lines 6 to 11: S = Q K_j^T, P = exp(S - m), O += P V_j
   const Warp work = {warp_row, Nq, scale, factor};
   int j = first_block;
-  if constexpr (!MASK && !SCALE_FIRST) {  // else every score has something of its own, and no block goes unmasked
+  if constexpr (!ALL_MASKED) {
     for (; j >= max(whole_end, blocks.begin); j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
     for (; j >= max(whole_begin, blocks.begin); j = blocks.below(j)) work.visit(j, state, Q_rows, stream);
   }
-  if constexpr (MASK || SCALE_FIRST || WINDOW) {
+  if constexpr (ALL_MASKED || WINDOW) {
     for (; j >= blocks.begin; j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
   }
 

@@ -1,7 +1,7 @@
 // The two products of attention for the rows that a warp owns, 16 M of them: what it loads of K or V is used for M row
 // tiles. Results are in the accumulator layout of mma.cuh: element e of column tile n of row tile i is row
 // 16 i + g + 8 (e / 2), column 8 n + 2 t + e % 2. Half types run on tensor cores, float in ordinary FMAs.
-// Constants: ELEMENT (element.cuh).
+// Constants: SCARCE (whether few loads are to be under way at once, since each takes registers), ELEMENT (element.cuh).
 #pragma once
 #include "mma.cuh"
 #include "swizzled_tile.cuh"
@@ -37,9 +37,8 @@ template <class Tile, int M, bool IN_REGS> struct QueryRows {
   }
 };
 
-// S = Q K^T:  Q (16 M x PAD), K_smem (8 N x PAD) -> S_regs (16 M x 8 N). UNROLL steps of 16 columns at a time: fewer take fewer
-// registers.
-template <int UNROLL = 16, class Tile, int M, int N, bool IN_REGS>
+// S = Q K^T:  Q (16 M x PAD), K_smem (8 N x PAD) -> S_regs (16 M x 8 N)
+template <class Tile, int M, int N, bool IN_REGS>
 __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows<Tile, M, IN_REGS>& Q, const Element* K_smem) {
   typedef typename Tile::Type T;
   const int lane = threadIdx.x % 32;
@@ -51,7 +50,7 @@ __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows
       for (int e = 0; e < 4; e++) S_regs[i][n][e] = 0.f;
   if constexpr (sizeof(T) == 2) {
     const unsigned at = shared_address(K_smem + Tile::index(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8));
-#pragma unroll UNROLL
+#pragma unroll(SCARCE && !IN_REGS ? 4 : Tile::PAD)
     for (int k = 0; k < Tile::PAD / 16; k++) {
       unsigned Q_frag[M][4], K_frag[4];
       Q.fragment(Q_frag, k);
@@ -67,7 +66,7 @@ __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows
     }
   } else {
     const int g = lane / 4, t = lane % 4;
-#pragma unroll 2
+#pragma unroll(SCARCE ? 1 : 2)
     for (int k = 0; k < Tile::PAD; k += 4) {
       float4 q[M][2];
 #pragma unroll
@@ -115,6 +114,7 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][Tile::PAD
         }
 #pragma unroll
       for (int n = 0; n < Tile::PAD / 16; n++) {
+        if (SCARCE && n % 4 == 0) __syncwarp();  // no fragment is loaded ahead of it
         load_matrices_transposed(V_frag, Tile::right(at, 2 * n) + k * 16 * Tile::ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < M; i++) {
@@ -129,6 +129,7 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][Tile::PAD
     for (int n = 0; n < N; n++)
 #pragma unroll
       for (int k0 = 0; k0 < 8; k0 += SUMMED) {
+        if (SCARCE) __syncwarp();  // no value is loaded ahead of it
         // P[row][8 n + k] is with lane k / 2 of the four that share the row.
         float p[SUMMED][M][2];
 #pragma unroll

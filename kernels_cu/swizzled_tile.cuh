@@ -1,6 +1,6 @@
 // Tiles in shared memory with nothing between their rows: WIDTH elements padded with zeros to a multiple of 16, their
 // 16-byte chunks permuted within each row so that eight rows' chunks of one column lie in different banks.
-// Constants: COPY_BYTES (width of one copy between HBM and SRAM), ELEMENT (element.cuh).
+// Constants: COPY_BYTES (width of one copy between HBM and SRAM), SCARCE (whether registers are), ELEMENT (element.cuh).
 #pragma once
 #include "tile_copy.cuh"
 
@@ -26,21 +26,21 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
 
   // Starts the copies of a tile of ROWS rows by THREADS threads, of which this is `thread`. Unless it is WHOLE, rows from
   // `valid` on are not read: they become zeros, as does the padding of WIDTH.
-  // More than MOST copies a thread are too many to have all their addresses (on sm_75: their data) in registers.
   //   tile_smem (ROWS x PAD), tile_gmem (valid x WIDTH, row_stride elements apart)
-  template <int ROWS, int THREADS, bool WHOLE, int MOST = 32>
+  template <int ROWS, int THREADS, bool WHOLE>
   static __device__ __forceinline__ void load(Element* tile_smem, const Element* tile_gmem, long long row_stride, int valid,
                                               int thread) {
     // A thread keeps to its columns and, where 8 rows or more are copied at once, to rows that are permuted alike.
     constexpr int WIDE = side_by_side(THREADS), ROWS_AT_ONCE = THREADS / WIDE;
     const int col0 = thread % WIDE * COPY, row0 = thread / WIDE;
     const Element* from = tile_gmem + row0 * row_stride + col0;
-    constexpr int EACH = PAD / (WIDE * COPY) * ROWS / ROWS_AT_ONCE;
-#pragma unroll(EACH > MOST ? 1 : ROWS)
+    // Narrow copies are too many to have all their addresses in registers.
+    constexpr bool MANY = PAD / (WIDE * COPY) * ROWS / ROWS_AT_ONCE > (SCARCE ? 8 : 32);
+#pragma unroll(MANY ? 1 : ROWS)
     for (int r = 0; r < ROWS; r += ROWS_AT_ONCE) {
       const int row = row0 + r;
       if (ROWS % ROWS_AT_ONCE && row >= ROWS) break;
-#pragma unroll(EACH > MOST ? 4 : PAD)
+#pragma unroll(MANY ? 4 : PAD)
       for (int c = 0; c < PAD; c += WIDE * COPY) {
         const bool inside = (WHOLE || row < valid) && (PAD == WIDTH || col0 + c < WIDTH);
         copy_chunk(tile_smem + index(row, col0 + c), inside ? from + c : tile_gmem, inside);

@@ -75,6 +75,22 @@ def test_random_problems(algorithm: str, data: st.DataObject) -> None:
     assert found.differences == () and found.findings == () and all(numbers.good for numbers in found.numbers)
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "d", "masks"),
+    [
+        ("T4", "float16", 200, {"window": (20, 7), "alignment": 2}),
+        ("A100-40GB", "float16", 256, {"window": (20, 7), "bias": True}),
+        ("A100-40GB", "float32", 200, {"window": (20, None), "alignment": 4}),
+        ("A100-40GB", "float32", 256, {"mask": True, "causal": True}),
+    ],
+)
+def test_heads_that_take_half_of_the_registers(device: str, dtype: str, d: int, masks: dict[str, Any]) -> None:
+    """From d 177 on, masks and narrow copies make FlashAttention-2's kernel another: few loads under way, one loop."""
+    schedule = plan(Problem(1, 1, 1, 40, 50, d, dtype, **masks), Device.named(device), "fa2", lse=True)
+    found = verify(schedule, seed=3)
+    assert found.differences == () and found.findings == () and all(numbers.good for numbers in found.numbers)
+
+
 @settings(max_examples=20)
 @given(n_q=st.integers(1, 100), n_k=st.integers(0, 100), left=sides, right=sides, causal=st.booleans())
 def test_a_window_in_standard_attention(n_q: int, n_k: int, left: int | None, right: int | None, causal: bool) -> None:

@@ -104,6 +104,11 @@ def test_every_generation(device: str, causal: bool) -> None:
     check(plan_varlen(Problem(6, 2, 1, 130, 100, 64, "float16", causal), Device.named(device), UNEVEN, lse=True))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_heads_that_take_half_of_the_registers(dtype: str) -> None:
+    check(plan_varlen(Problem(3, 1, 1, 20, 40, 256, dtype, causal=True), A100, ((5, 17), (20, 40), (0, 9)), lse=True))
+
+
 def test_every_schedule_seed_gives_the_same_bits() -> None:
     schedule = plan_varlen(Problem(6, 2, 1, 130, 100, 64, "float16", causal=True), A100, UNEVEN, (64, 32), lse=True)
     first = check(schedule)

@@ -76,7 +76,7 @@ def most_rows(problem: Problem, device: Device) -> int:
     if d <= 64:
         return (32 if device.compute_capability >= (12, 0) else 48) if masked else 64
     if d <= 96:
-        return 32 if masked else 64
+        return 32 if masked or device.compute_capability >= (12, 0) else 64
     return 16 if d > 192 and masked else 32
 
 
