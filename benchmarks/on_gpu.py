@@ -1,7 +1,7 @@
 """Tests and measures cupyflash on the GPU at hand in one call:  python benchmarks/on_gpu.py FOLDER
 
-Runs tests/gpu, then benchmarks/forward.py, and writes FOLDER/tests.txt and FOLDER/DEVICE-DATE.json. Nothing is installed; the
-repository's root goes on the path.
+Runs tests/gpu, then benchmarks/forward.py and benchmarks/backward.py, and writes FOLDER/tests.txt, FOLDER/DEVICE-DATE.json and
+FOLDER/DEVICE-DATE-backward.json. Nothing is installed; the repository's root goes on the path.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ def main(folder: Path) -> int:
     with (folder / "tests.txt").open("w") as log:
         tests = subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
     print((folder / "tests.txt").read_text()[-2000:])
-    benchmark = [sys.executable, str(ROOT / "benchmarks" / "forward.py"), "--out", str(folder.resolve())]
-    measured = subprocess.run(benchmark, cwd=ROOT, env=environment)  # whatever the tests said: a GPU may not be there again
-    return tests.returncode or measured.returncode
+    failed = tests.returncode
+    for name in ("forward.py", "backward.py"):  # whatever came before: a GPU may not be there again
+        benchmark = [sys.executable, str(ROOT / "benchmarks" / name), "--out", str(folder.resolve())]
+        failed = subprocess.run(benchmark, cwd=ROOT, env=environment).returncode or failed
+    return failed
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 // (SPLIT_K, as the first FlashAttention), whose parts of O go through SRAM at every tile. One thread block, whole tiles.
 // Constants: ELEMENT, D, DV, BR, BC (element.cuh, tile_copy.cuh), SPLIT_K 0 or 1
 #define COPY_BYTES 16
+constexpr bool SCARCE = false;  // registers are not
 #include "row_products.cuh"
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS;

@@ -13,10 +13,11 @@ import numpy as np
 from cupyflash import varlen
 from cupyflash.attention import attention
 from cupyflash.binding import Masks
+from cupyflash.device import Device
 from cupyflash.dispatch import as_array, device_of, on_gpu, target
 from cupyflash.launcher import Prepared, as_contiguous, prepare_gradients, prepared
 from cupyflash.problem import Array, Layout, Problem, Window, check_operand, row_alignment
-from cupyflash.schedules import BACKWARD_ALGORITHMS, plan_backward, plan_varlen_backward
+from cupyflash.schedules import BACKWARD_ALGORITHMS, BackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiling import TilingChoice
 
@@ -54,21 +55,14 @@ def attention_backward(
     Returns arrays of q's dtype on q's device, of the shapes of q, k and v; with `return_dbias` also the bias's gradient, of its
     shape ("fa2"; what is broadcast adds up, by atomics, which `deterministic` refuses). Raises as `attention` does.
     """
-    if algorithm not in ("auto", *BACKWARD_ALGORITHMS):
-        raise ValueError(f"algorithm must be one of auto, {', '.join(BACKWARD_ALGORITHMS)}, got {algorithm!r}")
-    for name, flag in (("deterministic", deterministic), ("return_dbias", return_dbias)):
-        if type(flag).__name__ not in ("bool", "bool_"):
-            raise TypeError(f"{name} must be True or False, got {flag!r}")
-    if return_dbias and bias is None:
-        raise ValueError("return_dbias is for a call with a bias, and there is none")
+    _check_choices(algorithm, bias, deterministic=deterministic, return_dbias=return_dbias)
     given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
-    masks = {"mask": mask, "bias": bias, "key_lengths": key_lengths, "block_mask": block_mask}
-    given |= {name: array for name, array in masks.items() if array is not None}
+    masks = zip(MASKS, (mask, bias, key_lengths, block_mask), strict=True)
+    given |= {name: array for name, array in masks if array is not None}
     arrays = {name: as_array(name, array) for name, array in given.items()}
     gpu = on_gpu(**arrays)
-    chosen = "fa2" if algorithm == "auto" else algorithm
     with device_of(gpu, **arrays):
-        call = prepared(_prepare, gpu, arrays, causal, window, scale, chosen, tiling, bool(deterministic), bool(return_dbias))
+        call = prepared(_prepare, gpu, arrays, causal, window, scale, algorithm, tiling, bool(deterministic), bool(return_dbias))
         arrays["lse"] = as_contiguous(gpu, arrays["lse"], np.float32)
         if key_lengths is not None:
             arrays["key_lengths"] = as_contiguous(gpu, arrays["key_lengths"], np.int32)
@@ -81,6 +75,7 @@ def attention_backward(
 
 # The kernels' names for the arrays of a call
 TENSORS = {"Q": "q", "K": "k", "V": "v", "O": "out", "L": "lse", "dO": "dout"}
+MASKS = ("mask", "bias", "key_lengths", "block_mask")
 
 
 def _prepare(
@@ -94,20 +89,16 @@ def _prepare(
     deterministic: bool,
     dbias: bool,
 ) -> Prepared | PreparedSimulation:
-    q, out, dout, bias = (arrays.get(name) for name in ("q", "out", "dout", "bias"))
-    posed = {name: array for name, array in arrays.items() if name not in ("dout", "lse")}
-    problem = Problem.from_arrays(**posed, causal=causal, window=window, scale=scale)
-    _check_beside(dout, q, out, arrays["lse"], arrays["q"].shape[:-1])
-    problem = replace(problem, alignment=min(problem.alignment, row_alignment(dout)))
+    problem = Problem.from_arrays(**_inputs(arrays), causal=causal, window=window, scale=scale)
+    alignment = _check_beside(arrays, arrays["q"].shape[:-1])
+    problem = replace(problem, alignment=min(problem.alignment, alignment))
     device, simulation = target(gpu)
-    schedule = plan_backward(problem, device, algorithm, tiling, deterministic=deterministic, dbias=dbias)
+    schedule = _planned(problem, device, algorithm, tiling, deterministic, arrays["bias"] if dbias else None)
     tensors: dict[str, Any] = {tensor: arrays[name] for tensor, name in TENSORS.items()}
     made = _made(tensors)
     if dbias:
-        if deterministic and not _spans(bias, problem):
-            raise ValueError(f"deterministic has no sum over what a bias is broadcast along, got shape {arrays['bias'].shape}")
         tensors["dbias"] = Layout.contiguous(arrays["bias"].shape, np.float32)
-    masks = Masks(**{name: arrays.get(name) for name in ("mask", "bias", "key_lengths", "block_mask")})
+    masks = Masks(**{name: arrays.get(name) for name in MASKS})
     return prepare_gradients(schedule, simulation, tensors | made, masks, made)
 
 
@@ -160,11 +151,9 @@ def attention_varlen_backward(
 
 def _posed(gpu: bool, arrays: Mapping[str, Any], causal: bool, window: Window | None, scale: float | None) -> Problem:
     """As many sequences as there are, of lengths that are yet to be looked at."""
-    forward = {name: array for name, array in arrays.items() if name not in ("dout", "lse")}
-    problem = varlen.posed(gpu, forward, causal, window, scale)
-    dout, q, out, lse = (arrays[name] for name in ("dout", "q", "out", "lse"))
-    _check_beside(dout, q, out, lse, q.shape[1::-1])
-    return replace(problem, alignment=min(problem.alignment, row_alignment(varlen.heads_first(dout))))
+    problem = varlen.posed(gpu, _inputs(arrays), causal, window, scale)
+    alignment = _check_beside(arrays, arrays["q"].shape[1::-1])
+    return replace(problem, alignment=min(problem.alignment, alignment))
 
 
 def _prepare_varlen(
@@ -190,15 +179,23 @@ def _prepare_varlen(
     return prepare_gradients(schedule, simulation, views, masks, made)
 
 
-def _check_beside(dout: Any, q: Any, out: Any, lse: Any, rows: tuple[int, ...]) -> None:
-    """TypeError or ValueError for a `dout` or `lse` that does not go with q and out."""
-    check_operand("dout", dout, q)
-    if dout.shape != out.shape:
-        raise ValueError(f"dout must have out's shape {out.shape}, got {dout.shape}")
+def _inputs(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """What the forward is given: without what it returned and the gradient."""
+    return {name: array for name, array in arrays.items() if name not in ("dout", "out", "lse")}
+
+
+def _check_beside(arrays: Mapping[str, Any], rows: tuple[int, ...]) -> int:
+    """TypeError or ValueError for a dout, out or lse that does not go with the others; the alignment of the first two's rows."""
+    q, v, lse = (arrays[name] for name in ("q", "v", "lse"))
+    for name in ("out", "dout"):
+        check_operand(name, arrays[name], q)
+        if arrays[name].shape != (*q.shape[:-1], v.shape[-1]):
+            raise ValueError(f"{name} must have shape {(*q.shape[:-1], v.shape[-1])}, got {arrays[name].shape}")
     if lse.dtype != np.float32:
         raise TypeError(f"lse must be of dtype float32, got {lse.dtype}")
     if lse.shape != rows:
         raise ValueError(f"lse must have shape {rows}, got {lse.shape}")
+    return min(row_alignment(arrays[name]) for name in ("out", "dout"))
 
 
 def _spans(bias: Any, problem: Problem) -> bool:
@@ -208,18 +205,72 @@ def _spans(bias: Any, problem: Problem) -> bool:
 
 
 def attention_vjp(
-    q: Any, k: Any, v: Any, *, deterministic: bool = False, return_dbias: bool = False, **options: Any
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    algorithm: str = "auto",
+    tiling: TilingChoice = None,
+    deterministic: bool = False,
+    return_dbias: bool = False,
+    **options: Any,
 ) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
-    """`attention(q, k, v, **options)` and its pullback, which takes dout and returns (dq, dk, dv), with `return_dbias` also dbias.
+    """`attention(q, k, v, ...)` and its pullback, which takes dout and returns (dq, dk, dv), with `return_dbias` also dbias.
 
-    The pullback holds q, k, v, out and the log-sum-exps, 4 bytes a row; it may be called as often as one likes. `options` are
-    those of `attention`, but for `return_lse` and `out`. Raises as `attention` does.
+    The pullback holds q, k, v, out and the log-sum-exps, 4 bytes a row; it may be called as often as one likes. `algorithm` and
+    `tiling` are those of both passes; `options` are `attention`'s, but for `return_lse` and `out`. Raises as `attention` and
+    `attention_backward` do, for both before anything is computed.
     """
     if unknown := {"return_lse", "out"} & set(options):
         raise TypeError(f"attention_vjp has no {unknown.pop()}")
-    out, lse = attention(q, k, v, return_lse=True, **options)
+    _check_choices(algorithm, options.get("bias"), deterministic=deterministic, return_dbias=return_dbias)
+    given = {"q": q, "k": k, "v": v} | {name: options[name] for name in MASKS if options.get(name) is not None}
+    arrays = {name: as_array(name, array) for name, array in given.items()}
+    gpu = on_gpu(**arrays)
+    with device_of(gpu, **arrays):
+        posed = options.get("causal", False), options.get("window"), options.get("scale")
+        prepared(_check_planned, gpu, arrays, *posed, algorithm, tiling, bool(deterministic), bool(return_dbias))
+    out, lse = attention(q, k, v, algorithm=algorithm, tiling=tiling, return_lse=True, **options)
+    options |= {"algorithm": algorithm, "tiling": tiling, "deterministic": deterministic, "return_dbias": return_dbias}
 
     def pullback(dout: Any) -> tuple[Any, ...]:
-        return attention_backward(dout, q, k, v, out, lse, deterministic=deterministic, return_dbias=return_dbias, **options)
+        return attention_backward(dout, q, k, v, out, lse, **options)
 
     return out, pullback
+
+
+def _check_planned(
+    gpu: bool,
+    arrays: Mapping[str, Array],
+    causal: bool,
+    window: Window | None,
+    scale: float | None,
+    algorithm: str,
+    tiling: TilingChoice,
+    deterministic: bool,
+    dbias: bool,
+) -> None:
+    """Refuses what no backward kernel runs."""
+    problem = Problem.from_arrays(**arrays, causal=causal, window=window, scale=scale)
+    _planned(problem, target(gpu)[0], algorithm, tiling, deterministic, arrays["bias"] if dbias else None).kernels()
+
+
+def _planned(
+    problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, deterministic: bool, bias: Any | None
+) -> BackwardSchedule:
+    """The schedule, with the gradient of `bias` if there is one."""
+    if bias is not None and deterministic and not _spans(bias, problem):
+        raise ValueError(f"deterministic has no sum over what a bias is broadcast along, got shape {bias.shape}")
+    algorithm = "fa2" if algorithm == "auto" else algorithm
+    return plan_backward(problem, device, algorithm, tiling, deterministic=deterministic, dbias=bias is not None)
+
+
+def _check_choices(algorithm: str, bias: Any | None, **flags: bool) -> None:
+    """TypeError or ValueError for options that are none, whatever the arrays."""
+    if algorithm not in ("auto", *BACKWARD_ALGORITHMS):
+        raise ValueError(f"algorithm must be one of auto, {', '.join(BACKWARD_ALGORITHMS)}, got {algorithm!r}")
+    for name, flag in flags.items():
+        if type(flag).__name__ not in ("bool", "bool_"):
+            raise TypeError(f"{name} must be True or False, got {flag!r}")
+    if flags["return_dbias"] and bias is None:
+        raise ValueError("return_dbias is for a call with a bias, and there is none")

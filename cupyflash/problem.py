@@ -211,9 +211,10 @@ class Problem:
         if out is not None:
             if out.shape != (*q.shape[:-1], v.shape[-1]):
                 raise ValueError(f"out must have shape {(*q.shape[:-1], v.shape[-1])}, got {out.shape}")
-            if any(stride <= 0 for length, stride in zip(out.shape, out.strides, strict=True) if length > 1):
+            filled = 0 not in out.shape  # the strides of an empty array do not matter
+            if filled and any(stride <= 0 for length, stride in zip(out.shape, out.strides, strict=True) if length > 1):
                 raise ValueError(f"out must have positive strides, got {out.strides} bytes")
-            if overlaps_itself(out):
+            if filled and overlaps_itself(out):
                 raise ValueError(f"out must have a place for every element, got strides {out.strides} bytes for shape {out.shape}")
         batch = q.shape[0] if q.ndim == 4 else 1
         heads, kv_heads = (q.shape[-3], k.shape[-3]) if q.ndim > 2 else (1, 1)
@@ -293,6 +294,11 @@ class Problem:
     def flops(self) -> int:
         """Floating point operations of the two products, 2 Nq Nk (d + d_v) a head, nothing skipped or padded."""
         return 2 * self.head_count * self.seqlen_q * self.seqlen_k * (self.head_dim + self.value_dim)
+
+    @property
+    def backward_flops(self) -> int:
+        """The same of the backward's five products, 2 Nq Nk (3 d + 2 d_v) a head: S, dP, dV, dQ and dK."""
+        return 2 * self.head_count * self.seqlen_q * self.seqlen_k * (3 * self.head_dim + 2 * self.value_dim)
 
 
 def _checked_block_mask(array: Any, pairs: tuple[int, int]) -> BlockMask:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 # The order in which tensors are shown.
 TENSORS = (
     *("Q", "K", "V", "S", "P", "O", "O_acc", "l", "m", "L"),
-    *("mask", "bias", "key_lengths", "cu_seqlens_q", "cu_seqlens_k", "x", "y"),
+    *("dO", "D", "dP", "dS", "dQ", "dQ_acc", "dK", "dV"),
+    *("mask", "bias", "dbias", "key_lengths", "block_mask", "cu_seqlens_q", "cu_seqlens_k", "x", "y"),
 )
 
 

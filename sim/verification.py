@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.schedules import TileSchedule
+from cupyflash.schedules import BackwardSchedule, TileSchedule
 from cupyflash.schedules.standard import StandardSchedule
 from cupyflash.sim import theory
-from cupyflash.sim.execution import Execution, execute
+from cupyflash.sim.execution import execute, execute_backward
 from cupyflash.sim.machine import replay
+from cupyflash.sim.reference import reference
 from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
-from cupyflash.sim.yardstick import DTYPES, Numbers, draw, draw_masks, measure
+from cupyflash.sim.yardstick import DTYPES, Numbers, draw, draw_gradient, draw_masks, expanded, measure, measure_gradients
 
+# A run's traffic, numbers by tensor, and findings.
+Run = tuple[Traffic, dict[str, Numbers], tuple[object, ...]]
 # The means of V that are drawn: about zero, an error in the weights hides; about one, it shows.
 V_MEANS = (0.0, 1.0)
 
@@ -35,13 +38,14 @@ class Verification:
     """Three counts of one schedule, the numbers for each mean of V, and what the machine held against the kernels.
 
     `executions` has the traffic of each run, in the order of V_MEANS; counts do not depend on the values, so all must
-    agree. `findings` are the machine's, as text.
+    agree. `numbers` are each run's, by tensor: O and L of a forward pass, dQ, dK and dV of a backward. `findings` are the
+    machine's, as text.
     """
 
     theory: Traffic
     replay: Traffic
     executions: tuple[Traffic, ...]
-    numbers: tuple[Numbers, ...]
+    numbers: tuple[dict[str, Numbers], ...]
     findings: tuple[str, ...]
 
     @property
@@ -69,7 +73,12 @@ class Verification:
     @property
     def good(self) -> bool:
         """Whether the three counts agree, the numbers are within what is allowed and nothing was found."""
-        return not self.differences and not self.findings and all(numbers.good for numbers in self.numbers)
+        return not self.differences and not self.findings and not self.wrong_tensors
+
+    @property
+    def wrong_tensors(self) -> tuple[str, ...]:
+        """The tensors that are further from float64 than allowed."""
+        return tuple(dict.fromkeys(name for run in self.numbers for name, numbers in run.items() if not numbers.good))
 
 
 def verify(
@@ -81,8 +90,8 @@ def verify(
 ) -> Verification:
     """Count a schedule's traffic by closed form, by replay and by executing its kernels, and measure their numbers.
 
-    q, k, v and the masks that the problem has are drawn from `data_seed`, V about each of V_MEANS. `seed` is the schedule's,
-    as for `execute`.
+    q, k, v, the masks that the problem has and, for a backward schedule, dO are drawn from `data_seed`, V about each of
+    V_MEANS; O and L are then float64's, rounded. `seed` is the schedule's, as for `execute`.
     Raises ValueError when no kernel runs the schedule, ImportError without a compiler, SramOverflow when a tile does not
     fit.
     """
@@ -90,32 +99,46 @@ def verify(
         raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
     schedule.kernels()  # refuses what no kernel runs, before anything is drawn
     form, replayed = theory.traffic(schedule), replay(schedule)
-    p, held, masks = schedule.problem, score_dtype(schedule), draw_masks(schedule.problem, data_seed)
-    blocks = schedule.block_rows, schedule.block_cols
-    executions: list[Execution] = []
-    numbers = []
+    executions: list[Traffic] = []
+    numbers: list[dict[str, Numbers]] = []
+    findings: list[str] = []
     for v_mean in V_MEANS:
         progress(f"executing with V about {v_mean:g}")
-        q, k, v = draw(p, data_seed, v_mean)
-        execution = execute(schedule, q, k, v, **masks, seed=seed)
-        executions.append(execution)
-        numbers.append(
-            measure(
-                execution.out,
-                execution.lse,
-                q,
-                k,
-                v,
-                causal=p.causal,
-                window=p.window,
-                scale=p.scale,
-                score_dtype=held,
-                blocks=blocks,
-                **masks,
-            )
-        )
-    findings = tuple(dict.fromkeys(str(finding) for execution in executions for finding in execution.findings))
-    return Verification(form, replayed, tuple(execution.traffic for execution in executions), tuple(numbers), findings)
+        if isinstance(schedule, BackwardSchedule):
+            moved, measured, found = _backward(schedule, data_seed, v_mean, seed)
+        else:
+            moved, measured, found = _forward(schedule, data_seed, v_mean, seed)
+        executions.append(moved)
+        numbers.append(measured)
+        findings.extend(str(finding) for finding in found)
+    return Verification(form, replayed, tuple(executions), tuple(numbers), tuple(dict.fromkeys(findings)))
+
+
+def _forward(schedule: TileSchedule, data_seed: int, v_mean: float, seed: int | None) -> Run:
+    posed, masks = _posed(schedule, data_seed)
+    q, k, v = draw(schedule.problem, data_seed, v_mean)
+    execution = execute(schedule, q, k, v, **masks, seed=seed)
+    numbers = measure(execution.out, execution.lse, q, k, v, score_dtype=score_dtype(schedule), **posed)
+    return execution.traffic, numbers, execution.findings
+
+
+def _backward(schedule: BackwardSchedule, data_seed: int, v_mean: float, seed: int | None) -> Run:
+    posed, masks = _posed(schedule, data_seed)
+    q, k, v = draw(schedule.problem, data_seed, v_mean)
+    dout = draw_gradient(schedule.problem, data_seed)
+    out, lse = reference(q, k, v, **expanded(posed, posed.pop("blocks"), q, k))
+    execution = execute_backward(schedule, dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), **masks, seed=seed)
+    gradients = {"dQ": execution.dq, "dK": execution.dk, "dV": execution.dv}
+    return execution.traffic, measure_gradients(gradients, dout, q, k, v, **posed), execution.findings
+
+
+def _posed(schedule: TileSchedule, data_seed: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The problem as the yardstick takes it, and its masks alone."""
+    p, masks = schedule.problem, draw_masks(schedule.problem, data_seed)
+    blocks = schedule.block_rows, schedule.block_cols
+    if isinstance(schedule, BackwardSchedule) and schedule.mask_blocks is not None:
+        blocks = schedule.mask_blocks
+    return {"causal": p.causal, "window": p.window, "scale": p.scale, "blocks": blocks} | masks, masks
 
 
 def _moved(traffic: Traffic, tensor: str) -> TensorTraffic:

@@ -9,12 +9,13 @@ import re
 import subprocess
 import sys
 import types
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from cupyflash.schedules import BACKWARD_ALGORITHMS
 
 ROOT = Path(__file__).resolve().parent.parent
 TICK = 0.002  # seconds between two looks at the clock
@@ -35,37 +36,41 @@ def forward() -> types.ModuleType:
     return load("forward")
 
 
+@pytest.fixture(scope="module")
+def backward() -> types.ModuleType:
+    return load("backward")
+
+
+@pytest.mark.parametrize(("name", "cost"), [("forward", 1), ("backward", 2.5)])
 def test_a_dry_run_measures_every_case_and_writes_the_file(
-    forward: types.ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    request: pytest.FixtureRequest, name: str, cost: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ticks = itertools.count()
-    assert forward.main(["--dry-run", "--out", str(tmp_path)], clock=lambda: next(ticks) * TICK) == 0
+    ticks, benchmark = itertools.count(), request.getfixturevalue(name)
+    assert benchmark.main(["--dry-run", "--out", str(tmp_path)], clock=lambda: next(ticks) * TICK) == 0
     (path,) = tmp_path.iterdir()
-    assert path.name.startswith("simulated-A100-40GB-")
+    assert path.name.startswith("simulated-A100-40GB-") and path.name.endswith("-backward.json") == (name == "backward")
     result = json.loads(path.read_text())
     assert result["simulated"] and result["commit"] and result["versions"]["numpy"] == np.__version__
-    rows = result["forward"]
-    names = {"fa2", "fa1", "standard", "numpy"}
-    assert {row["implementation"] for row in rows} == names and len(rows) == 4 * len(names)
+    rows = result[name]
+    ours = {"fa2", "fa1", "standard"} if name == "forward" else {*BACKWARD_ALGORITHMS, "fa2 deterministic"}
+    assert {row["implementation"]: row["ours"] for row in rows} == dict.fromkeys(ours, True) | {"numpy": False}
+    assert len(rows) == 4 * len({"numpy", *ours}) and rows[0]["implementation"] == "fa2"
     for row in rows:
         assert row["agrees"] and row["seconds"] == pytest.approx(TICK) and row["spread_s"] == pytest.approx(0, abs=1e-9)
         scores = row["batch"] * row["heads"] * row["n"] ** 2
         assert row["batch"] * row["n"] == 32 and row["heads"] * row["d"] == 32
-        assert row["tflops"] == pytest.approx(4 * scores * row["d"] / (2 if row["causal"] else 1) / TICK / 1e12)
+        assert row["tflops"] == pytest.approx(cost * 4 * scores * row["d"] / (2 if row["causal"] else 1) / TICK / 1e12)
     assert all(each["ratio"] == pytest.approx(1) and each["best_other"] == "numpy" for each in result["ratios"])
     assert result["warm_call_host"]["seconds"] == pytest.approx(TICK)
-    assert result["first_call"]["cold"]["first_call_s"] > 0 and set(result["first_call"]) == {"cold", "warm"}
+    if name == "forward":
+        assert result["first_call"]["cold"]["first_call_s"] > 0 and set(result["first_call"]) == {"cold", "warm"}
     assert f"written: {path}" in capsys.readouterr().out
 
 
 class Scripted:
-    """A bench whose peers fail, lie and tell the truth."""
+    """A bench whose clock is what a call says that it takes."""
 
     device = None
-
-    def draw(self, case: Any, seed: int) -> tuple[Any, Any, Any]:
-        q, k, v = np.random.default_rng(seed).standard_normal((3, *case.shape)).astype(case.dtype)
-        return q, k, v
 
     def seconds(self, call: Any) -> float:
         call()
@@ -78,39 +83,50 @@ class Scripted:
     def to_host(self, out: Any) -> np.ndarray:
         return np.asarray(out, np.float32)
 
-    def peers(self, case: Any, q: Any, k: Any, v: Any) -> Mapping[str, Any]:
-        import cupyflash
+
+def scripted(forward: types.ModuleType, outputs: int) -> Any:
+    """A pass with peers that fail, lie and tell the truth; all compute one array, or several."""
+
+    def implementations(bench: Any, case: Any, seed: int) -> dict[str, Any]:
+        truth = np.random.default_rng(seed).standard_normal((outputs, *case.shape)).astype(case.dtype) * 100
 
         def absent() -> None:
             raise RuntimeError("No available kernel.\nAborting execution.")
 
-        def wrong() -> np.ndarray:
-            return np.ones_like(q)
+        def wrong() -> Any:
+            return (*truth[:-1], truth[-1] + 10) if outputs > 1 else truth[0] + 10
 
-        def right() -> Any:
-            return cupyflash.attention(q, k, v, causal=case.causal)
+        def right() -> Any:  # rounded otherwise, which is little beside numbers of such size
+            return tuple(truth + np.float16(0.25)) if outputs > 1 else truth[0] + np.float16(0.25)
 
         wrong.takes, right.takes = 0.1, 0.5  # type: ignore[attr-defined]
-        return {"absent": absent, "wrong": wrong, "right": right}
+        return {"ours": lambda: tuple(truth) if outputs > 1 else truth[0], "absent": absent, "wrong": wrong, "right": right}
+
+    return forward.Pass("some", 3, ("ours",), implementations)
 
 
-def test_a_peer_that_does_not_answer_is_told_and_one_that_is_wrong_does_not_win(forward: types.ModuleType) -> None:
-    rows = forward.measure(Scripted(), [forward.Case("float16", 16, 16, True, 1, 1)])
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_a_peer_that_does_not_answer_is_told_and_one_that_is_wrong_does_not_win(forward: types.ModuleType, outputs: int) -> None:
+    timing, case = forward.timing, forward.Case("float16", 16, 16, True, 1, 1)
+    rows = timing.measure(Scripted(), scripted(forward, outputs), [case])
     by = {row["implementation"]: row for row in rows}
     assert by["absent"]["error"] == "RuntimeError: No available kernel. Aborting execution." and "tflops" not in by["absent"]
-    assert not by["wrong"]["agrees"] and by["right"]["agrees"]
-    (ratio,) = forward.ratios(rows)
+    assert not by["wrong"]["agrees"] and by["right"]["agrees"] and by["ours"]["ours"] and not by["right"]["ours"]
+    assert by["ours"]["tflops"] == pytest.approx(3 * case.flops / 1e12)
+    (ratio,) = timing.ratios(rows, "ours")
     assert ratio["best_other"] == "right" and ratio["ratio"] == pytest.approx(0.5)
-    text = "\n".join(forward.show(rows))
+    text = "\n".join(timing.show(rows))
     assert "No available kernel" in text and "DIFFERS" in text
 
 
 def test_the_grid_is_sixteen_thousand_tokens_each(forward: types.ModuleType) -> None:
-    cases = forward.grid(forward.DTYPES, forward.HEAD_DIMS, forward.LENGTHS, forward.TOKENS, forward.WIDTH)
+    timing = forward.timing
+    cases = timing.grid(timing.DTYPES, timing.HEAD_DIMS, timing.LENGTHS, timing.TOKENS, timing.WIDTH)
     assert len(set(cases)) == len(cases) == 2 * 3 * 6 * 2
     assert all(case.batch * case.n == 16384 and case.heads * case.d == 2048 for case in cases)
     full = next(case for case in cases if (case.d, case.n, case.causal) == (128, 16384, False))
     assert full.flops == 4 * 16 * 16384**2 * 128 == 4 * full.batch * full.heads * full.n**2 * full.d
+    assert full.flops == full.problem.flops and 2.5 * full.flops == full.problem.backward_flops
 
 
 def test_ncu_s_figures_are_read_from_among_its_messages(forward: types.ModuleType) -> None:

@@ -19,6 +19,11 @@ def test_demo_in_json(options: list[str]) -> None:
         part = report[algorithm]
         assert part["agree"] and part["theory"] == part["replay"] == part["executed"]
         assert part["findings"] == [] and 0 < part["error"] < 5e-3
+    backward = report["backward"]
+    assert backward["agree"] and backward["theory"] == backward["replay"] == backward["executed"]
+    assert backward["findings"] == [] and set(backward["errors"]) == {"dQ", "dK", "dV"}
+    assert all(0 < error < 1e-2 for error in backward["errors"].values())
+    assert backward["ratio_to_ideal"] == backward["standard_ideal_bytes"] / part_total(backward)
     assert report["ratio"] == part_total(report["standard"]) / part_total(report["fa1"])
     assert {"paper", "fitted", "used"} == set(report["fa1"]["tiling"])
     assert "executing" in result.stderr
@@ -31,7 +36,7 @@ def part_total(part: dict[str, dict[str, dict[str, int]]]) -> int:
 def test_demo_as_text_shows_the_three_witnesses() -> None:
     result = CliRunner().invoke(main, ["demo", "--seqlen", "128", "--heads", "1"])
     assert result.exit_code == 0, result.stderr
-    for word in ("theory", "replay", "executed", "O_acc", "paper", "fitted", "used", "float64", "yes"):
+    for word in ("theory", "replay", "executed", "O_acc", "paper", "fitted", "used", "float64", "yes", "dQ", "gradients"):
         assert word in result.stdout
 
 

@@ -172,6 +172,18 @@ def test_inspect_shows_each_kernel(algorithm: str, device: str) -> None:
         assert row["limited_by"] == list(occupancy.limited_by) and 0 < occupancy.fraction <= 1
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_inspect_knows_the_backward(deterministic: bool) -> None:
+    result = inspect("--backward", "--algorithm", "fa2", "--causal", "--json", *(["--deterministic"] if deterministic else []))
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["backward"] and report["deterministic"] is deterministic
+    names = [row["name"] for row in report["kernels"]]
+    last = "fa2_backward_queries" if deterministic else "fa2_backward_finish"
+    assert names == ["fa2_backward_rows", "fa2_backward", last]
+    assert all(row["registers"] > 0 and row["blocks_per_sm"] > 0 and row["spill_bytes"] == 0 for row in report["kernels"])
+
+
 def test_inspect_as_text() -> None:
     pytest.importorskip("cupy")
     result = inspect("--algorithm", "standard", "--head-dim", "33")

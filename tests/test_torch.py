@@ -1,4 +1,4 @@
-"""PyTorch's attention on the CPU, where it is installed, beside ours on what both can do."""
+"""PyTorch's attention and its gradients on the CPU, where it is installed, beside ours on what both can do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash.sim.yardstick import plain, ulp
+from cupyflash.sim.reference import reference_gradients
+from cupyflash.sim.yardstick import measure_gradients, plain, ulp
 
 torch = pytest.importorskip("torch")
 scaled_dot_product_attention = torch.nn.functional.scaled_dot_product_attention
@@ -64,6 +65,61 @@ def test_masks_and_biases() -> None:
     agrees(cupyflash.attention(q, k, v, mask=mask), theirs(q, k, v, attn_mask=torch.from_numpy(mask)), q, k, v, mask=mask)
     shifts = torch.from_numpy(bias.astype(np.float64))
     agrees(cupyflash.attention(q, k, v, bias=bias), theirs(q, k, v, attn_mask=shifts), q, k, v, bias=bias)
+
+
+def gradients_agree(
+    dout: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    theirs: tuple[np.ndarray, ...],
+    deterministic: bool = False,
+    **options: Any,
+) -> None:
+    """Ours by the 2x rule, whose truth is no further from PyTorch's autograd in float64 than float64 rounds."""
+    names, truth = ("dQ", "dK", "dV"), reference_gradients(dout, q, k, v, **options)
+    for name, expected in zip(names, theirs, strict=True):
+        np.testing.assert_allclose(truth[name], expected, rtol=1e-9, atol=1e-12)
+    _, pullback = cupyflash.attention_vjp(q, k, v, deterministic=deterministic, **options)
+    numbers = measure_gradients(dict(zip(names, pullback(dout), strict=True)), dout, q, k, v, **options)
+    assert all(each.good for each in numbers.values()), numbers
+
+
+def their_gradients(dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> tuple[np.ndarray, ...]:
+    """PyTorch's dQ, dK and dV in float64, on the CPU; heads of k and v are repeated for those of q, which adds theirs up."""
+    q64, k64, v64 = (torch.from_numpy(array.astype(np.float64)).requires_grad_() for array in (q, k, v))
+    repeated = (tensor.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3) for tensor in (k64, v64))
+    out = scaled_dot_product_attention(q64, *repeated, **options)
+    found = torch.autograd.grad(out, (q64, k64, v64), torch.from_numpy(dout.astype(np.float64)))
+    return tuple(gradient.numpy() for gradient in found)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_grouped_heads_and_causal(dtype: Any, causal: bool, deterministic: bool) -> None:
+    q, k, v = draw(2, 4, 70, 40, dtype=dtype), draw(2, 2, 70, 40, dtype=dtype, seed=1), draw(2, 2, 70, 24, dtype=dtype, seed=2)
+    dout = draw(2, 4, 70, 24, dtype=dtype, seed=3)
+    expected = their_gradients(dout, q, k, v, is_causal=causal, scale=0.3)
+    gradients_agree(dout, q, k, v, expected, deterministic, causal=causal, scale=0.3)
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), [(30, 70), (70, 70)])
+def test_gradients_of_causal_of_other_lengths_are_of_bottom_right_where_theirs_are_of_top_left(n_q: int, n_k: int) -> None:
+    """Theirs by an explicit mask, and with their own alignment where it is a mask here; alike when the lengths are."""
+    q, k, v, dout = draw(2, n_q, 64), draw(2, n_k, 64, seed=1), draw(2, n_k, 64, seed=2), draw(2, n_q, 64, seed=3)
+    rows, cols = np.indices((n_q, n_k))
+    bottom_right, top_left = cols <= rows + n_k - n_q, cols <= rows
+    gradients_agree(dout, q, k, v, their_gradients(dout, q, k, v, attn_mask=torch.from_numpy(bottom_right)), causal=True)
+    gradients_agree(dout, q, k, v, their_gradients(dout, q, k, v, is_causal=True), mask=top_left)
+
+
+def test_gradients_of_masks_and_biases() -> None:
+    q, k, v, dout = draw(2, 4, 50, 64), draw(2, 4, 60, 64, seed=1), draw(2, 4, 60, 64, seed=2), draw(2, 4, 50, 64, seed=5)
+    mask, bias = draw(2, 1, 50, 60, seed=3) < 1, draw(4, 50, 60, seed=4)
+    gradients_agree(dout, q, k, v, their_gradients(dout, q, k, v, attn_mask=torch.from_numpy(mask)), mask=mask)
+    shifts = torch.from_numpy(bias.astype(np.float64))
+    gradients_agree(dout, q, k, v, their_gradients(dout, q, k, v, attn_mask=shifts), bias=bias)
 
 
 def test_packed_sequences() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,47 @@ def test_it_passes(dtype: str, where: list[str], causal: list[str]) -> None:
     found = report("--seqlen", "100", "--seqlen-k", "144", "--dtype", dtype, "--lse", *where, *causal)
     assert found["good"] and found["differences"] == [] and found["findings"] == []
     assert found["traffic"]["theory"] == found["traffic"]["replay"] == found["traffic"]["executed"]
-    assert [row["v_mean"] for row in found["numbers"]] == [0, 1]
+    assert [(row["v_mean"], row["tensor"]) for row in found["numbers"]] == [(0, "O"), (0, "L"), (1, "O"), (1, "L")]
     for row in found["numbers"]:
-        assert 0 < row["error"] <= row["allowed"] and 0 <= row["lse_error"] <= row["lse_allowed"]
+        assert row["good"] and (0 if row["tensor"] == "L" else 1e-9) <= row["error"] <= row["allowed"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--causal"],
+        ["--dtype", "float32", "--device", "H100-SXM", "--head-dim-v", "24", "--deterministic"],
+        ["--dtype", "bfloat16", "--heads", "4", "--kv-heads", "2", "--window", "20,10", "--seed", "3"],
+        ["--mask", "--bias", "--key-lengths", "60,0", "--batch", "2", "--tiling", "32x48"],
+    ],
+)
+def test_the_backward_passes(options: list[str]) -> None:
+    found = report("--backward", "--algorithm", "fa2", "--seqlen", "70", "--seqlen-k", "90", "--head-dim", "32", *options)
+    assert found["good"] and found["backward"] and found["differences"] == [] and found["findings"] == []
+    assert found["traffic"]["theory"] == found["traffic"]["replay"] == found["traffic"]["executed"]
+    for row, (v_mean, tensor) in zip(found["numbers"], product((0, 1), ("dQ", "dK", "dV")), strict=True):
+        assert (row["v_mean"], row["tensor"], row["good"]) == (v_mean, tensor, True)
+        assert 0 < row["error"] <= row["allowed"]
+
+
+def test_text_shows_the_gradients() -> None:
+    result = verify("--backward", "--seqlen", "64")
+    assert result.exit_code == 0, result.stderr
+    for word in ("backward", "dO", "dK", "V about 1", "theory == replay == executed"):
+        assert word in result.stdout
+
+
+@pytest.mark.parametrize("tensor", ["dq", "dk", "dv"])
+def test_a_wrong_gradient_fails_by_name(monkeypatch: pytest.MonkeyPatch, tensor: str) -> None:
+    right = verification.execute_backward
+
+    def worse(*arguments: Any, **more: Any) -> Any:
+        execution = right(*arguments, **more)
+        return replace(execution, **{tensor: getattr(execution, tensor) * np.float16(1.1)})
+
+    monkeypatch.setattr(verification, "execute_backward", worse)
+    result = verify("--backward", "--seqlen", "64")
+    assert result.exit_code == 1 and result.stderr.endswith(f"further off than allowed in d{tensor[1].upper()}\n")
 
 
 def test_8_kb_hold_a_half_type_and_not_float32() -> None:
@@ -148,6 +187,9 @@ def test_findings_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--tiling", "20x20"], "in steps of 16"),
         (["--algorithm", "standard", "--tiling", "paper", "--seqlen", "64"], "no kernel makes"),
         (["--key-lengths", "a,b"], "--key-lengths"),
+        (["--backward", "--lse"], "--lse is for the forward pass"),
+        (["--backward", "--tiling", "20x20"], "in steps of 16"),
+        (["--backward", "--seqlen", "100000", "--heads", "8"], "--max-seconds 60"),
         (["--seed", "x"], "--seed"),
     ],
 )
@@ -161,5 +203,5 @@ def test_not_a_number_is_never_good() -> None:
     q, k, v = (np.ones((4, 8), np.float32) for _ in range(3))
     out, lse = np.full((4, 8), np.nan, np.float32), np.full(4, -np.inf, np.float32)
     numbers = measure(out, lse, q, k, v)
-    assert numbers.error == numbers.lse_error == np.inf and not numbers.good
-    assert not Numbers(0, 1, lse_error=2, lse_allowed=1).good and Numbers(1, 1, 0, 0).good
+    assert numbers["O"].error == numbers["L"].error == np.inf and not any(each.good for each in numbers.values())
+    assert not Numbers(2, 1).good and Numbers(1, 1).good

@@ -1,8 +1,9 @@
-"""`cupyflash demo`: the main job end to end."""
+"""`cupyflash demo`: the main job end to end, forward and backward."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,12 +13,12 @@ import numpy as np
 from cupyflash.attention import attention
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules import plan
+from cupyflash.schedules import BackwardSchedule, TileSchedule, plan, plan_backward
 from cupyflash.sim import machine, theory
 from cupyflash.sim.cli.options import AS_JSON, DEVICE, SRAM
 from cupyflash.sim.cli.show import NAMES, detected, show_tiling, tiling_report, worst_error
 from cupyflash.sim.estimate import refuse_slow
-from cupyflash.sim.reference import reference
+from cupyflash.sim.reference import reference, reference_gradients
 from cupyflash.sim.traffic import Traffic
 from cupyflash.simulated import current_simulation
 
@@ -29,15 +30,16 @@ from cupyflash.simulated import current_simulation
 @SRAM
 @AS_JSON
 def demo(seqlen: int, heads: int, device_name: str, sram: str | None, as_json: bool) -> None:
-    """Run the real kernels on a causal problem (d 64, float16) and set their traffic beside theory."""
+    """Run the real kernels on a causal problem (d 64, float16), forward and backward, and set their traffic beside theory."""
     from cupyflash.sim.execution import execute
 
     gpu = detected()
     device = Device.named(device_name, sram=sram)
     problem = Problem(1, heads, heads, seqlen, seqlen, 64, "float16", causal=True)
     schedules = {algorithm: plan(problem, device, algorithm) for algorithm in ("standard", "fa1")}
+    backward = plan_backward(problem, device)
     try:
-        for schedule in schedules.values():
+        for schedule in (*schedules.values(), backward):
             refuse_slow(schedule, current_simulation().max_seconds)
     except RuntimeError as error:
         raise click.ClickException(str(error)) from error
@@ -50,17 +52,10 @@ def demo(seqlen: int, heads: int, device_name: str, sram: str | None, as_json: b
     for algorithm, schedule in schedules.items():
         click.echo(f"compiling and executing {NAMES[algorithm]} on the simulated {device.name} ...", err=True)
         execution = execute(schedule, q, k, v)
-        counts[algorithm] = {
-            "theory": theory.traffic(schedule),
-            "replay": machine.replay(schedule),
-            "executed": execution.traffic,
-        }
-        report[algorithm] = {
-            "tiling": tiling_report(schedule),
-            "error": worst_error(execution.out, expected),
-            "findings": [str(finding) for finding in execution.findings],
-            "agree": len(set(counts[algorithm].values())) == 1,
-        } | {witness: traffic.as_dict() for witness, traffic in counts[algorithm].items()}
+        counts[algorithm], report[algorithm] = witnesses(schedule, execution.traffic, execution.findings)
+        report[algorithm]["error"] = worst_error(execution.out, expected)
+    click.echo(f"compiling and executing the backward on the simulated {device.name} ...", err=True)
+    report["backward"] = backward_demo(backward, rng.standard_normal(q.shape).astype(q.dtype), q, k, v)
     if gpu is not None:
         report["gpu"] = gpu_demo(gpu, q, k, v, expected)
     flash = counts["fa1"]["executed"].total_bytes
@@ -71,8 +66,33 @@ def demo(seqlen: int, heads: int, device_name: str, sram: str | None, as_json: b
         click.echo(json.dumps(report, indent=2))
     else:
         show_demo(report, problem, device, counts)
-    if not all(report[algorithm]["agree"] and not report[algorithm]["findings"] for algorithm in counts):
+    if not all(report[one]["agree"] and not report[one]["findings"] for one in (*counts, "backward")):
         raise click.ClickException("theory, replay and execution do not agree, or the kernel has findings")
+
+
+def witnesses(schedule: TileSchedule, executed: Traffic, findings: Sequence[object]) -> tuple[dict[str, Traffic], dict[str, Any]]:
+    """The three counts of a schedule by name, and its report."""
+    counts = {"theory": theory.traffic(schedule), "replay": machine.replay(schedule), "executed": executed}
+    report = {
+        "tiling": tiling_report(schedule),
+        "findings": [str(finding) for finding in findings],
+        "agree": len(set(counts.values())) == 1,
+    }
+    return counts, report | {witness: traffic.as_dict() for witness, traffic in counts.items()}
+
+
+def backward_demo(schedule: BackwardSchedule, dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> dict[str, Any]:
+    """The report of the gradients' kernels, from O and L in float64, rounded."""
+    from cupyflash.sim.execution import execute_backward
+
+    out, lse = reference(q, k, v, causal=True)
+    execution = execute_backward(schedule, dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32))
+    _, report = witnesses(schedule, execution.traffic, execution.findings)
+    expected = reference_gradients(dout, q, k, v, causal=True)
+    errors = {name: worst_error(getattr(execution, name.lower()), expected[name]) for name in ("dQ", "dK", "dV")}
+    ideal = theory.standard_backward_ideal(schedule.problem).total_bytes
+    ratio = ideal / execution.traffic.total_bytes
+    return report | {"errors": errors, "standard_ideal_bytes": ideal, "ratio_to_ideal": ratio}
 
 
 def show_demo(report: dict[str, Any], problem: Problem, device: Device, counts: dict[str, dict[str, Traffic]]) -> None:
@@ -90,17 +110,17 @@ def show_demo(report: dict[str, Any], problem: Problem, device: Device, counts: 
         click.echo(f"  on the GPU      {report['gpu']['error']:.2e}  ({report['gpu']['device']})")
     click.echo("\nHBM bytes per tensor, read + written (executed: counted while the kernels' own PTX ran)")
     click.echo(f"  {'':7}{'standard':^45}   {'FlashAttention':^45}")
-    witnesses = ("theory", "replay", "executed")
-    click.echo(f"  {'':7}" + "   ".join("".join(f"{witness:>15}" for witness in witnesses) for _ in counts))
+    names = ("theory", "replay", "executed")
+    click.echo(f"  {'':7}" + "   ".join("".join(f"{witness:>15}" for witness in names) for _ in counts))
     tensors = [
         name
         for name in ("Q", "K", "V", "S", "P", "O", "O_acc", "l", "m")
         if any(traffic[name].total_bytes for one in counts.values() for traffic in one.values())
     ]
     for name in tensors:
-        cells = ("".join(f"{one[witness][name].total_bytes:>15,}" for witness in witnesses) for one in counts.values())
+        cells = ("".join(f"{one[witness][name].total_bytes:>15,}" for witness in names) for one in counts.values())
         click.echo(f"  {name:<7}" + "   ".join(cells))
-    cells = ("".join(f"{one[witness].total_bytes:>15,}" for witness in witnesses) for one in counts.values())
+    cells = ("".join(f"{one[witness].total_bytes:>15,}" for witness in names) for one in counts.values())
     click.echo(f"  {'total':<7}" + "   ".join(cells))
     agree = all(report[algorithm]["agree"] for algorithm in counts)
     click.echo(f"\ntheory == replay == executed, tensor by tensor: {'yes' if agree else 'NO'}")
@@ -111,6 +131,21 @@ def show_demo(report: dict[str, Any], problem: Problem, device: Device, counts: 
     click.echo(
         f"Theorem 2 to leading order, with one item size: 12 N^2 d^2 / M against 4 N^2 elements. FlashAttention wins above M = "
         f"3 d^2 = {theory.break_even_sram(problem.head_dim):,} elements; here M = {device.sram_per_block // problem.itemsize:,}"
+    )
+    show_backward(report["backward"])
+
+
+def show_backward(report: dict[str, Any]) -> None:
+    """The backward's part as text: totals."""
+    click.echo("\nThe gradients (FlashAttention-2's backward, what attention_backward runs): dQ, dK and dV from dO, O and L")
+    click.echo("  largest error against float64   " + ", ".join(f"{name} {error:.2e}" for name, error in report["errors"].items()))
+    click.echo(f"  {'HBM bytes':<12}{'theory':>15}{'replay':>15}{'executed':>15}")
+    for side, name in (("read_bytes", "read"), ("write_bytes", "written")):
+        totals = (report[witness]["total"][side] for witness in ("theory", "replay", "executed"))
+        click.echo(f"  {name:<12}" + "".join(f"{total:>15,}" for total in totals))
+    click.echo(
+        f"theory == replay == executed, tensor by tensor: {'yes' if report['agree'] else 'NO'}; standard attention's gradients "
+        f"would move {report['standard_ideal_bytes']:,}, {report['ratio_to_ideal']:.2f} times the bytes"
     )
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 import click
 
 from cupyflash.sim.cli.options import AS_JSON, Request, problem_options
-from cupyflash.sim.cli.show import NAMES, describe, show_tiling, tiling_report
+from cupyflash.sim.cli.show import show_tiling, tiling_report
 
 
 @click.command()
-@problem_options(seqlen=1024, head_dim=64)
+@problem_options(seqlen=1024, head_dim=64, backward=True)
 @AS_JSON
 def inspect(request: Request, as_json: bool) -> None:
     """Compile the kernels to a device's machine code: registers, stack, spills, shared memory, occupancy.
@@ -26,8 +25,7 @@ def inspect(request: Request, as_json: bool) -> None:
     kernels = schedule.kernels()
     found = resources(kernels, device.compute_capability)
     report: dict[str, Any] = {
-        "problem": asdict(request.problem),
-        "algorithm": request.algorithm,
+        **request.report,
         "device": {
             "name": device.name,
             "compute_capability": device.compute_capability,
@@ -47,7 +45,7 @@ def inspect(request: Request, as_json: bool) -> None:
 def show(report: dict[str, Any], request: Request) -> None:
     """An inspection as text."""
     device = request.device
-    click.echo(f"{NAMES[request.algorithm]}: {describe(request.problem)}")
+    click.echo(request.title)
     click.echo(
         f"{device.name}: {device.sm}, {device.registers_per_sm:,} registers and {device.sram_per_sm:,} bytes of SRAM a "
         f"multiprocessor, {device.sm_count} of them\n"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
 
 from cupyflash.device import Device
 from cupyflash.problem import ITEMSIZE, MAX_ALIGNMENT, Problem, Window
-from cupyflash.schedules import ALGORITHMS, TileSchedule, plan
+from cupyflash.schedules import ALGORITHMS, BACKWARD_ALGORITHMS, TileSchedule, plan, plan_backward
+from cupyflash.sim.cli.show import NAMES, describe
 from cupyflash.simulated import DEFAULT_DEVICE
 from cupyflash.tiling import TilingChoice
 
@@ -21,29 +22,57 @@ DEVICE = click.option(
     "--device", "device_name", default=DEFAULT_DEVICE, show_default=True, metavar="NAME", help="A catalogue name or a .toml."
 )
 SRAM = click.option("--sram", metavar="SIZE", help="SRAM of one block instead of the device's, 100KB say.")
+BACKWARD = (
+    click.option("--backward", is_flag=True, help="The backward pass: dQ, dK and dV from dO, O and L."),
+    click.option("--deterministic", is_flag=True, help="A backward with the same bits each time."),
+)
 
 
 @dataclass(frozen=True)
 class Request:
-    """A problem on a device, with an algorithm and a tiling to plan it by: what the shared options say."""
+    """A problem on a device, with an algorithm and a tiling to plan it by: what the shared options say.
+
+    `lse` is for a forward pass, `deterministic` for a `backward`.
+    """
 
     problem: Problem
     device: Device
     algorithm: str
     tiling: TilingChoice
     lse: bool
+    backward: bool = False
+    deterministic: bool = False
 
     def schedule(self) -> TileSchedule:
+        if self.backward:
+            return plan_backward(self.problem, self.device, self.algorithm, self.tiling, deterministic=self.deterministic)
         return plan(self.problem, self.device, self.algorithm, self.tiling, lse=self.lse)
+
+    @property
+    def title(self) -> str:
+        """Algorithm and problem in one line."""
+        how = ", backward" * self.backward + ", deterministic" * self.deterministic
+        return f"{NAMES[self.algorithm]}{how}: {describe(self.problem)}"
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What was asked for, for JSON: the head of a command's report."""
+        report: dict[str, Any] = {"problem": asdict(self.problem), "algorithm": self.algorithm}
+        return report | ({"backward": True, "deterministic": self.deterministic} if self.backward else {})
 
 
 def problem_options(
-    *, seqlen: int | None = None, head_dim: int | None = None, tiling: str = "fitted", only: str | None = None
+    *,
+    seqlen: int | None = None,
+    head_dim: int | None = None,
+    tiling: str = "fitted",
+    only: str | None = None,
+    backward: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The options that pose a problem; the command gets them as one `Request`, its own options beside it.
 
     `seqlen` and `head_dim` are required where they have no default. `only`: the one algorithm that the command is about, which
-    then takes no --algorithm.
+    then takes no --algorithm. `backward`: whether it knows the backward pass.
     """
 
     def default(value: int | None) -> dict[str, Any]:
@@ -70,7 +99,8 @@ def problem_options(
         click.option("--mask", is_flag=True, help="With a boolean mask, one entry a score."),
         click.option("--bias", is_flag=True, help="With a number added to each score."),
         click.option("--key-lengths", metavar="N,N,...", help="Keys of each of the batch, when fewer than all."),
-        *([] if only else [click.option("--algorithm", default="fa1", show_default=True, type=click.Choice(ALGORITHMS))]),
+        *([] if only else [click.option("--algorithm", type=click.Choice(ALGORITHMS), help="[default: fa1]")]),
+        *(BACKWARD if backward else ()),
         click.option(
             "--tiling",
             "tiling_text",
@@ -104,6 +134,8 @@ def problem_options(
             tiling_text: str,
             lse: bool,
             algorithm: str | None = only,
+            backward: bool = False,
+            deterministic: bool = False,
             **own: Any,
         ) -> None:
             problem = Problem(
@@ -123,8 +155,14 @@ def problem_options(
                 window=None if window is None else parse_window(window),
             )
             device = Device.named(device_name, sram=sram)
-            assert algorithm is not None
-            command(Request(contiguous(problem), device, algorithm, parse_tiling(tiling_text), lse), **own)
+            if backward and lse:
+                raise click.UsageError("--lse is for the forward pass: a backward reads L")
+            if deterministic and not backward:
+                raise click.UsageError("--deterministic is for --backward: the forward pass has one order")
+            if algorithm is None:  # the theorems' own, where there is one
+                algorithm = "fa1" if not backward or "fa1" in BACKWARD_ALGORITHMS else "fa2"
+            asked = Request(contiguous(problem), device, algorithm, parse_tiling(tiling_text), lse, backward, deterministic)
+            command(asked, **own)
 
         for option in reversed(shared):
             run = option(run)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 import click
 
-from cupyflash.problem import Problem
 from cupyflash.sim import machine, theory
 from cupyflash.sim.cli.options import AS_JSON, Request, problem_options
-from cupyflash.sim.cli.show import NAMES, describe, show_tiling, tiling_report
+from cupyflash.sim.cli.show import show_tiling, tiling_report
 from cupyflash.sim.traffic import Traffic
 
 
 @click.command()
-@problem_options()
+@problem_options(backward=True)
 @AS_JSON
 def predict(request: Request, as_json: bool) -> None:
     """Predict HBM reads and writes per tensor: the closed form, and the schedule replayed on an SRAM of M bytes."""
@@ -27,14 +25,14 @@ def predict(request: Request, as_json: bool) -> None:
         overflow = None
     except machine.SramOverflow as error:  # the paper's sizes need not fit: say so beside the closed form
         replayed, overflow = None, str(error)
-    standard = theory.standard_ideal(problem)
+    standard = (theory.standard_backward_ideal if request.backward else theory.standard_ideal)(problem)
+    flops, theorem = (problem.backward_flops, 5) if request.backward else (problem.flops, 2)
     elements = device.sram_per_block // problem.itemsize
     N, d = problem.seqlen_q, problem.head_dim
     flash, bound = (f(N, d, elements) for f in (theory.theorem2_flash, theory.lower_bound))
     bandwidth, peak = device.hbm_bandwidth, device.tensor_peak.get(problem.dtype)
     report = {
-        "problem": asdict(problem),
-        "algorithm": request.algorithm,
+        **request.report,
         "device": {"name": device.name, "sram_bytes": device.sram_per_block, "sram_elements": elements},
         "tiling": tiling_report(schedule),
         "traffic": form.as_dict(),
@@ -42,25 +40,26 @@ def predict(request: Request, as_json: bool) -> None:
         "peak_sram_bytes": None if replayed is None else replayed.peak_sram_bytes,
         "replay_refused": overflow,
         "extra_memory_bytes": schedule.workspace_bytes,
-        "flops": problem.flops,
-        "arithmetic_intensity": problem.flops / form.total_bytes if form.total_bytes else None,
+        "flops": flops,
+        "arithmetic_intensity": flops / form.total_bytes if form.total_bytes else None,
         "machine_balance": peak / bandwidth if peak and bandwidth else None,
         "standard_ideal_bytes": standard.total_bytes,
         "ratio_to_standard": form.total_bytes / standard.total_bytes if standard.total_bytes else None,
-        "theorem2_elements": {
+        f"theorem{theorem}_elements": {
             "flash N^2 d^2 / M": problem.head_count * flash,
             "standard N d + N^2": problem.head_count * theory.theorem2_standard(N, d),
             "in_range d <= M <= N d": theory.theorem2_holds_for(N, d, elements),
             "lower_bound_shape": problem.head_count * bound,
         },
     }
-    click.echo(json.dumps(report, indent=2)) if as_json else show_prediction(report, problem, form)
+    click.echo(json.dumps(report, indent=2)) if as_json else show_prediction(report, request, form)
 
 
-def show_prediction(report: dict[str, Any], problem: Problem, form: Traffic) -> None:
+def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> None:
     """A prediction as text."""
     device = report["device"]
-    click.echo(f"{NAMES[report['algorithm']]}: {describe(problem)}")
+    theorem, count, other = (5, 10, "standard attention's backward") if request.backward else (2, 4, "standard attention")
+    click.echo(request.title)
     click.echo(f"{device['name']}: M = {device['sram_bytes']:,} bytes = {device['sram_elements']:,} elements\n")
     show_tiling(report["tiling"])
     click.echo(f"\n  {'tensor':<8}{'bytes read':>24}{'bytes written':>24}")
@@ -75,16 +74,18 @@ def show_prediction(report: dict[str, Any], problem: Problem, form: Traffic) -> 
     if report["arithmetic_intensity"] is not None:
         balance = report["machine_balance"]
         beside = f"; the device balances at {balance:.0f}" if balance else ""
-        click.echo(f"arithmetic intensity: {report['arithmetic_intensity']:.1f} FLOP a byte (4 N^2 d, nothing skipped){beside}")
+        click.echo(
+            f"arithmetic intensity: {report['arithmetic_intensity']:.1f} FLOP a byte ({count} N^2 d, nothing skipped){beside}"
+        )
     if report["ratio_to_standard"] is not None:
         click.echo(
-            f"{report['ratio_to_standard']:.3f} of the bytes of standard attention ({report['standard_ideal_bytes']:,}, "
+            f"{report['ratio_to_standard']:.3f} of the bytes of {other} ({report['standard_ideal_bytes']:,}, "
             "each input of each step read once)"
         )
-    shapes = report["theorem2_elements"]
+    shapes = report[f"theorem{theorem}_elements"]
     note = "" if shapes["in_range d <= M <= N d"] else " (M is outside d <= M <= N d: the theorem does not speak)"
     click.echo(
-        f"Theorem 2, in elements, up to constants: N^2 d^2 / M = {shapes['flash N^2 d^2 / M']:,.0f} against "
+        f"Theorem {theorem}, in elements, up to constants: N^2 d^2 / M = {shapes['flash N^2 d^2 / M']:,.0f} against "
         f"N d + N^2 = {shapes['standard N d + N^2']:,.0f}{note}"
     )
     click.echo(f"lower bound for any exact algorithm, its shape only: {shapes['lower_bound_shape']:,.0f}")

@@ -8,7 +8,7 @@ FlashAttention-2 (arXiv 2307.08691), Saha and Ye (arXiv 2402.07443), Milakov and
 from __future__ import annotations
 
 from cupyflash.schedules import BackwardSchedule, SoftmaxSchedule, TileSchedule
-from cupyflash.sim.theory.backward import backward_traffic
+from cupyflash.sim.theory.backward import backward_traffic, standard_backward_ideal
 from cupyflash.sim.theory.bounds import (
     break_even_sram,
     lower_bound,
@@ -25,6 +25,7 @@ __all__ = [
     "lower_bound",
     "rows_and_visits",
     "softmax_traffic",
+    "standard_backward_ideal",
     "standard_ideal",
     "theorem2_flash",
     "theorem2_holds_for",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
 from cupyflash.schedules.fa2_backward_tiles import launches
@@ -137,3 +138,31 @@ def _mask_bytes(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | N
         for name, (nbytes, _) in mask_bytes(schedule.problem, keys, one, (schedule.block_rows, schedule.block_cols)).items():
             total[name] += nbytes
     return total
+
+
+def standard_backward_ideal(problem: Problem) -> Traffic:
+    """Algorithm 3 with each input of each step read once, P being there: what standard attention's gradients move.
+
+    dV = P^T dO; dP = dO V^T; dS = P * (dP - rowsum(P * dP)); dQ = dS K; dK = dS^T Q. Of each query head Nq (d + 2 d_v) +
+    Nk (d + d_v) + 5 Nq Nk elements are read, and the gradients, dP and dS written; dK and dV once a key head. Masks change
+    nothing, since P has them; key lengths shorten K and V.
+    """
+    p, size = problem, problem.head_count * problem.itemsize
+    scores, rows = p.seqlen_q * p.seqlen_k * size, p.seqlen_q * size
+    keys = sum(keys * batches for keys, batches in lengths(p).items()) * p.heads * p.itemsize
+    made = p.batch * p.kv_heads * p.seqlen_k * p.itemsize
+    return Traffic(
+        {
+            "P": TensorTraffic(2 * scores, 0),
+            "dP": TensorTraffic(scores, scores),
+            "dS": TensorTraffic(2 * scores, scores),
+            "dO": TensorTraffic(2 * rows * p.value_dim, 0),
+            "Q": TensorTraffic(rows * p.head_dim, 0),
+            "K": TensorTraffic(keys * p.head_dim, 0),
+            "V": TensorTraffic(keys * p.value_dim, 0),
+            "dQ": TensorTraffic(0, rows * p.head_dim),
+            "dK": TensorTraffic(0, made * p.head_dim),
+            "dV": TensorTraffic(0, made * p.value_dim),
+            "key_lengths": TensorTraffic(8 * p.head_count if p.padded else 0, 0),  # once a product with K or V
+        }
+    )

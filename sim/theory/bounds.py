@@ -6,12 +6,12 @@ import math
 
 
 def theorem2_standard(seqlen: int, head_dim: int) -> float:
-    """Theorem 2: standard attention makes Theta(N d + N^2) HBM accesses; this is the argument, in elements."""
+    """Theorems 2 and 5: standard attention makes Theta(N d + N^2) HBM accesses each way; this is the argument, in elements."""
     return seqlen * head_dim + seqlen**2
 
 
 def theorem2_flash(seqlen: int, head_dim: int, sram_elements: float) -> float:
-    """Theorem 2: for d <= M <= N d, FlashAttention makes Theta(N^2 d^2 / M) HBM accesses; the argument, in elements."""
+    """Theorems 2 and 5: for d <= M <= N d, FlashAttention makes Theta(N^2 d^2 / M) HBM accesses; the argument, in elements."""
     return seqlen**2 * head_dim**2 / sram_elements
 
 
@@ -23,7 +23,8 @@ def theorem2_holds_for(seqlen: int, head_dim: int, sram_elements: float) -> bool
 def lower_bound(seqlen: int, head_dim: int, sram_elements: float) -> float:
     """What any exact algorithm must move, up to a constant that the proofs leave open; in elements.
 
-    M >= d^2: N^2 d^2 / M; M < d^2: N^2 d / sqrt(M) (Saha and Ye). Compare shapes and ratios with it, not levels.
+    M >= d^2: N^2 d^2 / M; M < d^2: N^2 d / sqrt(M) (Saha and Ye; of the backward pass Li et al., arXiv 2410.09397). Compare
+    shapes and ratios with it, not levels.
     """
     if sram_elements >= head_dim**2:
         return theorem2_flash(seqlen, head_dim, sram_elements)
