@@ -10,8 +10,12 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
   // Chunks that are permuted among each other. Every 8 / GROUP rows begin in the same bank, so they need no permutation.
   static constexpr int GROUP = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
 
-  // A chunk c of a row lies where chunk c ^ permutation(row) would; eight rows on it is the same.
-  static __device__ __forceinline__ constexpr int permutation(int row) { return row / (8 / GROUP) % GROUP; }
+  // A chunk c of a row lies where chunk c ^ permutation(row) would; eight rows on it is the same. Pairs of floats are stored by
+  // half a warp at a time, four rows of two chunks: their permutations differ in more than the lowest bit.
+  static __device__ __forceinline__ constexpr int permutation(int row) {
+    const int place = row / (8 / GROUP) % GROUP;
+    return sizeof(Element) == 4 ? place * 2 % GROUP + place * 2 / GROUP : place;
+  }
 
   // Where element (row, col) lies, in elements from the tile's beginning (which is aligned to 128 bytes)
   static __device__ __forceinline__ constexpr int index(int row, int col) {

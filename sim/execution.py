@@ -35,7 +35,7 @@ class Execution:
     """What executing a schedule gave. All counts are simulated: they are of PTX instructions, not of machine code.
 
     `out` has q's shape and dtype (softmax: x's), `lse` is float32 of shape q.shape[:-1] or None; `traffic` in bytes per tensor;
-    `counters` by kernel name; `findings` what the machine held against the kernels.
+    `counters` by kernel name, of all its launches; `findings` what the machine held against the kernels.
     """
 
     out: np.ndarray
@@ -258,7 +258,7 @@ def run_kernels(
         for name, moved in launch.traffic.items():
             before = tensors.get(name, TensorTraffic())
             tensors[name] = TensorTraffic(before.read_bytes + moved.read_bytes, before.write_bytes + moved.write_bytes)
-        counters[kernel.name] = launch.counters
+        counters.setdefault(kernel.name, Counters()).join(launch.counters)
         findings.extend(launch.findings)
     return Traffic(tensors), counters, tuple(findings)
 

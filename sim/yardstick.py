@@ -165,7 +165,7 @@ def measure_gradients(
     blocks: tuple[int, int] | None = None,
     **problem: Any,
 ) -> dict[str, Numbers]:
-    """The errors of gradients by name (dQ, dK, dV), each held to the 2x rule; `problem` as for `measure`.
+    """The errors of gradients by name (dQ, dK, dV, dbias), each held to the 2x rule; `problem` as for `measure`.
 
     Allowed is twice the plain computation's error, of the worse of its two ways to D, plus two units in the last place of the
     gradient; of float32, in which sums are, for the largest term of which dP - D cancels a part; and what L's rounding to
@@ -182,16 +182,23 @@ def measure_gradients(
     largest = {"dQ": factor * uncancelled * K.max(initial=0), "dK": factor * uncancelled * Q.max(initial=0), "dbias": uncancelled}
     _, L = reference(q, k, v, **problem)
     of_lse = ulp(np.abs(L[np.isfinite(L)]).max(initial=0), np.float32) / 2
-    return {
-        name: Numbers(
-            _largest(ours, expected[name]),
-            2 * max(_largest(plain[name], expected[name]) for plain in plainly)
-            + 2 * ulp(np.abs(expected[name]).max(initial=0), ours.dtype)
-            + 2 * ulp(largest.get(name, 0.0), np.float32)
-            + of_lse * terms[name].max(initial=0),
+    numbers = {}
+    for name, ours in gradients.items():
+        exact, *rough, term = (_summed(each[name], ours.shape) for each in (expected, *plainly, terms))
+        numbers[name] = Numbers(
+            _largest(ours, exact),
+            2 * max(_largest(each, exact) for each in rough)
+            + 2 * ulp(np.abs(exact).max(initial=0), ours.dtype)
+            + 2 * ulp(largest.get(name, 0.0), np.float32) * expected[name].size / max(ours.size, 1)
+            + of_lse * term.max(initial=0),
         )
-        for name, ours in gradients.items()
-    }
+    return numbers
+
+
+def _summed(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The gradient of an array of `shape` that was broadcast to the axes of `gradient`."""
+    axes = tuple(axis for axis, length in enumerate(shape) if length == 1)
+    return gradient.sum(axis=axes, keepdims=True, dtype=np.float64) if axes else gradient
 
 
 def expanded(problem: Mapping[str, Any], blocks: tuple[int, int] | None, q: np.ndarray, k: np.ndarray) -> dict[str, Any]:

@@ -1,12 +1,25 @@
-"""Seeded faults: what is changed in a kernel, and what must be found."""
+"""Seeded faults: what is changed in a kernel, what must be found, and whether it is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
-from cupyflash.sim.ptx import Finding
+import pytest
+
+from cupyflash import compiler, kernels_cu
+from cupyflash.nvrtc import compile_to_ptx
+from cupyflash.schedules import Kernel, Schedule
+from cupyflash.sim import execution, theory
+from cupyflash.sim.execution import BackwardExecution, Execution
+from cupyflash.sim.ptx import Finding, Module
+
+AnySchedule = TypeVar("AnySchedule", bound=Schedule)
+Run = Callable[[AnySchedule, int | None], tuple[Execution | BackwardExecution, bool]]
+"""Executes a schedule's kernels in the order of a seed: the execution, and whether its numbers are right."""
 
 
 @dataclass(frozen=True)
@@ -40,3 +53,41 @@ class Mutant:
                     places.add((path.name, number))
         kinds = self.finds.split("|")
         return any(f.kind in kinds and f.source is not None and (Path(f.source[0]).name, f.source[1]) in places for f in findings)
+
+
+@cache
+def _patched(directory: Path, source: str, options: tuple[str, ...]) -> Module:
+    """The module of other sources than ours."""
+    return Module.from_ptx(compile_to_ptx((directory / source).read_text(), options, source))
+
+
+def check(mutant: Mutant, schedule: AnySchedule, run: Run[AnySchedule], directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule's kernels with the fault: it is found."""
+    for path in kernels_cu.DIRECTORY.glob("*.cu*"):
+        (directory / path.name).write_text(path.read_text())
+    mutant.apply(directory)
+    ours = execution.module
+
+    def module(kernel: Kernel, capability: tuple[int, int]) -> Module:
+        if mutant.file.endswith(".cu") and kernel.source != mutant.file:
+            return ours(kernel, capability)
+        includes = (o.replace(str(kernels_cu.DIRECTORY), str(directory)) for o in compiler.options(kernel))
+        arch = "-arch=compute_{}{}".format(*capability)
+        return _patched(directory, kernel.source, (arch, compiler.FLUSH_DENORMALS, *includes))
+
+    monkeypatch.setattr(execution, "module", module)
+    found, good = run(schedule, None)
+    if mutant.finds == "numbers":
+        assert not good
+        return
+    if mutant.finds == "bytes":
+        assert found.traffic != theory.traffic(schedule)
+        return
+    assert mutant.is_found(found.findings, directory), [str(f) for f in found.findings]
+
+
+def clean(schedule: AnySchedule, run: Run[AnySchedule], seeds: range) -> None:
+    """A schedule's kernels as they are: nothing is found under any of the orders."""
+    for seed in [None, *seeds]:
+        found, good = run(schedule, seed)
+        assert found.findings == () and good and found.traffic == theory.traffic(schedule)

@@ -15,11 +15,32 @@ from cupyflash.schedules import BackwardSchedule, plan_backward
 from cupyflash.sim import replay, theory
 from cupyflash.sim.execution import BackwardExecution, execute_backward
 from cupyflash.sim.reference import reference
-from cupyflash.sim.yardstick import draw_gradient, expanded, measure_gradients
+from cupyflash.sim.yardstick import Numbers, draw_gradient, expanded, measure_gradients
 from yardstick import draw, draw_masks
 
 A100 = Device.named("A100-40GB")
 ALGORITHMS = ("fa2",)
+
+
+def run(
+    schedule: BackwardSchedule,
+    masks: dict[str, np.ndarray],
+    seed: int = 0,
+    v_mean: float = 0.0,
+    schedule_seed: int | None = None,
+    blocks: tuple[int, int] | None = None,
+) -> tuple[BackwardExecution, dict[str, Numbers]]:
+    """An execution, and its gradients' errors; `blocks` are a block mask's."""
+    p = schedule.problem
+    q, k, v = draw(p, seed, v_mean)
+    options = expanded({"causal": p.causal, "window": p.window, "scale": p.scale} | masks, blocks, q, k)
+    dout = draw_gradient(p, seed)
+    out, lse = reference(q, k, v, **options)
+    dbias = {"dbias": np.zeros(masks["bias"].shape, np.float32)} if schedule.dbias else {}
+    given = (dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32))
+    execution = execute_backward(schedule, *given, **masks, **dbias, seed=schedule_seed)
+    gradients = {"dQ": execution.dq, "dK": execution.dk, "dV": execution.dv, **dbias}
+    return execution, measure_gradients(gradients, dout, q, k, v, **options)
 
 
 def check(
@@ -30,16 +51,9 @@ def check(
     blocks: tuple[int, int] | None = None,
 ) -> BackwardExecution:
     """All that must hold of one execution; `blocks` are a block mask's."""
-    p = schedule.problem
-    q, k, v = draw(p, seed, v_mean)
-    masks = draw_masks(p, seed)
-    options = expanded({"causal": p.causal, "window": p.window, "scale": p.scale} | masks, blocks, q, k)
-    dout = draw_gradient(p, seed)
-    out, lse = reference(q, k, v, **options)
-    execution = execute_backward(schedule, dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), **masks, seed=schedule_seed)
+    execution, numbers = run(schedule, draw_masks(schedule.problem, seed), seed, v_mean, schedule_seed, blocks)
     assert execution.findings == ()
     assert theory.traffic(schedule) == replay(schedule) == execution.traffic
-    numbers = measure_gradients({"dQ": execution.dq, "dK": execution.dk, "dV": execution.dv}, dout, q, k, v, **options)
     assert all(each.good for each in numbers.values()), numbers
     return execution
 

@@ -20,7 +20,7 @@ from cupyflash.schedules import VarlenBackwardSchedule, plan_backward, plan_varl
 from cupyflash.sim import execute_backward, execute_varlen_backward, replay, theory
 from cupyflash.sim.execution import BackwardExecution
 from cupyflash.sim.reference import reference, reference_gradients
-from cupyflash.sim.yardstick import draw_gradient, measure_gradients
+from cupyflash.sim.yardstick import Numbers, draw_gradient, measure_gradients
 from yardstick import draw, draw_masks
 
 MORE = int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1))
@@ -59,11 +59,11 @@ def test_a_block_mask_has_the_forwards_blocks() -> None:
         cupyflash.attention_backward(dout, q, k, v, out, lse, block_mask=kept[:, :1][:, [0] * 9])
 
 
-def check_packed(schedule: VarlenBackwardSchedule, dtype: str, seed: int | None = None) -> BackwardExecution:
-    """All that must hold of one execution; each sequence by the 2x rule on its own."""
+def run_packed(schedule: VarlenBackwardSchedule, seed: int | None = None) -> tuple[BackwardExecution, list[Numbers]]:
+    """An execution, and the errors of each sequence's gradients, by the 2x rule on its own."""
     p, seqlens = schedule.problem, schedule.seqlens
     assert seqlens is not None
-    q, k, v, cu_q, cu_k = packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.value_dim, dtype)
+    q, k, v, cu_q, cu_k = packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.value_dim, p.dtype)
     dout = np.random.default_rng(7).standard_normal((*q.shape[:-1], p.value_dim)).astype(np.float32).astype(q.dtype)
     out, lse = np.zeros_like(dout), np.full(q.shape[1::-1], -np.inf, np.float32)
     options: dict[str, Any] = {"causal": p.causal, "scale": p.scale}
@@ -72,13 +72,22 @@ def check_packed(schedule: VarlenBackwardSchedule, dtype: str, seed: int | None 
         one, of_one = reference(*(array.swapaxes(0, 1) for array in (q[rows], k[cols], v[cols])), **options)
         out[rows], lse[:, rows] = one.swapaxes(0, 1).astype(q.dtype), of_one
     execution = execute_varlen_backward(schedule, dout, q, k, v, out, lse, seed=seed)
-    assert execution.findings == ()
-    assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True) == execution.traffic
+    numbers: list[Numbers] = []
     for rows, cols in places:
         gradients = {"dQ": execution.dq[rows], "dK": execution.dk[cols], "dV": execution.dv[cols]}
         heads_first = [array.swapaxes(0, 1) for array in (dout[rows], q[rows], k[cols], v[cols])]
-        numbers = measure_gradients({name: each.swapaxes(0, 1) for name, each in gradients.items()}, *heads_first, **options)
-        assert all(each.good for each in numbers.values()), numbers
+        numbers += measure_gradients(
+            {name: each.swapaxes(0, 1) for name, each in gradients.items()}, *heads_first, **options
+        ).values()
+    return execution, numbers
+
+
+def check_packed(schedule: VarlenBackwardSchedule) -> BackwardExecution:
+    """All that must hold of one execution."""
+    execution, numbers = run_packed(schedule)
+    assert execution.findings == ()
+    assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True) == execution.traffic
+    assert all(each.good for each in numbers), numbers
     return execution
 
 
@@ -90,7 +99,7 @@ def test_packed_sequences(dtype: str, data: st.DataObject, deterministic: bool) 
     p, seqlens = forward.problem, forward.seqlens
     assert seqlens is not None
     total = sum(n for n, _ in seqlens)
-    check_packed(plan_varlen_backward(p, A100, total, seqlens, deterministic=deterministic), dtype)
+    check_packed(plan_varlen_backward(p, A100, total, seqlens, deterministic=deterministic))
 
 
 def test_the_packed_call() -> None:

@@ -3,20 +3,17 @@ synchronisation, by its line; what is not broken is clean under any order of exe
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cupyflash import Device, Problem, TileSchedule, compiler, kernels_cu, plan
-from cupyflash.nvrtc import compile_to_ptx
-from cupyflash.schedules import Kernel, SoftmaxSchedule, plan_softmax
-from cupyflash.sim import execute, execute_softmax, execution, theory
+from cupyflash import Device, Problem, TileSchedule, plan
+from cupyflash.schedules import SoftmaxSchedule, plan_softmax
+from cupyflash.sim import execute, execute_softmax
 from cupyflash.sim.execution import Execution
-from cupyflash.sim.ptx import Module
 from cupyflash.sim.yardstick import measure
-from mutants import Mutant
+from mutants import Mutant, check, clean
 from yardstick import draw, draw_masks
 
 A100 = Device.named("A100-40GB")
@@ -220,38 +217,14 @@ def run(schedule: AnySchedule, seed: int | None = None) -> tuple[Execution, bool
     return found, all(each.good for each in numbers.values())
 
 
-@cache
-def patched(directory: Path, kernel: Kernel, capability: tuple[int, int]) -> Module:
-    """The module of a kernel from other sources than ours."""
-    includes = [o.replace(str(kernels_cu.DIRECTORY), str(directory)) for o in compiler.options(kernel)]
-    arch = "-arch=compute_{}{}".format(*capability)
-    text = compile_to_ptx((directory / kernel.source).read_text(), (arch, compiler.FLUSH_DENORMALS, *includes), kernel.source)
-    return Module.from_ptx(text)
-
-
-def check(mutant: Mutant, schedule: AnySchedule, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for path in kernels_cu.DIRECTORY.glob("*.cu*"):
-        (directory / path.name).write_text(path.read_text())
-    mutant.apply(directory)
-    monkeypatch.setattr(execution, "module", lambda kernel, capability: patched(directory, kernel, capability))
-    found, good = run(schedule)
-    if mutant.finds == "numbers":
-        assert not good
-        return
-    if mutant.finds == "bytes":
-        assert found.traffic != theory.traffic(schedule)
-        return
-    assert mutant.is_found(found.findings, directory), [str(f) for f in found.findings]
-
-
 @pytest.mark.parametrize("name", FA1_MUTANTS)
 def test_flash_attention(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(FA1_MUTANTS[name], attention("fa1", FA1_MUTANTS[name].problem), tmp_path, monkeypatch)
+    check(FA1_MUTANTS[name], attention("fa1", FA1_MUTANTS[name].problem), run, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", STANDARD_MUTANTS)
 def test_standard(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(STANDARD_MUTANTS[name], attention("standard", STANDARD_MUTANTS[name].problem), tmp_path, monkeypatch)
+    check(STANDARD_MUTANTS[name], attention("standard", STANDARD_MUTANTS[name].problem), run, tmp_path, monkeypatch)
 
 
 SOFTMAX_SCHEDULES = {"warp": (5, 100), "block": (2, 3000)}
@@ -261,24 +234,18 @@ SOFTMAX_SCHEDULES = {"warp": (5, 100), "block": (2, 3000)}
 def test_softmax(algorithm: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = SOFTMAX_MUTANTS[algorithm][name]
     rows, cols = SOFTMAX_SCHEDULES[mutant.problem]
-    check(mutant, plan_softmax(rows, cols, "float32", A100, algorithm), tmp_path, monkeypatch)
-
-
-def clean(schedule: AnySchedule, seeds: range) -> None:
-    for seed in [None, *seeds]:
-        found, good = run(schedule, seed)
-        assert found.findings == () and good and found.traffic == theory.traffic(schedule)
+    check(mutant, plan_softmax(rows, cols, "float32", A100, algorithm), run, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("algorithm", ["fa1", "standard"])
 def test_what_is_not_broken_is_clean(algorithm: str) -> None:
-    clean(plan(Problem(1, 1, 1, 20, 40, 16, "float16", alignment=16), A100, algorithm, (32, 32), lse=True), range(50))
-    clean(attention(algorithm), range(2))
-    clean(plan(Problem(1, 1, 1, 128, 128, 64, "float32", True), A100, algorithm, (64, 64), lse=True), range(1))
+    clean(plan(Problem(1, 1, 1, 20, 40, 16, "float16", alignment=16), A100, algorithm, (32, 32), lse=True), run, range(50))
+    clean(attention(algorithm), run, range(2))
+    clean(plan(Problem(1, 1, 1, 128, 128, 64, "float32", True), A100, algorithm, (64, 64), lse=True), run, range(1))
 
 
 @pytest.mark.parametrize("algorithm", ["safe", "online"])
 def test_softmax_that_is_not_broken_is_clean(algorithm: str) -> None:
     for rows, cols in SOFTMAX_SCHEDULES.values():
-        clean(plan_softmax(rows, cols, "float32", A100, algorithm), range(6))
-    clean(plan_softmax(2, 1100, "float32", A100, algorithm), range(50))
+        clean(plan_softmax(rows, cols, "float32", A100, algorithm), run, range(6))
+    clean(plan_softmax(2, 1100, "float32", A100, algorithm), run, range(50))

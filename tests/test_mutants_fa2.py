@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_mutants import check, clean
+from test_mutants import run
 
 from cupyflash import Device, Problem, TileSchedule, plan
 from cupyflash.problem import BlockMask
 from cupyflash.sim import execute
-from mutants import Mutant
+from mutants import Mutant, check, clean
 from yardstick import draw
 
 A100, H100 = Device.named("A100-40GB"), Device.named("H100-SXM")
@@ -91,19 +91,19 @@ def schedule(problem: str, device: Device = A100) -> TileSchedule:
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(MUTANTS[name], schedule(MUTANTS[name].problem), tmp_path, monkeypatch)
+    check(MUTANTS[name], schedule(MUTANTS[name].problem), run, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_what_is_not_broken_is_clean(problem: str) -> None:
     assert schedule(problem).kernels()[0].threads >= 64  # several warps
-    clean(schedule(problem), range(3))
+    clean(schedule(problem), run, range(3))
 
 
 @pytest.mark.parametrize("tiling", [(16, 16), (32, 32)])
 def test_fifty_orders(tiling: tuple[int, int]) -> None:
     """In as many orders of execution as the issue asks for, of a small problem."""
-    clean(plan(Problem(1, 1, 1, 40, 70, 16, "float16", causal=True), A100, "fa2", tiling, lse=True), range(50))
+    clean(plan(Problem(1, 1, 1, 40, 70, 16, "float16", causal=True), A100, "fa2", tiling, lse=True), run, range(50))
 
 
 @pytest.mark.parametrize("device", [A100, H100, Device.named("T4")])

@@ -208,6 +208,14 @@ class Counters(Counts):
     barriers: int = 0
     waves: int = 0
 
+    def join(self, other: Counters) -> None:
+        """Add the counts of another launch."""
+        self.add(other)
+        for line, counts in other.lines.items():
+            self.lines.setdefault(line, Counts()).add(counts)
+        self.barriers += other.barriers
+        self.waves += other.waves
+
 
 @dataclass
 class Tally:

@@ -1,0 +1,366 @@
+"""Seeded faults in FlashAttention-2's backward kernels: each is found, and what is not broken is clean under any order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import test_backward
+from test_backward_sparse import run_packed
+
+from cupyflash import Device, Problem
+from cupyflash.binding import gradient_values
+from cupyflash.problem import BlockMask
+from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule, plan_backward, plan_varlen_backward
+from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
+from cupyflash.sim.execution import BackwardExecution, execute_backward, run_kernels
+from cupyflash.sim.yardstick import draw_gradient
+from mutants import Mutant, check, clean
+from yardstick import draw, draw_masks
+
+A100, H100, T4 = (Device.named(name) for name in ("A100-40GB", "H100-SXM", "T4"))
+BWD, DQ, PRODUCTS, MASK = "fa2_backward.cu", "fa2_backward_queries.cu", "row_products.cuh", "mask.cuh"
+COPY, COPY_FLOAT, LDMATRIX, MMA = "cp.async.cg.shared.global", "cp.async.ca.shared.global", "ldmatrix.sync", "mma.sync"
+STORE_TWO, STORE_TILE, ATOMIC = "reinterpret_cast<unsigned*>(to_smem)", "reinterpret_cast<uint4*>", "atomicAdd"
+MOVED = (COPY, LDMATRIX, COPY_FLOAT, "float2*>(slot.")
+DS = (STORE_TWO, LDMATRIX)
+LEFT = (STORE_TWO, STORE_TILE)
+SYNC, SYNCWARP = "__syncthreads();", "__syncwarp();"
+
+KEPT = BlockMask.of(np.array([[[[1, 0], [1, 1]], [[0, 1], [0, 1]]]], bool))
+PROBLEMS = {
+    "": Problem(1, 4, 2, 45, 70, 32, "float16"),
+    "float": Problem(1, 2, 1, 45, 70, 32, "float32"),
+    "dV, then dK": Problem(1, 1, 1, 45, 70, 256, "float16"),
+    "odd width": Problem(1, 2, 1, 45, 70, 40, "float16"),
+    "causal": Problem(1, 2, 2, 90, 70, 32, "float16", causal=True),
+    "window": Problem(1, 1, 1, 70, 90, 32, "float16", window=(25, 20)),
+    "mask": Problem(1, 2, 1, 45, 70, 32, "float16", mask=True),
+    "bias": Problem(1, 4, 2, 45, 70, 32, "float16", bias=True),
+    "lengths": Problem(1, 2, 1, 45, 70, 32, "float16", padded=True, key_lengths=(37,)),
+    "rows": Problem(1, 4, 2, 150, 70, 32, "float16"),
+    "causal rows": Problem(1, 1, 1, 150, 130, 32, "float16", causal=True),
+    "window of rows": Problem(1, 1, 1, 150, 130, 32, "float16", window=(25, 10)),
+    "blocks": Problem(1, 2, 1, 300, 150, 32, "float16", block_mask=KEPT),
+    "packed": Problem(4, 4, 2, 45, 70, 32, "float16", causal=True),
+}
+"""Ragged both ways, several row blocks and column blocks of two warps; where there are more rows than keys, some see nothing."""
+
+SEQLENS = ((5, 40), (0, 9), (45, 70), (33, 0))
+
+
+@cache
+def schedule(problem: str, device: Device = A100) -> BackwardSchedule:
+    """`problem` is one of PROBLEMS, "one stage: " one of them with room for one Q and dO block, "fixed: " with a kernel for dQ."""
+    kind, _, name = problem.rpartition(": ")
+    p, tiling = PROBLEMS[name], (16, 32)
+    device = device.with_sram("8KB") if kind == "one stage" else device
+    if name == "packed":
+        return plan_varlen_backward(p, device, sum(n for n, _ in SEQLENS), SEQLENS, tiling, deterministic=kind == "fixed")
+    plain = plan_backward(replace(p, block_mask=None), device, "fa2", tiling, deterministic=kind == "fixed", dbias=p.bias)
+    return replace(plain, problem=p, mask_blocks=(256, 128)) if p.block_mask else plain
+
+
+def run(schedule: BackwardSchedule, seed: int | None = None) -> tuple[BackwardExecution, bool]:
+    """A bias is shared by the heads, and leaves a row nothing."""
+    if isinstance(schedule, VarlenBackwardSchedule):
+        execution, of_each = run_packed(schedule, seed)
+        return execution, all(each.good for each in of_each)
+    masks = draw_masks(schedule.problem)
+    if "bias" in masks:
+        masks["bias"] = masks["bias"][:, :1].copy()
+        masks["bias"][:, :, 4] = -np.inf
+    execution, numbers = test_backward.run(schedule, masks, v_mean=1.0, schedule_seed=seed, blocks=schedule.mask_blocks)
+    return execution, all(each.good for each in numbers.values())
+
+
+MUTANTS = {
+    # Synchronisation
+    "Q and dO are read early": Mutant(BWD, SYNC + "  // Q_i and dO_i are there", "// Q_i", "race", MOVED),
+    "nobody waits for Q and dO": Mutant(BWD, "wait_for_groups<0>();\n", "", "in flight|race", MOVED),
+    "Q and dO are waited for one too late": Mutant(BWD, "wait_for_groups<0>", "wait_for_groups<1>", "in flight|race", MOVED),
+    "the first blocks are not committed": Mutant(
+        BWD, "fetch(i, slot_at(which));\n    close_group();", "fetch(i, slot_at(which));", "in flight|race", MOVED
+    ),
+    "dS is read early": Mutant(BWD, SYNC + "  // dS is there", "// dS", "race", DS),
+    "Q and dO are overwritten early": Mutant(BWD, SYNC + "  // dS is there", "// dS", "race", MOVED, "one stage: "),
+    "one stage is not committed": Mutant(
+        BWD, "fetch(next, slot);\n        close_group();", "fetch(next, slot);", "in flight|race", MOVED, "one stage: "
+    ),
+    "a barrier that not all warps reach": Mutant(
+        BWD, SYNC + "  // dS is there", "if (seen) __syncthreads();  // dS is there", "race|barrier", DS, "causal"
+    ),
+    "dK is put down early": Mutant(BWD, SYNC + "\n  const int rows", "const int rows", "race", DS),
+    "dK leaves before the warp has put it down": Mutant(
+        BWD, "dK_regs, scale);\n    __syncwarp();", "dK_regs, scale);", "race", LEFT
+    ),
+    "dV leaves before the warp has put it down": Mutant(BWD, "dV_regs, 1.f);\n    __syncwarp();", "dV_regs, 1.f);", "race", LEFT),
+    "the block mask is used before it is there": Mutant(
+        BWD, "__syncthreads_or(any)", "true", "race|uninitialised", ("kept[",), "blocks"
+    ),
+    # Room
+    "the ring has one slot": Mutant(BWD, "which ^= 1;", "", "race|in flight", MOVED),
+    "slots overlap": Mutant(BWD, "ring + s * BR", "ring + s * (BR - 1)", "race|in flight", MOVED),
+    "slots of L and D overlap": Mutant(
+        BWD,
+        "{at, at + BR * KeyTile::PAD, row_ring + s * 2 * BR, row_ring + s * 2 * BR + BR}",
+        "{at, at + BR * KeyTile::PAD, row_ring + s * BR, row_ring + s * BR + BR}",
+        "race|in flight",
+        MOVED,
+    ),
+    "dO lies in Q's last row": Mutant(BWD, "at + BR * KeyTile::PAD", "at + (BR - 1) * KeyTile::PAD", "race|in flight", MOVED),
+    "D lies in L": Mutant(BWD, "row_ring + s * 2 * BR + BR}", "row_ring + s * 2 * BR + BR - 1}", "race|in flight", (COPY_FLOAT,)),
+    "V lies in K's last row": Mutant(BWD, "K_smem + BC *", "K_smem + (BC - 1) *", "race", MOVED),
+    "dS lies in V's last row": Mutant(BWD, "V_smem + BC *", "V_smem + (BC - 1) *", "race", (*DS, COPY)),
+    "the ring begins in dS's last row": Mutant(BWD, "dS_smem + BC *", "dS_smem + (BC - 1) *", "race|in flight", (*DS, COPY)),
+    "L and D begin in the last slot": Mutant(BWD, "ring + STAGES * BR *", "ring + (STAGES * BR - 1) *", "race|in flight", MOVED),
+    "the block mask begins in the last slot": Mutant(
+        BWD,
+        "row_ring + STAGES * 2 * BR)",
+        "row_ring + STAGES * 2 * BR - 1)",
+        "race|in flight|uninitialised",
+        ("kept[", COPY_FLOAT),
+        "blocks",
+    ),
+    "warps share a row of dK": Mutant(
+        BWD, "dK_smem = K_smem + warp * WARP_KEYS", "dK_smem = K_smem + warp * (WARP_KEYS - 1)", "race", LEFT
+    ),
+    # Bounds
+    "Q is read past its end": Mutant(BWD, "Q_row, rows, threadIdx.x", "Q_row, BR, threadIdx.x", "out of bounds", (COPY,)),
+    "L and D are read past their end": Mutant(BWD, "inside = r < rows", "inside = r < BR", "out of bounds", (COPY_FLOAT,)),
+    "K is read past its end": Mutant(BWD, "K_row, cols, threadIdx.x", "K_row, BC, threadIdx.x", "out of bounds", (COPY,)),
+    "rows past the end are added to dQ": Mutant(BWD, "r < Nq && col < D", "col < D", "out of bounds", (ATOMIC,)),
+    "columns past d are added to dQ": Mutant(BWD, "r < Nq && col < D", "r < Nq", "out of bounds", (ATOMIC,), "odd width"),
+    "keys past the end have a dK": Mutant(
+        BWD, "const int rows = Nk - warp_key", "const int rows = WARP_KEYS", "out of bounds|race", (STORE_TILE,)
+    ),
+    "D is written past its end": Mutant(
+        BWD, "if (first == 0 && row < rows)", "if (first == 0)", "out of bounds", ("D_rows[row] = sum",)
+    ),
+    "dQ is written past its end": Mutant(BWD, "if (row >= rows) return;", "", "out of bounds", ("reinterpret_cast<",)),
+    "the mask is read past its end": Mutant(
+        BWD, "if (seen) seen = load", "seen = load", "out of bounds", ("ld.global.u8",), "mask"
+    ),
+    "the bias is read past its end": Mutant(BWD, "if (seen) s += UNIT", "s += UNIT", "out of bounds", ("ld.global.u16",), "bias"),
+    "the bias's gradient is summed past its end": Mutant(
+        BWD, "if (seen) atomicAdd", "atomicAdd", "out of bounds", (ATOMIC,), "bias"
+    ),
+    # Atomics
+    "dQ is summed by plain additions": Mutant(
+        BWD, "atomicAdd(dQ_acc + (row0 + r) * D + col, dQ_regs", "dQ_acc[(row0 + r) * D + col] += (dQ_regs", "race", ("dQ_acc[",)
+    ),
+    "dQ is stored": Mutant(
+        BWD, "atomicAdd(dQ_acc + (row0 + r) * D + col, dQ_regs", "dQ_acc[(row0 + r) * D + col] = (dQ_regs", "race", ("dQ_acc[",)
+    ),
+    "the bias's gradient is summed by plain additions": Mutant(
+        BWD,
+        "atomicAdd(sum + row * dbias_row + key * dbias_col, ds)",
+        "sum[row * dbias_row + key * dbias_col] += ds",
+        "race",
+        ("sum[row",),
+        "bias",
+    ),
+    # What nobody has begun
+    "dQ does not begin with zeros": Mutant(
+        BWD, "store_row_pair<D>(dQ_acc + row * D, col, 0.f, 0.f);", "{}", "uninitialised", (ATOMIC,)
+    ),
+    "D is not there": Mutant(BWD, "D_rows[row] = sum;", "{}", "uninitialised", (COPY_FLOAT,)),
+    "dK does not begin with zeros": Mutant(
+        BWD,
+        "dK_regs[WITH_DK ? M : 1][KeyTile::PAD / 8][4] = {}",
+        "dK_regs[WITH_DK ? M : 1][KeyTile::PAD / 8][4]",
+        "uninitialised",
+        (MMA,),
+    ),
+    "dS of keys that no row sees is not zero": Mutant(
+        BWD, "float dS[M][N][4] = {};", "float dS[M][N][4];", "uninitialised", (STORE_TWO, "pack", "__floats2half2"), "causal"
+    ),
+    "dQ of a block does not begin with zeros": Mutant(PRODUCTS, "dQ_regs[c][half][e] = 0.f;", ";", "uninitialised", (MMA,)),
+    # Numbers
+    "D is forgotten": Mutant(BWD, "(dS[m][n][e] - (e % 2 ? d.y : d.x))", "dS[m][n][e]", "numbers"),
+    "D is another row's": Mutant(BWD, "(e % 2 ? d.y : d.x)", "(e / 2 ? d.y : d.x)", "numbers"),
+    "a lane's part of D is forgotten": Mutant(BWD, "other = ROW_LANES / 2", "other = ROW_LANES / 4", "numbers"),
+    "every second element of D is forgotten": Mutant(BWD, "o.x * g.x + o.y * g.y", "o.x * g.x", "numbers"),
+    "every lane stores D": Mutant(BWD, "if (first == 0 && row < rows)", "if (row < rows)", "bytes"),
+    "dK is not scaled": Mutant(BWD, "dK_regs, scale)", "dK_regs, 1.f)", "numbers"),
+    "dV is scaled": Mutant(BWD, "dV_regs, 1.f)", "dV_regs, scale)", "numbers"),
+    "dQ is not scaled": Mutant(BWD, "scale * sum.x, scale * sum.y", "sum.x, sum.y", "numbers"),
+    "a group has its neighbour's heads": Mutant(BWD, "head = kv_head * group + h", "head = kv_head + h", "numbers"),
+    "heads of a group share L and D": Mutant(BWD, "* heads + head) * total_q", "* heads + kv_head * group) * total_q", "numbers"),
+    "a group begins with its second head": Mutant(
+        BWD,
+        "for (int h = 0; h < group; h++) {\n    const int head",
+        "for (int h = 1; h < group; h++) {\n    const int head",
+        "bytes",
+    ),
+    "rows without keys have L = -inf": Mutant(BWD, "l.x == NEG_INF ? 0.f : ", "", "numbers", (), "bias"),
+    "the bias is in the wrong base": Mutant(BWD, "s += UNIT * load", "s += load", "numbers", (), "bias"),
+    "the diagonal is taken for whole": Mutant(
+        BWD, "warp_key + WARP_KEYS <= visible_end(masks, first)", "warp_key < visible_end(masks, first)", "numbers", (), "causal"
+    ),
+    "the diagonal's last keys are left out": Mutant(
+        BWD, "seen = warp_key < visible_end(masks, last)", "seen = warp_key < visible_end(masks, first)", "numbers", (), "causal"
+    ),
+    "the first row block is left out": Mutant(
+        BWD, "first_block = first_row / BR", "first_block = first_row / BR + 1", "numbers", (), "causal"
+    ),
+    "one key too many": Mutant(MASK, "key < end &&", "key <= end &&", "numbers", (), "causal"),
+    "one key past a batch's length": Mutant(MASK, "key < end &&", "key <= end &&", "numbers", (), "lengths"),
+    "lower keys of a tile have the upper ones' mask": Mutant(
+        MASK, "const int key = key0 + 8 * h;", "const int key = key0;", "numbers", (), "causal"
+    ),
+    "one key too few at the window's left": Mutant(MASK, "key >= begin)", "key > begin)", "numbers", (), "window"),
+    "the window's left edge is taken for whole": Mutant(
+        BWD, "&& warp_key >= visible_begin(masks, last);", ";", "numbers", (), "window"
+    ),
+    "the window's last row block is left out": Mutant(
+        BWD, "- 1ll - positions.diagonal + left", "- 1ll - positions.diagonal + left - BR", "numbers", (), "window"
+    ),
+    "the window's right side is forgotten": Mutant(BWD, "(WINDOW ? right : 0)", "0", "numbers", (), "window"),
+    "the mask is the row before's": Mutant(
+        BWD, "masks.mask + row * masks.mask_row", "masks.mask + (row ? row - 1 : 0) * masks.mask_row", "numbers", (), "mask"
+    ),
+    "heads share the block mask's words": Mutant(
+        BWD, "read_block_mask<KEPT_ROWS>(kept + h * words", "read_block_mask<KEPT_ROWS>(kept", "numbers", (), "blocks"
+    ),
+    "row blocks have the block mask's elements each": Mutant(
+        BWD, "read_block_mask<KEPT_ROWS>", "read_block_mask<1>", "out of bounds", ("mask.kept[",), "blocks"
+    ),
+    "column blocks have the block mask's elements each": Mutant(
+        BWD, "j / KEPT_COLS", "j", "out of bounds", ("mask.kept[",), "blocks"
+    ),
+    "the block mask is not transposed": Mutant(
+        BWD,
+        "block_mask_col,\n                              block_mask_row}",
+        "block_mask_row,\n                              block_mask_col}",
+        "numbers",
+        (),
+        "blocks",
+    ),
+    "dS's chunks are another matrix's": Mutant(
+        PRODUCTS,
+        "ScoreTile::index(lane % 8 + lane / 16 * 8, row + lane / 8 % 2 * 8)",
+        "ScoreTile::index(lane % 16, row + lane / 16 * 8)",
+        "numbers",
+    ),
+    "dK's rows are put down twice": Mutant(
+        PRODUCTS, "tile_smem + Tile::index(16 * m + g + 8 * h", "tile_smem + Tile::index(16 * m + g", "numbers"
+    ),
+    "K is the first sequence's": Mutant(BWD, "K += sequence.first_key * K_row;", "", "numbers", (), "packed"),
+    "L and D are the first sequence's": Mutant(
+        BWD,
+        "    first_query = sequence.first_query;\n    Q += first_query",
+        "    Q += sequence.first_query",
+        "numbers",
+        (),
+        "packed",
+    ),
+    "dK goes to the first sequence": Mutant(BWD, "dK += sequence.first_key * dK_row;", "", "race", (STORE_TILE,), "packed"),
+}
+
+FIXED_MUTANTS = {
+    "K and V are overwritten early": Mutant(DQ, SYNC + "  // all are done", "// all", "race", MOVED, "rows"),
+    "K is read early": Mutant(DQ, "wait_for_groups<1>();\n    " + SYNC, "wait_for_groups<1>();", "race", MOVED, "rows"),
+    "nobody waits for K": Mutant(DQ, "wait_for_groups<1>();\n", "", "in flight|race", MOVED, "rows"),
+    "K's copies go with V's": Mutant(DQ, "close_group();\n    ValueTile", "ValueTile", "in flight|race", MOVED, "rows"),
+    "V is read early": Mutant(DQ, "wait_for_groups<0>();\n    " + SYNC, "wait_for_groups<0>();", "race", MOVED, "rows"),
+    "nobody waits for V": Mutant(DQ, "wait_for_groups<0>();\n", "", "in flight|race", MOVED, "rows"),
+    "V is waited for one too late": Mutant(DQ, "wait_for_groups<0>", "wait_for_groups<1>", "in flight|race", MOVED, "rows"),
+    "dQ leaves before the warp has put it down": Mutant(
+        DQ, "dQ_regs, scale);\n  __syncwarp();", "dQ_regs, scale);", "race", LEFT, "rows"
+    ),
+    "the block mask is used before it is there": Mutant(
+        DQ, "warp, WARPS);\n    __syncthreads();", "warp, WARPS);", "race|uninitialised", ("kept[",), "blocks"
+    ),
+    "dO lies in Q's last row": Mutant(DQ, "Q_smem + BR *", "Q_smem + (BR - 1) *", "race", MOVED, "rows"),
+    "K lies in dO's last row": Mutant(DQ, "dO_smem + BR *", "dO_smem + (BR - 1) *", "race|in flight", MOVED, "rows"),
+    "V lies in K's last row": Mutant(DQ, "K_smem + BC *", "K_smem + (BC - 1) *", "race|in flight", MOVED, "rows"),
+    "the block mask begins in V's last row": Mutant(DQ, "V_smem + BC *", "V_smem + (BC - 1) *", "numbers", (), "blocks"),
+    "warps share a row of dQ": Mutant(DQ, "dQ_smem = Q_smem + warp * 16", "dQ_smem = Q_smem + warp * 15", "race", LEFT, "rows"),
+    "Q is read past its end": Mutant(DQ, "Q_row, rows, threadIdx.x", "Q_row, BR, threadIdx.x", "out of bounds", (COPY,), "rows"),
+    "V is read past its end": Mutant(DQ, "V_row, cols, threadIdx.x", "V_row, BC, threadIdx.x", "out of bounds", (COPY,), "rows"),
+    "L and D are read past their end": Mutant(
+        DQ, "t == 0 && row < rows", "t == 0", "out of bounds", ("L[row0 + row]", "D_rows[row0"), "rows"
+    ),
+    "rows past the end are stored": Mutant(DQ, "rows - warp * 16, lane", "16, lane", "out of bounds|race", (STORE_TILE,), "rows"),
+    "dQ does not begin with zeros": Mutant(
+        DQ, "dQ_regs[1][KeyTile::PAD / 8][4] = {}", "dQ_regs[1][KeyTile::PAD / 8][4]", "uninitialised", (MMA,), "rows"
+    ),
+    "every lane reads L": Mutant(DQ, "if (t == 0 && row < rows)", "if (row < rows)", "bytes", (), "rows"),
+    "D is forgotten": Mutant(DQ, "(dS[0][n][e] - D_i[e / 2])", "dS[0][n][e]", "numbers", (), "rows"),
+    "D is another row's": Mutant(DQ, "- D_i[e / 2]", "- D_i[e % 2]", "numbers", (), "rows"),
+    "dQ is not scaled": Mutant(DQ, "dQ_regs, scale)", "dQ_regs, 1.f)", "numbers", (), "rows"),
+    "K is another group's": Mutant(DQ, "head / group * K_head", "head % group * K_head", "numbers", (), "rows"),
+    "rows without keys have L = -inf": Mutant(DQ, "if (L_i[h] == NEG_INF) L_i[h] = 0.f;", "", "numbers", (), "causal rows"),
+    "the diagonal is taken for whole": Mutant(
+        DQ, "(j + 1) * BC <= visible_end(masks, warp_row)", "(j + 1) * BC <= visible_end(masks, last)", "numbers", (), "causal rows"
+    ),
+    "the diagonal's last keys are left out": Mutant(
+        DQ, "j * BC < visible_end(masks, last)", "j * BC < visible_end(masks, warp_row)", "numbers", (), "causal rows"
+    ),
+    "the window's left edge is taken for whole": Mutant(
+        DQ, "&& j * BC >= visible_begin(masks, last);", ";", "numbers", (), "window of rows"
+    ),
+    "row blocks have the block mask's elements each": Mutant(DQ, "i / KEPT_ROWS", "i", "out of bounds", ("mask.kept[",), "blocks"),
+    "column blocks have the block mask's elements each": Mutant(
+        DQ, "read_block_mask<KEPT_COLS>", "read_block_mask<1>", "out of bounds", ("mask.kept[",), "blocks"
+    ),
+    "dQ goes to the first sequence": Mutant(DQ, "dQ += first_query * dQ_row;", "", "race", (STORE_TILE,), "packed"),
+    "L and D are the first sequence's": Mutant(
+        DQ, "total_q + first_query + row_block", "total_q + row_block", "numbers", (), "packed"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(MUTANTS[name], schedule(MUTANTS[name].problem), run, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", FIXED_MUTANTS)
+def test_mutant_of_the_kernel_of_dq(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(FIXED_MUTANTS[name], schedule("fixed: " + FIXED_MUTANTS[name].problem), run, tmp_path, monkeypatch)
+
+
+FEATURES = ("one stage: ", *PROBLEMS, *(f"fixed: {name}" for name in PROBLEMS))
+
+
+@pytest.mark.parametrize("problem", FEATURES)
+def test_what_is_not_broken_is_clean(problem: str) -> None:
+    assert all(kernel.threads >= 64 for kernel in schedule(problem).kernels())  # several warps
+    clean(schedule(problem), run, range(2))
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_fifty_orders(fixed: bool) -> None:
+    """In as many orders of execution as the issue asks for, of a small problem."""
+    problem = Problem(1, 2, 1, 40, 50, 16, "float16", causal=True)
+    clean(plan_backward(problem, A100, "fa2", (16, 32), deterministic=fixed), run, range(49))
+
+
+@pytest.mark.parametrize("device", [A100, H100, T4])
+@pytest.mark.parametrize("d", [32, 64, 80, 128, 256])
+def test_no_bank_conflicts(d: int, device: Device) -> None:
+    """Fragments, copies, dS, L and D, and the gradients' way through shared memory take the wavefronts that their bytes need."""
+    no_conflicts(Problem(1, 1, 1, 128, 128, d, "float16"), device)
+
+
+@pytest.mark.parametrize("d", [16, 48, 64])
+def test_no_bank_conflicts_of_float(d: int) -> None:
+    no_conflicts(Problem(1, 1, 1, 32, 64, d, "float32"), A100)
+
+
+def no_conflicts(p: Problem, device: Device) -> None:
+    """In any launch; dQ's kernel is run by itself."""
+    (q, k, v), dout, rows = draw(p), draw_gradient(p), np.zeros((1, 1, p.seqlen_q), np.float32)
+    free, fixed = (plan_backward(p, device, "fa2", deterministic=each) for each in (False, True))
+    found = execute_backward(free, dout, q, k, v, dout, rows).counters
+    assert isinstance(fixed, Fa2BackwardSchedule) and fixed.queries is not None
+    arrays = {"Q": q, "K": k, "V": v, "O": dout, "L": rows, "dO": dout, "dQ": np.empty_like(q), "dK": k, "dV": v}
+    found |= run_kernels(fixed.queries, gradient_values(fixed, arrays, {"D": rows}), ("dQ",))[1]
+    assert {"fa2_backward", "fa2_backward_queries"} < found.keys()
+    conflicts = {(name, *access): counts.conflicts for name, each in found.items() for access, counts in each.shared.items()}
+    assert set(conflicts.values()) == {0}, conflicts
