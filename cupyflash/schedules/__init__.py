@@ -10,7 +10,7 @@ from typing import Any
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules import fa1, fa2, fa2_backward, fa2_tiles, standard
+from cupyflash.schedules import fa1, fa1_backward, fa2, fa2_backward, fa2_tiles, standard
 from cupyflash.schedules.backward import BackwardSchedule
 from cupyflash.schedules.base import Kernel, Move, Phase, Schedule, Tile, TileSchedule, Visit, Workspace
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
@@ -43,7 +43,10 @@ _SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] =
     "standard": standard.StandardSchedule,
 }
 ALGORITHMS = tuple(_SCHEDULES)
-_BACKWARD: dict[str, Any] = {"fa2": (fa2_backward.Fa2BackwardSchedule, fa2_backward.fit)}
+_BACKWARD: dict[str, Any] = {
+    "fa1": (fa1_backward.Fa1BackwardSchedule, fa1_backward.fit),
+    "fa2": (fa2_backward.Fa2BackwardSchedule, fa2_backward.fit),
+}
 BACKWARD_ALGORITHMS = tuple(_BACKWARD)
 
 

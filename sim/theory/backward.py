@@ -19,7 +19,7 @@ Form = dict[str, tuple[int, int]]
 
 def backward_traffic(schedule: BackwardSchedule) -> Traffic:
     """The closed form of a backward schedule's HBM traffic, per tensor, in bytes."""
-    forms: dict[str, Callable[[BackwardSchedule, int, list[np.ndarray | None]], Form]] = {"fa2": _fa2}
+    forms: dict[str, Callable[[BackwardSchedule, int, list[np.ndarray | None]], Form]] = {"fa1": _fa1, "fa2": _fa2}
     total: Counter[tuple[str, bool]] = Counter()
     for times, keys, kept in _groups(schedule):
         for name, moved in forms[schedule.algorithm](schedule, keys, kept).items():
@@ -46,6 +46,45 @@ def _loaded(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]
     """The keys of the column blocks that any row block of any query head visits."""
     masks = [one for one in kept if one is not None]
     return columns_of(schedule, keys, np.any(masks, axis=0) if masks else None)
+
+
+def _masks(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
+    """Mask and bias of every query head, read once for each score of the visited blocks."""
+    total: Counter[str] = Counter()
+    for one in kept:
+        for name, (nbytes, _) in mask_bytes(schedule.problem, keys, one, (schedule.block_rows, schedule.block_cols)).items():
+            total[name] += nbytes
+    return {name: (nbytes, 0) for name, nbytes in total.items()}
+
+
+def _fa1(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
+    """R = sum r_i c_i visits of a row: Q, O, dO, dQ and L are read at each, dQ is written at each and once to begin.
+
+    K and V of the visited column blocks are read once; dK and dV are written once to begin, and once for those blocks.
+    """
+    p = schedule.problem
+    visits = [visits_of(schedule, keys, one) for one in kept]
+    R, rows = sum(int(rows @ times) for rows, times, _, _ in visits), schedule.group * p.seqlen_q
+    d, dv, loaded = p.head_dim, p.value_dim, _loaded(schedule, keys, kept)
+    form = {
+        "Q": (R * d * p.itemsize, 0),
+        "K": (loaded * d * p.itemsize, 0),
+        "V": (loaded * dv * p.itemsize, 0),
+        "O": (R * dv * p.itemsize, 0),
+        "dO": (R * dv * p.itemsize, 0),
+        "L": (R * FLOAT32, 0),
+        "dK": (0, (p.seqlen_k + loaded) * d * p.itemsize),
+        "dV": (0, (p.seqlen_k + loaded) * dv * p.itemsize),
+        "key_lengths": (4 if p.padded else 0, 0),
+        "block_mask": (0 if p.block_mask is None else sum(int(blocks.sum()) for *_, blocks in visits), 0),
+    }
+    if p.dtype == "float32":
+        form["dQ"] = (R * d * FLOAT32, (R + rows) * d * FLOAT32)
+    else:
+        # Of the R + Nq writes of each element, the last goes to dQ in its own type and the others to dQ_acc.
+        form["dQ_acc"] = (R * d * FLOAT32, R * d * FLOAT32)
+        form["dQ"] = (0, rows * d * p.itemsize)
+    return form | _masks(schedule, keys, kept)
 
 
 def _fa2(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
