@@ -177,11 +177,13 @@ def measure_gradients(
     """The errors of gradients by name (dQ, dK, dV), each held to the 2x rule; `problem` as for `measure`.
 
     Allowed is twice the plain computation's error, of the worse of its two ways to D, plus two units in the last place of the
-    gradient, and of what dP - D cancels in float32, in which all sums are; and what L's rounding to float32 does to P = exp(S - L).
+    gradient, and of what dP - D cancels in float32, in which all sums are; and what the rounding of L and S to float32 does to
+    P = exp(S - L), which no division by their own sum takes back.
     """
     problem = _expanded(problem, block_mask, blocks, q, k)
     _, L = reference(q, k, v, **problem)
-    of_lse = ulp(np.abs(L[np.isfinite(L)]).max(initial=0), np.float32) / 2
+    S, _ = masked_scores(q, k, v, np.float64, **{"causal": False, "scale": None} | problem)
+    of_lse, of_score = (ulp(np.abs(x[np.isfinite(x)]).max(initial=0), np.float32) for x in (L, S))
     expected, terms = reference_gradients(dout, q, k, v, **problem), reference_gradients(dout, q, k, v, **problem, terms=True)
     plainly = [plain_gradients(dout, q, k, v, **problem, from_out=from_out) for from_out in (False, True)]
     return {
@@ -190,7 +192,7 @@ def measure_gradients(
             2 * max(_largest(plain[name], expected[name]) for plain in plainly)
             + 2 * ulp(np.abs(expected[name]).max(initial=0), ours.dtype)
             + 2 * ulp(np.abs(terms[name]).max(initial=0), np.float32)
-            + of_lse * np.abs(terms[name]).max(initial=0),
+            + (of_lse / 2 + of_score) * np.abs(terms[name]).max(initial=0),
         )
         for name, ours in gradients.items()
     }

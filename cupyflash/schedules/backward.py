@@ -49,3 +49,11 @@ class BackwardSchedule(TileSchedule):
         counted = {None: p.batch} if p.key_lengths is None else Counter(p.key_lengths)
         for keys, batches in counted.items():
             yield batches * p.kv_heads, self.phases(literal=literal, keys=keys)
+
+
+def require_no_extras(schedule: BackwardSchedule) -> None:
+    """ValueError for packed sequences and for a gradient of the bias, which FlashAttention-2's kernels alone have."""
+    if schedule.problem.packed:
+        raise ValueError(f"algorithm {schedule.algorithm!r} has no backward of packed sequences: 'fa2' has")
+    if schedule.dbias:
+        raise ValueError(f"algorithm {schedule.algorithm!r} has no gradient of the bias: 'fa2' has")

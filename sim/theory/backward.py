@@ -48,15 +48,6 @@ def _loaded(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]
     return columns_of(schedule, keys, np.any(masks, axis=0) if masks else None)
 
 
-def _masks(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
-    """Mask and bias of every query head, read once for each score of the visited blocks."""
-    total: Counter[str] = Counter()
-    for one in kept:
-        for name, (nbytes, _) in mask_bytes(schedule.problem, keys, one, (schedule.block_rows, schedule.block_cols)).items():
-            total[name] += nbytes
-    return {name: (nbytes, 0) for name, nbytes in total.items()}
-
-
 def _fa1(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
     """R = sum r_i c_i visits of a row: Q, O, dO, dQ and L are read at each, dQ is written at each and once to begin.
 
@@ -84,7 +75,7 @@ def _fa1(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -
         # Of the R + Nq writes of each element, the last goes to dQ in its own type and the others to dQ_acc.
         form["dQ_acc"] = (R * d * FLOAT32, R * d * FLOAT32)
         form["dQ"] = (0, rows * d * p.itemsize)
-    return form | _masks(schedule, keys, kept)
+    return form | {name: (nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, kept).items()}
 
 
 def _fa2(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
@@ -113,7 +104,13 @@ def _fa2(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -
         "key_lengths": (len(made) * 4 * math.ceil(p.seqlen_k / schedule.block_cols) if p.padded else 0, 0),
         "block_mask": (0 if p.block_mask is None else len(made) * sum(int(blocks.sum()) for *_, blocks in visits), 0),
     }
+    return form | {name: (len(made) * nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, kept).items()}
+
+
+def _mask_bytes(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Counter[str]:
+    """What one look at every visited score reads of mask and bias."""
+    total: Counter[str] = Counter()
     for one in kept:
-        for name, (nbytes, _) in mask_bytes(p, keys, one, (schedule.block_rows, schedule.block_cols)).items():
-            form[name] = (form.get(name, (0, 0))[0] + len(made) * nbytes, 0)
-    return form
+        for name, (nbytes, _) in mask_bytes(schedule.problem, keys, one, (schedule.block_rows, schedule.block_cols)).items():
+            total[name] += nbytes
+    return total
