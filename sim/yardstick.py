@@ -192,7 +192,7 @@ def measure_gradients(
             2 * max(_largest(plain[name], expected[name]) for plain in plainly)
             + 2 * ulp(np.abs(expected[name]).max(initial=0), ours.dtype)
             + 2 * ulp(np.abs(terms[name]).max(initial=0), np.float32)
-            + (of_lse / 2 + of_score) * np.abs(terms[name]).max(initial=0),
+            + (of_lse / 2 + 2 * of_score) * np.abs(terms[name]).max(initial=0),
         )
         for name, ours in gradients.items()
     }

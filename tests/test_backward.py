@@ -19,7 +19,7 @@ from cupyflash.sim.yardstick import draw_gradient, measure_gradients
 from yardstick import draw, draw_masks
 
 A100 = Device.named("A100-40GB")
-ALGORITHMS = ("fa1", "fa2")
+ALGORITHMS = ("fa1", "fa2", "standard")
 
 
 def check(schedule: BackwardSchedule, seed: int = 0, v_mean: float = 0.0, schedule_seed: int | None = None) -> BackwardExecution:

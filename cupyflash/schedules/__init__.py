@@ -10,7 +10,7 @@ from typing import Any
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules import fa1, fa1_backward, fa2, fa2_backward, fa2_tiles, standard
+from cupyflash.schedules import fa1, fa1_backward, fa2, fa2_backward, fa2_tiles, standard, standard_backward
 from cupyflash.schedules.backward import BackwardSchedule
 from cupyflash.schedules.base import Kernel, Move, Phase, Schedule, Tile, TileSchedule, Visit, Workspace
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
@@ -46,6 +46,7 @@ ALGORITHMS = tuple(_SCHEDULES)
 _BACKWARD: dict[str, Any] = {
     "fa1": (fa1_backward.Fa1BackwardSchedule, fa1_backward.fit),
     "fa2": (fa2_backward.Fa2BackwardSchedule, fa2_backward.fit),
+    "standard": (standard_backward.StandardBackwardSchedule, standard_backward.fit),
 }
 BACKWARD_ALGORITHMS = tuple(_BACKWARD)
 
@@ -131,7 +132,8 @@ def _plan_backward(
     problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, deterministic: bool, dbias: bool
 ) -> BackwardSchedule:
     schedule, fit = _BACKWARD[algorithm]
-    tiles = _tiling(paper_blocks(problem, device), fit, problem, device, tiling)
+    paper = standard.paper_blocks(problem) if algorithm == "standard" else paper_blocks(problem, device)
+    tiles = _tiling(paper, fit, problem, device, tiling)
     made: BackwardSchedule = schedule(problem, device, tiles, deterministic=deterministic, dbias=dbias)
     return made
 

@@ -19,7 +19,11 @@ Form = dict[str, tuple[int, int]]
 
 def backward_traffic(schedule: BackwardSchedule) -> Traffic:
     """The closed form of a backward schedule's HBM traffic, per tensor, in bytes."""
-    forms: dict[str, Callable[[BackwardSchedule, int, list[np.ndarray | None]], Form]] = {"fa1": _fa1, "fa2": _fa2}
+    forms: dict[str, Callable[[BackwardSchedule, int, list[np.ndarray | None]], Form]] = {
+        "fa1": _fa1,
+        "fa2": _fa2,
+        "standard": _standard,
+    }
     total: Counter[tuple[str, bool]] = Counter()
     for times, keys, kept in _groups(schedule):
         for name, moved in forms[schedule.algorithm](schedule, keys, kept).items():
@@ -105,6 +109,33 @@ def _fa2(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -
         "block_mask": (0 if p.block_mask is None else len(made) * sum(int(blocks.sum()) for *_, blocks in visits), 0),
     }
     return form | {name: (len(made) * nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, kept).items()}
+
+
+def _standard(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
+    """Of N^2, Algorithm 3 reads P, dP and dS twice, once and twice, and writes dP and dS: 7 in all, the paper's own P given.
+
+    The kernels write P, from Q, K and L, and read a row of P and dP once more. Tr x Tc tiles: what has Nq rows is read for each
+    column of tiles, K and V, as many keys as there are, for each row of tiles.
+    """
+    p, group, size = schedule.problem, schedule.group, schedule.problem.itemsize
+    Tr, Tc = math.ceil(p.seqlen_q / schedule.block_rows), math.ceil(p.seqlen_k / schedule.block_cols)
+    again = 0 if schedule.tiling.used == schedule.tiling.paper else 1  # whether P is made again
+    Nq, scores = group * p.seqlen_q, group * p.seqlen_q * p.seqlen_k * size
+    form = {
+        "Q": ((1 + again) * Tc * Nq * p.head_dim * size, 0),
+        "K": ((1 + again) * group * Tr * keys * p.head_dim * size, 0),
+        "V": (group * Tr * keys * p.value_dim * size, 0),
+        "dO": (2 * Tc * Nq * p.value_dim * size, 0),
+        "L": (again * Tc * Nq * FLOAT32, 0),
+        "P": ((2 + again) * scores, again * scores),
+        "dP": ((1 + again) * scores, scores),
+        "dS": (2 * scores, scores),
+        "dQ": (0, Nq * p.head_dim * size),
+        "dK": (0, p.seqlen_k * p.head_dim * size),
+        "dV": (0, p.seqlen_k * p.value_dim * size),
+        "key_lengths": (4 * group * Tr * ((1 + again) * Tc + 1) if p.padded else 0, 0),
+    }
+    return form | {name: (again * nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, kept).items()}
 
 
 def _mask_bytes(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Counter[str]:
