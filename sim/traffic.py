@@ -8,6 +8,7 @@ from dataclasses import dataclass
 # The order in which tensors are shown.
 TENSORS = (
     *("Q", "K", "V", "S", "P", "O", "O_acc", "l", "m", "L"),
+    *("dO", "D", "dP", "dS", "dQ", "dQ_acc", "dK", "dV"),
     *("mask", "bias", "key_lengths", "cu_seqlens_q", "cu_seqlens_k", "x", "y"),
 )
 

@@ -96,7 +96,7 @@ def test_the_papers_residency_replays(causal: bool, dtype: str) -> None:
 
 
 def test_extra_memory() -> None:
-    """Bytes beside inputs and outputs: N^2 for standard attention, three times over; N d for a sum of dQ in half types; else none."""
+    """Beside inputs and outputs: three matrices of N^2 for standard attention, a float32 dQ for half types, or nothing."""
     for n in (100, 1000):
         for d in (16, 128):
             for dtype, size in (("float32", 4), ("float16", 2)):
