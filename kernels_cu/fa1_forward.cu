@@ -18,15 +18,6 @@
 
 constexpr int THREADS = BR / 16 * 32;  // a warp for every 16 rows of a Q block
 
-// The float32 O of a row, between visits.
-__device__ __forceinline__ float* accumulator(Element* O, long long O_row, float* O_acc, int row) {
-  if constexpr (sizeof(Element) == 4) {
-    return reinterpret_cast<float*>(O + row * O_row);
-  } else {
-    return O_acc + static_cast<long long>(row) * DV;
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, float* L, float* O_acc, float* l, float* m,
             int Nq, int Nk, int heads, int group, float scale,
@@ -86,7 +77,7 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
       if (row >= Nq) continue;
       for (int col = 2 * t; col < DV; col += 8) {
         if (seen) {
-          store_row_pair<DV>(accumulator(O, O_row, O_acc, row), col, 0.f, 0.f);
+          store_row_pair<DV>(row_sums<DV>(O, O_row, O_acc, row), col, 0.f, 0.f);
         } else {
           store_row_pair<DV>(O + row * O_row, col, 0.f, 0.f);
         }
@@ -183,7 +174,7 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
         const float l_new = old_weight + block_weight * l_block;
         // Line 12: O_i = diag(l_new)^-1 (diag(l_i) e^(m_i - m_new) O_i + e^(m~ - m_new) O~); a row that saw nothing is 0
         const float inverse = l_new == 0.f ? 0.f : 1.f / l_new;
-        float* O_i = accumulator(O, O_row, O_acc, row);
+        float* O_i = row_sums<DV>(O, O_row, O_acc, row);
 #pragma unroll
         for (int n = 0; n < DV_PAD / 8; n++) {
           const int col = 8 * n + 2 * t;

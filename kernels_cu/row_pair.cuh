@@ -32,3 +32,13 @@ template <int WIDTH, typename T> __device__ __forceinline__ void store_row_pair(
     if (col + 1 < WIDTH) row[col + 1] = from_float<T>(y);
   }
 }
+
+// Row `row` of what is summed in HBM from visit to visit, in float32: an output of float itself, or beside one of a half type
+// a workspace, `sums`, with WIDTH elements a row.
+template <int WIDTH> __device__ __forceinline__ float* row_sums(Element* out, long long out_row, float* sums, int row) {
+  if constexpr (sizeof(Element) == 4) {
+    return reinterpret_cast<float*>(out + row * out_row);
+  } else {
+    return sums + static_cast<long long>(row) * WIDTH;
+  }
+}

@@ -6,9 +6,11 @@
 
 __device__ constexpr int padded(int d) { return (d + 15) / 16 * 16; }
 
-constexpr int D_PAD = padded(D), DV_PAD = padded(DV);
 // Elements from one row of a tile to the next
-constexpr int D_ROW = D_PAD + 16 / sizeof(Element), DV_ROW = DV_PAD + 16 / sizeof(Element);
+__device__ constexpr int row_elements(int d) { return padded(d) + 16 / sizeof(Element); }
+
+constexpr int D_PAD = padded(D), DV_PAD = padded(DV);
+constexpr int D_ROW = row_elements(D), DV_ROW = row_elements(DV);
 
 // Starts one copy of COPY_BYTES, or of that many zeros when `inside` is false.
 __device__ __forceinline__ void copy_chunk(Element* to_smem, const Element* from_gmem, bool inside) {
@@ -54,7 +56,7 @@ template <int WIDTH>
 __device__ __forceinline__ void copy_tile(Element* tile_smem, const Element* tile_gmem, long long row_stride, int rows,
                                           int valid, int thread, int threads) {
   constexpr int CHUNK = COPY_BYTES / sizeof(Element);
-  constexpr int CHUNKS = padded(WIDTH) / CHUNK, ROW = padded(WIDTH) + 16 / sizeof(Element);
+  constexpr int CHUNKS = padded(WIDTH) / CHUNK, ROW = row_elements(WIDTH);
   // Wide rows leave no registers for several copies in hand.
 #pragma unroll(WIDTH > 128 ? 1 : 4)
   for (int c = thread; c < rows * CHUNKS; c += threads) {

@@ -1,4 +1,4 @@
-// The two products of attention for the 16 rows of one warp. Both keep their result in the accumulator layout of
+// The products of attention for the 16 rows of one warp. All keep their result in the accumulator layout of
 // mma m16n8 (PTX ISA, "Matrix fragments for mma.m16n8k16"): with g = lane / 4 and t = lane % 4, element e of column
 // tile n is row g + 8 (e / 2), column 8 n + 2 t + e % 2. Half types run on tensor cores, float in ordinary FMAs.
 // Constants: D, DV, ELEMENT (element.cuh); SUB (columns of S in registers at a time).
@@ -6,37 +6,39 @@
 #include "mma.cuh"
 #include "tile_copy.cuh"
 
-// S = Q K^T:  Q_smem (16 x D_PAD), K_smem (SUB x D_PAD) -> S_regs (16 x SUB)
-template <typename T> __device__ __forceinline__ void scores(float (&S_regs)[SUB / 8][4], const T* Q_smem, const T* K_smem) {
+// S = Q K^T:  Q_smem (16 x WIDTH, padded), K_smem (SUB x WIDTH, padded) -> S_regs (16 x SUB)
+template <int WIDTH = D, typename T>
+__device__ __forceinline__ void scores(float (&S_regs)[SUB / 8][4], const T* Q_smem, const T* K_smem) {
+  constexpr int PAD = padded(WIDTH), ROW = row_elements(WIDTH);
   int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < SUB / 8; n++)
 #pragma unroll
     for (int e = 0; e < 4; e++) S_regs[n][e] = 0.f;
   if constexpr (sizeof(T) == 2) {
-#pragma unroll(D_PAD > 128 ? 4 : D_PAD / 16)
-    for (int k = 0; k < D_PAD; k += 16) {
+#pragma unroll(PAD > 128 ? 4 : PAD / 16)
+    for (int k = 0; k < PAD; k += 16) {
       unsigned Q_frag[4], K_frag[4];
-      load_matrices(Q_frag, shared_address(Q_smem + lane % 16 * D_ROW + k + lane / 16 * 8));
+      load_matrices(Q_frag, shared_address(Q_smem + lane % 16 * ROW + k + lane / 16 * 8));
 #pragma unroll
       for (int n = 0; n < SUB / 16; n++) {
-        load_matrices(K_frag, shared_address(K_smem + (16 * n + lane % 8 + lane / 16 * 8) * D_ROW + k + lane / 8 % 2 * 8));
+        load_matrices(K_frag, shared_address(K_smem + (16 * n + lane % 8 + lane / 16 * 8) * ROW + k + lane / 8 % 2 * 8));
         mma(T(), S_regs[2 * n], Q_frag, K_frag[0], K_frag[1]);
         mma(T(), S_regs[2 * n + 1], Q_frag, K_frag[2], K_frag[3]);
       }
     }
   } else {
     int g = lane / 4, t = lane % 4;
-#pragma unroll(D_PAD > 128 ? 1 : 2)
-    for (int k = 0; k < D_PAD; k += 4) {
+#pragma unroll(PAD > 128 ? 1 : 2)
+    for (int k = 0; k < PAD; k += 4) {
       float4 q[2], key;
 #pragma unroll
-      for (int h = 0; h < 2; h++) q[h] = *reinterpret_cast<const float4*>(Q_smem + (g + 8 * h) * D_ROW + k);
+      for (int h = 0; h < 2; h++) q[h] = *reinterpret_cast<const float4*>(Q_smem + (g + 8 * h) * ROW + k);
 #pragma unroll
       for (int n = 0; n < SUB / 8; n++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-          key = *reinterpret_cast<const float4*>(K_smem + (8 * n + 2 * t + e) * D_ROW + k);
+          key = *reinterpret_cast<const float4*>(K_smem + (8 * n + 2 * t + e) * ROW + k);
 #pragma unroll
           for (int h = 0; h < 2; h++) {
             float& s = S_regs[n][2 * h + e];
@@ -48,9 +50,9 @@ template <typename T> __device__ __forceinline__ void scores(float (&S_regs)[SUB
   }
 }
 
-// O += P V:  P_regs (16 x SUB), V_smem (SUB x DV_PAD) -> O_regs (16 x DV_PAD)
-template <typename T>
-__device__ __forceinline__ void add_weighted_values(float (&O_regs)[DV_PAD / 8][4], const float (&P_regs)[SUB / 8][4],
+// O += P V:  P_regs (16 x SUB), V_smem (SUB x 8 TILES, rows of ROW elements) -> O_regs (16 x 8 TILES)
+template <int ROW = DV_ROW, int TILES, typename T>
+__device__ __forceinline__ void add_weighted_values(float (&O_regs)[TILES][4], const float (&P_regs)[SUB / 8][4],
                                                     const T* V_smem) {
   int lane = threadIdx.x % 32;
   if constexpr (sizeof(T) == 2) {
@@ -64,8 +66,8 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[DV_PAD / 8][
         P_frag[r] = pack(T(), p[r % 2 * 2], p[r % 2 * 2 + 1]);
       }
 #pragma unroll
-      for (int n = 0; n < DV_PAD / 16; n++) {
-        load_matrices_transposed(V_frag, shared_address(V_smem + (16 * k + lane % 16) * DV_ROW + 16 * n + lane / 16 * 8));
+      for (int n = 0; n < TILES / 2; n++) {
+        load_matrices_transposed(V_frag, shared_address(V_smem + (16 * k + lane % 16) * ROW + 16 * n + lane / 16 * 8));
         mma(T(), O_regs[2 * n], P_frag, V_frag[0], V_frag[1]);
         mma(T(), O_regs[2 * n + 1], P_frag, V_frag[2], V_frag[3]);
       }
@@ -79,13 +81,42 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[DV_PAD / 8][
         // P[row][8 n + k] is with lane k / 2 of the four that share the row.
         float p0 = __shfl_sync(~0u, P_regs[n][k % 2], k / 2, 4), p1 = __shfl_sync(~0u, P_regs[n][2 + k % 2], k / 2, 4);
 #pragma unroll
-        for (int c = 0; c < DV_PAD / 8; c++) {
-          float2 value = *reinterpret_cast<const float2*>(V_smem + (8 * n + k) * DV_ROW + 8 * c + 2 * t);
+        for (int c = 0; c < TILES; c++) {
+          float2 value = *reinterpret_cast<const float2*>(V_smem + (8 * n + k) * ROW + 8 * c + 2 * t);
           O_regs[c][0] = fmaf(p0, value.x, O_regs[c][0]);
           O_regs[c][1] = fmaf(p0, value.y, O_regs[c][1]);
           O_regs[c][2] = fmaf(p1, value.x, O_regs[c][2]);
           O_regs[c][3] = fmaf(p1, value.y, O_regs[c][3]);
         }
       }
+  }
+}
+
+// C += A^T B for 16 columns of A and of B:  A_smem (depth x 16, rows of A_ROW elements), B_smem (depth x 16, rows of B_ROW),
+// depth a multiple of 16 -> C_regs (16 x 16)
+template <int A_ROW, int B_ROW, typename T>
+__device__ __forceinline__ void add_transposed_product(float (&C_regs)[2][4], const T* A_smem, const T* B_smem, int depth) {
+  int lane = threadIdx.x % 32;
+  if constexpr (sizeof(T) == 2) {
+    for (int k = 0; k < depth; k += 16) {
+      unsigned A_frag[4], B_frag[4];
+      load_matrices_transposed(A_frag, shared_address(A_smem + (k + lane % 8 + lane / 16 * 8) * A_ROW + lane / 8 % 2 * 8));
+      load_matrices_transposed(B_frag, shared_address(B_smem + (k + lane % 16) * B_ROW + lane / 16 * 8));
+      mma(T(), C_regs[0], A_frag, B_frag[0], B_frag[1]);
+      mma(T(), C_regs[1], A_frag, B_frag[2], B_frag[3]);
+    }
+  } else {
+    int g = lane / 4, t = lane % 4;
+    for (int k = 0; k < depth; k++) {
+      float a0 = A_smem[k * A_ROW + g], a1 = A_smem[k * A_ROW + g + 8];
+#pragma unroll
+      for (int n = 0; n < 2; n++) {
+        float2 b = *reinterpret_cast<const float2*>(B_smem + k * B_ROW + 8 * n + 2 * t);
+        C_regs[n][0] = fmaf(a0, b.x, C_regs[n][0]);
+        C_regs[n][1] = fmaf(a0, b.y, C_regs[n][1]);
+        C_regs[n][2] = fmaf(a1, b.x, C_regs[n][2]);
+        C_regs[n][3] = fmaf(a1, b.y, C_regs[n][3]);
+      }
+    }
   }
 }

@@ -168,8 +168,8 @@ def measure_gradients(
     """The errors of gradients by name (dQ, dK, dV, dbias), each held to the 2x rule; `problem` as for `measure`.
 
     Allowed is twice the plain computation's error, of the worse of its two ways to D, plus two units in the last place of the
-    gradient; of float32, in which sums are, for the largest term of which dP - D cancels a part; and what L's rounding to
-    float32 does to P = exp(S - L), and so to every term.
+    gradient; of float32, in which sums are, for the largest term of which dP - D cancels a part; and what the rounding of L and
+    S to float32 does to P = exp(S - L), which no division by their own sum takes back, and so to every term.
     """
     problem = expanded(problem, blocks, q, k)
     expected = reference_gradients(dout, q, k, v, **problem)
@@ -181,7 +181,8 @@ def measure_gradients(
     uncancelled = (P * (np.abs(dP) + np.abs(D))).max(initial=0)
     largest = {"dQ": factor * uncancelled * K.max(initial=0), "dK": factor * uncancelled * Q.max(initial=0), "dbias": uncancelled}
     _, L = reference(q, k, v, **problem)
-    of_lse = ulp(np.abs(L[np.isfinite(L)]).max(initial=0), np.float32) / 2
+    S, _ = masked_scores(q, k, v, np.float64, **{"causal": False, "scale": None} | problem)
+    of_lse, of_score = (ulp(np.abs(x[np.isfinite(x)]).max(initial=0), np.float32) for x in (L, S))
     numbers = {}
     for name, ours in gradients.items():
         exact, *rough, term = (_summed(each[name], ours.shape) for each in (expected, *plainly, terms))
@@ -190,7 +191,7 @@ def measure_gradients(
             2 * max(_largest(each, exact) for each in rough)
             + 2 * ulp(np.abs(exact).max(initial=0), ours.dtype)
             + 2 * ulp(largest.get(name, 0.0), np.float32) * expected[name].size / max(ours.size, 1)
-            + of_lse * term.max(initial=0),
+            + (of_lse / 2 + 2 * of_score) * term.max(initial=0),
         )
     return numbers
 

@@ -19,7 +19,7 @@ from cupyflash.sim.yardstick import Numbers, draw_gradient, expanded, measure_gr
 from yardstick import draw, draw_masks
 
 A100 = Device.named("A100-40GB")
-ALGORITHMS = ("fa2",)
+ALGORITHMS = ("fa1", "fa2", "standard")
 
 
 def run(
@@ -65,7 +65,8 @@ def check(
 def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) -> None:
     """Ragged lengths, several blocks each way, V away from zero."""
     problem = Problem(1, 2, 1, 75, 101, d, dtype, causal)
-    check(plan_backward(problem, A100.with_sram("64KB"), algorithm), v_mean=1.0)
+    sram = "140KB" if algorithm == "fa1" and d == 128 else "64KB"
+    check(plan_backward(problem, A100.with_sram(sram), algorithm), v_mean=1.0)
 
 
 @pytest.mark.parametrize(("n_q", "n_k"), [(1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320)])
@@ -84,11 +85,12 @@ def test_every_generation_compiles_and_agrees(device: str, d: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=26 * int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1)))
+@settings(max_examples=13 * int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1)))
 @given(data=st.data())
 def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> None:
-    problem = data.draw(any_problem(dtype).filter(lambda p: p.seqlen_k > 0))
-    tiling = data.draw(st.sampled_from([None, (16, 16), (32, 48)]))
-    device = Device.named(data.draw(st.sampled_from(["A100-40GB", "H100-SXM"])))
-    v_mean, schedule_seed = data.draw(st.sampled_from([0.0, 1.0])), data.draw(st.sampled_from([None, None, None, 7]))
-    check(plan_backward(problem, device, algorithm, tiling), data.draw(st.integers(0, 99)), v_mean, schedule_seed)
+    for _ in range(2 if algorithm == "fa2" else 1):
+        problem = data.draw(any_problem(dtype).filter(lambda p: p.seqlen_k > 0))
+        tiling = data.draw(st.sampled_from([None, (16, 16), (32, 48)]))
+        device = Device.named(data.draw(st.sampled_from(["A100-40GB", "H100-SXM"])))
+        v_mean, schedule_seed = data.draw(st.sampled_from([0.0, 1.0])), data.draw(st.sampled_from([None, None, None, 7]))
+        check(plan_backward(problem, device, algorithm, tiling), data.draw(st.integers(0, 99)), v_mean, schedule_seed)

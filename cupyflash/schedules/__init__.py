@@ -10,7 +10,7 @@ from typing import Any
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules import fa1, fa2, fa2_backward, fa2_tiles, standard
+from cupyflash.schedules import fa1, fa1_backward, fa2, fa2_backward, fa2_tiles, standard, standard_backward
 from cupyflash.schedules.backward import BackwardSchedule
 from cupyflash.schedules.base import Kernel, Move, Phase, Schedule, Tile, TileSchedule, Visit, Workspace
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
@@ -45,7 +45,11 @@ _SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] =
     "standard": standard.StandardSchedule,
 }
 ALGORITHMS = tuple(_SCHEDULES)
-_BACKWARD: dict[str, Any] = {"fa2": (fa2_backward.Fa2BackwardSchedule, fa2_backward.fit)}
+_BACKWARD: dict[str, Any] = {
+    "fa1": (fa1_backward.Fa1BackwardSchedule, fa1_backward.fit),
+    "fa2": (fa2_backward.Fa2BackwardSchedule, fa2_backward.fit),
+    "standard": (standard_backward.StandardBackwardSchedule, standard_backward.fit),
+}
 BACKWARD_ALGORITHMS = tuple(_BACKWARD)
 
 
@@ -149,7 +153,7 @@ def _plan_backward(
     problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, deterministic: bool, dbias: bool
 ) -> BackwardSchedule:
     schedule, fit = _BACKWARD[algorithm]
-    paper = paper_blocks(problem, device)
+    paper = standard.paper_blocks(problem) if algorithm == "standard" else paper_blocks(problem, device)
     if algorithm != "fa2" or (tiling is None and problem.block_mask is None):
         tiles = _tiling(paper, fit, problem, device, tiling)
         made: BackwardSchedule = schedule(problem, device, tiles, deterministic=deterministic, dbias=dbias)

@@ -197,6 +197,12 @@ class TileSchedule(Schedule):
         """Tc = ceil(Nk / Bc)."""
         return -(-self.problem.seqlen_k // self.block_cols)
 
+    def _rows(self) -> np.ndarray:
+        """Rows of each row block."""
+        starts = np.arange(self.row_blocks) * self.block_rows
+        rows: np.ndarray = np.minimum(starts + self.block_rows, self.problem.seqlen_q) - starts
+        return rows
+
 
 def padded_dim(d: int) -> int:
     """d rounded up to the tensor core's 16; the padding is zero and exists on chip only."""

@@ -140,12 +140,6 @@ class Fa1Schedule(TileSchedule):
         kept = Tile("block_mask", block_mask_bytes(p, self.row_blocks, self.block_cols))
         return Phase(times, enter=load, visits=visits, tiles=(tiles["K"], tiles["V"], kept))
 
-    def _rows(self) -> np.ndarray:
-        """Rows of each row block."""
-        starts = np.arange(self.row_blocks) * self.block_rows
-        rows: np.ndarray = np.minimum(starts + self.block_rows, self.problem.seqlen_q) - starts
-        return rows
-
     def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
         p = self.problem
         keys = p.seqlen_k if keys is None else keys

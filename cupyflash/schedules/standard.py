@@ -46,8 +46,8 @@ def shared_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
 
 
 def paper_blocks(problem: Problem) -> TileSize:
-    """Algorithm 0 names no blocks: one tile, each input read once, is its ideal count."""
-    return TileSize(max(1, problem.seqlen_q), max(1, problem.seqlen_k), "Algorithm 0 names no blocks: each input is read once")
+    """Algorithms 0 and 3 name no blocks: one tile, each input read once, is their ideal count."""
+    return TileSize(max(1, problem.seqlen_q), max(1, problem.seqlen_k), "the paper names no blocks: each input is read once")
 
 
 def fit(problem: Problem, device: Device) -> TileSize:
@@ -67,6 +67,13 @@ def fit(problem: Problem, device: Device) -> TileSize:
     return TileSize(rows, cols, reason)
 
 
+def extents(length: int, block: int, literal: bool) -> list[tuple[int, int]]:
+    """(times, extent) of the blocks along an axis, each on its own where `literal`."""
+    full, tail = divmod(length, block)
+    blocks = [(1, block)] * full if literal else [(full, block)] * (full > 0)
+    return blocks + [(1, tail)] * (tail > 0)
+
+
 class StandardSchedule(TileSchedule):
     """Three kernels: a tiled product, a softmax a row, a tiled product."""
 
@@ -82,18 +89,12 @@ class StandardSchedule(TileSchedule):
         """How often softmax reads S: the kernel once for m and l and once for P, the paper once."""
         return 1 if self.ideal else 2
 
-    def _extents(self, length: int, block: int, literal: bool) -> list[tuple[int, int]]:
-        """(times, extent) of the blocks along an axis."""
-        full, tail = divmod(length, block)
-        blocks = [(1, block)] * full if literal else [(full, block)] * (full > 0)
-        return blocks + [(1, tail)] * (tail > 0)
-
     def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
         p = self.problem
         keys = p.seqlen_k if keys is None else keys
-        rows_of = self._extents(p.seqlen_q, self.block_rows, literal)
-        cols_of = self._extents(p.seqlen_k, self.block_cols, literal)
-        keys_of = self._extents(keys, self.block_cols, literal)  # S and P have columns for all, K and V rows for these
+        rows_of = extents(p.seqlen_q, self.block_rows, literal)
+        cols_of = extents(p.seqlen_k, self.block_cols, literal)
+        keys_of = extents(keys, self.block_cols, literal)  # S and P have columns for all, K and V rows for these
         row = row_bytes(p)
         q_tile, k_tile = Tile("Q", self.block_rows * row), Tile("K", self.block_cols * row)
         v_tile = Tile("V", self.block_cols * value_row_bytes(p))
@@ -117,7 +118,7 @@ class StandardSchedule(TileSchedule):
         writes: tuple[Move, ...] = (Move("P", p.seqlen_k, p.itemsize, write=True),)
         if self.lse:
             writes += (Move("L", 1, FLOAT32, write=True),)
-        for times, rows in self._extents(p.seqlen_q, 1, literal):
+        for times, rows in extents(p.seqlen_q, 1, literal):
             yield Phase(times * rows, enter=reads, leave=writes)
 
         for row_times, rows in rows_of:  # O = P V

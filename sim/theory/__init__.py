@@ -15,6 +15,9 @@ from cupyflash.sim.theory.bounds import (
     theorem2_flash,
     theorem2_holds_for,
     theorem2_standard,
+    theorem5_break_even_sram,
+    theorem5_flash,
+    theorem5_standard,
 )
 from cupyflash.sim.theory.forward import forward_traffic, softmax_traffic, standard_ideal
 from cupyflash.sim.theory.visits import rows_and_visits
@@ -30,6 +33,9 @@ __all__ = [
     "theorem2_flash",
     "theorem2_holds_for",
     "theorem2_standard",
+    "theorem5_break_even_sram",
+    "theorem5_flash",
+    "theorem5_standard",
     "traffic",
 ]
 

@@ -50,7 +50,7 @@ def _varlen(schedule: VarlenBackwardSchedule) -> Traffic:
 
 def _forms(schedule: BackwardSchedule) -> Iterator[tuple[BackwardSchedule, Callable[[Any, int, list[np.ndarray | None]], Form]]]:
     """The closed forms whose sum a schedule's traffic is."""
-    yield schedule, {"fa2": _fa2}[schedule.algorithm]
+    yield schedule, {"fa1": _fa1, "fa2": _fa2, "standard": _standard}[schedule.algorithm]
     if isinstance(schedule, Fa2BackwardSchedule) and schedule.queries is not None:
         yield schedule.queries, _queries
 
@@ -78,6 +78,36 @@ def _loaded(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]
     """The keys of the column blocks that any row block of any query head visits."""
     masks = [one for one in kept if one is not None]
     return columns_of(schedule, keys, np.any(masks, axis=0) if masks else None)
+
+
+def _fa1(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
+    """R = sum r_i c_i visits of a row: Q, O, dO, dQ and L are read at each, dQ is written at each and once to begin.
+
+    K and V of the visited column blocks are read once; dK and dV are written once to begin, and once for those blocks.
+    """
+    p = schedule.problem
+    visits = [visits_of(schedule, keys, one) for one in kept]
+    R, rows = sum(int(rows @ times) for rows, times, _, _ in visits), schedule.group * p.seqlen_q
+    d, dv, loaded = p.head_dim, p.value_dim, _loaded(schedule, keys, kept)
+    form = {
+        "Q": (R * d * p.itemsize, 0),
+        "K": (loaded * d * p.itemsize, 0),
+        "V": (loaded * dv * p.itemsize, 0),
+        "O": (R * dv * p.itemsize, 0),
+        "dO": (R * dv * p.itemsize, 0),
+        "L": (R * FLOAT32, 0),
+        "dK": (0, (p.seqlen_k + loaded) * d * p.itemsize),
+        "dV": (0, (p.seqlen_k + loaded) * dv * p.itemsize),
+        "key_lengths": (4 if p.padded else 0, 0),
+        "block_mask": (0 if p.block_mask is None else sum(int(blocks.sum()) for *_, blocks in visits), 0),
+    }
+    if p.dtype == "float32":
+        form["dQ"] = (R * d * FLOAT32, (R + rows) * d * FLOAT32)
+    else:
+        # Of the R + Nq writes of each element, the last goes to dQ in its own type and the others to dQ_acc.
+        form["dQ_acc"] = (R * d * FLOAT32, R * d * FLOAT32)
+        form["dQ"] = (0, rows * d * p.itemsize)
+    return form | {name: (nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, kept).items()}
 
 
 def _fa2(schedule: Fa2BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
@@ -129,6 +159,33 @@ def _queries(schedule: QueriesSchedule, keys: int, kept: list[np.ndarray | None]
         "block_mask": (0 if p.block_mask is None else sum(int(blocks.sum()) for *_, blocks in visits), 0),
     }
     return form | {name: (nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, kept).items()}
+
+
+def _standard(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
+    """Of N^2, Algorithm 3 reads P, dP and dS twice, once and twice, and writes dP and dS: 7 in all, the paper's own P given.
+
+    The kernels write P, from Q, K and L, and read a row of P and dP once more. Tr x Tc tiles: what has Nq rows is read for each
+    column of tiles, K and V, as many keys as there are, for each row of tiles.
+    """
+    p, group, size = schedule.problem, schedule.group, schedule.problem.itemsize
+    Tr, Tc = math.ceil(p.seqlen_q / schedule.block_rows), math.ceil(p.seqlen_k / schedule.block_cols)
+    again = 0 if schedule.tiling.used == schedule.tiling.paper else 1  # whether P is made again
+    Nq, scores = group * p.seqlen_q, group * p.seqlen_q * p.seqlen_k * size
+    form = {
+        "Q": ((1 + again) * Tc * Nq * p.head_dim * size, 0),
+        "K": ((1 + again) * group * Tr * keys * p.head_dim * size, 0),
+        "V": (group * Tr * keys * p.value_dim * size, 0),
+        "dO": (2 * Tc * Nq * p.value_dim * size, 0),
+        "L": (again * Tc * Nq * FLOAT32, 0),
+        "P": ((2 + again) * scores, again * scores),
+        "dP": ((1 + again) * scores, scores),
+        "dS": (2 * scores, scores),
+        "dQ": (0, Nq * p.head_dim * size),
+        "dK": (0, p.seqlen_k * p.head_dim * size),
+        "dV": (0, p.seqlen_k * p.value_dim * size),
+        "key_lengths": (4 * group * Tr * ((1 + again) * Tc + 1) if p.padded else 0, 0),
+    }
+    return form | {name: (again * nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, kept).items()}
 
 
 def _mask_bytes(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""Theorems 2 and 5, lower bounds, and where Algorithm 1 breaks even: functions of N, d and M in elements."""
+"""Theorems 2 and 5, lower bounds, and where Algorithms 1 and 4 break even: functions of N, d and M in elements."""
 
 from __future__ import annotations
 
@@ -38,3 +38,22 @@ def break_even_sram(head_dim: int) -> int:
     12 N^2 d^2 / M at Bc = M / 4d, against 4 N^2 for S and P written and read.
     """
     return 3 * head_dim**2
+
+
+def theorem5_standard(seqlen: int, head_dim: int) -> float:
+    """Theorem 5: standard attention's backward makes Theta(N d + N^2) HBM accesses; this is the argument, in elements."""
+    return seqlen * head_dim + seqlen**2
+
+
+def theorem5_flash(seqlen: int, head_dim: int, sram_elements: float) -> float:
+    """Theorem 5: for d <= M <= N d, Algorithm 4 makes Theta(N^2 d^2 / M) HBM accesses; the argument, in elements."""
+    return seqlen**2 * head_dim**2 / sram_elements
+
+
+def theorem5_break_even_sram(head_dim: int) -> float:
+    """M in elements above which Algorithm 4 moves less than Algorithm 3, to leading order in N: 20 d^2 / 7.
+
+    With one item size throughout, Algorithm 4 moves 5 d N^2 / Bc elements (Q, O, dO and dQ read, dQ written at each visit),
+    20 N^2 d^2 / M at Bc = M / 4d, against 7 N^2 (P read twice, dP written and read, dS written and read twice).
+    """
+    return 20 * head_dim**2 / 7

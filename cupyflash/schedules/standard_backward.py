@@ -1,0 +1,214 @@
+"""Standard attention's backward, Algorithm 3 of the paper: dV = P^T dO, dP = dO V^T, dS, dQ = dS K, dK = dS^T Q, with P, dP and dS
+in HBM.
+
+The paper has P from the forward and counts each input of a product once: `tiling="paper"`. The kernels, which are given L and no P,
+make P again in a kernel before the five, and a tiled product reads its inputs again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from cupyflash.device import Device
+from cupyflash.problem import Problem
+from cupyflash.schedules.backward import BackwardSchedule, require_no_extras
+from cupyflash.schedules.base import (
+    FLOAT32,
+    GRANULE,
+    MASK_PARAMS,
+    MAX_BLOCK_ROWS,
+    WARP,
+    Kernel,
+    Move,
+    Phase,
+    Tile,
+    Visit,
+    Workspace,
+    element_constants,
+    length_moves,
+    mask_moves,
+    require_kernel_tiling,
+    row_bytes,
+    scores_seen,
+    stride_params,
+    sub_tile,
+    value_row_bytes,
+)
+from cupyflash.schedules.standard import SOFTMAX_WARPS, WIDEST, extents
+from cupyflash.tiling import TileSize, shrink_to_fit
+
+
+def shared_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
+    """Bytes of the two tiles of a product: Q and K, or dO and V."""
+    return (block_rows + block_cols) * max(row_bytes(problem), value_row_bytes(problem))
+
+
+def fit(problem: Problem, device: Device) -> TileSize:
+    """The largest square tile up to 64 x 64 whose two inputs fit the SRAM."""
+
+    def smaller(block_rows: int, block_cols: int) -> tuple[int, int] | None:
+        return None if block_rows == GRANULE else (block_rows - GRANULE, block_cols - GRANULE)
+
+    rows, cols = shrink_to_fit(
+        (WIDEST, WIDEST),
+        smaller,
+        lambda r, c: shared_bytes(problem, r, c),
+        device,
+        f"the standard backward at head_dim {problem.head_dim} {problem.dtype}",
+    )
+    return TileSize(rows, cols, f"two tiles: {shared_bytes(problem, rows, cols):,} of {device.sram_per_block:,} bytes")
+
+
+@dataclass(frozen=True)
+class StandardBackwardSchedule(BackwardSchedule):
+    """P made again, and the five steps of Algorithm 3, each a kernel; deterministic as they are."""
+
+    algorithm: ClassVar[str] = "standard"
+
+    @property
+    def ideal(self) -> bool:
+        """Whether this is the paper's count and not the kernels': with P given."""
+        return self.tiling.used == self.tiling.paper
+
+    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
+        p = self.problem
+        keys = p.seqlen_k if keys is None else keys
+        for heads in [1] * self.group if literal else [self.group]:
+            if not self.ideal:
+                enter = Move("L", 1, FLOAT32)
+                yield from self._tile_product(heads, literal, keys, "Q", "K", "P", p.head_dim, row_bytes(p), enter)
+                yield Phase(heads, enter=mask_moves(p, scores_seen(p, range(p.seqlen_q), range(keys))))
+        yield from self._transposed_product(literal, "P", "dO", "dV", p.value_dim, value_row_bytes(p))  # line 1
+        for heads in [1] * self.group if literal else [self.group]:
+            yield from self._tile_product(heads, literal, keys, "dO", "V", "dP", p.value_dim, value_row_bytes(p))  # line 2
+            # Line 3. The kernel reads a row once for the sum and once for dS, the paper once.
+            reads = (Move("P", p.seqlen_k, p.itemsize), Move("dP", p.seqlen_k, p.itemsize)) * (1 if self.ideal else 2)
+            for times, rows in extents(p.seqlen_q, 1, literal):
+                yield Phase(heads * times * rows, enter=reads, leave=(Move("dS", p.seqlen_k, p.itemsize, write=True),))
+            yield from self._queries(heads, literal, keys)  # line 4
+        yield from self._transposed_product(literal, "dS", "Q", "dK", p.head_dim, row_bytes(p))  # line 5
+
+    def _tile_product(
+        self, heads: int, literal: bool, keys: int, left: str, right: str, out: str, d: int, row: int, *row_moves: Move
+    ) -> Iterator[Phase]:
+        """out = left right^T, (Nq x d) by (Nk x d), a tile at a time; `row_moves` are what each row of a tile brings besides."""
+        p = self.problem
+        left_tile, right_tile = Tile(left, self.block_rows * row), Tile(right, self.block_cols * row)
+        for row_times, rows in extents(p.seqlen_q, self.block_rows, literal):
+            for times, cols in extents(p.seqlen_k, self.block_cols, literal):
+                enter = (
+                    *length_moves(p),
+                    Move(left, rows * d, p.itemsize, tile=left),
+                    *(Move(move.tensor, rows * move.elements, move.itemsize) for move in row_moves),
+                )
+                leave = (Move(out, rows * cols, p.itemsize, write=True),)
+                yield Phase(heads * row_times * times, enter=enter, leave=leave, tiles=(left_tile, right_tile))
+            for times, cols in extents(keys, self.block_cols, literal):  # of the keys that there are
+                yield Phase(heads * row_times * times, enter=(Move(right, cols * d, p.itemsize, tile=right),), tiles=(right_tile,))
+
+    def _queries(self, heads: int, literal: bool, keys: int) -> Iterator[Phase]:
+        """dQ = dS K, a row block at a time."""
+        p = self.problem
+        for row_times, rows in extents(p.seqlen_q, self.block_rows, literal):
+            turns = heads * row_times
+            visits = [
+                Visit(turns * times, (Move("dS", rows * cols, p.itemsize),))
+                for times, cols in extents(p.seqlen_k, self.block_cols, literal)
+            ]
+            visits += [
+                Visit(turns * times, (Move("K", cols * p.head_dim, p.itemsize, tile="K"),))
+                for times, cols in extents(keys, self.block_cols, literal)
+            ]
+            leave = (Move("dQ", rows * p.head_dim, p.itemsize, write=True),)
+            tiles = (Tile("K", self.block_cols * row_bytes(p)),)
+            yield Phase(turns, enter=length_moves(p), visits=tuple(visits), leave=leave, tiles=tiles)
+
+    def _transposed_product(self, literal: bool, scores: str, right: str, out: str, d: int, row: int) -> Iterator[Phase]:
+        """out = scores^T right, summed over the query heads, a column block at a time."""
+        p = self.problem
+        for col_times, cols in extents(p.seqlen_k, self.block_cols, literal):
+            visits = tuple(
+                Visit(
+                    self.group * col_times * times,
+                    (Move(scores, rows * cols, p.itemsize), Move(right, rows * d, p.itemsize, tile=right)),
+                )
+                for times, rows in extents(p.seqlen_q, self.block_rows, literal)
+            )
+            leave = (Move(out, cols * d, p.itemsize, write=True),)
+            yield Phase(col_times, visits=visits, leave=leave, tiles=(Tile(right, self.block_rows * row),))
+
+    def workspaces(self) -> Mapping[str, Workspace]:
+        p = self.problem
+        return {name: Workspace((p.head_count, p.seqlen_q, p.seqlen_k), p.dtype) for name in ("P", "dP", "dS")}
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        p = self.problem
+        require_no_extras(self)
+        if p.block_mask is not None:
+            raise ValueError("algorithm 'standard' has no block mask: 'fa1' and 'fa2' skip what it leaves out")
+        shared = shared_bytes(p, self.block_rows, self.block_cols)
+        require_kernel_tiling(self, shared)
+        if self.block_cols > MAX_BLOCK_ROWS:
+            raise ValueError(
+                f"the standard backward runs blocks of at most {MAX_BLOCK_ROWS} columns; the tiling asks for {self.tiling.used}"
+            )
+        constants = (
+            *element_constants(p),
+            ("BR", self.block_rows),
+            ("BC", self.block_cols),
+            ("SUB", sub_tile(p, math.gcd(self.block_rows, self.block_cols))),
+            ("SOFTMAX_WARPS", SOFTMAX_WARPS),
+        )
+        sizes = ("Nq", "Nk", "heads", "group")
+        row_warps, col_warps = self.block_rows // GRANULE, self.block_cols // GRANULE
+        tiles, row, value_row = p.head_count * self.row_blocks * self.col_blocks, row_bytes(p), value_row_bytes(p)
+        both = self.block_rows + self.block_cols
+
+        def kernel(step: str, grid: int, warps: int, shared: int, params: tuple[str, ...]) -> Kernel:
+            return Kernel("standard_backward.cu", f"standard_backward_{step}", constants, grid, warps * WARP, shared, params)
+
+        return (
+            kernel(
+                "weights", tiles, row_warps, both * row, ("Q", "K", "L", "P", *sizes, "scale", *stride_params("QK"), *MASK_PARAMS)
+            ),
+            kernel(
+                "values",
+                self.repeats * self.col_blocks,
+                col_warps,
+                self.block_rows * value_row,
+                ("P", "dO", "dV", *sizes, *stride_params(("dO", "dV"))),
+            ),
+            kernel(
+                "weight_gradients",
+                tiles,
+                row_warps,
+                both * value_row,
+                ("dO", "V", "dP", *sizes, *stride_params(("dO", "V")), "key_lengths"),
+            ),
+            kernel(
+                "softmax",
+                -(-p.head_count * p.seqlen_q // SOFTMAX_WARPS),
+                SOFTMAX_WARPS,
+                0,
+                ("P", "dP", "dS", "rows", "Nk"),
+            ),
+            kernel(
+                "queries",
+                p.head_count * self.row_blocks,
+                row_warps,
+                self.block_cols * row,
+                ("dS", "K", "dQ", *sizes, "scale", *stride_params(("K", "dQ")), "key_lengths"),
+            ),
+            kernel(
+                "keys",
+                self.repeats * self.col_blocks,
+                col_warps,
+                self.block_rows * row,
+                ("dS", "Q", "dK", *sizes, "scale", *stride_params(("Q", "dK"))),
+            ),
+        )

@@ -1,0 +1,276 @@
+// FlashAttention, Algorithm 4 (arXiv 2205.14135, appendix B.4): backward, one thread block a (batch, key head).
+//
+// K/V blocks are the outer loop, Q blocks the inner, of each query head that shares the key head: dK~_j and dV~_j stay on chip,
+// dQ lives in HBM and is read and written at each visit. dQ is float32 there until the last visit of its row block, which
+// writes it in its own type: for float inputs that is one array, else dQ_acc and dQ. L stands for l and m, one float a row:
+// diag(l)^-1 exp(S - m) = exp(S - L).
+// Products are of S^T = K_j Q_i^T, 16 keys a warp at a time, so that P^T and dS^T lie in registers as dV~ += P^T dO and
+// dK~ += dS^T Q want them. A sum of dK~ or dV~ belongs to one thread for good, and so does an element of dQ: no atomics, and
+// the same bits each time.
+//
+// Constants, all from the tile schedule:
+//   ELEMENT     __half, __nv_bfloat16 or float       D, DV       d of Q and K, of V and O
+//   BR, BC      rows of a Q block, of a K/V block    SUB         queries of S^T held at a time; divides BR
+//   COPY_BYTES  width of a copy
+//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
+#include "block_mask.cuh"
+#include "element.cuh"
+#include "mask.cuh"
+#include "row_pair.cuh"
+#include "tile_copy.cuh"
+#include "warp_product.cuh"
+
+constexpr int WARPS = BR / 16, THREADS = 32 * WARPS;  // a warp for every 16 rows of a Q block, and for every so many 16 keys
+constexpr int DS_ROW = row_elements(BR);
+// Four of 16 x 16 sums are a lane's, neighbours in shared memory: nobody else reads them.
+constexpr int PIECE = 16 * 16;
+
+// sums += A B:  A_regs (16 x SUB), B_smem (SUB x WIDTH, padded); sums_smem (16 x WIDTH, padded), a piece of 16 columns at a time
+template <int WIDTH>
+__device__ __forceinline__ void add_to_sums(float* sums_smem, const float (&A_regs)[SUB / 8][4], const Element* B_smem) {
+#pragma unroll 1
+  for (int piece = 0; piece < padded(WIDTH) / 16; piece++) {
+    float4* sums = reinterpret_cast<float4*>(sums_smem + piece * PIECE) + threadIdx.x % 32;
+    float C_regs[2][4];  // (16 x 16)
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+      const float4 sum = sums[32 * n];
+      C_regs[n][0] = sum.x, C_regs[n][1] = sum.y, C_regs[n][2] = sum.z, C_regs[n][3] = sum.w;
+    }
+    add_weighted_values<row_elements(WIDTH)>(C_regs, A_regs, B_smem + 16 * piece);
+#pragma unroll
+    for (int n = 0; n < 2; n++) sums[32 * n] = make_float4(C_regs[n][0], C_regs[n][1], C_regs[n][2], C_regs[n][3]);
+  }
+}
+
+template <int WIDTH> __device__ __forceinline__ void clear_sums(float* sums_smem) {
+  for (int n = 0; n < padded(WIDTH) / 8; n++)
+    reinterpret_cast<float4*>(sums_smem)[32 * n + threadIdx.x % 32] = make_float4(0.f, 0.f, 0.f, 0.f);
+}
+
+// Writes `rows` of 16 rows of sums, times `factor`, to a gradient.
+template <int WIDTH>
+__device__ __forceinline__ void store_sums(Element* gradient, long long gradient_row, const float* sums_smem, int rows,
+                                           float factor) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  for (int n = 0; n < padded(WIDTH) / 8; n++) {
+    const float4 sum = reinterpret_cast<const float4*>(sums_smem)[32 * n + lane];
+    if (g < rows) store_row_pair<WIDTH>(gradient + g * gradient_row, 8 * n + 2 * t, factor * sum.x, factor * sum.y);
+    if (g + 8 < rows) store_row_pair<WIDTH>(gradient + (g + 8) * gradient_row, 8 * n + 2 * t, factor * sum.z, factor * sum.w);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+fa1_backward(const Element* Q, const Element* K, const Element* V, const Element* O, const Element* dO, const float* L, Element* dQ,
+             Element* dK, Element* dV, float* dQ_acc, int Nq, int Nk, int heads, int group, float scale,
+             long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,
+             long long V_batch, long long V_head, long long V_row, long long O_batch, long long O_head, long long O_row,
+             long long dO_batch, long long dO_head, long long dO_row, long long dQ_batch, long long dQ_head, long long dQ_row,
+             long long dK_batch, long long dK_head, long long dK_row, long long dV_batch, long long dV_head, long long dV_row,
+             const unsigned char* mask, long long mask_batch, long long mask_head, long long mask_row, long long mask_col,
+             const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
+             const int* key_lengths, int left, int right,
+             const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head, long long block_mask_row,
+             long long block_mask_col) {
+  extern __shared__ __align__(16) unsigned char sram[];
+  float* dK_smem = reinterpret_cast<float*>(sram);                    // (BC x D_PAD), in pieces
+  float* dV_smem = dK_smem + BC * D_PAD;                              // (BC x DV_PAD), in pieces
+  Element* K_smem = reinterpret_cast<Element*>(dV_smem + BC * DV_PAD);  // (BC x D_ROW)
+  Element* V_smem = K_smem + BC * D_ROW;                              // (BC x DV_ROW)
+  Element* Q_smem = V_smem + BC * DV_ROW;                             // (BR x D_ROW)
+  Element* dO_smem = Q_smem + BR * D_ROW;                             // (BR x DV_ROW)
+  Element* dS_smem = dO_smem + BR * DV_ROW;                           // (BC x DS_ROW), transposed
+  float* L_smem = reinterpret_cast<float*>(dS_smem + BC * DS_ROW);    // (BR)
+  float* D_smem = L_smem + BR;                                        // (BR)
+  unsigned* kept = reinterpret_cast<unsigned*>(D_smem + BR);          // SPARSE: group x Tr rows of `words`
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int kv_heads = heads / group, batch = blockIdx.x / kv_heads, kv_head = blockIdx.x % kv_heads;
+  K += batch * K_batch + kv_head * K_head;
+  V += batch * V_batch + kv_head * V_head;
+  dK += batch * dK_batch + kv_head * dK_head;
+  dV += batch * dV_batch + kv_head * dV_head;
+
+  const int keys = count_keys(key_lengths, batch, Nk, sram);
+  auto masks_of = [&](int head) {
+    return Masks{keys, Nk - Nq, left, right, mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
+                 bias + batch * bias_batch + head * bias_head, bias_row, bias_col};
+  };
+  const Masks positions = masks_of(0);  // where the rows of every head begin and end
+
+  const int Tr = (Nq + BR - 1) / BR;
+  const int first_key = visible_begin(positions, 0), end_key = visible_end(positions, Nq - 1);
+  const int Tc = first_key < end_key ? (end_key + BC - 1) / BC : 0;
+
+  // The K/V blocks that row block i of a query head, counted from the group's first, visits
+  const int words = (Tc + 31) / 32;
+  auto blocks_of = [&](int member, int i) {
+    const int begin = visible_begin(positions, i * BR), end = visible_end(positions, min((i + 1) * BR, Nq) - 1);
+    return Blocks{begin / BC, begin < end ? (end + BC - 1) / BC : 0, kept + (member * Tr + i) * words};
+  };
+  if constexpr (SPARSE) {
+    for (int each = warp; each < group * Tr; each += WARPS) {
+      const int head = kv_head * group + each / Tr, i = each % Tr;
+      const BlockMask keep = {block_mask + batch * block_mask_batch + head * block_mask_head, block_mask_row, block_mask_col};
+      const Blocks blocks = blocks_of(each / Tr, i);
+      read_block_mask(kept + each * words, keep, i, blocks.begin, blocks.end, 0, 1);
+    }
+    __syncthreads();
+  }
+
+  // Line 5: dQ = 0, dK = 0, dV = 0 in HBM. A row block that visits nothing has its dQ for good.
+  for (int member = 0; member < group; member++) {
+    const int head = kv_head * group + member;
+    Element* dQ_head_rows = dQ + batch * dQ_batch + head * dQ_head;
+    float* dQ_sums = dQ_acc + (static_cast<long long>(batch) * heads + head) * Nq * D;  // not looked at when dQ is float32 itself
+    for (int i = 0; i < Tr; i++) {
+      const Blocks blocks = blocks_of(member, i);
+      const bool seen = blocks.below(blocks.end) >= blocks.begin;
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int row = i * BR + warp * 16 + g + 8 * h;
+        if (row >= Nq) continue;
+        for (int col = 2 * t; col < D; col += 8) {
+          if (seen) {
+            store_row_pair<D>(row_sums<D>(dQ_head_rows, dQ_row, dQ_sums, row), col, 0.f, 0.f);
+          } else {
+            store_row_pair<D>(dQ_head_rows + row * dQ_row, col, 0.f, 0.f);
+          }
+        }
+      }
+    }
+  }
+  for (int key = threadIdx.x / 4; key < Nk; key += THREADS / 4) {
+    for (int col = 2 * t; col < D; col += 8) store_row_pair<D>(dK + key * dK_row, col, 0.f, 0.f);
+    for (int col = 2 * t; col < DV; col += 8) store_row_pair<DV>(dV + key * dV_row, col, 0.f, 0.f);
+  }
+
+  // Line 6: for each K/V block that any row sees
+  for (int j = first_key / BC; j < Tc; j++) {
+    if constexpr (SPARSE) {
+      bool visited = false;
+      for (int each = threadIdx.x; each < group * Tr; each += THREADS) visited |= blocks_of(each / Tr, each % Tr).visits(j);
+      if (!__syncthreads_or(visited)) continue;
+    }
+    // Line 7: load K_j, V_j, zeros past the last key; the first visit waits for them
+    const int cols = min(BC, keys - j * BC), whole = (cols + 15) / 16 * 16;
+    __syncthreads();  // every warp is done with K_{j-1}, V_{j-1}
+    copy_tile<D>(K_smem, K + static_cast<long long>(j) * BC * K_row, K_row, whole, cols, threadIdx.x, THREADS);
+    copy_tile<DV>(V_smem, V + static_cast<long long>(j) * BC * V_row, V_row, whole, cols, threadIdx.x, THREADS);
+    // Line 8: dK~_j = 0, dV~_j = 0 on chip. The 16 keys from `key` on are those of one warp.
+    for (int key = warp * 16; key < cols; key += WARPS * 16) {
+      clear_sums<D>(dK_smem + key * D_PAD);
+      clear_sums<DV>(dV_smem + key * DV_PAD);
+    }
+
+    // Line 9: for each Q block that sees any of these keys, of each query head
+    const int first_row = CAUSAL || WINDOW ? max(0, j * BC - positions.diagonal - (WINDOW ? positions.right : 0)) : 0;
+    const int last_row = WINDOW ? min(Nq - 1ll, j * BC + cols - 1ll - positions.diagonal + positions.left) : Nq - 1;
+    for (int member = 0; member < group; member++) {
+      const int head = kv_head * group + member;
+      const long long pair = static_cast<long long>(batch) * heads + head;
+      const Masks masks = masks_of(head);
+      for (int i = first_row / BR; i <= last_row / BR; i++) {
+        const Blocks blocks = blocks_of(member, i);
+        if (SPARSE && !blocks.visits(j)) continue;
+        // Line 10: load Q_i, dO_i and, of each row, L. A warp loads the 16 rows that it owns.
+        const int row0 = i * BR + warp * 16, rows = max(0, min(16, Nq - row0));
+        const Element* Q_rows = Q + batch * Q_batch + head * Q_head + (rows ? row0 * Q_row : 0);
+        const Element* dO_rows = dO + batch * dO_batch + head * dO_head + (rows ? row0 * dO_row : 0);
+        Element* dO_warp = dO_smem + warp * 16 * DV_ROW;  // (16 x DV_ROW)
+        copy_tile<D>(Q_smem + warp * 16 * D_ROW, Q_rows, Q_row, 16, rows, lane, 32);
+        copy_tile<DV>(dO_warp, dO_rows, dO_row, 16, rows, lane, 32);
+        wait_for_copies();
+        __syncwarp();
+        // Lines 10 and 19: D_i = rowsum(dO_i * O_i), with O_i on its way from HBM
+        const Element* O_rows = O + batch * O_batch + head * O_head + row0 * O_row;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const int r = g + 8 * h;
+          float sum = 0.f;
+          if (r < rows) {
+            for (int col = 2 * t; col < DV; col += 8) {
+              const float2 o = load_row_pair<DV>(O_rows + r * O_row, col);
+              sum += o.x * to_float(dO_warp[r * DV_ROW + col]) + o.y * to_float(dO_warp[r * DV_ROW + col + 1]);
+            }
+          }
+          sum = row_sum(sum);
+          if (t == 0) {
+            const float l = r < rows ? L[pair * Nq + row0 + r] : 0.f;
+            L_smem[warp * 16 + r] = l == NEG_INF ? 0.f : l;  // a row that sees nothing
+            D_smem[warp * 16 + r] = sum;
+          }
+        }
+        __syncthreads();  // K_j, V_j, Q_i, dO_i, L and D_i are there for all; all are done with dS of the visit before
+
+        for (int key = warp * 16; key < cols; key += WARPS * 16) {
+#pragma unroll 1
+          for (int query = 0; query < BR; query += SUB) {
+            // Lines 11 to 13: S^T = scale K_j Q_i^T, P^T = exp(S^T - L), 0 where a row does not see a key
+            float P_regs[SUB / 8][4], dS_regs[SUB / 8][4];  // (16 x SUB)
+            scores(P_regs, K_smem + key * D_ROW, Q_smem + query * D_ROW);
+            each_score_transposed(P_regs, masks, j * BC + key + g, i * BR + query, Nq, [&](float& s, int row, int col, bool seen) {
+              s *= scale;
+              if constexpr (BIAS) {
+                if (seen) s += load_in_place(masks.bias + row * masks.bias_row + col * masks.bias_col);
+              }
+              if constexpr (MASK) {
+                if (seen) seen = load_in_place(masks.mask + row * masks.mask_row + col * masks.mask_col);
+              }
+              s = seen ? exp_of(s - L_smem[row - i * BR]) : 0.f;
+            });
+            // Line 16: dV~_j += P^T dO_i
+            add_to_sums<DV>(dV_smem + key * DV_PAD, P_regs, dO_smem + query * DV_ROW);
+            // Lines 17 and 20: dP^T = V_j dO_i^T, dS^T = P^T * (dP^T - D_i)
+            scores<DV>(dS_regs, V_smem + key * DV_ROW, dO_smem + query * DV_ROW);
+#pragma unroll
+            for (int n = 0; n < SUB / 8; n++) {
+              const float2 d = *reinterpret_cast<const float2*>(D_smem + query + 8 * n + 2 * t);
+#pragma unroll
+              for (int e = 0; e < 4; e++) dS_regs[n][e] = P_regs[n][e] * (dS_regs[n][e] - (e % 2 ? d.y : d.x));
+#pragma unroll
+              for (int h = 0; h < 2; h++)
+                store_two(dS_smem + (key + g + 8 * h) * DS_ROW + query + 8 * n + 2 * t, dS_regs[n][2 * h], dS_regs[n][2 * h + 1]);
+            }
+            // Line 22: dK~_j += dS^T Q_i, to be scaled once
+            add_to_sums<D>(dK_smem + key * D_PAD, dS_regs, Q_smem + query * D_ROW);
+          }
+        }
+        __syncthreads();  // dS is there for all; all are done with Q_i, dO_i, L and D_i
+
+        // Line 21: dQ_i += scale dS K_j in HBM, the warp's own rows, 16 columns at a time
+        const bool last_visit = j == blocks.below(blocks.end);
+        Element* dQ_head_rows = dQ + batch * dQ_batch + head * dQ_head;
+#pragma unroll 1
+        for (int piece = 0; rows && piece < D_PAD / 16; piece++) {
+          float dQ_regs[2][4] = {};  // (16 x 16)
+          add_transposed_product<DS_ROW, D_ROW>(dQ_regs, dS_smem + warp * 16, K_smem + 16 * piece, whole);
+#pragma unroll
+          for (int h = 0; h < 2; h++) {
+            const int row = row0 + g + 8 * h;
+            if (row >= Nq) continue;
+            float* dQ_i = row_sums<D>(dQ_head_rows, dQ_row, dQ_acc + pair * Nq * D, row);
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+              const int col = 16 * piece + 8 * n + 2 * t;
+              if (col >= D) continue;
+              const float2 old = load_row_pair<D>(dQ_i, col);
+              const float x = old.x + scale * dQ_regs[n][2 * h], y = old.y + scale * dQ_regs[n][2 * h + 1];
+              if (last_visit) {
+                store_row_pair<D>(dQ_head_rows + row * dQ_row, col, x, y);
+              } else {
+                store_row_pair<D>(dQ_i, col, x, y);
+              }
+            }
+          }
+        }
+      }
+    }
+    // Line 24: dK_j = dK~_j, dV_j = dV~_j
+    for (int key = warp * 16; key < cols; key += WARPS * 16) {
+      const long long at = static_cast<long long>(j) * BC + key;
+      store_sums<D>(dK + at * dK_row, dK_row, dK_smem + key * D_PAD, cols - key, scale);
+      store_sums<DV>(dV + at * dV_row, dV_row, dV_smem + key * DV_PAD, cols - key, 1.f);
+    }
+  }
+}
