@@ -207,12 +207,14 @@ MUTANTS = {
     "the first row block is left out": Mutant(
         BWD, "first_block = first_row / BR", "first_block = first_row / BR + 1", "numbers", (), "causal"
     ),
-    "one key too many": Mutant(MASK, "key < end &&", "key <= end &&", "numbers", (), "causal"),
-    "one key past a batch's length": Mutant(MASK, "key < end &&", "key <= end &&", "numbers", (), "lengths"),
-    "lower keys of a tile have the upper ones' mask": Mutant(
-        MASK, "const int key = key0 + 8 * h;", "const int key = key0;", "numbers", (), "causal"
+    "one key too many": Mutant(
+        MASK, "(WINDOW ? masks.right : 0) - first", "(WINDOW ? masks.right : 0) - first - 1", "numbers", (), "causal"
     ),
-    "one key too few at the window's left": Mutant(MASK, "key >= begin)", "key > begin)", "numbers", (), "window"),
+    "one key past a batch's length": Mutant(MASK, "key >= masks.keys ?", "key > masks.keys ?", "numbers", (), "lengths"),
+    "lower keys of a tile have the upper ones' mask": Mutant(
+        MASK, "const int key = key0 + 8 * h,", "const int key = key0,", "numbers", (), "causal"
+    ),
+    "one key too few at the window's left": Mutant(MASK, "own + masks.left)", "own + masks.left - 1)", "numbers", (), "window"),
     "the window's left edge is taken for whole": Mutant(
         BWD, "&& warp_key >= visible_begin(masks, last);", ";", "numbers", (), "window"
     ),

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import FLOAT32, GRANULE, block_mask_bytes, padded_dim
+from cupyflash.schedules.fa2_tiles import masked as is_masked
+from cupyflash.schedules.fa2_tiles import positioned
 from cupyflash.tiling import DoesNotFit, TileSize
 
 MOST_WARPS = 8
@@ -70,13 +72,13 @@ def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: in
 
 def most_rows(problem: Problem, device: Device) -> int:
     """Br beyond which S^T and dP^T, beside the gradients, were seen to spill; `.ci/compile_gate.py` holds it to that."""
-    d, masked = max(problem.head_dim, problem.value_dim), problem.mask or problem.bias
+    d, masked = max(problem.head_dim, problem.value_dim), is_masked(problem)
     if problem.itemsize == 4:
         return 32 if d <= 64 and not (masked and device.compute_capability < (8, 0)) else 16
     if d <= 64:
         return (32 if device.compute_capability >= (12, 0) else 48) if masked else 64
     if d <= 96:
-        return 32 if masked or device.compute_capability >= (12, 0) else 64
+        return 32 if masked or positioned(problem) or device.compute_capability >= (12, 0) else 64
     return 16 if d > 192 and masked else 32
 
 
