@@ -12,7 +12,7 @@ import click
 
 from cupyflash.device import Device
 from cupyflash.problem import ITEMSIZE, MAX_ALIGNMENT, Problem, Window
-from cupyflash.schedules import ALGORITHMS, BACKWARD_ALGORITHMS, TileSchedule, plan, plan_backward
+from cupyflash.schedules import ALGORITHMS, TileSchedule, plan, plan_backward
 from cupyflash.sim.cli.show import NAMES, describe
 from cupyflash.simulated import DEFAULT_DEVICE
 from cupyflash.tiling import TilingChoice
@@ -99,7 +99,7 @@ def problem_options(
         click.option("--mask", is_flag=True, help="With a boolean mask, one entry a score."),
         click.option("--bias", is_flag=True, help="With a number added to each score."),
         click.option("--key-lengths", metavar="N,N,...", help="Keys of each of the batch, when fewer than all."),
-        *([] if only else [click.option("--algorithm", type=click.Choice(ALGORITHMS), help="[default: fa1]")]),
+        *([] if only else [click.option("--algorithm", default="fa1", show_default=True, type=click.Choice(ALGORITHMS))]),
         *(BACKWARD if backward else ()),
         click.option(
             "--tiling",
@@ -159,8 +159,7 @@ def problem_options(
                 raise click.UsageError("--lse is for the forward pass: a backward reads L")
             if deterministic and not backward:
                 raise click.UsageError("--deterministic is for --backward: the forward pass has one order")
-            if algorithm is None:  # the theorems' own, where there is one
-                algorithm = "fa1" if not backward or "fa1" in BACKWARD_ALGORITHMS else "fa2"
+            assert algorithm is not None
             asked = Request(contiguous(problem), device, algorithm, parse_tiling(tiling_text), lse, backward, deterministic)
             command(asked, **own)
 
