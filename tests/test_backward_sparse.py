@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,3 +55,19 @@ def test_random_problems(algorithm: str, data: st.DataObject) -> None:
     tiling = data.draw(st.sampled_from(TILINGS))
     schedule = plan_backward(data.draw(sparse_problem(tiling, most=100)), A100, algorithm, tiling)
     check(schedule, data.draw(st.integers(0, 99)), data.draw(st.sampled_from([None, None, 5])))
+
+
+@settings(max_examples=100)
+@given(data=st.data(), tiling=st.none() | st.sampled_from(TILINGS) | st.just("paper"))
+def test_standard_theory_is_replay_is_literal_replay(data: st.DataObject, tiling: Any) -> None:
+    """All that restricts scores but block masks; an SRAM that has room for the paper's one tile."""
+    problem = replace(data.draw(sparse_problem((16, 16))), block_mask=None)
+    schedule = plan_backward(problem, A100.with_sram("1MB"), "standard", tiling)
+    assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)
+
+
+@settings(max_examples=12)
+@given(data=st.data())
+def test_a_window_in_the_standard_backward(data: st.DataObject) -> None:
+    problem = replace(data.draw(sparse_problem((16, 16), most=80)), block_mask=None)
+    check(plan_backward(problem, A100, "standard", (32, 48)), data.draw(st.integers(0, 99)), None)
