@@ -65,12 +65,6 @@ class _Fa2Kernels(BackwardSchedule):
         """What each query head of the group visits."""
         return [Visited.of(self, keys, None if block_mask is None else block_mask[head]) for head in range(self.group)]
 
-    def rows(self) -> np.ndarray:
-        """Rows of each row block."""
-        starts = np.arange(self.row_blocks) * self.block_rows
-        rows: np.ndarray = np.minimum(starts + self.block_rows, self.problem.seqlen_q) - starts
-        return rows
-
     def extras(self, heads: list[Visited], keys: int, blocks: int) -> Iterator[Phase]:
         """What `blocks` thread blocks read of masks, each its batch's length, and what the block mask says of it."""
         p = self.problem
@@ -88,7 +82,7 @@ class QueriesSchedule(_Fa2Kernels):
     def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
         p = self.problem
         keys = p.seqlen_k if keys is None else keys
-        heads, rows = self.visited(keys, block_mask), self.rows()
+        heads, rows = self.visited(keys, block_mask), self._rows()
         tail = (keys - 1) // self.block_cols
         for each in heads:
             visits = np.array([each.count(0, tail), each.count(tail, tail + 1)])
@@ -229,7 +223,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         """The column blocks that any row block visits."""
         columns = np.unique(np.concatenate([each.columns for each in heads]))
         tail = (keys - 1) // self.block_cols
-        tail_cols, rows = keys - tail * self.block_cols, self.rows()
+        tail_cols, rows = keys - tail * self.block_cols, self._rows()
         spans = [(j, j + 1) for j in columns.tolist()] if literal else [(0, tail), (tail, tail + 1)]
         for lo, hi in spans:
             steps = int(((lo <= columns) & (columns < hi)).sum())
