@@ -32,9 +32,10 @@ __device__ __forceinline__ float exp_of(float x) { return sizeof(Element) == 4 ?
 // With denormals flushed, as everything here is compiled, this is one instruction.
 __device__ __forceinline__ float exp2_of(float x) { return exp2f(x); }
 
-// Two neighbours to shared memory, at an even place
+// Two neighbours to shared memory, at an even place. NVRTC 13.5 makes two stores of a float2, which have bank conflicts.
 __device__ __forceinline__ void store_two(float* to_smem, float x, float y) {
-  *reinterpret_cast<float2*>(to_smem) = make_float2(x, y);
+  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_smem));
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
 }
 template <typename T> __device__ __forceinline__ void store_two(T* to_smem, float x, float y) {
   *reinterpret_cast<unsigned*>(to_smem) = pack(T(), x, y);

@@ -143,8 +143,7 @@ fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const
     }
   }
 
-  // dQ goes through the room of Q, of which a warp reads its own rows only.
-  __syncwarp();
+  // dQ goes through the room of Q, of which a warp reads its own rows only, and not since the last barrier.
   Element* dQ_smem = Q_smem + warp * 16 * KeyTile::PAD;
   put_tile<KeyTile>(dQ_smem, dQ_regs, scale);
   __syncwarp();

@@ -240,7 +240,7 @@ def run_kernels(
     tensors: dict[str, TensorTraffic] = {}
     counters: dict[str, Counters] = {}
     findings: list[Finding] = []
-    unwritten = {name for name in made if isinstance(values[name], np.ndarray)}
+    unwritten: dict[str, Any] = {name: True for name in made if isinstance(values[name], np.ndarray)}
     for kernel in schedule.kernels():
         if kernel.grid == 0:
             continue
@@ -252,9 +252,9 @@ def run_kernels(
             shared_bytes=kernel.shared_bytes,
             seed=seed,
             on_barrier=on_barrier,
-            unwritten=unwritten.intersection(kernel.params),
+            unwritten={name: where for name, where in unwritten.items() if name in kernel.params},
         )
-        unwritten -= set(kernel.params)
+        unwritten = {name: where for name, where in unwritten.items() if name not in kernel.params} | dict(launch.unwritten)
         for name, moved in launch.traffic.items():
             before = tensors.get(name, TensorTraffic())
             tensors[name] = TensorTraffic(before.read_bytes + moved.read_bytes, before.write_bytes + moved.write_bytes)

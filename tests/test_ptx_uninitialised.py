@@ -100,6 +100,19 @@ def test_views_share_what_is_written() -> None:
     assert [f.tensor for f in module.launch("k", 1, 64, both, unwritten=("x",), races=False).findings] == ["y"]
 
 
+def test_what_one_launch_leaves_unwritten_the_next_may_not_read() -> None:
+    x, y = np.zeros(256, np.float32), np.zeros(256, np.float32)
+    module, args = compiled(STRIDED), {"x": x, "y": y}
+    first = module.launch("k", 1, 64, {"x": y[:64], "y": x}, unwritten=("x",))
+    assert first.findings == () and first.unwritten == {}
+    first = module.launch("k", 1, 48, {"x": y, "y": x}, unwritten=("x",))
+    assert np.array_equal(first.unwritten["x"], np.repeat(np.arange(256) >= 48, 4).reshape(256, 4))
+    second = module.launch("k", 1, 64, args, unwritten={"y": first.unwritten["x"]})
+    assert second.findings_total == 64 - 24 and second.findings[0].lane == 24
+    # It stores every second element.
+    assert np.flatnonzero(second.unwritten["y"][:, 0]).tolist() == [n for n in range(48, 256) if n % 2 or n >= 128]
+
+
 def test_unknown_names() -> None:
     for name in ("z", "n"):
         with pytest.raises(ValueError, match=f"unwritten must name arrays among the arguments, got '{name}'; they are x, y"):

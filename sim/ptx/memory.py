@@ -106,6 +106,12 @@ class Segment:
             found = self._states[size] = self.state[skipped : skipped + len(view) * size].view(ELEMENT[size])
         return found
 
+    def array_states(self) -> Array:
+        """`state` of the array's elements: their bytes are the last axis."""
+        assert self.state is not None
+        own = self.state[self.pointer - self.start :]
+        return np.lib.stride_tricks.as_strided(own, (*self.array.shape, self.array.itemsize), (*self.array.strides, 1))
+
     def neighbours(self, segments: list[Segment]) -> tuple[list[Segment], int, int]:
         """Those that share memory with this one, itself included, and the host addresses where they begin and end."""
         group, low, high = [self], self.address, self.address + self.size
@@ -117,21 +123,18 @@ class Segment:
         return group, low, high
 
 
-def mark_unwritten(chosen: list[Segment], segments: list[Segment]) -> None:
-    """Nobody wrote the elements of the arrays of `chosen`, nor whatever other segments show of the same memory."""
-    for segment in chosen:
-        state = segment.state
-        if state is None:
+def mark_unwritten(chosen: list[tuple[Segment, Array | bool]], segments: list[Segment]) -> None:
+    """Nobody wrote the elements of these arrays, or those of their bytes where a mask says so, nor whatever other segments show
+    of the same memory."""
+    for segment, where in chosen:
+        if segment.state is None:
             group, low, high = segment.neighbours(segments)
             low -= low % 16  # as aligned as the memory itself
             together = np.full(high - low, WRITTEN, np.uint8)
             for one in group:
                 one.state = together[one.address - low : one.address - low + one.size]
-            state = together[segment.address - low :]
-        array = segment.array
-        if array.size:
-            own = state[segment.pointer - segment.start :]
-            np.lib.stride_tricks.as_strided(own, (*array.shape, array.itemsize), (*array.strides, 1))[...] = UNWRITTEN
+        if segment.array.size:
+            np.copyto(segment.array_states(), UNWRITTEN, where=where)
 
 
 class Memory:

@@ -15,7 +15,7 @@ from .counters import Counters, Tally, Traffic
 from .findings import Finding, Findings
 from .functions import BUILTINS, address_taken, function_addresses, refuse_shared_frames
 from .machine import Geometry, Machine, Setup
-from .memory import Memory, Observer, Segment, mark_unwritten
+from .memory import UNWRITTEN, Memory, Observer, Segment, mark_unwritten
 from .names import find_kernel
 from .ops.registry import Call, Plan, replace
 from .parser import parse
@@ -27,12 +27,17 @@ from .types import Array, Unsupported, UnsupportedPTX
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launch did. `traffic` by tensor name; `findings` are the first ones, `findings_total` counts all lanes."""
+    """What a launch did. `traffic` by tensor name; `findings` are the first ones, `findings_total` counts all lanes.
+
+    `unwritten`: of the arrays that nobody had written before, those that it left so in part; bool, an element's bytes are the
+    last axis. It may be given to the next launch.
+    """
 
     counters: Counters
     traffic: Mapping[str, Traffic]
     findings: tuple[Finding, ...]
     findings_total: int
+    unwritten: Mapping[str, Array]
 
 
 LIMITS = {"grid": ((1 << 31) - 1, 65535, 65535), "block": (1024, 1024, 64)}
@@ -101,7 +106,7 @@ class Module:
         on_barrier: Callable[[int, int], None] | None = None,
         observer: Observer | None = None,
         races: bool = True,
-        unwritten: Collection[str] = (),
+        unwritten: Collection[str] | Mapping[str, Array] = (),
         max_steps: int = MAX_STEPS,
     ) -> Launch:
         """Run a kernel to its end.
@@ -114,7 +119,8 @@ class Module:
         shared_bytes: dynamic shared memory of a block. seed: None runs warps in lock step where they agree, a number
         runs them in a random order. on_barrier(block, count) is called when a block has completed its count-th barrier.
         observer is shown every memory access. races: whether to look for them. unwritten: names of the arrays in args whose
-        contents nobody wrote (outputs, workspaces), so that to read them before this launch has stored there is a finding.
+        contents nobody wrote (outputs, workspaces), so that to read them before this launch has stored there is a finding;
+        a mapping says of which of their bytes that is so, as `Launch.unwritten` does.
         max_steps: about how many stretches of straight code (from branch to branch) a warp may run before the launch ends
         with an "endless" finding.
 
@@ -167,7 +173,8 @@ class Module:
         for name in unwritten:
             if name not in arrays:
                 raise ValueError(f"unwritten must name arrays among the arguments, got {name!r}; they are {', '.join(arrays)}")
-        mark_unwritten([arrays[name] for name in unwritten], [*segments, *tensors])
+        parts = unwritten if isinstance(unwritten, Mapping) else dict.fromkeys(unwritten, True)
+        mark_unwritten([(arrays[name], where) for name, where in parts.items()], [*segments, *tensors])
         findings, tally = Findings(kernel), Tally()
         shared_size = code.shared.size + shared_bytes
         memory = Memory([*segments, *tensors, params, workspace], shared_size, code.local.size, findings, tally)
@@ -179,7 +186,9 @@ class Module:
         counters = tally.fold(code)
         # A tensor that nobody touched has traffic, too: none.
         counters.traffic = {s.name: counters.traffic.get(s.name, Traffic()) for s in (*tensors, *segments)}
-        return Launch(counters, counters.traffic, tuple(findings.items), findings.total)
+        left = {name: arrays[name].array_states() == UNWRITTEN for name in parts if arrays[name].array.size}
+        still = {name: where for name, where in left.items() if where.any()}
+        return Launch(counters, counters.traffic, tuple(findings.items), findings.total, still)
 
     def code(self, kernel: str) -> Code:
         found = self._codes.get(kernel)
