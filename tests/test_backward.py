@@ -59,9 +59,8 @@ def check(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("d", [16, 48, 64, 128])
+@pytest.mark.parametrize(("d", "causal"), [(16, False), (48, True), (64, False), (128, True)])
 def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) -> None:
     """Ragged lengths, several blocks each way, V away from zero."""
     problem = Problem(1, 2, 1, 75, 101, d, dtype, causal)
@@ -85,10 +84,11 @@ def test_every_generation_compiles_and_agrees(device: str, d: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=13 * int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1)))
+@settings(max_examples=6 * int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1)))
 @given(data=st.data())
 def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> None:
-    for _ in range(2 if algorithm == "fa2" else 1):
+    """A hundred and twenty in all; with those of sparsity and packed sequences over two hundred."""
+    for _ in range(1 if dtype == "float32" else 4 if algorithm == "fa2" else 2):
         problem = data.draw(any_problem(dtype).filter(lambda p: p.seqlen_k > 0))
         tiling = data.draw(st.sampled_from([None, (16, 16), (32, 48)]))
         device = Device.named(data.draw(st.sampled_from(["A100-40GB", "H100-SXM"])))

@@ -23,14 +23,13 @@ ALGORITHMS = ("fa1", "standard")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_every_schedule_seed_gives_the_same_bits(algorithm: str, dtype: str) -> None:
-    problem = Problem(1, 4, 2, 50, 70, 32, dtype, causal=True)
+    problem = Problem(1, 4, 2, 50, 70, 16, dtype, causal=True)
     schedule = plan_backward(problem, A100, algorithm, (32, 32))
     q, k, v = draw(problem)
     dout = draw_gradient(problem)
     out, lse = reference(q, k, v, causal=True)
     runs = [
-        execute_backward(schedule, dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), seed=seed)
-        for seed in (None, 0, 1, 2, 3)
+        execute_backward(schedule, dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), seed=seed) for seed in (None, 0, 1)
     ]
     assert all(run.findings == () for run in runs)
     assert len({(run.dq.tobytes(), run.dk.tobytes(), run.dv.tobytes()) for run in runs}) == 1
@@ -58,7 +57,6 @@ def test_what_they_have_not() -> None:
     sparse = Problem(1, 1, 1, 64, 64, 32, "float16", block_mask=BlockMask.of(np.ones((2, 2), bool)))
     for algorithm in ALGORITHMS:
         refused(square, algorithm, f"{algorithm!r} has no gradient of the bias", dbias=True)
-        refused(Problem(1, 1, 1, 64, 64, 32, "float16", packed=True), algorithm, f"{algorithm!r} has no backward of packed")
         refused(square, algorithm, "in steps of 16", tiling=(24, 32))
     refused(sparse, "standard", "'standard' has no block mask")
     refused(square, "standard", "at most 128 columns", tiling=(16, 144))

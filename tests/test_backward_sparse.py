@@ -95,7 +95,7 @@ def check_packed(schedule: VarlenBackwardSchedule) -> BackwardExecution:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@settings(max_examples=15 * MORE)
+@settings(max_examples=12 * MORE)
 @given(data=st.data(), deterministic=st.booleans())
 def test_packed_sequences(dtype: str, data: st.DataObject, deterministic: bool) -> None:
     forward = data.draw(any_schedule(dtype))
@@ -149,14 +149,14 @@ def test_a_bias_gradients_bytes() -> None:
     assert execution.traffic["dbias"].read_bytes == execution.traffic["dbias"].write_bytes == 4 * scores
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_deterministic_gives_the_same_bits(dtype: str) -> None:
-    """Under twenty orders of execution. What atomics sum is dq alone."""
-    p = Problem(1, 4, 2, 50, 70, 16, dtype, causal=True)
+@pytest.mark.parametrize(("dtype", "orders"), [("float16", 20), ("float32", 3)])
+def test_deterministic_gives_the_same_bits(dtype: str, orders: int) -> None:
+    """Under many orders of execution. What atomics sum is dq alone."""
+    p = Problem(1, 4, 2, 30, 40, 16, dtype, causal=True)
     fixed, free = (plan_backward(p, A100, "fa2", (16, 16), deterministic=each) for each in (True, False))
     first, loose = check(fixed), check(free)
     assert (loose.dk.tobytes(), loose.dv.tobytes()) == (first.dk.tobytes(), first.dv.tobytes())
-    for seed in range(20):
+    for seed in range(orders):
         again = check(fixed, schedule_seed=seed)
         assert [g.tobytes() for g in (again.dq, again.dk, again.dv)] == [g.tobytes() for g in (first.dq, first.dk, first.dv)]
 

@@ -80,9 +80,7 @@ def require_mask_blocks(schedule: BackwardSchedule) -> None:
         raise ValueError(f"the block mask's blocks must be whole blocks of {own}, got {(rows, cols)}")
 
 
-def require_no_extras(schedule: BackwardSchedule) -> None:
-    """ValueError for packed sequences and for a gradient of the bias, which FlashAttention-2's kernels alone have."""
-    if schedule.problem.packed:
-        raise ValueError(f"algorithm {schedule.algorithm!r} has no backward of packed sequences: 'fa2' has")
+def require_no_dbias(schedule: BackwardSchedule) -> None:
+    """ValueError for a gradient of the bias, which FlashAttention-2's kernels alone have."""
     if schedule.dbias:
         raise ValueError(f"algorithm {schedule.algorithm!r} has no gradient of the bias: 'fa2' has")

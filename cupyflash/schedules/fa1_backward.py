@@ -13,7 +13,7 @@ import numpy as np
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules.backward import BackwardSchedule, require_no_extras
+from cupyflash.schedules.backward import BackwardSchedule, require_no_dbias
 from cupyflash.schedules.base import (
     BLOCK_MASK_PARAMS,
     FLOAT32,
@@ -218,7 +218,7 @@ class Fa1BackwardSchedule(BackwardSchedule):
 
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
-        require_no_extras(self)
+        require_no_dbias(self)
         shared = shared_bytes(p, self.block_rows, self.block_cols)
         require_kernel_tiling(self, shared)
         require_block_mask(self)

@@ -16,7 +16,7 @@ import numpy as np
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules.backward import BackwardSchedule, require_no_extras
+from cupyflash.schedules.backward import BackwardSchedule, require_no_dbias
 from cupyflash.schedules.base import (
     FLOAT32,
     GRANULE,
@@ -148,7 +148,7 @@ class StandardBackwardSchedule(BackwardSchedule):
 
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
-        require_no_extras(self)
+        require_no_dbias(self)
         if p.block_mask is not None:
             raise ValueError("algorithm 'standard' has no block mask: 'fa1' and 'fa2' skip what it leaves out")
         shared = shared_bytes(p, self.block_rows, self.block_cols)
