@@ -129,7 +129,11 @@ def _backward(schedule: BackwardSchedule, data_seed: int, v_mean: float, seed: i
     out, lse = reference(q, k, v, **expanded(posed, posed.pop("blocks"), q, k))
     execution = execute_backward(schedule, dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), **masks, seed=seed)
     gradients = {"dQ": execution.dq, "dK": execution.dk, "dV": execution.dv}
-    return execution.traffic, measure_gradients(gradients, dout, q, k, v, **posed), execution.findings
+    return (
+        execution.traffic,
+        measure_gradients(gradients, dout, q, k, v, from_weights=schedule.algorithm == "standard", **posed),
+        execution.findings,
+    )
 
 
 def _posed(schedule: TileSchedule, data_seed: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

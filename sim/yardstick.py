@@ -163,13 +163,15 @@ def measure_gradients(
     v: np.ndarray,
     *,
     blocks: tuple[int, int] | None = None,
+    from_weights: bool = False,
     **problem: Any,
 ) -> dict[str, Numbers]:
     """The errors of gradients by name (dQ, dK, dV, dbias), each held to the 2x rule; `problem` as for `measure`.
 
     Allowed is twice the plain computation's error, of the worse of its two ways to D, plus two units in the last place of the
     gradient; of float32, in which sums are, for the largest term of which dP - D cancels a part; and what the rounding of L and
-    S to float32 does to P = exp(S - L), which no division by their own sum takes back, and so to every term.
+    S to float32 does to P = exp(S - L), which no division by their own sum takes back, and so to every term: of dS to what is
+    left of it, or, where D is rowsum(P * dP) of that P (`from_weights`), to what cancels.
     """
     problem = expanded(problem, blocks, q, k)
     expected = reference_gradients(dout, q, k, v, **problem)
@@ -191,7 +193,7 @@ def measure_gradients(
             2 * max(_largest(each, exact) for each in rough)
             + 2 * ulp(np.abs(exact).max(initial=0), ours.dtype)
             + 2 * ulp(largest.get(name, 0.0), np.float32) * expected[name].size / max(ours.size, 1)
-            + (of_lse / 2 + 2 * of_score) * term.max(initial=0),
+            + (of_lse / 2 + 2 * of_score) * max(term.max(initial=0), largest.get(name, 0.0) if from_weights else 0.0),
         )
     return numbers
 

@@ -40,7 +40,7 @@ def run(
     given = (dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32))
     execution = execute_backward(schedule, *given, **masks, **dbias, seed=schedule_seed)
     gradients = {"dQ": execution.dq, "dK": execution.dk, "dV": execution.dv, **dbias}
-    return execution, measure_gradients(gradients, dout, q, k, v, **options)
+    return execution, measure_gradients(gradients, dout, q, k, v, from_weights=schedule.algorithm == "standard", **options)
 
 
 def check(
@@ -87,8 +87,8 @@ def test_every_generation_compiles_and_agrees(device: str, d: int) -> None:
 @settings(max_examples=6 * int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1)))
 @given(data=st.data())
 def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> None:
-    """A hundred and twenty in all; with those of sparsity and packed sequences over two hundred."""
-    for _ in range(1 if dtype == "float32" else 4 if algorithm == "fa2" else 2):
+    """Ninety in all; with those of sparsity and packed sequences two hundred."""
+    for _ in range(4 if algorithm == "fa2" and dtype != "float32" else 1):
         problem = data.draw(any_problem(dtype).filter(lambda p: p.seqlen_k > 0))
         tiling = data.draw(st.sampled_from([None, (16, 16), (32, 48)]))
         device = Device.named(data.draw(st.sampled_from(["A100-40GB", "H100-SXM"])))

@@ -85,11 +85,11 @@ def any_problem(draw: st.DrawFn, dtype: str) -> Problem:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])
-@settings(max_examples=26 * int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1)))
+@settings(max_examples=12 * int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1)))
 @given(data=st.data())
 def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> None:
-    """Over two hundred and eighty in all, a hundred and thirty of them of FlashAttention-2."""
-    for _ in range(2 if algorithm == "fa2" and dtype != "float32" else 1):
+    """Two hundred in all, a hundred and twenty of FlashAttention-2; as many again have windows or block masks, or are packed."""
+    for _ in range(1 if algorithm != "fa2" else 2 if dtype == "float32" else 4):
         problem = data.draw(any_problem(dtype))
         tiling = data.draw(st.sampled_from([None, (16, 16), (48, 32)]))
         name, sram = data.draw(st.sampled_from(["A100-40GB", "H100-SXM"])), data.draw(st.sampled_from([None, "64KB"]))
