@@ -7,10 +7,10 @@ The kernels come from their schedules. For every architecture (Algorithm 1, stan
 kind of chip), dtype and head dimension, on the tiling that its device gets (FlashAttention-2: on all of those that lengths choose
 between where that is common, else on one of them in turns):
 from d 128 on, where registers are scarce, Algorithm 1 without a mask, with each kind that costs registers, and with all at
-once, two of the four in turns; below that, and for standard attention, the lightest and the heaviest in turns; so the backward. On two architectures also other tilings,
-each kind of mask by itself, and a d of V that is not d. FlashAttention-2 at d 256: without a mask, and two of four other kinds
-in turns. bfloat16, whose kernels differ from float16's in few registers, is done for fewer. `--all` is every combination, and
-takes an hour.
+once, two of the four in turns; below that, and for standard attention and the backward, the lightest and the heaviest in turns.
+On two architectures also other tilings, each kind of mask by itself, and a d of V that is not d. FlashAttention-2 at d 256:
+without a mask, and two of four other kinds in turns. bfloat16, whose kernels differ from float16's in few registers, is done
+for fewer. `--all` is every combination, and takes an hour.
 """
 
 from __future__ import annotations
