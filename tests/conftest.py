@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 more = os.environ.get("CUPYFLASH_TEST_EXAMPLES")
-settings.register_profile("cupyflash", derandomize=more is None, deadline=None, suppress_health_check=list(HealthCheck))
+# A failing problem is shown as it was found: each smaller one to be tried would be compiled anew, for minutes.
+phases = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
+settings.register_profile(
+    "cupyflash", derandomize=more is None, deadline=None, phases=phases, suppress_health_check=list(HealthCheck)
+)
 settings.load_profile("cupyflash")
 
 
