@@ -37,7 +37,7 @@ def test_theory_is_replay_is_literal_replay(data: st.DataObject, kind: tuple[str
 
 
 @pytest.mark.parametrize(("algorithm", "deterministic"), KINDS)
-@settings(max_examples=25 * MORE)
+@settings(max_examples=12 * MORE)
 @given(data=st.data())
 def test_random_problems(algorithm: str, deterministic: bool, data: st.DataObject) -> None:
     tiling = data.draw(st.sampled_from(TILINGS))
@@ -95,7 +95,7 @@ def check_packed(schedule: VarlenBackwardSchedule) -> BackwardExecution:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@settings(max_examples=12 * MORE)
+@settings(max_examples=8 * MORE)
 @given(data=st.data(), deterministic=st.booleans())
 def test_packed_sequences(dtype: str, data: st.DataObject, deterministic: bool) -> None:
     forward = data.draw(any_schedule(dtype))

@@ -85,10 +85,13 @@ def any_problem(draw: st.DrawFn, dtype: str) -> Problem:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])
-@settings(max_examples=12 * int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1)))
+@settings(max_examples=8 * int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1)))
 @given(data=st.data())
 def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> None:
-    """Two hundred in all, a hundred and twenty of FlashAttention-2; as many again have windows or block masks, or are packed."""
+    """A hundred and thirty, eighty of FlashAttention-2; as many again have windows or block masks, or are packed.
+
+    CUPYFLASH_TEST_EXAMPLES=3 makes it over four hundred.
+    """
     for _ in range(1 if algorithm != "fa2" else 2 if dtype == "float32" else 4):
         problem = data.draw(any_problem(dtype))
         tiling = data.draw(st.sampled_from([None, (16, 16), (48, 32)]))
