@@ -60,7 +60,7 @@ def check(
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize(("d", "causal"), [(16, False), (48, True), (64, False), (128, True)])
+@pytest.mark.parametrize(("d", "causal"), [(16, False), (64, True), (128, True)])
 def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) -> None:
     """Ragged lengths, several blocks each way, V away from zero."""
     problem = Problem(1, 2, 1, 75, 101, d, dtype, causal)
@@ -84,10 +84,10 @@ def test_every_generation_compiles_and_agrees(device: str, d: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=4 * int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1)))
+@settings(max_examples=3 * int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1)))
 @given(data=st.data())
 def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> None:
-    """Sixty; as many again are sparse or packed. CUPYFLASH_TEST_EXAMPLES=2 makes it over two hundred."""
+    """Forty-five; as many again are sparse or packed. CUPYFLASH_TEST_EXAMPLES=3 makes it over two hundred."""
     for _ in range(4 if algorithm == "fa2" and dtype != "float32" else 1):
         problem = data.draw(any_problem(dtype).filter(lambda p: p.seqlen_k > 0))
         tiling = data.draw(st.sampled_from([None, (16, 16), (32, 48)]))

@@ -37,7 +37,7 @@ def test_theory_is_replay_is_literal_replay(data: st.DataObject, kind: tuple[str
 
 
 @pytest.mark.parametrize(("algorithm", "deterministic"), KINDS)
-@settings(max_examples=12 * MORE)
+@settings(max_examples=9 * MORE)
 @given(data=st.data())
 def test_random_problems(algorithm: str, deterministic: bool, data: st.DataObject) -> None:
     tiling = data.draw(st.sampled_from(TILINGS))

@@ -317,12 +317,12 @@ FIXED_MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("name", some(MUTANTS, 4))
+@pytest.mark.parametrize("name", some(MUTANTS, 5))
 def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(MUTANTS[name], schedule(MUTANTS[name].problem), run, tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("name", some(FIXED_MUTANTS, 4))
+@pytest.mark.parametrize("name", some(FIXED_MUTANTS, 5))
 def test_mutant_of_the_kernel_of_dq(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(FIXED_MUTANTS[name], schedule("fixed: " + FIXED_MUTANTS[name].problem), run, tmp_path, monkeypatch)
 
