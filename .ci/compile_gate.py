@@ -3,9 +3,9 @@
 
     python .ci/compile_gate.py [--all] [--json FILE] [--markdown docs/kernels.md]
 
-The kernels come from their schedules. For every architecture (Algorithm 1, standard attention and the backward: for one of each
-kind of chip), dtype and head dimension, on the tiling that its device gets (FlashAttention-2: on all of those that lengths choose
-between where that is common, else on one of them in turns):
+The kernels come from their schedules. For every architecture (the backward: for one of each kind of chip), dtype and head
+dimension, on the tiling that its device gets (FlashAttention-2: on all of those that lengths choose between where that is
+common, else on one of them in turns):
 from d 128 on, where registers are scarce, Algorithm 1 without a mask, with each kind that costs registers, and with all at
 once, two of the four in turns; below that, and for standard attention and the backward, the lightest and the heaviest in turns.
 On two architectures also other tilings, each kind of mask by itself, and a d of V that is not d. FlashAttention-2 at d 256:
@@ -46,7 +46,7 @@ from cupyflash.tiling import DoesNotFit, TilingChoice
 
 # One device for each architecture.
 DEVICES = tuple(Device.named(name) for name in ("T4", "A100-40GB", "A10", "L4", "H100-SXM", "B200", "RTX 5090"))
-# Of each kind of chip one: what is measured rather than used, and the backward, is compiled for these.
+# Of each kind of chip one: the backward is compiled for these.
 KINDS = ((7, 5), (8, 0), (9, 0), (12, 0))
 HEAD_DIMS = (16, 40, 64, 80, 96, 128, 192, 256)
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -92,7 +92,7 @@ def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) ->
 
 def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str, Schedule]]:
     """Every kind of attention kernel that a device has."""
-    for algorithm in ALGORITHMS if everything or device.compute_capability in KINDS else ("fa2",):
+    for algorithm in ALGORITHMS:
         cases: list[tuple[Problem, TilingChoice]] = []
         for dtype in DTYPES:
             if dtype == "bfloat16" and device.compute_capability < (8, 0):

@@ -226,6 +226,9 @@ def test_the_gate_compiles_every_kernel_dtype_and_head_dimension_everywhere(gate
             seen.setdefault(kernel.name, set()).add((job.device.sm, constants["ELEMENT"], constants.get("D")))
     assert {"fa1_forward", "standard_scores", "standard_softmax", "standard_values", "softmax_safe", "softmax_online"} <= set(seen)
     architectures = {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"}
+    backward = {name: seen.pop(name) for name in list(seen) if "backward" in name}
+    assert {"fa1_backward", "fa2_backward", "fa2_backward_queries"} <= set(backward)
+    assert {sm for found in backward.values() for sm, _, _ in found} == {"sm_75", "sm_80", "sm_90", "sm_120"}
     for name, found in seen.items():
         assert {sm for sm, _, _ in found} == architectures
         for sm in architectures:
