@@ -76,19 +76,20 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[TILES][4], c
     int t = lane % 4;
 #pragma unroll
     for (int n = 0; n < SUB / 8; n++)
+#pragma unroll 1
+      for (int holder = 0; holder < 4; holder++)  // of the four lanes that share a row this one has P[row][8 n + 2 holder], and the next
 #pragma unroll
-      for (int k = 0; k < 8; k++) {
-        // P[row][8 n + k] is with lane k / 2 of the four that share the row.
-        float p0 = __shfl_sync(~0u, P_regs[n][k % 2], k / 2, 4), p1 = __shfl_sync(~0u, P_regs[n][2 + k % 2], k / 2, 4);
+        for (int e = 0; e < 2; e++) {
+          float p0 = __shfl_sync(~0u, P_regs[n][e], holder, 4), p1 = __shfl_sync(~0u, P_regs[n][2 + e], holder, 4);
 #pragma unroll
-        for (int c = 0; c < TILES; c++) {
-          float2 value = *reinterpret_cast<const float2*>(V_smem + (8 * n + k) * ROW + 8 * c + 2 * t);
-          O_regs[c][0] = fmaf(p0, value.x, O_regs[c][0]);
-          O_regs[c][1] = fmaf(p0, value.y, O_regs[c][1]);
-          O_regs[c][2] = fmaf(p1, value.x, O_regs[c][2]);
-          O_regs[c][3] = fmaf(p1, value.y, O_regs[c][3]);
+          for (int c = 0; c < TILES; c++) {
+            float2 value = *reinterpret_cast<const float2*>(V_smem + (8 * n + 2 * holder + e) * ROW + 8 * c + 2 * t);
+            O_regs[c][0] = fmaf(p0, value.x, O_regs[c][0]);
+            O_regs[c][1] = fmaf(p0, value.y, O_regs[c][1]);
+            O_regs[c][2] = fmaf(p1, value.x, O_regs[c][2]);
+            O_regs[c][3] = fmaf(p1, value.y, O_regs[c][3]);
+          }
         }
-      }
   }
 }
 

@@ -5,10 +5,14 @@ CUPYFLASH_TEST_EXAMPLES=10 tries ten times as many random problems, and other on
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+# Loaded kernels are kept, a million objects and more: to go through them as often as Python does by itself takes long.
+gc.set_threshold(100_000, 50, 100)
 
 more = os.environ.get("CUPYFLASH_TEST_EXAMPLES")
 # A failing problem is shown as it was found: each smaller one to be tried would be compiled anew, for minutes.

@@ -154,7 +154,7 @@ def test_zero_and_negative_strides() -> None:
 
 def test_many_heads() -> None:
     """More (batch, head) pairs than a second grid dimension could hold."""
-    q = draw((70_000, 1, 16))[0]
+    q = draw((65_540, 1, 16))[0]
     out = cupyflash.attention(q, q, q)
     assert np.array_equal(out, q)
 

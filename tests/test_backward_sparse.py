@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_backward import A100, check
-from test_sparse import TILINGS, sparse_problem
 from test_varlen import any_schedule, packed
 
 import cupyflash
@@ -22,27 +19,28 @@ from cupyflash.sim import execute_backward, execute_varlen_backward, replay, the
 from cupyflash.sim.execution import BackwardExecution
 from cupyflash.sim.reference import reference, reference_gradients
 from cupyflash.sim.yardstick import Numbers, draw_gradient, measure_gradients
+from problems import MORE, TILINGS, sparse_problems
 from yardstick import draw, draw_masks
 
 KINDS = [("fa1", False), ("fa2", False), ("fa2", True)]
-MORE = int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1))
 
 
-@settings(max_examples=200 * MORE)
+@settings(max_examples=70 * MORE)
 @given(data=st.data(), kind=st.sampled_from(KINDS), tiling=st.sampled_from(TILINGS))
 def test_theory_is_replay_is_literal_replay(data: st.DataObject, kind: tuple[str, bool], tiling: tuple[int, int]) -> None:
     algorithm, deterministic = kind
-    schedule = plan_backward(data.draw(sparse_problem(tiling)), A100, algorithm, tiling, deterministic=deterministic)
-    assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)
+    for problem in data.draw(sparse_problems(tiling)):
+        schedule = plan_backward(problem, A100, algorithm, tiling, deterministic=deterministic)
+        assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)
 
 
 @pytest.mark.parametrize(("algorithm", "deterministic"), KINDS)
-@settings(max_examples=9 * MORE)
+@settings(max_examples=8 * MORE)
 @given(data=st.data())
 def test_random_problems(algorithm: str, deterministic: bool, data: st.DataObject) -> None:
     tiling = data.draw(st.sampled_from(TILINGS))
-    problem = data.draw(sparse_problem(tiling, most=120))
-    check(plan_backward(problem, A100, algorithm, tiling, deterministic=deterministic), blocks=tiling, v_mean=1.0)
+    for problem in data.draw(sparse_problems(tiling, most=120)):
+        check(plan_backward(problem, A100, algorithm, tiling, deterministic=deterministic), blocks=tiling, v_mean=1.0)
 
 
 def test_a_block_mask_has_the_forwards_blocks() -> None:
@@ -172,17 +170,17 @@ def test_what_deterministic_costs() -> None:
     assert again == fixed.queries.row_blocks * 1024 * 64 * 2
 
 
-@settings(max_examples=100)
+@settings(max_examples=35)
 @given(data=st.data(), tiling=st.none() | st.sampled_from(TILINGS) | st.just("paper"))
 def test_standard_theory_is_replay_is_literal_replay(data: st.DataObject, tiling: Any) -> None:
     """All that restricts scores but block masks; an SRAM that has room for the paper's one tile."""
-    problem = replace(data.draw(sparse_problem((16, 16))), block_mask=None)
-    schedule = plan_backward(problem, A100.with_sram("1MB"), "standard", tiling)
-    assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)
+    for problem in data.draw(sparse_problems((16, 16), blocks=False)):
+        schedule = plan_backward(problem, A100.with_sram("1MB"), "standard", tiling)
+        assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_a_window_in_the_standard_backward(data: st.DataObject) -> None:
-    problem = replace(data.draw(sparse_problem((16, 16), most=80)), block_mask=None)
-    check(plan_backward(problem, A100, "standard", (32, 48)), data.draw(st.integers(0, 99)), v_mean=1.0)
+    for problem in data.draw(sparse_problems((16, 16), most=80, blocks=False)):
+        check(plan_backward(problem, A100, "standard", (32, 48)), data.draw(st.integers(0, 99)), v_mean=1.0)

@@ -16,9 +16,9 @@ from cupyflash.sim import execute, theory
 from cupyflash.sim.machine import replay
 from cupyflash.sim.reference import reference
 from cupyflash.sim.verification import verify
+from problems import MORE, TILINGS, sides, sparse_problems
 
 A100 = Device.named("A100-40GB")
-TILINGS = ((16, 16), (48, 32), (32, 64))
 
 
 def draw(*shapes: tuple[int, ...]) -> list[np.ndarray]:
@@ -26,53 +26,22 @@ def draw(*shapes: tuple[int, ...]) -> list[np.ndarray]:
     return [rng.standard_normal(shape).astype(np.float16) for shape in shapes]
 
 
-sides = st.none() | st.integers(0, 5) | st.integers(0, 200)
-
-
-@st.composite
-def sparse_problem(draw: st.DrawFn, tiling: tuple[int, int], most: int = 200) -> Problem:
-    """A window, a block mask, or both, with whatever else restricts the scores."""
-    batch, n_q, n_k = draw(st.integers(1, 2)), draw(st.integers(1, most)), draw(st.integers(1, most))
-    block_mask = None
-    if draw(st.booleans()):
-        shape = draw(st.sampled_from([1, batch])), draw(st.sampled_from([1, 2])), -(-n_q // tiling[0]), -(-n_k // tiling[1])
-        kept = np.random.default_rng(draw(st.integers(0, 99))).random(shape) < draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
-        block_mask = BlockMask.of(kept)
-    lengths = draw(st.none() | st.tuples(*[st.integers(0, n_k)] * batch))
-    return Problem(
-        batch,
-        2,
-        draw(st.sampled_from([1, 2])),
-        n_q,
-        n_k,
-        16,
-        draw(st.sampled_from(["float16", "float32"])),
-        draw(st.booleans()),
-        mask=draw(st.booleans()),
-        bias=draw(st.booleans()),
-        padded=lengths is not None,
-        key_lengths=lengths,
-        window=draw(st.none() | st.tuples(sides, sides)),
-        block_mask=block_mask,
-    )
-
-
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(data=st.data(), algorithm=st.sampled_from(["fa1", "fa2"]), tiling=st.sampled_from(TILINGS), lse=st.booleans())
 def test_theory_is_replay_is_literal_replay(data: st.DataObject, algorithm: str, tiling: tuple[int, int], lse: bool) -> None:
-    schedule = plan(data.draw(sparse_problem(tiling)), A100, algorithm, tiling, lse=lse)
-    assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)
+    for problem in data.draw(sparse_problems(tiling)):
+        schedule = plan(problem, A100, algorithm, tiling, lse=lse)
+        assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)
 
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
-@settings(max_examples=40)
+@settings(max_examples=14 * MORE)
 @given(data=st.data())
 def test_random_problems(algorithm: str, data: st.DataObject) -> None:
     """Theory == replay == execution, numbers by the 2x rule, nothing found."""
     tiling = data.draw(st.sampled_from(TILINGS))
-    schedule = plan(data.draw(sparse_problem(tiling, most=120)), A100, algorithm, tiling, lse=True)
-    found = verify(schedule, seed=data.draw(st.sampled_from([None, None, 5])))
-    assert found.good
+    for problem in data.draw(sparse_problems(tiling, most=120)):
+        assert verify(plan(problem, A100, algorithm, tiling, lse=True), seed=data.draw(st.sampled_from([None, None, 5]))).good
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,9 @@ LOCAL_WINDOW = 2 << 56
 SPACE_BITS = 56
 ALIGNMENT = 4096
 
-UNWRITTEN, WRITTEN, IN_FLIGHT = 0, 1, 2
-"""State of a byte of shared memory, and of a tensor whose contents nobody wrote."""
+WRITTEN, UNWRITTEN, IN_FLIGHT = 0, 1, 2
+"""State of a byte of shared memory, and of a tensor whose contents nobody wrote. 0 is the state of the bytes between a tensor's
+elements: fresh memory is zero without being touched, and they may be many."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def mark_unwritten(chosen: list[tuple[Segment, Array | bool]], segments: list[Se
         if segment.state is None:
             group, low, high = segment.neighbours(segments)
             low -= low % 16  # as aligned as the memory itself
-            together = np.full(high - low, WRITTEN, np.uint8)
+            together = np.zeros(high - low, np.uint8)  # WRITTEN
             for one in group:
                 one.state = together[one.address - low : one.address - low + one.size]
         if segment.array.size:

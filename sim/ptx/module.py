@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +75,8 @@ class Module:
     @classmethod
     def from_ptx(cls, text: str) -> Module:
         """Load PTX text. Raises `UnsupportedPTX`, which lists every statement that the machine cannot execute."""
-        return cls(parse(text), text)
+        with collection_paused():
+            return cls(parse(text), text)
 
     @classmethod
     def from_source(cls, cuda: str, options: Sequence[str] = (), *, name: str = "kernel.cu") -> Module:
@@ -195,6 +198,19 @@ class Module:
         if found is None:
             found = self._codes[kernel] = Code(self.program, kernel, self._plans)
         return found
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """No garbage collection meanwhile: loading makes many objects that stay, and looking through them took half of its time."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def decode_all(program: Program) -> dict[str, list[Plan]]:

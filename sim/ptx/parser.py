@@ -28,6 +28,8 @@ _VARIABLE = re.compile(
 )
 _ALIGN = re.compile(r"\.align\s+(\d+)")
 _SPLIT = re.compile(r"[,\s]+")
+_DELIMITER = re.compile(r"[,{}\[\]()]")
+_BLANK = re.compile(r"\s*")
 _FLOAT = re.compile(r"0([fFdD])([0-9a-fA-F]{8,16})$")
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?$")
@@ -55,8 +57,25 @@ class _Scope:
         self.registers: dict[str, PtxType] = {}
         self.ranges: dict[str, tuple[PtxType, int]] = {}
         self.labels: set[str] = set()
+        self._seen: dict[str, Reg] = {}
 
     def register(self, name: str) -> Reg | None:
+        """The register that a name means here, until `declare` may change that."""
+        found = self._seen.get(name)
+        if found is None and (register := self.find(name)) is not None:
+            found = self._seen[name] = register
+        return found
+
+    def declare(self, names: str, kind: PtxType) -> None:
+        """Registers as `.reg` has them: names with commas between, name<n> for name0 to name(n - 1)."""
+        self._seen.clear()
+        for name in _SPLIT.split(names.strip()):
+            if ranged := re.fullmatch(r"(.*)<(\d+)>", name):
+                self.ranges[ranged[1]] = (kind, int(ranged[2]))
+            else:
+                self.registers[name] = kind
+
+    def find(self, name: str) -> Reg | None:
         scope: _Scope | None = self
         while scope is not None:
             found = scope.registers.get(name)
@@ -94,9 +113,8 @@ class _Parser:
         self.bad.append((self.line(pos), self.text[pos : end if end >= 0 else None].strip()[:100], reason))
 
     def skip(self, pos: int) -> int:
-        while pos < len(self.text) and self.text[pos].isspace():
-            pos += 1
-        return pos
+        match = _BLANK.match(self.text, pos)
+        return match.end() if match else pos
 
     def until(self, pos: int, mark: str) -> int:
         end = self.text.find(mark, pos)
@@ -314,11 +332,7 @@ class _Parser:
             if not match or match[1] not in TYPES:
                 self.fail(pos, "register type is not executed")
                 return end + 1
-            for name in _SPLIT.split(match[2].strip()):
-                if ranged := re.fullmatch(r"(.*)<(\d+)>", name):
-                    scope.ranges[ranged[1]] = (TYPES[match[1]], int(ranged[2]))
-                else:
-                    scope.registers[name] = TYPES[match[1]]
+            scope.declare(match[2], TYPES[match[1]])
             return end + 1
         if re.match(r"\.(local|shared|param|global|const)\b", text):
             variable = self.variable(pos, text)
@@ -353,6 +367,9 @@ class _Parser:
         )
 
     def operand(self, function: Function, scope: _Scope, text: str, pos: int) -> Operand:
+        if (reg := scope.register(text)) is not None:
+            return reg
+
         def sub(part: str) -> Operand:
             return self.operand(function, scope, part, pos)
 
@@ -377,8 +394,6 @@ class _Parser:
             return Imm(integer(text))
         if _DECIMAL.match(text):
             return Imm(struct.unpack("<Q", struct.pack("<d", float(text)))[0], 64)
-        if (reg := scope.register(text)) is not None:
-            return reg
         if match := _SPECIAL.match(text):
             wide = text in ("%clock64", "%globaltimer")
             return Reg(text, TYPES["u64" if wide else "u32"])
@@ -414,17 +429,18 @@ class _Parser:
 def split_operands(text: str) -> Iterator[str]:
     """Split at commas outside of brackets; empty parts are dropped."""
     depth, start = 0, 0
-    for i, char in enumerate(text):
+    for match in _DELIMITER.finditer(text):
+        char = match[0]
         if char in "{[(":
             depth += 1
         elif char in "}])":
             depth -= 1
-        elif char == "," and depth == 0:
-            if text[start:i].strip():
-                yield text[start:i].strip()
-            start = i + 1
-    if text[start:].strip():
-        yield text[start:].strip()
+        elif depth == 0:
+            if part := text[start : match.start()].strip():
+                yield part
+            start = match.end()
+    if part := text[start:].strip():
+        yield part
 
 
 def parse(text: str) -> Program:

@@ -1,0 +1,84 @@
+"""Random problems, several of each kernel at a time: to compile one takes longer than to run it on arrays of this size."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from hypothesis import strategies as st
+
+from cupyflash import Problem
+from cupyflash.problem import BlockMask
+
+MORE = int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1))
+SIZES = 3
+TILINGS = ((16, 16), (48, 32), (32, 64))
+
+
+@st.composite
+def any_problems(draw: st.DrawFn, dtype: str, fewest_keys: int = 0) -> list[Problem]:
+    """Problems of one kernel as contiguous arrays pose them: every mask, grouped heads, any d and d_v, lengths up to 150."""
+    d, d_v = draw(st.sampled_from([(16, None), (64, None), (128, None), (40, 33), (64, 96)]))
+    causal, mask, bias, padded = (draw(st.booleans()) for _ in range(4))
+    size = 4 if dtype == "float32" else 2
+    bits = d * size | (d_v or d) * size | 16
+
+    def one() -> Problem:
+        batch, seqlen_k = draw(st.integers(1, 3)), draw(st.integers(fewest_keys, 150))
+        heads, kv_heads = draw(st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2)]))
+        return Problem(
+            batch,
+            heads,
+            kv_heads,
+            draw(st.integers(1, 100 if dtype == "float32" else 150)),
+            seqlen_k,
+            d,
+            dtype,
+            causal,
+            draw(st.sampled_from([None, 0.3, -0.2, 1.0])),
+            head_dim_v=d_v,
+            mask=mask,
+            bias=bias,
+            padded=padded,
+            key_lengths=draw(st.tuples(*[st.integers(0, seqlen_k)] * batch)) if padded else None,
+            alignment=bits & -bits,
+        )
+
+    return [one() for _ in range(SIZES)]
+
+
+sides = st.none() | st.integers(0, 5) | st.integers(0, 200)
+
+
+@st.composite
+def sparse_problems(draw: st.DrawFn, tiling: tuple[int, int], most: int = 200, blocks: bool = True) -> list[Problem]:
+    """Problems of one kernel with a window, a block mask (if `blocks`), or both, and whatever else restricts the scores."""
+    dtype = draw(st.sampled_from(["float16", "float32"]))
+    causal, mask, bias, padded, windowed = (draw(st.booleans()) for _ in range(5))
+    blocked = blocks and draw(st.booleans())
+
+    def one() -> Problem:
+        batch, n_q, n_k = draw(st.integers(1, 2)), draw(st.integers(1, most)), draw(st.integers(1, most))
+        block_mask = None
+        if blocked:
+            shape = draw(st.sampled_from([1, batch])), draw(st.sampled_from([1, 2])), -(-n_q // tiling[0]), -(-n_k // tiling[1])
+            kept = np.random.default_rng(draw(st.integers(0, 99))).random(shape) < draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
+            block_mask = BlockMask.of(kept)
+        return Problem(
+            batch,
+            2,
+            draw(st.sampled_from([1, 2])),
+            n_q,
+            n_k,
+            16,
+            dtype,
+            causal,
+            mask=mask,
+            bias=bias,
+            padded=padded,
+            key_lengths=draw(st.tuples(*[st.integers(0, n_k)] * batch)) if padded else None,
+            window=(draw(sides), draw(sides)) if windowed else None,
+            block_mask=block_mask,
+        )
+
+    return [one() for _ in range(SIZES)]
