@@ -135,16 +135,10 @@ def attention_varlen_backward(
         raise TypeError(f"deterministic must be True or False, got {deterministic!r}")
     given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     arrays = {name: as_array(name, array) for name, array in given.items()}
-    bounds = {name: as_array(name, array) for name, array in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k))}
-    gpu = on_gpu(**arrays)
-    beside = {name: array for name, array in bounds.items() if not (gpu and isinstance(array, np.ndarray))}
-    on_gpu(**arrays, **beside)
-    every = {**arrays, **bounds}
+    gpu, bounds, beside = varlen.bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
     with device_of(gpu, **arrays, **beside):
-        prepared(_posed, gpu, every, causal, window, scale)  # refuses what is no use looking at
-        seqlens, longest = varlen.sequences(bounds, len(arrays["q"]), len(arrays["k"]), max_seqlen_q, max_seqlen_k)
-        counted = None if gpu else seqlens
-        call = prepared(_prepare_varlen, gpu, every, counted, *longest, causal, window, scale, tiling, bool(deterministic))
+        options = causal, window, scale, tiling, bool(deterministic)
+        call = varlen.prepared_sequences(_posed, _prepare_varlen, gpu, arrays, bounds, (max_seqlen_q, max_seqlen_k), *options)
         arrays["lse"] = as_contiguous(gpu, arrays["lse"], np.float32)
         on_device = {name: as_contiguous(gpu, array, np.int32) for name, array in bounds.items()}
         made = call.launch(on_device | {tensor: arrays[name] for tensor, name in TENSORS.items()})

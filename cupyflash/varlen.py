@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from numbers import Integral
@@ -56,17 +56,10 @@ def attention_varlen(
         raise TypeError(f"return_lse must be True or False, got {return_lse!r}")
     inputs = {name: as_array(name, array) for name, array in (("q", q), ("k", k), ("v", v))}
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
-    bounds = {name: as_array(name, array) for name, array in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k))}
-    gpu = on_gpu(**arrays)
-    # Bounds may stay behind on the host, where they can be looked at.
-    beside = {name: array for name, array in bounds.items() if not (gpu and isinstance(array, np.ndarray))}
-    on_gpu(**arrays, **beside)
-    every = {**arrays, **bounds}
+    gpu, bounds, beside = bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
     with device_of(gpu, **arrays, **beside):
-        prepared(posed, gpu, every, causal, window, scale)  # refuses what is no use looking at
-        seqlens, longest = sequences(bounds, len(inputs["q"]), len(inputs["k"]), max_seqlen_q, max_seqlen_k)
-        counted = None if gpu else seqlens
-        call = prepared(_prepare, gpu, every, counted, *longest, causal, window, scale, tiling, bool(return_lse))
+        options = causal, window, scale, tiling, bool(return_lse)
+        call = prepared_sequences(posed, _prepare, gpu, arrays, bounds, (max_seqlen_q, max_seqlen_k), *options)
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
         on_device = {name: as_contiguous(gpu, array, np.int32) for name, array in bounds.items()}
@@ -95,6 +88,40 @@ def _prepare(
     tensors = [heads_first(array) for array in (q, k, v, arrays.get("out", made))]
     masks = Masks(**{name: arrays[name] for name in BOUNDS})
     return prepare_attention(schedule, simulation, tensors, masks, {} if "out" in arrays else {"O": made})
+
+
+def bounds_of(arrays: Mapping[str, Array], cu_seqlens_q: Any, cu_seqlens_k: Any) -> tuple[bool, dict[str, Array], dict[str, Array]]:
+    """Whether the arrays are on a GPU; the bounds by name; and those of them that must be where the arrays are.
+
+    NumPy's bounds of sequences on a GPU may stay behind on the host, where they can be looked at.
+    """
+    bounds = {name: as_array(name, array) for name, array in zip(BOUNDS, (cu_seqlens_q, cu_seqlens_k), strict=True)}
+    gpu = on_gpu(**arrays)
+    beside = {name: array for name, array in bounds.items() if not (gpu and isinstance(array, np.ndarray))}
+    on_gpu(**arrays, **beside)
+    return gpu, bounds, beside
+
+
+def prepared_sequences(
+    posed: Callable[..., Problem],
+    prepare: Callable[..., Prepared | PreparedSimulation],
+    gpu: bool,
+    arrays: Mapping[str, Array],
+    bounds: Mapping[str, Array],
+    longest: tuple[int | None, int | None],
+    causal: bool,
+    window: Window | None,
+    scale: float | None,
+    *options: Any,
+) -> Prepared | PreparedSimulation:
+    """The prepared call for sequences of which `longest` may say how long they are at most (`max_seqlen`)."""
+    every = {**arrays, **bounds}
+    prepared(posed, gpu, every, causal, window, scale)  # refuses what is no use looking at
+    seqlens, found = sequences(bounds, arrays["q"].shape[0], arrays["k"].shape[0], *longest)
+    call: Prepared | PreparedSimulation = prepared(
+        prepare, gpu, every, None if gpu else seqlens, *found, causal, window, scale, *options
+    )
+    return call
 
 
 def heads_first(array: Any) -> Any:

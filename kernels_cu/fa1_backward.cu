@@ -130,19 +130,17 @@ fa1_backward(const Element* Q, const Element* K, const Element* V, const Element
       for (int h = 0; h < 2; h++) {
         const int row = i * BR + warp * 16 + g + 8 * h;
         if (row >= Nq) continue;
-        for (int col = 2 * t; col < D; col += 8) {
-          if (seen) {
-            store_row_pair<D>(row_sums<D>(dQ_head_rows, dQ_row, dQ_sums, row), col, 0.f, 0.f);
-          } else {
-            store_row_pair<D>(dQ_head_rows + row * dQ_row, col, 0.f, 0.f);
-          }
+        if (seen) {
+          zero_row<D>(row_sums<D>(dQ_head_rows, dQ_row, dQ_sums, row), t);
+        } else {
+          zero_row<D>(dQ_head_rows + row * dQ_row, t);
         }
       }
     }
   }
   for (int key = threadIdx.x / 4; key < Nk; key += THREADS / 4) {
-    for (int col = 2 * t; col < D; col += 8) store_row_pair<D>(dK + key * dK_row, col, 0.f, 0.f);
-    for (int col = 2 * t; col < DV; col += 8) store_row_pair<DV>(dV + key * dV_row, col, 0.f, 0.f);
+    zero_row<D>(dK + key * dK_row, t);
+    zero_row<DV>(dV + key * dV_row, t);
   }
 
   // Line 6: for each K/V block that any row sees

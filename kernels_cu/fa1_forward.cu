@@ -75,12 +75,10 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
     for (int h = 0; h < 2; h++) {
       const int row = i * BR + warp * 16 + g + 8 * h;
       if (row >= Nq) continue;
-      for (int col = 2 * t; col < DV; col += 8) {
-        if (seen) {
-          store_row_pair<DV>(row_sums<DV>(O, O_row, O_acc, row), col, 0.f, 0.f);
-        } else {
-          store_row_pair<DV>(O + row * O_row, col, 0.f, 0.f);
-        }
+      if (seen) {
+        zero_row<DV>(row_sums<DV>(O, O_row, O_acc, row), t);
+      } else {
+        zero_row<DV>(O + row * O_row, t);
       }
       if (t == 0) {
         l[row] = 0.f;

@@ -33,6 +33,11 @@ template <int WIDTH, typename T> __device__ __forceinline__ void store_row_pair(
   }
 }
 
+// Zeros to the columns 2 t, 2 t + 1, 2 t + 8, ... of a row of WIDTH
+template <int WIDTH, typename T> __device__ __forceinline__ void zero_row(T* row, int t) {
+  for (int col = 2 * t; col < WIDTH; col += 8) store_row_pair<WIDTH>(row, col, 0.f, 0.f);
+}
+
 // Row `row` of what is summed in HBM from visit to visit, in float32: an output of float itself, or beside one of a half type
 // a workspace, `sums`, with WIDTH elements a row.
 template <int WIDTH> __device__ __forceinline__ float* row_sums(Element* out, long long out_row, float* sums, int row) {

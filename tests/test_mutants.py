@@ -64,7 +64,7 @@ FA1_MUTANTS = {
     "l is not initialised": Mutant(FA1, "l[row] = 0.f;", "", "uninitialised", ("l_i = l[row]",)),
     "m is not initialised": Mutant(FA1, "m[row] = NEG_INF;", "", "uninitialised", ("m_i = m[row]",)),
     "O is not initialised": Mutant(
-        FA1, "store_row_pair<DV>(row_sums<DV>(O, O_row, O_acc, row), col, 0.f, 0.f);", "", "uninitialised", ("<const float2*>(row",)
+        FA1, "zero_row<DV>(row_sums<DV>(O, O_row, O_acc, row), t);", "", "uninitialised", ("<const float2*>(row",)
     ),
     "O~ is not initialised": Mutant(
         FA1, "O_tilde[DV_PAD / 8][4] = {}", "O_tilde[DV_PAD / 8][4]", "uninitialised", ("O_tilde[n][", MMA)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from cupyflash.schedules.base import Phase, TileSchedule
+from cupyflash.schedules.base import Phase, TileSchedule, require_block_mask
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,11 @@ class BackwardSchedule(TileSchedule):
 
 
 def require_mask_blocks(schedule: BackwardSchedule) -> None:
-    """ValueError unless the block mask, if there is one, has a block for each of `mask_blocks`, and those are whole blocks."""
-    p, own = schedule.problem, (schedule.block_rows, schedule.block_cols)
-    if p.block_mask is None:
-        return
+    """ValueError unless the block mask, if there is one, has an element for each of `mask_blocks`, and those are whole blocks."""
+    require_block_mask(schedule, schedule.mask_blocks)
+    own = schedule.block_rows, schedule.block_cols
     rows, cols = schedule.mask_blocks or own
-    blocks = -(-p.seqlen_q // rows), -(-p.seqlen_k // cols)
-    if p.block_mask.shape[2:] != blocks:
-        raise ValueError(
-            f"block_mask must be (..., Tr, Tc) = (..., {blocks[0]}, {blocks[1]}) for blocks of Br {rows} x Bc {cols}, got "
-            f"{p.block_mask.shape}; tiling=(Br, Bc) chooses the blocks"
-        )
-    if rows % own[0] or cols % own[1]:
+    if schedule.problem.block_mask is not None and (rows % own[0] or cols % own[1]):
         raise ValueError(f"the block mask's blocks must be whole blocks of {own}, got {(rows, cols)}")
 
 

@@ -309,14 +309,22 @@ def block_mask_bytes(problem: Problem, row_blocks: int, block_cols: int) -> int:
     return 4 * row_blocks * words if problem.block_mask is not None else 0
 
 
-def require_block_mask(schedule: TileSchedule) -> None:
-    """ValueError unless the block mask, if there is one, has a block for each of the schedule's."""
-    mask, blocks = schedule.problem.block_mask, (schedule.row_blocks, schedule.col_blocks)
-    if mask is not None and mask.shape[2:] != blocks:
+def require_block_mask(schedule: TileSchedule, blocks: tuple[int, int] | None = None) -> None:
+    """ValueError unless the block mask, if there is one, has an element for each of `blocks` (Br, Bc), or of the schedule's."""
+    p = schedule.problem
+    rows, cols = blocks or (schedule.block_rows, schedule.block_cols)
+    needed = -(-p.seqlen_q // rows), -(-p.seqlen_k // cols)
+    if p.block_mask is not None and p.block_mask.shape[2:] != needed:
         raise ValueError(
-            f"block_mask must be (..., Tr, Tc) = (..., {blocks[0]}, {blocks[1]}) for blocks of {schedule.tiling.used}, got "
-            f"{mask.shape}; tiling=(Br, Bc) chooses the blocks"
+            f"block_mask must be (..., Tr, Tc) = (..., {needed[0]}, {needed[1]}) for blocks of Br {rows} x Bc {cols}, got "
+            f"{p.block_mask.shape}; tiling=(Br, Bc) chooses the blocks"
         )
+
+
+def require_no_block_mask(schedule: TileSchedule) -> None:
+    """ValueError for a block mask with an algorithm that skips nothing."""
+    if schedule.problem.block_mask is not None:
+        raise ValueError(f"algorithm {schedule.algorithm!r} has no block mask: 'fa1' and 'fa2' skip what it leaves out")
 
 
 def length_moves(problem: Problem) -> tuple[Move, ...]:

@@ -14,13 +14,11 @@ from cupyflash.schedules.base import (
     FLOAT32,
     GRANULE,
     MASK_PARAMS,
-    MAX_BLOCK_ROWS,
     WARP,
     Kernel,
     Move,
     Phase,
     Tile,
-    TileSchedule,
     Visit,
     Visited,
     Workspace,
@@ -28,17 +26,15 @@ from cupyflash.schedules.base import (
     block_mask_moves,
     element_constants,
     length_moves,
-    mask_moves,
     require_block_mask,
     require_kernel_tiling,
     row_bytes,
-    scores_seen,
     stride_params,
     sub_tile,
     value_row_bytes,
-    visited_scores,
 )
-from cupyflash.tiling import TileSize, paper_blocks, round_down, shrink_to_fit
+from cupyflash.schedules.columns_outside import ColumnsOutside, fit_paper_blocks
+from cupyflash.tiling import TileSize
 
 
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
@@ -49,32 +45,10 @@ def shared_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
 
 def fit(problem: Problem, device: Device) -> TileSize:
     """The paper's blocks rounded down to tensor core tiles, and further until K_j, V_j and Q_i fit the SRAM."""
-    paper = paper_blocks(problem, device)
-    rounded = round_down(paper.block_cols, GRANULE)
-    rows = min(round_down(paper.block_rows, GRANULE), MAX_BLOCK_ROWS)
-
-    def smaller(block_rows: int, block_cols: int) -> tuple[int, int] | None:
-        if block_cols == GRANULE:
-            return None
-        return min(block_rows, block_cols - GRANULE), block_cols - GRANULE
-
-    block_rows, block_cols = shrink_to_fit(
-        (rows, rounded),
-        smaller,
-        lambda r, c: shared_bytes(problem, r, c),
-        device,
-        f"fa1 at head_dim {problem.head_dim} {problem.dtype}",
-    )
-    reasons = [f"in steps of {GRANULE}: {rounded} columns"]
-    if block_cols < rounded:
-        reasons.append(f"K, V and Q with padded rows fit at {block_cols} columns")
-    if rows == MAX_BLOCK_ROWS < paper.block_rows:
-        reasons.append(f"the register file holds {MAX_BLOCK_ROWS} rows")
-    reasons.append(f"{shared_bytes(problem, block_rows, block_cols):,} of {device.sram_per_block:,} bytes")
-    return TileSize(block_rows, block_cols, "; ".join(reasons))
+    return fit_paper_blocks(problem, device, shared_bytes, "fa1", "K, V and Q with padded rows")
 
 
-class Fa1Schedule(TileSchedule):
+class Fa1Schedule(ColumnsOutside):
     """Algorithm 1's schedule. O is float32 in HBM between visits: O_acc for half types, O itself for float32."""
 
     algorithm: ClassVar[str] = "fa1"
@@ -141,41 +115,10 @@ class Fa1Schedule(TileSchedule):
         return Phase(times, enter=load, visits=visits, tiles=(tiles["K"], tiles["V"], kept))
 
     def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
-        p = self.problem
-        keys = p.seqlen_k if keys is None else keys
+        keys = self.problem.seqlen_k if keys is None else keys
         visited = Visited.of(self, keys, block_mask)
         yield self._initialise(visited)
-        # Line 5: the column blocks that any row block visits, of which only the one with the last key may be short.
-        tail = (keys - 1) // self.block_cols
-        tail_cols, columns = keys - tail * self.block_cols, visited.columns
-        if literal:
-            for j in columns.tolist():
-                cols = tail_cols if j == tail else self.block_cols
-                yield self._outer(1, cols, tuple(self._walk(j, cols, visited)))
-            return
-        for cols, lo, hi in ((self.block_cols, 0, tail), (tail_cols, tail, tail + 1)):
-            steps = int(((lo <= columns) & (columns < hi)).sum())
-            if steps:
-                yield self._outer(steps, cols, self._count(lo, hi, visited))
-        # What masks read differs from visit to visit; counted, it is one sum.
-        yield Phase(1, enter=mask_moves(p, visited_scores(self, visited, keys)))
-
-    def _walk(self, j: int, cols: int, visited: Visited) -> Iterator[Visit]:
-        """The visits of outer step j, one by one."""
-        p, columns = self.problem, range(j * self.block_cols, j * self.block_cols + cols)
-        for i in visited.rows(j).tolist():
-            rows = range(i * self.block_rows, min((i + 1) * self.block_rows, p.seqlen_q))
-            yield self._visit(1, len(rows), j == visited.last[i], mask_moves(p, scores_seen(p, rows, columns)))
-
-    def _count(self, lo: int, hi: int, visited: Visited) -> tuple[Visit, ...]:
-        """The visits of the outer steps from lo to hi together, by kind: full or ragged row block, last visit or not."""
-        visits, finished = visited.count(lo, hi), (lo <= visited.last) & (visited.last < hi)
-        kinds = []
-        for rows in np.unique(self._rows()).tolist():
-            alike = self._rows() == rows
-            last = int(finished[alike].sum())
-            kinds += [self._visit(int(visits[alike].sum()) - last, rows, last=False), self._visit(last, rows, last=True)]
-        return tuple(kind for kind in kinds if kind.times)
+        yield from self._outer_steps([visited], 1, keys, literal)  # line 5
 
     def workspaces(self) -> Mapping[str, Workspace]:
         p = self.problem

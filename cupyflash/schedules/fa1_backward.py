@@ -19,7 +19,6 @@ from cupyflash.schedules.base import (
     FLOAT32,
     GRANULE,
     MASK_PARAMS,
-    MAX_BLOCK_ROWS,
     ROW_PADDING_BYTES,
     WARP,
     Kernel,
@@ -33,17 +32,15 @@ from cupyflash.schedules.base import (
     block_mask_moves,
     element_constants,
     length_moves,
-    mask_moves,
     padded_dim,
     require_block_mask,
     require_kernel_tiling,
     row_bytes,
-    scores_seen,
     stride_params,
     value_row_bytes,
-    visited_scores,
 )
-from cupyflash.tiling import TileSize, paper_blocks, round_down, shrink_to_fit
+from cupyflash.schedules.columns_outside import ColumnsOutside, fit_paper_blocks
+from cupyflash.tiling import TileSize
 
 # Queries of S^T in registers at a time: S^T and dP^T together take as many registers of a thread.
 SUB_TILES = (32, 16)
@@ -75,33 +72,11 @@ def shared_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
 
 def fit(problem: Problem, device: Device) -> TileSize:
     """The paper's blocks rounded down to tensor core tiles, and further until the kernel's tiles fit the SRAM."""
-    paper = paper_blocks(problem, device)
-    rounded = round_down(paper.block_cols, GRANULE)
-    rows = min(round_down(paper.block_rows, GRANULE), MAX_BLOCK_ROWS)
-
-    def smaller(block_rows: int, block_cols: int) -> tuple[int, int] | None:
-        if block_cols == GRANULE:
-            return None
-        return min(block_rows, block_cols - GRANULE), block_cols - GRANULE
-
-    block_rows, block_cols = shrink_to_fit(
-        (rows, rounded),
-        smaller,
-        lambda r, c: shared_bytes(problem, r, c),
-        device,
-        f"fa1's backward at head_dim {problem.head_dim} {problem.dtype}",
-    )
-    reasons = [f"in steps of {GRANULE}: {rounded} columns"]
-    if block_cols < rounded:
-        reasons.append(f"K, V, dK and dV in float32, Q, dO and dS fit at {block_cols} columns")
-    if rows == MAX_BLOCK_ROWS < paper.block_rows:
-        reasons.append(f"the register file holds {MAX_BLOCK_ROWS} rows")
-    reasons.append(f"{shared_bytes(problem, block_rows, block_cols):,} of {device.sram_per_block:,} bytes")
-    return TileSize(block_rows, block_cols, "; ".join(reasons))
+    return fit_paper_blocks(problem, device, shared_bytes, "fa1's backward", "K, V, dK and dV in float32, Q, dO and dS")
 
 
 @dataclass(frozen=True)
-class Fa1BackwardSchedule(BackwardSchedule):
+class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
     """Algorithm 4's schedule. dQ is float32 in HBM between visits: dQ_acc for half types, dQ itself for float32.
 
     It is deterministic as it is: a thread block sums for all row blocks of its key head, in their order.
@@ -174,43 +149,11 @@ class Fa1BackwardSchedule(BackwardSchedule):
         )
 
     def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
-        p = self.problem
-        keys = p.seqlen_k if keys is None else keys
+        keys = self.problem.seqlen_k if keys is None else keys
         heads = [Visited.of(self, keys, None)] if block_mask is None else [Visited.of(self, keys, one) for one in block_mask]
         alike = self.group if block_mask is None else 1  # query heads that visit the same
         yield self._initialise(heads, alike)
-        # Line 6: the column blocks that any row block of any query head visits; only the one with the last key may be short.
-        columns = np.unique(np.concatenate([visited.columns for visited in heads]))
-        tail = (keys - 1) // self.block_cols
-        tail_cols = keys - tail * self.block_cols
-        if literal:
-            for j in columns.tolist():
-                cols = tail_cols if j == tail else self.block_cols
-                yield self._outer(1, cols, tuple(visit for each in heads * alike for visit in self._walk(j, cols, each)))
-            return
-        for cols, lo, hi in ((self.block_cols, 0, tail), (tail_cols, tail, tail + 1)):
-            steps = int(((lo <= columns) & (columns < hi)).sum())
-            if steps:
-                yield self._outer(steps, cols, tuple(visit for each in heads for visit in self._count(lo, hi, each, alike)))
-        # What masks read differs from visit to visit; counted, it is one sum.
-        yield Phase(alike, enter=mask_moves(p, sum(visited_scores(self, each, keys) for each in heads)))
-
-    def _walk(self, j: int, cols: int, visited: Visited) -> Iterator[Visit]:
-        """The visits of outer step j by one query head, one by one."""
-        p, columns = self.problem, range(j * self.block_cols, j * self.block_cols + cols)
-        for i in visited.rows(j).tolist():
-            rows = range(i * self.block_rows, min((i + 1) * self.block_rows, p.seqlen_q))
-            yield self._visit(1, len(rows), j == visited.last[i], mask_moves(p, scores_seen(p, rows, columns)))
-
-    def _count(self, lo: int, hi: int, visited: Visited, alike: int) -> Iterator[Visit]:
-        """The visits of the outer steps from lo to hi by `alike` query heads, by kind: full or ragged row block, last or not."""
-        visits, finished = visited.count(lo, hi), (lo <= visited.last) & (visited.last < hi)
-        for rows in np.unique(self._rows()).tolist():
-            of_kind = self._rows() == rows
-            last = int(finished[of_kind].sum())
-            for times, is_last in ((int(visits[of_kind].sum()) - last, False), (last, True)):
-                if times:
-                    yield self._visit(alike * times, rows, is_last)
+        yield from self._outer_steps(heads, alike, keys, literal)  # line 6
 
     def workspaces(self) -> Mapping[str, Workspace]:
         p = self.problem

@@ -5,7 +5,7 @@ The paper counts each input of a product once; a tiled product re-reads them. `t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -28,6 +28,7 @@ from cupyflash.schedules.base import (
     length_moves,
     mask_moves,
     require_kernel_tiling,
+    require_no_block_mask,
     row_bytes,
     scores_seen,
     stride_params,
@@ -52,6 +53,13 @@ def paper_blocks(problem: Problem) -> TileSize:
 
 def fit(problem: Problem, device: Device) -> TileSize:
     """The largest square tile up to 64 x 64 whose Q and K rows fit the SRAM."""
+    return fit_square(problem, device, shared_bytes, "standard attention", "a Q and a K tile")
+
+
+def fit_square(
+    problem: Problem, device: Device, shared_bytes: Callable[[Problem, int, int], int], what: str, residents: str
+) -> TileSize:
+    """The largest square tile up to 64 x 64 whose `shared_bytes`, of the `residents`, fit the SRAM. Raises `DoesNotFit`."""
 
     def smaller(block_rows: int, block_cols: int) -> tuple[int, int] | None:
         return None if block_rows == GRANULE else (block_rows - GRANULE, block_cols - GRANULE)
@@ -61,10 +69,9 @@ def fit(problem: Problem, device: Device) -> TileSize:
         smaller,
         lambda r, c: shared_bytes(problem, r, c),
         device,
-        f"standard attention at head_dim {problem.head_dim} {problem.dtype}",
+        f"{what} at head_dim {problem.head_dim} {problem.dtype}",
     )
-    reason = f"a Q and a K tile: {shared_bytes(problem, rows, cols):,} of {device.sram_per_block:,} bytes"
-    return TileSize(rows, cols, reason)
+    return TileSize(rows, cols, f"{residents}: {shared_bytes(problem, rows, cols):,} of {device.sram_per_block:,} bytes")
 
 
 def extents(length: int, block: int, literal: bool) -> list[tuple[int, int]]:
@@ -135,8 +142,7 @@ class StandardSchedule(TileSchedule):
 
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
-        if p.block_mask is not None:
-            raise ValueError("algorithm 'standard' has no block mask: 'fa1' and 'fa2' skip what it leaves out")
+        require_no_block_mask(self)
         shared = shared_bytes(p, self.block_rows, self.block_cols)
         require_kernel_tiling(self, shared)
         constants = (

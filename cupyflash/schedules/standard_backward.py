@@ -33,14 +33,15 @@ from cupyflash.schedules.base import (
     length_moves,
     mask_moves,
     require_kernel_tiling,
+    require_no_block_mask,
     row_bytes,
     scores_seen,
     stride_params,
     sub_tile,
     value_row_bytes,
 )
-from cupyflash.schedules.standard import SOFTMAX_WARPS, WIDEST, extents
-from cupyflash.tiling import TileSize, shrink_to_fit
+from cupyflash.schedules.standard import SOFTMAX_WARPS, extents, fit_square
+from cupyflash.tiling import TileSize
 
 
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
@@ -50,18 +51,7 @@ def shared_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
 
 def fit(problem: Problem, device: Device) -> TileSize:
     """The largest square tile up to 64 x 64 whose two inputs fit the SRAM."""
-
-    def smaller(block_rows: int, block_cols: int) -> tuple[int, int] | None:
-        return None if block_rows == GRANULE else (block_rows - GRANULE, block_cols - GRANULE)
-
-    rows, cols = shrink_to_fit(
-        (WIDEST, WIDEST),
-        smaller,
-        lambda r, c: shared_bytes(problem, r, c),
-        device,
-        f"the standard backward at head_dim {problem.head_dim} {problem.dtype}",
-    )
-    return TileSize(rows, cols, f"two tiles: {shared_bytes(problem, rows, cols):,} of {device.sram_per_block:,} bytes")
+    return fit_square(problem, device, shared_bytes, "the standard backward", "two tiles")
 
 
 @dataclass(frozen=True)
@@ -149,8 +139,7 @@ class StandardBackwardSchedule(BackwardSchedule):
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
         require_no_dbias(self)
-        if p.block_mask is not None:
-            raise ValueError("algorithm 'standard' has no block mask: 'fa1' and 'fa2' skip what it leaves out")
+        require_no_block_mask(self)
         shared = shared_bytes(p, self.block_rows, self.block_cols)
         require_kernel_tiling(self, shared)
         if self.block_cols > MAX_BLOCK_ROWS:
