@@ -125,46 +125,52 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][Tile::PAD
     }
   } else {
     const int t = lane % 4;
+    // A turn's rows of V, few enough that both products' code stays in the instruction cache. Rows 4 to 7 of eight are permuted as
+    // the first four are, but for the lowest bit.
+    constexpr int TURN = SUMMED > 4 ? 8 : 4;
 #pragma unroll
     for (int n = 0; n < N; n++)
+#pragma unroll 1
+      for (int first = 0; first < 8; first += TURN)
 #pragma unroll
-      for (int k0 = 0; k0 < 8; k0 += SUMMED) {
-        if (SCARCE) __syncwarp();  // no value is loaded ahead of it
-        // P[row][8 n + k] is with lane k / 2 of the four that share the row.
-        float p[SUMMED][M][2];
+        for (int k0 = 0; k0 < TURN; k0 += SUMMED) {
+          if (SCARCE) __syncwarp();  // no value is loaded ahead of it
+          // P[row][8 n + k] is with lane k / 2 of the four that share the row.
+          float p[SUMMED][M][2];
 #pragma unroll
-        for (int k = 0; k < SUMMED; k++)
-#pragma unroll
-          for (int i = 0; i < M; i++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) p[k][i][h] = __shfl_sync(~0u, P_regs[i][n][2 * h + (k0 + k) % 2], (k0 + k) / 2, 4);
-#pragma unroll
-        for (int c = 0; c < Tile::PAD / 8; c++) {
-          float sum[M][4];
-#pragma unroll
-          for (int i = 0; i < M; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) sum[i][e] = SUMMED == 1 ? O_regs[i][c][e] : 0.f;
-#pragma unroll
-          for (int k = 0; k < SUMMED; k++) {
-            // Columns 8 c + 2 t are in chunk 2 c + t / 2, which is permuted by x: its even part is known to the compiler.
-            const int x = Tile::permutation(k0 + k);
-            const Element* V_row = V_smem + (8 * n + k0 + k) * Tile::PAD + ((t / 2) ^ (x % 2)) * 4 + t % 2 * 2;
-            const float2 value = *reinterpret_cast<const float2*>(V_row + ((2 * c) ^ (x / 2 * 2)) * 4);
+          for (int k = 0; k < SUMMED; k++)
 #pragma unroll
             for (int i = 0; i < M; i++)
 #pragma unroll
-              for (int h = 0; h < 2; h++) {
-                sum[i][2 * h] = fmaf(p[k][i][h], value.x, sum[i][2 * h]);
-                sum[i][2 * h + 1] = fmaf(p[k][i][h], value.y, sum[i][2 * h + 1]);
-              }
+              for (int h = 0; h < 2; h++)
+                p[k][i][h] = __shfl_sync(~0u, P_regs[i][n][2 * h + (k0 + k) % 2], first / 2 + (k0 + k) / 2, 4);
+#pragma unroll
+          for (int c = 0; c < Tile::PAD / 8; c++) {
+            float sum[M][4];
+#pragma unroll
+            for (int i = 0; i < M; i++)
+#pragma unroll
+              for (int e = 0; e < 4; e++) sum[i][e] = SUMMED == 1 ? O_regs[i][c][e] : 0.f;
+#pragma unroll
+            for (int k = 0; k < SUMMED; k++) {
+              // Columns 8 c + 2 t are in chunk 2 c + t / 2, which is permuted by x: its even part is known to the compiler.
+              const int x = Tile::permutation(k0 + k), odd = x % 2 ^ first / 4;
+              const Element* V_row = V_smem + (8 * n + first + k0 + k) * Tile::PAD + (t / 2 ^ odd) * 4 + t % 2 * 2;
+              const float2 value = *reinterpret_cast<const float2*>(V_row + ((2 * c) ^ (x / 2 * 2)) * 4);
+#pragma unroll
+              for (int i = 0; i < M; i++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                  sum[i][2 * h] = fmaf(p[k][i][h], value.x, sum[i][2 * h]);
+                  sum[i][2 * h + 1] = fmaf(p[k][i][h], value.y, sum[i][2 * h + 1]);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < M; i++)
+#pragma unroll
+              for (int e = 0; e < 4; e++) O_regs[i][c][e] = SUMMED == 1 ? sum[i][e] : O_regs[i][c][e] + sum[i][e];
           }
-#pragma unroll
-          for (int i = 0; i < M; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) O_regs[i][c][e] = SUMMED == 1 ? sum[i][e] : O_regs[i][c][e] + sum[i][e];
         }
-      }
   }
 }
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -92,8 +91,3 @@ def clean(schedule: AnySchedule, run: Run[AnySchedule], seeds: range) -> None:
     for seed in [None, *seeds]:
         found, good = run(schedule, seed)
         assert found.findings == () and good and found.traffic == theory.traffic(schedule)
-
-
-def some(mutants: Mapping[str, Mutant], every: int) -> list[str]:
-    """The names of every so manieth of the mutants, and of all where CUPYFLASH_TEST_EXAMPLES asks for more."""
-    return list(mutants)[:: 1 if os.environ.get("CUPYFLASH_TEST_EXAMPLES") else every]

@@ -16,21 +16,21 @@ TILINGS = ((16, 16), (48, 32), (32, 64))
 
 
 @st.composite
-def any_problems(draw: st.DrawFn, dtype: str, fewest_keys: int = 0) -> list[Problem]:
-    """Problems of one kernel as contiguous arrays pose them: every mask, grouped heads, any d and d_v, lengths up to 150."""
+def any_problems(draw: st.DrawFn, dtype: str, fewest_keys: int = 0, most: int = 150) -> list[Problem]:
+    """Problems of one kernel as contiguous arrays pose them: every mask, grouped heads, any d and d_v, lengths up to `most`."""
     d, d_v = draw(st.sampled_from([(16, None), (64, None), (128, None), (40, 33), (64, 96)]))
     causal, mask, bias, padded = (draw(st.booleans()) for _ in range(4))
     size = 4 if dtype == "float32" else 2
     bits = d * size | (d_v or d) * size | 16
 
     def one() -> Problem:
-        batch, seqlen_k = draw(st.integers(1, 3)), draw(st.integers(fewest_keys, 150))
+        batch, seqlen_k = draw(st.integers(1, 3)), draw(st.integers(fewest_keys, most))
         heads, kv_heads = draw(st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2)]))
         return Problem(
             batch,
             heads,
             kv_heads,
-            draw(st.integers(1, 100 if dtype == "float32" else 150)),
+            draw(st.integers(1, min(most, 100 if dtype == "float32" else 150))),
             seqlen_k,
             d,
             dtype,
