@@ -41,8 +41,8 @@ FA1_MUTANTS = {
     "V lies in the last row of K": Mutant(FA1, "K_smem + BC * D_ROW", "K_smem + (BC - 1) * D_ROW", "race", MOVED),
     "rows past the end are initialised": Mutant(
         FA1,
-        "if (row >= Nq) continue;\n      for",
-        "for",
+        "if (row >= Nq) continue;\n      if (seen)",
+        "if (seen)",
         "out of bounds",
         ("*reinterpret_cast<float2*>", "l[row] = 0.f", "m[row] = NEG"),
     ),
