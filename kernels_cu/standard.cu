@@ -70,7 +70,7 @@ standard_values(const Element* P, const Element* V, Element* O, int Nq, int Nk, 
   const long long pair = blockIdx.x / Tr, batch = pair / heads, head = pair % heads;
   const int row0 = blockIdx.x % Tr * BR + threadIdx.x / 32 * 16;
   const int keys = count_keys(key_lengths, batch, Nk, sram);  // rows of V behind them are not read: P is 0 there
-  float O_regs[DV_PAD / 8][4] = {};  // (16 x DV_PAD)
+  float O_regs[DV_PAD / 8][4] = {};                           // (16 x DV_PAD)
   add_tiled_product<DV, BC>(O_regs, reinterpret_cast<Element*>(sram), P + pair * Nq * Nk, Nk, 1, row0, Nq, Nk,
                             V + batch * V_batch + head / group * V_head, V_row, keys, THREADS);
   store_product<DV>(O + batch * O_batch + head * O_head, O_row, row0, Nq, O_regs, 1.f);
