@@ -8,11 +8,7 @@
 //   COPY_BYTES  width of a copy
 #include "element.cuh"
 #include "mask.cuh"
-#include "row_pair.cuh"
-#include "tile_copy.cuh"
-#include "warp_product.cuh"
-
-constexpr int THREADS = BR / 16 * 32;  // a warp for every 16 rows of a tile
+#include "tiled_products.cuh"
 
 // S = scale Q K^T, a BR x BC tile a thread block
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -22,42 +18,17 @@ standard_scores(const Element* Q, const Element* K, Element* S, int Nq, int Nk, 
                 const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
                 const int* key_lengths, int left, int right) {
   extern __shared__ __align__(16) unsigned char sram[];
-  Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x D_ROW)
-  Element* K_smem = Q_smem + BR * D_ROW;               // (BC x D_ROW)
-
-  const int Tr = (Nq + BR - 1) / BR, Tc = (Nk + BC - 1) / BC;
-  const int j = blockIdx.x % Tc, i = blockIdx.x / Tc % Tr;
-  const long long pair = blockIdx.x / Tc / Tr, batch = pair / heads, head = pair % heads;
-  const int rows = min(BR, Nq - i * BR), cols = min(BC, Nk - j * BC);
-  Q += batch * Q_batch + head * Q_head + static_cast<long long>(i) * BR * Q_row;
-  K += batch * K_batch + head / group * K_head + static_cast<long long>(j) * BC * K_row;
-  S += (pair * Nq + i * BR) * Nk + j * BC;
-  const Masks masks = {count_keys(key_lengths, batch, Nk, sram), Nk - Nq, left, right,
-                       mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
-                       bias + batch * bias_batch + head * bias_head, bias_row, bias_col};
-
-  copy_tile<D>(Q_smem, Q, Q_row, BR, rows, threadIdx.x, THREADS);
-  // Keys that do not exist are not read, though S has columns for them.
-  copy_tile<D>(K_smem, K, K_row, (cols + SUB - 1) / SUB * SUB, masks.keys - j * BC, threadIdx.x, THREADS);
-  wait_for_copies();
-  __syncthreads();
-
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int row0 = warp * 16 + g;
-  for (int col = 0; col < cols; col += SUB) {
-    float S_regs[SUB / 8][4];  // (16 x SUB)
-    scores(S_regs, Q_smem + warp * 16 * D_ROW, K_smem + col * D_ROW);
-    scale_and_mask(S_regs, scale, 1.f, masks, i * BR + row0, j * BC + col, Nq);
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-#pragma unroll
-      for (int n = 0; n < SUB / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          const int row = row0 + 8 * h, c = col + 8 * n + 2 * t + e;
-          if (row < rows && c < cols) S[static_cast<long long>(row) * Nk + c] = from_float<Element>(S_regs[n][2 * h + e]);
-        }
-  }
+  const Place at(Nq, Nk, heads);
+  const Masks masks = {count_keys(key_lengths, at.batch, Nk, sram), Nk - Nq, left, right,
+                       mask + at.batch * mask_batch + at.head * mask_head, mask_row, mask_col,
+                       bias + at.batch * bias_batch + at.head * bias_head, bias_row, bias_col};
+  Q += at.batch * Q_batch + at.head * Q_head + static_cast<long long>(at.i) * BR * Q_row;
+  K += at.batch * K_batch + at.head / group * K_head + static_cast<long long>(at.j) * BC * K_row;
+  S += (at.pair * Nq + at.i * BR) * Nk + at.j * BC;
+  tile_product<D>(sram, Q, Q_row, K, K_row, at.rows, at.cols, masks.keys - at.j * BC, S, Nk,
+                  [&](float(&S_regs)[SUB / 8][4], int row, int col) {
+                    scale_and_mask(S_regs, scale, 1.f, masks, at.i * BR + row, at.j * BC + col, Nq);
+                  });
 }
 
 // P = softmax(S), a row a warp: one pass over S for m and l, one for P
@@ -95,43 +66,12 @@ standard_values(const Element* P, const Element* V, Element* O, int Nq, int Nk, 
                 long long V_batch, long long V_head, long long V_row, long long O_batch, long long O_head, long long O_row,
                 const int* key_lengths) {
   extern __shared__ __align__(16) unsigned char sram[];
-  Element* V_smem = reinterpret_cast<Element*>(sram);  // (BC x DV_ROW)
-
-  const int Tr = (Nq + BR - 1) / BR, i = blockIdx.x % Tr;
+  const int Tr = (Nq + BR - 1) / BR;
   const long long pair = blockIdx.x / Tr, batch = pair / heads, head = pair % heads;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int row0 = i * BR + warp * 16 + g;
-  V += batch * V_batch + head / group * V_head;
-  O += batch * O_batch + head * O_head;
-  P += pair * Nq * Nk;
-
+  const int row0 = blockIdx.x % Tr * BR + threadIdx.x / 32 * 16;
   const int keys = count_keys(key_lengths, batch, Nk, sram);  // rows of V behind them are not read: P is 0 there
-  float O_regs[DV_PAD / 8][4] = {};  // (16 x DV_PAD)
-  for (int first = 0; first < Nk; first += BC) {
-    const int cols = min(BC, Nk - first);
-    __syncthreads();  // every warp is done with the V tile before
-    copy_tile<DV>(V_smem, V + first * V_row, V_row, (cols + SUB - 1) / SUB * SUB, keys - first, threadIdx.x, THREADS);
-    wait_for_copies();
-    __syncthreads();
-    for (int col = 0; col < cols; col += SUB) {
-      float P_regs[SUB / 8][4];  // (16 x SUB)
-#pragma unroll
-      for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int n = 0; n < SUB / 8; n++)
-#pragma unroll
-          for (int e = 0; e < 2; e++) {
-            const int row = row0 + 8 * h, c = first + col + 8 * n + 2 * t + e;
-            P_regs[n][2 * h + e] = row < Nq && c < Nk ? to_float(P[static_cast<long long>(row) * Nk + c]) : 0.f;
-          }
-      add_weighted_values(O_regs, P_regs, V_smem + col * DV_ROW);
-    }
-  }
-#pragma unroll
-  for (int h = 0; h < 2; h++) {
-    const int row = row0 + 8 * h;
-    if (row >= Nq) continue;
-#pragma unroll
-    for (int n = 0; n < DV_PAD / 8; n++) store_row_pair<DV>(O + row * O_row, 8 * n + 2 * t, O_regs[n][2 * h], O_regs[n][2 * h + 1]);
-  }
+  float O_regs[DV_PAD / 8][4] = {};                           // (16 x DV_PAD)
+  add_tiled_product<DV, BC>(O_regs, reinterpret_cast<Element*>(sram), P + pair * Nq * Nk, Nk, 1, row0, Nq, Nk,
+                            V + batch * V_batch + head / group * V_head, V_row, keys, THREADS);
+  store_product<DV>(O + batch * O_batch + head * O_head, O_row, row0, Nq, O_regs, 1.f);
 }

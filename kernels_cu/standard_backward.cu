@@ -10,57 +10,10 @@
 //   COPY_BYTES  width of a copy
 #include "element.cuh"
 #include "mask.cuh"
-#include "row_pair.cuh"
-#include "tile_copy.cuh"
-#include "warp_product.cuh"
-
-// Which BR x BC tile of which query head a thread block of a product A B^T has
-struct Place {
-  int batch, head, i, j, rows, cols;  // rows and columns that there are
-  long long pair;
-
-  __device__ Place(int Nq, int Nk, int heads) {
-    const int Tr = (Nq + BR - 1) / BR, Tc = (Nk + BC - 1) / BC;
-    j = blockIdx.x % Tc, i = blockIdx.x / Tc % Tr;
-    pair = blockIdx.x / Tc / Tr;
-    batch = pair / heads, head = pair % heads;
-    rows = min(BR, Nq - i * BR), cols = min(BC, Nk - j * BC);
-  }
-};
-
-// A tile of A B^T by BR / 16 warps: finish(value, row, col) of the tile gives what is stored at out[row * out_row + col].
-//   A_gmem (rows x WIDTH), B_gmem (keys x WIDTH; `cols` columns of the product, of which those from `keys` on are 0)
-template <int WIDTH, class Finish>
-__device__ __forceinline__ void tile_product(unsigned char* sram, const Element* A_gmem, long long A_row, const Element* B_gmem,
-                                             long long B_row, int rows, int cols, int keys, Element* out, long long out_row,
-                                             Finish finish) {
-  constexpr int ROW = row_elements(WIDTH), THREADS = BR / 16 * 32;
-  Element* A_smem = reinterpret_cast<Element*>(sram);  // (BR x ROW)
-  Element* B_smem = A_smem + BR * ROW;                 // (BC x ROW)
-  copy_tile<WIDTH>(A_smem, A_gmem, A_row, BR, rows, threadIdx.x, THREADS);
-  copy_tile<WIDTH>(B_smem, B_gmem, B_row, (cols + SUB - 1) / SUB * SUB, keys, threadIdx.x, THREADS);
-  wait_for_copies();
-  __syncthreads();
-
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  for (int first = 0; first < cols; first += SUB) {
-    float C_regs[SUB / 8][4];  // (16 x SUB)
-    scores<WIDTH>(C_regs, A_smem + warp * 16 * ROW, B_smem + first * ROW);
-    finish(C_regs, warp * 16 + g, first);
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-#pragma unroll
-      for (int n = 0; n < SUB / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          const int row = warp * 16 + g + 8 * h, col = first + 8 * n + 2 * t + e;
-          if (row < rows && col < cols) out[row * out_row + col] = from_float<Element>(C_regs[n][2 * h + e]);
-        }
-  }
-}
+#include "tiled_products.cuh"
 
 // P = exp(scale Q K^T - L), a BR x BC tile a thread block
-extern "C" __global__ void __launch_bounds__(BR / 16 * 32, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 standard_backward_weights(const Element* Q, const Element* K, const float* L, Element* P, int Nq, int Nk, int heads, int group,
                           float scale, long long Q_batch, long long Q_head, long long Q_row,
                           long long K_batch, long long K_head, long long K_row,
@@ -95,7 +48,7 @@ standard_backward_weights(const Element* Q, const Element* K, const float* L, El
 }
 
 // Line 2: dP = dO V^T, a BR x BC tile a thread block
-extern "C" __global__ void __launch_bounds__(BR / 16 * 32, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 standard_backward_weight_gradients(const Element* dO, const Element* V, Element* dP, int Nq, int Nk, int heads, int group,
                                    long long dO_batch, long long dO_head, long long dO_row,
                                    long long V_batch, long long V_head, long long V_row, const int* key_lengths) {
@@ -125,50 +78,8 @@ standard_backward_softmax(const Element* P, const Element* dP, Element* dS, long
   for (int col = lane; col < Nk; col += 32) dS[col] = from_float<Element>(to_float(P[col]) * (to_float(dP[col]) - sum));
 }
 
-// sum += A B for the 16 rows of each of `warps` warps, from `row0` on; A (rows x depth) in HBM, element (row, k) at
-// A[row * A_row + k * A_col], B (depth x WIDTH), of which rows from `valid` on are 0. TILE rows of B at a time are in B_smem.
-template <int WIDTH, int TILE>
-__device__ __forceinline__ void add_tiled_product(float (&sum_regs)[padded(WIDTH) / 8][4], Element* B_smem, const Element* A,
-                                                  long long A_row, long long A_col, int row0, int rows, int depth,
-                                                  const Element* B, long long B_row, int valid, int threads) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  for (int first = 0; first < depth; first += TILE) {
-    const int extent = min(TILE, depth - first);
-    __syncthreads();  // every warp is done with the tile before
-    copy_tile<WIDTH>(B_smem, B + first * B_row, B_row, (extent + SUB - 1) / SUB * SUB, min(extent, valid - first), threadIdx.x,
-                     threads);
-    wait_for_copies();
-    __syncthreads();
-    for (int k = 0; k < extent; k += SUB) {
-      float A_regs[SUB / 8][4];  // (16 x SUB)
-#pragma unroll
-      for (int n = 0; n < SUB / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-          const int row = row0 + g + e / 2 * 8, at = first + k + 8 * n + 2 * t + e % 2;
-          A_regs[n][e] = row < rows && at < depth ? to_float(A[row * A_row + at * A_col]) : 0.f;
-        }
-      add_weighted_values<row_elements(WIDTH)>(sum_regs, A_regs, B_smem + k * row_elements(WIDTH));
-    }
-  }
-}
-
-template <int WIDTH>
-__device__ __forceinline__ void store_product(Element* out, long long out_row, int row0, int rows,
-                                              const float (&sum_regs)[padded(WIDTH) / 8][4], float factor) {
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-  for (int h = 0; h < 2; h++) {
-    const int row = row0 + g + 8 * h;
-    if (row >= rows) continue;
-#pragma unroll
-    for (int n = 0; n < padded(WIDTH) / 8; n++)
-      store_row_pair<WIDTH>(out + row * out_row, 8 * n + 2 * t, factor * sum_regs[n][2 * h], factor * sum_regs[n][2 * h + 1]);
-  }
-}
-
 // Line 4: dQ = scale dS K, BR rows a thread block
-extern "C" __global__ void __launch_bounds__(BR / 16 * 32, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 standard_backward_queries(const Element* dS, const Element* K, Element* dQ, int Nq, int Nk, int heads, int group, float scale,
                           long long K_batch, long long K_head, long long K_row,
                           long long dQ_batch, long long dQ_head, long long dQ_row, const int* key_lengths) {
@@ -179,7 +90,7 @@ standard_backward_queries(const Element* dS, const Element* K, Element* dQ, int 
   const int keys = count_keys(key_lengths, batch, Nk, sram);
   float dQ_regs[D_PAD / 8][4] = {};
   add_tiled_product<D, BC>(dQ_regs, reinterpret_cast<Element*>(sram), dS + pair * Nq * Nk, Nk, 1, row0, Nq, Nk,
-                           K + batch * K_batch + head / group * K_head, K_row, keys, BR / 16 * 32);
+                           K + batch * K_batch + head / group * K_head, K_row, keys, THREADS);
   store_product<D>(dQ + batch * dQ_batch + head * dQ_head, dQ_row, row0, Nq, dQ_regs, scale);
 }
 

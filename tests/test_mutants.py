@@ -26,7 +26,7 @@ ATTENTION = Problem(1, 2, 1, 70, 90, 32, "float16", alignment=16)
 
 COPY, LDMATRIX, MMA = "cp.async.cg.shared.global", "ldmatrix.sync", "mma.sync"
 FA1, STD, SOFT = "fa1_forward.cu", "standard.cu", "softmax.cu"
-PRODUCT = "warp_product.cuh"
+PRODUCT, TILED = "warp_product.cuh", "tiled_products.cuh"
 MOVED = (COPY, LDMATRIX)
 
 FA1_MUTANTS = {
@@ -81,30 +81,31 @@ FA1_MUTANTS = {
     "a row of V is read one on": Mutant(FA1, "V_smem + col * DV_ROW)", "V_smem + (col + 1) * DV_ROW)", "numbers"),
 }
 
+STORED = ("out[row * out_row",)
 STANDARD_MUTANTS = {
     "scores: Q and K are read early": Mutant(
-        STD, f"{WAIT}\n  {SYNC}\n\n  const int warp", f"{WAIT}\n  const int warp", "race", MOVED
+        TILED, f"{WAIT}\n  {SYNC}\n\n  const int warp", f"{WAIT}\n  const int warp", "race", MOVED
     ),
-    "scores: nobody waits": Mutant(STD, f"{WAIT}\n  {SYNC}\n\n  const int warp", f"{SYNC}\n  const int warp", "in flight", MOVED),
-    "scores: K lies in the last row of Q": Mutant(STD, "Q_smem + BR * D_ROW", "Q_smem + (BR - 1) * D_ROW", "race", MOVED),
-    "scores: a row is read one on": Mutant(STD, "Q_smem + warp * 16 * D_ROW, K", "Q_smem + (warp * 16 + 1) * D_ROW, K", "numbers"),
+    "scores: nobody waits": Mutant(TILED, f"{WAIT}\n  {SYNC}\n\n  const int warp", f"{SYNC}\n  const int warp", "in flight", MOVED),
+    "scores: K lies in the last row of Q": Mutant(TILED, "A_smem + BR * ROW", "A_smem + (BR - 1) * ROW", "race", MOVED),
+    "scores: a row is read one on": Mutant(TILED, "A_smem + warp * 16 * ROW, B", "A_smem + (warp * 16 + 1) * ROW, B", "numbers"),
     "scores: columns past the end are stored": Mutant(
-        STD, "row < rows && c < cols", "row < rows", "race|out of bounds", ("S[static",)
+        TILED, "row < rows && col < cols", "row < rows", "race|out of bounds", STORED
     ),
-    "scores: rows past the end are stored": Mutant(STD, "row < rows && c < cols", "c < cols", "race|out of bounds", ("S[static",)),
+    "scores: rows past the end are stored": Mutant(TILED, "row < rows && col < cols", "col < cols", "race|out of bounds", STORED),
     "scores: a tile stores one column on": Mutant(
-        STD, "* Nk + c] = from_float", "* Nk + c + 1] = from_float", "out of bounds", ("S[static",)
+        TILED, "out_row + col] = from_float", "out_row + col + 1] = from_float", "out of bounds", STORED
     ),
     "scores: no zeros behind the last key": Mutant(
-        STD, "K_row, (cols + SUB - 1) / SUB * SUB", "K_row, cols", "uninitialised", (LDMATRIX,)
+        TILED, "B_row, (cols + SUB - 1) / SUB * SUB", "B_row, cols", "uninitialised", (LDMATRIX,)
     ),
     "scores: nobody begins a sum": Mutant(PRODUCT, "S_regs[n][e] = 0.f;", ";", "uninitialised", (MMA,)),
-    "scores: Q is read past its end": Mutant(STD, "BR, rows, threadIdx.x", "BR, BR, threadIdx.x", "out of bounds", (COPY,)),
-    "scores: K is read past its end": Mutant(STD, "masks.keys - j * BC, thr", "BC, thr", "out of bounds", (COPY,)),
+    "scores: Q is read past its end": Mutant(TILED, "BR, rows, threadIdx.x", "BR, BR, threadIdx.x", "out of bounds", (COPY,)),
+    "scores: K is read past its end": Mutant(STD, "masks.keys - at.j * BC, S", "BC, S", "out of bounds", (COPY,)),
     "scores: a tile stores one row on": Mutant(
-        STD, "(row) * Nk + c] = from", "(row + 1) * Nk + c] = from", "race|out of bounds", ("S[static",)
+        TILED, "out[row * out_row", "out[(row + 1) * out_row", "race|out of bounds", ("out[(row + 1) * out_row",)
     ),
-    "scores: tiles of S overlap": Mutant(STD, "* Nk + j * BC;", "* Nk + j * (BC - 1);", "race", ("S[static",)),
+    "scores: tiles of S overlap": Mutant(STD, "* Nk + at.j * BC;", "* Nk + at.j * (BC - 1);", "race", STORED),
     "softmax: nobody begins m": Mutant(
         STD, "float m = NEG_INF, l", "float m, l", "uninitialised", ("fmaxf(m, s)", "expf(m - safe)")
     ),
@@ -125,28 +126,35 @@ STANDARD_MUTANTS = {
         STD, "col = lane; col < Nk; col += 32) P", "col = lane + 1; col < Nk; col += 32) P", "bytes"
     ),
     "softmax: half a warp is merged": Mutant(STD, "other = 16; other > 0", "other = 8; other > 0", "numbers"),
-    "values: V is overwritten early": Mutant(STD, SYNC + "  // every warp", "// every warp", "race", MOVED),
-    "values: V is read early": Mutant(STD, f"{WAIT}\n    {SYNC}\n    for", f"{WAIT}\n    for", "race", MOVED),
-    "values: nobody waits": Mutant(STD, f"{WAIT}\n    {SYNC}\n    for", f"{SYNC}\n    for", "in flight", MOVED),
+    "values: V is overwritten early": Mutant(TILED, SYNC + "  // every warp", "// every warp", "race", MOVED),
+    "values: V is read early": Mutant(TILED, f"{WAIT}\n    {SYNC}\n    for", f"{WAIT}\n    for", "race", MOVED),
+    "values: nobody waits": Mutant(TILED, f"{WAIT}\n    {SYNC}\n    for", f"{SYNC}\n    for", "in flight", MOVED),
     "values: nobody begins the accumulator": Mutant(
         STD, "O_regs[DV_PAD / 8][4] = {};", "O_regs[DV_PAD / 8][4];", "uninitialised", (MMA,)
     ),
-    "values: V is read past its end": Mutant(STD, "keys - first, thr", "BC, thr", "out of bounds", (COPY,)),
-    "values: a row of V is copied one on": Mutant(STD, "V + first * V_row", "V + (first + 1) * V_row", "out of bounds", (COPY,)),
-    "values: a row of V is read one on": Mutant(STD, "V_smem + col * DV_ROW", "V_smem + (col + 1) * DV_ROW", "numbers"),
+    "values: V is read past its end": Mutant(TILED, "valid - first, thr", "TILE, thr", "out of bounds", (COPY,)),
+    "values: a row of V is copied one on": Mutant(TILED, "B + first * B_row", "B + (first + 1) * B_row", "out of bounds", (COPY,)),
+    "values: a row of V is read one on": Mutant(TILED, "B_smem + k * row_el", "B_smem + (k + 1) * row_el", "numbers"),
     "values: O goes one row on": Mutant(
-        STD, "O + row * O_row, 8", "O + (row + 1) * O_row, 8", "race|out of bounds", ("reinterpret_cast<unsigned*>(row",)
+        TILED, "out + row * out_row, 8", "out + (row + 1) * out_row, 8", "race|out of bounds", ("reinterpret_cast<unsigned*>(row",)
     ),
-    "values: P is read past its rows": Mutant(STD, "row < Nq && c < Nk ?", "c < Nk ?", "out of bounds", ("to_float(P[",)),
-    "values: P is read past its columns": Mutant(STD, "row < Nq && c < Nk ?", "row < Nq ?", "out of bounds", ("to_float(P[",)),
+    "values: P is read past its rows": Mutant(
+        TILED, "row < rows && at < depth ?", "at < depth ?", "out of bounds", ("to_float(A[",)
+    ),
+    "values: P is read past its columns": Mutant(
+        TILED, "row < rows && at < depth ?", "row < rows ?", "out of bounds", ("to_float(A[",)
+    ),
     "values: rows past the end are stored": Mutant(
-        STD, "if (row >= Nq) continue;", "", "race|out of bounds", ("reinterpret_cast<unsigned*>(row",)
+        TILED, "if (row >= rows) continue;", "", "race|out of bounds", ("reinterpret_cast<unsigned*>(row",)
     ),
     "values: no zeros behind the last key": Mutant(
-        STD, "V_row, (cols + SUB - 1) / SUB * SUB", "V_row, cols", "uninitialised", (LDMATRIX,), "one column block"
+        TILED, "B_row, (extent + SUB - 1) / SUB * SUB", "B_row, extent", "uninitialised", (LDMATRIX,), "one column block"
     ),
     "values: the accumulator starts again": Mutant(
-        STD, "const int cols = min(BC, Nk - first);", "const int cols = min(BC, Nk - first); O_regs[0][0] = 0.f;", "numbers"
+        TILED,
+        "const int extent = min(TILE, depth - first);",
+        "const int extent = min(TILE, depth - first); sum_regs[0][0] = 0.f;",
+        "numbers",
     ),
 }
 
