@@ -11,7 +11,7 @@ from cupyflash import Device, Problem, TileSchedule, plan
 from cupyflash.sim import execute, replay, theory
 from cupyflash.sim.execution import Execution, allocate, run
 from cupyflash.sim.reference import reference
-from problems import MORE, any_problems
+from problems import MORE, any_problems, orders
 from yardstick import check_numbers, draw, draw_masks
 
 A100 = Device.named("A100-40GB")
@@ -65,7 +65,7 @@ def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> Non
         lse, v_mean = data.draw(st.booleans()), data.draw(st.sampled_from([0.0, 1.0]))
         for problem in data.draw(any_problems(dtype)):
             schedule = plan(problem, Device.named(name, sram=sram), algorithm, tiling, lse=lse)
-            check(schedule, data.draw(st.integers(0, 99)), v_mean, data.draw(st.sampled_from([None, None, None, 7])))
+            check(schedule, data.draw(st.integers(0, 99)), v_mean, data.draw(orders(problem)))
 
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])
