@@ -120,7 +120,8 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
       // Lines 9 and 10, a sub-tile at a time: S = scale Q_i K_j^T, m~ = rowmax(S), P = exp(S - m~), l~ = rowsum(P),
       // O~ = P V_j, the earlier sub-tiles' part rescaled to the larger maximum.
       float O_tilde[DV_PAD / 8][4] = {}, m_tilde[2] = {NEG_INF, NEG_INF}, l_tilde[2] = {};
-      const int end = rows ? min(cols, visible_end(masks, row0 + rows - 1) - j * BC) : 0;  // keys that the warp sees
+      // The keys that the warp sees
+      const int end = unknown(rows ? min(cols, visible_end(masks, row0 + rows - 1) - j * BC) : 0);
       for (int col = max(0, visible_begin(masks, row0) - j * BC) / SUB * SUB; col < end; col += SUB) {
         float S_regs[SUB / 8][4];  // (16 x SUB)
         scores(S_regs, Q_warp, K_smem + col * D_ROW);
