@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -337,10 +338,18 @@ def test_what_is_not_broken_is_clean(problem: str) -> None:
     clean(schedule(problem), run, range(1))
 
 
+ORDERED: dict[str, dict[str, Any]] = {
+    "window": {"window": (20, 5)},
+    "masks": {"causal": True, "mask": True, "bias": True, "padded": True, "key_lengths": (36,)},
+}
+
+
 @pytest.mark.parametrize("fixed", [False, True])
-def test_fifty_orders(fixed: bool) -> None:
-    """In as many orders of execution as the issue asks for, of a small problem."""
-    problem = Problem(1, 2, 1, 40, 50, 16, "float16", causal=True)
+@pytest.mark.parametrize("name", ORDERED)
+def test_fifty_orders(name: str, fixed: bool) -> None:
+    """In as many orders of execution as the issue asks for, of small problems."""
+    posed: dict[str, Any] = {"seqlen_q": 24, "seqlen_k": 40, "head_dim": 16, "dtype": "float16"} | ORDERED[name]
+    problem = Problem(batch=1, heads=2, kv_heads=1, **posed)
     clean(plan_backward(problem, A100, "fa2", (16, 32), deterministic=fixed), run, range(49))
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import test_varlen
 from test_mutants import run
 
 from cupyflash import Device, Problem, TileSchedule, plan
 from cupyflash.problem import BlockMask
+from cupyflash.schedules import plan_varlen
 from cupyflash.sim import execute
 from mutants import Mutant, check, clean
 from yardstick import draw
 
-A100, H100 = Device.named("A100-40GB"), Device.named("H100-SXM")
+A100, H100, T4 = (Device.named(name) for name in ("A100-40GB", "H100-SXM", "T4"))
 FA2, TILE, PRODUCTS = "fa2_forward.cu", "swizzled_tile.cuh", "row_products.cuh"
 COPY, LDMATRIX = "cp.async.cg.shared.global", "ldmatrix.sync"
 MOVED = (COPY, LDMATRIX)
@@ -100,13 +103,34 @@ def test_what_is_not_broken_is_clean(problem: str) -> None:
     clean(schedule(problem), run, range(3))
 
 
-@pytest.mark.parametrize("tiling", [(16, 16), (32, 32)])
-def test_fifty_orders(tiling: tuple[int, int]) -> None:
-    """In as many orders of execution as the issue asks for, of a small problem."""
-    clean(plan(Problem(1, 1, 1, 40, 70, 16, "float16", causal=True), A100, "fa2", tiling, lse=True), run, range(50))
+ORDERED: dict[str, tuple[Device, tuple[int, int], dict[str, Any]]] = {
+    "one warp": (A100, (16, 16), {"causal": True}),
+    "causal": (A100, (32, 16), {"causal": True}),
+    "float": (A100, (32, 16), {"dtype": "float32", "causal": True}),
+    "bfloat": (H100, (32, 16), {"dtype": "bfloat16", "window": (20, 5)}),
+    "without asynchronous copies": (T4, (32, 16), {"causal": True}),
+    "narrow copies": (A100, (32, 16), {"alignment": 2, "causal": True}),
+    "masks": (A100, (32, 16), {"mask": True, "bias": True, "padded": True, "key_lengths": (35,)}),
+    "blocks": (A100, (32, 16), {"block_mask": BlockMask.of(np.array([[1, 0, 1], [0, 1, 1]], bool))}),
+    "odd widths": (A100, (32, 16), {"head_dim": 8, "head_dim_v": 17, "alignment": 2}),
+}
 
 
-@pytest.mark.parametrize("device", [A100, H100, Device.named("T4")])
+@pytest.mark.parametrize("name", ORDERED)
+def test_fifty_orders(name: str) -> None:
+    """In as many orders of execution as the issue asks for, of small problems."""
+    device, tiling, options = ORDERED[name]
+    posed: dict[str, Any] = {"seqlen_q": 34, "seqlen_k": 40, "head_dim": 16, "dtype": "float16"} | options
+    clean(plan(Problem(batch=1, heads=1, kv_heads=1, **posed), device, "fa2", tiling, lse=True), run, range(50))
+
+
+def test_fifty_orders_of_packed_sequences() -> None:
+    schedule = plan_varlen(Problem(3, 1, 1, 20, 40, 16, "float16", causal=True), A100, ((20, 40), (0, 3), (17, 9)), (32, 32))
+    for seed in range(50):
+        test_varlen.check(schedule, seed=seed)
+
+
+@pytest.mark.parametrize("device", [A100, H100, T4])
 @pytest.mark.parametrize("d", [32, 64, 80, 128, 256])
 def test_no_bank_conflicts(d: int, device: Device) -> None:
     """Fragments, copies and O's way through shared memory take as many wavefronts as their bytes need."""
