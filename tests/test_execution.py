@@ -71,8 +71,8 @@ def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> Non
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_every_schedule_seed_gives_the_same_bits(algorithm: str, dtype: str) -> None:
-    problem = Problem(1, 2, 1, 70, 90, 64, dtype, causal=True)
-    schedule = plan(problem, A100, algorithm, (64, 32), lse=True)
+    problem = Problem(1, 2, 1, 50, 70, 32, dtype, causal=True)
+    schedule = plan(problem, A100, algorithm, (32, 32), lse=True)
     first = check(schedule)
     for seed in range(5):
         again = check(schedule, schedule_seed=seed)
