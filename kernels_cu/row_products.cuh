@@ -125,13 +125,12 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][Tile::PAD
     }
   } else {
     const int t = lane % 4;
-    // A turn's rows of V, few enough that both products' code stays in the instruction cache. Rows 4 to 7 of eight are permuted as
-    // the first four are, but for the lowest bit.
+    // Of each eight rows of V the first four, then the others, by the same code: they are permuted alike, but for the lowest bit.
     constexpr int TURN = SUMMED > 4 ? 8 : 4;
-#pragma unroll
-    for (int n = 0; n < N; n++)
 #pragma unroll 1
-      for (int first = 0; first < 8; first += TURN)
+    for (int first = 0; first < 8; first += TURN)
+#pragma unroll
+      for (int n = 0; n < N; n++)
 #pragma unroll
         for (int k0 = 0; k0 < TURN; k0 += SUMMED) {
           if (SCARCE) __syncwarp();  // no value is loaded ahead of it
