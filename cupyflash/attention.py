@@ -10,7 +10,7 @@ import numpy as np
 from cupyflash.binding import Masks
 from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_out, target
 from cupyflash.launcher import Prepared, as_contiguous, prepare_attention, prepared
-from cupyflash.problem import Array, Layout, Problem, Window
+from cupyflash.problem import Array, Layout, Problem, Window, require_flag
 from cupyflash.schedules import plan
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiling import TilingChoice
@@ -67,8 +67,7 @@ def attention(
     """
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
-    if type(return_lse).__name__ not in ("bool", "bool_"):
-        raise TypeError(f"return_lse must be True or False, got {return_lse!r}")
+    require_flag("return_lse", return_lse)
     given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "key_lengths": key_lengths, "block_mask": block_mask}
     inputs = {name: as_array(name, array) for name, array in given.items() if name in "qkv" or array is not None}
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}

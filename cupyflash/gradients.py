@@ -16,7 +16,7 @@ from cupyflash.binding import Masks
 from cupyflash.device import Device
 from cupyflash.dispatch import as_array, device_of, on_gpu, target
 from cupyflash.launcher import Prepared, as_contiguous, prepare_gradients, prepared
-from cupyflash.problem import Array, Layout, Problem, Window, check_operand, row_alignment
+from cupyflash.problem import Array, Layout, Problem, Window, check_operand, require_flag, row_alignment
 from cupyflash.schedules import BACKWARD_ALGORITHMS, BackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiling import TilingChoice
@@ -131,8 +131,7 @@ def attention_varlen_backward(
 
     On a GPU pass both `max_seqlen`, or the bounds as NumPy arrays, as there.
     """
-    if type(deterministic).__name__ not in ("bool", "bool_"):
-        raise TypeError(f"deterministic must be True or False, got {deterministic!r}")
+    require_flag("deterministic", deterministic)
     given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     arrays = {name: as_array(name, array) for name, array in given.items()}
     gpu, bounds, beside = varlen.bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
@@ -266,7 +265,6 @@ def _check_choices(algorithm: str, bias: Any | None, **flags: bool) -> None:
     if algorithm not in ("auto", *BACKWARD_ALGORITHMS):
         raise ValueError(f"algorithm must be one of auto, {', '.join(BACKWARD_ALGORITHMS)}, got {algorithm!r}")
     for name, flag in flags.items():
-        if type(flag).__name__ not in ("bool", "bool_"):
-            raise TypeError(f"{name} must be True or False, got {flag!r}")
+        require_flag(name, flag)
     if flags["return_dbias"] and bias is None:
         raise ValueError("return_dbias is for a call with a bias, and there is none")

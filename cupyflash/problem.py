@@ -153,10 +153,8 @@ class Problem:
             raise ValueError(f"heads must be a multiple of kv_heads, got heads={self.heads} and kv_heads={self.kv_heads}")
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
         for name in ("causal", "mask", "bias", "padded", "packed"):
-            value = getattr(self, name)
-            if type(value).__name__ not in ("bool", "bool_"):
-                raise TypeError(f"{name} must be True or False, got {value!r}")
-            object.__setattr__(self, name, bool(value))
+            require_flag(name, getattr(self, name))
+            object.__setattr__(self, name, bool(getattr(self, name)))
         if self.window is not None:
             window, causal = _checked_window(self.window, self.causal)
             object.__setattr__(self, "window", window)
@@ -361,6 +359,12 @@ def overlaps_itself(array: Array) -> bool:
                 return True
             reach += (length - 1) * stride
     return False
+
+
+def require_flag(name: str, value: object) -> None:
+    """TypeError unless a value is True or False, Python's or NumPy's."""
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def check_operand(name: str, array: Any, q: Array) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from cupyflash.binding import Masks
 from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_out, target
 from cupyflash.launcher import Prepared, as_contiguous, prepare_attention, prepared
-from cupyflash.problem import MAX_LENGTH, Array, Layout, Problem, Window
+from cupyflash.problem import MAX_LENGTH, Array, Layout, Problem, Window, require_flag
 from cupyflash.schedules import plan_varlen
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiling import TilingChoice
@@ -52,8 +52,7 @@ def attention_varlen(
     Returns O in q's dtype, of shape (total_q, h, d_v); with `return_lse` also L, float32 of shape (h, total_q), as
     flash-attention's `flash_attn_varlen_func` lays it out. Raises as `attention` does.
     """
-    if type(return_lse).__name__ not in ("bool", "bool_"):
-        raise TypeError(f"return_lse must be True or False, got {return_lse!r}")
+    require_flag("return_lse", return_lse)
     inputs = {name: as_array(name, array) for name, array in (("q", q), ("k", k), ("v", v))}
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     gpu, bounds, beside = bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)

@@ -10,7 +10,7 @@ from typing import Any
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules import fa1, fa1_backward, fa2, fa2_backward, fa2_tiles, standard, standard_backward
+from cupyflash.schedules import fa1, fa1_backward, fa2, fa2_backward, fa2_backward_tiles, fa2_tiles, standard, standard_backward
 from cupyflash.schedules.backward import BackwardSchedule
 from cupyflash.schedules.base import Kernel, Move, Phase, Schedule, Tile, TileSchedule, Visit, Workspace
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
@@ -47,7 +47,7 @@ _SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] =
 ALGORITHMS = tuple(_SCHEDULES)
 _BACKWARD: dict[str, Any] = {
     "fa1": (fa1_backward.Fa1BackwardSchedule, fa1_backward.fit),
-    "fa2": (fa2_backward.Fa2BackwardSchedule, fa2_backward.fit),
+    "fa2": (fa2_backward.Fa2BackwardSchedule, fa2_backward_tiles.fit),
     "standard": (standard_backward.StandardBackwardSchedule, standard_backward.fit),
 }
 BACKWARD_ALGORITHMS = tuple(_BACKWARD)
@@ -161,7 +161,7 @@ def _plan_backward(
     # The tiling is the forward's, and a block mask has its blocks; the kernels take blocks that divide them.
     forward = _plan(problem, device, algorithm, tiling, lse=True).tiling.used
     blocks = forward.block_rows, forward.block_cols
-    own = fa2_backward.fit(problem, device, blocks)
+    own = fa2_backward_tiles.fit(problem, device, blocks)
     return fa2_backward.Fa2BackwardSchedule(
         problem,
         device,

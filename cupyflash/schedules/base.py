@@ -38,6 +38,11 @@ class Tile:
     nbytes: int
 
 
+def total_bytes(tiles: Iterable[Tile]) -> int:
+    """Of all tiles together."""
+    return sum(tile.nbytes for tile in tiles)
+
+
 @dataclass(frozen=True)
 class Move:
     """Elements of one tensor between HBM and the chip: into or out of `tile`, or registers when that is None."""

@@ -37,6 +37,7 @@ from cupyflash.schedules.base import (
     require_kernel_tiling,
     row_bytes,
     stride_params,
+    total_bytes,
     value_row_bytes,
 )
 from cupyflash.schedules.columns_outside import ColumnsOutside, fit_paper_blocks
@@ -67,7 +68,7 @@ def tiles(problem: Problem, block_rows: int, block_cols: int) -> dict[str, Tile]
 
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
     """Bytes of shared memory; S^T, dP^T, O_i and dQ_i are in registers, some of their columns at a time."""
-    return sum(tile.nbytes for tile in tiles(problem, block_rows, block_cols).values())
+    return total_bytes(tiles(problem, block_rows, block_cols).values())
 
 
 def fit(problem: Problem, device: Device) -> TileSize:

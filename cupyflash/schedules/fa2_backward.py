@@ -12,8 +12,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from cupyflash.device import Device
-from cupyflash.problem import Problem
 from cupyflash.schedules import fa2_backward_tiles as tiles
 from cupyflash.schedules.backward import BackwardSchedule, require_mask_blocks
 from cupyflash.schedules.base import (
@@ -29,19 +27,17 @@ from cupyflash.schedules.base import (
     Visit,
     Visited,
     Workspace,
-    block_mask_bytes,
     block_mask_moves,
     element_constants,
     length_moves,
     mask_moves,
-    padded_dim,
     require_dtype,
     stride_params,
+    total_bytes,
     visited_scores,
 )
 from cupyflash.schedules.fa2 import VARLEN_PARAMS
 from cupyflash.schedules.fa2_backward_tiles import Launch, launches
-from cupyflash.tiling import TileSize
 
 ROW_THREADS = 128
 DBIAS_PARAMS = ("dbias", *(f"dbias_{axis}" for axis in ("batch", "head", "row", "col")))
@@ -110,15 +106,7 @@ class QueriesSchedule(_Fa2Kernels):
         return Phase(1, enter=enter, visits=counted, leave=leave, tiles=self._tiles())
 
     def _tiles(self) -> tuple[Tile, ...]:
-        p = self.problem
-        row, value_row = padded_dim(p.head_dim) * p.itemsize, padded_dim(p.value_dim) * p.itemsize
-        return (
-            Tile("Q", self.block_rows * row),
-            Tile("dO", self.block_rows * value_row),
-            Tile("K", self.block_cols * row),
-            Tile("V", self.block_cols * value_row),
-            Tile("block_mask", block_mask_bytes(p, 1, self.block_cols)),
-        )
+        return tiles.query_tiles(self.problem, self.block_rows, self.block_cols)
 
     def workspaces(self) -> Mapping[str, Workspace]:
         return {}
@@ -132,7 +120,7 @@ class QueriesSchedule(_Fa2Kernels):
             *BLOCK_MASK_PARAMS,
             *VARLEN_PARAMS,
         )
-        shared, threads = tiles.query_bytes(p, self.block_rows, self.block_cols), self.block_rows // GRANULE * WARP
+        shared, threads = total_bytes(self._tiles()), self.block_rows // GRANULE * WARP
         grid = p.head_count * self.row_blocks
         return (Kernel("fa2_backward_queries.cu", "fa2_backward_queries", self.constants(), grid, threads, shared, params),)
 
@@ -162,16 +150,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         return QueriesSchedule(self.problem, self.device, replace(self.tiling, used=used), mask_blocks=self.mask_blocks)
 
     def _tiles(self) -> tuple[Tile, ...]:
-        p, size = self.problem, self.problem.itemsize
-        row, value_row = padded_dim(p.head_dim) * size, padded_dim(p.value_dim) * size
-        return (
-            Tile("K", self.block_cols * row),
-            Tile("V", self.block_cols * value_row),
-            Tile("dS", self.block_cols * padded_dim(self.block_rows) * size),
-            Tile("Q, dO", self.stages * self.block_rows * (row + value_row)),
-            Tile("L, D", self.stages * 2 * self.block_rows * FLOAT32),
-            Tile("block_mask", tiles.block_mask_column_bytes(p, self.block_rows)),
-        )
+        return tiles.main_tiles(self.problem, self.block_rows, self.block_cols, self.stages)
 
     def _visit(self, launch: Launch, times: int, rows: int) -> Visit:
         p = self.problem
@@ -274,7 +253,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             *DBIAS_PARAMS,
             *VARLEN_PARAMS,
         )
-        shared = tiles.shared_bytes(p, self.block_rows, self.block_cols, self.stages)
+        shared = total_bytes(self._tiles())
         threads, grid = self.block_cols // GRANULE * WARP, self.repeats * self.col_blocks
         main = [Kernel(source, "fa2_backward", constants(each), grid, threads, shared, params) for each in made]
         if self.queries is not None:
@@ -282,8 +261,3 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         behind = ("dQ_acc", "dQ", *whose, "scale", *stride_params(("dQ",)))
         finish = Kernel(source, "fa2_backward_finish", constants(made[-1]), row_grid, ROW_THREADS, 0, behind)
         return (rows, *main, finish)
-
-
-def fit(problem: Problem, device: Device, within: tuple[int, int] | None = None) -> TileSize:
-    """The blocks that the kernel takes; where there is a block mask, blocks that divide its blocks `within`."""
-    return tiles.fit(problem, device, within)

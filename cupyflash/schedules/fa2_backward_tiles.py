@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import FLOAT32, GRANULE, block_mask_bytes, padded_dim
+from cupyflash.schedules.base import FLOAT32, GRANULE, Tile, block_mask_bytes, padded_dim, total_bytes
 from cupyflash.schedules.fa2_tiles import masked as is_masked
 from cupyflash.schedules.fa2_tiles import positioned
 from cupyflash.tiling import DoesNotFit, TileSize
@@ -50,23 +50,35 @@ def block_mask_column_bytes(problem: Problem, block_rows: int) -> int:
     return 4 * group * math.ceil(math.ceil(problem.seqlen_q / block_rows) / 32)
 
 
-def shared_bytes(problem: Problem, block_rows: int, block_cols: int, stages: int) -> int:
-    """Bytes of K_j and V_j, dS, the Q and dO blocks with L and D, and the column block's part of a block mask."""
-    row = (padded_dim(problem.head_dim) + padded_dim(problem.value_dim)) * problem.itemsize
-    scores = block_cols * block_rows * problem.itemsize
-    rows = stages * block_rows * (row + 2 * FLOAT32)
-    return block_cols * row + scores + rows + block_mask_column_bytes(problem, block_rows)
+def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int) -> tuple[Tile, ...]:
+    """What is in shared memory: K_j and V_j, dS, the Q and dO blocks with L and D, the column block's part of a block mask."""
+    size = problem.itemsize
+    row, value_row = padded_dim(problem.head_dim) * size, padded_dim(problem.value_dim) * size
+    return (
+        Tile("K", block_cols * row),
+        Tile("V", block_cols * value_row),
+        Tile("dS", block_cols * block_rows * size),
+        Tile("Q, dO", stages * block_rows * (row + value_row)),
+        Tile("L, D", stages * 2 * block_rows * FLOAT32),
+        Tile("block_mask", block_mask_column_bytes(problem, block_rows)),
+    )
 
 
-def query_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
-    """Bytes of Q_i and dO_i, K_j and V_j, and the row block's part of a block mask, in the kernel of dQ."""
-    row = (padded_dim(problem.head_dim) + padded_dim(problem.value_dim)) * problem.itemsize
-    return (block_rows + block_cols) * row + block_mask_bytes(problem, 1, block_cols)
+def query_tiles(problem: Problem, block_rows: int, block_cols: int) -> tuple[Tile, ...]:
+    """The same in the kernel of dQ: Q_i and dO_i, K_j and V_j, the row block's part of a block mask."""
+    row, value_row = padded_dim(problem.head_dim) * problem.itemsize, padded_dim(problem.value_dim) * problem.itemsize
+    return (
+        Tile("Q", block_rows * row),
+        Tile("dO", block_rows * value_row),
+        Tile("K", block_cols * row),
+        Tile("V", block_cols * value_row),
+        Tile("block_mask", block_mask_bytes(problem, 1, block_cols)),
+    )
 
 
 def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> int | None:
     """How many Q and dO blocks there is room for: two where they fit, None where not even one does."""
-    fitting = [n for n in (2, 1) if shared_bytes(problem, block_rows, block_cols, n) <= device.sram_per_block]
+    fitting = [n for n in (2, 1) if total_bytes(main_tiles(problem, block_rows, block_cols, n)) <= device.sram_per_block]
     return fitting[0] if fitting else None
 
 
@@ -91,29 +103,31 @@ def _blocks(within: tuple[int, int] | None) -> Iterator[tuple[int, int]]:
     yield from itertools.product(cols, rows)
 
 
-def fit(problem: Problem, device: Device, within: tuple[int, int] | None) -> TileSize:
+def fit(problem: Problem, device: Device, within: tuple[int, int] | None = None) -> TileSize:
     """The first blocks that registers and SRAM hold; where `within` is given, blocks that divide it."""
     for block_cols, block_rows in _blocks(within):
         stages = stages_for(problem, device, block_rows, block_cols)
         if stages and block_rows <= most_rows(problem, device):
-            need = shared_bytes(problem, block_rows, block_cols, stages)
+            need = total_bytes(main_tiles(problem, block_rows, block_cols, stages))
             made = "dK and dV together" if len(launches(problem)) == 1 else "dV, then dK"
             reason = f"{block_cols // GRANULE} warps of {GRANULE} keys, {made}, {stages} Q and dO blocks"
             return TileSize(block_rows, block_cols, f"{reason}; {need:,} of {device.sram_per_block:,} bytes")
-    raise _refused(problem, device, shared_bytes(problem, GRANULE, GRANULE, 1), within)
+    raise _refused(problem, device, main_tiles(problem, GRANULE, GRANULE, 1), within)
 
 
 def fit_queries(problem: Problem, device: Device, within: tuple[int, int] | None) -> TileSize:
     """The same for the kernel of dQ."""
     for block_rows, block_cols in _blocks(None if within is None else (within[1], within[0])):
-        need = query_bytes(problem, block_rows, block_cols)
+        need = total_bytes(query_tiles(problem, block_rows, block_cols))
         if need <= device.sram_per_block and block_cols <= most_rows(problem, device):
             return TileSize(block_rows, block_cols, f"{need:,} of {device.sram_per_block:,} bytes")
-    raise _refused(problem, device, query_bytes(problem, GRANULE, GRANULE), within)
+    raise _refused(problem, device, query_tiles(problem, GRANULE, GRANULE), within)
 
 
-def _refused(problem: Problem, device: Device, least: int, within: tuple[int, int] | None) -> ValueError:
+def _refused(problem: Problem, device: Device, least: tuple[Tile, ...], within: tuple[int, int] | None) -> ValueError:
     what = f"fa2's backward at head_dim {problem.head_dim} {problem.dtype}"
     if within is not None and (within[0] % GRANULE or within[1] % GRANULE):
         return ValueError(f"{what} runs blocks in steps of {GRANULE}; the tiling asks for {within}")
-    return DoesNotFit(f"{what} needs at least {least:,} bytes of SRAM; {device.name} gives a block {device.sram_per_block:,} bytes")
+    return DoesNotFit(
+        f"{what} needs at least {total_bytes(least):,} bytes of SRAM; {device.name} gives a block {device.sram_per_block:,} bytes"
+    )
