@@ -208,6 +208,7 @@ class Code:
         self.types: list[Reg] = []
         self.reads: list[int] = []
         self.writes: list[int] = []
+        self.mentions: list[list[int]] = []  # of each register, the first and the last instruction that names it
         for pc in range(len(self.plans)):
             masks = []
             for registers in self.registers_of(pc):
@@ -216,6 +217,8 @@ class Code:
                     number = self.ids.setdefault(register.name, len(self.ids))
                     if number == len(self.types):
                         self.types.append(register)
+                        self.mentions.append([pc, pc])
+                    self.mentions[number][1] = pc
                     mask |= 1 << number
                 masks.append(mask)
             self.reads.append(masks[0])
@@ -246,8 +249,7 @@ class Code:
 
     def allocate(self) -> None:
         """Linear scan: a register holds its row from the first to the last place where it is alive."""
-        first = [1 << 60] * len(self.types)
-        last = [-1] * len(self.types)
+        first, last = [first for first, _ in self.mentions], [last for _, last in self.mentions]
 
         def extend(mask: int, position: int) -> None:
             while mask:
@@ -260,8 +262,6 @@ class Code:
         for start in self.leaders:
             extend(self.block_in[start], start)
             extend(self.block_out[start], self.block_end(start))
-        for pc in range(len(self.plans)):
-            extend(self.reads[pc] | self.writes[pc], pc)
         self.slots: dict[str, tuple[int, int]] = {}
         self.rows_of_width = dict.fromkeys(WIDTHS, 1)  # row 0 is the bit bucket
         free: dict[int, list[int]] = {width: [] for width in WIDTHS}

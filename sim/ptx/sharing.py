@@ -114,30 +114,51 @@ def reached(instructions: list[Instruction], plans: list[Plan]) -> list[frozense
     workspace = frozenset({"grid workspace"})
     carried = {"%envreg1": workspace, "%envreg2": workspace}
 
-    def of(operand: object) -> frozenset[str]:
-        if isinstance(operand, Reg):
-            return carried.get(operand.name, frozenset())
-        if isinstance(operand, Sym):
-            return frozenset({operand.name})
-        if isinstance(operand, Mem):
-            return of(operand.base)
-        if isinstance(operand, Vec):
-            return frozenset().union(*(of(item) for item in operand.items))
-        return frozenset()
-
+    # What an instruction writes, and where the names that its results carry come from: registers, and names that stand in it
+    steps: list[tuple[list[str], list[str], frozenset[str]]] = []
+    for i, plan in zip(instructions, plans, strict=True):
+        results = [a.operand for a in plan.writes if isinstance(a.operand, Reg)]
+        loads = i.opcode in ("ld", "ldu", "atom")
+        if loads and not any(result.type.bits == 64 for result in results):
+            continue  # no pointer
+        written = [result.name for result in results]
+        if loads and "param" not in i.mods:
+            steps.append((written, [], ANYWHERE))
+        elif written:
+            parts = [part for operand in i.operands for part in address_parts(operand)]
+            named = frozenset(part.name for part in parts if isinstance(part, Sym))
+            steps.append((written, [part.name for part in parts if isinstance(part, Reg)], named))
     changed = True
     while changed:
         changed = False
-        for i, plan in zip(instructions, plans, strict=True):
-            names = frozenset[str]().union(*(of(o) for o in i.operands))
-            if i.opcode in ("ld", "ldu", "atom"):
-                wide = any(isinstance(a.operand, Reg) and a.operand.type.bits == 64 for a in plan.writes)
-                names = (names if "param" in i.mods else ANYWHERE) if wide else frozenset()
-            for written in plan.writes:
-                if isinstance(written.operand, Reg) and not names <= carried.get(written.operand.name, frozenset()):
-                    carried[written.operand.name] = carried.get(written.operand.name, frozenset()) | names
+        for written, sources, names in steps:
+            for source in sources:
+                if source in carried:
+                    names |= carried[source]
+            for name in written if names else ():
+                before = carried.get(name, frozenset())
+                if not names <= before:
+                    carried[name] = before | names
                     changed = True
+
+    def of(address: Mem | None) -> frozenset[str]:
+        (base,) = address_parts(address) or (None,)
+        if isinstance(base, Reg):
+            return carried.get(base.name, frozenset())
+        return frozenset({base.name}) if base is not None else frozenset()
+
     return [of(global_address(i)) for i in instructions]
+
+
+def address_parts(operand: object) -> tuple[Reg | Sym, ...]:
+    """The registers and names that an address, or anything computed from the operand, may be made of."""
+    if isinstance(operand, Reg | Sym):
+        return (operand,)
+    if isinstance(operand, Mem):
+        return address_parts(operand.base)
+    if isinstance(operand, Vec):
+        return tuple(part for item in operand.items for part in address_parts(item))
+    return ()
 
 
 def global_address(i: Instruction) -> Mem | None:
