@@ -88,7 +88,8 @@ def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> Non
     """Over a hundred; as many again are sparse or packed."""
     tiling = data.draw(st.sampled_from([None, (16, 16), (32, 48)]))
     device = Device.named(data.draw(st.sampled_from(["A100-40GB", "H100-SXM"])))
-    most = 45 if algorithm == "fa1" and dtype == "float32" else 150  # one thread block a head, in ordinary FMAs: long to execute
+    # In ordinary FMAs, and fa1 in one thread block a head, long ones take long to execute.
+    most = 150 if dtype != "float32" else 45 if algorithm == "fa1" else 80
     for problem in data.draw(any_problems(dtype, 1, most)):
         v_mean, schedule_seed = data.draw(st.sampled_from([0.0, 1.0])), data.draw(orders(problem))
         check(plan_backward(problem, device, algorithm, tiling), data.draw(st.integers(0, 99)), v_mean, schedule_seed)
