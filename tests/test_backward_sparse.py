@@ -19,7 +19,7 @@ from cupyflash.sim import execute_backward, execute_varlen_backward, replay, the
 from cupyflash.sim.execution import BackwardExecution
 from cupyflash.sim.reference import reference, reference_gradients
 from cupyflash.sim.yardstick import Numbers, draw_gradient, measure_gradients
-from problems import MORE, TILINGS, sparse_problems
+from problems import MORE, TILINGS, longest, sparse_problems
 from yardstick import draw, draw_masks
 
 KINDS = [("fa1", False), ("fa2", False), ("fa2", True)]
@@ -39,7 +39,7 @@ def test_theory_is_replay_is_literal_replay(data: st.DataObject, kind: tuple[str
 @given(data=st.data())
 def test_random_problems(algorithm: str, deterministic: bool, data: st.DataObject) -> None:
     tiling = data.draw(st.sampled_from(TILINGS))
-    for problem in data.draw(sparse_problems(tiling, most=120)):
+    for problem in data.draw(sparse_problems(tiling, longest(tiling, 120))):
         check(plan_backward(problem, A100, algorithm, tiling, deterministic=deterministic), blocks=tiling, v_mean=1.0)
 
 

@@ -11,7 +11,7 @@ from cupyflash import Device, Problem, TileSchedule, plan
 from cupyflash.sim import execute, replay, theory
 from cupyflash.sim.execution import Execution, allocate, run
 from cupyflash.sim.reference import reference
-from problems import MORE, any_problems, orders
+from problems import MORE, any_problems, longest, orders
 from yardstick import check_numbers, draw, draw_masks
 
 A100 = Device.named("A100-40GB")
@@ -63,7 +63,7 @@ def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> Non
         tiling = data.draw(st.sampled_from([None, (16, 16), (48, 32)]))
         name, sram = data.draw(st.sampled_from(["A100-40GB", "H100-SXM"])), data.draw(st.sampled_from([None, "64KB"]))
         lse, v_mean = data.draw(st.booleans()), data.draw(st.sampled_from([0.0, 1.0]))
-        for problem in data.draw(any_problems(dtype)):
+        for problem in data.draw(any_problems(dtype, most=longest(tiling))):
             schedule = plan(problem, Device.named(name, sram=sram), algorithm, tiling, lse=lse)
             check(schedule, data.draw(st.integers(0, 99)), v_mean, data.draw(orders(problem)))
 

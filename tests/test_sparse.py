@@ -16,7 +16,7 @@ from cupyflash.sim import execute, theory
 from cupyflash.sim.machine import replay
 from cupyflash.sim.reference import reference
 from cupyflash.sim.verification import verify
-from problems import MORE, TILINGS, orders, sides, sparse_problems
+from problems import MORE, TILINGS, longest, orders, sides, sparse_problems
 
 A100 = Device.named("A100-40GB")
 
@@ -40,7 +40,7 @@ def test_theory_is_replay_is_literal_replay(data: st.DataObject, algorithm: str,
 def test_random_problems(algorithm: str, data: st.DataObject) -> None:
     """Theory == replay == execution, numbers by the 2x rule, nothing found."""
     tiling = data.draw(st.sampled_from(TILINGS))
-    for problem in data.draw(sparse_problems(tiling, most=120)):
+    for problem in data.draw(sparse_problems(tiling, longest(tiling, 120))):
         assert verify(plan(problem, A100, algorithm, tiling, lse=True), seed=data.draw(orders(problem))).good
 
 
