@@ -147,7 +147,7 @@ def backward_schedules(device: Device, everything: bool) -> Iterator[tuple[str, 
     turn = DEVICES.index(device)
     for algorithm in BACKWARD_ALGORITHMS:
         for dtype in ("float16", "float32"):
-            some = dims if everything else COMMON if algorithm == "fa2" and dtype == "float16" else (dims[turn % len(dims)],)
+            some = dims if everything or (algorithm == "fa2" and dtype == "float16") else (dims[turn % len(dims)],)
             for d in some:
                 turn += 1
                 deterministic = algorithm == "fa2" and bool(turn // 2 % 2)

@@ -126,7 +126,8 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][Tile::PAD
   } else {
     const int t = lane % 4;
     // Of each eight rows of V the first four, then the others, by the same code: they are permuted alike, but for the lowest bit.
-    constexpr int TURN = SUMMED > 4 ? 8 : 4;
+    // (A loop takes registers, too.)
+    constexpr int TURN = SUMMED > 4 || SCARCE ? 8 : 4;
 #pragma unroll 1
     for (int first = 0; first < 8; first += TURN)
 #pragma unroll
@@ -209,7 +210,7 @@ __device__ __forceinline__ void transposed_product(float (&dQ_regs)[C][2][4], co
       load_matrices_transposed(dS_frag, dS_at + k * ScoreTile::ROW_BYTES);
 #pragma unroll
       for (int c = 0; c < C; c++) {
-        if (16 * (tile + c) >= Tile::PAD) break;
+        if (16 * (tile + c) >= Tile::PAD) continue;  // no break, for which the loop would stay one, with dQ_regs in memory
         load_matrices_transposed(K_frag, Tile::right(K_at, 2 * (tile + c)) + k * Tile::ROW_BYTES);
         mma(T(), dQ_regs[c][0], dS_frag, K_frag[0], K_frag[1]);
         mma(T(), dQ_regs[c][1], dS_frag, K_frag[2], K_frag[3]);
@@ -222,7 +223,7 @@ __device__ __forceinline__ void transposed_product(float (&dQ_regs)[C][2][4], co
       const float s[2] = {dS_smem[ScoreTile::index(k, row + g)], dS_smem[ScoreTile::index(k, row + g + 8)]};
 #pragma unroll
       for (int c = 0; c < C; c++) {
-        if (16 * (tile + c) >= Tile::PAD) break;
+        if (16 * (tile + c) >= Tile::PAD) continue;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
           const float2 key = *reinterpret_cast<const float2*>(K_smem + Tile::index(k, 16 * (tile + c) + 8 * half + 2 * t));
