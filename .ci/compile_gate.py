@@ -8,8 +8,9 @@ dimension, on the tiling that its device gets (FlashAttention-2: on all of those
 common, else on one of them in turns): from d 128 on, where registers are scarce, Algorithm 1 without a mask, with each kind
 that costs registers, and with all at once; below that, and for standard attention and the backward, the lightest and the
 heaviest in turns. On two architectures also other tilings, each kind of mask by itself, and a d of V that is not d.
-FlashAttention-2 at d 256: without a mask, and two of four other kinds in turns. bfloat16, whose kernels differ from float16's
-in few registers, is done for fewer. `--all` is every combination, and takes an hour.
+FlashAttention-2 at d 256: without a mask, and two of four other kinds in turns; at some d a window with the narrowest copies.
+bfloat16, whose kernels differ from float16's in few registers, is done for fewer. `--all` is every combination, and takes an
+hour.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ HEAVY: Variant = (MASKS, True)
 # Of the widest d, where FlashAttention-2's O alone takes half of the registers: what takes more of them, two at a time in turns.
 WIDEST: tuple[Variant, ...] = (HEAVY, (("bias",), False), (("window",), True), (("mask",), False))
 WINDOW = (512, 64)
+# Copies of an element, whose addresses take registers, beside a window's bounds, which do too.
+NARROW_HEADS = (25, 40, 96, 154)
 PACKED = ((64, "float16"), (128, "float16"), (256, "float16"), (256, "float32"))
 COMMON = (64, 128)
 SCARCE = 128  # d from which on O takes most of the registers
@@ -105,6 +108,7 @@ def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str,
                     cases += [(posed(d, dtype, LIGHT, value), None) for d, value in VALUE_DIMS]
                 cases += [(posed(64, dtype, HEAVY), tiling) for tiling in TILINGS]
         if algorithm == "fa2":
+            cases += [(posed(d, "float16", (("window",), True)), None) for d in NARROW_HEADS[DEVICES.index(device) % 2 :: 2]]
             cases = [case for turn, each in enumerate(cases) for case in of_finalists(*each, device, turn, everything)]
         for problem, tiling in cases:
             try:

@@ -132,6 +132,8 @@ def most_accumulators(problem: Problem, device: Device, tile: Tile) -> int:
         most = 72 if capability >= (12, 0) else 80 if wide or capability >= (10, 0) else 104
     elif positioned(problem):
         most = 104 if wide or not half else 112
+        if narrow(problem):
+            most = 88 if tile.warp_rows > GRANULE else 96
     elif not half:
         most = 104 if wide else 128
     elif wide or capability >= (12, 0):
@@ -151,6 +153,11 @@ def masked(problem: Problem) -> bool:
 def positioned(problem: Problem) -> bool:
     """Whether more than the diagonal says which keys a row sees: bounds that are kept through the loops."""
     return problem.window is not None or problem.block_mask is not None or problem.packed
+
+
+def narrow(problem: Problem) -> bool:
+    """Whether rows of a half type are copied by so few bytes at a time that their addresses take many registers."""
+    return problem.itemsize == 2 and problem.alignment < 8
 
 
 def odd(problem: Problem) -> bool:
@@ -178,7 +185,7 @@ def registers(problem: Problem, device: Device, tile: Tile) -> int:
     if masked(problem):
         slack += 32
     if positioned(problem):
-        slack += 16
+        slack += 64 if narrow(problem) else 16
     if device.compute_capability >= (12, 0):
         slack += 16
     elif device.compute_capability not in ((8, 0), (9, 0), (10, 0), (10, 3)):
