@@ -102,7 +102,7 @@ def bounds_of(arrays: Mapping[str, Array], cu_seqlens_q: Any, cu_seqlens_k: Any)
 
 
 def prepared_sequences(
-    posed: Callable[..., Problem],
+    check: Callable[..., Problem],
     prepare: Callable[..., Prepared | PreparedSimulation],
     gpu: bool,
     arrays: Mapping[str, Array],
@@ -113,9 +113,12 @@ def prepared_sequences(
     scale: float | None,
     *options: Any,
 ) -> Prepared | PreparedSimulation:
-    """The prepared call for sequences of which `longest` may say how long they are at most (`max_seqlen`)."""
+    """The prepared call for sequences of which `longest` may say how long they are at most (`max_seqlen`).
+
+    `check` looks at the arrays but not into the bounds, which may have to come from a GPU; `prepare` is given what they say.
+    """
     every = {**arrays, **bounds}
-    prepared(posed, gpu, every, causal, window, scale)  # refuses what is no use looking at
+    prepared(check, gpu, every, causal, window, scale)  # refuses what no bounds could mend
     seqlens, found = sequences(bounds, arrays["q"].shape[0], arrays["k"].shape[0], *longest)
     call: Prepared | PreparedSimulation = prepared(
         prepare, gpu, every, None if gpu else seqlens, *found, causal, window, scale, *options
