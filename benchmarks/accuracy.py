@@ -14,9 +14,9 @@ import ml_dtypes
 import numpy as np
 
 SCORES = 1 << 26  # elements of S in memory at a time
-# A right implementation rounds inputs of a product and its output: about 0.4 eps. The least that is allowed is for float32
-# sums over long rows. One that leaves out an eighth of the keys is over 0.03 off.
-EPS_ALLOWED, LEAST_ALLOWED = 1.5, 1e-4
+# Plain computation in a half type, with everything rounded, is up to 0.7 eps off; leaving out an eighth of the keys at least 0.03
+# (the last ones, under a causal mask; 0.37 without). The least that is allowed is for the order of sums in float32.
+EPS_ALLOWED, LEAST_ALLOWED = 2.0, 1e-4
 
 
 def bound(dtype: str) -> float:

@@ -66,7 +66,7 @@ def benchmark_command(step: str, records: Path, quick: bool, dry: bool) -> list[
 
 
 def finished(command: Sequence[str], seconds: float, log: Path | None = None) -> int:
-    """Runs it for so long at most, and gives its exit status; one that is too slow is asked to stop, then killed with its children."""
+    """Runs it for so long at most, and gives its exit status; one that is too slow is asked to stop, then killed."""
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH")]))
     out = log.open("w", encoding="utf-8") if log else None
     with subprocess.Popen(

@@ -176,12 +176,12 @@ class Measurement:
         else:
             lists = [ours + others for ours, others in zip(lists, peers["value"], strict=True)]
         reference = attempt(lambda: self._reference(sets[0]))
-        for same in zip(*lists, strict=True):
-            if same[0].name not in self._session.without and self._session.budget.left() > 0:
-                self._prepare(same, reference)
         try:
+            for same in zip(*lists, strict=True):
+                if same[0].name not in self._session.without and self._session.budget.left() > 0:
+                    self._prepare(same, reference)
             self._take_turns()
-        finally:  # also what was timed before the user, or an error, ended the turns
+        finally:  # also what was known before the user, or an error, put an end to it
             self._finish()
 
     def _write(self, implementation: Implementation, found: Mapping[str, Any]) -> None:
@@ -247,5 +247,5 @@ class Measurement:
 
     def _finish(self) -> None:
         for name, samples in self._samples.items():
-            timed = figures(self._machine, self._what, self._case, samples) if len(samples) > 1 else {"error": "no time left"}
+            timed = figures(self._machine, self._what, self._case, samples) if len(samples) > 1 else {"error": "not timed"}
             self._write(self._every[name], {**self._judged[name], **timed, "clocks": self._clocks})
