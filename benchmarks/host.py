@@ -1,4 +1,4 @@
-"""Host time of calls without a GPU:  python benchmarks/host.py [--runs N] [--quick]
+"""Host time of calls without a GPU:  python benchmarks/host.py [--runs N]
 
 The arrays are CuPy's own, at addresses that nobody reads, and so is `cupy.empty`, but for where its memory comes from. Device,
 stream and kernels are stand-ins that do nothing: what is left out is the driver (and CuPy's memory pool). `forward.py` times the
@@ -8,7 +8,6 @@ whole call where there is a GPU.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import subprocess
@@ -16,7 +15,7 @@ import sys
 import time
 import timeit
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -121,18 +120,21 @@ def arguments(stand_in: WithoutGpu, runs: int) -> str:
     return f"CuPy {cupy.__version__}'s conversion of {len(converted)} arguments: {launch(converted) - launch(()):.1f} us"
 
 
-def cold(kinds: Iterable[tuple[str, int]]) -> Iterator[str]:
-    """NVRTC's time for the kernels of plain calls, to machine code, by device and d."""
+def cold() -> Iterator[str]:
+    """NVRTC's time for the kernels of plain calls, to machine code."""
     from cupyflash import Device, Problem, kernels_cu, plan
     from cupyflash.compiler import FLUSH_DENORMALS, options
     from cupyflash.nvrtc import compile_to_cubin
 
-    for name, d in kinds:
-        device = Device.named(name)
-        (kernel,) = plan(Problem(4, 16, 16, 1024, 1024, d, "float16"), device).kernels()
-        start = time.perf_counter()
-        compile_to_cubin(kernels_cu.source(kernel.source), (f"-arch={device.sm}", FLUSH_DENORMALS, *options(kernel)), kernel.source)
-        yield f"compiling for {device.sm}, d {d}: {time.perf_counter() - start:.2f} s"
+    for name in DEVICES:
+        for d in HEAD_DIMS:
+            device = Device.named(name)
+            (kernel,) = plan(Problem(4, 16, 16, 1024, 1024, d, "float16"), device).kernels()
+            start = time.perf_counter()
+            compile_to_cubin(
+                kernels_cu.source(kernel.source), (f"-arch={device.sm}", FLUSH_DENORMALS, *options(kernel)), kernel.source
+            )
+            yield f"compiling for {device.sm}, d {d}: {time.perf_counter() - start:.2f} s"
 
 
 def first_call() -> dict[str, float]:
@@ -151,7 +153,6 @@ def first_call() -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=300, help=f"runs of {CALLS} calls")
-    parser.add_argument("--quick", action="store_true", help="compile one kernel, start one process")
     parser.add_argument("--first-call", action="store_true", help="only print a first call's milliseconds as JSON")
     given = parser.parse_args()
     if given.first_call:
@@ -159,11 +160,9 @@ def main() -> None:
         return
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, __file__, "--first-call"]
-    processes = range(1 if given.quick else 3)
-    told = [subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, check=True) for _ in processes]
+    told = [subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, check=True) for _ in range(3)]
     first = min((json.loads(each.stdout) for each in told), key=lambda each: sum(each.values()))
-    kinds = list(itertools.product(DEVICES, HEAD_DIMS))
-    for line in cold(kinds[:1] if given.quick else kinds):
+    for line in cold():
         print(line)
     print(f"in a new process: importing cupyflash {first['import']:.0f} ms, a first call {first['first_call']:.0f} ms")
     stand_in = without_gpu()

@@ -271,6 +271,16 @@ def test_each_implementation_is_judged_by_itself_and_a_wrong_one_does_not_win(tm
     assert "No available kernel" in text and text.count("WRONG (at most 2.0e-03)") == 1
 
 
+@pytest.mark.parametrize("wrong", [None, 0, 1, 2])
+def test_each_gradient_is_judged_by_itself(wrong: int | None) -> None:
+    arrays = [array.astype(np.float32) for array in drawn(32, "float16")]
+    expected = accuracy.gradients(np, arrays, True)
+    out = tuple(array * np.float32(1.01 if at == wrong else 1) for at, array in enumerate(expected))
+    found = timing.judged(Scripted(), backward.BACKWARD, CASE, out, expected)
+    assert found["right"] == (wrong is None) and list(found["rms"]) == ["dQ", "dK", "dV"]
+    assert [error > found["bound"] for error in found["rms"].values()] == [at == wrong for at in range(3)]
+
+
 def test_ours_being_wrong_is_no_fault_of_the_peers_and_a_failure(tmp_path: Path) -> None:
     status, lines = measured(tmp_path, scripted([Scenario("ours", factor=1.1)], [Scenario("theirs")]))
     assert status == 1 and [line["right"] for line in lines if line["kind"] == "measurement"] == [False, True]
@@ -663,7 +673,7 @@ def test_a_dry_run_measures_every_implementation(benchmark_name: str, tmp_path: 
 
 
 def test_first_calls_are_those_of_new_processes_with_a_cache_of_their_own() -> None:
-    code = "import os, json, cupyflash; print('x'); print(json.dumps({'new': not os.listdir(os.environ['CUPY_CACHE_DIR'])}));"
+    code = "import os, json; print('x'); print(json.dumps({'new': not os.listdir(os.environ['CUPY_CACHE_DIR'])}));"
     found = forward.first_calls(code + "open(os.environ['CUPY_CACHE_DIR'] + '/k', 'w')", 60)
     assert found == {"cold": {"new": True}, "warm": {"new": False}}
     with pytest.raises(RuntimeError, match="exit status 3"):
@@ -683,6 +693,32 @@ def test_ncu_s_figures_are_read_from_among_its_messages() -> None:
 # --- one command for all
 
 
+def test_a_report_that_failed_is_a_line_at_once_and_the_counts_are_the_last_one(tmp_path: Path) -> None:
+    plugin = importlib.import_module("pytest_records")
+    with records.Records(tmp_path, "tests") as file:
+        reporter = plugin.Reporter(file)
+
+        def tell(outcome: str, when: str = "call", **more: Any) -> None:
+            flags = {"passed": False, "failed": False, "skipped": False, "longrepr": None} | {outcome: True}
+            reporter.pytest_runtest_logreport(types.SimpleNamespace(when=when, nodeid="t.py::test", **flags | more))
+
+        for when in ("setup", "call", "teardown"):
+            tell("passed", when)
+        crash = types.SimpleNamespace(reprcrash=types.SimpleNamespace(message="assert 1 == 2\n  where 1 is one"))
+        tell("failed", longrepr=crash)
+        assert [line["text"] for line in records.read(file.path)] == ["assert 1 == 2 where 1 is one"]
+        tell("failed", "setup", longrepr="OSError: no")
+        for _ in range(2):
+            tell("skipped", "setup", longrepr=("t.py", 1, "Skipped: needs bfloat16"))
+        tell("skipped", wasxfail="known")
+        reporter.pytest_sessionfinish(1)
+    *failures, counts = records.read(file.path)
+    assert [(line["kind"], line["outcome"]) for line in failures] == [("test", "failed"), ("test", "error")]
+    assert counts["kind"] == "tests" and counts["skips"] == {"Skipped: needs bfloat16": 2} and counts["exit_status"] == 1
+    assert counts["counts"] == {"passed": 1, "failed": 1, "error": 1, "skipped": 2, "xfailed": 1}
+
+
+@pytest.mark.wide
 def test_failures_and_counts_of_tests_are_lines_as_they_come(tmp_path: Path) -> None:
     tests = tmp_path / "test_some.py"
     tests.write_text(
@@ -726,12 +762,12 @@ def test_one_command_runs_the_three_and_a_step_that_fails_takes_no_other_along(
     assert on_gpu.main(["--only", "tests", str(tmp_path)]) == 1 and ran[-1][0][ran[-1][0].index("-m", 3) + 1] == ""
 
 
-def test_a_step_that_takes_too_long_is_asked_to_stop_and_then_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    polite = "import time, sys\nprint('begun', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: sys.exit(7)"
-    assert on_gpu.finished([sys.executable, "-c", polite], 2, tmp_path / "log") in (7, -2)
-    monkeypatch.setattr(on_gpu, "GRACE", 0.5)
-    deaf = "import time, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
-    assert on_gpu.finished([sys.executable, "-c", deaf], 0.5) in (-9, -2)
+def test_a_step_that_takes_too_long_is_asked_to_stop_and_then_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what has hardly begun, too: then it is the signal that ends it."""
+    polite = "import time, sys\ntry: time.sleep(60)\nexcept KeyboardInterrupt: sys.exit(7)"
+    assert on_gpu.finished([sys.executable, "-S", "-c", polite], 0.5) in (7, 1, -2)
+    monkeypatch.setattr(on_gpu, "GRACE", 0.2)
+    assert on_gpu.finished(["bash", "-c", "trap '' INT; while :; do sleep 1; done"], 0.5) in (-9, -2)
 
 
 @pytest.mark.wide
