@@ -658,20 +658,6 @@ def test_a_dry_run_measures_and_writes_nothing_into_the_checkout(tmp_path: Path,
     assert lines[0]["simulated"] and lines[0]["versions"]["numpy"] == np.__version__ and lines[-1]["reason"] == "done"
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("benchmark_name", ["forward", "backward"])
-def test_a_dry_run_measures_every_implementation(benchmark_name: str, tmp_path: Path) -> None:
-    benchmark = {"forward": forward, "backward": backward}[benchmark_name]
-    lines = dry(benchmark, tmp_path, [])
-    rows = rows_of(lines)
-    ours = {"fa2", "fa1", "standard"} if benchmark is forward else {*BACKWARD_ALGORITHMS, "fa2 deterministic"}
-    assert {*ours, "numpy"} <= set(rows) and all(row["right"] for row in rows.values())
-    assert set(rows["fa2"]["rms"]) == ({"O"} if benchmark is forward else {"dQ", "dK", "dV"})
-    if benchmark is forward:
-        (first,) = (line["value"] for line in lines if line.get("name") == "first call")
-        assert first["cold"]["first_call_s"] > 0 and set(first) == {"cold", "warm"}
-
-
 def test_first_calls_are_those_of_new_processes_with_a_cache_of_their_own() -> None:
     code = "import os, json; print('x'); print(json.dumps({'new': not os.listdir(os.environ['CUPY_CACHE_DIR'])}));"
     found = forward.first_calls(code + "open(os.environ['CUPY_CACHE_DIR'] + '/k', 'w')", 60)
@@ -771,14 +757,22 @@ def test_a_step_that_takes_too_long_is_asked_to_stop_and_then_killed(monkeypatch
 
 
 @pytest.mark.wide
-def test_the_one_command_s_dry_run(tmp_path: Path) -> None:
-    empty = tmp_path / "test_none.py"
-    empty.write_text("def test(): pass\n")
-    assert on_gpu.main(["--dry-run", "--tests", str(empty), str(tmp_path / "out")]) == 0
+def test_the_one_command_s_dry_run_measures_every_implementation(tmp_path: Path) -> None:
+    test = tmp_path / "test_one.py"
+    test.write_text("def test(): pass\n")
+    assert on_gpu.main(["--dry-run", "--tests", str(test), str(tmp_path / "out")]) == 0
     (path,) = (tmp_path / "out").glob("*.jsonl")
     lines = list(records.read(path))
     assert [line["what"] for line in lines if line["kind"] == "run"] == ["on_gpu", "forward", "backward"]
     assert all(line["simulated"] for line in lines if line["kind"] == "run")
+    assert [line["counts"] for line in lines if line["kind"] == "tests"] == [{"passed": 1}]
+    ours = {"forward": {"fa2", "fa1", "standard"}, "backward": {*BACKWARD_ALGORITHMS, "fa2 deterministic"}}
+    for name, outputs in (("forward", {"O"}), ("backward", {"dQ", "dK", "dV"})):
+        rows = rows_of([line for line in lines if line.get("pass") == name])
+        assert {*ours[name], "numpy"} <= set(rows) and all(row["right"] for row in rows.values())
+        assert all(set(row["rms"]) == outputs for row in rows.values())
+    (first,) = (line["value"] for line in lines if line.get("name") == "first call")
+    assert first["cold"]["first_call_s"] > 0 and set(first) == {"cold", "warm"}
 
 
 # --- what is written about it
