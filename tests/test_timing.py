@@ -342,6 +342,15 @@ def test_an_interruption_leaves_every_line_that_was_known(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
+def test_an_extra_that_is_interrupted_ends_the_run_behind_the_measurements(tmp_path: Path) -> None:
+    def stop(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    status, lines = measured(tmp_path, scripted([Scenario("ours")]), extras={"stop": stop, "never": lambda seconds: 1})
+    assert status == command.INTERRUPTED and lines[-1]["reason"] == "interrupted"
+    assert [line["kind"] for line in lines] == ["run", "measurement", "extra", "end"]
+
+
 def test_a_program_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
     code = (
         f"import sys, os, pathlib; sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); import records\n"
