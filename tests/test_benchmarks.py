@@ -1,4 +1,4 @@
-"""The benchmarks that need no GPU: what docs/performance.md says, host time, planning. test_timing.py has the others."""
+"""The benchmarks that need no GPU: what docs/performance.md says, host time, planning. test_timing.py and test_on_gpu.py have the others."""
 
 from __future__ import annotations
 

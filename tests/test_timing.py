@@ -23,16 +23,12 @@ import numpy as np
 import pytest
 
 from cupyflash import Device
-from cupyflash.schedules import BACKWARD_ALGORITHMS
-from cupyflash.sim import ptx
-from cupyflash.sim.reference import reference, reference_gradients
-from cupyflash.sim.yardstick import DTYPES, plain, plain_gradients
+from cupyflash.sim.yardstick import DTYPES
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
-accuracy, ahead, cases, command, machine, on_gpu, records, report, timing = (
-    importlib.import_module(name)
-    for name in ("accuracy", "ahead", "cases", "command", "machine", "on_gpu", "records", "report", "timing")
+accuracy, ahead, cases, command, machine, records, report, timing = (
+    importlib.import_module(name) for name in ("accuracy", "ahead", "cases", "command", "machine", "records", "report", "timing")
 )
 forward, backward = importlib.import_module("forward"), importlib.import_module("backward")
 CASE = cases.Case("float16", 16, 16, False, 1, 1)
@@ -45,70 +41,10 @@ def _few_host_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "SMALL", CASE)
 
 
-# --- numbers
-
-
 def drawn(n: int, dtype: str, seed: int = 0) -> list[np.ndarray]:
     """Q, K, V and dO, (1, 2, n, 32)."""
     random = np.random.default_rng(seed)
     return [random.standard_normal((1, 2, n, 32)).astype(np.float32).astype(DTYPES[dtype]) for _ in range(4)]
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_reference_is_float64_s_and_never_holds_more_scores_than_it_may(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accuracy, "SCORES", 24 * 50)
-    arrays = [array[..., :50, :] for array in drawn(64, "float32")]
-    parts = list(accuracy.weights(np, *(array[0] for array in arrays[:2]), causal))
-    assert len(parts) > 4 and max(P.size for *_, P in parts) <= accuracy.SCORES
-    expected, _ = reference(*arrays[:3], causal=causal)
-    exact = reference_gradients(arrays[3], *arrays[:3], causal=causal)
-    found = accuracy.forward(np, arrays[:3], causal) + accuracy.gradients(np, arrays, causal)
-    for ours, right in zip(found, (expected, *(exact[name] for name in ("dQ", "dK", "dV"))), strict=True):
-        assert accuracy.relative_rms(np, ours, right) < 1e-6
-
-
-def without_some(arrays: Sequence[np.ndarray], kept: np.ndarray, causal: bool) -> tuple[np.ndarray, ...]:
-    """O, dQ, dK and dV with the keys that are not kept left out, by a mask."""
-    out, _ = reference(*arrays[:3], causal=causal, mask=kept)
-    exact = reference_gradients(arrays[3], *arrays[:3], causal=causal, mask=kept)
-    return out, exact["dQ"], exact["dK"], exact["dV"]
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_the_bound_takes_plain_low_precision_and_refuses_an_eighth_of_the_keys_left_out(dtype: str, causal: bool) -> None:
-    n = 128
-    arrays = drawn(n, dtype)
-    wide = [array.astype(np.float32) for array in arrays]
-    right = accuracy.forward(np, wide[:3], causal) + accuracy.gradients(np, wide, causal)
-    rounded = plain_gradients(arrays[3], *arrays[:3], causal=causal, from_out=True)
-    good = (plain(*arrays[:3], causal, None), *(rounded[name] for name in ("dQ", "dK", "dV")))
-    bound = accuracy.bound(dtype)
-    for ours, exact in zip(good, right, strict=True):
-        assert accuracy.relative_rms(np, ours.astype(np.float32), exact) < bound / 1.5
-    keys = np.arange(n)
-    for kept in (keys < n * 7 // 8, keys >= n // 8, keys % 8 != 3):
-        for bad, exact in zip(without_some(arrays, kept, causal), right, strict=True):
-            assert accuracy.relative_rms(np, bad.astype(DTYPES[dtype]).astype(np.float32), exact) > 1.5 * bound
-
-
-def test_what_is_no_number_or_of_another_shape_is_infinitely_wrong() -> None:
-    right = np.ones((2, 3), np.float32)
-    assert accuracy.relative_rms(np, right, right) == 0
-    for bad in (np.full_like(right, np.nan), np.full_like(right, np.inf), np.ones((3, 2), np.float32)):
-        assert accuracy.relative_rms(np, bad, right) == math.inf
-    assert accuracy.relative_rms(np, np.zeros_like(right), np.zeros_like(right)) == 0
-    assert accuracy.relative_rms(np, right, np.zeros_like(right)) == math.inf
-
-
-def test_normal_numbers_are_drawn_by_a_kernel_of_our_own() -> None:
-    module = ptx.Module.from_source(machine.NORMAL, options=["-arch=compute_75"])
-    x, again, other = (np.empty(4000, np.float32) for _ in range(3))
-    for array, seed in ((x, 0), (again, 0), (other, 1)):
-        launch = module.launch("normal", 4, 256, {"x": array, "n": array.size, "seed": seed})
-        assert not launch.findings
-    assert np.array_equal(x, again) and abs(np.corrcoef(x, other)[0, 1]) < 0.06 and abs(np.corrcoef(x[1:], x[:-1])[0, 1]) < 0.06
-    assert np.isfinite(x).all() and abs(x.mean()) < 0.06 and abs(x.std() - 1) < 0.05 and abs((x**4).mean() - 3) < 0.5
 
 
 # --- cases
@@ -683,176 +619,3 @@ def test_ncu_s_figures_are_read_from_among_its_messages() -> None:
     )
     assert forward.ncu_metrics(text) == {"dram__bytes_read.sum": 1048576.0, "lts__t_bytes.sum": 4194304.0}
     assert forward.ncu_metrics("==ERROR== ERR_NVGPUCTRPERM") == {}
-
-
-# --- one command for all
-
-
-def test_a_report_that_failed_is_a_line_at_once_and_the_counts_are_the_last_one(tmp_path: Path) -> None:
-    plugin = importlib.import_module("pytest_records")
-    with records.Records(tmp_path, "tests") as file:
-        reporter = plugin.Reporter(file)
-
-        def tell(outcome: str, when: str = "call", **more: Any) -> None:
-            flags = {"passed": False, "failed": False, "skipped": False, "longrepr": None} | {outcome: True}
-            reporter.pytest_runtest_logreport(types.SimpleNamespace(when=when, nodeid="t.py::test", **flags | more))
-
-        for when in ("setup", "call", "teardown"):
-            tell("passed", when)
-        crash = types.SimpleNamespace(reprcrash=types.SimpleNamespace(message="assert 1 == 2\n  where 1 is one"))
-        tell("failed", longrepr=crash)
-        assert [line["text"] for line in records.read(file.path)] == ["assert 1 == 2 where 1 is one"]
-        tell("failed", "setup", longrepr="OSError: no")
-        for _ in range(2):
-            tell("skipped", "setup", longrepr=("t.py", 1, "Skipped: needs bfloat16"))
-        tell("skipped", wasxfail="known")
-        reporter.pytest_sessionfinish(1)
-    *failures, counts = records.read(file.path)
-    assert [(line["kind"], line["outcome"]) for line in failures] == [("test", "failed"), ("test", "error")]
-    assert counts["kind"] == "tests" and counts["skips"] == {"Skipped: needs bfloat16": 2} and counts["exit_status"] == 1
-    assert counts["counts"] == {"passed": 1, "failed": 1, "error": 1, "skipped": 2, "xfailed": 1}
-
-
-@pytest.mark.wide
-def test_failures_and_counts_of_tests_are_lines_as_they_come(tmp_path: Path) -> None:
-    tests = tmp_path / "test_some.py"
-    tests.write_text(
-        "import pytest\ndef test_a(): pass\ndef test_b(): assert 1 == 2, 'one is not two'\n"
-        "@pytest.mark.skip(reason='needs bfloat16')\ndef test_c(): pass\n"
-        "@pytest.fixture\ndef bad(): raise OSError('no')\ndef test_d(bad): pass\n"
-    )
-    path = tmp_path / "lines.jsonl"
-    status = on_gpu.finished(on_gpu.pytest_command(path, tests, quick=False, parallel=1), 60, tmp_path / "tests.txt")
-    failed, error, counts = records.read(path)
-    assert status == 1 and "one is not two" in (tmp_path / "tests.txt").read_text()
-    assert failed["test"].endswith("::test_b") and failed["outcome"] == "failed" and "one is not two" in failed["text"]
-    assert error["test"].endswith("::test_d") and error["outcome"] == "error" and "OSError" in error["text"]
-    assert counts["counts"] == {"passed": 1, "failed": 1, "skipped": 1, "error": 1}
-    assert counts["exit_status"] == 1 and list(counts["skips"]) == ["Skipped: needs bfloat16"]
-    assert "1 passed, 1 failed, 1 skipped, 1 error" in list(report.summary(records.read(path)))
-
-
-def test_one_command_runs_the_three_and_a_step_that_fails_takes_no_other_along(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ran = []
-
-    def finished(command: Sequence[str], seconds: float, log: Path | None = None) -> int:
-        ran.append((command, seconds))
-        return int("pytest" in command)
-
-    monkeypatch.setattr(on_gpu, "finished", finished)
-    monkeypatch.setattr(on_gpu, "processes", lambda: 4)
-    monkeypatch.setattr(on_gpu.Device, "current", lambda: Device.named("T4"))
-    monkeypatch.setattr(on_gpu.machine, "gpu_versions", lambda: {"cupy": "14"})
-    assert on_gpu.main(["--quick", str(tmp_path)]) == 1
-    (path,) = tmp_path.iterdir()
-    assert path.name.startswith("T4-2") and f"written: {path}" in capsys.readouterr().out
-    header, *ends = records.read(path)
-    assert header["device"]["name"] == "T4" and header["versions"] == {"cupy": "14"} and not header["simulated"]
-    assert [end["reason"] for end in ends] == ["tests: exit status 1", "forward: exit status 0", "backward: exit status 0"]
-    for command, seconds in ran:
-        assert str(path) in command and seconds <= 125 and ("--quick" in command) == ("pytest" not in command)
-    assert on_gpu.main(["--only", "forward", str(tmp_path)]) == 0 and len(ran) == 4 and ran[-1][1] < 8 * 60
-    assert on_gpu.main(["--only", "tests", str(tmp_path)]) == 1 and ran[-1][0][ran[-1][0].index("-m", 3) + 1] == ""
-
-
-def test_a_step_that_takes_too_long_is_asked_to_stop_and_then_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what has hardly begun, too: then it is the signal that ends it."""
-    polite = "import time, sys\ntry: time.sleep(60)\nexcept KeyboardInterrupt: sys.exit(7)"
-    assert on_gpu.finished([sys.executable, "-S", "-c", polite], 0.5) in (7, 1, -2)
-    monkeypatch.setattr(on_gpu, "GRACE", 0.2)
-    assert on_gpu.finished(["bash", "-c", "trap '' INT; while :; do sleep 1; done"], 0.5) in (-9, -2)
-
-
-@pytest.mark.wide
-def test_the_one_command_s_dry_run_measures_every_implementation(tmp_path: Path) -> None:
-    test = tmp_path / "test_one.py"
-    test.write_text("def test(): pass\n")
-    assert on_gpu.main(["--dry-run", "--tests", str(test), str(tmp_path / "out")]) == 0
-    (path,) = (tmp_path / "out").glob("*.jsonl")
-    lines = list(records.read(path))
-    assert [line["what"] for line in lines if line["kind"] == "run"] == ["on_gpu", "forward", "backward"]
-    assert all(line["simulated"] for line in lines if line["kind"] == "run")
-    assert [line["counts"] for line in lines if line["kind"] == "tests"] == [{"passed": 1}]
-    ours = {"forward": {"fa2", "fa1", "standard"}, "backward": {*BACKWARD_ALGORITHMS, "fa2 deterministic"}}
-    for name, outputs in (("forward", {"O"}), ("backward", {"dQ", "dK", "dV"})):
-        rows = rows_of([line for line in lines if line.get("pass") == name])
-        assert {*ours[name], "numpy"} <= set(rows) and all(row["right"] for row in rows.values())
-        assert all(set(row["rms"]) == outputs for row in rows.values())
-    (first,) = (line["value"] for line in lines if line.get("name") == "first call")
-    assert first["cold"]["first_call_s"] > 0 and set(first) == {"cold", "warm"}
-
-
-# --- what is written about it
-
-NOTEBOOK = ROOT / "benchmarks" / "on_gpu.ipynb"
-
-
-def test_the_notebook_is_one_and_its_cells_compile() -> None:
-    notebook = json.loads(NOTEBOOK.read_text())
-    assert notebook["nbformat"] == 4 and isinstance(notebook["nbformat_minor"], int)
-    assert notebook["metadata"]["kernelspec"]["name"] == "python3" and notebook["metadata"]["accelerator"] == "GPU"
-    for cell in notebook["cells"]:
-        assert cell["cell_type"] in ("markdown", "code") and isinstance(cell["metadata"], dict)
-        assert all(isinstance(line, str) for line in cell["source"])
-        assert all(line.endswith("\n") for line in cell["source"][:-1])
-        if cell["cell_type"] == "code":
-            assert cell["outputs"] == [] and cell["execution_count"] is None
-            compile("".join(cell["source"]), NOTEBOOK.name, "exec")
-        else:
-            assert "outputs" not in cell
-
-
-def test_the_notebook_runs_the_quick_command_on_what_it_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cells, with commands and the driver's library recorded."""
-    ran: list[list[str]] = []
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: ran.append(list(map(str, command))))
-    monkeypatch.chdir(tmp_path)
-    installed: list[str] = []
-    names = lambda: [types.SimpleNamespace(metadata={"Name": name}) for name in installed]  # noqa: E731
-    monkeypatch.setattr("importlib.metadata.distributions", names)
-    for version, present, extra in (
-        (12040, ["cupy-cuda12x"], "cuda12"),
-        (13000, ["CuPy-cuda12x"], "cuda12"),
-        (13000, [], "cuda13"),
-    ):
-
-        def told(answer: Any, version: int = version) -> None:
-            ctypes.cast(answer, ctypes.POINTER(ctypes.c_int))[0] = version
-
-        library = types.SimpleNamespace(cuInit=lambda flags: 0, cuDriverGetVersion=told)
-        monkeypatch.setattr(ctypes, "CDLL", lambda name, library=library: library)
-        ran.clear()
-        installed[:] = present
-        scope: dict[str, Any] = {}
-        for cell in json.loads(NOTEBOOK.read_text())["cells"]:
-            if cell["cell_type"] == "code":
-                exec("".join(cell["source"]).replace('REPOSITORY = ""', 'REPOSITORY = "https://host/cupyflash"'), scope)
-        clone, install, quick, table = ran
-        assert clone[:2] == ["git", "clone"] and clone[-2:] == ["https://host/cupyflash", "cupyflash"]
-        assert install[-1] == f"{tmp_path / 'cupyflash'}[{extra},test]"
-        assert quick[1:3] == [str(tmp_path / "cupyflash" / "benchmarks" / "on_gpu.py"), "--quick"] and table[1].endswith(
-            "report.py"
-        )
-
-
-def test_the_pages_name_files_and_options_that_exist() -> None:
-    page, contributing = (ROOT / "benchmarks" / "README.md").read_text(), (ROOT / "CONTRIBUTING.md").read_text()
-    for path in (ROOT / "benchmarks").glob("*.py"):
-        shown = path.stem not in (
-            "accuracy",
-            "ahead",
-            "cases",
-            "command",
-            "machine",
-            "peers",
-            "pytest_records",
-            "records",
-            "timing",
-        )
-        assert (f"`{path.name}" in page) == shown or path.name == "records.py", path.name
-    for command in ("python benchmarks/on_gpu.py --quick", "python -m pytest -m wide", "ruff check .", "`mypy`"):
-        assert command in contributing
-    for kind in ("run", "measurement", "extra", "left_out", "test", "end"):
-        assert f"\n    {kind} " in records.__doc__
