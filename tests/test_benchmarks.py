@@ -1,4 +1,4 @@
-"""The benchmarks that need no GPU: what docs/performance.md says, host time, planning. test_timing.py and test_on_gpu.py have the others."""
+"""Benchmarks that need no GPU: docs/performance.md, host time, planning (the others: test_timing.py, test_on_gpu.py)."""
 
 from __future__ import annotations
 
