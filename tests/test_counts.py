@@ -7,6 +7,7 @@ import math
 import sys
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
