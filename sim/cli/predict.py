@@ -23,7 +23,7 @@ def predict(request: Request, as_json: bool) -> None:
     try:
         replayed: machine.Replay | None = machine.run(schedule)
         overflow = None
-    except machine.SramOverflow as error:  # the paper's sizes need not fit: say so beside the closed form
+    except (machine.SramOverflow, machine.TooLong) as error:  # the closed form stands by itself: say why
         replayed, overflow = None, str(error)
     standard = (theory.standard_backward_ideal if request.backward else theory.standard_ideal)(problem)
     flops, theorem = (problem.backward_flops, 5) if request.backward else (problem.flops, 2)
