@@ -15,6 +15,7 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.problem import Layout
 from cupyflash.schedules import TileSchedule
+from cupyflash.words import plural
 
 DEFAULT_DEVICE = "A100-40GB"
 DEFAULT_SECONDS = 60.0
@@ -96,4 +97,5 @@ class PreparedSimulation:
 def refuse_findings(findings: Sequence[object]) -> None:
     """RuntimeError when the simulated device found something wrong with a kernel of ours."""
     if findings:
-        raise RuntimeError(f"the simulated device found {len(findings)} faults in the kernel, the first: {findings[0]}")
+        first = ", the first" if len(findings) > 1 else ""
+        raise RuntimeError(f"the simulated device found {plural(len(findings), 'fault')} in the kernel{first}: {findings[0]}")
