@@ -54,6 +54,15 @@ def simulated_device(
         _chosen.reset(token)
 
 
+def default_device() -> Device:
+    """What CUPYFLASH_DEVICE (a name or a .toml path) says, else the default. Raises ValueError that names the variable."""
+    name = os.environ.get("CUPYFLASH_DEVICE") or DEFAULT_DEVICE
+    try:
+        return Device.named(name)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"CUPYFLASH_DEVICE={name}: {error}") from error
+
+
 def current_simulation() -> Simulation:
     """What `simulated_device` chose, else what CUPYFLASH_DEVICE (a name or a .toml path) and CUPYFLASH_MAX_SECONDS say."""
     chosen = _chosen.get()
@@ -66,7 +75,7 @@ def current_simulation() -> Simulation:
         max_seconds = math.nan
     if not max_seconds > 0:
         raise ValueError(f"CUPYFLASH_MAX_SECONDS must be a positive number of seconds or inf, got {text!r}")
-    return Simulation(Device.named(os.environ.get("CUPYFLASH_DEVICE") or DEFAULT_DEVICE), max_seconds)
+    return Simulation(default_device(), max_seconds)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -82,4 +83,8 @@ def shortened(text: str, width: int) -> str:
 
 def paragraph(text: str, *, first: str = "", rest: str = "", width: int = WIDTH) -> list[str]:
     """Lines of at most `width`, broken between words, the first behind `first`, the others behind `rest`."""
-    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False)
+    whole = re.sub(" ([=/]) ", "\0\\1\0", text)  # a formula is not broken at its signs
+    lines = textwrap.wrap(
+        whole, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
+    )
+    return [line.replace("\0", " ") for line in lines]

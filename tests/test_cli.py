@@ -87,7 +87,7 @@ def test_predict_shows_the_backward() -> None:
 
 
 def test_predict_shows_every_tensor_and_stage() -> None:
-    text = cupyflash("predict", "--seqlen", "4096", "--head-dim", "64", "--lse").stdout
+    text = cupyflash("predict", "--seqlen", "4096", "--head-dim", "64", "--lse", "--algorithm", "fa1").stdout
     for word in (
         "paper",
         "fitted",
@@ -114,7 +114,7 @@ def test_paper_tiling_of_standard_attention_is_refused_by_the_sram_but_predicted
     [
         (("predict", "--seqlen", "64"), "--head-dim"),
         (("predict", "--seqlen", "64", "--head-dim", "300"), "head_dim must be between 1 and 256"),
-        (("predict", "--seqlen", "64", "--head-dim", "256", "--sram", "8KB"), "25,344 bytes"),
+        (("predict", "--seqlen", "64", "--head-dim", "256", "--sram", "8KB", "--algorithm", "fa1"), "25,344 bytes"),
         (("predict", "--seqlen", "64", "--head-dim", "64", "--device", "A1000"), "A100-40GB"),
         (("predict", "--seqlen", "64", "--head-dim", "64", "--sram", "much"), "much"),
         (("predict", "--seqlen", "64", "--head-dim", "64", "--tiling", "64"), "BRxBC"),
@@ -128,7 +128,7 @@ def test_paper_tiling_of_standard_attention_is_refused_by_the_sram_but_predicted
 )
 def test_wrong_input_is_one_line_and_no_traceback(arguments: tuple[str, ...], says: str) -> None:
     result = cupyflash(*arguments)
-    assert result.exit_code != 0 and result.stdout == ""
+    assert result.exit_code == 2 and result.stdout == ""
     assert says in result.stderr and result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
 
 

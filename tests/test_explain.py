@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_told_with_bytes_and_device() -> None:
     with pytest.raises(DoesNotFit, match=r"needs at least .* bytes of SRAM .*T4"):
         fa2_tiles.choose(Problem(1, 1, 1, 16, 16, 256, "float32"), Device.named("T4", sram="8KB"))
     result = cupyflash("--head-dim", "256", "--sram", "4KB")
-    assert result.exit_code == 1 and "bytes of SRAM" in result.output
+    assert result.exit_code == 2 and "bytes of SRAM" in result.output
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_block_sizes_that_are_asked_for_are_explained_alone() -> None:
     assert {(each["block_rows"], each["block_cols"]) for each in report["candidates"]} == {(64, 32)}
     assert report["tiling"]["used"]["block_cols"] == 32
     refused = cupyflash("--tiling", "paper")
-    assert refused.exit_code == 1 and "steps of 16" in refused.output  # Bc = 326 at d 64
+    assert refused.exit_code == 2 and "steps of 16" in refused.output  # Bc = 326 at d 64
     assert cupyflash("--algorithm", "fa1").exit_code == 2
 
 
