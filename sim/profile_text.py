@@ -114,8 +114,8 @@ def global_memory(profile: Profile, width: int) -> list[str]:
 
 def shared_memory(profile: Profile, width: int) -> list[str]:
     rows = [
-        (kind, f"{width} B", f"{c.bytes:,}", f"{c.requests:,}", f"{c.wavefronts:,}", f"{c.ideal_wavefronts:,}", f"{c.conflicts:,}")
-        for (kind, width), c in sorted(profile.launch.counters.shared.items())
+        (kind, f"{size} B", f"{c.bytes:,}", f"{c.requests:,}", f"{c.wavefronts:,}", f"{c.ideal_wavefronts:,}", f"{c.conflicts:,}")
+        for (kind, size), c in sorted(profile.launch.counters.shared.items())
     ]
     if not rows:
         return []
@@ -201,9 +201,9 @@ def conflict_lines(profile: Profile, top: int, width: int) -> list[str]:
     title, chosen = by_line("Bank conflicts by line", profile, {line: c.shared_memory.conflicts for line, c in lines.items()}, top)
     rows = []
     for line, c in chosen:
-        for (kind, width), p in sorted(c.shared.items()):
+        for (kind, size), p in sorted(c.shared.items()):
             if p.conflicts:
                 numbers = [f"{n:,}" for n in (p.requests, p.wavefronts, p.ideal_wavefronts, p.conflicts)]
-                rows.append([label(profile, line), f"{kind} {width} B", *numbers, source(profile, line, c)])
+                rows.append([label(profile, line), f"{kind} {size} B", *numbers, source(profile, line, c)])
     heads = ("line", "access", "requests", "wavefronts", "ideal", "conflicts", "source")
     return [title, *table(heads, rows, left=(0, 1, 6), cut=True, width=width)] if rows else []

@@ -83,7 +83,7 @@ def shortened(text: str, width: int) -> str:
 
 def paragraph(text: str, *, first: str = "", rest: str = "", width: int = WIDTH) -> list[str]:
     """Lines of at most `width`, broken between words, the first behind `first`, the others behind `rest`."""
-    whole = re.sub(" ([=/]) ", "\0\\1\0", text)  # a formula is not broken at its signs
+    whole = re.sub(" ([=/+]) ", "\0\\1\0", text)  # a formula is not broken at its signs
     lines = textwrap.wrap(
         whole, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
     )

@@ -153,6 +153,29 @@ def test_findings_are_told_and_the_exit_status_says_so() -> None:
     assert {finding["kind"] for finding in found["findings"]} == {"out of bounds"} and found["findings_total"] >= 1
 
 
+def test_one_fault_is_one_fault() -> None:
+    Path("one.cu").write_text('extern "C" __global__ void one(int* x) { x[0] = 1; x[1] = 1; }')
+    result = run("one.cu", "--grid", "1", "--block", "1", "--args", '[{"shape": [1], "dtype": "int32"}]')
+    assert result.exit_code == 1 and "Error: the machine found 1 fault in the kernel" in result.stderr
+    assert "Findings: 1 lane at 1 place\n" in result.stdout and "4 bytes requested, 1 sector\n" in result.stdout
+
+
+def test_one_thread_waits() -> None:
+    source = 'extern "C" __global__ void k() { asm volatile("bar.sync 1, 64;"); }'
+    (finding,) = sim.profile(Module.from_source(source), grid=1, block=1).launch.findings
+    assert finding.message.startswith("1 thread waits at barrier 1: ")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_page_fits_the_terminal(columns: int) -> None:
+    spec = SPEC | {"y": {"shape": [100], "fill": "empty"}}
+    found = CliRunner(env={"COLUMNS": str(columns)}).invoke(
+        main, ["profile", "axpy.cu", "--grid", "2", "--block", "64", "--args", json.dumps(spec), "-DSTRIDE=1"]
+    )
+    longest = max(map(len, found.stdout.splitlines()))
+    assert longest <= columns and (longest > 100) is (columns > 100)
+
+
 def test_arrays_that_nobody_wrote_are_told_apart() -> None:
     empty = axpy(spec=SPEC | {"y": {"shape": [100], "fill": "empty"}})
     assert empty.exit_code == 1 and "axpy.cu:5: uninitialised" in " ".join(empty.stdout.split()) and "'y'" in empty.stdout

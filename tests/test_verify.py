@@ -78,6 +78,11 @@ def test_text_shows_the_gradients() -> None:
         assert word in result.stdout
 
 
+def test_by_default_it_is_what_attention_runs() -> None:
+    result = CliRunner().invoke(main, ["verify", "--seqlen", "32", "--head-dim", "16", "--json"])
+    assert result.exit_code == 0 and json.loads(result.stdout)["algorithm"] == "fa2"
+
+
 @pytest.mark.parametrize("tensor", ["dq", "dk", "dv"])
 def test_a_wrong_gradient_fails_by_name(monkeypatch: pytest.MonkeyPatch, tensor: str) -> None:
     right = verification.execute_backward

@@ -61,7 +61,7 @@ class NewFile(click.Path):
         if self.suffixes and path.suffix.lower() not in self.suffixes:
             self.fail(f"{str(path)!r} must end in {' or '.join(self.suffixes)}", param, ctx)
         if not path.parent.is_dir():
-            self.fail(f"{str(path)!r}: there is no folder {str(path.parent)!r}", param, ctx)
+            self.fail(f"{str(path)!r}: there is no folder {path.parent}", param, ctx)
         return super().convert(path, param, ctx)
 
 

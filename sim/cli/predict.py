@@ -153,9 +153,11 @@ def show_side_by_side(algorithms: dict[str, dict[str, Any]], request: Request) -
         rows.append((label, blocks, f"{row['read_bytes']:,}", f"{row['write_bytes']:,}", f"{row['total_bytes']:,}", quotient))
     show_table(("", "Br x Bc", "bytes read", "bytes written", "bytes", "ratio"), rows)
     click.echo()
-    for name, row in algorithms.items():
-        if "refused" in row:
-            say(f"{name}: {row['refused']}")
+    refused = [row["refused"] for row in algorithms.values() if "refused" in row]
+    for reason in refused:
+        say(reason)
+    if refused:
+        click.echo()
     problem, device = request.problem, request.device
     if not request.backward and "refused" not in algorithms["fa2"]:
         keys = problem.seqlen_k * (problem.head_dim + problem.value_dim) * problem.itemsize
