@@ -252,7 +252,7 @@ def test_what_the_machine_lacks_is_one_line_and_2(monkeypatch: pytest.MonkeyPatc
     def fail(*arguments: Any) -> None:
         raise error
 
-    monkeypatch.setattr(sys.modules["cupyflash.sim.cli.devices"], "show_table", fail)
+    monkeypatch.setattr(sys.modules["cupyflash.sim.cli.devices"], "detected", fail)
     result = cupyflash("devices")
     assert result.exit_code == 2 and result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
 
@@ -261,7 +261,7 @@ def test_ctrl_c_is_130_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> N
     def interrupt(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["cupyflash.sim.cli.devices"], "show_table", interrupt)
+    monkeypatch.setattr(sys.modules["cupyflash.sim.cli.devices"], "detected", interrupt)
     result = cupyflash("devices")
     assert result.exit_code == INTERRUPTED == 128 + signal.SIGINT and result.stderr.split() == ["interrupted"]
 
@@ -371,7 +371,7 @@ def test_a_formula_is_not_broken() -> None:
 
 def test_plurals() -> None:
     assert [plural(count, "fault") for count in (0, 1, 2, 1000)] == ["0 faults", "1 fault", "2 faults", "1,000 faults"]
-    with pytest.raises(RuntimeError, match="found 1 fault in the kernel: here$"):
+    with pytest.raises(RuntimeError, match=r"found 1 fault in the kernel: here$"):
         refuse_findings(["here"])
-    with pytest.raises(RuntimeError, match="found 2 faults in the kernel, the first: here$"):
+    with pytest.raises(RuntimeError, match=r"found 2 faults in the kernel, the first: here$"):
         refuse_findings(["here", "there"])

@@ -160,6 +160,12 @@ def test_one_fault_is_one_fault() -> None:
     assert "Findings: 1 lane at 1 place\n" in result.stdout and "4 bytes requested, 1 sector\n" in result.stdout
 
 
+def test_a_file_s_name_may_have_any_letters() -> None:
+    Path("né ü.cu").write_text('extern "C" __global__ void one(int* x) {\n    x[0] = 1;\n}')
+    result = run("né ü.cu", "--grid", "1", "--block", "1", "--args", '[{"shape": [1], "dtype": "int32"}]')
+    assert result.exit_code == 0 and "\n  2     arg0    write" in result.stdout and "x[0] = 1;" in result.stdout
+
+
 def test_one_thread_waits() -> None:
     source = 'extern "C" __global__ void k() { asm volatile("bar.sync 1, 64;"); }'
     (finding,) = sim.profile(Module.from_source(source), grid=1, block=1).launch.findings
@@ -301,11 +307,15 @@ def test_wrong_arguments_are_one_line(spec: str, says: str) -> None:
         (["axpy.cu", "--grid", "1", "--block", "1", "--save", "x=no/x.npy"], "there is no folder no"),
         (["axpy.cu", "--grid", "1", "--block", "1", "--save", "x=x.npy"], "there are none"),
         (["odd.ptx", "--grid", "1", "--block", "1"], "line 3 of the PTX, frobnicate"),
+        (["axpy.cu", "--grid", "1", "--block", "1", "--args", ""], "--args"),
+        (["axpy.cu", "--grid", "1", "--block", "1", "--args", "."], "."),
+        (["axpy.cu", "--grid", "1", "--block", "1", "--save", "x=folder.npy"], "is a directory"),
         (["zip.npz", "--grid", "1", "--block", "1"], "zip.npz is not a text file"),
     ],
 )
 def test_wrong_input_is_one_line(arguments: list[str], says: str) -> None:
     Path("odd.ptx").write_text(".version 8.0\n.entry k() { .reg .b32 %r<3>;\nfrobnicate.b32 %r1, %r2;\nret; }")
+    Path("folder.npy").mkdir()
     Path("zip.npz").write_bytes(b"PK\x80\xff")
     result = run(*arguments)
     errors = [line for line in result.stderr.splitlines() if not line.startswith("executing")]

@@ -91,6 +91,8 @@ def profile(
     from cupyflash.sim.profiling import architecture
     from cupyflash.sim.profiling import profile as run
 
+    if not spec.strip():
+        raise click.BadParameter("'' is neither a file nor JSON", param_hint="--args")
     arguments = read_arguments(spec)
     for name in saves:
         if not isinstance(arguments.values.get(name), np.ndarray):
