@@ -9,6 +9,7 @@ from cupyflash.schedules import BackwardSchedule, SoftmaxSchedule, TileSchedule,
 from cupyflash.schedules.base import WARP, padded_dim, sub_tile
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.sim.theory.visits import seen_blocks, span, visits_of
+from cupyflash.words import plural
 
 # Seconds that the machine takes for one instruction of a group of warps: so much for the instruction, and so much for each
 # lane. Fitted on a two-core machine (AMD EPYC); good to a factor of about two.
@@ -31,9 +32,9 @@ def refuse_slow(schedule: TileSchedule | SoftmaxSchedule, max_seconds: float) ->
 def _what(schedule: TileSchedule | SoftmaxSchedule) -> str:
     """The call in a few words."""
     if isinstance(schedule, SoftmaxSchedule):
-        return f"softmax of a NumPy array ({schedule.rows:,} rows of {schedule.cols:,}, {schedule.dtype})"
+        return f"softmax of a NumPy array ({plural(schedule.rows, 'row')} of {schedule.cols:,}, {schedule.dtype})"
     p = schedule.problem
-    return f"attention of NumPy arrays ({p.head_count} heads, {p.seqlen_q:,} x {p.seqlen_k:,}, d {p.head_dim}, {p.dtype})"
+    return f"attention of NumPy arrays ({plural(p.head_count, 'head')}, {p.seqlen_q:,} x {p.seqlen_k:,}, d {p.head_dim}, {p.dtype})"
 
 
 def seconds(schedule: TileSchedule | SoftmaxSchedule, *, seeded: bool = False) -> float:

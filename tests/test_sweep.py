@@ -43,7 +43,7 @@ def report(*options: str) -> dict[str, Any]:
 @pytest.mark.parametrize("tiling", ["paper", "fitted"])
 def test_every_point_is_the_theory_s(over: str, algorithm: str, tiling: str) -> None:
     options = ("--algorithm", algorithm, "--tiling", tiling, "--dtype", "float32", "--causal", "--heads", "3")
-    points = report("--over", over, "--seqlen", "2048", *options)["points"]
+    points = report("--over", over, *([] if over == "seqlen" else ["--seqlen", "2048"]), *options)["points"]
     assert len(points) > 5
     for point in points:
         problem, device = Problem(1, 3, 3, 2048, 2048, 64, "float32", causal=True), A100
@@ -179,6 +179,31 @@ def test_keys_follow_the_queries_unless_they_were_given() -> None:
     assert (problem.head_dim, problem.value_dim) == (80, 32)
 
 
+def test_sizes_that_were_given_do_not_follow_though_they_are_the_default() -> None:
+    for given, axis in (("--seqlen-k", "seqlen"), ("--head-dim-v", "head-dim")):
+        size = "4096" if axis == "seqlen" else "64"
+        following, fixed = (
+            report("--over", axis, "--from", "16", "--to", "16", *more)["points"][0] for more in ([], [given, size])
+        )
+        assert fixed["total_bytes"] > following["total_bytes"]
+        kept = report("--over", axis, "--from", "16", "--to", "16", given, size)["problem"]
+        assert (kept["seqlen_k"], kept["head_dim_v"]) == (4096, 64)
+
+
+def test_a_swept_size_is_not_in_the_title() -> None:
+    shown = run("--over", "seqlen", "--from", "100", "--to", "100").stdout
+    assert "4,096" not in shown and "batch 1, heads 1, d 64, float16" in shown
+    assert "heads 1, Nk 77, d 64" in run("--over", "seqlen", "--to", "100", "--seqlen-k", "77").stdout
+    assert "Nk 4,096, float16" in run("--over", "head-dim").stdout
+    found = report("--over", "head-dim")["problem"]
+    assert found["head_dim"] is found["head_dim_v"] is None and found["seqlen_q"] == 4096
+
+
+def test_what_is_the_same_at_every_point_is_told_once() -> None:
+    shown = run("--over", "sram").stdout
+    assert shown.count("136,314,880") == 1 and "the same at every point: standard 136,314,880" in shown
+
+
 @pytest.mark.parametrize("over", AXES)
 def test_the_picture_has_every_line_and_says_what_a_second_reading_costs(over: str) -> None:
     pytest.importorskip("matplotlib")
@@ -210,11 +235,33 @@ def test_the_picture_is_drawn(over: str, more: list[str], tmp_path: Path) -> Non
     assert content.startswith(b"\x89PNG") and len(content) > 20_000
 
 
+@pytest.mark.parametrize(
+    ("given", "written", "begins"), [("a.svg", "a.svg", b"<?xml"), ("b", "b.png", b"\x89PNG"), ("c.PDF", "c.PDF", b"%PDF")]
+)
+def test_the_picture_is_where_it_is_said_to_be(given: str, written: str, begins: bytes, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = run("--over", "sram", "--points", "2", "--plot", str(tmp_path / given))
+    assert result.exit_code == 0 and result.stderr == f"wrote {tmp_path / written}\n"
+    assert [path.name for path in tmp_path.iterdir()] == [written] and (tmp_path / written).read_bytes().startswith(begins)
+
+
+@pytest.mark.parametrize("file", ["", ".", "..", "folder/", "folder.png", "folder", "a.txt", "none/a.png"])
+def test_a_picture_that_cannot_be_written_is_refused_before_any_work(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["cupyflash.sim.sweep"], "sweep", lambda *arguments, **more: pytest.fail("work was done"))
+    monkeypatch.chdir(tmp_path)
+    Path("folder.png").mkdir()
+    result = run("--over", "sram", "--plot", file)
+    assert result.exit_code == 2 and "--plot" in result.stderr and result.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
+
+
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = run("--over", "sram", "--plot", str(tmp_path / "sweep.png"))
-    assert result.exit_code == 1 and "pip install 'cupyflash[plot]'" in result.stderr and result.stdout == ""
+    assert result.exit_code == 2 and "pip install 'cupyflash[plot]'" in result.stderr and result.stdout == ""
 
 
 @pytest.mark.parametrize(
@@ -232,11 +279,19 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
         (["--over", "sram", "--plot", "/nowhere/at/all.png"], "/nowhere"),
         (["--over", "sram", "--plot", "sweep.txt"], "txt"),
         (["--over", "sram", "--output", "/nowhere/at/all.csv"], "/nowhere"),
+        (["--over", "sram", "--output", ""], "--output"),
+        (["--over", "sram", "--json", "--format", "csv"], "--json is --format json"),
+        (["--over", "sram", "--format", "table", "--json"], "--json is --format json"),
+        (["--over", "sram", "--sram", "64KB"], "without --sram"),
+        (["--over", "block-cols", "--sram", "64KB"], "without --sram"),
+        (["--over", "seqlen", "--seqlen", "4096"], "without --seqlen"),
+        (["--over", "head-dim", "--head-dim", "64"], "without --head-dim"),
+        (["--over", "sram", "--points", "1000000000"], "--points"),
     ],
 )
 def test_wrong_input_is_one_line(options: list[str], says: str) -> None:
     if "--plot" in options:
         pytest.importorskip("matplotlib")
     result = run(*options)
-    assert result.exit_code in (1, 2) and says in result.stderr
+    assert result.exit_code == 2 and says in result.stderr
     assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1 and result.stdout == ""
