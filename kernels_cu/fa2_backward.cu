@@ -81,8 +81,8 @@ struct Slot {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-fa2_backward(const Element* Q, const Element* K, const Element* V, const Element* dO, const float* L, const float* D_rows,
-             float* dQ_acc, Element* dK, Element* dV, int Nq, int Nk, int heads, int group, float scale,
+fa2_backward(const Element* Q, const Element* K, const Element* V, const Element* dO, const float* L, const Base* bases,
+             const float* D_rows, float* dQ_acc, Element* dK, Element* dV, int Nq, int Nk, int heads, int group, float scale,
              long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,
              long long V_batch, long long V_head, long long V_row, long long dO_batch, long long dO_head, long long dO_row,
              long long dK_batch, long long dK_head, long long dK_row, long long dV_batch, long long dV_head, long long dV_row,
@@ -182,7 +182,9 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
       const int next = blocks.below(i);
       const Slot slot = slot_at(which);
       wait_for_groups<0>();
-      __syncthreads();  // Q_i and dO_i are there for all; all are done with the step before
+      bool large = false;  // any of the rows whose L this thread copied
+      for (int r = threadIdx.x; r < BR; r += THREADS) large |= is_large(slot.L[r]);
+      large = __syncthreads_or(large);  // Q_i and dO_i are there for all; all are done with the step before
       if constexpr (STAGES == 2) {
         which ^= 1;
         if (next >= blocks.begin) fetch(next, slot_at(which));
@@ -201,20 +203,37 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
 #pragma unroll
           for (int m = 0; m < M; m++)
             each_score_transposed(P[m], masks, warp_key + 16 * m + g, first, Nq, [&](float& s, int row, int key, bool seen) {
-              s *= scale * UNIT;
-              if (seen) s += UNIT * load_in_place(masks.bias + row * masks.bias_row + key * masks.bias_col);
+              s = __fmul_rn(s, scale * UNIT);  // rounded as scale_and_mask does
+              if (seen) s = fmaf(UNIT, load_in_place(masks.bias + row * masks.bias_row + key * masks.bias_col), s);
             });
         }
         const float factor = BIAS ? 1.f : scale * UNIT;
+        if (large) {
 #pragma unroll
-        for (int n = 0; n < N; n++) {
-          const float2 l = *reinterpret_cast<const float2*>(slot.L + 8 * n + 2 * t);
-          // A row that sees nothing has L = -inf
-          const float offset[2] = {l.x == NEG_INF ? 0.f : -l.x * UNIT, l.y == NEG_INF ? 0.f : -l.y * UNIT};
+          for (int n = 0; n < N; n++)
 #pragma unroll
-          for (int m = 0; m < M; m++)
+            for (int e = 0; e < 2; e++) {
+              const int row = 8 * n + 2 * t + e;
+              const Base base = base_of(slot.L[row], bases, row0 + first + row);
 #pragma unroll
-            for (int e = 0; e < 4; e++) P[m][n][e] = weight_of(fmaf(P[m][n][e], factor, offset[e % 2]));
+              for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                  float& p = P[m][n][2 * h + e];
+                  p = weight_of(fmaf(p - base.score, factor, -base.log_sum));
+                }
+            }
+        } else {
+#pragma unroll
+          for (int n = 0; n < N; n++) {
+            const float2 l = *reinterpret_cast<const float2*>(slot.L + 8 * n + 2 * t);
+            // A row that sees nothing has L = -inf
+            const float offset[2] = {l.x == NEG_INF ? 0.f : -l.x * UNIT, l.y == NEG_INF ? 0.f : -l.y * UNIT};
+#pragma unroll
+            for (int m = 0; m < M; m++)
+#pragma unroll
+              for (int e = 0; e < 4; e++) P[m][n][e] = weight_of(fmaf(P[m][n][e], factor, offset[e % 2]));
+          }
         }
         if (!whole) {
 #pragma unroll

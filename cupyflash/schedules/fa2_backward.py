@@ -1,6 +1,7 @@
 """FlashAttention-2's backward (arXiv 2307.08691, Algorithm 2): column blocks are thread blocks, dK and dV stay on chip.
 
-dQ is summed by atomics, or, `deterministic`, made by a kernel of its own, in which row blocks are thread blocks.
+dQ is summed by atomics, or, `deterministic`, made by a kernel of its own, in which row blocks are thread blocks. So they are in the
+kernel that goes through the keys of rows with a large L once more; what it then moves is not counted here, since only the device knows.
 """
 
 from __future__ import annotations
@@ -112,17 +113,19 @@ class QueriesSchedule(_Fa2Kernels):
         return {}
 
     def kernels(self) -> tuple[Kernel, ...]:
-        p = self.problem
-        params = (
-            *("Q", "K", "V", "dO", "L", "D", "dQ", "Nq", "Nk", "heads", "group", "scale"),
-            *stride_params(("Q", "K", "V", "dO", "dQ")),
-            *MASK_PARAMS,
-            *BLOCK_MASK_PARAMS,
-            *VARLEN_PARAMS,
-        )
+        params = ("Q", "K", "V", "dO", "L", "bases", "D", "dQ", "Nq", "Nk", "heads", "group", "scale")
+        return (self._kernel("fa2_backward_queries", params, ("Q", "K", "V", "dO", "dQ")),)
+
+    @property
+    def large_rows(self) -> Kernel:
+        """What finds `bases`, in the same blocks."""
+        return self._kernel("large_rows", ("Q", "K", "L", "bases", "Nq", "Nk", "heads", "group", "scale"), ("Q", "K"))
+
+    def _kernel(self, name: str, params: tuple[str, ...], tensors: tuple[str, ...]) -> Kernel:
+        params = (*params, *stride_params(tensors), *MASK_PARAMS, *BLOCK_MASK_PARAMS, *VARLEN_PARAMS)
         shared, threads = total_bytes(self._tiles()), self.block_rows // GRANULE * WARP
-        grid = p.head_count * self.row_blocks
-        return (Kernel("fa2_backward_queries.cu", "fa2_backward_queries", self.constants(), grid, threads, shared, params),)
+        grid = self.problem.head_count * self.row_blocks
+        return Kernel(f"{name}.cu", name, self.constants(), grid, threads, shared, params)
 
 
 @dataclass(frozen=True)
@@ -142,12 +145,15 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         return tiles.stages_for(self.problem, self.device, self.block_rows, self.block_cols) or 1
 
     @cached_property
-    def queries(self) -> QueriesSchedule | None:
-        """What makes dQ, where atomics do not."""
-        if not self.deterministic:
-            return None
+    def by_rows(self) -> QueriesSchedule:
+        """Row blocks as thread blocks."""
         used = tiles.fit_queries(self.problem, self.device, self.mask_blocks)
         return QueriesSchedule(self.problem, self.device, replace(self.tiling, used=used), mask_blocks=self.mask_blocks)
+
+    @property
+    def queries(self) -> QueriesSchedule | None:
+        """What makes dQ, where atomics do not."""
+        return self.by_rows if self.deterministic else None
 
     def _tiles(self) -> tuple[Tile, ...]:
         return tiles.main_tiles(self.problem, self.block_rows, self.block_cols, self.stages)
@@ -184,6 +190,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         sums = Move("dQ_acc", p.seqlen_q * p.head_dim, FLOAT32)
         if not self.deterministic:
             enter.append(Move("dQ_acc", sums.elements, FLOAT32, write=True))
+        enter.append(Move("L", p.seqlen_q, FLOAT32))  # the second, which finds no large row
         yield Phase(group, enter=tuple(enter))
 
         for launch in launches(p):
@@ -217,7 +224,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             yield from self.queries.parts(literal=literal)
 
     def workspaces(self) -> Mapping[str, Workspace]:
-        spaces = {"D": Workspace((self.query_rows,), "float32")}
+        spaces = {"D": Workspace((self.query_rows,), "float32"), "bases": Workspace((self.query_rows, 2), "float32")}
         if not self.deterministic:
             spaces["dQ_acc"] = Workspace((self.query_rows, self.problem.head_dim), "float32")
         return spaces
@@ -246,7 +253,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         before = ("O", "dO", "D", "dQ_acc", *whose, *stride_params(("O", "dO")))
         rows = Kernel(source, "fa2_backward_rows", constants(made[-1]), row_grid, ROW_THREADS, 0, before)
         params = (
-            *("Q", "K", "V", "dO", "L", "D", "dQ_acc", "dK", "dV", "Nq", "Nk", "heads", "group", "scale"),
+            *("Q", "K", "V", "dO", "L", "bases", "D", "dQ_acc", "dK", "dV", "Nq", "Nk", "heads", "group", "scale"),
             *stride_params(("Q", "K", "V", "dO", "dK", "dV")),
             *MASK_PARAMS,
             *BLOCK_MASK_PARAMS,
@@ -256,8 +263,9 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         shared = total_bytes(self._tiles())
         threads, grid = self.block_cols // GRANULE * WARP, self.repeats * self.col_blocks
         main = [Kernel(source, "fa2_backward", constants(each), grid, threads, shared, params) for each in made]
+        before_main = rows, self.by_rows.large_rows
         if self.queries is not None:
-            return (rows, *main, *self.queries.kernels())
+            return (*before_main, *main, *self.queries.kernels())
         behind = ("dQ_acc", "dQ", *whose, "scale", *stride_params(("dQ",)))
         finish = Kernel(source, "fa2_backward_finish", constants(made[-1]), row_grid, ROW_THREADS, 0, behind)
-        return (rows, *main, finish)
+        return (*before_main, *main, finish)

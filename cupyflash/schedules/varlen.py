@@ -67,8 +67,8 @@ class VarlenBackwardSchedule(Fa2BackwardSchedule):
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
         p = self.problem
         yield self.repeats, iter([Phase(len(launches(p)) * self.col_blocks, enter=BOUNDS)])
-        if self.queries is not None:
-            yield p.head_count, iter([Phase(self.queries.row_blocks, enter=BOUNDS)])
+        row_kernels = 1 if self.queries is None else 2
+        yield p.head_count, iter([Phase(row_kernels * self.by_rows.row_blocks, enter=BOUNDS)])
         for schedule, count in self.sequences().items():
             for repeats, phases in schedule.parts(literal=literal):
                 yield count * repeats, phases

@@ -41,8 +41,8 @@ def _varlen(schedule: VarlenBackwardSchedule) -> Traffic:
             total[name, False] += count * moved.read_bytes
             total[name, True] += count * moved.write_bytes
     blocks = len(launches(p)) * p.batch * p.kv_heads * math.ceil(p.seqlen_k / schedule.block_cols)
-    if schedule.queries is not None:
-        blocks += p.head_count * math.ceil(p.seqlen_q / schedule.queries.block_rows)
+    row_kernels = 1 if schedule.queries is None else 2
+    blocks += row_kernels * p.head_count * math.ceil(p.seqlen_q / schedule.by_rows.block_rows)
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         total[name, False] = 8 * blocks
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
@@ -113,7 +113,8 @@ def _fa1(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -
 def _fa2(schedule: Fa2BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
     """Q, dO, L and D once a visit of a row, K and V once, dK and dV once; dQ is read and written by an atomic at each visit.
 
-    Before it O and dO are read for D, and dQ's sum is cleared; behind it the sum is read, and dQ written in its own type.
+    Before it O and dO are read for D, dQ's sum is cleared, and L is looked through for large rows, of which there are none: what
+    they take is not counted. Behind it the sum is read, and dQ written in its own type.
     """
     p, group = schedule.problem, schedule.group
     visits = [visits_of(schedule, keys, one) for one in kept]
@@ -126,7 +127,7 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, kept: list[np.ndarray | None]
         "V": (loaded * dv * p.itemsize, 0),
         "O": (Nq * dv * p.itemsize, 0),
         "dO": ((Nq + len(made) * R) * dv * p.itemsize, 0),
-        "L": (len(made) * R * FLOAT32, 0),
+        "L": ((Nq + len(made) * R) * FLOAT32, 0),
         "D": (R * FLOAT32, Nq * FLOAT32),
         "dK": (0, p.seqlen_k * d * p.itemsize),
         "dV": (0, p.seqlen_k * dv * p.itemsize),
