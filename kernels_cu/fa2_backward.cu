@@ -183,6 +183,7 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
       const Slot slot = slot_at(which);
       wait_for_groups<0>();
       bool large = false;  // any of the rows whose L this thread copied
+#pragma unroll 1
       for (int r = threadIdx.x; r < BR; r += THREADS) large |= is_large(slot.L[r]);
       large = __syncthreads_or(large);  // Q_i and dO_i are there for all; all are done with the step before
       if constexpr (STAGES == 2) {
@@ -227,8 +228,9 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
 #pragma unroll
           for (int n = 0; n < N; n++) {
             const float2 l = *reinterpret_cast<const float2*>(slot.L + 8 * n + 2 * t);
-            // A row that sees nothing has L = -inf
-            const float offset[2] = {l.x == NEG_INF ? 0.f : -l.x * UNIT, l.y == NEG_INF ? 0.f : -l.y * UNIT};
+            // A row that sees nothing has L = -inf, and weights that are no numbers until they are masked. Those that a bias of -inf
+            // took its keys from are not masked.
+            const float offset[2] = {BIAS && l.x == NEG_INF ? 0.f : -l.x * UNIT, BIAS && l.y == NEG_INF ? 0.f : -l.y * UNIT};
 #pragma unroll
             for (int m = 0; m < M; m++)
 #pragma unroll
