@@ -3,7 +3,7 @@
 // atomics, in float32. Products are of S^T = K Q^T (keys x queries), so that P^T and dS^T lie in registers as dV += P^T dO and
 // dK += dS^T Q want them.
 //
-// Three kernels: D = rowsum(dO * O) and dQ = 0; the gradients; dQ in its own type.
+// Three kernels: D = rowsum(dO * O) and dQ = 0; the gradients; dQ in its own type. large_rows.cu comes before the second.
 //
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       D, DV      d of Q and K, of V and O
@@ -19,7 +19,7 @@ constexpr int SCARCE = 2;  // registers are: gradients, S and dP are in them
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
-#include "row_pair.cuh"
+#include "row_piece.cuh"
 #include "row_products.cuh"
 #include "sequence.cuh"
 #include "weight.cuh"
@@ -32,45 +32,63 @@ typedef SwizzledTile<D> KeyTile;     // of Q, K and their gradients
 typedef SwizzledTile<DV> ValueTile;  // of V, O and their gradients
 typedef SwizzledTile<BR> ScoreTile;  // of dS^T
 
-// The first and third kernel give a row to so many lanes, two elements each at a time.
-__device__ constexpr int lanes_for(int width) { return width > 16 ? 32 : width > 8 ? 16 : width > 4 ? 8 : 4; }
-constexpr int ROW_LANES = lanes_for((D > DV ? D : DV) / 2), ROW_THREADS = 128;
+// The first and last kernel give a row to so many lanes, a piece each at a time.
+__device__ constexpr int lanes_for(int pieces) { return pieces > 16 ? 32 : pieces > 8 ? 16 : pieces > 4 ? 8 : pieces > 2 ? 4 : pieces > 1 ? 2 : 1; }
+constexpr int ROW_LANES = lanes_for((D > DV ? D : DV) / PIECE), ROW_THREADS = 128, ROWS = ROW_THREADS / ROW_LANES;
+
+// Which row of which head a thread of those kernels has
+struct RowPlace {
+  int batch, head, row;
+  long long at;  // in L, D and dQ_acc
+  __device__ __forceinline__ RowPlace(int total_q, int heads) {
+    const int blocks = (total_q + ROWS - 1) / ROWS, pair = blockIdx.x / blocks;
+    batch = pair / heads;
+    head = pair % heads;
+    row = blockIdx.x % blocks * ROWS + threadIdx.x / ROW_LANES;
+    at = static_cast<long long>(pair) * total_q + row;
+  }
+};
 
 // D = rowsum(dO * O) of every row, and dQ_acc = 0
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-fa2_backward_rows(const Element* O, const Element* dO, float* D_rows, float* dQ_acc, long long rows, int total_q, int heads,
+fa2_backward_rows(const Element* O, const Element* dO, float* D_rows, float* dQ_acc, int total_q, int heads,
                   long long O_batch, long long O_head, long long O_row, long long dO_batch, long long dO_head, long long dO_row) {
-  const long long row = (static_cast<long long>(blockIdx.x) * ROW_THREADS + threadIdx.x) / ROW_LANES;
-  const int first = threadIdx.x % ROW_LANES * 2;
+  const RowPlace place(total_q, heads);
+  const int first = threadIdx.x % ROW_LANES * PIECE;
   float sum = 0.f;
-  if (row < rows) {
-    const long long pair = row / total_q, r = row % total_q, batch = pair / heads, head = pair % heads;
-    O += batch * O_batch + head * O_head + r * O_row;
-    dO += batch * dO_batch + head * dO_head + r * dO_row;
-    for (int col = first; col < DV; col += 2 * ROW_LANES) {
-      const float2 o = load_row_pair<DV>(O, col), g = load_row_pair<DV>(dO, col);
-      sum += o.x * g.x + o.y * g.y;
+  if (place.row < total_q) {
+    O += place.batch * O_batch + place.head * O_head + place.row * O_row;
+    dO += place.batch * dO_batch + place.head * dO_head + place.row * dO_row;
+    for (int col = first; col < DV; col += ROW_LANES * PIECE) {
+      float o[PIECE], g[PIECE];
+      load_piece(o, O + col);
+      load_piece(g, dO + col);
+#pragma unroll
+      for (int c = 0; c < PIECE; c++) sum = fmaf(o[c], g[c], sum);
     }
     if constexpr (WITH_DQ) {
-      for (int col = first; col < D; col += 2 * ROW_LANES) store_row_pair<D>(dQ_acc + row * D, col, 0.f, 0.f);
+      const float zeros[PIECE] = {};
+      for (int col = first; col < D; col += ROW_LANES * PIECE) store_piece(dQ_acc + place.at * D + col, zeros);
     }
   }
 #pragma unroll
   for (int other = ROW_LANES / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-  if (first == 0 && row < rows) D_rows[row] = sum;
+  if (first == 0 && place.row < total_q) D_rows[place.at] = sum;
 }
 
 // dQ = scale dQ_acc
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-fa2_backward_finish(const float* dQ_acc, Element* dQ, long long rows, int total_q, int heads, float scale,
+fa2_backward_finish(const float* dQ_acc, Element* dQ, int total_q, int heads, float scale,
                     long long dQ_batch, long long dQ_head, long long dQ_row) {
-  const long long row = (static_cast<long long>(blockIdx.x) * ROW_THREADS + threadIdx.x) / ROW_LANES;
-  if (row >= rows) return;
-  const long long pair = row / total_q, r = row % total_q, batch = pair / heads, head = pair % heads;
-  dQ += batch * dQ_batch + head * dQ_head + r * dQ_row;
-  for (int col = threadIdx.x % ROW_LANES * 2; col < D; col += 2 * ROW_LANES) {
-    const float2 sum = load_row_pair<D>(dQ_acc + row * D, col);
-    store_row_pair<D>(dQ, col, scale * sum.x, scale * sum.y);
+  const RowPlace place(total_q, heads);
+  if (place.row >= total_q) return;
+  dQ += place.batch * dQ_batch + place.head * dQ_head + place.row * dQ_row;
+  for (int col = threadIdx.x % ROW_LANES * PIECE; col < D; col += ROW_LANES * PIECE) {
+    float sum[PIECE];
+    load_piece(sum, dQ_acc + place.at * D + col);
+#pragma unroll
+    for (int c = 0; c < PIECE; c++) sum[c] *= scale;
+    store_piece(dQ + col, sum);
   }
 }
 

@@ -135,9 +135,9 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     algorithm: ClassVar[str] = "fa2"
 
     @property
-    def query_rows(self) -> int:
-        """Rows of D, L and dQ_acc."""
-        return self.problem.head_count * self.problem.seqlen_q
+    def query_shape(self) -> tuple[int, int]:
+        """The shape of L, D and, with d, of dQ_acc: heads of all batches, rows of each."""
+        return self.problem.head_count, self.problem.seqlen_q
 
     @cached_property
     def stages(self) -> int:
@@ -224,9 +224,9 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             yield from self.queries.parts(literal=literal)
 
     def workspaces(self) -> Mapping[str, Workspace]:
-        spaces = {"D": Workspace((self.query_rows,), "float32"), "bases": Workspace((self.query_rows, 2), "float32")}
+        spaces = {"D": Workspace(self.query_shape, "float32"), "bases": Workspace((*self.query_shape, 2), "float32")}
         if not self.deterministic:
-            spaces["dQ_acc"] = Workspace((self.query_rows, self.problem.head_dim), "float32")
+            spaces["dQ_acc"] = Workspace((*self.query_shape, self.problem.head_dim), "float32")
         return spaces
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -248,8 +248,9 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
         source, made = "fa2_backward.cu", launches(p)
         # The kernels before and behind are compiled with the launch that makes dK.
-        row_grid = -(-self.query_rows * tiles.row_lanes(p) // ROW_THREADS)
-        whose = ("rows", "total_q", "heads")
+        pairs, total_q = self.query_shape
+        row_grid = pairs * -(-total_q // (ROW_THREADS // tiles.row_lanes(p)))
+        whose = ("total_q", "heads")
         before = ("O", "dO", "D", "dQ_acc", *whose, *stride_params(("O", "dO")))
         rows = Kernel(source, "fa2_backward_rows", constants(made[-1]), row_grid, ROW_THREADS, 0, before)
         params = (

@@ -53,8 +53,8 @@ class VarlenBackwardSchedule(Fa2BackwardSchedule):
         _require_packed(self.problem, self.seqlens)
 
     @property
-    def query_rows(self) -> int:
-        return self.problem.heads * self.total_q
+    def query_shape(self) -> tuple[int, int]:
+        return self.problem.heads, self.total_q
 
     def sequences(self) -> Mapping[Fa2BackwardSchedule, int]:
         """The schedule of each sequence, as a batch of its own, and how many are like it."""
