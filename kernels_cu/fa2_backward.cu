@@ -109,7 +109,7 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
              const int* key_lengths, int left, int right,
              const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head, long long block_mask_row,
              long long block_mask_col, float* dbias, long long dbias_batch, long long dbias_head, long long dbias_row,
-             long long dbias_col, const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q) {
+             long long dbias_col, const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q, int sequences) {
   extern __shared__ __align__(128) unsigned char sram[];
   Element* K_smem = reinterpret_cast<Element*>(sram);     // (BC x D), at the end dK
   Element* V_smem = K_smem + BC * KeyTile::PAD;           // (BC x DV), at the end dV
@@ -124,13 +124,17 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int Tc = (Nk + BC - 1) / BC, kv_heads = heads / group;
-  const int pair = blockIdx.x / Tc, batch = pair / kv_heads, kv_head = pair % kv_heads, j = blockIdx.x % Tc;
+  int pair = blockIdx.x / Tc, batch = pair / kv_heads, kv_head = pair % kv_heads, j = blockIdx.x % Tc;
   long long first_query = 0;  // row 0 of the sequence, in L, D and dQ_acc
   if constexpr (VARLEN) {
-    const Sequence sequence = find_sequence(cu_seqlens_q, cu_seqlens_k, batch, sram);
-    if (j * BC >= sequence.keys) return;  // Nk was that of the longest
+    const int blocks = gridDim.x / kv_heads;  // of a key head
+    batch = 0;
+    kv_head = blockIdx.x / blocks;
+    const Sequence sequence = find_sequence<BC>(cu_seqlens_k, cu_seqlens_q, cu_seqlens_k, sequences, blockIdx.x % blocks, sram);
     Nq = sequence.queries;
     Nk = sequence.keys;
+    j = sequence.block;
+    if (j * BC >= Nk) return;
     first_query = sequence.first_query;
     Q += first_query * Q_row;
     dO += first_query * dO_row;

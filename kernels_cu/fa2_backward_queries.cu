@@ -32,7 +32,7 @@ fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const
                      const int* key_lengths, int left, int right,
                      const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head,
                      long long block_mask_row, long long block_mask_col,
-                     const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q) {
+                     const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q, int sequences) {
   extern __shared__ __align__(128) unsigned char sram[];
   Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x D), at the end dQ
   Element* dO_smem = Q_smem + BR * KeyTile::PAD;       // (BR x DV)
@@ -41,23 +41,17 @@ fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const
   unsigned* kept = reinterpret_cast<unsigned*>(V_smem + BC * ValueTile::PAD);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int Tr = (Nq + BR - 1) / BR, i = Tr - 1 - blockIdx.x % Tr;
-  const int pair = blockIdx.x / Tr, batch = pair / heads, head = pair % heads;
-  const int row_block = i * BR;
-  long long first_query = 0;  // row 0 of the sequence, in L and D
-  if constexpr (VARLEN) {
-    const Sequence sequence = find_sequence(cu_seqlens_q, cu_seqlens_k, batch, sram);
-    if (row_block >= sequence.queries) return;  // Nq was that of the longest
-    Nq = sequence.queries;
-    Nk = sequence.keys;
-    first_query = sequence.first_query;
-    Q += first_query * Q_row;
-    dO += first_query * dO_row;
-    dQ += first_query * dQ_row;
-    K += sequence.first_key * K_row;
-    V += sequence.first_key * V_row;
-  }
-  const long long row0 = (VARLEN ? head : static_cast<long long>(pair)) * total_q + first_query + row_block;
+  const RowBlock place = find_row_block<BR>(Nq, Nk, heads, cu_seqlens_q, cu_seqlens_k, total_q, sequences, sram);
+  if (!place.exists) return;
+  Nq = place.queries;
+  Nk = place.keys;
+  const int batch = place.batch, head = place.head, i = place.i, row_block = i * BR;
+  Q += place.first_query * Q_row;
+  dO += place.first_query * dO_row;
+  dQ += place.first_query * dQ_row;
+  K += place.first_key * K_row;
+  V += place.first_key * V_row;
+  const long long row0 = place.L_row + row_block;
   const int rows = min(BR, Nq - row_block);
   Q += batch * Q_batch + head * Q_head + row_block * Q_row;
   dO += batch * dO_batch + head * dO_head + row_block * dO_row;

@@ -196,28 +196,21 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
             const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
             const int* key_lengths, int left, int right,
             const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head, long long block_mask_row,
-            long long block_mask_col, const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q) {
+            long long block_mask_col, const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q, int sequences) {
   extern __shared__ __align__(128) unsigned char sram[];
   Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x D), at the end O (BR x DV)
   Element* ring = Q_smem + BR * ROW_SIZE;              // STAGES x (BC x D or DV)
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  // Row blocks of one head are neighbours, so that they share K and V in L2; the longest come first.
-  const int Tr = (Nq + BR - 1) / BR, i = Tr - 1 - blockIdx.x % Tr;
-  const int pair = blockIdx.x / Tr, batch = pair / heads, head = pair % heads;
-  const int row_block = i * BR;
-  long long L_row = 0;  // where row 0 of a sequence's L is
-  if constexpr (VARLEN) {
-    const Sequence sequence = find_sequence(cu_seqlens_q, cu_seqlens_k, batch, sram);
-    if (row_block >= sequence.queries) return;  // Nq was that of the longest
-    Nq = sequence.queries;
-    Nk = sequence.keys;
-    Q += sequence.first_query * Q_row;
-    K += sequence.first_key * K_row;
-    V += sequence.first_key * V_row;
-    O += sequence.first_query * O_row;
-    L_row = head * static_cast<long long>(total_q) + sequence.first_query;
-  }
+  const RowBlock place = find_row_block<BR>(Nq, Nk, heads, cu_seqlens_q, cu_seqlens_k, total_q, sequences, sram);
+  if (!place.exists) return;
+  Nq = place.queries;
+  Nk = place.keys;
+  const int batch = place.batch, head = place.head, i = place.i, row_block = i * BR;
+  Q += place.first_query * Q_row;
+  K += place.first_key * K_row;
+  V += place.first_key * V_row;
+  O += place.first_query * O_row;
   const int rows = min(BR, Nq - row_block);
   Q += batch * Q_batch + head * Q_head + row_block * Q_row;
   K += batch * K_batch + head / group * K_head;
@@ -287,7 +280,7 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
       }
       if (L && t == 0 && warp_row + row < Nq) {
         const Base base = base_of(-state.minus_m[m][h], factor);
-        L[(VARLEN ? L_row : static_cast<long long>(pair) * Nq) + warp_row + row] =
+        L[place.L_row + warp_row + row] =
             (SCALE_FIRST ? LN_2 : scale) * base.score + LN_2 * (log2f(l) - base.offset);
       }
     }

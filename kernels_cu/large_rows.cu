@@ -31,26 +31,21 @@ large_rows(const Element* Q, const Element* K, const float* L, Base* bases, int 
            const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
            const int* key_lengths, int left, int right,
            const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head, long long block_mask_row,
-           long long block_mask_col, const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q) {
+           long long block_mask_col, const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q, int sequences) {
   extern __shared__ __align__(128) unsigned char sram[];
   Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x D)
   Element* K_smem = Q_smem + BR * KeyTile::PAD;        // (BC x D)
   unsigned* kept = reinterpret_cast<unsigned*>(K_smem + BC * KeyTile::PAD);
 
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const int Tr = (Nq + BR - 1) / BR, i = blockIdx.x % Tr, row_block = i * BR;
-  const int pair = blockIdx.x / Tr, batch = pair / heads, head = pair % heads;
-  long long first_query = 0;  // row 0 of the sequence, in L
-  if constexpr (VARLEN) {
-    const Sequence sequence = find_sequence(cu_seqlens_q, cu_seqlens_k, batch, sram);
-    if (row_block >= sequence.queries) return;  // Nq was that of the longest
-    Nq = sequence.queries;
-    Nk = sequence.keys;
-    first_query = sequence.first_query;
-    Q += first_query * Q_row;
-    K += sequence.first_key * K_row;
-  }
-  const long long row0 = (VARLEN ? head : static_cast<long long>(pair)) * total_q + first_query + row_block;
+  const RowBlock place = find_row_block<BR>(Nq, Nk, heads, cu_seqlens_q, cu_seqlens_k, total_q, sequences, sram);
+  if (!place.exists) return;
+  Nq = place.queries;
+  Nk = place.keys;
+  const int batch = place.batch, head = place.head, i = place.i, row_block = i * BR;
+  Q += place.first_query * Q_row;
+  K += place.first_key * K_row;
+  const long long row0 = place.L_row + row_block;
   const int rows = min(BR, Nq - row_block);
   bool large = false;
   for (int r = threadIdx.x; r < rows; r += THREADS) large |= is_large(L[row0 + r]);

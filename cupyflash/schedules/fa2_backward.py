@@ -1,7 +1,7 @@
 """FlashAttention-2's backward (arXiv 2307.08691, Algorithm 2): column blocks are thread blocks, dK and dV stay on chip.
 
-dQ is summed by atomics, or, `deterministic`, made by a kernel of its own, in which row blocks are thread blocks. So they are in the
-kernel that goes through the keys of rows with a large L once more; what it then moves is not counted here, since only the device knows.
+dQ is summed by atomics, or, `deterministic`, made by a kernel of its own, in which row blocks are thread blocks. They are too in the
+kernel that goes through the keys of rows with a large L once more. What it then moves is not counted: only the device knows.
 """
 
 from __future__ import annotations
@@ -106,6 +106,11 @@ class QueriesSchedule(_Fa2Kernels):
         leave = (Move("dQ", int(rows.sum()) * p.head_dim, p.itemsize, write=True),)
         return Phase(1, enter=enter, visits=counted, leave=leave, tiles=self._tiles())
 
+    @property
+    def grid(self) -> int:
+        """Thread blocks."""
+        return self.problem.head_count * self.row_blocks
+
     def _tiles(self) -> tuple[Tile, ...]:
         return tiles.query_tiles(self.problem, self.block_rows, self.block_cols)
 
@@ -124,8 +129,7 @@ class QueriesSchedule(_Fa2Kernels):
     def _kernel(self, name: str, params: tuple[str, ...], tensors: tuple[str, ...]) -> Kernel:
         params = (*params, *stride_params(tensors), *MASK_PARAMS, *BLOCK_MASK_PARAMS, *VARLEN_PARAMS)
         shared, threads = total_bytes(self._tiles()), self.block_rows // GRANULE * WARP
-        grid = self.problem.head_count * self.row_blocks
-        return Kernel(f"{name}.cu", name, self.constants(), grid, threads, shared, params)
+        return Kernel(f"{name}.cu", name, self.constants(), self.grid, threads, shared, params)
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,11 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     def query_shape(self) -> tuple[int, int]:
         """The shape of L, D and, with d, of dQ_acc: heads of all batches, rows of each."""
         return self.problem.head_count, self.problem.seqlen_q
+
+    @property
+    def grid(self) -> int:
+        """Thread blocks of a launch of the main kernel."""
+        return self.repeats * self.col_blocks
 
     @cached_property
     def stages(self) -> int:
@@ -262,8 +271,8 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             *VARLEN_PARAMS,
         )
         shared = total_bytes(self._tiles())
-        threads, grid = self.block_cols // GRANULE * WARP, self.repeats * self.col_blocks
-        main = [Kernel(source, "fa2_backward", constants(each), grid, threads, shared, params) for each in made]
+        threads = self.block_cols // GRANULE * WARP
+        main = [Kernel(source, "fa2_backward", constants(each), self.grid, threads, shared, params) for each in made]
         before_main = rows, self.by_rows.large_rows
         if self.queries is not None:
             return (*before_main, *main, *self.queries.kernels())

@@ -13,6 +13,7 @@ from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
 from cupyflash.schedules.fa2_backward_tiles import launches
+from cupyflash.sim.theory.forward import searched_bytes
 from cupyflash.sim.theory.visits import FLOAT32, columns_of, lengths, mask_bytes, visits_of
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
@@ -34,17 +35,17 @@ def backward_traffic(schedule: BackwardSchedule) -> Traffic:
 
 
 def _varlen(schedule: VarlenBackwardSchedule) -> Traffic:
-    """The sum of its sequences; two bounds of each tensor for every thread block, of which each sequence has the longest's."""
-    p, total = schedule.problem, Counter[tuple[str, bool]]()
+    """The sum of its sequences, and what thread blocks read to find theirs."""
+    p, packed, total = schedule.problem, schedule.packed, Counter[tuple[str, bool]]()
     for one, count in schedule.sequences().items():
         for name, moved in backward_traffic(one).items():
             total[name, False] += count * moved.read_bytes
             total[name, True] += count * moved.write_bytes
-    blocks = len(launches(p)) * p.batch * p.kv_heads * math.ceil(p.seqlen_k / schedule.block_cols)
-    row_kernels = 1 if schedule.queries is None else 2
-    blocks += row_kernels * p.head_count * math.ceil(p.seqlen_q / schedule.by_rows.block_rows)
-    for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        total[name, False] = 8 * blocks
+    main = searched_bytes(p.kv_heads, p.batch, packed.total_k, schedule.block_cols)
+    by_rows = searched_bytes(p.heads, p.batch, packed.total_q, schedule.by_rows.block_rows)
+    times, row_kernels = len(launches(p)), 1 if schedule.queries is None else 2
+    total["cu_seqlens_q", False] = times * main[1] + row_kernels * by_rows[0]
+    total["cu_seqlens_k", False] = times * main[0] + row_kernels * by_rows[1]
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 

@@ -45,16 +45,28 @@ def _pairs(p: Problem) -> Iterator[tuple[int, int, np.ndarray | None]]:
 
 
 def _varlen(schedule: VarlenSchedule) -> Traffic:
-    """The sum of its sequences; two bounds of each tensor for every thread block, of which each sequence has the longest's."""
-    p = schedule.problem
+    """The sum of its sequences, and what thread blocks read to find theirs."""
+    p, packed = schedule.problem, schedule.packed
     total: Counter[tuple[str, bool]] = Counter()
     for one, count in schedule.sequences().items():
         for name, moved in forward_traffic(one).items():
             total[name, False] += count * moved.read_bytes
             total[name, True] += count * moved.write_bytes
-    for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        total[name, False] = 8 * p.head_count * math.ceil(p.seqlen_q / schedule.block_rows)
+    looked, given = searched_bytes(p.heads, p.batch, packed.total_q, schedule.block_rows)
+    total["cu_seqlens_q", False], total["cu_seqlens_k", False] = looked, given
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
+
+
+def searched_bytes(heads: int, sequences: int, total: int, block: int) -> tuple[int, int]:
+    """Bytes of the bounds of the tensor whose blocks thread blocks have, and of the other's, to find their sequences.
+
+    A head has total // block + sequences of them. Each searches its own bounds 32 at a time, as often as sequences - 1 has digits
+    to the base 32, and then reads the two of its sequence of both tensors, in int32.
+    """
+    if not sequences:
+        return 0, 0
+    blocks, digits = heads * (total // block + sequences), len(np.base_repr(sequences - 1, 32))
+    return 4 * blocks * (32 * digits + 2), 4 * blocks * 2
 
 
 def _fa1(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
