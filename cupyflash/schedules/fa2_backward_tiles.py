@@ -38,9 +38,9 @@ def launches(problem: Problem) -> tuple[Launch, ...]:
 
 
 def row_lanes(problem: Problem) -> int:
-    """Lanes that a row has in the first and last kernel: ROW_LANES in fa2_backward.cu."""
-    width = max(problem.head_dim, problem.value_dim) // 2
-    return 32 if width > 16 else 16 if width > 8 else 8 if width > 4 else 4
+    """Lanes that a row has in the first and last kernel: ROW_LANES in fa2_backward.cu, a power of two."""
+    pieces = max(problem.head_dim, problem.value_dim) // max(1, problem.alignment // problem.itemsize)
+    return min(32, 1 << (pieces - 1).bit_length())
 
 
 def block_mask_column_bytes(problem: Problem, block_rows: int) -> int:

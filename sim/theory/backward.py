@@ -12,7 +12,17 @@ from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
 from cupyflash.schedules.fa2_backward_tiles import launches
-from cupyflash.sim.theory.visits import FLOAT32, Visits, blocks_in, columns_of, lengths, mask_bytes, masks_and_lengths, visits_of
+from cupyflash.sim.theory.visits import (
+    FLOAT32,
+    Visits,
+    blocks_in,
+    columns_of,
+    lengths,
+    mask_bytes,
+    masks_and_lengths,
+    searched_bytes,
+    visits_of,
+)
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 # Bytes read and written, by tensor
@@ -35,17 +45,17 @@ def backward_traffic(schedule: BackwardSchedule) -> Traffic:
 
 
 def _varlen(schedule: VarlenBackwardSchedule) -> Traffic:
-    """The sum of its sequences; two bounds of each tensor for every thread block, of which each sequence has the longest's."""
-    p, total = schedule.problem, Counter[tuple[str, bool]]()
+    """The sum of its sequences, and what thread blocks read to find theirs."""
+    p, packed, total = schedule.problem, schedule.packed, Counter[tuple[str, bool]]()
     for one, count in schedule.sequences().items():
         for name, moved in backward_traffic(one).items():
             total[name, False] += count * moved.read_bytes
             total[name, True] += count * moved.write_bytes
-    blocks = len(launches(p)) * p.batch * p.kv_heads * blocks_in(p.seqlen_k, schedule.block_cols)
-    if schedule.queries is not None:
-        blocks += p.head_count * blocks_in(p.seqlen_q, schedule.queries.block_rows)
-    for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        total[name, False] = 8 * blocks
+    main = searched_bytes(p.kv_heads, p.batch, packed.total_k, schedule.block_cols)
+    by_rows = searched_bytes(p.heads, p.batch, packed.total_q, schedule.by_rows.block_rows)
+    times, row_kernels = len(launches(p)), 1 if schedule.queries is None else 2
+    total["cu_seqlens_q", False] = times * main[1] + row_kernels * by_rows[0]
+    total["cu_seqlens_k", False] = times * main[0] + row_kernels * by_rows[1]
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 
@@ -123,7 +133,8 @@ def _fa1(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
 def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
     """Q, dO, L and D once a visit of a row, K and V once, dK and dV once; dQ is read and written by an atomic at each visit.
 
-    Before it O and dO are read for D, and dQ's sum is cleared; behind it the sum is read, and dQ written in its own type.
+    Before it O and dO are read for D, dQ's sum is cleared, and L is looked through for large rows, of which there are none: what
+    they take is not counted. Behind it the sum is read, and dQ written in its own type.
     """
     p, group = schedule.problem, schedule.group
     visits = _visits(schedule, keys, heads)
@@ -136,7 +147,7 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
         "V": (loaded * dv * p.itemsize, 0),
         "O": (Nq * dv * p.itemsize, 0),
         "dO": ((Nq + len(made) * R) * dv * p.itemsize, 0),
-        "L": (len(made) * R * FLOAT32, 0),
+        "L": ((Nq + len(made) * R) * FLOAT32, 0),
         "D": (R * FLOAT32, Nq * FLOAT32),
         "dK": (0, p.seqlen_k * d * p.itemsize),
         "dV": (0, p.seqlen_k * dv * p.itemsize),

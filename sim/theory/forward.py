@@ -9,7 +9,16 @@ import numpy as np
 
 from cupyflash.problem import ITEMSIZE, Problem
 from cupyflash.schedules import SoftmaxSchedule, TileSchedule, VarlenSchedule
-from cupyflash.sim.theory.visits import FLOAT32, blocks_in, columns_of, lengths, mask_bytes, masks_and_lengths, visits_of
+from cupyflash.sim.theory.visits import (
+    FLOAT32,
+    blocks_in,
+    columns_of,
+    lengths,
+    mask_bytes,
+    masks_and_lengths,
+    searched_bytes,
+    visits_of,
+)
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 
@@ -42,15 +51,15 @@ def _heads(p: Problem) -> Iterator[tuple[int, int, np.ndarray | None]]:
 
 
 def _varlen(schedule: VarlenSchedule) -> Traffic:
-    """The sum of its sequences; two bounds of each tensor for every thread block, of which each sequence has the longest's."""
-    p = schedule.problem
+    """The sum of its sequences, and what thread blocks read to find theirs."""
+    p, packed = schedule.problem, schedule.packed
     total: Counter[tuple[str, bool]] = Counter()
     for one, count in schedule.sequences().items():
         for name, moved in forward_traffic(one).items():
             total[name, False] += count * moved.read_bytes
             total[name, True] += count * moved.write_bytes
-    for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        total[name, False] = 8 * p.head_count * blocks_in(p.seqlen_q, schedule.block_rows)
+    looked, given = searched_bytes(p.heads, p.batch, packed.total_q, schedule.block_rows)
+    total["cu_seqlens_q", False], total["cu_seqlens_k", False] = looked, given
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 

@@ -166,3 +166,15 @@ def mask_bytes(
         return {}
     scores = scores_of(p, keys, kept, blocks)
     return {"mask": (scores if p.mask else 0, 0), "bias": (scores * p.itemsize if p.bias else 0, 0)}
+
+
+def searched_bytes(heads: int, sequences: int, total: int, block: int) -> tuple[int, int]:
+    """Bytes of the bounds of the tensor whose blocks thread blocks have, and of the other's, to find their sequences.
+
+    A head has total // block + sequences of them. Each searches its own bounds 32 at a time, as often as sequences - 1 has digits
+    to the base 32, and then reads the two of its sequence of both tensors, in int32.
+    """
+    if not sequences:
+        return 0, 0
+    blocks, digits = heads * (total // block + sequences), max(1, -(-(sequences - 1).bit_length() // 5))
+    return 4 * blocks * (32 * digits + 2), 4 * blocks * 2
