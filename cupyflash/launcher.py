@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from cupyflash.binding import Masks, argument_values, gradient_values, kernel_arguments
 from cupyflash.compiler import gpu_function
-from cupyflash.problem import Array, Layout
+from cupyflash.problem import Array, Layout, numpy_dtype
 from cupyflash.schedules import BackwardSchedule, Kernel, TileSchedule
 from cupyflash.simulated import PreparedSimulation, Simulation
 
@@ -107,10 +106,7 @@ def prepare_gradients(
 
 def _layouts(schedule: TileSchedule) -> dict[str, Layout]:
     """Of a schedule's workspaces."""
-    return {
-        name: Layout.contiguous(space.shape, ml_dtypes.bfloat16 if space.dtype == "bfloat16" else space.dtype)
-        for name, space in schedule.workspaces().items()
-    }
+    return {name: Layout.contiguous(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
 
 
 def _prepared(

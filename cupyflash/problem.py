@@ -334,6 +334,17 @@ def dtype_name(dtype: Any, argument: str = "dtype") -> str:
     return name
 
 
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's dtype of a name in `ITEMSIZE`; bfloat16 is that of ml_dtypes, which nothing else needs. ImportError without it."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise ImportError(f"bfloat16 needs ml_dtypes ({error}): pip install ml_dtypes", name="ml_dtypes") from error
+    return np.dtype(ml_dtypes.bfloat16)
+
+
 def address(array: Any) -> int:
     """Where an array's first element is; of a layout, as far as it says."""
     if isinstance(array, Layout):

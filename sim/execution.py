@@ -6,12 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from cupyflash.binding import NO_MASKS, Masks, argument_values, gradient_values, kernel_arguments
 from cupyflash.compiler import ptx
-from cupyflash.problem import Problem
+from cupyflash.problem import Problem, numpy_dtype
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules import (
     BackwardSchedule,
@@ -184,10 +183,7 @@ def _posed_varlen(
 
 def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:
     """The schedule's workspaces as NumPy arrays, by tensor name."""
-    return {
-        name: np.empty(space.shape, ml_dtypes.bfloat16 if space.dtype == "bfloat16" else space.dtype)
-        for name, space in schedule.workspaces().items()
-    }
+    return {name: np.empty(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
 
 
 def run(

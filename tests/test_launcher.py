@@ -117,7 +117,6 @@ class Recorded(types.ModuleType):
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
-    pytest.importorskip("cuda.pathfinder")
     recorded = Recorded()
     monkeypatch.setitem(sys.modules, "cupy", recorded)
     monkeypatch.setattr("cupyflash.dispatch.current_gpu", lambda ordinal: Device.named("H100-SXM"))
