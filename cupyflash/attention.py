@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from cupyflash.binding import Masks
-from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_out, target
-from cupyflash.launcher import Prepared, as_contiguous, prepare_attention, prepared
+from cupyflash.dispatch import as_array, as_integers, device_of, placed, refuse_out, target
+from cupyflash.launcher import Prepared, lengths_on_device, prepare_attention, prepared
 from cupyflash.problem import Array, Layout, Problem, Window, require_flag
 from cupyflash.schedules import plan
 from cupyflash.simulated import PreparedSimulation
@@ -68,17 +66,17 @@ def attention(
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
     require_flag("return_lse", return_lse)
-    given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "key_lengths": key_lengths, "block_mask": block_mask}
+    given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "block_mask": block_mask}
     inputs = {name: as_array(name, array) for name, array in given.items() if name in "qkv" or array is not None}
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
-    gpu = on_gpu(**arrays)
+    lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
+    gpu, beside = placed(arrays, lengths)
     algorithm = "fa2" if algorithm == "auto" else algorithm
-    with device_of(gpu, **arrays):
-        call = prepared(_prepare, gpu, arrays, causal, window, scale, algorithm, tiling, bool(return_lse))
+    with device_of(gpu, **arrays, **beside):
+        call = prepared(_prepare, gpu, arrays | lengths, causal, window, scale, algorithm, tiling, bool(return_lse))
         if out is not None:
-            refuse_out(arrays["out"], **inputs)
-        if key_lengths is not None:
-            inputs["key_lengths"] = as_contiguous(gpu, inputs["key_lengths"], np.int32)
+            refuse_out(arrays["out"], **inputs, **beside)
+        inputs |= lengths_on_device(gpu, lengths, inputs["k"].shape[-2])
         made = call.launch({**inputs, "Q": inputs["q"], "K": inputs["k"], "V": inputs["v"], "O": arrays.get("out")})
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from cupyflash.binding import Masks
-from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_out, target
-from cupyflash.launcher import Prepared, as_contiguous, prepare_attention, prepared
+from cupyflash.dispatch import as_array, as_integers, device_of, placed, refuse_out, target
+from cupyflash.launcher import Prepared, capturing, integers_on_device, prepare_attention, prepared
 from cupyflash.problem import MAX_LENGTH, Array, Layout, Problem, Window, require_flag
 from cupyflash.schedules import plan_varlen
 from cupyflash.simulated import PreparedSimulation
@@ -61,7 +61,7 @@ def attention_varlen(
         call = prepared_sequences(posed, _prepare, gpu, arrays, bounds, (max_seqlen_q, max_seqlen_k), *options)
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
-        on_device = {name: as_contiguous(gpu, array, np.int32) for name, array in bounds.items()}
+        on_device = integers_on_device(gpu, bounds)
         made = call.launch({"Q": inputs["q"], "K": inputs["k"], "V": inputs["v"], "O": arrays.get("out"), **on_device})
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
@@ -94,10 +94,8 @@ def bounds_of(arrays: Mapping[str, Array], cu_seqlens_q: Any, cu_seqlens_k: Any)
 
     NumPy's bounds of sequences on a GPU may stay behind on the host, where they can be looked at.
     """
-    bounds = {name: as_array(name, array) for name, array in zip(BOUNDS, (cu_seqlens_q, cu_seqlens_k), strict=True)}
-    gpu = on_gpu(**arrays)
-    beside = {name: array for name, array in bounds.items() if not (gpu and isinstance(array, np.ndarray))}
-    on_gpu(**arrays, **beside)
+    bounds = {name: as_integers(name, array) for name, array in zip(BOUNDS, (cu_seqlens_q, cu_seqlens_k), strict=True)}
+    gpu, beside = placed(arrays, bounds)
     return gpu, bounds, beside
 
 
@@ -205,6 +203,10 @@ def _lengths(side: str, cu_seqlens: Any, total: int, longest: int | None) -> tup
             raise ValueError(f"max_seqlen_{side} must be between 0 and {MAX_LENGTH:,}, got {longest}")
         if not isinstance(cu_seqlens, np.ndarray):
             return None, int(longest)
+    if not isinstance(cu_seqlens, np.ndarray) and capturing():
+        raise ValueError(
+            f"max_seqlen_{side} must be given while a CUDA graph is captured, since looking into cu_seqlens_{side} waits for the GPU"
+        )
     found = cu_seqlens.tolist()  # from a GPU, this waits
     lengths = tuple(end - begin for begin, end in pairwise(found))
     if found[0] != 0 or found[-1] != total or min(lengths, default=0) < 0:
