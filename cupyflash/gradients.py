@@ -102,7 +102,7 @@ def _prepare(
     dbias: bool,
 ) -> Prepared | PreparedSimulation:
     problem = Problem.from_arrays(**_inputs(arrays), causal=causal, window=window, scale=scale)
-    alignment = _check_beside(arrays, arrays["q"].shape[:-1])
+    alignment = check_beside(arrays, arrays["q"].shape[:-1])
     problem = replace(problem, alignment=min(problem.alignment, alignment))
     device, simulation = target(gpu)
     schedule = _planned(problem, device, algorithm, tiling, deterministic, arrays["bias"] if dbias else None)
@@ -172,7 +172,7 @@ def attention_varlen_backward(
 def _posed(gpu: bool, arrays: Mapping[str, Any], causal: bool, window: Window | None, scale: float | None) -> Problem:
     """As many sequences as there are, of lengths that are yet to be looked at."""
     problem = varlen.posed(gpu, _inputs(arrays), causal, window, scale)
-    alignment = _check_beside(arrays, arrays["q"].shape[1::-1])
+    alignment = check_beside(arrays, arrays["q"].shape[1::-1])
     return replace(problem, alignment=min(problem.alignment, alignment))
 
 
@@ -204,7 +204,7 @@ def _inputs(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {name: array for name, array in arrays.items() if name not in ("dout", "out", "lse")}
 
 
-def _check_beside(arrays: Mapping[str, Any], rows: tuple[int, ...]) -> int:
+def check_beside(arrays: Mapping[str, Any], rows: tuple[int, ...]) -> int:
     """TypeError or ValueError for a dout, out or lse that does not go with the others; the alignment of the first two's rows."""
     q, v, lse = (arrays[name] for name in ("q", "v", "lse"))
     for name in ("out", "dout"):

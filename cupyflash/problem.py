@@ -356,6 +356,17 @@ def dtype_name(dtype: Any, argument: str = "dtype") -> str:
     return name
 
 
+def array_dtype(name: str, array: Any) -> str:
+    """The name of an array's dtype; TypeError for one that is not supported, with what helps."""
+    try:
+        return dtype_name(array.dtype, name)
+    except TypeError as error:
+        if array.dtype.kind not in "fiu":
+            raise
+        library = "numpy" if isinstance(array, np.ndarray) else "cupy"
+        raise TypeError(f"{error}: pass {name}.astype({library}.float32), or float16") from None
+
+
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """NumPy's dtype of a name in `ITEMSIZE`; bfloat16 is that of ml_dtypes, which nothing else needs. ImportError without it."""
     if name != "bfloat16":
@@ -408,7 +419,7 @@ def check_operand(name: str, array: Any, q: Array) -> None:
         raise ValueError(f"{name} must be (n, d), (h, n, d) or (b, h, n, d), got shape {array.shape}")
     if array.ndim != q.ndim:
         raise ValueError(f"{name} must have as many axes as q, got shape {array.shape} beside q's {q.shape}")
-    if dtype_name(array.dtype, name) != dtype_name(q.dtype, "q"):
+    if array_dtype(name, array) != array_dtype("q", q):
         raise TypeError(f"{name} must have q's dtype {q.dtype}, got {array.dtype}")
     if not last_axis_contiguous(array):
         raise ValueError(f"{name} must be contiguous along its last axis, got strides {array.strides} bytes for {array.dtype}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_overlap, target
 from cupyflash.launcher import Prepared
-from cupyflash.problem import address, dtype_name, overlaps_itself
+from cupyflash.problem import address, array_dtype, overlaps_itself
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules.softmax import SOFTMAX_ALGORITHMS, SoftmaxSchedule, plan_softmax
 from cupyflash.simulated import Simulation, refuse_findings
@@ -86,7 +86,7 @@ def _axis(axis: Any, ndim: int) -> int:
 
 def _check_elements(name: str, array: Any) -> None:
     """Elements of a type that the kernels know, each at an address that is a multiple of its size."""
-    dtype_name(array.dtype, name)
+    array_dtype(name, array)
     size = array.dtype.itemsize
     if 0 not in array.shape and any(number % size for number in (address(array), *array.strides)):
         raise ValueError(f"{name} must be aligned to its elements of {size} bytes, got strides {array.strides} bytes")

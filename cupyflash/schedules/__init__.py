@@ -12,7 +12,7 @@ from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.schedules import fa1, fa1_backward, fa2, fa2_backward, fa2_backward_tiles, fa2_tiles, standard, standard_backward
 from cupyflash.schedules.backward import BackwardSchedule
-from cupyflash.schedules.base import Kernel, Move, Phase, Schedule, Tile, TileSchedule, Visit, Workspace
+from cupyflash.schedules.base import Kernel, Move, Phase, Schedule, Tile, TileSchedule, Visit, Workspace, require_schedule
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
 from cupyflash.schedules.varlen import Seqlens, VarlenBackwardSchedule, VarlenSchedule
 from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_blocks
@@ -37,6 +37,7 @@ __all__ = [
     "plan_softmax",
     "plan_varlen",
     "plan_varlen_backward",
+    "require_schedule",
 ]
 
 _SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] = {

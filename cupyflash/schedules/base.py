@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -140,6 +140,12 @@ class Schedule(ABC):
     def workspace_bytes(self) -> int:
         """Bytes of HBM beside inputs and outputs: the extra memory of Theorem 1."""
         return sum(math.prod(space.shape) * ITEMSIZE[space.dtype] for space in self.workspaces().values())
+
+
+def require_schedule(schedule: object, kind: type[Any], maker: str, but: tuple[type[Any], ...] = ()) -> None:
+    """TypeError unless an argument is a schedule of a kind, which the function `maker` makes, and of none of `but`."""
+    if not isinstance(schedule, kind) or isinstance(schedule, but):
+        raise TypeError(f"schedule must be a {kind.__name__} ({maker} makes one), got a {type(schedule).__name__}")
 
 
 @dataclass(frozen=True)
