@@ -404,10 +404,20 @@ def require_kernel_tiling(schedule: TileSchedule, shared_bytes: int) -> None:
     require_dtype(problem.dtype, device)
 
 
+def least_capability(dtype: str) -> tuple[int, int]:
+    """The first compute capability whose kernels have an element type."""
+    return (8, 0) if dtype == "bfloat16" else (7, 5)
+
+
+def has_dtype(dtype: str, device: Device) -> bool:
+    """Whether the device's generation has the element type."""
+    return device.compute_capability >= least_capability(dtype)
+
+
 def require_dtype(dtype: str, device: Device) -> None:
     """ValueError unless the device's generation has the element type."""
-    least = (8, 0) if dtype == "bfloat16" else (7, 5)
-    if device.compute_capability < least:
+    least = least_capability(dtype)
+    if not has_dtype(dtype, device):
         raise ValueError(
             f"{dtype} needs compute capability {least[0]}.{least[1]} or later; {device.name} has "
             f"{device.compute_capability[0]}.{device.compute_capability[1]}"
