@@ -42,23 +42,27 @@ def attention(
     What a row sees: `causal` is aligned bottom-right, row r sees key c when c <= r + n_k - n_q; `window` = (left, right) lets
     it see the keys from r + n_k - n_q - left to r + n_k - n_q + right, None for no limit on a side. `mask`, of bool, is true
     where row and key go together; `bias`, of q's dtype, is added to the scaled scores; both broadcast to (..., n_q, n_k).
-    `key_lengths`, integers of shape (b,) from 0 to n_k, says how many keys each batch has; what k and v hold behind them is
-    never read. `block_mask`, of bool, (b or 1, h or 1, Tr, Tc) with fewer axes at will, keeps blocks of `tiling` (Br, Bc), where
-    Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1" and "fa2"). The masks
-    add up. A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight
+    `key_lengths`, integers of shape (b,) from 0 to n_k in an array or a list, says how many keys each batch has; what k and v
+    hold behind them is never read. `block_mask`, of bool, (b or 1, h or 1, Tr, Tc) with fewer axes at will, keeps blocks of
+    `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
+    and "fa2"). The masks add up. A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight
     zero, but a NaN or infinity in a masked row of v may still show in rows that share a tile with it. (Lengths on a GPU are
     not looked at beforehand: one that is out of range there is taken as 0 or n_k.)
 
-    `algorithm`: "fa2" (FlashAttention-2), "fa1" (FlashAttention, Algorithm 1), "standard" (Algorithm 0, with S and P in memory
-    in q's dtype, so that scores beyond its range overflow), or "auto", which is "fa2". `tiling`: None for block sizes fitted
-    to the device,
-    (block_rows, block_cols), or "paper" for the formula's own, which run where they are multiples of 16.
+    `algorithm`: "auto", the default, runs "fa2", FlashAttention-2, whose tile is the one that a model of the chip predicts to be
+    fastest, and not the FlashAttention paper's Bc = ceil(M / 4d), Br = min(Bc, d). "fa1" (FlashAttention, Algorithm 1) is that
+    formula at work, rounded to what fits. "standard" is Algorithm 0, with S and P in memory in q's dtype, so that scores beyond
+    its range overflow. `tiling`: None for these, (block_rows, block_cols) that the kernel runs, or "paper" for the formula to
+    the letter, which runs where it gives multiples of 16 that fit.
     `out`, if given, receives O: q's dtype, shape (..., n_q, d_v), positive strides, no memory shared with an input.
 
     Returns O in q's dtype on q's device; with `return_lse` also L, the natural logarithm of the sum of exponentials of each
     row, float32 of shape q.shape[:-1]. CuPy arrays run on their device and the current stream; NumPy arrays run the same
-    kernel on the simulated device (see `simulated_device`). Objects with the CUDA array interface or DLPack are taken as
-    views.
+    kernel on the simulated device (see `simulated_device`). Other objects that offer their memory are taken as views: through
+    DLPack, in order with what their own stream still does, or else the CUDA array interface.
+
+    While a CUDA graph is captured, a call keeps what it allocates for itself for good; arrays that it is given or returns are
+    its caller's to keep for as long as the graph lives, and no list or NumPy array can be copied to the GPU then.
 
     Raises TypeError or ValueError for bad arguments before anything is compiled or launched; RuntimeError for NumPy arrays
     that would take the simulated device too long.

@@ -30,7 +30,7 @@ def softmax(x: Any, *, algorithm: str = "online", axis: int = -1, out: Any | Non
 
     Returns y with x's shape and dtype, on x's device; empty for an empty x. CuPy arrays run on their device and the current
     stream, without copies; NumPy arrays run the same kernel on the simulated device (see `simulated_device`). Objects with
-    the CUDA array interface or DLPack are taken as views.
+    DLPack or the CUDA array interface are taken as views.
 
     Raises TypeError or ValueError for bad arguments, before anything is compiled or launched; RuntimeError for a NumPy
     array that would take the simulated device too long.

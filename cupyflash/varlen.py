@@ -40,12 +40,13 @@ def attention_varlen(
     """O = softmax(scale Q K^T) V of each sequence of a batch without padding, by FlashAttention-2; as `attention` otherwise.
 
     Shapes: q (total_q, h, d), k (total_k, h_kv, d), v (total_k, h_kv, d_v). Sequence b has the rows cu_seqlens_q[b] to
-    cu_seqlens_q[b + 1] - 1 of q, and those of k and v that cu_seqlens_k says: both are int32 of shape (b + 1,), begin with 0,
-    do not decrease, and end with total_q and total_k. `causal` and `window` are aligned bottom-right in each sequence.
+    cu_seqlens_q[b + 1] - 1 of q, and those of k and v that cu_seqlens_k says: both are int32 of shape (b + 1,) or lists, begin
+    with 0, do not decrease, and end with total_q and total_k. `causal` and `window` are aligned bottom-right in each sequence.
     A sequence may have no queries, or no keys: its rows are then zeros with a log-sum-exp of -inf.
 
     `max_seqlen_q` and `max_seqlen_k` are the lengths of the longest sequences, or more. Without them the bounds are looked at;
-    where those are on a GPU that waits for the GPU, so pass both there, or pass the bounds as NumPy arrays. What is not looked
+    where those are on a GPU that waits for the GPU, so pass both there, or pass the bounds as lists or NumPy arrays. (While a
+    CUDA graph is captured, pass bounds on the GPU and both lengths.) What is not looked
     at is taken as given: bounds on a GPU, beside which max_seqlen is given, must be right, or the result and what is read and
     written are undefined.
 
