@@ -60,7 +60,8 @@ def as_array(name: str, array: Any) -> Any:
                     return np.from_dlpack(array)
                 return importlib.import_module("cupy").from_dlpack(array)
             except (BufferError, RuntimeError, TypeError, ValueError) as error:
-                raise TypeError(f"{name} cannot be taken through DLPack: {error}") from error
+                dtype = f", of dtype {array.dtype}," if hasattr(array, "dtype") else ""
+                raise TypeError(f"{name}{dtype} cannot be taken through DLPack: {error}") from error
         if hasattr(array, "__cuda_array_interface__"):
             try:
                 return importlib.import_module("cupy").asarray(array)
