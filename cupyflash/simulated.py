@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.device import Device
+from cupyflash.device import Device, find_device
 from cupyflash.problem import Layout
 from cupyflash.schedules import TileSchedule
 from cupyflash.words import plural
@@ -46,7 +46,7 @@ def simulated_device(
     if isinstance(device, Device):
         found = device if sram is None else device.with_sram(sram)
     else:
-        found = Device.named(device, sram=sram)
+        found = find_device("device", device, sram)
     token = _chosen.set(Simulation(found, max_seconds))
     try:
         yield found

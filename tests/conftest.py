@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -21,6 +22,17 @@ settings.register_profile(
     "cupyflash", derandomize=more is None, deadline=None, phases=phases, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("cupyflash")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """A test that asks for bfloat16 (or 8-bit floats) is skipped where the package that has them is not installed."""
+    try:
+        return (yield)
+    except ImportError as error:
+        if error.name != "ml_dtypes":
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from gallery import Gallery, Run, check
@@ -95,6 +94,8 @@ def direct_gemm(kind: str, word: str, shape: str, a: np.ndarray, b: np.ndarray, 
 
 @gallery
 def bfloat16_mma(rng: np.random.Generator) -> Run:
+    import ml_dtypes
+
     a, b = rng.standard_normal((16, 16)).astype(ml_dtypes.bfloat16), rng.standard_normal((8, 16)).astype(ml_dtypes.bfloat16)
     return direct_gemm("bf16", "f32", "m16n8k16", a, b, F, 1e-5)
 
@@ -113,6 +114,8 @@ def byte_mma(rng: np.random.Generator) -> Run:
 
 @gallery
 def eight_bit_float_mma(rng: np.random.Generator) -> Run:
+    import ml_dtypes
+
     a, b = (rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn) for shape in ((16, 32), (8, 32)))
     return direct_gemm("e4m3", "f32", "m16n8k32", a, b, F, 1e-5)
 

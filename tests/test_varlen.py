@@ -153,6 +153,7 @@ def test_any_strides_and_a_given_out() -> None:
     assert (room[..., :3] == 7).all() and (room[..., 35:] == 7).all()
     strided = np.stack([cu_q, cu_q], axis=1)[:, 0]
     assert np.array_equal(cupyflash.attention_varlen(q, k, v, strided, cu_k), out)
+    assert np.array_equal(cupyflash.attention_varlen(q, k, v, cu_q.tolist(), tuple(cu_k.tolist())), out)
 
 
 def test_nothing_to_do() -> None:
@@ -190,7 +191,12 @@ BAD: list[tuple[dict[str, object], type[Exception], str]] = [
     ({"cu_seqlens_q": cu_q[None]}, ValueError, "cu_seqlens_q must have shape"),
     ({"cu_seqlens_q": cu_q.astype(np.int64)}, TypeError, "cu_seqlens_q must be of dtype int32, got int64"),
     ({"cu_seqlens_k": cu_k.astype(np.float32)}, TypeError, "cu_seqlens_k must be of dtype int32"),
-    ({"cu_seqlens_q": [0, 10, 40]}, TypeError, "cu_seqlens_q must be a NumPy or CuPy array, got list"),
+    ({"cu_seqlens_q": [0, 10.0, 40]}, TypeError, "cu_seqlens_q must be integers, got 10.0"),
+    ({"cu_seqlens_q": [0, True, 40]}, TypeError, "cu_seqlens_q must be integers, got True"),
+    ({"cu_seqlens_q": [0, 2**31, 40]}, ValueError, "cu_seqlens_q must fit 32 bits, got 2147483648"),
+    ({"cu_seqlens_q": [0, 10, 41]}, ValueError, "end with 40, the length of q"),
+    ({"cu_seqlens_q": [[0, 10, 40]]}, TypeError, "cu_seqlens_q must be integers"),
+    ({"cu_seqlens_q": 40}, TypeError, "cu_seqlens_q must be a NumPy or CuPy array, got int"),
     ({"max_seqlen_q": 29}, ValueError, "max_seqlen_q must be at least the longest sequence's 30, got 29"),
     ({"max_seqlen_k": 19}, ValueError, "max_seqlen_k must be at least the longest sequence's 20"),
     ({"max_seqlen_k": -1}, ValueError, "max_seqlen_k must be between 0 and"),

@@ -77,6 +77,8 @@ class Module:
     @classmethod
     def from_ptx(cls, text: str) -> Module:
         """Load PTX text. Raises `UnsupportedPTX`, which lists every statement that the machine cannot execute."""
+        if not isinstance(text, str):
+            raise TypeError(f"text must be PTX as text (of a file, what Path.read_text gives), got {type(text).__name__}")
         with collection_paused():
             return cls(parse(text), text)
 
@@ -86,6 +88,10 @@ class Module:
 
         Raises `cupyflash.nvrtc.CompileError` with the compiler's log, ImportError where CuPy or NVRTC is missing.
         """
+        if not isinstance(cuda, str):
+            raise TypeError(f"cuda must be CUDA C as text (of a file, what Path.read_text gives), got {type(cuda).__name__}")
+        if isinstance(options, str) or not all(isinstance(option, str) for option in options):
+            raise TypeError(f"options must be a sequence of texts, as ('-arch=compute_90',), got {options!r}")
         from cupyflash.nvrtc import compile_to_ptx
 
         return cls.from_ptx(compile_to_ptx(cuda, options, name))
