@@ -1,0 +1,92 @@
+"""What the GPU tests share: sizes for the chip and for its stand-in, and the checks of a problem that is given as data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+import cupyflash
+from cupyflash import Device, Problem
+from cupyflash.sim.yardstick import draw_gradient, measure_gradients
+from yardstick import check_numbers, draw, draw_masks
+
+T = TypeVar("T")
+STAND_IN = bool(os.environ.get("CUPYFLASH_STAND_IN"))
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+def choose(chip: T, stand_in: T) -> T:
+    """Sizes and cases for a chip, which has time for them, or for the stand-in, which has none."""
+    return stand_in if STAND_IN else chip
+
+
+def on_gpu(*arrays: np.ndarray) -> list[Any]:
+    """Copies on the GPU, there already when another stream looks."""
+    import cupy
+
+    copies = [cupy.asarray(array) for array in arrays]
+    cupy.cuda.get_current_stream().synchronize()
+    return copies
+
+
+def on_host(*arrays: Any) -> list[np.ndarray]:
+    """Copies on the host, waited for on the current stream."""
+    import cupy
+
+    return [cupy.asnumpy(array) for array in arrays]
+
+
+def dtypes() -> Sequence[str]:
+    """Those that this GPU has, for tests that go through them themselves."""
+    return DTYPES if Device.current().compute_capability >= (8, 0) else ("float16", "float32")
+
+
+def needs_memory(size: int) -> None:
+    """Skip where the GPU has fewer free bytes."""
+    import cupy
+
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    if free < size:
+        pytest.skip(f"needs {size / 2**30:.0f} GiB of free memory, this GPU has {free / 2**30:.0f}")
+
+
+def held_in(algorithm: str, q: np.ndarray) -> Any:
+    """What S is held in, which bounds L's error: its elements' type where it goes to HBM."""
+    return q.dtype if algorithm == "standard" else np.float32
+
+
+def check_forward(problem: Problem, algorithm: str = "fa2", tiling: tuple[int, int] | None = None, seed: int = 0) -> None:
+    """O and L of random arrays that pose the problem, by the 2x rule."""
+    q, k, v = draw(problem, seed, v_mean=1.0)
+    masks, options = draw_masks(problem, seed), {"causal": problem.causal, "window": problem.window, "scale": problem.scale}
+    given = dict(zip(masks, on_gpu(*masks.values()), strict=True))
+    out, lse = cupyflash.attention(
+        *on_gpu(q, k, v), **given, **options, algorithm=algorithm, tiling=tiling, return_lse=True
+    )
+    check_numbers(*on_host(out, lse), q, k, v, score_dtype=held_in(algorithm, q), blocks=tiling, **masks, **options)
+
+
+def check_backward(
+    problem: Problem,
+    algorithm: str = "fa2",
+    tiling: tuple[int, int] | None = None,
+    seed: int = 0,
+    **flags: bool,
+) -> None:
+    """dQ, dK, dV (and dbias, if asked for) of random arrays that pose the problem, by the 2x rule."""
+    q, k, v = draw(problem, seed, v_mean=1.0)
+    dout = draw_gradient(problem, seed)
+    masks, options = draw_masks(problem, seed), {"causal": problem.causal, "window": problem.window, "scale": problem.scale}
+    given = dict(zip(masks, on_gpu(*masks.values()), strict=True))
+    call: dict[str, Any] = {**given, **options, "algorithm": algorithm, "tiling": tiling, **flags}
+    _, pullback = cupyflash.attention_vjp(*on_gpu(q, k, v), **call)
+    (d_out,) = on_gpu(dout)
+    gradients = dict(zip(("dQ", "dK", "dV", "dbias"), on_host(*pullback(d_out)), strict=False))
+    numbers = measure_gradients(
+        gradients, dout, q, k, v, blocks=tiling, from_weights=algorithm == "standard", **masks, **options
+    )
+    assert all(each.good for each in numbers.values()), (problem, numbers)
