@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +18,8 @@ from cupyflash.sim.yardstick import draw_gradient, measure_gradients
 from yardstick import check_numbers, draw, draw_masks
 
 T = TypeVar("T")
-STAND_IN = bool(os.environ.get("CUPYFLASH_STAND_IN"))
+STAND_IN = os.environ.get("CUPYFLASH_STAND_IN")
+TESTS = Path(__file__).parents[1]
 DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -90,3 +94,17 @@ def check_backward(
         gradients, dout, q, k, v, blocks=tiling, from_weights=algorithm == "standard", **masks, **options
     )
     assert all(each.good for each in numbers.values()), (problem, numbers)
+
+
+def in_a_process_of_its_own(code: str, **environment: str) -> None:
+    """Run Python code that may import cupy, cupyflash and what the tests share."""
+    paths = "import sys; sys.path[:0] = {}".format([str(TESTS.parent), str(TESTS)])
+    stand_in = f"import stand_in_cupy; stand_in_cupy.install({STAND_IN!r})" if STAND_IN else ""
+    ran = subprocess.run(
+        [sys.executable, "-c", f"{paths}\n{stand_in}\n{code}"],
+        env=os.environ | environment,
+        timeout=300,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr

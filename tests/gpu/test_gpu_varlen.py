@@ -22,7 +22,7 @@ BATCHES: tuple[Seqlens, ...] = choose(
         ((700, 700), *(((3, 5),) * 40)),  # one long among many short
         (),
     ),
-    (((5, 17), (30, 20), (0, 9), (7, 0)),),
+    (((5, 17), (30, 20), (0, 9), (7, 0)), ()),
 )
 KERNELS = choose(
     [(dtype, d, d_v, options) for dtype in DTYPES for d, d_v in ((64, 64), (40, 96)) for options in ("", "causal", "window")],

@@ -20,16 +20,27 @@ from .streams import enqueue, runtime
 WITHOUT_ASKING = 48 * 1024
 """Dynamic shared memory in bytes that a kernel has without asking (CUDA C++ Programming Guide)."""
 
+_execute = Module.launch  # as it is, whoever listens to it later
 _disk = DiskKernelCacheBackend()  # made when CuPy is imported, as there: its folder is, too
 
 
 @functools.cache
-def _module(code: str | None, path: str | None, options: tuple[str, ...], capability: tuple[int, int]) -> Module:
+def _load(code: str | None, path: str | None, options: tuple[str, ...], device_id: int) -> Module:
+    """Once a device, as CuPy does; what fails is tried again."""
     if path is not None:
         with open(path) as file:
-            text = file.read()
-        return Module.from_ptx(text)
+            return Module.from_ptx(file.read())
     assert code is not None
+    module = _compiled(code, options, runtime.figures.compute_capability)
+    if os.environ.get("CUPY_CACHE_IN_MEMORY", "0") in ("", "0"):
+        name = hashlib.sha1(repr((code, options)).encode()).hexdigest() + ".cubin"
+        if _disk.load(name) is None:
+            _disk.save(name, b"cubin", code)  # OSError where CuPy's folder has gone or cannot be written
+    return module
+
+
+@functools.cache
+def _compiled(code: str, options: tuple[str, ...], capability: tuple[int, int]) -> Module:
     arch = "-arch=compute_{}{}".format(*capability)
     return Module.from_ptx(compile_to_ptx(code, (arch, "-ftz=true", *options), "raw.cu"))
 
@@ -49,13 +60,7 @@ class RawModule:
         self._loaded()
 
     def _loaded(self) -> Module:
-        code, path, options = self._what
-        module = _module(code, path, options, runtime.figures.compute_capability)
-        if code is not None and os.environ.get("CUPY_CACHE_IN_MEMORY", "0") in ("", "0"):
-            name = hashlib.sha1(repr(self._what).encode()).hexdigest() + ".cubin"
-            if _disk.load(name) is None:
-                _disk.save(name, b"cubin", code)  # OSError where CuPy's folder has gone or cannot be written
-        return module
+        return _load(*self._what, runtime.getDevice())
 
     def get_function(self, name: str) -> RawKernel:
         module = self._loaded()
@@ -98,7 +103,7 @@ class RawKernel:
             given = list(values)
             for place, host in zip(places, hosts, strict=True):
                 given[place] = host
-            launch = module.launch(name, grid, block, given, shared_bytes=shared_mem, races=False)
+            launch = _execute(module, name, grid, block, given, shared_bytes=shared_mem, races=False)
             if launch.findings:
                 raise AssertionError(f"{name} has {len(launch.findings)} faults, the first: {launch.findings[0]}")
 

@@ -233,6 +233,9 @@ class Runtime:
         major, minor = self.figures.compute_capability
         return {"name": self.figures.name.encode(), "major": major, "minor": minor}
 
+    def driverGetVersion(self) -> int:
+        return 12080
+
     def memGetInfo(self) -> tuple[int, int]:
         return self.memory, self.memory
 
