@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +59,17 @@ def needs_memory(size: int) -> None:
         pytest.skip(f"needs {size / 2**30:.0f} GiB of free memory, this GPU has {free / 2**30:.0f}")
 
 
+@contextmanager
+def skipping_what_has_no_room() -> Iterator[None]:
+    """A T4 has too little shared memory for a few kernels, and says so; nothing later has."""
+    try:
+        yield
+    except ValueError as error:
+        if "gives a block" not in str(error) or Device.current().compute_capability >= (8, 0):
+            raise
+        pytest.skip(str(error))
+
+
 def held_in(algorithm: str, q: np.ndarray) -> Any:
     """What S is held in, which bounds L's error: its elements' type where it goes to HBM."""
     return q.dtype if algorithm == "standard" else np.float32
@@ -68,9 +80,9 @@ def check_forward(problem: Problem, algorithm: str = "fa2", tiling: tuple[int, i
     q, k, v = draw(problem, seed, v_mean=1.0)
     masks, options = draw_masks(problem, seed), {"causal": problem.causal, "window": problem.window, "scale": problem.scale}
     given = dict(zip(masks, on_gpu(*masks.values()), strict=True))
-    out, lse = cupyflash.attention(
-        *on_gpu(q, k, v), **given, **options, algorithm=algorithm, tiling=tiling, return_lse=True
-    )
+    call: dict[str, Any] = {**given, **options, "algorithm": algorithm, "tiling": tiling}
+    with skipping_what_has_no_room():
+        out, lse = cupyflash.attention(*on_gpu(q, k, v), **call, return_lse=True)
     check_numbers(*on_host(out, lse), q, k, v, score_dtype=held_in(algorithm, q), blocks=tiling, **masks, **options)
 
 
@@ -87,18 +99,17 @@ def check_backward(
     masks, options = draw_masks(problem, seed), {"causal": problem.causal, "window": problem.window, "scale": problem.scale}
     given = dict(zip(masks, on_gpu(*masks.values()), strict=True))
     call: dict[str, Any] = {**given, **options, "algorithm": algorithm, "tiling": tiling, **flags}
-    _, pullback = cupyflash.attention_vjp(*on_gpu(q, k, v), **call)
+    with skipping_what_has_no_room():
+        _, pullback = cupyflash.attention_vjp(*on_gpu(q, k, v), **call)
     (d_out,) = on_gpu(dout)
     gradients = dict(zip(("dQ", "dK", "dV", "dbias"), on_host(*pullback(d_out)), strict=False))
-    numbers = measure_gradients(
-        gradients, dout, q, k, v, blocks=tiling, from_weights=algorithm == "standard", **masks, **options
-    )
+    numbers = measure_gradients(gradients, dout, q, k, v, blocks=tiling, from_weights=algorithm == "standard", **masks, **options)
     assert all(each.good for each in numbers.values()), (problem, numbers)
 
 
 def in_a_process_of_its_own(code: str, **environment: str) -> None:
     """Run Python code that may import cupy, cupyflash and what the tests share."""
-    paths = "import sys; sys.path[:0] = {}".format([str(TESTS.parent), str(TESTS)])
+    paths = f"import sys; sys.path[:0] = {[str(TESTS.parent), str(TESTS)]}"
     stand_in = f"import stand_in_cupy; stand_in_cupy.install({STAND_IN!r})" if STAND_IN else ""
     ran = subprocess.run(
         [sys.executable, "-c", f"{paths}\n{stand_in}\n{code}"],

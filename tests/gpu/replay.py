@@ -28,7 +28,9 @@ UNLIKE = re.compile(
 )
 # Rounded as each sees fit, within bounds: approximate functions, sums in tensor cores, sums in an order that nobody fixes. What the
 # chip makes of these is not compared with the machine's, but takes its place: the test that launched holds it to its own bounds.
-ROUNDED_OTHERWISE = re.compile(r"\.approx|div\.full|mma\.[^;]*\.(f16|bf16|tf32|f32|f64)|(atom|red)\.[^;]*add[^;]*\.(f16|bf16|f32|f64)")
+ROUNDED_OTHERWISE = re.compile(
+    r"\.approx|div\.full|mma\.[^;]*\.(f16|bf16|tf32|f32|f64)|(atom|red)\.[^;]*add[^;]*\.(f16|bf16|f32|f64)"
+)
 
 # The newest PTX ISA that a driver of this CUDA version reads (PTX ISA, "Release Notes").
 ISA_OF_CUDA = {
@@ -146,7 +148,12 @@ def _plain(value: Any) -> Any:
 
 
 def repeat(
-    module: Module, kernel: str, shape: tuple[Any, Any], values: Sequence[Any], on_chip: Mapping[tuple[int, int], Any], shared_bytes: int
+    module: Module,
+    kernel: str,
+    shape: tuple[Any, Any],
+    values: Sequence[Any],
+    on_chip: Mapping[tuple[int, int], Any],
+    shared_bytes: int,
 ) -> None:
     """Launch on the chip; arrays are where their allocations are, values are passed as the bytes that the machine passes."""
     function, arguments = _function(module, kernel), []

@@ -24,7 +24,12 @@ KERNELS = choose(
         for d in (16, 40, 64, 128, 256)
         for causal in (False, True)
     ],
-    [("fa2", "float16", 40, True), ("fa2", "bfloat16", 16, False), ("fa1", "float32", 16, True), ("standard", "float16", 16, False)],
+    [
+        ("fa2", "float16", 40, True),
+        ("fa2", "bfloat16", 16, False),
+        ("fa1", "float32", 16, True),
+        ("standard", "float16", 16, False),
+    ],
 )
 LENGTHS = choose(((128, 128), (97, 1025), (1025, 97), (1, 300)), ((33, 20), (1, 40)))
 
@@ -159,7 +164,10 @@ def test_states_merge_into_a_part() -> None:
     import cupy
 
     rng = np.random.default_rng(0)
-    (o_a, o_b), (lse_a, lse_b) = rng.standard_normal((2, 3, 5, 8)).astype(np.float16), rng.standard_normal((2, 3, 5)).astype(np.float32)
+    (o_a, o_b), (lse_a, lse_b) = (
+        rng.standard_normal((2, 3, 5, 8)).astype(np.float16),
+        rng.standard_normal((2, 3, 5)).astype(np.float32),
+    )
     lse_a[0, 0] = lse_b[0, 1] = -np.inf
     expected = cupyflash.merge_states(o_a, lse_a, o_b, lse_b)
     given = on_gpu(o_a, lse_a, o_b, lse_b)

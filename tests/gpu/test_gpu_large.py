@@ -15,8 +15,9 @@ from cupyflash.sim.yardstick import DTYPES as NUMPY
 from cupyflash.sim.yardstick import draw_gradient, measure_gradients
 from yardstick import check_numbers, draw
 
-# Relative root mean square error against float32. Rounding S, P, O and dS once each gives a third of it (float32: of sums of 16,384).
-ALLOWED = {"float16": 1.5e-3, "bfloat16": 1.2e-2, "float32": 2e-5}
+# Relative root mean square error against float32: about three times what rounding S, P, O and dS to the type gives, worst for dQ
+# (float16: 1.0e-3 and bfloat16: 8e-3 in NumPy, of 2,048 keys); of float32, which sums thousands of terms one after the other.
+ALLOWED = {"float16": 3e-3, "bfloat16": 2.4e-2, "float32": 2e-5}
 
 
 def in_chunks(dout: Any, q: Any, k: Any, v: Any, causal: bool, rows: int) -> list[Any]:
@@ -49,7 +50,7 @@ def in_chunks(dout: Any, q: Any, k: Any, v: Any, causal: bool, rows: int) -> lis
 @pytest.mark.parametrize("dtype", choose(DTYPES, DTYPES[:2]))
 @pytest.mark.parametrize("n", choose([8192, 16384], [50]))
 def test_long_sequences(n: int, dtype: str, causal: bool) -> None:
-    """All of O, L and the gradients; an eighth of the keys left out would be an error of 1e-2 and more."""
+    """All of O, L and the gradients; an eighth of the keys left out would be an error of 0.1 and more."""
     problem = Problem(1, 2, 2, n, n, 64, dtype)
     host = [array[0] for array in (draw_gradient(problem), *draw(problem, v_mean=1.0))]
     dout, q, k, v = on_gpu(*host)
@@ -173,7 +174,7 @@ SPREADS = {"float16": (1e-3, 30, 1000, 4000), "bfloat16": (1e-10, 30, 4000, 1e8,
 @pytest.mark.parametrize("deterministic", choose([False, True], [True]))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_of_scores_of_every_magnitude(dtype: str, deterministic: bool) -> None:
-    """q = k = c N(0, 1), so that each row sees its own key and no other where c is large; v = dout = 1 has dQ = dK = 0 for any c."""
+    """q = k = c N(0, 1): each row sees its own key and no other where c is large; v = dout = 1 has dQ = dK = 0 for any c."""
     n = choose(150, 40)
     one = np.ones((1, 1, n, 64), NUMPY[dtype])
     normal = np.random.default_rng(0).standard_normal((1, 1, n, 64))

@@ -50,7 +50,9 @@ def replayed(graph: Any, stream: Any, results: Sequence[Any]) -> list[list[np.nd
 
     found = []
     with stream:
-        filler = [cupy.full(size, 7, cupy.float32) for size in choose([1 << 20, 1 << 16, 1 << 12, 1 << 8], [1 << 8]) for _ in range(8)]
+        filler = [
+            cupy.full(size, 7, cupy.float32) for size in choose([1 << 20, 1 << 16, 1 << 12, 1 << 8], [1 << 8]) for _ in range(8)
+        ]
         for _ in range(2):
             for result in results:
                 result[...] = 7
@@ -80,7 +82,9 @@ def test_captured_gradients(algorithm: str, deterministic: bool) -> None:
     options = {"algorithm": algorithm, "deterministic": deterministic}
     graph, stream, gradients = captured(lambda: cupyflash.attention_backward(on_chip, q, k, v, out, lse, **options))
     for again in replayed(graph, stream, gradients):
-        numbers = measure_gradients(dict(zip(("dQ", "dK", "dV"), again, strict=True)), dout, *host, from_weights=algorithm == "standard")
+        numbers = measure_gradients(
+            dict(zip(("dQ", "dK", "dV"), again, strict=True)), dout, *host, from_weights=algorithm == "standard"
+        )
         assert all(each.good for each in numbers.values()), numbers
 
 
@@ -165,7 +169,9 @@ def test_every_call_runs_on_the_current_stream() -> None:
             found, again, y, *gradients = on_host(out, merged, y, *gradients)
         check_numbers(found, None, *host)
         assert np.allclose(found, again, atol=2e-3) and np.allclose(y.sum(axis=-1), 1, atol=1e-5)
-        numbers = measure_gradients(dict(zip(("dQ", "dK", "dV"), gradients, strict=True)), found, 2 * host[0], *host[1:], scale=1 / 16)
+        numbers = measure_gradients(
+            dict(zip(("dQ", "dK", "dV"), gradients, strict=True)), found, 2 * host[0], *host[1:], scale=1 / 16
+        )
         assert all(each.good for each in numbers.values()), numbers
 
 
@@ -249,7 +255,8 @@ assert "CUPY_CACHE_IN_MEMORY" not in os.environ
 
 
 @pytest.mark.parametrize(
-    "options", choose([{}, {"causal": True}, {"mask": True, "padded": True}, {"window": (3, 3)}, {"varlen": True}], [{"varlen": True}])
+    "options",
+    choose([{}, {"causal": True}, {"mask": True, "padded": True}, {"window": (3, 3)}, {"varlen": True}], [{"varlen": True}]),
 )
 def test_warmup_compiles_what_a_call_needs(options: dict[str, Any]) -> None:
     import cupy

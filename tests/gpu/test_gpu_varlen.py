@@ -100,7 +100,7 @@ def test_slices_of_one_array() -> None:
 
 
 def test_bounds_that_were_looked_at_are_checked() -> None:
-    q, k, v, cu_q, cu_k = packed(((5, 17), (30, 20)), 2, 2, 64, 64)
+    q, k, v, _, cu_k = packed(((5, 17), (30, 20)), 2, 2, 64, 64)
     given = on_gpu(q, k, v)
     wrong = np.array([0, 40, 35], np.int32)
     for bad in (wrong, *on_gpu(wrong)):

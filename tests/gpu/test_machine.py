@@ -19,7 +19,10 @@ from test_ptx_harness import apply
 
 from cupyflash.sim.ptx import Module
 
-MODULES = ("control", "convert", "copy", "floating", "functions", "gallery", "gallery_tensor", "integer", "kernels", "memory", "warp")
+MODULES = choose(
+    ("control", "convert", "copy", "floating", "functions", "gallery", "gallery_tensor", "integer", "kernels", "memory", "warp"),
+    ("integer", "copy"),
+)
 # Tests whose kernels are wrong on purpose: where the machine is not shown the fault, a chip might hang in it.
 WRONG_KERNELS = ("test_fault_is_found", "deadlock", "trap", "stop", "misaligned", "out_of_bounds", "never")
 # A kernel that hangs ends the process after so many seconds; pytest-xdist goes on with another.

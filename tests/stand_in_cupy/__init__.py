@@ -127,7 +127,9 @@ def where(condition: Any, x: Any, y: Any) -> ndarray:
     hosts = [host_of(each) for each in (condition, x, y)]
     dtype = np.where(True, *(np.ones((), host.dtype) if isinstance(host, np.ndarray) else host for host in hosts[1:])).dtype
     made = empty(np.broadcast_shapes(*map(np.shape, hosts)), dtype)
-    enqueue(lambda out, *_: np.copyto(out, np.where(*hosts)), made, *(each for each in (condition, x, y) if isinstance(each, ndarray)))
+    enqueue(
+        lambda out, *_: np.copyto(out, np.where(*hosts)), made, *(each for each in (condition, x, y) if isinstance(each, ndarray))
+    )
     return made
 
 

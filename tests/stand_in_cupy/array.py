@@ -6,7 +6,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import cupy as real
 import numpy as np
@@ -21,7 +21,7 @@ FILLED = 1 << 26
 class Memory:
     """An allocation on a device, or another's memory; a pointer to it, and to places in it, is the host's own."""
 
-    living: weakref.WeakSet[Memory] = weakref.WeakSet()
+    living: ClassVar[weakref.WeakSet[Memory]] = weakref.WeakSet()
 
     def __init__(self, size: int, device_id: int) -> None:
         room = np.zeros(size + ALIGNMENT, np.uint8) if size > FILLED else np.full(size + ALIGNMENT, 0xFF, np.uint8)

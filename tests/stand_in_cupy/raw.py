@@ -83,7 +83,7 @@ class RawKernel:
     @max_dynamic_shared_size_bytes.setter
     def max_dynamic_shared_size_bytes(self, size: int) -> None:
         if size > runtime.figures.sram_per_block:
-            raise AssertionError(f"CUDA_ERROR_INVALID_VALUE: {size} bytes of shared memory, at most {runtime.figures.sram_per_block}")
+            raise AssertionError(f"CUDA_ERROR_INVALID_VALUE: {size} bytes of shared memory of {runtime.figures.sram_per_block}")
         self._shared = size
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: Any, *, shared_mem: int = 0) -> None:
@@ -122,7 +122,7 @@ def _value(kernel: str, arg: Any, param: Any) -> Any:
         CScalar(arg)  # CuPy's own word on what is a scalar
         scalar = np.asarray(arg)
         size, kind, value = scalar.nbytes, scalar.dtype.kind, arg
-    floating = kind == "f"
-    if size != param.size or (param.type.kind == "f") != floating and kind != "b":
-        raise AssertionError(f"{kernel}: {arg!r} is of {size} bytes (kind {kind}), {param.name} of {param.size} ({param.type.name})")
+    kinds_agree = kind == "b" or (kind == "f") == (param.type.kind == "f")
+    if size != param.size or not kinds_agree:
+        raise AssertionError(f"{kernel}: {arg!r} is of {size} bytes, kind {kind}; {param.name} of {param.size}, .{param.type.name}")
     return value
