@@ -50,6 +50,17 @@ def dtypes() -> Sequence[str]:
     return DTYPES if Device.current().compute_capability >= (8, 0) else ("float16", "float32")
 
 
+def needs_cublas() -> None:
+    """Skip where CuPy has no cuBLAS, which its products of matrices need and ours do not."""
+    import cupy
+
+    try:
+        one = cupy.ones((2, 2), cupy.float32)
+        one @ one
+    except (ImportError, OSError, RuntimeError) as error:
+        pytest.skip(f"needs cuBLAS: {error}")
+
+
 def needs_memory(size: int) -> None:
     """Skip where the GPU has fewer free bytes."""
     import cupy

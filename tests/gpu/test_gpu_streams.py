@@ -145,9 +145,9 @@ def busy(stream: Any) -> None:
     import cupy
 
     with stream:
-        noise = cupy.full((choose(4096, 8),) * 2, 0.5, cupy.float32)
-        for _ in range(choose(20, 1)):
-            noise = noise @ noise / 4096
+        noise = cupy.full((choose(1 << 26, 8),), 0.5, cupy.float32)
+        for _ in range(choose(50, 1)):
+            noise = cupy.exp(noise) / 4
 
 
 def test_every_call_runs_on_the_current_stream() -> None:
@@ -236,10 +236,11 @@ def test_threads_with_streams_of_their_own() -> None:
         list(pool.map(work, range(choose(16, 4))))
 
 
-@pytest.mark.parametrize("mode", ["gone", "a file"])
+@pytest.mark.parametrize("mode", ["a file", "gone"])
 def test_a_cache_that_became_unusable(tmp_path: Path, mode: str) -> None:
-    """CuPy makes its folder when it is imported. After that it goes, or can no longer be written (root may write anywhere, so a
-    file stands in); compiling works all the same. No kernel of CuPy's own is needed, which would fail."""
+    """CuPy makes its folder when it is imported (before 14, when it compiles). After that it goes, or can no longer be written
+    (root may write anywhere, so a file stands in); compiling works all the same. No kernel of CuPy's own is needed, which fails.
+    """
     spoil = {"gone": "shutil.rmtree(folder)", "a file": "shutil.rmtree(folder); open(folder, 'w').close()"}[mode]
     code = f"""
 import cupy, cupyflash, numpy, os, shutil
@@ -248,7 +249,7 @@ sys.addaudithook(lambda event, values: told.append(values) if event == "os.puten
 q = cupy.asarray(numpy.ones((32, 64), numpy.float16))
 {spoil}
 assert (cupy.asnumpy(cupyflash.attention(q, q, q)) == 1).all()
-assert (b"CUPY_CACHE_IN_MEMORY", b"1") in told, "the cache was usable"
+assert (b"CUPY_CACHE_IN_MEMORY", b"1") in told or cupy.__version__ < "14" and {mode == "gone"}, "the cache was usable"
 assert "CUPY_CACHE_IN_MEMORY" not in os.environ
 """
     in_a_process_of_its_own(code, CUPY_CACHE_DIR=str(tmp_path / "cache"))

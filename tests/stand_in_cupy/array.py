@@ -44,6 +44,9 @@ class MemoryPointer:
     def __init__(self, mem: Memory, offset: int) -> None:
         self.mem, self.ptr, self.device_id = mem, mem.bytes.ctypes.data + offset, mem.device_id
 
+    def __add__(self, offset: int) -> MemoryPointer:
+        return MemoryPointer(self.mem, self.ptr - self.mem.bytes.ctypes.data + offset)
+
 
 class MemoryPool:
     """As `cupy.cuda.MemoryPool`, which rounds to 512 bytes; nothing is kept for the next."""

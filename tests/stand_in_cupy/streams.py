@@ -218,7 +218,7 @@ class Runtime:
     is_hip = False
     CUDARuntimeError = CUDARuntimeError
     figures = Figures.named("A100-40GB")
-    memory = 8 << 30
+    memory = 16 << 30
 
     def getDeviceCount(self) -> int:
         return GPUS
