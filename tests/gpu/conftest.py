@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from cupyflash import Device
 
-HERE = Path(__file__).parent
-STAND_IN = os.environ.get("CUPYFLASH_STAND_IN")
-
-if STAND_IN:
+if device := os.environ.get("CUPYFLASH_STAND_IN"):
     import stand_in_cupy
 
-    stand_in_cupy.install(STAND_IN)
+    stand_in_cupy.install(device)
 
 # What killed this process' GPU context, after which every call fails.
 _dead: list[str] = []
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ours = [item for item in items if HERE in item.path.parents]
-    if not ours:
-        return
+@cache
+def _lack() -> str | None:
+    """Why nothing here can run."""
     try:
         Device.current()
     except (ImportError, RuntimeError) as error:
-        for item in ours:
-            item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {error}"))
+        return f"needs a GPU: {error}"
+    return None
+
+
+class _Skipped(pytest.Item):
+    def runtest(self) -> None:
+        pytest.skip(_lack() or "")
+
+
+class _WithoutAGpu(pytest.File):
+    """A test file that is not even imported: one skipped item."""
+
+    def collect(self) -> Iterable[pytest.Item]:
+        return [_Skipped.from_parent(self, name="every test")]
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.File | None:
+    return _WithoutAGpu.from_parent(parent, path=module_path) if _lack() else None
 
 
 @pytest.fixture(autouse=True)

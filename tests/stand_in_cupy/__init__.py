@@ -29,18 +29,10 @@ from cupyflash import Device as Figures
 
 from .array import Memory, MemoryPointer, MemoryPool, elementwise, empty, host_of, ndarray, using_allocator
 from .raw import RawKernel, RawModule
-from .streams import Device, Event, Graph, Stream, enqueue, get_current_stream, runtime
+from .streams import Device, Event, Stream, enqueue, get_current_stream, runtime
 
 __version__ = real.__version__
-float16, float32, float64, int32, int64, uint8, bool_ = (
-    np.float16,
-    np.float32,
-    np.float64,
-    np.int32,
-    np.int64,
-    np.uint8,
-    np.bool_,
-)
+float16, float32 = np.float16, np.float32
 
 
 def full(shape: Any, value: Any, dtype: Any = None) -> ndarray:
@@ -137,14 +129,11 @@ def _ufunc(name: str) -> Any:
     return lambda *operands: elementwise(name, *operands)
 
 
-maximum, exp, log, sqrt, isneginf, isfinite, abs = map(
-    _ufunc, ("maximum", "exp", "log", "sqrt", "isneginf", "isfinite", "absolute")
-)
+maximum, exp, log, isneginf = map(_ufunc, ("maximum", "exp", "log", "isneginf"))
 
 cuda = types.SimpleNamespace(
     Device=Device,
     Event=Event,
-    Graph=Graph,
     MemoryPointer=MemoryPointer,
     MemoryPool=MemoryPool,
     Stream=Stream,

@@ -176,12 +176,6 @@ class ndarray:
     def swapaxes(self, one: int, other: int) -> ndarray:
         return self._view(self.host.swapaxes(one, other))
 
-    def transpose(self, *axes: int) -> ndarray:
-        return self._view(self.host.transpose(*axes))
-
-    def view(self, dtype: Any) -> ndarray:
-        return self._view(self.host.view(dtype))
-
     def reshape(self, *shape: Any) -> ndarray:
         made = self.host.reshape(*shape)
         if not np.shares_memory(made, self.host) and made.size:
@@ -228,9 +222,6 @@ class ndarray:
     def all(self, axis: int | None = None, keepdims: bool = False) -> ndarray:
         return self._reduced(np.all, axis, keepdims)
 
-    def any(self, axis: int | None = None, keepdims: bool = False) -> ndarray:
-        return self._reduced(np.any, axis, keepdims)
-
     def sum(self, axis: int | None = None, keepdims: bool = False) -> ndarray:
         return self._reduced(np.sum, axis, keepdims)
 
@@ -242,9 +233,6 @@ class ndarray:
         made = empty(shape, np.result_type(self.dtype, other.dtype))
         enqueue(lambda out, a, b: np.matmul(a, b, out=out), made, self, other)
         return made
-
-    def __neg__(self) -> ndarray:
-        return elementwise("negative", self)
 
     # -- protocols --------------------------------------------------------------------------------------------------------
 
