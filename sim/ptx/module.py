@@ -111,6 +111,7 @@ class Module:
         races: bool = True,
         unwritten: Collection[str] | Mapping[str, Array] = (),
         max_steps: int = MAX_STEPS,
+        approximate: bool = True,
     ) -> Launch:
         """Run a kernel to its end.
 
@@ -125,7 +126,8 @@ class Module:
         contents nobody wrote (outputs, workspaces), so that to read them before this launch has stored there is a finding;
         a mapping says of which of their bytes that is so, as `Launch.unwritten` does.
         max_steps: about how many stretches of straight code (from branch to branch) a warp may run before the launch ends
-        with an "endless" finding.
+        with an "endless" finding. approximate: whether approximate instructions (ex2.approx and so on) have an error of the size
+        that the PTX ISA allows; without, their results are rounded to nearest.
 
         Raises ValueError or TypeError for arguments that do not fit the kernel. What is wrong with the kernel itself is
         in `Launch.findings`.
@@ -185,6 +187,7 @@ class Module:
         if races:
             memory.races = Races(code, [*segments, *tensors, workspace], memory.shared_stride, findings, geometry.blocks)
         setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, seed, on_barrier, max_steps, workspace.start)
+        setup.approximate = approximate
         Machine(code, setup, memory, findings, tally).run()
         counters = tally.fold(code)
         # A tensor that nobody touched has traffic, too: none.
