@@ -91,6 +91,13 @@ class Findings:
         )
 
 
+def counted(count: int, noun: str, verb: str = "") -> str:
+    """A number with its noun, and the verb that goes with it: "1 thread waits", "2 threads wait"."""
+    nouns = noun if count == 1 else f"{noun}s"
+    verbs = f"{verb}s" if count == 1 and verb else verb
+    return f"{count} {nouns} {verbs}".rstrip()
+
+
 def source(i: Instruction) -> str:
     """Where an instruction comes from: file:line of the CUDA source if the PTX says so."""
     return f"{i.source[0].rpartition('/')[2]}:{i.source[1]}" if i.source else f"PTX line {i.line} ({i.text})"

@@ -14,7 +14,7 @@ import numpy as np
 from . import ops
 from .code import Code
 from .counters import Counters, Tally, Traffic
-from .findings import Finding, Findings
+from .findings import Finding, Findings, counted
 from .functions import BUILTINS, address_taken, function_addresses, refuse_shared_frames
 from .machine import Geometry, Machine, Setup
 from .memory import UNWRITTEN, Memory, Observer, Segment, mark_unwritten
@@ -186,8 +186,8 @@ class Module:
         memory.observer = observer
         if races:
             memory.races = Races(code, [*segments, *tensors, workspace], memory.shared_stride, findings, geometry.blocks)
-        setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, seed, on_barrier, max_steps, workspace.start)
-        setup.approximate = approximate
+        schedule = seed, on_barrier, max_steps
+        setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, *schedule, workspace.start, approximate)
         Machine(code, setup, memory, findings, tally).run()
         counters = tally.fold(code)
         # A tensor that nobody touched has traffic, too: none.
@@ -263,13 +263,13 @@ def name_arguments(kernel: str, params: list[Variable], args: Mapping[str, Any] 
         values = list(args)
         names = [f"arg{n}" for n in range(len(values))]
     if len(values) != len(params):
-        raise TypeError(f"{kernel} takes {len(params)} arguments, got {len(values)}: {', '.join(names)}")
+        raise TypeError(f"{kernel} takes {counted(len(params), 'argument')}, got {len(values)}: {', '.join(names)}")
     return names, values
 
 
 def pack_scalar(kernel: str, name: str, value: Any, param: Variable) -> bytes:
     """The bytes of a by-value argument."""
-    where = f"{kernel}: argument {name!r} for parameter {param.name} (.{param.type.name}, {param.size} bytes)"
+    where = f"{kernel}: argument {name!r} for parameter {param.name} (.{param.type.name}, {counted(param.size, 'byte')})"
     if value is None:
         if param.size != 8 or param.type.kind == "f":
             raise TypeError(f"{where}: None is a null pointer, and this is no pointer")
@@ -277,7 +277,7 @@ def pack_scalar(kernel: str, name: str, value: Any, param: Variable) -> bytes:
     if isinstance(value, (bytes, bytearray, np.void)) or (param.is_array and isinstance(value, np.generic)):
         data = value.tobytes() if isinstance(value, np.generic) else bytes(value)
         if len(data) != param.size:
-            raise TypeError(f"{where}: got {len(data)} bytes")
+            raise TypeError(f"{where}: got {counted(len(data), 'byte')}")
         return data
     if param.is_array:
         raise TypeError(f"{where}: a structure is given as bytes or as a NumPy structured scalar, got {value!r}")

@@ -61,7 +61,7 @@ class UnsupportedPTX(PtxError):
     def __init__(self, items: list[tuple[int, str, str]]):
         self.items = items
         lines = "\n".join(f"  line {line}: {text}  ({reason})" for line, text, reason in items)
-        super().__init__(f"{len(items)} unsupported PTX statement(s):\n{lines}")
+        super().__init__(f"{len(items)} unsupported PTX statement{'s' * (len(items) != 1)}:\n{lines}")
 
 
 class Unsupported(Exception):
