@@ -1,9 +1,10 @@
 """The approximate instructions (PTX ISA: .approx, and div.full), with an error of the documented size.
 
-The exact result is made in float64. Then those bits of it are flipped whose weights add up to what the ISA allows, less the
-last rounding: the error goes up or down by the result's own bits, is the same in every run, and stays within the power of
-two, so that no result changes its sign or overflows. Zeros, infinities and NaN keep the results that the ISA lists. docs/ptx.md
-has the table; a launch with `approximate=False` gets the exact result, rounded.
+The exact result is made in float64 and moved by what the ISA allows less the last rounding. Of a relative bound those bits are
+flipped whose weights add up to it: up or down by the result's own bits, and never out of its power of two, so that no result
+changes its sign or overflows. An absolute bound is added with a sign from the argument's bits. Every run has the same errors.
+Zeros, infinities and NaN keep the results that the ISA lists. docs/ptx.md has the table; a launch with `approximate=False`
+gets the exact result, rounded.
 """
 
 from __future__ import annotations
@@ -26,11 +27,9 @@ if TYPE_CHECKING:
 Move = Callable[..., Array]
 """From the exact results and the inputs, float64, to results that are off."""
 
-ANCHOR = 6.0
-"""Added to results in [-1, 1], so that a flipped bit of the sum has the same weight for all of them."""
-
 SMALLEST = 2.0**-126
-CIRCLES = (np.pi, 2 * np.pi, 100 * np.pi)
+CIRCLES = tuple(float(np.float32(turns * np.pi)) for turns in (1, 2, 100))
+"""pi, 2 pi and 100 pi as float32 has them: all three are beyond."""
 
 
 def flip(exact: Array, mask: int | Array) -> Array:
@@ -51,15 +50,15 @@ def relative(bound: float, precision: int) -> Move:
     return lambda exact, *_: flip(exact, mask)
 
 
-def anchored(bound: float | Array, precision: int) -> Array:
-    """The mask that moves the sum of a result in [-1, 1] and `ANCHOR` by `bound` less the rounding of the result."""
-    return ((np.asarray(bound) - 2.0 ** (-precision - 1)) * 2.0**50).astype(np.uint64)
+def signs(a: Array) -> Array:
+    """1 or -1 for each argument, by a hash of its bits."""
+    return np.where((a.view(np.uint64) >> np.uint64(29)) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(63), 1.0, -1.0)
 
 
-def absolute(bound: float, precision: int) -> Move:
-    """Off by at most `bound`, of results in [-1, 1], which they do not leave."""
-    mask = anchored(bound, precision)
-    return lambda exact, *_: np.clip(flip(exact + ANCHOR, mask) - ANCHOR, -1, 1)
+def absolute(bound: float | Array, precision: int) -> Move:
+    """Off by `bound` less the last rounding, of results in [-1, 1], which they do not leave."""
+    move = np.asarray(bound) - 2.0 ** (-precision - 1)
+    return lambda exact, a: np.clip(exact + signs(a) * move, -1, 1)
 
 
 def circular(nearest: float) -> Move:
@@ -72,7 +71,7 @@ def circular(nearest: float) -> Move:
         size = np.abs(a)
         near, middle, far = (size <= limit for limit in CIRCLES)
         bound = np.select([near, middle, far], [nearest, 2.0**-20.5, 2.0**-14.7], size * (2.0**-14.7 / CIRCLES[-1]))
-        return np.clip(flip(exact + ANCHOR, anchored(np.minimum(bound, 1), 24)) - ANCHOR, -1, 1)
+        return absolute(bound, 24)(exact, a)
 
     return move
 
@@ -80,7 +79,7 @@ def circular(nearest: float) -> Move:
 def logarithmic(exact: Array, a: Array) -> Array:
     """lg2: off by at most 2**-22.9 between 1/2 and 2, elsewhere by one unit."""
     between = (a > 0.5) & (a < 2)
-    return np.where(between, absolute(2.0**-22.9, 24)(np.where(between, exact, 0)), ulps(1, 24)(exact))
+    return np.where(between, absolute(2.0**-22.9, 24)(exact, a), ulps(1, 24)(exact))
 
 
 def hyperbolic(exact: Array, a: Array) -> Array:
