@@ -233,6 +233,21 @@ def test_pairs_are_two_elements() -> None:
     assert same(pair.view(ml_dtypes.bfloat16).astype(np.float64), applied("tanh.approx", "bf16", y))
 
 
+def test_a_constant_gives_what_a_register_gives() -> None:
+    two = np.array([2.5], np.float32)
+    for name in ("ex2", "lg2", "sin", "cos", "tanh", "rcp", "sqrt", "rsqrt"):
+        constant, register = apply(f"{name}.approx.f32 %d0, 0f40200000; {name}.approx.f32 %d1, %a0;", [two], [np.float32] * 2)
+        assert same(constant, register), name
+    constant, register = apply(
+        "div.full.f32 %d0, 0f40200000, 0f3F000000; div.full.f32 %d1, %a0, 0f3F000000;", [two], [np.float32] * 2
+    )
+    assert same(constant, register)
+    wide = np.array([2.5])
+    for name in ("rcp.approx.ftz", "rsqrt.approx.ftz", "rsqrt.approx"):
+        constant, register = apply(f"{name}.f64 %d0, 0d4004000000000000; {name}.f64 %d1, %a0;", [wide], [np.float64] * 2)
+        assert same(constant, register), name
+
+
 def test_a_predicated_approximation_leaves_the_other_lanes_alone() -> None:
     x = np.array([1, -1, 2, -2], np.float32)
     body = "setp.gt.f32 %p, %a0, 0f00000000; mov.b32 %d0, 0; @%p ex2.approx.f32 %d0, %a0;"
