@@ -263,6 +263,15 @@ def test_counted_barrier_that_waits_for_too_many() -> None:
     assert [f.kind for f in launch.findings] == ["deadlock"] and "barrier 3: 64 of 128" in launch.findings[0].message
 
 
+@pytest.mark.parametrize(("threads", "words"), [(1, "1 thread waits at"), (2, "2 threads wait at")])
+def test_findings_count_in_words_that_fit(threads: int, words: str) -> None:
+    launch = run(kernel("bar.sync 3, 64;"), {}, block=threads)
+    assert [f.kind for f in launch.findings] == ["deadlock"] and launch.findings[0].message.startswith(words)
+    text = kernel("ld.param.u64 %at, [x]; ld.global.u8 %v, [%at+1];", [".u64 x"], ".reg .b64 %at; .reg .b16 %v;")
+    (finding,) = run(text, {"x": np.zeros(1, np.uint8)}, block=1).findings
+    assert "read of 1 byte at" in finding.message and finding.message.endswith("which has 1 byte")
+
+
 def test_barrier_after_others_have_exited_completes_with_a_finding() -> None:
     body = "setp.ge.u32 %p1, %r1, 40; @%p1 ret; bar.sync 0; st.global.u32 [%rd1], 1;"
     y = np.zeros(64, np.uint32)

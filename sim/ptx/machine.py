@@ -73,6 +73,7 @@ class Setup:
     on_barrier: Callable[[int, int], None] | None = None
     max_steps: int = MAX_STEPS
     workspace: int = 0
+    approximate: bool = True
 
 
 class Machine:
