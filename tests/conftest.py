@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+import compiled
 
 # Loaded kernels are kept, a million objects and more: to go through them as often as Python does by itself takes long.
 gc.set_threshold(100_000, 50, 100)
@@ -21,6 +27,34 @@ settings.register_profile(
     "cupyflash", derandomize=more is None, deadline=None, phases=phases, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("cupyflash")
+
+
+PROGRAMS = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers (of pytest-xdist) share a folder of compiled programs, which goes with the run."""
+    given = getattr(config, "workerinput", {}).get("programs")
+    folder = given or tempfile.mkdtemp(prefix="cupyflash-tests-")
+    config.stash[PROGRAMS] = folder
+    if not given:
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    compiled.share(Path(folder))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["programs"] = node.config.stash[PROGRAMS]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Unless --dist says otherwise, each worker has a stretch of neighbouring tests, which load the same kernels."""
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash import Device
+from cupyflash import Device, Problem
 from cupyflash.sim.reference import reference
+from suites import wide
 from yardstick import check_numbers
 
 
@@ -37,7 +38,7 @@ def test_batch_sequence_head_layout_needs_no_copy() -> None:
     check_numbers(out, None, q, k, v)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("dtype", [np.float16, wide(np.float32)])
 @pytest.mark.parametrize(("start", "row"), [(0, 64), (4, 72), (2, 68), (1, 65)])
 def test_any_alignment_and_row_stride(dtype: object, start: int, row: int) -> None:
     """Copies of 16, 8, 4 and 2 bytes; rows beyond the head dimension are another's and stay untouched."""
@@ -100,8 +101,9 @@ def test_the_simulated_device_decides_the_tiling(monkeypatch: pytest.MonkeyPatch
     assert outs[0].tobytes() != outs[1].tobytes()
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
-def test_masks_add_up(dtype: object) -> None:
+@pytest.mark.parametrize("dtype", [wide(np.float16), ml_dtypes.bfloat16, wide(np.float32)])
+@pytest.mark.parametrize("options", [wide({}), {"causal": True}])
+def test_masks_add_up(dtype: object, options: dict[str, bool]) -> None:
     q, k, v = draw((2, 4, 40, 64), (2, 2, 50, 64), (2, 2, 50, 24), dtype=dtype)
     rng = np.random.default_rng(2)
     masks = {
@@ -111,10 +113,9 @@ def test_masks_add_up(dtype: object) -> None:
     }
     for names in (["mask"], ["bias"], ["key_lengths"], list(masks)):
         chosen = {name: masks[name] for name in names}
-        for options in ({}, {"causal": True}):
-            out, lse = cupyflash.attention(q, k, v, return_lse=True, **chosen, **options)
-            assert out.shape == (2, 4, 40, 24)
-            check_numbers(out, lse, q, k, v, **chosen, **options)
+        out, lse = cupyflash.attention(q, k, v, return_lse=True, **chosen, **options)
+        assert out.shape == (2, 4, 40, 24)
+        check_numbers(out, lse, q, k, v, **chosen, **options)
 
 
 @pytest.mark.parametrize("algorithm", ["fa1", "standard"])
@@ -152,6 +153,15 @@ def test_zero_and_negative_strides() -> None:
     check_numbers(cupyflash.attention(*views), None, *views)
 
 
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])
+def test_a_grid_has_one_axis(algorithm: str) -> None:
+    """The only one that more (batch, head) pairs fit than 65,535."""
+    heads = 65_540
+    schedule = cupyflash.plan(Problem(1, heads, heads, 1, 1, 16, "float16"), Device.named("A100-40GB"), algorithm)
+    assert all(isinstance(kernel.grid, int) and heads // 4 <= kernel.grid < 2**31 for kernel in schedule.kernels())
+
+
+@pytest.mark.wide
 def test_many_heads() -> None:
     """More (batch, head) pairs than a second grid dimension could hold."""
     q = draw((65_540, 1, 16))[0]

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, attention, plan
@@ -16,7 +15,8 @@ from cupyflash.sim import execute, theory
 from cupyflash.sim.machine import replay
 from cupyflash.sim.reference import reference
 from cupyflash.sim.verification import verify
-from problems import MORE, TILINGS, longest, orders, sides, sparse_problems
+from problems import TILINGS, longest, orders, sides, sparse_problems
+from suites import sweep, wide
 
 A100 = Device.named("A100-40GB")
 
@@ -26,8 +26,7 @@ def draw(*shapes: tuple[int, ...]) -> list[np.ndarray]:
     return [rng.standard_normal(shape).astype(np.float16) for shape in shapes]
 
 
-@settings(max_examples=100)
-@given(data=st.data(), algorithm=st.sampled_from(["fa1", "fa2"]), tiling=st.sampled_from(TILINGS), lse=st.booleans())
+@sweep(10, 100, data=st.data(), algorithm=st.sampled_from(["fa1", "fa2"]), tiling=st.sampled_from(TILINGS), lse=st.booleans())
 def test_theory_is_replay_is_literal_replay(data: st.DataObject, algorithm: str, tiling: tuple[int, int], lse: bool) -> None:
     for problem in data.draw(sparse_problems(tiling)):
         schedule = plan(problem, A100, algorithm, tiling, lse=lse)
@@ -35,8 +34,7 @@ def test_theory_is_replay_is_literal_replay(data: st.DataObject, algorithm: str,
 
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
-@settings(max_examples=14 * MORE)
-@given(data=st.data())
+@sweep(2, 14)
 def test_random_problems(algorithm: str, data: st.DataObject) -> None:
     """Theory == replay == execution, numbers by the 2x rule, nothing found."""
     tiling = data.draw(st.sampled_from(TILINGS))
@@ -48,9 +46,9 @@ def test_random_problems(algorithm: str, data: st.DataObject) -> None:
     ("device", "dtype", "d", "masks"),
     [
         ("T4", "float16", 200, {"window": (20, 7), "alignment": 2}),
-        ("A100-40GB", "float16", 256, {"window": (20, 7), "bias": True}),
-        ("A100-40GB", "float32", 200, {"window": (20, None), "alignment": 4}),
-        ("A100-40GB", "float32", 256, {"mask": True, "causal": True}),
+        wide("A100-40GB", "float16", 256, {"window": (20, 7), "bias": True}),
+        wide("A100-40GB", "float32", 200, {"window": (20, None), "alignment": 4}),
+        wide("A100-40GB", "float32", 256, {"mask": True, "causal": True}),
     ],
 )
 def test_heads_that_take_half_of_the_registers(device: str, dtype: str, d: int, masks: dict[str, Any]) -> None:
@@ -60,8 +58,7 @@ def test_heads_that_take_half_of_the_registers(device: str, dtype: str, d: int, 
     assert found.good
 
 
-@settings(max_examples=20)
-@given(n_q=st.integers(1, 100), n_k=st.integers(0, 100), left=sides, right=sides, causal=st.booleans())
+@sweep(3, 20, n_q=st.integers(1, 100), n_k=st.integers(0, 100), left=sides, right=sides, causal=st.booleans())
 def test_a_window_in_standard_attention(n_q: int, n_k: int, left: int | None, right: int | None, causal: bool) -> None:
     """Algorithm 0 skips nothing, but masks alike."""
     problem = Problem(1, 1, 1, n_q, n_k, 16, "float16", causal, window=(left, right))
