@@ -65,10 +65,7 @@ def check(
             (*one, *each)
             for one, each in product([(16, False), (64, True), (128, True)], product(["float16", "float32"], ALGORITHMS))
         ],
-        [
-            *[(16, False, "float32", algorithm) for algorithm in ALGORITHMS],
-            *[(64, True, "float16", "fa1"), (128, True, "float16", "fa2"), (64, True, "float16", "standard")],
-        ],
+        [(16, False, "float32", "fa2"), (128, True, "float16", "fa2")],
     ),
 )
 def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) -> None:
@@ -85,7 +82,7 @@ LENGTHS = ((1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320))
     ("n_q", "n_k", "causal", "algorithm"),
     sample(
         [(*lengths, *each) for lengths, each in product(LENGTHS, product([False, True], ALGORITHMS))],
-        [(*lengths, True, algorithm) for lengths, algorithm in product([(1, 200), (97, 33)], ALGORITHMS)],
+        [(1, 200, True, "fa2"), *[(97, 33, True, algorithm) for algorithm in ALGORITHMS]],
     ),
 )
 def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
@@ -93,9 +90,7 @@ def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
     check(plan_backward(problem, A100, algorithm), v_mean=1.0)
 
 
-@pytest.mark.parametrize(
-    ("d", "device"), sample(product([64, 256], ["T4", "A100-40GB", "H100-SXM", "RTX 4090"]), [(64, "T4"), (256, "A100-40GB")])
-)
+@pytest.mark.parametrize(("d", "device"), sample(product([64, 256], ["T4", "A100-40GB", "H100-SXM", "RTX 4090"]), [(64, "T4")]))
 def test_every_generation_compiles_and_agrees(device: str, d: int) -> None:
     check(plan_backward(Problem(1, 2, 2, 130, 150, d, "float16", causal=True), Device.named(device)))
 
@@ -104,7 +99,7 @@ def test_every_generation_compiles_and_agrees(device: str, d: int) -> None:
     ("algorithm", "dtype"),
     sample(
         product(ALGORITHMS, ["float16", "bfloat16", "float32"]),
-        [("fa1", "float16"), ("fa2", "bfloat16"), ("standard", "float16")],
+        [("fa2", "bfloat16"), ("standard", "float16")],
     ),
 )
 @sweep(2, 4)

@@ -39,8 +39,8 @@ ALGORITHMS = ("fa1", "fa2", "standard")
     sample(
         product([16, 48, 64, 128], ["float16", "float32"], [False, True], ALGORITHMS),
         [
-            *[(64, "float16", True, "fa1"), (16, "float32", False, "fa1"), (128, "float16", True, "fa2")],
-            *[(16, "float32", False, "fa2"), (48, "float16", False, "standard"), (16, "float32", True, "standard")],
+            *[(16, "float32", False, "fa1"), (128, "float16", True, "fa2")],
+            *[(16, "float32", False, "fa2"), (16, "float32", True, "standard")],
         ],
     ),
 )
@@ -75,7 +75,7 @@ def test_every_generation_compiles_and_agrees(device: str) -> None:
     ("algorithm", "dtype"),
     sample(
         product(ALGORITHMS, ["float16", "bfloat16", "float32"]),
-        [("fa1", "bfloat16"), ("fa2", "float16"), ("fa2", "bfloat16"), ("standard", "float32")],
+        [("fa1", "bfloat16"), ("fa2", "float16"), ("standard", "float32")],
     ),
 )
 @sweep(2, 9)
@@ -93,11 +93,12 @@ def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> Non
     ("algorithm", "dtype"),
     sample(product(ALGORITHMS, ["float16", "float32"]), [(algorithm, "float16") for algorithm in ALGORITHMS]),
 )
-def test_every_schedule_seed_gives_the_same_bits(algorithm: str, dtype: str) -> None:
+@pytest.mark.parametrize("orders", [1, wide(5)])
+def test_every_schedule_seed_gives_the_same_bits(algorithm: str, dtype: str, orders: int) -> None:
     problem = Problem(1, 2, 1, 50, 70, 32, dtype, causal=True)
     schedule = plan(problem, A100, algorithm, (32, 32), lse=True)
     first = check(schedule)
-    for seed in range(5):
+    for seed in range(orders):
         again = check(schedule, schedule_seed=seed)
         assert again.out.tobytes() == first.out.tobytes()
         assert again.lse is not None and first.lse is not None and again.lse.tobytes() == first.lse.tobytes()

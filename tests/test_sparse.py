@@ -111,13 +111,14 @@ def test_what_is_left_out_is_not_looked_at(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
-def test_every_schedule_seed_gives_the_same_bits(algorithm: str) -> None:
+@pytest.mark.parametrize("orders", [1, wide(3)])
+def test_every_schedule_seed_gives_the_same_bits(algorithm: str, orders: int) -> None:
     rng = np.random.default_rng(3)
     block_mask = rng.random((1, 2, 3, 3)) < 0.6
     problem = Problem(1, 2, 1, 70, 90, 32, "float16", window=(40, 20), block_mask=BlockMask.of(block_mask))
     schedule = plan(problem, A100, algorithm, (32, 32))
     q, k, v = draw((1, 2, 70, 32), (1, 1, 90, 32), (1, 1, 90, 32))
-    outs = {execute(schedule, q, k, v, block_mask=block_mask, seed=seed).out.tobytes() for seed in (None, 1, 2, 3)}
+    outs = {execute(schedule, q, k, v, block_mask=block_mask, seed=seed).out.tobytes() for seed in (None, 1, 2, 3)[: 1 + orders]}
     assert len(outs) == 1
 
 
