@@ -10,6 +10,8 @@ import pytest
 from gallery import Gallery, Run, check
 from test_ptx_harness import compile_cuda
 
+from suites import sample
+
 F = np.float32
 gallery = Gallery()
 
@@ -242,7 +244,7 @@ def bulk_copies(rng: np.random.Generator) -> Run:
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
-@pytest.mark.parametrize("name", gallery.names)
+@pytest.mark.parametrize("name", sample(gallery.names, {*gallery.names} - {"producer_and_consumers", "pipeline_of_copies"}))
 def test_kernel(name: str, seed: int | None) -> None:
     check(gallery.make(name), seed)
 
@@ -269,7 +271,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "old", "new", "kind"), FAULTS)
+@pytest.mark.parametrize(("name", "old", "new", "kind"), sample(FAULTS, [FAULTS[3], FAULTS[-1]]))
 def test_fault_is_found(name: str, old: str, new: str, kind: str) -> None:
     run = gallery.make(name)
     assert run.cuda.count(old) >= 1
@@ -281,6 +283,7 @@ def test_fault_is_found(name: str, old: str, new: str, kind: str) -> None:
     raise AssertionError(launch.findings)
 
 
+@pytest.mark.wide
 def test_bulk_copies_read_and_write_what_nobody_wrote() -> None:
     run = gallery.make("bulk_copies")
     module = compile_cuda(run.cuda, *run.options)
