@@ -57,6 +57,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return WorkStealingScheduling(config, log)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In the wide suite nothing is done on a few examples that is done on many as well."""
+    items[:] = [item for item in items if not {"few", "wide"} <= {mark.name for mark in item.iter_markers()}]
+
+
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user's settings for the simulated device must not reach the tests."""

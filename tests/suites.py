@@ -29,7 +29,7 @@ def sample(cases: Iterable[Any], few: Collection[Any]) -> list[Any]:
 
 
 def sweep(few: int, many: int, **drawn: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A test on `few` random examples, and on `many` in the wide suite; `drawn` as for hypothesis.given.
+    """A test on `few` random examples, and on `many`, the few among them, in the wide suite; `drawn` as for hypothesis.given.
 
     The test's other arguments are pytest's. Without `drawn` it is given `data`.
     """
@@ -44,6 +44,6 @@ def sweep(few: int, many: int, **drawn: st.SearchStrategy[Any]) -> Callable[[Cal
         examples = inspect.Parameter("examples", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         others = [each for name, each in signature.parameters.items() if name not in strategies]
         run.__signature__ = signature.replace(parameters=[examples, *others])  # type: ignore[attr-defined]
-        return pytest.mark.parametrize("examples", [few, wide(many)])(run)
+        return pytest.mark.parametrize("examples", [pytest.param(few, marks=pytest.mark.few), wide(many)])(run)
 
     return decorate

@@ -292,6 +292,7 @@ extern "C" __global__ void cub_sort(const int* x, int* y) {
 }"""
 
 
+@pytest.mark.wide
 def test_a_kernel_of_a_real_library() -> None:
     x = np.random.default_rng(8).integers(-1000, 1000, 256).astype(np.int32)
     module = compile_cuda(CUB)

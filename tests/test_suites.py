@@ -80,7 +80,7 @@ def test_a_sweep_draws_few_examples_or_many() -> None:
         drawn.append((letter, number))
 
     (mark,) = draws.pytestmark  # type: ignore[attr-defined]
-    assert mark.args == ("examples", [2, wide(5)])
+    assert mark.args == ("examples", [pytest.param(2, marks=pytest.mark.few), wide(5)])
     for examples in (2, 5):
         drawn.clear()
         draws(examples=examples, letter="a")
