@@ -10,6 +10,7 @@ import pytest
 
 import cupyflash
 from cupyflash.sim.yardstick import measure_gradients
+from suites import wide
 
 pytest.importorskip("cupy")
 
@@ -39,11 +40,11 @@ def check(arrays: Arrays, gradients: tuple[Any, Any, Any], **options: Any) -> No
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"causal": True},
-        {"window": (5, 3)},
+        wide({}),
+        wide({"causal": True}),
+        wide({"window": (5, 3)}),
         {"scale": -0.4, "bias": normal(20, 28, seed=5)},
-        {"mask": normal(2, 20, 28, seed=6) < 0.5},
+        wide({"mask": normal(2, 20, 28, seed=6) < 0.5}),
         {"block_mask": np.array([[True, False], [True, True]]), "tiling": (16, 16)},
     ],
     ids=lambda options: ", ".join(options) or "plain",
