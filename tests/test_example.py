@@ -36,6 +36,7 @@ def test_the_loss_falls_and_is_told(example: types.ModuleType, steps: int) -> No
     assert losses[:2] == example.train(np, steps=2, seed=1, tell=told.append)
 
 
+@pytest.mark.wide
 def test_gradients_are_the_loss_s_finite_differences(example: types.ModuleType) -> None:
     """Along the gradient of a parameter the loss rises by its square, by central differences in float32."""
     rng = np.random.default_rng(3)

@@ -120,7 +120,7 @@ ORDERED: dict[str, tuple[Device, tuple[int, int], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(
     ("name", "orders"),
-    [("masks", 2), ("bfloat", 2), ("without asynchronous copies", 2), *(wide(name, 50) for name in ORDERED)],
+    [("masks", 2), ("without asynchronous copies", 2), *(wide(name, 50) for name in ORDERED)],
 )
 def test_fifty_orders(name: str, orders: int) -> None:
     """In as many orders of execution as the issue asks for, of small problems."""
@@ -136,9 +136,7 @@ def test_fifty_orders_of_packed_sequences(orders: int) -> None:
         test_varlen.check(schedule, seed=seed)
 
 
-@pytest.mark.parametrize(
-    ("d", "device"), sample(product([32, 64, 80, 128, 256], [A100, H100, T4]), [(80, A100), (64, T4), (128, H100)])
-)
+@pytest.mark.parametrize(("d", "device"), sample(product([32, 64, 80, 128, 256], [A100, H100, T4]), [(80, A100)]))
 def test_no_bank_conflicts(d: int, device: Device) -> None:
     """Fragments, copies and O's way through shared memory take as many wavefronts as their bytes need."""
     problem = Problem(1, 1, 1, 128, 256, d, "float16")

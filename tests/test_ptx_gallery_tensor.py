@@ -10,7 +10,7 @@ import pytest
 from gallery import Gallery, Run, check
 from test_ptx_harness import compile_cuda
 
-from suites import sample
+from suites import sample, wide
 
 F = np.float32
 gallery = Gallery()
@@ -243,7 +243,7 @@ def bulk_copies(rng: np.random.Generator) -> Run:
     return Run(BULK, 2, 128, {"x": x, "y": np.zeros_like(x)}, {"y": 3 * x[:, ::-1]}, options=("-arch=compute_90",))
 
 
-@pytest.mark.parametrize("seed", [None, 1, 2])
+@pytest.mark.parametrize("seed", [wide(None), 1, wide(2)])
 @pytest.mark.parametrize("name", sample(gallery.names, {*gallery.names} - {"producer_and_consumers", "pipeline_of_copies"}))
 def test_kernel(name: str, seed: int | None) -> None:
     check(gallery.make(name), seed)

@@ -95,7 +95,8 @@ def peak(call: object) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("masked", [wide(False), True])
+@pytest.mark.wide
+@pytest.mark.parametrize("masked", [False, True])
 def test_memory_of_attention_is_that_of_its_tensors_and_of_one_wave(masked: bool) -> None:
     """With the tensors themselves at most four times the tensors; what one wave takes is what a single wave more adds to."""
     rng = np.random.default_rng(0)

@@ -33,7 +33,7 @@ def test_theory_is_replay_is_literal_replay(data: st.DataObject, algorithm: str,
         assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)
 
 
-@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
+@pytest.mark.parametrize("algorithm", [wide("fa1"), "fa2"])
 @sweep(2, 14)
 def test_random_problems(algorithm: str, data: st.DataObject) -> None:
     """Theory == replay == execution, numbers by the 2x rule, nothing found."""
@@ -90,7 +90,7 @@ def test_proposition_4(algorithm: str, kept_of_8: int) -> None:
     assert sparse["O"] == dense["O"] and sparse["block_mask"].read_bytes == 64
 
 
-@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
+@pytest.mark.parametrize("algorithm", ["fa1", wide("fa2")])
 def test_what_is_left_out_is_not_looked_at(algorithm: str) -> None:
     """NaN in the keys and values of blocks that nobody visits, and behind a window's edge in other blocks, does not show."""
     q, k, v = draw((2, 96, 32), (2, 160, 32), (2, 160, 32))
@@ -110,8 +110,7 @@ def test_what_is_left_out_is_not_looked_at(algorithm: str) -> None:
     assert attention(q, k, v, window=(20, 5), algorithm=algorithm, tiling=(32, 32)).tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
-@pytest.mark.parametrize("orders", [1, wide(3)])
+@pytest.mark.parametrize(("algorithm", "orders"), [("fa2", 1), wide("fa1", 3), wide("fa2", 3)])
 def test_every_schedule_seed_gives_the_same_bits(algorithm: str, orders: int) -> None:
     rng = np.random.default_rng(3)
     block_mask = rng.random((1, 2, 3, 3)) < 0.6

@@ -99,7 +99,7 @@ UNEVEN: Seqlens = ((5, 17), (130, 100), (0, 9), (70, 0), (0, 0), (33, 90))
 
 @pytest.mark.parametrize(
     ("causal", "device"),
-    sample(product([False, True], ["T4", "A100-40GB", "H100-SXM", "RTX 4090"]), [(True, "T4"), (False, "H100-SXM")]),
+    sample(product([False, True], ["T4", "A100-40GB", "H100-SXM", "RTX 4090"]), [(True, "T4")]),
 )
 def test_every_generation(device: str, causal: bool) -> None:
     check(plan_varlen(Problem(6, 2, 1, 130, 100, 64, "float16", causal), Device.named(device), UNEVEN, lse=True))
@@ -133,7 +133,7 @@ def test_a_batch_of_equal_lengths_moves_what_the_padded_batch_moves_and_its_boun
         assert moved.total_bytes == fixed.total_bytes + 2 * 8 * 3 * 4 * 2
 
 
-@pytest.mark.parametrize("longest", [None, 130, 200])
+@pytest.mark.parametrize("longest", [None, wide(130), 200])
 def test_the_call(longest: int | None) -> None:
     q, k, v, cu_q, cu_k = packed(UNEVEN, 4, 2, 64, 48)
     out, lse = cupyflash.attention_varlen(q, k, v, cu_q, cu_k, longest, longest, causal=True, return_lse=True)
@@ -245,7 +245,7 @@ def test_schedules_refuse_what_they_cannot_say() -> None:
         cupyflash.warmup(head_dim=64, varlen=True, algorithm="fa1")
 
 
-@pytest.mark.parametrize("window", [(5, 0), (12, 3), (None, 2)])
+@pytest.mark.parametrize("window", [wide((5, 0)), (12, 3), wide((None, 2))])
 def test_a_window_in_each_sequence(window: tuple[int | None, int | None]) -> None:
     """As if each sequence were called by itself, to the bit with the same blocks."""
     rng = np.random.default_rng(1)
