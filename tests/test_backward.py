@@ -99,7 +99,7 @@ def test_every_generation_compiles_and_agrees(device: str, d: int) -> None:
     ("algorithm", "dtype"),
     sample(
         product(ALGORITHMS, ["float16", "bfloat16", "float32"]),
-        [("fa2", "bfloat16"), ("standard", "float16")],
+        [("fa2", "bfloat16")],
     ),
 )
 @sweep(2, 4)

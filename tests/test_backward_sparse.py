@@ -41,6 +41,7 @@ def test_random_problems(algorithm: str, deterministic: bool, data: st.DataObjec
         check(plan_backward(problem, A100, algorithm, tiling, deterministic=deterministic), blocks=tiling, v_mean=1.0)
 
 
+@pytest.mark.wide
 def test_a_block_mask_has_the_forwards_blocks() -> None:
     """With nothing said of blocks, mask and kernels are those of the forward call; a mask that keeps nothing has no gradient."""
     q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, 300, 32)).astype(np.float16)
@@ -175,6 +176,7 @@ def test_standard_theory_is_replay_is_literal_replay(data: st.DataObject, tiling
         assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)
 
 
+@pytest.mark.wide
 @sweep(2, 6)
 def test_a_window_in_the_standard_backward(data: st.DataObject) -> None:
     for problem in data.draw(sparse_problems((16, 16), most=80, blocks=False)):

@@ -35,7 +35,7 @@ def part_total(part: dict[str, dict[str, dict[str, int]]]) -> int:
 
 
 def test_demo_as_text_shows_the_three_witnesses() -> None:
-    result = CliRunner().invoke(main, ["demo", "--seqlen", "128", "--heads", "1"])
+    result = CliRunner().invoke(main, ["demo", "--seqlen", "128", "--heads", "1", "--device", "T4", "--sram", "16KB"])
     assert result.exit_code == 0, result.stderr
     for word in ("theory", "replay", "executed", "O_acc", "paper", "fitted", "used", "float64", "yes", "dQ", "gradients"):
         assert word in result.stdout

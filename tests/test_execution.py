@@ -75,7 +75,7 @@ def test_every_generation_compiles_and_agrees(device: str) -> None:
     ("algorithm", "dtype"),
     sample(
         product(ALGORITHMS, ["float16", "bfloat16", "float32"]),
-        [("fa1", "bfloat16"), ("fa2", "float16"), ("standard", "float32")],
+        [("fa1", "bfloat16"), ("fa2", "float16")],
     ),
 )
 @sweep(2, 9)
@@ -127,8 +127,9 @@ def test_theorem_1_extra_memory() -> None:
             assert plan(Problem(2, 3, 3, n, n, d, "float16"), A100, "fa2").workspace_bytes == 0
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "causal"), [("float16", True), wide("float16", False), wide("float32", True), ("float32", False)]
+)
 def test_theorem_1_induction(dtype: str, causal: bool) -> None:
     """After j outer steps HBM holds O, l and m of softmax over the first j blocks of keys."""
     n, d, bc = 80, 32, 16

@@ -45,7 +45,7 @@ def check(arrays: Arrays, gradients: tuple[Any, Any, Any], **options: Any) -> No
         wide({"window": (5, 3)}),
         {"scale": -0.4, "bias": normal(20, 28, seed=5)},
         wide({"mask": normal(2, 20, 28, seed=6) < 0.5}),
-        {"block_mask": np.array([[True, False], [True, True]]), "tiling": (16, 16)},
+        wide({"block_mask": np.array([[True, False], [True, True]]), "tiling": (16, 16)}),
     ],
     ids=lambda options: ", ".join(options) or "plain",
 )

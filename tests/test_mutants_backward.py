@@ -333,7 +333,8 @@ FIXED = ("", "causal rows", "window of rows", "blocks", "packed")  # what its mu
 FEATURES = ("one stage: ", *PROBLEMS, *(f"fixed: {name}" for name in FIXED))
 
 
-@pytest.mark.parametrize("problem", sample(FEATURES, {"packed"}))
+@pytest.mark.wide
+@pytest.mark.parametrize("problem", FEATURES)
 def test_what_is_not_broken_is_clean(problem: str) -> None:
     assert all(kernel.threads >= 64 for kernel in schedule(problem).kernels())  # several warps
     clean(schedule(problem), run, range(1))

@@ -99,7 +99,8 @@ def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     check(MUTANTS[name], schedule(MUTANTS[name].problem), run, tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("problem", sample(PROBLEMS, {"window"}))
+@pytest.mark.wide
+@pytest.mark.parametrize("problem", PROBLEMS)
 def test_what_is_not_broken_is_clean(problem: str) -> None:
     assert schedule(problem).kernels()[0].threads >= 64  # several warps
     clean(schedule(problem), run, range(3))

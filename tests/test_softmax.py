@@ -135,7 +135,7 @@ def test_the_call_takes_any_strides(case: tuple[np.ndarray, int], algorithm: str
 @pytest.mark.parametrize(
     ("dtype", "shape", "axis", "orders"),
     [
-        *[("float32", (9, 100), 1, 1), ("float32", (60, 200), 0, 1)],
+        ("float32", (9, 100), 1, 1),
         *(wide(dtype, *one, 5) for dtype, one in product(["float16", "float32"], [((9, 100), 1), ((3, 2000), 1), ((60, 200), 0)])),
     ],
 )

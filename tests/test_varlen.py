@@ -110,11 +110,11 @@ def test_heads_that_take_half_of_the_registers(dtype: str) -> None:
     check(plan_varlen(Problem(3, 1, 1, 20, 40, 256, dtype, causal=True), A100, ((5, 17), (20, 40), (0, 9)), lse=True))
 
 
-@pytest.mark.parametrize("orders", [1, wide(3)])
-def test_every_schedule_seed_gives_the_same_bits(orders: int) -> None:
+@pytest.mark.wide
+def test_every_schedule_seed_gives_the_same_bits() -> None:
     schedule = plan_varlen(Problem(6, 2, 1, 130, 100, 64, "float16", causal=True), A100, UNEVEN, (64, 32), lse=True)
     first = check(schedule)
-    for seed in range(orders):
+    for seed in range(3):
         again = check(schedule, seed=seed)
         assert again.out.tobytes() == first.out.tobytes() and again.traffic == first.traffic
         assert again.lse is not None and first.lse is not None and again.lse.tobytes() == first.lse.tobytes()
@@ -164,6 +164,7 @@ def test_nothing_to_do() -> None:
     assert out.shape == (0, 2, 16) and lse.shape == (2, 0)
 
 
+@pytest.mark.wide
 def test_warmup_leaves_nothing_to_compile() -> None:
     q, k, v, cu_q, cu_k = packed(((24, 24), (3, 5)), 2, 2, 56, 56)
     cupyflash.warmup(head_dim=56, varlen=True)

@@ -105,7 +105,8 @@ def test_8_kb_hold_a_half_type_and_not_float32() -> None:
     "options",
     [
         wide(["--algorithm", "standard", "--dtype", "float32", "--lse"]),
-        ["--head-dim", "33", "--head-dim-v", "20", "--heads", "4", "--kv-heads", "2", "--batch", "2", "--seed", "3"],
+        wide(["--head-dim", "33", "--head-dim-v", "20", "--heads", "4", "--kv-heads", "2", "--batch", "2", "--seed", "3"]),
+        ["--head-dim", "33", "--head-dim-v", "20", "--heads", "2", "--kv-heads", "1", "--seqlen", "20", "--seed", "3"],
         wide(["--mask", "--bias", "--key-lengths", "60,0", "--batch", "2", "--causal", "--sram", "16KB"]),
         ["--tiling", "32x48"],
         ["--seqlen", "0"],
