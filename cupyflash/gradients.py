@@ -165,8 +165,8 @@ def _prepare_varlen(
 ) -> Prepared | PreparedSimulation:
     problem = replace(_posed(gpu, arrays, causal, window, scale), seqlen_q=longest_q, seqlen_k=longest_k)
     device, simulation = target(gpu)
-    total = arrays["q"].shape[0]
-    schedule = plan_varlen_backward(problem, device, total, seqlens, tiling, deterministic=deterministic)
+    totals = arrays["q"].shape[0], arrays["k"].shape[0]
+    schedule = plan_varlen_backward(problem, device, seqlens, tiling, deterministic=deterministic, totals=totals)
     tensors: dict[str, Any] = {tensor: arrays[name] for tensor, name in TENSORS.items()}
     made = _made(tensors)
     views = {name: array if name == "L" else varlen.heads_first(array) for name, array in (tensors | made).items()}

@@ -64,6 +64,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's settings for the simulated device must not reach the tests."""
-    for name in ("CUPYFLASH_DEVICE", "CUPYFLASH_MAX_SECONDS"):
+    """A user's settings for the simulated device, and the width of a terminal, must not reach the tests."""
+    for name in ("CUPYFLASH_DEVICE", "CUPYFLASH_MAX_SECONDS", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)

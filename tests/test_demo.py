@@ -46,5 +46,5 @@ def test_demo_as_text_shows_the_three_witnesses() -> None:
 )
 def test_what_the_demo_cannot_do_is_refused_before_any_work(options: list[str], says: str) -> None:
     result = CliRunner().invoke(main, ["demo", *options])
-    assert result.exit_code != 0 and result.stdout == ""
+    assert result.exit_code == 2 and result.stdout == ""
     assert says in result.stderr and "executing" not in result.stderr and isinstance(result.exception, SystemExit)

@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_told_with_bytes_and_device() -> None:
     with pytest.raises(DoesNotFit, match=r"needs at least .* bytes of SRAM .*T4"):
         fa2_tiles.choose(Problem(1, 1, 1, 16, 16, 256, "float32"), Device.named("T4", sram="8KB"))
     result = cupyflash("--head-dim", "256", "--sram", "4KB")
-    assert result.exit_code == 1 and "bytes of SRAM" in result.output
+    assert result.exit_code == 2 and "bytes of SRAM" in result.output
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,27 @@ def test_block_sizes_that_are_asked_for_are_explained_alone() -> None:
     assert {(each["block_rows"], each["block_cols"]) for each in report["candidates"]} == {(64, 32)}
     assert report["tiling"]["used"]["block_cols"] == 32
     refused = cupyflash("--tiling", "paper")
-    assert refused.exit_code == 1 and "steps of 16" in refused.output  # Bc = 326 at d 64
+    assert refused.exit_code == 2 and "steps of 16" in refused.output  # Bc = 326 at d 64
     assert cupyflash("--algorithm", "fa1").exit_code == 2
+
+
+def test_the_paper_s_tiling_is_beside_what_runs_and_said_to_be_another_algorithm_s() -> None:
+    for options in ((), ("--tiling", "64x32")):
+        shown = " ".join(cupyflash(*options).stdout.split())
+        assert "runs FlashAttention-2 (fa2), whose tile is not the paper's Bc = ceil(M / 4d)" in shown
+        assert "paper's formula Br 64 Bc 326" in shown and "fa1, fitted to its kernel Br 64 Bc 320" in shown
+        assert ("fa2, used here Br 64 Bc 32 asked for" in shown) is bool(options)
+    fitted = plan(Problem(1, 1, 1, 4096, 4096, 64, "float16"), Device.named("A100-40GB"), "fa1").tiling.used
+    assert explained()["fa1_tiling"]["block_cols"] == fitted.block_cols == 320
+    # Where Algorithm 1's kernel has no room FlashAttention-2's may have some.
+    report = explained("--dtype", "float32", "--sram", "12800")
+    assert report["fa1_tiling"] is None
+    assert "nothing fits" in cupyflash("--dtype", "float32", "--sram", "12800").stdout
+
+
+def test_one_warp_is_one_warp() -> None:
+    shown = " ".join(cupyflash("--all").stdout.split())
+    assert "1 warp of 16 rows" in shown and "1 warps" not in shown and " 1 blocks" not in shown
 
 
 def test_text_names_finalists_reasons_and_that_it_is_a_model() -> None:

@@ -61,7 +61,7 @@ def schedule(problem: str, device: Device = A100) -> BackwardSchedule:
     p, tiling = PROBLEMS[name], (16, 32)
     device = device.with_sram("8KB") if kind == "one stage" else device
     if name == "packed":
-        return plan_varlen_backward(p, device, sum(n for n, _ in SEQLENS), SEQLENS, tiling, deterministic=kind == "fixed")
+        return plan_varlen_backward(p, device, SEQLENS, tiling, deterministic=kind == "fixed")
     plain = plan_backward(replace(p, block_mask=None), device, "fa2", tiling, deterministic=kind == "fixed", dbias=p.bias)
     return replace(plain, problem=p, mask_blocks=(256, 128)) if p.block_mask else plain
 

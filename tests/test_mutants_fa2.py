@@ -66,7 +66,7 @@ MUTANTS = {
     "rows past the end of O are stored": Mutant(
         FA2, "rows - warp * WARP_ROWS, lane)", "WARP_ROWS, lane)", "out of bounds|race|uninitialised", ("reinterpret_cast<uint4*>",)
     ),
-    "L is written past the end": Mutant(FA2, "t == 0 && warp_row + row < Nq", "t == 0", "out of bounds|race", ("L[(VARLEN",)),
+    "L is written past the end": Mutant(FA2, "t == 0 && warp_row + row < Nq", "t == 0", "out of bounds|race", ("L[place.L_row",)),
     "O leaves before the warp has put it down": Mutant(
         FA2, "  __syncwarp();\n", "", "race|uninitialised", ("store_two", "uint4*>")
     ),

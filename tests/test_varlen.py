@@ -129,8 +129,9 @@ def test_a_batch_of_equal_lengths_moves_what_the_padded_batch_moves_and_its_boun
         moved = theory.traffic(schedule)
         assert moved == replay(schedule)
         assert {name: moved[name] for name in fixed} == dict(fixed)
-        assert moved["cu_seqlens_q"].read_bytes == moved["cu_seqlens_k"].read_bytes == 8 * 3 * 4 * 2
-        assert moved.total_bytes == fixed.total_bytes + 2 * 8 * 3 * 4 * 2
+        # A head has 300 // 64 + 3 thread blocks, of which each looks at 32 bounds and reads two of both tensors.
+        assert (moved["cu_seqlens_q"].read_bytes, moved["cu_seqlens_k"].read_bytes) == (4 * 7 * 34 * 4, 4 * 7 * 2 * 4)
+        assert moved.total_bytes == fixed.total_bytes + 4 * 7 * 36 * 4
 
 
 @pytest.mark.parametrize("longest", [None, wide(130), 200])

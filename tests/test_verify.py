@@ -24,7 +24,8 @@ pytest.importorskip("cupy")
 
 
 def verify(*options: str) -> Result:
-    return CliRunner().invoke(main, ["verify", *options])
+    """`cupyflash verify`, by FlashAttention as the paper has it unless the options say otherwise."""
+    return CliRunner().invoke(main, ["verify", "--algorithm", "fa1", *options])
 
 
 def report(*options: str) -> dict[str, Any]:
@@ -81,6 +82,11 @@ def test_text_shows_the_gradients() -> None:
         assert word in result.stdout
 
 
+def test_by_default_it_is_what_attention_runs() -> None:
+    result = CliRunner().invoke(main, ["verify", "--seqlen", "32", "--head-dim", "16", "--json"])
+    assert result.exit_code == 0 and json.loads(result.stdout)["algorithm"] == "fa2"
+
+
 @pytest.mark.parametrize("tensor", ["dq", "dk", "dv"])
 def test_a_wrong_gradient_fails_by_name(monkeypatch: pytest.MonkeyPatch, tensor: str) -> None:
     right = verification.execute_backward
@@ -98,7 +104,7 @@ def test_8_kb_hold_a_half_type_and_not_float32() -> None:
     """(2 x 16 + 16) rows of 64 + 8 elements: 6,912 bytes in float16, 13,056 with 64 + 4 in float32."""
     assert "6,912 of 8,192 bytes" in report("--seqlen", "32", "--sram", "8KB")["tiling"]["used"]["reason"]
     result = verify("--sram", "8KB", "--dtype", "float32")
-    assert result.exit_code == 1 and "13,056 bytes" in result.stderr and "Traceback" not in result.stderr
+    assert result.exit_code == 2 and "13,056 bytes" in result.stderr and "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -179,7 +185,7 @@ def test_findings_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         verification, "execute", lambda *arguments, **more: replace(right(*arguments, **more), findings=("a.cu:3: race",))
     )
     result = verify("--seqlen", "64")
-    assert result.exit_code == 1 and "found 1 fault" in result.stderr and "a.cu:3: race" in result.stdout
+    assert result.exit_code == 1 and "found 1 fault in" in result.stderr and "a.cu:3: race" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -200,7 +206,7 @@ def test_findings_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_cannot_be_verified_is_told_in_one_line(options: list[str], says: str) -> None:
     result = verify(*options)
-    assert result.exit_code in (1, 2) and says in result.stderr and result.stdout == ""
+    assert result.exit_code == 2 and says in result.stderr and result.stdout == ""
     assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
 
 

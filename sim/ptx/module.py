@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.words import plural
+
 from . import ops
 from .code import Code
 from .counters import Counters, Tally, Traffic
@@ -260,7 +262,7 @@ def name_arguments(kernel: str, params: list[Variable], args: Mapping[str, Any] 
         values = list(args)
         names = [f"arg{n}" for n in range(len(values))]
     if len(values) != len(params):
-        raise TypeError(f"{kernel} takes {len(params)} arguments, got {len(values)}: {', '.join(names)}")
+        raise TypeError(f"{kernel} takes {plural(len(params), 'argument')}, got {len(values)}: {', '.join(names)}")
     return names, values
 
 
