@@ -36,6 +36,7 @@ def test_the_example_for_a_gpu_runs_on_one() -> None:
     exec(compile(BLOCKS[0], "README.md", "exec"), {})
 
 
+@pytest.mark.wide
 def test_the_demo_output_is_the_demo_s() -> None:
     """Every count; errors may differ in the last digit between machines' NumPy."""
     from click.testing import CliRunner
