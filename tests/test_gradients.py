@@ -241,7 +241,7 @@ GOOD = posed(dtype=np.float16)
         ({"return_dbias": 1}, TypeError, "return_dbias must be True or False, got 1"),
         ({"deterministic": 1}, TypeError, "deterministic must be True or False, got 1"),
         ({"causal": None}, TypeError, "causal must be True or False"),
-        ({"scale": float("nan")}, ValueError, "scale must be finite"),
+        ({"scale": float("nan")}, ValueError, "scale must be 0 or"),
         ({"tiling": (24, 24)}, ValueError, "in steps of 16"),
         ({"tiling": "largest"}, ValueError, "tiling must be None, 'paper' or"),
         ({"mask": np.ones((20, 27), bool)}, ValueError, "mask must broadcast"),
