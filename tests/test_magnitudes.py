@@ -84,6 +84,9 @@ def test_gradients(dtype: str, kind: str, deterministic: bool) -> None:
         q, k, v, dout = arrays
         found = gradients(arrays, options, deterministic)
         expected = reference_gradients(dout, q, k, v, **options)
+        _, L = reference(q, k, v, **options)
+        # Up to 4096, P is off by what float32 rounds off L and S.
+        rounded = 2 * steps_of(dtype) + 2.0**-22 * min(4096, np.abs(L[np.isfinite(L)]).max())
         # As large as the sums would be if nothing cancelled: P and dS are rounded, and D, of O that is
         P, dP, D = gradient_factors(dout, q, k, v, **options)
         dS, scale = P * (np.abs(dP) + np.abs(D) + np.abs(dout.astype(np.float64)).sum(-1, keepdims=True)), abs(options["scale"])
@@ -91,7 +94,7 @@ def test_gradients(dtype: str, kind: str, deterministic: bool) -> None:
         whole = {"dQ": scale * dS @ k64, "dK": scale * dS.swapaxes(-1, -2) @ q64, "dV": P.swapaxes(-1, -2) @ dout64}
         for name, gradient in found.items():
             error = np.abs(gradient.astype(np.float64) - expected[name])
-            assert (error <= 2 * steps_of(dtype) * whole[name].max() + 2.0**-24).all(), (powers, name, error.max())
+            assert (error <= rounded * whole[name].max() + 2.0**-24).all(), (powers, name, error.max())
 
 
 @pytest.mark.parametrize("deterministic", [False, wide(True)])
