@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from cupyflash.problem import require_flag
 from cupyflash.schedules import Move, Phase, Schedule, Tile, require_schedule
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
@@ -80,6 +81,7 @@ class Replay:
 def run(schedule: Schedule, *, literal: bool = False) -> Replay:
     """Run a schedule on the machine; `literal` walks every step on its own instead of counting equal ones together."""
     require_schedule(schedule, Schedule, "plan")
+    require_flag("literal", literal)
     machine = Machine(schedule.chip.sram_per_block)
     for repeats, phases in schedule.parts(literal=literal):
         for phase in phases:

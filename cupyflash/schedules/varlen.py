@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import Move, Phase
@@ -79,6 +80,9 @@ def _require_packed(p: Problem, seqlens: Seqlens | None) -> None:
     if p.mask or p.bias or p.padded or p.block_mask:
         raise ValueError("packed sequences have no mask, bias, key lengths or block mask")
     if seqlens is not None:
+        pairs = isinstance(seqlens, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in seqlens)
+        if not pairs or not all(isinstance(length, Integral) for pair in seqlens for length in pair):
+            raise TypeError(f"seqlens must be a tuple of (queries, keys), both integers, got {seqlens!r}")
         longer = [(n_q, n_k) for n_q, n_k in seqlens if not (0 <= n_q <= p.seqlen_q and 0 <= n_k <= p.seqlen_k)]
         if len(seqlens) != p.batch or longer:
             raise ValueError(
