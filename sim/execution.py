@@ -80,9 +80,10 @@ def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask
 
 
 def _require_numpy(**arrays: object) -> None:
-    """TypeError for what is neither a NumPy array nor None."""
+    """TypeError for what is neither a plain NumPy array nor, but for q, k, v and x, None."""
     for name, array in arrays.items():
-        if not isinstance(array, np.ndarray) and (array is not None or name in "qkv"):
+        plain = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
+        if not plain and (array is not None or name in "qkvx"):
             raise TypeError(f"{name} must be a NumPy array, got {type(array).__name__}")
 
 
@@ -237,8 +238,9 @@ def execute_softmax(schedule: SoftmaxSchedule, x: np.ndarray, *, axis: int = -1,
     `seed` as in `execute`. Raises ValueError when x has other rows than the schedule's.
     """
     require_schedule(schedule, SoftmaxSchedule, "plan_softmax")
-    if not isinstance(x, np.ndarray) or x.ndim == 0:
-        raise TypeError(f"x must be a NumPy array of one axis or more, got {x!r}")
+    _require_numpy(x=x)
+    if x.ndim == 0:
+        raise ValueError("x must have at least one axis, got an array of shape ()")
     out = np.empty_like(x)
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer) or not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis must be an integer between {-x.ndim} and {x.ndim - 1}, got {axis!r}")

@@ -11,7 +11,7 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from cupyflash.device import Device
-from cupyflash.problem import BlockMask, Problem, require_choice, require_flag
+from cupyflash.problem import MAX_LENGTH, BlockMask, Problem, require_choice, require_flag
 from cupyflash.schedules import fa1, fa1_backward, fa2, fa2_backward, fa2_backward_tiles, fa2_tiles, standard, standard_backward
 from cupyflash.schedules.backward import BackwardSchedule
 from cupyflash.schedules.base import (
@@ -229,6 +229,8 @@ def plan_varlen_backward(
     packed = _packed(problem)
     tiling = _checked_choice(packed, device, "fa2", tiling, BACKWARD_ALGORITHMS)
     require_flag("deterministic", deterministic)
+    if isinstance(total_q, bool) or not isinstance(total_q, Integral) or not 0 <= int(total_q) <= MAX_LENGTH:
+        raise ValueError(f"total_q must be an integer between 0 and {MAX_LENGTH:,}, got {total_q!r}")
 
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
         return _plan_backward(problem, device, "fa2", tiling, deterministic, False)
