@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ A100 = Device.named("A100-40GB")
 PROBLEM = Problem(1, 2, 2, 20, 20, 16, "float16")
 PACKED = Problem(2, 2, 2, 10, 10, 16, "float16")
 SEQLENS = ((10, 10), (10, 10))
-CATALOGUE = "cupyflash/devices.toml"
+CATALOGUE = Path(cupyflash.__file__).with_name("devices.toml")
 heads, rows = np.zeros((1, 2, 20, 16), np.float16), np.zeros((20, 2, 16), np.float16)
 lse, packed_lse = np.zeros((1, 2, 20), np.float32), np.zeros((2, 20), np.float32)
 bounds = np.array([0, 10, 20], np.int32)
@@ -75,7 +76,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
     "Device.named": (Device.named, {"name": "T4"}, ("sram",)),
     "Device.from_file": (Device.from_file, {"path": CATALOGUE, "name": "T4"}, ("sram",)),
     "simulated_device": (
-        lambda **given: cupyflash.simulated_device(**given).__enter__(),
+        lambda **given: enter(cupyflash.simulated_device(**given)),
         {"device": "T4"},
         ("sram", "max_seconds"),
     ),
@@ -133,6 +134,11 @@ GIVEN = [
 ]
 
 
+def enter(context: Any) -> None:
+    with context:
+        pass
+
+
 class Accepted(BaseException):
     """It would have been computed."""
 
@@ -145,9 +151,8 @@ def accept(*_: Any, **__: Any) -> None:
 def test_a_wrong_argument_is_named(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     for computes in ("simulated.PreparedSimulation.launch", "sim.execution.run_kernels", "nvrtc.compile_to_ptx", "merge._merge"):
         monkeypatch.setattr(f"cupyflash.{computes}", accept)
-    monkeypatch.setattr("cupyflash.compiler.compile_to_ptx", accept)
-    monkeypatch.setattr("cupyflash.sim.execution.module", accept)
-    monkeypatch.chdir(cupyflash.__file__.rsplit("/", 2)[0])
+    for compiles in ("compiler.compile_to_ptx", "compiler.gpu_function", "sim.execution.module"):
+        monkeypatch.setattr(f"cupyflash.{compiles}", accept)
     function, right, more = CALLS[call]
     unclear = []
     for argument in (*right, *more):
