@@ -23,6 +23,8 @@ pytest.importorskip("cupy")
 
 
 def verify(*options: str) -> Result:
+    if "bfloat16" in options:
+        pytest.importorskip("ml_dtypes")
     return CliRunner().invoke(main, ["verify", *options])
 
 
