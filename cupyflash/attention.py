@@ -8,7 +8,7 @@ from typing import Any
 from cupyflash.binding import Masks
 from cupyflash.dispatch import as_array, as_integers, device_of, placed, refuse_out, target
 from cupyflash.launcher import Prepared, lengths_on_device, prepare_attention, prepared
-from cupyflash.problem import Array, Layout, Problem, Window, require_flag
+from cupyflash.problem import Array, Layout, Problem, Window, require_choice, require_flag
 from cupyflash.schedules import plan
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiling import TilingChoice
@@ -68,8 +68,7 @@ def attention(
     Raises TypeError or ValueError for bad arguments before anything is compiled or launched; RuntimeError for NumPy arrays
     that would take the simulated device too long.
     """
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
+    require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
     given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "block_mask": block_mask}
     inputs = {name: as_array(name, array) for name, array in given.items() if name in "qkv" or array is not None}

@@ -7,7 +7,6 @@ from the GPU at hand (`Device.current`); the first two need neither CuPy nor a G
 from __future__ import annotations
 
 import math
-import operator
 import os
 import re
 import tomllib
@@ -15,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -323,10 +323,10 @@ def _parse_size(argument: str, value: int | str) -> int:
     if isinstance(value, str):
         match = _SIZE.fullmatch(value.strip())
         size = int(match[1]) * _UNIT[match[2].upper()] if match else 0
-    elif isinstance(value, bool) or not hasattr(value, "__index__"):
+    elif isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{argument} = {value!r}: allowed are {_SIZES_ALLOWED}")
     else:
-        size = operator.index(value)
+        size = int(value)
     if not 0 < size <= _MAX_SRAM:
         raise ValueError(f"{argument} = {value!r}: allowed are {_SIZES_ALLOWED}")
     return size

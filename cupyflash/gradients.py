@@ -24,7 +24,18 @@ from cupyflash.launcher import (
     prepared,
     zeros,
 )
-from cupyflash.problem import Array, Layout, Problem, Window, check_operand, last_axis_contiguous, require_flag, row_alignment
+from cupyflash.problem import (
+    Array,
+    Layout,
+    Problem,
+    Window,
+    check_array,
+    check_operand,
+    last_axis_contiguous,
+    require_choice,
+    require_flag,
+    row_alignment,
+)
 from cupyflash.schedules import BACKWARD_ALGORITHMS, BackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiling import TilingChoice
@@ -209,6 +220,7 @@ def _inputs(arrays: Mapping[str, Any]) -> dict[str, Any]:
 def check_beside(arrays: Mapping[str, Any], rows: tuple[int, ...]) -> int:
     """TypeError or ValueError for a dout, out or lse that does not go with the others; the alignment of the first two's rows."""
     q, v, lse = (arrays[name] for name in ("q", "v", "lse"))
+    check_array("lse", lse)
     for name in ("out", "dout"):
         check_operand(name, arrays[name], q)
         if arrays[name].shape != (*q.shape[:-1], v.shape[-1]):
@@ -292,8 +304,7 @@ def _planned(
 
 def _check_choices(algorithm: str, bias: Any | None, **flags: bool) -> None:
     """TypeError or ValueError for options that are none, whatever the arrays."""
-    if algorithm not in ("auto", *BACKWARD_ALGORITHMS):
-        raise ValueError(f"algorithm must be one of auto, {', '.join(BACKWARD_ALGORITHMS)}, got {algorithm!r}")
+    require_choice("algorithm", algorithm, ("auto", *BACKWARD_ALGORITHMS))
     for name, flag in flags.items():
         require_flag(name, flag)
     if flags["return_dbias"] and bias is None:

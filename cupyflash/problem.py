@@ -224,7 +224,7 @@ class Problem:
         if bias is not None:
             _check_scores_like("bias", bias, scores, dtype_name(q.dtype))
         if key_lengths is not None:
-            _check_array("key_lengths", key_lengths)
+            check_array("key_lengths", key_lengths)
             if key_lengths.dtype.kind not in "iu":
                 raise TypeError(f"key_lengths must be of an integer dtype, got {key_lengths.dtype}")
             if key_lengths.shape != (batch,):
@@ -320,7 +320,7 @@ def _checked_block_mask(array: Any, pairs: tuple[int, int]) -> BlockMask:
     if isinstance(array, BlockMask):
         _check_block_mask_shape(array.shape, pairs)
         return array
-    _check_array("block_mask", array)
+    check_array("block_mask", array)
     if array.dtype.name != "bool":
         raise TypeError(f"block_mask must be of dtype bool, got {array.dtype}")
     if not 2 <= array.ndim <= 4:
@@ -414,9 +414,15 @@ def require_flag(name: str, value: object) -> None:
         raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
+def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """ValueError unless a value is one of some words."""
+    if not (isinstance(value, str) and value in choices):
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
 def check_operand(name: str, array: Any, q: Array) -> None:
     """TypeError or ValueError unless an array has q's number of axes and dtype, and strides that the kernels take."""
-    _check_array(name, array)
+    check_array(name, array)
     if array.ndim not in (2, 3, 4):
         raise ValueError(f"{name} must be (n, d), (h, n, d) or (b, h, n, d), got shape {array.shape}")
     if array.ndim != q.ndim:
@@ -433,9 +439,12 @@ def last_axis_contiguous(array: Array) -> bool:
     return not (array.ndim and array.shape[-1] > 1 and array.strides[-1] != array.dtype.itemsize and 0 not in array.shape)
 
 
-def _check_array(name: str, array: Any) -> None:
-    if not all(hasattr(array, attribute) for attribute in ("shape", "dtype", "strides", "ndim")):
+def check_array(name: str, array: Any) -> None:
+    there = all(hasattr(array, attribute) for attribute in ("shape", "dtype", "strides", "ndim"))
+    if not there or isinstance(array, np.generic):
         raise TypeError(f"{name} must be a NumPy or CuPy array, got {type(array).__name__}")
+    if not getattr(array.dtype, "isnative", True):
+        raise TypeError(f"{name} must have its bytes in the machine's own order, got dtype {array.dtype.str}")
 
 
 def _check_strides(name: str, array: Array) -> None:
@@ -448,7 +457,7 @@ def _check_strides(name: str, array: Array) -> None:
 
 def _check_scores_like(name: str, array: Array, scores: tuple[int, ...], dtype: str) -> None:
     """An array of `dtype` that broadcasts to the shape of S."""
-    _check_array(name, array)
+    check_array(name, array)
     if array.dtype.name != dtype:
         raise TypeError(f"{name} must be of dtype {dtype}, got {array.dtype}")
     _check_strides(name, array)

@@ -10,7 +10,7 @@ import numpy as np
 
 from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_overlap, target
 from cupyflash.launcher import Prepared
-from cupyflash.problem import address, array_dtype, overlaps_itself
+from cupyflash.problem import address, array_dtype, overlaps_itself, require_choice
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules.softmax import SOFTMAX_ALGORITHMS, SoftmaxSchedule, plan_softmax
 from cupyflash.simulated import Simulation, refuse_findings
@@ -35,8 +35,7 @@ def softmax(x: Any, *, algorithm: str = "online", axis: int = -1, out: Any | Non
     Raises TypeError or ValueError for bad arguments, before anything is compiled or launched; RuntimeError for a NumPy
     array that would take the simulated device too long.
     """
-    if algorithm not in SOFTMAX_ALGORITHMS:
-        raise ValueError(f"algorithm must be one of {', '.join(SOFTMAX_ALGORITHMS)}, got {algorithm!r}")
+    require_choice("algorithm", algorithm, SOFTMAX_ALGORITHMS)
     arrays = {"x": as_array("x", x)} | ({} if out is None else {"out": as_array("out", out)})
     gpu = on_gpu(**arrays)
     x, y = arrays["x"], arrays.get("out")

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 from cupyflash.device import Device
-from cupyflash.problem import MAX_ALIGNMENT, Problem, require_flag
+from cupyflash.problem import MAX_ALIGNMENT, Problem, require_choice, require_flag
 from cupyflash.schedules import ALGORITHMS, plan, plan_varlen
 from cupyflash.schedules.fa2_tiles import finalists
 from cupyflash.simulated import current_simulation
@@ -35,8 +35,7 @@ def warmup(
     and parsed. Raises as `attention` does.
     """
     require_flag("varlen", varlen)
-    if algorithm not in ("auto", *ALGORITHMS):
-        raise ValueError(f"algorithm must be one of auto, {', '.join(ALGORITHMS)}, got {algorithm!r}")
+    require_choice("algorithm", algorithm, ("auto", *ALGORITHMS))
     problem = Problem(
         1,
         1,

@@ -11,7 +11,7 @@ import numpy as np
 from cupyflash.binding import NO_MASKS, Masks, argument_values, gradient_values, kernel_arguments
 from cupyflash.compiler import ptx
 from cupyflash.gradients import check_beside
-from cupyflash.problem import Problem, numpy_dtype
+from cupyflash.problem import Problem, check_array, numpy_dtype
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules import (
     BackwardSchedule,
@@ -80,9 +80,10 @@ def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask
 
 
 def _require_numpy(**arrays: object) -> None:
-    """TypeError for what is neither a NumPy array nor None."""
+    """TypeError for what is neither a plain NumPy array nor, but for q, k, v and x, None."""
     for name, array in arrays.items():
-        if not isinstance(array, np.ndarray) and (array is not None or name in "qkv"):
+        plain = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
+        if not plain and (array is not None or name in "qkvx"):
             raise TypeError(f"{name} must be a NumPy array, got {type(array).__name__}")
 
 
@@ -129,8 +130,13 @@ def execute_backward(
     masks = {"mask": mask, "bias": bias, "key_lengths": key_lengths, "block_mask": block_mask}
     _require_posed(schedule.problem, q, k, v, masks)
     check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[:-1])
-    if schedule.dbias and (bias is None or dbias is None or dbias.shape != bias.shape or dbias.dtype != np.float32):
-        raise ValueError("dbias must be zeros in float32 of the bias's shape: the schedule makes its gradient")
+    if dbias is not None:
+        check_array("dbias", dbias)
+    wanted = (bias.shape, np.dtype(np.float32)) if schedule.dbias and bias is not None else None
+    if (None if dbias is None else (dbias.shape, dbias.dtype)) != wanted:
+        raise ValueError(
+            f"dbias must be {'zeros in float32 of the shape of bias' if wanted else 'None, as the schedule makes none'}"
+        )
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
     arrays = {"Q": q, "K": k, "V": v, "O": out, "dO": dout, "dQ": dq, "dK": dk, "dV": dv, "dbias": dbias}
     arrays["L"] = np.ascontiguousarray(lse)
@@ -232,10 +238,13 @@ def execute_softmax(schedule: SoftmaxSchedule, x: np.ndarray, *, axis: int = -1,
     `seed` as in `execute`. Raises ValueError when x has other rows than the schedule's.
     """
     require_schedule(schedule, SoftmaxSchedule, "plan_softmax")
-    if not isinstance(x, np.ndarray) or x.ndim == 0:
-        raise TypeError(f"x must be a NumPy array of one axis or more, got {x!r}")
+    _require_numpy(x=x)
+    if x.ndim == 0:
+        raise ValueError("x must have at least one axis, got an array of shape ()")
     out = np.empty_like(x)
-    rows = Rows.of(x, out, axis % x.ndim)
+    if isinstance(axis, bool) or not isinstance(axis, int | np.integer) or not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"axis must be an integer between {-x.ndim} and {x.ndim - 1}, got {axis!r}")
+    rows = Rows.of(x, out, int(axis) % x.ndim)
     if (rows.rows, rows.cols, str(x.dtype)) != (schedule.rows, schedule.cols, schedule.dtype):
         raise ValueError(
             f"x has {rows.rows} rows of {rows.cols} {x.dtype}, but the schedule is for {schedule.rows} of {schedule.cols} "

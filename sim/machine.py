@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from cupyflash.problem import require_flag
 from cupyflash.schedules import Move, Phase, Schedule, Tile, TileSchedule, require_schedule
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
@@ -91,6 +92,7 @@ def run(schedule: Schedule, *, literal: bool = False) -> Replay:
     tile does not fit, and TooLong for more than 4,194,304 queries or keys: `theory.traffic` counts those as fast as any.
     """
     require_schedule(schedule, Schedule, "plan")
+    require_flag("literal", literal)
     if isinstance(schedule, TileSchedule) and max(schedule.problem.seqlen_q, schedule.problem.seqlen_k) > MOST_ROWS:
         p = schedule.problem
         raise TooLong(f"a replay goes through at most {MOST_ROWS:,} queries and keys a head, got {p.seqlen_q:,} and {p.seqlen_k:,}")

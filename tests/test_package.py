@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import types
+from pathlib import Path
 
 import pytest
 
 import cupyflash
-from cupyflash import kernels_cu
+from cupyflash import kernels_cu, nvrtc
 
 
 def run(code: str) -> str:
@@ -62,6 +64,83 @@ def test_what_needs_a_compiler_says_what_to_install() -> None:
         "except ImportError as error: print(error)\n"
     )
     assert "pip install 'cupyflash[sim]'" in out
+
+
+def test_float16_and_float32_need_no_ml_dtypes() -> None:
+    """A bare machine has CuPy, NumPy and a CUDA toolkit; only bfloat16 asks for more, and says so."""
+    pytest.importorskip("cupy")
+    run(
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'ml_dtypes': raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "import numpy, cupyflash\n"
+        "import cupyflash.sim.arguments, cupyflash.sim.cli, cupyflash.sim.verification\n"
+        "from cupyflash import schedules, sim\n"
+        "for dtype in ('float16', 'float32'):\n"
+        "    problem = cupyflash.Problem(1, 1, 1, 16, 16, 16, dtype)\n"
+        "    for algorithm in ('fa1', 'fa2', 'standard'):\n"
+        "        for plan in (cupyflash.plan, schedules.plan_backward):\n"
+        "            sim.execution.allocate(plan(problem, cupyflash.Device.named('T4'), algorithm))\n"
+        "    assert sim.verification.draw(problem)[0].dtype == dtype\n"
+        "assert cupyflash.attention(*3 * [numpy.ones((16, 16), numpy.float16)]).all()\n"
+        "try: sim.verification.DTYPES['bfloat16']\n"
+        "except ImportError as error: assert 'bfloat16 needs ml_dtypes' in str(error), error\n"
+        "else: raise AssertionError\n"
+    )
+
+
+@pytest.mark.parametrize("pathfinder", ["missing", "finding nothing"])
+def test_headers_are_found_in_the_usual_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pathfinder: str) -> None:
+    """CUDA_PATH, or the toolkit that the nvcc on the PATH belongs to, behind its links; nothing that lacks the header."""
+    module = types.SimpleNamespace(find_nvidia_header_directory=lambda _: None) if pathfinder != "missing" else None
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", module)
+    monkeypatch.setattr(nvrtc, "find_spec", lambda _: None)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    toolkit, empty = tmp_path / "cuda-13.9", tmp_path / "empty"
+    for made in (toolkit / "include", toolkit / "bin", empty / "include", tmp_path / "bin"):
+        made.mkdir(parents=True)
+    (toolkit / "include" / "cuda_fp16.h").touch()
+    (toolkit / "bin" / "nvcc").touch(0o755)
+    (tmp_path / "bin" / "nvcc").symlink_to(toolkit / "bin" / "nvcc")
+    for path, where in ((toolkit, "/nowhere"), (empty, str(tmp_path / "bin")), (None, str(tmp_path / "bin"))):
+        monkeypatch.setenv("PATH", where)
+        monkeypatch.setenv("CUDA_PATH", str(path)) if path else monkeypatch.delenv("CUDA_PATH")
+        assert nvrtc.header_directories.__wrapped__() == (str(toolkit / "include"),)
+
+
+def test_headers_of_wheels_are_found_without_pathfinder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those of CUDA 13 and of CUDA 12 lie in different folders."""
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
+    monkeypatch.setattr(nvrtc, "find_spec", lambda _: types.SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
+    for folder in ("cuda_runtime", "cu13"):
+        (tmp_path / folder / "include").mkdir(parents=True)
+        (tmp_path / folder / "include" / "cuda_fp16.h").touch()
+        assert nvrtc.header_directories.__wrapped__() == (str(tmp_path / folder / "include"),)
+
+
+def test_a_header_that_is_nowhere_is_an_import_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that needs none compiles all the same, and what else is wrong is still the compiler's own word."""
+    pytest.importorskip("cupy")
+    monkeypatch.setattr(nvrtc, "header_directories", lambda: ())
+    assert ".entry f" in nvrtc.compile_to_ptx('extern "C" __global__ void f() {}', (), "f.cu")
+    with pytest.raises(ImportError, match=r"needs the CUDA headers .*nowhere\.h.*CUDA_PATH"):
+        nvrtc.compile_to_ptx("#include <nowhere.h>", (), "f.cu")
+    with pytest.raises(nvrtc.CompileError, match="expected"):
+        nvrtc.compile_to_ptx("int", (), "f.cu")
+
+
+def test_a_missing_compiler_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy loads NVRTC when it is first called, and then says RuntimeError."""
+    binding = pytest.importorskip("cupy.cuda").nvrtc
+
+    def missing(*_: object) -> None:
+        raise RuntimeError("CuPy failed to load libnvrtc.so.13")
+
+    monkeypatch.setattr(binding, "createProgram", missing)
+    with pytest.raises(ImportError, match=r"needs NVRTC \(CuPy failed to load libnvrtc\.so\.13\): pip install"):
+        nvrtc.compile_to_ptx("", (), "f.cu")
 
 
 def test_kernels_are_beside_the_package() -> None:

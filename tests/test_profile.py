@@ -201,6 +201,7 @@ def test_top_limits_the_tables() -> None:
 
 
 def test_arrays_are_saved_after_the_run() -> None:
+    pytest.importorskip("ml_dtypes")
     spec = SPEC | {"h": {"shape": [3], "dtype": "bfloat16", "fill": 1.5}}
     Path("two.cu").write_text('extern "C" __global__ void two(float* x, float* y, float a, int n, short* h) { y[0] = a; }')
     result = axpy("--save", "y=out.npy", "--save", "h=h.npy", spec=spec, file="two.cu", block="1")

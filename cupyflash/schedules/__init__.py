@@ -11,7 +11,7 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from cupyflash.device import Device
-from cupyflash.problem import BlockMask, Problem
+from cupyflash.problem import MAX_LENGTH, BlockMask, Problem, require_choice, require_flag
 from cupyflash.schedules import fa1, fa1_backward, fa2, fa2_backward, fa2_backward_tiles, fa2_tiles, standard, standard_backward
 from cupyflash.schedules.backward import BackwardSchedule
 from cupyflash.schedules.base import (
@@ -95,6 +95,7 @@ def plan(
 
 def _checked(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:
     tiling = _checked_choice(problem, device, algorithm, tiling, ALGORITHMS)
+    require_flag("lse", lse)
 
     def made(problem: Problem, tiling: TilingChoice) -> TileSchedule:
         return _plan(problem, device, algorithm, tiling, lse)
@@ -150,8 +151,7 @@ def _checked_choice(
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
     if not isinstance(device, Device):
         raise TypeError(f"device must be a Device (Device.named finds one by name), got {device!r}")
-    if algorithm not in algorithms:
-        raise ValueError(f"algorithm must be one of {', '.join(algorithms)}, got {algorithm!r}")
+    require_choice("algorithm", algorithm, algorithms)
     if isinstance(tiling, tuple) and _are_blocks(tiling):
         return int(tiling[0]), int(tiling[1])
     if isinstance(tiling, TileSize) and _are_blocks((tiling.block_rows, tiling.block_cols)):
@@ -164,6 +164,12 @@ def _checked_choice(
 def _are_blocks(tiling: tuple[Any, ...]) -> bool:
     """Whether these are two whole numbers above zero."""
     return len(tiling) == 2 and all(isinstance(size, Integral) and not isinstance(size, bool) and int(size) > 0 for size in tiling)
+
+
+def _packed(problem: Problem) -> Problem:
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
+    return replace(problem, packed=True)
 
 
 def plan_varlen(
@@ -181,7 +187,7 @@ def plan_varlen(
     together, where `seqlens` does not say: by default as many as if all were as long as the longest. Raises as `plan` does, and
     ValueError for seqlens of another batch or longer than the longest.
     """
-    packed = replace(problem, packed=True)
+    packed = _packed(problem)
     longest = _checked(packed, device, "fa2", tiling, lse)
     return VarlenSchedule(packed, device, longest.tiling, lse, seqlens, packed_totals(packed, seqlens, totals))
 
@@ -201,6 +207,8 @@ def plan_backward(
     `deterministic`: the same bits each time; `dbias`: with the bias's gradient. Raises as `plan` does.
     """
     tiling = _checked_choice(problem, device, algorithm, tiling, BACKWARD_ALGORITHMS)
+    require_flag("deterministic", deterministic)
+    require_flag("dbias", dbias)
     if problem.packed:
         raise ValueError("packed sequences are planned by plan_varlen_backward")
 
@@ -220,8 +228,9 @@ def plan_varlen_backward(
     totals: tuple[int, int] | None = None,
 ) -> VarlenBackwardSchedule:
     """The backward of `plan_varlen`'s problem; arguments and errors as there."""
-    packed = replace(problem, packed=True)
+    packed = _packed(problem)
     tiling = _checked_choice(packed, device, "fa2", tiling, BACKWARD_ALGORITHMS)
+    require_flag("deterministic", deterministic)
 
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
         return _plan_backward(problem, device, "fa2", tiling, deterministic, False)

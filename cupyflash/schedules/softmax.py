@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from cupyflash.device import Device
-from cupyflash.problem import ITEMSIZE, dtype_name
+from cupyflash.problem import ITEMSIZE, dtype_name, require_choice, require_flag
 from cupyflash.schedules.base import ELEMENT_TYPE, FLOAT32, WARP, Kernel, Move, Phase, Schedule, Tile, Workspace, require_dtype
 
 MAX_GRID = 2**31 - 1
@@ -105,21 +105,28 @@ _SCHEDULES: dict[str, type[SoftmaxSchedule]] = {"safe": SafeSoftmax, "online": O
 SOFTMAX_ALGORITHMS = tuple(_SCHEDULES)
 
 
-@lru_cache(maxsize=1024)
 def plan_softmax(
     rows: int, cols: int, dtype: str, device: Device, algorithm: str = "online", *, adjacent_rows: bool = False
 ) -> SoftmaxSchedule:
     """The schedule of `algorithm` ("safe" or "online") for `rows` rows of `cols` elements of `dtype` on a device.
 
     `adjacent_rows` says that the rows are neighbours in memory and the elements of one row are not, as along the first
-    axis of a matrix. Raises ValueError for an unknown algorithm, TypeError for an unknown dtype.
+    axis of a matrix. Raises ValueError for an unknown algorithm or a size that is none, TypeError for an unknown dtype, or a device
+    that is none.
     """
-    if algorithm not in SOFTMAX_ALGORITHMS:
-        raise ValueError(f"algorithm must be one of {', '.join(SOFTMAX_ALGORITHMS)}, got {algorithm!r}")
+    require_choice("algorithm", algorithm, SOFTMAX_ALGORITHMS)
     for name, size in (("rows", rows), ("cols", cols)):
         if type(size) is not int or size < 0:
             raise ValueError(f"{name} must be an integer of at least 0, got {size!r}")
-    return _SCHEDULES[algorithm](rows, cols, dtype_name(dtype), device, _lanes(rows, cols, device, adjacent_rows))
+    if not isinstance(device, Device):
+        raise TypeError(f"device must be a Device (Device.named finds one by name), got {device!r}")
+    require_flag("adjacent_rows", adjacent_rows)
+    return _plan(rows, cols, dtype_name(dtype), device, algorithm, bool(adjacent_rows))
+
+
+@lru_cache(maxsize=1024)
+def _plan(rows: int, cols: int, dtype: str, device: Device, algorithm: str, adjacent_rows: bool) -> SoftmaxSchedule:
+    return _SCHEDULES[algorithm](rows, cols, dtype, device, _lanes(rows, cols, device, adjacent_rows))
 
 
 def _lanes(rows: int, cols: int, device: Device, adjacent_rows: bool) -> int:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import Move, Phase
@@ -123,6 +124,8 @@ class VarlenBackwardSchedule(Fa2BackwardSchedule):
 
 def packed_totals(problem: Problem, seqlens: Seqlens | None, totals: tuple[int, int] | None) -> Packed:
     """Of `problem.batch` sequences with so many queries and keys together: by default those of `seqlens`, or all the longest's."""
+    if totals is not None and not all(isinstance(n, Integral) and not isinstance(n, bool) and n >= 0 for n in totals):
+        raise ValueError(f"totals must be the queries and keys of all sequences together, got {totals!r}")
     if totals is None:
         each = ((problem.seqlen_q, problem.seqlen_k),) * problem.batch if seqlens is None else seqlens
         totals = sum(n_q for n_q, _ in each), sum(n_k for _, n_k in each)
@@ -134,6 +137,9 @@ def _require_packed(p: Problem, seqlens: Seqlens | None) -> None:
     if p.mask or p.bias or p.padded or p.block_mask:
         raise ValueError("packed sequences have no mask, bias, key lengths or block mask")
     if seqlens is not None:
+        pairs = isinstance(seqlens, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in seqlens)
+        if not pairs or not all(isinstance(length, Integral) for pair in seqlens for length in pair):
+            raise TypeError(f"seqlens must be a tuple of (queries, keys), both integers, got {seqlens!r}")
         longer = [(n_q, n_k) for n_q, n_k in seqlens if not (0 <= n_q <= p.seqlen_q and 0 <= n_k <= p.seqlen_k)]
         if len(seqlens) != p.batch or longer:
             raise ValueError(

@@ -90,11 +90,13 @@ class Module:
         """
         if not isinstance(cuda, str):
             raise TypeError(f"cuda must be CUDA C as text (of a file, what Path.read_text gives), got {type(cuda).__name__}")
-        if isinstance(options, str) or not all(isinstance(option, str) for option in options):
+        if not isinstance(options, Sequence) or isinstance(options, str) or not all(isinstance(each, str) for each in options):
             raise TypeError(f"options must be a sequence of texts, as ('-arch=compute_90',), got {options!r}")
+        if not isinstance(name, str):
+            raise TypeError(f"name must be text, got {name!r}")
         from cupyflash.nvrtc import compile_to_ptx
 
-        return cls.from_ptx(compile_to_ptx(cuda, options, name))
+        return cls.from_ptx(compile_to_ptx(str(cuda), options, name))
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -144,6 +146,8 @@ class Module:
         geometry = Geometry(triple(grid, "grid"), triple(block, "block"))
         if geometry.threads > 1024:
             raise ValueError(f"a block has at most 1024 threads, got {geometry.block}")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0):
+            raise ValueError(f"seed must be None or a whole number from 0, got {seed!r}")
         if max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {max_steps}")
         code = self.code(kernel)

@@ -1,0 +1,170 @@
+"""Every argument of every public function, given what is none: one TypeError or ValueError that names it, or nothing wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupyflash
+from cupyflash import Device, Problem, plan, schedules, sim
+from cupyflash.sim import ptx, theory
+
+A100 = Device.named("A100-40GB")
+PROBLEM = Problem(1, 2, 2, 20, 20, 16, "float16")
+PACKED = Problem(2, 2, 2, 10, 10, 16, "float16")
+SEQLENS = ((10, 10), (10, 10))
+CATALOGUE = Path(cupyflash.__file__).with_name("devices.toml")
+heads, rows = np.zeros((1, 2, 20, 16), np.float16), np.zeros((20, 2, 16), np.float16)
+lse, packed_lse = np.zeros((1, 2, 20), np.float32), np.zeros((2, 20), np.float32)
+bounds = np.array([0, 10, 20], np.int32)
+qkv, packed = dict.fromkeys("qkv", heads), dict.fromkeys("qkv", rows)
+backward = {"dout": heads, "out": heads, "lse": lse}
+packed_backward = {"dout": rows, "out": rows, "lse": packed_lse}
+cu_seqlens = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
+
+MASKS = ("causal", "window", "mask", "bias", "key_lengths", "block_mask", "scale", "algorithm", "tiling")
+VARLEN = ("max_seqlen_q", "max_seqlen_k", "causal", "window", "scale", "tiling")
+# What is right, and further arguments.
+CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
+    "attention": (cupyflash.attention, qkv, (*MASKS, "return_lse", "out")),
+    "attention_backward": (cupyflash.attention_backward, qkv | backward, (*MASKS, "deterministic", "return_dbias")),
+    "attention_vjp": (cupyflash.attention_vjp, qkv, (*MASKS, "deterministic", "return_dbias")),
+    "attention_varlen": (cupyflash.attention_varlen, packed | cu_seqlens, (*VARLEN, "return_lse", "out")),
+    "attention_varlen_backward": (
+        cupyflash.attention_varlen_backward,
+        packed | packed_backward | cu_seqlens,
+        (*VARLEN, "deterministic"),
+    ),
+    "merge_states": (cupyflash.merge_states, {"o_a": heads, "lse_a": lse, "o_b": heads, "lse_b": lse}, ("out",)),
+    "softmax": (cupyflash.softmax, {"x": heads}, ("algorithm", "axis", "out")),
+    "warmup": (
+        cupyflash.warmup,
+        {"head_dim": 16},
+        ("dtype", "head_dim_v", "causal", "window", "mask", "bias", "padded", "varlen", "algorithm", "tiling"),
+    ),
+    "plan": (plan, {"problem": PROBLEM, "device": A100}, ("algorithm", "tiling", "lse")),
+    "plan_backward": (
+        schedules.plan_backward,
+        {"problem": PROBLEM, "device": A100},
+        ("algorithm", "tiling", "deterministic", "dbias"),
+    ),
+    "plan_varlen": (schedules.plan_varlen, {"problem": PACKED, "device": A100}, ("seqlens", "tiling", "lse")),
+    "plan_varlen_backward": (
+        schedules.plan_varlen_backward,
+        {"problem": PACKED, "device": A100, "total_q": 20},
+        ("seqlens", "tiling", "deterministic"),
+    ),
+    "plan_softmax": (
+        schedules.plan_softmax,
+        {"rows": 3, "cols": 4, "dtype": "float16", "device": A100},
+        ("algorithm", "adjacent_rows"),
+    ),
+    "Problem": (
+        Problem,
+        {"batch": 1, "heads": 2, "kv_heads": 2, "seqlen_q": 20, "seqlen_k": 20, "head_dim": 16, "dtype": "float16", "padded": True},
+        ("causal", "scale", "head_dim_v", "mask", "bias", "key_lengths", "alignment", "window", "block_mask", "packed"),
+    ),
+    "Problem.from_arrays": (
+        Problem.from_arrays,
+        qkv,
+        ("causal", "window", "scale", "mask", "bias", "key_lengths", "block_mask", "out"),
+    ),
+    "Device.named": (Device.named, {"name": "T4"}, ("sram",)),
+    "Device.from_file": (Device.from_file, {"path": CATALOGUE, "name": "T4"}, ("sram",)),
+    "simulated_device": (
+        lambda **given: enter(cupyflash.simulated_device(**given)),
+        {"device": "T4"},
+        ("sram", "max_seconds"),
+    ),
+    "replay": (sim.replay, {"schedule": plan(PROBLEM, A100)}, ("literal",)),
+    "traffic": (theory.traffic, {"schedule": plan(PROBLEM, A100)}, ()),
+    "execute": (
+        sim.execute,
+        qkv | {"schedule": plan(PROBLEM, A100)},
+        ("mask", "bias", "key_lengths", "block_mask"),
+    ),
+    "execute_backward": (
+        sim.execute_backward,
+        qkv | backward | {"schedule": schedules.plan_backward(PROBLEM, A100)},
+        ("mask", "bias", "key_lengths", "block_mask", "dbias"),
+    ),
+    "execute_varlen": (sim.execute_varlen, packed | {"schedule": schedules.plan_varlen(PACKED, A100, SEQLENS)}, ()),
+    "execute_varlen_backward": (
+        sim.execute_varlen_backward,
+        packed | packed_backward | {"schedule": schedules.plan_varlen_backward(PACKED, A100, 20, SEQLENS)},
+        (),
+    ),
+    "execute_softmax": (
+        sim.execute_softmax,
+        {"schedule": schedules.plan_softmax(40, 16, "float16", A100), "x": heads},
+        ("axis",),
+    ),
+    "ptx.Module.from_source": (ptx.Module.from_source, {"cuda": ""}, ("options", "name")),
+}
+GIVEN = [
+    None,
+    True,
+    -1,
+    2.5,
+    float("nan"),
+    1j,
+    "64",
+    b"x",
+    [],
+    [1],
+    [4.7],
+    (1, 2, 3),
+    {},
+    object(),
+    np.bool_(True),
+    np.float32(1),
+    np.array(3),
+    np.array([0.5, 2]),
+    np.array("x"),
+    np.array([object()]),
+    np.ma.masked_array(heads),
+    np.zeros((2, 20, 20)),
+    memoryview(b"abcd"),
+    A100,
+    PROBLEM,
+]
+
+
+def enter(context: Any) -> None:
+    with context:
+        pass
+
+
+class Accepted(BaseException):
+    """It would have been computed."""
+
+
+def accept(*_: Any, **__: Any) -> None:
+    raise Accepted
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_wrong_argument_is_named(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    for computes in ("simulated.PreparedSimulation.launch", "sim.execution.run_kernels", "nvrtc.compile_to_ptx", "merge._merge"):
+        monkeypatch.setattr(f"cupyflash.{computes}", accept)
+    for compiles in ("compiler.compile_to_ptx", "compiler.gpu_function", "sim.execution.module"):
+        monkeypatch.setattr(f"cupyflash.{compiles}", accept)
+    function, right, more = CALLS[call]
+    unclear = []
+    for argument in (*right, *more):
+        for value in GIVEN:
+            try:
+                function(**right | {argument: value})
+            except Accepted:
+                continue
+            except (TypeError, ValueError) as error:
+                if argument not in str(error):
+                    unclear.append((argument, value, error))
+            except Exception as error:
+                if not isinstance(error, OSError):
+                    unclear.append((argument, value, error))
+    assert unclear == []
