@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from cupyflash.binding import Masks
-from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_out, target
-from cupyflash.launcher import Prepared, as_contiguous, prepare_attention, prepared
+from cupyflash.dispatch import as_array, as_integers, device_of, placed, refuse_out, target
+from cupyflash.launcher import Prepared, lengths_on_device, prepare_attention, prepared
 from cupyflash.problem import Array, Layout, Problem, Window, require_flag
 from cupyflash.schedules import plan
 from cupyflash.simulated import PreparedSimulation
@@ -39,28 +37,33 @@ def attention(
 
     Shapes: q (n_q, d), (h, n_q, d) or (b, h, n_q, d); k the same with n_k and h_kv heads, where h_kv divides h; v as k, with
     d_v in place of d if you like. d and d_v are 1 to 256; float16, bfloat16 (compute capability 8.0) or float32, all alike;
-    any strides whose last axis is contiguous. `scale` is 1 / sqrt(d) when None.
+    any strides whose last axis is contiguous. `scale` is 1 / sqrt(d) when None. Scores are float32 numbers: what finite inputs make
+    of them up to 2e38 comes out right, beyond that as NaN.
 
     What a row sees: `causal` is aligned bottom-right, row r sees key c when c <= r + n_k - n_q; `window` = (left, right) lets
     it see the keys from r + n_k - n_q - left to r + n_k - n_q + right, None for no limit on a side. `mask`, of bool, is true
     where row and key go together; `bias`, of q's dtype, is added to the scaled scores; both broadcast to (..., n_q, n_k).
-    `key_lengths`, integers of shape (b,) from 0 to n_k, says how many keys each batch has; what k and v hold behind them is
-    never read. `block_mask`, of bool, (b or 1, h or 1, Tr, Tc) with fewer axes at will, keeps blocks of `tiling` (Br, Bc), where
-    Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1" and "fa2"). The masks
-    add up. A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight
+    `key_lengths`, integers of shape (b,) from 0 to n_k in an array or a list, says how many keys each batch has; what k and v
+    hold behind them is never read. `block_mask`, of bool, (b or 1, h or 1, Tr, Tc) with fewer axes at will, keeps blocks of
+    `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
+    and "fa2"). The masks add up. A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight
     zero, but a NaN or infinity in a masked row of v may still show in rows that share a tile with it. (Lengths on a GPU are
     not looked at beforehand: one that is out of range there is taken as 0 or n_k.)
 
-    `algorithm`: "fa2" (FlashAttention-2), "fa1" (FlashAttention, Algorithm 1), "standard" (Algorithm 0, with S and P in memory
-    in q's dtype, so that scores beyond its range overflow), or "auto", which is "fa2". `tiling`: None for block sizes fitted
-    to the device,
-    (block_rows, block_cols), or "paper" for the formula's own, which run where they are multiples of 16.
+    `algorithm`: "auto", the default, runs "fa2", FlashAttention-2, whose tile is the one that a model of the chip predicts to be
+    fastest, and not the FlashAttention paper's Bc = ceil(M / 4d), Br = min(Bc, d). "fa1" (FlashAttention, Algorithm 1) is that
+    formula at work, rounded to what fits. "standard" is Algorithm 0, with S and P in memory in q's dtype, so that scores beyond
+    its range overflow. `tiling`: None for these, (block_rows, block_cols) that the kernel runs, or "paper" for the formula to
+    the letter, which runs where it gives multiples of 16 that fit.
     `out`, if given, receives O: q's dtype, shape (..., n_q, d_v), positive strides, no memory shared with an input.
 
     Returns O in q's dtype on q's device; with `return_lse` also L, the natural logarithm of the sum of exponentials of each
     row, float32 of shape q.shape[:-1]. CuPy arrays run on their device and the current stream; NumPy arrays run the same
-    kernel on the simulated device (see `simulated_device`). Objects with the CUDA array interface or DLPack are taken as
-    views.
+    kernel on the simulated device (see `simulated_device`). Other objects that offer their memory are taken as views: through
+    DLPack, in order with what their own stream still does, or else the CUDA array interface.
+
+    While a CUDA graph is captured, a call keeps what it allocates for itself for good; arrays that it is given or returns are
+    its caller's to keep for as long as the graph lives, and no list or NumPy array can be copied to the GPU then.
 
     Raises TypeError or ValueError for bad arguments before anything is compiled or launched; RuntimeError for NumPy arrays
     that would take the simulated device too long.
@@ -68,17 +71,17 @@ def attention(
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
     require_flag("return_lse", return_lse)
-    given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "key_lengths": key_lengths, "block_mask": block_mask}
+    given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "block_mask": block_mask}
     inputs = {name: as_array(name, array) for name, array in given.items() if name in "qkv" or array is not None}
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
-    gpu = on_gpu(**arrays)
+    lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
+    gpu, beside = placed(arrays, lengths)
     algorithm = "fa2" if algorithm == "auto" else algorithm
-    with device_of(gpu, **arrays):
-        call = prepared(_prepare, gpu, arrays, causal, window, scale, algorithm, tiling, bool(return_lse))
+    with device_of(gpu, **arrays, **beside):
+        call = prepared(_prepare, gpu, arrays | lengths, causal, window, scale, algorithm, tiling, bool(return_lse))
         if out is not None:
-            refuse_out(arrays["out"], **inputs)
-        if key_lengths is not None:
-            inputs["key_lengths"] = as_contiguous(gpu, inputs["key_lengths"], np.int32)
+            refuse_out(arrays["out"], **inputs, **beside)
+        inputs |= lengths_on_device(gpu, lengths, inputs["k"].shape[-2])
         made = call.launch({**inputs, "Q": inputs["q"], "K": inputs["k"], "V": inputs["v"], "O": arrays.get("out")})
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o

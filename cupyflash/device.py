@@ -145,12 +145,7 @@ class Device:
             ValueError: no such device, or a bad size or file.
             OSError: the file cannot be read.
         """
-        if not isinstance(name, str | os.PathLike):
-            raise TypeError(f"name must be a device's name or the path of a .toml file, got {name!r}")
-        if isinstance(name, os.PathLike) or name.lower().endswith(".toml"):
-            return cls.from_file(name, sram=sram)
-        device = _pick(_catalogue(), name, "the catalogue", "; or the path of a .toml file").device
-        return device if sram is None else device.with_sram(sram)
+        return find_device("name", name, sram)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], name: str | None = None, sram: int | str | None = None) -> Device:
@@ -167,13 +162,18 @@ class Device:
         Raises:
             ValueError: not TOML; a missing or unknown key, a wrong type, a figure that is not positive (with file,
                 device and key); no such device; or several, and no name.
+            TypeError: `path` is no path, or `name` no text.
             OSError: the file cannot be read.
         """
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"path must be the path of a .toml file, got {path!r}")
+        if not isinstance(name, str | None):
+            raise TypeError(f"name must be a device's name or None, got {name!r}")
         entries = _parse(Path(path).read_bytes(), os.fspath(path))
         if name is None and len(entries) > 1:
             names = ", ".join(entry.device.name for entry in entries)
             raise ValueError(f"name = None: {os.fspath(path)} holds several devices, allowed are {names}")
-        device = (entries[0] if name is None else _pick(entries, name, os.fspath(path))).device
+        device = (entries[0] if name is None else _pick(entries, "name", name, os.fspath(path))).device
         return device if sram is None else device.with_sram(sram)
 
     @classmethod
@@ -247,6 +247,16 @@ class Device:
         )
 
 
+def find_device(argument: str, name: str | os.PathLike[str], sram: int | str | None = None) -> Device:
+    """`Device.named`, for a caller who has the name from another `argument`, which errors then say."""
+    if not isinstance(name, str | os.PathLike):
+        raise TypeError(f"{argument} must be a device's name or the path of a .toml file, got {name!r}")
+    if isinstance(name, os.PathLike) or name.lower().endswith(".toml"):
+        return Device.from_file(name, sram=sram)
+    device = _pick(_catalogue(), argument, name, "the catalogue", "; or the path of a .toml file").device
+    return device if sram is None else device.with_sram(sram)
+
+
 class _Entry(NamedTuple):
     device: Device
     cuda_names: tuple[str, ...]
@@ -296,7 +306,7 @@ def _key(name: str) -> str:
     return re.sub(r"[\s_-]+", "", name).casefold().removeprefix("nvidia")
 
 
-def _pick(entries: tuple[_Entry, ...], name: str, where: str, also: str = "") -> _Entry:
+def _pick(entries: tuple[_Entry, ...], argument: str, name: str, where: str, also: str = "") -> _Entry:
     known = {_key(each): entry for entry in entries for each in (entry.device.name, *entry.cuda_names)}
     if found := known.get(_key(name)):
         return found
@@ -305,7 +315,7 @@ def _pick(entries: tuple[_Entry, ...], name: str, where: str, also: str = "") ->
     close = dict.fromkeys(known[key].device.name for key in difflib.get_close_matches(_key(name), known))
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     names = ", ".join(entry.device.name for entry in entries)
-    raise ValueError(f"name = {name!r}: not in {where}; {hint}allowed are {names}{also}")
+    raise ValueError(f"{argument} = {name!r}: not in {where}; {hint}allowed are {names}{also}")
 
 
 def _parse_size(argument: str, value: int | str) -> int:

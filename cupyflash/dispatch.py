@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,8 @@ from cupyflash.device import Device
 from cupyflash.problem import address
 from cupyflash.simulated import Simulation, current_simulation
 
-# DLPack's number for memory of the CPU (kDLCPU).
-DLPACK_CPU = 1
+# DLPack's numbers for memory of the host: kDLCPU, kDLCUDAHost (pinned).
+DLPACK_HOST = (1, 3)
 
 
 def on_gpu(**arrays: Any) -> bool:
@@ -38,9 +40,11 @@ def on_gpu(**arrays: Any) -> bool:
 
 
 def as_array(name: str, array: Any) -> Any:
-    """NumPy and CuPy arrays as they are; other objects that offer their memory (CUDA array interface, DLPack) as views.
+    """NumPy and CuPy arrays as they are; other objects that offer their memory (DLPack, CUDA array interface) as views.
 
-    TypeError for everything else: lists, scalars, None, masked arrays.
+    DLPack goes first: it knows bfloat16, and orders what the object's own stream still does before CuPy's current stream, where
+    the CUDA array interface has two nameless bytes, and at best waits. TypeError for everything else: lists, scalars, None,
+    masked arrays, tensors that require grad.
     """
     cupy = sys.modules.get("cupy")
     if isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray):
@@ -48,16 +52,46 @@ def as_array(name: str, array: Any) -> Any:
     if cupy is not None and isinstance(array, cupy.ndarray):
         return array
     if not isinstance(array, np.generic | np.ma.MaskedArray):
-        if hasattr(array, "__cuda_array_interface__"):
-            return importlib.import_module("cupy").asarray(array)
+        if getattr(array, "requires_grad", False) is True:
+            raise TypeError(f"{name} must be a tensor that does not require grad, got one that does: pass {name}.detach()")
         if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
             try:
-                if array.__dlpack_device__()[0] == DLPACK_CPU:
+                if array.__dlpack_device__()[0] in DLPACK_HOST:
                     return np.from_dlpack(array)
                 return importlib.import_module("cupy").from_dlpack(array)
-            except (BufferError, RuntimeError, ValueError) as error:
-                raise TypeError(f"{name} cannot be taken through DLPack: {error}") from error
+            except (BufferError, RuntimeError, TypeError, ValueError) as error:
+                dtype = f", of dtype {array.dtype}," if hasattr(array, "dtype") else ""
+                raise TypeError(f"{name}{dtype} cannot be taken through DLPack: {error}") from error
+        if hasattr(array, "__cuda_array_interface__"):
+            try:
+                return importlib.import_module("cupy").asarray(array)
+            except (RuntimeError, TypeError, ValueError) as error:
+                raise TypeError(f"{name} cannot be taken through the CUDA array interface: {error}") from error
     raise TypeError(f"{name} must be a NumPy or CuPy array, got {type(array).__name__}")
+
+
+def as_integers(name: str, numbers: Any) -> Any:
+    """A list or tuple of integers as a NumPy array of int32; all else as `as_array`. TypeError or ValueError for other numbers."""
+    if not isinstance(numbers, list | tuple):
+        return as_array(name, numbers)
+    limits = np.iinfo(np.int32)
+    for number in numbers:
+        if isinstance(number, bool | np.bool_) or not isinstance(number, Integral):
+            raise TypeError(f"{name} must be integers, got {number!r} among them")
+        if not limits.min <= int(number) <= limits.max:
+            raise ValueError(f"{name} must fit 32 bits, got {number} among them")
+    return np.array(numbers, np.int32)
+
+
+def placed(arrays: Mapping[str, Any], integers: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
+    """Whether a call's arrays are on a GPU; and those of its integers that must be there too, by name. TypeError as `on_gpu`.
+
+    NumPy's integers of arrays on a GPU stay behind on the host, where they can be looked at; a call copies them.
+    """
+    gpu = on_gpu(**arrays)
+    beside = {name: array for name, array in integers.items() if not (gpu and isinstance(array, np.ndarray))}
+    on_gpu(**arrays, **beside)
+    return gpu, beside
 
 
 def device_of(gpu: bool, **arrays: Any) -> AbstractContextManager[object]:

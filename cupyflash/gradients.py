@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,9 +13,18 @@ from cupyflash import varlen
 from cupyflash.attention import attention
 from cupyflash.binding import Masks
 from cupyflash.device import Device
-from cupyflash.dispatch import as_array, device_of, on_gpu, target
-from cupyflash.launcher import Prepared, as_contiguous, prepare_gradients, prepared
-from cupyflash.problem import Array, Layout, Problem, Window, check_operand, require_flag, row_alignment
+from cupyflash.dispatch import as_array, as_integers, device_of, placed, target
+from cupyflash.launcher import (
+    Prepared,
+    as_contiguous,
+    hold_for_graph,
+    integers_on_device,
+    lengths_on_device,
+    prepare_gradients,
+    prepared,
+    zeros,
+)
+from cupyflash.problem import Array, Layout, Problem, Window, check_operand, last_axis_contiguous, require_flag, row_alignment
 from cupyflash.schedules import BACKWARD_ALGORITHMS, BackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiling import TilingChoice
@@ -45,9 +53,12 @@ def attention_backward(
     """dq, dk and dv: what `attention`'s inputs do to sum(dout * O), without a matrix of n_q x n_k in memory.
 
     `out` and `lse` are what `attention(q, k, v, ..., return_lse=True)` returned; `dout` is the gradient of out, of its shape and
-    dtype and contiguous along its last axis. All else as for `attention`, and with the values of that call. S and P are computed
-    again, from L. Query heads that share a key head add up in its dk and dv; a row that sees no key has a gradient of zero, and
-    so has a key that no row sees.
+    dtype; where its last axis is not contiguous, as in `broadcast_to(1, out.shape)`, the gradient of `out.sum()`, it is copied.
+    All else as for `attention`, and with the values of that call. S and P are computed again, from L. Query heads that share a
+    key head add up in its dk and dv; a row that sees no key has a gradient of zero, and so has a key that no row sees. Of a masked
+    key or value that is a NaN or an infinity the gradients of the rows beside it are NaN, since its weight of zero times that is: keys
+    behind `key_lengths` are not read. Rows whose L is beyond 4096 take "fa2" longer, as it looks at their scores once more; the
+    other two take P from what float32 leaves of L.
 
     `algorithm`: "fa2" (FlashAttention-2), or "auto", which is "fa2". It sums dq by atomics, in float32 and in no order;
     `deterministic` takes a kernel of its own for dq instead, which gives the same bits each time. "fa1" (FlashAttention's
@@ -59,17 +70,18 @@ def attention_backward(
     """
     _check_choices(algorithm, bias, deterministic=deterministic, return_dbias=return_dbias)
     given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
-    masks = zip(MASKS, (mask, bias, key_lengths, block_mask), strict=True)
-    given |= {name: array for name, array in masks if array is not None}
+    masks = {"mask": mask, "bias": bias, "block_mask": block_mask}
+    given |= {name: array for name, array in masks.items() if array is not None}
     arrays = {name: as_array(name, array) for name, array in given.items()}
-    gpu = on_gpu(**arrays)
-    with device_of(gpu, **arrays):
-        call = prepared(_prepare, gpu, arrays, causal, window, scale, algorithm, tiling, bool(deterministic), bool(return_dbias))
-        arrays["lse"] = as_contiguous(gpu, arrays["lse"], np.float32)
-        if key_lengths is not None:
-            arrays["key_lengths"] = as_contiguous(gpu, arrays["key_lengths"], np.int32)
-        if return_dbias:  # a sum
-            arrays["dbias"] = (sys.modules["cupy"] if gpu else np).zeros(arrays["bias"].shape, np.float32)
+    lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
+    gpu, beside = placed(arrays, lengths)
+    with device_of(gpu, **arrays, **beside):
+        options = causal, window, scale, algorithm, tiling, bool(deterministic), bool(return_dbias)
+        call = prepared(_prepare, gpu, _readable(arrays | lengths), *options)
+        arrays |= lengths_on_device(gpu, lengths, arrays["k"].shape[-2])
+        arrays |= _beside(gpu, arrays)
+        if return_dbias:
+            arrays["dbias"] = zeros(gpu, arrays["bias"].shape, np.float32)
         made = call.launch(arrays | {tensor: arrays[name] for tensor, name in TENSORS.items()})
     gradients = (made["dQ"], made["dK"], made["dV"])
     return (*gradients, arrays["dbias"].astype(arrays["q"].dtype)) if return_dbias else gradients
@@ -92,7 +104,7 @@ def _prepare(
     dbias: bool,
 ) -> Prepared | PreparedSimulation:
     problem = Problem.from_arrays(**_inputs(arrays), causal=causal, window=window, scale=scale)
-    alignment = _check_beside(arrays, arrays["q"].shape[:-1])
+    alignment = check_beside(arrays, arrays["q"].shape[:-1])
     problem = replace(problem, alignment=min(problem.alignment, alignment))
     device, simulation = target(gpu)
     schedule = _planned(problem, device, algorithm, tiling, deterministic, arrays["bias"] if dbias else None)
@@ -102,6 +114,20 @@ def _prepare(
         tensors["dbias"] = Layout.contiguous(arrays["bias"].shape, np.float32)
     masks = Masks(**{name: arrays.get(name) for name in MASKS})
     return prepare_gradients(schedule, simulation, tensors | made, masks, made)
+
+
+def _readable(arrays: dict[str, Any]) -> dict[str, Any]:
+    """The arrays as the kernels get them: of a dout that they cannot read, the layout of its copy."""
+    dout = arrays["dout"]
+    return arrays if last_axis_contiguous(dout) else arrays | {"dout": Layout.contiguous(dout.shape, dout.dtype)}
+
+
+def _beside(gpu: bool, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """lse without strides, and a dout that kernels can read: a broadcast gradient, of `out.sum()` say, has none of its own."""
+    dout = arrays["dout"]
+    if not last_axis_contiguous(dout):
+        dout = as_contiguous(gpu, dout, dout.dtype)
+    return {"lse": as_contiguous(gpu, arrays["lse"], np.float32), "dout": dout}
 
 
 def _made(tensors: Mapping[str, Array]) -> dict[str, Layout]:
@@ -137,9 +163,10 @@ def attention_varlen_backward(
     gpu, bounds, beside = varlen.bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
     with device_of(gpu, **arrays, **beside):
         options = causal, window, scale, tiling, bool(deterministic)
-        call = varlen.prepared_sequences(_posed, _prepare_varlen, gpu, arrays, bounds, (max_seqlen_q, max_seqlen_k), *options)
-        arrays["lse"] = as_contiguous(gpu, arrays["lse"], np.float32)
-        on_device = {name: as_contiguous(gpu, array, np.int32) for name, array in bounds.items()}
+        longest = max_seqlen_q, max_seqlen_k
+        call = varlen.prepared_sequences(_posed, _prepare_varlen, gpu, _readable(arrays), bounds, longest, *options)
+        on_device = integers_on_device(gpu, bounds)
+        arrays |= _beside(gpu, arrays)
         made = call.launch(on_device | {tensor: arrays[name] for tensor, name in TENSORS.items()})
     return made["dQ"], made["dK"], made["dV"]
 
@@ -147,7 +174,7 @@ def attention_varlen_backward(
 def _posed(gpu: bool, arrays: Mapping[str, Any], causal: bool, window: Window | None, scale: float | None) -> Problem:
     """As many sequences as there are, of lengths that are yet to be looked at."""
     problem = varlen.posed(gpu, _inputs(arrays), causal, window, scale)
-    alignment = _check_beside(arrays, arrays["q"].shape[1::-1])
+    alignment = check_beside(arrays, arrays["q"].shape[1::-1])
     return replace(problem, alignment=min(problem.alignment, alignment))
 
 
@@ -165,8 +192,8 @@ def _prepare_varlen(
 ) -> Prepared | PreparedSimulation:
     problem = replace(_posed(gpu, arrays, causal, window, scale), seqlen_q=longest_q, seqlen_k=longest_k)
     device, simulation = target(gpu)
-    total = arrays["q"].shape[0]
-    schedule = plan_varlen_backward(problem, device, total, seqlens, tiling, deterministic=deterministic)
+    totals = arrays["q"].shape[0], arrays["k"].shape[0]
+    schedule = plan_varlen_backward(problem, device, seqlens, tiling, deterministic=deterministic, totals=totals)
     tensors: dict[str, Any] = {tensor: arrays[name] for tensor, name in TENSORS.items()}
     made = _made(tensors)
     views = {name: array if name == "L" else varlen.heads_first(array) for name, array in (tensors | made).items()}
@@ -179,7 +206,7 @@ def _inputs(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {name: array for name, array in arrays.items() if name not in ("dout", "out", "lse")}
 
 
-def _check_beside(arrays: Mapping[str, Any], rows: tuple[int, ...]) -> int:
+def check_beside(arrays: Mapping[str, Any], rows: tuple[int, ...]) -> int:
     """TypeError or ValueError for a dout, out or lse that does not go with the others; the alignment of the first two's rows."""
     q, v, lse = (arrays[name] for name in ("q", "v", "lse"))
     for name in ("out", "dout"):
@@ -220,12 +247,15 @@ def attention_vjp(
         raise TypeError(f"attention_vjp has no {unknown.pop()}")
     _check_choices(algorithm, options.get("bias"), deterministic=deterministic, return_dbias=return_dbias)
     given = {"q": q, "k": k, "v": v} | {name: options[name] for name in MASKS if options.get(name) is not None}
+    lengths = {name: as_integers(name, given.pop(name)) for name in ("key_lengths",) if name in given}
     arrays = {name: as_array(name, array) for name, array in given.items()}
-    gpu = on_gpu(**arrays)
-    with device_of(gpu, **arrays):
+    gpu, beside = placed(arrays, lengths)
+    with device_of(gpu, **arrays, **beside):
         posed = options.get("causal", False), options.get("window"), options.get("scale")
-        prepared(_check_planned, gpu, arrays, *posed, algorithm, tiling, bool(deterministic), bool(return_dbias))
-    out, lse = attention(q, k, v, algorithm=algorithm, tiling=tiling, return_lse=True, **options)
+        prepared(_check_planned, gpu, arrays | lengths, *posed, algorithm, tiling, bool(deterministic), bool(return_dbias))
+        out, lse = attention(q, k, v, algorithm=algorithm, tiling=tiling, return_lse=True, **options)
+        if gpu:
+            hold_for_graph(lse)  # which nobody but the pullback has
     options |= {"algorithm": algorithm, "tiling": tiling, "deterministic": deterministic, "return_dbias": return_dbias}
 
     def pullback(dout: Any) -> tuple[Any, ...]:

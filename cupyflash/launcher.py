@@ -7,16 +7,16 @@ element, so that it is kept: the next call of the same layouts and options only 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from cupyflash.binding import Masks, argument_values, gradient_values, kernel_arguments
 from cupyflash.compiler import gpu_function
-from cupyflash.problem import Array, Layout
+from cupyflash.problem import Array, Layout, check_key_lengths, numpy_dtype
 from cupyflash.schedules import BackwardSchedule, Kernel, TileSchedule
 from cupyflash.simulated import PreparedSimulation, Simulation
 
@@ -56,7 +56,7 @@ class Prepared:
         outputs = {name: empty(made.shape, made.dtype) for name, made in self._outputs.items()}
         workspaces = {name: empty(made.shape, made.dtype) for name, made in self._workspaces.items()}
         if workspaces:
-            _hold_for_graph(workspaces)
+            hold_for_graph(workspaces)
         every = {**arrays, **outputs, **workspaces}
         for kernel, function, (template, places) in zip(self._kernels, self._functions, self._arguments, strict=True):
             arguments = template.copy()
@@ -107,10 +107,7 @@ def prepare_gradients(
 
 def _layouts(schedule: TileSchedule) -> dict[str, Layout]:
     """Of a schedule's workspaces."""
-    return {
-        name: Layout.contiguous(space.shape, ml_dtypes.bfloat16 if space.dtype == "bfloat16" else space.dtype)
-        for name, space in schedule.workspaces().items()
-    }
+    return {name: Layout.contiguous(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
 
 
 def _prepared(
@@ -158,18 +155,72 @@ def as_contiguous(gpu: bool, array: Any, dtype: type[np.generic]) -> Any:
         return np.ascontiguousarray(array, dtype)
     converted = sys.modules["cupy"].ascontiguousarray(array, dtype)
     if converted is not array:
-        _hold_for_graph(converted)
+        hold_for_graph(converted)
     return converted
 
 
-def _hold_for_graph(arrays: Any) -> None:
+def integers_on_device(gpu: bool, integers: Mapping[str, Any]) -> dict[str, Any]:
+    """Integers as the kernels take them, contiguous and of int32.
+
+    ValueError while a CUDA graph is captured for NumPy's, whose copy cannot be part of the graph.
+    """
+    on_host = [name for name, array in integers.items() if isinstance(array, np.ndarray)]
+    if gpu and on_host and capturing():
+        raise ValueError(
+            f"{on_host[0]} must be on the GPU while a CUDA graph is captured, since a copy from the host cannot be part of it: "
+            f"pass cupy.asarray({on_host[0]}, dtype=cupy.int32), made before the capture"
+        )
+    return {name: as_contiguous(gpu, array, np.int32) for name, array in integers.items()}
+
+
+def lengths_on_device(gpu: bool, lengths: Mapping[str, Any], keys: int) -> dict[str, Any]:
+    """The same of `key_lengths`, if given; NumPy's, of arrays on a GPU, are looked at first: ValueError above `keys`."""
+    for array in lengths.values():
+        if gpu and isinstance(array, np.ndarray):
+            check_key_lengths(array.tolist(), len(array), keys)
+    return integers_on_device(gpu, lengths)
+
+
+def zeros(gpu: bool, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:
+    """Zeros for kernels to add to. On a GPU they are set in stream order, so that a graph sets them at each replay."""
+    if not gpu:
+        return np.zeros(shape, dtype)
+    made = sys.modules["cupy"].zeros(shape, dtype)
+    hold_for_graph(made)
+    return made
+
+
+def capturing() -> bool:
+    """Whether CuPy's current stream captures a CUDA graph."""
+    return bool(sys.modules["cupy"].cuda.get_current_stream().is_capturing())
+
+
+def hold_for_graph(arrays: Any) -> None:
     """While a CUDA graph is captured, keep arrays for good.
 
     A graph replays with the addresses that it was captured with, so the memory pool must not hand what a captured call
-    allocated for itself to anyone else, and CuPy does not say when a graph is gone.
+    allocated for itself to anyone else, and CuPy does not say when a graph is gone. What a call returns is its caller's to keep.
     """
-    if sys.modules["cupy"].cuda.get_current_stream().is_capturing():
+    if capturing():
         _held_for_graphs.append(arrays)
+
+
+@contextmanager
+def held_for_graph(gpu: bool) -> Iterator[None]:
+    """The same for all that CuPy's own functions allocate in this context, temporaries too."""
+    if not gpu or not capturing():
+        yield
+        return
+    cuda = sys.modules["cupy"].cuda
+    allocate = cuda.get_allocator()
+
+    def hold(size: int) -> Any:
+        memory = allocate(size)
+        _held_for_graphs.append(memory)
+        return memory
+
+    with cuda.using_allocator(hold):
+        yield
 
 
 _held_for_graphs: list[Any] = []

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.dispatch import as_array, device_of, on_gpu
-from cupyflash.problem import dtype_name
+from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_out
+from cupyflash.launcher import held_for_graph
+from cupyflash.problem import address, array_dtype, overlaps_itself
 
 
 def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, *, out: Any | None = None) -> tuple[Any, Any]:
@@ -19,8 +20,9 @@ def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, *, out: Any | None 
     (What `attention_varlen` returns goes in as `o.swapaxes(0, 1)`.) A log-sum-exp of -inf says that no key was seen: the other
     side is then the result, exactly; of both, zeros and -inf. Commutative, and associative but for rounding.
 
-    Computed in float32. Returns O in its dtype and L in float32; `out`, if given, receives O, and may be o_a or o_b. NumPy and
-    CuPy arrays alike, of any strides; those of CuPy on their device and the current stream.
+    Computed in float32. Returns O in its dtype and L in float32; `out`, if given, receives O: o_a or o_b itself, or memory that
+    no input shares, with a place for every element. NumPy and CuPy arrays alike, of any strides; those of CuPy on their device
+    and the current stream.
 
     Raises TypeError or ValueError for arrays that do not go together.
     """
@@ -28,9 +30,9 @@ def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, *, out: Any | None 
     arrays = {name: as_array(name, array) for name, array in given.items()}
     gpu = on_gpu(**arrays)
     _check(**arrays)
-    if isinstance(arrays.get("out"), np.ndarray) and not arrays["out"].flags.writeable:
-        raise ValueError("out must be writeable, got a read-only array")
-    with device_of(gpu, **arrays):
+    if out is not None:
+        _check_out(**arrays)
+    with device_of(gpu, **arrays), held_for_graph(gpu):
         o, lse = _merge(sys.modules["cupy"] if gpu else np, *(arrays[name] for name in ("o_a", "lse_a", "o_b", "lse_b")))
         if out is None:
             return o, lse
@@ -53,7 +55,7 @@ def _merge(xp: Any, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, An
 
 
 def _check(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, out: Any | None = None) -> None:
-    dtype_name(o_a.dtype, "o_a")
+    array_dtype("o_a", o_a)
     if o_a.ndim < 2:
         raise ValueError(f"o_a must be (..., n, d), got shape {o_a.shape}")
     for name, array, shape, dtype in (
@@ -66,3 +68,16 @@ def _check(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, out: Any | None = None) -
             raise TypeError(f"{name} must be of dtype {dtype}, got {array.dtype}")
         if array.shape != shape:
             raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+
+
+def _check_out(out: Any, **inputs: Any) -> None:
+    """ValueError for an out that cannot hold the result, or of which an input, o_a and o_b themselves apart, has a part."""
+    if 0 not in out.shape and overlaps_itself(out):
+        raise ValueError(f"out must have a place for every element, got strides {out.strides} bytes for shape {out.shape}")
+    refuse_out(out, **{name: array for name, array in inputs.items() if not _same(array, out)})
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two arrays are the same elements."""
+    strides = [[stride for length, stride in zip(x.shape, x.strides, strict=True) if length > 1] for x in (a, b)]
+    return bool(address(a) == address(b) and a.shape == b.shape and a.dtype == b.dtype and strides[0] == strides[1])

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import glob
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.util import find_spec
+
+INSTALL = "pip install 'cupyflash[sim]', or a CUDA toolkit of CuPy's CUDA version (CUDA_PATH says where, if not in its usual place)"
 
 
 class CompileError(RuntimeError):
@@ -13,14 +20,34 @@ class CompileError(RuntimeError):
         super().__init__(f"{name} does not compile:\n{log}")
 
 
+@cache
 def header_directories() -> tuple[str, ...]:
-    """Where the CUDA headers are (cuda_fp16.h is not in the CuPy wheel): those of the CUDA extra's own wheels."""
+    """Where the CUDA headers are, which the CuPy wheel does not have: the directories for -I, none where they are not found.
+
+    cuda-pathfinder, by which CuPy 14 finds them too, knows the CUDA extra's wheels, conda, CUDA_PATH and the system's toolkit.
+    Without it: what earlier CuPy looks at, which is the wheels, CUDA_PATH, the toolkit of the nvcc on the PATH, /usr/local/cuda.
+    """
     try:
         from cuda.pathfinder import find_nvidia_header_directory
-    except ImportError as error:
-        raise ImportError(f"compiling CUDA C needs the CUDA headers ({error}): pip install 'cupyflash[sim]'") from error
-    found = (find_nvidia_header_directory(library) for library in ("cudart", "cccl"))
+    except ImportError:
+        found = []
+    else:
+        found = [find_nvidia_header_directory(library) for library in ("cudart", "cccl")]
+    if not any(found):
+        found = [next((path for path in _usual_places() if os.path.isfile(os.path.join(path, "cuda_fp16.h"))), None)]
     return tuple(path for path in found if path)
+
+
+def _usual_places() -> Iterator[str]:
+    """Directories where a CUDA toolkit has its headers."""
+    wheels = find_spec("nvidia")
+    for root in (wheels.submodule_search_locations or ()) if wheels else ():
+        yield from sorted(glob.glob(os.path.join(root, "cu[0-9]*", "include")), reverse=True)
+        yield os.path.join(root, "cuda_runtime", "include")
+    roots = [os.environ.get(name) for name in ("CUDA_PATH", "CUDA_HOME")]
+    nvcc = shutil.which("nvcc")
+    roots += [os.path.dirname(os.path.dirname(os.path.realpath(nvcc))) if nvcc else None, "/usr/local/cuda"]
+    yield from (os.path.join(root, "include") for root in roots if root)
 
 
 def compile_to_ptx(source: str, options: Sequence[str], name: str) -> str:
@@ -28,7 +55,7 @@ def compile_to_ptx(source: str, options: Sequence[str], name: str) -> str:
 
     `options` are NVRTC's; without an architecture among them it is compute_80. Line information is always on, the
     language is C++17 unless the options say otherwise.
-    Raises `CompileError` with NVRTC's log, ImportError where CuPy or NVRTC is missing.
+    Raises `CompileError` with NVRTC's log, ImportError where CuPy, NVRTC or a CUDA header is missing.
     """
     lineinfo = () if {"-lineinfo", "--generate-line-info"} & set(options) else ("-lineinfo",)
     text, _ = _compile(source, (*options, *lineinfo), name, "getPTX")
@@ -49,19 +76,26 @@ def _compile(source: str, options: Sequence[str], name: str, product: str) -> tu
     try:
         from cupy.cuda import nvrtc
     except ImportError as error:
-        raise ImportError(f"compiling CUDA C needs NVRTC ({error}): pip install 'cupyflash[sim]'") from error
+        raise ImportError(f"compiling CUDA C needs NVRTC ({error}): {INSTALL}") from error
     full = list(options)
     if not any(o.startswith(("-arch", "--gpu-architecture")) for o in full):
         full.append("-arch=compute_80")
     if not any(o.startswith(("-std", "--std")) for o in full):
         full.append("-std=c++17")
-    full += [f"-I{path}" for path in header_directories()]
-    program = nvrtc.createProgram(source, name, [], [])
+    directories = header_directories()
+    full += [f"-I{path}" for path in directories]
+    try:
+        program = nvrtc.createProgram(source, name, [], [])
+    except (ImportError, RuntimeError) as error:  # the first call loads the library
+        raise ImportError(f"compiling CUDA C needs NVRTC ({' '.join(str(error).split())}): {INSTALL}") from error
     try:
         nvrtc.compileProgram(program, full)
         made, log = getattr(nvrtc, product)(program), nvrtc.getProgramLog(program)
     except nvrtc.NVRTCError as error:
-        raise CompileError(name, nvrtc.getProgramLog(program) or str(error)) from error
+        log = nvrtc.getProgramLog(program) or str(error)
+        if not directories and "could not open source file" in log:
+            raise ImportError(f"compiling CUDA C needs the CUDA headers ({log.strip().splitlines()[0]}): {INSTALL}") from error
+        raise CompileError(name, log) from error
     finally:
         nvrtc.destroyProgram(program)
     return made if isinstance(made, bytes) else str(made).encode(), log

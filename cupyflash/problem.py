@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral, Real
@@ -13,7 +14,8 @@ import numpy as np
 # Bytes of one element. The input types of the paper's M: shared memory is counted in elements of these.
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
 MAX_HEAD_DIM = 256
-LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+# Of a scale but 0: as float32's normal numbers have it, and so that it stays finite times log2(e). Kernels take smaller ones for 0.
+SCALES = (2.0**-126, 2.0**127)
 # The kernels count rows and columns in 32 bits, with room for a block more.
 MAX_LENGTH = 2**31 - 2**20
 # The widest copy between HBM and SRAM, in bytes.
@@ -160,19 +162,19 @@ class Problem:
             object.__setattr__(self, "window", window)
             object.__setattr__(self, "causal", causal)
         if self.key_lengths is not None:
-            lengths = tuple(int(length) for length in self.key_lengths)
-            if not self.padded or len(lengths) != self.batch or not all(0 <= n <= self.seqlen_k for n in lengths):
-                raise ValueError(
-                    f"key_lengths must be {self.batch} lengths between 0 and {self.seqlen_k:,} of a padded problem, got {lengths}"
-                )
-            object.__setattr__(self, "key_lengths", lengths)
+            if not self.padded:
+                raise ValueError(f"key_lengths are those of a padded problem, got {self.key_lengths!r} with padded=False")
+            object.__setattr__(self, "key_lengths", check_key_lengths(self.key_lengths, self.batch, self.seqlen_k))
+        if self.block_mask is not None:
+            object.__setattr__(self, "block_mask", _checked_block_mask(self.block_mask, (self.batch, self.heads)))
         if self.scale is not None:
             if isinstance(self.scale, bool) or not isinstance(self.scale, Real):
                 raise TypeError(f"scale must be a real number or None, got {self.scale!r}")
-            if not abs(self.scale) <= LARGEST_FLOAT32:
-                raise ValueError(f"scale must be finite in float32, got {self.scale!r}")
+            if self.scale != 0 and not SCALES[0] <= abs(self.scale) <= SCALES[1]:
+                least, most = SCALES
+                raise ValueError(f"scale must be 0 or of a magnitude from {least:.2g} to {most:.2g}, got {self.scale!r}")
             object.__setattr__(self, "scale", float(self.scale))
-        if self.alignment not in (2, 4, 8, 16) or self.alignment < self.itemsize:
+        if not isinstance(self.alignment, Integral) or self.alignment not in (2, 4, 8, 16) or self.alignment < self.itemsize:
             raise ValueError(f"alignment must be 2, 4, 8 or 16 bytes and hold one {self.dtype}, got {self.alignment!r}")
 
     @classmethod
@@ -299,16 +301,38 @@ class Problem:
         return 2 * self.head_count * self.seqlen_q * self.seqlen_k * (3 * self.head_dim + 2 * self.value_dim)
 
 
+def check_key_lengths(lengths: Any, batch: int, keys: int) -> tuple[int, ...]:
+    """Lengths, in a sequence or an array, as a tuple of Python's integers. TypeError or ValueError for what are none."""
+    numbers = lengths.tolist() if isinstance(lengths, np.ndarray) else lengths
+    if not isinstance(numbers, Iterable) or isinstance(numbers, str | bytes):
+        raise TypeError(f"key_lengths must be a sequence of integers, got {lengths!r}")
+    numbers = tuple(numbers)
+    for number in numbers:
+        if isinstance(number, bool | np.bool_) or not isinstance(number, Integral):
+            raise TypeError(f"key_lengths must be integers, got {number!r} among them")
+    if len(numbers) != batch or not all(0 <= number <= keys for number in numbers):
+        raise ValueError(f"key_lengths must be {batch} lengths between 0 and {keys:,} of a padded problem, got {numbers}")
+    return tuple(int(number) for number in numbers)
+
+
 def _checked_block_mask(array: Any, pairs: tuple[int, int]) -> BlockMask:
+    """From an array of bool, or as it is; TypeError or ValueError for what cannot be that of so many (batches, heads)."""
+    if isinstance(array, BlockMask):
+        _check_block_mask_shape(array.shape, pairs)
+        return array
     _check_array("block_mask", array)
     if array.dtype.name != "bool":
         raise TypeError(f"block_mask must be of dtype bool, got {array.dtype}")
     if not 2 <= array.ndim <= 4:
         raise ValueError(f"block_mask must be (Tr, Tc), (h, Tr, Tc) or (b, h, Tr, Tc), got shape {array.shape}")
-    leading = (1,) * (4 - array.ndim) + tuple(array.shape[:-2])
-    if any(length not in (1, whole) for length, whole in zip(leading, pairs, strict=True)):
-        raise ValueError(f"block_mask must be (b or 1, h or 1, Tr, Tc) with (b, h) = {pairs}, got shape {array.shape}")
+    _check_block_mask_shape(array.shape, pairs)
     return BlockMask.of(array)
+
+
+def _check_block_mask_shape(shape: tuple[int, ...], pairs: tuple[int, int]) -> None:
+    leading = (1,) * (4 - len(shape)) + tuple(shape[:-2])
+    if any(length not in (1, whole) for length, whole in zip(leading, pairs, strict=True)):
+        raise ValueError(f"block_mask must be (b or 1, h or 1, Tr, Tc) with (b, h) = {pairs}, got shape {shape}")
 
 
 def _checked_window(window: object, causal: bool) -> tuple[Window | None, bool]:
@@ -332,6 +356,29 @@ def dtype_name(dtype: Any, argument: str = "dtype") -> str:
     if name not in ITEMSIZE:
         raise TypeError(f"{argument} must be one of {', '.join(ITEMSIZE)}, got {name}")
     return name
+
+
+def array_dtype(name: str, array: Any) -> str:
+    """The name of an array's dtype; TypeError for one that is not supported, with what helps."""
+    try:
+        return dtype_name(array.dtype, name)
+    except TypeError as error:
+        if array.dtype.kind not in "fiu":
+            raise
+        library = "numpy" if isinstance(array, np.ndarray) else "cupy"
+        raise TypeError(f"{error}: pass {name}.astype({library}.float32), or float16") from None
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's dtype of a name in `ITEMSIZE`; bfloat16 is that of ml_dtypes, which nothing else needs. ImportError without it."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise ImportError(f"bfloat16 needs ml_dtypes ({error}): pip install ml_dtypes", name="ml_dtypes") from error
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return found
 
 
 def address(array: Any) -> int:
@@ -374,12 +421,16 @@ def check_operand(name: str, array: Any, q: Array) -> None:
         raise ValueError(f"{name} must be (n, d), (h, n, d) or (b, h, n, d), got shape {array.shape}")
     if array.ndim != q.ndim:
         raise ValueError(f"{name} must have as many axes as q, got shape {array.shape} beside q's {q.shape}")
-    if dtype_name(array.dtype, name) != dtype_name(q.dtype, "q"):
+    if array_dtype(name, array) != array_dtype("q", q):
         raise TypeError(f"{name} must have q's dtype {q.dtype}, got {array.dtype}")
-    size = array.dtype.itemsize
-    if array.shape[-1] > 1 and array.strides[-1] != size and 0 not in array.shape:
+    if not last_axis_contiguous(array):
         raise ValueError(f"{name} must be contiguous along its last axis, got strides {array.strides} bytes for {array.dtype}")
     _check_strides(name, array)
+
+
+def last_axis_contiguous(array: Array) -> bool:
+    """Whether neighbours along the last axis are neighbours in memory, or there are none."""
+    return not (array.ndim and array.shape[-1] > 1 and array.strides[-1] != array.dtype.itemsize and 0 not in array.shape)
 
 
 def _check_array(name: str, array: Any) -> None:

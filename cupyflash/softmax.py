@@ -10,7 +10,7 @@ import numpy as np
 
 from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_overlap, target
 from cupyflash.launcher import Prepared
-from cupyflash.problem import address, dtype_name, overlaps_itself
+from cupyflash.problem import address, array_dtype, overlaps_itself
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules.softmax import SOFTMAX_ALGORITHMS, SoftmaxSchedule, plan_softmax
 from cupyflash.simulated import Simulation, refuse_findings
@@ -30,7 +30,7 @@ def softmax(x: Any, *, algorithm: str = "online", axis: int = -1, out: Any | Non
 
     Returns y with x's shape and dtype, on x's device; empty for an empty x. CuPy arrays run on their device and the current
     stream, without copies; NumPy arrays run the same kernel on the simulated device (see `simulated_device`). Objects with
-    the CUDA array interface or DLPack are taken as views.
+    DLPack or the CUDA array interface are taken as views.
 
     Raises TypeError or ValueError for bad arguments, before anything is compiled or launched; RuntimeError for a NumPy
     array that would take the simulated device too long.
@@ -86,7 +86,7 @@ def _axis(axis: Any, ndim: int) -> int:
 
 def _check_elements(name: str, array: Any) -> None:
     """Elements of a type that the kernels know, each at an address that is a multiple of its size."""
-    dtype_name(array.dtype, name)
+    array_dtype(name, array)
     size = array.dtype.itemsize
     if 0 not in array.shape and any(number % size for number in (address(array), *array.strides)):
         raise ValueError(f"{name} must be aligned to its elements of {size} bytes, got strides {array.strides} bytes")

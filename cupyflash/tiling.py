@@ -9,9 +9,6 @@ from typing import Literal
 from cupyflash.device import Device
 from cupyflash.problem import Problem
 
-# What `tiling=` may be: None for the fitted sizes, "paper" for the formula's, or (block_rows, block_cols).
-TilingChoice = Literal["paper"] | tuple[int, int] | None
-
 
 @dataclass(frozen=True)
 class TileSize:
@@ -23,6 +20,11 @@ class TileSize:
 
     def __str__(self) -> str:
         return f"Br {self.block_rows} x Bc {self.block_cols}"
+
+
+# What `tiling=` may be: None for the fitted sizes, "paper" for the formula's, (block_rows, block_cols) that a kernel runs, or a
+# TileSize to be counted with, whether a kernel runs it or not.
+TilingChoice = Literal["paper"] | tuple[int, int] | TileSize | None
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from cupyflash.binding import Masks
-from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_out, target
-from cupyflash.launcher import Prepared, as_contiguous, prepare_attention, prepared
+from cupyflash.dispatch import as_array, as_integers, device_of, placed, refuse_out, target
+from cupyflash.launcher import Prepared, capturing, integers_on_device, prepare_attention, prepared
 from cupyflash.problem import MAX_LENGTH, Array, Layout, Problem, Window, require_flag
 from cupyflash.schedules import plan_varlen
 from cupyflash.simulated import PreparedSimulation
@@ -40,12 +40,13 @@ def attention_varlen(
     """O = softmax(scale Q K^T) V of each sequence of a batch without padding, by FlashAttention-2; as `attention` otherwise.
 
     Shapes: q (total_q, h, d), k (total_k, h_kv, d), v (total_k, h_kv, d_v). Sequence b has the rows cu_seqlens_q[b] to
-    cu_seqlens_q[b + 1] - 1 of q, and those of k and v that cu_seqlens_k says: both are int32 of shape (b + 1,), begin with 0,
-    do not decrease, and end with total_q and total_k. `causal` and `window` are aligned bottom-right in each sequence.
+    cu_seqlens_q[b + 1] - 1 of q, and those of k and v that cu_seqlens_k says: both are int32 of shape (b + 1,) or lists, begin
+    with 0, do not decrease, and end with total_q and total_k. `causal` and `window` are aligned bottom-right in each sequence.
     A sequence may have no queries, or no keys: its rows are then zeros with a log-sum-exp of -inf.
 
     `max_seqlen_q` and `max_seqlen_k` are the lengths of the longest sequences, or more. Without them the bounds are looked at;
-    where those are on a GPU that waits for the GPU, so pass both there, or pass the bounds as NumPy arrays. What is not looked
+    where those are on a GPU that waits for the GPU, so pass both there, or pass the bounds as lists or NumPy arrays. (While a
+    CUDA graph is captured, pass bounds on the GPU and both lengths.) What is not looked
     at is taken as given: bounds on a GPU, beside which max_seqlen is given, must be right, or the result and what is read and
     written are undefined.
 
@@ -61,7 +62,7 @@ def attention_varlen(
         call = prepared_sequences(posed, _prepare, gpu, arrays, bounds, (max_seqlen_q, max_seqlen_k), *options)
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
-        on_device = {name: as_contiguous(gpu, array, np.int32) for name, array in bounds.items()}
+        on_device = integers_on_device(gpu, bounds)
         made = call.launch({"Q": inputs["q"], "K": inputs["k"], "V": inputs["v"], "O": arrays.get("out"), **on_device})
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
@@ -81,8 +82,8 @@ def _prepare(
 ) -> Prepared | PreparedSimulation:
     problem = replace(posed(gpu, arrays, causal, window, scale), seqlen_q=longest_q, seqlen_k=longest_k)
     device, simulation = target(gpu)
-    schedule = plan_varlen(problem, device, seqlens, tiling, lse=lse)
     q, k, v = (arrays[name] for name in "qkv")
+    schedule = plan_varlen(problem, device, seqlens, tiling, lse=lse, totals=(q.shape[0], k.shape[0]))
     made = Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)
     tensors = [heads_first(array) for array in (q, k, v, arrays.get("out", made))]
     masks = Masks(**{name: arrays[name] for name in BOUNDS})
@@ -94,10 +95,8 @@ def bounds_of(arrays: Mapping[str, Array], cu_seqlens_q: Any, cu_seqlens_k: Any)
 
     NumPy's bounds of sequences on a GPU may stay behind on the host, where they can be looked at.
     """
-    bounds = {name: as_array(name, array) for name, array in zip(BOUNDS, (cu_seqlens_q, cu_seqlens_k), strict=True)}
-    gpu = on_gpu(**arrays)
-    beside = {name: array for name, array in bounds.items() if not (gpu and isinstance(array, np.ndarray))}
-    on_gpu(**arrays, **beside)
+    bounds = {name: as_integers(name, array) for name, array in zip(BOUNDS, (cu_seqlens_q, cu_seqlens_k), strict=True)}
+    gpu, beside = placed(arrays, bounds)
     return gpu, bounds, beside
 
 
@@ -205,6 +204,10 @@ def _lengths(side: str, cu_seqlens: Any, total: int, longest: int | None) -> tup
             raise ValueError(f"max_seqlen_{side} must be between 0 and {MAX_LENGTH:,}, got {longest}")
         if not isinstance(cu_seqlens, np.ndarray):
             return None, int(longest)
+    if not isinstance(cu_seqlens, np.ndarray) and capturing():
+        raise ValueError(
+            f"max_seqlen_{side} must be given while a CUDA graph is captured: to look into cu_seqlens_{side} waits for the GPU"
+        )
     found = cu_seqlens.tolist()  # from a GPU, this waits
     lengths = tuple(end - begin for begin, end in pairwise(found))
     if found[0] != 0 or found[-1] != total or min(lengths, default=0) < 0:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 from cupyflash.device import Device
-from cupyflash.problem import ITEMSIZE, MAX_ALIGNMENT, Problem, dtype_name
-from cupyflash.schedules import plan, plan_varlen
+from cupyflash.problem import MAX_ALIGNMENT, Problem, require_flag
+from cupyflash.schedules import ALGORITHMS, plan, plan_varlen
 from cupyflash.schedules.fa2_tiles import finalists
 from cupyflash.simulated import current_simulation
 from cupyflash.tiling import TilingChoice
@@ -33,8 +34,9 @@ def warmup(
     assumed. On the current GPU the kernels are loaded too; without a GPU it is the simulated device's kernels that are compiled
     and parsed. Raises as `attention` does.
     """
-    size = ITEMSIZE[dtype_name(dtype)]
-    bits = head_dim * size | (head_dim_v or head_dim) * size | MAX_ALIGNMENT
+    require_flag("varlen", varlen)
+    if algorithm not in ("auto", *ALGORITHMS):
+        raise ValueError(f"algorithm must be one of auto, {', '.join(ALGORITHMS)}, got {algorithm!r}")
     problem = Problem(
         1,
         1,
@@ -48,10 +50,11 @@ def warmup(
         mask=mask,
         bias=bias,
         padded=padded,
-        alignment=bits & -bits,
         window=window,
         packed=varlen,
     )
+    bits = problem.head_dim * problem.itemsize | problem.value_dim * problem.itemsize | MAX_ALIGNMENT
+    problem = replace(problem, alignment=bits & -bits)
     try:
         device, simulated = Device.current(), False
     except (ImportError, RuntimeError):

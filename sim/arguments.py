@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 FILLS = ("zeros", "ones", "normal", "uniform", "arange", "empty")
@@ -88,10 +88,10 @@ def make_value(spec: Any, folder: Path, position: int) -> Any:
 
 
 def dtype_of(name: Any) -> np.dtype[Any]:
-    """A NumPy type by name; bfloat16 and the small floats are those of ml_dtypes."""
+    """A NumPy type by name; bfloat16 and the small floats are those of ml_dtypes. ImportError where that is missing."""
     try:
         if isinstance(name, str):
-            found = np.dtype(getattr(ml_dtypes, name, name) if "float" in name else name)
+            found = np.dtype(_small_float(name) if re.fullmatch(r"bfloat16|float[468]_\w+", name) else name)
             if found.kind in "biufcV" and found.itemsize and found.names is None and found.subdtype is None:
                 return found
     except (TypeError, AttributeError):
@@ -99,9 +99,18 @@ def dtype_of(name: Any) -> np.dtype[Any]:
     raise ValueError(f"unknown dtype {name!r}: bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, ...")
 
 
+def _small_float(name: str) -> Any:
+    """A floating-point type that NumPy does not have; AttributeError for one that ml_dtypes has not either."""
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise ImportError(f"{name} needs ml_dtypes ({error}): pip install ml_dtypes", name="ml_dtypes") from error
+    return getattr(ml_dtypes, name)
+
+
 def is_float(dtype: np.dtype[Any]) -> bool:
     """Whether a type is a floating-point type, NumPy's or of ml_dtypes."""
-    return dtype.kind == "f" or (dtype.kind == "V" and hasattr(ml_dtypes, dtype.name))
+    return dtype.kind == "f" or (dtype.kind == "V" and "float" in dtype.name)
 
 
 def _array(spec: Mapping[str, Any], folder: Path, position: int) -> np.ndarray:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from cupyflash.binding import NO_MASKS, Masks, argument_values, gradient_values, kernel_arguments
 from cupyflash.compiler import ptx
-from cupyflash.problem import Problem
+from cupyflash.gradients import check_beside
+from cupyflash.problem import Problem, numpy_dtype
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules import (
     BackwardSchedule,
@@ -21,6 +21,7 @@ from cupyflash.schedules import (
     TileSchedule,
     VarlenBackwardSchedule,
     VarlenSchedule,
+    require_schedule,
 )
 from cupyflash.sim.ptx import Counters, Finding, Module
 from cupyflash.sim.traffic import TensorTraffic, Traffic
@@ -62,6 +63,7 @@ def execute(
     `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it.
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
     """
+    require_schedule(schedule, TileSchedule, "plan", (BackwardSchedule, VarlenSchedule))
     masks = {"mask": mask, "bias": bias, "key_lengths": key_lengths, "block_mask": block_mask}
     _require_posed(schedule.problem, q, k, v, masks)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
@@ -70,10 +72,18 @@ def execute(
 
 
 def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, masks: Mapping[str, np.ndarray | None]) -> None:
-    """ValueError unless the arrays pose the problem `p`."""
+    """TypeError or ValueError unless the arrays are NumPy's and pose the problem `p`."""
+    _require_numpy(q=q, k=k, v=v, **masks)
     posed = Problem.from_arrays(q, k, v, causal=p.causal, window=p.window, scale=p.scale, **masks)
     if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
         raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
+
+
+def _require_numpy(**arrays: object) -> None:
+    """TypeError for what is neither a NumPy array nor None."""
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray) and (array is not None or name in "qkv"):
+            raise TypeError(f"{name} must be a NumPy array, got {type(array).__name__}")
 
 
 def _bound(masks: Mapping[str, np.ndarray | None]) -> Masks:
@@ -115,10 +125,15 @@ def execute_backward(
     `dbias`, zeros in float32 of the bias's shape, receives its gradient where the schedule makes it.
     `seed`, and what this raises, as for `execute`.
     """
+    require_schedule(schedule, BackwardSchedule, "plan_backward", (VarlenBackwardSchedule,))
     masks = {"mask": mask, "bias": bias, "key_lengths": key_lengths, "block_mask": block_mask}
     _require_posed(schedule.problem, q, k, v, masks)
+    check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[:-1])
+    if schedule.dbias and (bias is None or dbias is None or dbias.shape != bias.shape or dbias.dtype != np.float32):
+        raise ValueError("dbias must be zeros in float32 of the bias's shape: the schedule makes its gradient")
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
-    arrays = {"Q": q, "K": k, "V": v, "O": out, "L": lse, "dO": dout, "dQ": dq, "dK": dk, "dV": dv, "dbias": dbias}
+    arrays = {"Q": q, "K": k, "V": v, "O": out, "dO": dout, "dQ": dq, "dK": dk, "dV": dv, "dbias": dbias}
+    arrays["L"] = np.ascontiguousarray(lse)
     return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays, masks=_bound(masks), seed=seed))
 
 
@@ -136,6 +151,7 @@ def execute_varlen(schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np
 
     `seed` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another problem.
     """
+    require_schedule(schedule, VarlenSchedule, "plan_varlen")
     cu_seqlens = _posed_varlen(schedule, q, k, v)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
@@ -159,10 +175,12 @@ def execute_varlen_backward(
 
     Raises as `execute_varlen` does.
     """
+    require_schedule(schedule, VarlenBackwardSchedule, "plan_varlen_backward")
     cu_seqlens = _posed_varlen(schedule, q, k, v)
+    check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[1::-1])
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
     named = {"Q": q, "K": k, "V": v, "O": out, "dO": dout, "dQ": dq, "dK": dk, "dV": dv}
-    arrays = {name: heads_first(array) for name, array in named.items()} | {"L": lse}
+    arrays = {name: heads_first(array) for name, array in named.items()} | {"L": np.ascontiguousarray(lse)}
     return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays, masks=Masks(**cu_seqlens), seed=seed))
 
 
@@ -170,6 +188,7 @@ def _posed_varlen(
     schedule: VarlenSchedule | VarlenBackwardSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray
 ) -> dict[str, np.ndarray]:
     """The sequences' bounds. ValueError when the schedule does not say their lengths, or the arrays pose another problem."""
+    _require_numpy(q=q, k=k, v=v)
     if schedule.seqlens is None:
         raise ValueError("schedule must say how long its sequences are (seqlens)")
     p = schedule.problem
@@ -184,10 +203,7 @@ def _posed_varlen(
 
 def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:
     """The schedule's workspaces as NumPy arrays, by tensor name."""
-    return {
-        name: np.empty(space.shape, ml_dtypes.bfloat16 if space.dtype == "bfloat16" else space.dtype)
-        for name, space in schedule.workspaces().items()
-    }
+    return {name: np.empty(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
 
 
 def run(
@@ -215,6 +231,9 @@ def execute_softmax(schedule: SoftmaxSchedule, x: np.ndarray, *, axis: int = -1,
 
     `seed` as in `execute`. Raises ValueError when x has other rows than the schedule's.
     """
+    require_schedule(schedule, SoftmaxSchedule, "plan_softmax")
+    if not isinstance(x, np.ndarray) or x.ndim == 0:
+        raise TypeError(f"x must be a NumPy array of one axis or more, got {x!r}")
     out = np.empty_like(x)
     rows = Rows.of(x, out, axis % x.ndim)
     if (rows.rows, rows.cols, str(x.dtype)) != (schedule.rows, schedule.cols, schedule.dtype):

@@ -10,6 +10,7 @@ import pytest
 
 import cupyflash
 from cupyflash.sim.yardstick import measure_gradients
+from suites import wide
 
 pytest.importorskip("cupy")
 
@@ -39,12 +40,12 @@ def check(arrays: Arrays, gradients: tuple[Any, Any, Any], **options: Any) -> No
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"causal": True},
-        {"window": (5, 3)},
+        wide({}),
+        wide({"causal": True}),
+        wide({"window": (5, 3)}),
         {"scale": -0.4, "bias": normal(20, 28, seed=5)},
-        {"mask": normal(2, 20, 28, seed=6) < 0.5},
-        {"block_mask": np.array([[True, False], [True, True]]), "tiling": (16, 16)},
+        wide({"mask": normal(2, 20, 28, seed=6) < 0.5}),
+        wide({"block_mask": np.array([[True, False], [True, True]]), "tiling": (16, 16)}),
     ],
     ids=lambda options: ", ".join(options) or "plain",
 )
@@ -118,6 +119,49 @@ def test_strided_inputs_are_as_good_as_contiguous_ones(strided: Callable[[np.nda
 
 
 @pytest.mark.parametrize(
+    "strided",
+    [
+        lambda x: np.broadcast_to(x[0, 0, 0], x.shape),  # as of out.sum()
+        lambda x: np.broadcast_to(x[..., :1], x.shape),
+        np.asfortranarray,
+        lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
+        lambda x: x[..., ::-1].copy()[..., ::-1],
+    ],
+)
+def test_a_dout_of_any_strides_is_as_good_as_a_contiguous_one(strided: Callable[[np.ndarray], np.ndarray]) -> None:
+    arrays = posed(dtype=np.float16)
+    dout = strided(arrays["dout"])
+    assert dout.strides[-1] != dout.itemsize
+    plain = cupyflash.attention_backward(**arrays | {"dout": np.ascontiguousarray(dout)}, deterministic=True)
+    for ours, expected in zip(cupyflash.attention_backward(**arrays | {"dout": dout}, deterministic=True), plain, strict=True):
+        assert np.array_equal(ours, expected)
+
+
+def test_a_broadcast_dout_of_packed_sequences() -> None:
+    q, k, v = (normal(20, 2, 16, dtype=np.float16, seed=seed) for seed in range(3))
+    out, lse = cupyflash.attention_varlen(q, k, v, [0, 7, 20], [0, 7, 20], return_lse=True)
+    one = np.broadcast_to(np.float16(1), out.shape)
+    for ours, expected in zip(
+        *(
+            cupyflash.attention_varlen_backward(dout, q, k, v, out, lse, [0, 7, 20], [0, 7, 20], deterministic=True)
+            for dout in (one, one.copy())
+        ),
+        strict=True,
+    ):
+        assert np.array_equal(ours, expected)
+
+
+def test_key_lengths_in_a_list() -> None:
+    q, k, v = (normal(2, 2, 20, 16, dtype=np.float16, seed=seed) for seed in range(3))
+    results = []
+    for lengths in (np.array([20, 7]), [20, 7], (np.int8(20), 7)):
+        out, pullback = cupyflash.attention_vjp(q, k, v, key_lengths=lengths, deterministic=True)
+        results.append((out, *pullback(q)))
+    for other in results[1:]:
+        assert all(np.array_equal(ours, expected) for ours, expected in zip(other, results[0], strict=True))
+
+
+@pytest.mark.parametrize(
     ("q", "k"),
     [((2, 20, 16), (2, 0, 16)), ((2, 0, 16), (2, 28, 16)), ((0, 20, 16), (0, 28, 16)), ((0, 2, 20, 16), (0, 2, 28, 16))],
 )
@@ -158,7 +202,7 @@ def test_vjp_hands_its_options_to_both_passes() -> None:
     check({"dout": dout, "q": q, "k": k, "v": v}, pullback(dout), **options)
 
 
-@pytest.mark.parametrize("device", ["T4", "H100-SXM"])
+@pytest.mark.parametrize("device", ["T4", wide("H100-SXM")])
 def test_gradients_run_on_the_device_that_is_simulated(device: str) -> None:
     with cupyflash.simulated_device(device, sram="24KB"):
         arrays = posed((2, 70, 64), (2, 90, 64), np.float16, causal=True)
@@ -180,7 +224,9 @@ GOOD = posed(dtype=np.float16)
         ({"dout": GOOD["dout"][:, :-1]}, ValueError, r"dout must have shape \(2, 20, 16\), got \(2, 19, 16\)"),
         ({"dout": GOOD["dout"][0]}, ValueError, "dout must have as many axes as q"),
         ({"dout": GOOD["dout"].astype(np.float32)}, TypeError, "dout must have q's dtype float16, got float32"),
-        ({"dout": np.asfortranarray(GOOD["dout"])}, ValueError, "dout must be contiguous along its last axis"),
+        ({"dout": np.asfortranarray(GOOD["dout"])[:, :-1]}, ValueError, r"dout must have shape \(2, 20, 16\), got \(2, 19, 16\)"),
+        ({"dout": np.broadcast_to(np.float32(1), (2, 20, 16))}, TypeError, "dout must have q's dtype float16, got float32"),
+        ({"out": np.asfortranarray(GOOD["out"])}, ValueError, "out must be contiguous along its last axis"),
         ({"dout": GOOD["dout"].tolist()}, TypeError, "dout must be a NumPy or CuPy array, got list"),
         ({"dout": None}, TypeError, "dout must be a NumPy or CuPy array, got NoneType"),
         ({"out": GOOD["out"][:, :-1]}, ValueError, r"out must have shape \(2, 20, 16\)"),
@@ -195,12 +241,13 @@ GOOD = posed(dtype=np.float16)
         ({"return_dbias": 1}, TypeError, "return_dbias must be True or False, got 1"),
         ({"deterministic": 1}, TypeError, "deterministic must be True or False, got 1"),
         ({"causal": None}, TypeError, "causal must be True or False"),
-        ({"scale": float("nan")}, ValueError, "scale must be finite"),
+        ({"scale": float("nan")}, ValueError, "scale must be 0 or"),
         ({"tiling": (24, 24)}, ValueError, "in steps of 16"),
         ({"tiling": "largest"}, ValueError, "tiling must be None, 'paper' or"),
         ({"mask": np.ones((20, 27), bool)}, ValueError, "mask must broadcast"),
         ({"bias": np.ones((20, 28), np.float32)}, TypeError, "bias must be of dtype float16"),
         ({"key_lengths": np.array([1, 2])}, ValueError, "key_lengths must have shape"),
+        ({"key_lengths": [2.5]}, TypeError, "key_lengths must be integers, got 2.5"),
         ({"block_mask": np.ones((3, 3), bool)}, ValueError, "block_mask must be"),
     ],
 )

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,9 +16,22 @@ import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash import Device, Problem, attention, attention_varlen, compiler, launcher, plan
+from cupyflash import (
+    Device,
+    Problem,
+    attention,
+    attention_backward,
+    attention_varlen,
+    attention_varlen_backward,
+    attention_vjp,
+    compiler,
+    launcher,
+    merge_states,
+    plan,
+)
 from cupyflash.binding import argument_values, kernel_arguments
 from cupyflash.schedules import plan_varlen
+from cupyflash.sim.yardstick import DTYPES
 
 
 class Recorded(types.ModuleType):
@@ -58,6 +71,9 @@ class Recorded(types.ModuleType):
                 host = self.host.swapaxes(one, other)
                 return ndarray(host.shape, host.dtype, host)
 
+            def astype(self, dtype: Any) -> ndarray:
+                return ndarray(self.shape, np.dtype(dtype))
+
             def tolist(self) -> Any:
                 recorded.looked_at += 1
                 return self.host.tolist()
@@ -90,7 +106,14 @@ class Recorded(types.ModuleType):
             recorded.allocated.append((shape, np.dtype(dtype)))
             return ndarray(shape, dtype)
 
-        self.ndarray, self.RawModule, self.empty = ndarray, RawModule, empty
+        def zeros(shape: tuple[int, ...], dtype: type) -> ndarray:
+            return ndarray(shape, np.dtype(dtype), np.zeros(shape, dtype))
+
+        def from_dlpack(array: Any) -> ndarray:
+            """As CuPy 14: asks for the memory on its own current stream."""
+            return array.__dlpack__(stream=1)
+
+        self.ndarray, self.RawModule, self.empty, self.zeros, self.from_dlpack = ndarray, RawModule, empty, zeros, from_dlpack
 
         @contextlib.contextmanager
         def on_device(ordinal: int) -> Iterator[None]:
@@ -100,10 +123,24 @@ class Recorded(types.ModuleType):
 
         runtime = types.SimpleNamespace(getDevice=lambda: recorded.current[-1])
         stream = types.SimpleNamespace(is_capturing=lambda: recorded.capturing)
-        self.cuda = types.SimpleNamespace(runtime=runtime, Device=on_device, get_current_stream=lambda: stream)
+        allocators = [lambda size: bytearray(size)]
+
+        @contextlib.contextmanager
+        def using_allocator(allocator: Any) -> Iterator[None]:
+            allocators.append(allocator)
+            yield
+            allocators.pop()
+
+        self.cuda = types.SimpleNamespace(
+            runtime=runtime,
+            Device=on_device,
+            get_current_stream=lambda: stream,
+            get_allocator=lambda: allocators[-1],
+            using_allocator=using_allocator,
+        )
 
         def ascontiguousarray(array: Any, dtype: type) -> ndarray:
-            if isinstance(array, ndarray) and array.dtype == dtype:
+            if isinstance(array, ndarray) and array.dtype == dtype and array.host.flags.c_contiguous:
                 return array
             return ndarray(array.shape, np.dtype(dtype), np.ascontiguousarray(getattr(array, "host", array), dtype))
 
@@ -117,7 +154,6 @@ class Recorded(types.ModuleType):
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
-    pytest.importorskip("cuda.pathfinder")
     recorded = Recorded()
     monkeypatch.setitem(sys.modules, "cupy", recorded)
     monkeypatch.setattr("cupyflash.dispatch.current_gpu", lambda ordinal: Device.named("H100-SXM"))
@@ -258,15 +294,159 @@ def test_workspaces_of_a_captured_call_stay_alive(cupy: Recorded, monkeypatch: p
     assert launcher._held_for_graphs[0].dtype == np.int32
 
 
-def test_objects_with_the_cuda_array_interface_are_taken_as_cupy_takes_them(cupy: Recorded) -> None:
-    class Foreign:
-        def __init__(self, array: Any) -> None:
-            self.array, self.__cuda_array_interface__ = array, {}
+def backward_arrays(cupy: Recorded, **changed: Any) -> dict[str, Any]:
+    """What `attention_backward` takes, of 16 queries and keys."""
+    arrays = {name: cupy.array(16, 64) for name in ("dout", "q", "k", "v", "out")}
+    return arrays | {"lse": cupy.array(16, dtype=np.float32)} | changed
 
+
+def held(cupy: Recorded, monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> list[Any]:
+    """What a call holds when it is captured, workspaces one by one; without a capture it holds nothing."""
+    monkeypatch.setattr(launcher, "_held_for_graphs", [])
+    call()
+    assert launcher._held_for_graphs == []
+    monkeypatch.setattr(cupy, "capturing", True)
+    call()
+    return [one for each in launcher._held_for_graphs for one in (each.values() if isinstance(each, dict) else [each])]
+
+
+@pytest.mark.parametrize("changed", ["lse", "dbias", "broadcast dout", "everything"])
+def test_every_array_of_a_captured_backward_that_its_caller_does_not_have_stays_alive(
+    cupy: Recorded, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    """All that the kernels are given is an argument, an output, or held."""
+    arrays = backward_arrays(cupy)
+    if changed in ("lse", "everything"):
+        arrays["lse"] = cupy.ndarray((16,), np.dtype(np.float32), np.zeros((16, 2), np.float32)[:, 0])
+    if changed in ("broadcast dout", "everything"):
+        arrays["dout"] = cupy.ndarray((16, 64), np.dtype(np.float16), np.broadcast_to(np.float16(1), (16, 64)))
+    options: dict[str, Any] = {}
+    if changed in ("dbias", "everything"):
+        options = {"bias": cupy.array(16, 16), "return_dbias": True}
+    returned: list[Any] = []
+    kept = held(cupy, monkeypatch, lambda: returned.extend(attention_backward(**arrays, **options)))
+    given = {id(one) for one in (*arrays.values(), *options.values(), *returned, *kept)}
+    passed = [value for _, _, values, _ in cupy.launches[len(cupy.launches) // 2 :] for value in values]
+    arrays_passed = [value for value in passed if isinstance(value, cupy.ndarray)]
+    assert arrays_passed and all(id(value) in given for value in arrays_passed)
+    made = {"lse": 1, "dbias": 1, "broadcast dout": 1, "everything": 3}[changed]
+    assert len(kept) == made + 2  # and dQ_acc and D
+
+
+def test_the_log_sum_exps_that_a_pullback_alone_has_stay_alive(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (cupy.array(16, 64) for _ in range(3))
+    (lse,) = held(cupy, monkeypatch, lambda: attention_vjp(q, k, v))
+    assert lse.shape == (16,) and lse.dtype == np.float32
+
+
+def test_all_that_a_captured_merge_allocates_stays_alive(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary: list[Any] = []
+
+    def merge(*_: Any) -> tuple[Any, Any]:
+        temporary.append(cupy.cuda.get_allocator()(16))
+        return "o", "lse"
+
+    monkeypatch.setattr("cupyflash.merge._merge", merge)
+    o, lse = cupy.array(16, 64), cupy.array(16, dtype=np.float32)
+    assert held(cupy, monkeypatch, lambda: merge_states(o, lse, o, lse)) == temporary[1:]
+
+
+def test_what_a_graph_cannot_hold_is_refused_before_any_work(cupy: Recorded) -> None:
+    """Copies from the host, and looks into bounds that are on the GPU."""
+    arrays = {name: cupy.array(40, 4, 64) for name in ("q", "k", "v")}
+    rest = {"dout": cupy.array(40, 4, 64), "out": cupy.array(40, 4, 64), "lse": cupy.array(4, 40, dtype=np.float32)}
+    host = np.array([0, 10, 40], np.int32)
+    there = cupy.ndarray((3,), host.dtype, host)
+    cupy.capturing = True
+    for call, given in ((attention_varlen, arrays), (attention_varlen_backward, arrays | rest)):
+        for bounds in (host, [0, 10, 40]):
+            with pytest.raises(ValueError, match=r"cu_seqlens_q must be on the GPU while a CUDA graph .* pass cupy.asarray"):
+                call(**given, cu_seqlens_q=bounds, cu_seqlens_k=there, max_seqlen_q=30, max_seqlen_k=30)
+        with pytest.raises(ValueError, match="max_seqlen_k must be given while a CUDA graph is captured"):
+            call(**given, cu_seqlens_q=there, cu_seqlens_k=there, max_seqlen_q=30)
+    with pytest.raises(ValueError, match="key_lengths must be on the GPU while a CUDA graph is captured"):
+        attention(*(cupy.array(16, 64) for _ in range(3)), key_lengths=[7])
+    assert cupy.launches == [] and cupy.compiled == [] and cupy.allocated == [] and cupy.looked_at == 0
+    attention_varlen(**arrays, cu_seqlens_q=there, cu_seqlens_k=there, max_seqlen_q=30, max_seqlen_k=30)
+    assert len(cupy.launches) == 1
+
+
+def test_lists_of_lengths_and_bounds_are_copied_to_the_gpu(cupy: Recorded) -> None:
+    q, k, v = (cupy.array(2, 4, 16, 64) for _ in range(3))
+    for lengths in ([3, 16], (3, 16), np.array([3, 16])):
+        attention(q, k, v, key_lengths=lengths)
+        (copied,) = (one for one in cupy.launches[-1][2] if isinstance(one, cupy.ndarray) and one.dtype == np.int32)
+        assert copied.host.tolist() == [3, 16]
+    out, pullback = attention_vjp(q, k, v, key_lengths=[3, 16])
+    pullback(out)
+    with pytest.raises(ValueError, match="key_lengths must be 2 lengths between 0 and 16"):
+        attention(q, k, v, key_lengths=[3, 17])
+    packed = [cupy.array(40, 4, 64) for _ in range(3)]
+    attention_varlen(*packed, [0, 10, 40], (0, 10, 40))
+    copied = [one.host.tolist() for one in cupy.launches[-1][2] if isinstance(one, cupy.ndarray) and one.dtype == np.int32]
+    assert copied == [[0, 10, 40]] * 2
+
+
+class ByInterface:
+    """The CUDA array interface and nothing else."""
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.__cuda_array_interface__ = array, {}
+
+
+def test_objects_with_the_cuda_array_interface_alone_are_taken_as_cupy_takes_them(cupy: Recorded) -> None:
     cupy.asarray = lambda foreign: foreign.array
     q, k, v = (cupy.array(16, 64) for _ in range(3))
-    attention(Foreign(q), Foreign(k), Foreign(v))
+    attention(ByInterface(q), ByInterface(k), ByInterface(v))
     assert cupy.launches[0][2][:3] == (q, k, v)
+
+
+class Tensor:
+    """As PyTorch's on a GPU: DLPack beside a CUDA array interface, in which bfloat16 is two nameless bytes."""
+
+    requires_grad = False
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.streams = array, []  # type: ignore[var-annotated]
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        raise AssertionError("DLPack goes first")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, *, stream: int) -> Any:
+        self.streams.append(stream)
+        return self.array
+
+
+def test_dlpack_goes_before_the_cuda_array_interface(cupy: Recorded) -> None:
+    """By CuPy's own function, which hands its current stream over."""
+    q, k, v = (Tensor(cupy.array(16, 64, dtype=DTYPES["bfloat16"])) for _ in range(3))
+    attention(q, k, v)
+    assert cupy.launches[0][2][:3] == (q.array, k.array, v.array) and q.streams == [1]
+
+
+def test_a_tensor_that_requires_grad_or_cannot_be_taken_is_refused_by_name(cupy: Recorded) -> None:
+    q, k, v = (Tensor(cupy.array(16, 64)) for _ in range(3))
+    k.requires_grad = True
+    with pytest.raises(TypeError, match=r"k must be a tensor that does not require grad, got one that does: pass k.detach\(\)"):
+        attention(q, k, v)
+
+    def refuse(_: Any) -> Any:
+        raise NotImplementedError("no float8")
+
+    cupy.from_dlpack = refuse
+    with pytest.raises(TypeError, match="q cannot be taken through DLPack: no float8"):
+        attention(q, k, v)
+
+    def break_off(_: Any) -> Any:
+        raise ValueError("no masks")
+
+    cupy.asarray = break_off
+    with pytest.raises(TypeError, match="q cannot be taken through the CUDA array interface: no masks"):
+        attention(ByInterface(q.array), k, v)
 
 
 def test_a_gpu_too_old_is_refused(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from test_launcher import Recorded
@@ -16,8 +15,7 @@ from test_launcher import cupy as recorded_cupy  # noqa: F401 (a fixture)
 
 from cupyflash import attention, attention_varlen, launcher
 from cupyflash.problem import Layout
-
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+from cupyflash.sim.yardstick import DTYPES
 
 
 @pytest.fixture
@@ -73,7 +71,7 @@ def variations(cupy: Recorded) -> dict[str, Callable[[], Mapping[str, Any]]]:
         "length": lambda: qkv(n=97),
         "long": lambda: qkv(n=8192, b=1, h=2),
         "head dimension": lambda: qkv(d=32),
-        "dtype": lambda: qkv(dtype=BFLOAT16),
+        "dtype": lambda: qkv(dtype=DTYPES["bfloat16"]),
         "width": lambda: qkv(dtype=np.float32),
         "strides": lambda: qkv(order=(0, 2, 1, 3)),
         "one array's strides": lambda: qkv() | {"k": array(cupy, 2, 2, 96, 64, order=(0, 2, 1, 3))},
@@ -224,7 +222,7 @@ def test_arrays_that_must_not_be_written_are_refused_on_every_call(cupy: Recorde
         ("overlap", lambda: attention(q, k, first, out=last)),
         ("backwards", lambda: attention(q, swapped, v, out=first)),
         ("mask", lambda: attention(q, k, v, mask=cupy.ndarray((96, 96), np.dtype(bool), whole[0].view(bool)[:, :96]), out=first)),
-        ("dtype", lambda: attention(q, k, v, out=array(cupy, 4, 96, 64, dtype=BFLOAT16))),
+        ("dtype", lambda: attention(q, k, v, out=array(cupy, 4, 96, 64, dtype=DTYPES["bfloat16"]))),
         ("shape", lambda: attention(q, k, v, out=array(cupy, 4, 95, 64))),
         ("another GPU", lambda: attention(q, k, v, out=_on(array(cupy, 4, 96, 64), 1))),
         ("NumPy", lambda: attention(q, k, v, out=np.zeros((4, 96, 64), np.float16))),

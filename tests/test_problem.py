@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cupyflash import Problem
+from cupyflash.problem import BlockMask
 
 GOOD = {"batch": 2, "heads": 4, "kv_heads": 2, "seqlen_q": 5, "seqlen_k": 7, "head_dim": 64, "dtype": "float16"}
 
@@ -39,12 +40,36 @@ def test_dtype_in_any_spelling_is_one_problem(dtype: object) -> None:
         ({"scale": float("nan")}, ValueError, "finite"),
         ({"scale": "0.1"}, TypeError, "scale"),
         ({"alignment": 3}, ValueError, "alignment"),
+        ({"alignment": 16.0}, ValueError, "alignment"),
+        ({"padded": True, "key_lengths": (4.7, 7)}, TypeError, "key_lengths must be integers, got 4.7"),
+        ({"padded": True, "key_lengths": np.array([4.0, 7])}, TypeError, "key_lengths must be integers, got 4.0"),
+        ({"padded": True, "key_lengths": (True, 7)}, TypeError, "key_lengths must be integers, got True"),
+        ({"padded": True, "key_lengths": 7}, TypeError, "key_lengths must be a sequence of integers, got 7"),
+        ({"padded": True, "key_lengths": "77"}, TypeError, "key_lengths must be a sequence of integers, got '77'"),
+        ({"padded": True, "key_lengths": (7,)}, ValueError, "key_lengths must be 2 lengths between 0 and 7"),
+        ({"padded": True, "key_lengths": (7, 8)}, ValueError, "key_lengths must be 2 lengths between 0 and 7"),
+        ({"key_lengths": (7, 7)}, ValueError, "padded"),
+        ({"block_mask": np.ones((2, 2))}, TypeError, "block_mask must be of dtype bool, got float64"),
+        ({"block_mask": np.ones(2, bool)}, ValueError, "block_mask must be"),
+        ({"block_mask": np.ones((3, 2, 2), bool)}, ValueError, r"b, h\) = \(2, 4\), got shape \(3, 2, 2\)"),
+        ({"block_mask": BlockMask((3, 1, 2, 2))}, ValueError, r"b, h\) = \(2, 4\), got shape \(3, 1, 2, 2\)"),
+        ({"block_mask": [[True]]}, TypeError, "block_mask must be a NumPy or CuPy array, got list"),
         ({"dtype": "float32", "alignment": 2}, ValueError, "alignment"),
     ],
 )
 def test_bad_values_are_named(changed: dict[str, object], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         Problem(**GOOD | changed)
+
+
+def test_lengths_and_masks_in_any_form_are_one_problem() -> None:
+    """Hashable too, as a plan needs it."""
+    lengths = [Problem(**GOOD | {"padded": True, "key_lengths": form}) for form in ((7, 3), [7, 3], np.array([7, 3], np.int8))]
+    assert len(set(lengths)) == 1 and lengths[0].key_lengths == (7, 3)
+    kept = np.array([[True, False]])
+    masks = [Problem(**GOOD | {"block_mask": form}) for form in (kept, kept[None], BlockMask.of(kept))]
+    assert len(set(masks)) == 1
+    assert np.array_equal(masks[0].block_mask.kept, kept[None, None])
 
 
 def arrays(

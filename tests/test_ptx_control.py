@@ -8,9 +8,11 @@ from test_ptx_harness import HEAD, apply, compile_cuda, kernel, run
 
 from cupyflash.sim.ptx import Module, UnsupportedPTX
 from cupyflash.sim.ptx import machine as machine_module
+from suites import sample
 
 REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<20>; .reg .pred %p<6>;"
-SEEDS = [None, *range(8)]
+ORDERS = [None, *range(8)]
+SEEDS = sample(ORDERS, ORDERS[:3])
 
 
 def y_kernel(body: str, *, head: str = "", parameters: tuple[str, ...] = (".u64 y",)) -> str:
@@ -392,7 +394,7 @@ def test_kernels_without_atomics_give_the_same_bits_for_every_seed() -> None:
     module = compile_cuda(SUM)
     x = np.random.default_rng(0).standard_normal((5, 1000)).astype(np.float32)
     results = []
-    for seed in SEEDS:
+    for seed in ORDERS:
         y = np.zeros(5, np.float32)
         launch = module.launch("total", 5, 256, [x, y, 1000], seed=seed)
         assert launch.findings == () and launch.traffic["arg0"].read_bytes == x.nbytes

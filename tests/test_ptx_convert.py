@@ -6,7 +6,6 @@ import math
 from fractions import Fraction
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from test_ptx_floating import DTYPES, FORMATS, finite, raw, rounded
@@ -279,4 +278,6 @@ def test_immediates() -> None:
 
 
 def test_bfloat_is_ml_dtypes_bfloat() -> None:
+    import ml_dtypes
+
     assert DTYPES["bf16"] is ml_dtypes.bfloat16

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from gallery import Gallery, Run, check
 from test_ptx_harness import compile_cuda
+
+from suites import sample, wide
 
 F = np.float32
 gallery = Gallery()
@@ -95,6 +96,8 @@ def direct_gemm(kind: str, word: str, shape: str, a: np.ndarray, b: np.ndarray, 
 
 @gallery
 def bfloat16_mma(rng: np.random.Generator) -> Run:
+    import ml_dtypes
+
     a, b = rng.standard_normal((16, 16)).astype(ml_dtypes.bfloat16), rng.standard_normal((8, 16)).astype(ml_dtypes.bfloat16)
     return direct_gemm("bf16", "f32", "m16n8k16", a, b, F, 1e-5)
 
@@ -113,6 +116,8 @@ def byte_mma(rng: np.random.Generator) -> Run:
 
 @gallery
 def eight_bit_float_mma(rng: np.random.Generator) -> Run:
+    import ml_dtypes
+
     a, b = (rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn) for shape in ((16, 32), (8, 32)))
     return direct_gemm("e4m3", "f32", "m16n8k32", a, b, F, 1e-5)
 
@@ -241,8 +246,8 @@ def bulk_copies(rng: np.random.Generator) -> Run:
     return Run(BULK, 2, 128, {"x": x, "y": np.zeros_like(x)}, {"y": 3 * x[:, ::-1]}, options=("-arch=compute_90",))
 
 
-@pytest.mark.parametrize("seed", [None, 1, 2])
-@pytest.mark.parametrize("name", gallery.names)
+@pytest.mark.parametrize("seed", [wide(None), 1, wide(2)])
+@pytest.mark.parametrize("name", sample(gallery.names, {*gallery.names} - {"producer_and_consumers", "pipeline_of_copies"}))
 def test_kernel(name: str, seed: int | None) -> None:
     check(gallery.make(name), seed)
 
@@ -269,7 +274,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "old", "new", "kind"), FAULTS)
+@pytest.mark.parametrize(("name", "old", "new", "kind"), sample(FAULTS, [FAULTS[3], FAULTS[-1]]))
 def test_fault_is_found(name: str, old: str, new: str, kind: str) -> None:
     run = gallery.make(name)
     assert run.cuda.count(old) >= 1
@@ -281,6 +286,7 @@ def test_fault_is_found(name: str, old: str, new: str, kind: str) -> None:
     raise AssertionError(launch.findings)
 
 
+@pytest.mark.wide
 def test_bulk_copies_read_and_write_what_nobody_wrote() -> None:
     run = gallery.make("bulk_copies")
     module = compile_cuda(run.cuda, *run.options)

@@ -5,7 +5,6 @@ The fragment layouts are written down once more here, from the formulas of the P
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import pytest
 from test_ptx_harness import apply, integers, kernel, run
@@ -317,7 +316,7 @@ CASES = [
     ("m16n8k256", "b1.xor", "s32"),
 ]
 ELEMENT_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8, "f64": 64, "e4m3": 8, "e5m2": 8, "s4": 4, "u4": 4, "b1": 1}
-EIGHTS = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+SMALL = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "bf16": "bfloat16"}  # in ml_dtypes
 
 
 def random_matrix(rng: np.random.Generator, kind: str, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -329,13 +328,13 @@ def random_matrix(rng: np.random.Generator, kind: str, shape: tuple[int, int]) -
         values = rng.integers(*{"s4": (-8, 8), "u4": (0, 16), "b1": (0, 2)}[kind], shape)
         return values.astype(np.int8).view(np.uint8) & 15, values.astype(np.float64)
     x = rng.standard_normal(shape)
-    if kind in EIGHTS:
-        return x.astype(EIGHTS[kind]).view(np.uint8), x.astype(EIGHTS[kind]).astype(np.float64)
+    if kind in SMALL:
+        import ml_dtypes
+
+        small = x.astype(getattr(ml_dtypes, SMALL[kind]))
+        return small.view(f"u{small.itemsize}"), small.astype(np.float64)
     if kind == "f16":
         return x.astype(np.float16).view(np.uint16), x.astype(np.float16).astype(np.float64)
-    if kind == "bf16":
-        b = x.astype(ml_dtypes.bfloat16)
-        return b.view(np.uint16), b.astype(np.float64)
     if kind == "tf32":
         f = x.astype(np.float32)
         # The low 13 bits are there to be ignored.

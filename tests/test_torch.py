@@ -137,3 +137,24 @@ def test_tensors_of_torch_are_taken_as_views() -> None:
     q, k, v = (draw(2, 20, 64, seed=seed) for seed in range(3))
     ours = cupyflash.attention(*(torch.from_numpy(array) for array in (q, k, v)))
     assert np.array_equal(ours, cupyflash.attention(q, k, v))
+
+
+def test_tensors_that_cannot_be_taken_are_refused_by_name() -> None:
+    """NumPy takes no bfloat16 through DLPack; a tensor that requires grad would lose it."""
+    q, k, v = (torch.from_numpy(draw(2, 20, 64, seed=seed)) for seed in range(3))
+    with pytest.raises(TypeError, match=r"k must be a tensor that does not require grad, got one that does: pass k\.detach\(\)"):
+        cupyflash.attention(q, k.requires_grad_(), v)
+    out = torch.empty_like(q)
+    assert cupyflash.attention(q, k.detach(), v, out=out) is out
+    assert np.array_equal(out.numpy(), cupyflash.attention(q, k.detach(), v))
+    with pytest.raises(TypeError, match=r"q, of dtype torch\.bfloat16, cannot be taken through DLPack"):
+        cupyflash.attention(*(each.detach().bfloat16() for each in (q, k, v)))
+
+
+def test_the_gradient_of_a_sum_is_broadcast() -> None:
+    """What autograd hands on for `out.sum()`: an expanded tensor, of one element in memory."""
+    q, k, v = (torch.from_numpy(draw(2, 20, 64, seed=seed)) for seed in range(3))
+    _, pullback = cupyflash.attention_vjp(q, k, v)
+    expanded = pullback(torch.ones((), dtype=torch.float16).expand(2, 20, 64))
+    for ours, expected in zip(expanded, pullback(torch.ones(2, 20, 64, dtype=torch.float16)), strict=True):
+        assert np.array_equal(ours, expected) or np.allclose(ours, expected, atol=2e-3)

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
 from cupyflash.device import Device
-from cupyflash.problem import Problem
+from cupyflash.problem import BlockMask, Problem
 from cupyflash.schedules import fa1, fa1_backward, fa2, fa2_backward, fa2_backward_tiles, fa2_tiles, standard, standard_backward
 from cupyflash.schedules.backward import BackwardSchedule
-from cupyflash.schedules.base import Kernel, Move, Phase, Schedule, Tile, TileSchedule, Visit, Workspace
+from cupyflash.schedules.base import (
+    GRANULE,
+    Kernel,
+    Move,
+    Phase,
+    Schedule,
+    Tile,
+    TileSchedule,
+    Visit,
+    Workspace,
+    has_dtype,
+    require_schedule,
+)
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
-from cupyflash.schedules.varlen import Seqlens, VarlenBackwardSchedule, VarlenSchedule
+from cupyflash.schedules.varlen import Seqlens, VarlenBackwardSchedule, VarlenSchedule, packed_totals
 from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_blocks
 
 __all__ = [
@@ -37,6 +51,7 @@ __all__ = [
     "plan_softmax",
     "plan_varlen",
     "plan_varlen_backward",
+    "require_schedule",
 ]
 
 _SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] = {
@@ -51,6 +66,8 @@ _BACKWARD: dict[str, Any] = {
     "standard": (standard_backward.StandardBackwardSchedule, standard_backward.fit),
 }
 BACKWARD_ALGORITHMS = tuple(_BACKWARD)
+# Eight warps of 32 rows: no kernel has more.
+MOST_ROWS = 256
 
 
 def plan(
@@ -63,10 +80,13 @@ def plan(
 ) -> TileSchedule:
     """The tile schedule of `algorithm` ("fa1", "fa2" or "standard") for a problem on a device.
 
-    `tiling` is None for the sizes fitted to the kernel's layout, "paper" for the formula's own, or (block_rows,
-    block_cols). `lse` says whether L is written. Kernels, launch and simulator read everything from what this returns.
+    `tiling` is None for the sizes fitted to the kernel's layout, "paper" for the formula's own, or (block_rows, block_cols) that
+    the kernel runs. "paper", and a `TileSize`, are taken as they are: where no kernel runs them, theory and replay count them
+    all the same, and `.kernels()` refuses. `lse` says whether L is written. Kernels, launch and simulator read everything from
+    what this returns.
 
-    Raises ValueError for an unknown algorithm, a tiling that is none of these, or an SRAM too small for the least block.
+    Raises ValueError for an unknown algorithm, a tiling that is none of these, (block_rows, block_cols) that the kernel does not
+    run, with the nearest that it does, or an SRAM too small for the least block.
     """
     if isinstance(problem, Problem) and problem.packed:
         raise ValueError("packed sequences are planned by plan_varlen")
@@ -74,7 +94,52 @@ def plan(
 
 
 def _checked(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:
-    return _plan(problem, device, algorithm, _checked_choice(problem, device, algorithm, tiling, ALGORITHMS), lse)
+    tiling = _checked_choice(problem, device, algorithm, tiling, ALGORITHMS)
+
+    def made(problem: Problem, tiling: TilingChoice) -> TileSchedule:
+        return _plan(problem, device, algorithm, tiling, lse)
+
+    return _runnable(made, problem, device, tiling) if isinstance(tiling, tuple) else made(problem, tiling)
+
+
+Planned = TypeVar("Planned", bound=TileSchedule)
+
+
+def _runnable(
+    made: Callable[[Problem, tuple[int, int]], Planned], problem: Problem, device: Device, blocks: tuple[int, int]
+) -> Planned:
+    """The schedule of blocks that were asked for. ValueError where no kernel runs them, with the nearest that one does."""
+    try:
+        schedule = made(problem, blocks)
+        if has_dtype(problem.dtype, device):  # else nothing runs, whatever the blocks
+            schedule.kernels()
+    except ValueError as error:
+        near = _nearest(made, problem, blocks)
+        if near is None or near == blocks:
+            raise
+        raise type(error)(f"{error}; the nearest blocks that run are Br {near[0]} x Bc {near[1]}") from None
+    return schedule
+
+
+def _nearest(
+    made: Callable[[Problem, tuple[int, int]], TileSchedule], problem: Problem, blocks: tuple[int, int]
+) -> tuple[int, int] | None:
+    """The blocks nearest to some that kernels run, by the ratios of rows and of columns; the block mask is as they need it."""
+
+    def runs(rows: int, cols: int) -> bool:
+        mask = BlockMask((1, 1, -(-problem.seqlen_q // rows), -(-problem.seqlen_k // cols)))
+        try:
+            return bool(made(replace(problem, block_mask=problem.block_mask and mask), (rows, cols)).kernels())
+        except ValueError:
+            return False
+
+    near = []
+    below, above = blocks[1] // GRANULE, -(-blocks[1] // GRANULE)
+    for rows in range(GRANULE, MOST_ROWS + GRANULE, GRANULE):
+        # Where blocks do not run, wider ones do not either.
+        most = bisect_left(range(1, above + 1), True, key=lambda wide: not runs(rows, wide * GRANULE))
+        near += [(rows, GRANULE * wide) for wide in {min(max(below, 1), most), min(above, most)} if wide]
+    return min(near, key=lambda size: sum(abs(math.log(a / b)) for a, b in zip(size, blocks, strict=True)), default=None)
 
 
 def _checked_choice(
@@ -87,11 +152,18 @@ def _checked_choice(
         raise TypeError(f"device must be a Device (Device.named finds one by name), got {device!r}")
     if algorithm not in algorithms:
         raise ValueError(f"algorithm must be one of {', '.join(algorithms)}, got {algorithm!r}")
-    if isinstance(tiling, tuple) and len(tiling) == 2 and all(isinstance(s, Integral) and s > 0 for s in tiling):
+    if isinstance(tiling, tuple) and _are_blocks(tiling):
         return int(tiling[0]), int(tiling[1])
-    if tiling is not None and tiling != "paper":
+    if isinstance(tiling, TileSize) and _are_blocks((tiling.block_rows, tiling.block_cols)):
+        return tiling
+    if tiling is not None and not (isinstance(tiling, str) and tiling == "paper"):
         raise ValueError(f"tiling must be None, 'paper' or (block_rows, block_cols), got {tiling!r}")
     return tiling
+
+
+def _are_blocks(tiling: tuple[Any, ...]) -> bool:
+    """Whether these are two whole numbers above zero."""
+    return len(tiling) == 2 and all(isinstance(size, Integral) and not isinstance(size, bool) and int(size) > 0 for size in tiling)
 
 
 def plan_varlen(
@@ -101,15 +173,17 @@ def plan_varlen(
     tiling: TilingChoice = None,
     *,
     lse: bool = False,
+    totals: tuple[int, int] | None = None,
 ) -> VarlenSchedule:
     """The schedule of `problem.batch` packed sequences, the longest of `seqlen_q` queries and `seqlen_k` keys.
 
-    `seqlens` has the (queries, keys) of each, None where the host does not know them. Raises as `plan` does, and ValueError
-    for seqlens of another batch or longer than the longest.
+    `seqlens` has the (queries, keys) of each, None where the host does not know them; `totals` are the queries and keys of all
+    together, where `seqlens` does not say: by default as many as if all were as long as the longest. Raises as `plan` does, and
+    ValueError for seqlens of another batch or longer than the longest.
     """
     packed = replace(problem, packed=True)
     longest = _checked(packed, device, "fa2", tiling, lse)
-    return VarlenSchedule(packed, device, longest.tiling, lse, seqlens)
+    return VarlenSchedule(packed, device, longest.tiling, lse, seqlens, packed_totals(packed, seqlens, totals))
 
 
 def plan_backward(
@@ -129,23 +203,32 @@ def plan_backward(
     tiling = _checked_choice(problem, device, algorithm, tiling, BACKWARD_ALGORITHMS)
     if problem.packed:
         raise ValueError("packed sequences are planned by plan_varlen_backward")
-    return _plan_backward(problem, device, algorithm, tiling, deterministic, dbias)
+
+    def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
+        return _plan_backward(problem, device, algorithm, tiling, deterministic, dbias)
+
+    return _runnable(made, problem, device, tiling) if isinstance(tiling, tuple) else made(problem, tiling)
 
 
 def plan_varlen_backward(
     problem: Problem,
     device: Device,
-    total_q: int,
     seqlens: Seqlens | None = None,
     tiling: TilingChoice = None,
     *,
     deterministic: bool = False,
+    totals: tuple[int, int] | None = None,
 ) -> VarlenBackwardSchedule:
-    """The backward of `plan_varlen`'s problem with `total_q` queries together. Raises as that does."""
+    """The backward of `plan_varlen`'s problem; arguments and errors as there."""
     packed = replace(problem, packed=True)
     tiling = _checked_choice(packed, device, "fa2", tiling, BACKWARD_ALGORITHMS)
-    one = _plan_backward(packed, device, "fa2", tiling, deterministic, False)
-    return VarlenBackwardSchedule(packed, device, one.tiling, deterministic=deterministic, seqlens=seqlens, total_q=total_q)
+
+    def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
+        return _plan_backward(problem, device, "fa2", tiling, deterministic, False)
+
+    one = _runnable(made, packed, device, tiling) if isinstance(tiling, tuple) else made(packed, tiling)
+    together = packed_totals(packed, seqlens, totals)
+    return VarlenBackwardSchedule(packed, device, one.tiling, deterministic=deterministic, seqlens=seqlens, packed=together)
 
 
 @lru_cache(maxsize=1024)
@@ -189,7 +272,9 @@ def _tiling(
         if tiling is None:
             raise
         fitted = None
-    if isinstance(tiling, tuple):
+    if isinstance(tiling, TileSize):
+        used = tiling
+    elif isinstance(tiling, tuple):
         used = TileSize(*tiling, reason="asked for")
     else:
         used = paper if fitted is None or tiling == "paper" else fitted

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -140,6 +140,12 @@ class Schedule(ABC):
     def workspace_bytes(self) -> int:
         """Bytes of HBM beside inputs and outputs: the extra memory of Theorem 1."""
         return sum(math.prod(space.shape) * ITEMSIZE[space.dtype] for space in self.workspaces().values())
+
+
+def require_schedule(schedule: object, kind: type[Any], maker: str, but: tuple[type[Any], ...] = ()) -> None:
+    """TypeError unless an argument is a schedule of a kind, which the function `maker` makes, and of none of `but`."""
+    if not isinstance(schedule, kind) or isinstance(schedule, but):
+        raise TypeError(f"schedule must be a {kind.__name__} ({maker} makes one), got a {type(schedule).__name__}")
 
 
 @dataclass(frozen=True)
@@ -398,10 +404,20 @@ def require_kernel_tiling(schedule: TileSchedule, shared_bytes: int) -> None:
     require_dtype(problem.dtype, device)
 
 
+def least_capability(dtype: str) -> tuple[int, int]:
+    """The first compute capability whose kernels have an element type."""
+    return (8, 0) if dtype == "bfloat16" else (7, 5)
+
+
+def has_dtype(dtype: str, device: Device) -> bool:
+    """Whether the device's generation has the element type."""
+    return device.compute_capability >= least_capability(dtype)
+
+
 def require_dtype(dtype: str, device: Device) -> None:
     """ValueError unless the device's generation has the element type."""
-    least = (8, 0) if dtype == "bfloat16" else (7, 5)
-    if device.compute_capability < least:
+    least = least_capability(dtype)
+    if not has_dtype(dtype, device):
         raise ValueError(
             f"{dtype} needs compute capability {least[0]}.{least[1]} or later; {device.name} has "
             f"{device.compute_capability[0]}.{device.compute_capability[1]}"

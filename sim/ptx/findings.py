@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cupyflash.words import plural
+
 if TYPE_CHECKING:
     from .lanes import Lanes
     from .syntax import Instruction
@@ -91,11 +93,9 @@ class Findings:
         )
 
 
-def counted(count: int, noun: str, verb: str = "") -> str:
-    """A number with its noun, and the verb that goes with it: "1 thread waits", "2 threads wait"."""
-    nouns = noun if count == 1 else f"{noun}s"
-    verbs = f"{verb}s" if count == 1 and verb else verb
-    return f"{count} {nouns} {verbs}".rstrip()
+def stuck(threads: int) -> str:
+    """Who does not go on, for a message: 1 thread waits, 2 threads wait."""
+    return f"{plural(threads, 'thread')} {'waits' if threads == 1 else 'wait'}"
 
 
 def source(i: Instruction) -> str:

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.words import plural
+
 from . import ops
 from .code import Code
 from .counters import Counters, Tally, Traffic
-from .findings import Finding, Findings, counted
+from .findings import Finding, Findings
 from .functions import BUILTINS, address_taken, function_addresses, refuse_shared_frames
 from .machine import Geometry, Machine, Setup
 from .memory import UNWRITTEN, Memory, Observer, Segment, mark_unwritten
@@ -75,6 +77,8 @@ class Module:
     @classmethod
     def from_ptx(cls, text: str) -> Module:
         """Load PTX text. Raises `UnsupportedPTX`, which lists every statement that the machine cannot execute."""
+        if not isinstance(text, str):
+            raise TypeError(f"text must be PTX as text (of a file, what Path.read_text gives), got {type(text).__name__}")
         with collection_paused():
             return cls(parse(text), text)
 
@@ -84,6 +88,10 @@ class Module:
 
         Raises `cupyflash.nvrtc.CompileError` with the compiler's log, ImportError where CuPy or NVRTC is missing.
         """
+        if not isinstance(cuda, str):
+            raise TypeError(f"cuda must be CUDA C as text (of a file, what Path.read_text gives), got {type(cuda).__name__}")
+        if isinstance(options, str) or not all(isinstance(option, str) for option in options):
+            raise TypeError(f"options must be a sequence of texts, as ('-arch=compute_90',), got {options!r}")
         from cupyflash.nvrtc import compile_to_ptx
 
         return cls.from_ptx(compile_to_ptx(cuda, options, name))
@@ -263,13 +271,13 @@ def name_arguments(kernel: str, params: list[Variable], args: Mapping[str, Any] 
         values = list(args)
         names = [f"arg{n}" for n in range(len(values))]
     if len(values) != len(params):
-        raise TypeError(f"{kernel} takes {counted(len(params), 'argument')}, got {len(values)}: {', '.join(names)}")
+        raise TypeError(f"{kernel} takes {plural(len(params), 'argument')}, got {len(values)}: {', '.join(names)}")
     return names, values
 
 
 def pack_scalar(kernel: str, name: str, value: Any, param: Variable) -> bytes:
     """The bytes of a by-value argument."""
-    where = f"{kernel}: argument {name!r} for parameter {param.name} (.{param.type.name}, {counted(param.size, 'byte')})"
+    where = f"{kernel}: argument {name!r} for parameter {param.name} (.{param.type.name}, {plural(param.size, 'byte')})"
     if value is None:
         if param.size != 8 or param.type.kind == "f":
             raise TypeError(f"{where}: None is a null pointer, and this is no pointer")
@@ -277,7 +285,7 @@ def pack_scalar(kernel: str, name: str, value: Any, param: Variable) -> bytes:
     if isinstance(value, (bytes, bytearray, np.void)) or (param.is_array and isinstance(value, np.generic)):
         data = value.tobytes() if isinstance(value, np.generic) else bytes(value)
         if len(data) != param.size:
-            raise TypeError(f"{where}: got {counted(len(data), 'byte')}")
+            raise TypeError(f"{where}: got {plural(len(data), 'byte')}")
         return data
     if param.is_array:
         raise TypeError(f"{where}: a structure is given as bytes or as a NumPy structured scalar, got {value!r}")

@@ -7,7 +7,7 @@ FlashAttention-2 (arXiv 2307.08691), Saha and Ye (arXiv 2402.07443), Milakov and
 
 from __future__ import annotations
 
-from cupyflash.schedules import BackwardSchedule, SoftmaxSchedule, TileSchedule
+from cupyflash.schedules import BackwardSchedule, Schedule, SoftmaxSchedule, TileSchedule, require_schedule
 from cupyflash.sim.theory.backward import backward_traffic, standard_backward_ideal
 from cupyflash.sim.theory.bounds import (
     break_even_sram,
@@ -20,13 +20,11 @@ from cupyflash.sim.theory.bounds import (
     theorem5_standard,
 )
 from cupyflash.sim.theory.forward import forward_traffic, softmax_traffic, standard_ideal
-from cupyflash.sim.theory.visits import rows_and_visits
 from cupyflash.sim.traffic import Traffic
 
 __all__ = [
     "break_even_sram",
     "lower_bound",
-    "rows_and_visits",
     "softmax_traffic",
     "standard_backward_ideal",
     "standard_ideal",
@@ -42,4 +40,5 @@ __all__ = [
 
 def traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
     """The closed form of a schedule's HBM traffic, per tensor, in bytes."""
+    require_schedule(schedule, Schedule, "plan")
     return backward_traffic(schedule) if isinstance(schedule, BackwardSchedule) else forward_traffic(schedule)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from .. import fpenv
@@ -146,13 +145,22 @@ def to_tf32(rounding: str, d: Array, a: Array) -> Thunk:
     return run
 
 
-EIGHTS: dict[str, tuple[Any, float]] = {"e4m3x2": (ml_dtypes.float8_e4m3fn, 448.0), "e5m2x2": (ml_dtypes.float8_e5m2, 57344.0)}
-"""Pairs of 8-bit floats: dtype, largest number."""
+EIGHTS = {"e4m3x2": ("float8_e4m3fn", 448.0), "e5m2x2": ("float8_e5m2", 57344.0)}
+"""Pairs of 8-bit floats: their name in ml_dtypes, largest number."""
+
+
+def eight_dtype(name: str) -> Any:
+    """The dtype of one of a pair. ml_dtypes is imported here, since nothing else of the machine needs it."""
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise ImportError(f"8-bit floats need ml_dtypes ({error}): pip install ml_dtypes", name="ml_dtypes") from error
+    return getattr(ml_dtypes, EIGHTS[name][0])
 
 
 def to_eights(name: str, relu: bool, d: Array, high: Array, low: Array) -> Thunk:
     """cvt.rn.satfinite to a pair of 8-bit floats: what is too large becomes the largest number, NaN 0x7f."""
-    dtype, top = EIGHTS[name]
+    dtype, top = eight_dtype(name), EIGHTS[name][1]
 
     def one(x: Array) -> Array:
         value = np.clip(x.astype(np.float32), 0 if relu else -top, top)
@@ -170,7 +178,7 @@ def to_eights(name: str, relu: bool, d: Array, high: Array, low: Array) -> Thunk
 
 def from_eights(name: str, relu: bool, d: Array, a: Array) -> Thunk:
     """cvt.rn.f16x2 of a pair of 8-bit floats, which is exact."""
-    table = np.arange(256, dtype=np.uint8).view(EIGHTS[name][0]).astype(np.float16)
+    table = np.arange(256, dtype=np.uint8).view(eight_dtype(name)).astype(np.float16)
     table[np.isnan(table)] = np.uint16(0x7FFF).view(np.float16)
     if relu:
         table = np.where(table < 0, np.float16(0), table)

@@ -18,7 +18,7 @@ from ..lanes import WARP
 from ..ports import PORTS, Part
 from ..types import TYPES, Array
 from .access import address_arg, address_thunk, gather, scatter, take_space
-from .convert import EIGHTS
+from .convert import eight_dtype
 from .registry import WHOLE_WARP, DType, Instruction, Mods, Plan, Thunk, Unsupported, arg, items, opcode
 from .rounding import half_bits
 
@@ -252,7 +252,7 @@ def decoder(kind: str) -> Decode:
         # The hardware reads 10 bits of fraction.
         return lambda bits, out: np.bitwise_and(bits.reshape(out.shape), 0xFFFFE000, out.view(np.uint32))  # type: ignore[return-value]
     if kind in ("e4m3", "e5m2"):
-        eights = np.arange(256, dtype=np.uint8).view(EIGHTS[f"{kind}x2"][0]).astype(np.float32)
+        eights = np.arange(256, dtype=np.uint8).view(eight_dtype(f"{kind}x2")).astype(np.float32)
         return lambda bits, out: eights.take(bits.view(np.uint8).reshape(out.shape), None, out, "clip")
     if kind in ("s4", "u4"):
 
