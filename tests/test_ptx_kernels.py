@@ -154,7 +154,7 @@ def test_several_kernels_of_one_module() -> None:
     module = compile_cuda(SORT)
     assert set(module.kernels) == {"bitonic", "called", "local_array", "chosen"}
     rng = np.random.default_rng(3)
-    for seed in SEEDS:
+    for seed in (None, 0, 1):
         x = rng.integers(-1000, 1000, 256).astype(np.int32)
         want = np.sort(x)
         assert module.launch("bitonic", 1, 256, [x], seed=seed).findings == () and (x == want).all()

@@ -11,7 +11,7 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from cupyflash.device import Device
-from cupyflash.problem import MAX_LENGTH, BlockMask, Problem, require_choice, require_flag
+from cupyflash.problem import BlockMask, Problem, require_choice, require_flag
 from cupyflash.schedules import fa1, fa1_backward, fa2, fa2_backward, fa2_backward_tiles, fa2_tiles, standard, standard_backward
 from cupyflash.schedules.backward import BackwardSchedule
 from cupyflash.schedules.base import (
