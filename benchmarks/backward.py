@@ -1,90 +1,77 @@
-"""Times the backward pass beside its peers on the GPU at hand, and writes one file:
+"""Times the backward pass beside its peers on the GPU at hand, and writes a line of JSON a measurement:
 
-    python benchmarks/backward.py [--out benchmarks/results] [--quick] [--dry-run]
+    python benchmarks/backward.py [--out FOLDER] [--quick] [--budget SECONDS] [--dry-run]
 
-In one run, on the same memory: cupyflash by algorithm and deterministic, the gradients of PyTorch's
+In one run, on the same memory and stream: cupyflash by algorithm and deterministic, the gradients of PyTorch's
 scaled_dot_product_attention by each backend that answers, those of `flash_attn` when it can be imported; the forward that they
-need is not timed. TFLOP/s count 10 B H N^2 d, half when causal: five products for the forward's two. How, and what a dry run
-is: timing.py.
+need is not timed. TFLOP/s count 10 B H N^2 d, half when causal: five products for the forward's two. README.md has the format.
 """
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-import timing
-from timing import Bench, Call, Case, Gpu, Pass
+import accuracy  # noqa: E402
+import command  # noqa: E402
+from cases import Case  # noqa: E402
+from machine import Call, Machine, Simulated  # noqa: E402
+from timing import Implementation, Pass  # noqa: E402
 
-import cupyflash
-from cupyflash.schedules import BACKWARD_ALGORITHMS
-from cupyflash.sim.reference import reference_gradients
+import cupyflash  # noqa: E402
+from cupyflash import Device, plan  # noqa: E402
+from cupyflash.schedules import BACKWARD_ALGORITHMS, Kernel, plan_backward  # noqa: E402
 
 DEFAULT = "fa2"
 OURS = (DEFAULT, f"{DEFAULT} deterministic", *(name for name in BACKWARD_ALGORITHMS if name != DEFAULT))
 
 
-def implementations(bench: Bench, case: Case, seed: int) -> Mapping[str, Call]:
-    """dQ, dK and dV, by cupyflash and by the others that there are; each has its forward behind it after its first call."""
-    q, k, v, dout = bench.draw(case, seed, 4)
+def ours(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implementation]:
+    """dQ, dK and dV by cupyflash; each has its forward behind it after its first call."""
+    q, k, v, dout = arrays
 
     @cache
     def forward() -> tuple[Any, Any]:
         out, lse = cupyflash.attention(q, k, v, causal=case.causal, return_lse=True)
         return out, lse
 
-    def ours(name: str) -> Call:
-        algorithm, _, deterministic = name.partition(" ")
-        options: dict[str, Any] = {"causal": case.causal, "algorithm": algorithm, "deterministic": bool(deterministic)}
+    def by(algorithm: str, deterministic: bool) -> Call:
+        options: dict[str, Any] = {"causal": case.causal, "algorithm": algorithm, "deterministic": deterministic}
         return lambda: cupyflash.attention_backward(dout, q, k, v, *forward(), **options)
 
-    return {name: ours(name) for name in OURS} | dict(peers(bench, case, dout, q, k, v))
+    for name in OURS:
+        algorithm, _, deterministic = name.partition(" ")
+        yield Implementation(name, by(algorithm, bool(deterministic)), ours=True)
 
 
-def peers(bench: Bench, case: Case, dout: Any, q: Any, k: Any, v: Any) -> Iterator[tuple[str, Call]]:
+def kernels(device: Device, case: Case) -> Iterator[Kernel]:
+    yield from plan(case.problem, device, lse=True).kernels()
+    for name in OURS:
+        algorithm, _, deterministic = name.partition(" ")
+        yield from plan_backward(case.problem, device, algorithm, deterministic=bool(deterministic)).kernels()
+
+
+def peers(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implementation]:
     """Other implementations on these arrays: on the simulated device NumPy's."""
-    if not isinstance(bench, Gpu):
-
-        def plain() -> tuple[Any, ...]:
-            gradients = reference_gradients(dout, q, k, v, causal=case.causal)
-            return tuple(gradients[name] for name in ("dQ", "dK", "dV"))
-
-        yield "numpy", plain
-    elif found := bench.torch(q, k, v, dout):
-
-        def differentiated(attention: Callable[..., Any], tensors: Sequence[Any]) -> Call:
-            *inputs, gradient = (tensor.detach() for tensor in tensors)
-
-            @cache
-            def out() -> Any:
-                for tensor in inputs:
-                    tensor.requires_grad_()
-                return attention(*inputs, case.causal)
-
-            def call() -> Any:
-                with found.torch.cuda.stream(found.stream):
-                    return found.torch.autograd.grad(out(), inputs, gradient, retain_graph=True)
-
-            return call
-
-        # Without PyTorch's own products: their graph holds matrices of N x N.
-        for name, attention in found.backends("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION"):
-            yield name, differentiated(attention, found.tensors)
-        for name, attention in found.flash_attn():
-            yield name, differentiated(attention, found.rows_first())
+    if isinstance(machine, Simulated):
+        inputs = [machine.as_float32(array) for array in arrays]
+        yield Implementation("numpy", lambda: accuracy.gradients(machine.xp, inputs, case.causal))
+    elif torch := machine.torch(*arrays):
+        for name, call in torch.backward(case.causal):
+            yield Implementation(name, call)
 
 
-BACKWARD = Pass("backward", 2.5, OURS, implementations)
+BACKWARD = Pass("backward", 2.5, 4, ("dQ", "dK", "dV"), DEFAULT, ours, peers, accuracy.gradients, kernels)
 
 
-def main(argv: Sequence[str] | None = None, clock: Callable[[], float] = time.perf_counter) -> int:
-    return timing.main(__doc__, BACKWARD, argv, clock, suffix="-backward")
+def main(argv: Sequence[str] | None = None) -> int:
+    return command.main(__doc__, BACKWARD, argv)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Times the forward pass beside its peers on the GPU at hand, and writes one file:
+"""Times the forward pass beside its peers on the GPU at hand, and writes a line of JSON a measurement:
 
-    python benchmarks/forward.py [--out benchmarks/results] [--quick] [--dry-run]
+    python benchmarks/forward.py [--out FOLDER] [--quick] [--budget SECONDS] [--dry-run]
 
-In one run, on the same memory: cupyflash by algorithm, PyTorch's scaled_dot_product_attention with each backend that answers,
-`flash_attn` when it can be imported. TFLOP/s count 4 B H N^2 d, half when causal. How, and what a dry run is: timing.py.
+In one run, on the same memory and stream: cupyflash by algorithm, and fa2 with each of the tiles that its model chooses between,
+with the clocks that the model gives them; PyTorch's scaled_dot_product_attention with each backend that answers; `flash_attn`
+when it can be imported. TFLOP/s count 4 B H N^2 d, half when causal. README.md has the format.
 """
 
 from __future__ import annotations
@@ -16,57 +17,72 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-import timing
-from timing import ROOT, Bench, Call, Case, Gpu, Pass
+import accuracy  # noqa: E402
+import command  # noqa: E402
+from cases import Case  # noqa: E402
+from machine import Call, Machine, Simulated  # noqa: E402
+from timing import Implementation, Pass  # noqa: E402
 
-import cupyflash
-from cupyflash import Device, plan
-from cupyflash.sim import theory
-from cupyflash.sim.reference import reference
+import cupyflash  # noqa: E402
+from cupyflash import Device, plan  # noqa: E402
+from cupyflash.schedules import Kernel, fa2_tiles  # noqa: E402
+from cupyflash.sim import theory  # noqa: E402
 
-ALGORITHMS = ("fa2", "fa1", "standard")
+DEFAULT, OTHERS = "fa2", ("fa1", "standard")
 # What ncu counts: bytes of L2 that its callers asked for, and of device memory. Our counts are requested bytes (docs/ptx.md).
 NCU_METRICS = ("lts__t_bytes.sum", "dram__bytes_read.sum", "dram__bytes_write.sum")
+NCU_CASE = Case("float16", 64, 2048, False, 2, 8)
 
 
-def implementations(bench: Bench, case: Case, seed: int) -> Mapping[str, Call]:
-    """O, by cupyflash and by the others that there are."""
-    q, k, v = bench.draw(case, seed, 3)
+def tiles(device: Device, case: Case) -> Iterator[tuple[str, tuple[int, int], Mapping[str, Any]]]:
+    """fa2's tiles that the model chooses between, its choice first: name, (Br, Bc), and what the model says of it."""
+    for rank, each in enumerate(fa2_tiles.finalists(case.problem, device)):
+        blocks = each.tile.block_rows, each.tile.block_cols
+        size = f"{blocks[0]}x{blocks[1]}"
+        says = {"tile": size, "model_clocks": each.clocks, "model_waves": each.waves, "model_bound": each.bound}
+        yield f"{DEFAULT} {size}" if rank else DEFAULT, blocks, says
 
-    def ours(algorithm: str) -> Call:
-        return lambda: cupyflash.attention(q, k, v, causal=case.causal, algorithm=algorithm)
 
-    return {algorithm: ours(algorithm) for algorithm in ALGORITHMS} | dict(peers(bench, case, q, k, v))
+def ours(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implementation]:
+    """O by cupyflash: what a call takes, then the other tiles and algorithms."""
+    q, k, v = arrays
+
+    def by(algorithm: str, tiling: tuple[int, int] | None = None) -> Call:
+        return partial(cupyflash.attention, q, k, v, causal=case.causal, algorithm=algorithm, tiling=tiling)
+
+    for name, blocks, says in tiles(machine.device, case):
+        yield Implementation(name, by(DEFAULT, None if name == DEFAULT else blocks), ours=True, facts=says)
+    for algorithm in OTHERS:
+        yield Implementation(algorithm, by(algorithm), ours=True)
 
 
-def peers(bench: Bench, case: Case, q: Any, k: Any, v: Any) -> Iterator[tuple[str, Call]]:
+def kernels(device: Device, case: Case) -> Iterator[Kernel]:
+    for _, blocks, _ in tiles(device, case):
+        yield from plan(case.problem, device, DEFAULT, blocks).kernels()
+    for algorithm in OTHERS:
+        yield from plan(case.problem, device, algorithm).kernels()
+
+
+def peers(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implementation]:
     """Other implementations on these arrays: on the simulated device NumPy's."""
-    if not isinstance(bench, Gpu):
-        yield "numpy", lambda: reference(q, k, v, causal=case.causal)[0]
-    elif found := bench.torch(q, k, v):
-
-        def without_graph(attention: Callable[..., Any], tensors: Sequence[Any]) -> Call:
-            def call() -> Any:
-                with found.torch.no_grad():
-                    return attention(*tensors, case.causal)
-
-            return call
-
-        for name, attention in found.backends("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH"):
-            yield name, without_graph(attention, found.tensors)
-        for name, attention in found.flash_attn():
-            yield name, without_graph(attention, found.rows_first())
+    if isinstance(machine, Simulated):
+        inputs = [machine.as_float32(array) for array in arrays]
+        yield Implementation("numpy", lambda: accuracy.forward(machine.xp, inputs, case.causal))
+    elif torch := machine.torch(*arrays):
+        for name, call in torch.forward(case.causal, case.scores):
+            yield Implementation(name, call)
 
 
-FORWARD = Pass("forward", 1, ALGORITHMS, implementations)
+FORWARD = Pass("forward", 1, 3, ("O",), DEFAULT, ours, peers, accuracy.forward, kernels)
 
 # In a process of its own: a first call's seconds behind an empty module's, when CUDA is already up.
 FIRST_CALL_GPU = """
@@ -90,34 +106,37 @@ print(json.dumps({"empty_module_s": 0.0, "first_call_s": time.perf_counter() - s
 """
 
 
-def first_calls(code: str) -> dict[str, dict[str, float]]:
+def _environment() -> dict[str, str]:
+    """In which a new process finds cupyflash."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+
+
+def first_calls(code: str, seconds: float) -> dict[str, dict[str, float]]:
     """Seconds of a first call in a new process: with an empty disk cache, then with the one that it left."""
     found = {}
     with tempfile.TemporaryDirectory() as cache:
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        environment = os.environ | {"CUPY_CACHE_DIR": cache, "PYTHONPATH": path}
+        environment = _environment() | {"CUPY_CACHE_DIR": cache}
         for name in ("cold", "warm"):
-            told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-            found[name] = json.loads(told.stdout.splitlines()[-1])
+            done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=seconds)
+            if done.returncode:
+                raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-200:]}")
+            found[name] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def profiled(case: Case) -> dict[str, Any] | None:
-    """ncu's bytes of one fa2 call beside the theory's, where ncu is there; compared, not equated."""
+def profiled(case: Case, seconds: float) -> dict[str, Any]:
+    """ncu's bytes of one fa2 call beside the theory's; compared, not equated. RuntimeError where ncu does not answer."""
     if shutil.which("ncu") is None:
-        return None
+        raise RuntimeError("ncu is not on the PATH")
     code = (
         f"import cupy, cupyflash; q, k, v = (cupy.ones({case.shape}, cupy.{case.dtype}) for _ in range(3)); "
         f"cupyflash.attention(q, k, v, causal={case.causal}); cupy.cuda.Device().synchronize()"
     )
-    command = ["ncu", "--csv", "--print-units", "base", "--metrics", ",".join(NCU_METRICS), "--kernel-name", "fa2_forward"]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    told = subprocess.run(
-        [*command, sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
-    )
-    theirs = ncu_metrics(told.stdout)
+    ncu = ["ncu", "--csv", "--print-units", "base", "--metrics", ",".join(NCU_METRICS), "--kernel-name", "fa2_forward"]
+    done = subprocess.run([*ncu, sys.executable, "-c", code], env=_environment(), capture_output=True, text=True, timeout=seconds)
+    theirs = ncu_metrics(done.stdout)
     if not theirs:
-        return {"error": (told.stdout + told.stderr).strip()[-300:]}
+        raise RuntimeError((done.stdout + done.stderr).strip()[-250:])
     form = theory.traffic(plan(case.problem, Device.current()))
     return asdict(case) | {"ncu": theirs, "theory": {"read_bytes": form.read_bytes, "write_bytes": form.write_bytes}}
 
@@ -132,15 +151,14 @@ def ncu_metrics(text: str) -> dict[str, float]:
     }
 
 
-def more(simulated: bool) -> dict[str, Any]:
+def extras(simulated: bool) -> command.Extras:
     """First calls and ncu's bytes."""
-    found = {"first_call": first_calls(FIRST_CALL_SIMULATED if simulated else FIRST_CALL_GPU)}
-    print(f"first calls: {found['first_call']}")
-    return found | {"ncu": None if simulated else profiled(Case("float16", 64, 2048, False, 2, 8))}
+    found = {"first call": partial(first_calls, FIRST_CALL_SIMULATED if simulated else FIRST_CALL_GPU)}
+    return found if simulated else found | {"ncu": partial(profiled, NCU_CASE)}
 
 
-def main(argv: Sequence[str] | None = None, clock: Callable[[], float] = time.perf_counter) -> int:
-    return timing.main(__doc__, FORWARD, argv, clock, more)
+def main(argv: Sequence[str] | None = None) -> int:
+    return command.main(__doc__, FORWARD, argv, extras)
 
 
 if __name__ == "__main__":

@@ -1,403 +1,251 @@
-"""What the benchmarks of the forward and of the backward pass share: cases, the machine, the clock, the file.
+"""Times implementations of a pass beside each other, and judges the numbers of each.
 
-Device times come from events around one call, behind a buffer that is overwritten first: that empties the L2 and keeps the
-GPU busy until the call is queued. Inputs are random and rotate. Nothing is installed. A dry run does all of it on the simulated
-device, with tiny sizes and a wall clock: figures of no meaning, every line run.
+On one case all implementations take turns, so that each sees the same clocks and temperatures. Inputs are random and rotate.
+A figure that the device cannot reach is kept as `invalid`, with the reason, and has no TFLOP/s.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import itertools
-import json
-import platform
-import shutil
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import accuracy
+from cases import Case
+from machine import Call, Machine, Sample
+from records import Budget, Records, attempt, told
 
-import ml_dtypes  # noqa: E402
-import numpy as np  # noqa: E402
-
-import cupyflash  # noqa: E402
-from cupyflash import Device, Problem, simulated_device  # noqa: E402
-
-TOKENS, WIDTH = 16384, 2048  # of a batch: B x N, and H x d
-HEAD_DIMS, LENGTHS, DTYPES = (64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), ("float16", "bfloat16")
-ROTATED = 3  # sets of inputs
-SECONDS_EACH = 0.3  # of repeats of one implementation on one case, between LEAST and MOST of them
-LEAST, MOST = 5, 50
-HOST_CALLS = 200
-# The most that two right implementations in half types are apart, of values up to 1; of larger ones in proportion.
-ALIKE = 0.03
-CLOCKS = "clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit,temperature.gpu"
-Call = Callable[[], Any]
+from cupyflash import Device
+from cupyflash.schedules import Kernel
 
 
 @dataclass(frozen=True)
-class Case:
-    """B x H heads of N x N scores; d is that of Q, K, V and O."""
+class Implementation:
+    """A call that computes a pass on given arrays. `facts` go into its lines."""
 
-    dtype: str
-    d: int
-    n: int
-    causal: bool
-    batch: int
-    heads: int
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self.batch, self.heads, self.n, self.d
-
-    @property
-    def problem(self) -> Problem:
-        return Problem(self.batch, self.heads, self.heads, self.n, self.n, self.d, self.dtype, self.causal)
-
-    @property
-    def flops(self) -> float:
-        """Of a forward pass' two products, as FlashAttention's own benchmarks count them."""
-        return 4 * self.batch * self.heads * self.n**2 * self.d / (2 if self.causal else 1)
+    name: str
+    call: Call
+    ours: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def grid(dtypes: Sequence[str], head_dims: Sequence[int], lengths: Sequence[int], tokens: int, width: int) -> list[Case]:
-    """Cases of the same number of tokens and the same width."""
-    every = itertools.product(dtypes, head_dims, lengths, (False, True))
-    return [Case(dtype, d, n, causal, max(1, tokens // n), max(1, width // d)) for dtype, d, n, causal in every]
-
-
-class Bench(Protocol):
-    """What a run needs of the machine that it runs on."""
-
-    device: Device
-
-    def draw(self, case: Case, seed: int, count: int) -> list[Any]:
-        """So many arrays of the case's shape, of standard normal numbers."""
-
-    def seconds(self, call: Call) -> float:
-        """Time of one call on the device."""
-
-    def wait(self) -> None:
-        """Until the device has done all that it was given."""
-
-    def release(self) -> None:
-        """Give cached memory back, so that one implementation's is there for the next."""
-
-    def to_host(self, out: Any) -> np.ndarray:
-        """An array or tensor of (b, h, n, d) as float32."""
-
-    def versions(self) -> dict[str, Any]:
-        """Driver, clocks and the libraries that take part."""
+Implementations = Callable[[Machine, Case, Sequence[Any]], Iterable[Implementation]]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What is timed: a pass over attention, which costs `cost` forward passes' FLOPs.
+    """What is timed: a pass over attention, which costs `cost` forward passes' FLOPs and makes `outputs` from `inputs` arrays.
 
-    `implementations(bench, case, seed)` draws inputs and gives what computes from them, by name, an array or several; `ours`
-    are the names that are cupyflash's, the default first: the first in order that answers is what the others are compared with.
+    `ours` are cupyflash's implementations, `default` the one that a call takes; `peers` the others. `reference(xp, arrays, causal)`
+    is what is right, in float32. `kernels` are those that ours launch.
     """
 
     name: str
     cost: float
-    ours: tuple[str, ...]
-    implementations: Callable[[Bench, Case, int], Mapping[str, Call]]
-
-
-class Gpu:
-    """The current CUDA device."""
-
-    def __init__(self) -> None:
-        import cupy
-
-        self.cupy, self.device = cupy, Device.current()
-        self._flush = cupy.empty(max(4 * self.device.l2_bytes, 1 << 29), cupy.uint8)
-
-    def draw(self, case: Case, seed: int, count: int) -> list[Any]:
-        random = self.cupy.random.default_rng(seed)
-        return [self._rounded(random.standard_normal(case.shape, dtype=np.float32), case.dtype) for _ in range(count)]
-
-    def _rounded(self, array: Any, dtype: str) -> Any:
-        if dtype != "bfloat16":
-            return array.astype(dtype)
-        bits = (array.view(np.uint32) >> 16).astype(np.uint16)  # rounded to zero: CuPy may not know the type's arithmetic
-        return bits.view(np.dtype(ml_dtypes.bfloat16))
-
-    def seconds(self, call: Call) -> float:
-        start, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
-        self._flush.fill(0)
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return float(self.cupy.cuda.get_elapsed_time(start, end)) / 1e3
-
-    def wait(self) -> None:
-        self.cupy.cuda.get_current_stream().synchronize()
-
-    def release(self) -> None:
-        self.cupy.get_default_memory_pool().free_all_blocks()
-        if "torch" in sys.modules:
-            sys.modules["torch"].cuda.empty_cache()
-
-    def torch(self, *arrays: Any) -> Torch | None:
-        """PyTorch on the same memory and the current stream, where it can be imported."""
-        try:
-            import torch
-        except ImportError:
-            return None
-        # Through integers, since DLPack of bfloat16 is not everywhere; the same memory all the same.
-        bits = {2: np.int16, 4: np.int32}[arrays[0].dtype.itemsize]
-        dtype = getattr(torch, arrays[0].dtype.name)
-        tensors = [torch.from_dlpack(array.view(bits)).view(dtype) for array in arrays]
-        return Torch(torch, torch.cuda.ExternalStream(self.cupy.cuda.get_current_stream().ptr), tensors)
-
-    def to_host(self, out: Any) -> np.ndarray:
-        if hasattr(out, "detach"):
-            return np.asarray(out.detach().float().cpu().numpy())
-        return np.asarray(self.cupy.asnumpy(out)).astype(np.float32)
-
-    def versions(self) -> dict[str, Any]:
-        from cupy.cuda import nvrtc
-
-        runtime = self.cupy.cuda.runtime
-        told = {
-            "driver": runtime.driverGetVersion(),
-            "runtime": runtime.runtimeGetVersion(),
-            "nvrtc": "{}.{}".format(*nvrtc.getVersion()),
-            "cupy": self.cupy.__version__,
-            "clocks": clocks(),
-        }
-        for name in ("torch", "flash_attn"):
-            try:
-                told[name] = __import__(name).__version__
-            except ImportError:
-                told[name] = None
-        return told
+    inputs: int
+    outputs: tuple[str, ...]
+    default: str
+    ours: Implementations
+    peers: Implementations
+    reference: Callable[[Any, Sequence[Any], bool], tuple[Any, ...]]
+    kernels: Callable[[Device, Case], Iterable[Kernel]]
 
 
 @dataclass(frozen=True)
-class Torch:
-    """PyTorch with a stream and tensors; `flash_attn` beside it."""
+class Effort:
+    """How much a case is worth: sets of inputs, seconds of each implementation's repeats, and between how many of them."""
 
-    torch: Any
-    stream: Any
-    tensors: list[Any]
+    sets: int = 3
+    seconds: float = 0.25
+    least: int = 4
+    most: int = 50
 
-    def backends(self, *names: str) -> Iterator[tuple[str, Callable[..., Any]]]:
-        """scaled_dot_product_attention by the backend that answers, as functions of (q, k, v, causal)."""
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
-        def by(backend: Any) -> Callable[..., Any]:
-            def attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
-                with self.torch.cuda.stream(self.stream), sdpa_kernel(backend):
-                    return self.torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-            return attention
-
-        for name in names:
-            yield f"torch {name.lower().removesuffix('_attention')}", by(getattr(SDPBackend, name))
-
-    def flash_attn(self) -> Iterator[tuple[str, Callable[..., Any]]]:
-        """flash_attn's function, of tensors (b, h, n, d), where it can be imported; their (b, n, h, d) is copied beforehand."""
-        try:
-            from flash_attn import flash_attn_func
-        except ImportError:
-            return
-
-        def attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
-            with self.torch.cuda.stream(self.stream):
-                return flash_attn_func(*(tensor.transpose(1, 2) for tensor in (q, k, v)), causal=causal).transpose(1, 2)
-
-        yield "flash_attn", attention
-
-    def rows_first(self) -> list[Any]:
-        """The tensors with (b, n, h, d) in memory, which flash_attn reads without copies."""
-        return [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in self.tensors]
+    def repeats(self, once: float) -> int:
+        return min(max(self.least, int(self.seconds / max(once, 1e-9))), self.most)
 
 
-class Simulated:
-    """The simulated device, by a wall clock."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.device, self._clock = Device.named("A100-40GB"), clock
-
-    def draw(self, case: Case, seed: int, count: int) -> list[Any]:
-        dtype = np.dtype(ml_dtypes.bfloat16 if case.dtype == "bfloat16" else case.dtype)
-        return [array.astype(dtype) for array in np.random.default_rng(seed).standard_normal((count, *case.shape), np.float32)]
-
-    def seconds(self, call: Call) -> float:
-        start = self._clock()
-        call()
-        return self._clock() - start
-
-    def wait(self) -> None:
-        pass
-
-    def release(self) -> None:
-        pass
-
-    def to_host(self, out: Any) -> np.ndarray:
-        return np.asarray(out, dtype=np.float32)
-
-    def versions(self) -> dict[str, Any]:
-        return {"numpy": np.__version__, "clocks": None}
+class DeviceLost(RuntimeError):
+    """Nothing runs on the device any more: what it was doing is in the text."""
 
 
-def clocks() -> dict[str, str] | None:
-    """What nvidia-smi says of clocks and power, if it is there."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    command = ["nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader", "--id=0"]
-    told = subprocess.run(command, capture_output=True, text=True)
-    return dict(zip(CLOCKS.split(","), (value.strip() for value in told.stdout.split(",")), strict=False)) or None
+def turns(repeats: Mapping[str, int]) -> Iterator[str]:
+    """Names in the order of their turns: in rounds, what is repeated less often spread evenly over the rounds."""
+    rounds = max(repeats.values(), default=0)
+    for number in range(rounds):
+        for name, times in repeats.items():
+            if (number + 1) * times // rounds > number * times // rounds:
+                yield name
 
 
-def timed(bench: Bench, calls: Sequence[Call]) -> dict[str, float | int]:
-    """Median and spread (between the quartiles) of a call's seconds; `calls` is one a set of inputs, taken in turns."""
-    once = max(bench.seconds(call) for call in calls)  # warm: each was called before
-    repeats = min(max(LEAST, int(SECONDS_EACH / max(once, 1e-9))), MOST)
-    times = [bench.seconds(calls[turn % len(calls)]) for turn in range(repeats)]
-    lower, median, upper = statistics.quantiles(times, n=4)
-    return {"seconds": median, "spread_s": upper - lower, "repeats": repeats}
+def refused(device: Device, what: Pass, case: Case, seconds: float) -> str | None:
+    """Why a time cannot be true: more FLOP/s than the device's peak, or its inputs read faster than its memory gives them."""
+    if seconds <= 0:
+        return f"{seconds:g} s"
+    peaks = [device.tensor_peak.get(name, 0.0) for name in ((case.dtype, "tf32") if case.dtype == "float32" else (case.dtype,))]
+    peak, rate = max(peaks), what.cost * case.flops / seconds
+    if peak and rate > peak:
+        return f"{rate / 1e12:,.1f} TFLOP/s are above the device's peak of {peak / 1e12:,.1f}"
+    bandwidth, read = device.hbm_bandwidth, what.inputs * case.tensor_bytes / seconds
+    if bandwidth and read > bandwidth:
+        return f"inputs read at {read / 1e9:,.0f} GB/s are above the device's {bandwidth / 1e9:,.0f}"
+    return None
 
 
-def measure(bench: Bench, what: Pass, cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """A row for each case and implementation: seconds, spread, TFLOP/s, distance from the first one's output; or what it raised."""
-    rows: list[dict[str, Any]] = []
-    for case in cases:
-        every = [what.implementations(bench, case, seed) for seed in range(ROTATED)]
-        expected: list[np.ndarray] | None = None
-        for name in every[0]:
-            row: dict[str, Any] = asdict(case) | {"implementation": name, "ours": name in what.ours}
-            rows.append(row)
-            try:
-                outs = [calls[name]() for calls in every]  # compiles, warms up, and is what is checked
-                bench.wait()
-                first = [bench.to_host(out) for out in (outs[0] if isinstance(outs[0], tuple) else outs[:1])]
-                del outs
-                if expected is None:
-                    expected = first
-                pairs = list(zip(first, expected, strict=True))
-                row["largest_difference"] = max(float(np.abs(ours - theirs).max(initial=0)) for ours, theirs in pairs)
-                row["agrees"] = all(
-                    np.abs(ours - theirs).max(initial=0) <= ALIKE * max(1, np.abs(theirs).max(initial=0)) for ours, theirs in pairs
-                )
-                row |= timed(bench, [calls[name] for calls in every])
-                row["tflops"] = what.cost * case.flops / row["seconds"] / 1e12
-            except (RuntimeError, ValueError, MemoryError) as error:  # a backend that does not answer, or memory that ends
-                row["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            bench.release()
-    return rows
+def judged(machine: Machine, what: Pass, case: Case, out: Any, expected: Sequence[Any]) -> dict[str, Any]:
+    """Each output's relative RMS, the bound of it, and whether all are within it."""
+    outs = out if isinstance(out, tuple | list) else (out,)
+    pairs = zip(what.outputs, outs, expected, strict=True)
+    errors = {name: accuracy.relative_rms(machine.xp, machine.as_float32(each), right) for name, each, right in pairs}
+    allowed = accuracy.bound(case.dtype)
+    return {"rms": errors, "bound": allowed, "right": all(error <= allowed for error in errors.values())}
 
 
-def ratios(rows: Sequence[dict[str, Any]], default: str) -> list[dict[str, Any]]:
-    """For each case `default`'s TFLOP/s, the best other's that computes the same, and the ratio of the two."""
-    found = []
-    fields = list(Case.__dataclass_fields__)
-    for case in dict.fromkeys(tuple(row[field] for field in fields) for row in rows):
-        of_case = [row for row in rows if tuple(row[field] for field in fields) == case and "tflops" in row]
-        mine = next((row for row in of_case if row["implementation"] == default), None)
-        others = [row for row in of_case if not row["ours"] and row["agrees"]]
-        best = max(others, key=lambda row: row["tflops"], default=None)
-        told = dict(zip(fields, case, strict=True)) | {"ours_tflops": mine["tflops"] if mine else None}
-        told |= {"best_other": best["implementation"] if best else None, "best_other_tflops": best["tflops"] if best else None}
-        found.append(told | {"ratio": mine["tflops"] / best["tflops"] if mine and best else None})
-    return found
+def figures(machine: Machine, what: Pass, case: Case, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Median and spread (between the quartiles) of the device's seconds, the host's, and what follows from them."""
+    lower, median, upper = statistics.quantiles((each.seconds for each in samples), n=4)
+    host, fill = statistics.median(each.host_seconds for each in samples), machine.fill_seconds
+    row = {"seconds": median, "spread_s": upper - lower, "repeats": len(samples), "host_seconds": host}
+    row["exposed"] = fill is not None and host > fill  # the device may have waited for the host
+    if reason := refused(machine.device, what, case, median):
+        return row | {"invalid": reason}
+    return row | {"tflops": what.cost * case.flops / median / 1e12}
 
 
-def host_seconds(bench: Bench, call: Call, clock: Callable[[], float], calls: int) -> dict[str, float]:
-    """Host time of one warm call, from entry to return, nothing waited for: median and spread; a small problem's."""
-    call()
-    times = []
-    for _ in range(calls):
-        bench.wait()  # an empty queue, so that no call waits for a place in it
-        start = clock()
-        call()
-        times.append(clock() - start)
-    lower, median, upper = statistics.quantiles(times, n=4)
-    return {"seconds": median, "spread_s": upper - lower}
+@dataclass
+class Session:
+    """One run of a benchmark: what it times, where, for how long, and the lines that it has written.
 
-
-def show(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The rows as lines."""
-    yield f"{'dtype':<10}{'d':>4}{'N':>7} {'causal':<7}{'implementation':<22}{'ms':>10}{'spread':>9}{'TFLOP/s':>9}"
-    for row in rows:
-        head = f"{row['dtype']:<10}{row['d']:>4}{row['n']:>7} {row['causal']!s:<7}{row['implementation']:<22}"
-        if "error" in row:
-            yield f"{head}  {row['error'][:70]}"
-        else:
-            doubt = "" if row["agrees"] else f"  DIFFERS by {row['largest_difference']:.2g}"
-            yield f"{head}{row['seconds'] * 1e3:>10.3f}{row['spread_s'] * 1e3:>9.3f}{row['tflops']:>9.1f}{doubt}"
-
-
-def commit() -> str | None:
-    """The commit that is measured, marked where files differ from it."""
-    told = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=ROOT, capture_output=True, text=True)
-    return told.stdout.strip() or None
-
-
-def run(
-    bench: Bench, what: Pass, cases: Sequence[Case], small: Case, host_calls: int, clock: Callable[[], float]
-) -> dict[str, Any]:
-    """What every file has."""
-    rows = measure(bench, what, cases)
-    call = what.implementations(bench, small, 0)[what.ours[0]]
-    return {
-        "device": bench.device.name,
-        "date": datetime.date.today().isoformat(),
-        "commit": commit(),
-        "cupyflash": cupyflash.__version__,
-        "python": platform.python_version(),
-        "versions": bench.versions(),
-        what.name: rows,
-        "ratios": ratios(rows, what.ours[0]),
-        "warm_call_host": host_seconds(bench, call, clock, host_calls),
-    }
-
-
-def main(
-    doc: str | None,
-    what: Pass,
-    argv: Sequence[str] | None,
-    clock: Callable[[], float],
-    more: Callable[[bool], dict[str, Any]] = lambda simulated: {},
-    suffix: str = "",
-) -> int:
-    """A benchmark's command: measures, prints, writes a file of the device's name, the date and `suffix`.
-
-    `more(simulated)` is what its file has beside what every file has. Exit status 1 where one of ours differs from the others.
+    `without` are names that are left out; `show` is given each line too.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the file")
-    parser.add_argument("--quick", action="store_true", help="float16, d 64 and 128, three lengths")
-    parser.add_argument("--dry-run", action="store_true", help="on the simulated device, with tiny sizes and a wall clock")
-    arguments = parser.parse_args(argv)
-    simulated = arguments.dry_run
-    if simulated:
-        cases = grid(("float16",), (16,), (16, 32), 32, 32)
-        with simulated_device("A100-40GB"):
-            result = run(Simulated(clock), what, cases, Case("float16", 16, 16, False, 1, 1), 5, clock)
-    else:
-        quick = (("float16",), (64, 128), (512, 2048, 8192))
-        cases = grid(*(quick if arguments.quick else (DTYPES, HEAD_DIMS, LENGTHS)), TOKENS, WIDTH)
-        result = run(Gpu(), what, cases, Case("float16", 64, 128, False, 1, 1), HOST_CALLS, clock)
-    result |= {"simulated": simulated} | more(simulated)
-    print("\n".join(show(result[what.name])))
-    for row in result["ratios"]:
-        if row["ratio"] is not None:
-            print(f"{row['dtype']}, d {row['d']}, N {row['n']}, causal {row['causal']}: {row['ratio']:.2f} of {row['best_other']}")
-    print(f"a warm call takes {result['warm_call_host']['seconds'] * 1e6:.1f} us of the host")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    name = f"{'simulated-' if simulated else ''}{result['device'].replace(' ', '-')}-{result['date']}{suffix}.json"
-    (arguments.out / name).write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written: {arguments.out / name}")
-    return 0 if all(row.get("agrees", True) for row in result[what.name] if row["ours"]) else 1
+
+    machine: Machine
+    what: Pass
+    records: Records
+    budget: Budget
+    effort: Effort
+    without: Sequence[str] = ()
+    show: Callable[[Mapping[str, Any]], None] = lambda line: None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def write(self, case: Case, implementation: Implementation, found: Mapping[str, Any]) -> None:
+        named = {"implementation": implementation.name, "ours": implementation.ours, **implementation.facts}
+        row = {"pass": self.what.name, **asdict(case), **named, **found}
+        self.rows.append(row)
+        self.records.write("measurement", row)
+        self.show(row)
+
+    def measure(self, cases: Sequence[Case]) -> None:
+        """Case after case, as long as time is left for one more like the longest so far. Raises `DeviceLost`."""
+        longest = 0.0
+        for number, case in enumerate(cases):
+            if self.budget.left() <= longest:
+                left = {"reason": "no time left", "cases": [asdict(each) for each in cases[number:]]}
+                self.records.write("left_out", left)
+                self.show(left)
+                return
+            begun = self.budget.spent()
+            try:
+                Measurement(self, case).run()
+            except DeviceLost:
+                raise
+            except Exception as error:  # inputs that do not fit into memory: the next case may be smaller
+                self.write(case, Implementation("inputs", lambda: None), {"error": told(error)})
+            finally:
+                attempt(self.machine.release)
+            longest = max(longest, self.budget.spent() - begun)
+
+
+class Measurement:
+    """One case: every implementation is called and judged, then all are timed in turns, then their lines are written."""
+
+    def __init__(self, session: Session, case: Case) -> None:
+        self._session, self._machine, self._what, self._case = session, session.machine, session.what, case
+        self._every: dict[str, Implementation] = {}
+        self._calls: dict[str, list[Call]] = {}  # of what can be timed, one a set of inputs
+        self._judged: dict[str, dict[str, Any]] = {}
+        self._samples: dict[str, list[Sample]] = {}
+        self._clocks: dict[str, Any] = {}
+
+    def run(self) -> None:
+        sets = [self._machine.draw(self._case, seed, self._what.inputs) for seed in range(self._session.effort.sets)]
+        lists = [list(self._what.ours(self._machine, self._case, arrays)) for arrays in sets]
+        peers = attempt(lambda: [list(self._what.peers(self._machine, self._case, arrays)) for arrays in sets])
+        if "error" in peers:
+            self._write(Implementation("peers", lambda: None), peers)
+        else:
+            lists = [ours + others for ours, others in zip(lists, peers["value"], strict=True)]
+        reference = attempt(lambda: self._reference(sets[0]))
+        try:
+            for same in zip(*lists, strict=True):
+                if same[0].name not in self._session.without and self._session.budget.left() > 0:
+                    self._prepare(same, reference)
+            self._take_turns()
+        finally:  # also what was known before the user, or an error, put an end to it
+            self._finish()
+
+    def _write(self, implementation: Implementation, found: Mapping[str, Any]) -> None:
+        self._session.write(self._case, implementation, found)
+
+    def _reference(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        machine = self._machine
+        return self._what.reference(machine.xp, [machine.as_float32(array) for array in arrays], self._case.causal)
+
+    def _prepare(self, same: Sequence[Implementation], reference: Mapping[str, Any]) -> None:
+        """Compiles, warms up and judges one implementation, here for each set of inputs; one that fails takes no turns."""
+        name, calls = same[0].name, [each.call for each in same]
+        found: dict[str, Any] = {"right": None, "no_reference": reference.get("error")}
+        try:
+            out = calls[0]()
+            if "value" in reference:
+                found = judged(self._machine, self._what, self._case, out, reference["value"])
+            del out
+            for call in calls[1:]:
+                call()
+            self._machine.wait()
+        except Exception as error:
+            self._fail(same[0], found, error)
+            return
+        self._every[name], self._calls[name], self._judged[name], self._samples[name] = same[0], calls, found, []
+
+    def _fail(self, implementation: Implementation, found: Mapping[str, Any], error: Exception) -> None:
+        self._write(implementation, {**found, "error": told(error)})
+        attempt(self._machine.release)
+        try:
+            self._machine.wait()
+        except Exception as lost:
+            raise DeviceLost(f"{implementation.name} on {self._case}: {told(lost)}") from error
+
+    def _take_turns(self) -> None:
+        self._read_clocks("before")
+        once = {name: self._sample(name) for name in list(self._calls)}
+        order = list(turns({name: self._session.effort.repeats(each.seconds) for name, each in once.items() if each}))
+        for number, name in enumerate(order):
+            if self._session.budget.left() <= 0:
+                break
+            if number == len(order) // 2:
+                self._read_clocks("between")
+            if sample := self._sample(name):
+                self._samples[name].append(sample)
+        self._read_clocks("after")
+
+    def _sample(self, name: str) -> Sample | None:
+        """A turn of one that has not failed."""
+        if name not in self._calls:
+            return None
+        calls = self._calls[name]
+        try:
+            return self._machine.sample(calls[len(self._samples[name]) % len(calls)])
+        except Exception as error:
+            del self._calls[name], self._samples[name]
+            self._fail(self._every[name], self._judged[name], error)
+            return None
+
+    def _read_clocks(self, when: str) -> None:
+        found = attempt(self._machine.clocks)
+        self._clocks[when] = found.get("value", found)
+
+    def _finish(self) -> None:
+        for name, samples in self._samples.items():
+            timed = figures(self._machine, self._what, self._case, samples) if len(samples) > 1 else {"error": "not timed"}
+            self._write(self._every[name], {**self._judged[name], **timed, "clocks": self._clocks})

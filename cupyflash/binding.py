@@ -56,6 +56,7 @@ def argument_values(
         "Nk": p.seqlen_k,
         "total_q": q.shape[-2],
         "heads": p.heads,
+        "sequences": p.batch,
         "group": p.heads // p.kv_heads if p.kv_heads else 1,
     }
     values |= {name: np.int32(size) for name, size in sizes.items()}

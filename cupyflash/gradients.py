@@ -65,9 +65,11 @@ def attention_backward(
 
     `out` and `lse` are what `attention(q, k, v, ..., return_lse=True)` returned; `dout` is the gradient of out, of its shape and
     dtype; where its last axis is not contiguous, as in `broadcast_to(1, out.shape)`, the gradient of `out.sum()`, it is copied.
-    All else as for `attention`, and with the values of that call. S and P are computed
-    again, from L. Query heads that share a key head add up in its dk and dv; a row that sees no key has a gradient of zero, and
-    so has a key that no row sees.
+    All else as for `attention`, and with the values of that call. S and P are computed again, from L. Query heads that share a
+    key head add up in its dk and dv; a row that sees no key has a gradient of zero, and so has a key that no row sees. Of a masked
+    key or value that is a NaN or an infinity the gradients of the rows beside it are NaN, since its weight of zero times that is: keys
+    behind `key_lengths` are not read. Rows whose L is beyond 4096 take "fa2" longer, as it looks at their scores once more; the
+    other two take P from what float32 leaves of L.
 
     `algorithm`: "fa2" (FlashAttention-2), or "auto", which is "fa2". It sums dq by atomics, in float32 and in no order;
     `deterministic` takes a kernel of its own for dq instead, which gives the same bits each time. "fa1" (FlashAttention's
@@ -201,8 +203,8 @@ def _prepare_varlen(
 ) -> Prepared | PreparedSimulation:
     problem = replace(_posed(gpu, arrays, causal, window, scale), seqlen_q=longest_q, seqlen_k=longest_k)
     device, simulation = target(gpu)
-    total = arrays["q"].shape[0]
-    schedule = plan_varlen_backward(problem, device, total, seqlens, tiling, deterministic=deterministic)
+    totals = arrays["q"].shape[0], arrays["k"].shape[0]
+    schedule = plan_varlen_backward(problem, device, seqlens, tiling, deterministic=deterministic, totals=totals)
     tensors: dict[str, Any] = {tensor: arrays[name] for tensor, name in TENSORS.items()}
     made = _made(tensors)
     views = {name: array if name == "L" else varlen.heads_first(array) for name, array in (tensors | made).items()}

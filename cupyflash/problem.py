@@ -14,7 +14,8 @@ import numpy as np
 # Bytes of one element. The input types of the paper's M: shared memory is counted in elements of these.
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
 MAX_HEAD_DIM = 256
-LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+# Of a scale but 0: as float32's normal numbers have it, and so that it stays finite times log2(e). Kernels take smaller ones for 0.
+SCALES = (2.0**-126, 2.0**127)
 # The kernels count rows and columns in 32 bits, with room for a block more.
 MAX_LENGTH = 2**31 - 2**20
 # The widest copy between HBM and SRAM, in bytes.
@@ -169,8 +170,9 @@ class Problem:
         if self.scale is not None:
             if isinstance(self.scale, bool) or not isinstance(self.scale, Real):
                 raise TypeError(f"scale must be a real number or None, got {self.scale!r}")
-            if not abs(self.scale) <= LARGEST_FLOAT32:
-                raise ValueError(f"scale must be finite in float32, got {self.scale!r}")
+            if self.scale != 0 and not SCALES[0] <= abs(self.scale) <= SCALES[1]:
+                least, most = SCALES
+                raise ValueError(f"scale must be 0 or of a magnitude from {least:.2g} to {most:.2g}, got {self.scale!r}")
             object.__setattr__(self, "scale", float(self.scale))
         if not isinstance(self.alignment, Integral) or self.alignment not in (2, 4, 8, 16) or self.alignment < self.itemsize:
             raise ValueError(f"alignment must be 2, 4, 8 or 16 bytes and hold one {self.dtype}, got {self.alignment!r}")

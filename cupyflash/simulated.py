@@ -15,6 +15,7 @@ import numpy as np
 from cupyflash.device import Device, find_device
 from cupyflash.problem import Layout
 from cupyflash.schedules import TileSchedule
+from cupyflash.words import plural
 
 DEFAULT_DEVICE = "A100-40GB"
 DEFAULT_SECONDS = 60.0
@@ -53,6 +54,15 @@ def simulated_device(
         _chosen.reset(token)
 
 
+def default_device() -> Device:
+    """What CUPYFLASH_DEVICE (a name or a .toml path) says, else the default. Raises ValueError that names the variable."""
+    name = os.environ.get("CUPYFLASH_DEVICE") or DEFAULT_DEVICE
+    try:
+        return Device.named(name)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"CUPYFLASH_DEVICE={name}: {error}") from error
+
+
 def current_simulation() -> Simulation:
     """What `simulated_device` chose, else what CUPYFLASH_DEVICE (a name or a .toml path) and CUPYFLASH_MAX_SECONDS say."""
     chosen = _chosen.get()
@@ -65,7 +75,7 @@ def current_simulation() -> Simulation:
         max_seconds = math.nan
     if not max_seconds > 0:
         raise ValueError(f"CUPYFLASH_MAX_SECONDS must be a positive number of seconds or inf, got {text!r}")
-    return Simulation(Device.named(os.environ.get("CUPYFLASH_DEVICE") or DEFAULT_DEVICE), max_seconds)
+    return Simulation(default_device(), max_seconds)
 
 
 @dataclass(frozen=True)
@@ -96,4 +106,5 @@ class PreparedSimulation:
 def refuse_findings(findings: Sequence[object]) -> None:
     """RuntimeError when the simulated device found something wrong with a kernel of ours."""
     if findings:
-        raise RuntimeError(f"the simulated device found {len(findings)} faults in the kernel, the first: {findings[0]}")
+        first = ", the first" if len(findings) > 1 else ""
+        raise RuntimeError(f"the simulated device found {plural(len(findings), 'fault')} in the kernel{first}: {findings[0]}")

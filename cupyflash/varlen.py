@@ -82,8 +82,8 @@ def _prepare(
 ) -> Prepared | PreparedSimulation:
     problem = replace(posed(gpu, arrays, causal, window, scale), seqlen_q=longest_q, seqlen_k=longest_k)
     device, simulation = target(gpu)
-    schedule = plan_varlen(problem, device, seqlens, tiling, lse=lse)
     q, k, v = (arrays[name] for name in "qkv")
+    schedule = plan_varlen(problem, device, seqlens, tiling, lse=lse, totals=(q.shape[0], k.shape[0]))
     made = Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)
     tensors = [heads_first(array) for array in (q, k, v, arrays.get("out", made))]
     masks = Masks(**{name: arrays[name] for name in BOUNDS})

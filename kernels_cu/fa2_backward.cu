@@ -3,7 +3,7 @@
 // atomics, in float32. Products are of S^T = K Q^T (keys x queries), so that P^T and dS^T lie in registers as dV += P^T dO and
 // dK += dS^T Q want them.
 //
-// Three kernels: D = rowsum(dO * O) and dQ = 0; the gradients; dQ in its own type.
+// Three kernels: D = rowsum(dO * O) and dQ = 0; the gradients; dQ in its own type. large_rows.cu comes before the second.
 //
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       D, DV      d of Q and K, of V and O
@@ -19,7 +19,7 @@ constexpr int SCARCE = 2;  // registers are: gradients, S and dP are in them
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
-#include "row_pair.cuh"
+#include "row_piece.cuh"
 #include "row_products.cuh"
 #include "sequence.cuh"
 #include "weight.cuh"
@@ -32,45 +32,63 @@ typedef SwizzledTile<D> KeyTile;     // of Q, K and their gradients
 typedef SwizzledTile<DV> ValueTile;  // of V, O and their gradients
 typedef SwizzledTile<BR> ScoreTile;  // of dS^T
 
-// The first and third kernel give a row to so many lanes, two elements each at a time.
-__device__ constexpr int lanes_for(int width) { return width > 16 ? 32 : width > 8 ? 16 : width > 4 ? 8 : 4; }
-constexpr int ROW_LANES = lanes_for((D > DV ? D : DV) / 2), ROW_THREADS = 128;
+// The first and last kernel give a row to so many lanes, a piece each at a time.
+__device__ constexpr int lanes_for(int pieces) { return pieces > 16 ? 32 : pieces > 8 ? 16 : pieces > 4 ? 8 : pieces > 2 ? 4 : pieces > 1 ? 2 : 1; }
+constexpr int ROW_LANES = lanes_for((D > DV ? D : DV) / PIECE), ROW_THREADS = 128, ROWS = ROW_THREADS / ROW_LANES;
+
+// Which row of which head a thread of those kernels has
+struct RowPlace {
+  int batch, head, row;
+  long long at;  // in L, D and dQ_acc
+  __device__ __forceinline__ RowPlace(int total_q, int heads) {
+    const int blocks = (total_q + ROWS - 1) / ROWS, pair = blockIdx.x / blocks;
+    batch = pair / heads;
+    head = pair % heads;
+    row = blockIdx.x % blocks * ROWS + threadIdx.x / ROW_LANES;
+    at = static_cast<long long>(pair) * total_q + row;
+  }
+};
 
 // D = rowsum(dO * O) of every row, and dQ_acc = 0
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-fa2_backward_rows(const Element* O, const Element* dO, float* D_rows, float* dQ_acc, long long rows, int total_q, int heads,
+fa2_backward_rows(const Element* O, const Element* dO, float* D_rows, float* dQ_acc, int total_q, int heads,
                   long long O_batch, long long O_head, long long O_row, long long dO_batch, long long dO_head, long long dO_row) {
-  const long long row = (static_cast<long long>(blockIdx.x) * ROW_THREADS + threadIdx.x) / ROW_LANES;
-  const int first = threadIdx.x % ROW_LANES * 2;
+  const RowPlace place(total_q, heads);
+  const int first = threadIdx.x % ROW_LANES * PIECE;
   float sum = 0.f;
-  if (row < rows) {
-    const long long pair = row / total_q, r = row % total_q, batch = pair / heads, head = pair % heads;
-    O += batch * O_batch + head * O_head + r * O_row;
-    dO += batch * dO_batch + head * dO_head + r * dO_row;
-    for (int col = first; col < DV; col += 2 * ROW_LANES) {
-      const float2 o = load_row_pair<DV>(O, col), g = load_row_pair<DV>(dO, col);
-      sum += o.x * g.x + o.y * g.y;
+  if (place.row < total_q) {
+    O += place.batch * O_batch + place.head * O_head + place.row * O_row;
+    dO += place.batch * dO_batch + place.head * dO_head + place.row * dO_row;
+    for (int col = first; col < DV; col += ROW_LANES * PIECE) {
+      float o[PIECE], g[PIECE];
+      load_piece(o, O + col);
+      load_piece(g, dO + col);
+#pragma unroll
+      for (int c = 0; c < PIECE; c++) sum = fmaf(o[c], g[c], sum);
     }
     if constexpr (WITH_DQ) {
-      for (int col = first; col < D; col += 2 * ROW_LANES) store_row_pair<D>(dQ_acc + row * D, col, 0.f, 0.f);
+      const float zeros[PIECE] = {};
+      for (int col = first; col < D; col += ROW_LANES * PIECE) store_piece(dQ_acc + place.at * D + col, zeros);
     }
   }
 #pragma unroll
   for (int other = ROW_LANES / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-  if (first == 0 && row < rows) D_rows[row] = sum;
+  if (first == 0 && place.row < total_q) D_rows[place.at] = sum;
 }
 
 // dQ = scale dQ_acc
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-fa2_backward_finish(const float* dQ_acc, Element* dQ, long long rows, int total_q, int heads, float scale,
+fa2_backward_finish(const float* dQ_acc, Element* dQ, int total_q, int heads, float scale,
                     long long dQ_batch, long long dQ_head, long long dQ_row) {
-  const long long row = (static_cast<long long>(blockIdx.x) * ROW_THREADS + threadIdx.x) / ROW_LANES;
-  if (row >= rows) return;
-  const long long pair = row / total_q, r = row % total_q, batch = pair / heads, head = pair % heads;
-  dQ += batch * dQ_batch + head * dQ_head + r * dQ_row;
-  for (int col = threadIdx.x % ROW_LANES * 2; col < D; col += 2 * ROW_LANES) {
-    const float2 sum = load_row_pair<D>(dQ_acc + row * D, col);
-    store_row_pair<D>(dQ, col, scale * sum.x, scale * sum.y);
+  const RowPlace place(total_q, heads);
+  if (place.row >= total_q) return;
+  dQ += place.batch * dQ_batch + place.head * dQ_head + place.row * dQ_row;
+  for (int col = threadIdx.x % ROW_LANES * PIECE; col < D; col += ROW_LANES * PIECE) {
+    float sum[PIECE];
+    load_piece(sum, dQ_acc + place.at * D + col);
+#pragma unroll
+    for (int c = 0; c < PIECE; c++) sum[c] *= scale;
+    store_piece(dQ + col, sum);
   }
 }
 
@@ -81,8 +99,8 @@ struct Slot {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-fa2_backward(const Element* Q, const Element* K, const Element* V, const Element* dO, const float* L, const float* D_rows,
-             float* dQ_acc, Element* dK, Element* dV, int Nq, int Nk, int heads, int group, float scale,
+fa2_backward(const Element* Q, const Element* K, const Element* V, const Element* dO, const float* L, const Base* bases,
+             const float* D_rows, float* dQ_acc, Element* dK, Element* dV, int Nq, int Nk, int heads, int group, float scale,
              long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,
              long long V_batch, long long V_head, long long V_row, long long dO_batch, long long dO_head, long long dO_row,
              long long dK_batch, long long dK_head, long long dK_row, long long dV_batch, long long dV_head, long long dV_row,
@@ -91,7 +109,7 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
              const int* key_lengths, int left, int right,
              const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head, long long block_mask_row,
              long long block_mask_col, float* dbias, long long dbias_batch, long long dbias_head, long long dbias_row,
-             long long dbias_col, const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q) {
+             long long dbias_col, const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q, int sequences) {
   extern __shared__ __align__(128) unsigned char sram[];
   Element* K_smem = reinterpret_cast<Element*>(sram);     // (BC x D), at the end dK
   Element* V_smem = K_smem + BC * KeyTile::PAD;           // (BC x DV), at the end dV
@@ -106,13 +124,17 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int Tc = (Nk + BC - 1) / BC, kv_heads = heads / group;
-  const int pair = blockIdx.x / Tc, batch = pair / kv_heads, kv_head = pair % kv_heads, j = blockIdx.x % Tc;
+  int pair = blockIdx.x / Tc, batch = pair / kv_heads, kv_head = pair % kv_heads, j = blockIdx.x % Tc;
   long long first_query = 0;  // row 0 of the sequence, in L, D and dQ_acc
   if constexpr (VARLEN) {
-    const Sequence sequence = find_sequence(cu_seqlens_q, cu_seqlens_k, batch, sram);
-    if (j * BC >= sequence.keys) return;  // Nk was that of the longest
+    const int blocks = gridDim.x / kv_heads;  // of a key head
+    batch = 0;
+    kv_head = blockIdx.x / blocks;
+    const Sequence sequence = find_sequence<BC>(cu_seqlens_k, cu_seqlens_q, cu_seqlens_k, sequences, blockIdx.x % blocks, sram);
     Nq = sequence.queries;
     Nk = sequence.keys;
+    j = sequence.block;
+    if (j * BC >= Nk) return;
     first_query = sequence.first_query;
     Q += first_query * Q_row;
     dO += first_query * dO_row;
@@ -182,7 +204,10 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
       const int next = blocks.below(i);
       const Slot slot = slot_at(which);
       wait_for_groups<0>();
-      __syncthreads();  // Q_i and dO_i are there for all; all are done with the step before
+      bool large = false;  // any of the rows whose L this thread copied
+#pragma unroll 1
+      for (int r = threadIdx.x; r < BR; r += THREADS) large |= is_large(slot.L[r]);
+      large = __syncthreads_or(large);  // Q_i and dO_i are there for all; all are done with the step before
       if constexpr (STAGES == 2) {
         which ^= 1;
         if (next >= blocks.begin) fetch(next, slot_at(which));
@@ -201,20 +226,38 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
 #pragma unroll
           for (int m = 0; m < M; m++)
             each_score_transposed(P[m], masks, warp_key + 16 * m + g, first, Nq, [&](float& s, int row, int key, bool seen) {
-              s *= scale * UNIT;
-              if (seen) s += UNIT * load_in_place(masks.bias + row * masks.bias_row + key * masks.bias_col);
+              s = __fmul_rn(s, scale * UNIT);  // rounded as scale_and_mask does
+              if (seen) s = fmaf(UNIT, load_in_place(masks.bias + row * masks.bias_row + key * masks.bias_col), s);
             });
         }
         const float factor = BIAS ? 1.f : scale * UNIT;
+        if (large) {
 #pragma unroll
-        for (int n = 0; n < N; n++) {
-          const float2 l = *reinterpret_cast<const float2*>(slot.L + 8 * n + 2 * t);
-          // A row that sees nothing has L = -inf
-          const float offset[2] = {l.x == NEG_INF ? 0.f : -l.x * UNIT, l.y == NEG_INF ? 0.f : -l.y * UNIT};
+          for (int n = 0; n < N; n++)
 #pragma unroll
-          for (int m = 0; m < M; m++)
+            for (int e = 0; e < 2; e++) {
+              const int row = 8 * n + 2 * t + e;
+              const Base base = base_of(slot.L[row], bases, row0 + first + row);
 #pragma unroll
-            for (int e = 0; e < 4; e++) P[m][n][e] = weight_of(fmaf(P[m][n][e], factor, offset[e % 2]));
+              for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                  float& p = P[m][n][2 * h + e];
+                  p = weight_of(fmaf(p - base.score, factor, -base.log_sum));
+                }
+            }
+        } else {
+#pragma unroll
+          for (int n = 0; n < N; n++) {
+            const float2 l = *reinterpret_cast<const float2*>(slot.L + 8 * n + 2 * t);
+            // A row that sees nothing has L = -inf, and weights that are no numbers until they are masked. Those that a bias of -inf
+            // took its keys from are not masked.
+            const float offset[2] = {BIAS && l.x == NEG_INF ? 0.f : -l.x * UNIT, BIAS && l.y == NEG_INF ? 0.f : -l.y * UNIT};
+#pragma unroll
+            for (int m = 0; m < M; m++)
+#pragma unroll
+              for (int e = 0; e < 4; e++) P[m][n][e] = weight_of(fmaf(P[m][n][e], factor, offset[e % 2]));
+          }
         }
         if (!whole) {
 #pragma unroll

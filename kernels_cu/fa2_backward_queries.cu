@@ -22,8 +22,8 @@ typedef SwizzledTile<D> KeyTile;     // of Q, K and dQ
 typedef SwizzledTile<DV> ValueTile;  // of V and dO
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const Element* dO, const float* L, const float* D_rows,
-                     Element* dQ, int Nq, int Nk, int heads, int group, float scale,
+fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const Element* dO, const float* L, const Base* bases,
+                     const float* D_rows, Element* dQ, int Nq, int Nk, int heads, int group, float scale,
                      long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,
                      long long V_batch, long long V_head, long long V_row, long long dO_batch, long long dO_head,
                      long long dO_row, long long dQ_batch, long long dQ_head, long long dQ_row,
@@ -32,7 +32,7 @@ fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const
                      const int* key_lengths, int left, int right,
                      const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head,
                      long long block_mask_row, long long block_mask_col,
-                     const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q) {
+                     const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q, int sequences) {
   extern __shared__ __align__(128) unsigned char sram[];
   Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x D), at the end dQ
   Element* dO_smem = Q_smem + BR * KeyTile::PAD;       // (BR x DV)
@@ -41,23 +41,17 @@ fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const
   unsigned* kept = reinterpret_cast<unsigned*>(V_smem + BC * ValueTile::PAD);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int Tr = (Nq + BR - 1) / BR, i = Tr - 1 - blockIdx.x % Tr;
-  const int pair = blockIdx.x / Tr, batch = pair / heads, head = pair % heads;
-  const int row_block = i * BR;
-  long long first_query = 0;  // row 0 of the sequence, in L and D
-  if constexpr (VARLEN) {
-    const Sequence sequence = find_sequence(cu_seqlens_q, cu_seqlens_k, batch, sram);
-    if (row_block >= sequence.queries) return;  // Nq was that of the longest
-    Nq = sequence.queries;
-    Nk = sequence.keys;
-    first_query = sequence.first_query;
-    Q += first_query * Q_row;
-    dO += first_query * dO_row;
-    dQ += first_query * dQ_row;
-    K += sequence.first_key * K_row;
-    V += sequence.first_key * V_row;
-  }
-  const long long row0 = (VARLEN ? head : static_cast<long long>(pair)) * total_q + first_query + row_block;
+  const RowBlock place = find_row_block<BR>(Nq, Nk, heads, cu_seqlens_q, cu_seqlens_k, total_q, sequences, sram);
+  if (!place.exists) return;
+  Nq = place.queries;
+  Nk = place.keys;
+  const int batch = place.batch, head = place.head, i = place.i, row_block = i * BR;
+  Q += place.first_query * Q_row;
+  dO += place.first_query * dO_row;
+  dQ += place.first_query * dQ_row;
+  K += place.first_key * K_row;
+  V += place.first_key * V_row;
+  const long long row0 = place.L_row + row_block;
   const int rows = min(BR, Nq - row_block);
   Q += batch * Q_batch + head * Q_head + row_block * Q_row;
   dO += batch * dO_batch + head * dO_head + row_block * dO_row;
@@ -79,7 +73,9 @@ fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const
   int j = blocks.below(blocks.end);
 
   const int warp_row = row_block + warp * 16;
-  float L_i[2] = {}, D_i[2] = {};  // of rows g and g + 8
+  Base base[2] = {};  // of rows g and g + 8
+  float D_i[2] = {};
+  bool large = false;
   if (j >= blocks.begin) {
     KeyTile::load<BR, THREADS, false>(Q_smem, Q, Q_row, rows, threadIdx.x);
     ValueTile::load<BR, THREADS, false>(dO_smem, dO, dO_row, rows, threadIdx.x);
@@ -88,13 +84,16 @@ fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const
       // One of the four lanes that share a row reads for them.
       const int row = warp * 16 + g + 8 * h;
       if (t == 0 && row < rows) {
-        L_i[h] = L[row0 + row];
+        const float l = L[row0 + row];
+        large |= is_large(l);
+        base[h] = base_of(l, bases, row0 + row);
         D_i[h] = D_rows[row0 + row];
       }
-      L_i[h] = __shfl_sync(~0u, L_i[h], 0, 4);
+      base[h].score = __shfl_sync(~0u, base[h].score, 0, 4);
+      base[h].log_sum = __shfl_sync(~0u, base[h].log_sum, 0, 4);
       D_i[h] = __shfl_sync(~0u, D_i[h], 0, 4);
-      if (L_i[h] == NEG_INF) L_i[h] = 0.f;  // a row that sees nothing, and has scores of -inf
     }
+    large = __any_sync(~0u, large);
   }
   const QueryRows<KeyTile, 1, false> Q_rows = {Q_smem + warp * 16 * KeyTile::PAD};
   const QueryRows<ValueTile, 1, false> dO_rows = {dO_smem + warp * 16 * ValueTile::PAD};
@@ -117,17 +116,25 @@ fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const
     if (seen) {
       scores(P, Q_rows, K_smem);
       const bool whole = !MASK && !BIAS && (j + 1) * BC <= visible_end(masks, warp_row) && j * BC >= visible_begin(masks, last);
-      if (whole) {
+      if (large) {
+        scale_and_mask(P[0], BIAS ? scale * UNIT : 1.f, UNIT, masks, warp_row + g, j * BC, Nq);
+        const float factor = BIAS ? 1.f : scale * UNIT;
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) P[0][n][e] = weight_of(fmaf(P[0][n][e], scale * UNIT, -L_i[e / 2] * UNIT));
+          for (int e = 0; e < 4; e++)
+            P[0][n][e] = P[0][n][e] == NEG_INF ? 0.f : weight_of(fmaf(P[0][n][e] - base[e / 2].score, factor, -base[e / 2].log_sum));
+      } else if (whole) {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) P[0][n][e] = weight_of(fmaf(P[0][n][e], scale * UNIT, -base[e / 2].log_sum));
       } else {
         scale_and_mask(P[0], scale * UNIT, UNIT, masks, warp_row + g, j * BC, Nq);
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) P[0][n][e] = weight_of(P[0][n][e] - L_i[e / 2] * UNIT);
+          for (int e = 0; e < 4; e++) P[0][n][e] = weight_of(P[0][n][e] - base[e / 2].log_sum);
       }
     }
     wait_for_groups<0>();

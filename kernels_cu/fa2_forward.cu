@@ -26,6 +26,7 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 // A larger maximum rescales O and l only when the weights would grow beyond 2 to this; until then they are relative to
 // the old one. That changes no result, since O and l are relative to the same.
 constexpr float MOST_GROWTH = 8.f;
+constexpr float LARGE = 4096.f;  // up to here what float32 rounds off changes no weight of a half type
 
 // Whether no block goes unmasked: every score has something of its own, or the loops before, in and after the blocks that all
 // rows see would take more registers than there are.
@@ -86,14 +87,24 @@ struct Stream {
 // What a warp carries from one K/V block to the next
 struct State {
   float O[M][ValueTile::PAD / 8][4];
-  float m[M][2], l[M][2];  // of rows 16 i + g + 8 h; l is this lane's part of the sum
+  float minus_m[M][2], l[M][2];  // of rows 16 i + g + 8 h: -m, which saves negating it; l is this lane's part of the sum
 };
 
-// Lines 8 to 10: P = exp2(S factor - m), l += rowsum(P); O and l rescaled where m has grown. MASKED: a row may not have
-// seen any key yet.
-template <bool MASKED> __device__ __forceinline__ void softmax(float (&S)[M][N][4], State& state, float factor) {
-  float m_new[M][2];
-  bool grown = false;
+// What the weights of a row are relative to: they are exp2((S - score) factor + offset), about 1 where S is m. The offset alone costs
+// least. It is rounded, by which all weights of the row are off alike: where m is large, by powers of two, beyond their range.
+struct Base {
+  float score, offset;
+};
+__device__ __forceinline__ Base base_of(float m, float factor) {
+  if (m == NEG_INF) return {0.f, 0.f};  // no key was seen
+  const float offset = -m * factor;
+  return fabsf(offset) > LARGE ? Base{m, 0.f} : Base{0.f, offset};
+}
+
+// Lines 8 to 10: P = exp2(S factor - m), l += rowsum(P); O and l rescaled where m has grown.
+__device__ __forceinline__ void softmax(float (&S)[M][N][4], State& state, float factor) {
+  float m_tilde[M][2], offset[M][2];
+  float growth = NEG_INF, most = 0.f;
 #pragma unroll
   for (int i = 0; i < M; i++)
 #pragma unroll
@@ -101,18 +112,27 @@ template <bool MASKED> __device__ __forceinline__ void softmax(float (&S)[M][N][
       float largest = S[i][0][2 * h];
 #pragma unroll
       for (int n = 0; n < N; n++) largest = fmaxf(largest, fmaxf(S[i][n][2 * h], S[i][n][2 * h + 1]));
-      m_new[i][h] = fmaxf(state.m[i][h], row_max(largest));
-      grown |= (m_new[i][h] - state.m[i][h]) * factor > MOST_GROWTH;
+      m_tilde[i][h] = row_max(largest);
+      offset[i][h] = state.minus_m[i][h] * factor;  // infinite before any key was seen
+      growth = fmaxf(growth, fmaf(m_tilde[i][h], factor, offset[i][h]));
+      most = fmaxf(most, fabsf(offset[i][h]));
     }
-  if (__any_sync(~0u, grown)) {
+  if (__any_sync(~0u, (growth > MOST_GROWTH) | (most > LARGE))) {
 #pragma unroll
     for (int i = 0; i < M; i++)
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        const float safe = MASKED && m_new[i][h] == NEG_INF ? 0.f : m_new[i][h];
-        const float rescale = exp2_of((state.m[i][h] - safe) * factor);
-        state.m[i][h] = m_new[i][h];
+        const float m = -state.minus_m[i][h], m_new = fmaxf(m, m_tilde[i][h]);
+        const Base before = base_of(m, factor), base = base_of(m_new, factor);
+        const float rescale = m == NEG_INF ? 0.f : exp2_of(fmaf(before.score - base.score, factor, base.offset - before.offset));
+        state.minus_m[i][h] = -m_new;
         state.l[i][h] *= rescale;
+        offset[i][h] = base.offset;
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+          S[i][n][2 * h] -= base.score;
+          S[i][n][2 * h + 1] -= base.score;
+        }
 #pragma unroll
         for (int n = 0; n < ValueTile::PAD / 8; n++) {
           state.O[i][n][2 * h] *= rescale;
@@ -123,16 +143,14 @@ template <bool MASKED> __device__ __forceinline__ void softmax(float (&S)[M][N][
 #pragma unroll
   for (int i = 0; i < M; i++)
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const float offset = MASKED && state.m[i][h] == NEG_INF ? 0.f : -state.m[i][h] * factor;
+    for (int h = 0; h < 2; h++)
 #pragma unroll
       for (int n = 0; n < N; n++)
 #pragma unroll
         for (int e = 2 * h; e < 2 * h + 2; e++) {
-          S[i][n][e] = exp2_of(fmaf(S[i][n][e], factor, offset));
+          S[i][n][e] = exp2_of(fmaf(S[i][n][e], factor, offset[i][h]));
           state.l[i][h] += S[i][n][e];
         }
-    }
 }
 
 // A warp's part of lines 6 to 11 for one K/V block: S = Q K_j^T, P = exp(S - m), O += P V_j
@@ -144,7 +162,7 @@ struct Warp {
   template <class Rows> __device__ __forceinline__ void visit(int j, State& state, const Rows& Q_rows, Stream& stream) const {
     float S[M][N][4];
     scores(S, Q_rows, stream.next<false, true>(j));
-    softmax<false>(S, state, factor);
+    softmax(S, state, factor);
     add_weighted_values<ValueTile>(state.O, S, stream.next<true, true>(j));
   }
 
@@ -162,7 +180,7 @@ struct Warp {
         const int lane_row = row + 16 * m + threadIdx.x % 32 / 4;
         scale_and_mask(S[m], SCALE_FIRST ? scale * LOG2_E : 1.f, LOG2_E, masks, lane_row, j * BC, Nq);
       }
-      softmax<true>(S, state, factor);
+      softmax(S, state, factor);
     }
     const Element* V_smem = stream.next<true, false>(j);
     if (seen) add_weighted_values<ValueTile>(state.O, S, V_smem);
@@ -178,28 +196,21 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
             const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
             const int* key_lengths, int left, int right,
             const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head, long long block_mask_row,
-            long long block_mask_col, const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q) {
+            long long block_mask_col, const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q, int sequences) {
   extern __shared__ __align__(128) unsigned char sram[];
   Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x D), at the end O (BR x DV)
   Element* ring = Q_smem + BR * ROW_SIZE;              // STAGES x (BC x D or DV)
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  // Row blocks of one head are neighbours, so that they share K and V in L2; the longest come first.
-  const int Tr = (Nq + BR - 1) / BR, i = Tr - 1 - blockIdx.x % Tr;
-  const int pair = blockIdx.x / Tr, batch = pair / heads, head = pair % heads;
-  const int row_block = i * BR;
-  long long L_row = 0;  // where row 0 of a sequence's L is
-  if constexpr (VARLEN) {
-    const Sequence sequence = find_sequence(cu_seqlens_q, cu_seqlens_k, batch, sram);
-    if (row_block >= sequence.queries) return;  // Nq was that of the longest
-    Nq = sequence.queries;
-    Nk = sequence.keys;
-    Q += sequence.first_query * Q_row;
-    K += sequence.first_key * K_row;
-    V += sequence.first_key * V_row;
-    O += sequence.first_query * O_row;
-    L_row = head * static_cast<long long>(total_q) + sequence.first_query;
-  }
+  const RowBlock place = find_row_block<BR>(Nq, Nk, heads, cu_seqlens_q, cu_seqlens_k, total_q, sequences, sram);
+  if (!place.exists) return;
+  Nq = place.queries;
+  Nk = place.keys;
+  const int batch = place.batch, head = place.head, i = place.i, row_block = i * BR;
+  Q += place.first_query * Q_row;
+  K += place.first_key * K_row;
+  V += place.first_key * V_row;
+  O += place.first_query * O_row;
   const int rows = min(BR, Nq - row_block);
   Q += batch * Q_batch + head * Q_head + row_block * Q_row;
   K += batch * K_batch + head / group * K_head;
@@ -230,7 +241,7 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
 
   State state = {};
 #pragma unroll
-  for (int m = 0; m < M; m++) state.m[m][0] = state.m[m][1] = NEG_INF;
+  for (int m = 0; m < M; m++) state.minus_m[m][0] = state.minus_m[m][1] = -NEG_INF;
   const int warp_row = row_block + warp * WARP_ROWS;  // the first of the warp's rows
   const float factor = SCALE_FIRST ? 1.f : scale * LOG2_E;
 
@@ -268,7 +279,9 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
                   state.O[m][n][2 * h + 1] * inverse);
       }
       if (L && t == 0 && warp_row + row < Nq) {
-        L[(VARLEN ? L_row : static_cast<long long>(pair) * Nq) + warp_row + row] = LN_2 * (state.m[m][h] * factor + log2f(l));
+        const Base base = base_of(-state.minus_m[m][h], factor);
+        L[place.L_row + warp_row + row] =
+            (SCALE_FIRST ? LN_2 : scale) * base.score + LN_2 * (log2f(l) - base.offset);
       }
     }
   __syncwarp();

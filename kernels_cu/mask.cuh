@@ -53,7 +53,8 @@ template <typename T> __device__ __forceinline__ float load_in_place(const T* at
   return to_float(*reinterpret_cast<T*>(&bits));
 }
 
-// Scales S, adds `bias_scale` times the bias, and sets what a row does not see to -inf.
+// Scales S, adds `bias_scale` times the bias, and sets what a row does not see to -inf. Each step rounds, so that a score is the
+// same number in every kernel: of a large one the last digits count.
 //   S_regs (16 x SUB): rows row0 + 8 h, columns from col0 on, in the accumulator layout of warp_product.cuh
 __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], float scale, float bias_scale, const Masks& masks,
                                                int row0, int col0, int Nq) {
@@ -68,9 +69,9 @@ __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], floa
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         bool seen = first + 8 * n + e < end && (!WINDOW || first + 8 * n + e >= begin);
-        float s = S_regs[n][2 * h + e] * scale;
+        float s = __fmul_rn(S_regs[n][2 * h + e], scale);
         if constexpr (BIAS) {
-          if (seen) s += bias_scale * load_in_place(bias + e * masks.bias_col);
+          if (seen) s = fmaf(bias_scale, load_in_place(bias + e * masks.bias_col), s);
         }
         if constexpr (MASK) {
           if (seen) seen = load_in_place(mask + e * masks.mask_col);

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import numpy as np
-
 from cupyflash.schedules import BackwardSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
 from cupyflash.schedules.base import WARP, padded_dim, sub_tile
 from cupyflash.schedules.fa2 import Fa2Schedule
-from cupyflash.sim.theory.visits import rows_and_visits
+from cupyflash.sim.theory.visits import seen_blocks, span, visits_of
+from cupyflash.words import plural
 
 # Seconds that the machine takes for one instruction of a group of warps: so much for the instruction, and so much for each
 # lane. Fitted on a two-core machine (AMD EPYC); good to a factor of about two.
@@ -33,9 +32,9 @@ def refuse_slow(schedule: TileSchedule | SoftmaxSchedule, max_seconds: float) ->
 def _what(schedule: TileSchedule | SoftmaxSchedule) -> str:
     """The call in a few words."""
     if isinstance(schedule, SoftmaxSchedule):
-        return f"softmax of a NumPy array ({schedule.rows:,} rows of {schedule.cols:,}, {schedule.dtype})"
+        return f"softmax of a NumPy array ({plural(schedule.rows, 'row')} of {schedule.cols:,}, {schedule.dtype})"
     p = schedule.problem
-    return f"attention of NumPy arrays ({p.head_count} heads, {p.seqlen_q:,} x {p.seqlen_k:,}, d {p.head_dim}, {p.dtype})"
+    return f"attention of NumPy arrays ({plural(p.head_count, 'head')}, {p.seqlen_q:,} x {p.seqlen_k:,}, d {p.head_dim}, {p.dtype})"
 
 
 def seconds(schedule: TileSchedule | SoftmaxSchedule, *, seeded: bool = False) -> float:
@@ -73,20 +72,19 @@ def _sub_tile_steps(schedule: TileSchedule) -> float:
     return products + 8 * width + padded_dim(max(p.head_dim, p.value_dim)) + 150
 
 
-def _visits(schedule: TileSchedule) -> np.ndarray:
-    """Column blocks that each row block visits."""
-    _, begin, end = rows_and_visits(schedule, schedule.problem.seqlen_k)
-    visits: np.ndarray = (end - begin) // schedule.block_cols
-    return visits
+def _most_visits(schedule: TileSchedule) -> int:
+    """Column blocks that the row blocks in the middle and at the ends visit, of which one visits about the most."""
+    keys = schedule.problem.seqlen_k
+    seen = seen_blocks(schedule, keys)
+    some = (seen[0], seen[len(seen) // 2], seen[-1]) if seen else ()
+    return max((end - begin for begin, end in (span(schedule, keys, block) for block in some)), default=0)
 
 
 def _fa1(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     p = schedule.problem
-    visits = _visits(schedule)
-    sub_tiles = np.ceil(np.minimum(visits * schedule.block_cols, p.seqlen_k) / sub_tile(p, schedule.block_cols)).sum()
-    steps = float(sub_tiles) * _sub_tile_steps(schedule) + float(visits.sum()) * (
-        200 + 3 * padded_dim(max(p.head_dim, p.value_dim))
-    )
+    visits, seen = visits_of(schedule, p.seqlen_k), len(seen_blocks(schedule, p.seqlen_k))
+    sub_tiles = seen * math.ceil(visits.keys / max(1, seen) / sub_tile(p, schedule.block_cols))
+    steps = sub_tiles * _sub_tile_steps(schedule) + visits.blocks * (200 + 3 * padded_dim(max(p.head_dim, p.value_dim)))
     yield steps, schedule.repeats * schedule.block_rows * 2
 
 
@@ -96,10 +94,9 @@ def _fa2(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     d, dv = padded_dim(p.head_dim), padded_dim(p.value_dim)
     scores = tile.warp_rows * tile.block_cols / 32
     products = scores * (d + dv) * (1.3 if p.dtype == "float32" else 1 / 48)
-    visits = _visits(schedule)
     copies = tile.block_cols * (d + dv) * p.itemsize / p.alignment / tile.threads
     # The row blocks of a wave keep step with the longest, and part ways behind it.
-    steps = float(visits.max(initial=0)) * 2 * (products + 9 * scores + 5 * copies + 150) + 400 + 8 * dv
+    steps = _most_visits(schedule) * 2 * (products + 9 * scores + 5 * copies + 150) + 400 + 8 * dv
     blocks = schedule.repeats * schedule.row_blocks
     if isinstance(schedule, VarlenSchedule):  # the others leave at once
         blocks = sum(count * one.repeats * one.row_blocks for one, count in schedule.sequences().items())
@@ -123,7 +120,7 @@ def _backward(schedule: BackwardSchedule) -> Iterator[tuple[float, int]]:
     products = scores * d * (6.0 if p.dtype == "float32" else 1 / 20)
     # Fitted: Algorithm 4's sums go through shared memory, and one block has all of a head.
     fitted = {"fa1": 4.5, "fa2": 2.0, "standard": 1.8}[schedule.algorithm]
-    visits = schedule.group * float(_visits(schedule).sum()) / max(1, schedule.col_blocks)
+    visits = schedule.group * visits_of(schedule, p.seqlen_k).blocks / max(1, schedule.col_blocks)
     steps = fitted * (visits * (products + 20 * scores + schedule.block_rows / 16 * d + 400) + 400)
     yield steps, schedule.repeats * schedule.col_blocks * schedule.block_cols * 2
     yield 200 + 8 * d, p.head_count * p.seqlen_q * 32

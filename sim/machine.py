@@ -8,12 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cupyflash.problem import require_flag
-from cupyflash.schedules import Move, Phase, Schedule, Tile, require_schedule
+from cupyflash.schedules import Move, Phase, Schedule, Tile, TileSchedule, require_schedule
 from cupyflash.sim.traffic import TensorTraffic, Traffic
+
+# A replay goes through every row, up to some 50 bytes each.
+MOST_ROWS = 1 << 22
 
 
 class SramOverflow(ValueError):
     """A tile does not fit what is left of the SRAM, or a move does not fit its tile."""
+
+
+class TooLong(ValueError):
+    """The lengths are more than a replay goes through."""
 
 
 @dataclass
@@ -79,9 +86,16 @@ class Replay:
 
 
 def run(schedule: Schedule, *, literal: bool = False) -> Replay:
-    """Run a schedule on the machine; `literal` walks every step on its own instead of counting equal ones together."""
+    """Run a schedule on the machine; `literal` walks every step on its own instead of counting equal ones together.
+
+    Time and memory grow with the lengths (up to some 50 bytes a row), `literal` time with their product. Raises SramOverflow when a
+    tile does not fit, and TooLong for more than 4,194,304 queries or keys: `theory.traffic` counts those as fast as any.
+    """
     require_schedule(schedule, Schedule, "plan")
     require_flag("literal", literal)
+    if isinstance(schedule, TileSchedule) and max(schedule.problem.seqlen_q, schedule.problem.seqlen_k) > MOST_ROWS:
+        p = schedule.problem
+        raise TooLong(f"a replay goes through at most {MOST_ROWS:,} queries and keys a head, got {p.seqlen_q:,} and {p.seqlen_k:,}")
     machine = Machine(schedule.chip.sram_per_block)
     for repeats, phases in schedule.parts(literal=literal):
         for phase in phases:
@@ -92,6 +106,6 @@ def run(schedule: Schedule, *, literal: bool = False) -> Replay:
 def replay(schedule: Schedule, *, literal: bool = False) -> Traffic:
     """The HBM traffic of a schedule run on an SRAM of the device's M bytes.
 
-    Raises SramOverflow when a tile does not fit.
+    Costs and raises as `run` does.
     """
     return run(schedule, literal=literal).traffic

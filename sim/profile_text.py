@@ -1,100 +1,77 @@
-"""A kernel's profile as text, 100 columns wide."""
+"""A kernel's profile as text."""
 
 from __future__ import annotations
 
 import os
-import textwrap
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from cupyflash.sim.ptx import Counts, Traffic
 from cupyflash.sim.ptx.syntax import Line
+from cupyflash.sim.text import paragraph, table
+from cupyflash.words import plural
 
 if TYPE_CHECKING:
     from cupyflash.sim.profiling import Profile
-
-WIDTH = 100
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Aligned columns, numbers to the right, the columns `left` to the left; what is too wide at the end is cut."""
-    cells = [list(heads), *(list(row) for row in rows)]
-    widths = [max(len(row[n]) for row in cells) for n in range(len(heads))]
-    lines = []
-    for row in cells:
-        padded = (
-            cell.ljust(width) if n in left else cell.rjust(width) for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        line = "  " + "  ".join(padded).rstrip()
-        lines.append(line if len(line) <= WIDTH else line[: WIDTH - 3] + "...")
-    return lines
 
 
 def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' if count != 1 else ''}"
-
-
-def profile_text(profile: Profile, top: int) -> str:
-    """The whole page; sections without anything to say are left out."""
+def profile_text(profile: Profile, top: int, width: int) -> str:
+    """The whole page, `width` columns wide; sections without anything to say are left out."""
     sections = (
-        head(profile),
-        summary(profile),
-        findings(profile, top),
-        global_memory(profile),
-        shared_memory(profile),
-        mix(profile),
-        hot_lines(profile, top),
-        traffic_lines(profile, top),
-        conflict_lines(profile, top),
+        head(profile, width),
+        summary(profile, width),
+        findings(profile, top, width),
+        global_memory(profile, width),
+        shared_memory(profile, width),
+        mix(profile, width),
+        hot_lines(profile, top, width),
+        traffic_lines(profile, top, width),
+        conflict_lines(profile, top, width),
     )
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
-def head(profile: Profile) -> list[str]:
+def head(profile: Profile, width: int) -> list[str]:
     size = " x ".join
     grid, block = (size(str(n) for n in triple) for triple in (profile.grid, profile.block))
     place = f" ({profile.file})" if profile.file else ""
-    return [
-        f"{profile.name}{place}, {profile.target}: grid {grid}, block {block}",
-        "Simulated: counts are of PTX instructions; the GPU's machine code, caches and time are not modelled.",
-    ]
+    what = f"{profile.name}{place}, {profile.target}: grid {grid}, block {block}"
+    counts = "Simulated: counts are of PTX instructions; the GPU's machine code, caches and time are not modelled."
+    return [*paragraph(what, rest="  ", width=width), *paragraph(counts, width=width)]
 
 
-def summary(profile: Profile) -> list[str]:
+def summary(profile: Profile, width: int) -> list[str]:
     counters = profile.launch.counters
     on = counters.thread_instructions - counters.predicated_off
     lanes = f"{counters.active_lanes:.1f} of 32 an instruction"
     if counters.predicated_off and counters.instructions:
         lanes += f", {on / counters.instructions:.1f} less those that their predicate switches off"
-    conflicts = counters.shared_memory
+    moved, conflicts = counters.global_memory, counters.shared_memory
     rows = [
         ("warp instructions", f"{counters.instructions:,}"),
         ("active lanes", lanes),
         ("divergent branches", f"{counters.divergent_branches:,} (times that a warp split)"),
-        (
-            "global memory",
-            f"{counters.global_memory.requested_bytes:,} bytes requested, {counters.global_memory.sectors:,} sectors",
-        ),
-        ("shared memory", f"{profile.static_shared:,} bytes static + {profile.dynamic_shared:,} dynamic a block"),
+        ("global memory", f"{plural(moved.requested_bytes, 'byte')} requested, {plural(moved.sectors, 'sector')}"),
+        ("shared memory", f"{plural(profile.static_shared, 'byte')} static + {profile.dynamic_shared:,} dynamic a block"),
         ("bank conflicts", f"{conflicts.conflicts:,} of {plural(conflicts.wavefronts, 'wavefront')}"),
-        ("tensor cores", f"{counters.mma_flops:,} FLOPs"),
+        ("tensor cores", plural(counters.mma_flops, "FLOP")),
         ("barriers", f"{counters.barriers:,} (completed by a block)"),
         ("findings", str(profile.launch.findings_total) if profile.launch.findings else "none"),
     ]
-    return table(("", ""), rows, (0, 1))[1:]
+    label = max(len(name) for name, _ in rows) + 4
+    return [line for name, text in rows for line in paragraph(text, first=f"  {name}".ljust(label), rest=" " * label, width=width)]
 
 
-def findings(profile: Profile, top: int) -> list[str]:
+def findings(profile: Profile, top: int, width: int) -> list[str]:
     found = profile.launch.findings
     if not found:
         return []
     lines = [f"Findings: {plural(profile.launch.findings_total, 'lane')} at {plural(len(found), 'place')}"]
     for finding in found[:top]:
-        lines += textwrap.wrap(shorten(finding), WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+        lines += paragraph(shorten(finding), first="  ", rest="    ", width=width)
     return lines + [f"  ... and {len(found) - top} more"] * (len(found) > top)
 
 
@@ -113,7 +90,7 @@ def numbers(one: Traffic) -> list[str]:
     ]
 
 
-def global_memory(profile: Profile) -> list[str]:
+def global_memory(profile: Profile, width: int) -> list[str]:
     rows = []
     for name, traffic in profile.launch.traffic.items():
         tensor = profile.tensors.get(name)
@@ -130,28 +107,28 @@ def global_memory(profile: Profile) -> list[str]:
         return []
     heads = ("tensor", "", "bytes", "/ size", "unique", "requests", "sectors", "a request", "coalescing")
     return [
-        "Global memory (sectors of 32 bytes; coalescing: bytes requested / bytes of their sectors)",
-        *table(heads, rows, (0, 1)),
+        *paragraph("Global memory (sectors of 32 bytes; coalescing: bytes requested / bytes of their sectors)", width=width),
+        *table(heads, rows, left=(0, 1), width=width),
     ]
 
 
-def shared_memory(profile: Profile) -> list[str]:
+def shared_memory(profile: Profile, width: int) -> list[str]:
     rows = [
-        (kind, f"{width} B", f"{c.bytes:,}", f"{c.requests:,}", f"{c.wavefronts:,}", f"{c.ideal_wavefronts:,}", f"{c.conflicts:,}")
-        for (kind, width), c in sorted(profile.launch.counters.shared.items())
+        (kind, f"{size} B", f"{c.bytes:,}", f"{c.requests:,}", f"{c.wavefronts:,}", f"{c.ideal_wavefronts:,}", f"{c.conflicts:,}")
+        for (kind, size), c in sorted(profile.launch.counters.shared.items())
     ]
     if not rows:
         return []
     return [
         "Shared memory (conflicts: wavefronts beyond the ideal)",
-        *table(("access", "a lane", "bytes", "requests", "wavefronts", "ideal", "conflicts"), rows),
+        *table(("access", "a lane", "bytes", "requests", "wavefronts", "ideal", "conflicts"), rows, width=width),
     ]
 
 
-def mix(profile: Profile) -> list[str]:
+def mix(profile: Profile, width: int) -> list[str]:
     counters = profile.launch.counters
     rows = [(name, f"{count:,}", share(count, counters.instructions)) for name, count in counters.by_class.items()]
-    return ["Instruction mix (warp instructions)", *table(("class", "count", "share"), rows)] if rows else []
+    return ["Instruction mix (warp instructions)", *table(("class", "count", "share"), rows, width=width)] if rows else []
 
 
 # -- by line ------------------------------------------------------------------------------------------------------------
@@ -188,7 +165,7 @@ def by_line(title: str, profile: Profile, weights: dict[Line, float], top: int) 
     return (f"{title}, the first {len(chosen)} of {known} lines" if known > len(chosen) else title), chosen
 
 
-def hot_lines(profile: Profile, top: int) -> list[str]:
+def hot_lines(profile: Profile, top: int, width: int) -> list[str]:
     lines = profile.launch.counters.lines
     title, chosen = by_line("Instructions by line", profile, {line: c.instructions for line, c in lines.items()}, top)
     rows = [
@@ -202,10 +179,11 @@ def hot_lines(profile: Profile, top: int) -> list[str]:
         ]
         for line, c in chosen
     ]
-    return [title, *table(("line", "instr.", "share", "lanes", "diverge", "source"), rows, (0, 5))] if rows else []
+    heads = ("line", "instr.", "share", "lanes", "diverge", "source")
+    return [title, *table(heads, rows, left=(0, 5), cut=True, width=width)] if rows else []
 
 
-def traffic_lines(profile: Profile, top: int) -> list[str]:
+def traffic_lines(profile: Profile, top: int, width: int) -> list[str]:
     lines = profile.launch.counters.lines
     title, chosen = by_line("Global memory by line", profile, {line: c.global_memory.sectors for line, c in lines.items()}, top)
     rows = []
@@ -215,17 +193,17 @@ def traffic_lines(profile: Profile, top: int) -> list[str]:
             sided = ((side, one) for side, one in traffic.sides().items() if one.requests)
             rows += [[label(profile, line), name, side, *numbers(one), text] for side, one in sided]
     heads = ("line", "tensor", "", "bytes", "sectors", "a request", "coalescing", "source")
-    return [title, *table(heads, rows, (0, 1, 2, 7))] if rows else []
+    return [title, *table(heads, rows, left=(0, 1, 2, 7), cut=True, width=width)] if rows else []
 
 
-def conflict_lines(profile: Profile, top: int) -> list[str]:
+def conflict_lines(profile: Profile, top: int, width: int) -> list[str]:
     lines = profile.launch.counters.lines
     title, chosen = by_line("Bank conflicts by line", profile, {line: c.shared_memory.conflicts for line, c in lines.items()}, top)
     rows = []
     for line, c in chosen:
-        for (kind, width), p in sorted(c.shared.items()):
+        for (kind, size), p in sorted(c.shared.items()):
             if p.conflicts:
                 numbers = [f"{n:,}" for n in (p.requests, p.wavefronts, p.ideal_wavefronts, p.conflicts)]
-                rows.append([label(profile, line), f"{kind} {width} B", *numbers, source(profile, line, c)])
+                rows.append([label(profile, line), f"{kind} {size} B", *numbers, source(profile, line, c)])
     heads = ("line", "access", "requests", "wavefronts", "ideal", "conflicts", "source")
-    return [title, *table(heads, rows, (0, 1, 6))] if rows else []
+    return [title, *table(heads, rows, left=(0, 1, 6), cut=True, width=width)] if rows else []

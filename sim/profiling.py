@@ -59,11 +59,11 @@ class Profile:
         lines = self.sources.get(file, ())
         return lines[number - 1].strip() if number <= len(lines) else ""
 
-    def text(self, top: int = 10) -> str:
-        """The profile for people, 100 columns wide; tables by line show the `top` lines each."""
+    def text(self, top: int = 10, width: int = 100) -> str:
+        """The profile for people, `width` columns wide; tables by line show the `top` lines each."""
         from cupyflash.sim.profile_text import profile_text
 
-        return profile_text(self, top)
+        return profile_text(self, top, width)
 
     def to_dict(self) -> dict[str, Any]:
         """The profile for JSON, every line of it; docs/profile.md describes the keys."""

@@ -11,12 +11,14 @@ import numpy as np
 
 from cupyflash.device import Device
 from cupyflash.problem import MAX_HEAD_DIM, Problem
-from cupyflash.schedules import plan
+from cupyflash.schedules import TileSchedule, plan
 from cupyflash.sim import theory
 from cupyflash.tiling import DoesNotFit, TilingChoice
 
 Axis = Literal["sram", "seqlen", "head-dim", "block-cols"]
 AXES: tuple[Axis, ...] = get_args(Axis)
+# Rows that fill any device many times over.
+LONG = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,10 @@ def sweep(
 ) -> Sweep:
     """The closed form's traffic of `algorithm` at each value of an axis, all else as `problem` and `device` say.
 
+    `tiling` is "paper" for the formula's sizes, (block_rows, block_cols), or None for what is fitted to the kernel: of
+    FlashAttention-2 the tile that long rows take, whatever the lengths, since a call too small to fill the device takes small row
+    blocks, to have more of them, and reads K and V once for each (`cupyflash.plan` says which).
+
     sram: bytes of one block's SRAM. seqlen: queries, and keys with them where the problem has as many of
     both. head-dim: d, of V too where the problem has one d.
     block-cols: Bc, and with it M = 4 d Bc, the SRAM for which the paper's formula asks for that Bc.
@@ -76,7 +82,7 @@ def sweep(
     for value in values:
         posed, chip = at(problem, device, over, value)
         try:
-            schedule = plan(posed, chip, algorithm, tiling, lse=lse)
+            schedule = schedule_at(posed, chip, algorithm, tiling, lse=lse)
         except DoesNotFit as error:
             skipped.append((value, str(error)))
             continue
@@ -96,6 +102,13 @@ def sweep(
             )
         )
     return Sweep(tuple(points), tuple(skipped))
+
+
+def schedule_at(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, *, lse: bool) -> TileSchedule:
+    """A point's schedule, with the tile of long rows where that would depend on lengths and heads. Raises as `plan` does."""
+    if algorithm != "fa2" or tiling is not None or problem.block_mask is not None:
+        return plan(problem, device, algorithm, tiling, lse=lse)
+    return replace(plan(replace(problem, seqlen_q=LONG, seqlen_k=LONG), device, algorithm, lse=lse), problem=problem)
 
 
 def at(problem: Problem, device: Device, over: Axis, value: int) -> tuple[Problem, Device]:

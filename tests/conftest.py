@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+import compiled
 
 # Loaded kernels are kept, a million objects and more: to go through them as often as Python does by itself takes long.
 gc.set_threshold(100_000, 50, 100)
@@ -35,8 +41,41 @@ def pytest_runtest_call() -> Generator[None, object, object]:
         pytest.skip(str(error))
 
 
+PROGRAMS = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers (of pytest-xdist) share a folder of compiled programs, which goes with the run."""
+    given = getattr(config, "workerinput", {}).get("programs")
+    folder = given or tempfile.mkdtemp(prefix="cupyflash-tests-")
+    config.stash[PROGRAMS] = folder
+    if not given:
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    compiled.share(Path(folder))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["programs"] = node.config.stash[PROGRAMS]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Unless --dist says otherwise, each worker has a stretch of neighbouring tests, which load the same kernels."""
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In the wide suite nothing is done on a few examples that is done on many as well."""
+    items[:] = [item for item in items if not {"few", "wide"} <= {mark.name for mark in item.iter_markers()}]
+
+
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's settings for the simulated device must not reach the tests."""
-    for name in ("CUPYFLASH_DEVICE", "CUPYFLASH_MAX_SECONDS"):
+    """A user's settings for the simulated device, and the width of a terminal, must not reach the tests."""
+    for name in ("CUPYFLASH_DEVICE", "CUPYFLASH_MAX_SECONDS", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)

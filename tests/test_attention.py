@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash import Device
+from cupyflash import Device, Problem
 from cupyflash.sim.reference import reference
 from cupyflash.sim.yardstick import DTYPES
+from suites import wide
 from yardstick import check_numbers
 
 
@@ -37,8 +38,8 @@ def test_batch_sequence_head_layout_needs_no_copy() -> None:
     check_numbers(out, None, q, k, v)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize(("start", "row"), [(0, 64), (4, 72), (2, 68), (1, 65)])
+@pytest.mark.parametrize("dtype", [np.float16, wide(np.float32)])
+@pytest.mark.parametrize(("start", "row"), [wide(0, 64), (4, 72), wide(2, 68), (1, 65)])
 def test_any_alignment_and_row_stride(dtype: object, start: int, row: int) -> None:
     """Copies of 16, 8, 4 and 2 bytes; rows beyond the head dimension are another's and stay untouched."""
     q, k, v = (array[:, start : start + 48] for array in draw((40, row + 8), (50, row + 8), (50, row + 8), dtype=dtype))
@@ -100,8 +101,9 @@ def test_the_simulated_device_decides_the_tiling(monkeypatch: pytest.MonkeyPatch
     assert outs[0].tobytes() != outs[1].tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_masks_add_up(dtype: str) -> None:
+@pytest.mark.parametrize("dtype", [wide("float16"), "bfloat16", wide("float32")])
+@pytest.mark.parametrize("options", [wide({}), {"causal": True}])
+def test_masks_add_up(dtype: str, options: dict[str, bool]) -> None:
     q, k, v = draw((2, 4, 40, 64), (2, 2, 50, 64), (2, 2, 50, 24), dtype=DTYPES[dtype])
     rng = np.random.default_rng(2)
     masks = {
@@ -111,13 +113,12 @@ def test_masks_add_up(dtype: str) -> None:
     }
     for names in (["mask"], ["bias"], ["key_lengths"], list(masks)):
         chosen = {name: masks[name] for name in names}
-        for options in ({}, {"causal": True}):
-            out, lse = cupyflash.attention(q, k, v, return_lse=True, **chosen, **options)
-            assert out.shape == (2, 4, 40, 24)
-            check_numbers(out, lse, q, k, v, **chosen, **options)
+        out, lse = cupyflash.attention(q, k, v, return_lse=True, **chosen, **options)
+        assert out.shape == (2, 4, 40, 24)
+        check_numbers(out, lse, q, k, v, **chosen, **options)
 
 
-@pytest.mark.parametrize("algorithm", ["fa1", "standard"])
+@pytest.mark.parametrize("algorithm", ["fa1", wide("fa2"), wide("standard")])
 def test_what_is_behind_the_key_lengths_is_never_read(algorithm: str) -> None:
     q, k, v = draw((2, 2, 33, 64), (2, 2, 70, 64), (2, 2, 70, 64))
     lengths = np.array([70, 20])
@@ -126,24 +127,24 @@ def test_what_is_behind_the_key_lengths_is_never_read(algorithm: str) -> None:
     assert np.array_equal(cupyflash.attention(q, k, v, key_lengths=lengths, algorithm=algorithm), expected)
 
 
-def test_a_row_that_sees_no_key_is_zero_and_minus_infinity() -> None:
+@pytest.mark.parametrize("algorithm", [wide("fa1"), "fa2", wide("standard")])
+def test_a_row_that_sees_no_key_is_zero_and_minus_infinity(algorithm: str) -> None:
     q, k, v = draw((2, 5, 16), (2, 7, 16), (2, 7, 16))
     none = {"mask": np.zeros((5, 7), bool), "key_lengths": np.array([0]), "bias": np.full((5, 7), -np.inf, np.float16)}
     for name, array in none.items():
-        for algorithm in ("fa1", "standard"):
-            out, lse = cupyflash.attention(q, k, v, return_lse=True, algorithm=algorithm, **{name: array})
-            assert (out == 0).all() and np.isneginf(lse).all()
+        out, lse = cupyflash.attention(q, k, v, return_lse=True, algorithm=algorithm, **{name: array})
+        assert (out == 0).all() and np.isneginf(lse).all()
 
 
-def test_not_a_number_and_infinity_go_where_numpy_puts_them() -> None:
-    for dtype in (np.float16, np.float32):
-        for bad, place in ((np.nan, 0), (np.inf, 0), (-np.inf, 0), (np.nan, 1), (np.nan, 2), (np.inf, 2), (-np.inf, 2)):
-            arrays = draw((40, 32), (50, 32), (50, 32), dtype=dtype)
-            arrays[place][3, 5] = bad
-            with np.errstate(invalid="ignore"):
-                expected, _ = reference(*arrays)
-                out = cupyflash.attention(*arrays)
-            assert np.array_equal(np.isnan(out), np.isnan(expected)) and np.array_equal(np.isinf(out), np.isinf(expected))
+@pytest.mark.parametrize("dtype", [np.float16, wide(np.float32)])
+def test_not_a_number_and_infinity_go_where_numpy_puts_them(dtype: object) -> None:
+    for bad, place in ((np.nan, 0), (np.inf, 0), (-np.inf, 0), (np.nan, 1), (np.nan, 2), (np.inf, 2), (-np.inf, 2)):
+        arrays = draw((40, 32), (50, 32), (50, 32), dtype=dtype)
+        arrays[place][3, 5] = bad
+        with np.errstate(invalid="ignore"):
+            expected, _ = reference(*arrays)
+            out = cupyflash.attention(*arrays)
+        assert np.array_equal(np.isnan(out), np.isnan(expected)) and np.array_equal(np.isinf(out), np.isinf(expected))
 
 
 def test_zero_and_negative_strides() -> None:
@@ -152,6 +153,15 @@ def test_zero_and_negative_strides() -> None:
     check_numbers(cupyflash.attention(*views), None, *views)
 
 
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])
+def test_a_grid_has_one_axis(algorithm: str) -> None:
+    """The only one that more (batch, head) pairs fit than 65,535."""
+    heads = 65_540
+    schedule = cupyflash.plan(Problem(1, heads, heads, 1, 1, 16, "float16"), Device.named("A100-40GB"), algorithm)
+    assert all(isinstance(kernel.grid, int) and heads // 4 <= kernel.grid < 2**31 for kernel in schedule.kernels())
+
+
+@pytest.mark.wide
 def test_many_heads() -> None:
     """More (batch, head) pairs than a second grid dimension could hold."""
     q = draw((65_540, 1, 16))[0]
@@ -242,9 +252,10 @@ BAD_ARRAYS = [
     ((ODD, k, v), ValueError, "q must be aligned to its elements"),
 ]
 BAD_OPTIONS = [
-    ({"scale": float("inf")}, ValueError, "scale must be finite"),
-    ({"scale": float("nan")}, ValueError, "scale must be finite"),
-    ({"scale": 1e39}, ValueError, "scale must be finite in float32"),
+    ({"scale": float("inf")}, ValueError, "scale must be 0 or of a magnitude from 1.2e-38 to 1.7e[+]38, got inf"),
+    ({"scale": float("nan")}, ValueError, "scale must be 0 or"),
+    ({"scale": 2e38}, ValueError, "scale must be 0 or"),
+    ({"scale": -1e-40}, ValueError, "scale must be 0 or"),
     ({"scale": "0.5"}, TypeError, "scale must be a real number"),
     ({"scale": 1j}, TypeError, "scale must be a real number"),
     ({"causal": 3}, TypeError, "causal must be True or False"),

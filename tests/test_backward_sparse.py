@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_backward import A100, check
 from test_varlen import any_schedule, packed
@@ -19,14 +18,14 @@ from cupyflash.sim import execute_backward, execute_varlen_backward, replay, the
 from cupyflash.sim.execution import BackwardExecution
 from cupyflash.sim.reference import reference, reference_gradients
 from cupyflash.sim.yardstick import Numbers, draw_gradient, measure_gradients
-from problems import MORE, TILINGS, longest, sparse_problems
+from problems import TILINGS, longest, sparse_problems
+from suites import sweep, wide
 from yardstick import draw, draw_masks
 
 KINDS = [("fa1", False), ("fa2", False), ("fa2", True)]
 
 
-@settings(max_examples=70 * MORE)
-@given(data=st.data(), kind=st.sampled_from(KINDS), tiling=st.sampled_from(TILINGS))
+@sweep(8, 70, data=st.data(), kind=st.sampled_from(KINDS), tiling=st.sampled_from(TILINGS))
 def test_theory_is_replay_is_literal_replay(data: st.DataObject, kind: tuple[str, bool], tiling: tuple[int, int]) -> None:
     algorithm, deterministic = kind
     for problem in data.draw(sparse_problems(tiling)):
@@ -34,15 +33,15 @@ def test_theory_is_replay_is_literal_replay(data: st.DataObject, kind: tuple[str
         assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)
 
 
-@pytest.mark.parametrize(("algorithm", "deterministic"), KINDS)
-@settings(max_examples=8 * MORE)
-@given(data=st.data())
+@pytest.mark.parametrize(("algorithm", "deterministic"), [wide("fa1", False), wide("fa2", False), ("fa2", True)])
+@sweep(2, 8)
 def test_random_problems(algorithm: str, deterministic: bool, data: st.DataObject) -> None:
     tiling = data.draw(st.sampled_from(TILINGS))
     for problem in data.draw(sparse_problems(tiling, longest(tiling, 120))):
         check(plan_backward(problem, A100, algorithm, tiling, deterministic=deterministic), blocks=tiling, v_mean=1.0)
 
 
+@pytest.mark.wide
 def test_a_block_mask_has_the_forwards_blocks() -> None:
     """With nothing said of blocks, mask and kernels are those of the forward call; a mask that keeps nothing has no gradient."""
     q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, 300, 32)).astype(np.float16)
@@ -92,15 +91,13 @@ def check_packed(schedule: VarlenBackwardSchedule) -> BackwardExecution:
     return execution
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@settings(max_examples=8 * MORE)
-@given(data=st.data(), deterministic=st.booleans())
+@pytest.mark.parametrize("dtype", ["float16", wide("float32")])
+@sweep(2, 8, data=st.data(), deterministic=st.booleans())
 def test_packed_sequences(dtype: str, data: st.DataObject, deterministic: bool) -> None:
     forward = data.draw(any_schedule(dtype))
     p, seqlens = forward.problem, forward.seqlens
     assert seqlens is not None
-    total = sum(n for n, _ in seqlens)
-    check_packed(plan_varlen_backward(p, A100, total, seqlens, deterministic=deterministic))
+    check_packed(plan_varlen_backward(p, A100, seqlens, deterministic=deterministic))
 
 
 def test_the_packed_call() -> None:
@@ -117,8 +114,8 @@ def test_the_packed_call() -> None:
         cupyflash.attention_varlen_backward(dout, q, k, v, out, lse, cu_q, cu_k, deterministic=1)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 40, 50), (1, 3, 40, 50), (3, 1, 50), (50,)])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [wide((2, 3, 40, 50)), (1, 3, 40, 50), wide((3, 1, 50)), wide((50,))])
+@pytest.mark.parametrize("causal", [wide(False), True])
 def test_the_gradient_of_a_bias(shape: tuple[int, ...], causal: bool) -> None:
     """It has the bias's shape: what was broadcast adds up."""
     p = Problem(2, 3, 3, 40, 50, 16, "float32", causal)
@@ -147,7 +144,7 @@ def test_a_bias_gradients_bytes() -> None:
     assert execution.traffic["dbias"].read_bytes == execution.traffic["dbias"].write_bytes == 4 * scores
 
 
-@pytest.mark.parametrize(("dtype", "orders"), [("float16", 20), ("float32", 3)])
+@pytest.mark.parametrize(("dtype", "orders"), [("float16", 2), wide("float16", 20), wide("float32", 3)])
 def test_deterministic_gives_the_same_bits(dtype: str, orders: int) -> None:
     """Under many orders of execution. What atomics sum is dq alone."""
     p = Problem(1, 4, 2, 30, 40, 16, dtype, causal=True)
@@ -170,8 +167,7 @@ def test_what_deterministic_costs() -> None:
     assert again == fixed.queries.row_blocks * 1024 * 64 * 2
 
 
-@settings(max_examples=35)
-@given(data=st.data(), tiling=st.none() | st.sampled_from(TILINGS) | st.just("paper"))
+@sweep(5, 35, data=st.data(), tiling=st.none() | st.sampled_from(TILINGS) | st.just("paper"))
 def test_standard_theory_is_replay_is_literal_replay(data: st.DataObject, tiling: Any) -> None:
     """All that restricts scores but block masks; an SRAM that has room for the paper's one tile."""
     for problem in data.draw(sparse_problems((16, 16), blocks=False)):
@@ -179,8 +175,8 @@ def test_standard_theory_is_replay_is_literal_replay(data: st.DataObject, tiling
         assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)
 
 
-@settings(max_examples=6)
-@given(data=st.data())
+@pytest.mark.wide
+@sweep(2, 6)
 def test_a_window_in_the_standard_backward(data: st.DataObject) -> None:
     for problem in data.draw(sparse_problems((16, 16), most=80, blocks=False)):
         check(plan_backward(problem, A100, "standard", (32, 48)), data.draw(st.integers(0, 99)), v_mean=1.0)

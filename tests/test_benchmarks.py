@@ -1,24 +1,21 @@
-"""The benchmarks without a GPU: the whole path on the simulated device with a clock of our own."""
+"""Benchmarks that need no GPU: docs/performance.md, host time, planning (the others: test_timing.py, test_on_gpu.py)."""
 
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
+import os
 import re
 import subprocess
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from cupyflash.schedules import BACKWARD_ALGORITHMS
-
 ROOT = Path(__file__).resolve().parent.parent
-TICK = 0.05  # seconds between two looks at the clock; so long that each call is repeated a few times only
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
 
 
 def load(name: str) -> types.ModuleType:
@@ -32,118 +29,11 @@ def load(name: str) -> types.ModuleType:
 
 
 @pytest.fixture(scope="module")
-def forward() -> types.ModuleType:
-    return load("forward")
-
-
-@pytest.fixture(scope="module")
-def backward() -> types.ModuleType:
-    return load("backward")
-
-
-@pytest.mark.parametrize(("name", "cost"), [("forward", 1), ("backward", 2.5)])
-def test_a_dry_run_measures_every_case_and_writes_the_file(
-    request: pytest.FixtureRequest, name: str, cost: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ticks, benchmark = itertools.count(), request.getfixturevalue(name)
-    assert benchmark.main(["--dry-run", "--out", str(tmp_path)], clock=lambda: next(ticks) * TICK) == 0
-    (path,) = tmp_path.iterdir()
-    assert path.name.startswith("simulated-A100-40GB-") and path.name.endswith("-backward.json") == (name == "backward")
-    result = json.loads(path.read_text())
-    assert result["simulated"] and result["commit"] and result["versions"]["numpy"] == np.__version__
-    rows = result[name]
-    ours = {"fa2", "fa1", "standard"} if name == "forward" else {*BACKWARD_ALGORITHMS, "fa2 deterministic"}
-    assert {row["implementation"]: row["ours"] for row in rows} == dict.fromkeys(ours, True) | {"numpy": False}
-    assert len(rows) == 4 * len({"numpy", *ours}) and rows[0]["implementation"] == "fa2"
-    for row in rows:
-        assert row["agrees"] and row["seconds"] == pytest.approx(TICK) and row["spread_s"] == pytest.approx(0, abs=1e-9)
-        scores = row["batch"] * row["heads"] * row["n"] ** 2
-        assert row["batch"] * row["n"] == 32 and row["heads"] * row["d"] == 32
-        assert row["tflops"] == pytest.approx(cost * 4 * scores * row["d"] / (2 if row["causal"] else 1) / TICK / 1e12)
-    assert all(each["ratio"] == pytest.approx(1) and each["best_other"] == "numpy" for each in result["ratios"])
-    assert result["warm_call_host"]["seconds"] == pytest.approx(TICK)
-    if name == "forward":
-        assert result["first_call"]["cold"]["first_call_s"] > 0 and set(result["first_call"]) == {"cold", "warm"}
-    assert f"written: {path}" in capsys.readouterr().out
-
-
-class Scripted:
-    """A bench whose clock is what a call says that it takes."""
-
-    device = None
-
-    def seconds(self, call: Any) -> float:
-        call()
-        return getattr(call, "takes", 1.0)
-
-    def wait(self) -> None: ...
-
-    def release(self) -> None: ...
-
-    def to_host(self, out: Any) -> np.ndarray:
-        return np.asarray(out, np.float32)
-
-
-def scripted(forward: types.ModuleType, outputs: int) -> Any:
-    """A pass with peers that fail, lie and tell the truth; all compute one array, or several."""
-
-    def implementations(bench: Any, case: Any, seed: int) -> dict[str, Any]:
-        truth = np.random.default_rng(seed).standard_normal((outputs, *case.shape)).astype(case.dtype) * 100
-
-        def absent() -> None:
-            raise RuntimeError("No available kernel.\nAborting execution.")
-
-        def wrong() -> Any:
-            return (*truth[:-1], truth[-1] + 10) if outputs > 1 else truth[0] + 10
-
-        def right() -> Any:  # rounded otherwise, which is little beside numbers of such size
-            return tuple(truth + np.float16(0.25)) if outputs > 1 else truth[0] + np.float16(0.25)
-
-        wrong.takes, right.takes = 0.1, 0.5  # type: ignore[attr-defined]
-        return {"ours": lambda: tuple(truth) if outputs > 1 else truth[0], "absent": absent, "wrong": wrong, "right": right}
-
-    return forward.Pass("some", 3, ("ours",), implementations)
-
-
-@pytest.mark.parametrize("outputs", [1, 3])
-def test_a_peer_that_does_not_answer_is_told_and_one_that_is_wrong_does_not_win(forward: types.ModuleType, outputs: int) -> None:
-    timing, case = forward.timing, forward.Case("float16", 16, 16, True, 1, 1)
-    rows = timing.measure(Scripted(), scripted(forward, outputs), [case])
-    by = {row["implementation"]: row for row in rows}
-    assert by["absent"]["error"] == "RuntimeError: No available kernel. Aborting execution." and "tflops" not in by["absent"]
-    assert not by["wrong"]["agrees"] and by["right"]["agrees"] and by["ours"]["ours"] and not by["right"]["ours"]
-    assert by["ours"]["tflops"] == pytest.approx(3 * case.flops / 1e12)
-    (ratio,) = timing.ratios(rows, "ours")
-    assert ratio["best_other"] == "right" and ratio["ratio"] == pytest.approx(0.5)
-    text = "\n".join(timing.show(rows))
-    assert "No available kernel" in text and "DIFFERS" in text
-
-
-def test_the_grid_is_sixteen_thousand_tokens_each(forward: types.ModuleType) -> None:
-    timing = forward.timing
-    cases = timing.grid(timing.DTYPES, timing.HEAD_DIMS, timing.LENGTHS, timing.TOKENS, timing.WIDTH)
-    assert len(set(cases)) == len(cases) == 2 * 3 * 6 * 2
-    assert all(case.batch * case.n == 16384 and case.heads * case.d == 2048 for case in cases)
-    full = next(case for case in cases if (case.d, case.n, case.causal) == (128, 16384, False))
-    assert full.flops == 4 * 16 * 16384**2 * 128 == 4 * full.batch * full.heads * full.n**2 * full.d
-    assert full.flops == full.problem.flops and 2.5 * full.flops == full.problem.backward_flops
-
-
-def test_ncu_s_figures_are_read_from_among_its_messages(forward: types.ModuleType) -> None:
-    text = (
-        '==PROF== Connected to process 7\n"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
-        '"0","fa2_forward","dram__bytes_read.sum","byte","1,048,576"\n"0","fa2_forward","lts__t_bytes.sum","byte","4194304"\n'
-        '"0","fa2_forward","launch__waves","","1"\n'
-    )
-    assert forward.ncu_metrics(text) == {"dram__bytes_read.sum": 1048576.0, "lts__t_bytes.sum": 4194304.0}
-    assert forward.ncu_metrics("==ERROR== ERR_NVGPUCTRPERM") == {}
-
-
-@pytest.fixture(scope="module")
 def performance() -> types.ModuleType:
     return load("performance")
 
 
+LARGER = (64, 64, 64), (64, 128, 32)
 PAGE = (ROOT / "docs" / "performance.md").read_text()
 
 
@@ -153,7 +43,7 @@ def test_the_page_on_performance_says_what_the_code_does(performance: types.Modu
     assert len(lines) > 4 and "\n".join([f"<!-- {name} -->", *lines, "<!-- end -->"]) in PAGE
 
 
-@pytest.mark.parametrize(("rows", "cols", "d"), [(64, 64, 64), (64, 128, 32)])
+@pytest.mark.parametrize(("rows", "cols", "d"), [(64, 64, 32), *(pytest.param(*sizes, marks=pytest.mark.wide) for sizes in LARGER)])
 @pytest.mark.parametrize("split_k", [False, True])
 def test_shared_memory_of_both_splits_is_the_closed_form_to_the_byte(
     performance: types.ModuleType, split_k: bool, rows: int, cols: int, d: int
@@ -165,6 +55,7 @@ def test_shared_memory_of_both_splits_is_the_closed_form_to_the_byte(
     assert np.abs(out - expected).max() < 2e-3
 
 
+@pytest.mark.wide
 def test_our_kernel_moves_what_split_q_says(performance: types.ModuleType) -> None:
     """A tile more of K and V costs the closed form's bytes, in the real kernel."""
     from cupyflash import Device, Problem, plan
@@ -220,6 +111,7 @@ def test_the_rest_is_at_most_fifteen_percent_of_the_main_loop() -> None:
         assert "\n".join(tool.table([tool.Device.named(name) for name in tool.DEVICES])) in PAGE
 
 
+@pytest.mark.wide
 def test_host_time_is_measured_with_arrays_of_cupy_where_no_gpu_is() -> None:
     pytest.importorskip("cuda.pathfinder")
     pytest.importorskip("cupy")
@@ -230,3 +122,32 @@ def test_host_time_is_measured_with_arrays_of_cupy_where_no_gpu_is() -> None:
     ]
     assert all(f"\n{call} " in told.stdout for call in ("causal", "causal, out given", "fa1, causal", "varlen, causal"))
     assert re.search(r"conversion of 4\d arguments: -?[0-9.]+ us", told.stdout)
+
+
+def test_a_first_call_s_host_time_is_measured_without_a_gpu() -> None:
+    pytest.importorskip("cupy")
+    command = [sys.executable, ROOT / "benchmarks" / "host.py", "--first-call"]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout)
+    assert set(told) == {"import", "first_call"} and min(told.values()) > 0
+
+
+def test_planning_s_figures_are_of_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few points; what is timed is counted, the time itself is not looked at."""
+    planning = load("planning")
+    swept = []
+    sweep = planning.sweep
+    monkeypatch.setattr(planning, "sweep", lambda *arguments: swept.append(sweep(*arguments)))
+    found = planning.points(runs=1, count=20)
+    assert list(found) == ["over sram", "over sram, causal", "over seqlen", "over seqlen, causal"]
+    assert [len(each.points) for each in swept] == [20] * 4 and all(seconds >= 0 for seconds in found.values())
+    assert set(planning.replays(runs=1, tokens=4096)) == {"fa1", "fa2", "standard"}
+
+
+def test_imports_are_those_behind_numpy() -> None:
+    listed = (
+        "import time: self [us] | cumulative | imported package\nimport time:       900 |        900 | numpy\n\n"
+        "import time:       250 |        250 |     cupyflash.problem\nimport time:        50 |        300 |   cupyflash\n"
+    )
+    assert load("planning").module_times(listed) == {"cupyflash.problem": 250, "cupyflash": 50}
+    found = load("planning").imports(1)
+    assert found["seconds"] > 0 and found["modules"] > 10 and not any(name.startswith("numpy") for name in found["slowest_us"])

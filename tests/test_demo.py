@@ -8,9 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from cupyflash.sim.cli import main
+from suites import wide
 
 
-@pytest.mark.parametrize("options", [[], ["--device", "T4", "--sram", "16KB"]])
+@pytest.mark.parametrize("options", [wide([]), ["--device", "T4", "--sram", "16KB"]])
 def test_demo_in_json(options: list[str]) -> None:
     result = CliRunner().invoke(main, ["demo", "--seqlen", "200", "--heads", "2", "--json", *options])
     assert result.exit_code == 0, result.stderr
@@ -34,7 +35,7 @@ def part_total(part: dict[str, dict[str, dict[str, int]]]) -> int:
 
 
 def test_demo_as_text_shows_the_three_witnesses() -> None:
-    result = CliRunner().invoke(main, ["demo", "--seqlen", "128", "--heads", "1"])
+    result = CliRunner().invoke(main, ["demo", "--seqlen", "128", "--heads", "1", "--device", "T4", "--sram", "16KB"])
     assert result.exit_code == 0, result.stderr
     for word in ("theory", "replay", "executed", "O_acc", "paper", "fitted", "used", "float64", "yes", "dQ", "gradients"):
         assert word in result.stdout
@@ -45,5 +46,5 @@ def test_demo_as_text_shows_the_three_witnesses() -> None:
 )
 def test_what_the_demo_cannot_do_is_refused_before_any_work(options: list[str], says: str) -> None:
     result = CliRunner().invoke(main, ["demo", *options])
-    assert result.exit_code != 0 and result.stdout == ""
+    assert result.exit_code == 2 and result.stdout == ""
     assert says in result.stderr and "executing" not in result.stderr and isinstance(result.exception, SystemExit)

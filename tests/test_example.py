@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from suites import wide
+
 pytest.importorskip("cupy")
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,14 +27,16 @@ def example() -> types.ModuleType:
     return module
 
 
-def test_the_loss_falls_and_is_told(example: types.ModuleType) -> None:
+@pytest.mark.parametrize("steps", [3, wide(8)])
+def test_the_loss_falls_and_is_told(example: types.ModuleType, steps: int) -> None:
     told: list[str] = []
-    losses = example.train(np, steps=8, seed=1, tell=told.append)
-    assert len(losses) == 8 and losses[0] > 3.3 and losses[-1] < losses[0] - 0.5
-    assert told == [f"step    0  loss {losses[0]:.3f}", f"step    7  loss {losses[7]:.3f}"]
+    losses = example.train(np, steps=steps, seed=1, tell=told.append)
+    assert len(losses) == steps and losses[0] > 3.3 and losses[-1] < losses[0] - 0.5
+    assert told == [f"step    0  loss {losses[0]:.3f}", f"step    {steps - 1}  loss {losses[-1]:.3f}"]
     assert losses[:2] == example.train(np, steps=2, seed=1, tell=told.append)
 
 
+@pytest.mark.wide
 def test_gradients_are_the_loss_s_finite_differences(example: types.ModuleType) -> None:
     """Along the gradient of a parameter the loss rises by its square, by central differences in float32."""
     rng = np.random.default_rng(3)

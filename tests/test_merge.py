@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 import cupyflash
 from cupyflash import merge_states
 from cupyflash.sim.yardstick import DTYPES, ulp
+from suites import sweep, wide
 from yardstick import check_numbers
 
 State = tuple[np.ndarray, np.ndarray]
@@ -83,9 +83,8 @@ def test_large_scores_do_not_overflow() -> None:
     assert o[0, 0] == 3 and lse[0] == np.float32(900 + np.log(2))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@settings(max_examples=8 * int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1)))
-@given(cuts=st.lists(st.integers(0, 90), max_size=3), kv_heads=st.sampled_from([1, 2, 4]), seed=st.integers(0, 99))
+@pytest.mark.parametrize("dtype", [wide("float16"), "bfloat16", wide("float32")])
+@sweep(2, 8, cuts=st.lists(st.integers(0, 90), max_size=3), kv_heads=st.sampled_from([1, 2, 4]), seed=st.integers(0, 99))
 def test_parts_of_the_keys_make_the_whole(dtype: str, cuts: list[int], kv_heads: int, seed: int) -> None:
     """By the rule that holds for one kernel; the parts may be empty."""
     rng = np.random.default_rng(seed)

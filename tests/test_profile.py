@@ -152,6 +152,35 @@ def test_findings_are_told_and_the_exit_status_says_so() -> None:
     assert {finding["kind"] for finding in found["findings"]} == {"out of bounds"} and found["findings_total"] >= 1
 
 
+def test_one_fault_is_one_fault() -> None:
+    Path("one.cu").write_text('extern "C" __global__ void one(int* x) { x[0] = 1; x[1] = 1; }')
+    result = run("one.cu", "--grid", "1", "--block", "1", "--args", '[{"shape": [1], "dtype": "int32"}]')
+    assert result.exit_code == 1 and "Error: the machine found 1 fault in the kernel" in result.stderr
+    assert "Findings: 1 lane at 1 place\n" in result.stdout and "4 bytes requested, 1 sector\n" in result.stdout
+
+
+def test_a_file_s_name_may_have_any_letters() -> None:
+    Path("né ü.cu").write_text('extern "C" __global__ void one(int* x) {\n    x[0] = 1;\n}')
+    result = run("né ü.cu", "--grid", "1", "--block", "1", "--args", '[{"shape": [1], "dtype": "int32"}]')
+    assert result.exit_code == 0 and "\n  2     arg0    write" in result.stdout and "x[0] = 1;" in result.stdout
+
+
+def test_one_thread_waits() -> None:
+    source = 'extern "C" __global__ void k() { asm volatile("bar.sync 1, 64;"); }'
+    (finding,) = sim.profile(Module.from_source(source), grid=1, block=1).launch.findings
+    assert finding.message.startswith("1 thread waits at barrier 1: ")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_page_fits_the_terminal(columns: int) -> None:
+    spec = SPEC | {"y": {"shape": [100], "fill": "empty"}}
+    found = CliRunner(env={"COLUMNS": str(columns)}).invoke(
+        main, ["profile", "axpy.cu", "--grid", "2", "--block", "64", "--args", json.dumps(spec), "-DSTRIDE=1"]
+    )
+    longest = max(map(len, found.stdout.splitlines()))
+    assert longest <= columns and (longest > 100) is (columns > 100)
+
+
 def test_arrays_that_nobody_wrote_are_told_apart() -> None:
     empty = axpy(spec=SPEC | {"y": {"shape": [100], "fill": "empty"}})
     assert empty.exit_code == 1 and "axpy.cu:5: uninitialised" in " ".join(empty.stdout.split()) and "'y'" in empty.stdout
@@ -253,7 +282,7 @@ def test_numbers_pointers_structures_files_and_names(folder: Path) -> None:
 )
 def test_wrong_arguments_are_one_line(spec: str, says: str) -> None:
     result = run("axpy.cu", "--grid", "1", "--block", "32", "--args", spec)
-    assert result.exit_code == 1 and result.stdout == "", result.output
+    assert result.exit_code == 2 and result.stdout == "", result.output
     assert result.stderr.startswith("Error: ") and says in result.stderr and result.stderr.count("\n") == 1
 
 
@@ -261,32 +290,36 @@ def test_wrong_arguments_are_one_line(spec: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "says"),
+    ("arguments", "says"),
     [
-        (["none.cu", "--grid", "1", "--block", "1"], 2, "none.cu"),
-        (["axpy.cu", "--block", "1"], 2, "--grid"),
-        (["axpy.cu", "--grid", "0", "--block", "1"], 2, "'0' is not one to three positive whole numbers"),
-        (["axpy.cu", "--grid", "1,2,3,4", "--block", "1"], 2, "--grid"),
-        (["axpy.cu", "--grid", "1", "--block", "2000", "-DSTRIDE=1", "--args", json.dumps(SPEC)], 1, "block x is at most 1024"),
-        (["axpy.cu", "--grid", "1", "--block", "1"], 1, 'axpy.cu(5): error: identifier "STRIDE" is undefined'),
-        (["axpy.cu", "--grid", "1", "--block", "1", "-DSTRIDE=1"], 1, "takes 4 arguments, got 0"),
-        (["axpy.cu", "--grid", "1", "--block", "1", "-DSTRIDE=1", "--args", "[1.5, 2, 3, 4]"], 1, "'arg0'"),
-        (["axpy.cu", "--grid", "1", "--block", "1", "-DSTRIDE=1", "--kernel", "saxpy"], 1, "it has tools::axpy (_Z"),
-        (["axpy.cu", "--grid", "1", "--block", "1", "--arch", "fast"], 1, "architecture 'fast'"),
-        (["axpy.cu", "--grid", "1", "--block", "1", "--arch", "1.0"], 1, "--gpu-architecture"),
-        (["axpy.cu", "--grid", "1", "--block", "1", "--save", "x"], 2, "NAME=FILE.npy"),
-        (["axpy.cu", "--grid", "1", "--block", "1", "--save", "x=no/x.npy"], 2, "there is no folder no"),
-        (["axpy.cu", "--grid", "1", "--block", "1", "--save", "x=x.npy"], 1, "there are none"),
-        (["odd.ptx", "--grid", "1", "--block", "1"], 1, "line 3 of the PTX, frobnicate"),
-        (["zip.npz", "--grid", "1", "--block", "1"], 1, "zip.npz is not a text file"),
+        (["none.cu", "--grid", "1", "--block", "1"], "none.cu"),
+        (["axpy.cu", "--block", "1"], "--grid"),
+        (["axpy.cu", "--grid", "0", "--block", "1"], "'0' is not one to three positive whole numbers"),
+        (["axpy.cu", "--grid", "1,2,3,4", "--block", "1"], "--grid"),
+        (["axpy.cu", "--grid", "1", "--block", "2000", "-DSTRIDE=1", "--args", json.dumps(SPEC)], "block x is at most 1024"),
+        (["axpy.cu", "--grid", "1", "--block", "1"], 'axpy.cu(5): error: identifier "STRIDE" is undefined'),
+        (["axpy.cu", "--grid", "1", "--block", "1", "-DSTRIDE=1"], "takes 4 arguments, got 0"),
+        (["axpy.cu", "--grid", "1", "--block", "1", "-DSTRIDE=1", "--args", "[1.5, 2, 3, 4]"], "'arg0'"),
+        (["axpy.cu", "--grid", "1", "--block", "1", "-DSTRIDE=1", "--kernel", "saxpy"], "it has tools::axpy (_Z"),
+        (["axpy.cu", "--grid", "1", "--block", "1", "--arch", "fast"], "architecture 'fast'"),
+        (["axpy.cu", "--grid", "1", "--block", "1", "--arch", "1.0"], "--gpu-architecture"),
+        (["axpy.cu", "--grid", "1", "--block", "1", "--save", "x"], "NAME=FILE.npy"),
+        (["axpy.cu", "--grid", "1", "--block", "1", "--save", "x=no/x.npy"], "there is no folder no"),
+        (["axpy.cu", "--grid", "1", "--block", "1", "--save", "x=x.npy"], "there are none"),
+        (["odd.ptx", "--grid", "1", "--block", "1"], "line 3 of the PTX, frobnicate"),
+        (["axpy.cu", "--grid", "1", "--block", "1", "--args", ""], "--args"),
+        (["axpy.cu", "--grid", "1", "--block", "1", "--args", "."], "."),
+        (["axpy.cu", "--grid", "1", "--block", "1", "--save", "x=folder.npy"], "is a directory"),
+        (["zip.npz", "--grid", "1", "--block", "1"], "zip.npz is not a text file"),
     ],
 )
-def test_wrong_input_is_one_line(arguments: list[str], status: int, says: str) -> None:
+def test_wrong_input_is_one_line(arguments: list[str], says: str) -> None:
     Path("odd.ptx").write_text(".version 8.0\n.entry k() { .reg .b32 %r<3>;\nfrobnicate.b32 %r1, %r2;\nret; }")
+    Path("folder.npy").mkdir()
     Path("zip.npz").write_bytes(b"PK\x80\xff")
     result = run(*arguments)
     errors = [line for line in result.stderr.splitlines() if not line.startswith("executing")]
-    assert result.exit_code == status and result.stdout == "" and isinstance(result.exception, SystemExit)
+    assert result.exit_code == 2 and result.stdout == "" and isinstance(result.exception, SystemExit)
     assert len(errors) == 1 and errors[0].startswith("Error: ") and says in errors[0]
 
 

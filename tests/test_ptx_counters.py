@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from test_ptx_harness import HEAD, compile_cuda, run
 
@@ -18,6 +17,7 @@ from cupyflash.sim.ptx import Counts, Launch, Traffic, coverage
 from cupyflash.sim.ptx.classes import instruction_class
 from cupyflash.sim.ptx.counters import SharedCounts
 from cupyflash.sim.ptx.syntax import Instruction
+from suites import sweep
 
 SEEDS = [None, 0, 1]
 
@@ -392,7 +392,9 @@ def sums(found: Launch) -> Counts:
     return out
 
 
-@given(
+@sweep(
+    10,
+    100,
     n=st.integers(1, 400),
     block=st.integers(1, 256),
     grid=st.integers(1, 4),

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from cupyflash.sim.ptx import Launch, Module
+from suites import wide
 
-SEEDS = [None, 0, 1, 2]
+SEEDS = [None, 0, wide(1), wide(2)]
 
 
 @cache
@@ -17,7 +18,7 @@ def compiled(source: str) -> Module:
     return Module.from_source(source)
 
 
-def launch(body: str, grid: int = 1, block: int = 64, seed: int | None = None, max_steps: int = 3000) -> Launch:
+def launch(body: str, grid: int = 1, block: int = 64, seed: int | None = None, max_steps: int = 300) -> Launch:
     source = f'extern "C" __global__ void k(unsigned *x, volatile unsigned *flag) {{\nint t = threadIdx.x;\n{body}\n}}'
     args = {"x": np.zeros(256, np.uint32), "flag": np.zeros(4, np.uint32)}
     return compiled(source).launch("k", grid, block, args, seed=seed, max_steps=max_steps)
@@ -36,22 +37,24 @@ ENDLESS = {
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ENDLESS)
-def test_what_never_ends_is_found_at_its_line(name: str, seed: int | None) -> None:
+@pytest.mark.parametrize("steps", [300, wide(3000)])
+def test_what_never_ends_is_found_at_its_line(name: str, seed: int | None, steps: int) -> None:
     body, text = ENDLESS[name]
-    found = [f for f in launch(body, seed=seed).findings if f.kind != "race"]
+    found = [f for f in launch(body, seed=seed, max_steps=steps).findings if f.kind != "race"]
     line = 3 + body[: body.index(text)].count("\n")
     assert [(f.kind, f.source and f.source[1]) for f in found] == [("endless", line)], found
-    assert f"kernel.cu:{line}" in found[0].message and "max_steps is 3000" in found[0].message
+    assert f"kernel.cu:{line}" in found[0].message and f"max_steps is {steps}" in found[0].message
     if "t == 33" in body:
         assert (found[0].block, found[0].warp, found[0].lane) == (0, 1, 1)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_ends_is_left_alone(seed: int | None) -> None:
+@pytest.mark.parametrize("rounds", [200, wide(2000)])
+def test_what_ends_is_left_alone(seed: int | None, rounds: int) -> None:
     """However many warps take turns: the steps of one count, not of all."""
-    counted = "for (unsigned i = 0; i < 2000 + flag[0]; i++) if (flag[1]) x[t] = i;"
-    assert launch(counted, 5, 128, seed, max_steps=5000).findings == ()
-    assert {f.kind for f in launch(counted, 5, 128, seed, max_steps=1500).findings} == {"endless"}
+    counted = f"for (unsigned i = 0; i < {rounds} + flag[0]; i++) if (flag[1]) x[t] = i;"
+    assert launch(counted, 5, 128, seed, max_steps=rounds * 5 // 2).findings == ()
+    assert {f.kind for f in launch(counted, 5, 128, seed, max_steps=rounds * 3 // 4).findings} == {"endless"}
     handed = "if (t == 0) flag[0] = 1;\nwhile (flag[0] == 0) {}"
     assert launch(handed, 1, 256, seed, max_steps=2000).findings == ()
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from gallery import Gallery, Run, check
 
+from suites import sample, wide
+
 F = np.float32
 gallery = Gallery()
 
@@ -512,7 +514,11 @@ def wide_vectors(rng: np.random.Generator) -> Run:
     return Run(cuda, 1, 64, {"x": x, "y": np.zeros_like(x)}, {"y": want}, options=("-arch=compute_100",))
 
 
-@pytest.mark.parametrize("seed", [None, 1])
-@pytest.mark.parametrize("name", gallery.names)
+# To compile these takes long: headers of CUDA's libraries.
+LIBRARIES = {"cub_blocks_and_warps", "standard_library", "grid_wide_synchronisation"}
+
+
+@pytest.mark.parametrize("seed", [None, wide(1)])
+@pytest.mark.parametrize("name", sample(gallery.names, {*gallery.names} - LIBRARIES))
 def test_kernel(name: str, seed: int | None) -> None:
     check(gallery.make(name), seed)

@@ -9,6 +9,8 @@ import pytest
 from gallery import Gallery, Run, check
 from test_ptx_harness import compile_cuda
 
+from suites import sample, wide
+
 F = np.float32
 gallery = Gallery()
 
@@ -244,8 +246,8 @@ def bulk_copies(rng: np.random.Generator) -> Run:
     return Run(BULK, 2, 128, {"x": x, "y": np.zeros_like(x)}, {"y": 3 * x[:, ::-1]}, options=("-arch=compute_90",))
 
 
-@pytest.mark.parametrize("seed", [None, 1, 2])
-@pytest.mark.parametrize("name", gallery.names)
+@pytest.mark.parametrize("seed", [wide(None), 1, wide(2)])
+@pytest.mark.parametrize("name", sample(gallery.names, {*gallery.names} - {"producer_and_consumers", "pipeline_of_copies"}))
 def test_kernel(name: str, seed: int | None) -> None:
     check(gallery.make(name), seed)
 
@@ -272,7 +274,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "old", "new", "kind"), FAULTS)
+@pytest.mark.parametrize(("name", "old", "new", "kind"), sample(FAULTS, [FAULTS[3], FAULTS[-1]]))
 def test_fault_is_found(name: str, old: str, new: str, kind: str) -> None:
     run = gallery.make(name)
     assert run.cuda.count(old) >= 1
@@ -284,6 +286,7 @@ def test_fault_is_found(name: str, old: str, new: str, kind: str) -> None:
     raise AssertionError(launch.findings)
 
 
+@pytest.mark.wide
 def test_bulk_copies_read_and_write_what_nobody_wrote() -> None:
     run = gallery.make("bulk_copies")
     module = compile_cuda(run.cuda, *run.options)

@@ -11,8 +11,9 @@ from test_ptx_harness import compile_cuda
 
 from cupyflash.nvrtc import CompileError
 from cupyflash.sim.ptx import Module, coverage
+from suites import wide
 
-SEEDS = [None, 0, 1]
+SEEDS = [None, wide(0), wide(1)]
 
 MATMUL = r"""
 #define T 16
@@ -271,7 +272,8 @@ extern "C" __global__ void groups(const int* x, int* y, int* ticket) {
 }"""
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.wide
+@pytest.mark.parametrize("seed", [None, 0, 1])
 def test_cooperative_groups(seed: int | None) -> None:
     x = np.random.default_rng(7).integers(0, 100, 128).astype(np.int32)
     y, ticket = np.zeros(128, np.int32), np.zeros(1, np.int32)
@@ -292,6 +294,7 @@ extern "C" __global__ void cub_sort(const int* x, int* y) {
 }"""
 
 
+@pytest.mark.wide
 def test_a_kernel_of_a_real_library() -> None:
     x = np.random.default_rng(8).integers(-1000, 1000, 256).astype(np.int32)
     module = compile_cuda(CUB)

@@ -204,7 +204,7 @@ def test_arguments_that_do_not_fit(value: Any, param: str, error: type[Exception
 
 def test_number_of_arguments_and_launch_shape() -> None:
     module = Module.from_ptx(kernel("", [".u32 a"]))
-    with pytest.raises(TypeError, match="takes 1 arguments, got 2"):
+    with pytest.raises(TypeError, match="takes 1 argument, got 2"):
         module.launch("k", 1, 32, [1, 2])
     with pytest.raises(ValueError, match="no_such"):
         module.launch("no_such", 1, 32, [1])

@@ -17,6 +17,7 @@ from cupyflash.sim.execution import allocate, run
 from cupyflash.sim.ptx.lanes import Lanes, Wave
 from cupyflash.sim.ptx.ops.tensor import HALF_VALUES, widen_halves
 from cupyflash.sim.ptx.patterns import REMEMBERED_LANES, wavefronts
+from suites import wide
 
 SIZES = [1, 2, 4, 8, 16]
 
@@ -94,6 +95,7 @@ def peak(call: object) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("masked", [False, True])
 def test_memory_of_attention_is_that_of_its_tensors_and_of_one_wave(masked: bool) -> None:
     """With the tensors themselves at most four times the tensors; what one wave takes is what a single wave more adds to."""
@@ -118,7 +120,7 @@ COPY = """extern "C" __global__ void copy(const TYPE* x, TYPE* y, int n) {
 }"""
 
 
-@pytest.mark.parametrize("kind", ["float", "float4", "unsigned long long"])
+@pytest.mark.parametrize("kind", ["float", wide("float4"), wide("unsigned long long")])
 def test_memory_does_not_grow_with_the_grid(kind: str) -> None:
     """A grid of many waves: what is added to the tensors is the shadow of the one that is written, and one wave."""
     size = {"float": 4, "float4": 16}.get(kind, 8)

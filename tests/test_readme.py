@@ -36,6 +36,7 @@ def test_the_example_for_a_gpu_runs_on_one() -> None:
     exec(compile(BLOCKS[0], "README.md", "exec"), {})
 
 
+@pytest.mark.wide
 def test_the_demo_output_is_the_demo_s() -> None:
     """Every count; errors may differ in the last digit between machines' NumPy."""
     from click.testing import CliRunner
@@ -46,6 +47,18 @@ def test_the_demo_output_is_the_demo_s() -> None:
     printed = CliRunner().invoke(main, ["demo"]).stdout
     counted = [line for line in shown.splitlines() if "e-0" not in line]
     assert [line for line in printed.splitlines() if "e-0" not in line] == counted
+
+
+def test_the_tiles_beside_the_paper_s_are_those_that_are_planned() -> None:
+    device = cupyflash.Device.named("A100-40GB")
+    shown = re.findall(r"^\| (the paper's formula|`algorithm=\"(\w+)\"`.*?) \| (\d+) \| (\d+) \|", README, re.MULTILINE)
+    assert [algorithm for _, algorithm, *_ in shown] == ["", "fa1", "fa2"]
+    problem = cupyflash.Problem(1, 1, 1, 1 << 20, 1 << 20, 64, "float16")
+    for _, algorithm, rows, cols in shown:
+        tiling = cupyflash.plan(problem, device, algorithm or "fa1").tiling
+        size = tiling.used if algorithm else tiling.paper
+        assert (size.block_rows, size.block_cols) == (int(rows), int(cols))
+    assert device.sram_per_block == 166_912 and cupyflash.plan(problem, device).algorithm == "fa2"
 
 
 def test_the_table_of_opcodes_is_the_code_s() -> None:

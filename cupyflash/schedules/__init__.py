@@ -11,7 +11,7 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from cupyflash.device import Device
-from cupyflash.problem import MAX_LENGTH, BlockMask, Problem, require_choice, require_flag
+from cupyflash.problem import BlockMask, Problem, require_choice, require_flag
 from cupyflash.schedules import fa1, fa1_backward, fa2, fa2_backward, fa2_backward_tiles, fa2_tiles, standard, standard_backward
 from cupyflash.schedules.backward import BackwardSchedule
 from cupyflash.schedules.base import (
@@ -28,7 +28,7 @@ from cupyflash.schedules.base import (
     require_schedule,
 )
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
-from cupyflash.schedules.varlen import Seqlens, VarlenBackwardSchedule, VarlenSchedule
+from cupyflash.schedules.varlen import Seqlens, VarlenBackwardSchedule, VarlenSchedule, packed_totals
 from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_blocks
 
 __all__ = [
@@ -179,15 +179,17 @@ def plan_varlen(
     tiling: TilingChoice = None,
     *,
     lse: bool = False,
+    totals: tuple[int, int] | None = None,
 ) -> VarlenSchedule:
     """The schedule of `problem.batch` packed sequences, the longest of `seqlen_q` queries and `seqlen_k` keys.
 
-    `seqlens` has the (queries, keys) of each, None where the host does not know them. Raises as `plan` does, and ValueError
-    for seqlens of another batch or longer than the longest.
+    `seqlens` has the (queries, keys) of each, None where the host does not know them; `totals` are the queries and keys of all
+    together, where `seqlens` does not say: by default as many as if all were as long as the longest. Raises as `plan` does, and
+    ValueError for seqlens of another batch or longer than the longest.
     """
     packed = _packed(problem)
     longest = _checked(packed, device, "fa2", tiling, lse)
-    return VarlenSchedule(packed, device, longest.tiling, lse, seqlens)
+    return VarlenSchedule(packed, device, longest.tiling, lse, seqlens, packed_totals(packed, seqlens, totals))
 
 
 def plan_backward(
@@ -219,24 +221,23 @@ def plan_backward(
 def plan_varlen_backward(
     problem: Problem,
     device: Device,
-    total_q: int,
     seqlens: Seqlens | None = None,
     tiling: TilingChoice = None,
     *,
     deterministic: bool = False,
+    totals: tuple[int, int] | None = None,
 ) -> VarlenBackwardSchedule:
-    """The backward of `plan_varlen`'s problem with `total_q` queries together. Raises as that does."""
+    """The backward of `plan_varlen`'s problem; arguments and errors as there."""
     packed = _packed(problem)
     tiling = _checked_choice(packed, device, "fa2", tiling, BACKWARD_ALGORITHMS)
     require_flag("deterministic", deterministic)
-    if isinstance(total_q, bool) or not isinstance(total_q, Integral) or not 0 <= int(total_q) <= MAX_LENGTH:
-        raise ValueError(f"total_q must be an integer between 0 and {MAX_LENGTH:,}, got {total_q!r}")
 
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
         return _plan_backward(problem, device, "fa2", tiling, deterministic, False)
 
     one = _runnable(made, packed, device, tiling) if isinstance(tiling, tuple) else made(packed, tiling)
-    return VarlenBackwardSchedule(packed, device, one.tiling, deterministic=deterministic, seqlens=seqlens, total_q=total_q)
+    together = packed_totals(packed, seqlens, totals)
+    return VarlenBackwardSchedule(packed, device, one.tiling, deterministic=deterministic, seqlens=seqlens, packed=together)
 
 
 @lru_cache(maxsize=1024)

@@ -32,7 +32,7 @@ from cupyflash.schedules.base import (
     visited_scores,
 )
 
-VARLEN_PARAMS = ("cu_seqlens_q", "cu_seqlens_k", "total_q")
+VARLEN_PARAMS = ("cu_seqlens_q", "cu_seqlens_k", "total_q", "sequences")
 # What the ring holds in a replay of block sizes that no kernel runs.
 LEAST_STAGES = 2
 
@@ -105,6 +105,11 @@ class Fa2Schedule(TileSchedule):
         yield Phase(1, enter=block_mask_moves(p, visited.blocks))
         yield Phase(1, enter=mask_moves(p, visited_scores(self, visited, keys)))
 
+    @property
+    def grid(self) -> int:
+        """Thread blocks."""
+        return self.repeats * self.row_blocks
+
     def workspaces(self) -> Mapping[str, Workspace]:
         return {}
 
@@ -130,5 +135,4 @@ class Fa2Schedule(TileSchedule):
             *BLOCK_MASK_PARAMS,
             *VARLEN_PARAMS,
         )
-        grid = self.repeats * self.row_blocks
-        return (Kernel("fa2_forward.cu", "fa2_forward", constants, grid, tile.threads, best.shared_bytes, params),)
+        return (Kernel("fa2_forward.cu", "fa2_forward", constants, self.grid, tile.threads, best.shared_bytes, params),)

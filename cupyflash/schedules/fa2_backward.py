@@ -1,6 +1,7 @@
 """FlashAttention-2's backward (arXiv 2307.08691, Algorithm 2): column blocks are thread blocks, dK and dV stay on chip.
 
-dQ is summed by atomics, or, `deterministic`, made by a kernel of its own, in which row blocks are thread blocks.
+dQ is summed by atomics, or, `deterministic`, made by a kernel of its own, in which row blocks are thread blocks. They are too in
+the kernel that goes through the keys of rows with a large L once more. What it then moves is not counted: only the device knows.
 """
 
 from __future__ import annotations
@@ -105,6 +106,11 @@ class QueriesSchedule(_Fa2Kernels):
         leave = (Move("dQ", int(rows.sum()) * p.head_dim, p.itemsize, write=True),)
         return Phase(1, enter=enter, visits=counted, leave=leave, tiles=self._tiles())
 
+    @property
+    def grid(self) -> int:
+        """Thread blocks."""
+        return self.problem.head_count * self.row_blocks
+
     def _tiles(self) -> tuple[Tile, ...]:
         return tiles.query_tiles(self.problem, self.block_rows, self.block_cols)
 
@@ -112,17 +118,18 @@ class QueriesSchedule(_Fa2Kernels):
         return {}
 
     def kernels(self) -> tuple[Kernel, ...]:
-        p = self.problem
-        params = (
-            *("Q", "K", "V", "dO", "L", "D", "dQ", "Nq", "Nk", "heads", "group", "scale"),
-            *stride_params(("Q", "K", "V", "dO", "dQ")),
-            *MASK_PARAMS,
-            *BLOCK_MASK_PARAMS,
-            *VARLEN_PARAMS,
-        )
+        params = ("Q", "K", "V", "dO", "L", "bases", "D", "dQ", "Nq", "Nk", "heads", "group", "scale")
+        return (self._kernel("fa2_backward_queries", params, ("Q", "K", "V", "dO", "dQ")),)
+
+    @property
+    def large_rows(self) -> Kernel:
+        """What finds `bases`, in the same blocks."""
+        return self._kernel("large_rows", ("Q", "K", "L", "bases", "Nq", "Nk", "heads", "group", "scale"), ("Q", "K"))
+
+    def _kernel(self, name: str, params: tuple[str, ...], tensors: tuple[str, ...]) -> Kernel:
+        params = (*params, *stride_params(tensors), *MASK_PARAMS, *BLOCK_MASK_PARAMS, *VARLEN_PARAMS)
         shared, threads = total_bytes(self._tiles()), self.block_rows // GRANULE * WARP
-        grid = p.head_count * self.row_blocks
-        return (Kernel("fa2_backward_queries.cu", "fa2_backward_queries", self.constants(), grid, threads, shared, params),)
+        return Kernel(f"{name}.cu", name, self.constants(), self.grid, threads, shared, params)
 
 
 @dataclass(frozen=True)
@@ -132,9 +139,14 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     algorithm: ClassVar[str] = "fa2"
 
     @property
-    def query_rows(self) -> int:
-        """Rows of D, L and dQ_acc."""
-        return self.problem.head_count * self.problem.seqlen_q
+    def query_shape(self) -> tuple[int, int]:
+        """The shape of L, D and, with d, of dQ_acc: heads of all batches, rows of each."""
+        return self.problem.head_count, self.problem.seqlen_q
+
+    @property
+    def grid(self) -> int:
+        """Thread blocks of a launch of the main kernel."""
+        return self.repeats * self.col_blocks
 
     @cached_property
     def stages(self) -> int:
@@ -142,12 +154,15 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         return tiles.stages_for(self.problem, self.device, self.block_rows, self.block_cols) or 1
 
     @cached_property
-    def queries(self) -> QueriesSchedule | None:
-        """What makes dQ, where atomics do not."""
-        if not self.deterministic:
-            return None
+    def by_rows(self) -> QueriesSchedule:
+        """Row blocks as thread blocks."""
         used = tiles.fit_queries(self.problem, self.device, self.mask_blocks)
         return QueriesSchedule(self.problem, self.device, replace(self.tiling, used=used), mask_blocks=self.mask_blocks)
+
+    @property
+    def queries(self) -> QueriesSchedule | None:
+        """What makes dQ, where atomics do not."""
+        return self.by_rows if self.deterministic else None
 
     def _tiles(self) -> tuple[Tile, ...]:
         return tiles.main_tiles(self.problem, self.block_rows, self.block_cols, self.stages)
@@ -184,6 +199,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         sums = Move("dQ_acc", p.seqlen_q * p.head_dim, FLOAT32)
         if not self.deterministic:
             enter.append(Move("dQ_acc", sums.elements, FLOAT32, write=True))
+        enter.append(Move("L", p.seqlen_q, FLOAT32))  # the second, which finds no large row
         yield Phase(group, enter=tuple(enter))
 
         for launch in launches(p):
@@ -217,9 +233,9 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             yield from self.queries.parts(literal=literal)
 
     def workspaces(self) -> Mapping[str, Workspace]:
-        spaces = {"D": Workspace((self.query_rows,), "float32")}
+        spaces = {"D": Workspace(self.query_shape, "float32"), "bases": Workspace((*self.query_shape, 2), "float32")}
         if not self.deterministic:
-            spaces["dQ_acc"] = Workspace((self.query_rows, self.problem.head_dim), "float32")
+            spaces["dQ_acc"] = Workspace((*self.query_shape, self.problem.head_dim), "float32")
         return spaces
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -241,12 +257,13 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
         source, made = "fa2_backward.cu", launches(p)
         # The kernels before and behind are compiled with the launch that makes dK.
-        row_grid = -(-self.query_rows * tiles.row_lanes(p) // ROW_THREADS)
-        whose = ("rows", "total_q", "heads")
+        pairs, total_q = self.query_shape
+        row_grid = pairs * -(-total_q // (ROW_THREADS // tiles.row_lanes(p)))
+        whose = ("total_q", "heads")
         before = ("O", "dO", "D", "dQ_acc", *whose, *stride_params(("O", "dO")))
         rows = Kernel(source, "fa2_backward_rows", constants(made[-1]), row_grid, ROW_THREADS, 0, before)
         params = (
-            *("Q", "K", "V", "dO", "L", "D", "dQ_acc", "dK", "dV", "Nq", "Nk", "heads", "group", "scale"),
+            *("Q", "K", "V", "dO", "L", "bases", "D", "dQ_acc", "dK", "dV", "Nq", "Nk", "heads", "group", "scale"),
             *stride_params(("Q", "K", "V", "dO", "dK", "dV")),
             *MASK_PARAMS,
             *BLOCK_MASK_PARAMS,
@@ -254,10 +271,11 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             *VARLEN_PARAMS,
         )
         shared = total_bytes(self._tiles())
-        threads, grid = self.block_cols // GRANULE * WARP, self.repeats * self.col_blocks
-        main = [Kernel(source, "fa2_backward", constants(each), grid, threads, shared, params) for each in made]
+        threads = self.block_cols // GRANULE * WARP
+        main = [Kernel(source, "fa2_backward", constants(each), self.grid, threads, shared, params) for each in made]
+        before_main = rows, self.by_rows.large_rows
         if self.queries is not None:
-            return (rows, *main, *self.queries.kernels())
+            return (*before_main, *main, *self.queries.kernels())
         behind = ("dQ_acc", "dQ", *whose, "scale", *stride_params(("dQ",)))
         finish = Kernel(source, "fa2_backward_finish", constants(made[-1]), row_grid, ROW_THREADS, 0, behind)
-        return (rows, *main, finish)
+        return (*before_main, *main, finish)

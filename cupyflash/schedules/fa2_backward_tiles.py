@@ -13,6 +13,7 @@ from cupyflash.schedules.base import FLOAT32, GRANULE, Tile, block_mask_bytes, p
 from cupyflash.schedules.fa2_tiles import masked as is_masked
 from cupyflash.schedules.fa2_tiles import positioned
 from cupyflash.tiling import DoesNotFit, TileSize
+from cupyflash.words import plural
 
 MOST_WARPS = 8
 BLOCK_ROWS = (64, 48, 32, 16)
@@ -37,9 +38,9 @@ def launches(problem: Problem) -> tuple[Launch, ...]:
 
 
 def row_lanes(problem: Problem) -> int:
-    """Lanes that a row has in the first and last kernel: ROW_LANES in fa2_backward.cu."""
-    width = max(problem.head_dim, problem.value_dim) // 2
-    return 32 if width > 16 else 16 if width > 8 else 8 if width > 4 else 4
+    """Lanes that a row has in the first and last kernel: ROW_LANES in fa2_backward.cu, a power of two."""
+    pieces = max(problem.head_dim, problem.value_dim) // max(1, problem.alignment // problem.itemsize)
+    return min(32, 1 << (pieces - 1).bit_length())
 
 
 def block_mask_column_bytes(problem: Problem, block_rows: int) -> int:
@@ -110,7 +111,7 @@ def fit(problem: Problem, device: Device, within: tuple[int, int] | None = None)
         if stages and block_rows <= most_rows(problem, device):
             need = total_bytes(main_tiles(problem, block_rows, block_cols, stages))
             made = "dK and dV together" if len(launches(problem)) == 1 else "dV, then dK"
-            reason = f"{block_cols // GRANULE} warps of {GRANULE} keys, {made}, {stages} Q and dO blocks"
+            reason = f"{plural(block_cols // GRANULE, 'warp')} of {GRANULE} keys, {made}, {plural(stages, 'Q and dO block')}"
             return TileSize(block_rows, block_cols, f"{reason}; {need:,} of {device.sram_per_block:,} bytes")
     raise _refused(problem, device, main_tiles(problem, GRANULE, GRANULE, 1), within)
 

@@ -24,6 +24,7 @@ from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_
 from cupyflash.problem import MAX_HEAD_DIM, Problem
 from cupyflash.schedules.base import GRANULE, block_mask_bytes, padded_dim
 from cupyflash.tiling import DoesNotFit, TileSize
+from cupyflash.words import plural
 
 BLOCK_ROWS = (16, 64, 128)
 WARP_ROWS = (16, 32)
@@ -71,7 +72,8 @@ class Tile:
 
     def __str__(self) -> str:
         held = "O, S and Q" if self.q_in_regs else "O and S"
-        return f"{self.warps} warps of {self.warp_rows} rows, {held} in registers, {self.stages} stages, {self.blocks} blocks an SM"
+        shape = f"{plural(self.warps, 'warp')} of {self.warp_rows} rows, {held} in registers"
+        return f"{shape}, {plural(self.stages, 'stage')}, {plural(self.blocks, 'block')} an SM"
 
 
 @dataclass(frozen=True)

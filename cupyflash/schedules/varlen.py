@@ -5,31 +5,60 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Integral
 
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import Move, Phase
 from cupyflash.schedules.fa2 import Fa2Schedule
-from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
+from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
 from cupyflash.schedules.fa2_backward_tiles import launches
 
-# What a thread block reads to find its sequence
-BOUNDS = tuple(Move(name, 2, 4) for name in ("cu_seqlens_q", "cu_seqlens_k"))
 Seqlens = tuple[tuple[int, int], ...]
+# Bounds that the first warp of a thread block looks at in a step of its search
+SEARCHED = 32
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Sequences packed along one axis: how many there are, and their queries and keys, all together."""
+
+    sequences: int
+    total_q: int
+    total_k: int
+
+    def blocks(self, tensor: str, size: int) -> int:
+        """Thread blocks of a head for blocks of `size` queries ("q") or keys ("k"), wherever the sequences begin: sequence b has
+        those from cu_seqlens[b] // size + b on, of which it needs all or all but one."""
+        return (self.total_q if tensor == "q" else self.total_k) // size + self.sequences if self.sequences else 0
+
+    def search(self, tensor: str, blocks: int) -> Phase:
+        """What so many thread blocks read to find their sequences among the bounds of a tensor, and those of both tensors."""
+        steps = 1
+        while SEARCHED**steps < self.sequences:
+            steps += 1
+        looked = {"q": 2, "k": 2}
+        looked[tensor] += SEARCHED * steps
+        return Phase(blocks, enter=tuple(Move(f"cu_seqlens_{each}", bounds, 4) for each, bounds in looked.items()))
 
 
 @dataclass(frozen=True)
 class VarlenSchedule(Fa2Schedule):
     """FlashAttention-2's schedule for `problem.batch` sequences, the longest of `seqlen_q` queries and `seqlen_k` keys.
 
-    `seqlens` has the (queries, keys) of each; None where the host does not know them: counts are then of full length.
-    Every sequence has the thread blocks of the longest; those beyond its rows read its bounds and leave.
+    `seqlens` has the (queries, keys) of each; None where the host does not know them: counts are then of full length. A thread
+    block looks for its sequence; a sequence has one more than it needs at most, which leaves at once.
     """
 
     seqlens: Seqlens | None = None
+    packed: Packed = Packed(0, 0, 0)
 
     def __post_init__(self) -> None:
         _require_packed(self.problem, self.seqlens)
+
+    @property
+    def grid(self) -> int:
+        return self.problem.heads * self.packed.blocks("q", self.block_rows)
 
     def sequences(self) -> Mapping[Fa2Schedule, int]:
         """The schedule of each sequence, as a batch of its own, and how many are like it."""
@@ -37,25 +66,45 @@ class VarlenSchedule(Fa2Schedule):
         return {Fa2Schedule(problem, self.device, self.tiling, self.lse): count for problem, count in counted.items()}
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        yield self.repeats, iter([Phase(self.row_blocks, enter=BOUNDS)])
+        yield 1, iter([self.packed.search("q", self.grid)])
         for schedule, count in self.sequences().items():
             for repeats, phases in schedule.parts(literal=literal):
                 yield count * repeats, phases
 
 
 @dataclass(frozen=True)
+class VarlenQueriesSchedule(QueriesSchedule):
+    """The backward's row blocks, of packed sequences."""
+
+    packed: Packed = Packed(0, 0, 0)
+
+    @property
+    def grid(self) -> int:
+        return self.problem.heads * self.packed.blocks("q", self.block_rows)
+
+
+@dataclass(frozen=True)
 class VarlenBackwardSchedule(Fa2BackwardSchedule):
-    """FlashAttention-2's backward of `problem.batch` sequences with `total_q` queries together; else as `VarlenSchedule`."""
+    """FlashAttention-2's backward of packed sequences, as `VarlenSchedule`."""
 
     seqlens: Seqlens | None = None
-    total_q: int = 0
+    packed: Packed = Packed(0, 0, 0)
 
     def __post_init__(self) -> None:
         _require_packed(self.problem, self.seqlens)
 
     @property
-    def query_rows(self) -> int:
-        return self.problem.heads * self.total_q
+    def query_shape(self) -> tuple[int, int]:
+        return self.problem.heads, self.packed.total_q
+
+    @property
+    def grid(self) -> int:
+        return self.problem.kv_heads * self.packed.blocks("k", self.block_cols)
+
+    @cached_property
+    def by_rows(self) -> VarlenQueriesSchedule:
+        one = super().by_rows
+        return VarlenQueriesSchedule(one.problem, one.device, one.tiling, packed=self.packed)
 
     def sequences(self) -> Mapping[Fa2BackwardSchedule, int]:
         """The schedule of each sequence, as a batch of its own, and how many are like it."""
@@ -66,13 +115,22 @@ class VarlenBackwardSchedule(Fa2BackwardSchedule):
         }
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        p = self.problem
-        yield self.repeats, iter([Phase(len(launches(p)) * self.col_blocks, enter=BOUNDS)])
-        if self.queries is not None:
-            yield p.head_count, iter([Phase(self.queries.row_blocks, enter=BOUNDS)])
+        yield len(launches(self.problem)), iter([self.packed.search("k", self.grid)])
+        yield 1 if self.queries is None else 2, iter([self.packed.search("q", self.by_rows.grid)])
         for schedule, count in self.sequences().items():
             for repeats, phases in schedule.parts(literal=literal):
                 yield count * repeats, phases
+
+
+def packed_totals(problem: Problem, seqlens: Seqlens | None, totals: tuple[int, int] | None) -> Packed:
+    """Of `problem.batch` sequences with so many queries and keys together: by default those of `seqlens`, or all the longest's."""
+    _require_packed(problem, seqlens)
+    if totals is None:
+        each = ((problem.seqlen_q, problem.seqlen_k),) * problem.batch if seqlens is None else seqlens
+        totals = sum(n_q for n_q, _ in each), sum(n_k for _, n_k in each)
+    if not isinstance(totals, tuple) or len(totals) != 2 or not all(isinstance(n, Integral) and int(n) >= 0 for n in totals):
+        raise ValueError(f"totals must be (queries, keys) of all sequences together, got {totals!r}")
+    return Packed(problem.batch, *totals)
 
 
 def _require_packed(p: Problem, seqlens: Seqlens | None) -> None:

@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from cupyflash import __version__
 from cupyflash.sim.cli.demo import demo
 from cupyflash.sim.cli.devices import devices
 from cupyflash.sim.cli.explain import explain
+from cupyflash.sim.cli.group import EXIT_STATUS, CommandLine
 from cupyflash.sim.cli.inspect import inspect
+from cupyflash.sim.cli.options import examples
 from cupyflash.sim.cli.predict import predict
 from cupyflash.sim.cli.profile import profile
 from cupyflash.sim.cli.sweep import sweep
 from cupyflash.sim.cli.verify import verify
 
-
-class Friendly(click.Group):
-    """Shows what a wrong value or a missing package is told as one line, not as a traceback."""
-
-    def invoke(self, context: click.Context) -> Any:
-        try:
-            return super().invoke(context)
-        except click.UsageError as error:
-            # The error alone in one line, without the usage above it.
-            raise click.UsageError(" ".join(error.format_message().split())) from error
-        except (ValueError, TypeError, ImportError, OSError) as error:
-            raise click.ClickException(str(error)) from error
+EXAMPLES = examples(
+    "cupyflash demo",
+    "cupyflash predict --seqlen 4096 --head-dim 64 --heads 16 --causal",
+    "cupyflash sweep --over sram",
+)
 
 
-@click.group(cls=Friendly, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    "cupyflash",
+    cls=CommandLine,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=f"{EXAMPLES}\n\n{EXIT_STATUS}",
+)
 @click.version_option(__version__)
 def main() -> None:
-    """Exact attention, and the HBM traffic that it costs: predicted, replayed, executed."""
+    """Exact attention, and the HBM traffic that it costs.
+
+    Counts are predicted by closed forms, replayed from the schedule, and executed: the kernels' own PTX on the simulated
+    device. No GPU is needed. `cupyflash COMMAND --help` has each command's options and examples.
+    """
 
 
-for command in (demo, predict, verify, profile, sweep, explain, inspect, devices):
+for command in (demo, predict, verify, sweep, explain, inspect, profile, devices):
     main.add_command(command)

@@ -15,34 +15,40 @@ from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule, TileSchedule, plan, plan_backward
 from cupyflash.sim import machine, theory
-from cupyflash.sim.cli.options import AS_JSON, DEVICE, SRAM
-from cupyflash.sim.cli.show import NAMES, detected, show_tiling, tiling_report, worst_error
-from cupyflash.sim.estimate import refuse_slow
+from cupyflash.sim.cli.group import Found
+from cupyflash.sim.cli.options import AS_JSON, DEVICE, MAX_SECONDS, SRAM, examples, on, refuse_longer
+from cupyflash.sim.cli.show import NAMES, detected, say, show_table, show_tiling, tiling_report, worst_error
+from cupyflash.sim.estimate import seconds
 from cupyflash.sim.reference import reference, reference_gradients
 from cupyflash.sim.traffic import Traffic
-from cupyflash.simulated import current_simulation
+from cupyflash.words import plural
+
+EXAMPLES = examples("cupyflash demo", "cupyflash demo --seqlen 200 --heads 2 --device T4 --sram 16KB")
+WITNESSES = ("theory", "replay", "executed")
 
 
-@click.command()
-@click.option("--seqlen", default=512, show_default=True, type=click.IntRange(1), help="N: queries and keys a head.")
-@click.option("--heads", default=4, show_default=True, type=click.IntRange(1))
+@click.command(epilog=EXAMPLES)
+@click.option("--seqlen", metavar="N", default=512, show_default=True, type=click.IntRange(1), help="Queries and keys a head.")
+@click.option("--heads", metavar="N", default=4, show_default=True, type=click.IntRange(1), help="Heads of Q, K and V.")
 @DEVICE
 @SRAM
+@MAX_SECONDS
 @AS_JSON
-def demo(seqlen: int, heads: int, device_name: str, sram: str | None, as_json: bool) -> None:
-    """Run the real kernels on a causal problem (d 64, float16), forward and backward, and set their traffic beside theory."""
+def demo(seqlen: int, heads: int, device: Device, sram: str | None, max_seconds: float, as_json: bool) -> None:
+    """Run the kernels, count their bytes.
+
+    A causal problem (d 64, float16), forward and backward, on a simulated device: standard attention and FlashAttention
+    side by side (the paper's, of which Theorem 2 speaks; `attention` runs FlashAttention-2 by default), with what theory,
+    replay and execution count. Where there is a GPU, the forward runs there, too.
+    """
     from cupyflash.sim.execution import execute
 
     gpu = detected()
-    device = Device.named(device_name, sram=sram)
+    device = on(device, sram)
     problem = Problem(1, heads, heads, seqlen, seqlen, 64, "float16", causal=True)
     schedules = {algorithm: plan(problem, device, algorithm) for algorithm in ("standard", "fa1")}
     backward = plan_backward(problem, device)
-    try:
-        for schedule in (*schedules.values(), backward):
-            refuse_slow(schedule, current_simulation().max_seconds)
-    except RuntimeError as error:
-        raise click.ClickException(str(error)) from error
+    refuse_longer(sum(seconds(schedule) for schedule in (*schedules.values(), backward)), max_seconds)
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((heads, seqlen, 64)).astype(np.float16) for _ in range(3))
     expected, _ = reference(q, k, v, causal=True)
@@ -67,7 +73,7 @@ def demo(seqlen: int, heads: int, device_name: str, sram: str | None, as_json: b
     else:
         show_demo(report, problem, device, counts)
     if not all(report[one]["agree"] and not report[one]["findings"] for one in (*counts, "backward")):
-        raise click.ClickException("theory, replay and execution do not agree, or the kernel has findings")
+        raise Found("theory, replay and execution do not agree, or the kernel has findings")
 
 
 def witnesses(schedule: TileSchedule, executed: Traffic, findings: Sequence[object]) -> tuple[dict[str, Traffic], dict[str, Any]]:
@@ -97,38 +103,37 @@ def backward_demo(schedule: BackwardSchedule, dout: np.ndarray, q: np.ndarray, k
 
 def show_demo(report: dict[str, Any], problem: Problem, device: Device, counts: dict[str, dict[str, Traffic]]) -> None:
     """The demo's report as text."""
-    click.echo(
-        f"softmax(Q K' / sqrt(d)) V, causal: {problem.heads} heads, N {problem.seqlen_q:,}, d {problem.head_dim}, "
-        f"{problem.dtype}, on a simulated {device.name} with {device.sram_per_block:,} bytes of SRAM a block\n"
+    say(
+        f"softmax(Q K' / sqrt(d)) V, causal: {plural(problem.heads, 'head')}, N {problem.seqlen_q:,}, d {problem.head_dim}, "
+        f"{problem.dtype}, on a simulated {device.name} with {device.sram_per_block:,} bytes of SRAM a block"
     )
-    click.echo("FlashAttention's tiling")
+    click.echo("\nFlashAttention's tiling")
     show_tiling(report["fa1"]["tiling"])
     click.echo("\nLargest error against float64")
     for algorithm in counts:
         click.echo(f"  {NAMES[algorithm]:<16}{report[algorithm]['error']:.2e}")
     if "gpu" in report:
         click.echo(f"  on the GPU      {report['gpu']['error']:.2e}  ({report['gpu']['device']})")
-    click.echo("\nHBM bytes per tensor, read + written (executed: counted while the kernels' own PTX ran)")
-    click.echo(f"  {'':7}{'standard':^45}   {'FlashAttention':^45}")
-    names = ("theory", "replay", "executed")
-    click.echo(f"  {'':7}" + "   ".join("".join(f"{witness:>15}" for witness in names) for _ in counts))
+    click.echo()
+    say("HBM bytes per tensor, read + written (executed: counted while the kernels' own PTX ran)")
     tensors = [
         name
         for name in ("Q", "K", "V", "S", "P", "O", "O_acc", "l", "m")
         if any(traffic[name].total_bytes for one in counts.values() for traffic in one.values())
     ]
-    for name in tensors:
-        cells = ("".join(f"{one[witness][name].total_bytes:>15,}" for witness in names) for one in counts.values())
-        click.echo(f"  {name:<7}" + "   ".join(cells))
-    cells = ("".join(f"{one[witness].total_bytes:>15,}" for witness in names) for one in counts.values())
-    click.echo(f"  {'total':<7}" + "   ".join(cells))
+    every = [one[witness] for one in counts.values() for witness in WITNESSES]
+    rows = [(name, *(f"{traffic[name].total_bytes:,}" for traffic in every)) for name in tensors]
+    rows.append(("total", *(f"{traffic.total_bytes:,}" for traffic in every)))
+    titles = ("", *(NAMES[algorithm] for algorithm in counts for _ in WITNESSES))
+    show_table(("", *WITNESSES * len(counts)), rows, titles=titles)
     agree = all(report[algorithm]["agree"] for algorithm in counts)
-    click.echo(f"\ntheory == replay == executed, tensor by tensor: {'yes' if agree else 'NO'}")
-    click.echo(
+    click.echo()
+    say(f"theory == replay == executed, tensor by tensor: {'yes' if agree else 'NO'}")
+    say(
         f"standard / FlashAttention: {report['ratio']:.2f} times the bytes; {report['ratio_to_ideal']:.2f} times if standard "
         f"attention read each input once, as the paper counts it ({report['standard_ideal_bytes']:,})"
     )
-    click.echo(
+    say(
         f"Theorem 2 to leading order, with one item size: 12 N^2 d^2 / M against 4 N^2 elements. FlashAttention wins above M = "
         f"3 d^2 = {theory.break_even_sram(problem.head_dim):,} elements; here M = {device.sram_per_block // problem.itemsize:,}"
     )
@@ -137,13 +142,14 @@ def show_demo(report: dict[str, Any], problem: Problem, device: Device, counts: 
 
 def show_backward(report: dict[str, Any]) -> None:
     """The backward's part as text: totals."""
-    click.echo("\nThe gradients (FlashAttention-2's backward, what attention_backward runs): dQ, dK and dV from dO, O and L")
-    click.echo("  largest error against float64   " + ", ".join(f"{name} {error:.2e}" for name, error in report["errors"].items()))
-    click.echo(f"  {'HBM bytes':<12}{'theory':>15}{'replay':>15}{'executed':>15}")
-    for side, name in (("read_bytes", "read"), ("write_bytes", "written")):
-        totals = (report[witness]["total"][side] for witness in ("theory", "replay", "executed"))
-        click.echo(f"  {name:<12}" + "".join(f"{total:>15,}" for total in totals))
-    click.echo(
+    click.echo()
+    say("The gradients (FlashAttention-2's backward, what attention_backward runs): dQ, dK and dV from dO, O and L")
+    errors = ", ".join(f"{name} {error:.2e}" for name, error in report["errors"].items())
+    say(f"largest error against float64   {errors}", first="  ", rest="    ")
+    sides = {"read_bytes": "read", "write_bytes": "written"}
+    rows = [(name, *(f"{report[witness]['total'][side]:,}" for witness in WITNESSES)) for side, name in sides.items()]
+    show_table(("HBM bytes", *WITNESSES), rows)
+    say(
         f"theory == replay == executed, tensor by tensor: {'yes' if report['agree'] else 'NO'}; standard attention's gradients "
         f"would move {report['standard_ideal_bytes']:,}, {report['ratio_to_ideal']:.2f} times the bytes"
     )

@@ -1,4 +1,4 @@
-"""`cupyflash devices`: the catalogue, and the GPU at hand."""
+"""`cupyflash devices`: the catalogue, the GPU at hand, and what NumPy arrays run on."""
 
 from __future__ import annotations
 
@@ -9,32 +9,60 @@ from typing import Any
 import click
 
 from cupyflash.device import Device
-from cupyflash.sim.cli.options import AS_JSON
-from cupyflash.sim.cli.show import detected
-from cupyflash.simulated import DEFAULT_DEVICE
+from cupyflash.sim.cli.options import AS_JSON, examples
+from cupyflash.sim.cli.show import detected, say, show_table
+from cupyflash.simulated import default_device
+
+EXAMPLES = examples("cupyflash devices", "cupyflash devices --json", "CUPYFLASH_DEVICE=H100-SXM cupyflash devices")
+HEADS = ("device", "cc", "SRAM a block", "SRAM an SM", "SMs", "L2 MB", "HBM GB/s", "f16 TFLOP/s")
 
 
-@click.command()
+@click.command(epilog=EXAMPLES)
 @AS_JSON
 def devices(as_json: bool) -> None:
-    """List the catalogue, and the GPU that is detected."""
+    """List devices, and the GPU at hand.
+
+    The catalogue's figures are what a device gives a kernel, and the peaks of its data sheet. NumPy arrays run on a
+    simulated device, which CUPYFLASH_DEVICE names, in a command's --device too.
+    """
     catalogue, gpu = Device.catalogue(), detected()
+    wrong: ValueError | None = None
+    try:
+        simulated = default_device()
+    except ValueError as error:  # then the list of what is allowed is wanted all the more
+        wrong = error
     if as_json:
-        rows = [device_report(device) for device in catalogue]
-        click.echo(json.dumps({"catalogue": rows, "detected": device_report(gpu) if gpu else None}, indent=2))
+        if wrong:
+            raise wrong
+        report = {
+            "catalogue": [device_report(device) for device in catalogue],
+            "detected": device_report(gpu) if gpu else None,
+            "simulated": device_report(simulated),
+        }
+        click.echo(json.dumps(report, indent=2))
         return
-    click.echo(
-        f"{'device':<12}{'cc':>5}{'SRAM a block':>14}{'SRAM an SM':>12}{'SMs':>5}{'L2 MB':>7}{'HBM GB/s':>10}{'f16 TFLOP/s':>13}"
-    )
-    for device in (*catalogue, *([gpu] if gpu else [])):
-        bandwidth = f"{device.hbm_bandwidth / 1e9:.0f}" if device.hbm_bandwidth else "-"
-        peak = f"{device.tensor_peak['float16'] / 1e12:.0f}" if "float16" in device.tensor_peak else "-"
-        click.echo(
-            f"{device.name:<12}{'{}.{}'.format(*device.compute_capability):>5}{device.sram_per_block:>14,}"
-            f"{device.sram_per_sm:>12,}{device.sm_count:>5}{device.l2_bytes / 2**20:>7.0f}{bandwidth:>10}{peak:>13}"
-        )
-    click.echo(f"\ndetected: {gpu.name if gpu else 'no GPU; NumPy arrays run on the simulated ' + DEFAULT_DEVICE}")
+    own = [] if wrong or simulated in catalogue else [simulated]
+    show_table(HEADS, [cells(device) for device in (*catalogue, *own, *([gpu] if gpu else []))])
+    click.echo()
+    say(f"detected: {gpu.name if gpu else 'no GPU'}")
+    if wrong:
+        raise wrong
+    say(f"NumPy arrays run on the simulated {simulated.name}")
 
 
 def device_report(device: Device) -> dict[str, Any]:
     return asdict(device) | {"tensor_peak": dict(device.tensor_peak)}
+
+
+def cells(device: Device) -> tuple[str, ...]:
+    """A device's line of the table."""
+    return (
+        device.name,
+        "{}.{}".format(*device.compute_capability),
+        f"{device.sram_per_block:,}",
+        f"{device.sram_per_sm:,}",
+        str(device.sm_count),
+        f"{device.l2_bytes / 2**20:.0f}",
+        f"{device.hbm_bandwidth / 1e9:.0f}" if device.hbm_bandwidth else "-",
+        f"{device.tensor_peak['float16'] / 1e12:.0f}" if "float16" in device.tensor_peak else "-",
+    )

@@ -7,15 +7,24 @@ from typing import Any
 
 import click
 
-from cupyflash.sim.cli.options import AS_JSON, Request, problem_options
-from cupyflash.sim.cli.show import show_tiling, tiling_report
+from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
+from cupyflash.sim.cli.show import say, show_table, show_tiling, tiling_report
+
+EXAMPLES = examples(
+    "cupyflash inspect --head-dim 128 --device H100-SXM",
+    "cupyflash inspect --head-dim 64 --algorithm fa1 --tiling 64x128",
+    "cupyflash inspect --head-dim 64 --backward --deterministic",
+)
 
 
-@click.command()
+@click.command(epilog=EXAMPLES)
 @problem_options(seqlen=1024, head_dim=64, backward=True)
 @AS_JSON
 def inspect(request: Request, as_json: bool) -> None:
-    """Compile the kernels to a device's machine code: registers, stack, spills, shared memory, occupancy.
+    """Show registers, spills, occupancy.
+
+    Compiles the kernels to a device's machine code and tells what they take of a multiprocessor: registers, stack, spills,
+    shared memory, and the occupancy that this allows.
 
     Needs the compiler (NVRTC), no GPU. Figures are a thread's (registers, stack, spills) or a block's (shared memory).
     """
@@ -45,21 +54,32 @@ def inspect(request: Request, as_json: bool) -> None:
 def show(report: dict[str, Any], request: Request) -> None:
     """An inspection as text."""
     device = request.device
-    click.echo(request.title)
-    click.echo(
+    say(request.title, rest="  ")
+    say(
         f"{device.name}: {device.sm}, {device.registers_per_sm:,} registers and {device.sram_per_sm:,} bytes of SRAM a "
-        f"multiprocessor, {device.sm_count} of them\n"
+        f"multiprocessor, {device.sm_count} of them"
     )
+    click.echo()
     show_tiling(report["tiling"])
-    click.echo(
-        f"\n  {'kernel':<20}{'blocks':>9}{'threads':>9}{'registers':>11}{'stack':>7}{'spills':>8}{'shared':>9}"
-        f"{'blocks an SM':>14}{'occupancy':>11}  limited by"
-    )
-    for row in report["kernels"]:
-        click.echo(
-            f"  {row['name']:<20}{row['grid']:>9,}{row['threads']:>9}{row['registers']:>11}{row['stack_bytes']:>7}"
-            f"{row['spill_bytes']:>8}{row['shared_bytes']:>9,}{row['blocks_per_sm']:>14}{row['occupancy']:>11.1%}  "
-            f"{', '.join(row['limited_by'])}"
+    click.echo()
+    heads = ("kernel", "blocks", "threads", "registers", "stack", "spills", "shared", "an SM", "occupancy", "limited by")
+    rows = [
+        (
+            row["name"],
+            f"{row['grid']:,}",
+            str(row["threads"]),
+            str(row["registers"]),
+            str(row["stack_bytes"]),
+            str(row["spill_bytes"]),
+            f"{row['shared_bytes']:,}",
+            str(row["blocks_per_sm"]),
+            f"{row['occupancy']:.1%}",
+            ", ".join(row["limited_by"]),
         )
+        for row in report["kernels"]
+    ]
+    show_table(heads, rows, left=(0, 9))
+    click.echo()
+    say("registers, stack and spills (bytes) are a thread's; shared: bytes of a block; an SM: blocks that share a multiprocessor")
     if any(row["stack_bytes"] or row["spill_bytes"] for row in report["kernels"]):
-        click.echo("\nstack and spills are local memory: traffic that no count here knows of")
+        say("stack and spills are local memory: traffic that no count here knows of")

@@ -3,29 +3,170 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import click
 
+from cupyflash.attention import ALGORITHMS
 from cupyflash.device import Device
 from cupyflash.problem import ITEMSIZE, MAX_ALIGNMENT, Problem, Window
-from cupyflash.schedules import ALGORITHMS, TileSchedule, plan, plan_backward
+from cupyflash.schedules import TileSchedule, plan, plan_backward
 from cupyflash.sim.cli.show import NAMES, describe
-from cupyflash.simulated import DEFAULT_DEVICE
+from cupyflash.simulated import DEFAULT_DEVICE, DEFAULT_SECONDS
 from cupyflash.tiling import TilingChoice
+
+Command = Callable[..., None]
+
+
+def examples(*lines: str) -> str:
+    """A command's examples, for the end of its help."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+def find_device(context: click.Context, param: click.Parameter, value: str) -> Device:
+    """--device: a name of the catalogue, or the path of a .toml."""
+    try:
+        return Device.named(value)
+    except OSError as error:
+        raise click.BadParameter(f"{value}: {error.strerror}", context, param) from error
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, param) from error
+
+
+def a_number(context: click.Context, param: click.Parameter, value: float) -> float:
+    """A number that is none is no limit either."""
+    if math.isnan(value):
+        raise click.BadParameter("nan is no number of seconds; inf is no limit", context, param)
+    return value
+
+
+class NewFile(click.Path):
+    """A file to be written: it has a name, its folder is there. With `suffixes`, one of them ends it, the first if none does."""
+
+    def __init__(self, suffixes: Sequence[str] = ()):
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+        self.suffixes = suffixes
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(value)
+        if path.name in ("", "..") or str(value).endswith("/"):
+            self.fail(f"{str(value)!r} names no file", param, ctx)
+        if self.suffixes and not path.suffix:
+            path = path.with_name(path.name.rstrip(".") + self.suffixes[0])
+        if self.suffixes and path.suffix.lower() not in self.suffixes:
+            self.fail(f"{str(path)!r} must end in {' or '.join(self.suffixes)}", param, ctx)
+        if not path.parent.is_dir():
+            self.fail(f"{str(path)!r}: there is no folder {path.parent}", param, ctx)
+        return super().convert(path, param, ctx)
+
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 DEVICE = click.option(
-    "--device", "device_name", default=DEFAULT_DEVICE, show_default=True, metavar="NAME", help="A catalogue name or a .toml."
+    "--device",
+    callback=find_device,
+    default=DEFAULT_DEVICE,
+    envvar="CUPYFLASH_DEVICE",
+    show_default=True,
+    show_envvar=True,
+    metavar="NAME",
+    help="A name that `cupyflash devices` lists, or the path of a .toml.",
 )
-SRAM = click.option("--sram", metavar="SIZE", help="SRAM of one block instead of the device's, 100KB say.")
+SRAM = click.option("--sram", metavar="SIZE", help="SRAM of one block instead of the device's: 100KB, say.")
+MAX_SECONDS = click.option(
+    "--max-seconds",
+    type=click.FloatRange(0, min_open=True),
+    callback=a_number,
+    default=DEFAULT_SECONDS,
+    envvar="CUPYFLASH_MAX_SECONDS",
+    show_default=True,
+    show_envvar=True,
+    metavar="SECONDS",
+    help="Refuse what is estimated to take longer; inf for no limit.",
+)
 BACKWARD = (
     click.option("--backward", is_flag=True, help="The backward pass: dQ, dK and dV from dO, O and L."),
-    click.option("--deterministic", is_flag=True, help="A backward with the same bits each time."),
+    click.option("--deterministic", is_flag=True, help="A backward that gives the same bits each time."),
 )
+
+
+def size_options(seqlen: int | None, head_dim: int | None) -> tuple[Any, ...]:
+    """The shapes, of which `seqlen` and `head_dim` are required where they have no default."""
+
+    def default(value: int | None) -> dict[str, Any]:
+        return {"required": True} if value is None else {"default": value, "show_default": True}
+
+    at_least_0, at_least_1 = click.IntRange(0), click.IntRange(1)
+    return (
+        click.option(
+            "--seqlen", metavar="N", type=at_least_0, help="Queries a head, and keys unless --seqlen-k.", **default(seqlen)
+        ),
+        click.option("--seqlen-k", metavar="N", type=at_least_0, help="Keys a head, when not as many."),
+        click.option("--head-dim", metavar="D", type=int, help="d of Q and K, and of V unless --head-dim-v.", **default(head_dim)),
+        click.option("--head-dim-v", metavar="D", type=int, help="d of V and O, when another."),
+        click.option("--heads", metavar="N", default=1, show_default=True, type=at_least_1, help="Heads of Q."),
+        click.option("--kv-heads", metavar="N", type=at_least_1, help="Heads of K and V, when fewer."),
+        click.option("--batch", metavar="N", default=1, show_default=True, type=at_least_1, help="How often all of those heads."),
+        click.option("--dtype", default="float16", show_default=True, type=click.Choice(list(ITEMSIZE)), help="Of Q, K, V and O."),
+    )
+
+
+MASKS = (
+    click.option("--causal", is_flag=True, help="A row sees the keys up to its own."),
+    click.option("--window", metavar="LEFT,RIGHT", help="How far from its own key a row sees: 128,0 say; '-' for no limit."),
+    click.option("--mask", is_flag=True, help="With a boolean mask, one entry a score."),
+    click.option("--bias", is_flag=True, help="With a number added to each score."),
+    click.option("--key-lengths", metavar="N,N,...", help="Keys of each of the batch, when fewer than all."),
+)
+
+
+def problem_options(
+    *,
+    seqlen: int | None = None,
+    head_dim: int | None = None,
+    algorithm: str | None = "auto",
+    tiling: str = "fitted",
+    backward: bool = False,
+) -> Callable[[Command], Command]:
+    """The options that pose a problem; the command gets them as one `Request`, the options that it names itself beside it.
+
+    `algorithm` is --algorithm's default, None for a command that is about FlashAttention-2 alone and takes no such option.
+    `backward`: whether it knows the backward pass.
+    """
+    which = "What runs; auto is what `attention` runs by default, fa2 (FlashAttention-2); fa1 is FlashAttention, the paper's."
+    algorithms = click.option("--algorithm", default=algorithm, show_default=True, type=click.Choice(ALGORITHMS), help=which)
+    options = (
+        *size_options(seqlen, head_dim),
+        DEVICE,
+        SRAM,
+        *MASKS,
+        *([algorithms] if algorithm else []),
+        *(BACKWARD if backward else ()),
+        click.option(
+            "--tiling",
+            default=tiling,
+            show_default=True,
+            metavar="fitted|paper|BRxBC",
+            help="Block sizes: fitted to the kernel's layout, the paper's formula to the letter, or your own.",
+        ),
+        click.option("--lse", is_flag=True, help="With L, the log-sum-exp of each row."),
+    )
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            own = {name: given.pop(name) for name in inspect.signature(command).parameters if name in given}
+            command(Request.of(given), **own)
+
+        for option in reversed(options):
+            run = option(run)
+        return run
+
+    return decorate
 
 
 @dataclass(frozen=True)
@@ -42,6 +183,36 @@ class Request:
     lse: bool
     backward: bool = False
     deterministic: bool = False
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Request:
+        """From the values of `problem_options`, by name. Raises ValueError or click.UsageError for what does not go together."""
+        key_lengths, window, seqlen_k = given["key_lengths"], given["window"], given["seqlen_k"]
+        problem = Problem(
+            given["batch"],
+            given["heads"],
+            given["kv_heads"] or given["heads"],
+            given["seqlen"],
+            given["seqlen"] if seqlen_k is None else seqlen_k,
+            given["head_dim"],
+            given["dtype"],
+            given["causal"],
+            head_dim_v=given["head_dim_v"],
+            mask=given["mask"],
+            bias=given["bias"],
+            padded=key_lengths is not None,
+            key_lengths=None if key_lengths is None else parse_lengths(key_lengths),
+            window=None if window is None else parse_window(window),
+        )
+        backward, deterministic, lse = given.get("backward", False), given.get("deterministic", False), given["lse"]
+        if backward and lse:
+            raise click.UsageError("--lse is for the forward pass: a backward reads L")
+        if deterministic and not backward:
+            raise click.UsageError("--deterministic is for --backward: the forward pass has one order")
+        device = on(given["device"], given["sram"])
+        algorithm = given.get("algorithm", "auto")
+        algorithm = "fa2" if algorithm == "auto" else algorithm
+        return cls(contiguous(problem), device, algorithm, parse_tiling(given["tiling"]), lse, backward, deterministic)
 
     def schedule(self) -> TileSchedule:
         if self.backward:
@@ -61,113 +232,17 @@ class Request:
         return report | ({"backward": True, "deterministic": self.deterministic} if self.backward else {})
 
 
-def problem_options(
-    *,
-    seqlen: int | None = None,
-    head_dim: int | None = None,
-    tiling: str = "fitted",
-    only: str | None = None,
-    backward: bool = False,
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The options that pose a problem; the command gets them as one `Request`, its own options beside it.
+def on(device: Device, sram: str | None) -> Device:
+    """The device with --sram's SRAM."""
+    return device if sram is None else device.with_sram(sram)
 
-    `seqlen` and `head_dim` are required where they have no default. `only`: the one algorithm that the command is about, which
-    then takes no --algorithm. `backward`: whether it knows the backward pass.
-    """
 
-    def default(value: int | None) -> dict[str, Any]:
-        return {"required": True} if value is None else {"default": value, "show_default": True}
-
-    shared = (
-        click.option(
-            "--seqlen",
-            type=click.IntRange(0),
-            help="N: queries a head, and keys unless --seqlen-k.",
-            **default(seqlen),
-        ),
-        click.option("--seqlen-k", type=click.IntRange(0), help="Keys a head."),
-        click.option("--head-dim", type=int, help="d", **default(head_dim)),
-        click.option("--head-dim-v", type=int, help="d of V and O, when another."),
-        click.option("--heads", default=1, show_default=True, type=click.IntRange(1)),
-        click.option("--kv-heads", type=click.IntRange(1), help="Heads of K and V, when fewer."),
-        click.option("--batch", default=1, show_default=True, type=click.IntRange(1)),
-        click.option("--dtype", default="float16", show_default=True, type=click.Choice(list(ITEMSIZE))),
-        DEVICE,
-        SRAM,
-        click.option("--causal", is_flag=True),
-        click.option("--window", metavar="LEFT,RIGHT", help="How far from its own key a row sees: 128,0 say; '-' for no limit."),
-        click.option("--mask", is_flag=True, help="With a boolean mask, one entry a score."),
-        click.option("--bias", is_flag=True, help="With a number added to each score."),
-        click.option("--key-lengths", metavar="N,N,...", help="Keys of each of the batch, when fewer than all."),
-        *([] if only else [click.option("--algorithm", default="fa1", show_default=True, type=click.Choice(ALGORITHMS))]),
-        *(BACKWARD if backward else ()),
-        click.option(
-            "--tiling",
-            "tiling_text",
-            default=tiling,
-            show_default=True,
-            metavar="fitted|paper|BRxBC",
-            help="Block sizes: fitted to the kernel's layout, the paper's formula to the letter, or your own.",
-        ),
-        click.option("--lse", is_flag=True, help="With L, the log-sum-exp of each row."),
-    )
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def run(
-            *,
-            seqlen: int,
-            seqlen_k: int | None,
-            head_dim: int,
-            head_dim_v: int | None,
-            heads: int,
-            kv_heads: int | None,
-            batch: int,
-            dtype: str,
-            device_name: str,
-            sram: str | None,
-            causal: bool,
-            window: str | None,
-            mask: bool,
-            bias: bool,
-            key_lengths: str | None,
-            tiling_text: str,
-            lse: bool,
-            algorithm: str | None = only,
-            backward: bool = False,
-            deterministic: bool = False,
-            **own: Any,
-        ) -> None:
-            problem = Problem(
-                batch,
-                heads,
-                kv_heads or heads,
-                seqlen,
-                seqlen if seqlen_k is None else seqlen_k,
-                head_dim,
-                dtype,
-                causal,
-                head_dim_v=head_dim_v,
-                mask=mask,
-                bias=bias,
-                padded=key_lengths is not None,
-                key_lengths=None if key_lengths is None else parse_lengths(key_lengths),
-                window=None if window is None else parse_window(window),
-            )
-            device = Device.named(device_name, sram=sram)
-            if backward and lse:
-                raise click.UsageError("--lse is for the forward pass: a backward reads L")
-            if deterministic and not backward:
-                raise click.UsageError("--deterministic is for --backward: the forward pass has one order")
-            assert algorithm is not None
-            asked = Request(contiguous(problem), device, algorithm, parse_tiling(tiling_text), lse, backward, deterministic)
-            command(asked, **own)
-
-        for option in reversed(shared):
-            run = option(run)
-        return run
-
-    return decorate
+def refuse_longer(estimate: float, max_seconds: float) -> None:
+    """UsageError for what is estimated to take longer than --max-seconds."""
+    if estimate > max_seconds:
+        raise click.UsageError(
+            f"this is estimated to take {estimate:,.0f} s, over --max-seconds {max_seconds:g}: make it smaller, or allow it"
+        )
 
 
 def contiguous(problem: Problem) -> Problem:

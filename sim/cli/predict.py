@@ -1,29 +1,44 @@
-"""`cupyflash predict`: the closed form, and the schedule replayed."""
+"""`cupyflash predict`: the closed form, and the schedule replayed, beside the other algorithms."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import click
 
+from cupyflash.schedules import TileSchedule
 from cupyflash.sim import machine, theory
-from cupyflash.sim.cli.options import AS_JSON, Request, problem_options
-from cupyflash.sim.cli.show import show_tiling, tiling_report
+from cupyflash.sim.cli.group import Found
+from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
+from cupyflash.sim.cli.show import NAMES, say, show_table, show_tiling, tiling_report
 from cupyflash.sim.traffic import Traffic
 
+IDEAL = "standard, each input read once"
+EXAMPLES = examples(
+    "cupyflash predict --seqlen 4096 --head-dim 64",
+    "cupyflash predict --seqlen 8192 --head-dim 128 --heads 16 --causal",
+    "cupyflash predict --seqlen 4096 --head-dim 64 --algorithm fa1 --sram 8KB",
+    "cupyflash predict --seqlen 4096 --head-dim 64 --backward --json",
+)
 
-@click.command()
+
+@click.command(epilog=EXAMPLES)
 @problem_options(backward=True)
 @AS_JSON
 def predict(request: Request, as_json: bool) -> None:
-    """Predict HBM reads and writes per tensor: the closed form, and the schedule replayed on an SRAM of M bytes."""
+    """Predict HBM reads and writes.
+
+    By tensor, by the closed form, with the schedule replayed on an SRAM of M bytes beside it; then FlashAttention-2,
+    FlashAttention (the paper's, of which Theorem 2 speaks) and standard attention side by side.
+    """
     problem, device, schedule = request.problem, request.device, request.schedule()
     form = theory.traffic(schedule)
     try:
         replayed: machine.Replay | None = machine.run(schedule)
         overflow = None
-    except machine.SramOverflow as error:  # the paper's sizes need not fit: say so beside the closed form
+    except (machine.SramOverflow, machine.TooLong) as error:  # the closed form stands by itself: say why
         replayed, overflow = None, str(error)
     standard = (theory.standard_backward_ideal if request.backward else theory.standard_ideal)(problem)
     flops, theorem = (problem.backward_flops, 5) if request.backward else (problem.flops, 2)
@@ -44,7 +59,8 @@ def predict(request: Request, as_json: bool) -> None:
         "arithmetic_intensity": flops / form.total_bytes if form.total_bytes else None,
         "machine_balance": peak / bandwidth if peak and bandwidth else None,
         "standard_ideal_bytes": standard.total_bytes,
-        "ratio_to_standard": form.total_bytes / standard.total_bytes if standard.total_bytes else None,
+        "ratio_to_standard": ratio(form, standard),
+        "algorithms": side_by_side(request, schedule, standard),
         f"theorem{theorem}_elements": {
             "flash N^2 d^2 / M": problem.head_count * flash,
             "standard N d + N^2": problem.head_count * theory.theorem2_standard(N, d),
@@ -53,39 +69,101 @@ def predict(request: Request, as_json: bool) -> None:
         },
     }
     click.echo(json.dumps(report, indent=2)) if as_json else show_prediction(report, request, form)
+    if report["replay_agrees"] is False:
+        raise Found("the replay disagrees with the closed form")
+
+
+def ratio(form: Traffic, standard: Traffic) -> float | None:
+    """Bytes beside standard attention's; None where that moves nothing."""
+    return form.total_bytes / standard.total_bytes if standard.total_bytes else None
+
+
+def side_by_side(request: Request, asked: TileSchedule, standard: Traffic) -> dict[str, dict[str, Any]]:
+    """The algorithms for one problem, by name: the one that was asked for as it was, the others in their fitted tiling."""
+    told: dict[str, dict[str, Any]] = {}
+    for algorithm in ("fa2", "fa1", "standard"):
+        try:
+            own = algorithm == request.algorithm
+            schedule = asked if own else replace(request, algorithm=algorithm, tiling=None).schedule()
+        except ValueError as error:  # its blocks do not fit the SRAM, or it has no such mask
+            told[algorithm] = {"refused": str(error)}
+            continue
+        form = theory.traffic(schedule)
+        blocks = {"block_rows": schedule.block_rows, "block_cols": schedule.block_cols}
+        told[algorithm] = blocks | moved(form, standard)
+    return told | {"standard_ideal": moved(standard, standard)}
+
+
+def moved(form: Traffic, standard: Traffic) -> dict[str, Any]:
+    """One algorithm's bytes, for JSON."""
+    return {
+        "read_bytes": form.read_bytes,
+        "write_bytes": form.write_bytes,
+        "total_bytes": form.total_bytes,
+        "ratio_to_standard": ratio(form, standard),
+    }
 
 
 def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> None:
     """A prediction as text."""
     device = report["device"]
-    theorem, count, other = (5, 10, "standard attention's backward") if request.backward else (2, 4, "standard attention")
-    click.echo(request.title)
-    click.echo(f"{device['name']}: M = {device['sram_bytes']:,} bytes = {device['sram_elements']:,} elements\n")
+    theorem, count = (5, 10) if request.backward else (2, 4)
+    say(request.title, rest="  ")
+    say(f"{device['name']}: M = {device['sram_bytes']:,} bytes = {device['sram_elements']:,} elements")
+    click.echo()
     show_tiling(report["tiling"])
-    click.echo(f"\n  {'tensor':<8}{'bytes read':>24}{'bytes written':>24}")
-    for name, row in form.as_dict().items():
-        click.echo(f"  {name:<8}{row['read_bytes']:>24,}{row['write_bytes']:>24,}")
+    click.echo()
+    rows = [(name, f"{row['read_bytes']:,}", f"{row['write_bytes']:,}") for name, row in form.as_dict().items()]
+    show_table(("tensor", "bytes read", "bytes written"), rows)
+    click.echo()
     if report["replay_refused"]:
-        click.echo(f"\nreplay on the SRAM machine refused: {report['replay_refused']}")
+        say(f"replay on the SRAM machine refused: {report['replay_refused']}")
     else:
         agrees = "agrees" if report["replay_agrees"] else "DISAGREES"
-        click.echo(f"\nreplay on the SRAM machine {agrees}; it held {report['peak_sram_bytes']:,} bytes at most")
-    click.echo(f"extra memory: {report['extra_memory_bytes']:,} bytes")
+        say(f"replay on the SRAM machine {agrees}; it held {report['peak_sram_bytes']:,} bytes at most")
+    say(f"extra memory: {report['extra_memory_bytes']:,} bytes")
     if report["arithmetic_intensity"] is not None:
         balance = report["machine_balance"]
         beside = f"; the device balances at {balance:.0f}" if balance else ""
-        click.echo(
-            f"arithmetic intensity: {report['arithmetic_intensity']:.1f} FLOP a byte ({count} N^2 d, nothing skipped){beside}"
-        )
-    if report["ratio_to_standard"] is not None:
-        click.echo(
-            f"{report['ratio_to_standard']:.3f} of the bytes of {other} ({report['standard_ideal_bytes']:,}, "
-            "each input of each step read once)"
-        )
+        say(f"arithmetic intensity: {report['arithmetic_intensity']:.1f} FLOP a byte ({count} N^2 d, nothing skipped){beside}")
+    show_side_by_side(report["algorithms"], request)
     shapes = report[f"theorem{theorem}_elements"]
     note = "" if shapes["in_range d <= M <= N d"] else " (M is outside d <= M <= N d: the theorem does not speak)"
-    click.echo(
-        f"Theorem {theorem}, in elements, up to constants: N^2 d^2 / M = {shapes['flash N^2 d^2 / M']:,.0f} against "
-        f"N d + N^2 = {shapes['standard N d + N^2']:,.0f}{note}"
+    say(
+        f"Theorem {theorem}, of FlashAttention, in elements, up to constants: N^2 d^2 / M = {shapes['flash N^2 d^2 / M']:,.0f} "
+        f"against N d + N^2 = {shapes['standard N d + N^2']:,.0f}{note}"
     )
-    click.echo(f"lower bound for any exact algorithm, its shape only: {shapes['lower_bound_shape']:,.0f}")
+    say(f"lower bound for any exact algorithm, its shape only: {shapes['lower_bound_shape']:,.0f}")
+
+
+def show_side_by_side(algorithms: dict[str, dict[str, Any]], request: Request) -> None:
+    """The algorithms for one problem, as text."""
+    what, standard = ("backward", "standard attention's backward") if request.backward else ("forward", "standard attention")
+    click.echo()
+    say(f"The {what} of each algorithm, and its bytes beside those of {standard}:")
+    click.echo()
+    rows = []
+    for name, row in algorithms.items():
+        label = IDEAL if name == "standard_ideal" else f"{NAMES[name]} (--algorithm {name})"
+        if "refused" in row:
+            rows.append((label, "-", "-", "-", "-", "-"))
+            continue
+        blocks = f"{row['block_rows']} x {row['block_cols']}" if "block_rows" in row else ""
+        quotient = "-" if row["ratio_to_standard"] is None else f"{row['ratio_to_standard']:.3f}"
+        rows.append((label, blocks, f"{row['read_bytes']:,}", f"{row['write_bytes']:,}", f"{row['total_bytes']:,}", quotient))
+    show_table(("", "Br x Bc", "bytes read", "bytes written", "bytes", "ratio"), rows)
+    click.echo()
+    refused = [row["refused"] for row in algorithms.values() if "refused" in row]
+    for reason in refused:
+        say(reason)
+    if refused:
+        click.echo()
+    problem, device = request.problem, request.device
+    if not request.backward and "refused" not in algorithms["fa2"]:
+        keys = problem.seqlen_k * (problem.head_dim + problem.value_dim) * problem.itemsize
+        say(
+            "FlashAttention-2 reads K and V once for each block of Br rows, and each time is counted here as HBM's. A chip's L2 "
+            f"({device.l2_bytes / 2**20:.0f} MB; K and V of one head take {keys / 2**20:,.1f} MB) serves what blocks that run "
+            "together read again, which no count here knows of."
+        )
+        click.echo()

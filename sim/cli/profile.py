@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import click
 import numpy as np
 
-from cupyflash.nvrtc import CompileError
-from cupyflash.sim.cli.options import AS_JSON
+from cupyflash.sim.cli.group import Found
+from cupyflash.sim.cli.options import AS_JSON, NewFile, examples
+from cupyflash.sim.cli.show import width
 from cupyflash.sim.ptx import PtxError, UnsupportedPTX
+from cupyflash.words import plural
+
+EXAMPLES = examples(
+    "cupyflash profile k.cu --grid 4 --block 128 --args '[{\"shape\": [512]}, 512]'",
+    "cupyflash profile k.cu --grid 8,8 --block 32 --args spec.json --arch sm_90",
+    "cupyflash profile k.ptx --kernel k --grid 1 --block 32 --args spec.json",
+)
 
 
 def extent(context: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
@@ -27,15 +34,13 @@ def targets(context: click.Context, param: click.Parameter, values: tuple[str, .
     out = {}
     for value in values:
         tensor, _, file = value.partition("=")
-        out[tensor] = Path(file)
         if not tensor or Path(file).suffix != ".npy":
             raise click.BadParameter(f"{value!r} is not NAME=FILE.npy", context, param)
-        if not Path(file).parent.is_dir():
-            raise click.BadParameter(f"there is no folder {Path(file).parent}", context, param)
+        out[tensor] = NewFile((".npy",)).convert(file, param, context)
     return out
 
 
-@click.command()
+@click.command(epilog=EXAMPLES)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--kernel", metavar="NAME", help="The kernel, in the source's or the PTX's spelling; not needed for an only one.")
 @click.option("--grid", required=True, callback=extent, metavar="X[,Y,Z]", help="Blocks.")
@@ -73,17 +78,21 @@ def profile(
     saves: dict[str, Path],
     as_json: bool,
 ) -> None:
-    """Execute a kernel of FILE (CUDA C, or PTX where it ends in .ptx) on the PTX machine and say what it did.
+    """Execute and profile any kernel.
+
+    FILE is CUDA C, or PTX where it ends in .ptx; its kernel runs on the PTX machine, which says what it did.
 
     Bytes by tensor, coalescing, bank conflicts, instruction mix, divergence, tensor-core work, findings, and the lines of the
     source that cost most. All counts are simulated: of PTX instructions, not of machine code. No GPU is needed.
 
-    Exit status 1 when the machine finds a fault in the kernel, after the report; 1 or 2, with one line, for wrong input.
+    Exit status 1 when the machine finds a fault in the kernel, after the report; 2, with one line, for wrong input.
     """
     from cupyflash.sim.arguments import read_arguments
     from cupyflash.sim.profiling import architecture
     from cupyflash.sim.profiling import profile as run
 
+    if not spec.strip():
+        raise click.BadParameter("'' is neither a file nor JSON", param_hint="--args")
     arguments = read_arguments(spec)
     for name in saves:
         if not isinstance(arguments.values.get(name), np.ndarray):
@@ -103,22 +112,13 @@ def profile(
             seed=seed,
             unwritten=arguments.unwritten,
         )
-    except CompileError as error:
-        raise click.ClickException(first_error(error)) from error
     except PtxError as error:
-        raise click.ClickException(f"{file}: {first_reason(error)}") from error
+        raise click.UsageError(f"{file}: {first_reason(error)}") from error
     for name, path in saves.items():
         np.save(path, arguments.values[name])
-    click.echo(json.dumps(found.to_dict(), indent=2) if as_json else found.text(top))
+    click.echo(json.dumps(found.to_dict(), indent=2) if as_json else found.text(top, width()))
     if found.launch.findings:
-        raise click.ClickException(f"the machine found {len(found.launch.findings)} faults in the kernel")
-
-
-def first_error(error: CompileError) -> str:
-    """A compiler's log in one line: its first error, and how many more there are."""
-    errors = [line for line in error.log.splitlines() if re.search(r"\berror\b[^:]*:", line)] or [error.log]
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return " ".join(errors[0].split()) + more
+        raise Found(f"the machine found {plural(len(found.launch.findings), 'fault')} in the kernel")
 
 
 def first_reason(error: PtxError) -> str:

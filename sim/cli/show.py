@@ -1,7 +1,11 @@
-"""What commands show alike: names, problems, tilings, devices, errors."""
+"""What commands show alike: names, problems, tilings, devices, errors, all within the width of the terminal."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,19 +15,46 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule
+from cupyflash.sim import text
 
 NAMES = {"standard": "standard", "fa1": "FlashAttention", "fa2": "FlashAttention-2"}
+NARROWEST = 40
 
 
-def describe(problem: Problem) -> str:
-    """A problem in one line."""
+def width() -> int:
+    """Columns that text may take: COLUMNS, else the terminal's, else (in a pipe or a file) 100; at least 40."""
+    known = "COLUMNS" in os.environ or (sys.stdout is not None and sys.stdout.isatty())
+    return max(NARROWEST, shutil.get_terminal_size((text.WIDTH, 24)).columns) if known else text.WIDTH
+
+
+def say(words: str = "", *, first: str = "", rest: str = "") -> None:
+    """A paragraph; however wide the terminal is, its lines are no longer than is good to read."""
+    lines = text.paragraph(words, first=first, rest=rest, width=min(width(), text.WIDTH))
+    click.echo("\n".join(lines))
+
+
+def show_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (0,), titles: Sequence[str] = ()
+) -> None:
+    """A table that fits the terminal, in several parts if it has to."""
+    click.echo("\n".join(text.table(heads, rows, left=left, titles=titles, width=width())))
+
+
+def describe(problem: Problem, swept: Sequence[str] = ()) -> str:
+    """A problem in one line, less the sizes in `swept`, fields of `Problem`, which have many values."""
     p = problem
-    kv = f" ({p.kv_heads} of K and V)" if p.kv_heads != p.heads else ""
-    d = f"d {p.head_dim}" + (f", d_v {p.value_dim}" if p.value_dim != p.head_dim else "")
+    sizes = {
+        "batch": f"batch {p.batch}",
+        "heads": f"heads {p.heads}" + (f" ({p.kv_heads} of K and V)" if p.kv_heads != p.heads else ""),
+        "seqlen_q": f"Nq {p.seqlen_q:,}",
+        "seqlen_k": f"Nk {p.seqlen_k:,}",
+        "head_dim": f"d {p.head_dim}",
+        "head_dim_v": f"d_v {p.value_dim}" if p.value_dim != p.head_dim else "",
+        "dtype": p.dtype,
+    }
     masks = [name for name in ("causal", "mask", "bias") if getattr(p, name)] + ["key lengths"] * p.padded
     masks += ["window of {} and {}".format(*("-" if side is None else side for side in p.window))] if p.window else []
-    sizes = f"batch {p.batch}, heads {p.heads}{kv}, Nq {p.seqlen_q:,}, Nk {p.seqlen_k:,}, {d}, {p.dtype}"
-    return ", ".join([sizes, *masks])
+    return ", ".join([size for name, size in sizes.items() if size and name not in swept] + masks)
 
 
 def tiling_report(schedule: TileSchedule) -> dict[str, Any]:
@@ -33,13 +64,19 @@ def tiling_report(schedule: TileSchedule) -> dict[str, Any]:
     return {name: None if size is None else asdict(size) for name, size in stages.items()}
 
 
-def show_tiling(stages: dict[str, Any]) -> None:
-    """The three stages of a tiling, as text."""
+def show_tiling(stages: Mapping[str, Any]) -> None:
+    """Block sizes by name, as the three stages of a tiling, with their reasons."""
+    longest = max(map(len, stages))
+    before = None
     for name, size in stages.items():
+        label = f"  {name:<{longest}}  "
         if size is None:
-            click.echo(f"  {name:<8}nothing fits")
+            click.echo(f"{label}nothing fits")
         else:
-            click.echo(f"  {name:<8}Br {size['block_rows']:>4}  Bc {size['block_cols']:>5}  {size['reason']}")
+            label += f"Br {size['block_rows']:>4}  Bc {size['block_cols']:>5}  "
+            reason = "the same" if size == before else size["reason"]
+            say(reason, first=label, rest=" " * (len(label) if width() > 2 * len(label) else 4))
+        before = size
 
 
 def detected() -> Device | None:

@@ -5,34 +5,51 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from cupyflash.device import Device
+from cupyflash.problem import Problem
 from cupyflash.sim import sweep as sweeping
-from cupyflash.sim.cli.options import Request, problem_options
-from cupyflash.sim.cli.show import NAMES, describe
+from cupyflash.sim import text
+from cupyflash.sim.cli.options import NewFile, Request, examples, problem_options
+from cupyflash.sim.cli.show import NAMES, describe, width
 from cupyflash.sim.sweep import AXES, Axis, Point, Sweep, default_range, spaced
+from cupyflash.words import plural
 
 HEADINGS = {"sram": "SRAM bytes", "seqlen": "N", "head-dim": "d", "block-cols": "paper's Bc"}
 COLUMNS = {"sram": "sram_bytes", "seqlen": "seqlen", "head-dim": "head_dim", "block-cols": "paper_block_cols"}
 
+# The options that say what an axis varies.
+SETS = {"sram": ("sram",), "seqlen": ("seqlen",), "head-dim": ("head_dim",), "block-cols": ("sram",)}
+LONGEST = 12  # digits of a value: no axis has longer ones
+EXAMPLES = examples(
+    "cupyflash sweep --over sram",
+    "cupyflash sweep --over seqlen --from 128 --to 16384 --causal --format csv",
+    "cupyflash sweep --over sram --seqlen 8192 --plot theorem2.png",
+)
 
-@click.command()
+
+@click.command(epilog=EXAMPLES)
 @click.option("--over", required=True, type=click.Choice(AXES), help="What to vary; block-cols varies Bc, and with it M = 4 d Bc.")
 @click.option("--from", "first", metavar="VALUE", help="Where to begin; sram takes sizes such as 8KB.")
 @click.option("--to", "last", metavar="VALUE", help="Where to end.")
-@click.option("--points", type=click.IntRange(1), help="How many values at most.")
+@click.option("--points", metavar="N", type=click.IntRange(1, 100_000), help="How many values at most.")
 @click.option("--log/--linear", default=None, help="Spaced evenly in the logarithm, or evenly.  [default: log, head-dim: linear]")
-@problem_options(seqlen=4096, head_dim=64, tiling="paper")
-@click.option("--format", "form", default="table", show_default=True, type=click.Choice(["table", "csv", "json"]))
-@click.option("--json", "form", flag_value="json", help="As --format json.")
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write there instead of to stdout.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw a picture too, log-log: a .png, .svg or .pdf.")
+@problem_options(seqlen=4096, head_dim=64, algorithm="fa1", tiling="paper")
+@click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), help="What to print.  [default: table]")
+@click.option("--json", "as_json", is_flag=True, help="As --format json.")
+@click.option("--output", metavar="FILE", type=NewFile(), help="Write there instead of to stdout.")
+@click.option(
+    "--plot",
+    metavar="FILE",
+    type=NewFile((".png", ".svg", ".pdf")),
+    help="Draw a picture too, log-log: a .png (which is added where nothing ends the name), .svg or .pdf.",
+)
 def sweep(
     request: Request,
     over: Axis,
@@ -40,16 +57,20 @@ def sweep(
     last: str | None,
     points: int | None,
     log: bool | None,
-    form: str,
+    form: str | None,
+    as_json: bool,
     output: Path | None,
     plot: Path | None,
 ) -> None:
-    """Count HBM bytes along one axis, by the closed forms, beside standard attention and N^2 d^2 / M.
+    """Count HBM bytes along one axis.
 
-    The tiling is the paper's own unless --tiling says otherwise: the theorem is about that one.
+    By the closed forms, beside standard attention and N^2 d^2 / M. The algorithm is FlashAttention and the tiling the paper's
+    own unless --algorithm and --tiling say otherwise: Theorem 2 is about those.
     """
-    if over == "block-cols" and isinstance(request.tiling, tuple):
-        raise click.UsageError("--over block-cols chooses the block sizes itself: --tiling can be paper or fitted")
+    if as_json and form not in (None, "json"):
+        raise click.UsageError(f"--json is --format json: it cannot go with --format {form}")
+    refuse_swept(request, over)
+    request = replace(request, problem=posed(request.problem, over))
     start, end, count, in_log = default_range(request.problem, over)
     values = spaced(
         start if first is None else parse_value(over, "--from", first),
@@ -59,30 +80,72 @@ def sweep(
     )
     found = sweeping.sweep(request.problem, request.device, over, values, request.algorithm, request.tiling, lse=request.lse)
     if not found.points:
-        raise click.ClickException(found.skipped[0][1])
+        raise click.UsageError(found.skipped[0][1])
     if found.skipped:
         skipped = found.skipped
-        click.echo(f"skipped {len(skipped)} of {len(values)} points, the first at {skipped[0][0]:,}: {skipped[0][1]}", err=True)
+        points_skipped = f"{len(skipped)} of {plural(len(values), 'point')}"
+        click.echo(f"skipped {points_skipped}, the first at {skipped[0][0]:,}: {skipped[0][1]}", err=True)
     if plot is not None:
         from cupyflash.sim.plot import plot_sweep
 
         plot_sweep(plot, request.problem, request.device, over, values)
         click.echo(f"wrote {plot}", err=True)
-    text = {"table": table, "csv": comma_separated, "json": as_json}[form](request, over, found)
+    written = {"table": table, "csv": comma_separated, "json": json_report}["json" if as_json else form or "table"]
+    content = written(request, over, found)
     if output is None:
-        click.echo(text, nl=False)
+        click.echo(content, nl=False)
     else:
-        output.write_text(text)
+        output.write_text(content)
         click.echo(f"wrote {output}", err=True)
 
 
-def parse_value(over: Axis, option: str, text: str) -> int:
+def refuse_swept(request: Request, over: Axis) -> None:
+    """UsageError for an option that says what the axis varies."""
+    if over == "block-cols" and isinstance(request.tiling, tuple):
+        raise click.UsageError("--over block-cols chooses the block sizes itself: --tiling can be paper or fitted")
+    context = click.get_current_context()
+    for name in SETS[over]:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = "--" + name.replace("_", "-")
+            raise click.UsageError(f"--over {over} varies what {option} fixes: give --from and --to, without {option}")
+
+
+def posed(problem: Problem, over: Axis) -> Problem:
+    """The problem, in which a size follows the swept one only where it was not given itself.
+
+    A sweep takes sizes that are equal for one: --seqlen-k 4096 is not to follow since --seqlen's default is 4096, too.
+    """
+    context = click.get_current_context()
+
+    def given(name: str) -> bool:
+        return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+    if over == "seqlen" and given("seqlen_k"):
+        return replace(problem, seqlen_q=problem.seqlen_k - 1 if problem.seqlen_k else 1)
+    if over == "head-dim" and given("head_dim_v"):
+        return replace(problem, head_dim=problem.value_dim - 1 if problem.value_dim > 1 else 2)
+    return problem
+
+
+def swept_fields(problem: Problem, over: Axis) -> tuple[str, ...]:
+    """The problem's fields that have another value at each point."""
+    if over == "seqlen":
+        return ("seqlen_q", "seqlen_k") if problem.seqlen_q == problem.seqlen_k else ("seqlen_q",)
+    if over == "head-dim":
+        return ("head_dim", "head_dim_v") if problem.head_dim == problem.value_dim else ("head_dim",)
+    return ()
+
+
+def parse_value(over: Axis, option: str, value: str) -> int:
     """A value on an axis: a size for sram, else a whole number."""
     if over == "sram":
-        return Device.named("T4", sram=text).sram_per_block
-    if not text.isdecimal():
-        raise click.BadParameter(f"a whole number, got {text!r}", param_hint=option)
-    return int(text)
+        try:
+            return Device.named("T4", sram=value).sram_per_block
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint=option) from error
+    if not (value.isdecimal() and len(value) <= LONGEST):
+        raise click.BadParameter(f"a whole number of at most {LONGEST} digits, got {value!r}", param_hint=option)
+    return int(value)
 
 
 def rows(over: Axis, found: Sweep) -> list[dict[str, Any]]:
@@ -104,10 +167,11 @@ def fields(point: Point) -> dict[str, Any]:
     }
 
 
-def as_json(request: Request, over: Axis, found: Sweep) -> str:
+def json_report(request: Request, over: Axis, found: Sweep) -> str:
+    """JSON; the sizes that the sweep varies are null in its problem."""
     report = {
         "over": over,
-        "problem": asdict(request.problem),
+        "problem": asdict(request.problem) | dict.fromkeys(swept_fields(request.problem, over)),
         "algorithm": request.algorithm,
         "device": {"name": request.device.name, "sram_bytes": request.device.sram_per_block},
         "tiling": request.tiling or "fitted",
@@ -118,34 +182,43 @@ def as_json(request: Request, over: Axis, found: Sweep) -> str:
 
 
 def comma_separated(request: Request, over: Axis, found: Sweep) -> str:
-    text = io.StringIO()
+    file = io.StringIO()
     content = rows(over, found)
-    writer = csv.DictWriter(text, list(content[0]), lineterminator="\n")
+    writer = csv.DictWriter(file, list(content[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(content)
-    return text.getvalue()
+    return file.getvalue()
 
 
 def table(request: Request, over: Axis, found: Sweep) -> str:
     """Text with a heading, aligned."""
-    M = "" if over in ("sram", "block-cols") else f", M = {request.device.sram_per_block:,} bytes"
-    tiling = "BR x BC as asked" if isinstance(request.tiling, tuple) else f"{request.tiling or 'fitted'} tiling"
-    lines = [f"{NAMES[request.algorithm]}, {tiling}: {describe(request.problem)}; {request.device.name}{M}", ""]
+    problem, device = request.problem, request.device
+    M = "" if over in ("sram", "block-cols") else f", M = {device.sram_per_block:,} bytes"
+    tiling = (
+        "{} x {} tiling".format(*request.tiling) if isinstance(request.tiling, tuple) else f"{request.tiling or 'fitted'} tiling"
+    )
+    title = f"{NAMES[request.algorithm]}, {tiling}: {describe(problem, swept_fields(problem, over))}; {device.name}{M}"
     headings = (HEADINGS[over], "M", "Br", "Bc", "bytes read", "bytes written", "bytes", "standard", "ratio", "N^2 d^2 / M")
-    widths = (14, 12, 6, 8, 18, 18, 18, 18, 9, 18)
-
-    def line(cells: Sequence[str]) -> str:
-        return "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-
-    lines.append(line(headings))
+    cells = []
     for point in found.points:
         counts = (point.read_bytes, point.write_bytes, point.total_bytes, point.ideal_bytes)
         ratio = "-" if point.ratio is None else f"{point.ratio:.3f}"
         sizes = (point.value, point.sram_elements, point.block_rows, point.block_cols)
-        lines.append(line([f"{n:,}" for n in (*sizes, *counts)] + [ratio, f"{point.theorem2_elements:,.0f}"]))
-    lines += [
-        "",
+        cells.append([f"{n:,}" for n in (*sizes, *counts)] + [ratio, f"{point.theorem2_elements:,.0f}"])
+    told = [
         "M and N^2 d^2 / M in elements; standard: the bytes of Algorithm 0 if it reads each input of each step once; ratio: "
-        "bytes / standard",
+        "bytes / standard"
+    ]
+    # A column of one value is as well told in words: then the others fit beside each other.
+    varying = [n for n in range(len(headings)) if n == 0 or len(cells) == 1 or len({row[n] for row in cells}) > 1]
+    same = [f"{heading} {cells[0][n]}" for n, heading in enumerate(headings) if n not in varying]
+    told += [f"the same at every point: {'; '.join(same)}"] if same else []
+    across = width()
+    lines = [
+        *text.paragraph(title, rest="  ", width=min(across, text.WIDTH)),
+        "",
+        *text.table([headings[n] for n in varying], [[row[n] for n in varying] for row in cells], left=(), width=across),
+        "",
+        *(line for words in told for line in text.paragraph(words, width=min(across, text.WIDTH))),
     ]
     return "\n".join(lines) + "\n"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .findings import stuck
 from .fpenv import ENVIRONMENT, KEEP
 from .lanes import WARP, Lanes
 from .ops.registry import Arg, Barrier
@@ -168,7 +169,7 @@ class Barriers:
                 here = sum(a.lanes.n for a in pending.arrivals)
                 wanted = pending.expected or alive
                 message = (
-                    f"{arrival.lanes.n} thread(s) wait at barrier {barrier}: {here} of {wanted} have arrived, "
+                    f"{stuck(arrival.lanes.n)} at barrier {barrier}: {here} of {wanted} have arrived, "
                     f"{alive} of {machine.wave.threads} threads of the block are alive"
                 )
                 instruction = machine.code.instructions[arrival.pc]
@@ -223,5 +224,5 @@ class WarpBarriers:
         for (_, mask), groups in self.waiting.items():
             for pc, lanes in groups:
                 instruction = self.machine.code.instructions[pc]
-                message = f"{lanes.n} thread(s) wait in bar.warp.sync for the lanes of mask {mask:#010x}"
+                message = f"{stuck(lanes.n)} in bar.warp.sync for the lanes of mask {mask:#010x}"
                 self.machine.findings.report("deadlock", message, instruction, lanes, 0, count=lanes.n)

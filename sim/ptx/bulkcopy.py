@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cupyflash.words import plural
+
 from .lanes import Lanes
 from .memory import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from .patterns import SECTOR
@@ -137,7 +139,7 @@ class Bulks:
             return None
         if segment is None or not 0 <= address - segment.start <= segment.size - size:
             name = segment.name if segment else None
-            where = f"{name!r}, which has {segment.size} bytes" if segment else "no tensor"
+            where = f"{name!r}, which has {plural(segment.size, 'byte')}" if segment else "no tensor"
             report("out of bounds", f"bulk copy of {size} bytes at {address:#x} of {where}", i, lanes, 0, tensor=name)
             return None
         return segment

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cupyflash.words import plural
+
 if TYPE_CHECKING:
     from .lanes import Lanes
     from .syntax import Instruction
@@ -89,6 +91,11 @@ class Findings:
         self.items.append(
             Finding(kind, message, self.kernel, instruction.source, instruction.line, block, warp, lane, address, tensor)
         )
+
+
+def stuck(threads: int) -> str:
+    """Who does not go on, for a message: 1 thread waits, 2 threads wait."""
+    return f"{plural(threads, 'thread')} {'waits' if threads == 1 else 'wait'}"
 
 
 def source(i: Instruction) -> str:

@@ -13,7 +13,7 @@ from .barriers import Barriers, WarpBarriers
 from .bulkcopy import Bulks
 from .code import Code, Region
 from .counters import Tally
-from .findings import Findings
+from .findings import Findings, stuck
 from .fpenv import ENVIRONMENT, KEEP
 from .functions import Functions
 from .lanes import WARP, Lanes, Wave
@@ -73,6 +73,7 @@ class Setup:
     on_barrier: Callable[[int, int], None] | None = None
     max_steps: int = MAX_STEPS
     workspace: int = 0
+    approximate: bool = True
 
 
 class Machine:
@@ -391,7 +392,7 @@ class Machine:
         """Nobody can go on: say who waits for what, and stop the launch."""
         for pc, lanes in self.parked.items():
             instruction = self.code.instructions[pc]
-            message = f"{lanes.n} thread(s) wait in {instruction.text!r} for other lanes of their warp"
+            message = f"{stuck(lanes.n)} in {instruction.text!r} for other lanes of their warp"
             self.findings.report("deadlock", message, instruction, lanes, 0, count=lanes.n)
         self.barriers.report_deadlock()
         self.warp_barriers.report_deadlock()

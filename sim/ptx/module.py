@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.words import plural
+
 from . import ops
 from .code import Code
 from .counters import Counters, Tally, Traffic
@@ -119,6 +121,7 @@ class Module:
         races: bool = True,
         unwritten: Collection[str] | Mapping[str, Array] = (),
         max_steps: int = MAX_STEPS,
+        approximate: bool = True,
     ) -> Launch:
         """Run a kernel to its end.
 
@@ -133,7 +136,8 @@ class Module:
         contents nobody wrote (outputs, workspaces), so that to read them before this launch has stored there is a finding;
         a mapping says of which of their bytes that is so, as `Launch.unwritten` does.
         max_steps: about how many stretches of straight code (from branch to branch) a warp may run before the launch ends
-        with an "endless" finding.
+        with an "endless" finding. approximate: whether approximate instructions (ex2.approx and so on) have an error of the size
+        that the PTX ISA allows; without, their results are rounded to nearest.
 
         Raises ValueError or TypeError for arguments that do not fit the kernel. What is wrong with the kernel itself is
         in `Launch.findings`.
@@ -194,7 +198,8 @@ class Module:
         memory.observer = observer
         if races:
             memory.races = Races(code, [*segments, *tensors, workspace], memory.shared_stride, findings, geometry.blocks)
-        setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, seed, on_barrier, max_steps, workspace.start)
+        schedule = seed, on_barrier, max_steps
+        setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, *schedule, workspace.start, approximate)
         Machine(code, setup, memory, findings, tally).run()
         counters = tally.fold(code)
         # A tensor that nobody touched has traffic, too: none.
@@ -270,13 +275,13 @@ def name_arguments(kernel: str, params: list[Variable], args: Mapping[str, Any] 
         values = list(args)
         names = [f"arg{n}" for n in range(len(values))]
     if len(values) != len(params):
-        raise TypeError(f"{kernel} takes {len(params)} arguments, got {len(values)}: {', '.join(names)}")
+        raise TypeError(f"{kernel} takes {plural(len(params), 'argument')}, got {len(values)}: {', '.join(names)}")
     return names, values
 
 
 def pack_scalar(kernel: str, name: str, value: Any, param: Variable) -> bytes:
     """The bytes of a by-value argument."""
-    where = f"{kernel}: argument {name!r} for parameter {param.name} (.{param.type.name}, {param.size} bytes)"
+    where = f"{kernel}: argument {name!r} for parameter {param.name} (.{param.type.name}, {plural(param.size, 'byte')})"
     if value is None:
         if param.size != 8 or param.type.kind == "f":
             raise TypeError(f"{where}: None is a null pointer, and this is no pointer")
@@ -284,7 +289,7 @@ def pack_scalar(kernel: str, name: str, value: Any, param: Variable) -> bytes:
     if isinstance(value, (bytes, bytearray, np.void)) or (param.is_array and isinstance(value, np.generic)):
         data = value.tobytes() if isinstance(value, np.generic) else bytes(value)
         if len(data) != param.size:
-            raise TypeError(f"{where}: got {len(data)} bytes")
+            raise TypeError(f"{where}: got {plural(len(data), 'byte')}")
         return data
     if param.is_array:
         raise TypeError(f"{where}: a structure is given as bytes or as a NumPy structured scalar, got {value!r}")

@@ -39,6 +39,13 @@ _SPECIAL = re.compile(
 )
 
 
+def file_name(text: str) -> str:
+    """The name between the quotes of a .file, in which compilers write bytes beyond ASCII in octal: \\303\\251 is é."""
+    escaped = re.compile(rb"\\([0-7]{1,3})|\\(.)")
+    name = escaped.sub(lambda m: bytes([int(m[1], 8) & 0xFF]) if m[1] else m[2], text.encode(errors="surrogateescape"))
+    return name.decode(errors="surrogateescape")
+
+
 def integer(text: str) -> int:
     """An integer constant; a leading 0 means octal as in C."""
     text = text.rstrip("U")
@@ -96,7 +103,7 @@ class _Parser:
         self.newlines = [m.start() for m in re.finditer("\n", text)]
         self.functions: dict[str, Function] = {}
         self.variables: dict[str, Variable] = {}
-        self.files = {int(m[1]): m[2] for m in _FILE.finditer(self.text)}
+        self.files = {int(m[1]): file_name(m[2]) for m in _FILE.finditer(self.text)}
         self.bad: list[tuple[int, str, str]] = []
         self.target = ""
         self.source: tuple[str, int] | None = None

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cupyflash.words import plural
+
+from .findings import stuck
 from .lanes import Lanes
 from .ops.registry import PhaseWait
 from .ports import PORTS
@@ -106,7 +109,7 @@ class MBarriers:
             for some in [at] if together else at.reshape(-1, 1):
                 count = int(counts[some].sum())
                 if count > barrier.pending:
-                    message = f"{count} arrival(s) at an mbarrier whose phase waits for {barrier.pending}"
+                    message = f"{plural(count, 'arrival')} at an mbarrier whose phase waits for {barrier.pending}"
                     self.machine.findings.report("bad arrival", message, i, lanes, int(some[0]), count=len(some))
                     continue
                 before = barrier.pending - np.concatenate(([0], np.cumsum(counts[some])[:-1])).astype(np.int64)
@@ -231,8 +234,8 @@ class MBarriers:
         for waiter in self.waiting:
             barrier, lanes = self.objects[waiter.key], waiter.lanes
             message = (
-                f"{lanes.n} thread(s) wait for phase {barrier.phase} of an mbarrier that lacks {barrier.pending} arrival(s) "
-                f"and {barrier.transactions} byte(s)"
+                f"{stuck(lanes.n)} for phase {barrier.phase} of an mbarrier that lacks {plural(barrier.pending, 'arrival')} "
+                f"and {plural(barrier.transactions, 'byte')}"
             )
             instruction = self.machine.code.instructions[waiter.pc]
             self.machine.findings.report("deadlock", message, instruction, lanes, 0, count=lanes.n)

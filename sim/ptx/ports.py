@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from cupyflash.words import plural
+
 from .lanes import Lanes
 from .memory import IN_FLIGHT, LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, UNWRITTEN, WINDOW_BITS, WRITTEN, Memory, Segment
 from .syntax import Instruction
@@ -51,7 +53,7 @@ class Port(ABC):
         verb = "write" if self.write else "read"
         self.memory.findings.report(
             kind,
-            f"{verb} of {self.size} bytes at {address:#x}{message}",
+            f"{verb} of {plural(self.size, 'byte')} at {address:#x}{message}",
             self.instruction,
             lanes,
             first,
@@ -120,7 +122,7 @@ class GlobalPort(Port):
         if (mine & outside).any():
             first = int(np.flatnonzero(mine & outside)[0])
             offset = int(addresses[first]) - segment.start
-            message = f": offset {offset} of {segment.name!r}, which has {segment.size} bytes"
+            message = f": offset {offset} of {segment.name!r}, which has {plural(segment.size, 'byte')}"
             self.report("out of bounds", message, lanes, mine & outside, addresses, segment.name)
         if (mine & crooked & ~outside).any():
             message = f" in {segment.name!r} is not aligned to {self.size} bytes"
@@ -145,7 +147,7 @@ class GlobalPort(Port):
             outside = mine & (relative + sizes.astype(np.uint64) > np.uint64(segment.size))
             crooked = mine & ((addresses & self.low) != 0) & ~outside
             if outside.any():
-                message = f": it ends outside of {segment.name!r}, which has {segment.size} bytes"
+                message = f": it ends outside of {segment.name!r}, which has {plural(segment.size, 'byte')}"
                 self.report("out of bounds", message, lanes, outside, addresses, segment.name)
             if crooked.any():
                 message = f" in {segment.name!r} is not aligned to {self.size} bytes"
@@ -223,7 +225,7 @@ class _BlockPort(Port):
         outside = addresses > max(capacity - self.size, 0) if capacity >= self.size else np.ones(lanes.n, np.bool_)
         crooked = (addresses & addresses.dtype.type(self.size - 1)) != 0
         if outside.any():
-            message = f": {self.space} memory has {capacity} bytes"
+            message = f": {self.space} memory has {plural(capacity, 'byte')}"
             self.report("out of bounds", message, lanes, outside, addresses, None)
         if (crooked & ~outside).any():
             message = f" of {self.space} memory is not aligned to {self.size} bytes"

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cupyflash.words import plural
+
 Array = NDArray[Any]
 
 
@@ -61,7 +63,7 @@ class UnsupportedPTX(PtxError):
     def __init__(self, items: list[tuple[int, str, str]]):
         self.items = items
         lines = "\n".join(f"  line {line}: {text}  ({reason})" for line, text, reason in items)
-        super().__init__(f"{len(items)} unsupported PTX statement(s):\n{lines}")
+        super().__init__(f"{plural(len(items), 'unsupported PTX statement')}:\n{lines}")
 
 
 class Unsupported(Exception):

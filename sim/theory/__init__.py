@@ -20,13 +20,11 @@ from cupyflash.sim.theory.bounds import (
     theorem5_standard,
 )
 from cupyflash.sim.theory.forward import forward_traffic, softmax_traffic, standard_ideal
-from cupyflash.sim.theory.visits import rows_and_visits
 from cupyflash.sim.traffic import Traffic
 
 __all__ = [
     "break_even_sram",
     "lower_bound",
-    "rows_and_visits",
     "softmax_traffic",
     "standard_backward_ideal",
     "standard_ideal",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,11 +12,23 @@ from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
 from cupyflash.schedules.fa2_backward_tiles import launches
-from cupyflash.sim.theory.visits import FLOAT32, columns_of, lengths, mask_bytes, visits_of
+from cupyflash.sim.theory.visits import (
+    FLOAT32,
+    Visits,
+    blocks_in,
+    columns_of,
+    lengths,
+    mask_bytes,
+    masks_and_lengths,
+    searched_bytes,
+    visits_of,
+)
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 # Bytes read and written, by tensor
 Form = dict[str, tuple[int, int]]
+# How many query heads of a group have which block mask (Tr, Tc), or none
+Heads = list[tuple[int, np.ndarray | None]]
 
 
 def backward_traffic(schedule: BackwardSchedule) -> Traffic:
@@ -26,69 +37,78 @@ def backward_traffic(schedule: BackwardSchedule) -> Traffic:
     if isinstance(schedule, VarlenBackwardSchedule):
         return _varlen(schedule)
     for part, form in _forms(schedule):
-        for times, keys, kept in _groups(part):
-            for name, moved in form(part, keys, kept).items():
+        for times, keys, heads in _groups(part):
+            for name, moved in form(part, keys, heads).items():
                 for write, nbytes in enumerate(moved):
                     total[name, bool(write)] += times * nbytes
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 
 def _varlen(schedule: VarlenBackwardSchedule) -> Traffic:
-    """The sum of its sequences; two bounds of each tensor for every thread block, of which each sequence has the longest's."""
-    p, total = schedule.problem, Counter[tuple[str, bool]]()
+    """The sum of its sequences, and what thread blocks read to find theirs."""
+    p, packed, total = schedule.problem, schedule.packed, Counter[tuple[str, bool]]()
     for one, count in schedule.sequences().items():
         for name, moved in backward_traffic(one).items():
             total[name, False] += count * moved.read_bytes
             total[name, True] += count * moved.write_bytes
-    blocks = len(launches(p)) * p.batch * p.kv_heads * math.ceil(p.seqlen_k / schedule.block_cols)
-    if schedule.queries is not None:
-        blocks += p.head_count * math.ceil(p.seqlen_q / schedule.queries.block_rows)
-    for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        total[name, False] = 8 * blocks
+    main = searched_bytes(p.kv_heads, p.batch, packed.total_k, schedule.block_cols)
+    by_rows = searched_bytes(p.heads, p.batch, packed.total_q, schedule.by_rows.block_rows)
+    times, row_kernels = len(launches(p)), 1 if schedule.queries is None else 2
+    total["cu_seqlens_q", False] = times * main[1] + row_kernels * by_rows[0]
+    total["cu_seqlens_k", False] = times * main[0] + row_kernels * by_rows[1]
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 
-def _forms(schedule: BackwardSchedule) -> Iterator[tuple[BackwardSchedule, Callable[[Any, int, list[np.ndarray | None]], Form]]]:
+def _forms(schedule: BackwardSchedule) -> Iterator[tuple[BackwardSchedule, Callable[[Any, int, Heads], Form]]]:
     """The closed forms whose sum a schedule's traffic is."""
     yield schedule, {"fa1": _fa1, "fa2": _fa2, "standard": _standard}[schedule.algorithm]
     if isinstance(schedule, Fa2BackwardSchedule) and schedule.queries is not None:
         yield schedule.queries, _queries
 
 
-def _groups(schedule: BackwardSchedule) -> Iterator[tuple[int, int, list[np.ndarray | None]]]:
-    """How many (batch, key head) pairs have how many keys, and the block mask (Tr, Tc) of each query head of the group."""
+def _groups(schedule: BackwardSchedule) -> Iterator[tuple[int, int, Heads]]:
+    """How many (batch, key head) pairs have how many keys, and the query heads of the group by their block mask."""
     p = schedule.problem
-    if p.block_mask is None:
-        for keys, batches in lengths(p).items():
-            yield batches * p.kv_heads, keys, [None] * schedule.group
-        return
-    rows, cols = schedule.mask_blocks or (schedule.block_rows, schedule.block_cols)
-    places = (
-        (np.arange(math.ceil(p.seqlen_q / schedule.block_rows)) * schedule.block_rows // rows)[:, None],
-        (np.arange(math.ceil(p.seqlen_k / schedule.block_cols)) * schedule.block_cols // cols),
-    )
-    masks = p.block_mask.kept[:, :, *places]
-    for batch in range(p.batch):
+    for batches, keys, masks in masks_and_lengths(p):
+        if masks is None:
+            yield batches * p.kv_heads, keys, [(schedule.group, None)]
+            continue
+        own = [_own_blocks(schedule, mask) for mask in masks]
+        if len(own) == 1:  # for all heads
+            yield batches * p.kv_heads, keys, [(schedule.group, own[0])]
+            continue
         for first in range(0, p.heads, schedule.group):
-            kept = [masks[batch % len(masks), head % masks.shape[1]] for head in range(first, first + schedule.group)]
-            yield 1, p.key_lengths[batch] if p.key_lengths else p.seqlen_k, list(kept)
+            yield batches, keys, [(1, kept) for kept in own[first : first + schedule.group]]
 
 
-def _loaded(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> int:
+def _own_blocks(schedule: BackwardSchedule, mask: np.ndarray) -> np.ndarray:
+    """A block mask (Tr, Tc) by the schedule's blocks, which may be parts of the mask's."""
+    p, br, bc = schedule.problem, schedule.block_rows, schedule.block_cols
+    rows, cols = schedule.mask_blocks or (br, bc)
+    i, j = np.arange(blocks_in(p.seqlen_q, br)) * br // rows, np.arange(blocks_in(p.seqlen_k, bc)) * bc // cols
+    own: np.ndarray = mask[i[:, None], j]
+    return own
+
+
+def _visits(schedule: BackwardSchedule, keys: int, heads: Heads) -> Visits:
+    """What the query heads of a group visit together."""
+    return Visits.of_heads((times, visits_of(schedule, keys, kept)) for times, kept in heads)
+
+
+def _loaded(schedule: BackwardSchedule, keys: int, heads: Heads) -> int:
     """The keys of the column blocks that any row block of any query head visits."""
-    masks = [one for one in kept if one is not None]
+    masks = [kept for _, kept in heads if kept is not None]
     return columns_of(schedule, keys, np.any(masks, axis=0) if masks else None)
 
 
-def _fa1(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
+def _fa1(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
     """R = sum r_i c_i visits of a row: Q, O, dO, dQ and L are read at each, dQ is written at each and once to begin.
 
     K and V of the visited column blocks are read once; dK and dV are written once to begin, and once for those blocks.
     """
-    p = schedule.problem
-    visits = [visits_of(schedule, keys, one) for one in kept]
-    R, rows = sum(int(rows @ times) for rows, times, _, _ in visits), schedule.group * p.seqlen_q
-    d, dv, loaded = p.head_dim, p.value_dim, _loaded(schedule, keys, kept)
+    p, visits = schedule.problem, _visits(schedule, keys, heads)
+    R, rows = visits.row_visits, schedule.group * p.seqlen_q
+    d, dv, loaded = p.head_dim, p.value_dim, _loaded(schedule, keys, heads)
     form = {
         "Q": (R * d * p.itemsize, 0),
         "K": (loaded * d * p.itemsize, 0),
@@ -99,7 +119,7 @@ def _fa1(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -
         "dK": (0, (p.seqlen_k + loaded) * d * p.itemsize),
         "dV": (0, (p.seqlen_k + loaded) * dv * p.itemsize),
         "key_lengths": (4 if p.padded else 0, 0),
-        "block_mask": (0 if p.block_mask is None else sum(int(blocks.sum()) for *_, blocks in visits), 0),
+        "block_mask": (0 if p.block_mask is None else visits.blocks, 0),
     }
     if p.dtype == "float32":
         form["dQ"] = (R * d * FLOAT32, (R + rows) * d * FLOAT32)
@@ -107,46 +127,46 @@ def _fa1(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -
         # Of the R + Nq writes of each element, the last goes to dQ in its own type and the others to dQ_acc.
         form["dQ_acc"] = (R * d * FLOAT32, R * d * FLOAT32)
         form["dQ"] = (0, rows * d * p.itemsize)
-    return form | {name: (nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, kept).items()}
+    return form | {name: (nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, heads).items()}
 
 
-def _fa2(schedule: Fa2BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
+def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
     """Q, dO, L and D once a visit of a row, K and V once, dK and dV once; dQ is read and written by an atomic at each visit.
 
-    Before it O and dO are read for D, and dQ's sum is cleared; behind it the sum is read, and dQ written in its own type.
+    Before it O and dO are read for D, dQ's sum is cleared, and L is looked through for large rows, of which there are none: what
+    they take is not counted. Behind it the sum is read, and dQ written in its own type.
     """
     p, group = schedule.problem, schedule.group
-    visits = [visits_of(schedule, keys, one) for one in kept]
-    R = sum(int(rows @ times) for rows, times, _, _ in visits)
+    visits = _visits(schedule, keys, heads)
+    R = visits.row_visits
     Nq, d, dv, atomics = group * p.seqlen_q, p.head_dim, p.value_dim, not schedule.deterministic
-    loaded, made = _loaded(schedule, keys, kept), launches(p)
+    loaded, made = _loaded(schedule, keys, heads), launches(p)
     form = {
         "Q": (len(made) * R * d * p.itemsize, 0),
         "K": (len(made) * loaded * d * p.itemsize, 0),
         "V": (loaded * dv * p.itemsize, 0),
         "O": (Nq * dv * p.itemsize, 0),
         "dO": ((Nq + len(made) * R) * dv * p.itemsize, 0),
-        "L": (len(made) * R * FLOAT32, 0),
+        "L": ((Nq + len(made) * R) * FLOAT32, 0),
         "D": (R * FLOAT32, Nq * FLOAT32),
         "dK": (0, p.seqlen_k * d * p.itemsize),
         "dV": (0, p.seqlen_k * dv * p.itemsize),
         "dQ": (0, Nq * d * p.itemsize if atomics else 0),
         "dQ_acc": ((R + Nq) * d * FLOAT32, (R + Nq) * d * FLOAT32) if atomics else (0, 0),
-        "key_lengths": (len(made) * 4 * math.ceil(p.seqlen_k / schedule.block_cols) if p.padded else 0, 0),
-        "block_mask": (0 if p.block_mask is None else len(made) * sum(int(blocks.sum()) for *_, blocks in visits), 0),
+        "key_lengths": (len(made) * 4 * blocks_in(p.seqlen_k, schedule.block_cols) if p.padded else 0, 0),
+        "block_mask": (0 if p.block_mask is None else len(made) * visits.blocks, 0),
     }
-    scores = _mask_bytes(schedule, keys, kept)
+    scores = _mask_bytes(schedule, keys, heads)
     if schedule.dbias:
         form["dbias"] = (scores["bias"] // p.itemsize * FLOAT32,) * 2
     return form | {name: (len(made) * nbytes, 0) for name, nbytes in scores.items()}
 
 
-def _queries(schedule: QueriesSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
+def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Form:
     """As the forward: Q, dO, L and D once where a row block visits any column block, K and V at each visit, dQ once."""
     p, size = schedule.problem, schedule.problem.itemsize
-    visits = [visits_of(schedule, keys, one) for one in kept]
-    seen = sum(int(rows[times > 0].sum()) for rows, times, _, _ in visits)
-    loaded = sum(int(columns.sum()) for _, _, columns, _ in visits)
+    visits = _visits(schedule, keys, heads)
+    seen, loaded = visits.rows, visits.keys
     form = {
         "Q": (seen * p.head_dim * size, 0),
         "dO": (seen * p.value_dim * size, 0),
@@ -155,20 +175,20 @@ def _queries(schedule: QueriesSchedule, keys: int, kept: list[np.ndarray | None]
         "K": (loaded * p.head_dim * size, 0),
         "V": (loaded * p.value_dim * size, 0),
         "dQ": (0, schedule.group * p.seqlen_q * p.head_dim * size),
-        "key_lengths": (4 * schedule.group * math.ceil(p.seqlen_q / schedule.block_rows) if p.padded else 0, 0),
-        "block_mask": (0 if p.block_mask is None else sum(int(blocks.sum()) for *_, blocks in visits), 0),
+        "key_lengths": (4 * schedule.group * blocks_in(p.seqlen_q, schedule.block_rows) if p.padded else 0, 0),
+        "block_mask": (0 if p.block_mask is None else visits.blocks, 0),
     }
-    return form | {name: (nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, kept).items()}
+    return form | {name: (nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, heads).items()}
 
 
-def _standard(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Form:
+def _standard(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
     """Of N^2, Algorithm 3 reads P, dP and dS twice, once and twice, and writes dP and dS: 7 in all, the paper's own P given.
 
     The kernels write P, from Q, K and L, and read a row of P and dP once more. Tr x Tc tiles: what has Nq rows is read for each
     column of tiles, K and V, as many keys as there are, for each row of tiles.
     """
     p, group, size = schedule.problem, schedule.group, schedule.problem.itemsize
-    Tr, Tc = math.ceil(p.seqlen_q / schedule.block_rows), math.ceil(p.seqlen_k / schedule.block_cols)
+    Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(p.seqlen_k, schedule.block_cols)
     again = 0 if schedule.tiling.used == schedule.tiling.paper else 1  # whether P is made again
     Nq, scores = group * p.seqlen_q, group * p.seqlen_q * p.seqlen_k * size
     form = {
@@ -185,15 +205,15 @@ def _standard(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | Non
         "dV": (0, p.seqlen_k * p.value_dim * size),
         "key_lengths": (4 * group * Tr * ((1 + again) * Tc + 1) if p.padded else 0, 0),
     }
-    return form | {name: (again * nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, kept).items()}
+    return form | {name: (again * nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, heads).items()}
 
 
-def _mask_bytes(schedule: BackwardSchedule, keys: int, kept: list[np.ndarray | None]) -> Counter[str]:
+def _mask_bytes(schedule: BackwardSchedule, keys: int, heads: Heads) -> Counter[str]:
     """What one look at every visited score reads of mask and bias."""
     total: Counter[str] = Counter()
-    for one in kept:
-        for name, (nbytes, _) in mask_bytes(schedule.problem, keys, one, (schedule.block_rows, schedule.block_cols)).items():
-            total[name] += nbytes
+    for times, kept in heads:
+        for name, (nbytes, _) in mask_bytes(schedule.problem, keys, kept, (schedule.block_rows, schedule.block_cols)).items():
+            total[name] += times * nbytes
     return total
 
 

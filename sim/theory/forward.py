@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -10,7 +9,16 @@ import numpy as np
 
 from cupyflash.problem import ITEMSIZE, Problem
 from cupyflash.schedules import SoftmaxSchedule, TileSchedule, VarlenSchedule
-from cupyflash.sim.theory.visits import FLOAT32, columns_of, lengths, mask_bytes, visits_of
+from cupyflash.sim.theory.visits import (
+    FLOAT32,
+    blocks_in,
+    columns_of,
+    lengths,
+    mask_bytes,
+    masks_and_lengths,
+    searched_bytes,
+    visits_of,
+)
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 
@@ -23,7 +31,7 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
     form = {"fa1": _fa1, "fa2": _fa2, "standard": _standard}[schedule.algorithm]
     p = schedule.problem
     total: Counter[tuple[str, bool]] = Counter()
-    for times, keys, kept in _pairs(p):
+    for times, keys, kept in _heads(p):
         for name, moved in (
             form(schedule, keys, kept) | mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols))
         ).items():
@@ -32,36 +40,34 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 
-def _pairs(p: Problem) -> Iterator[tuple[int, int, np.ndarray | None]]:
+def _heads(p: Problem) -> Iterator[tuple[int, int, np.ndarray | None]]:
     """How many (batch, head) pairs have how many keys, and which block mask (Tr, Tc)."""
-    if p.block_mask is None:
-        for keys, batches in lengths(p).items():
+    for batches, keys, masks in masks_and_lengths(p):
+        if masks is None:
             yield batches * p.heads, keys, None
-        return
-    for batch in range(p.batch):
-        for head in range(p.heads):
-            which = batch % p.block_mask.shape[0], head % p.block_mask.shape[1]
-            yield 1, p.key_lengths[batch] if p.key_lengths else p.seqlen_k, p.block_mask.kept[which]
+            continue
+        for kept in masks:  # (heads or 1, Tr, Tc)
+            yield batches * p.heads // len(masks), keys, kept
 
 
 def _varlen(schedule: VarlenSchedule) -> Traffic:
-    """The sum of its sequences; two bounds of each tensor for every thread block, of which each sequence has the longest's."""
-    p = schedule.problem
+    """The sum of its sequences, and what thread blocks read to find theirs."""
+    p, packed = schedule.problem, schedule.packed
     total: Counter[tuple[str, bool]] = Counter()
     for one, count in schedule.sequences().items():
         for name, moved in forward_traffic(one).items():
             total[name, False] += count * moved.read_bytes
             total[name, True] += count * moved.write_bytes
-    for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        total[name, False] = 8 * p.head_count * math.ceil(p.seqlen_q / schedule.block_rows)
+    looked, given = searched_bytes(p.heads, p.batch, packed.total_q, schedule.block_rows)
+    total["cu_seqlens_q", False], total["cu_seqlens_k", False] = looked, given
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 
 def _fa1(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
     """R = sum r_i c_i visits of a row: Q, O, l and m are read at each, O, l and m written at each and once to begin."""
     p = schedule.problem
-    rows, visits, _, blocks = visits_of(schedule, keys, kept)
-    R, Nq, d, dv = int(rows @ visits), p.seqlen_q, p.head_dim, p.value_dim
+    visits, Nq, d, dv = visits_of(schedule, keys, kept), p.seqlen_q, p.head_dim, p.value_dim
+    R = visits.row_visits
     loaded = columns_of(schedule, keys, kept)
     form = {
         "Q": (R * d * p.itemsize, 0),
@@ -71,7 +77,7 @@ def _fa1(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str
         "m": (R * FLOAT32, (R + Nq) * FLOAT32),
         "L": (0, Nq * FLOAT32 if schedule.lse else 0),
         "key_lengths": (4 if p.padded else 0, 0),
-        "block_mask": (0 if kept is None else int(blocks.sum()), 0),
+        "block_mask": (0 if kept is None else visits.blocks, 0),
     }
     if p.dtype == "float32":
         form["O"] = (R * dv * FLOAT32, (R + Nq) * dv * FLOAT32)
@@ -84,23 +90,22 @@ def _fa1(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str
 
 def _fa2(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
     """Q once where a row block visits any column block, K and V at each visit, O and L once."""
-    p = schedule.problem
-    rows, visits, loaded, blocks = visits_of(schedule, keys, kept)
+    p, visits = schedule.problem, visits_of(schedule, keys, kept)
     return {
-        "Q": (int(rows[visits > 0].sum()) * p.head_dim * p.itemsize, 0),
-        "K": (int(loaded.sum()) * p.head_dim * p.itemsize, 0),
-        "V": (int(loaded.sum()) * p.value_dim * p.itemsize, 0),
+        "Q": (visits.rows * p.head_dim * p.itemsize, 0),
+        "K": (visits.keys * p.head_dim * p.itemsize, 0),
+        "V": (visits.keys * p.value_dim * p.itemsize, 0),
         "O": (0, p.seqlen_q * p.value_dim * p.itemsize),
         "L": (0, p.seqlen_q * FLOAT32 if schedule.lse else 0),
-        "key_lengths": (4 * math.ceil(p.seqlen_q / schedule.block_rows) if p.padded else 0, 0),
-        "block_mask": (0 if kept is None else int(blocks.sum()), 0),
+        "key_lengths": (4 * blocks_in(p.seqlen_q, schedule.block_rows) if p.padded else 0, 0),
+        "block_mask": (0 if kept is None else visits.blocks, 0),
     }
 
 
 def _standard(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
     """Tr x Tc tiles: Q is read for each column of tiles, K and V, as many keys as there are, for each row of tiles."""
     p = schedule.problem
-    Tr, Tc = math.ceil(p.seqlen_q / schedule.block_rows), math.ceil(p.seqlen_k / schedule.block_cols)
+    Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(p.seqlen_k, schedule.block_cols)
     ideal = schedule.tiling.used == schedule.tiling.paper
     scores = p.seqlen_q * p.seqlen_k * p.itemsize
     return {

@@ -1,16 +1,45 @@
-"""What row blocks visit, from the rows' point of view: shared by the closed forms, and with nothing else."""
+"""What row blocks visit, from the rows' point of view: shared by the closed forms, and with nothing else.
+
+Position (causal mask, window, key lengths) leaves row block i the columns from a_i to b_i, both linear in i but for clipping and
+for rounding to whole column blocks. Their sums are taken in closed form, so that a count costs the same at any length; only a
+block mask is gone through, in time and memory of its own size.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
 from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule
+from cupyflash.sim.theory.sums import clipped_sum, count_below
 
 FLOAT32 = 4
+# Lengths up to which the products of two of them, a few times over, are exact in 64 bits.
+SAFE_IN_INT64 = 1 << 29
+
+
+@dataclass(frozen=True)
+class Visits:
+    """What the row blocks of one query head visit, summed over them.
+
+    row_visits: R = sum of r_i c_i, with r_i the rows of row block i and c_i the column blocks that it visits. rows: r_i where
+    c_i > 0. keys: those in the c_i column blocks. blocks: the column blocks that position leaves, of which a block mask speaks.
+    """
+
+    row_visits: int
+    rows: int
+    keys: int
+    blocks: int
+
+    @classmethod
+    def of_heads(cls, counted: Iterable[tuple[int, Visits]]) -> Visits:
+        """Of so many query heads that visit so."""
+        parts = [[times * number for number in astuple(visits)] for times, visits in counted]
+        return cls(*map(sum, zip(*parts, strict=True)))
 
 
 def lengths(p: Problem) -> Mapping[int, int]:
@@ -18,44 +47,115 @@ def lengths(p: Problem) -> Mapping[int, int]:
     return {p.seqlen_k: p.batch} if p.key_lengths is None else Counter(p.key_lengths)
 
 
-def rows_and_visits(schedule: TileSchedule, keys: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """r_i, the rows of row block i, and the columns from a_i to b_i, in whole column blocks, that its rows see of `keys`.
-
-    c_i = (b_i - a_i) / Bc column blocks; a_i = b_i where the rows see none.
-    """
-    p, br, bc = schedule.problem, schedule.block_rows, schedule.block_cols
-    first = np.arange(0, p.seqlen_q, br)
-    end = np.minimum(first + br, p.seqlen_q)
-    shift = p.seqlen_k - p.seqlen_q
-    b = np.full_like(end, keys) if p.right is None else np.clip(end + shift + p.right, 0, keys)
-    a = np.zeros_like(first) if p.left is None else np.maximum(first + shift - p.left, 0)
-    seen = a < b
-    return end - first, np.where(seen, a // bc * bc, 0), np.where(seen, -(-b // bc) * bc, 0)
+def masks_and_lengths(p: Problem) -> Iterator[tuple[int, int, np.ndarray | None]]:
+    """How many batches have how many keys, and which block masks, (heads or 1, Tr, Tc) or none."""
+    if p.block_mask is None or len(p.block_mask.kept) == 1:
+        for keys, batches in lengths(p).items():
+            yield batches, keys, None if p.block_mask is None else p.block_mask.kept[0]
+        return
+    for batch, masks in enumerate(p.block_mask.kept):
+        yield 1, p.key_lengths[batch] if p.key_lengths else p.seqlen_k, masks
 
 
-def visits_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """r_i, c_i, the keys of the column blocks that row block i visits, and its blocks that a block mask speaks of.
+def blocks_in(length: int, size: int) -> int:
+    """Blocks of `size` that a length takes, the last of which may be short."""
+    return -(-length // size)
 
-    The last but one is summed for row block i alone; see `columns_of` for the keys that any of them visits.
-    """
-    rows, a, b = rows_and_visits(schedule, keys)
+
+def sides(p: Problem) -> tuple[int, int]:
+    """(left, right): row r sees the columns from r - left to r + right; no limit is a number beyond all columns."""
+    shift, far = p.seqlen_k - p.seqlen_q, p.seqlen_q + p.seqlen_k
+    return (far if p.left is None else p.left) - shift, (far if p.right is None else p.right) + shift
+
+
+def seen_blocks(schedule: TileSchedule, keys: int) -> range:
+    """The row blocks whose rows see any of `keys`: a_i < b_i. They follow one another, since a_i and b_i only grow."""
+    p, br = schedule.problem, schedule.block_rows
+    left, right = sides(p)
+    if keys == 0 or p.seqlen_q + right <= 0:  # the last row sees nothing
+        return range(0)
+    return range(count_below(p.seqlen_q // br, br, br + right, 1), count_below(blocks_in(p.seqlen_q, br), br, -left, keys))
+
+
+def span(schedule: TileSchedule, keys: int, block: int) -> tuple[int, int]:
+    """The column blocks begin <= j < end that row block `block`, one of `seen_blocks`, sees of `keys`."""
+    first, bc = block * schedule.block_rows, schedule.block_cols
+    left, right = sides(schedule.problem)
+    end = min(first + schedule.block_rows, schedule.problem.seqlen_q)
+    return max(first - left, 0) // bc, blocks_in(min(end + right, keys), bc)
+
+
+def visits_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None = None) -> Visits:
+    """The sums for a head with `keys` keys, and a block mask `kept` (Tr, Tc) or none."""
+    if kept is not None:
+        return _kept_visits(schedule, keys, kept)
+    br, bc, seen = schedule.block_rows, schedule.block_cols, seen_blocks(schedule, keys)
+    left, right = sides(schedule.problem)
+    full, tail = divmod(schedule.problem.seqlen_q, br)
+    n, start = max(0, min(seen.stop, full) - seen.start), seen.start * br  # the seen row blocks of br rows
+    blocks = clipped_sum(n, br, start + br + right, keys, bc, bc - 1) - clipped_sum(n, br, start - left, keys, bc)
+    row_visits, rows = br * blocks, br * n
+    last = blocks_in(keys, bc) - 1  # of the column blocks, the one that may be short
+    in_last = n - count_below(n, br, start + br + right, last * bc + 1)
+    if tail and full in seen:
+        begin, end = span(schedule, keys, full)
+        row_visits, rows, blocks = row_visits + tail * (end - begin), rows + tail, blocks + end - begin
+        in_last += 1  # the last row sees the last key
+    return Visits(row_visits, rows, blocks * bc - in_last * (-keys % bc), blocks)
+
+
+def columns_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None = None) -> int:
+    """The keys of the column blocks that any row block visits."""
     bc = schedule.block_cols
     if kept is None:
-        return rows, (b - a) // bc, np.minimum(b, keys) - a, (b - a) // bc
-    starts = np.arange(kept.shape[1]) * bc
-    widths = np.clip(keys - starts, 0, bc)
-    visited = kept & (a[:, None] <= starts) & (starts < b[:, None])
-    return rows, visited.sum(axis=1), visited @ widths, (b - a) // bc
+        seen = seen_blocks(schedule, keys)
+        return min(span(schedule, keys, seen[-1])[1] * bc, keys) - span(schedule, keys, seen[0])[0] * bc if seen else 0
+    begin, end = _spans(schedule, keys)
+    j = np.arange(kept.shape[1])
+    visited = (kept & (begin[:, None] <= j) & (j < end[:, None])).any(axis=0)
+    return int(visited @ np.clip(keys - j * bc, 0, bc))
 
 
-def columns_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> int:
-    """The keys of the column blocks that any row block visits."""
-    _, a, b = rows_and_visits(schedule, keys)
+def _spans(schedule: TileSchedule, keys: int) -> tuple[np.ndarray, np.ndarray]:
+    """`span` of every row block, for a block mask; 0, 0 where its rows see nothing."""
+    begin, end = np.zeros((2, blocks_in(schedule.problem.seqlen_q, schedule.block_rows)), np.int64)
+    for block in seen_blocks(schedule, keys):
+        begin[block], end[block] = span(schedule, keys, block)
+    return begin, end
+
+
+def _kept_visits(schedule: TileSchedule, keys: int, kept: np.ndarray) -> Visits:
+    br, bc = schedule.block_rows, schedule.block_cols
+    begin, end = _spans(schedule, keys)
+    starts, j = np.arange(len(begin)) * br, np.arange(kept.shape[1])
+    rows = np.minimum(schedule.problem.seqlen_q - starts, br)
+    visited = kept & (begin[:, None] <= j) & (j < end[:, None])
+    visits, widths = visited.sum(axis=1), np.clip(keys - j * bc, 0, bc)
+    return Visits(int(rows @ visits), int(rows[visits > 0].sum()), int((visited @ widths).sum()), int((end - begin).sum()))
+
+
+def scores_of(p: Problem, keys: int, kept: np.ndarray | None = None, blocks: tuple[int, int] = (1, 1)) -> int:
+    """How many scores of one head position leaves, in the kept blocks of (Br, Bc) where there is a block mask."""
+    left, right = sides(p)
     if kept is None:
-        return max(0, min(int(b.max(initial=0)), keys) - int(a[a < b].min(initial=keys)))
-    starts = np.arange(kept.shape[1]) * schedule.block_cols
-    visited = (kept & (a[:, None] <= starts) & (starts < b[:, None])).any(axis=0)
-    return int(visited @ np.clip(keys - starts, 0, schedule.block_cols))
+        return clipped_sum(p.seqlen_q, 1, right + 1, keys) - clipped_sum(p.seqlen_q, 1, -left, keys)
+    # Of the scores above and left of each corner of the blocks, those within the bounds; differences count a block.
+    number = np.int64 if p.seqlen_q + p.seqlen_k < SAFE_IN_INT64 else object
+    rows, cols = (
+        np.array([min(block * size, length) for block in range(count + 1)], number)
+        for count, size, length in zip(kept.shape, blocks, (p.seqlen_q, keys), strict=True)
+    )
+    far = p.seqlen_q + p.seqlen_k
+    bounds = (min(right + 1, far), max(-left, -far))  # beyond which nothing changes
+    ends, begins = (_area(rows[:, None] + bound, cols) for bound in bounds)
+    return int(np.diff(np.diff(ends - begins, axis=0), axis=1)[kept].sum())
+
+
+def _area(x: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """The sum of clip(y, 0, most) over all y < x."""
+    below = np.maximum(np.minimum(x, most), 0)
+    area: np.ndarray = below * (below - 1) // 2 + np.maximum(x - most, 0) * most
+    return area
 
 
 def mask_bytes(
@@ -64,14 +164,17 @@ def mask_bytes(
     """Mask and bias: each score of the visited blocks that causal mask and window leave reads its own element."""
     if not (p.mask or p.bias):
         return {}
-    own = np.arange(p.seqlen_q) + (p.seqlen_k - p.seqlen_q)
-    end = np.clip(own + p.right + 1, 0, keys) if p.right is not None else np.full_like(own, keys)
-    begin = np.clip(own - p.left, 0, end) if p.left is not None else np.zeros_like(own)
-    if kept is None:
-        scores = int((end - begin).sum())
-    else:
-        cols = np.arange(keys)
-        seen = (begin[:, None] <= cols) & (cols < end[:, None])
-        rows = np.arange(p.seqlen_q)[:, None] // blocks[0]
-        scores = int((seen & kept[rows, cols // blocks[1]]).sum())
+    scores = scores_of(p, keys, kept, blocks)
     return {"mask": (scores if p.mask else 0, 0), "bias": (scores * p.itemsize if p.bias else 0, 0)}
+
+
+def searched_bytes(heads: int, sequences: int, total: int, block: int) -> tuple[int, int]:
+    """Bytes of the bounds of the tensor whose blocks thread blocks have, and of the other's, to find their sequences.
+
+    A head has total // block + sequences of them. Each searches its own bounds 32 at a time, as often as sequences - 1 has digits
+    to the base 32, and then reads the two of its sequence of both tensors, in int32.
+    """
+    if not sequences:
+        return 0, 0
+    blocks, digits = heads * (total // block + sequences), max(1, -(-(sequences - 1).bit_length() // 5))
+    return 4 * blocks * (32 * digits + 2), 4 * blocks * 2

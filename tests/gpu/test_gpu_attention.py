@@ -1,226 +1,186 @@
-"""The call on CuPy arrays: the numbers, the stream, no copies, and agreement with the simulated device."""
+"""The call on CuPy arrays: the numbers under every mask, views, the same bits, and agreement with the simulated device."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from chip import DTYPES, check_forward, choose, held_in, on_gpu, on_host
 
 import cupyflash
 from cupyflash import Device, Problem, plan
+from cupyflash.problem import BlockMask
 from cupyflash.schedules import fa2_tiles
 from cupyflash.sim import execute
-from yardstick import check_numbers, draw, draw_masks
+from yardstick import check_numbers, draw
 
-CASES = [
-    (algorithm, dtype, d, lengths, causal)
-    for algorithm in ("fa2", "fa1", "standard")
-    for dtype in ("float16", "bfloat16", "float32")
-    for d in (16, 40, 64, 128, 256)
-    for lengths in ((128, 128), (97, 1025), (1025, 97), (1, 300))
-    for causal in (False, True)
-]
+# One kernel each, on several problems: compiling takes longer than running.
+KERNELS = choose(
+    [
+        (algorithm, dtype, d, causal)
+        for algorithm in ("fa2", "fa1", "standard")
+        for dtype in DTYPES
+        for d in (16, 40, 64, 128, 256)
+        for causal in (False, True)
+    ],
+    [
+        ("fa2", "float16", 40, True),
+        ("fa2", "bfloat16", 16, False),
+        ("fa1", "float32", 16, True),
+        ("standard", "float16", 16, False),
+    ],
+)
+LENGTHS = choose(((128, 128), (97, 1025), (1025, 97), (1, 300)), ((33, 20), (1, 40)))
 
 
-@pytest.mark.parametrize(("algorithm", "dtype", "d", "lengths", "causal"), CASES)
-def test_numbers(algorithm: str, dtype: str, d: int, lengths: tuple[int, int], causal: bool) -> None:
-    import cupy
-
-    q, k, v = draw(Problem(2, 4, 2, *lengths, d, dtype, causal), v_mean=1.0)
-    out, lse = cupyflash.attention(*map(cupy.asarray, (q, k, v)), causal=causal, algorithm=algorithm, return_lse=True)
-    check_numbers(cupy.asnumpy(out), cupy.asnumpy(lse), q, k, v, causal=causal)
+@pytest.mark.parametrize(("algorithm", "dtype", "d", "causal"), KERNELS)
+def test_numbers(algorithm: str, dtype: str, d: int, causal: bool) -> None:
+    for lengths in LENGTHS:
+        check_forward(Problem(2, 4, 2, *lengths, d, dtype, causal), algorithm)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("d", [40, 64, 128, 256])
+@pytest.mark.parametrize("dtype", choose(DTYPES, DTYPES[:1]))
+@pytest.mark.parametrize("d", choose([40, 64, 128, 256], [16]))
 def test_each_tile_that_lengths_choose_between(dtype: str, d: int) -> None:
-    import cupy
-
-    problem = Problem(2, 4, 2, 300, 1025, d, dtype, causal=True)
-    q, k, v = draw(problem, v_mean=1.0)
-    for each in fa2_tiles.finalists(problem, Device.current()):
-        tiling = (each.tile.block_rows, each.tile.block_cols)
-        arrays = map(cupy.asarray, (q, k, v))
-        out, lse = cupyflash.attention(*arrays, causal=True, algorithm="fa2", tiling=tiling, return_lse=True)
-        check_numbers(cupy.asnumpy(out), cupy.asnumpy(lse), q, k, v, causal=True)
+    problem = Problem(2, 4, 2, *choose((300, 1025), (20, 33)), d, dtype, causal=True)
+    for each in fa2_tiles.finalists(problem, Device.current())[: choose(None, 1)]:
+        check_forward(problem, "fa2", (each.tile.block_rows, each.tile.block_cols))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("algorithm", ["fa2", "fa1"])
+@pytest.mark.parametrize("dtype", choose(["float16", "float32"], ["float16"]))
+@pytest.mark.parametrize("algorithm", choose(["fa2", "fa1"], ["fa2"]))
 def test_the_simulated_device_computes_the_same(dtype: str, algorithm: str) -> None:
     """Not to the bit: the two round exponentials and accumulate in the tensor core differently."""
-    import cupy
-
-    problem = Problem(1, 2, 1, 200, 300, 64, dtype, causal=True)
+    problem = Problem(1, 2, 1, *choose((200, 300), (20, 30)), 64, dtype, causal=True)
     q, k, v = draw(problem, v_mean=1.0)
-    ours = cupy.asnumpy(cupyflash.attention(*map(cupy.asarray, (q, k, v)), causal=True, algorithm=algorithm))
+    (ours,) = on_host(cupyflash.attention(*on_gpu(q, k, v), causal=True, algorithm=algorithm))
     simulated = execute(plan(problem, Device.current(), algorithm), q, k, v).out
     assert np.abs(ours.astype(np.float64) - simulated.astype(np.float64)).max() <= (4e-3 if dtype == "float16" else 2e-6)
 
 
-def small() -> tuple[list[np.ndarray], list[object]]:
-    """Host and device copies of one problem that has workspaces."""
+# What restricts the scores, each a kernel of its own, on two problems.
+MASKS: dict[str, dict[str, Any]] = {
+    "window": {"window": (20, 7)},
+    "window to the left": {"window": (33, None)},
+    "causal window": {"window": (5, None), "causal": True},
+    "mask": {"mask": True},
+    "bias": {"bias": True},
+    "key lengths": {"padded": True},
+    "all": {"mask": True, "bias": True, "padded": True, "causal": True, "window": (60, None)},
+}
+
+
+@pytest.mark.parametrize("masks", choose([*MASKS], ["causal window", "all"]))
+@pytest.mark.parametrize("dtype", choose(DTYPES, ("float16",)))
+@pytest.mark.parametrize("algorithm", choose(["fa2", "fa1", "standard"], ["fa2"]))
+def test_masks(dtype: str, algorithm: str, masks: str) -> None:
+    for seed, (n_q, n_k) in enumerate(choose([(100, 150), (257, 130)], [(20, 33)])):
+        lengths = {"key_lengths": (n_k, n_k // 2)} if MASKS[masks].get("padded") else {}
+        check_forward(Problem(2, 4, 2, n_q, n_k, 64, dtype, head_dim_v=48, **MASKS[masks], **lengths), algorithm, seed=seed)
+
+
+@pytest.mark.parametrize("dtype", choose(DTYPES, ("float16",)))
+@pytest.mark.parametrize("algorithm", choose(["fa2", "fa1"], ["fa2"]))
+def test_block_masks(dtype: str, algorithm: str) -> None:
+    tiling, (n_q, n_k) = (32, 64), choose((200, 300), (40, 70))
+    for share in (0.0, 0.4, 1.0):
+        kept = np.random.default_rng(0).random((1, 2, -(-n_q // 32), -(-n_k // 64))) < share
+        check_forward(Problem(2, 2, 1, n_q, n_k, 64, dtype, block_mask=BlockMask.of(kept)), algorithm, tiling)
+
+
+def test_masks_broadcast() -> None:
+    """Of fewer axes, of length 1 and of stride 0, and of key lengths in 64 bits."""
     import cupy
 
-    host = list(draw(Problem(1, 4, 4, 512, 512, 64, "float16")))
-    return host, [cupy.asarray(array) for array in host]
-
-
-@pytest.mark.parametrize("algorithm", ["fa2", "fa1"])
-def test_a_captured_call_replays_after_its_memory_was_offered_to_others(algorithm: str) -> None:
-    import cupy
-
-    host, (q, k, v) = small()
-    out = cupy.zeros_like(q)
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        cupyflash.attention(q, k, v, out=out, algorithm=algorithm)
-        stream.synchronize()
-        out[...] = 0
-        stream.begin_capture()  # capture refuses any synchronisation and any use of another stream
-        cupyflash.attention(q, k, v, out=out, algorithm=algorithm)
-        graph = stream.end_capture()
-        filler = [cupy.full(1 << 20, 7, cupy.float32) for _ in range(8)]
-        for _ in range(2):
-            graph.launch(stream)
-        stream.synchronize()
-        assert all(bool((array == 7).all()) for array in filler)
-    check_numbers(cupy.asnumpy(out), None, *host)
-
-
-def test_runs_on_the_current_stream() -> None:
-    import cupy
-
-    host, (q, k, v) = small()
-    for stream in (cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream.ptds):
-        cupy.cuda.Device().synchronize()
-        with stream:
-            doubled = q * 2  # in order on this stream only
-            out = cupyflash.attention(doubled, k, v, scale=1 / 16)
-            stream.synchronize()
-        check_numbers(cupy.asnumpy(out), None, *host)
-
-
-def test_workspaces_come_from_the_current_memory_pool() -> None:
-    import cupy
-
-    _, (q, k, v) = small()
-    pool = cupy.cuda.MemoryPool()
-    with cupy.cuda.using_allocator(pool.malloc):
-        cupyflash.attention(q, k, v, out=cupy.empty_like(q), algorithm="fa1")
-    assert pool.total_bytes() >= 4 * 512 * (2 + 64) * 4
-
-
-def test_arrays_on_a_device_that_is_not_current() -> None:
-    import cupy
-
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("needs two GPUs")
-    host, _ = small()
-    with cupy.cuda.Device(1):
-        arrays = [cupy.asarray(array) for array in host]
-    out = cupyflash.attention(*arrays)
-    assert out.device.id == 1
-    check_numbers(cupy.asnumpy(out), None, *host)
-
-
-def test_threads_may_make_the_first_call_together() -> None:
-    import cupy
-
-    q, k, v = (cupy.asarray(array) for array in draw(Problem(1, 1, 1, 64, 64, 104, "float16")))
-    with ThreadPoolExecutor(8) as pool:
-        outs = list(pool.map(lambda _: cupyflash.attention(q, k, v).get(), range(8)))
-    assert all(out.tobytes() == outs[0].tobytes() for out in outs)
-
-
-@pytest.mark.parametrize("mode", ["missing", "read-only"])
-def test_without_a_usable_cache_directory(tmp_path: Path, mode: str) -> None:
-    """In a process of its own, since CuPy looks at the directory when it starts. Root writes anywhere, so a file stands in."""
-    directory = tmp_path / "cache"
-    if mode == "read-only":
-        directory.write_text("not a directory")
-    code = "import cupy, cupyflash; q = cupy.ones((32, 64), cupy.float16);assert bool((cupyflash.attention(q, q, q) == 1).all())"
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"CUPY_CACHE_DIR": str(directory)}, timeout=120)
-
-
-def test_warmup_compiles_what_a_call_needs() -> None:
-    import cupy
-
-    cupyflash.warmup(head_dim=88, causal=True)
-    q, k, v = (cupy.asarray(array) for array in draw(Problem(1, 1, 1, 64, 64, 88, "float16")))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cupy, "RawModule", lambda **_: pytest.fail("something was compiled"))
-        cupyflash.attention(q, k, v, causal=True)
-
-
-def test_results_do_not_depend_on_what_else_runs() -> None:
-    import cupy
-
-    _, (q, k, v) = small()
-    alone = cupyflash.attention(q, k, v).get()
-    busy = cupy.cuda.Stream(non_blocking=True)
-    with busy:
-        noise = cupy.random.standard_normal((4096, 4096), dtype=cupy.float32)
-        for _ in range(20):
-            noise = noise @ noise / 4096
-    assert cupyflash.attention(q, k, v).get().tobytes() == alone.tobytes()
-    busy.synchronize()
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("algorithm", ["fa2", "fa1", "standard"])
-def test_masks(dtype: str, algorithm: str) -> None:
-    import cupy
-
-    problem = Problem(2, 4, 2, 100, 150, 64, dtype, head_dim_v=48, mask=True, bias=True, padded=True, key_lengths=(150, 70))
-    q, k, v = draw(problem, v_mean=1.0)
-    masks = draw_masks(problem)
-    on_gpu = {name: cupy.asarray(array) for name, array in masks.items()}
-    for causal in (False, True):
-        out = cupyflash.attention(*map(cupy.asarray, (q, k, v)), causal=causal, algorithm=algorithm, **on_gpu)
-        check_numbers(cupy.asnumpy(out), None, q, k, v, causal=causal, **masks)
+    n_q, n_k = choose((100, 150), (20, 33))
+    q, k, v = draw(Problem(2, 2, 2, n_q, n_k, 64, "float16"), v_mean=1.0)
+    mask, bias, lengths = (np.arange(n_k) % 3 > 0)[None], np.linspace(-1, 1, n_q).astype(np.float16)[:, None], np.array([n_k, 9])
+    given = {"mask": mask, "bias": bias, "key_lengths": lengths}
+    out = cupyflash.attention(*on_gpu(q, k, v), **dict(zip(given, on_gpu(*given.values()), strict=True)))
+    check_numbers(*on_host(out), None, q, k, v, **given)
+    (host,) = on_gpu(np.zeros((1, 1), np.float16))
+    still = cupy.ndarray((n_q, n_k), np.float16, host.data, strides=(0, 0))
+    out = cupyflash.attention(*on_gpu(q, k, v), bias=still)
+    check_numbers(*on_host(out), None, q, k, v)
 
 
 def test_strided_views_and_out_without_copies() -> None:
     import cupy
 
-    arrays = [cupy.asarray(array) for array in draw(Problem(2, 30, 30, 4, 4, 64, "float16"))]
+    arrays = on_gpu(*draw(Problem(2, choose(30, 10), choose(30, 10), 4, 4, 64, "float16")))
     q, k, v = (array.swapaxes(1, 2) for array in arrays)
-    out = cupy.empty((2, 30, 4, 64), cupy.float16).swapaxes(1, 2)
+    out = cupy.empty((2, choose(30, 10), 4, 64), cupy.float16).swapaxes(1, 2)
     assert cupyflash.attention(q, k, v, out=out) is out
-    check_numbers(cupy.asnumpy(out), None, *(cupy.asnumpy(array) for array in (q, k, v)))
+    check_numbers(*on_host(out), None, *on_host(q, k, v))
 
 
-@pytest.mark.parametrize(("start", "row"), [(0, 64), (4, 72), (2, 68), (1, 65)])
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(("start", "row"), choose([(0, 64), (4, 72), (2, 68), (1, 65)], [(1, 65)]))
+@pytest.mark.parametrize("dtype", choose(["float16", "float32"], ["float16"]))
 def test_any_alignment(dtype: str, start: int, row: int) -> None:
-    import cupy
-
     arrays = draw(Problem(1, 1, 1, 40, 50, row + 8, dtype))
-    q, k, v = (cupy.asarray(array[0, 0])[:, start : start + 48] for array in arrays)
-    out = cupyflash.attention(q, k, v)
-    check_numbers(cupy.asnumpy(out), None, *(cupy.asnumpy(array) for array in (q, k, v)))
+    q, k, v = (on_gpu(array[0, 0])[0][:, start : start + 48] for array in arrays)
+    check_numbers(*on_host(cupyflash.attention(q, k, v)), None, *on_host(q, k, v))
 
 
-@pytest.mark.parametrize("algorithm", ["fa2", "fa1"])
+@pytest.mark.parametrize("algorithm", choose(["fa2", "fa1", "standard"], ["fa2"]))
 def test_the_same_bits_every_time(algorithm: str) -> None:
+    q, k, v = on_gpu(*draw(Problem(1, choose(8, 1), choose(8, 1), choose(700, 40), choose(700, 40), 64, "float16")))
+    first = cupyflash.attention(q, k, v, algorithm=algorithm).tobytes()
+    assert all(cupyflash.attention(q, k, v, algorithm=algorithm).tobytes() == first for _ in range(choose(10, 2)))
+
+
+def test_nothing_to_see() -> None:
+    """No keys, no queries, no batch: zeros and -inf, or nothing."""
     import cupy
 
-    q, k, v = map(cupy.asarray, draw(Problem(1, 8, 8, 700, 700, 64, "float16")))
-    first = cupyflash.attention(q, k, v, algorithm=algorithm).tobytes()
-    assert all(cupyflash.attention(q, k, v, algorithm=algorithm).tobytes() == first for _ in range(10))
+    q = cupy.ones((2, 3, 5, 64), cupy.float16)
+    out, lse = cupyflash.attention(q, q[:, :, :0], q[:, :, :0], return_lse=True)
+    assert not on_host(out)[0].any() and np.isneginf(on_host(lse)[0]).all()
+    assert cupyflash.attention(q[:, :, :0], q, q).shape == (2, 3, 0, 64) and cupyflash.attention(q[:0], q[:0], q[:0]).size == 0
+
+
+def check_merged(dtype: str, parts: list[slice]) -> None:
+    """States of parts of the keys, one of which no row sees, merge into attention over all."""
+    problem = Problem(1, 2, 2, choose(100, 20), choose(400, 40), 64, dtype)
+    q, k, v = draw(problem, v_mean=1.0)
+    (queries,) = on_gpu(q)
+    states = [cupyflash.attention(queries, *on_gpu(k[:, :, keys], v[:, :, keys]), return_lse=True) for keys in parts]
+    merged = states[0]
+    for state in states[1:]:
+        merged = cupyflash.merge_states(*merged, *state)
+    out, lse = on_host(*merged)
+    assert out.dtype == q.dtype and lse.dtype == np.float32
+    check_numbers(out, lse, q, k, v, score_dtype=held_in("fa2", q))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_states_merge(dtype: str) -> None:
+    n = choose(400, 40)
+    check_merged(dtype, [slice(0, n // 4), slice(n // 4, n // 4), slice(n // 4, n)])
+
+
+def test_states_merge_into_a_part() -> None:
+    import cupy
+
+    rng = np.random.default_rng(0)
+    (o_a, o_b), (lse_a, lse_b) = (
+        rng.standard_normal((2, 3, 5, 8)).astype(np.float16),
+        rng.standard_normal((2, 3, 5)).astype(np.float32),
+    )
+    lse_a[0, 0] = lse_b[0, 1] = -np.inf
+    expected = cupyflash.merge_states(o_a, lse_a, o_b, lse_b)
+    given = on_gpu(o_a, lse_a, o_b, lse_b)
+    for out in (cupy.zeros((3, 5, 16), cupy.float16)[..., ::2], given[0]):
+        found = cupyflash.merge_states(*given, out=out)
+        assert found[0] is out
+        assert np.allclose(*on_host(out), expected[0], atol=2e-3) and np.allclose(*on_host(found[1]), expected[1], atol=1e-6)
 
 
 def test_numpy_and_cupy_do_not_mix() -> None:
-    import cupy
-
     q, k, v = draw(Problem(1, 1, 1, 16, 16, 64, "float16"))
     with pytest.raises(TypeError, match="all CuPy's"):
-        cupyflash.attention(cupy.asarray(q), k, v)
+        cupyflash.attention(*on_gpu(q), k, v)
 
 
 def test_the_detected_device_is_plausible() -> None:

@@ -1,12 +1,29 @@
 """The opcodes, one module a family. Importing this package fills the table of `registry`."""
 
-from . import access, compare, control, convert, copy, floating, half, integer, logic, mbarrier, move, tensor, warp, wmma
+from . import (
+    access,
+    approximate,
+    compare,
+    control,
+    convert,
+    copy,
+    floating,
+    half,
+    integer,
+    logic,
+    mbarrier,
+    move,
+    tensor,
+    warp,
+    wmma,
+)
 from .registry import Coverage, Plan, coverage, decode
 
 __all__ = [
     "Coverage",
     "Plan",
     "access",
+    "approximate",
     "compare",
     "control",
     "convert",

@@ -16,6 +16,7 @@ import numpy as np
 from .. import fpenv
 from ..types import TYPES, Array
 from . import half, integer
+from .approximate import approximation
 from .registry import Instruction, Mods, Plan, Thunk, Unsupported, arg, opcode, pure
 from .rounding import fused_f32, fused_f64
 
@@ -125,38 +126,23 @@ def fused(i: Instruction) -> Plan:
 def division(i: Instruction) -> Plan:
     if i.type.kind != "f":
         return integer.integer_division(i)
+    if {"approx", "full"} & set(i.mods):
+        return approximation(i)
     mods = Mods(i)
-    approx = mods.flag("approx")
-    mods.flag("full")  # promises 2 ulp over the whole range: the exact quotient is one
     rounding, flush, type_ = mods.choice(ROUNDINGS, "rn"), mods.flag("ftz"), mods.type("f32", "f64")
     mods.done()
     d, a, b = (arg(o, type_) for o in i.operands)
-
-    def make(d: Array, a: Array, b: Array) -> Thunk:
-        return approximate_division(d, a, b) if approx else partial(np.divide, a, b, d)
-
-    return pure(make, [d], [a, b], fpenv.mode(fpenv.ROUNDING[rounding], flush))
+    return pure(lambda d, a, b: partial(np.divide, a, b, d), [d], [a, b], fpenv.mode(fpenv.ROUNDING[rounding], flush))
 
 
-def approximate_division(d: Array, a: Array, b: Array) -> Thunk:
-    """div.approx is a times an approximate 1/b: for 2**126 < |b| < 2**128 it gives 0 (infinity/b: NaN)."""
-
-    def run() -> None:
-        huge = (np.abs(b) > np.float32(2.0**126)) & ~np.isinf(b)
-        if np.count_nonzero(huge):
-            d[...] = np.where(huge, a * np.copysign(np.float32(0), b), a / b)
-        else:
-            np.divide(a, b, d)
-
-    return run
-
-
-def unary_float(fn: Callable[[Array, Array], Thunk], *kinds: str) -> Callable[[Instruction], Plan]:
-    """Decoder of one-operand instructions whose thunk is `fn(d, a)`."""
+def rounded(fn: Callable[[Array, Array], Thunk]) -> Callable[[Instruction], Plan]:
+    """Decoder of one-operand instructions whose thunk is `fn(d, a)` where they round, and which may be approximate."""
 
     def decoder(i: Instruction) -> Plan:
-        mods = Mods(i, "approx")
-        rounding, flush, type_ = mods.choice(ROUNDINGS, "rn"), mods.flag("ftz"), mods.type(*kinds)
+        if "approx" in i.mods:
+            return approximation(i)
+        mods = Mods(i)
+        rounding, flush, type_ = mods.choice(ROUNDINGS, "rn"), mods.flag("ftz"), mods.type("f32", "f64")
         mods.done()
         d, a = (arg(o, type_) for o in i.operands)
         return pure(fn, [d], [a], fpenv.mode(fpenv.ROUNDING[rounding], flush))
@@ -168,41 +154,12 @@ def reciprocal(d: Array, a: Array) -> Thunk:
     return partial(np.divide, np.array(1, d.dtype), a, d)
 
 
-def inverse_root(d: Array, a: Array) -> Thunk:
-    """1/sqrt(a) through float64: within half an ulp."""
-    one = np.array(1.0)
-
-    def run() -> None:
-        np.copyto(d, np.divide(one, np.sqrt(a.astype(np.float64))), casting="same_kind")
-
-    return run
-
-
 def square_root(d: Array, a: Array) -> Thunk:
     return partial(np.sqrt, a, d)
 
 
-def smooth(fn: np.ufunc) -> Callable[[Array, Array], Thunk]:
-    def make(d: Array, a: Array) -> Thunk:
-        return partial(fn, a, d)
-
-    return make
-
-
-opcode("rcp", forms=".approx .rn .rz .rm .rp {.ftz}.f32 .f64")(unary_float(reciprocal, "f32", "f64"))
-opcode("rsqrt", forms=".approx{.ftz}.f32 .f64")(unary_float(inverse_root, "f32", "f64"))
-opcode("sqrt", forms=".approx .rn .rz .rm .rp {.ftz}.f32 .f64")(unary_float(square_root, "f32", "f64"))
-opcode("sin", forms=".approx{.ftz}.f32")(unary_float(smooth(np.sin), "f32"))
-opcode("cos", forms=".approx{.ftz}.f32")(unary_float(smooth(np.cos), "f32"))
-opcode("lg2", forms=".approx{.ftz}.f32")(unary_float(smooth(np.log2), "f32"))
-
-
-@opcode("ex2", "tanh", forms=".approx{.ftz}.f32 .f16 .f16x2 .bf16 .bf16x2")
-def exponential(i: Instruction) -> Plan:
-    fn = np.exp2 if i.opcode == "ex2" else np.tanh
-    if is_half(i):
-        return half.smooth(i, fn)
-    return unary_float(smooth(fn), "f32")(i)
+opcode("rcp", forms=".approx{.ftz}.f32, .approx.ftz.f64; .rn .rz .rm .rp {.ftz}.f32 .f64")(rounded(reciprocal))
+opcode("sqrt", forms=".approx{.ftz}.f32; .rn .rz .rm .rp {.ftz}.f32 .f64")(rounded(square_root))
 
 
 @opcode("abs", "neg", forms=".s16 .s32 .s64; {.ftz}.f32 .f64; halves")

@@ -74,12 +74,23 @@ def fused(i: Instruction) -> Plan:
     return plan(i, fused_odd, ftz=ftz, sat=sat, relu=relu)
 
 
-def smooth(i: Instruction, fn: np.ufunc) -> Plan:
-    mods = Mods(i, "approx")
-    ftz = mods.flag("ftz")
-    mods.type(*HALVES)
-    mods.done()
-    return plan(i, fn, ftz=ftz)
+def approximated(
+    type_: PtxType,
+    result: Callable[..., Array],
+    move: Callable[..., Array],
+    ftz: bool,
+    approximate: bool,
+    d: Array,
+    a: Array,
+) -> Thunk:
+    """The thunk of an approximate function: `result(move, inputs)` is its value as float64, exact without a move."""
+
+    def run() -> None:
+        value = wide(a, type_).astype(np.float64)
+        found = result(move if approximate else None, [flush(value, type_) if ftz else value])
+        d[...] = narrow(flush(found, type_) if ftz else found, type_)
+
+    return run
 
 
 def sign(i: Instruction) -> Plan:

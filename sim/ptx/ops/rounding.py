@@ -55,12 +55,7 @@ def fused_f64(a: Array, b: Array, c: Array, d: Array) -> None:
     """d = a * b + c rounded once (float64, nearest), exact in every range: the rare hard lanes use rationals."""
     a, b, c = (np.broadcast_to(x, d.shape) for x in (a, b, c))
     plain = a * b + c
-    split = 134217729.0  # 2**27 + 1, Veltkamp
-    ah = split * a - (split * a - a)
-    bh = split * b - (split * b - b)
-    al, bl = a - ah, b - bh
-    high = a * b
-    low = ((ah * bh - high) + ah * bl + al * bh) + al * bl
+    high, low = product(a, b)
     # Boldo and Melquiond: exact product high + low; sum the parts, the smaller pair to odd.
     th = c + low
     part = th - c
@@ -85,6 +80,26 @@ def fused_f64(a: Array, b: Array, c: Array, d: Array) -> None:
             result[at] = plain[at]
     # An exact zero takes its sign from the plain expression.
     d[...] = np.where(result == 0, np.where(plain == 0, plain, result), result)
+
+
+def product(a: Array, b: Array) -> tuple[Array, Array]:
+    """a * b of float64 arrays far from the ends of their range, and what it lacks of the exact product (Veltkamp, Dekker)."""
+    split = 134217729.0  # 2**27 + 1
+    ah, bh = (split * x - (split * x - x) for x in (a, b))
+    al, bl = a - ah, b - bh
+    high = a * b
+    return high, ((ah * bh - high) + ah * bl + al * bh) + al * bl
+
+
+def inverse_root(a: Array) -> Array:
+    """1 / sqrt(a) of float64, rounded to nearest: one Newton step from the rounded quotient, its residual exact."""
+    fraction, exponent = np.frexp(a)
+    fraction = np.where(exponent % 2, fraction * 2, fraction)
+    root = 1 / np.sqrt(fraction)
+    square, lacks = product(root, root)
+    whole, less = product(fraction, square)
+    step = root * (((1 - whole) - less - fraction * lacks) / 2)
+    return np.where(np.isfinite(step), np.ldexp(root + step, -(exponent // 2)), 1 / np.sqrt(a))
 
 
 def fused_odd(a: Array, b: Array, c: Array) -> Array:

@@ -1,0 +1,159 @@
+"""The command of a benchmark: what it is told, the machine, the file, and the order of things."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import ahead
+import report
+from cases import SMALL, TINY, Case, chosen
+from machine import Gpu, Machine, Simulated
+from records import ROOT, Budget, Records, attempt, commit, told
+from timing import DeviceLost, Effort, Pass, Session
+
+import cupyflash
+from cupyflash import Device
+from cupyflash.schedules import Kernel
+
+# Seconds: of the command, and of these, what is kept for the extras behind the measurements.
+SECONDS, QUICK_SECONDS = 450.0, 105.0
+EXTRAS_SHARE, AHEAD_SHARE = 0.15, 0.3
+HOST_CALLS = 200
+FULL, QUICK, DRY = Effort(), Effort(seconds=0.1, least=3, most=30), Effort(sets=1, least=2, most=2)
+INTERRUPTED = 130  # exit status, as a shell has it
+# By name, what gives it: called one after another while time is left, with the seconds that are left.
+Extras = Mapping[str, Callable[[float], Any]]
+
+
+def surroundings(device: Device, versions: Callable[[], Any]) -> dict[str, Any]:
+    """What is measured, and on what; nothing of whose it is."""
+    return {
+        "device": {**{each.name: getattr(device, each.name) for each in fields(device)}, "tensor_peak": dict(device.tensor_peak)},
+        "date": datetime.date.today().isoformat(),
+        "cupyflash": cupyflash.__version__,
+        "commit": first(attempt(commit)),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "versions": first(attempt(versions)),
+    }
+
+
+def first(found: Mapping[str, Any]) -> Any:
+    """What was found, or why not."""
+    return found.get("value", found.get("error"))
+
+
+def distinct(what: Pass, machine: Machine, cases: Sequence[Case]) -> Iterator[Kernel]:
+    """A kernel of each binary that the cases need, in the order in which they do."""
+    seen = set()
+    for case in cases:
+        for kernel in attempt(lambda case=case: list(what.kernels(machine.device, case))).get("value", ()):  # type: ignore[misc]
+            binary = kernel.source, kernel.constants
+            if binary not in seen:
+                seen.add(binary)
+                yield kernel
+
+
+def host_seconds(session: Session) -> dict[str, float]:
+    """Host time of one warm call of the default, from entry to return, nothing waited for: median and spread; a small problem's."""
+    machine, what = session.machine, session.what
+    case = TINY if isinstance(machine, Simulated) else SMALL
+    arrays = machine.draw(case, 0, what.inputs)
+    call = next(each.call for each in what.ours(machine, case, arrays) if each.name == what.default)
+    call()
+    times = []
+    for _ in range(2 if isinstance(machine, Simulated) else HOST_CALLS):
+        machine.wait()  # an empty queue, so that no call waits for a place in it
+        begun = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begun)
+    lower, median, upper = statistics.quantiles(times, n=4)
+    return {"seconds": median, "spread_s": upper - lower}
+
+
+def failed(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether one of ours is wrong, or raised something else than that memory was too small."""
+    return any(row["ours"] and (row.get("right") is False or "MemoryError" not in row.get("error", "MemoryError")) for row in rows)
+
+
+def run(session: Session, cases: Sequence[Case], header: Mapping[str, Any], extras: Extras) -> int:
+    """Everything, and the exit status; the last line says how it ended."""
+    records, budget, reason, status = session.records, session.budget, "done", 0
+    try:
+        machine = session.machine
+        here = surroundings(machine.device, machine.versions)
+        records.write("run", {**here, **header, "fill_seconds": machine.fill_seconds})
+        if not header["simulated"]:
+            kernels, share = list(distinct(session.what, machine, cases)), AHEAD_SHARE * budget.left()
+            records.extra("compiled ahead", lambda: ahead.compile_all(kernels, share, ahead.processes()))
+        session.budget = Budget(budget.left() * (1 - EXTRAS_SHARE))
+        session.measure(cases)
+        records.extra("warm call, host", lambda: host_seconds(session))
+        for name, extra in extras.items():
+            if budget.left() > 0:
+                print(f"{name}: {records.extra(name, lambda extra=extra: extra(budget.left()))}")  # type: ignore[misc]
+            else:
+                records.write("extra", {"name": name, "error": "no time left"})
+    except DeviceLost as lost:
+        reason, status = f"the device does not answer any more, since {lost}", 1
+    except KeyboardInterrupt:
+        reason, status = "interrupted", INTERRUPTED
+    except BaseException as error:
+        reason, status = told(error), 1
+        raise
+    finally:
+        records.write("end", {"reason": reason, "seconds": budget.spent()})
+        print(f"ended: {reason}")
+    return status or int(failed(session.rows))
+
+
+def parsed(doc: str | None, argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    results = "benchmarks/results; of a dry run a new folder for temporary files"
+    parser.add_argument("--out", type=Path, help=f"folder of the file, or a .jsonl file to add to (default: {results})")
+    parser.add_argument("--quick", action="store_true", help="float16, d 64 and 128, three lengths, fewer repeats")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help=f"stop in time ({SECONDS:.0f}; quick {QUICK_SECONDS:.0f})")
+    parser.add_argument("--without", action="append", default=[], help="leave out an implementation, as 'torch math'")
+    parser.add_argument("--dry-run", action="store_true", help="on the simulated device, tiny: no figure means anything")
+    given = parser.parse_args(argv)
+    given.out = given.out or (Path(tempfile.mkdtemp(prefix="cupyflash-")) if given.dry_run else ROOT / "benchmarks" / "results")
+    given.budget = given.budget or (QUICK_SECONDS if given.quick else SECONDS)
+    return given
+
+
+def main(
+    doc: str | None,
+    what: Pass,
+    argv: Sequence[str] | None,
+    extras: Callable[[bool], Extras] = lambda simulated: {},
+    simulated: Callable[[], Machine] = Simulated,
+) -> int:
+    """Measures and writes. Exit status 1 where one of ours is wrong or fails."""
+    given = parsed(doc, argv)
+    budget = Budget(given.budget)
+    dry, effort = given.dry_run, DRY if given.dry_run else QUICK if given.quick else FULL
+    with simulated() if dry else Gpu() as machine:
+        cases = [TINY] if dry else chosen(machine.device, given.quick)
+        name = f"{'simulated ' if dry else ''}{machine.device.name} {what.name}"
+        with Records(given.out, name) as records:
+            print(f"writing {records.path}\n{report.HEAD}")
+            session = Session(machine, what, records, budget, effort, given.without, show)
+            header = {"what": what.name, "default": what.default, "quick": given.quick, "simulated": dry}
+            status = run(session, cases, header, extras(dry))
+    print("\n".join(report.ratios(session.rows, what.default)))
+    return status
+
+
+def show(line: Mapping[str, Any]) -> None:
+    print(f"left out: {len(line['cases'])} cases" if "cases" in line else report.line(line), flush=True)
+    sys.stdout.flush()

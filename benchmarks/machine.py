@@ -1,0 +1,302 @@
+"""What a benchmark runs on: the GPU at hand, or the simulated device, by the same methods.
+
+On a GPU everything runs on one non-blocking stream, CuPy's and PyTorch's alike. A call's time is taken by events around it,
+behind a buffer that is overwritten first: that empties the L2 and keeps the GPU busy until the call is queued.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple, Protocol
+
+import ml_dtypes
+import numpy as np
+from cases import Case
+from peers import Torch
+from records import attempt, told
+
+from cupyflash import Device, simulated_device
+
+Call = Callable[[], Any]
+FILL_BYTES = 1 << 29
+FILL_SECONDS = 4e-4  # at least, before each call: longer than any implementation takes to be queued
+
+
+class Sample(NamedTuple):
+    """One call: seconds on the device, and of the host until the call was queued."""
+
+    seconds: float
+    host_seconds: float
+
+
+class Machine(Protocol):
+    """What a run needs of the machine that it runs on."""
+
+    device: Device
+    xp: Any  # NumPy or CuPy, by which numbers are compared
+    fill_seconds: float | None  # for which the device is busy before each call; None where a call is not queued
+
+    def __enter__(self) -> Machine: ...
+    def __exit__(self, *raised: Any) -> None: ...
+
+    def draw(self, case: Case, seed: int, count: int) -> list[Any]:
+        """So many arrays of the case's shape, of standard normal numbers."""
+
+    def sample(self, call: Call) -> Sample:
+        """Times one call."""
+
+    def as_float32(self, out: Any) -> Any:
+        """An array or tensor as an array of `xp`."""
+
+    def wait(self) -> None:
+        """Until the device has done all that it was given."""
+
+    def release(self) -> None:
+        """Give cached memory back, so that one library's is there for the other."""
+
+    def clocks(self) -> dict[str, Any]:
+        """MHz, degrees Celsius and watts as they are now."""
+
+    def versions(self) -> dict[str, Any]:
+        """Driver, CUDA and the libraries that take part."""
+
+    def torch(self, *arrays: Any) -> Torch | None:
+        """PyTorch on the same memory and stream. RuntimeError where its stream is another one; None where there is none."""
+
+
+def require_one_stream(ours: int, theirs: int) -> None:
+    """RuntimeError unless CuPy's and PyTorch's current streams are one, and not the null stream.
+
+    torch.cuda.ExternalStream(0) is no null stream but a new one of PyTorch's own (pytorch issue 182960).
+    """
+    if not ours or ours != theirs:
+        raise RuntimeError(f"CuPy's stream is {ours:#x} and PyTorch's {theirs:#x}: one of the two would be timed on the wrong one")
+
+
+# Standard normal numbers without cuRAND, which not every machine has: two hashes of the place and the seed, by Box and Muller.
+NORMAL = r"""
+extern "C" __global__ void normal(float* x, unsigned long long n, unsigned long long seed) {
+    const unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
+    for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        unsigned long long h = (seed + 1) * 0x9E3779B97F4A7C15ull + i * 0xD1B54A32D192ED03ull;
+        h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9ull;
+        h = (h ^ (h >> 27)) * 0x94D049BB133111EBull;
+        h ^= h >> 31;
+        const float u = ((unsigned)(h >> 40) + 1) * 0x1p-24f, turn = (unsigned)(h & 0xFFFFFF) * 0x1p-24f;
+        x[i] = sqrtf(-2.0f * logf(u)) * cospif(2.0f * turn);
+    }
+}
+"""
+
+
+class Gpu:
+    """The current CUDA device, from `with Gpu() as machine` on."""
+
+    def __init__(self) -> None:
+        os.environ["CUPY_TF32"] = "0"  # the reference's products are of full float32
+        import cupy
+
+        self.cupy = self.xp = cupy
+        self.device, self.ordinal = Device.current(), cupy.cuda.runtime.getDevice()
+        self.fill_seconds: float | None = None
+        self._torch, self._without_torch = _torch()
+        self._nvml: Nvml | None = None
+
+    def __enter__(self) -> Gpu:
+        self._stack = ExitStack()
+        self.stream = self._stack.enter_context(self.cupy.cuda.Stream(non_blocking=True))
+        if self._torch:
+            cuda = self._torch.cuda
+            self._stack.enter_context(cuda.stream(cuda.ExternalStream(self.stream.ptr, device=self.ordinal)))
+        self._normal = self.cupy.RawKernel(NORMAL, "normal")
+        self._events = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+        self._flush, self._fills = self.cupy.empty(max(4 * self.device.l2_bytes, FILL_BYTES), self.cupy.uint8), 1
+        once = min(self.sample(lambda: self._flush.fill(0)).seconds for _ in range(5))
+        self._fills = max(1, math.ceil(FILL_SECONDS / once))
+        self.fill_seconds = self._fills * once
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._stack.close()
+
+    def draw(self, case: Case, seed: int, count: int) -> list[Any]:
+        return [self._rounded(self._drawn(case, count * seed + number), case.dtype) for number in range(count)]
+
+    def _drawn(self, case: Case, seed: int) -> Any:
+        array = self.cupy.empty(case.shape, np.float32)
+        self._normal((8 * self.device.sm_count,), (256,), (array, np.uint64(array.size), np.uint64(seed)))
+        return array
+
+    def _rounded(self, array: Any, dtype: str) -> Any:
+        if dtype != "bfloat16":
+            return array.astype(dtype)
+        bits = (array.view(np.uint32) >> 16).astype(np.uint16)  # rounded to zero: CuPy may not know the type's arithmetic
+        return bits.view(np.dtype(ml_dtypes.bfloat16))
+
+    def as_float32(self, out: Any) -> Any:
+        if hasattr(out, "detach"):
+            return self.cupy.from_dlpack(out.detach().float().contiguous())
+        if out.dtype.name == "bfloat16":
+            return (out.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        return out.astype(np.float32)
+
+    def sample(self, call: Call) -> Sample:
+        start, end = self._events
+        for _ in range(self._fills):
+            self._flush.fill(0)
+        begun = time.perf_counter()
+        start.record()
+        call()
+        end.record()
+        host = time.perf_counter() - begun
+        end.synchronize()
+        return Sample(float(self.cupy.cuda.get_elapsed_time(start, end)) / 1e3, host)
+
+    def wait(self) -> None:
+        self.stream.synchronize()
+
+    def release(self) -> None:
+        self.cupy.get_default_memory_pool().free_all_blocks()
+        if self._torch:
+            self._torch.cuda.empty_cache()
+
+    def clocks(self) -> dict[str, Any]:
+        if self._nvml is None:
+            self._nvml = Nvml(self.cupy.cuda.Device(self.ordinal).pci_bus_id)
+        return self._nvml.read()
+
+    def torch(self, *arrays: Any) -> Torch | None:
+        if self._torch is None:
+            return None
+        theirs = self._torch.cuda.current_stream(self.ordinal).cuda_stream
+        require_one_stream(self.cupy.cuda.get_current_stream().ptr, theirs)
+        # Through integers, since DLPack of bfloat16 is not everywhere; the same memory all the same.
+        bits = {2: np.int16, 4: np.int32}[arrays[0].dtype.itemsize]
+        dtype = getattr(self._torch, arrays[0].dtype.name)
+        return Torch(self._torch, [self._torch.from_dlpack(array.view(bits)).view(dtype) for array in arrays])
+
+    def versions(self) -> dict[str, Any]:
+        versions = gpu_versions()
+        return versions | ({"torch": f"{versions['torch']}, not used: {self._without_torch}"} if self._without_torch else {})
+
+
+def _torch() -> tuple[Any, str | None]:
+    """PyTorch where it can be imported and was built for CUDA; else why not, where it is there at all."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return None, None
+    except Exception as error:  # a broken one
+        return None, told(error)
+    return (torch, None) if torch.cuda.is_available() else (None, "it finds no GPU")
+
+
+def gpu_versions() -> dict[str, Any]:
+    """Versions that can be had without using the GPU."""
+    import cupy
+    from cupy.cuda import nvrtc
+
+    runtime = cupy.cuda.runtime
+    asked: dict[str, Callable[[], Any]] = {
+        "driver": runtime.driverGetVersion,
+        "runtime": runtime.runtimeGetVersion,
+        "nvrtc": lambda: "{}.{}".format(*nvrtc.getVersion()),
+    }
+    answers = {name: attempt(ask) for name, ask in asked.items()}
+    return {name: each.get("value", each.get("error")) for name, each in answers.items()} | library_versions()
+
+
+def library_versions() -> dict[str, str | None]:
+    """Of the libraries by name, None where one is not installed; none is imported that was not."""
+    found: dict[str, str | None] = {"cupy": sys.modules["cupy"].__version__ if "cupy" in sys.modules else None}
+    for name in ("numpy", "torch", "flash_attn"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+NVML_CLOCKS = {"sm_mhz": 1, "memory_mhz": 2}  # NVML_CLOCK_SM, NVML_CLOCK_MEM
+
+
+class Nvml:
+    """The driver's own library for clocks, power and temperature of the GPU at a PCI bus address. OSError where it is not there."""
+
+    def __init__(self, bus_id: str, library: Any = None) -> None:
+        self._library = library or ctypes.CDLL("libnvidia-ml.so.1")
+        self._handle = ctypes.c_void_p()
+        for status in (
+            self._library.nvmlInit_v2(),
+            self._library.nvmlDeviceGetHandleByPciBusId_v2(bus_id.encode(), ctypes.byref(self._handle)),
+        ):
+            if status:
+                raise OSError(f"NVML answers {status}")
+
+    def read(self) -> dict[str, Any]:
+        """None for what the GPU does not tell. `throttle`: bits of NVML's reasons for a lower clock."""
+        found: dict[str, Any] = {
+            name: self._asked(self._library.nvmlDeviceGetClockInfo, ctypes.c_uint(), kind) for name, kind in NVML_CLOCKS.items()
+        }
+        found["celsius"] = self._asked(self._library.nvmlDeviceGetTemperature, ctypes.c_uint(), 0)
+        milliwatts = self._asked(self._library.nvmlDeviceGetPowerUsage, ctypes.c_uint())
+        found["watts"] = None if milliwatts is None else milliwatts / 1e3
+        found["throttle"] = self._asked(self._library.nvmlDeviceGetCurrentClocksThrottleReasons, ctypes.c_ulonglong())
+        return found
+
+    def _asked(self, function: Any, answer: Any, *which: int) -> int | None:
+        failed = function(self._handle, *which, ctypes.byref(answer))
+        return None if failed else int(answer.value)
+
+
+class Simulated:
+    """The simulated device, by a wall clock: figures of no meaning, every line run."""
+
+    xp: Any = np
+    fill_seconds: float | None = None
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.device, self._clock = Device.named("A100-40GB"), clock
+
+    def __enter__(self) -> Simulated:
+        self._context = simulated_device(self.device)
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._context.__exit__(None, None, None)
+
+    def draw(self, case: Case, seed: int, count: int) -> list[Any]:
+        dtype = np.dtype(ml_dtypes.bfloat16 if case.dtype == "bfloat16" else case.dtype)
+        return [array.astype(dtype) for array in np.random.default_rng(seed).standard_normal((count, *case.shape), np.float32)]
+
+    def sample(self, call: Call) -> Sample:
+        begun = self._clock()
+        call()
+        seconds = self._clock() - begun
+        return Sample(seconds, seconds)
+
+    def as_float32(self, out: Any) -> Any:
+        return np.asarray(out).astype(np.float32)
+
+    def wait(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+    def clocks(self) -> dict[str, Any]:
+        return {}
+
+    def torch(self, *arrays: Any) -> Torch | None:
+        return None
+
+    def versions(self) -> dict[str, Any]:
+        return library_versions()

@@ -1,0 +1,97 @@
+"""How a command ends: quietly, in one line on stderr, with an exit status that says which."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import click
+
+from cupyflash.nvrtc import CompileError
+
+WRONG_INPUT = 2
+INTERRUPTED = 130  # as shells say that SIGINT ended a command, and
+PIPE_CLOSED = 141  # that SIGPIPE did
+
+EXIT_STATUS = f"""\b
+Exit status:
+  0    all is well
+  1    a finding or a disagreement: the report says which
+  {WRONG_INPUT}    wrong input, or something that is missing: one line on stderr
+  {INTERRUPTED}  interrupted"""
+
+
+class Found(click.ClickException):
+    """A finding or a disagreement, told after the report."""
+
+    exit_code = 1
+
+
+class CommandLine(click.Group):
+    """Commands in the order of a first tour; every error is one line and has its exit status."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        with orderly():  # without a command, help is what is wanted
+            return super().make_context(info_name, args or ["--help"], parent, **extra)
+
+    def invoke(self, context: click.Context) -> Any:
+        with orderly():
+            return super().invoke(context)
+
+
+@contextmanager
+def orderly() -> Iterator[None]:
+    """What ends a command early, as one line on stderr without a traceback, or as nothing, and its exit status."""
+    try:
+        yield
+    except BrokenPipeError:  # the reader has had enough, as of `| head`
+        drop_output()
+        sys.exit(PIPE_CLOSED)
+    except KeyboardInterrupt:
+        click.echo("\ninterrupted", err=True)
+        sys.exit(INTERRUPTED)
+    except click.UsageError as error:
+        raise wrong_input(error.format_message()) from error
+    except CompileError as error:
+        raise wrong_input(first_error(error)) from error
+    except OSError as error:
+        drop_output()
+        named = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error.strerror
+        raise wrong_input(named or str(error)) from error
+    except MemoryError as error:
+        raise wrong_input(f"not enough memory: {error}") from error
+    except (ValueError, TypeError, OverflowError, ImportError) as error:
+        raise wrong_input(str(error)) from error
+
+
+def wrong_input(text: str) -> click.UsageError:
+    """An error of exit status 2 that is told in one line, without the usage above it."""
+    return click.UsageError(" ".join(text.split()))
+
+
+def drop_output() -> None:
+    """Lets go of what cannot be written any more: it would fail again when Python ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except AttributeError:  # closed before Python began
+            pass
+
+
+def first_error(error: CompileError) -> str:
+    """A compiler's log in one line: its first error, and how many more there are."""
+    errors = [line for line in error.log.splitlines() if re.search(r"\berror\b[^:]*:", line)] or [error.log]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return " ".join(errors[0].split()) + more

@@ -1,0 +1,132 @@
+"""What the GPU tests share: sizes for the chip and for its stand-in, and the checks of a problem that is given as data."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+import cupyflash
+from cupyflash import Device, Problem
+from cupyflash.sim.yardstick import draw_gradient, measure_gradients
+from yardstick import check_numbers, draw, draw_masks
+
+T = TypeVar("T")
+STAND_IN = os.environ.get("CUPYFLASH_STAND_IN")
+TESTS = Path(__file__).parents[1]
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+def choose(chip: T, stand_in: T) -> T:
+    """Sizes and cases for a chip, which has time for them, or for the stand-in, which has none."""
+    return stand_in if STAND_IN else chip
+
+
+def on_gpu(*arrays: np.ndarray) -> list[Any]:
+    """Copies on the GPU, there already when another stream looks."""
+    import cupy
+
+    copies = [cupy.asarray(array) for array in arrays]
+    cupy.cuda.get_current_stream().synchronize()
+    return copies
+
+
+def on_host(*arrays: Any) -> list[np.ndarray]:
+    """Copies on the host, waited for on the current stream."""
+    import cupy
+
+    return [cupy.asnumpy(array) for array in arrays]
+
+
+def dtypes() -> Sequence[str]:
+    """Those that this GPU has, for tests that go through them themselves."""
+    return DTYPES if Device.current().compute_capability >= (8, 0) else ("float16", "float32")
+
+
+def needs_cublas() -> None:
+    """Skip where CuPy has no cuBLAS, which its products of matrices need and ours do not."""
+    import cupy
+
+    try:
+        one = cupy.ones((2, 2), cupy.float32)
+        one @ one
+    except (ImportError, OSError, RuntimeError) as error:
+        pytest.skip(f"needs cuBLAS: {error}")
+
+
+def needs_memory(size: int) -> None:
+    """Skip where the GPU has fewer free bytes."""
+    import cupy
+
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    if free < size:
+        pytest.skip(f"needs {size / 2**30:.0f} GiB of free memory, this GPU has {free / 2**30:.0f}")
+
+
+@contextmanager
+def skipping_what_has_no_room() -> Iterator[None]:
+    """A T4 has too little shared memory for a few kernels, and says so; nothing later has."""
+    try:
+        yield
+    except ValueError as error:
+        if "gives a block" not in str(error) or Device.current().compute_capability >= (8, 0):
+            raise
+        pytest.skip(str(error))
+
+
+def held_in(algorithm: str, q: np.ndarray) -> Any:
+    """What S is held in, which bounds L's error: its elements' type where it goes to HBM."""
+    return q.dtype if algorithm == "standard" else np.float32
+
+
+def check_forward(problem: Problem, algorithm: str = "fa2", tiling: tuple[int, int] | None = None, seed: int = 0) -> None:
+    """O and L of random arrays that pose the problem, by the 2x rule."""
+    q, k, v = draw(problem, seed, v_mean=1.0)
+    masks, options = draw_masks(problem, seed), {"causal": problem.causal, "window": problem.window, "scale": problem.scale}
+    given = dict(zip(masks, on_gpu(*masks.values()), strict=True))
+    call: dict[str, Any] = {**given, **options, "algorithm": algorithm, "tiling": tiling}
+    with skipping_what_has_no_room():
+        out, lse = cupyflash.attention(*on_gpu(q, k, v), **call, return_lse=True)
+    check_numbers(*on_host(out, lse), q, k, v, score_dtype=held_in(algorithm, q), blocks=tiling, **masks, **options)
+
+
+def check_backward(
+    problem: Problem,
+    algorithm: str = "fa2",
+    tiling: tuple[int, int] | None = None,
+    seed: int = 0,
+    **flags: bool,
+) -> None:
+    """dQ, dK, dV (and dbias, if asked for) of random arrays that pose the problem, by the 2x rule."""
+    q, k, v = draw(problem, seed, v_mean=1.0)
+    dout = draw_gradient(problem, seed)
+    masks, options = draw_masks(problem, seed), {"causal": problem.causal, "window": problem.window, "scale": problem.scale}
+    given = dict(zip(masks, on_gpu(*masks.values()), strict=True))
+    call: dict[str, Any] = {**given, **options, "algorithm": algorithm, "tiling": tiling, **flags}
+    with skipping_what_has_no_room():
+        _, pullback = cupyflash.attention_vjp(*on_gpu(q, k, v), **call)
+    (d_out,) = on_gpu(dout)
+    gradients = dict(zip(("dQ", "dK", "dV", "dbias"), on_host(*pullback(d_out)), strict=False))
+    numbers = measure_gradients(gradients, dout, q, k, v, blocks=tiling, from_weights=algorithm == "standard", **masks, **options)
+    assert all(each.good for each in numbers.values()), (problem, numbers)
+
+
+def in_a_process_of_its_own(code: str, **environment: str) -> None:
+    """Run Python code that may import cupy, cupyflash and what the tests share."""
+    paths = f"import sys; sys.path[:0] = {[str(TESTS.parent), str(TESTS)]}"
+    stand_in = f"import stand_in_cupy; stand_in_cupy.install({STAND_IN!r})" if STAND_IN else ""
+    ran = subprocess.run(
+        [sys.executable, "-c", f"{paths}\n{stand_in}\n{code}"],
+        env=os.environ | environment,
+        timeout=300,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr

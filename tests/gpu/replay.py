@@ -1,0 +1,183 @@
+"""Repeats on the chip what is launched on the PTX machine: the same PTX, grid, arguments and memory, and the same bits after it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import itertools
+import re
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+
+from cupyflash import Device
+from cupyflash.sim.ptx import Launch, Module
+from cupyflash.sim.ptx.module import pack_scalar, triple
+
+MACHINE = Module.launch
+
+# A chip's own affairs, in which the machine need not be like it: nothing that holds these is repeated.
+UNLIKE = re.compile(
+    r"%(clock|globaltimer|warpid|nwarpid|smid|nsmid|gridid|total_smem_size)|activemask|vprintf|\bmalloc\b|nanosleep|__assertfail"
+)
+# Rounded as each sees fit, within bounds: approximate functions, sums in tensor cores, sums in an order that nobody fixes. What the
+# chip makes of these is not compared with the machine's, but takes its place: the test that launched holds it to its own bounds.
+ROUNDED_OTHERWISE = re.compile(
+    r"\.approx|div\.full|mma\.[^;]*\.(f16|bf16|tf32|f32|f64)|(atom|red)\.[^;]*add[^;]*\.(f16|bf16|f32|f64)"
+)
+
+# The newest PTX ISA that a driver of this CUDA version reads (PTX ISA, "Release Notes").
+ISA_OF_CUDA = {
+    **{12000 + 10 * minor: isa for minor, isa in enumerate(("8.0", "8.1", "8.2", "8.3", "8.4", "8.5", "8.5", "8.6", "8.7", "8.8"))},
+    **{13000 + 10 * minor: f"9.{minor}" for minor in range(10)},
+}
+
+
+def readable(text: str) -> str:
+    """PTX with a version that the driver reads: NVRTC may be newer than it, and states its own although it used nothing new."""
+    import cupy
+
+    newest = ISA_OF_CUDA.get(cupy.cuda.runtime.driverGetVersion() // 10 * 10)
+    stated = re.search(r"^\s*\.version\s+(\d+)\.(\d+)", text, re.MULTILINE)
+    assert stated
+    if newest is None or (int(stated[1]), int(stated[2])) <= tuple(map(int, newest.split("."))):
+        return text
+    return text[: stated.start()] + f".version {newest}" + text[stated.end() :]
+
+
+def runs_here(text: str, shared_bytes: int) -> bool:
+    """Whether this chip can be asked: its architecture, its shared memory, and nothing in which it is unlike the machine."""
+    device, target = Device.current(), re.search(r"^\s*\.target\s+sm_(\d+)([af]?)", text, re.MULTILINE)
+    assert target
+    wanted, own = int(target[1]), device.compute_capability[0] * 10 + device.compute_capability[1]
+    fits = wanted == own if target[2] else wanted <= own
+    return fits and shared_bytes <= device.sram_per_block and not UNLIKE.search(text)
+
+
+@functools.cache
+def _folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="cupyflash-ptx-"))
+
+
+_functions: weakref.WeakKeyDictionary[Module, dict[str, Any]] = weakref.WeakKeyDictionary()
+_loads = itertools.count()
+
+
+def _function(module: Module, kernel: str) -> Any:
+    """A kernel of the module as the chip has it. One with variables is loaded anew: they begin as the machine's do."""
+    import cupy
+
+    known = _functions.setdefault(module, {})
+    if not known:
+        own = f"-{next(_loads)}" if module.program.variables else ""
+        path = _folder() / f"{hashlib.sha1(module.text.encode()).hexdigest()}{own}.ptx"
+        path.write_text(readable(module.text))
+        loaded = cupy.RawModule(path=str(path))
+        known |= {name: loaded.get_function(name) for name in module.kernels}
+    return known[kernel]
+
+
+class Memories:
+    """The allocations that arrays show, as bytes: two views of one allocation stay two views of one."""
+
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        self._extents = {byte_bounds(_root(array)) for array in arrays}
+        self._before = {(low, high): _bytes(low, high).copy() for low, high in self._extents}
+
+    def copied(self) -> dict[tuple[int, int], Any]:
+        """Copies, as they were at first, on the GPU."""
+        import cupy
+
+        return {extent: cupy.asarray(held if held.size else np.zeros(1, np.uint8)) for extent, held in self._before.items()}
+
+    def give(self, extent: tuple[int, int], held: np.ndarray) -> None:
+        """Have the arrays show these bytes."""
+        _bytes(*extent)[:] = held[: extent[1] - extent[0]]
+
+
+def _root(array: np.ndarray) -> np.ndarray:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _bytes(low: int, high: int) -> np.ndarray:
+    return np.frombuffer((ctypes.c_ubyte * (high - low)).from_address(low), np.uint8)
+
+
+def launch(
+    self: Module, kernel: str | None, grid: Any, block: Any, args: Mapping[str, Any] | Sequence[Any], **options: Any
+) -> Launch:
+    """In place of `Module.launch`: on the machine, and then, if that found nothing wrong, on the chip.
+
+    The chip's results are compared, and left in the arrays for the test that launched to judge.
+    """
+    values = [_plain(value) for value in (args.values() if isinstance(args, Mapping) else args)]
+    arrays = [value for value in values if isinstance(value, np.ndarray)]
+    memories = Memories(arrays)
+    found = MACHINE(self, kernel, grid, block, args, **options)
+    shared_bytes = options.get("shared_bytes", 0)
+    if found.findings or not all(array.flags.writeable for array in arrays) or not runs_here(self.text, shared_bytes):
+        return found
+    name = kernel if kernel in self.kernels else self.kernels[0]
+    on_chip = memories.copied()
+    repeat(self, name, (triple(grid, "grid"), triple(block, "block")), values, on_chip, shared_bytes)
+    expected = [array.copy() for array in arrays]
+    for extent, held in on_chip.items():
+        memories.give(extent, held.get())
+    if not ROUNDED_OTHERWISE.search(self.text):
+        for place, (chip, machine) in enumerate(zip(arrays, expected, strict=True)):
+            compare(chip, machine, f"array {place} of {name}")
+    repeated.append(name)
+    return found
+
+
+repeated: list[str] = []
+
+
+def _plain(value: Any) -> Any:
+    """One structure is a value; an array of them is memory."""
+    structure = isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.names is not None
+    return value[()] if structure else value
+
+
+def repeat(
+    module: Module,
+    kernel: str,
+    shape: tuple[Any, Any],
+    values: Sequence[Any],
+    on_chip: Mapping[tuple[int, int], Any],
+    shared_bytes: int,
+) -> None:
+    """Launch on the chip; arrays are where their allocations are, values are passed as the bytes that the machine passes."""
+    function, arguments = _function(module, kernel), []
+    for place, (value, param) in enumerate(zip(values, module.code(kernel).params, strict=True)):
+        if isinstance(value, np.ndarray):
+            extent = byte_bounds(_root(value))
+            arguments.append(on_chip[extent][value.__array_interface__["data"][0] - extent[0] :])
+        else:
+            packed = pack_scalar(kernel, f"arg{place}", value, param)
+            arguments.append(np.frombuffer(packed, f"V{len(packed)}"))
+    if shared_bytes > 48 * 1024:
+        function.max_dynamic_shared_size_bytes = shared_bytes
+    function(*shape, tuple(arguments), shared_mem=shared_bytes)
+
+
+def compare(chip: np.ndarray, machine: np.ndarray, what: str) -> None:
+    """Equal bits; of floating-point arrays any NaN equals any NaN."""
+    same = chip == machine
+    if chip.dtype.kind == "f":
+        bits = f"u{chip.itemsize}"
+        same = (chip.view(bits) == machine.view(bits)) | (np.isnan(chip) & np.isnan(machine))
+    if not np.all(same):
+        at = tuple(int(axis[0]) for axis in np.nonzero(~np.asarray(same)))
+        raise AssertionError(
+            f"{what}: {np.count_nonzero(~np.asarray(same))} of {chip.size} elements differ, the first at {at}: "
+            f"the chip has {chip[at]!r}, the machine {machine[at]!r}"
+        )

@@ -1,0 +1,299 @@
+"""Memory and arrays of the stand-in: NumPy's underneath, with CuPy's refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import cupy as real
+import numpy as np
+
+from .streams import Device, enqueue, get_current_stream, runtime, wait_for
+
+ALIGNMENT = 512
+FILLED = 1 << 26
+"""Fresh memory up to so many bytes is all ones, NaN in every floating-point type; more of it is the system's zeros, untouched."""
+
+
+class Memory:
+    """An allocation on a device, or another's memory; a pointer to it, and to places in it, is the host's own."""
+
+    living: ClassVar[weakref.WeakSet[Memory]] = weakref.WeakSet()
+
+    def __init__(self, size: int, device_id: int) -> None:
+        room = np.zeros(size + ALIGNMENT, np.uint8) if size > FILLED else np.full(size + ALIGNMENT, 0xFF, np.uint8)
+        start = -room.ctypes.data % ALIGNMENT
+        self.bytes, self.device_id = room[start : start + size], device_id
+        Memory.living.add(self)
+
+    @classmethod
+    def at(cls, address: int) -> Memory:
+        """The allocation that an address lies in."""
+        for memory in list(cls.living):
+            if memory.bytes.ctypes.data <= address <= memory.bytes.ctypes.data + memory.bytes.size:
+                return memory
+        raise AssertionError(f"{address:#x} is in no memory of the device")
+
+
+class MemoryPointer:
+    """As `cupy.cuda.MemoryPointer`."""
+
+    def __init__(self, mem: Memory, offset: int) -> None:
+        self.mem, self.ptr, self.device_id = mem, mem.bytes.ctypes.data + offset, mem.device_id
+
+    def __add__(self, offset: int) -> MemoryPointer:
+        return MemoryPointer(self.mem, self.ptr - self.mem.bytes.ctypes.data + offset)
+
+
+class MemoryPool:
+    """As `cupy.cuda.MemoryPool`, which rounds to 512 bytes; nothing is kept for the next."""
+
+    def __init__(self) -> None:
+        self._total = 0
+
+    def malloc(self, size: int) -> MemoryPointer:
+        self._total += -(-size // ALIGNMENT) * ALIGNMENT
+        return MemoryPointer(Memory(size, runtime.getDevice()), 0)
+
+    def total_bytes(self) -> int:
+        return self._total
+
+
+class _Allocator(threading.local):
+    malloc: Callable[[int], MemoryPointer] = MemoryPool().malloc
+
+
+_allocator = _Allocator()
+
+
+@contextlib.contextmanager
+def using_allocator(malloc: Callable[[int], MemoryPointer]) -> Iterator[None]:
+    before, _allocator.malloc = _allocator.malloc, malloc
+    try:
+        yield
+    finally:
+        _allocator.malloc = before
+
+
+def host_of(value: Any) -> Any:
+    """What NumPy computes with: an array's contents, or a scalar; NumPy's arrays are refused, as CuPy's ufuncs do."""
+    if isinstance(value, ndarray):
+        return value.host
+    if isinstance(value, np.ndarray) and value.ndim:
+        raise TypeError(f"Unsupported type {type(value)}")
+    return value
+
+
+def elementwise(name: str, *operands: Any) -> ndarray:
+    """NumPy's ufunc of this name, done later; refused for types that CuPy's has no loop for."""
+    function, hosts = getattr(np, name), [host_of(operand) for operand in operands]
+    loops = getattr(getattr(real, name), "types", real.isinf.types)  # isneginf is made of isinf
+    for host in hosts:
+        own = isinstance(host, np.ndarray) and host.dtype.kind == "V"  # bfloat16, which is cast to nothing by itself
+        if own and not any(host.dtype.char in loop.split("->")[0] for loop in loops):
+            raise TypeError(f"Wrong type ({host.dtype}) of arguments for cupy_{name}")
+    # One element of each tells the type: this is NumPy's own rule, which CuPy follows.
+    with np.errstate(all="ignore"):
+        dtype = function(*(np.ones((), host.dtype) if isinstance(host, np.ndarray) else host for host in hosts)).dtype
+    made = empty(np.broadcast_shapes(*(np.shape(host) for host in hosts)), dtype)
+
+    def act(out: np.ndarray, *_: np.ndarray) -> None:
+        with np.errstate(all="ignore"):
+            out[...] = function(*hosts)
+
+    enqueue(act, made, *(operand for operand in operands if isinstance(operand, ndarray)))
+    return made
+
+
+class ndarray:
+    """As `cupy.ndarray`, of which it has what is used here."""
+
+    __array_ufunc__ = None  # NumPy's operators leave it to ours, which refuse
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, shape: Any, dtype: Any = float, memptr: MemoryPointer | None = None, strides: Any = None) -> None:
+        shape, dtype = ((shape,) if isinstance(shape, int) else tuple(shape)), np.dtype(dtype)
+        if memptr is None:
+            memptr = _allocator.malloc(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+        offset = memptr.ptr - memptr.mem.bytes.ctypes.data
+        self._set(np.ndarray(shape, dtype, memptr.mem.bytes, offset, strides), memptr.mem)
+
+    def _set(self, host: np.ndarray, mem: Memory) -> None:
+        self.host = host
+        self.data = MemoryPointer(mem, host.ctypes.data - mem.bytes.ctypes.data)
+        self.shape, self.strides, self.dtype, self.ndim, self.size = host.shape, host.strides, host.dtype, host.ndim, host.size
+        self.nbytes, self.itemsize, self.flags = host.nbytes, host.itemsize, host.flags
+
+    def _view(self, host: np.ndarray) -> ndarray:
+        view = ndarray.__new__(ndarray)
+        view._set(host, self.data.mem)
+        return view
+
+    @property
+    def device(self) -> Device:
+        return Device(self.data.device_id)
+
+    # -- to the host, which waits -----------------------------------------------------------------------------------------
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        raise TypeError(
+            "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly."
+        )
+
+    def get(self) -> np.ndarray:
+        stream = get_current_stream()
+        if stream.is_capturing():
+            raise RuntimeError("the current stream is capturing, so D2H transfers are disallowed")
+        wait_for(stream)
+        return self.host.copy()
+
+    def tolist(self) -> Any:
+        return self.get().tolist()
+
+    def tobytes(self) -> bytes:
+        return self.get().tobytes()
+
+    def item(self) -> Any:
+        return self.get().item()
+
+    def __bool__(self) -> bool:
+        return bool(self.get())
+
+    def __float__(self) -> float:
+        return float(self.get())
+
+    def __int__(self) -> int:
+        return int(self.get())
+
+    def __len__(self) -> int:
+        return len(self.host)
+
+    # -- views ------------------------------------------------------------------------------------------------------------
+
+    def swapaxes(self, one: int, other: int) -> ndarray:
+        return self._view(self.host.swapaxes(one, other))
+
+    def reshape(self, *shape: Any) -> ndarray:
+        made = self.host.reshape(*shape)
+        if not np.shares_memory(made, self.host) and made.size:
+            raise AssertionError("the stand-in reshapes contiguous arrays only")
+        return self._view(made)
+
+    def __getitem__(self, key: Any) -> ndarray:
+        keys = key if isinstance(key, tuple) else (key,)
+        if not all(each is None or each is Ellipsis or isinstance(each, int | slice) for each in keys):
+            raise AssertionError(f"the stand-in has basic slices only, got {key!r}")
+        host = self.host[key] if Ellipsis in keys else self.host[(*keys, ...)]
+        return self._view(host)
+
+    # -- work -------------------------------------------------------------------------------------------------------------
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        view, given = self[key], host_of(value)
+        if isinstance(value, ndarray):
+            enqueue(np.copyto, view, value) if value.dtype == view.dtype else enqueue(_cast, view, value)
+        else:
+            enqueue(lambda out: out.__setitem__(..., given), view)
+
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
+    def astype(self, dtype: Any, copy: bool = True) -> ndarray:
+        if not copy and self.dtype == dtype:
+            return self
+        made = empty(self.shape, dtype)
+        enqueue(_cast, made, self)
+        return made
+
+    def copy(self) -> ndarray:
+        return self.astype(self.dtype)
+
+    def _reduced(self, function: Callable[..., Any], axis: int | None, keepdims: bool) -> ndarray:
+        told = function(np.ones(self.shape or (1,), self.dtype) if self.size < 2 else np.ones((2,) * self.ndim, self.dtype))
+        axes = tuple(range(self.ndim)) if axis is None else (axis % self.ndim,)
+        kept = [(length, 1)[n in axes] for n, length in enumerate(self.shape) if keepdims or n not in axes]
+        made = empty(tuple(kept), told.dtype)
+        enqueue(lambda out, x: out.__setitem__(..., function(x, axis=axis, keepdims=keepdims)), made, self)
+        return made
+
+    def all(self, axis: int | None = None, keepdims: bool = False) -> ndarray:
+        return self._reduced(np.all, axis, keepdims)
+
+    def sum(self, axis: int | None = None, keepdims: bool = False) -> ndarray:
+        return self._reduced(np.sum, axis, keepdims)
+
+    def max(self, axis: int | None = None, keepdims: bool = False) -> ndarray:
+        return self._reduced(np.max, axis, keepdims)
+
+    def __matmul__(self, other: ndarray) -> ndarray:
+        shape = (*np.broadcast_shapes(self.shape[:-2], other.shape[:-2]), self.shape[-2], other.shape[-1])
+        made = empty(shape, np.result_type(self.dtype, other.dtype))
+        enqueue(lambda out, a, b: np.matmul(a, b, out=out), made, self, other)
+        return made
+
+    # -- protocols --------------------------------------------------------------------------------------------------------
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "descr": self.dtype.descr,
+            "stream": get_current_stream().ptr or 1,
+            "version": 3,
+            "strides": None if self.flags.c_contiguous else self.strides,
+            "data": (self.data.ptr if self.size else 0, False),
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.data.device_id  # kDLCUDA
+
+    def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None) -> Capsule:
+        if stream is not None and (not isinstance(stream, int) or stream < -1):
+            raise ValueError(f"On CUDA, the valid stream for the DLPack protocol is -1, 1, 2, or any larger value, got {stream}")
+        return Capsule(self)
+
+
+class Capsule:
+    """What DLPack hands over, once."""
+
+    def __init__(self, array: ndarray) -> None:
+        self.array: ndarray | None = array
+
+    def taken(self) -> ndarray:
+        array, self.array = self.array, None
+        if array is None:
+            raise ValueError("A DLPack tensor object cannot be consumed multiple times")
+        return array._view(array.host)
+
+
+def _cast(out: np.ndarray, x: np.ndarray) -> None:
+    with np.errstate(all="ignore"):
+        out[...] = x.astype(out.dtype)
+
+
+def _operators() -> None:
+    """Python's operators by NumPy's names for them."""
+    binary = {"add": "add", "sub": "subtract", "mul": "multiply", "truediv": "true_divide", "and": "bitwise_and"}
+    for python, numpy in binary.items():
+        setattr(ndarray, f"__{python}__", lambda a, b, numpy=numpy: elementwise(numpy, a, b))
+        setattr(ndarray, f"__r{python}__", lambda a, b, numpy=numpy: elementwise(numpy, b, a))
+    for python, numpy in {
+        "eq": "equal",
+        "ne": "not_equal",
+        "lt": "less",
+        "le": "less_equal",
+        "gt": "greater",
+        "ge": "greater_equal",
+    }.items():
+        setattr(ndarray, f"__{python}__", lambda a, b, numpy=numpy: elementwise(numpy, a, b))
+
+
+_operators()
+
+
+def empty(shape: Any, dtype: Any = float) -> ndarray:
+    return ndarray(shape, dtype)

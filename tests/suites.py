@@ -1,0 +1,49 @@
+"""Which tests are in which suite: the README's command runs a sample of everything, `pytest -m wide` all of it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+MORE = int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1))
+
+
+def wide(*case: Any) -> Any:
+    """A case for `parametrize` that is in the wide suite only."""
+    return pytest.param(*case, marks=pytest.mark.wide)
+
+
+def sample(cases: Iterable[Any], few: Collection[Any]) -> list[Any]:
+    """Cases for `parametrize`: those that are not among the `few` are in the wide suite only."""
+    cases = list(cases)
+    assert all(one in cases for one in few), [one for one in few if one not in cases]
+    single = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [case if case in few else wide(*values) for case, values in zip(cases, single, strict=True)]
+
+
+def sweep(few: int, many: int, **drawn: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A test on `few` random examples, and on `many`, the few among them, in the wide suite; `drawn` as for hypothesis.given.
+
+    The test's other arguments are pytest's. Without `drawn` it is given `data`.
+    """
+    strategies = drawn or {"data": st.data()}
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(examples: int, **chosen: Any) -> None:
+            settings(max_examples=examples * MORE)(given(**strategies)(test))(**chosen)
+
+        signature = inspect.signature(test)
+        examples = inspect.Parameter("examples", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        others = [each for name, each in signature.parameters.items() if name not in strategies]
+        run.__signature__ = signature.replace(parameters=[examples, *others])  # type: ignore[attr-defined]
+        return pytest.mark.parametrize("examples", [pytest.param(few, marks=pytest.mark.few), wide(many)])(run)
+
+    return decorate

@@ -1,0 +1,127 @@
+"""Scores from 1e-38 to 1e38, forward and backward: whatever float32 can hold comes out right.
+
+q and k are small whole numbers times a power of two, and so is the scale. Scores are then exact in any order of summation, many of them
+equal, and what is expected of the weights is known to the last digits, however large the scores are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupyflash
+from cupyflash.sim.reference import gradient_factors, reference, reference_gradients
+from cupyflash.sim.yardstick import DTYPES
+from suites import wide
+
+# Powers of two that q and k are multiples of, and of the scale. Gradients are as large as scale q, which float16 has to hold.
+POWERS: dict[str, tuple[tuple[int, int], ...]] = {
+    "float16": ((-14, -3), (-4, -100), (0, -2), (2, -2), (5, 0), (8, 2), (11, -3), (13, -10), (13, -3)),
+    "bfloat16": ((-60, -3), (0, -120), (0, -2), (3, -2), (7, 0), (14, 3), (30, 0), (58, 3), (40, 40)),
+    "float32": ((-60, -3), (0, -120), (0, -2), (3, -2), (7, 0), (14, 3), (30, 0), (58, 3), (40, 40)),
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "masks": {"mask": True, "bias": True, "key_lengths": True},
+    "negative": {"sign": -1},
+}
+
+
+def pose(dtype: str, power: int, scale_power: int, kind: str, n_k: int = 40) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """q, k, v and dout of one head, and the options; every row sees a key but those that a mask leaves none."""
+    rng = np.random.default_rng([power + 200, scale_power + 200])
+    size = 2.0**power
+    q = rng.integers(-2, 3, (1, 1, 33, 16)) * size
+    k = rng.integers(-2, 3, (1, 1, n_k, 16)) * size
+    v, dout = rng.standard_normal((1, 1, n_k, 16)) + 1, rng.standard_normal((1, 1, 33, 16))
+    options = dict(KINDS[kind])
+    scale = options.pop("sign", 1) * 2.0**scale_power
+    if options.pop("mask", False):
+        # A bias of multiples of what scores are multiples of, as far as the dtype goes
+        steps = rng.integers(-2, 3, (33, n_k)) * min(size * size * scale, 2.0**13)
+        options["bias"] = steps.astype(DTYPES[dtype])
+        options["mask"] = rng.random((33, n_k)) < 0.7
+        options["key_lengths"] = np.array([n_k - 3], np.int32)
+    return [array.astype(np.float32).astype(DTYPES[dtype]) for array in (q, k, v, dout)], options | {"scale": scale}
+
+
+def steps_of(dtype: str) -> float:
+    """A few roundings of the dtype: P is rounded to it, and O. Of float32, exponents are rounded besides."""
+    return {"float16": 4 * 2.0**-11, "bfloat16": 4 * 2.0**-8, "float32": 64 * 2.0**-24}[dtype]
+
+
+@pytest.mark.parametrize("algorithm", ["fa2", wide("fa1")])
+@pytest.mark.parametrize("kind", ["plain", "masks", wide("causal"), wide("negative")])
+@pytest.mark.parametrize("dtype", ["float16", wide("bfloat16"), "float32"])
+def test_weights(dtype: str, kind: str, algorithm: str) -> None:
+    for powers in POWERS[dtype]:
+        (q, k, v, _), options = pose(dtype, *powers, kind)
+        out, lse = cupyflash.attention(q, k, v, return_lse=True, algorithm=algorithm, **options)
+        expected, expected_lse = reference(q, k, v, **options)
+        assert np.abs(out.astype(np.float64) - expected).max() <= steps_of(dtype) * np.abs(v.astype(np.float64)).max(), powers
+        seen = np.isfinite(expected_lse)
+        assert np.array_equal(np.isfinite(lse), seen), powers
+        assert np.allclose(lse[seen], expected_lse[seen], rtol=2e-6, atol=1e-3 if dtype != "float32" else 1e-5), powers
+
+
+def gradients(arrays: list[np.ndarray], options: dict[str, Any], deterministic: bool) -> dict[str, np.ndarray]:
+    """dQ, dK and dV as they come out."""
+    q, k, v, dout = arrays
+    out, lse = cupyflash.attention(q, k, v, return_lse=True, **options)
+    made = cupyflash.attention_backward(dout, q, k, v, out, lse, deterministic=deterministic, **options)
+    return dict(zip(("dQ", "dK", "dV"), made, strict=True))
+
+
+@pytest.mark.parametrize("deterministic", [False, wide(True)])
+@pytest.mark.parametrize("kind", [wide("plain"), wide("causal"), "masks", wide("negative")])
+@pytest.mark.parametrize("dtype", ["float16", wide("bfloat16"), wide("float32")])
+def test_gradients(dtype: str, kind: str, deterministic: bool) -> None:
+    for powers in POWERS[dtype]:
+        arrays, options = pose(dtype, *powers, kind)
+        q, k, v, dout = arrays
+        found = gradients(arrays, options, deterministic)
+        expected = reference_gradients(dout, q, k, v, **options)
+        _, L = reference(q, k, v, **options)
+        # Up to 4096, P is off by what float32 rounds off L and S.
+        rounded = 2 * steps_of(dtype) + 2.0**-22 * min(4096, np.abs(L[np.isfinite(L)]).max())
+        # As large as the sums would be if nothing cancelled: P and dS are rounded, and D, of O that is
+        P, dP, D = gradient_factors(dout, q, k, v, **options)
+        dS, scale = P * (np.abs(dP) + np.abs(D) + np.abs(dout.astype(np.float64)).sum(-1, keepdims=True)), abs(options["scale"])
+        q64, k64, dout64 = (np.abs(array.astype(np.float64)) for array in (q, k, dout))
+        whole = {"dQ": scale * dS @ k64, "dK": scale * dS.swapaxes(-1, -2) @ q64, "dV": P.swapaxes(-1, -2) @ dout64}
+        for name, gradient in found.items():
+            error = np.abs(gradient.astype(np.float64) - expected[name])
+            assert (error <= rounded * whole[name].max() + 2.0**-24).all(), (powers, name, error.max())
+
+
+@pytest.mark.parametrize("deterministic", [False, wide(True)])
+def test_keys_in_parts(deterministic: bool) -> None:
+    """Of a part of the keys, with the L of all: weights are less than one together, by what the other part has."""
+    arrays, options = pose("float32", 7, 0, "plain", 64)
+    q, k, v, dout = arrays
+    k[..., 32:, :] = k[..., :32, :]  # each part has half of each row's weights, and L of the whole is log(2) more than of the part
+    out, lse = cupyflash.attention(q, k, v, return_lse=True, **options)
+    whole = reference_gradients(dout, q, k, v, **options)
+    dq = np.zeros(q.shape)
+    for keys in (slice(0, 32), slice(32, 64)):
+        one, dk, dv = cupyflash.attention_backward(
+            dout, q, k[..., keys, :], v[..., keys, :], out, lse, deterministic=deterministic, **options
+        )
+        dq += one
+        for name, gradient in (("dK", dk), ("dV", dv)):
+            assert np.abs(gradient - whole[name][..., keys, :]).max() <= 0.1 * np.abs(whole[name]).max(), name
+    assert np.abs(dq - whole["dQ"]).max() <= 0.1 * np.abs(whole["dQ"]).max()
+    assert np.abs(lse).max() > 4096
+
+
+def test_the_scores_of_equal_keys() -> None:
+    """As many times the same score, up to what float16 can multiply: O is V's mean, and was 0, infinite or no number."""
+    v = np.random.default_rng(0).standard_normal((1, 16, 64)).astype(np.float16)
+    for value in (20001, 12001, 30001, 60000):
+        q = np.full((1, 16, 64), value, np.float16)
+        out, lse = cupyflash.attention(q, q, v, return_lse=True)
+        assert np.allclose(out, v.astype(np.float64).mean(axis=-2), atol=2e-3)
+        assert np.allclose(lse, float(q[0, 0, 0]) ** 2 * 8, rtol=1e-6)

@@ -1,0 +1,192 @@
+"""One command for a stranger's GPU: its tests, its order, the plugin, the notebook, and the pages about it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import subprocess
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cupyflash import Device
+from cupyflash.schedules import BACKWARD_ALGORITHMS
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+on_gpu, records, report = (importlib.import_module(name) for name in ("on_gpu", "records", "report"))
+
+
+def test_a_report_that_failed_is_a_line_at_once_and_the_counts_are_the_last_one(tmp_path: Path) -> None:
+    plugin = importlib.import_module("pytest_records")
+    with records.Records(tmp_path, "tests") as file:
+        reporter = plugin.Reporter(file)
+
+        def tell(outcome: str, when: str = "call", **more: Any) -> None:
+            flags = {"passed": False, "failed": False, "skipped": False, "longrepr": None} | {outcome: True}
+            reporter.pytest_runtest_logreport(types.SimpleNamespace(when=when, nodeid="t.py::test", **flags | more))
+
+        for when in ("setup", "call", "teardown"):
+            tell("passed", when)
+        crash = types.SimpleNamespace(reprcrash=types.SimpleNamespace(message="assert 1 == 2\n  where 1 is one"))
+        tell("failed", longrepr=crash)
+        assert [line["text"] for line in records.read(file.path)] == ["assert 1 == 2 where 1 is one"]
+        tell("failed", "setup", longrepr="OSError: no")
+        for _ in range(2):
+            tell("skipped", "setup", longrepr=("t.py", 1, "Skipped: needs bfloat16"))
+        tell("skipped", wasxfail="known")
+        reporter.pytest_sessionfinish(1)
+    *failures, counts = records.read(file.path)
+    assert [(line["kind"], line["outcome"]) for line in failures] == [("test", "failed"), ("test", "error")]
+    assert counts["kind"] == "tests" and counts["skips"] == {"Skipped: needs bfloat16": 2} and counts["exit_status"] == 1
+    assert counts["counts"] == {"passed": 1, "failed": 1, "error": 1, "skipped": 2, "xfailed": 1}
+
+
+@pytest.mark.wide
+def test_failures_and_counts_of_tests_are_lines_as_they_come(tmp_path: Path) -> None:
+    tests = tmp_path / "test_some.py"
+    tests.write_text(
+        "import pytest\ndef test_a(): pass\ndef test_b(): assert 1 == 2, 'one is not two'\n"
+        "@pytest.mark.skip(reason='needs bfloat16')\ndef test_c(): pass\n"
+        "@pytest.fixture\ndef bad(): raise OSError('no')\ndef test_d(bad): pass\n"
+    )
+    path = tmp_path / "lines.jsonl"
+    status = on_gpu.finished(on_gpu.pytest_command(path, tests, quick=False, parallel=1), 60, tmp_path / "tests.txt")
+    failed, error, counts = records.read(path)
+    assert status == 1 and "one is not two" in (tmp_path / "tests.txt").read_text()
+    assert failed["test"].endswith("::test_b") and failed["outcome"] == "failed" and "one is not two" in failed["text"]
+    assert error["test"].endswith("::test_d") and error["outcome"] == "error" and "OSError" in error["text"]
+    assert counts["counts"] == {"passed": 1, "failed": 1, "skipped": 1, "error": 1}
+    assert counts["exit_status"] == 1 and list(counts["skips"]) == ["Skipped: needs bfloat16"]
+    assert "1 passed, 1 failed, 1 skipped, 1 error" in list(report.summary(records.read(path)))
+
+
+def test_one_command_runs_the_three_and_a_step_that_fails_takes_no_other_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = []
+
+    def finished(command: Sequence[str], seconds: float, log: Path | None = None) -> int:
+        ran.append((command, seconds))
+        return int("pytest" in command)
+
+    monkeypatch.setattr(on_gpu, "finished", finished)
+    monkeypatch.setattr(on_gpu, "processes", lambda: 4)
+    monkeypatch.setattr(on_gpu.Device, "current", lambda: Device.named("T4"))
+    monkeypatch.setattr(on_gpu.machine, "gpu_versions", lambda: {"cupy": "14"})
+    assert on_gpu.main(["--quick", str(tmp_path)]) == 1
+    (path,) = tmp_path.iterdir()
+    assert path.name.startswith("T4-2") and f"written: {path}" in capsys.readouterr().out
+    header, *ends = records.read(path)
+    assert header["device"]["name"] == "T4" and header["versions"] == {"cupy": "14"} and not header["simulated"]
+    assert [end["reason"] for end in ends] == ["tests: exit status 1", "forward: exit status 0", "backward: exit status 0"]
+    for command, seconds in ran:
+        assert str(path) in command and seconds <= 125 and ("--quick" in command) == ("pytest" not in command)
+    assert on_gpu.main(["--only", "forward", str(tmp_path)]) == 0 and len(ran) == 4 and ran[-1][1] < 8 * 60
+    assert on_gpu.main(["--only", "tests", str(tmp_path)]) == 1 and ran[-1][0][ran[-1][0].index("-m", 3) + 1] == ""
+
+
+def test_a_step_that_takes_too_long_is_asked_to_stop_and_then_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what has hardly begun, too: then it is the signal that ends it."""
+    polite = "import time, sys\ntry: time.sleep(60)\nexcept KeyboardInterrupt: sys.exit(7)"
+    assert on_gpu.finished([sys.executable, "-S", "-c", polite], 0.5) in (7, 1, -2)
+    monkeypatch.setattr(on_gpu, "GRACE", 0.2)
+    assert on_gpu.finished(["bash", "-c", "trap '' INT; while :; do sleep 1; done"], 0.5) in (-9, -2)
+
+
+@pytest.mark.wide
+def test_the_one_command_s_dry_run_measures_every_implementation(tmp_path: Path) -> None:
+    test = tmp_path / "test_one.py"
+    test.write_text("def test(): pass\n")
+    assert on_gpu.main(["--dry-run", "--tests", str(test), str(tmp_path / "out")]) == 0
+    (path,) = (tmp_path / "out").glob("*.jsonl")
+    lines = list(records.read(path))
+    assert [line["what"] for line in lines if line["kind"] == "run"] == ["on_gpu", "forward", "backward"]
+    assert all(line["simulated"] for line in lines if line["kind"] == "run")
+    assert [line["counts"] for line in lines if line["kind"] == "tests"] == [{"passed": 1}]
+    ours = {"forward": {"fa2", "fa1", "standard"}, "backward": {*BACKWARD_ALGORITHMS, "fa2 deterministic"}}
+    for name, outputs in (("forward", {"O"}), ("backward", {"dQ", "dK", "dV"})):
+        rows = {line["implementation"]: line for line in lines if line.get("pass") == name}
+        assert {*ours[name], "numpy"} <= set(rows) and all(row["right"] for row in rows.values())
+        assert all(set(row["rms"]) == outputs for row in rows.values())
+    (first,) = (line["value"] for line in lines if line.get("name") == "first call")
+    assert first["cold"]["first_call_s"] > 0 and set(first) == {"cold", "warm"}
+
+
+# --- what is written about it
+
+NOTEBOOK = ROOT / "benchmarks" / "on_gpu.ipynb"
+
+
+def test_the_notebook_is_one_and_its_cells_compile() -> None:
+    notebook = json.loads(NOTEBOOK.read_text())
+    assert notebook["nbformat"] == 4 and isinstance(notebook["nbformat_minor"], int)
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3" and notebook["metadata"]["accelerator"] == "GPU"
+    for cell in notebook["cells"]:
+        assert cell["cell_type"] in ("markdown", "code") and isinstance(cell["metadata"], dict)
+        assert all(isinstance(line, str) for line in cell["source"])
+        assert all(line.endswith("\n") for line in cell["source"][:-1])
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [] and cell["execution_count"] is None
+            compile("".join(cell["source"]), NOTEBOOK.name, "exec")
+        else:
+            assert "outputs" not in cell
+
+
+def test_the_notebook_runs_the_quick_command_on_what_it_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells, with commands and the driver's library recorded."""
+    ran: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: ran.append(list(map(str, command))))
+    monkeypatch.chdir(tmp_path)
+    installed: list[str] = []
+    names = lambda: [types.SimpleNamespace(metadata={"Name": name}) for name in installed]  # noqa: E731
+    monkeypatch.setattr("importlib.metadata.distributions", names)
+    for version, present, extra in (
+        (12040, ["cupy-cuda12x"], "cuda12"),
+        (13000, ["CuPy-cuda12x"], "cuda12"),
+        (13000, [], "cuda13"),
+    ):
+
+        def told(answer: Any, version: int = version) -> None:
+            ctypes.cast(answer, ctypes.POINTER(ctypes.c_int))[0] = version
+
+        library = types.SimpleNamespace(cuInit=lambda flags: 0, cuDriverGetVersion=told)
+        monkeypatch.setattr(ctypes, "CDLL", lambda name, library=library: library)
+        ran.clear()
+        installed[:] = present
+        scope: dict[str, Any] = {}
+        for cell in json.loads(NOTEBOOK.read_text())["cells"]:
+            if cell["cell_type"] == "code":
+                exec("".join(cell["source"]).replace('REPOSITORY = ""', 'REPOSITORY = "https://host/cupyflash"'), scope)
+        clone, install, quick, table = ran
+        assert clone[:2] == ["git", "clone"] and clone[-2:] == ["https://host/cupyflash", "cupyflash"]
+        assert install[-1] == f"{tmp_path / 'cupyflash'}[{extra},test]"
+        assert quick[1:3] == [str(tmp_path / "cupyflash" / "benchmarks" / "on_gpu.py"), "--quick"] and table[1].endswith(
+            "report.py"
+        )
+
+
+def test_the_pages_name_files_and_options_that_exist() -> None:
+    page, contributing = (ROOT / "benchmarks" / "README.md").read_text(), (ROOT / "CONTRIBUTING.md").read_text()
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        shown = path.stem not in (
+            "accuracy",
+            "ahead",
+            "cases",
+            "command",
+            "machine",
+            "peers",
+            "pytest_records",
+            "records",
+            "timing",
+        )
+        assert (f"`{path.name}" in page) == shown or path.name == "records.py", path.name
+    for command in ("python benchmarks/on_gpu.py --quick", "python -m pytest -m wide", "ruff check .", "`mypy`"):
+        assert command in contributing
+    for kind in ("run", "measurement", "extra", "left_out", "test", "end"):
+        assert f"\n    {kind} " in records.__doc__

@@ -1,0 +1,87 @@
+"""The tests' own tools: compiled programs shared by workers, and what is in which suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+import compiled
+from cupyflash import nvrtc
+from suites import MORE, sample, sweep, wide
+
+HEADER = "#define NUMBER {}\n"
+SOURCE = '#include "number.cuh"\nint number = NUMBER;'
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Two workers' compilers with one folder, and what was really compiled."""
+    seen: list[str] = []
+
+    def compile_it(source: str, options: Any, name: str, product: str) -> tuple[bytes, str]:
+        seen.append(name)
+        if name == "bad":
+            raise nvrtc.CompileError(name, "no")
+        return source.encode(), str(options)
+
+    monkeypatch.setattr(nvrtc, "_compile", nvrtc._compile)  # back to what it was when the test is over
+    monkeypatch.setattr(compiled, "_compile", compile_it)
+    workers = []
+    for _ in range(2):
+        compiled.share(tmp_path)
+        workers.append(nvrtc._compile)
+    return SimpleNamespace(seen=seen, workers=workers)
+
+
+def test_a_program_is_compiled_by_one_worker_and_read_by_the_others(compiler: Any) -> None:
+    for worker in compiler.workers * 2:
+        assert worker("a", ("-x",), "one", "getPTX") == (b"a", "('-x',)")
+    assert compiler.seen == ["one"]
+
+
+def test_whatever_changes_a_program_is_another_one(compiler: Any, tmp_path: Path) -> None:
+    worker, _ = compiler.workers
+    folder = tmp_path / "headers"
+    folder.mkdir()
+    (folder / "number.cuh").write_text(HEADER.format(1))
+    options = (f"-I{folder}", "-x")
+    worker(SOURCE, options, "first", "getPTX")
+    worker(SOURCE + " ", options, "source", "getPTX")
+    worker(SOURCE, (*options, "-y"), "options", "getPTX")
+    worker(SOURCE, options, "first", "getCUBIN")
+    (folder / "number.cuh").write_text(HEADER.format(2))
+    worker(SOURCE, options, "first", "getPTX")
+    assert compiler.seen == ["first", "source", "options", "first", "first"]
+
+
+def test_what_does_not_compile_is_not_kept(compiler: Any) -> None:
+    for worker in compiler.workers:
+        with pytest.raises(nvrtc.CompileError):
+            worker("a", (), "bad", "getPTX")
+    assert compiler.seen == ["bad", "bad"]
+
+
+def test_a_sample_has_every_case_and_marks_all_but_a_few() -> None:
+    cases = sample([(1, "a"), (2, "b")], [(2, "b")])
+    assert cases == [wide(1, "a"), (2, "b")] and sample("xy", {"x"}) == ["x", wide("y")]
+    with pytest.raises(AssertionError):
+        sample([(1, "a")], [(3, "c")])
+
+
+def test_a_sweep_draws_few_examples_or_many() -> None:
+    drawn = []
+
+    @sweep(2, 5, number=st.integers(0, 99))
+    def draws(letter: str, number: int) -> None:
+        drawn.append((letter, number))
+
+    (mark,) = draws.pytestmark  # type: ignore[attr-defined]
+    assert mark.args == ("examples", [pytest.param(2, marks=pytest.mark.few), wide(5)])
+    for examples in (2, 5):
+        drawn.clear()
+        draws(examples=examples, letter="a")
+        assert len(drawn) == examples * MORE and {letter for letter, _ in drawn} == {"a"}
