@@ -66,10 +66,10 @@ def attention_backward(
     `out` and `lse` are what `attention(q, k, v, ..., return_lse=True)` returned; `dout` is the gradient of out, of its shape and
     dtype; where its last axis is not contiguous, as in `broadcast_to(1, out.shape)`, the gradient of `out.sum()`, it is copied.
     All else as for `attention`, and with the values of that call. S and P are computed again, from L. Query heads that share a
-    key head add up in its dk and dv; a row that sees no key has a gradient of zero, and so has a key that no row sees. Of a masked
-    key or value that is a NaN or an infinity the gradients of the rows beside it are NaN, since its weight of zero times that is: keys
-    behind `key_lengths` are not read. Rows whose L is beyond 4096 take "fa2" longer, as it looks at their scores once more; the
-    other two take P from what float32 leaves of L.
+    key head add up in its dk and dv; a row that sees no key has a gradient of zero, and so has a key that no row sees. A NaN or
+    an infinity in a masked row of k or v makes the dq of rows that share a tile with it NaN, being multiplied by a weight of zero;
+    what is behind `key_lengths` is not read. Rows whose L is beyond 4096 take "fa2" longer: it goes through their scores once more,
+    where the other two take P from what float32 leaves of L.
 
     `algorithm`: "fa2" (FlashAttention-2), or "auto", which is "fa2". It sums dq by atomics, in float32 and in no order;
     `deterministic` takes a kernel of its own for dq instead, which gives the same bits each time. "fa1" (FlashAttention's

@@ -1,20 +1,25 @@
 """Scores from 1e-38 to 1e38, forward and backward: whatever float32 can hold comes out right.
 
-q and k are small whole numbers times a power of two, and so is the scale. Scores are then exact in any order of summation, many of them
-equal, and what is expected of the weights is known to the last digits, however large the scores are.
+q and k are small whole numbers times a power of two, and so is the scale. Scores are then exact in any order of summation, many
+of them equal, and what is expected of the weights is known to the last digits, however large the scores are.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import cupyflash
+from cupyflash import Device, Problem
+from cupyflash.schedules import BackwardSchedule, plan_backward
+from cupyflash.sim.execution import BackwardExecution, execute_backward
 from cupyflash.sim.reference import gradient_factors, reference, reference_gradients
 from cupyflash.sim.yardstick import DTYPES
-from suites import wide
+from mutants import Mutant, check
+from suites import sample, wide
 
 # Powers of two that q and k are multiples of, and of the scale. Gradients are as large as scale q, which float16 has to hold.
 POWERS: dict[str, tuple[tuple[int, int], ...]] = {
@@ -67,12 +72,23 @@ def test_weights(dtype: str, kind: str, algorithm: str) -> None:
         assert np.allclose(lse[seen], expected_lse[seen], rtol=2e-6, atol=1e-3 if dtype != "float32" else 1e-5), powers
 
 
-def gradients(arrays: list[np.ndarray], options: dict[str, Any], deterministic: bool) -> dict[str, np.ndarray]:
-    """dQ, dK and dV as they come out."""
+def errors(found: dict[str, np.ndarray], arrays: list[np.ndarray], options: dict[str, Any]) -> dict[str, float]:
+    """The largest error of each gradient, as a part of what is allowed: more than 1 is too much."""
     q, k, v, dout = arrays
-    out, lse = cupyflash.attention(q, k, v, return_lse=True, **options)
-    made = cupyflash.attention_backward(dout, q, k, v, out, lse, deterministic=deterministic, **options)
-    return dict(zip(("dQ", "dK", "dV"), made, strict=True))
+    expected = reference_gradients(dout, q, k, v, **options)
+    _, L = reference(q, k, v, **options)
+    # Up to 4096, P is off by what float32 rounds off L and S.
+    rounded = 2 * steps_of(q.dtype.name) + 2.0**-22 * min(4096, np.abs(L[np.isfinite(L)]).max())
+    # As large as the sums would be if nothing cancelled: P and dS are rounded, and D, of O that is
+    P, dP, D = gradient_factors(dout, q, k, v, **options)
+    dS, scale = P * (np.abs(dP) + np.abs(D) + np.abs(dout.astype(np.float64)).sum(-1, keepdims=True)), abs(options["scale"])
+    q64, k64, dout64 = (np.abs(array.astype(np.float64)) for array in (q, k, dout))
+    whole = {"dQ": scale * dS @ k64, "dK": scale * dS.swapaxes(-1, -2) @ q64, "dV": P.swapaxes(-1, -2) @ dout64}
+    parts = {
+        name: float(np.abs(gradient.astype(np.float64) - expected[name]).max() / (rounded * whole[name].max() + 2.0**-24))
+        for name, gradient in found.items()
+    }
+    return {name: float("inf") if np.isnan(part) else part for name, part in parts.items()}
 
 
 @pytest.mark.parametrize("deterministic", [False, wide(True)])
@@ -82,19 +98,54 @@ def test_gradients(dtype: str, kind: str, deterministic: bool) -> None:
     for powers in POWERS[dtype]:
         arrays, options = pose(dtype, *powers, kind)
         q, k, v, dout = arrays
-        found = gradients(arrays, options, deterministic)
-        expected = reference_gradients(dout, q, k, v, **options)
-        _, L = reference(q, k, v, **options)
-        # Up to 4096, P is off by what float32 rounds off L and S.
-        rounded = 2 * steps_of(dtype) + 2.0**-22 * min(4096, np.abs(L[np.isfinite(L)]).max())
-        # As large as the sums would be if nothing cancelled: P and dS are rounded, and D, of O that is
-        P, dP, D = gradient_factors(dout, q, k, v, **options)
-        dS, scale = P * (np.abs(dP) + np.abs(D) + np.abs(dout.astype(np.float64)).sum(-1, keepdims=True)), abs(options["scale"])
-        q64, k64, dout64 = (np.abs(array.astype(np.float64)) for array in (q, k, dout))
-        whole = {"dQ": scale * dS @ k64, "dK": scale * dS.swapaxes(-1, -2) @ q64, "dV": P.swapaxes(-1, -2) @ dout64}
-        for name, gradient in found.items():
-            error = np.abs(gradient.astype(np.float64) - expected[name])
-            assert (error <= rounded * whole[name].max() + 2.0**-24).all(), (powers, name, error.max())
+        out, lse = cupyflash.attention(q, k, v, return_lse=True, **options)
+        made = cupyflash.attention_backward(dout, q, k, v, out, lse, deterministic=deterministic, **options)
+        found = errors(dict(zip(("dQ", "dK", "dV"), made, strict=True)), arrays, options)
+        assert max(found.values()) <= 1, (powers, found)
+
+
+LARGE, BWD, DQ = "large_rows.cu", "fa2_backward.cu", "fa2_backward_queries.cu"
+# What breaks the way of rows with a large L, by whether dQ has a kernel of its own
+MUTANTS = {
+    "no row is large": Mutant(LARGE, "if (!__syncthreads_or(large)) return;", "return;", "uninitialised", ("return bases[row]",)),
+    "K is read early": Mutant(LARGE, "wait_for_groups<0>();\n    __syncthreads();", "wait_for_groups<0>();", "race", ("ldmatrix",)),
+    "K is overwritten early": Mutant(LARGE, "__syncthreads();  // all are done", "// all are done", "race", ("cp.async.cg",)),
+    "m is a lane's": Mutant(LARGE, "m_all = row_max(m[h])", "m_all = m[h]", "numbers"),
+    "l is a lane's": Mutant(LARGE, "row_sum(m[h]", "(m[h]", "numbers"),
+    "what is masked counts": Mutant(LARGE, "scale_and_mask(S[0]", "if (false) scale_and_mask(S[0]", "numbers"),
+    "L is believed": Mutant(LARGE, "> fabsf(given) * ROUNDED", ">= 0.f", "numbers"),
+    "a row's score is forgotten": Mutant(BWD, "p - base.score", "p", "numbers"),
+    "the loop is not told": Mutant(BWD, "large = __syncthreads_or(large)", "__syncthreads(), large = false", "numbers"),
+    "dQ: a row's score is forgotten": Mutant(DQ, "P[0][n][e] - base[e / 2].score", "P[0][n][e]", "numbers"),
+    "dQ: no row is large": Mutant(DQ, "large |= is_large(l);", "", "numbers"),
+}
+
+
+def run(schedule: BackwardSchedule, seed: int | None = None) -> tuple[BackwardExecution, bool]:
+    """Of scores about 2^28, some of them equal."""
+    arrays, options = pose("float16", 13, -3, "causal", 100)
+    q, k, v, dout = arrays
+    out, lse = reference(q, k, v, **options)
+    execution = execute_backward(schedule, dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), seed=seed)
+    found = errors({"dQ": execution.dq, "dK": execution.dk, "dV": execution.dv}, arrays, options)
+    return execution, max(found.values()) <= 1
+
+
+def planned(deterministic: bool) -> BackwardSchedule:
+    problem = Problem(1, 1, 1, 33, 100, 16, "float16", causal=True, scale=0.125)
+    return plan_backward(problem, Device.named("A100-40GB"), "fa2", (32, 32), deterministic=deterministic)
+
+
+@pytest.mark.parametrize("name", sample(MUTANTS, {"a row's score is forgotten"}))
+def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(MUTANTS[name], planned(name.startswith("dQ")), run, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("deterministic", [wide(False), wide(True)])
+def test_every_schedule_seed_gives_the_same_numbers(deterministic: bool) -> None:
+    for seed in (None, *range(5)):
+        execution, good = run(planned(deterministic), seed)
+        assert good and execution.findings == ()
 
 
 @pytest.mark.parametrize("deterministic", [False, wide(True)])

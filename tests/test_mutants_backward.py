@@ -25,6 +25,7 @@ from yardstick import draw, draw_masks
 
 A100, H100, T4 = (Device.named(name) for name in ("A100-40GB", "H100-SXM", "T4"))
 BWD, DQ, PRODUCTS, MASK = "fa2_backward.cu", "fa2_backward_queries.cu", "row_products.cuh", "mask.cuh"
+SEQUENCE = "sequence.cuh"
 COPY, COPY_FLOAT, LDMATRIX, MMA = "cp.async.cg.shared.global", "cp.async.ca.shared.global", "ldmatrix.sync", "mma.sync"
 STORE_TWO, STORE_TILE, ATOMIC = "reinterpret_cast<unsigned*>(to_smem)", "reinterpret_cast<uint4*>", "atomicAdd"
 MOVED = (COPY, LDMATRIX, COPY_FLOAT, "float2*>(slot.")
@@ -81,7 +82,7 @@ def run(schedule: BackwardSchedule, seed: int | None = None) -> tuple[BackwardEx
 
 MUTANTS = {
     # Synchronisation
-    "Q and dO are read early": Mutant(BWD, SYNC + "  // Q_i and dO_i are there", "// Q_i", "race", MOVED),
+    "Q and dO are read early": Mutant(BWD, "large = __syncthreads_or(large);", "", "race", MOVED),
     "nobody waits for Q and dO": Mutant(BWD, "wait_for_groups<0>();\n", "", "in flight|race", MOVED),
     "Q and dO are waited for one too late": Mutant(BWD, "wait_for_groups<0>", "wait_for_groups<1>", "in flight|race", MOVED),
     "the first blocks are not committed": Mutant(
@@ -140,13 +141,13 @@ MUTANTS = {
         BWD, "const int rows = Nk - warp_key", "const int rows = WARP_KEYS", "out of bounds|race", (STORE_TILE,)
     ),
     "D is written past its end": Mutant(
-        BWD, "if (first == 0 && row < rows)", "if (first == 0)", "out of bounds", ("D_rows[row] = sum",)
+        BWD, "if (first == 0 && place.row < total_q)", "if (first == 0)", "out of bounds|race", ("D_rows[place.at] = sum",)
     ),
-    "dQ is written past its end": Mutant(BWD, "if (row >= rows) return;", "", "out of bounds", ("reinterpret_cast<",)),
+    "dQ is written past its end": Mutant(BWD, "if (place.row >= total_q) return;", "", "out of bounds", ("reinterpret_cast<",)),
     "the mask is read past its end": Mutant(
         BWD, "if (seen) seen = load", "seen = load", "out of bounds", ("ld.global.u8",), "mask"
     ),
-    "the bias is read past its end": Mutant(BWD, "if (seen) s += UNIT", "s += UNIT", "out of bounds", ("ld.global.u16",), "bias"),
+    "the bias is read past its end": Mutant(BWD, "if (seen) s = fmaf", "s = fmaf", "out of bounds", ("ld.global.u16",), "bias"),
     "the bias's gradient is summed past its end": Mutant(
         BWD, "if (seen) atomicAdd", "atomicAdd", "out of bounds", (ATOMIC,), "bias"
     ),
@@ -167,9 +168,9 @@ MUTANTS = {
     ),
     # What nobody has begun
     "dQ does not begin with zeros": Mutant(
-        BWD, "store_row_pair<D>(dQ_acc + row * D, col, 0.f, 0.f);", "{}", "uninitialised", (ATOMIC,)
+        BWD, "store_piece(dQ_acc + place.at * D + col, zeros);", "{}", "uninitialised", (ATOMIC,)
     ),
-    "D is not there": Mutant(BWD, "D_rows[row] = sum;", "{}", "uninitialised", (COPY_FLOAT,)),
+    "D is not there": Mutant(BWD, "D_rows[place.at] = sum;", "{}", "uninitialised", (COPY_FLOAT,)),
     "dK does not begin with zeros": Mutant(
         BWD,
         "dK_regs[WITH_DK ? M : 1][KeyTile::PAD / 8][4] = {}",
@@ -185,11 +186,13 @@ MUTANTS = {
     "D is forgotten": Mutant(BWD, "(dS[m][n][e] - (e % 2 ? d.y : d.x))", "dS[m][n][e]", "numbers"),
     "D is another row's": Mutant(BWD, "(e % 2 ? d.y : d.x)", "(e / 2 ? d.y : d.x)", "numbers"),
     "a lane's part of D is forgotten": Mutant(BWD, "other = ROW_LANES / 2", "other = ROW_LANES / 4", "numbers"),
-    "every second element of D is forgotten": Mutant(BWD, "o.x * g.x + o.y * g.y", "o.x * g.x", "numbers"),
-    "every lane stores D": Mutant(BWD, "if (first == 0 && row < rows)", "if (row < rows)", "bytes"),
+    "every second element of D is forgotten": Mutant(
+        BWD, "sum = fmaf(o[c], g[c], sum)", "sum = c % 2 ? sum : fmaf(o[c], g[c], sum)", "numbers"
+    ),
+    "every lane stores D": Mutant(BWD, "if (first == 0 && place.row < total_q)", "if (place.row < total_q)", "bytes"),
     "dK is not scaled": Mutant(BWD, "dK_regs, scale)", "dK_regs, 1.f)", "numbers"),
     "dV is scaled": Mutant(BWD, "dV_regs, 1.f)", "dV_regs, scale)", "numbers"),
-    "dQ is not scaled": Mutant(BWD, "scale * sum.x, scale * sum.y", "sum.x, sum.y", "numbers"),
+    "dQ is not scaled": Mutant(BWD, "sum[c] *= scale;", "{}", "numbers"),
     "a group has its neighbour's heads": Mutant(BWD, "head = kv_head * group + h", "head = kv_head + h", "numbers"),
     "heads of a group share L and D": Mutant(BWD, "* heads + head) * total_q", "* heads + kv_head * group) * total_q", "numbers"),
     "a group begins with its second head": Mutant(
@@ -198,8 +201,8 @@ MUTANTS = {
         "for (int h = 1; h < group; h++) {\n    const int head",
         "bytes",
     ),
-    "rows without keys have L = -inf": Mutant(BWD, "l.x == NEG_INF ? 0.f : ", "", "numbers", (), "bias"),
-    "the bias is in the wrong base": Mutant(BWD, "s += UNIT * load", "s += load", "numbers", (), "bias"),
+    "rows without keys have L = -inf": Mutant(BWD, "BIAS && l.x == NEG_INF ? 0.f : ", "", "numbers", (), "bias"),
+    "the bias is in the wrong base": Mutant(BWD, "fmaf(UNIT, load", "fmaf(1.f, load", "numbers", (), "bias"),
     "the diagonal is taken for whole": Mutant(
         BWD, "warp_key + WARP_KEYS <= visible_end(masks, first)", "warp_key < visible_end(masks, first)", "numbers", (), "causal"
     ),
@@ -253,6 +256,20 @@ MUTANTS = {
     "dK's rows are put down twice": Mutant(
         PRODUCTS, "tile_smem + Tile::index(16 * m + g + 8 * h", "tile_smem + Tile::index(16 * m + g", "numbers"
     ),
+    "sequences are looked for one too late": Mutant(
+        SEQUENCE, "/ SIZE + b <= index", "/ SIZE + b < index", "out of bounds", ("found[lane] =",), "packed"
+    ),
+    "bounds are read before they are there": Mutant(
+        SEQUENCE,
+        "found[4] = first;\n  }\n  __syncthreads();",
+        "found[4] = first;\n  }",
+        "race|uninitialised",
+        ("found[",),
+        "packed",
+    ),
+    "the room of the bounds is used early": Mutant(
+        SEQUENCE, "found[2]};\n  __syncthreads();", "found[2]};", "race", ("found[", COPY), "packed"
+    ),
     "K is the first sequence's": Mutant(BWD, "K += sequence.first_key * K_row;", "", "numbers", (), "packed"),
     "L and D are the first sequence's": Mutant(
         BWD,
@@ -298,7 +315,9 @@ FIXED_MUTANTS = {
     "D is another row's": Mutant(DQ, "- D_i[e / 2]", "- D_i[e % 2]", "numbers", (), "rows"),
     "dQ is not scaled": Mutant(DQ, "dQ_regs, scale)", "dQ_regs, 1.f)", "numbers", (), "rows"),
     "K is another group's": Mutant(DQ, "head / group * K_head", "head % group * K_head", "numbers", (), "rows"),
-    "rows without keys have L = -inf": Mutant(DQ, "if (L_i[h] == NEG_INF) L_i[h] = 0.f;", "", "numbers", (), "causal rows"),
+    "rows without keys have L = -inf": Mutant(
+        "weight.cuh", "l == NEG_INF ? 0.f : l * UNIT", "l * UNIT", "numbers", (), "causal rows"
+    ),
     "the diagonal is taken for whole": Mutant(
         DQ, "(j + 1) * BC <= visible_end(masks, warp_row)", "(j + 1) * BC <= visible_end(masks, last)", "numbers", (), "causal rows"
     ),
@@ -312,9 +331,14 @@ FIXED_MUTANTS = {
     "column blocks have the block mask's elements each": Mutant(
         DQ, "read_block_mask<KEPT_COLS>", "read_block_mask<1>", "out of bounds", ("mask.kept[",), "blocks"
     ),
-    "dQ goes to the first sequence": Mutant(DQ, "dQ += first_query * dQ_row;", "", "race", (STORE_TILE,), "packed"),
+    "dQ goes to the first sequence": Mutant(DQ, "dQ += place.first_query * dQ_row;", "", "race", (STORE_TILE,), "packed"),
     "L and D are the first sequence's": Mutant(
-        DQ, "total_q + first_query + row_block", "total_q + row_block", "numbers", (), "packed"
+        SEQUENCE,
+        "static_cast<long long>(total_q) + sequence.first_query;",
+        "static_cast<long long>(total_q);",
+        "numbers",
+        (),
+        "packed",
     ),
 }
 

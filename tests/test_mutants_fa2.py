@@ -73,7 +73,7 @@ MUTANTS = {
     "every lane writes L": Mutant(FA2, "if (L && t == 0 &&", "if (L &&", "bytes"),
     "O is not rescaled": Mutant(FA2, "state.O[i][n][2 * h] *= rescale;", "", "numbers"),
     "l is not rescaled": Mutant(FA2, "state.l[i][h] *= rescale;", "", "numbers"),
-    "the maximum is forgotten": Mutant(FA2, "state.m[i][h] = m_new[i][h];", "", "numbers"),
+    "the maximum is forgotten": Mutant(FA2, "state.minus_m[i][h] = -m_new;", "", "numbers"),
     "O begins with what is there": Mutant(FA2, "State state = {};", "State state;", "uninitialised|numbers", ("",)),
     "the diagonal is taken for whole": Mutant(
         FA2, "visible_end(masks, row_block) / BC;", "(visible_end(masks, row_block) + BC) / BC;", "numbers", (), "causal"
