@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, settings
 import compiled
 
 # Loaded kernels are kept, a million objects and more: to go through them as often as Python does by itself takes long.
-gc.set_threshold(100_000, 50, 100)
+gc.set_threshold(100_000, 50, 1000)
 
 more = os.environ.get("CUPYFLASH_TEST_EXAMPLES")
 # A failing problem is shown as it was found: each smaller one to be tried would be compiled anew, for minutes.
@@ -72,6 +72,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """In the wide suite nothing is done on a few examples that is done on many as well."""
     items[:] = [item for item in items if not {"few", "wide"} <= {mark.name for mark in item.iter_markers()}]
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays, and need not be looked through."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

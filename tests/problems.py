@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 from hypothesis import strategies as st
 
 from cupyflash import Problem
 from cupyflash.problem import BlockMask
+from suites import problems_each
 
-MORE = int(os.environ.get("CUPYFLASH_TEST_EXAMPLES", 1))
-SIZES = 3
 TILINGS = ((16, 16), (48, 32), (32, 64))
 
 
@@ -49,7 +46,7 @@ def any_problems(draw: st.DrawFn, dtype: str, fewest_keys: int = 0, most: int = 
             alignment=bits & -bits,
         )
 
-    return [one() for _ in range(SIZES)]
+    return [one() for _ in range(problems_each())]
 
 
 def orders(problem: Problem) -> st.SearchStrategy[int | None]:
@@ -92,4 +89,4 @@ def sparse_problems(draw: st.DrawFn, tiling: tuple[int, int], most: int = 200, b
             block_mask=block_mask,
         )
 
-    return [one() for _ in range(SIZES)]
+    return [one() for _ in range(problems_each())]

@@ -20,6 +20,14 @@ def wide(*case: Any) -> Any:
     return pytest.param(*case, marks=pytest.mark.wide)
 
 
+def problems_each() -> int:
+    """How many random problems of one kernel are run, since to compile it takes longer: fewer where there are few examples."""
+    return 1 if _few else 3
+
+
+_few = False
+
+
 def sample(cases: Iterable[Any], few: Collection[Any]) -> list[Any]:
     """Cases for `parametrize`: those that are not among the `few` are in the wide suite only."""
     cases = list(cases)
@@ -29,7 +37,7 @@ def sample(cases: Iterable[Any], few: Collection[Any]) -> list[Any]:
 
 
 def sweep(few: int, many: int, **drawn: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A test on `few` random examples, and on `many`, the few among them, in the wide suite; `drawn` as for hypothesis.given.
+    """A test on `few` random examples, and on `many` in the wide suite; `drawn` as for hypothesis.given.
 
     The test's other arguments are pytest's. Without `drawn` it is given `data`.
     """
@@ -38,6 +46,8 @@ def sweep(few: int, many: int, **drawn: st.SearchStrategy[Any]) -> Callable[[Cal
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
         def run(examples: int, **chosen: Any) -> None:
+            global _few
+            _few = examples == few
             settings(max_examples=examples * MORE)(given(**strategies)(test))(**chosen)
 
         signature = inspect.signature(test)

@@ -65,7 +65,7 @@ def check(
             (*one, *each)
             for one, each in product([(16, False), (64, True), (128, True)], product(["float16", "float32"], ALGORITHMS))
         ],
-        [(16, False, "float32", "fa2"), (128, True, "float16", "fa2")],
+        [(16, False, "float32", "fa2")],
     ),
 )
 def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) -> None:
@@ -82,7 +82,7 @@ LENGTHS = ((1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320))
     ("n_q", "n_k", "causal", "algorithm"),
     sample(
         [(*lengths, *each) for lengths, each in product(LENGTHS, product([False, True], ALGORITHMS))],
-        [(1, 200, True, "fa2"), *[(97, 33, True, algorithm) for algorithm in ALGORITHMS]],
+        [(97, 33, True, algorithm) for algorithm in ALGORITHMS],
     ),
 )
 def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:

@@ -21,12 +21,11 @@ A100 = Device.named("A100-40GB")
 ALGORITHMS = ("fa1", "standard")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize(
-    ("heads", "n_q", "n_k", "dtype"), [(2, 20, 40, "float16"), wide(4, 50, 70, "float16"), wide(4, 50, 70, "float32")]
-)
-def test_every_schedule_seed_gives_the_same_bits(algorithm: str, heads: int, n_q: int, n_k: int, dtype: str) -> None:
-    problem = Problem(1, heads, heads // 2, n_q, n_k, 16, dtype, causal=True)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_every_schedule_seed_gives_the_same_bits(algorithm: str, dtype: str) -> None:
+    problem = Problem(1, 4, 2, 50, 70, 16, dtype, causal=True)
     schedule = plan_backward(problem, A100, algorithm, (32, 32))
     q, k, v = draw(problem)
     dout = draw_gradient(problem)

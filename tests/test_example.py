@@ -27,7 +27,7 @@ def example() -> types.ModuleType:
     return module
 
 
-@pytest.mark.parametrize("steps", [3, wide(8)])
+@pytest.mark.parametrize("steps", [2, wide(8)])
 def test_the_loss_falls_and_is_told(example: types.ModuleType, steps: int) -> None:
     told: list[str] = []
     losses = example.train(np, steps=steps, seed=1, tell=told.append)
@@ -60,6 +60,7 @@ def test_gradients_are_the_loss_s_finite_differences(example: types.ModuleType) 
         assert (moved[0] - moved[1]) / (2 * step) == pytest.approx(np.vdot(gradient, direction), rel=1e-2), name
 
 
+@pytest.mark.wide
 def test_the_curve_is_drawn(example: types.ModuleType, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     example.plot([3.0, 2.5, 2.0], str(tmp_path / "loss.png"))

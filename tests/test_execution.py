@@ -57,7 +57,7 @@ LENGTHS = ((1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320),
     ("n_q", "n_k", "causal", "algorithm"),
     sample(
         [(*lengths, *each) for lengths, each in product(LENGTHS, product([False, True], ALGORITHMS))],
-        [(*lengths, True, algorithm) for lengths, algorithm in product([(1, 200), (97, 33), (3, 0)], ALGORITHMS)],
+        [(3, 0, True, "fa1"), (1, 200, True, "fa2"), *[(97, 33, True, algorithm) for algorithm in ALGORITHMS]],
     ),
 )
 def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
@@ -65,7 +65,7 @@ def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
     check(plan(problem, A100.with_sram("20KB"), algorithm, lse=True), v_mean=1.0)
 
 
-@pytest.mark.parametrize("device", ["T4", wide("A100-40GB"), "H100-SXM", wide("RTX 4090")])
+@pytest.mark.parametrize("device", ["T4", wide("A100-40GB"), wide("H100-SXM"), wide("RTX 4090")])
 def test_every_generation_compiles_and_agrees(device: str) -> None:
     """sm_75 has neither cp.async nor mma m16n8k16; its path is another."""
     check(plan(Problem(1, 2, 2, 130, 150, 64, "float16", causal=True), Device.named(device), lse=True))
@@ -91,7 +91,7 @@ def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> Non
 
 @pytest.mark.parametrize(
     ("algorithm", "dtype", "orders"),
-    [("fa1", "float16", 1), ("fa2", "float16", 1), *(wide(*one, 5) for one in product(ALGORITHMS, ["float16", "float32"]))],
+    [("fa2", "float16", 1), *(wide(*one, 5) for one in product(ALGORITHMS, ["float16", "float32"]))],
 )
 def test_every_schedule_seed_gives_the_same_bits(algorithm: str, dtype: str, orders: int) -> None:
     problem = Problem(1, 2, 1, 50, 70, 32, dtype, causal=True)
@@ -104,7 +104,7 @@ def test_every_schedule_seed_gives_the_same_bits(algorithm: str, dtype: str, ord
         assert again.traffic == first.traffic
 
 
-@pytest.mark.parametrize(("n_q", "n_k", "d"), [(64, 128, 64), wide(128, 128, 128), (70, 100, 64), (16, 17, 40)])
+@pytest.mark.parametrize(("n_q", "n_k", "d"), [wide(64, 128, 64), wide(128, 128, 128), (70, 100, 64), wide(16, 17, 40)])
 def test_theorem_1_flops(n_q: int, n_k: int, d: int) -> None:
     """4 Nq Nk d, on rows padded to a warp's 16, columns to a sub-tile and d to 16; nothing else is multiplied."""
     schedule = plan(Problem(1, 1, 1, n_q, n_k, d, "float16"), A100, "fa1", (64, 64))
@@ -128,7 +128,7 @@ def test_theorem_1_extra_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "causal"), [("float16", True), wide("float16", False), wide("float32", True), ("float32", False)]
+    ("dtype", "causal"), [("float16", True), wide("float16", False), wide("float32", True), wide("float32", False)]
 )
 def test_theorem_1_induction(dtype: str, causal: bool) -> None:
     """After j outer steps HBM holds O, l and m of softmax over the first j blocks of keys."""

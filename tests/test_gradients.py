@@ -93,6 +93,7 @@ def test_gradients_of_shared_heads_add_up(kv_heads: int) -> None:
         np.testing.assert_allclose(ours, summed, rtol=1e-2, atol=4e-3)
 
 
+@pytest.mark.wide
 def test_another_d_of_v() -> None:
     q, k, v = normal(2, 20, 16, dtype=np.float16), normal(2, 28, 16, dtype=np.float16, seed=1), normal(2, 28, 40, seed=2)
     v = v.astype(np.float16)

@@ -23,7 +23,7 @@ from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.nvrtc import compile_to_cubin, header_directories
 from cupyflash.resources import Resources, parse_account
 from cupyflash.sim.cli import main
-from suites import sample, wide
+from suites import sample
 
 SPILLS = r"""
 extern "C" __global__ void __launch_bounds__(1024, 2) spills(float* x, int n) {
@@ -176,7 +176,8 @@ def test_inspect_shows_each_kernel(algorithm: str, device: str) -> None:
         assert row["limited_by"] == list(occupancy.limited_by) and 0 < occupancy.fraction <= 1
 
 
-@pytest.mark.parametrize("deterministic", [wide(False), True])
+@pytest.mark.wide
+@pytest.mark.parametrize("deterministic", [False, True])
 def test_inspect_knows_the_backward(deterministic: bool) -> None:
     result = inspect("--backward", "--algorithm", "fa2", "--causal", "--json", *(["--deterministic"] if deterministic else []))
     assert result.exit_code == 0, result.stderr

@@ -110,7 +110,7 @@ def test_what_is_left_out_is_not_looked_at(algorithm: str) -> None:
     assert attention(q, k, v, window=(20, 5), algorithm=algorithm, tiling=(32, 32)).tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize(("algorithm", "orders"), [("fa2", 1), wide("fa1", 3), wide("fa2", 3)])
+@pytest.mark.parametrize(("algorithm", "orders"), [wide("fa1", 3), wide("fa2", 3)])
 def test_every_schedule_seed_gives_the_same_bits(algorithm: str, orders: int) -> None:
     rng = np.random.default_rng(3)
     block_mask = rng.random((1, 2, 3, 3)) < 0.6

@@ -128,7 +128,8 @@ def packed_totals(problem: Problem, seqlens: Seqlens | None, totals: tuple[int, 
     if totals is None:
         each = ((problem.seqlen_q, problem.seqlen_k),) * problem.batch if seqlens is None else seqlens
         totals = sum(n_q for n_q, _ in each), sum(n_k for _, n_k in each)
-    if not isinstance(totals, tuple) or len(totals) != 2 or not all(isinstance(n, Integral) and int(n) >= 0 for n in totals):
+    whole = isinstance(totals, tuple) and all(isinstance(n, Integral) and not isinstance(n, bool) and int(n) >= 0 for n in totals)
+    if not whole or len(totals) != 2:
         raise ValueError(f"totals must be (queries, keys) of all sequences together, got {totals!r}")
     return Packed(problem.batch, *totals)
 

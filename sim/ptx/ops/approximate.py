@@ -18,7 +18,7 @@ import numpy as np
 from .. import fpenv
 from ..types import Array
 from . import half
-from .registry import Instruction, Mods, Plan, Thunk, Unsupported, arg, opcode
+from .registry import Instruction, Mods, Plan, Temp, Thunk, Unsupported, arg, opcode
 from .rounding import inverse_root
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ Move = Callable[..., Array]
 """From the exact results and the inputs, float64, to results that are off."""
 
 SMALLEST = 2.0**-126
+FINITE = np.array(1000, np.float32)
+"""2 to this is no infinity in float64."""
+
 CIRCLES = tuple(float(np.float32(turns * np.pi)) for turns in (1, 2, 100))
 """pi, 2 pi and 100 pi as float32 has them: all three are beyond."""
 
@@ -61,11 +64,6 @@ def absolute(bound: float | Array, precision: int) -> Move:
     return lambda exact, a: np.clip(exact + signs(a) * move, -1, 1)
 
 
-def exponential(exact: Array, a: Array) -> Array:
-    """ex2 in float32: off by one unit, but powers of two are exact: CUDA's tanh of float64 is built on that."""
-    return np.where(a == np.rint(a), exact, ulps(1, 24)(exact))
-
-
 def circular(nearest: float) -> Move:
     """sin and cos: off by `nearest` up to pi (CUDA's __sinf and __cosf), 2**-20.5 up to 2 pi, 2**-14.7 up to 100 pi.
 
@@ -93,7 +91,6 @@ def hyperbolic(exact: Array, a: Array) -> Array:
 
 
 MOVES: dict[tuple[str, str], Move] = {
-    ("ex2", "f32"): exponential,
     ("ex2", "f16"): relative(2.0**-9.9, 11),
     ("ex2", "bf16"): ulps(1, 8),
     ("lg2", "f32"): logarithmic,
@@ -108,7 +105,6 @@ MOVES: dict[tuple[str, str], Move] = {
     ("div", "f32"): ulps(2, 24),
 }
 """By opcode and type. docs/ptx.md says where each bound stands."""
-
 
 TYPES_BESIDE_F32 = {"ex2": half.HALVES, "tanh": half.HALVES, "rcp": ("f64",), "rsqrt": ("f64",)}
 
@@ -145,11 +141,35 @@ def result(function: Callable[..., Array], move: Move | None, values: Sequence[A
     return np.where(ordinary, move(exact, *values), exact)
 
 
+def exponential(approximate: bool, temp: Temp, d: Array, a: Array) -> Thunk:
+    """ex2 in float32: off by one unit. Apart from the others, in lent arrays, as softmax is made of it.
+
+    Powers of two are exact, as CUDA's tanh of float64 takes them to be, and zeros and infinities among them.
+    """
+    exact, whole = temp("ex2 exact", d.shape, np.float64), temp("ex2 whole", d.shape, np.float32)
+    moved, small = temp("ex2 moved", d.shape, np.bool_), temp("ex2 small", d.shape, np.bool_)
+    bits, mask = exact.view(np.uint64), np.array(1 << 28 | 1, np.uint64)
+
+    def run() -> None:
+        if approximate:
+            np.rint(a, whole)
+            np.not_equal(a, whole, moved)
+            np.less(a, FINITE, small)  # an infinity has no bit to flip
+            np.logical_and(moved, small, moved)
+        np.copyto(exact, a)
+        np.exp2(exact, exact)
+        if approximate:
+            np.bitwise_xor(bits, mask, bits, where=moved)
+        np.copyto(d, exact, casting="same_kind")
+
+    return run
+
+
 def plan(i: Instruction, make: Callable[..., Thunk], mode: int) -> Plan:
-    """A plan whose thunk is `make(approximate, d, *inputs)`."""
+    """A plan whose thunk is `make(approximate, temp, d, *inputs)`."""
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        return make(frame.machine.setup.approximate, *out, *ins)
+        return make(frame.machine.setup.approximate, frame.temp, *out, *ins)
 
     d, *inputs = (arg(o, i.type) for o in i.operands)
     return Plan((d,), tuple(inputs), bind, mode)
@@ -164,11 +184,13 @@ def approximation(i: Instruction) -> Plan:
     if type_.name == "f64":
         return double(i, flush)
     element = type_.name.removesuffix("x2")
+    if (i.opcode, element) == ("ex2", "f32"):
+        return plan(i, exponential, fpenv.mode(fpenv.NEAREST, flush))
     function, move = FUNCTIONS[i.opcode + ".full" * full], MOVES[i.opcode, element]
     if element != "f32":
         return plan(i, partial(half.approximated, type_, partial(result, function), move, flush), fpenv.KEEP)
 
-    def make(approximate: bool, d: Array, *inputs: Array) -> Thunk:
+    def make(approximate: bool, _: Temp, d: Array, *inputs: Array) -> Thunk:
         def run() -> None:
             d[...] = result(function, move if approximate else None, [x.astype(np.float64) for x in inputs])
 
@@ -191,16 +213,16 @@ def double(i: Instruction, flush: bool) -> Plan:
     if i.opcode == "rcp":
         raise Unsupported("rcp.approx.f64 is executed with .ftz only")
 
-    def make(approximate: bool, d: Array, a: Array) -> Thunk:
+    def make(approximate: bool, _: Temp, d: Array, a: Array) -> Thunk:
         def run() -> None:
-            d[...] = result(inverse_root, (lambda exact, _: flip(exact, 1)) if approximate else None, [a])
+            d[...] = result(inverse_root, (lambda exact, a: flip(exact, 1)) if approximate else None, [a])
 
         return run
 
     return plan(i, make, fpenv.KEEP)
 
 
-def gross(function: Callable[..., Array], approximate: bool, d: Array, a: Array) -> Thunk:
+def gross(function: Callable[..., Array], approximate: bool, _: Temp, d: Array, a: Array) -> Thunk:
     """Works on the upper halves: 20 bits behind the point of the operand and of the result, which is off by one of the last."""
 
     def flushed(x: Array) -> Array:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -17,15 +16,12 @@ from .. import fpenv
 from ..types import TYPES, Array
 from . import half, integer
 from .approximate import approximation
-from .registry import Instruction, Mods, Plan, Thunk, Unsupported, arg, opcode, pure
+from .registry import Instruction, Mods, Plan, Temp, Thunk, Unsupported, arg, opcode, pure
 from .rounding import fused_f32, fused_f64
 
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 ARITHMETIC = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 HALVES = ("f16", "f16x2", "bf16", "bf16x2")
-
-Temp = Callable[[str, tuple[int, ...], Any], Array]
-"""`Frame.temp`."""
 
 
 def saturate(thunk: Thunk, d: Array) -> Thunk:

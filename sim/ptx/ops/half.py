@@ -80,6 +80,7 @@ def approximated(
     move: Callable[..., Array],
     ftz: bool,
     approximate: bool,
+    _: object,
     d: Array,
     a: Array,
 ) -> Thunk:

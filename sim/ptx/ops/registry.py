@@ -19,6 +19,9 @@ Thunk = Callable[[], object]
 
 DType = np.dtype[Any]
 
+Temp = Callable[[str, tuple[int, ...], Any], Array]
+"""`Frame.temp`: lends an array by name, shape and dtype."""
+
 
 @dataclass(frozen=True, eq=False)
 class Arg:
@@ -284,6 +287,7 @@ __all__ = [
     "Reg",
     "Return",
     "Sym",
+    "Temp",
     "Thunk",
     "Unsupported",
     "Vec",
