@@ -52,11 +52,11 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
         {"problem": PROBLEM, "device": A100},
         ("algorithm", "tiling", "deterministic", "dbias"),
     ),
-    "plan_varlen": (schedules.plan_varlen, {"problem": PACKED, "device": A100}, ("seqlens", "tiling", "lse")),
+    "plan_varlen": (schedules.plan_varlen, {"problem": PACKED, "device": A100}, ("seqlens", "tiling", "lse", "totals")),
     "plan_varlen_backward": (
         schedules.plan_varlen_backward,
-        {"problem": PACKED, "device": A100, "total_q": 20},
-        ("seqlens", "tiling", "deterministic"),
+        {"problem": PACKED, "device": A100},
+        ("seqlens", "tiling", "deterministic", "totals"),
     ),
     "plan_softmax": (
         schedules.plan_softmax,
@@ -95,7 +95,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
     "execute_varlen": (sim.execute_varlen, packed | {"schedule": schedules.plan_varlen(PACKED, A100, SEQLENS)}, ()),
     "execute_varlen_backward": (
         sim.execute_varlen_backward,
-        packed | packed_backward | {"schedule": schedules.plan_varlen_backward(PACKED, A100, 20, SEQLENS)},
+        packed | packed_backward | {"schedule": schedules.plan_varlen_backward(PACKED, A100, SEQLENS)},
         (),
     ),
     "execute_softmax": (
