@@ -109,7 +109,9 @@ LARGE, BWD, DQ = "large_rows.cu", "fa2_backward.cu", "fa2_backward_queries.cu"
 MUTANTS = {
     "no row is large": Mutant(LARGE, "if (!__syncthreads_or(large)) return;", "return;", "uninitialised", ("return bases[row]",)),
     "K is read early": Mutant(LARGE, "wait_for_groups<0>();\n    __syncthreads();", "wait_for_groups<0>();", "race", ("ldmatrix",)),
-    "K is overwritten early": Mutant(LARGE, "__syncthreads();  // all are done", "// all are done", "race", ("cp.async.cg", "ldmatrix")),
+    "K is overwritten early": Mutant(
+        LARGE, "__syncthreads();  // all are done", "// all are done", "race", ("cp.async.cg", "ldmatrix")
+    ),
     "m is a lane's": Mutant(LARGE, "m_all = row_max(m[h])", "m_all = m[h]", "numbers"),
     "l is a lane's": Mutant(LARGE, "row_sum(m[h]", "(m[h]", "numbers"),
     "what is masked counts": Mutant(LARGE, "scale_and_mask(S[0]", "if (false) scale_and_mask(S[0]", "numbers"),

@@ -401,7 +401,9 @@ def no_conflicts(p: Problem, device: Device) -> None:
     found = execute_backward(free, dout, q, k, v, dout, rows).counters
     assert isinstance(fixed, Fa2BackwardSchedule) and fixed.queries is not None
     arrays = {"Q": q, "K": k, "V": v, "O": dout, "L": rows, "dO": dout, "dQ": np.empty_like(q), "dK": k, "dV": v}
-    found |= run_kernels(fixed.queries, gradient_values(fixed, arrays, {"D": rows}), ("dQ",))[1]
+    found |= run_kernels(
+        fixed.queries, gradient_values(fixed, arrays, {"D": rows, "bases": np.zeros((*rows.shape, 2), np.float32)}), ("dQ",)
+    )[1]
     assert {"fa2_backward", "fa2_backward_queries"} < found.keys()
     conflicts = {(name, *access): counts.conflicts for name, each in found.items() for access, counts in each.shared.items()}
     assert set(conflicts.values()) == {0}, conflicts
