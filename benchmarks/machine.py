@@ -16,13 +16,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol
 
-import ml_dtypes
 import numpy as np
 from cases import Case
 from peers import Torch
 from records import attempt, told
 
 from cupyflash import Device, simulated_device
+from cupyflash.problem import numpy_dtype
 
 Call = Callable[[], Any]
 FILL_BYTES = 1 << 29
@@ -138,7 +138,7 @@ class Gpu:
         if dtype != "bfloat16":
             return array.astype(dtype)
         bits = (array.view(np.uint32) >> 16).astype(np.uint16)  # rounded to zero: CuPy may not know the type's arithmetic
-        return bits.view(np.dtype(ml_dtypes.bfloat16))
+        return bits.view(numpy_dtype(dtype))
 
     def as_float32(self, out: Any) -> Any:
         if hasattr(out, "detach"):
@@ -274,7 +274,7 @@ class Simulated:
         self._context.__exit__(None, None, None)
 
     def draw(self, case: Case, seed: int, count: int) -> list[Any]:
-        dtype = np.dtype(ml_dtypes.bfloat16 if case.dtype == "bfloat16" else case.dtype)
+        dtype = numpy_dtype(case.dtype)
         return [array.astype(dtype) for array in np.random.default_rng(seed).standard_normal((count, *case.shape), np.float32)]
 
     def sample(self, call: Call) -> Sample:

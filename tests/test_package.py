@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -89,6 +90,22 @@ def test_float16_and_float32_need_no_ml_dtypes() -> None:
         "except ImportError as error: assert 'bfloat16 needs ml_dtypes' in str(error), error\n"
         "else: raise AssertionError\n"
     )
+
+
+ROOT = Path(__file__).parents[1]
+OPTIONAL = ("ml_dtypes", "cuda", "matplotlib", "torch")
+
+
+def test_nothing_imports_what_is_optional_before_it_is_asked_for() -> None:
+    """A module that needs more than a bare machine has could not even be collected there."""
+    found = []
+    for folder in ("cupyflash", "sim", "kernels_cu", "benchmarks", "examples", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for statement in ast.parse(path.read_text()).body:
+                names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
+                names += [statement.module or ""] if isinstance(statement, ast.ImportFrom) and not statement.level else []
+                found += [(path.name, name) for name in names if name.split(".")[0] in OPTIONAL]
+    assert found == []
 
 
 @pytest.mark.parametrize("pathfinder", ["missing", "finding nothing"])

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from test_ptx_harness import apply, compile_cuda, kernel, run, same
 
+ml_dtypes = pytest.importorskip("ml_dtypes")
 N = 1 << 12
 PRECISION = {"f32": 24, "f16": 11, "bf16": 8}
 DTYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}

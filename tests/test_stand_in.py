@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 pytest.importorskip("cupy")
-pytest.importorskip("cuda.pathfinder")
 
 import stand_in_cupy as cupy
+
+from cupyflash.sim.yardstick import DTYPES
 
 ROOT = Path(__file__).parents[1]
 GPU_TESTS = sorted(path.name for path in (ROOT / "tests" / "gpu").glob("test_*.py"))
@@ -132,7 +132,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "conversion": (lambda: np.asarray(cupy.ones(3)), TypeError, "Implicit conversion"),
     "NumPy's array first": (lambda: np.ones(3) + cupy.ones(3), TypeError, "Unsupported type"),
     "NumPy's array second": (lambda: cupy.ones(3) + np.ones(3), TypeError, "Unsupported type"),
-    "a loop that is not there": (lambda: cupy.empty(3, ml_dtypes.bfloat16) & 1, TypeError, r"Wrong type \(bfloat16\)"),
+    "a loop that is not there": (lambda: cupy.empty(3, DTYPES["bfloat16"]) & 1, TypeError, r"Wrong type \(bfloat16\)"),
     "options in a list": (lambda: cupy.RawModule(code=TWICE, options=["-I."]), TypeError, "options"),  # type: ignore[arg-type]
     "arguments by position": (lambda: cupy.RawModule(TWICE), TypeError, "positional"),  # type: ignore[misc]
     "a number for a grid": (lambda: kernel()[0](4, (32,), ()), TypeError, "tuples"),
