@@ -69,8 +69,9 @@ def check(
     ),
 )
 def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) -> None:
-    """Ragged lengths, several blocks each way, V away from zero."""
-    problem = Problem(1, 2, 1, 75, 101, d, dtype, causal)
+    """Ragged lengths, several blocks each way, V away from zero; Algorithm 4 runs a head in one thread block, which takes long."""
+    lengths = (40, 70) if algorithm == "fa1" and dtype == "float32" else (75, 101)
+    problem = Problem(1, 2, 1, *lengths, d, dtype, causal)
     sram = "140KB" if algorithm == "fa1" and d == 128 else "64KB"
     check(plan_backward(problem, A100.with_sram(sram), algorithm), v_mean=1.0)
 
