@@ -45,8 +45,11 @@ PROGRAMS = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Workers (of pytest-xdist) share a folder of compiled programs, which goes with the run."""
-    given = getattr(config, "workerinput", {}).get("programs")
+    """Workers (of pytest-xdist) share a folder of compiled programs, which goes with the run.
+
+    Runs one after another may share one, too, which is for whoever made it to remove: CUPYFLASH_TEST_PROGRAMS is its name.
+    """
+    given = getattr(config, "workerinput", {}).get("programs") or os.environ.get("CUPYFLASH_TEST_PROGRAMS")
     folder = given or tempfile.mkdtemp(prefix="cupyflash-tests-")
     config.stash[PROGRAMS] = folder
     if not given:

@@ -10,7 +10,8 @@ import pytest
 from cupyflash.sim.ptx import Launch, Module
 from suites import wide
 
-SEEDS = [None, 0, wide(1), wide(2)]
+SEEDS_AND_SIZES = [(None, 1), (0, 1), wide(1, 1), wide(2, 1), wide(None, 10), wide(0, 10)]
+"""Ten times the steps take ten times as long."""
 
 
 @cache
@@ -35,11 +36,10 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("seed", "size"), SEEDS_AND_SIZES)
 @pytest.mark.parametrize("name", ENDLESS)
-@pytest.mark.parametrize("steps", [300, wide(3000)])
-def test_what_never_ends_is_found_at_its_line(name: str, seed: int | None, steps: int) -> None:
-    body, text = ENDLESS[name]
+def test_what_never_ends_is_found_at_its_line(name: str, seed: int | None, size: int) -> None:
+    (body, text), steps = ENDLESS[name], 300 * size
     found = [f for f in launch(body, seed=seed, max_steps=steps).findings if f.kind != "race"]
     line = 3 + body[: body.index(text)].count("\n")
     assert [(f.kind, f.source and f.source[1]) for f in found] == [("endless", line)], found
@@ -48,10 +48,10 @@ def test_what_never_ends_is_found_at_its_line(name: str, seed: int | None, steps
         assert (found[0].block, found[0].warp, found[0].lane) == (0, 1, 1)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("rounds", [200, wide(2000)])
-def test_what_ends_is_left_alone(seed: int | None, rounds: int) -> None:
+@pytest.mark.parametrize(("seed", "size"), SEEDS_AND_SIZES)
+def test_what_ends_is_left_alone(seed: int | None, size: int) -> None:
     """However many warps take turns: the steps of one count, not of all."""
+    rounds = 200 * size
     counted = f"for (unsigned i = 0; i < {rounds} + flag[0]; i++) if (flag[1]) x[t] = i;"
     assert launch(counted, 5, 128, seed, max_steps=rounds * 5 // 2).findings == ()
     assert {f.kind for f in launch(counted, 5, 128, seed, max_steps=rounds * 3 // 4).findings} == {"endless"}
