@@ -205,7 +205,7 @@ MUTANTS = {
         "for (int h = 1; h < group; h++) {\n    const int head",
         "bytes",
     ),
-    "rows without keys have L = -inf": Mutant(BWD, "BIAS && l.x == NEG_INF ? 0.f : ", "", "numbers", (), "bias"),
+    "rows without keys have L = -inf": Mutant(BWD, "if (slot.L[r] == NEG_INF) slot.L[r] = 0.f;", "", "numbers", (), "bias"),
     "the bias is in the wrong base": Mutant(BWD, "fmaf(UNIT, load", "fmaf(1.f, load", "numbers", (), "bias"),
     "the diagonal is taken for whole": Mutant(
         BWD, "warp_key + WARP_KEYS <= visible_end(masks, first)", "warp_key < visible_end(masks, first)", "numbers", (), "causal"
