@@ -3,7 +3,8 @@
 // atomics, in float32. Products are of S^T = K Q^T (keys x queries), so that P^T and dS^T lie in registers as dV += P^T dO and
 // dK += dS^T Q want them.
 //
-// Three kernels: D = rowsum(dO * O) and dQ = 0; the gradients; dQ in its own type. large_rows.cu comes before the second.
+// Three kernels: D = rowsum(dO * O) and dQ = 0; the gradients; dQ in its own type, where no kernel of its own makes it
+// (fa2_backward_queries.cu). large_rows.cu comes before the second.
 //
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       D, DV      d of Q and K, of V and O
@@ -33,7 +34,9 @@ typedef SwizzledTile<DV> ValueTile;  // of V, O and their gradients
 typedef SwizzledTile<BR> ScoreTile;  // of dS^T
 
 // The first and last kernel give a row to so many lanes, a piece each at a time.
-__device__ constexpr int lanes_for(int pieces) { return pieces > 16 ? 32 : pieces > 8 ? 16 : pieces > 4 ? 8 : pieces > 2 ? 4 : pieces > 1 ? 2 : 1; }
+__device__ constexpr int lanes_for(int pieces, int lanes = 1) {
+  return lanes >= pieces || lanes == 32 ? lanes : lanes_for(pieces, 2 * lanes);
+}
 constexpr int ROW_LANES = lanes_for((D > DV ? D : DV) / PIECE), ROW_THREADS = 128, ROWS = ROW_THREADS / ROW_LANES;
 
 // Which row of which head a thread of those kernels has
@@ -123,12 +126,11 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
   };
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int Tc = (Nk + BC - 1) / BC, kv_heads = heads / group;
-  int pair = blockIdx.x / Tc, batch = pair / kv_heads, kv_head = pair % kv_heads, j = blockIdx.x % Tc;
+  const int kv_heads = heads / group;
+  int batch = 0, kv_head, j;
   long long first_query = 0;  // row 0 of the sequence, in L, D and dQ_acc
   if constexpr (VARLEN) {
     const int blocks = gridDim.x / kv_heads;  // of a key head
-    batch = 0;
     kv_head = blockIdx.x / blocks;
     const Sequence sequence = find_sequence<BC>(cu_seqlens_k, cu_seqlens_q, cu_seqlens_k, sequences, blockIdx.x % blocks, sram);
     Nq = sequence.queries;
@@ -142,6 +144,11 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
     V += sequence.first_key * V_row;
     dK += sequence.first_key * dK_row;
     dV += sequence.first_key * dV_row;
+  } else {
+    const int Tc = (Nk + BC - 1) / BC, pair = blockIdx.x / Tc;
+    batch = pair / kv_heads;
+    kv_head = pair % kv_heads;
+    j = blockIdx.x % Tc;
   }
   K += batch * K_batch + kv_head * K_head + static_cast<long long>(j) * BC * K_row;
   V += batch * V_batch + kv_head * V_head + static_cast<long long>(j) * BC * V_row;
@@ -206,7 +213,10 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
       wait_for_groups<0>();
       bool large = false;  // any of the rows whose L this thread copied
 #pragma unroll 1
-      for (int r = threadIdx.x; r < BR; r += THREADS) large |= is_large(slot.L[r]);
+      for (int r = threadIdx.x; r < BR; r += THREADS) {
+        large |= is_large(slot.L[r]);
+        if (slot.L[r] == NEG_INF) slot.L[r] = 0.f;  // a row that sees nothing, and has scores of -inf where they are not masked
+      }
       large = __syncthreads_or(large);  // Q_i and dO_i are there for all; all are done with the step before
       if constexpr (STAGES == 2) {
         which ^= 1;
@@ -250,9 +260,7 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
 #pragma unroll
           for (int n = 0; n < N; n++) {
             const float2 l = *reinterpret_cast<const float2*>(slot.L + 8 * n + 2 * t);
-            // A row that sees nothing has L = -inf, and weights that are no numbers until they are masked. Those that a bias of -inf
-            // took its keys from are not masked.
-            const float offset[2] = {BIAS && l.x == NEG_INF ? 0.f : -l.x * UNIT, BIAS && l.y == NEG_INF ? 0.f : -l.y * UNIT};
+            const float offset[2] = {-l.x * UNIT, -l.y * UNIT};
 #pragma unroll
             for (int m = 0; m < M; m++)
 #pragma unroll

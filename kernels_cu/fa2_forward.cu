@@ -26,7 +26,7 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 // A larger maximum rescales O and l only when the weights would grow beyond 2 to this; until then they are relative to
 // the old one. That changes no result, since O and l are relative to the same.
 constexpr float MOST_GROWTH = 8.f;
-constexpr float LARGE = 4096.f;  // up to here what float32 rounds off changes no weight of a half type
+constexpr float MOST_OFFSET = 4096.f;  // up to here what float32 rounds off it changes no weight of a half type
 
 // Whether no block goes unmasked: every score has something of its own, or the loops before, in and after the blocks that all
 // rows see would take more registers than there are.
@@ -92,13 +92,13 @@ struct State {
 
 // What the weights of a row are relative to: they are exp2((S - score) factor + offset), about 1 where S is m. The offset alone costs
 // least. It is rounded, by which all weights of the row are off alike: where m is large, by powers of two, beyond their range.
-struct Base {
+struct Origin {
   float score, offset;
 };
-__device__ __forceinline__ Base base_of(float m, float factor) {
+__device__ __forceinline__ Origin origin_of(float m, float factor) {
   if (m == NEG_INF) return {0.f, 0.f};  // no key was seen
   const float offset = -m * factor;
-  return fabsf(offset) > LARGE ? Base{m, 0.f} : Base{0.f, offset};
+  return fabsf(offset) > MOST_OFFSET ? Origin{m, 0.f} : Origin{0.f, offset};
 }
 
 // Lines 8 to 10: P = exp2(S factor - m), l += rowsum(P); O and l rescaled where m has grown.
@@ -117,21 +117,21 @@ __device__ __forceinline__ void softmax(float (&S)[M][N][4], State& state, float
       growth = fmaxf(growth, fmaf(m_tilde[i][h], factor, offset[i][h]));
       most = fmaxf(most, fabsf(offset[i][h]));
     }
-  if (__any_sync(~0u, (growth > MOST_GROWTH) | (most > LARGE))) {
+  if (__any_sync(~0u, (growth > MOST_GROWTH) | (most > MOST_OFFSET))) {
 #pragma unroll
     for (int i = 0; i < M; i++)
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const float m = -state.minus_m[i][h], m_new = fmaxf(m, m_tilde[i][h]);
-        const Base before = base_of(m, factor), base = base_of(m_new, factor);
-        const float rescale = m == NEG_INF ? 0.f : exp2_of(fmaf(before.score - base.score, factor, base.offset - before.offset));
+        const Origin before = origin_of(m, factor), now = origin_of(m_new, factor);
+        const float rescale = m == NEG_INF ? 0.f : exp2_of(fmaf(before.score - now.score, factor, now.offset - before.offset));
         state.minus_m[i][h] = -m_new;
         state.l[i][h] *= rescale;
-        offset[i][h] = base.offset;
+        offset[i][h] = now.offset;
 #pragma unroll
         for (int n = 0; n < N; n++) {
-          S[i][n][2 * h] -= base.score;
-          S[i][n][2 * h + 1] -= base.score;
+          S[i][n][2 * h] -= now.score;
+          S[i][n][2 * h + 1] -= now.score;
         }
 #pragma unroll
         for (int n = 0; n < ValueTile::PAD / 8; n++) {
@@ -239,10 +239,13 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   Stream stream = {K, V, K_row, V_row, keys, blocks, ring};
   stream.start(first_block);
 
+  const int warp_row = row_block + warp * WARP_ROWS;  // the first of the warp's rows
   State state = {};
 #pragma unroll
-  for (int m = 0; m < M; m++) state.minus_m[m][0] = state.minus_m[m][1] = -NEG_INF;
-  const int warp_row = row_block + warp * WARP_ROWS;  // the first of the warp's rows
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int h = 0; h < 2; h++)  // rows past the end see nothing, and need no maximum
+      state.minus_m[m][h] = warp_row + 16 * m + g + 8 * h < Nq ? -NEG_INF : 0.f;
   const float factor = SCALE_FIRST ? 1.f : scale * LOG2_E;
 
   QueryRows<KeyTile, M, Q_IN_REGS> Q_rows;
@@ -279,9 +282,9 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
                   state.O[m][n][2 * h + 1] * inverse);
       }
       if (L && t == 0 && warp_row + row < Nq) {
-        const Base base = base_of(-state.minus_m[m][h], factor);
+        const Origin origin = origin_of(-state.minus_m[m][h], factor);
         L[place.L_row + warp_row + row] =
-            (SCALE_FIRST ? LN_2 : scale) * base.score + LN_2 * (log2f(l) - base.offset);
+            (SCALE_FIRST ? LN_2 : scale) * origin.score + LN_2 * (log2f(l) - origin.offset);
       }
     }
   __syncwarp();

@@ -100,6 +100,6 @@ large_rows(const Element* Q, const Element* K, const float* L, Base* bases, int 
     const float given = L[row0 + row] * UNIT, own = UNIT == 1.f ? logf(l_all) : log2f(l_all);
     if (!is_large(L[row0 + row])) continue;
     const float log_sum = m_all == NEG_INF ? -NEG_INF : fmaf(-m_all, size, given);
-    bases[row0 + row] = {m_all == NEG_INF ? 0.f : sign * m_all, fabsf(log_sum - own) > fabsf(given) * ROUNDED ? log_sum : own};
+    bases[row0 + row] = {m_all == NEG_INF ? 0.f : sign * m_all, m_all == NEG_INF || fabsf(log_sum - own) > fabsf(given) * ROUNDED ? log_sum : own};
   }
 }

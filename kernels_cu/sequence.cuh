@@ -13,7 +13,7 @@ struct Sequence {
 
 // Whose blocks of SIZE rows thread block `index` of a head has. Along one axis, of which `cu_seqlens` has the bounds, sequence b has the
 // thread blocks from cu_seqlens[b] / SIZE + b on: enough for its rows, wherever they begin, and at most one too many. The first warp looks
-// for b among 32 bounds at a time, and tells the others through 24 bytes of `scratch` in shared memory, which are free again when
+// for b among 32 bounds at a time, and tells the others through 20 bytes of `scratch` in shared memory, which are free again when
 // this returns.
 template <int SIZE>
 __device__ __forceinline__ Sequence find_sequence(const int* cu_seqlens, const int* cu_seqlens_q, const int* cu_seqlens_k,
@@ -21,7 +21,7 @@ __device__ __forceinline__ Sequence find_sequence(const int* cu_seqlens, const i
   int* found = static_cast<int*>(scratch);
   if (threadIdx.x < 32) {
     const int lane = threadIdx.x;
-    int step = 1, first = 0;  // sequence `first` begins at `index` or before
+    int step = 1, first = 0;  // the thread blocks of sequence `first` begin at `index` or before
     while (32 * step < sequences) step *= 32;
     for (; step > 0; step /= 32) {
       const int b = first + lane * step;
@@ -46,7 +46,7 @@ struct RowBlock {
   bool exists;
 };
 
-// Row blocks of one head are neighbours, so that they share K and V in L2; the longest come first.
+// Row blocks of one head are neighbours, so that they share K and V in L2; the longest (of a sequence) come first.
 template <int SIZE>
 __device__ __forceinline__ RowBlock find_row_block(int Nq, int Nk, int heads, const int* cu_seqlens_q, const int* cu_seqlens_k,
                                                    int total_q, int sequences, void* scratch) {

@@ -1,5 +1,6 @@
 // P = exp(S - L) in a backward pass, which knows L. Half types take powers of two, exp2(x log2(e)): one instruction; float32
 // gets the exact exponential. Of a large L float32 has too few digits: large_rows.cu then finds what P is relative to.
+// Constants: ELEMENT (element.cuh).
 #pragma once
 #include "element.cuh"
 

@@ -144,7 +144,7 @@ def test_a_bias_gradients_bytes() -> None:
     assert execution.traffic["dbias"].read_bytes == execution.traffic["dbias"].write_bytes == 4 * scores
 
 
-@pytest.mark.parametrize(("dtype", "orders"), [("float16", 2), wide("float16", 20), wide("float32", 3)])
+@pytest.mark.parametrize(("dtype", "orders"), [wide("float16", 20), wide("float32", 3)])
 def test_deterministic_gives_the_same_bits(dtype: str, orders: int) -> None:
     """Under many orders of execution. What atomics sum is dq alone."""
     p = Problem(1, 4, 2, 30, 40, 16, dtype, causal=True)

@@ -178,3 +178,13 @@ def test_the_scores_of_equal_keys() -> None:
         out, lse = cupyflash.attention(q, q, v, return_lse=True)
         assert np.allclose(out, v.astype(np.float64).mean(axis=-2), atol=2e-3)
         assert np.allclose(lse, float(q[0, 0, 0]) ** 2 * 8, rtol=1e-6)
+
+
+@pytest.mark.parametrize("deterministic", [False, wide(True)])
+def test_a_row_without_weights_stays_alone(deterministic: bool) -> None:
+    """L = -inf in a row that sees keys, since its scores overflow or since somebody says so: the gradients of others are right."""
+    (q, k, v, dout), options = pose("float32", 0, -2, "plain")
+    out, lse = cupyflash.attention(q, k, v, return_lse=True, **options)
+    lse[..., 5] = -np.inf
+    dq, dk, dv = cupyflash.attention_backward(dout, q, k, v, out, lse, deterministic=deterministic, **options)
+    assert np.isfinite(np.delete(dq, 5, axis=-2)).all() and np.isfinite(dk).all() and np.isfinite(dv).all()

@@ -35,16 +35,18 @@ SYNC, SYNCWARP = "__syncthreads();", "__syncwarp();"
 
 KEPT = BlockMask.of(np.array([[[[1, 0], [1, 1]], [[0, 1], [0, 1]]]], bool))
 PROBLEMS = {
-    "": Problem(1, 4, 2, 45, 70, 32, "float16"),
+    "": Problem(1, 2, 1, 45, 70, 32, "float16"),
+    "groups": Problem(1, 4, 2, 45, 70, 32, "float16"),
     "float": Problem(1, 2, 1, 45, 70, 32, "float32"),
     "dV, then dK": Problem(1, 1, 1, 45, 70, 256, "float16"),
     "odd width": Problem(1, 2, 1, 45, 70, 40, "float16"),
     "causal": Problem(1, 2, 2, 90, 70, 32, "float16", causal=True),
     "window": Problem(1, 1, 1, 70, 90, 32, "float16", window=(25, 20)),
     "mask": Problem(1, 2, 1, 45, 70, 32, "float16", mask=True),
-    "bias": Problem(1, 4, 2, 45, 70, 32, "float16", bias=True),
+    "bias": Problem(1, 2, 1, 45, 70, 32, "float16", bias=True),
     "lengths": Problem(1, 2, 1, 45, 70, 32, "float16", padded=True, key_lengths=(37,)),
-    "rows": Problem(1, 4, 2, 150, 70, 32, "float16"),
+    "rows": Problem(1, 2, 1, 150, 70, 32, "float16"),
+    "rows of groups": Problem(1, 4, 2, 150, 70, 32, "float16"),
     "causal rows": Problem(1, 1, 1, 150, 130, 32, "float16", causal=True),
     "window of rows": Problem(1, 1, 1, 150, 130, 32, "float16", window=(25, 10)),
     "blocks": Problem(1, 2, 1, 300, 150, 32, "float16", block_mask=KEPT),
@@ -193,15 +195,17 @@ MUTANTS = {
     "dK is not scaled": Mutant(BWD, "dK_regs, scale)", "dK_regs, 1.f)", "numbers"),
     "dV is scaled": Mutant(BWD, "dV_regs, 1.f)", "dV_regs, scale)", "numbers"),
     "dQ is not scaled": Mutant(BWD, "sum[c] *= scale;", "{}", "numbers"),
-    "a group has its neighbour's heads": Mutant(BWD, "head = kv_head * group + h", "head = kv_head + h", "numbers"),
-    "heads of a group share L and D": Mutant(BWD, "* heads + head) * total_q", "* heads + kv_head * group) * total_q", "numbers"),
+    "a group has its neighbour's heads": Mutant(BWD, "head = kv_head * group + h", "head = kv_head + h", "numbers", (), "groups"),
+    "heads of a group share L and D": Mutant(
+        BWD, "* heads + head) * total_q", "* heads + kv_head * group) * total_q", "numbers", (), "groups"
+    ),
     "a group begins with its second head": Mutant(
         BWD,
         "for (int h = 0; h < group; h++) {\n    const int head",
         "for (int h = 1; h < group; h++) {\n    const int head",
         "bytes",
     ),
-    "rows without keys have L = -inf": Mutant(BWD, "BIAS && l.x == NEG_INF ? 0.f : ", "", "numbers", (), "bias"),
+    "rows without keys have L = -inf": Mutant(BWD, "if (slot.L[r] == NEG_INF) slot.L[r] = 0.f;", "", "numbers", (), "bias"),
     "the bias is in the wrong base": Mutant(BWD, "fmaf(UNIT, load", "fmaf(1.f, load", "numbers", (), "bias"),
     "the diagonal is taken for whole": Mutant(
         BWD, "warp_key + WARP_KEYS <= visible_end(masks, first)", "warp_key < visible_end(masks, first)", "numbers", (), "causal"
@@ -314,7 +318,7 @@ FIXED_MUTANTS = {
     "D is forgotten": Mutant(DQ, "(dS[0][n][e] - D_i[e / 2])", "dS[0][n][e]", "numbers", (), "rows"),
     "D is another row's": Mutant(DQ, "- D_i[e / 2]", "- D_i[e % 2]", "numbers", (), "rows"),
     "dQ is not scaled": Mutant(DQ, "dQ_regs, scale)", "dQ_regs, 1.f)", "numbers", (), "rows"),
-    "K is another group's": Mutant(DQ, "head / group * K_head", "head % group * K_head", "numbers", (), "rows"),
+    "K is another group's": Mutant(DQ, "head / group * K_head", "head % group * K_head", "numbers", (), "rows of groups"),
     "rows without keys have L = -inf": Mutant(
         "weight.cuh", "l == NEG_INF ? 0.f : l * UNIT", "l * UNIT", "numbers", (), "causal rows"
     ),

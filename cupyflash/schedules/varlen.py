@@ -125,6 +125,8 @@ class VarlenBackwardSchedule(Fa2BackwardSchedule):
 def packed_totals(problem: Problem, seqlens: Seqlens | None, totals: tuple[int, int] | None) -> Packed:
     """Of `problem.batch` sequences with so many queries and keys together: by default those of `seqlens`, or all the longest's."""
     _require_packed(problem, seqlens)
+    if totals is not None and seqlens is not None and totals != (sum(n for n, _ in seqlens), sum(n for _, n in seqlens)):
+        raise ValueError(f"totals must be what seqlens add up to, got {totals!r}")
     if totals is None:
         each = ((problem.seqlen_q, problem.seqlen_k),) * problem.batch if seqlens is None else seqlens
         totals = sum(n_q for n_q, _ in each), sum(n_k for _, n_k in each)
