@@ -87,19 +87,19 @@ def test_empty_arrays() -> None:
 
 
 def test_the_simulated_device_decides_the_tiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bits differ with the tiling, so a changed device shows in them; and results stay correct."""
+    """The bits of L, a float32 sum, differ with the tiling, so a changed device shows in them; and results stay correct."""
     q, k, v = draw((2, 100, 64), (2, 200, 64), (2, 200, 64))
-    outs = [cupyflash.attention(q, k, v)]
+    outs = [cupyflash.attention(q, k, v, return_lse=True)]
     with cupyflash.simulated_device("H100-SXM", sram="10KB") as device:
         assert device.sram_per_block == 10 * 1024
-        outs.append(cupyflash.attention(q, k, v))
+        outs.append(cupyflash.attention(q, k, v, return_lse=True))
         with cupyflash.simulated_device(Device.named("T4")):
-            outs.append(cupyflash.attention(q, k, v))
+            outs.append(cupyflash.attention(q, k, v, return_lse=True))
     monkeypatch.setenv("CUPYFLASH_DEVICE", "L4")
-    outs.append(cupyflash.attention(q, k, v))
-    for out in outs:
-        check_numbers(out, None, q, k, v)
-    assert outs[0].tobytes() != outs[1].tobytes()
+    outs.append(cupyflash.attention(q, k, v, return_lse=True))
+    for out, lse in outs:
+        check_numbers(out, lse, q, k, v)
+    assert outs[0][1].tobytes() != outs[1][1].tobytes()
 
 
 @pytest.mark.parametrize("dtype", [wide("float16"), "bfloat16", wide("float32")])
