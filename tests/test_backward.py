@@ -103,7 +103,7 @@ def test_every_generation_compiles_and_agrees(device: str, d: int) -> None:
         [("fa2", "bfloat16")],
     ),
 )
-@sweep(2, 4)
+@sweep(1, 4)
 def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> None:
     """In the wide suite over a hundred; as many again are sparse or packed."""
     tiling = data.draw(st.sampled_from([None, (16, 16), (32, 48)]))

@@ -34,7 +34,7 @@ def test_theory_is_replay_is_literal_replay(data: st.DataObject, kind: tuple[str
 
 
 @pytest.mark.parametrize(("algorithm", "deterministic"), [wide("fa1", False), wide("fa2", False), ("fa2", True)])
-@sweep(2, 8)
+@sweep(1, 8)
 def test_random_problems(algorithm: str, deterministic: bool, data: st.DataObject) -> None:
     tiling = data.draw(st.sampled_from(TILINGS))
     for problem in data.draw(sparse_problems(tiling, longest(tiling, 120))):

@@ -138,6 +138,7 @@ def test_a_dout_of_any_strides_is_as_good_as_a_contiguous_one(strided: Callable[
         assert np.array_equal(ours, expected)
 
 
+@pytest.mark.wide
 def test_a_broadcast_dout_of_packed_sequences() -> None:
     q, k, v = (normal(20, 2, 16, dtype=np.float16, seed=seed) for seed in range(3))
     out, lse = cupyflash.attention_varlen(q, k, v, [0, 7, 20], [0, 7, 20], return_lse=True)

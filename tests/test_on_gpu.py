@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import json
+import signal
 import subprocess
 import sys
 import types
@@ -91,12 +92,37 @@ def test_one_command_runs_the_three_and_a_step_that_fails_takes_no_other_along(
     assert on_gpu.main(["--only", "tests", str(tmp_path)]) == 1 and ran[-1][0][ran[-1][0].index("-m", 3) + 1] == ""
 
 
-def test_a_step_that_takes_too_long_is_asked_to_stop_and_then_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what has hardly begun, too: then it is the signal that ends it."""
-    polite = "import time, sys\ntry: time.sleep(60)\nexcept KeyboardInterrupt: sys.exit(7)"
-    assert on_gpu.finished([sys.executable, "-S", "-c", polite], 0.5) in (7, 1, -2)
-    monkeypatch.setattr(on_gpu, "GRACE", 0.2)
-    assert on_gpu.finished(["bash", "-c", "trap '' INT; while :; do sleep 1; done"], 0.5) in (-9, -2)
+class Child:
+    """Stands in for a process: it ends at the first of its `blows`, signals that it obeys, and has no clock."""
+
+    def __init__(self, obeys: signal.Signals | None) -> None:
+        self.pid, self.obeys, self.blows = 4711, obeys, list[int]()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self.obeys is None or self.obeys in self.blows
+
+    def wait(self, patience: float | None = None) -> int:
+        if self.obeys is None or self.obeys in self.blows:
+            return -(self.obeys or 0)
+        raise subprocess.TimeoutExpired("it", patience or 0)
+
+    def send_signal(self, blow: int) -> None:
+        self.blows.append(blow)
+
+
+@pytest.mark.parametrize(
+    ("obeys", "blows"), [(None, []), (signal.SIGINT, [signal.SIGINT]), (signal.SIGKILL, [signal.SIGINT, signal.SIGKILL])]
+)
+def test_a_step_that_takes_too_long_is_asked_to_stop_and_then_killed(
+    monkeypatch: pytest.MonkeyPatch, obeys: signal.Signals | None, blows: list[int]
+) -> None:
+    child = Child(obeys)
+    monkeypatch.setattr(on_gpu.subprocess, "Popen", lambda *_, **__: child)
+    monkeypatch.setattr(on_gpu.os, "killpg", lambda pid, blow: child.send_signal(blow) if pid == child.pid else None)
+    assert on_gpu.finished(["it"], 5) == -(obeys or 0) and child.blows == blows
 
 
 @pytest.mark.wide
