@@ -242,10 +242,7 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   const int warp_row = row_block + warp * WARP_ROWS;  // the first of the warp's rows
   State state = {};
 #pragma unroll
-  for (int m = 0; m < M; m++)
-#pragma unroll
-    for (int h = 0; h < 2; h++)  // rows past the end see nothing, and need no maximum; of packed sequences registers are short for it
-      state.minus_m[m][h] = VARLEN || warp_row + 16 * m + g + 8 * h < Nq ? -NEG_INF : 0.f;
+  for (int m = 0; m < M; m++) state.minus_m[m][0] = state.minus_m[m][1] = -NEG_INF;
   const float factor = SCALE_FIRST ? 1.f : scale * LOG2_E;
 
   QueryRows<KeyTile, M, Q_IN_REGS> Q_rows;
