@@ -43,7 +43,8 @@ PROBLEMS = {
     "causal": Problem(1, 2, 2, 90, 70, 32, "float16", causal=True),
     "window": Problem(1, 1, 1, 70, 90, 32, "float16", window=(25, 20)),
     "mask": Problem(1, 2, 1, 45, 70, 32, "float16", mask=True),
-    "bias": Problem(1, 2, 1, 45, 70, 32, "float16", bias=True),
+    # Each head of K has thread blocks of its own, and both sum the bias's gradient.
+    "bias": Problem(1, 2, 2, 45, 70, 32, "float16", bias=True),
     "lengths": Problem(1, 2, 1, 45, 70, 32, "float16", padded=True, key_lengths=(37,)),
     "rows": Problem(1, 2, 1, 150, 70, 32, "float16"),
     "rows of groups": Problem(1, 4, 2, 150, 70, 32, "float16"),
