@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compile every kernel to machine code for every architecture, without a GPU, and fail where one spills or has a stack.
 
-    python .ci/compile_gate.py [--all] [--json FILE] [--markdown docs/kernels.md]
+    python .ci/compile_gate.py [--all] [--processes N] [--json FILE] [--markdown docs/kernels.md]
 
 The kernels come from their schedules. For every architecture (the backward: for one of each kind of chip), dtype and head
 dimension (in turns: for A10 and L4, which have the same tiles and whose registers were A100's in all 42 programs tried, and for
@@ -20,7 +20,6 @@ import argparse
 import itertools
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -209,9 +208,9 @@ def compiled(job: Job) -> tuple[Resources, ...]:
     return resources(job.kernels, job.device.compute_capability)
 
 
-def compiled_everywhere(jobs: list[Job]) -> list[tuple[Resources, ...]]:
-    """The account of each job, on all cores."""
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+def compiled_everywhere(jobs: list[Job], processes: int | None) -> list[tuple[Resources, ...]]:
+    """The account of each job, by so many processes, one a core where that is None."""
+    with ProcessPoolExecutor(processes) as pool:
         return list(pool.map(compiled, jobs, chunksize=4))
 
 
@@ -272,12 +271,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="every combination of masks and copies")
     parser.add_argument("--json", type=Path, help="write every compiled kernel there")
     parser.add_argument("--markdown", type=Path, help="write the default configurations there, and compile nothing else")
+    parser.add_argument("--processes", type=int, help="how many compile at a time; as many as there are cores when not given")
     arguments = parser.parse_args(argv)
     if arguments.markdown:
         arguments.markdown.write_text("\n".join(markdown()) + "\n")
         return 0
     start, work = time.perf_counter(), jobs(arguments.all)
-    accounts = compiled_everywhere(work)
+    accounts = compiled_everywhere(work, arguments.processes)
     found = [(job, needs) for job, account in zip(work, accounts, strict=True) for needs in account]
     print("\n".join(table(found)))
     if arguments.json:
