@@ -41,7 +41,7 @@ SIZES = (256, 512, 1024, 2048, 4096, 8192)
 
 
 def single_pass(causal: bool) -> Module:
-    constants = {"ELEMENT": "__half", "D": D, "DV": D, "SUB": TILE, "COPY_BYTES": 16, "CAUSAL": int(causal)}
+    constants = {"ELEMENT": "__half", "HEAD_DIM": D, "VALUE_DIM": D, "SUB": TILE, "COPY_BYTES": 16, "CAUSAL": int(causal)}
     options = ["-arch=compute_80", "--use_fast_math", f"-I{ROOT / 'kernels_cu'}", *(f"-D{k}={v}" for k, v in constants.items())]
     return Module.from_source((ROOT / "benchmarks" / "single_pass.cu").read_text(), options, name="single_pass.cu")
 

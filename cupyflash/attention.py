@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cupyflash.binding import Masks
+import numpy as np
+
+from cupyflash.arrays import Array, Layout
+from cupyflash.binding import by_tensor
 from cupyflash.dispatch import as_array, as_integers, device_of, placed, refuse_out, target
-from cupyflash.launcher import Prepared, lengths_on_device, prepare_attention, prepared
-from cupyflash.problem import Array, Layout, Problem, Window, require_choice, require_flag
+from cupyflash.launcher import Prepared, kept, lengths_on_device, prepare
+from cupyflash.options import Options, require_choice, require_flag
+from cupyflash.problem import Problem
 from cupyflash.schedules import plan
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiling import TilingChoice
@@ -68,6 +72,7 @@ def attention(
     Raises TypeError or ValueError for bad arguments before anything is compiled or launched; RuntimeError for NumPy arrays
     that would take the simulated device too long.
     """
+    options = Options(causal=causal, window=window, scale=scale)
     require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
     given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "block_mask": block_mask}
@@ -77,30 +82,23 @@ def attention(
     gpu, beside = placed(arrays, lengths)
     algorithm = "fa2" if algorithm == "auto" else algorithm
     with device_of(gpu, **arrays, **beside):
-        call = prepared(_prepare, gpu, arrays | lengths, causal, window, scale, algorithm, tiling, bool(return_lse))
+        call = kept(_prepare, gpu, arrays | lengths, options, algorithm, tiling, bool(return_lse))
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
         inputs |= lengths_on_device(gpu, lengths, inputs["k"].shape[-2])
-        made = call.launch({**inputs, "Q": inputs["q"], "K": inputs["k"], "V": inputs["v"], "O": arrays.get("out")})
+        made = call.launch(by_tensor(inputs if out is None else inputs | {"out": arrays["out"]}))
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
 
 
 def _prepare(
-    gpu: bool,
-    arrays: Mapping[str, Array],
-    causal: bool,
-    window: Window | None,
-    scale: float | None,
-    algorithm: str,
-    tiling: TilingChoice,
-    lse: bool,
+    gpu: bool, arrays: Mapping[str, Array], options: Options, algorithm: str, tiling: TilingChoice, lse: bool
 ) -> Prepared | PreparedSimulation:
-    problem = Problem.from_arrays(**arrays, causal=causal, window=window, scale=scale)
+    problem = Problem.from_arrays(**arrays, options=options)
     device, simulation = target(gpu)
     schedule = plan(problem, device, algorithm, tiling, lse=lse)
-    q, k, v = (arrays[name] for name in "qkv")
-    made = Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)
-    masks = Masks(**{name: arrays.get(name) for name in ("mask", "bias", "key_lengths", "block_mask")})
-    tensors = q, k, v, arrays.get("out", made)
-    return prepare_attention(schedule, simulation, tensors, masks, {} if "out" in arrays else {"O": made})
+    q, v = arrays["q"], arrays["v"]
+    made = {} if "out" in arrays else {"O": Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)}
+    if lse:
+        made["L"] = Layout.contiguous(q.shape[:-1], np.float32)
+    return prepare(schedule, simulation, by_tensor(arrays) | made, made)

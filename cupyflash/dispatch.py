@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.arrays import address
 from cupyflash.device import Device
-from cupyflash.problem import address
 from cupyflash.simulated import Simulation, current_simulation
 
 # DLPack's numbers for memory of the host: kDLCPU, kDLCUDAHost (pinned).

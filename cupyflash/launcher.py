@@ -14,20 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.binding import Masks, argument_values, gradient_values, kernel_arguments
+from cupyflash.arrays import Array, Layout, numpy_dtype
+from cupyflash.binding import argument_values
 from cupyflash.compiler import gpu_function
-from cupyflash.problem import Array, Layout, check_key_lengths, numpy_dtype
-from cupyflash.schedules import BackwardSchedule, Kernel, TileSchedule
+from cupyflash.options import check_key_lengths
+from cupyflash.schedules import Kernel, TileSchedule
 from cupyflash.simulated import PreparedSimulation, Simulation
 
-NULL = np.uint64(0)
+# What the kernels are given contiguous, as int32
+INTEGERS = ("key_lengths", "cu_seqlens_q", "cu_seqlens_k")
 
 
 class Prepared:
-    """Kernels to be launched one after another, with all their arguments but the arrays.
+    """Kernels to be launched one after another, all given one struct, in which the arrays' addresses are yet to be set.
 
-    `values` has a value for each parameter name of `kernels`: a scalar of the kernel's own type, None for a null pointer, or
-    anything else for an array that each launch is given or makes. It makes `outputs` and `workspaces`, contiguous.
+    `values` are the struct's, with arrays or layouts in place of addresses. It makes `outputs` and `workspaces`, contiguous.
     """
 
     def __init__(
@@ -37,8 +38,9 @@ class Prepared:
         outputs: Mapping[str, Layout] | None = None,
         workspaces: Mapping[str, Layout] | None = None,
     ) -> None:
+        self._params = kernels[0].params
+        self._words, self._places = self._params.packed(values)
         self._kernels = tuple(kernel for kernel in kernels if kernel.grid)
-        self._arguments = [_template(kernel, values) for kernel in self._kernels]
         self._outputs, self._workspaces = outputs or {}, workspaces or {}
 
     @cached_property
@@ -50,7 +52,7 @@ class Prepared:
     def launch(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Launch on the current stream of the device that this was prepared for, and return the outputs, by name.
 
-        `arrays` are the other arrays, by the names of the kernels' parameters.
+        `arrays` are the other arrays, by their names in the struct.
         """
         empty = sys.modules["cupy"].empty
         outputs = {name: empty(made.shape, made.dtype) for name, made in self._outputs.items()}
@@ -58,72 +60,33 @@ class Prepared:
         if workspaces:
             hold_for_graph(workspaces)
         every = {**arrays, **outputs, **workspaces}
-        for kernel, function, (template, places) in zip(self._kernels, self._functions, self._arguments, strict=True):
-            arguments = template.copy()
-            for place, name in places:
-                arguments[place] = every[name]
-            function((kernel.grid,), (kernel.threads,), tuple(arguments), shared_mem=kernel.shared_bytes)
+        words = self._words.copy()
+        for name, place in self._places.items():
+            words[place] = every[name].data.ptr
+        struct = (words.view(self._params.dtype)[0],)
+        for kernel, function in zip(self._kernels, self._functions, strict=True):
+            function((kernel.grid,), (kernel.threads,), struct, shared_mem=kernel.shared_bytes)
         return outputs
 
 
-def _template(kernel: Kernel, values: Mapping[str, Any]) -> tuple[list[Any], tuple[tuple[int, str], ...]]:
-    """A kernel's arguments in order, and the places and names of those that are arrays."""
-    arguments = kernel_arguments(kernel, values)
-    template = [NULL if value is None else value for value in arguments.values()]
-    named = enumerate(zip(arguments, template, strict=True))
-    return template, tuple((place, name) for place, (name, value) in named if not isinstance(value, np.generic))
-
-
-def prepare_attention(
-    schedule: TileSchedule,
-    simulation: Simulation | None,
-    tensors: Sequence[Array],
-    masks: Masks,
-    outputs: Mapping[str, Layout],
+def prepare(
+    schedule: TileSchedule, simulation: Simulation | None, arrays: Mapping[str, Array], outputs: Mapping[str, Layout]
 ) -> Prepared | PreparedSimulation:
-    """A schedule's kernels for such `tensors` (Q, K, V, O) and `masks`, on the GPU or in a simulation.
+    """A schedule's kernels for arrays of such layouts, by the kernels' names, on the GPU or in a simulation.
 
-    `outputs` are to be made, and L where the schedule has it. ValueError when no kernel runs the schedule.
+    `outputs`, which are among the arrays, and the schedule's workspaces are made by each launch. ValueError when no kernel runs
+    the schedule.
     """
-    q, k, v, out = tensors
-    lse = Layout.contiguous(q.shape[:-1], np.float32) if schedule.lse else None
-    workspaces = _layouts(schedule)
-    values = argument_values(schedule, q, k, v, out, lse, workspaces, masks)
-    return _prepared(schedule, simulation, values, {**outputs, "L": lse} if lse else outputs, workspaces)
-
-
-def prepare_gradients(
-    schedule: BackwardSchedule,
-    simulation: Simulation | None,
-    tensors: Mapping[str, Array | None],
-    masks: Masks,
-    outputs: Mapping[str, Layout],
-) -> Prepared | PreparedSimulation:
-    """The same for a backward pass; `tensors` as for `gradient_values`."""
-    workspaces = _layouts(schedule)
-    values = gradient_values(schedule, tensors, workspaces, masks)
-    return _prepared(schedule, simulation, values, outputs, workspaces)
-
-
-def _layouts(schedule: TileSchedule) -> dict[str, Layout]:
-    """Of a schedule's workspaces."""
-    return {name: Layout.contiguous(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
-
-
-def _prepared(
-    schedule: TileSchedule,
-    simulation: Simulation | None,
-    values: Mapping[str, Any],
-    outputs: Mapping[str, Layout],
-    workspaces: Mapping[str, Layout],
-) -> Prepared | PreparedSimulation:
+    workspaces = {name: Layout.contiguous(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
+    integers = {name: Layout.contiguous(arrays[name].shape, np.int32) for name in INTEGERS if arrays.get(name) is not None}
     kernels = schedule.kernels()  # refuses what no kernel runs
+    values = argument_values(schedule, {**arrays, **integers, **workspaces})
     if simulation is None:
         return Prepared(kernels, values, outputs, workspaces)
     return PreparedSimulation(simulation, schedule, values, outputs, workspaces)
 
 
-def prepared(prepare: Callable[..., Any], gpu: bool, arrays: Mapping[str, Array], *options: Any) -> Any:
+def kept(prepare: Callable[..., Any], gpu: bool, arrays: Mapping[str, Array], *options: Any) -> Any:
     """What `prepare(gpu, arrays, *options)` gives; for arrays on the current GPU it is kept for the next call.
 
     `prepare` is given the layouts of arrays on a GPU, and has to depend on nothing else. Options that cannot be hashed are

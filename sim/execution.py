@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.binding import NO_MASKS, Masks, argument_values, gradient_values, kernel_arguments
+from cupyflash.arrays import check_array, numpy_dtype
+from cupyflash.binding import argument_values, by_tensor
 from cupyflash.compiler import ptx
+from cupyflash.launcher import INTEGERS
 from cupyflash.gradients import check_beside
-from cupyflash.problem import Problem, check_array, numpy_dtype
+from cupyflash.problem import Problem
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules import (
     BackwardSchedule,
@@ -47,34 +49,28 @@ class Execution:
 
 
 def execute(
-    schedule: TileSchedule,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    *,
-    mask: np.ndarray | None = None,
-    bias: np.ndarray | None = None,
-    key_lengths: np.ndarray | None = None,
-    block_mask: np.ndarray | None = None,
-    seed: int | None = None,
+    schedule: TileSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None, **beside: np.ndarray | None
 ) -> Execution:
-    """Run a schedule's real kernels on NumPy arrays that pose its problem.
+    """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v and, by name, what comes `beside` them (mask,
+    bias, key_lengths, block_mask).
 
     `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it.
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
     """
     require_schedule(schedule, TileSchedule, "plan", (BackwardSchedule, VarlenSchedule))
-    masks = {"mask": mask, "bias": bias, "key_lengths": key_lengths, "block_mask": block_mask}
-    _require_posed(schedule.problem, q, k, v, masks)
+    _require_posed(schedule.problem, q, k, v, beside)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
-    return run(schedule, q, k, v, out, lse, allocate(schedule), masks=_bound(masks), seed=seed)
+    return run(schedule, {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside}, seed=seed)
 
 
-def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, masks: Mapping[str, np.ndarray | None]) -> None:
+def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Mapping[str, np.ndarray | None]) -> None:
     """TypeError or ValueError unless the arrays are NumPy's and pose the problem `p`."""
-    _require_numpy(q=q, k=k, v=v, **masks)
-    posed = Problem.from_arrays(q, k, v, causal=p.causal, window=p.window, scale=p.scale, **masks)
+    _require_numpy(q=q, k=k, v=v, **beside)
+    _require_same(Problem.from_arrays(q, k, v, p.options, **beside), p)
+
+
+def _require_same(posed: Problem, p: Problem) -> None:
     if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
         raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
 
@@ -85,12 +81,6 @@ def _require_numpy(**arrays: object) -> None:
         plain = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
         if not plain and (array is not None or name in "qkvx"):
             raise TypeError(f"{name} must be a NumPy array, got {type(array).__name__}")
-
-
-def _bound(masks: Mapping[str, np.ndarray | None]) -> Masks:
-    """Masks as kernels take them."""
-    lengths = masks["key_lengths"]
-    return Masks(**{**masks, "key_lengths": None if lengths is None else np.ascontiguousarray(lengths, np.int32)})
 
 
 @dataclass(frozen=True)
@@ -114,12 +104,9 @@ def execute_backward(
     out: np.ndarray,
     lse: np.ndarray,
     *,
-    mask: np.ndarray | None = None,
-    bias: np.ndarray | None = None,
-    key_lengths: np.ndarray | None = None,
-    block_mask: np.ndarray | None = None,
     dbias: np.ndarray | None = None,
     seed: int | None = None,
+    **beside: np.ndarray | None,
 ) -> BackwardExecution:
     """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`.
 
@@ -127,29 +114,35 @@ def execute_backward(
     `seed`, and what this raises, as for `execute`.
     """
     require_schedule(schedule, BackwardSchedule, "plan_backward", (VarlenBackwardSchedule,))
-    masks = {"mask": mask, "bias": bias, "key_lengths": key_lengths, "block_mask": block_mask}
-    _require_posed(schedule.problem, q, k, v, masks)
+    _require_posed(schedule.problem, q, k, v, beside)
     check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[:-1])
     if dbias is not None:
         check_array("dbias", dbias)
+    bias = beside.get("bias")
     wanted = (bias.shape, np.dtype(np.float32)) if schedule.dbias and bias is not None else None
     if (None if dbias is None else (dbias.shape, dbias.dtype)) != wanted:
         raise ValueError(
             f"dbias must be {'zeros in float32 of the shape of bias' if wanted else 'None, as the schedule makes none'}"
         )
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
-    arrays = {"Q": q, "K": k, "V": v, "O": out, "dO": dout, "dQ": dq, "dK": dk, "dV": dv, "dbias": dbias}
-    arrays["L"] = np.ascontiguousarray(lse)
-    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays, masks=_bound(masks), seed=seed))
+    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": np.ascontiguousarray(lse), "dout": dout, **beside}
+    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias}
+    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed))
 
 
 def run_backward(
-    schedule: BackwardSchedule, arrays: Mapping[str, Any], *, masks: Masks = NO_MASKS, seed: int | None = None
+    schedule: BackwardSchedule, arrays: Mapping[str, np.ndarray | None], *, seed: int | None = None
 ) -> tuple[Traffic, dict[str, Counters], tuple[Finding, ...]]:
-    """Run a backward schedule's kernels into given gradients; `arrays` by their names in `gradient_values`."""
+    """Run a backward schedule's kernels into given gradients; `arrays` by `attention_backward`'s names, and dQ, dK, dV, dbias."""
     workspaces = allocate(schedule)
-    values = gradient_values(schedule, arrays, workspaces, masks)
+    values = argument_values(schedule, _as_given({**arrays, **workspaces}))
     return run_kernels(schedule, values, (*schedule.results, *workspaces), seed=seed)
+
+
+def _as_given(arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
+    """A call's arrays as the kernels take them: by their names for them, integers as int32 and contiguous."""
+    integers = {name: np.ascontiguousarray(arrays[name], np.int32) for name in INTEGERS if arrays.get(name) is not None}
+    return by_tensor({**arrays, **integers})
 
 
 def execute_varlen(schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None) -> Execution:
@@ -158,12 +151,11 @@ def execute_varlen(schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np
     `seed` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another problem.
     """
     require_schedule(schedule, VarlenSchedule, "plan_varlen")
-    cu_seqlens = _posed_varlen(schedule, q, k, v)
+    bounds = _posed_varlen(schedule, q, k, v)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
     views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
-    execution = run(schedule, **views, lse=lse, workspaces=allocate(schedule), masks=Masks(**cu_seqlens), seed=seed)
-    return replace(execution, out=out)
+    return replace(run(schedule, {**views, "lse": lse, **bounds}, seed=seed), out=out)
 
 
 def execute_varlen_backward(
@@ -182,12 +174,12 @@ def execute_varlen_backward(
     Raises as `execute_varlen` does.
     """
     require_schedule(schedule, VarlenBackwardSchedule, "plan_varlen_backward")
-    cu_seqlens = _posed_varlen(schedule, q, k, v)
+    bounds = _posed_varlen(schedule, q, k, v)
     check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[1::-1])
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
-    named = {"Q": q, "K": k, "V": v, "O": out, "dO": dout, "dQ": dq, "dK": dk, "dV": dv}
-    arrays = {name: heads_first(array) for name, array in named.items()} | {"L": np.ascontiguousarray(lse)}
-    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays, masks=Masks(**cu_seqlens), seed=seed))
+    named = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dQ": dq, "dK": dk, "dV": dv}
+    arrays = {name: heads_first(array) for name, array in named.items()} | {"lse": np.ascontiguousarray(lse)} | bounds
+    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays, seed=seed))
 
 
 def _posed_varlen(
@@ -199,12 +191,10 @@ def _posed_varlen(
         raise ValueError("schedule must say how long its sequences are (seqlens)")
     p = schedule.problem
     lengths = np.array(schedule.seqlens, np.int64).reshape(-1, 2)
-    cu_seqlens = {f"cu_seqlens_{side}": np.cumsum([0, *lengths[:, place]], dtype=np.int32) for place, side in enumerate("qk")}
-    said: dict[str, Any] = {"max_seqlen_q": p.seqlen_q, "max_seqlen_k": p.seqlen_k, "scale": p.scale, **cu_seqlens}
-    posed, _ = pose(q, k, v, causal=p.causal, window=p.window, **said)
-    if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
-        raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
-    return cu_seqlens
+    bounds = {f"cu_seqlens_{side}": np.cumsum([0, *lengths[:, place]], dtype=np.int32) for place, side in enumerate("qk")}
+    posed, _ = pose({"q": q, "k": k, "v": v, **bounds}, p.options, p.seqlen_q, p.seqlen_k)
+    _require_same(posed, p)
+    return bounds
 
 
 def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:
@@ -214,22 +204,20 @@ def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:
 
 def run(
     schedule: TileSchedule,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    out: np.ndarray,
-    lse: np.ndarray | None,
-    workspaces: dict[str, np.ndarray],
+    arrays: Mapping[str, np.ndarray | None],
     *,
-    masks: Masks = NO_MASKS,
+    workspaces: Mapping[str, np.ndarray] | None = None,
     seed: int | None = None,
     on_barrier: OnBarrier | None = None,
 ) -> Execution:
-    """Run the kernels into given outputs and workspaces, whose contents count as nobody's; `on_barrier` may look at them while
-    a kernel runs."""
-    values = argument_values(schedule, q, k, v, out, lse, workspaces, masks)
-    made = (*schedule.results, *workspaces)
-    return Execution(out, lse, *run_kernels(schedule, values, made, seed=seed, on_barrier=on_barrier))
+    """Run the kernels on arrays by `attention`'s names, into given "out" and "lse" and, where given, workspaces, whose contents
+    count as nobody's; `on_barrier` may look at them while a kernel runs."""
+    spaces = allocate(schedule) if workspaces is None else workspaces
+    values = argument_values(schedule, _as_given({**arrays, **spaces}))
+    found = run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed, on_barrier=on_barrier)
+    out = arrays["out"]
+    assert out is not None
+    return Execution(out, arrays.get("lse"), *found)
 
 
 def execute_softmax(schedule: SoftmaxSchedule, x: np.ndarray, *, axis: int = -1, seed: int | None = None) -> Execution:
@@ -263,12 +251,12 @@ def run_kernels(
 ) -> tuple[Traffic, dict[str, Counters], tuple[Finding, ...]]:
     """Run a schedule's kernels with `values` for their parameters: traffic, counters by kernel, findings.
 
-    `made` names the outputs and workspaces: until a kernel has stored there, nobody may read them.
+    `values` are of the kernels' struct. `made` names the outputs and workspaces: until a kernel has stored there, nobody may read them.
     """
     tensors: dict[str, TensorTraffic] = {}
     counters: dict[str, Counters] = {}
     findings: list[Finding] = []
-    unwritten: dict[str, Any] = {name: True for name in made if isinstance(values[name], np.ndarray)}
+    unwritten: dict[str, Any] = {name: True for name in made if array_of(values[name]) is not None}
     for kernel in schedule.kernels():
         if kernel.grid == 0:
             continue
@@ -276,19 +264,24 @@ def run_kernels(
             kernel.name,
             kernel.grid,
             kernel.threads,
-            kernel_arguments(kernel, values),
+            {"p": dict(values)},
             shared_bytes=kernel.shared_bytes,
             seed=seed,
             on_barrier=on_barrier,
-            unwritten={name: where for name, where in unwritten.items() if name in kernel.params},
+            unwritten=unwritten,
         )
-        unwritten = {name: where for name, where in unwritten.items() if name not in kernel.params} | dict(launch.unwritten)
+        unwritten = dict(launch.unwritten)
         for name, moved in launch.traffic.items():
             before = tensors.get(name, TensorTraffic())
             tensors[name] = TensorTraffic(before.read_bytes + moved.read_bytes, before.write_bytes + moved.write_bytes)
         counters.setdefault(kernel.name, Counters()).join(launch.counters)
         findings.extend(launch.findings)
     return Traffic(tensors), counters, tuple(findings)
+
+
+def array_of(value: Any) -> Any:
+    """The array that a field of a kernel's struct is the address of; None of a null pointer."""
+    return value["at"] if isinstance(value, dict) else value
 
 
 _modules: dict[str, Module] = {}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from cupyflash.problem import require_flag
+from cupyflash.options import require_flag
 from cupyflash.schedules import Move, Phase, Schedule, Tile, TileSchedule, require_schedule
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 

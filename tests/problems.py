@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cupyflash import Problem
-from cupyflash.problem import BlockMask
+from cupyflash.options import BlockMask
 from suites import problems_each
 
 TILINGS = ((16, 16), (48, 32), (32, 64))

@@ -33,7 +33,7 @@ def run(
     """An execution, and its gradients' errors; `blocks` are a block mask's."""
     p = schedule.problem
     q, k, v = draw(p, seed, v_mean)
-    options = expanded({"causal": p.causal, "window": p.window, "scale": p.scale} | masks, blocks, q, k)
+    options = expanded({"causal": p.options.causal, "window": p.options.window, "scale": p.options.scale} | masks, blocks, q, k)
     dout = draw_gradient(p, seed)
     out, lse = reference(q, k, v, **options)
     dbias = {"dbias": np.zeros(masks["bias"].shape, np.float32)} if schedule.dbias else {}

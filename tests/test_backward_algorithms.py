@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupyflash import Device, Problem, attention_vjp
-from cupyflash.problem import BlockMask
+from cupyflash.options import BlockMask
 from cupyflash.schedules import plan_backward
 from cupyflash.sim.execution import execute_backward
 from cupyflash.sim.reference import reference

@@ -12,7 +12,7 @@ from test_varlen import any_schedule, packed
 
 import cupyflash
 from cupyflash import Problem
-from cupyflash.problem import BlockMask
+from cupyflash.options import BlockMask
 from cupyflash.schedules import VarlenBackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.sim import execute_backward, execute_varlen_backward, replay, theory
 from cupyflash.sim.execution import BackwardExecution
@@ -63,10 +63,10 @@ def run_packed(schedule: VarlenBackwardSchedule, seed: int | None = None) -> tup
     """An execution, and the errors of each sequence's gradients, by the 2x rule on its own."""
     p, seqlens = schedule.problem, schedule.seqlens
     assert seqlens is not None
-    q, k, v, cu_q, cu_k = packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.value_dim, p.dtype)
-    dout = np.random.default_rng(7).standard_normal((*q.shape[:-1], p.value_dim)).astype(np.float32).astype(q.dtype)
+    q, k, v, cu_q, cu_k = packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.head_dim_v, p.dtype)
+    dout = np.random.default_rng(7).standard_normal((*q.shape[:-1], p.head_dim_v)).astype(np.float32).astype(q.dtype)
     out, lse = np.zeros_like(dout), np.full(q.shape[1::-1], -np.inf, np.float32)
-    options: dict[str, Any] = {"causal": p.causal, "scale": p.scale}
+    options: dict[str, Any] = {"causal": p.options.causal, "scale": p.options.scale}
     places = [(slice(cu_q[n], cu_q[n + 1]), slice(cu_k[n], cu_k[n + 1])) for n in range(p.batch)]
     for rows, cols in places:
         one, of_one = reference(*(array.swapaxes(0, 1) for array in (q[rows], k[cols], v[cols])), **options)

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, plan
-from cupyflash.problem import MAX_LENGTH, BlockMask
+from cupyflash.options import MAX_LENGTH, BlockMask
 from cupyflash.schedules import TileSchedule, plan_backward, plan_varlen, plan_varlen_backward
 from cupyflash.sim import replay, theory
 from cupyflash.sim.cli import main
@@ -99,7 +99,7 @@ def test_the_sums_are_those_of_every_tile(
     problem = Problem(1, 1, 1, n_q, n_k, 16, "float16", causal, mask=True, window=window)
     schedule = in_blocks(problem, *tiling)
     r, c = np.arange(n_q)[:, None] + n_k - n_q, np.arange(n_k)
-    left, right = problem.left, problem.right
+    left, right = problem.options.left, problem.options.right
     seen = np.broadcast_to(c < keys, (n_q, n_k)).copy()
     seen &= (right is None) | (c <= r + (right or 0))
     seen &= (left is None) | (c >= r - (left or 0))

@@ -27,7 +27,7 @@ def check(schedule: TileSchedule, seed: int = 0, v_mean: float = 0.0, schedule_s
     assert execution.findings == ()
     assert theory.traffic(schedule) == replay(schedule) == execution.traffic
     p, held = schedule.problem, q.dtype if schedule.algorithm == "standard" else np.float32
-    check_numbers(execution.out, execution.lse, q, k, v, causal=p.causal, scale=p.scale, score_dtype=held, **masks)
+    check_numbers(execution.out, execution.lse, q, k, v, causal=p.options.causal, scale=p.options.scale, score_dtype=held, **masks)
     return execution
 
 

@@ -221,7 +221,7 @@ def run(schedule: AnySchedule, seed: int | None = None) -> tuple[Execution, bool
     p, masks, blocks = schedule.problem, draw_masks(schedule.problem), (schedule.block_rows, schedule.block_cols)
     found = execute(schedule, q, k, v, **masks, seed=seed)
     held = q.dtype if schedule.algorithm == "standard" else np.float32
-    posed = {"causal": p.causal, "window": p.window, "scale": p.scale, "blocks": blocks, **masks}
+    posed = {"causal": p.options.causal, "window": p.options.window, "scale": p.options.scale, "blocks": blocks, **masks}
     numbers = measure(found.out, found.lse, q, k, v, score_dtype=held, **posed)
     return found, all(each.good for each in numbers.values())
 

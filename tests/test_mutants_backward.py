@@ -14,7 +14,7 @@ from test_backward_sparse import run_packed
 
 from cupyflash import Device, Problem
 from cupyflash.binding import gradient_values
-from cupyflash.problem import BlockMask
+from cupyflash.options import BlockMask
 from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.sim.execution import BackwardExecution, execute_backward, run_kernels
@@ -66,8 +66,8 @@ def schedule(problem: str, device: Device = A100) -> BackwardSchedule:
     device = device.with_sram("8KB") if kind == "one stage" else device
     if name == "packed":
         return plan_varlen_backward(p, device, SEQLENS, tiling, deterministic=kind == "fixed")
-    plain = plan_backward(replace(p, block_mask=None), device, "fa2", tiling, deterministic=kind == "fixed", dbias=p.bias)
-    return replace(plain, problem=p, mask_blocks=(256, 128)) if p.block_mask else plain
+    plain = plan_backward(replace(p, block_mask=None), device, "fa2", tiling, deterministic=kind == "fixed", dbias=p.options.bias)
+    return replace(plain, problem=p, mask_blocks=(256, 128)) if p.options.block_mask else plain
 
 
 def run(schedule: BackwardSchedule, seed: int | None = None) -> tuple[BackwardExecution, bool]:

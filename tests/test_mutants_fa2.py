@@ -12,7 +12,7 @@ import test_varlen
 from test_mutants import run
 
 from cupyflash import Device, Problem, TileSchedule, plan
-from cupyflash.problem import BlockMask
+from cupyflash.options import BlockMask
 from cupyflash.schedules import plan_varlen
 from cupyflash.sim import execute
 from mutants import Mutant, check, clean

@@ -14,7 +14,7 @@ from test_launcher import Recorded
 from test_launcher import cupy as recorded_cupy  # noqa: F401 (a fixture)
 
 from cupyflash import attention, attention_varlen, launcher
-from cupyflash.problem import Layout
+from cupyflash.arrays import Layout
 from cupyflash.sim.yardstick import DTYPES
 
 

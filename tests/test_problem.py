@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cupyflash import Problem
-from cupyflash.problem import BlockMask
+from cupyflash.options import BlockMask
 
 GOOD = {"batch": 2, "heads": 4, "kv_heads": 2, "seqlen_q": 5, "seqlen_k": 7, "head_dim": 64, "dtype": "float16"}
 

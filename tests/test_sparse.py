@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, attention, plan
-from cupyflash.problem import BlockMask
+from cupyflash.options import BlockMask
 from cupyflash.sim import execute, theory
 from cupyflash.sim.machine import replay
 from cupyflash.sim.reference import reference

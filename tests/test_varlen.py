@@ -52,11 +52,11 @@ def check(schedule: VarlenSchedule, data_seed: int = 0, seed: int | None = None)
     """All that must hold of one execution."""
     p, seqlens = schedule.problem, schedule.seqlens
     assert seqlens is not None
-    q, k, v, _, _ = packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.value_dim, p.dtype, data_seed)
+    q, k, v, _, _ = packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.head_dim_v, p.dtype, data_seed)
     execution = execute_varlen(schedule, q, k, v, seed=seed)
     assert execution.findings == ()
     assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True) == execution.traffic
-    check_sequences(execution.out, execution.lse, q, k, v, seqlens, causal=p.causal, scale=p.scale)
+    check_sequences(execution.out, execution.lse, q, k, v, seqlens, causal=p.options.causal, scale=p.options.scale)
     return execution
 
 

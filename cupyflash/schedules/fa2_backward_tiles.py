@@ -32,20 +32,20 @@ class Launch:
 
 def launches(problem: Problem) -> tuple[Launch, ...]:
     """dK and dV together, or one after the other where a warp's registers do not hold both."""
-    if padded_dim(problem.head_dim) + padded_dim(problem.value_dim) <= MOST_ACCUMULATORS[problem.itemsize]:
+    if padded_dim(problem.head_dim) + padded_dim(problem.head_dim_v) <= MOST_ACCUMULATORS[problem.itemsize]:
         return (Launch(dk=True, dv=True),)
     return Launch(dk=False, dv=True), Launch(dk=True, dv=False)
 
 
 def row_lanes(problem: Problem) -> int:
     """Lanes that a row has in the first and last kernel: ROW_LANES in fa2_backward.cu, a power of two."""
-    pieces = max(problem.head_dim, problem.value_dim) // max(1, problem.alignment // problem.itemsize)
+    pieces = max(problem.head_dim, problem.head_dim_v) // max(1, problem.alignment // problem.itemsize)
     return min(32, 1 << (pieces - 1).bit_length())
 
 
 def block_mask_column_bytes(problem: Problem, block_rows: int) -> int:
     """Bytes for what the block mask says of a column block, of each query head of a group, a bit a block in words of 32."""
-    if problem.block_mask is None:
+    if problem.options.block_mask is None:
         return 0
     group = problem.heads // max(problem.kv_heads, 1)
     return 4 * group * math.ceil(math.ceil(problem.seqlen_q / block_rows) / 32)
@@ -54,7 +54,7 @@ def block_mask_column_bytes(problem: Problem, block_rows: int) -> int:
 def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int) -> tuple[Tile, ...]:
     """What is in shared memory: K_j and V_j, dS, the Q and dO blocks with L and D, the column block's part of a block mask."""
     size = problem.itemsize
-    row, value_row = padded_dim(problem.head_dim) * size, padded_dim(problem.value_dim) * size
+    row, value_row = padded_dim(problem.head_dim) * size, padded_dim(problem.head_dim_v) * size
     return (
         Tile("K", block_cols * row),
         Tile("V", block_cols * value_row),
@@ -67,7 +67,7 @@ def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int) 
 
 def query_tiles(problem: Problem, block_rows: int, block_cols: int) -> tuple[Tile, ...]:
     """The same in the kernel of dQ: Q_i and dO_i, K_j and V_j, the row block's part of a block mask."""
-    row, value_row = padded_dim(problem.head_dim) * problem.itemsize, padded_dim(problem.value_dim) * problem.itemsize
+    row, value_row = padded_dim(problem.head_dim) * problem.itemsize, padded_dim(problem.head_dim_v) * problem.itemsize
     return (
         Tile("Q", block_rows * row),
         Tile("dO", block_rows * value_row),
@@ -85,7 +85,7 @@ def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: in
 
 def most_rows(problem: Problem, device: Device) -> int:
     """Br beyond which S^T and dP^T, beside the gradients, were seen to spill; `.ci/compile_gate.py` holds it to that."""
-    d, masked = max(problem.head_dim, problem.value_dim), is_masked(problem)
+    d, masked = max(problem.head_dim, problem.head_dim_v), is_masked(problem)
     if problem.itemsize == 4:
         return 32 if d <= 64 and not (masked and device.compute_capability < (8, 0)) else 16
     if d <= 64:

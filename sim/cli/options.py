@@ -12,9 +12,11 @@ from typing import Any
 
 import click
 
+from cupyflash.arrays import ITEMSIZE, MAX_ALIGNMENT
 from cupyflash.attention import ALGORITHMS
 from cupyflash.device import Device
-from cupyflash.problem import ITEMSIZE, MAX_ALIGNMENT, Problem, Window
+from cupyflash.options import Window
+from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule, plan, plan_backward
 from cupyflash.sim.cli.show import NAMES, describe
 from cupyflash.simulated import DEFAULT_DEVICE, DEFAULT_SECONDS
@@ -247,7 +249,7 @@ def refuse_longer(estimate: float, max_seconds: float) -> None:
 
 def contiguous(problem: Problem) -> Problem:
     """The problem as contiguous arrays pose it: the bytes of a row bound how wide a copy can be."""
-    rows = (dim * problem.itemsize for dim in (problem.head_dim, problem.value_dim))
+    rows = (dim * problem.itemsize for dim in (problem.head_dim, problem.head_dim_v))
     return replace(problem, alignment=math.gcd(*rows, MAX_ALIGNMENT))
 
 

@@ -49,11 +49,11 @@ def describe(problem: Problem, swept: Sequence[str] = ()) -> str:
         "seqlen_q": f"Nq {p.seqlen_q:,}",
         "seqlen_k": f"Nk {p.seqlen_k:,}",
         "head_dim": f"d {p.head_dim}",
-        "head_dim_v": f"d_v {p.value_dim}" if p.value_dim != p.head_dim else "",
+        "head_dim_v": f"d_v {p.head_dim_v}" if p.head_dim_v != p.head_dim else "",
         "dtype": p.dtype,
     }
-    masks = [name for name in ("causal", "mask", "bias") if getattr(p, name)] + ["key lengths"] * p.padded
-    masks += ["window of {} and {}".format(*("-" if side is None else side for side in p.window))] if p.window else []
+    masks = [name for name in ("causal", "mask", "bias") if getattr(p, name)] + ["key lengths"] * p.options.padded
+    masks += ["window of {} and {}".format(*("-" if side is None else side for side in p.options.window))] if p.options.window else []
     return ", ".join([size for name, size in sizes.items() if size and name not in swept] + masks)
 
 

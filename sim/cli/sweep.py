@@ -123,7 +123,7 @@ def posed(problem: Problem, over: Axis) -> Problem:
     if over == "seqlen" and given("seqlen_k"):
         return replace(problem, seqlen_q=problem.seqlen_k - 1 if problem.seqlen_k else 1)
     if over == "head-dim" and given("head_dim_v"):
-        return replace(problem, head_dim=problem.value_dim - 1 if problem.value_dim > 1 else 2)
+        return replace(problem, head_dim=problem.head_dim_v - 1 if problem.head_dim_v > 1 else 2)
     return problem
 
 
@@ -132,7 +132,7 @@ def swept_fields(problem: Problem, over: Axis) -> tuple[str, ...]:
     if over == "seqlen":
         return ("seqlen_q", "seqlen_k") if problem.seqlen_q == problem.seqlen_k else ("seqlen_q",)
     if over == "head-dim":
-        return ("head_dim", "head_dim_v") if problem.head_dim == problem.value_dim else ("head_dim",)
+        return ("head_dim", "head_dim_v") if problem.head_dim == problem.head_dim_v else ("head_dim",)
     return ()
 
 

@@ -89,7 +89,7 @@ def held_in(algorithm: str, q: np.ndarray) -> Any:
 def check_forward(problem: Problem, algorithm: str = "fa2", tiling: tuple[int, int] | None = None, seed: int = 0) -> None:
     """O and L of random arrays that pose the problem, by the 2x rule."""
     q, k, v = draw(problem, seed, v_mean=1.0)
-    masks, options = draw_masks(problem, seed), {"causal": problem.causal, "window": problem.window, "scale": problem.scale}
+    masks, options = draw_masks(problem, seed), {"causal": problem.options.causal, "window": problem.options.window, "scale": problem.options.scale}
     given = dict(zip(masks, on_gpu(*masks.values()), strict=True))
     call: dict[str, Any] = {**given, **options, "algorithm": algorithm, "tiling": tiling}
     with skipping_what_has_no_room():
@@ -107,7 +107,7 @@ def check_backward(
     """dQ, dK, dV (and dbias, if asked for) of random arrays that pose the problem, by the 2x rule."""
     q, k, v = draw(problem, seed, v_mean=1.0)
     dout = draw_gradient(problem, seed)
-    masks, options = draw_masks(problem, seed), {"causal": problem.causal, "window": problem.window, "scale": problem.scale}
+    masks, options = draw_masks(problem, seed), {"causal": problem.options.causal, "window": problem.options.window, "scale": problem.options.scale}
     given = dict(zip(masks, on_gpu(*masks.values()), strict=True))
     call: dict[str, Any] = {**given, **options, "algorithm": algorithm, "tiling": tiling, **flags}
     with skipping_what_has_no_room():

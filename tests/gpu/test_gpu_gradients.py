@@ -10,7 +10,7 @@ from chip import DTYPES, check_backward, choose, on_gpu, on_host
 
 import cupyflash
 from cupyflash import Problem
-from cupyflash.problem import BlockMask
+from cupyflash.options import BlockMask
 from cupyflash.sim.reference import reference_gradients
 from cupyflash.sim.yardstick import draw_gradient
 from yardstick import draw

@@ -273,4 +273,4 @@ def test_warmup_compiles_what_a_call_needs(options: dict[str, Any]) -> None:
         problem = Problem(1, 1, 1, 64, 64, 88, "float16", **shape, padded="padded" in options)
         masks = draw_masks(problem)
         given = dict(zip(masks, on_gpu(*masks.values()), strict=True))
-        cupyflash.attention(*on_gpu(*draw(problem)), causal=problem.causal, window=problem.window, **given)
+        cupyflash.attention(*on_gpu(*draw(problem)), causal=problem.options.causal, window=problem.options.window, **given)
