@@ -168,7 +168,10 @@ def reached(instructions: list[Instruction], plans: list[Plan], params: Sequence
     while changed:
         changed = False
         for step in steps:
-            origins = step.own.union(*(carried[source] for source in step.sources if source in carried))
+            origins = step.own
+            for source in step.sources:
+                if source in carried:
+                    origins |= carried[source]
             if step.joins:
                 origins = frozenset(one.of if isinstance(one, Piece) else one for one in origins)
             for name in step.written if origins else ():
