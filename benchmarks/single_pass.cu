@@ -76,7 +76,9 @@ single_pass(const Element* Q, const Element* K, const Element* V, Element* O, fl
     if (row + 8 * h >= N) continue;
     Element* O_row = O + (head + row + 8 * h) * HEAD_DIM;
 #pragma unroll
-    for (int n = 0; n < HEAD_DIM / 8; n++) store_row_pair(O_row, 8 * n + 2 * t, O_regs[n][2 * h] * inverse, O_regs[n][2 * h + 1] * inverse);
+    for (int n = 0; n < HEAD_DIM / 8; n++) {
+      store_row_pair<HEAD_DIM>(O_row, 8 * n + 2 * t, O_regs[n][2 * h] * inverse, O_regs[n][2 * h + 1] * inverse);
+    }
     // The scores came in units of log2(e): scale is that of the scores times log2(e).
     if (t == 0) L[head + row + 8 * h] = m[h] * scale * 0.69314718f + logf(sum);
   }

@@ -115,6 +115,15 @@ class Params:
         return np.frombuffer(struct.tobytes(), np.uint64), places
 
 
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without structs in the struct, laid out alike: an array has the name of its field."""
+    fields: dict[str, Any] = {}
+    for name, value in values.items():
+        nested = {f"{name}.{axis}": step for axis, step in value.items() if axis != "at"} if isinstance(value, dict) else {}
+        fields |= {name: value["at"] if isinstance(value, dict) else value, **nested}
+    return fields
+
+
 def with_arrays(values: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a struct with arrays in place of those that it has, or of their layouts."""
 

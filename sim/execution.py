@@ -13,6 +13,7 @@ from cupyflash.binding import argument_values, by_tensor
 from cupyflash.compiler import ptx
 from cupyflash.launcher import INTEGERS
 from cupyflash.gradients import check_beside
+from cupyflash.params import flat
 from cupyflash.problem import Problem
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules import (
@@ -256,7 +257,8 @@ def run_kernels(
     tensors: dict[str, TensorTraffic] = {}
     counters: dict[str, Counters] = {}
     findings: list[Finding] = []
-    unwritten: dict[str, Any] = {name: True for name in made if array_of(values[name]) is not None}
+    given = flat(values)
+    unwritten: dict[str, Any] = {name: True for name in made if given[name] is not None}
     for kernel in schedule.kernels():
         if kernel.grid == 0:
             continue
@@ -264,7 +266,7 @@ def run_kernels(
             kernel.name,
             kernel.grid,
             kernel.threads,
-            {"p": dict(values)},
+            {"p": given},
             shared_bytes=kernel.shared_bytes,
             seed=seed,
             on_barrier=on_barrier,
@@ -277,11 +279,6 @@ def run_kernels(
         counters.setdefault(kernel.name, Counters()).join(launch.counters)
         findings.extend(launch.findings)
     return Traffic(tensors), counters, tuple(findings)
-
-
-def array_of(value: Any) -> Any:
-    """The array that a field of a kernel's struct is the address of; None of a null pointer."""
-    return value["at"] if isinstance(value, dict) else value
 
 
 _modules: dict[str, Module] = {}

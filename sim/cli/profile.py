@@ -90,14 +90,15 @@ def profile(
     from cupyflash.sim.arguments import read_arguments
     from cupyflash.sim.profiling import architecture
     from cupyflash.sim.profiling import profile as run
+    from cupyflash.sim.ptx.parameters import arrays_by_name
 
     if not spec.strip():
         raise click.BadParameter("'' is neither a file nor JSON", param_hint="--args")
     arguments = read_arguments(spec)
+    arrays = arrays_by_name(arguments.values)
     for name in saves:
-        if not isinstance(arguments.values.get(name), np.ndarray):
-            arrays = ", ".join(k for k, value in arguments.values.items() if isinstance(value, np.ndarray))
-            raise ValueError(f"--save {name}: there is no such array among the arguments; there are {arrays or 'none'}")
+        if name not in arrays:
+            raise ValueError(f"--save {name}: there is no such array among the arguments; there are {', '.join(arrays) or 'none'}")
     options = [f"-arch={architecture(arch)}", *(f"-D{name}" for name in defines), *(f"-I{path}" for path in includes)]
     click.echo(f"executing {file} on the PTX machine ...", err=True)
     try:
@@ -115,7 +116,7 @@ def profile(
     except PtxError as error:
         raise click.UsageError(f"{file}: {first_reason(error)}") from error
     for name, path in saves.items():
-        np.save(path, arguments.values[name])
+        np.save(path, arrays[name])
     click.echo(json.dumps(found.to_dict(), indent=2) if as_json else found.text(top, width()))
     if found.launch.findings:
         raise Found(f"the machine found {plural(len(found.launch.findings), 'fault')} in the kernel")

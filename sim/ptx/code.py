@@ -119,7 +119,7 @@ class Code:
 
     @cached_property
     def sharing(self) -> Sharing:
-        return Sharing.of(self.instructions, self.plans)
+        return Sharing.of(self.instructions, self.plans, self.params)
 
     def target(self, label: str) -> int:
         if label not in self.labels:

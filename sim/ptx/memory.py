@@ -24,6 +24,7 @@ from .findings import Findings
 from .lanes import Lanes, Wave
 from .patterns import wavefronts
 from .races import Races
+from .sharing import Place
 from .syntax import Instruction
 from .types import ELEMENT, Array
 
@@ -70,8 +71,8 @@ class Segment:
         # Memory that NumPy did not allocate (a mapped file, another library's buffer) keeps its real alignment.
         place = low - origin if root.flags.owndata and origin % 16 == 0 else low
         self.name = name
-        self.parameter = name
-        """Name of the kernel parameter or variable that points here."""
+        self.place: Place = name
+        """The parameter, the field of one, or the variable that points here."""
         self.space = space
         self.array = array
         self.size = high - low if array.size else 0

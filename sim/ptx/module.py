@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.words import plural
-
 from . import ops
 from .code import Code
 from .counters import Counters, Tally, Traffic
@@ -22,10 +20,11 @@ from .machine import Geometry, Machine, Setup
 from .memory import UNWRITTEN, Memory, Observer, Segment, mark_unwritten
 from .names import find_kernel
 from .ops.registry import Call, Plan, replace
+from .parameters import Tensor, bind
 from .parser import parse
 from .races import Races
 from .steps import MAX_STEPS
-from .syntax import Function, Program, Variable
+from .syntax import Function, Program
 from .types import Array, Unsupported, UnsupportedPTX
 
 
@@ -130,6 +129,10 @@ class Module:
         names them, a sequence names them arg0, arg1, ... NumPy arrays are tensors in global memory, written in place
         (a non-writeable one may only be read); the valid range of a tensor is its byte extent, from its lowest to its
         highest byte. None is a null pointer; numbers, NumPy scalars and bytes are packed by the parameter's type.
+        A structure is a mapping from field names to arrays (pointers), None, NumPy scalars of the fields' own types, bytes,
+        mappings (structures) and lists of those (arrays), laid out as C does: {"p": {"Q": q, "O": o, "n": np.int32(5)}}. Or it is a
+        NumPy structured scalar, at its own offsets; fields of objects in it are pointers. A tensor's name, in all that is
+        reported and in `unwritten`, is its field's ("Q"), or its path ("p.Q") where that is not the only one of the launch.
         shared_bytes: dynamic shared memory of a block. seed: None runs warps in lock step where they agree, a number
         runs them in a random order. on_barrier(block, count) is called when a block has completed its count-th barrier.
         observer is shown every memory access. races: whether to look for them. unwritten: names of the arrays in args whose
@@ -151,7 +154,6 @@ class Module:
         if max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {max_steps}")
         code = self.code(kernel)
-        names, values = name_arguments(kernel, code.params, args)
         numbers = itertools.count()
         segments: list[Segment] = []
         symbols = function_addresses(self.program)
@@ -165,33 +167,20 @@ class Module:
             for offset, target, plus, width in self.program.variables[variable].pointers:
                 address = np.uint64(symbols[target] + plus)
                 self._variables[variable][offset : offset + width] = np.array([address]).view(np.uint8)[:width]
+        bound = bind(kernel, code.params, args, self._variables)
         tensors: list[Segment] = []
-        packed = bytearray()
-        offsets = {}
-        for name, value, param in zip(names, values, code.params, strict=True):
-            packed += bytes(-len(packed) % param.align)
-            offsets[param.name] = len(packed)
-            if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.names is not None:
-                value = value[()]  # one structure is a value; an array of them is a tensor
-            if isinstance(value, np.ndarray):
-                if param.size != 8 or param.type.kind == "f":
-                    raise TypeError(f"{kernel}: argument {name!r} is an array, parameter {param.name} is no pointer")
-                segment = Segment(name, next(numbers), value)
-                segment.parameter = param.name
-                tensors.append(segment)
-                packed += segment.pointer.to_bytes(8, "little")
-            else:
-                packed += pack_scalar(kernel, name, value, param)
-        block_bytes = np.frombuffer(bytes(packed) or b"\0", np.uint8)
+        for tensor in bound.tensors:
+            segment = Segment(tensor.name, next(numbers), tensor.array)
+            segment.place = tensor.place
+            tensors.append(segment)
+            bound.data[tensor.at : tensor.at + 8] = segment.pointer.to_bytes(8, "little")
+        packed = bytes(bound.data)
+        block_bytes = np.frombuffer(packed or b"\0", np.uint8)
         params = Segment("parameters", next(numbers), block_bytes, "param")
         workspace = Segment("grid workspace", next(numbers), np.zeros(64, np.uint8))
-        symbols |= {name: params.start + offset for name, offset in offsets.items()}
-        arrays = {segment.name: segment for segment in tensors}
-        for name in unwritten:
-            if name not in arrays:
-                raise ValueError(f"unwritten must name arrays among the arguments, got {name!r}; they are {', '.join(arrays)}")
-        parts = unwritten if isinstance(unwritten, Mapping) else dict.fromkeys(unwritten, True)
-        mark_unwritten([(arrays[name], where) for name, where in parts.items()], [*segments, *tensors])
+        symbols |= {name: params.start + offset for name, offset in bound.offsets.items()}
+        parts = unwritten_parts(bound.tensors, tensors, unwritten)
+        mark_unwritten(parts, [*segments, *tensors])
         findings, tally = Findings(kernel), Tally()
         shared_size = code.shared.size + shared_bytes
         memory = Memory([*segments, *tensors, params, workspace], shared_size, code.local.size, findings, tally)
@@ -199,20 +188,38 @@ class Module:
         if races:
             memory.races = Races(code, [*segments, *tensors, workspace], memory.shared_stride, findings, geometry.blocks)
         schedule = seed, on_barrier, max_steps
-        setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, *schedule, workspace.start, approximate)
+        setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate)
         Machine(code, setup, memory, findings, tally).run()
         counters = tally.fold(code)
         # A tensor that nobody touched has traffic, too: none.
         counters.traffic = {s.name: counters.traffic.get(s.name, Traffic()) for s in (*tensors, *segments)}
-        left = {name: arrays[name].array_states() == UNWRITTEN for name in parts if arrays[name].array.size}
+        left = {segment.name: segment.array_states() == UNWRITTEN for segment, _ in parts if segment.array.size}
         still = {name: where for name, where in left.items() if where.any()}
         return Launch(counters, counters.traffic, tuple(findings.items), findings.total, still)
+
+    def tensors(self, kernel: str | None, args: Mapping[str, Any] | Sequence[Any]) -> dict[str, Array]:
+        """The arrays among a kernel's arguments by the names that a launch gives them. Raises as `launch`."""
+        kernel = find_kernel(self.kernels, kernel)
+        return {each.name: each.array for each in bind(kernel, self.code(kernel).params, args, self._variables).tensors}
 
     def code(self, kernel: str) -> Code:
         found = self._codes.get(kernel)
         if found is None:
             found = self._codes[kernel] = Code(self.program, kernel, self._plans)
         return found
+
+
+def unwritten_parts(
+    tensors: Sequence[Tensor], segments: Sequence[Segment], unwritten: Collection[str] | Mapping[str, Array]
+) -> list[tuple[Segment, Array | bool]]:
+    """The segments that `unwritten` names, by name or path, each with which of its bytes. Raises ValueError."""
+    known = {key: one for tensor, one in zip(tensors, segments, strict=True) for key in (tensor.path, tensor.name)}
+    for name in unwritten:
+        if name not in known:
+            names = ", ".join(one.name for one in segments)
+            raise ValueError(f"unwritten must name arrays among the arguments, got {name!r}; they are {names}")
+    parts = unwritten.items() if isinstance(unwritten, Mapping) else dict.fromkeys(unwritten, True).items()
+    return [(known[name], where) for name, where in parts]
 
 
 @contextmanager
@@ -266,42 +273,3 @@ def resolve_call(program: Program, caller: Function, plan: Plan, control: Call) 
     if BUILTINS.get(control.function) == len(control.arguments):
         return replace(plan, control=replace(control, function="", builtin=control.function))
     raise Unsupported(f"function {control.function} has no body")
-
-
-def name_arguments(kernel: str, params: list[Variable], args: Mapping[str, Any] | Sequence[Any]) -> tuple[list[str], list[Any]]:
-    if isinstance(args, Mapping):
-        names, values = list(args), list(args.values())
-    else:
-        values = list(args)
-        names = [f"arg{n}" for n in range(len(values))]
-    if len(values) != len(params):
-        raise TypeError(f"{kernel} takes {plural(len(params), 'argument')}, got {len(values)}: {', '.join(names)}")
-    return names, values
-
-
-def pack_scalar(kernel: str, name: str, value: Any, param: Variable) -> bytes:
-    """The bytes of a by-value argument."""
-    where = f"{kernel}: argument {name!r} for parameter {param.name} (.{param.type.name}, {plural(param.size, 'byte')})"
-    if value is None:
-        if param.size != 8 or param.type.kind == "f":
-            raise TypeError(f"{where}: None is a null pointer, and this is no pointer")
-        return bytes(8)
-    if isinstance(value, (bytes, bytearray, np.void)) or (param.is_array and isinstance(value, np.generic)):
-        data = value.tobytes() if isinstance(value, np.generic) else bytes(value)
-        if len(data) != param.size:
-            raise TypeError(f"{where}: got {plural(len(data), 'byte')}")
-        return data
-    if param.is_array:
-        raise TypeError(f"{where}: a structure is given as bytes or as a NumPy structured scalar, got {value!r}")
-    if isinstance(value, (bool, int, np.bool_, np.integer)):
-        if param.type.kind == "f":
-            return np.array(float(value), param.type.dtype).tobytes()
-        number = int(value)
-        if not -(1 << (8 * param.size - 1)) <= number < 1 << (8 * param.size):
-            raise TypeError(f"{where}: {number} does not fit")
-        return (number & ((1 << (8 * param.size)) - 1)).to_bytes(param.size, "little")
-    if isinstance(value, (float, np.floating)):
-        if param.type.kind not in "fb":
-            raise TypeError(f"{where}: got the floating-point number {value!r}")
-        return np.array(float(value), f"f{param.size}").tobytes()
-    raise TypeError(f"{where}: cannot pass {type(value).__name__} {value!r}")

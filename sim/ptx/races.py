@@ -111,7 +111,7 @@ class Races(Order):
         self.sharing = sharing = code.sharing
         self.shared_shift = sharing.shared_granule.bit_length() - 1
         self.numbers = np.min_scalar_type(len(code.instructions))
-        self.has_atomics, self.fences, self.written = sharing.atomics, sharing.releases, sharing.written
+        self.has_atomics, self.fences = sharing.atomics, sharing.releases
         self.segments = segments
         self._areas: dict[int, Area | None] = {}
         self._readings: list[Reading] = []
@@ -147,8 +147,8 @@ class Races(Order):
             return self._areas[id(segment)]
         group, low, high = segment.neighbours(self.segments)
         area = None
-        if any(one.writable and (self.written is None or one.parameter in self.written) for one in group):
-            shift = self.sharing.global_granule(one.parameter for one in group).bit_length() - 1
+        if any(one.writable and self.sharing.writes(one.place) for one in group):
+            shift = self.sharing.global_granule([one.place for one in group]).bit_length() - 1
             low = low >> shift << shift
             area = Area(low, shift, Shadow.of(((high - low - 1) >> shift) + 1, 1, False, self.numbers))
         self._areas |= {id(one): area for one in group}

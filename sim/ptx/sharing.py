@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from .syntax import Imm, Instruction, Mem, Reg, Sym, Vec
+from .syntax import Imm, Instruction, Mem, Operand, Reg, Sym, Variable, Vec
 from .types import TYPES
 
 if TYPE_CHECKING:
@@ -28,26 +29,45 @@ def is_strong(i: Instruction) -> bool:
     return i.opcode in ("atom", "red") or (i.opcode in ("ld", "st") and bool(STRONG & set(i.mods)))
 
 
+class Field(NamedTuple):
+    """A pointer, or some of its bytes, at a byte offset of a parameter that is a structure."""
+
+    parameter: str
+    offset: int
+    width: int = 8
+
+
+Place = str | Field
+"""Where a pointer comes from: a parameter, the address of a variable, or a field. Of a structure, its name is any of its fields."""
+
+
+def meets(found: Place, place: Place) -> bool:
+    """Whether what was loaded from `found` may be (part of) the pointer at `place`."""
+    if isinstance(found, Field) and isinstance(place, Field):
+        return found.parameter == place.parameter and -found.width < found.offset - place.offset < place.width
+    return found == place or (isinstance(place, Field) and found == place.parameter)
+
+
 @dataclass(frozen=True)
 class Sharing:
     """Facts about a kernel that the race detector works from.
 
-    `shared_granule`: the smallest width of an access; `global_granules` by parameter or variable whose memory it may reach,
-    under "*" that of accesses to anywhere. `atomics`: there are atomics or strong loads and stores; `releases`: and fences
-    or releases. `written`: parameters and variables that stores may reach, None where that cannot be told.
+    `shared_granule`: the smallest width of an access; `global_granules` by the place of the pointer that it may have come
+    from, under "*" that of accesses to anywhere. `atomics`: there are atomics or strong loads and stores; `releases`: and fences
+    or releases. `written`: places of the pointers that stores may have come from, None where that cannot be told.
     """
 
     shared_granule: int
-    global_granules: dict[str, int]
+    global_granules: dict[Place, int]
     atomics: bool
     releases: bool
-    written: frozenset[str] | None
+    written: frozenset[Place] | None
 
     @classmethod
-    def of(cls, instructions: list[Instruction], plans: list[Plan]) -> Sharing:
-        reach = reached(instructions, plans)
+    def of(cls, instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable]) -> Sharing:
+        reach = reached(instructions, plans, params)
         stores = [r for i, r in zip(instructions, reach, strict=True) if may_write(i)]
-        written = frozenset[str]().union(*stores)
+        written = frozenset[Place]().union(*stores)
         return cls(
             min((width(i) for i in instructions if touches(i, {"shared", "shared::cta"})), default=WIDEST),
             global_granules(instructions, reach),
@@ -56,9 +76,14 @@ class Sharing:
             None if "*" in written else written,
         )
 
-    def global_granule(self, names: Iterable[str]) -> int:
-        """The smallest width of an access to memory that these parameters and variables point to."""
-        return min(self.global_granules.get(name, WIDEST) for name in ("*", *names))
+    def global_granule(self, places: list[Place]) -> int:
+        """The smallest width of an access to memory that the pointers at these places point to."""
+        widths = (width for found, width in self.global_granules.items() if any(meets(found, place) for place in places))
+        return min([WIDEST, self.global_granules.get("*", WIDEST), *widths])
+
+    def writes(self, place: Place) -> bool:
+        """Whether a store may go where the pointer at this place points to."""
+        return self.written is None or any(meets(found, place) for found in self.written)
 
 
 WIDEST = 16
@@ -91,63 +116,181 @@ def width(i: Instruction) -> int:
     return min(WIDEST, count * [TYPES[m] for m in i.mods if m in TYPES][-1].bytes)
 
 
-def global_granules(instructions: list[Instruction], reach: list[frozenset[str]]) -> dict[str, int]:
+def global_granules(instructions: list[Instruction], reach: list[frozenset[Place]]) -> dict[Place, int]:
     """See `Sharing`."""
-    found: dict[str, int] = {}
-    for i, names in zip(instructions, reach, strict=True):
+    found: dict[Place, int] = {}
+    for i, places in zip(instructions, reach, strict=True):
         if touches(i, {"global"}):
-            for name in names or ANYWHERE:
-                found[name] = min(found.get(name, WIDEST), width(i))
+            for place in places or ANYWHERE:
+                found[place] = min(found.get(place, WIDEST), width(i))
     return found
 
 
-ANYWHERE = frozenset({"*"})
+ANYWHERE: frozenset[Place] = frozenset({"*"})
+
+PARAMETERS = "parameters"
+"""The memory of the parameters themselves, which nobody writes."""
 
 
-def reached(instructions: list[Instruction], plans: list[Plan]) -> list[frozenset[str]]:
-    """For each instruction the parameters and variables that the global address it accesses may be computed from.
+class Piece(NamedTuple):
+    """Less than a pointer's bytes of what was loaded from a place: a pointer again once it is put together with others."""
 
-    A register carries the names of all that it may be computed from. A pointer that comes out of memory is of anywhere ("*").
+    of: Place
+
+
+Origin = Place | Piece
+"""What a register's value may be computed from."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an instruction does to origins: the registers that it writes get those of its sources, and some of its own.
+
+    `joins`: it puts two halves of 64 bits together.
+    """
+
+    written: list[str]
+    sources: list[str]
+    own: frozenset[Origin]
+    joins: bool = False
+
+
+def reached(instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable]) -> list[frozenset[Place]]:
+    """For each instruction the places of the pointers that the global address it accesses may be computed from.
+
+    A register carries the places of all that it may be computed from. A pointer that comes out of memory is of anywhere ("*").
     """
     if any(i.opcode == "call" for i in instructions):
         return [ANYWHERE] * len(instructions)
-    workspace = frozenset({"grid workspace"})
-    carried = {"%envreg1": workspace, "%envreg2": workspace}
-
-    # What an instruction writes, and where the names that its results carry come from: registers, and names that stand in it
-    steps: list[tuple[list[str], list[str], frozenset[str]]] = []
-    for i, plan in zip(instructions, plans, strict=True):
-        results = [a.operand for a in plan.writes if isinstance(a.operand, Reg)]
-        loads = i.opcode in ("ld", "ldu", "atom")
-        if loads and not any(result.type.bits == 64 for result in results):
-            continue  # no pointer
-        written = [result.name for result in results]
-        if loads and "param" not in i.mods:
-            steps.append((written, [], ANYWHERE))
-        elif written:
-            parts = [part for operand in i.operands for part in address_parts(operand)]
-            named = frozenset(part.name for part in parts if isinstance(part, Sym))
-            steps.append((written, [part.name for part in parts if isinstance(part, Reg)], named))
+    carried: dict[str, frozenset[Origin]] = dict.fromkeys(("%envreg1", "%envreg2"), frozenset({"grid workspace"}))
+    steps = origin_steps(instructions, plans, params)
     changed = True
     while changed:
         changed = False
-        for written, sources, names in steps:
-            for source in sources:
+        for step in steps:
+            origins = step.own
+            for source in step.sources:
                 if source in carried:
-                    names |= carried[source]
-            for name in written if names else ():
+                    origins |= carried[source]
+            if step.joins:
+                origins = frozenset(one.of if isinstance(one, Piece) else one for one in origins)
+            for name in step.written if origins else ():
                 before = carried.get(name, frozenset())
-                if not names <= before:
-                    carried[name] = before | names
+                if not origins <= before:
+                    carried[name] = before | origins
                     changed = True
 
-    def of(address: Mem | None) -> frozenset[str]:
+    def of(address: Mem | None) -> frozenset[Place]:
         (base,) = address_parts(address) or (None,)
         if isinstance(base, Reg):
-            return carried.get(base.name, frozenset())
+            return frozenset(one for one in carried.get(base.name, ()) if not isinstance(one, Piece))
         return frozenset({base.name}) if base is not None else frozenset()
 
     return [of(global_address(i)) for i in instructions]
+
+
+def origin_steps(instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable]) -> list[Step]:
+    """The steps of all instructions that may write a pointer or a piece of one."""
+    structures = {p.name for p in params if p.is_array}
+    addresses = ParameterAddresses(instructions, plans, {p.name for p in params})
+    some_join = any(joins(i) for i in instructions)
+    steps = []
+    for i, plan in zip(instructions, plans, strict=True):
+        results = [(k, a.operand) for k, a in enumerate(plan.writes) if isinstance(a.operand, Reg)]
+        if i.opcode not in ("ld", "ldu", "atom"):
+            parts = [part for operand in i.operands for part in address_parts(operand)] if results else []
+            named = [part.name for part in parts if isinstance(part, Sym)]
+            own: frozenset[Origin] = frozenset(PARAMETERS if name in addresses.params else name for name in named)
+            if results:
+                steps.append(Step([r.name for _, r in results], [p.name for p in parts if isinstance(p, Reg)], own, joins(i)))
+            continue
+        whole = any(register.type.bits == 64 for _, register in results)
+        if not whole and not some_join:
+            continue  # no pointer
+        for k, register in results:
+            sources = addresses.read(i, k * i.type.bytes)
+            places: frozenset[Place] = frozenset(
+                param if offset is None or param not in structures else Field(param, offset, i.type.bytes)
+                for param, offset in sources
+            )
+            steps.append(Step([register.name], [], places if whole else frozenset(map(Piece, places))))
+    return steps
+
+
+def joins(i: Instruction) -> bool:
+    """Whether an instruction may make 64 bits of two halves, loaded apart: mov.b64 of a pair, a shift of one to the upper half."""
+    if i.opcode == "mov":
+        return isinstance(i.operands[1], Vec) and i.type.bits == 64
+    return i.opcode == "shl" and i.operands[2] == Imm(32) and i.type.bits == 64
+
+
+Addresses = set[tuple[str, int | None]]
+"""Parameters with a byte offset in each, None where that is not known."""
+
+
+class ParameterAddresses:
+    """Registers that hold the address of a parameter: compilers take it of a structure whose fields they index.
+
+    `at`: where each may point. `only`: those that point to nothing else, so that a generic load from there reads a parameter.
+    """
+
+    def __init__(self, instructions: list[Instruction], plans: list[Plan], params: set[str]):
+        self.params = params
+        self.at: dict[str, Addresses] = {}
+        self.only: set[str] = set()
+        makers = [
+            (i, [a.operand.name for a in plan.writes if isinstance(a.operand, Reg)])
+            for i, plan in zip(instructions, plans, strict=True)
+        ]
+        if not any(isinstance(o, Sym) and o.name in params for i, _ in makers for o in i.operands):
+            return
+        writers = Counter(name for _, written in makers for name in written)
+        changed = True
+        while changed:
+            changed = False
+            for i, written in makers:
+                found = self.result(i)
+                for name in written if found else ():
+                    # A register with several writers may grow in a loop.
+                    places = found if writers[name] == 1 else {(param, None) for param, _ in found}
+                    if not places <= self.at.setdefault(name, set()):
+                        self.at[name] |= places
+                        changed = True
+        self.only = set(self.at)
+        while mixed := {name for i, written in makers for name in written if name in self.only and not self.pure(i)}:
+            self.only -= mixed
+
+    def of(self, operand: Operand) -> Addresses:
+        if isinstance(operand, Sym) and operand.name in self.params:
+            return {(operand.name, operand.offset)}
+        return self.at.get(operand.name, set()) if isinstance(operand, Reg) else set()
+
+    def result(self, i: Instruction) -> Addresses:
+        """Where the result of an instruction may point."""
+        if i.opcode in ("ld", "ldu", "atom"):
+            return set()
+        found = [self.of(operand) for operand in i.operands[1:]]
+        if i.opcode in ("mov", "cvta"):
+            return found[0]
+        if i.opcode == "add" and isinstance(i.operands[2], Imm):
+            plus = i.operands[2].value
+            return {(param, None if offset is None else offset + plus) for param, offset in found[0]}
+        return {(param, None) for places in found for param, _ in places}
+
+    def pure(self, i: Instruction) -> bool:
+        """Whether the result of an instruction points to a parameter and nowhere else."""
+        sure = self.params | self.only
+        found = [isinstance(o, Sym | Reg) and o.name in sure for o in i.operands[1:]]
+        if i.opcode == "selp":
+            return all(found[:2])
+        return found[0] if i.opcode in ("mov", "cvta") else i.opcode in ("add", "sub", "mad") and any(found)
+
+    def read(self, i: Instruction, plus: int) -> Addresses:
+        """The parameters and offsets that a load reads, `plus` bytes behind its address; ("*", None) for memory of another kind."""
+        address = next(operand for operand in i.operands[1:] if isinstance(operand, Mem))
+        places = {(param, None if offset is None else offset + address.offset + plus) for param, offset in self.of(address.base)}
+        known = "param" in i.mods or (isinstance(address.base, Reg) and address.base.name in self.only)
+        return places if known and places else places | {("*", None)}
 
 
 def address_parts(operand: object) -> tuple[Reg | Sym, ...]:
