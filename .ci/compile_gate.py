@@ -125,7 +125,7 @@ def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str,
                 continue  # one of TILINGS on a small SRAM
             except ValueError:
                 break  # an algorithm without a kernel
-            masks = [name for name in (*MASKS, "window") if getattr(problem, name)]
+            masks = [name for name in (*MASKS, "window") if getattr(problem.options, name)]
             sizes = f"d {problem.head_dim}, d_v {problem.head_dim_v}, {problem.dtype}, copies of {problem.alignment} bytes"
             yield ", ".join([f"{algorithm} {sizes}", *masks, str(schedule.tiling.used)]), schedule
 

@@ -165,7 +165,7 @@ def one(kernel: str, heads: int, n: int, causal: bool) -> dict[str, float]:
     """
     tracemalloc.start()
     if kernel == "fa1":
-        schedule = plan(Problem(1, heads, heads, n, n, D, "float16", causal), Device.named("A100-40GB"), "fa1", lse=True)
+        schedule = plan(Problem(1, heads, heads, n, n, D, "float16", causal=causal), Device.named("A100-40GB"), "fa1", lse=True)
 
         def call() -> int:
             q, k, v = (x[None] for x in draw(heads, n))

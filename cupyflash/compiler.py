@@ -20,7 +20,7 @@ FLUSH_DENORMALS = "-ftz=true"
 
 
 def options(kernel: Kernel) -> tuple[str, ...]:
-    """NVRTC's options for a kernel, less architecture and CUDA's own headers: language, includes, constants, and the struct that it takes.
+    """NVRTC's options for a kernel, less architecture and CUDA's own headers: language, includes, constants, its struct.
 
     The sources' fingerprint is among them, so that CuPy's disk cache, which does not see included files, misses when a
     `.cuh` has changed.

@@ -272,6 +272,6 @@ def _check_planned(gpu: bool, arrays: Mapping[str, Array], options: Options, way
 
 
 def _planned(problem: Problem, device: Device, ways: Ways, bias: Array | None) -> BackwardSchedule:
-    if ways.dbias and ways.deterministic and not _spans(bias, problem):
+    if ways.dbias and ways.deterministic and bias is not None and not _spans(bias, problem):
         raise ValueError(f"deterministic has no sum over what a bias is broadcast along, got shape {bias.shape}")
     return plan_backward(problem, device, ways.algorithm, ways.tiling, deterministic=ways.deterministic, dbias=ways.dbias)

@@ -47,7 +47,8 @@ class BlockMask:
     def require(self, pairs: tuple[int, int]) -> None:
         """ValueError unless this can be the mask of so many (batches, heads)."""
         if any(length not in (1, whole) for length, whole in zip(self.shape[:2], pairs, strict=True)):
-            raise ValueError(f"block_mask must be (b or 1, h or 1, Tr, Tc) with (b, h) = {pairs}, got shape {self.shape}")
+            given = self.shape if self.shape[0] > 1 else self.shape[1:]
+            raise ValueError(f"block_mask must be (b or 1, h or 1, Tr, Tc) with (b, h) = {pairs}, got shape {given}")
 
     @cached_property
     def kept(self) -> np.ndarray:
@@ -108,7 +109,8 @@ class Options:
         lengths, blocks = arrays.get("key_lengths"), arrays.get("block_mask")
         return replace(
             self,
-            **{name: arrays.get(name) is not None for name in ARRAYS if name in FLAGS},
+            mask=arrays.get("mask") is not None,
+            bias=arrays.get("bias") is not None,
             padded=lengths is not None,
             key_lengths=tuple(lengths.tolist()) if isinstance(lengths, np.ndarray) else None,
             block_mask=blocks,
@@ -164,13 +166,14 @@ def check_key_lengths(lengths: Any, batch: int, keys: int) -> tuple[int, ...]:
     return tuple(int(number) for number in numbers)
 
 
-def _checked_scale(scale: object) -> float:
+def _checked_scale(scale: Any) -> float:
     if isinstance(scale, bool) or not isinstance(scale, Real):
         raise TypeError(f"scale must be a real number or None, got {scale!r}")
-    if scale != 0 and not SCALES[0] <= abs(scale) <= SCALES[1]:
+    number = float(scale)
+    if number != 0 and not SCALES[0] <= abs(number) <= SCALES[1]:
         least, most = SCALES
         raise ValueError(f"scale must be 0 or of a magnitude from {least:.2g} to {most:.2g}, got {scale!r}")
-    return float(scale)
+    return number
 
 
 def _checked_window(window: object, causal: bool) -> tuple[Window | None, bool]:

@@ -97,7 +97,8 @@ class Params:
 
     def values(self, given: Mapping[str, Any], element: str) -> dict[str, Any]:
         """The struct's fields from numbers and arrays by name; an array that is not among them is null."""
-        return {field.name: field.value(given[field.name] if field.axes is None else given.get(field.name), element) for field in self.fields}
+        there = {field.name: given[field.name] if field.axes is None else given.get(field.name) for field in self.fields}
+        return {field.name: field.value(there[field.name], element) for field in self.fields}
 
     def packed(self, values: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, int]]:
         """The struct in words of 8 bytes, with null for each pointer, and which words are to be the addresses of which arrays."""

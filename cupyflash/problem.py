@@ -21,7 +21,7 @@ from cupyflash.arrays import (
     overlaps_itself,
     row_alignment,
 )
-from cupyflash.options import MAX_LENGTH, Options
+from cupyflash.options import ARRAYS, MAX_LENGTH, Options
 
 MAX_HEAD_DIM = 256
 
@@ -82,14 +82,17 @@ class Problem:
 
     @classmethod
     def from_arrays(
-        cls, q: Array, k: Array, v: Array, options: Options | None = None, *, out: Array | None = None, **beside: Array | None
+        cls, q: Array, k: Array, v: Array, options: Options | None = None, *, out: Array | None = None, **asked: Any
     ) -> Problem:
         """The problem that arrays of shape (n, d), (h, n, d) or (b, h, n, d) pose; `out`, if given, is where O goes.
 
         k and v may have fewer heads than q, if their number divides q's; v and out may have another last axis than q and k.
-        The last axis of each must be contiguous. Of the arrays `beside` them, `mask` (bool) and `bias` (q's dtype) must broadcast
-        to (..., n_q, n_k), `key_lengths` (integers) must be (b,), or (1,) without a batch axis; for `block_mask` see `BlockMask`.
+        The last axis of each must be contiguous. `asked` are arrays beside them, and fields of `Options` by name: `mask` (bool) and
+        `bias` (q's dtype) must broadcast to (..., n_q, n_k), `key_lengths` (integers) must be (b,), or (1,) without a batch axis,
+        `block_mask` (bool) have two to four axes.
         """
+        beside = {name: asked.pop(name, None) for name in ARRAYS}
+        options = replace(options or Options(), **asked)
         named = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
         for name, array in named.items():
             check_operand(name, array, q)
@@ -111,10 +114,14 @@ class Problem:
             k.shape[-2],
             q.shape[-1],
             str(q.dtype),
-            (options or Options()).beside(beside),
+            options.beside(beside),
             head_dim_v=v.shape[-1],
             alignment=min(row_alignment(array) for array in named.values()),
         )
+
+    def asking(self, **asked: Any) -> Problem:
+        """The same problem with other options, by the names of `Options`' fields."""
+        return replace(self, options=replace(self.options, **asked))
 
     @property
     def itemsize(self) -> int:
@@ -153,13 +160,14 @@ class Problem:
         return 2 * self.head_count * self.seqlen_q * self.seqlen_k * (3 * self.head_dim + 2 * self.head_dim_v)
 
 
-def _checked_size(name: str, value: object) -> int:
+def _checked_size(name: str, value: Any) -> int:
     least, most = (1, MAX_HEAD_DIM) if name.startswith("head_dim") else (0, MAX_LENGTH)
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {value!r}")
-    if not least <= value <= most:
-        raise ValueError(f"{name} must be between {least} and {most:,}, got {value}")
-    return int(value)
+    size = int(value)
+    if not least <= size <= most:
+        raise ValueError(f"{name} must be between {least} and {most:,}, got {size}")
+    return size
 
 
 def _check_out(out: Array, shape: tuple[int, ...]) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.device import Device, find_device
 from cupyflash.arrays import Layout
+from cupyflash.device import Device, find_device
 from cupyflash.params import with_arrays
 from cupyflash.schedules import TileSchedule
 from cupyflash.words import plural

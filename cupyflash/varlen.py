@@ -97,7 +97,7 @@ def bounds_of(arrays: Mapping[str, Array], cu_seqlens_q: Any, cu_seqlens_k: Any)
 
 @dataclass(frozen=True)
 class Sequences:
-    """The (queries, keys) of each sequence, None where they are on a GPU and need not be looked at; the longest queries and keys."""
+    """The (queries, keys) of each sequence, None where they are on a GPU and need not be looked at; and of the longest."""
 
     lengths: tuple[tuple[int, int], ...] | None
     longest: tuple[int, int]
@@ -139,8 +139,9 @@ def pose(
 
     `arrays` are `attention_varlen`'s by name, and so is what this raises.
     """
+    problem = posed(False, arrays, options)
     found = sequences(arrays, len(arrays["q"]), len(arrays["k"]), max_seqlen_q, max_seqlen_k)
-    return found.of(posed(False, arrays, options)), found
+    return found.of(problem), found
 
 
 def posed(gpu: bool, arrays: Mapping[str, Any], options: Options) -> Problem:

@@ -11,8 +11,8 @@ import numpy as np
 from cupyflash.arrays import check_array, numpy_dtype
 from cupyflash.binding import argument_values, by_tensor
 from cupyflash.compiler import ptx
-from cupyflash.launcher import INTEGERS
 from cupyflash.gradients import check_beside
+from cupyflash.launcher import INTEGERS
 from cupyflash.params import flat
 from cupyflash.problem import Problem
 from cupyflash.rows import Rows, softmax_values
@@ -252,7 +252,8 @@ def run_kernels(
 ) -> tuple[Traffic, dict[str, Counters], tuple[Finding, ...]]:
     """Run a schedule's kernels with `values` for their parameters: traffic, counters by kernel, findings.
 
-    `values` are of the kernels' struct. `made` names the outputs and workspaces: until a kernel has stored there, nobody may read them.
+    `values` are of the kernels' struct. `made` names the outputs and workspaces: until a kernel has stored there, nobody may
+    read them.
     """
     tensors: dict[str, TensorTraffic] = {}
     counters: dict[str, Counters] = {}

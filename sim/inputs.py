@@ -12,6 +12,8 @@ import numpy as np
 from cupyflash.options import ARRAYS, Options
 from cupyflash.problem import Problem
 
+NOTHING = Options()
+
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
@@ -23,7 +25,7 @@ class Inputs:
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray
-    options: Options = Options()
+    options: Options = NOTHING
     beside: Mapping[str, np.ndarray] = field(default_factory=dict)
     blocks: tuple[int, int] | None = None
 
@@ -32,6 +34,15 @@ class Inputs:
         """From `attention`'s keywords. TypeError or ValueError for what is none of them."""
         beside = {name: asked.pop(name) for name in ARRAYS if name in asked}
         return cls(q, k, v, Options(**asked), {name: array for name, array in beside.items() if array is not None}, blocks)
+
+    @property
+    def qkv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.q, self.k, self.v
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """What `attention` is to be given by name."""
+        return {**self.beside, **{name: getattr(self.options, name) for name in ("causal", "window", "scale")}}
 
     @cached_property
     def problem(self) -> Problem:

@@ -21,7 +21,7 @@ def exactly(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Forward:
-    """S (..., n_q, n_k) with -inf where a row does not see a key, P = softmax(S), L = log sum exp, V with a head for each of q's, O."""
+    """S (..., n_q, n_k) with -inf where a row does not see a key, P = softmax(S), L = log sum exp; V has a head for each of q's."""
 
     S: np.ndarray
     P: np.ndarray

@@ -117,14 +117,14 @@ def verify(
 
 
 def _forward(schedule: TileSchedule, inputs: Inputs, seed: int | None) -> Run:
-    execution = execute(schedule, inputs.q, inputs.k, inputs.v, **inputs.beside, seed=seed)
+    execution = execute(schedule, *inputs.qkv, **inputs.beside, seed=seed)
     return execution.traffic, measure(execution.out, execution.lse, inputs, score_dtype(schedule)), execution.findings
 
 
 def _backward(schedule: BackwardSchedule, inputs: Inputs, dout: np.ndarray, seed: int | None) -> Run:
-    made, qkv = forward(inputs), (inputs.q, inputs.k, inputs.v)
+    made = forward(inputs)
     out, lse = made.O.astype(inputs.q.dtype), made.L.astype(np.float32)
-    execution = execute_backward(schedule, dout, *qkv, out, lse, **inputs.beside, seed=seed)
+    execution = execute_backward(schedule, dout, *inputs.qkv, out, lse, **inputs.beside, seed=seed)
     gradients = {"dQ": execution.dq, "dK": execution.dk, "dV": execution.dv}
     numbers = measure_gradients(gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
     return execution.traffic, numbers, execution.findings

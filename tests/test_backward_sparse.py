@@ -16,6 +16,7 @@ from cupyflash.options import BlockMask
 from cupyflash.schedules import VarlenBackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.sim import execute_backward, execute_varlen_backward, replay, theory
 from cupyflash.sim.execution import BackwardExecution
+from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.reference import reference, reference_gradients
 from cupyflash.sim.yardstick import Numbers, draw_gradient, measure_gradients
 from problems import TILINGS, longest, sparse_problems
@@ -75,10 +76,9 @@ def run_packed(schedule: VarlenBackwardSchedule, seed: int | None = None) -> tup
     numbers: list[Numbers] = []
     for rows, cols in places:
         gradients = {"dQ": execution.dq[rows], "dK": execution.dk[cols], "dV": execution.dv[cols]}
-        heads_first = [array.swapaxes(0, 1) for array in (dout[rows], q[rows], k[cols], v[cols])]
-        numbers += measure_gradients(
-            {name: each.swapaxes(0, 1) for name, each in gradients.items()}, *heads_first, **options
-        ).values()
+        of_one, *qkv = (array.swapaxes(0, 1) for array in (dout[rows], q[rows], k[cols], v[cols]))
+        made = {name: each.swapaxes(0, 1) for name, each in gradients.items()}
+        numbers += measure_gradients(made, of_one, Inputs.of(*qkv, **options)).values()
     return execution, numbers
 
 
@@ -118,7 +118,7 @@ def test_the_packed_call() -> None:
 @pytest.mark.parametrize("causal", [wide(False), True])
 def test_the_gradient_of_a_bias(shape: tuple[int, ...], causal: bool) -> None:
     """It has the bias's shape: what was broadcast adds up."""
-    p = Problem(2, 3, 3, 40, 50, 16, "float32", causal)
+    p = Problem(2, 3, 3, 40, 50, 16, "float32", causal=causal)
     (q, k, v), dout = draw(p, v_mean=1.0), draw_gradient(p)
     bias = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
     out, lse = cupyflash.attention(q, k, v, causal=causal, bias=bias, return_lse=True)

@@ -69,7 +69,7 @@ def test_the_sum_of_clipped_floors(n: int, slope: int, start: int, most: int, di
 
 def in_blocks(problem: Problem, block_rows: int, block_cols: int) -> TileSchedule:
     """Algorithm 1 in blocks to count with, which no kernel need run."""
-    fitted = plan(replace(problem, block_mask=None), A100, "fa1")
+    fitted = plan(problem.asking(block_mask=None), A100, "fa1")
     return replace(fitted, problem=problem, tiling=replace(fitted.tiling, used=TileSize(block_rows, block_cols, "to count with")))
 
 
@@ -96,7 +96,7 @@ def test_the_sums_are_those_of_every_tile(
     """Against the definition: a matrix of which scores are seen, and its tiles one by one."""
     (n_q, n_k), (br, bc) = lengths, tiling
     keys = data.draw(st.integers(0, n_k))
-    problem = Problem(1, 1, 1, n_q, n_k, 16, "float16", causal, mask=True, window=window)
+    problem = Problem(1, 1, 1, n_q, n_k, 16, "float16", causal=causal, mask=True, window=window)
     schedule = in_blocks(problem, *tiling)
     r, c = np.arange(n_q)[:, None] + n_k - n_q, np.arange(n_k)
     left, right = problem.options.left, problem.options.right

@@ -3,6 +3,7 @@ synchronisation, by its line; what is not broken is clean under any order of exe
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,10 @@ from cupyflash import Device, Problem, TileSchedule, plan
 from cupyflash.schedules import SoftmaxSchedule, plan_softmax
 from cupyflash.sim import execute, execute_softmax
 from cupyflash.sim.execution import Execution
-from cupyflash.sim.yardstick import measure
+from cupyflash.sim.verification import score_dtype
+from cupyflash.sim.yardstick import drawn, measure
 from mutants import Mutant, check, clean
 from suites import sample, wide
-from yardstick import draw, draw_masks
 
 A100 = Device.named("A100-40GB")
 AnySchedule = TileSchedule | SoftmaxSchedule
@@ -216,13 +217,10 @@ def run(schedule: AnySchedule, seed: int | None = None) -> tuple[Execution, bool
         good = np.abs(found.out - e / e.sum(axis=1, keepdims=True)).max() < 1e-6
         return found, bool(good)
     assert isinstance(schedule, TileSchedule)
-    q, k, v = draw(schedule.problem, v_mean=1.0)
-    q *= 2
-    p, masks, blocks = schedule.problem, draw_masks(schedule.problem), (schedule.block_rows, schedule.block_cols)
-    found = execute(schedule, q, k, v, **masks, seed=seed)
-    held = q.dtype if schedule.algorithm == "standard" else np.float32
-    posed = {"causal": p.options.causal, "window": p.options.window, "scale": p.options.scale, "blocks": blocks, **masks}
-    numbers = measure(found.out, found.lse, q, k, v, score_dtype=held, **posed)
+    inputs = drawn(schedule.problem, v_mean=1.0, blocks=(schedule.block_rows, schedule.block_cols))
+    inputs = replace(inputs, q=2 * inputs.q)
+    found = execute(schedule, *inputs.qkv, **inputs.beside, seed=seed)
+    numbers = measure(found.out, found.lse, inputs, score_dtype(schedule))
     return found, all(each.good for each in numbers.values())
 
 
@@ -259,7 +257,7 @@ def test_small_ones_that_are_not_broken_are_clean(algorithm: str, orders: int) -
 @pytest.mark.parametrize("algorithm", ["fa1", "standard"])
 def test_what_is_not_broken_is_clean(algorithm: str) -> None:
     clean(attention(algorithm), run, range(2))
-    clean(plan(Problem(1, 1, 1, 128, 128, 64, "float32", True), A100, algorithm, (64, 64), lse=True), run, range(1))
+    clean(plan(Problem(1, 1, 1, 128, 128, 64, "float32", causal=True), A100, algorithm, (64, 64), lse=True), run, range(1))
 
 
 @pytest.mark.parametrize("algorithm", ["safe", "online"])

@@ -13,15 +13,15 @@ import test_backward
 from test_backward_sparse import run_packed
 
 from cupyflash import Device, Problem
-from cupyflash.binding import gradient_values
+from cupyflash.binding import argument_values
 from cupyflash.options import BlockMask
 from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.sim.execution import BackwardExecution, execute_backward, run_kernels
-from cupyflash.sim.yardstick import draw_gradient
+from cupyflash.sim.yardstick import draw_gradient, drawn
 from mutants import Mutant, check, clean
 from suites import sample, wide
-from yardstick import draw, draw_masks
+from yardstick import draw
 
 A100, H100, T4 = (Device.named(name) for name in ("A100-40GB", "H100-SXM", "T4"))
 BWD, DQ, PRODUCTS, MASK = "fa2_backward.cu", "fa2_backward_queries.cu", "row_products.cuh", "mask.cuh"
@@ -66,7 +66,7 @@ def schedule(problem: str, device: Device = A100) -> BackwardSchedule:
     device = device.with_sram("8KB") if kind == "one stage" else device
     if name == "packed":
         return plan_varlen_backward(p, device, SEQLENS, tiling, deterministic=kind == "fixed")
-    plain = plan_backward(replace(p, block_mask=None), device, "fa2", tiling, deterministic=kind == "fixed", dbias=p.options.bias)
+    plain = plan_backward(p.asking(block_mask=None), device, "fa2", tiling, deterministic=kind == "fixed", dbias=p.options.bias)
     return replace(plain, problem=p, mask_blocks=(256, 128)) if p.options.block_mask else plain
 
 
@@ -75,11 +75,12 @@ def run(schedule: BackwardSchedule, seed: int | None = None) -> tuple[BackwardEx
     if isinstance(schedule, VarlenBackwardSchedule):
         execution, of_each = run_packed(schedule, seed)
         return execution, all(each.good for each in of_each)
-    masks = draw_masks(schedule.problem)
-    if "bias" in masks:
-        masks["bias"] = masks["bias"][:, :1].copy()
-        masks["bias"][:, :, 4] = -np.inf
-    execution, numbers = test_backward.run(schedule, masks, v_mean=1.0, schedule_seed=seed, blocks=schedule.mask_blocks)
+    inputs = drawn(schedule.problem, v_mean=1.0, blocks=schedule.mask_blocks)
+    if "bias" in inputs.beside:
+        bias = inputs.beside["bias"][:, :1].copy()
+        bias[:, :, 4] = -np.inf
+        inputs = replace(inputs, beside={**inputs.beside, "bias": bias})
+    execution, numbers = test_backward.run(schedule, inputs, draw_gradient(schedule.problem), seed)
     return execution, all(each.good for each in numbers.values())
 
 
@@ -406,9 +407,8 @@ def no_conflicts(p: Problem, device: Device) -> None:
     found = execute_backward(free, dout, q, k, v, dout, rows).counters
     assert isinstance(fixed, Fa2BackwardSchedule) and fixed.queries is not None
     arrays = {"Q": q, "K": k, "V": v, "O": dout, "L": rows, "dO": dout, "dQ": np.empty_like(q), "dK": k, "dV": v}
-    found |= run_kernels(
-        fixed.queries, gradient_values(fixed, arrays, {"D": rows, "bases": np.zeros((*rows.shape, 2), np.float32)}), ("dQ",)
-    )[1]
+    arrays |= {"D": rows, "bases": np.zeros((*rows.shape, 2), np.float32)}
+    found |= run_kernels(fixed.queries, argument_values(fixed, arrays), ("dQ",))[1]
     assert {"fa2_backward", "fa2_backward_queries"} < found.keys()
     conflicts = {(name, *access): counts.conflicts for name, each in found.items() for access, counts in each.shared.items()}
     assert set(conflicts.values()) == {0}, conflicts

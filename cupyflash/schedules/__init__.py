@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from numbers import Integral
 from typing import Any, TypeVar
@@ -131,7 +130,7 @@ def _nearest(
     def runs(rows: int, cols: int) -> bool:
         mask = BlockMask((1, 1, -(-problem.seqlen_q // rows), -(-problem.seqlen_k // cols)))
         try:
-            return bool(made(replace(problem, block_mask=problem.options.block_mask and mask), (rows, cols)).kernels())
+            return bool(made(problem.asking(block_mask=problem.options.block_mask and mask), (rows, cols)).kernels())
         except ValueError:
             return False
 
@@ -170,7 +169,7 @@ def _are_blocks(tiling: tuple[Any, ...]) -> bool:
 def _packed(problem: Problem) -> Problem:
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
-    return replace(problem, packed=True)
+    return problem.asking(packed=True)
 
 
 def plan_varlen(

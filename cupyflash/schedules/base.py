@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cupyflash.arrays import ITEMSIZE
 from cupyflash import params
+from cupyflash.arrays import ITEMSIZE
 from cupyflash.device import Device
 from cupyflash.params import Field, Params
 from cupyflash.problem import Problem

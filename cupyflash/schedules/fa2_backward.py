@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from cupyflash.schedules import fa2_backward_tiles as tiles
 from cupyflash.params import POINTER, Field, Params
+from cupyflash.schedules import fa2_backward_tiles as tiles
 from cupyflash.schedules.backward import BackwardSchedule, gradient_params, require_mask_blocks
 from cupyflash.schedules.base import (
     FLOAT32,

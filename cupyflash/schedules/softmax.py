@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from cupyflash.arrays import ITEMSIZE, dtype_name
 from cupyflash.device import Device
-from cupyflash.params import POINTER, Field, Params, numbers
 from cupyflash.options import require_choice, require_flag
+from cupyflash.params import POINTER, Field, Params, numbers
 from cupyflash.schedules.base import ELEMENT_TYPE, FLOAT32, WARP, Kernel, Move, Phase, Schedule, Tile, Workspace, require_dtype
 
 MAX_GRID = 2**31 - 1

@@ -154,4 +154,4 @@ def _require_packed(p: Problem, seqlens: Seqlens | None) -> None:
 def _problems(p: Problem, seqlens: Seqlens | None) -> Mapping[Problem, int]:
     """The problem of each sequence, of full length where that is not known, and how many are like it."""
     counted = Counter(((p.seqlen_q, p.seqlen_k),) * p.batch if seqlens is None else seqlens)
-    return {replace(p, packed=False, batch=1, seqlen_q=n_q, seqlen_k=n_k): count for (n_q, n_k), count in counted.items()}
+    return {replace(p.asking(packed=False), batch=1, seqlen_q=n_q, seqlen_k=n_k): count for (n_q, n_k), count in counted.items()}

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from cupyflash.device import Device
 from cupyflash.options import Window
 from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule, plan, plan_backward
-from cupyflash.sim.cli.show import NAMES, describe
+from cupyflash.sim.cli.show import NAMES, describe, flat
 from cupyflash.simulated import DEFAULT_DEVICE, DEFAULT_SECONDS
 from cupyflash.tiling import TilingChoice
 
@@ -198,7 +198,7 @@ class Request:
             given["seqlen"] if seqlen_k is None else seqlen_k,
             given["head_dim"],
             given["dtype"],
-            given["causal"],
+            causal=given["causal"],
             head_dim_v=given["head_dim_v"],
             mask=given["mask"],
             bias=given["bias"],
@@ -230,7 +230,7 @@ class Request:
     @property
     def report(self) -> dict[str, Any]:
         """What was asked for, for JSON: the head of a command's report."""
-        report: dict[str, Any] = {"problem": asdict(self.problem), "algorithm": self.algorithm}
+        report: dict[str, Any] = {"problem": flat(self.problem), "algorithm": self.algorithm}
         return report | ({"backward": True, "deterministic": self.deterministic} if self.backward else {})
 
 

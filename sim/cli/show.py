@@ -40,6 +40,13 @@ def show_table(
     click.echo("\n".join(text.table(heads, rows, left=left, titles=titles, width=width())))
 
 
+def flat(problem: Problem) -> dict[str, Any]:
+    """A problem for JSON: its options are fields beside its sizes, as `Problem(...)` takes them."""
+    fields = asdict(problem)
+    options = fields.pop("options")
+    return {**fields, **options}
+
+
 def describe(problem: Problem, swept: Sequence[str] = ()) -> str:
     """A problem in one line, less the sizes in `swept`, fields of `Problem`, which have many values."""
     p = problem
@@ -52,8 +59,9 @@ def describe(problem: Problem, swept: Sequence[str] = ()) -> str:
         "head_dim_v": f"d_v {p.head_dim_v}" if p.head_dim_v != p.head_dim else "",
         "dtype": p.dtype,
     }
-    masks = [name for name in ("causal", "mask", "bias") if getattr(p, name)] + ["key lengths"] * p.options.padded
-    masks += ["window of {} and {}".format(*("-" if side is None else side for side in p.options.window))] if p.options.window else []
+    masks = [name for name in ("causal", "mask", "bias") if getattr(p.options, name)] + ["key lengths"] * p.options.padded
+    if p.options.window:
+        masks.append("window of {} and {}".format(*("-" if side is None else side for side in p.options.window)))
     return ", ".join([size for name, size in sizes.items() if size and name not in swept] + masks)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from cupyflash.problem import Problem
 from cupyflash.sim import sweep as sweeping
 from cupyflash.sim import text
 from cupyflash.sim.cli.options import NewFile, Request, examples, problem_options
-from cupyflash.sim.cli.show import NAMES, describe, width
+from cupyflash.sim.cli.show import NAMES, describe, flat, width
 from cupyflash.sim.sweep import AXES, Axis, Point, Sweep, default_range, spaced
 from cupyflash.words import plural
 
@@ -171,7 +171,7 @@ def json_report(request: Request, over: Axis, found: Sweep) -> str:
     """JSON; the sizes that the sweep varies are null in its problem."""
     report = {
         "over": over,
-        "problem": asdict(request.problem) | dict.fromkeys(swept_fields(request.problem, over)),
+        "problem": flat(request.problem) | dict.fromkeys(swept_fields(request.problem, over)),
         "algorithm": request.algorithm,
         "device": {"name": request.device.name, "sram_bytes": request.device.sram_per_block},
         "tiling": request.tiling or "fitted",

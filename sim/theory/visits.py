@@ -65,7 +65,8 @@ def blocks_in(length: int, size: int) -> int:
 def sides(p: Problem) -> tuple[int, int]:
     """(left, right): row r sees the columns from r - left to r + right; no limit is a number beyond all columns."""
     shift, far = p.seqlen_k - p.seqlen_q, p.seqlen_q + p.seqlen_k
-    return (far if p.options.left is None else p.options.left) - shift, (far if p.options.right is None else p.options.right) + shift
+    left, right = (far if side is None else side for side in (p.options.left, p.options.right))
+    return left - shift, right + shift
 
 
 def seen_blocks(schedule: TileSchedule, keys: int) -> range:

@@ -37,7 +37,7 @@ LENGTHS = choose(((128, 128), (97, 1025), (1025, 97), (1, 300)), ((33, 20), (1, 
 @pytest.mark.parametrize(("algorithm", "dtype", "d", "causal"), KERNELS)
 def test_numbers(algorithm: str, dtype: str, d: int, causal: bool) -> None:
     for lengths in LENGTHS:
-        check_forward(Problem(2, 4, 2, *lengths, d, dtype, causal), algorithm)
+        check_forward(Problem(2, 4, 2, *lengths, d, dtype, causal=causal), algorithm)
 
 
 @pytest.mark.parametrize("dtype", choose(DTYPES, DTYPES[:1]))

@@ -37,7 +37,7 @@ KERNELS = choose(
 def test_numbers(algorithm: str, deterministic: bool, dtype: str, d: int, causal: bool) -> None:
     """Grouped heads and ragged lengths."""
     for n_q, n_k in choose(((128, 128), (97, 513), (513, 97), (1, 200)), ((33, 20),)):
-        check_backward(Problem(2, 4, 2, n_q, n_k, d, dtype, causal), algorithm, deterministic=deterministic)
+        check_backward(Problem(2, 4, 2, n_q, n_k, d, dtype, causal=causal), algorithm, deterministic=deterministic)
 
 
 # What restricts the scores, each a kernel of its own.
