@@ -72,7 +72,7 @@ def attention(
     Raises TypeError or ValueError for bad arguments before anything is compiled or launched; RuntimeError for NumPy arrays
     that would take the simulated device too long.
     """
-    options = Options(causal=causal, window=window, scale=scale)
+    options = Options.asked(causal, window, scale)
     require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
     given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "block_mask": block_mask}

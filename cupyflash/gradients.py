@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def attention_backward(
     Returns arrays of q's dtype on q's device, of the shapes of q, k and v; with `return_dbias` also the bias's gradient, of its
     shape ("fa2"; what is broadcast adds up, by atomics, which `deterministic` refuses). Raises as `attention` does.
     """
-    options = Options(causal=causal, window=window, scale=scale)
+    options = Options.asked(causal, window, scale)
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=bias)
     given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     masks = {"mask": mask, "bias": bias, "block_mask": block_mask}
@@ -89,8 +89,7 @@ def attention_backward(
     return (*gradients, arrays["dbias"].astype(arrays["q"].dtype)) if return_dbias else gradients
 
 
-@dataclass(frozen=True)
-class Ways:
+class Ways(NamedTuple):
     """How the gradients are made: the choices of a call that change no problem."""
 
     algorithm: str
@@ -165,7 +164,7 @@ def attention_varlen_backward(
 
     On a GPU pass both `max_seqlen`, or the bounds as NumPy arrays, as there.
     """
-    options = Options(causal=causal, window=window, scale=scale, packed=True)
+    options = Options.asked(causal, window, scale, packed=True)
     ways = _ways("fa2", tiling, deterministic=deterministic, dbias=False, bias=None)
     given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     arrays = {name: as_array(name, array) for name, array in given.items()}

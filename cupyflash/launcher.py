@@ -63,7 +63,7 @@ class Prepared:
         words = self._words.copy()
         for name, place in self._places.items():
             words[place] = every[name].data.ptr
-        struct = (words.view(self._params.dtype)[0],)
+        struct = (np.ndarray((), self._params.dtype, words)[()],)  # a view would be checked at length
         for kernel, function in zip(self._kernels, self._functions, strict=True):
             function((kernel.grid,), (kernel.threads,), struct, shared_mem=kernel.shared_bytes)
         return outputs
@@ -96,13 +96,17 @@ def kept(prepare: Callable[..., Any], gpu: bool, arrays: Mapping[str, Array], *o
         return prepare(gpu, arrays, *options)
     layouts = tuple([(name, Layout.of(array)) for name, array in arrays.items()])
     # True, 1 and 1.0 are one to a cache and may not be one to `prepare`.
-    types = tuple([tuple(map(type, option)) if isinstance(option, tuple) else type(option) for option in options])
+    types = _types(options)
     look_up: Callable[..., Any] = _kept
     try:
         hash(options)
     except TypeError:
         look_up = _kept.__wrapped__
     return look_up(prepare, sys.modules["cupy"].cuda.runtime.getDevice(), layouts, options, types)
+
+
+def _types(option: Any) -> object:
+    return tuple([_types(part) for part in option]) if isinstance(option, tuple) else type(option)
 
 
 @lru_cache(maxsize=1024)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from numbers import Integral, Real
 from typing import Any
 
@@ -104,6 +104,17 @@ class Options:
         if self.block_mask is not None:
             object.__setattr__(self, "block_mask", BlockMask.of(self.block_mask))
 
+    @classmethod
+    def asked(cls, causal: bool, window: Window | None, scale: float | None, packed: bool = False) -> Options:
+        """As the constructor, but what was made before is given again: to check it takes as long as half of a call."""
+        types = tuple(map(type, window)) if isinstance(window, tuple) else None  # (1, 0) and (True, False) are one to a cache
+        make: Callable[..., Options] = _asked
+        try:
+            hash((causal, window, scale))
+        except TypeError:  # a window in a list, say
+            make = _asked.__wrapped__
+        return make(causal, window, scale, packed, types)
+
     def beside(self, arrays: Mapping[str, Any]) -> Options:
         """The same with the arrays that come beside q, k and v, by name: what NumPy's key lengths and block mask say is known."""
         lengths, blocks = arrays.get("key_lengths"), arrays.get("block_mask")
@@ -133,6 +144,11 @@ class Options:
     def right(self) -> int | None:
         """How many keys behind its own a row sees; None for all."""
         return 0 if self.causal else self.window[1] if self.window else None
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _asked(causal: bool, window: Window | None, scale: float | None, packed: bool, types: object) -> Options:
+    return Options(causal=causal, window=window, scale=scale, packed=packed)
 
 
 # Which fields of `Options` are True or False, and the arrays that may come beside q, k and v.

@@ -55,7 +55,7 @@ def attention_varlen(
     Returns O in q's dtype, of shape (total_q, h, d_v); with `return_lse` also L, float32 of shape (h, total_q), as
     flash-attention's `flash_attn_varlen_func` lays it out. Raises as `attention` does.
     """
-    options = Options(causal=causal, window=window, scale=scale, packed=True)
+    options = Options.asked(causal, window, scale, packed=True)
     require_flag("return_lse", return_lse)
     inputs = {name: as_array(name, array) for name, array in (("q", q), ("k", k), ("v", v))}
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
