@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_ptx_harness import kernel
 
 from cupyflash.sim.ptx import Launch, Module
-from cupyflash.sim.ptx.sharing import Field
+from cupyflash.sim.ptx.segments import Field
 from suites import sample, sweep
 
 SEEDS = sample([None, 0, 1, 2], [None, 0])

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .lanes import Lanes, Wave
-from .memory import IN_FLIGHT, WRITTEN, Memory
+from .memory import Memory
 from .ports import Part, element
 from .races import Reading
+from .segments import IN_FLIGHT, WRITTEN
 from .types import ELEMENT, Array
 
 

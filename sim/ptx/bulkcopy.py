@@ -16,9 +16,9 @@ import numpy as np
 from cupyflash.words import plural
 
 from .lanes import Lanes
-from .memory import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from .patterns import SECTOR
 from .races import Reading
+from .segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from .types import Array
 
 if TYPE_CHECKING:

@@ -9,14 +9,15 @@ from functools import cached_property
 
 import numpy as np
 
+from .calls import callees, function_addresses, reachable
 from .counters import Counts, mix_of
+from .doubtful import Doubtful
 from .fpenv import FLUSH, KEEP
-from .functions import callees, function_addresses, reachable
 from .ops.registry import Branch, Call, Exit, Plan, Return
+from .reach import sharing_of
 from .sharing import Sharing
 from .syntax import SINK, Instruction, Line, Mem, Operand, Program, Reg, Sym, Variable, Vec
 from .types import Array, PtxError
-from .unwritten import Doubtful
 
 WIDTHS = (1, 16, 32, 64)
 """Register files by width in bits; 1 holds predicates."""
@@ -119,7 +120,7 @@ class Code:
 
     @cached_property
     def sharing(self) -> Sharing:
-        return Sharing.of(self.instructions, self.plans, self.params)
+        return sharing_of(self.instructions, self.plans, self.params)
 
     def target(self, label: str) -> int:
         if label not in self.labels:

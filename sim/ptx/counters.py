@@ -22,7 +22,7 @@ from .types import Array
 
 if TYPE_CHECKING:
     from .code import Code
-    from .memory import Segment
+    from .segments import Segment
 
 
 @dataclass

@@ -14,23 +14,16 @@ import numpy as np
 
 from .formatting import printf
 from .lanes import Lanes
-from .ops.registry import Call, Plan
+from .ops.registry import Call
 from .types import Array
 
 if TYPE_CHECKING:
     from .code import Code
     from .machine import Machine
-    from .syntax import Function, Program
-
-FUNCTION_WINDOW = 3 << 56
-"""Addresses of functions, 16 apart in the order of the module."""
+    from .syntax import Function
 
 DEEPEST = 1024
 """Levels of recursion before a thread has overflown its stack (which has 1024 bytes unless the host asks for more)."""
-
-
-def function_addresses(program: Program) -> dict[str, int]:
-    return {name: FUNCTION_WINDOW + 16 * number for number, name in enumerate(program.functions)}
 
 
 @dataclass
@@ -167,46 +160,3 @@ class Functions:
         if control.results:
             self.set_bytes(lanes, control.results[0], np.zeros((lanes.n, 4), np.uint8))
         self.machine.push(pc + 1, lanes)
-
-
-BUILTINS = {"vprintf": 2, "__assertfail": 5}
-"""Functions without a body that the machine executes, with the number of their parameters."""
-
-
-def address_taken(program: Program) -> set[str]:
-    """Functions whose address is a value somewhere: a call through a pointer may go to them."""
-    taken = {name for v in program.variables.values() for _, name, _, _ in v.pointers}
-    for function in program.functions.values():
-        for instruction in function.instructions:
-            if instruction.opcode != "call":
-                taken |= {o.name for o in instruction.operands if hasattr(o, "name")}
-    return {name for name in taken if name in program.functions and program.functions[name].defined}
-
-
-def callees(control: Call) -> tuple[str, ...]:
-    return () if control.builtin else (control.function,) if control.function else control.candidates
-
-
-def reachable(kernel: str, plans: dict[str, list[Plan]]) -> tuple[list[str], set[tuple[str, str]]]:
-    """The kernel and the functions it may call, and which (caller, callee) of them are part of a recursion."""
-    order, calls = [kernel], dict[str, set[str]]()
-    for name in order:
-        calls[name] = {c for plan in plans[name] if isinstance(plan.control, Call) for c in callees(plan.control)}
-        order += [callee for callee in sorted(calls[name]) if callee not in order]
-    beyond = {name: set(direct) for name, direct in calls.items()}
-    for middle in order:
-        for name in order:
-            if middle in beyond[name]:
-                beyond[name] |= beyond[middle]
-    return order, {(name, callee) for name in order for callee in calls[name] if name in beyond[callee]}
-
-
-def refuse_shared_frames(program: Program, plans: dict[str, list[Plan]]) -> list[tuple[int, str, str]]:
-    """Calls within a recursion by functions with local arrays: all levels would have the same ones."""
-    return [
-        (function.instructions[pc].line, function.instructions[pc].text, "recursion of a function with local arrays")
-        for name, function in program.functions.items()
-        if any(v.space == "local" for v in function.variables)
-        for pc, plan in enumerate(plans[name])
-        if isinstance(plan.control, Call) and any((name, callee) in reachable(name, plans)[1] for callee in callees(plan.control))
-    ]

@@ -17,11 +17,12 @@ from .findings import Findings, stuck
 from .fpenv import ENVIRONMENT, KEEP
 from .functions import Functions
 from .lanes import WARP, Lanes, Wave
-from .memory import Memory, Segment
+from .memory import Memory
 from .ops.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, Exit, PhaseWait, Return, WarpBarrier
 from .phases import MBarriers
 from .registers import FILE_DTYPES, Frame
 from .scheduler import Ready, make_ready
+from .segments import Segment
 from .steps import MAX_STEPS, Steps
 from .syntax import Instruction, Mem, Reg, Sym
 from .types import Array, PtxError

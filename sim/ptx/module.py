@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 
 from . import ops
+from .calls import BUILTINS, address_taken, function_addresses, refuse_shared_frames
 from .code import Code
 from .counters import Counters, Tally, Traffic
 from .findings import Finding, Findings
-from .functions import BUILTINS, address_taken, function_addresses, refuse_shared_frames
 from .machine import Geometry, Machine, Setup
-from .memory import UNWRITTEN, Memory, Observer, Segment, mark_unwritten
+from .memory import Memory, Observer
 from .names import find_kernel
 from .ops.registry import Call, Plan, replace
 from .parameters import Tensor, bind
 from .parser import parse
 from .races import Races
+from .segments import UNWRITTEN, Segment, mark_unwritten
 from .steps import MAX_STEPS
 from .syntax import Function, Program
 from .types import Array, Unsupported, UnsupportedPTX

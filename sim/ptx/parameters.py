@@ -16,7 +16,7 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from .sharing import Field, Place
+from .segments import Field, Place
 from .syntax import Variable
 from .types import Array
 

@@ -14,7 +14,8 @@ import numpy as np
 from cupyflash.words import plural
 
 from .lanes import Lanes
-from .memory import IN_FLIGHT, LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, UNWRITTEN, WINDOW_BITS, WRITTEN, Memory, Segment
+from .memory import LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, Memory
+from .segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from .syntax import Instruction
 from .types import ELEMENT, UNSIGNED, Array
 

@@ -25,7 +25,7 @@ from .types import Array
 
 if TYPE_CHECKING:
     from .code import Code
-    from .memory import Segment
+    from .segments import Segment
 
 WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 """Of an entry: zero where two are of the same warp, be it one lane or some."""
