@@ -14,7 +14,7 @@ import numpy as np
 from .lanes import Lanes, Wave
 from .memory import Memory
 from .ports import Part, element
-from .races import Reading
+from .races import Access
 from .segments import IN_FLIGHT, WRITTEN
 from .types import ELEMENT, Array
 
@@ -32,7 +32,7 @@ class Copy:
     sizes: Array | None
     group: Array
     landed: Array
-    readings: list[Reading]
+    readings: list[Access]
     serial: int
 
     def data(self) -> Array:

@@ -17,7 +17,7 @@ from cupyflash.words import plural
 
 from .lanes import Lanes
 from .patterns import SECTOR
-from .races import Reading
+from .races import Access
 from .segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from .types import Array
 
@@ -164,7 +164,7 @@ class Bulks:
         counts.wavefronts += -(-size // 128)
         counts.ideal_wavefronts += -(-size // 128)
 
-    def readings(self) -> list[Reading]:
+    def readings(self) -> list[Access]:
         """What the copy that was noted just now reads until it lands."""
         return self.memory.races.issued() if self.memory.races is not None else []
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from .calls import callees, function_addresses, reachable
-from .counters import Counts, mix_of
+from .counters import Mix, mix_of
 from .doubtful import Doubtful
 from .fpenv import FLUSH, KEEP
 from .ops.registry import Branch, Call, Exit, Plan, Return
 from .reach import sharing_of
 from .sharing import Sharing
-from .syntax import SINK, Instruction, Line, Mem, Operand, Program, Reg, Sym, Variable, Vec
+from .syntax import SINK, Instruction, Mem, Operand, Program, Reg, Sym, Variable, Vec
 from .types import Array, PtxError
 
 WIDTHS = (1, 16, 32, 64)
@@ -101,7 +102,7 @@ class Code:
         self.base_mode: int = modes.most_common(1)[0][0] if modes else KEEP
         self.communicates = any(may_wait_for_other_blocks(i) for i in self.instructions)
         self._regions: dict[tuple[int, bool], Region] = {}
-        self._mixes: dict[tuple[int, int], tuple[tuple[Line, Counts], ...]] = {}
+        self._mixes: dict[tuple[int, int], Mix] = {}
         self._rows: dict[int, list[tuple[int, Array]]] = {0: []}
 
     @cached_property
@@ -349,7 +350,7 @@ class Code:
         self._regions[pc, converged] = region
         return region
 
-    def mix(self, region: Region) -> tuple[tuple[Line, Counts], ...]:
+    def mix(self, region: Region) -> Mix:
         """What one warp executes in a region, by line."""
         end = region.end + (region.ends is not None)
         found = self._mixes.get((region.start, end))
@@ -361,6 +362,10 @@ class Code:
 
     def regions(self) -> list[Region]:
         return list(self._regions.values())
+
+    def executed(self) -> Iterator[tuple[Mix, int, int]]:
+        """The regions that ran: what is in each, how many warps and how many threads ran it."""
+        return ((self.mix(one), one.executed, one.threads) for one in self.regions() if one.executed)
 
 
 def is_constant(register: Reg) -> bool:

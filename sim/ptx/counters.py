@@ -10,19 +10,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from .classes import instruction_class
 from .lanes import Lanes
 from .patterns import SECTOR, distinct
+from .segments import Segment
 from .syntax import Instruction, Line
 from .types import Array
-
-if TYPE_CHECKING:
-    from .code import Code
-    from .segments import Segment
 
 
 @dataclass
@@ -217,6 +214,10 @@ class Counters(Counts):
         self.waves += other.waves
 
 
+Mix = tuple[tuple[Line, Counts], ...]
+"""What one warp executes in a stretch of code, by line."""
+
+
 @dataclass
 class Tally:
     """The growing counts of a running launch, by instruction."""
@@ -228,14 +229,13 @@ class Tally:
     barriers: int = 0
     waves: int = 0
 
-    def fold(self, code: Code) -> Counters:
-        """The counts by line and in all; how often instructions ran is in the regions of `code`."""
+    def fold(self, executed: Iterable[tuple[Mix, int, int]]) -> Counters:
+        """The counts by line and in all; `executed` are stretches of code, with the warps and the threads that ran each."""
         lines: defaultdict[Line, Counts] = defaultdict(Counts)
-        for region in code.regions():
-            if region.executed:
-                for line, mix in code.mix(region):
-                    lines[line].add(mix, region.executed)
-                    lines[line].thread_instructions += region.threads * mix.instructions
+        for mix, warps, threads in executed:
+            for line, counts in mix:
+                lines[line].add(counts, warps)
+                lines[line].thread_instructions += threads * counts.instructions
         for instruction, off in self.predicated_off.items():
             lines[instruction.place].predicated_off += off
         for instruction, ways in self.divergent.items():
@@ -253,7 +253,7 @@ class Tally:
         return out
 
 
-def mix_of(instructions: Iterable[tuple[Instruction, int]]) -> tuple[tuple[Line, Counts], ...]:
+def mix_of(instructions: Iterable[tuple[Instruction, int]]) -> Mix:
     """What (instruction, FLOPs of the tensor cores) executed once by one warp add to each line, less what lanes decide."""
     lines: defaultdict[Line, Counts] = defaultdict(Counts)
     for instruction, flops in instructions:

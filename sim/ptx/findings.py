@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from cupyflash.words import plural
 
-if TYPE_CHECKING:
-    from .lanes import Lanes
-    from .syntax import Instruction
+from .lanes import Lanes
+from .syntax import Instruction
 
 LIMIT = 100
 """How many findings a launch keeps; the rest is only counted."""

@@ -6,21 +6,28 @@ is over for the first. A barrier of the block says more, and clears it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from .lanes import WARP, Lanes
+from .lanes import WARP, Lanes, Wave
 from .types import Array
 
-if TYPE_CHECKING:
-    from .order import Order
+
+class Clocks(Protocol):
+    """What is known besides (`order`): the clock, and until when warps, and lanes of a warp, have heard of each other."""
+
+    now: int
+    wave: Wave
+    known: Array
+    synced: Array
+    partial: dict[int, Array]
 
 
 class Heard:
     """`rows[block]` has (lanes of a block, lanes of a block) moments."""
 
-    def __init__(self, order: Order):
+    def __init__(self, order: Clocks):
         self.order = order
         self.per = order.wave.lanes_per_block
         self.rows: dict[int, Array] = {}

@@ -187,11 +187,12 @@ class Module:
         memory = Memory([*segments, *tensors, params, workspace], shared_size, code.local.size, findings, tally)
         memory.observer = observer
         if races:
-            memory.races = Races(code, [*segments, *tensors, workspace], memory.shared_stride, findings, geometry.blocks)
+            watched = [*segments, *tensors, workspace]
+            memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)
         schedule = seed, on_barrier, max_steps
         setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate)
         Machine(code, setup, memory, findings, tally).run()
-        counters = tally.fold(code)
+        counters = tally.fold(code.executed())
         # A tensor that nobody touched has traffic, too: none.
         counters.traffic = {s.name: counters.traffic.get(s.name, Traffic()) for s in (*tensors, *segments)}
         left = {segment.name: segment.array_states() == UNWRITTEN for segment, _ in parts if segment.array.size}

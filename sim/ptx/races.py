@@ -10,22 +10,19 @@ shared memory each warp has its own summary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .findings import Findings, source
 from .lanes import WARP, Lanes, Wave
 from .order import BLOCKS, LANE, LANES, LOW, ONE, STAMP, WARPS, Order
-from .sharing import is_phase, is_strong
+from .segments import Segment
+from .sharing import Sharing, is_phase, is_strong
 from .syntax import Instruction
 from .types import Array
-
-if TYPE_CHECKING:
-    from .code import Code
-    from .segments import Segment
 
 WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 """Of an entry: zero where two are of the same warp, be it one lane or some."""
@@ -79,15 +76,26 @@ class Who:
     column: Array
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Granules that asynchronous copies read until their threads have waited, and by whom each."""
+@dataclass(slots=True)
+class Access:
+    """One access as its granules: `rows` of the shadow (and `columns`, where readers have one each), and who made it.
 
+    `collective`: the lanes of a warp made it together, so that none of them made it alone.
+    """
+
+    instruction: Instruction
+    lanes: Lanes
+    addresses: Array
+    segment: Segment | None
     shadow: Shadow
     rows: Array
     columns: Array | None
-    lane: Array
-    instruction: Instruction
+    who: Who
+    collective: bool = False
+
+
+Rows = tuple[Shadow, Array, Array | None, Who]
+"""Shadow, rows and columns of an access, and who made it."""
 
 
 @dataclass(frozen=True)
@@ -102,19 +110,20 @@ class Area:
 class Races(Order):
     """The race detector of one launch: the order of its events, and a shadow of memory that says who touched what."""
 
-    def __init__(self, code: Code, segments: list[Segment], shared_stride: int, findings: Findings, blocks: int):
+    def __init__(self, sharing: Sharing, size: int, segments: list[Segment], shared_stride: int, findings: Findings, blocks: int):
+        """`size`: how many instructions the kernel has; `shared_stride`: bytes from one block's shared memory to the next one's."""
         super().__init__(blocks)
         self.findings = findings
         self.shared_stride = shared_stride
         self.instructions: list[Instruction] = []
         self._numbers: dict[int, int] = {}
-        self.sharing = sharing = code.sharing
+        self.sharing = sharing
         self.shared_shift = sharing.shared_granule.bit_length() - 1
-        self.numbers = np.min_scalar_type(len(code.instructions))
+        self.numbers = np.min_scalar_type(size)
         self.has_atomics, self.fences = sharing.atomics, sharing.releases
         self.segments = segments
         self._areas: dict[int, Area | None] = {}
-        self._readings: list[Reading] = []
+        self._readings: list[Access] = []
 
     def begin_wave(self, wave: Wave) -> None:
         super().begin_wave(wave)
@@ -158,79 +167,88 @@ class Races(Order):
         self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, kind: str, i: Instruction
     ) -> None:
         """One access that is in bounds and aligned."""
-        strong = self.has_atomics and (kind == "atom" or is_strong(i))
-        if segment is not None:
-            if segment.space != "global":
-                return
-            area = self.area(segment)
-            if area is None:
-                return
-            shift, shadow = area.shift, area.shadow
-            rows = (addresses.astype(np.int64) + (segment.address - segment.start - area.low)) >> shift
-            if isinstance(size, int):
-                who = self.who(lanes, max(1, size >> shift))
-                if size >> shift > 1:
-                    rows = rows[who.position] + (who.row - lanes.block[who.position] * self.granules)
-            else:
-                count = (size.astype(np.int64) + (1 << shift) - 1) >> shift
-                position = np.repeat(np.arange(lanes.n), count)
-                start = np.cumsum(count) - count
-                rows = rows[position] + np.arange(len(position)) - start[position]
-                who = Who(lanes.index[position] + self.first, position, position, position)
-            columns = None
-        elif space == "shared":
-            assert isinstance(size, int)
-            shift, shadow = self.shared_shift, self.shared
-            who = self.who(lanes, max(1, size >> shift))
-            rows = (addresses >> shift).astype(np.int64)
-            rows = (rows if len(who.row) == lanes.n else rows[who.position]) + who.row
-            columns = who.column
-        else:
+        found = self.tensor_rows(segment, lanes, addresses, size) if segment else self.shared_rows(space, lanes, addresses, size)
+        if found is None:
             return
-        if strong:
-            self.look(shadow.writes, rows, who, lanes, "atomic access", "write", i, addresses, segment, False, shadow.shared)
-            self.look(shadow.reads, rows, who, lanes, "atomic access", "read", i, addresses, segment, False, shadow.shared)
+        shadow, rows, columns, who = found
+        access = Access(i, lanes, addresses, segment, shadow, rows, columns, who, kind in ("ldmatrix", "stmatrix"))
+        self.judge(access, kind)
+
+    def tensor_rows(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> Rows | None:
+        """The granules of an access to a tensor, if somebody may write it."""
+        area = self.area(segment) if segment.space == "global" else None
+        if area is None:
+            return None
+        shift = area.shift
+        rows = (addresses.astype(np.int64) + (segment.address - segment.start - area.low)) >> shift
+        if isinstance(size, int):
+            who = self.who(lanes, max(1, size >> shift))
+            if size >> shift > 1:
+                rows = rows[who.position] + (who.row - lanes.block[who.position] * self.granules)
+        else:
+            count = (size.astype(np.int64) + (1 << shift) - 1) >> shift
+            position = np.repeat(np.arange(lanes.n), count)
+            start = np.cumsum(count) - count
+            rows = rows[position] + np.arange(len(position)) - start[position]
+            who = Who(lanes.index[position] + self.first, position, position, position)
+        return area.shadow, rows, None, who
+
+    def shared_rows(self, space: str, lanes: Lanes, addresses: Array, size: int | Array) -> Rows | None:
+        """The granules of an access to shared memory; local memory is a thread's own."""
+        if space != "shared":
+            return None
+        assert isinstance(size, int)
+        shift = self.shared_shift
+        who = self.who(lanes, max(1, size >> shift))
+        rows = (addresses >> shift).astype(np.int64)
+        rows = (rows if len(who.row) == lanes.n else rows[who.position]) + who.row
+        return self.shared, rows, who.column, who
+
+    def judge(self, access: Access, kind: str) -> None:
+        """What the access is not ordered behind; then it is in the shadow itself."""
+        i, lanes, shadow, segment, rows = access.instruction, access.lanes, access.shadow, access.segment, access.rows
+        if self.has_atomics and (kind == "atom" or is_strong(i)):
+            self.look(access, shadow.writes, "atomic access", "write")
+            self.look(access, shadow.reads, "atomic access", "read")
             if shadow.copies is not None:
-                self.look(shadow.copies, rows, who, lanes, "atomic access", COPY, i, addresses, segment, True, False)
-            self.note(shadow.atomics, rows, columns, who, lanes, i, False)
+                self.look(access, shadow.copies, "atomic access", COPY)
+            self.note(access, shadow.atomics)
             if self.fences and not is_phase(i):
                 where = rows.reshape(lanes.n, -1)[:, 0] if len(rows) != lanes.n else rows
                 reads = kind in ("ld", "atom") and i.opcode != "st"
                 area_key = -1 if segment is None else self._area_number(segment)
                 self.strong(lanes, where, area_key, reads, kind != "ld", frozenset(i.mods))
-            return
-        collective = kind in ("ldmatrix", "stmatrix")
-        if kind in ("ld", "ldmatrix"):
-            self.look(shadow.writes, rows, who, lanes, "read", "write", i, addresses, segment, collective, shadow.shared)
+        elif kind in ("ld", "ldmatrix"):
+            self.look(access, shadow.writes, "read", "write")
             if self.has_atomics:
-                self.look(
-                    shadow.atomics, rows, who, lanes, "read", "atomic access", i, addresses, segment, collective, shadow.shared
-                )
-            self.note(shadow.reads, rows, columns, who, lanes, i, collective)
+                self.look(access, shadow.atomics, "read", "atomic access")
+            self.note(access, shadow.reads)
             if i.opcode == "cp":
-                self.copying(shadow, rows, columns, who, i)
-            return
-        self.look(shadow.writes, rows, who, lanes, "write", "write", i, addresses, segment, collective, shadow.shared)
-        if shadow.copies is not None:
-            self.look(shadow.copies, rows, who, lanes, "write", COPY, i, addresses, segment, True, False)
-        self.look(shadow.reads, rows, who, lanes, "write", "read", i, addresses, segment, collective, shadow.shared)
-        if self.has_atomics:
-            self.look(shadow.atomics, rows, who, lanes, "write", "atomic access", i, addresses, segment, collective, shadow.shared)
-        values = self.values(who, ONE if not collective else LANES)
-        table = shadow.writes
+                self.copying(access)
+        else:
+            self.look(access, shadow.writes, "write", "write")
+            if shadow.copies is not None:
+                self.look(access, shadow.copies, "write", COPY)
+            self.look(access, shadow.reads, "write", "read")
+            if self.has_atomics:
+                self.look(access, shadow.atomics, "write", "atomic access")
+            self.overwrite(access)
+
+    def overwrite(self, access: Access) -> None:
+        """The access is the last writer of its granules."""
+        table, who = access.shadow.writes, access.who
+        values = self.values(who, LANES if access.collective else ONE)
         table.used = True
         entries = table.entries.reshape(-1)
-        entries[rows] = values
-        table.by.reshape(-1)[rows] = self.number(i)
-        won = entries[rows]
+        entries[access.rows] = values
+        table.by.reshape(-1)[access.rows] = number = self.number(access.instruction)
+        won = entries[access.rows]
         if np.count_nonzero(won != values):
             # Several lanes wrote there at once: within a warp one of them wins, between warps that is a race.
             winner = (won & np.uint64(LANE)).astype(np.int64)
             lost = np.flatnonzero((won != values) & (winner >> 5 != who.lane >> 5))
             if len(lost):
-                self.report(
-                    lost, won[lost], np.full(len(lost), self.number(i)), who, lanes, "write", "write", i, addresses, segment
-                )
+                self.report(access, lost, won[lost], np.full(len(lost), number), ("write", "write"))
 
     def _area_number(self, segment: Segment) -> int:
         area = self.area(segment)
@@ -240,26 +258,15 @@ class Races(Order):
     def values(self, who: Who, level: int) -> Array:
         return (who.lane | (self.now << STAMP | level)).view(np.uint64)
 
-    def look(
-        self,
-        table: Table,
-        rows: Array,
-        who: Who,
-        lanes: Lanes,
-        verb: str,
-        other: str,
-        i: Instruction,
-        addresses: Array,
-        segment: Segment | None,
-        collective: bool,
-        shared: bool,
-    ) -> None:
-        """Find and report what an access is not ordered behind."""
+    def look(self, access: Access, table: Table, verb: str, other: str) -> None:
+        """Find and report what an access is not ordered behind. A copy is over for nobody, its own lane included."""
+        lanes, who, rows = access.lanes, access.who, access.rows
+        collective = access.collective or other == COPY
         if not table.used:
             return
         width = table.entries.shape[1]
         entries = table.entries.reshape(-1).take(rows) if width == 1 else table.entries.take(rows, 0)
-        if shared:
+        if access.shadow.shared and other != COPY:
             floor, synced = self.floors(lanes)
             if not len(entries) or int(entries.max()) >> STAMP <= floor:
                 return
@@ -284,20 +291,19 @@ class Races(Order):
         if race.any():
             where, chosen = where[race], chosen[race]
             column = 0 if width == 1 else at[1][race]
-            self.report(where, chosen, table.by[rows[where], column], who, lanes, verb, other, i, addresses, segment)
+            self.report(access, where, chosen, table.by[rows[where], column], (verb, other))
 
-    def note(
-        self, table: Table, rows: Array, columns: Array | None, who: Who, lanes: Lanes, i: Instruction, collective: bool
-    ) -> None:
+    def note(self, access: Access, table: Table) -> None:
         """Add readers (or atomics) to the summaries of their granules."""
+        who, columns, number = access.who, access.columns, self.number(access.instruction)
         table.used = True
         flat, by = table.entries.reshape(-1), table.by.reshape(-1)
-        at = rows if columns is None else rows * table.entries.shape[1] + columns
-        if collective:
+        at = access.rows if columns is None else access.rows * table.entries.shape[1] + columns
+        if access.collective:
             flat[at] = self.values(who, LANES)
-            by[at] = self.number(i)
+            by[at] = number
             return
-        floor, synced = self.floors(lanes)
+        floor, synced = self.floors(access.lanes)
         values = self.values(who, ONE)
         before = flat.take(at)
         apart = (before & LOW) != (values & LOW)
@@ -311,7 +317,7 @@ class Races(Order):
             levels = np.maximum(self.relation(who.lane[merged], before[merged]), before[merged] & np.uint64(BLOCKS))
             values[merged] = (values[merged] & ~np.uint64(BLOCKS)) | levels
         flat[at] = values
-        by[at] = self.number(i)
+        by[at] = number
         after = flat.take(at)
         many = np.flatnonzero(after != values)
         if len(many) and columns is not None:
@@ -331,29 +337,32 @@ class Races(Order):
 
     # -- asynchronous copies ----------------------------------------------------------------------------------------------
 
-    def copying(self, shadow: Shadow, rows: Array, columns: Array | None, who: Who, i: Instruction) -> None:
+    def copying(self, access: Access) -> None:
         """Copies read their sources at any time until their threads have waited: nobody can be ordered behind that yet."""
+        shadow = access.shadow
         if shadow.copies is None:
             shadow.copies = Table(shadow.writes.rows, 1, self.numbers)
         shadow.copies.used = True
-        shadow.copies.entries[rows, 0] = who.lane.astype(np.uint64) | LATEST
-        shadow.copies.by[rows, 0] = self.number(i)
-        self._readings.append(Reading(shadow, rows, columns, who.lane, i))
+        shadow.copies.entries[access.rows, 0] = access.who.lane.astype(np.uint64) | LATEST
+        shadow.copies.by[access.rows, 0] = self.number(access.instruction)
+        self._readings.append(access)
 
-    def issued(self) -> list[Reading]:
+    def issued(self) -> list[Access]:
         """What the copies that have just been issued read."""
         readings, self._readings = self._readings, []
         return readings
 
-    def copied(self, lanes: Lanes, readings: list[Reading]) -> None:
+    def copied(self, lanes: Lanes, readings: list[Access]) -> None:
         """The lanes have waited for copies that read these: a read at this moment."""
         for reading in readings:
-            mine = np.isin(reading.lane, lanes.index + self.first)
-            rows, lane = reading.rows[mine], reading.lane[mine]
+            mine = np.isin(reading.who.lane, lanes.index + self.first)
+            rows, lane = reading.rows[mine], reading.who.lane[mine]
             assert reading.shadow.copies is not None
             reading.shadow.copies.entries[rows] = 0
             columns = None if reading.columns is None else reading.columns[mine]
-            self.note(reading.shadow.reads, rows, columns, Who(lane, lane, lane, lane), lanes, reading.instruction, False)
+            self.note(
+                replace(reading, lanes=lanes, rows=rows, columns=columns, who=Who(lane, lane, lane, lane)), reading.shadow.reads
+            )
 
     def landed(self, lanes: Lanes, size: int, elements: Array) -> None:
         """The lanes have waited for their copies into `elements` of `size` bytes: a write at this moment."""
@@ -376,31 +385,20 @@ class Races(Order):
 
     # -- findings -----------------------------------------------------------------------------------------------------
 
-    def report(
-        self,
-        where: Array,
-        entries: Array,
-        by: Array,
-        who: Who,
-        lanes: Lanes,
-        verb: str,
-        other: str,
-        i: Instruction,
-        addresses: Array,
-        segment: Segment | None,
-    ) -> None:
-        """One finding for each pair of instructions, at the later one in the code."""
+    def report(self, access: Access, where: Array, entries: Array, by: Array, verbs: tuple[str, str]) -> None:
+        """One finding for each pair of instructions, at the later one in the code; `verbs`: what each did."""
+        lanes, segment, i = access.lanes, access.segment, access.instruction
         for number in np.unique(by).tolist():
             at = int(np.flatnonzero(by == number)[0])
-            position, first = int(who.position[where[at]]), int(entries[at])
+            position, first = int(access.who.position[where[at]]), int(entries[at])
             theirs = self.instructions[number]
             place = lanes.place(position)
             block, thread = divmod(first & LANE, self.wave.lanes_per_block)
             their_place = (block, thread // WARP, thread % WARP)
-            address = int(addresses[position])
+            address = int(access.addresses[position])
             name = f"{segment.name!r}" if segment is not None else "shared memory"
             offset = address - segment.start if segment is not None else address
-            sides = [(i.line, verb, i, place), (theirs.line, other, theirs, their_place)]
+            sides = [(i.line, verbs[0], i, place), (theirs.line, verbs[1], theirs, their_place)]
             sides.sort(key=lambda side: -side[0])
             (_, did, at_fault, main), (_, had, second, rest) = sides
             crowd = ("", " and other lanes", " and other warps", " and other blocks")[first >> 30 & 3]
