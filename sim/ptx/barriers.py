@@ -8,18 +8,15 @@ completes when that many threads have: a warp counts 32 once all its living lane
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .findings import stuck
 from .fpenv import ENVIRONMENT, KEEP
+from .host import Host
 from .lanes import WARP, Lanes
 from .ops.registry import Arg, Barrier
 from .types import Array
-
-if TYPE_CHECKING:
-    from .machine import Machine
 
 
 @dataclass
@@ -44,7 +41,7 @@ class Pending:
 class Barriers:
     """The sixteen barriers of each block of a wave."""
 
-    def __init__(self, machine: Machine):
+    def __init__(self, machine: Host):
         self.machine = machine
         self.pending: dict[tuple[int, int], Pending] = {}
         self.completed = np.zeros(machine.wave.blocks, np.int64)
@@ -144,19 +141,19 @@ class Barriers:
 
     def complete(self, block: int, pc: int, lanes: Lanes) -> None:
         machine = self.machine
-        machine.tally.barriers += 1
+        machine.memory.tally.barriers += 1
         control = machine.code.plans[pc].control
         alive = int(machine.wave.alive_by_block[block])
         if isinstance(control, Barrier) and not control.counted and alive < machine.wave.threads:
             first = int(np.flatnonzero(lanes.block == block)[0])
             missing = machine.wave.threads - alive
             message = f"{missing} of {machine.wave.threads} threads of the block had exited before this barrier"
-            machine.findings.report("partial barrier", message, machine.code.instructions[pc], lanes, first)
+            machine.memory.findings.report("partial barrier", message, machine.code.instructions[pc], lanes, first)
         self.completed[block] += 1
-        if machine.setup.on_barrier is not None:
+        if machine.on_barrier is not None:
             # The callback is not part of the kernel: it computes in the ordinary floating-point environment.
             ENVIRONMENT.setter(KEEP)()
-            machine.setup.on_barrier(machine.wave.first_block + block, int(self.completed[block]))
+            machine.on_barrier(machine.wave.first_block + block, int(self.completed[block]))
             ENVIRONMENT.setter(machine.code.base_mode)()
 
     def report_deadlock(self) -> None:
@@ -173,13 +170,13 @@ class Barriers:
                     f"{alive} of {machine.wave.threads} threads of the block are alive"
                 )
                 instruction = machine.code.instructions[arrival.pc]
-                machine.findings.report("deadlock", message, instruction, arrival.lanes, 0, count=arrival.lanes.n)
+                machine.memory.findings.report("deadlock", message, instruction, arrival.lanes, 0, count=arrival.lanes.n)
 
 
 class WarpBarriers:
     """bar.warp.sync: lanes with the same member mask meet, at whatever instruction they are."""
 
-    def __init__(self, machine: Machine):
+    def __init__(self, machine: Host):
         self.machine = machine
         self.waiting: dict[tuple[int, int], list[tuple[int, Lanes]]] = {}
 
@@ -225,4 +222,4 @@ class WarpBarriers:
             for pc, lanes in groups:
                 instruction = self.machine.code.instructions[pc]
                 message = f"{stuck(lanes.n)} in bar.warp.sync for the lanes of mask {mask:#010x}"
-                self.machine.findings.report("deadlock", message, instruction, lanes, 0, count=lanes.n)
+                self.machine.memory.findings.report("deadlock", message, instruction, lanes, 0, count=lanes.n)

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cupyflash.words import plural
 
-from .lanes import Lanes
+from .lanes import Lanes, Wave
+from .memory import Memory
 from .patterns import SECTOR
+from .phases import MBarriers
 from .races import Access
 from .segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
+from .syntax import Instruction
 from .types import Array
-
-if TYPE_CHECKING:
-    from .machine import Machine
-    from .syntax import Instruction
 
 UNIT = 16
 """Addresses and sizes are multiples of this."""
@@ -41,23 +39,23 @@ class Store:
 class Bulks:
     """The bulk copies of a wave."""
 
-    def __init__(self, machine: Machine):
-        self.machine = machine
-        self.memory = machine.memory
-        self.committed = np.zeros(machine.wave.size, np.int64)
+    def __init__(self, wave: Wave, memory: Memory, mbarriers: MBarriers):
+        self.memory = memory
+        self.mbarriers = mbarriers
+        self.committed = np.zeros(wave.size, np.int64)
         self.stores: list[Store] = []
 
     def load(self, lanes: Lanes, to: int, source: int, size: int, barrier: int, i: Instruction) -> None:
         """Global to shared memory; `barrier` is the offset of an mbarrier."""
         segment = self.checked(lanes, to, source, size, i)
         key = (int(lanes.block[0]) * self.memory.shared_stride + barrier) >> 3
-        mbarriers = self.machine.mbarriers
+        mbarriers = self.mbarriers
         if segment is None or mbarriers.find(key, lanes, i) is None:
             return
         start = source - segment.start
         if segment.state is not None and (segment.state[start : start + size] == UNWRITTEN).any():
             message = f"bulk copy of {segment.name!r}, which nobody wrote"
-            self.machine.findings.report("uninitialised", message, i, lanes, 0, tensor=segment.name)
+            self.memory.findings.report("uninitialised", message, i, lanes, 0, tensor=segment.name)
         self.count(segment, source, size, False, i)
         self.note("global", segment, lanes, source, size, "ld", i)
         readings = self.readings()
@@ -86,10 +84,10 @@ class Bulks:
         if segment is None:
             return
         if not segment.writable:
-            self.machine.findings.report("read-only", f"bulk copy: {segment.name!r} is read-only", i, lanes, 0)
+            self.memory.findings.report("read-only", f"bulk copy: {segment.name!r} is read-only", i, lanes, 0)
             return
         if (self.shared(lanes, self.memory.state_view(1), source, size) == UNWRITTEN).any():
-            self.machine.findings.report("uninitialised", "bulk copy of shared memory that nobody wrote", i, lanes, 0)
+            self.memory.findings.report("uninitialised", "bulk copy of shared memory that nobody wrote", i, lanes, 0)
         self.count(segment, to, size, True, i)
         self.note("shared", None, lanes, source, size, "ld", i)
         readings = self.readings()
@@ -129,7 +127,7 @@ class Bulks:
 
     def checked(self, lanes: Lanes, shared: int, address: int, size: int, i: Instruction) -> Segment | None:
         """The tensor of a copy whose both ends are in bounds and aligned; else None, and a finding."""
-        report = self.machine.findings.report
+        report = self.memory.findings.report
         segment = self.memory.segments.get(address >> WINDOW_BITS)
         if (shared | address | size) % UNIT:
             report("misaligned", f"bulk copy of {size} bytes: addresses and size are multiples of {UNIT}", i, lanes, 0)
@@ -150,7 +148,7 @@ class Bulks:
 
     def count(self, segment: Segment, address: int, size: int, write: bool, i: Instruction) -> None:
         sectors = (address + size - 1) // SECTOR - address // SECTOR + 1
-        traffic, side = self.machine.tally.traffic[i, segment], "write" if write else "read"
+        traffic, side = self.memory.tally.traffic[i, segment], "write" if write else "read"
         for name, amount in (
             (f"{side}_bytes", size),
             (f"unique_{side}_bytes", size),
@@ -158,7 +156,7 @@ class Bulks:
             (f"{side}_sectors", sectors),
         ):
             setattr(traffic, name, getattr(traffic, name) + amount)
-        counts = self.machine.tally.shared[i, "cp.async.bulk", size]
+        counts = self.memory.tally.shared[i, "cp.async.bulk", size]
         counts.requests += 1
         counts.bytes += size
         counts.wavefronts += -(-size // 128)

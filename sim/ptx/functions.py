@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .formatting import printf
+from .host import Host
 from .lanes import Lanes
 from .ops.registry import Call
+from .syntax import Function
 from .types import Array
-
-if TYPE_CHECKING:
-    from .code import Code
-    from .machine import Machine
-    from .syntax import Function
 
 DEEPEST = 1024
 """Levels of recursion before a thread has overflown its stack (which has 1024 bytes unless the host asks for more)."""
@@ -39,9 +35,9 @@ class Level:
 class Functions:
     """The calls of a wave."""
 
-    def __init__(self, machine: Machine):
+    def __init__(self, machine: Host):
         self.machine = machine
-        self.code: Code = machine.code
+        self.code = machine.code
         self.wave = machine.wave
         # For each device function: the call instruction that each lane came from.
         self.sites = {f.name: np.zeros(self.wave.size, np.int64) for f in self.code.functions}
@@ -59,7 +55,7 @@ class Functions:
             addresses = self.machine.read(lanes, self.code.plans[pc].reads[0]).copy()
             ways = [(address, lanes.subset(np.flatnonzero(addresses == address))) for address in np.unique(addresses)]
             if len(ways) > 1:
-                self.machine.tally.divergent[self.code.instructions[pc]] += sum(some.warps for _, some in ways) - lanes.warps
+                self.machine.memory.tally.divergent[self.code.instructions[pc]] += sum(some.warps for _, some in ways) - lanes.warps
             for address, there in ways:
                 name = self.code.function_names.get(int(address))
                 if name not in control.candidates:

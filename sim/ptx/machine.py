@@ -19,7 +19,7 @@ from .functions import Functions
 from .lanes import WARP, Lanes, Wave
 from .memory import Memory
 from .ops.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, Exit, PhaseWait, Return, WarpBarrier
-from .phases import MBarriers
+from .phases import MBarriers, Wait
 from .registers import FILE_DTYPES, Frame
 from .scheduler import Ready, make_ready
 from .segments import Segment
@@ -85,6 +85,7 @@ class Machine:
         self.setup = setup
         self.memory = memory
         self.findings = findings
+        self.approximate, self.on_barrier = setup.approximate, setup.on_barrier
         self.tally = tally
         self.random = None if setup.seed is None else np.random.default_rng(setup.seed)
         geometry = setup.geometry
@@ -100,8 +101,8 @@ class Machine:
         self.full: Frame
         self.wave: Wave
         self.copies: Copies
-        self.shadows = Shadows(self)
-        self.steps = Steps(self, setup.max_steps)
+        self.shadows = Shadows(code, findings)
+        self.steps = Steps(code, findings, setup.max_steps)
         self._compact: dict[int, Frame] = {}
         self._full_frames: dict[int, Frame] = {}
         self._clock = 0
@@ -183,13 +184,13 @@ class Machine:
         self.functions = Functions(self)
         self.barriers = Barriers(self)
         self.warp_barriers = WarpBarriers(self)
-        self.mbarriers = MBarriers(self)
-        self.bulks = Bulks(self)
+        self.mbarriers = MBarriers(memory)
+        self.bulks = Bulks(self.wave, memory, self.mbarriers)
         self.ready.push(0, self.wave.lanes(np.flatnonzero(self.wave.alive)))
         while True:
             while self.ready or self.mbarriers.answers:
                 if self.mbarriers.answers:
-                    self.mbarriers.answer()
+                    self.answer()
                 self.step(*self.ready.pop())
                 if self.random is not None and (self.copies.pending or self.mbarriers.objects) and self.random.random() < 0.2:
                     self.copies.stir()
@@ -351,7 +352,10 @@ class Machine:
         elif isinstance(control, WarpBarrier):
             self.warp_barriers.arrive(pc, lanes)
         elif isinstance(control, PhaseWait):
-            self.mbarriers.wait(pc, lanes)
+            addresses = self.read(lanes, plan.reads[0])
+            wait = Wait(pc, instruction, control.space, control.parity, control.blocking)
+            wanted = self.read(lanes, plan.reads[1]).astype(np.uint64)
+            self.mbarriers.wait(wait, lanes, addresses + addresses.dtype.type(control.offset), wanted)
         elif isinstance(control, Call):
             self.functions.call(pc, control, lanes)
         elif isinstance(control, Return) and self.code.function_at[pc] != self.code.kernel:
@@ -360,6 +364,13 @@ class Machine:
             if isinstance(control, Exit) and control.trap:
                 self.stop("trap", "the kernel trapped", pc, lanes)
             self.leave(lanes)
+
+    def answer(self) -> None:
+        """Tell lanes that waited for phases of mbarriers, and let them go on."""
+        self.deactivate()
+        for wait, lanes, done in self.mbarriers.answer():
+            self.full.array(self.code.plans[wait.pc].writes[0])[lanes.index] = done
+            self.push(wait.pc + 1, lanes)
 
     def stop(self, kind: str, message: str, pc: int, lanes: Lanes) -> NoReturn:
         """A finding that ends the launch."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,14 +18,10 @@ from cupyflash.words import plural
 
 from .findings import stuck
 from .lanes import Lanes
-from .ops.registry import PhaseWait
+from .memory import Memory
 from .ports import PORTS
+from .syntax import Instruction
 from .types import Array
-
-if TYPE_CHECKING:
-    from .machine import Machine
-    from .syntax import Instruction
-
 
 PATIENCE = 100
 """How often test_wait may say "not yet" to everybody, with nothing else happening to an mbarrier, before that is a deadlock."""
@@ -53,25 +48,40 @@ class Phases:
     deferred: list[Deferred] = field(default_factory=list)
 
 
-@dataclass
-class Waiter:
-    """Lanes at one wait for one object's phase number `phase`."""
+@dataclass(frozen=True)
+class Wait:
+    """A test_wait or, `blocking`, a try_wait: at the objects at these addresses for the state or `parity` that is wanted."""
 
     pc: int
+    instruction: Instruction
+    space: str
+    parity: bool
+    blocking: bool
+
+
+@dataclass
+class Waiter:
+    """Lanes that wait for one object, until its phase is not `value`: a state, or its parity."""
+
+    wait: Wait
     lanes: Lanes
     key: int
-    blocking: bool
+    value: int
+
+
+Answer = tuple[Wait, Lanes, bool]
+"""Lanes that are told at their wait whether the phase is complete."""
 
 
 class MBarriers:
     """The mbarrier objects of a wave, by index of their 8 bytes in its shared memory."""
 
-    def __init__(self, machine: Machine):
-        self.machine = machine
+    def __init__(self, memory: Memory):
+        self.memory = memory
         self.objects: dict[int, Phases] = {}
         self.waiting: list[Waiter] = []
         self.answers: list[tuple[Waiter, Phases | None, bool]] = []
-        """What the run loop tells waiting lanes between two steps: within one their registers are somewhere on the way."""
+        """What the run loop will fetch between two steps: within one the registers of lanes are somewhere on the way."""
         self.refusals = 0
 
     def __bool__(self) -> bool:
@@ -88,7 +98,7 @@ class MBarriers:
     def find(self, key: int, lanes: Lanes, i: Instruction) -> Phases | None:
         found = self.objects.get(key)
         if found is None:
-            self.machine.findings.report("uninitialised", "mbarrier that nobody has initialised", i, lanes, 0, count=lanes.n)
+            self.memory.findings.report("uninitialised", "mbarrier that nobody has initialised", i, lanes, 0, count=lanes.n)
         return found
 
     def each(self, keys: Array) -> list[tuple[int, Array]]:
@@ -110,7 +120,7 @@ class MBarriers:
                 count = int(counts[some].sum())
                 if count > barrier.pending:
                     message = f"{plural(count, 'arrival')} at an mbarrier whose phase waits for {barrier.pending}"
-                    self.machine.findings.report("bad arrival", message, i, lanes, int(some[0]), count=len(some))
+                    self.memory.findings.report("bad arrival", message, i, lanes, int(some[0]), count=len(some))
                     continue
                 before = barrier.pending - np.concatenate(([0], np.cumsum(counts[some])[:-1])).astype(np.int64)
                 states[some] = (barrier.phase << 32) + before
@@ -120,7 +130,7 @@ class MBarriers:
         return states
 
     def arrived(self, key: int, barrier: Phases, lanes: Lanes, count: int) -> None:
-        races = self.machine.memory.races
+        races = self.memory.races
         if races is not None:
             told = races.heard.released(lanes)
             barrier.told = told if barrier.told is None else np.maximum(barrier.told, told)
@@ -177,14 +187,9 @@ class MBarriers:
 
     # -- waits --------------------------------------------------------------------------------------------------------------
 
-    def wait(self, pc: int, lanes: Lanes) -> None:
-        machine, plan, i = self.machine, self.machine.code.plans[pc], self.machine.code.instructions[pc]
-        control = plan.control
-        assert isinstance(control, PhaseWait)
-        addresses = machine.read(lanes, plan.reads[0])
-        addresses = addresses + addresses.dtype.type(control.offset)
-        wanted = machine.read(lanes, plan.reads[1]).astype(np.uint64)
-        port = PORTS[control.space](machine.memory, i, lanes.n, 8, "atom")
+    def wait(self, wait: Wait, lanes: Lanes, addresses: Array, wanted: Array) -> None:
+        """Lanes come to a wait at these addresses, for the states or parities `wanted`."""
+        port = PORTS[wait.space](self.memory, wait.instruction, lanes.n, 8, "atom")
         left = np.ones(lanes.n, np.bool_)
         for _, index, positions in port.resolve(lanes, addresses):
             where = np.arange(lanes.n) if positions is None else positions
@@ -192,16 +197,15 @@ class MBarriers:
                 at = where[at]
                 left[at] = False
                 for value in np.unique(wanted[at]).tolist():
-                    some = lanes.subset(at[wanted[at] == value])
-                    self.look(Waiter(pc, some, key, control.blocking), control, value, i)
+                    self.look(Waiter(wait, lanes.subset(at[wanted[at] == value]), key, value))
         if left.any():
-            self.answers.append((Waiter(pc, lanes.subset(np.flatnonzero(left)), -1, False), None, True))
+            self.answers.append((Waiter(wait, lanes.subset(np.flatnonzero(left)), -1, 0), None, True))
 
-    def look(self, waiter: Waiter, control: PhaseWait, value: int, i: Instruction) -> None:
-        barrier = self.find(waiter.key, waiter.lanes, i)
+    def look(self, waiter: Waiter) -> None:
+        barrier, value = self.find(waiter.key, waiter.lanes, waiter.wait.instruction), waiter.value
 
         def complete() -> bool:
-            return barrier is None or (barrier.phase & 1 != value & 1 if control.parity else barrier.phase != value >> 32)
+            return barrier is None or (barrier.phase & 1 != value & 1 if waiter.wait.parity else barrier.phase != value >> 32)
 
         if not complete() and barrier is not None:
             self.land(barrier)
@@ -210,24 +214,22 @@ class MBarriers:
         else:
             self.waiting.append(waiter)
 
-    def answer(self) -> None:
-        machine = self.machine
-        races = machine.memory.races
-        machine.deactivate()
-        for waiter, barrier, done in self.answers:
+    def answer(self) -> list[Answer]:
+        """Who goes on, and with which answer; they have then heard of what the phase's arrivals released."""
+        races = self.memory.races
+        answers, self.answers = self.answers, []
+        for waiter, barrier, done in answers:
             if races is not None and done and barrier is not None and barrier.heard is not None:
                 races.heard.hear(waiter.lanes, barrier.heard)
-            machine.full.array(machine.code.plans[waiter.pc].writes[0])[waiter.lanes.index] = done
-            machine.push(waiter.pc + 1, waiter.lanes)
-        self.answers.clear()
+        return [(waiter.wait, waiter.lanes, done) for waiter, _, done in answers]
 
     def give_up(self) -> bool:
         """Nobody else can go on: who only tests is told that the phase is not complete. False: nobody does."""
         if self.refusals >= PATIENCE:
             return False
         self.refusals += 1
-        self.answers += [(w, None, False) for w in self.waiting if not w.blocking]
-        self.waiting = [w for w in self.waiting if w.blocking]
+        self.answers += [(w, None, False) for w in self.waiting if not w.wait.blocking]
+        self.waiting = [w for w in self.waiting if w.wait.blocking]
         return bool(self.answers)
 
     def report_deadlock(self) -> None:
@@ -237,5 +239,4 @@ class MBarriers:
                 f"{stuck(lanes.n)} for phase {barrier.phase} of an mbarrier that lacks {plural(barrier.pending, 'arrival')} "
                 f"and {plural(barrier.transactions, 'byte')}"
             )
-            instruction = self.machine.code.instructions[waiter.pc]
-            self.machine.findings.report("deadlock", message, instruction, lanes, 0, count=lanes.n)
+            self.memory.findings.report("deadlock", message, waiter.wait.instruction, lanes, 0, count=lanes.n)

@@ -9,21 +9,18 @@ set of lanes takes over. So every instruction is written once, for arrays of all
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from .code import Code, Region
 from .fpenv import ENVIRONMENT
 from .lanes import Lanes
-from .ops.registry import Arg, Plan, Thunk
+from .ops.registry import Arg, Plan, Surroundings, Thunk
 from .syntax import Imm, Instruction, Reg, Sym
 from .types import Array, PtxError
-
-if TYPE_CHECKING:
-    from .machine import Machine
 
 FILE_DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype(np.bool_),
@@ -50,6 +47,30 @@ def register_name(arg: Arg) -> str:
     return arg.operand.name if isinstance(arg.operand, Reg) else str(arg.operand)
 
 
+class Watcher(Protocol):
+    """Follows instructions on registers that may be read before anybody wrote them (`unwritten`)."""
+
+    def watch(self, frame: Frame, pc: int, thunk: Thunk) -> Thunk:
+        """An instruction's thunk with what it does to the shadows before it."""
+
+
+class Home(Surroundings, Protocol):
+    """What a frame asks of the machine besides: its code, constants and addresses."""
+
+    @property
+    def code(self) -> Code: ...
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        """Special registers that are the same for all lanes."""
+
+    @property
+    def shadows(self) -> Watcher: ...
+
+    def address_of(self, symbol: Sym) -> int:
+        """The address of a variable or parameter: an offset in shared or local memory, else a virtual address."""
+
+
 class Frame:
     """The registers of `n` lanes. `lanes` says which lanes these are at the moment.
 
@@ -58,7 +79,7 @@ class Frame:
 
     kept = False
 
-    def __init__(self, machine: Machine, n: int):
+    def __init__(self, machine: Home, n: int):
         self.machine = machine
         self.code: Code = machine.code
         self.n = n
@@ -70,6 +91,11 @@ class Frame:
         self._views: dict[tuple[tuple[int, int], int, bool], Array] = {}
         self._lent: dict[tuple[Any, ...], Any] = {}
         self._thunks: dict[tuple[int, int], list[Thunk]] = {}
+
+    @property
+    def read_somewhere(self) -> frozenset[str]:
+        """Names of the registers that some instruction reads."""
+        return self.code.read_somewhere
 
     # -- operands ---------------------------------------------------------------------------------------------------
 
@@ -145,7 +171,7 @@ class Frame:
                     mode = plan.mode
                     found.append(ENVIRONMENT.setter(mode))
                 out, ins = [self.array(a) for a in plan.writes], [self.array(a) for a in plan.reads]
-                thunk = self.guarded(plan, instruction, out, ins, self.machine.tally.predicated_off)
+                thunk = self.guarded(plan, instruction, out, ins, self.machine.memory.tally.predicated_off)
                 found.append(self.machine.shadows.watch(self, pc, thunk) if pc in self.code.doubtful.watched else thunk)
                 if held and any(register_name(a) in held for a in plan.writes):
                     held = ()

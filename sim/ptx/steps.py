@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .findings import source
+from .code import Code
+from .findings import Findings, source
 from .lanes import WARP, Lanes, Wave
 from .sharing import is_strong
-
-if TYPE_CHECKING:
-    from .machine import Machine
 
 MAX_STEPS = 1 << 20
 """Stretches of straight code that a warp may run: a loop of as many rounds takes the machine half a minute."""
@@ -24,8 +21,9 @@ WINDOW = 1024
 class Steps:
     """Counts the stretches of straight code (up to a branch or a barrier) that each warp of a wave has run."""
 
-    def __init__(self, machine: Machine, limit: int):
-        self.machine = machine
+    def __init__(self, code: Code, findings: Findings, limit: int):
+        self.code = code
+        self.findings = findings
         self.limit = limit
         self.window = min(WINDOW, limit)
 
@@ -48,7 +46,7 @@ class Steps:
 
     def report(self, warp: int) -> None:
         """A finding at the first load or atomic that a warp has waited on lately, else at the first instruction."""
-        code = self.machine.code
+        code = self.code
         visits = sorted(((pc, lanes) for pc, lanes in self.trail if warp in lanes.warp_ids), key=lambda visit: visit[0])
         stretches = dict.fromkeys(pc for pc, _ in visits)
         round_trip = [i for pc in stretches for i in code.instructions[pc : code.block_end(pc)]]
@@ -60,4 +58,4 @@ class Steps:
             f"{' and elsewhere' if len(lines) > 6 else ''} (max_steps is {self.limit})"
         )
         lanes = visits[0][1]
-        self.machine.findings.report("endless", message, (loads or round_trip)[0], lanes, int(np.searchsorted(lanes.warp, warp)))
+        self.findings.report("endless", message, (loads or round_trip)[0], lanes, int(np.searchsorted(lanes.warp, warp)))

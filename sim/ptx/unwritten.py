@@ -11,19 +11,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .code import Code
 from .doubtful import copied, names, results
+from .findings import Findings
+from .lanes import Lanes, Wave
 from .ops.registry import Arg, Thunk
+from .registers import Frame
 from .syntax import Instruction, Reg
 from .types import TYPES, UNSIGNED, Array
-
-if TYPE_CHECKING:
-    from .lanes import Lanes, Wave
-    from .machine import Machine
-    from .registers import Frame
 
 
 class Shadows:
@@ -33,13 +31,14 @@ class Shadows:
     and from then on cost nothing.
     """
 
-    def __init__(self, machine: Machine):
-        self.machine = machine
+    def __init__(self, code: Code, findings: Findings):
+        self.code = code
+        self.findings = findings
         self.rows: dict[str, Array] = {}
         self.open: set[str] = set()
 
     def begin_wave(self, wave: Wave) -> None:
-        code = self.machine.code
+        code = self.code
         for name in code.doubtful.registers:
             width = code.slots[name][0]
             row = np.zeros(wave.size, np.bool_ if width == 1 else UNSIGNED[width // 8])
@@ -56,7 +55,7 @@ class Shadows:
 
     def judge(self, pc: int, lanes: Lanes, predicate: Array | None) -> None:
         """Report what instruction `pc` makes of registers that nobody wrote, where its predicate holds."""
-        plan, i = self.machine.code.plans[pc], self.machine.code.instructions[pc]
+        plan, i = self.code.plans[pc], self.code.instructions[pc]
         used = [a for k, a in enumerate(plan.reads) if k not in copied(plan, i)]
         stored: list[Arg] = []
         if i.opcode == "st":
@@ -79,7 +78,7 @@ class Shadows:
         if bad.any():
             message = f"register {doubtful[0]}, which the thread never wrote, in {i.text!r}"
             position = int(np.flatnonzero(bad)[0])
-            self.machine.findings.report("uninitialised", message, i, lanes, position, count=int(np.count_nonzero(bad)))
+            self.findings.report("uninitialised", message, i, lanes, position, count=int(np.count_nonzero(bad)))
 
     def blank(self, arg: Arg, lanes: Lanes) -> Array:
         """In which lanes nobody wrote any bit of an operand that has a shadow."""
@@ -93,7 +92,7 @@ class Shadows:
 
     def watch(self, frame: Frame, pc: int, thunk: Thunk) -> Thunk:
         """An instruction's thunk with what it does to the shadows before it."""
-        plan, i = self.machine.code.plans[pc], self.machine.code.instructions[pc]
+        plan, i = self.code.plans[pc], self.code.instructions[pc]
         copies, kept = copied(plan, i), results(plan, i)
         rows = {n: np.empty(frame.n, self.rows[n].dtype) for n in names((*plan.reads, *plan.writes)) if n in self.rows}
         targets = [n for n in names(plan.writes) if n in rows]
@@ -135,7 +134,7 @@ class Shadows:
         """The lanes come to a control instruction."""
         if not self.open:
             return
-        plan, i = self.machine.code.plans[pc], self.machine.code.instructions[pc]
+        plan, i = self.code.plans[pc], self.code.instructions[pc]
         self.judge(pc, lanes, None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype)))
         for name in names(plan.writes):
             if name in self.rows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,10 +10,7 @@ from ..ports import ALL, PORTS, LocalPort, Part, Port
 from ..types import ELEMENT, TYPES, Array, PtxType
 from .convert import register_arg
 from .half import narrow, wide
-from .registry import SINK, Arg, Instruction, Mem, Mods, Operand, Plan, Reg, Sym, Thunk, Unsupported, arg, items, opcode
-
-if TYPE_CHECKING:
-    from ..registers import Frame
+from .registry import SINK, Arg, Frame, Instruction, Mem, Mods, Operand, Plan, Reg, Sym, Thunk, Unsupported, arg, items, opcode
 
 ORDER = ("weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "cta", "gpu", "sys", "cluster")
 CACHE = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc")
@@ -94,7 +90,7 @@ def ld(i: Instruction) -> Plan:
             if constant is not None:
                 return constants(out, np.frombuffer(constant, view.dtype))
         # A vector may be loaded whole for the sake of some of its elements.
-        read = [isinstance(r, Reg) and r.name in frame.code.read_somewhere for r in registers]
+        read = [isinstance(r, Reg) and r.name in frame.read_somewhere for r in registers]
         used = np.repeat(read, type_.bytes) if count > 1 else ALL
         address, port = address_thunk(frame, ins[0], offset), make_port(frame, i, space, size, "ld", used)
         direct = count == 1 and out[0].itemsize == size and out[0].flags.c_contiguous

@@ -11,18 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .. import fpenv
 from ..types import Array
 from . import half
-from .registry import Instruction, Mods, Plan, Temp, Thunk, Unsupported, arg, opcode
+from .registry import Frame, Instruction, Mods, Plan, Temp, Thunk, Unsupported, arg, opcode
 from .rounding import inverse_root
-
-if TYPE_CHECKING:
-    from ..registers import Frame
 
 Move = Callable[..., Array]
 """From the exact results and the inputs, float64, to results that are off."""
@@ -169,7 +165,7 @@ def plan(i: Instruction, make: Callable[..., Thunk], mode: int) -> Plan:
     """A plan whose thunk is `make(approximate, temp, d, *inputs)`."""
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        return make(frame.machine.setup.approximate, frame.temp, *out, *ins)
+        return make(frame.machine.approximate, frame.temp, *out, *ins)
 
     d, *inputs = (arg(o, i.type) for o in i.operands)
     return Plan((d,), tuple(inputs), bind, mode)

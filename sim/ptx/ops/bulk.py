@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,10 +10,7 @@ from ..lanes import Lanes
 from ..types import TYPES, Array
 from .access import address_arg
 from .mbarrier import on_objects
-from .registry import Imm, Instruction, Mem, Mods, Plan, Thunk, Unsupported, arg
-
-if TYPE_CHECKING:
-    from ..registers import Frame
+from .registry import Frame, Imm, Instruction, Mem, Mods, Plan, Thunk, Unsupported, arg
 
 
 def arrive_when_landed(i: Instruction, memory: Mem, counted: bool) -> Plan:

@@ -6,7 +6,6 @@ The scheduler acts on these; here they are only read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..types import TYPES, Array
 from .registry import (
@@ -15,6 +14,7 @@ from .registry import (
     Branch,
     Call,
     Exit,
+    Frame,
     Group,
     Instruction,
     Mods,
@@ -28,9 +28,6 @@ from .registry import (
     arg,
     opcode,
 )
-
-if TYPE_CHECKING:
-    from ..registers import Frame
 
 
 @opcode("bra", forms="{.uni} label")

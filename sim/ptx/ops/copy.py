@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,10 +10,7 @@ from ..ports import GlobalPort, Part, SharedPort
 from ..types import TYPES, Array
 from .access import address_arg, address_thunk
 from .bulk import arrive_when_landed, bulk
-from .registry import Imm, Instruction, Mem, Mods, Plan, Reg, Thunk, Unsupported, arg, opcode
-
-if TYPE_CHECKING:
-    from ..registers import Frame
+from .registry import Frame, Imm, Instruction, Mem, Mods, Plan, Reg, Thunk, Unsupported, arg, opcode
 
 
 @opcode(

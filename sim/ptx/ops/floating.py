@@ -118,6 +118,11 @@ def fused(i: Instruction) -> Plan:
     return pure(fn, [d], [a, b, c], fpenv.mode(fpenv.ROUNDING[rounding], flush), scratch=True)
 
 
+@opcode("mad", "madc", forms=".lo .hi .wide .u16-.s64; .hi.sat.s32; {.cc}.u32 .s32 .u64 .s64")
+def multiply_add(i: Instruction) -> Plan:
+    return fused(i) if i.type.kind == "f" else integer.integer_multiply_add(i)
+
+
 @opcode("div", forms=".u16-.s64; .approx .full .rn .rz .rm .rp {.ftz}.f32; .rn .rz .rm .rp .f64")
 def division(i: Instruction) -> Plan:
     if i.type.kind != "f":

@@ -207,12 +207,7 @@ def multiply_add_carry(high: bool, sets: bool, uses: bool, d: Array, flag: Array
     return run
 
 
-@opcode("mad", "madc", forms=".lo .hi .wide .u16-.s64; .hi.sat.s32; {.cc}.u32 .s32 .u64 .s64")
-def mad(i: Instruction) -> Plan:
-    if i.type.kind == "f":
-        from .floating import fused
-
-        return fused(i)
+def integer_multiply_add(i: Instruction) -> Plan:
     mods = Mods(i)
     part, sets, saturate = mods.choice(("lo", "hi", "wide")), mods.flag("cc"), mods.flag("sat")
     type_ = mods.type(*INTEGERS)

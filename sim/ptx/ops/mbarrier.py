@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,10 +10,7 @@ from ..lanes import Lanes
 from ..ports import PORTS
 from ..types import TYPES, Array
 from .access import address_arg, address_thunk
-from .registry import SINK, Arg, Imm, Instruction, Mem, Mods, Operand, PhaseWait, Plan, Thunk, Unsupported, arg, opcode, pure
-
-if TYPE_CHECKING:
-    from ..registers import Frame
+from .registry import SINK, Arg, Frame, Imm, Instruction, Mem, Mods, Operand, PhaseWait, Plan, Thunk, Unsupported, arg, opcode, pure
 
 Act = Callable[["Frame", Lanes, Array, Sequence[Array]], Array | None]
 """What to do for lanes at objects (int64, one a lane), given the other operands; the result is one a lane."""

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..types import TYPES, Array
-from .registry import SINK, Arg, Instruction, Mods, Plan, Reg, Thunk, Unsupported, Vec, arg, opcode, pure
-
-if TYPE_CHECKING:
-    from ..registers import Frame
+from .registry import SINK, Arg, Frame, Instruction, Mods, Plan, Reg, Thunk, Unsupported, Vec, arg, opcode, pure
 
 CLOCKS = ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi")
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from ..asynccopy import Copies
+from ..bulkcopy import Bulks
+from ..lanes import Lanes
+from ..memory import Memory
+from ..phases import MBarriers
 from ..syntax import SINK, Group, Imm, Instruction, Mem, Not, Operand, Pair, Reg, Sym, Vec
 from ..types import TYPES, Array, PtxError, PtxType, Unsupported
-
-if TYPE_CHECKING:
-    from ..registers import Frame
 
 Thunk = Callable[[], object]
 """A bound instruction: running it does the work for all lanes of its frame."""
@@ -21,6 +23,58 @@ DType = np.dtype[Any]
 
 Temp = Callable[[str, tuple[int, ...], Any], Array]
 """`Frame.temp`: lends an array by name, shape and dtype."""
+
+
+class Surroundings(Protocol):
+    """What an instruction may ask of the machine that it runs in."""
+
+    @property
+    def memory(self) -> Memory: ...
+
+    @property
+    def copies(self) -> Copies: ...
+
+    @property
+    def bulks(self) -> Bulks: ...
+
+    @property
+    def mbarriers(self) -> MBarriers: ...
+
+    @property
+    def approximate(self) -> bool:
+        """Whether approximate instructions err."""
+
+    def parameter(self, symbol: Sym, offset: int, size: int) -> bytes | None:
+        """Bytes of a kernel parameter; None where the symbol is a parameter of a call."""
+
+    def is_call_param(self, instruction: Instruction) -> bool:
+        """Whether a .param access of the instruction is to a variable of a call, not to a kernel parameter."""
+
+    def clock(self) -> int:
+        """Cycles since the start, of a kind."""
+
+
+class Frame(Protocol):
+    """The lanes for which an instruction is bound: how many, which at the moment, and arrays to work in (see `registers`)."""
+
+    n: int
+    lanes: Lanes
+
+    @property
+    def kept(self) -> bool: ...
+
+    @property
+    def machine(self) -> Surroundings: ...
+
+    @property
+    def read_somewhere(self) -> frozenset[str]:
+        """Names of the registers that some instruction reads."""
+
+    def temp(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array that an instruction may use while it runs; the next one with the same name gets the same array."""
+
+    def lend(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """Like `temp`, for a bundle of arrays and views that `make` builds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +154,7 @@ class PhaseWait:
 
 Control = Branch | Exit | Return | Call | Barrier | WarpBarrier | PhaseWait
 
-Bind = Callable[["Frame", Sequence[Array], Sequence[Array]], Thunk]
+Bind = Callable[[Frame, Sequence[Array], Sequence[Array]], Thunk]
 
 WHOLE_WARP = -1
 """`Plan.collective` of an instruction that all living lanes of the warp run together (.aligned)."""
@@ -274,6 +328,7 @@ __all__ = [
     "Coverage",
     "DType",
     "Exit",
+    "Frame",
     "Group",
     "Imm",
     "Instruction",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +19,8 @@ from ..ports import PORTS, Part
 from ..types import TYPES, Array
 from .access import address_arg, address_thunk, gather, scatter, take_space
 from .convert import eight_dtype
-from .registry import WHOLE_WARP, DType, Instruction, Mods, Plan, Thunk, Unsupported, arg, items, opcode
+from .registry import WHOLE_WARP, DType, Frame, Instruction, Mods, Plan, Thunk, Unsupported, arg, items, opcode
 from .rounding import half_bits
-
-if TYPE_CHECKING:
-    from ..registers import Frame
 
 HALF_VALUES = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 """float16 bits to float32."""
@@ -57,7 +54,7 @@ def whole_warps(frame: Frame, i: Instruction) -> bool:
     if frame.lanes.whole_warps:
         return True
     message = f"{i.opcode} needs all 32 lanes of the warp; some have exited or never existed"
-    frame.machine.findings.report("missing lanes", message, i, frame.lanes, 0)
+    frame.machine.memory.findings.report("missing lanes", message, i, frame.lanes, 0)
     return False
 
 

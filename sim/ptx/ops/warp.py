@@ -14,11 +14,10 @@ import numpy as np
 
 from ..lanes import WARP, warp_bits
 from ..types import TYPES, Array
-from .registry import SINK, Instruction, Mods, Not, Pair, Plan, Thunk, Unsupported, arg, opcode
+from .registry import SINK, Frame, Instruction, Mods, Not, Pair, Plan, Thunk, Unsupported, arg, opcode
 
 if TYPE_CHECKING:
     from ..lanes import Lanes
-    from ..registers import Frame
 
 _LANE = np.arange(WARP)
 _NOTHING = np.empty(0, np.int64)
@@ -114,7 +113,7 @@ def partners(lanes: Lanes, lane: Array) -> tuple[Array, Array]:
 def complain(frame: Frame, i: Instruction, bad: Array) -> None:
     first = int(np.flatnonzero(bad)[0])
     message = "shuffle from a lane that does not take part: the value is undefined"
-    frame.machine.findings.report("inactive source", message, i, frame.lanes, first, count=int(bad.sum()))
+    frame.machine.memory.findings.report("inactive source", message, i, frame.lanes, first, count=int(bad.sum()))
 
 
 def by_warp(fn: Callable[[Lanes, Array, Array], Array], i: Instruction, result: str, value: str) -> Plan:

@@ -8,7 +8,6 @@ order, 32 neighbours at a time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,11 +16,8 @@ from ..ports import PORTS
 from ..types import ELEMENT, TYPES, UNSIGNED, Array
 from .access import address_arg, gather, scatter, take_space
 from .half import narrow
-from .registry import WHOLE_WARP, Instruction, Mods, Plan, Thunk, Unsupported, arg, items, opcode
+from .registry import WHOLE_WARP, Frame, Instruction, Mods, Plan, Thunk, Unsupported, arg, items, opcode
 from .tensor import BITS, decoder, whole_warps
-
-if TYPE_CHECKING:
-    from ..registers import Frame
 
 SHAPES = {
     **dict.fromkeys(("f16", "bf16", "s8", "u8"), ("m16n16k16", "m8n32k16", "m32n8k16")),
