@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_ptx_harness import kernel
 
 from cupyflash.sim.ptx import Launch, Module
-from cupyflash.sim.ptx.segments import Field
+from cupyflash.sim.ptx.state.segments import Field
 from suites import sample, sweep
 
 SEEDS = sample([None, 0, 1, 2], [None, 0])
@@ -291,7 +291,9 @@ def test_what_no_store_reaches_costs_nothing() -> None:
     source = f'{STRUCT}extern "C" __global__ void k(const __grid_constant__ P p) {{ p.z[threadIdx.x] = p.x[threadIdx.x] + p.n; }}'
     sharing = compiled(source).code("k").sharing
     assert sharing.written == {Field("k_param_0", 24)}
-    assert sharing.global_granules == {Field("k_param_0", 8): 4, Field("k_param_0", 24): 4}
+    # NVRTC reads n by its name or, now and then, by a generic address in the parameters.
+    granules = {place: width for place, width in sharing.global_granules.items() if place != "parameters"}
+    assert granules == {Field("k_param_0", 8): 4, Field("k_param_0", 24): 4}
     assert [sharing.writes(Field("k_param_0", at)) for at in (8, 16, 24, 32)] == [False, False, True, False]
 
 
