@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
+import re
 from pathlib import Path
 
 import pytest
@@ -108,3 +111,22 @@ def parameters(node: ast.FunctionDef) -> int:
     """How many parameters a function has, `self` and `cls` not counted."""
     named = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     return len([name for name in named if name not in ("self", "cls")]) + bool(node.args.vararg) + bool(node.args.kwarg)
+
+
+DOCS = (MACHINE.parent.parent / "docs" / "ptx.md").read_text()
+
+
+def test_the_docs_follow_an_execution_through_every_file() -> None:
+    section = DOCS[DOCS.index("## From PTX text to a finding") :]
+    unnamed = {path.name for path in MACHINE.rglob("*.py") if not path.name.startswith("__") and path.name not in section}
+    assert unnamed == set()
+    named = {name for name in re.findall(r"`(\w+/[\w/]+\.py)`", section) if not (MACHINE / name).is_file()}
+    assert named == set()
+
+
+def test_the_finding_in_the_docs_is_what_the_machine_says() -> None:
+    blocks = dict(re.findall(r"<!-- (\w+) -->\n```\w+\n(.*?)```", DOCS, re.DOTALL))
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(blocks["finding"], {})
+    assert said.getvalue() == blocks["found"]
