@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from .execute.machine import Geometry, Machine, Setup
 from .execute.steps import MAX_STEPS
 from .memory.memory import Memory, Observer
 from .order.races import Races
-from .parameters import Tensor, bind
+from .parameters import POINTER_BYTES, Bound, Tensor, bind
 from .report.counters import Counters, Tally, Traffic
 from .report.findings import Finding, Findings
 from .state.segments import UNWRITTEN, Segment, mark_unwritten
@@ -154,30 +153,13 @@ class Module:
         if max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {max_steps}")
         code = self.code(kernel)
-        numbers = itertools.count()
-        segments: list[Segment] = []
-        symbols = function_addresses(self.program)
-        for variable, data in self._variables.items():
-            space = self.program.variables[variable].space
-            segment = Segment(variable, next(numbers), data, space)
-            segment.writable = space == "global"
-            segments.append(segment)
-            symbols[variable] = segment.start
-        for variable in self._variables:
-            for offset, target, plus, width in self.program.variables[variable].pointers:
-                address = np.uint64(symbols[target] + plus)
-                self._variables[variable][offset : offset + width] = np.array([address]).view(np.uint8)[:width]
+        segments, symbols = self._placed_variables()
         bound = bind(kernel, code.params, args, self._variables)
-        tensors: list[Segment] = []
-        for tensor in bound.tensors:
-            segment = Segment(tensor.name, next(numbers), tensor.array)
-            segment.place = tensor.place
-            tensors.append(segment)
-            bound.data[tensor.at : tensor.at + 8] = segment.pointer.to_bytes(8, "little")
+        tensors = placed_tensors(bound, len(segments))
         packed = bytes(bound.data)
-        block_bytes = np.frombuffer(packed or b"\0", np.uint8)
-        params = Segment("parameters", next(numbers), block_bytes, "param")
-        workspace = Segment("grid workspace", next(numbers), np.zeros(64, np.uint8))
+        number = len(segments) + len(tensors)
+        params = Segment("parameters", number, np.frombuffer(packed or b"\0", np.uint8), "param")
+        workspace = Segment("grid workspace", number + 1, np.zeros(64, np.uint8))
         symbols |= {name: params.start + offset for name, offset in bound.offsets.items()}
         parts = unwritten_parts(bound.tensors, tensors, unwritten)
         mark_unwritten(parts, [*segments, *tensors])
@@ -198,6 +180,21 @@ class Module:
         still = {name: where for name, where in left.items() if where.any()}
         return Launch(counters, counters.traffic, tuple(findings.items), findings.total, still)
 
+    def _placed_variables(self) -> tuple[list[Segment], dict[str, int]]:
+        """The module's variables as tensors, pointers among them filled in; the addresses of variables and functions."""
+        segments: list[Segment] = []
+        symbols = function_addresses(self.program)
+        for name, data in self._variables.items():
+            segment = Segment(name, len(segments), data, self.program.variables[name].space)
+            segment.writable = segment.space == "global"
+            segments.append(segment)
+            symbols[name] = segment.start
+        for name, data in self._variables.items():
+            for offset, target, plus, width in self.program.variables[name].pointers:
+                address = np.uint64(symbols[target] + plus)
+                data[offset : offset + width] = np.array([address]).view(np.uint8)[:width]
+        return segments, symbols
+
     def tensors(self, kernel: str | None, args: Mapping[str, Any] | Sequence[Any]) -> dict[str, Array]:
         """The arrays among a kernel's arguments by the names that a launch gives them. Raises as `launch`."""
         kernel = find_kernel(self.kernels, kernel)
@@ -208,6 +205,17 @@ class Module:
         if found is None:
             found = self._codes[kernel] = Code(self.program, kernel, self._plans)
         return found
+
+
+def placed_tensors(bound: Bound, first: int) -> list[Segment]:
+    """The tensors of a launch at virtual addresses, numbered from `first`; their pointers are in `bound.data` afterwards."""
+    segments = []
+    for number, tensor in enumerate(bound.tensors, first):
+        segment = Segment(tensor.name, number, tensor.array)
+        segment.place = tensor.place
+        bound.data[tensor.at : tensor.at + POINTER_BYTES] = segment.pointer.to_bytes(POINTER_BYTES, "little")
+        segments.append(segment)
+    return segments
 
 
 def unwritten_parts(

@@ -17,7 +17,8 @@ from .registry import Plan
 def sharing_of(instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable]) -> Sharing:
     """The facts about a kernel with these parameters, the device functions that it calls included."""
     reach = reached(instructions, plans, params)
-    stores = [r for i, r in zip(instructions, reach, strict=True) if may_write(i)]
+    # A store whose address comes from nowhere that is known may go anywhere.
+    stores = [r or (ANYWHERE if touches(i, {"global"}) else r) for i, r in zip(instructions, reach, strict=True) if may_write(i)]
     written = frozenset[Place]().union(*stores)
     return Sharing(
         min((width(i) for i in instructions if touches(i, {"shared", "shared::cta"})), default=WIDEST),
