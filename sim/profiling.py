@@ -15,8 +15,8 @@ from typing import Any
 from cupyflash.nvrtc import compile_to_ptx
 from cupyflash.sim.ptx import Counts, Launch, Module, Traffic
 from cupyflash.sim.ptx.module import triple
-from cupyflash.sim.ptx.names import base_name, find_kernel
-from cupyflash.sim.ptx.syntax import Line
+from cupyflash.sim.ptx.text.names import base_name, find_kernel
+from cupyflash.sim.ptx.text.syntax import Line
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from test_ptx_harness import compile_cuda
 
 from cupyflash import Device, Problem, plan
 from cupyflash.sim.execution import allocate, run
-from cupyflash.sim.ptx.lanes import Lanes, Wave
-from cupyflash.sim.ptx.ops.tensor import HALF_VALUES, widen_halves
-from cupyflash.sim.ptx.patterns import REMEMBERED_LANES, wavefronts
+from cupyflash.sim.ptx.decode.ops.tensor import HALF_VALUES, widen_halves
+from cupyflash.sim.ptx.state.lanes import Lanes, Wave
+from cupyflash.sim.ptx.state.patterns import REMEMBERED_LANES, wavefronts
 from suites import wide
 
 SIZES = [1, 2, 4, 8, 16]

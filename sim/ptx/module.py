@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from . import ops
-from .code import Code
-from .counters import Counters, Tally, Traffic
-from .findings import Finding, Findings
-from .functions import BUILTINS, address_taken, function_addresses, refuse_shared_frames
-from .machine import Geometry, Machine, Setup
-from .memory import UNWRITTEN, Memory, Observer, Segment, mark_unwritten
-from .names import find_kernel
-from .ops.registry import Call, Plan, replace
-from .parameters import Tensor, bind
-from .parser import parse
-from .races import Races
-from .steps import MAX_STEPS
-from .syntax import Function, Program
-from .types import Array, Unsupported, UnsupportedPTX
+from .decode.calls import function_addresses
+from .decode.code import Code
+from .decode.resolve import decode_all
+from .execute.machine import Geometry, Machine, Setup
+from .execute.steps import MAX_STEPS
+from .memory.memory import Memory, Observer
+from .order.races import Races
+from .parameters import POINTER_BYTES, Bound, Tensor, bind
+from .report.counters import Counters, Tally, Traffic
+from .report.findings import Finding, Findings
+from .state.segments import UNWRITTEN, Segment, mark_unwritten
+from .text.names import find_kernel
+from .text.parser import parse
+from .text.syntax import Program
+from .text.types import Array
 
 
 @dataclass(frozen=True)
@@ -154,30 +153,13 @@ class Module:
         if max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {max_steps}")
         code = self.code(kernel)
-        numbers = itertools.count()
-        segments: list[Segment] = []
-        symbols = function_addresses(self.program)
-        for variable, data in self._variables.items():
-            space = self.program.variables[variable].space
-            segment = Segment(variable, next(numbers), data, space)
-            segment.writable = space == "global"
-            segments.append(segment)
-            symbols[variable] = segment.start
-        for variable in self._variables:
-            for offset, target, plus, width in self.program.variables[variable].pointers:
-                address = np.uint64(symbols[target] + plus)
-                self._variables[variable][offset : offset + width] = np.array([address]).view(np.uint8)[:width]
+        segments, symbols = self._placed_variables()
         bound = bind(kernel, code.params, args, self._variables)
-        tensors: list[Segment] = []
-        for tensor in bound.tensors:
-            segment = Segment(tensor.name, next(numbers), tensor.array)
-            segment.place = tensor.place
-            tensors.append(segment)
-            bound.data[tensor.at : tensor.at + 8] = segment.pointer.to_bytes(8, "little")
+        tensors = placed_tensors(bound, len(segments))
         packed = bytes(bound.data)
-        block_bytes = np.frombuffer(packed or b"\0", np.uint8)
-        params = Segment("parameters", next(numbers), block_bytes, "param")
-        workspace = Segment("grid workspace", next(numbers), np.zeros(64, np.uint8))
+        number = len(segments) + len(tensors)
+        params = Segment("parameters", number, np.frombuffer(packed or b"\0", np.uint8), "param")
+        workspace = Segment("grid workspace", number + 1, np.zeros(64, np.uint8))
         symbols |= {name: params.start + offset for name, offset in bound.offsets.items()}
         parts = unwritten_parts(bound.tensors, tensors, unwritten)
         mark_unwritten(parts, [*segments, *tensors])
@@ -186,16 +168,32 @@ class Module:
         memory = Memory([*segments, *tensors, params, workspace], shared_size, code.local.size, findings, tally)
         memory.observer = observer
         if races:
-            memory.races = Races(code, [*segments, *tensors, workspace], memory.shared_stride, findings, geometry.blocks)
+            watched = [*segments, *tensors, workspace]
+            memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)
         schedule = seed, on_barrier, max_steps
         setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate)
         Machine(code, setup, memory, findings, tally).run()
-        counters = tally.fold(code)
+        counters = tally.fold(code.executed())
         # A tensor that nobody touched has traffic, too: none.
         counters.traffic = {s.name: counters.traffic.get(s.name, Traffic()) for s in (*tensors, *segments)}
         left = {segment.name: segment.array_states() == UNWRITTEN for segment, _ in parts if segment.array.size}
         still = {name: where for name, where in left.items() if where.any()}
         return Launch(counters, counters.traffic, tuple(findings.items), findings.total, still)
+
+    def _placed_variables(self) -> tuple[list[Segment], dict[str, int]]:
+        """The module's variables as tensors, pointers among them filled in; the addresses of variables and functions."""
+        segments: list[Segment] = []
+        symbols = function_addresses(self.program)
+        for name, data in self._variables.items():
+            segment = Segment(name, len(segments), data, self.program.variables[name].space)
+            segment.writable = segment.space == "global"
+            segments.append(segment)
+            symbols[name] = segment.start
+        for name, data in self._variables.items():
+            for offset, target, plus, width in self.program.variables[name].pointers:
+                address = np.uint64(symbols[target] + plus)
+                data[offset : offset + width] = np.array([address]).view(np.uint8)[:width]
+        return segments, symbols
 
     def tensors(self, kernel: str | None, args: Mapping[str, Any] | Sequence[Any]) -> dict[str, Array]:
         """The arrays among a kernel's arguments by the names that a launch gives them. Raises as `launch`."""
@@ -207,6 +205,17 @@ class Module:
         if found is None:
             found = self._codes[kernel] = Code(self.program, kernel, self._plans)
         return found
+
+
+def placed_tensors(bound: Bound, first: int) -> list[Segment]:
+    """The tensors of a launch at virtual addresses, numbered from `first`; their pointers are in `bound.data` afterwards."""
+    segments = []
+    for number, tensor in enumerate(bound.tensors, first):
+        segment = Segment(tensor.name, number, tensor.array)
+        segment.place = tensor.place
+        bound.data[tensor.at : tensor.at + POINTER_BYTES] = segment.pointer.to_bytes(POINTER_BYTES, "little")
+        segments.append(segment)
+    return segments
 
 
 def unwritten_parts(
@@ -233,43 +242,3 @@ def collection_paused() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def decode_all(program: Program) -> dict[str, list[Plan]]:
-    """Plans of all functions. Raises `UnsupportedPTX` with every instruction that has none."""
-    plans: dict[str, list[Plan]] = {}
-    bad = list(program.unsupported)
-    for function in program.functions.values():
-        plans[function.name] = []
-        for instruction in function.instructions:
-            try:
-                plan = ops.decode(instruction)
-                if isinstance(plan.control, Call):
-                    plan = resolve_call(program, function, plan, plan.control)
-                plans[function.name].append(plan)
-            except Unsupported as error:
-                bad.append((instruction.line, instruction.text, str(error)))
-    if not bad:
-        bad += refuse_shared_frames(program, plans)
-    if bad:
-        raise UnsupportedPTX(sorted(bad))
-    return plans
-
-
-def resolve_call(program: Program, caller: Function, plan: Plan, control: Call) -> Plan:
-    """The plan with what the call can reach: one function, one of the device, or all that fit a call through a pointer."""
-    if not control.function:
-        sizes = {v.name: v.size for v in caller.variables}
-        wanted = [[sizes[name] for name in names] for names in (control.arguments, control.results)]
-        fit = tuple(
-            name
-            for name in sorted(address_taken(program))
-            if [[v.size for v in part] for part in (program.functions[name].params, program.functions[name].returns)] == wanted
-        )
-        return replace(plan, control=replace(control, candidates=fit))
-    function = program.functions.get(control.function)
-    if function is not None and function.defined:
-        return plan
-    if BUILTINS.get(control.function) == len(control.arguments):
-        return replace(plan, control=replace(control, function="", builtin=control.function))
-    raise Unsupported(f"function {control.function} has no body")

@@ -16,9 +16,9 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from .sharing import Field, Place
-from .syntax import Variable
-from .types import Array
+from .state.segments import Field, Place
+from .text.syntax import Variable
+from .text.types import Array
 
 POINTER_BYTES = 8
 
