@@ -10,7 +10,7 @@ import numpy as np
 from cupyflash.arrays import Array, Layout
 from cupyflash.binding import by_tensor
 from cupyflash.dispatch import as_array, as_integers, device_of, placed, refuse_out, target
-from cupyflash.launcher import Prepared, kept, lengths_on_device, prepare
+from cupyflash.launcher import Prepared, kept, prepare, require_lengths, vectors_on_device
 from cupyflash.options import Options, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import plan
@@ -85,7 +85,8 @@ def attention(
         call = kept(_prepare, gpu, arrays | lengths, options, algorithm, tiling, bool(return_lse))
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
-        inputs |= lengths_on_device(gpu, lengths, inputs["k"].shape[-2])
+        require_lengths(gpu, inputs | lengths)
+        inputs |= vectors_on_device(gpu, inputs | lengths)
         made = call.launch(by_tensor(inputs if out is None else inputs | {"out": arrays["out"]}))
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o

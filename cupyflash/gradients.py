@@ -19,10 +19,10 @@ from cupyflash.launcher import (
     Prepared,
     as_contiguous,
     hold_for_graph,
-    integers_on_device,
     kept,
-    lengths_on_device,
     prepare,
+    require_lengths,
+    vectors_on_device,
     zeros,
 )
 from cupyflash.options import ARRAYS, Options, require_choice, require_flag
@@ -80,7 +80,8 @@ def attention_backward(
     gpu, beside = placed(arrays, lengths)
     with device_of(gpu, **arrays, **beside):
         call = kept(_prepare, gpu, _readable(arrays | lengths), options, ways)
-        arrays |= lengths_on_device(gpu, lengths, arrays["k"].shape[-2])
+        require_lengths(gpu, arrays | lengths)
+        arrays |= vectors_on_device(gpu, arrays | lengths)
         arrays |= _beside(gpu, arrays)
         if return_dbias:
             arrays["dbias"] = zeros(gpu, arrays["bias"].shape, np.float32)
@@ -172,9 +173,8 @@ def attention_varlen_backward(
     with device_of(gpu, **arrays, **beside):
         longest = max_seqlen_q, max_seqlen_k
         call = varlen.kept_sequences((_posed, _prepare_varlen), gpu, _readable(arrays), bounds, longest, options, ways)
-        on_device = integers_on_device(gpu, bounds)
-        arrays |= _beside(gpu, arrays)
-        made = call.launch(by_tensor(arrays | on_device))
+        arrays |= vectors_on_device(gpu, arrays | bounds) | _beside(gpu, arrays)
+        made = call.launch(by_tensor(arrays))
     return made["dQ"], made["dK"], made["dV"]
 
 

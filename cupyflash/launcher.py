@@ -21,8 +21,8 @@ from cupyflash.options import check_key_lengths
 from cupyflash.schedules import Kernel, TileSchedule
 from cupyflash.simulated import PreparedSimulation, Simulation
 
-# What the kernels are given contiguous, as int32
-INTEGERS = ("key_lengths", "cu_seqlens_q", "cu_seqlens_k")
+# What the kernels are given contiguous and of one type, whatever a call has
+VECTORS: dict[str, type[np.generic]] = {"key_lengths": np.int32, "cu_seqlens_q": np.int32, "cu_seqlens_k": np.int32}
 
 
 class Prepared:
@@ -78,9 +78,9 @@ def prepare(
     the schedule.
     """
     workspaces = {name: Layout.contiguous(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
-    integers = {name: Layout.contiguous(arrays[name].shape, np.int32) for name in INTEGERS if arrays.get(name) is not None}
+    vectors = {name: Layout.contiguous(arrays[name].shape, kind) for name, kind in VECTORS.items() if arrays.get(name) is not None}
     kernels = schedule.kernels()  # refuses what no kernel runs
-    values = argument_values(schedule, {**arrays, **integers, **workspaces})
+    values = argument_values(schedule, {**arrays, **vectors, **workspaces})
     if simulation is None:
         return Prepared(kernels, values, outputs, workspaces)
     return PreparedSimulation(simulation, schedule, values, outputs, workspaces)
@@ -126,26 +126,26 @@ def as_contiguous(gpu: bool, array: Any, dtype: type[np.generic]) -> Any:
     return converted
 
 
-def integers_on_device(gpu: bool, integers: Mapping[str, Any]) -> dict[str, Any]:
-    """Integers as the kernels take them, contiguous and of int32.
+def vectors_on_device(gpu: bool, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `VECTORS` among the arrays, as the kernels take them.
 
     ValueError while a CUDA graph is captured for NumPy's, whose copy cannot be part of the graph.
     """
-    on_host = [name for name, array in integers.items() if isinstance(array, np.ndarray)]
+    vectors = {name: arrays[name] for name in VECTORS if name in arrays}
+    on_host = [name for name, array in vectors.items() if isinstance(array, np.ndarray)]
     if gpu and on_host and capturing():
         raise ValueError(
             f"{on_host[0]} must be on the GPU while a CUDA graph is captured, since a copy from the host cannot be part of it: "
             f"pass cupy.asarray({on_host[0]}, dtype=cupy.int32), made before the capture"
         )
-    return {name: as_contiguous(gpu, array, np.int32) for name, array in integers.items()}
+    return {name: as_contiguous(gpu, array, VECTORS[name]) for name, array in vectors.items()}
 
 
-def lengths_on_device(gpu: bool, lengths: Mapping[str, Any], keys: int) -> dict[str, Any]:
-    """The same of `key_lengths`, if given; NumPy's, of arrays on a GPU, are looked at first: ValueError above `keys`."""
-    for array in lengths.values():
-        if gpu and isinstance(array, np.ndarray):
-            check_key_lengths(array.tolist(), len(array), keys)
-    return integers_on_device(gpu, lengths)
+def require_lengths(gpu: bool, arrays: Mapping[str, Any]) -> None:
+    """ValueError for `key_lengths` on the host, of arrays on a GPU, that are longer than k."""
+    lengths = arrays.get("key_lengths")
+    if gpu and isinstance(lengths, np.ndarray):
+        check_key_lengths(lengths.tolist(), len(lengths), arrays["k"].shape[-2])
 
 
 def zeros(gpu: bool, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:

@@ -117,15 +117,10 @@ class Options:
 
     def beside(self, arrays: Mapping[str, Any]) -> Options:
         """The same with the arrays that come beside q, k and v, by name: what NumPy's key lengths and block mask say is known."""
-        lengths, blocks = arrays.get("key_lengths"), arrays.get("block_mask")
-        return replace(
-            self,
-            mask=arrays.get("mask") is not None,
-            bias=arrays.get("bias") is not None,
-            padded=lengths is not None,
-            key_lengths=tuple(lengths.tolist()) if isinstance(lengths, np.ndarray) else None,
-            block_mask=blocks,
-        )
+        lengths = arrays.get("key_lengths")
+        said: dict[str, Any] = {name: arrays.get(name) is not None for name in ARRAYS if name in FLAGS}
+        said |= {"padded": lengths is not None, "block_mask": arrays.get("block_mask")}
+        return replace(self, **said, key_lengths=tuple(lengths.tolist()) if isinstance(lengths, np.ndarray) else None)
 
     def sized(self, batch: int, heads: int, keys: int) -> Options:
         """The same for so many batches, heads and keys. TypeError or ValueError for key lengths or a block mask of others."""

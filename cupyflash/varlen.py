@@ -13,7 +13,7 @@ import numpy as np
 from cupyflash.arrays import Array, Layout
 from cupyflash.binding import by_tensor
 from cupyflash.dispatch import as_array, as_integers, device_of, placed, refuse_out, target
-from cupyflash.launcher import Prepared, capturing, integers_on_device, kept, prepare
+from cupyflash.launcher import Prepared, capturing, kept, prepare, vectors_on_device
 from cupyflash.options import MAX_LENGTH, Options, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import plan_varlen
@@ -65,8 +65,7 @@ def attention_varlen(
         call = kept_sequences((posed, _prepare), gpu, arrays, bounds, longest, options, tiling, bool(return_lse))
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
-        on_device = integers_on_device(gpu, bounds)
-        made = call.launch(by_tensor(arrays | on_device))
+        made = call.launch(by_tensor(arrays | vectors_on_device(gpu, arrays | bounds)))
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
 
@@ -147,7 +146,7 @@ def pose(
 def posed(gpu: bool, arrays: Mapping[str, Any], options: Options) -> Problem:
     """As many sequences as there are, of lengths that are yet to be looked at."""
     bounds = {name: arrays[name] for name in BOUNDS}
-    heads = {name: array for name, array in arrays.items() if name not in bounds}
+    heads = {name: array for name, array in arrays.items() if name in ("q", "k", "v", "out")}
     _check_shapes(**heads)
     for name, cu_seqlens in bounds.items():
         if cu_seqlens.dtype != np.int32:
@@ -158,7 +157,8 @@ def posed(gpu: bool, arrays: Mapping[str, Any], options: Options) -> Problem:
     if second != first:
         raise ValueError(f"cu_seqlens_k must have cu_seqlens_q's shape {first}, got {second}")
     views = {name: heads_first(array) for name, array in heads.items()}
-    return replace(Problem.from_arrays(**views, options=options), batch=first[0] - 1)
+    beside = {name: array for name, array in arrays.items() if name not in heads and name not in bounds}
+    return replace(Problem.from_arrays(**views, **beside, options=options), batch=first[0] - 1)
 
 
 def sequences(

@@ -12,7 +12,7 @@ from cupyflash.arrays import check_array, numpy_dtype
 from cupyflash.binding import argument_values, by_tensor
 from cupyflash.compiler import ptx
 from cupyflash.gradients import check_beside
-from cupyflash.launcher import INTEGERS
+from cupyflash.launcher import VECTORS
 from cupyflash.params import flat
 from cupyflash.problem import Problem
 from cupyflash.rows import Rows, softmax_values
@@ -142,8 +142,8 @@ def run_backward(
 
 def _as_given(arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
     """A call's arrays as the kernels take them: by their names for them, integers as int32 and contiguous."""
-    integers = {name: np.ascontiguousarray(arrays[name], np.int32) for name in INTEGERS if arrays.get(name) is not None}
-    return by_tensor({**arrays, **integers})
+    vectors = {name: np.ascontiguousarray(arrays[name], kind) for name, kind in VECTORS.items() if arrays.get(name) is not None}
+    return by_tensor({**arrays, **vectors})
 
 
 def execute_varlen(schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None) -> Execution:

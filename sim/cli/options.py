@@ -15,7 +15,7 @@ import click
 from cupyflash.arrays import ITEMSIZE, MAX_ALIGNMENT
 from cupyflash.attention import ALGORITHMS
 from cupyflash.device import Device
-from cupyflash.options import Window
+from cupyflash.options import FLAGS, Window
 from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule, plan, plan_backward
 from cupyflash.sim.cli.show import NAMES, describe, flat
@@ -198,10 +198,8 @@ class Request:
             given["seqlen"] if seqlen_k is None else seqlen_k,
             given["head_dim"],
             given["dtype"],
-            causal=given["causal"],
             head_dim_v=given["head_dim_v"],
-            mask=given["mask"],
-            bias=given["bias"],
+            **{name: given[name] for name in FLAGS if name in given},
             padded=key_lengths is not None,
             key_lengths=None if key_lengths is None else parse_lengths(key_lengths),
             window=None if window is None else parse_window(window),

@@ -13,6 +13,7 @@ import click
 import numpy as np
 
 from cupyflash.device import Device
+from cupyflash.options import FLAGS
 from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule
 from cupyflash.sim import text
@@ -59,7 +60,7 @@ def describe(problem: Problem, swept: Sequence[str] = ()) -> str:
         "head_dim_v": f"d_v {p.head_dim_v}" if p.head_dim_v != p.head_dim else "",
         "dtype": p.dtype,
     }
-    masks = [name for name in ("causal", "mask", "bias") if getattr(p.options, name)] + ["key lengths"] * p.options.padded
+    masks = [name for name in FLAGS if getattr(p.options, name) and name != "padded"] + ["key lengths"] * p.options.padded
     if p.options.window:
         masks.append("window of {} and {}".format(*("-" if side is None else side for side in p.options.window)))
     return ", ".join([size for name, size in sizes.items() if size and name not in swept] + masks)
