@@ -101,14 +101,15 @@ def bind(kernel: str, params: Sequence[Variable], args: Mapping[str, Any] | Sequ
         piece = argument(kernel, name, value, param)
         bound.data += piece.data
         found += [(pointer, param, at) for pointer in piece.pointers]
-    many = Counter(pointer.own for pointer, _, _ in found) + Counter(set(taken))
+    owners = dict.fromkeys(taken, 1)
+    for pointer, _, _ in found:
+        owners[pointer.own] = owners.get(pointer.own, 0) + 1
     for pointer, param, at in found:
-        name = pointer.own if many[pointer.own] == 1 else pointer.path
+        name = pointer.own if owners[pointer.own] == 1 else pointer.path
+        if any(tensor.name == name for tensor in bound.tensors):
+            raise TypeError(f"{kernel}: two tensors would be named {name!r}; give the arguments other names")
         place = Field(param.name, pointer.offset) if param.is_array else param.name
         bound.tensors.append(Tensor(name, pointer.path, pointer.array, place, at + pointer.offset))
-    twice = [name for name, count in Counter(tensor.name for tensor in bound.tensors).items() if count > 1]
-    if twice:
-        raise TypeError(f"{kernel}: two tensors would be named {twice[0]!r}; give the arguments other names")
     return bound
 
 
