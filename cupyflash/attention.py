@@ -9,7 +9,7 @@ import numpy as np
 
 from cupyflash.arrays import Array, Layout
 from cupyflash.binding import by_tensor
-from cupyflash.dispatch import as_array, as_integers, device_of, placed, refuse_out, target
+from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, refuse_out, target
 from cupyflash.launcher import Prepared, kept, prepare, require_lengths, vectors_on_device
 from cupyflash.options import Options, require_choice, require_flag
 from cupyflash.problem import Problem
@@ -75,8 +75,7 @@ def attention(
     options = Options.asked(causal, window, scale)
     require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
-    given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "block_mask": block_mask}
-    inputs = {name: as_array(name, array) for name, array in given.items() if name in "qkv" or array is not None}
+    inputs = as_arrays(q=q, k=k, v=v, mask=mask, bias=bias, block_mask=block_mask)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, beside = placed(arrays, lengths)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,10 +14,11 @@ from cupyflash.arrays import Array, Layout, check_array, check_operand, last_axi
 from cupyflash.attention import attention
 from cupyflash.binding import by_tensor
 from cupyflash.device import Device
-from cupyflash.dispatch import as_array, as_integers, device_of, placed, target
+from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, target
 from cupyflash.launcher import (
     Prepared,
     as_contiguous,
+    held_for_graph,
     hold_for_graph,
     kept,
     prepare,
@@ -72,10 +73,7 @@ def attention_backward(
     """
     options = Options.asked(causal, window, scale)
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=bias)
-    given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
-    masks = {"mask": mask, "bias": bias, "block_mask": block_mask}
-    given |= {name: array for name, array in masks.items() if array is not None}
-    arrays = {name: as_array(name, array) for name, array in given.items()}
+    arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, mask=mask, bias=bias, block_mask=block_mask)
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, beside = placed(arrays, lengths)
     with device_of(gpu, **arrays, **beside):
@@ -86,7 +84,7 @@ def attention_backward(
         if return_dbias:
             arrays["dbias"] = zeros(gpu, arrays["bias"].shape, np.float32)
         made = call.launch(by_tensor(arrays))
-    gradients = (made["dQ"], made["dK"], made["dV"])
+    gradients = tuple(_returned(gpu, made))
     return (*gradients, arrays["dbias"].astype(arrays["q"].dtype)) if return_dbias else gradients
 
 
@@ -114,9 +112,27 @@ def _prepare(gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Way
     problem = _aligned(problem, check_beside(arrays, arrays["q"].shape[:-1]))
     device, simulation = target(gpu)
     schedule = _planned(problem, device, ways, arrays.get("bias"))
-    made = _made(arrays)
+    made = _made(arrays) | _of_rows(schedule, arrays)
     sums = {"dbias": Layout.contiguous(arrays["bias"].shape, np.float32)} if ways.dbias else {}
     return prepare(schedule, simulation, by_tensor(arrays) | made | sums, made)
+
+
+def _of_rows(schedule: BackwardSchedule, arrays: Mapping[str, Array]) -> dict[str, Layout]:
+    """What the kernels make for each row."""
+    return {name: Layout.contiguous(arrays["lse"].shape, np.float32) for name in schedule.row_results}
+
+
+def _returned(gpu: bool, made: Mapping[str, Any]) -> Iterator[Any]:
+    """What a call returns: of what the kernels made for each row, the sums over a head's, (h,)."""
+    for name, array in made.items():
+        with held_for_graph(gpu):
+            yield array if name in ("dQ", "dK", "dV") else of_heads(array)
+
+
+def of_heads(rows: Any) -> Any:
+    """The sums over each head's rows, (h,), of an array (..., h, n) or (n,) of NumPy or CuPy."""
+    heads = rows.shape[-2] if rows.ndim > 1 else 1
+    return rows.reshape(-1, heads, rows.shape[-1]).sum(axis=(0, 2))
 
 
 def _aligned(problem: Problem, alignment: int) -> Problem:
@@ -160,22 +176,21 @@ def attention_varlen_backward(
     scale: float | None = None,
     tiling: TilingChoice = None,
     deterministic: bool = False,
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, ...]:
     """dq, dk and dv of `attention_varlen`, whose out and lse these are; shapes as there, dout as out. Else as `attention_backward`.
 
     On a GPU pass both `max_seqlen`, or the bounds as NumPy arrays, as there.
     """
     options = Options.asked(causal, window, scale, packed=True)
     ways = _ways("fa2", tiling, deterministic=deterministic, dbias=False, bias=None)
-    given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
-    arrays = {name: as_array(name, array) for name, array in given.items()}
+    arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse)
     gpu, bounds, beside = varlen.bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
     with device_of(gpu, **arrays, **beside):
         longest = max_seqlen_q, max_seqlen_k
         call = varlen.kept_sequences((_posed, _prepare_varlen), gpu, _readable(arrays), bounds, longest, options, ways)
         arrays |= vectors_on_device(gpu, arrays | bounds) | _beside(gpu, arrays)
         made = call.launch(by_tensor(arrays))
-    return made["dQ"], made["dK"], made["dV"]
+    return tuple(_returned(gpu, made))
 
 
 def _posed(gpu: bool, arrays: Mapping[str, Any], options: Options) -> Problem:
@@ -191,7 +206,7 @@ def _prepare_varlen(
     device, simulation = target(gpu)
     totals, each = (arrays["q"].shape[0], arrays["k"].shape[0]), sequences.lengths
     schedule = plan_varlen_backward(problem, device, each, ways.tiling, deterministic=ways.deterministic, totals=totals)
-    made, tensors = _made(arrays), by_tensor(arrays)
+    made, tensors = _made(arrays) | _of_rows(schedule, arrays), by_tensor(arrays)
     views = {name: varlen.heads_first(array) for name, array in (tensors | made).items() if name in ROWS}
     return prepare(schedule, simulation, tensors | made | views, made)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from cupyflash.arrays import Array, Layout
 from cupyflash.binding import by_tensor
-from cupyflash.dispatch import as_array, as_integers, device_of, placed, refuse_out, target
+from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, refuse_out, target
 from cupyflash.launcher import Prepared, capturing, kept, prepare, vectors_on_device
 from cupyflash.options import MAX_LENGTH, Options, require_flag
 from cupyflash.problem import Problem
@@ -57,7 +57,7 @@ def attention_varlen(
     """
     options = Options.asked(causal, window, scale, packed=True)
     require_flag("return_lse", return_lse)
-    inputs = {name: as_array(name, array) for name, array in (("q", q), ("k", k), ("v", v))}
+    inputs = as_arrays(q=q, k=k, v=v)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     gpu, bounds, beside = bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
     with device_of(gpu, **arrays, **beside):

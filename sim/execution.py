@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from cupyflash.arrays import check_array, numpy_dtype
 from cupyflash.binding import argument_values, by_tensor
 from cupyflash.compiler import ptx
-from cupyflash.gradients import check_beside
+from cupyflash.gradients import check_beside, of_heads
 from cupyflash.launcher import VECTORS
 from cupyflash.params import flat
 from cupyflash.problem import Problem
@@ -86,7 +86,8 @@ def _require_numpy(**arrays: object) -> None:
 
 @dataclass(frozen=True)
 class BackwardExecution:
-    """What executing a backward schedule gave: gradients of q's dtype and the shapes of q, k and v; the rest as `Execution`."""
+    """What executing a backward schedule gave: gradients of q's dtype and the shapes of q, k and v; `rows` has what the schedule
+    makes for each row; the rest as `Execution`."""
 
     dq: np.ndarray
     dk: np.ndarray
@@ -94,6 +95,12 @@ class BackwardExecution:
     traffic: Traffic
     counters: dict[str, Counters]
     findings: tuple[Finding, ...]
+    rows: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def gradients(self) -> dict[str, np.ndarray]:
+        """By the kernels' names; of what a head has one number of, its own."""
+        return {"dQ": self.dq, "dK": self.dk, "dV": self.dv, **{name: of_heads(rows) for name, rows in self.rows.items()}}
 
 
 def execute_backward(
@@ -127,8 +134,13 @@ def execute_backward(
         )
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": np.ascontiguousarray(lse), "dout": dout, **beside}
-    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias}
-    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed))
+    rows = _of_rows(schedule, lse)
+    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows}
+    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)
+
+
+def _of_rows(schedule: BackwardSchedule, lse: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: np.empty(lse.shape, np.float32) for name in schedule.row_results}
 
 
 def run_backward(
@@ -137,7 +149,7 @@ def run_backward(
     """Run a backward schedule's kernels into given gradients; `arrays` by `attention_backward`'s names, and dQ, dK, dV, dbias."""
     workspaces = allocate(schedule)
     values = argument_values(schedule, _as_given({**arrays, **workspaces}))
-    return run_kernels(schedule, values, (*schedule.results, *workspaces), seed=seed)
+    return run_kernels(schedule, values, (*schedule.results, *schedule.row_results, *workspaces), seed=seed)
 
 
 def _as_given(arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
@@ -146,17 +158,19 @@ def _as_given(arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
     return by_tensor({**arrays, **vectors})
 
 
-def execute_varlen(schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None) -> Execution:
+def execute_varlen(
+    schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None, **beside: np.ndarray | None
+) -> Execution:
     """Run the real kernel on packed sequences, q (total_q, h, d), k and v likewise; `lse` is (h, total_q).
 
     `seed` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another problem.
     """
     require_schedule(schedule, VarlenSchedule, "plan_varlen")
-    bounds = _posed_varlen(schedule, q, k, v)
+    bounds = _posed_varlen(schedule, q, k, v, beside)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
     views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
-    return replace(run(schedule, {**views, "lse": lse, **bounds}, seed=seed), out=out)
+    return replace(run(schedule, {**views, "lse": lse, **bounds, **beside}, seed=seed), out=out)
 
 
 def execute_varlen_backward(
@@ -169,31 +183,37 @@ def execute_varlen_backward(
     lse: np.ndarray,
     *,
     seed: int | None = None,
+    **beside: np.ndarray | None,
 ) -> BackwardExecution:
     """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed` as in `execute`.
 
     Raises as `execute_varlen` does.
     """
     require_schedule(schedule, VarlenBackwardSchedule, "plan_varlen_backward")
-    bounds = _posed_varlen(schedule, q, k, v)
+    bounds = _posed_varlen(schedule, q, k, v, beside)
     check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[1::-1])
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
     named = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dQ": dq, "dK": dk, "dV": dv}
-    arrays = {name: heads_first(array) for name, array in named.items()} | {"lse": np.ascontiguousarray(lse)} | bounds
-    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays, seed=seed))
+    arrays = {name: heads_first(array) for name, array in named.items()} | {"lse": np.ascontiguousarray(lse)} | bounds | beside
+    rows = _of_rows(schedule, lse)
+    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | rows, seed=seed), rows)
 
 
 def _posed_varlen(
-    schedule: VarlenSchedule | VarlenBackwardSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray
+    schedule: VarlenSchedule | VarlenBackwardSchedule,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    beside: Mapping[str, np.ndarray | None],
 ) -> dict[str, np.ndarray]:
     """The sequences' bounds. ValueError when the schedule does not say their lengths, or the arrays pose another problem."""
-    _require_numpy(q=q, k=k, v=v)
+    _require_numpy(q=q, k=k, v=v, **beside)
     if schedule.seqlens is None:
         raise ValueError("schedule must say how long its sequences are (seqlens)")
     p = schedule.problem
     lengths = np.array(schedule.seqlens, np.int64).reshape(-1, 2)
     bounds = {f"cu_seqlens_{side}": np.cumsum([0, *lengths[:, place]], dtype=np.int32) for place, side in enumerate("qk")}
-    posed, _ = pose({"q": q, "k": k, "v": v, **bounds}, p.options, p.seqlen_q, p.seqlen_k)
+    posed, _ = pose({"q": q, "k": k, "v": v, **bounds, **beside}, p.options, p.seqlen_q, p.seqlen_k)
     _require_same(posed, p)
     return bounds
 

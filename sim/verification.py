@@ -125,8 +125,7 @@ def _backward(schedule: BackwardSchedule, inputs: Inputs, dout: np.ndarray, seed
     made = forward(inputs)
     out, lse = made.O.astype(inputs.q.dtype), made.L.astype(np.float32)
     execution = execute_backward(schedule, dout, *inputs.qkv, out, lse, **inputs.beside, seed=seed)
-    gradients = {"dQ": execution.dq, "dK": execution.dk, "dV": execution.dv}
-    numbers = measure_gradients(gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
+    numbers = measure_gradients(execution.gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
     return execution.traffic, numbers, execution.findings
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import numpy_dtype
+from cupyflash.gradients import of_heads
 from cupyflash.options import Options
 from cupyflash.problem import Problem
 from cupyflash.sim.inputs import Inputs
@@ -161,10 +162,11 @@ def measure_gradients(
     rough = [plain_gradients(dout, inputs, from_out=from_out) for from_out in (False, True)]
     dO, Q, K = (np.abs(array.astype(np.float64)) for array in (dout, inputs.q, inputs.k))
     left = np.abs(exact.P * (exact.dP - exact.D))
-    terms = {name: np.abs(sums) for name, sums in products(inputs, exact.P, left, dO, Q, K).items()} | {"dbias": left}
+    terms = {name: np.abs(gradient) for name, gradient in exact.gradients.items()} | {"dbias": left}
+    terms |= {name: np.abs(sums) for name, sums in products(inputs, exact.P, left, dO, Q, K).items()}
     cancels = (exact.P * (np.abs(exact.dP) + np.abs(exact.D))).max(initial=0)
     scale = abs(p.softmax_scale)
-    cancelled = {"dQ": scale * cancels * K.max(initial=0), "dK": scale * cancels * Q.max(initial=0), "dV": 0.0, "dbias": cancels}
+    cancelled = {"dQ": scale * cancels * K.max(initial=0), "dK": scale * cancels * Q.max(initial=0), "dV": 0.0}
     S, L = masked_scores(inputs), forward(inputs).L
     of_lse, of_score = (ulp(np.abs(x[np.isfinite(x)]).max(initial=0), np.float32) for x in (L, S))
     numbers = {}
@@ -175,13 +177,15 @@ def measure_gradients(
             _largest(ours, expected),
             2 * max(_largest(each, expected) for each in plainly)
             + 2 * ulp(np.abs(expected).max(initial=0), ours.dtype)
-            + 2 * ulp(cancelled[name], np.float32) * sums
-            + (of_lse / 2 + 2 * of_score) * max(term.max(initial=0), cancelled[name] if from_weights else 0.0),
+            + 2 * ulp(cancelled.get(name, cancels), np.float32) * sums
+            + (of_lse / 2 + 2 * of_score) * max(term.max(initial=0), cancelled.get(name, cancels) if from_weights else 0.0),
         )
     return numbers
 
 
 def _summed(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """The gradient of an array of `shape` that was broadcast to the axes of `gradient`."""
+    if len(shape) == 1:  # a number a head, of which each row had one
+        return np.asarray(of_heads(gradient), np.float64)
     axes = tuple(axis for axis, length in enumerate(shape) if length == 1)
     return gradient.sum(axis=axes, keepdims=True, dtype=np.float64) if axes else gradient

@@ -41,6 +41,11 @@ class BackwardSchedule(TileSchedule):
     mask_blocks: tuple[int, int] | None = None
 
     @property
+    def row_results(self) -> tuple[str, ...]:
+        """What the kernels make for each row besides, in float32 and of L's shape: the gradient of what a head has one of."""
+        return ()
+
+    @property
     def group(self) -> int:
         """Query heads that share a key head."""
         p = self.problem
