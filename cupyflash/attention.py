@@ -50,9 +50,10 @@ def attention(
     `key_lengths`, integers of shape (b,) from 0 to n_k in an array or a list, says how many keys each batch has; what k and v
     hold behind them is never read. `block_mask`, of bool, (b or 1, h or 1, Tr, Tc) with fewer axes at will, keeps blocks of
     `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
-    and "fa2"). The masks add up. A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight
-    zero, but a NaN or infinity in a masked row of v may still show in rows that share a tile with it. (Lengths on a GPU are
-    not looked at beforehand: one that is out of range there is taken as 0 or n_k.)
+    and "fa2"). The masks add up.
+    A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight zero, but a NaN or infinity in a
+    masked row of v may still show in rows that share a tile with it. (Lengths on a GPU are not looked at beforehand: one that is
+    out of range there is taken as 0 or n_k.)
 
     `algorithm`: "auto", the default, runs "fa2", FlashAttention-2, whose tile is the one that a model of the chip predicts to be
     fastest, and not the FlashAttention paper's Bc = ceil(M / 4d), Br = min(Bc, d). "fa1" (FlashAttention, Algorithm 1) is that

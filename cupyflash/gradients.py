@@ -68,8 +68,9 @@ def attention_backward(
     Algorithm 4) and "standard" (Algorithm 3, three matrices of n_q x n_k in memory) are here to be measured; they give the same
     bits each time as they are.
 
-    Returns arrays of q's dtype on q's device, of the shapes of q, k and v; with `return_dbias` also the bias's gradient, of its
-    shape ("fa2"; what is broadcast adds up, by atomics, which `deterministic` refuses). Raises as `attention` does.
+    Returns arrays of q's dtype on q's device, of the shapes of q, k and v;
+    with `return_dbias` also the bias's gradient, of its shape ("fa2"; what is broadcast adds up, by atomics, which `deterministic`
+    refuses). Raises as `attention` does.
     """
     options = Options.asked(causal, window, scale)
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=bias)

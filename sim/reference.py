@@ -37,7 +37,8 @@ def forward(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64, rounded:
     """
     S = rounded(masked_scores(inputs, dtype))
     m = S.max(axis=-1, keepdims=True, initial=-np.inf)
-    P = np.exp(S - np.where(np.isneginf(m), dtype(0), m))
+    safe = np.where(np.isneginf(m), dtype(0), m)
+    P = np.exp(S - safe)
     l = P.sum(axis=-1, keepdims=True)  # noqa: E741 (the paper's name)
     with np.errstate(divide="ignore"):
         L = m + np.log(l)
@@ -81,7 +82,10 @@ def every_head(inputs: Inputs, array: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Backward:
-    """P, dP = dO V^T, D = rowsum(P * dP), dS = P * (dP - D), and the gradients dQ, dK, dV and dbias (of S's shape) by name."""
+    """P, dP = dO V^T, D = rowsum(P * dP) and, by name, the gradients.
+
+    dS = P * (dP - D) is that of S, and dbias before what was broadcast is summed.
+    """
 
     P: np.ndarray
     dP: np.ndarray
@@ -107,7 +111,8 @@ def backward(
     D = (dO * made.O if from_out else made.P * dP).sum(axis=-1, keepdims=True)
     dS = rounded(made.P * (dP - D))
     q, k = inputs.q.astype(dtype), inputs.k.astype(dtype)
-    return Backward(made.P, dP, D, products(inputs, made.P, dS, dO, q, k) | {"dbias": dS})
+    more = {"dbias": dS}
+    return Backward(made.P, dP, D, products(inputs, made.P, dS, dO, q, k) | more)
 
 
 def products(

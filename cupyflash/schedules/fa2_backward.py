@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from cupyflash.params import POINTER, Field, Params
+from cupyflash.params import POINTER, Field, Params, arrays
 from cupyflash.schedules import fa2_backward_tiles as tiles
 from cupyflash.schedules.backward import BackwardSchedule, gradient_params, require_mask_blocks
 from cupyflash.schedules.base import (
@@ -44,7 +44,7 @@ class _Fa2Kernels(BackwardSchedule):
     """What the two schedules of this file share."""
 
     params: ClassVar[Params] = gradient_params(
-        Field("D", "float", POINTER), Field("dQ_acc", "float", POINTER), Field("bases", "Base", POINTER)
+        Field("bases", "Base", POINTER), *arrays("float", POINTER, ("D", "dQ_acc"))
     )
 
     def constants(self) -> tuple[tuple[str, int | str], ...]:

@@ -33,9 +33,9 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
     p = schedule.problem
     total: Counter[tuple[str, bool]] = Counter()
     for times, keys, kept in _heads(p):
-        for name, moved in (
-            form(schedule, keys, kept) | mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols))
-        ).items():
+        of_all = form(schedule, keys, kept)
+        of_all |= mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols))
+        for name, moved in of_all.items():
             for write, nbytes in enumerate(moved):
                 total[name, bool(write)] += times * nbytes
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
