@@ -161,7 +161,7 @@ fa1_forward(__grid_constant__ const Params p) {
         const float old_weight = exp_of(m_i - safe) * l_i, block_weight = exp_of(m_tilde[h] - safe);
         const float l_new = old_weight + block_weight * l_block;
         // Line 12: O_i = diag(l_new)^-1 (diag(l_i) e^(m_i - m_new) O_i + e^(m~ - m_new) O~); a row that saw nothing is 0
-        const float L_i = m_new + logf(l_new), inverse = l_new == 0.f ? 0.f : 1.f / l_new;
+        float L_i = m_new + logf(l_new), inverse = l_new == 0.f ? 0.f : 1.f / l_new;
         float* O_i = row_sums<VALUE_DIM>(O, p.O.row, O_acc, row);
 #pragma unroll
         for (int n = 0; n < DV_PAD / 8; n++) {

@@ -253,9 +253,10 @@ fa2_forward(__grid_constant__ const Params p) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const int row = 16 * m + g + 8 * h;
-      const float l = row_sum(state.l[m][h]), inverse = l == 0.f ? 0.f : 1.f / l;
+      const float l = row_sum(state.l[m][h]);
       const Origin origin = origin_of(-state.minus_m[m][h], factor);
-      const float L = (SCALE_FIRST ? LN_2 : p.scale) * origin.score + LN_2 * (log2f(l) - origin.offset);
+      float inverse = l == 0.f ? 0.f : 1.f / l;
+      float L = (SCALE_FIRST ? LN_2 : p.scale) * origin.score + LN_2 * (log2f(l) - origin.offset);
 #pragma unroll
       for (int n = 0; n < ValueTile::PAD / 8; n++) {
         store_two(O_warp + ValueTile::index(row, 8 * n + 2 * t), state.O[m][n][2 * h] * inverse,

@@ -49,7 +49,7 @@ standard_softmax(__grid_constant__ const Params p) {
   }
 
   const float safe = m == NEG_INF ? 0.f : m;
-  const float L = m + logf(l), inverse = l == 0.f ? 0.f : 1.f / l;  // a row that sees no key: P = 0
+  float L = m + logf(l), inverse = l == 0.f ? 0.f : 1.f / l;  // a row that sees no key: P = 0
   for (int col = lane; col < Nk; col += 32) P[col] = from_float<Element>(expf(to_float(S[col]) - safe) * inverse);
   if (p.L && lane == 0) p.L[row] = L;
 }
