@@ -104,11 +104,12 @@ class RawKernel:
             else:
                 flat[place] = arg if isinstance(arg, ndarray) else _value(self.name, arg, param)
         arrays = {key: value for key, value in flat.items() if isinstance(value, ndarray)}
-        module, name = self._module, self.name
+        others = {key: None if key in arrays else value for key, value in flat.items()}  # in order; a graph keeps no array alive
+        keys, count, module, name = list(arrays), len(params), self._module, self.name
 
         def act(*hosts: np.ndarray) -> None:
-            given: list[Any] = [{} for _ in params]
-            for key, value in (flat | dict(zip(arrays, hosts, strict=True))).items():
+            given: list[Any] = [{} for _ in range(count)]
+            for key, value in (others | dict(zip(keys, hosts, strict=True))).items():
                 if isinstance(key, tuple):
                     given[key[0]][key[1]] = value
                 else:
