@@ -31,6 +31,7 @@ def attention(
     bias: Any | None = None,
     key_lengths: Any | None = None,
     block_mask: Any | None = None,
+    sinks: Any | None = None,
     scale: float | None = None,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
@@ -51,6 +52,8 @@ def attention(
     hold behind them is never read. `block_mask`, of bool, (b or 1, h or 1, Tr, Tc) with fewer axes at will, keeps blocks of
     `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
     and "fa2"). The masks add up.
+    `sinks`, float32 of shape (h,), is one more score of each of a head's rows, without a value. L has it, also where no key is
+    seen; where parts of the keys are merged, one of them gets the sinks.
     A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight zero, but a NaN or infinity in a
     masked row of v may still show in rows that share a tile with it. (Lengths on a GPU are not looked at beforehand: one that is
     out of range there is taken as 0 or n_k.)
@@ -76,7 +79,7 @@ def attention(
     options = Options.asked(causal, window, scale)
     require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
-    inputs = as_arrays(q=q, k=k, v=v, mask=mask, bias=bias, block_mask=block_mask)
+    inputs = as_arrays(q=q, k=k, v=v, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, beside = placed(arrays, lengths)

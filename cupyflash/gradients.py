@@ -47,6 +47,7 @@ def attention_backward(
     bias: Any | None = None,
     key_lengths: Any | None = None,
     block_mask: Any | None = None,
+    sinks: Any | None = None,
     scale: float | None = None,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
@@ -69,12 +70,13 @@ def attention_backward(
     bits each time as they are.
 
     Returns arrays of q's dtype on q's device, of the shapes of q, k and v;
+    with `sinks` their gradient, float32 ("fa2");
     with `return_dbias` also the bias's gradient, of its shape ("fa2"; what is broadcast adds up, by atomics, which `deterministic`
     refuses). Raises as `attention` does.
     """
     options = Options.asked(causal, window, scale)
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=bias)
-    arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, mask=mask, bias=bias, block_mask=block_mask)
+    arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks)
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, beside = placed(arrays, lengths)
     with device_of(gpu, **arrays, **beside):
@@ -175,6 +177,7 @@ def attention_varlen_backward(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
+    sinks: Any | None = None,
     tiling: TilingChoice = None,
     deterministic: bool = False,
 ) -> tuple[Any, ...]:
@@ -184,7 +187,7 @@ def attention_varlen_backward(
     """
     options = Options.asked(causal, window, scale, packed=True)
     ways = _ways("fa2", tiling, deterministic=deterministic, dbias=False, bias=None)
-    arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse)
+    arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, sinks=sinks)
     gpu, bounds, beside = varlen.bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
     with device_of(gpu, **arrays, **beside):
         longest = max_seqlen_q, max_seqlen_k

@@ -75,6 +75,7 @@ class Options:
     are then of full length); with `mask`, a boolean a (row, column) says so too; with `bias`, a number is added to each
     score; with `block_mask`, only blocks of S that it keeps are visited. Scores are multiplied by `scale`, 1 / sqrt(head_dim)
     when None. `packed`: batches are sequences of their own lengths, one behind the other (`plan_varlen`).
+    `sinks`: a number a head joins the softmax of its rows as one more score, which has no value.
 
     Raises TypeError or ValueError that names the argument, its value and what is allowed.
     """
@@ -88,6 +89,7 @@ class Options:
     key_lengths: tuple[int, ...] | None = None
     block_mask: BlockMask | None = None
     packed: bool = False
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         for name in FLAGS:
@@ -147,8 +149,8 @@ def _asked(causal: bool, window: Window | None, scale: float | None, packed: boo
 
 
 # Which fields of `Options` are True or False, and the arrays that may come beside q, k and v.
-FLAGS = ("causal", "mask", "bias", "padded", "packed")
-ARRAYS = ("mask", "bias", "key_lengths", "block_mask")
+FLAGS = ("causal", "mask", "bias", "padded", "packed", "sinks")
+ARRAYS = ("mask", "bias", "key_lengths", "block_mask", "sinks")
 
 
 def require_flag(name: str, value: object) -> None:

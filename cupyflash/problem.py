@@ -188,6 +188,7 @@ def _check_beside(
     bias: Array | None = None,
     key_lengths: Array | None = None,
     block_mask: Array | None = None,
+    sinks: Array | None = None,
 ) -> None:
     """TypeError or ValueError for arrays that do not go with q and k. (A block mask is checked by `Options`.)"""
     scores = (*q.shape[:-1], k.shape[-2])
@@ -202,3 +203,7 @@ def _check_beside(
             raise TypeError(f"key_lengths must be of an integer dtype, got {key_lengths.dtype}")
         if key_lengths.shape != (batch,):
             raise ValueError(f"key_lengths must have shape {(batch,)}, a length for each of the batch, got {key_lengths.shape}")
+    if sinks is not None:
+        check_array("sinks", sinks)
+        if sinks.shape != (heads := q.shape[-3:-2] or (1,)) or sinks.dtype != np.float32:
+            raise ValueError(f"sinks must be float32 of shape {heads}, a number a head, got {sinks.dtype} of {sinks.shape}")

@@ -35,6 +35,7 @@ def attention_varlen(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
+    sinks: Any | None = None,
     tiling: TilingChoice = None,
     return_lse: bool = False,
     out: Any | None = None,
@@ -57,7 +58,7 @@ def attention_varlen(
     """
     options = Options.asked(causal, window, scale, packed=True)
     require_flag("return_lse", return_lse)
-    inputs = as_arrays(q=q, k=k, v=v)
+    inputs = as_arrays(q=q, k=k, v=v, sinks=sinks)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     gpu, bounds, beside = bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
     with device_of(gpu, **arrays, **beside):

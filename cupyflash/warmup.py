@@ -25,6 +25,7 @@ def warmup(
     mask: bool = False,
     bias: bool = False,
     padded: bool = False,
+    sinks: bool = False,
     varlen: bool = False,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
@@ -38,7 +39,7 @@ def warmup(
     """
     require_flag("varlen", varlen)
     require_choice("algorithm", algorithm, ("auto", *ALGORITHMS))
-    options = Options(causal=causal, window=window, mask=mask, bias=bias, padded=padded, packed=varlen)
+    options = Options(causal=causal, window=window, mask=mask, bias=bias, padded=padded, packed=varlen, sinks=sinks)
     problem = Problem(1, 1, 1, 1, 1, head_dim, dtype, options, head_dim_v)
     bits = problem.head_dim * problem.itemsize | problem.head_dim_v * problem.itemsize | MAX_ALIGNMENT
     problem = replace(problem, alignment=bits & -bits)

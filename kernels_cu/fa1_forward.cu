@@ -14,6 +14,7 @@
 #include "mask.cuh"
 #include "params.cuh"
 #include "row_pair.cuh"
+#include "sinks.cuh"
 #include "tile_copy.cuh"
 #include "warp_product.cuh"
 
@@ -63,6 +64,7 @@ fa1_forward(__grid_constant__ const Params p) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const int row = i * BR + warp * 16 + g + 8 * h;
+      const float sink = sink_of(p, head, !seen && row < Nq);
       if (row >= Nq) continue;
       if (seen) {
         zero_row<VALUE_DIM>(row_sums<VALUE_DIM>(O, p.O.row, O_acc, row), t);
@@ -72,7 +74,7 @@ fa1_forward(__grid_constant__ const Params p) {
       if (t == 0) {
         l[row] = 0.f;
         m[row] = NEG_INF;
-        if (p.L && !seen) p.L[first + row] = NEG_INF;
+        if (p.L && !seen) p.L[first + row] = sink;
       }
     }
   }
@@ -154,6 +156,7 @@ fa1_forward(__grid_constant__ const Params p) {
         }
         l_i = __shfl_sync(~0u, l_i, 0, 4);
         m_i = __shfl_sync(~0u, m_i, 0, 4);
+        const float sink = sink_of(p, head, last_visit && row < Nq);
         if (row >= Nq) continue;
         // Line 11: m_new = max(m_i, m~), l_new = e^(m_i - m_new) l_i + e^(m~ - m_new) l~
         const float m_new = fmaxf(m_i, m_tilde[h]);
@@ -162,6 +165,7 @@ fa1_forward(__grid_constant__ const Params p) {
         const float l_new = old_weight + block_weight * l_block;
         // Line 12: O_i = diag(l_new)^-1 (diag(l_i) e^(m_i - m_new) O_i + e^(m~ - m_new) O~); a row that saw nothing is 0
         float L_i = m_new + logf(l_new), inverse = l_new == 0.f ? 0.f : 1.f / l_new;
+        inverse *= join_sink(L_i, sink);
         float* O_i = row_sums<VALUE_DIM>(O, p.O.row, O_acc, row);
 #pragma unroll
         for (int n = 0; n < DV_PAD / 8; n++) {

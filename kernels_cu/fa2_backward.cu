@@ -79,6 +79,8 @@ fa2_backward_rows(__grid_constant__ const Params p) {
 #pragma unroll
   for (int other = ROW_LANES / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
   if (first == 0 && place.row < p.total_q) p.D[place.at] = sum;
+  if (SINKS && first == 0 && place.row < p.total_q)
+    p.dsinks[place.at] = p.L[place.at] == NEG_INF ? 0.f : -sum * expf(p.sinks[place.head] - p.L[place.at]);
 }
 
 // dQ = scale dQ_acc

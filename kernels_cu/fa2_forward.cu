@@ -20,6 +20,7 @@ constexpr int SCARCE =
 #include "params.cuh"
 #include "row_products.cuh"
 #include "sequence.cuh"
+#include "sinks.cuh"
 
 constexpr int WARPS = BR / WARP_ROWS, THREADS = 32 * WARPS;
 constexpr int M = WARP_ROWS / 16, N = BC / 8;  // tensor core tiles of a warp's part of S
@@ -257,6 +258,7 @@ fa2_forward(__grid_constant__ const Params p) {
       const Origin origin = origin_of(-state.minus_m[m][h], factor);
       float inverse = l == 0.f ? 0.f : 1.f / l;
       float L = (SCALE_FIRST ? LN_2 : p.scale) * origin.score + LN_2 * (log2f(l) - origin.offset);
+      inverse *= join_sink(L, sink_of(p, place.head, warp_row + row < Nq));
 #pragma unroll
       for (int n = 0; n < ValueTile::PAD / 8; n++) {
         store_two(O_warp + ValueTile::index(row, 8 * n + 2 * t), state.O[m][n][2 * h] * inverse,

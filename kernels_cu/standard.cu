@@ -9,6 +9,7 @@
 #include "element.cuh"
 #include "mask.cuh"
 #include "params.cuh"
+#include "sinks.cuh"
 #include "tiled_products.cuh"
 
 // S = scale Q K^T, a BR x BC tile a thread block
@@ -50,6 +51,7 @@ standard_softmax(__grid_constant__ const Params p) {
 
   const float safe = m == NEG_INF ? 0.f : m;
   float L = m + logf(l), inverse = l == 0.f ? 0.f : 1.f / l;  // a row that sees no key: P = 0
+  inverse *= join_sink(L, sink_of<32>(p, row / p.Nq % p.heads, true));
   for (int col = lane; col < Nk; col += 32) P[col] = from_float<Element>(expf(to_float(S[col]) - safe) * inverse);
   if (p.L && lane == 0) p.L[row] = L;
 }

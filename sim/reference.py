@@ -36,15 +36,22 @@ def forward(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64, rounded:
     Holds all of S: memory grows as n_q n_k.
     """
     S = rounded(masked_scores(inputs, dtype))
-    m = S.max(axis=-1, keepdims=True, initial=-np.inf)
+    sinks = sinks_of(inputs, dtype)
+    m = np.maximum(S.max(axis=-1, keepdims=True, initial=-np.inf), sinks)
     safe = np.where(np.isneginf(m), dtype(0), m)
     P = np.exp(S - safe)
-    l = P.sum(axis=-1, keepdims=True)  # noqa: E741 (the paper's name)
+    l = P.sum(axis=-1, keepdims=True) + np.exp(sinks - safe)  # noqa: E741 (the paper's name)
     with np.errstate(divide="ignore"):
         L = m + np.log(l)
     P = rounded(P / np.where(l == 0, dtype(1), l))
     V = every_head(inputs, inputs.v.astype(dtype))
     return Forward(S, P, L[..., 0], V, rounded(P @ V))
+
+
+def sinks_of(inputs: Inputs, dtype: type[np.floating[Any]]) -> np.ndarray:
+    """The sink of each row, -inf for none."""
+    given = inputs.beside.get("sinks", np.full(inputs.problem.heads, -np.inf)).astype(dtype)
+    return given[:, None, None] if inputs.q.ndim > 2 else given
 
 
 def masked_scores(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64) -> np.ndarray:
@@ -111,7 +118,8 @@ def backward(
     D = (dO * made.O if from_out else made.P * dP).sum(axis=-1, keepdims=True)
     dS = rounded(made.P * (dP - D))
     q, k = inputs.q.astype(dtype), inputs.k.astype(dtype)
-    more = {"dbias": dS}
+    of_sink = np.exp(sinks_of(inputs, dtype) - np.where(np.isneginf(made.L), dtype(0), made.L)[..., None])
+    more = {"dbias": dS, "dsinks": -(of_sink * D)[..., 0]}
     return Backward(made.P, dP, D, products(inputs, made.P, dS, dO, q, k) | more)
 
 

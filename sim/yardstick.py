@@ -76,6 +76,8 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
     if p.options.padded:
         lengths = rng.integers(0, p.seqlen_k + 1, p.batch) if p.options.key_lengths is None else p.options.key_lengths
         drawn["key_lengths"] = np.array(lengths, np.int32)
+    if p.options.sinks:
+        drawn["sinks"] = rng.standard_normal(p.heads).astype(np.float32)
     if p.options.block_mask is not None:
         drawn["block_mask"] = p.options.block_mask.kept
     return drawn

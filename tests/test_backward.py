@@ -33,7 +33,7 @@ def run(
     dbias = {"dbias": np.zeros(inputs.beside["bias"].shape, np.float32)} if schedule.dbias else {}
     given = (dout, *inputs.qkv, made.O.astype(q.dtype), made.L.astype(np.float32))
     execution = execute_backward(schedule, *given, **inputs.beside, **dbias, seed=schedule_seed)
-    gradients = {"dQ": execution.dq, "dK": execution.dk, "dV": execution.dv, **dbias}
+    gradients = execution.gradients | dbias
     return execution, measure_gradients(gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
 
 

@@ -181,6 +181,8 @@ class TileSchedule(Schedule):
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
         p = self.problem
+        if p.options.sinks:
+            yield p.head_count, iter([Phase(1, enter=(Move("sinks", p.seqlen_q, FLOAT32),))])
         if p.options.block_mask is not None:
             masks = np.broadcast_to(p.options.block_mask.kept, (p.batch, p.heads, *p.options.block_mask.shape[2:]))
             for batch in range(p.batch):
@@ -372,6 +374,7 @@ def element_constants(problem: Problem) -> tuple[tuple[str, int | str], ...]:
         ("BIAS", int(problem.options.bias)),
         ("PADDED", int(problem.options.padded)),
         ("SPARSE", int(problem.options.block_mask is not None)),
+        ("SINKS", int(problem.options.sinks)),
         ("COPY_BYTES", problem.alignment),
     )
 
@@ -387,6 +390,7 @@ def attention_params(*own: Field) -> Params:
             Field("mask", "const unsigned char", params.SCORES),
             Field("bias", "const Element", params.SCORES),
             Field("block_mask", "const unsigned char", params.SCORES),
+            Field("sinks", "const float", params.POINTER),
             *params.arrays("const int", params.POINTER, ("key_lengths", "cu_seqlens_q", "cu_seqlens_k")),
             Field("rows", "long long"),
             *params.numbers("int", "Nq", "Nk", "total_q", "heads", "group", "sequences", "left", "right"),

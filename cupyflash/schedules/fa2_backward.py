@@ -44,7 +44,7 @@ class _Fa2Kernels(BackwardSchedule):
     """What the two schedules of this file share."""
 
     params: ClassVar[Params] = gradient_params(
-        Field("bases", "Base", POINTER), *arrays("float", POINTER, ("D", "dQ_acc"))
+        Field("bases", "Base", POINTER), *arrays("float", POINTER, ("D", "dQ_acc", "dsinks"))
     )
 
     def constants(self) -> tuple[tuple[str, int | str], ...]:
@@ -137,6 +137,10 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     algorithm: ClassVar[str] = "fa2"
 
     @property
+    def row_results(self) -> tuple[str, ...]:
+        return ("dsinks",) if self.problem.options.sinks else ()
+
+    @property
     def query_shape(self) -> tuple[int, int]:
         """The shape of L, D and, with d, of dQ_acc: heads of all batches, rows of each."""
         return self.problem.head_count, self.problem.seqlen_q
@@ -197,6 +201,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         sums = Move("dQ_acc", p.seqlen_q * p.head_dim, FLOAT32)
         if not self.deterministic:
             enter.append(Move("dQ_acc", sums.elements, FLOAT32, write=True))
+        enter += [Move(name, p.seqlen_q, FLOAT32, write=name == "dsinks") for name in ("sinks", "L", "dsinks") if p.options.sinks]
         enter.append(Move("L", p.seqlen_q, FLOAT32))  # the second, which finds no large row
         yield Phase(group, enter=tuple(enter))
 

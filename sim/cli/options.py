@@ -122,6 +122,7 @@ MASKS = (
     click.option("--window", metavar="LEFT,RIGHT", help="How far from its own key a row sees: 128,0 say; '-' for no limit."),
     click.option("--mask", is_flag=True, help="With a boolean mask, one entry a score."),
     click.option("--bias", is_flag=True, help="With a number added to each score."),
+    click.option("--sinks", is_flag=True, help="With a score a head that joins each row's softmax and has no value."),
     click.option("--key-lengths", metavar="N,N,...", help="Keys of each of the batch, when fewer than all."),
 )
 

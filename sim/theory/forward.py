@@ -34,6 +34,7 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
     total: Counter[tuple[str, bool]] = Counter()
     for times, keys, kept in _heads(p):
         of_all = form(schedule, keys, kept)
+        of_all["sinks"] = p.options.sinks * p.seqlen_q * FLOAT32, 0
         of_all |= mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols))
         for name, moved in of_all.items():
             for write, nbytes in enumerate(moved):

@@ -113,7 +113,8 @@ def check_backward(
     with skipping_what_has_no_room():
         _, pullback = cupyflash.attention_vjp(*on_gpu(*inputs.qkv), **call_of(inputs, algorithm, tiling), **flags)
     (d_out,) = on_gpu(dout)
-    gradients = dict(zip(("dQ", "dK", "dV", "dbias"), on_host(*pullback(d_out)), strict=False))
+    names = ["dQ", "dK", "dV", *["dsinks"] * problem.options.sinks, "dbias"]
+    gradients = dict(zip(names, on_host(*pullback(d_out)), strict=False))
     numbers = measure_gradients(gradients, dout, inputs, from_weights=algorithm == "standard")
     assert all(each.good for each in numbers.values()), (problem, numbers)
 

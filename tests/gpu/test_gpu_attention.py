@@ -67,11 +67,12 @@ MASKS: dict[str, dict[str, Any]] = {
     "mask": {"mask": True},
     "bias": {"bias": True},
     "key lengths": {"padded": True},
+    "sinks": {"sinks": True, "causal": True},
     "all": {"mask": True, "bias": True, "padded": True, "causal": True, "window": (60, None)},
 }
 
 
-@pytest.mark.parametrize("masks", choose([*MASKS], ["causal window", "all"]))
+@pytest.mark.parametrize("masks", choose([*MASKS], ["causal window", "sinks", "all"]))
 @pytest.mark.parametrize("dtype", choose(DTYPES, ("float16",)))
 @pytest.mark.parametrize("algorithm", choose(["fa2", "fa1", "standard"], ["fa2"]))
 def test_masks(dtype: str, algorithm: str, masks: str) -> None:

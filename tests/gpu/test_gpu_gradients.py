@@ -61,6 +61,12 @@ def test_masks(algorithm: str, deterministic: bool, dtype: str, masks: str) -> N
         check_backward(problem, algorithm, seed=seed, deterministic=deterministic)
 
 
+@pytest.mark.parametrize("dtype", choose(DTYPES, ("float16",)))
+@pytest.mark.parametrize("deterministic", choose([False, True], [True]))
+def test_sinks(deterministic: bool, dtype: str) -> None:
+    check_backward(Problem(2, 4, 2, *choose((257, 130), (20, 33)), 64, dtype, causal=True, sinks=True), deterministic=deterministic)
+
+
 @pytest.mark.parametrize(("algorithm", "deterministic"), choose(KINDS[:3], KINDS[1:2]))
 def test_block_masks(algorithm: str, deterministic: bool) -> None:
     tiling, (n_q, n_k) = (32, 64), choose((200, 300), (40, 70))
