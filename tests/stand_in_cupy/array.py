@@ -223,9 +223,10 @@ class ndarray:
     def copy(self) -> ndarray:
         return self.astype(self.dtype)
 
-    def _reduced(self, function: Callable[..., Any], axis: int | None, keepdims: bool) -> ndarray:
+    def _reduced(self, function: Callable[..., Any], axis: int | tuple[int, ...] | None, keepdims: bool) -> ndarray:
         told = function(np.ones(self.shape or (1,), self.dtype) if self.size < 2 else np.ones((2,) * self.ndim, self.dtype))
-        axes = tuple(range(self.ndim)) if axis is None else (axis % self.ndim,)
+        given = range(self.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        axes = tuple(each % self.ndim for each in given)
         kept = [(length, 1)[n in axes] for n, length in enumerate(self.shape) if keepdims or n not in axes]
         made = empty(tuple(kept), told.dtype)
         enqueue(lambda out, x: out.__setitem__(..., function(x, axis=axis, keepdims=keepdims)), made, self)
@@ -234,7 +235,7 @@ class ndarray:
     def all(self, axis: int | None = None, keepdims: bool = False) -> ndarray:
         return self._reduced(np.all, axis, keepdims)
 
-    def sum(self, axis: int | None = None, keepdims: bool = False) -> ndarray:
+    def sum(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> ndarray:
         return self._reduced(np.sum, axis, keepdims)
 
     def max(self, axis: int | None = None, keepdims: bool = False) -> ndarray:
