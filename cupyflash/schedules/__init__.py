@@ -1,4 +1,4 @@
-"""Tile schedules: `plan` chooses one, `TileSchedule` is what it says."""
+"""Room schedules: `plan` chooses one, `TileSchedule` is what it says."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from cupyflash.schedules.base import (
     Kernel,
     Move,
     Phase,
+    Room,
     Schedule,
-    Tile,
     TileSchedule,
     Visit,
     Workspace,
@@ -38,9 +38,9 @@ __all__ = [
     "Kernel",
     "Move",
     "Phase",
+    "Room",
     "Schedule",
     "SoftmaxSchedule",
-    "Tile",
     "TileSchedule",
     "VarlenBackwardSchedule",
     "VarlenSchedule",

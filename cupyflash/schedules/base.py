@@ -34,14 +34,14 @@ ELEMENT_TYPE = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "fl
 
 
 @dataclass(frozen=True)
-class Tile:
+class Room:
     """Room in SRAM, in bytes."""
 
     name: str
     nbytes: int
 
 
-def total_bytes(tiles: Iterable[Tile]) -> int:
+def total_bytes(tiles: Iterable[Room]) -> int:
     """Of all tiles together."""
     return sum(tile.nbytes for tile in tiles)
 
@@ -67,7 +67,7 @@ class Visit:
 
     times: int
     moves: tuple[Move, ...]
-    tiles: tuple[Tile, ...] = ()
+    tiles: tuple[Room, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Phase:
     enter: tuple[Move, ...] = ()
     visits: tuple[Visit, ...] = ()
     leave: tuple[Move, ...] = ()
-    tiles: tuple[Tile, ...] = ()
+    tiles: tuple[Room, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from cupyflash.schedules.base import (
     Kernel,
     Move,
     Phase,
-    Tile,
+    Room,
     Visit,
     Visited,
     Workspace,
@@ -57,7 +57,7 @@ class Fa1Schedule(ColumnsOutside):
     def _accumulator(self) -> str:
         return "O" if self.problem.dtype == "float32" else "O_acc"
 
-    def _tiles(self) -> dict[str, Tile]:
+    def _tiles(self) -> dict[str, Room]:
         p = self.problem
         if self.tiling.used == self.tiling.paper:
             # The paper's own residency: K_j, V_j, Q_i and O_i in elements of the input type.
@@ -67,7 +67,7 @@ class Fa1Schedule(ColumnsOutside):
             row, value_row = row_bytes(p), value_row_bytes(p)
             sizes = {}
         sizes |= {"K": self.block_cols * row, "V": self.block_cols * value_row, "Q": self.block_rows * row}
-        return {name: Tile(name, nbytes) for name, nbytes in sizes.items()}
+        return {name: Room(name, nbytes) for name, nbytes in sizes.items()}
 
     def _initialise(self, visited: Visited) -> Phase:
         """Line 2: O = 0, l = 0, m = -inf. A row block that no column block will visit has its O and L for good."""
@@ -111,7 +111,7 @@ class Fa1Schedule(ColumnsOutside):
             Move("K", cols * p.head_dim, p.itemsize, tile="K"),
             Move("V", cols * p.head_dim_v, p.itemsize, tile="V"),
         )
-        kept = Tile("block_mask", block_mask_bytes(p, self.row_blocks, self.block_cols))
+        kept = Room("block_mask", block_mask_bytes(p, self.row_blocks, self.block_cols))
         return Phase(times, enter=load, visits=visits, tiles=(tiles["K"], tiles["V"], kept))
 
     def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:

@@ -23,7 +23,7 @@ from cupyflash.schedules.base import (
     Kernel,
     Move,
     Phase,
-    Tile,
+    Room,
     Visit,
     Visited,
     Workspace,
@@ -45,7 +45,7 @@ from cupyflash.tiling import TileSize
 SUB_TILES = (32, 16)
 
 
-def tiles(problem: Problem, block_rows: int, block_cols: int) -> dict[str, Tile]:
+def tiles(problem: Problem, block_rows: int, block_cols: int) -> dict[str, Room]:
     """What is in shared memory, by tensor: dK~ and dV~ are float32 sums, all else elements in padded rows."""
     p, row, value_row = problem, row_bytes(problem), value_row_bytes(problem)
     query_heads = p.heads // p.kv_heads if p.kv_heads else 1
@@ -61,7 +61,7 @@ def tiles(problem: Problem, block_rows: int, block_cols: int) -> dict[str, Tile]
         "D": block_rows * FLOAT32,
         "block_mask": block_mask_bytes(p, query_heads * -(-p.seqlen_q // block_rows), block_cols),
     }
-    return {name: Tile(name, nbytes) for name, nbytes in sizes.items()}
+    return {name: Room(name, nbytes) for name, nbytes in sizes.items()}
 
 
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
@@ -88,14 +88,14 @@ class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
     def _accumulator(self) -> str:
         return "dQ" if self.problem.dtype == "float32" else "dQ_acc"
 
-    def _tiles(self) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
+    def _tiles(self) -> tuple[tuple[Room, ...], tuple[Room, ...]]:
         """What stays for an outer step, and what a visit brings."""
         p = self.problem
         if self.tiling.used == self.tiling.paper:
             # Line 2's ceil(M / 4d) is for four tiles of Bc rows in elements of the input type. It leaves no room for what a
             # visit brings: that passes through.
             rows = {"K": p.head_dim, "V": p.head_dim_v, "dK": p.head_dim, "dV": p.head_dim_v}
-            return tuple(Tile(name, self.block_cols * d * p.itemsize) for name, d in rows.items()), ()
+            return tuple(Room(name, self.block_cols * d * p.itemsize) for name, d in rows.items()), ()
         made = tiles(p, self.block_rows, self.block_cols)
         visit = tuple(made.pop(name) for name in ("Q", "dO", "dS", "L", "D"))
         return tuple(made.values()), visit

@@ -15,7 +15,7 @@ from cupyflash.schedules.base import (
     Kernel,
     Move,
     Phase,
-    Tile,
+    Room,
     TileSchedule,
     Visit,
     Visited,
@@ -49,7 +49,7 @@ class Fa2Schedule(TileSchedule):
             raise ValueError(f"the fa2 kernel runs blocks in steps of {GRANULE}; the tiling asks for {self.tiling.used}")
         return fa2_tiles.choose(self.problem, self.device, (self.block_rows, self.block_cols))
 
-    def _tiles(self) -> tuple[Tile, ...]:
+    def _tiles(self) -> tuple[Room, ...]:
         """The Q block, which O leaves through, the ring that K and V blocks go round, and the block mask."""
         p = self.problem
         if self.block_rows % GRANULE or self.block_cols % GRANULE:
@@ -59,7 +59,7 @@ class Fa2Schedule(TileSchedule):
             best = fa2_tiles.candidates(p, self.device, (self.block_rows, self.block_cols))[0]
             stages = LEAST_STAGES if best.rejected else best.tile.stages
         kept = block_mask_bytes(p, 1, self.block_cols)
-        return Tile("Q", self.block_rows * row), Tile("K, V", stages * self.block_cols * row), Tile("block_mask", kept)
+        return Room("Q", self.block_rows * row), Room("K, V", stages * self.block_cols * row), Room("block_mask", kept)
 
     def _row_block(self, times: int, rows: int, full_visits: int, tail_visits: int, tail_cols: int) -> Phase:
         """`times` row blocks of `rows` rows that visit full and ragged column blocks so often in all, or see none."""

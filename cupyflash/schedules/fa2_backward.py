@@ -23,7 +23,7 @@ from cupyflash.schedules.base import (
     Kernel,
     Move,
     Phase,
-    Tile,
+    Room,
     Visit,
     Visited,
     Workspace,
@@ -111,7 +111,7 @@ class QueriesSchedule(_Fa2Kernels):
         """Thread blocks."""
         return self.problem.head_count * self.row_blocks
 
-    def _tiles(self) -> tuple[Tile, ...]:
+    def _tiles(self) -> tuple[Room, ...]:
         return tiles.query_tiles(self.problem, self.block_rows, self.block_cols)
 
     def workspaces(self) -> Mapping[str, Workspace]:
@@ -166,7 +166,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         """What makes dQ, where atomics do not."""
         return self.by_rows if self.deterministic else None
 
-    def _tiles(self) -> tuple[Tile, ...]:
+    def _tiles(self) -> tuple[Room, ...]:
         return tiles.main_tiles(self.problem, self.block_rows, self.block_cols, self.stages)
 
     def _visit(self, launch: Launch, times: int, rows: int) -> Visit:

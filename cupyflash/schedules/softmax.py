@@ -14,7 +14,7 @@ from cupyflash.arrays import ITEMSIZE, dtype_name
 from cupyflash.device import Device
 from cupyflash.options import require_choice, require_flag
 from cupyflash.params import POINTER, Field, Params, numbers
-from cupyflash.schedules.base import ELEMENT_TYPE, FLOAT32, WARP, Kernel, Move, Phase, Schedule, Tile, Workspace, require_dtype
+from cupyflash.schedules.base import ELEMENT_TYPE, FLOAT32, WARP, Kernel, Move, Phase, Room, Schedule, Workspace, require_dtype
 
 MAX_GRID = 2**31 - 1
 THREADS = 128
@@ -77,7 +77,7 @@ class SoftmaxSchedule(Schedule):
 
     def phases(self, *, literal: bool = False) -> Iterator[Phase]:
         x, y = Move("x", self.cols, self.itemsize), Move("y", self.cols, self.itemsize, write=True)
-        tiles = (Tile("m and d", self.shared_bytes),) if self.shared_bytes else ()
+        tiles = (Room("m and d", self.shared_bytes),) if self.shared_bytes else ()
         for times in [1] * self.rows if literal else [self.rows]:
             yield Phase(times, enter=(x,) * self.passes, leave=(y,), tiles=tiles)
 

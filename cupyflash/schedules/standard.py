@@ -20,7 +20,7 @@ from cupyflash.schedules.base import (
     Kernel,
     Move,
     Phase,
-    Tile,
+    Room,
     TileSchedule,
     Visit,
     Workspace,
@@ -104,8 +104,8 @@ class StandardSchedule(TileSchedule):
         cols_of = extents(p.seqlen_k, self.block_cols, literal)
         keys_of = extents(keys, self.block_cols, literal)  # S and P have columns for all, K and V rows for these
         row = row_bytes(p)
-        q_tile, k_tile = Tile("Q", self.block_rows * row), Tile("K", self.block_cols * row)
-        v_tile = Tile("V", self.block_cols * value_row_bytes(p))
+        q_tile, k_tile = Room("Q", self.block_rows * row), Room("K", self.block_cols * row)
+        v_tile = Room("V", self.block_cols * value_row_bytes(p))
 
         for row_times, rows in rows_of:  # S = scale Q K^T
             for col_times, cols in cols_of:

@@ -26,7 +26,7 @@ from cupyflash.schedules.base import (
     Kernel,
     Move,
     Phase,
-    Tile,
+    Room,
     Visit,
     Workspace,
     element_constants,
@@ -88,7 +88,7 @@ class StandardBackwardSchedule(BackwardSchedule):
     ) -> Iterator[Phase]:
         """out = left right^T, (Nq x d) by (Nk x d), a tile at a time; `row_moves` are what each row of a tile brings besides."""
         p = self.problem
-        left_tile, right_tile = Tile(left, self.block_rows * row), Tile(right, self.block_cols * row)
+        left_tile, right_tile = Room(left, self.block_rows * row), Room(right, self.block_cols * row)
         for row_times, rows in extents(p.seqlen_q, self.block_rows, literal):
             for times, cols in extents(p.seqlen_k, self.block_cols, literal):
                 enter = (
@@ -115,7 +115,7 @@ class StandardBackwardSchedule(BackwardSchedule):
                 for times, cols in extents(keys, self.block_cols, literal)
             ]
             leave = (Move("dQ", rows * p.head_dim, p.itemsize, write=True),)
-            tiles = (Tile("K", self.block_cols * row_bytes(p)),)
+            tiles = (Room("K", self.block_cols * row_bytes(p)),)
             yield Phase(turns, enter=length_moves(p), visits=tuple(visits), leave=leave, tiles=tiles)
 
     def _transposed_product(self, literal: bool, scores: str, right: str, out: str, d: int, row: int) -> Iterator[Phase]:
@@ -130,7 +130,7 @@ class StandardBackwardSchedule(BackwardSchedule):
                 for times, rows in extents(p.seqlen_q, self.block_rows, literal)
             )
             leave = (Move(out, cols * d, p.itemsize, write=True),)
-            yield Phase(col_times, visits=visits, leave=leave, tiles=(Tile(right, self.block_rows * row),))
+            yield Phase(col_times, visits=visits, leave=leave, tiles=(Room(right, self.block_rows * row),))
 
     def workspaces(self) -> Mapping[str, Workspace]:
         p = self.problem

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,25 @@ class NewFile(click.Path):
         if not path.parent.is_dir():
             self.fail(f"{str(path)!r}: there is no folder {path.parent}", param, ctx)
         return super().convert(path, param, ctx)
+
+
+def gathered(**kinds: type[Any]) -> Callable[[Command], Command]:
+    """Under a command's own options: those that are fields of a dataclass come as one, `gathered(span=Span)` as `span`."""
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(*args: Any, **given: Any) -> None:
+            made = {name: kind(**{field.name: given.pop(field.name) for field in fields(kind)}) for name, kind in kinds.items()}
+            command(*args, **given, **made)
+
+        names: list[str] = []
+        for name in inspect.signature(command).parameters:
+            names += [field.name for field in fields(kinds[name])] if name in kinds else [name]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        run.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
