@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from cupyflash import Device, Problem, plan
-from cupyflash.problem import MAX_ALIGNMENT
+from cupyflash.arrays import MAX_ALIGNMENT
 from cupyflash.resources import Resources, resources
 from cupyflash.schedules import (
     ALGORITHMS,
@@ -124,8 +124,8 @@ def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str,
                 continue  # one of TILINGS on a small SRAM
             except ValueError:
                 break  # an algorithm without a kernel
-            masks = [name for name in (*MASKS, "window") if getattr(problem, name)]
-            sizes = f"d {problem.head_dim}, d_v {problem.value_dim}, {problem.dtype}, copies of {problem.alignment} bytes"
+            masks = [name for name in (*MASKS, "window") if getattr(problem.options, name)]
+            sizes = f"d {problem.head_dim}, d_v {problem.head_dim_v}, {problem.dtype}, copies of {problem.alignment} bytes"
             yield ", ".join([f"{algorithm} {sizes}", *masks, str(schedule.tiling.used)]), schedule
 
 

@@ -41,7 +41,7 @@ class Case:
 
     @property
     def problem(self) -> Problem:
-        return Problem(self.batch, self.heads, self.heads, self.n, self.n, self.d, self.dtype, self.causal)
+        return Problem(self.batch, self.heads, self.heads, self.n, self.n, self.d, self.dtype, causal=self.causal)
 
     @property
     def flops(self) -> float:

@@ -22,7 +22,7 @@ from peers import Torch
 from records import attempt, told
 
 from cupyflash import Device, simulated_device
-from cupyflash.problem import numpy_dtype
+from cupyflash.arrays import numpy_dtype
 
 Call = Callable[[], Any]
 FILL_BYTES = 1 << 29

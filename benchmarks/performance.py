@@ -80,7 +80,7 @@ def split_bytes(rows: int, cols: int, d: int, warps: int) -> dict[str, dict[str,
 
 def split_counted(split_k: bool, rows: int, cols: int, d: int, tiles: int = 3) -> tuple[dict[str, int], np.ndarray, np.ndarray]:
     """Bytes of shared memory a tile as the PTX machine counts them for split.cu (ldmatrix, ld, st), its O, and the right one."""
-    constants = {"ELEMENT": "__half", "D": d, "DV": d, "BR": rows, "BC": cols, "SPLIT_K": int(split_k)}
+    constants = {"ELEMENT": "__half", "HEAD_DIM": d, "VALUE_DIM": d, "BR": rows, "BC": cols, "SPLIT_K": int(split_k)}
     options = (
         "-arch=compute_80",
         "-ftz=true",

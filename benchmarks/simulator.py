@@ -41,7 +41,7 @@ SIZES = (256, 512, 1024, 2048, 4096, 8192)
 
 
 def single_pass(causal: bool) -> Module:
-    constants = {"ELEMENT": "__half", "D": D, "DV": D, "SUB": TILE, "COPY_BYTES": 16, "CAUSAL": int(causal)}
+    constants = {"ELEMENT": "__half", "HEAD_DIM": D, "VALUE_DIM": D, "SUB": TILE, "COPY_BYTES": 16, "CAUSAL": int(causal)}
     options = ["-arch=compute_80", "--use_fast_math", f"-I{ROOT / 'kernels_cu'}", *(f"-D{k}={v}" for k, v in constants.items())]
     return Module.from_source((ROOT / "benchmarks" / "single_pass.cu").read_text(), options, name="single_pass.cu")
 
@@ -165,7 +165,7 @@ def one(kernel: str, heads: int, n: int, causal: bool) -> dict[str, float]:
     """
     tracemalloc.start()
     if kernel == "fa1":
-        schedule = plan(Problem(1, heads, heads, n, n, D, "float16", causal), Device.named("A100-40GB"), "fa1", lse=True)
+        schedule = plan(Problem(1, heads, heads, n, n, D, "float16", causal=causal), Device.named("A100-40GB"), "fa1", lse=True)
 
         def call() -> int:
             q, k, v = (x[None] for x in draw(heads, n))

@@ -30,15 +30,15 @@ single_pass(const Element* Q, const Element* K, const Element* V, Element* O, fl
   const long long head = static_cast<long long>(blockIdx.y) * N;
 
   auto load_keys = [&](int j) {
-    const long long from = (head + j * B) * D;
+    const long long from = (head + j * B) * HEAD_DIM;
     const int valid = min(B, N - j * B);
-    copy_tile<D>(K_smem + j % 2 * TILE, K + from, D, B, valid, threadIdx.x, THREADS);
-    copy_tile<D>(V_smem + j % 2 * TILE, V + from, D, B, valid, threadIdx.x, THREADS);
+    copy_tile<HEAD_DIM>(K_smem + j % 2 * TILE, K + from, HEAD_DIM, B, valid, threadIdx.x, THREADS);
+    copy_tile<HEAD_DIM>(V_smem + j % 2 * TILE, V + from, HEAD_DIM, B, valid, threadIdx.x, THREADS);
   };
-  copy_tile<D>(Q_smem, Q + (head + row0) * D, D, B, min(B, N - row0), threadIdx.x, THREADS);
+  copy_tile<HEAD_DIM>(Q_smem, Q + (head + row0) * HEAD_DIM, HEAD_DIM, B, min(B, N - row0), threadIdx.x, THREADS);
   load_keys(0);
 
-  float O_regs[D / 8][4] = {}, m[2] = {NEG_INF, NEG_INF}, l[2] = {};
+  float O_regs[HEAD_DIM / 8][4] = {}, m[2] = {NEG_INF, NEG_INF}, l[2] = {};
   const int tiles = (min(N, CAUSAL ? row0 + B : N) + B - 1) / B;
   for (int j = 0; j < tiles; j++) {
     wait_for_copies();
@@ -62,7 +62,7 @@ single_pass(const Element* Q, const Element* K, const Element* V, Element* O, fl
 #pragma unroll
         for (int e = 2 * h; e < 2 * h + 2; e++) l[h] += S_regs[n][e] = exp2f(S_regs[n][e] * scale - shift);
 #pragma unroll
-      for (int n = 0; n < D / 8; n++) {
+      for (int n = 0; n < HEAD_DIM / 8; n++) {
         O_regs[n][2 * h] *= rescale;
         O_regs[n][2 * h + 1] *= rescale;
       }
@@ -74,9 +74,11 @@ single_pass(const Element* Q, const Element* K, const Element* V, Element* O, fl
   for (int h = 0; h < 2; h++) {
     const float sum = row_sum(l[h]), inverse = 1.f / sum;
     if (row + 8 * h >= N) continue;
-    Element* O_row = O + (head + row + 8 * h) * D;
+    Element* O_row = O + (head + row + 8 * h) * HEAD_DIM;
 #pragma unroll
-    for (int n = 0; n < D / 8; n++) store_row_pair(O_row, 8 * n + 2 * t, O_regs[n][2 * h] * inverse, O_regs[n][2 * h + 1] * inverse);
+    for (int n = 0; n < HEAD_DIM / 8; n++) {
+      store_row_pair<HEAD_DIM>(O_row, 8 * n + 2 * t, O_regs[n][2 * h] * inverse, O_regs[n][2 * h + 1] * inverse);
+    }
     // The scores came in units of log2(e): scale is that of the scores times log2(e).
     if (t == 0) L[head + row + 8 * h] = m[h] * scale * 0.69314718f + logf(sum);
   }

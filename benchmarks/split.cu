@@ -7,14 +7,14 @@ constexpr bool SCARCE = false;  // registers are not
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
 constexpr int M = (SPLIT_K ? BR : BR / WARPS) / 16, N = (SPLIT_K ? BC / WARPS : BC) / 8;  // tensor core tiles of a warp's part of S
-constexpr int O_COLS = SPLIT_K ? DV / WARPS : DV;  // that a warp keeps of O, of all its rows
-constexpr int PART_ROW = DV + 8;                   // elements from one row of a part of O to the next
+constexpr int O_COLS = SPLIT_K ? VALUE_DIM / WARPS : VALUE_DIM;  // that a warp keeps of O, of all its rows
+constexpr int PART_ROW = VALUE_DIM + 8;                   // elements from one row of a part of O to the next
 constexpr float LOG2_E = 1.4426950408889634f;
-typedef SwizzledTile<D> KeyTile;
-typedef SwizzledTile<DV> ValueTile;
+typedef SwizzledTile<HEAD_DIM> KeyTile;
+typedef SwizzledTile<VALUE_DIM> ValueTile;
 
 extern "C" __global__ void __launch_bounds__(THREADS) split(const Element* Q, const Element* K, const Element* V, float* O, int tiles) {
-  __shared__ __align__(128) Element Q_smem[BR * D], K_smem[BC * D], V_smem[BC * DV];
+  __shared__ __align__(128) Element Q_smem[BR * HEAD_DIM], K_smem[BC * HEAD_DIM], V_smem[BC * VALUE_DIM];
 #if SPLIT_K
   __shared__ __align__(16) float O_part[WARPS][BR * PART_ROW], m_part[WARPS][BR];
 #endif
@@ -26,10 +26,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) split(const Element* Q, co
 #pragma unroll
   for (int i = 0; i < M; i++) m[i][0] = m[i][1] = NEG_INF;
 
-  KeyTile::load<BR, THREADS, true>(Q_smem, Q, D, BR, threadIdx.x);
+  KeyTile::load<BR, THREADS, true>(Q_smem, Q, HEAD_DIM, BR, threadIdx.x);
   for (int j = 0; j < tiles; j++) {
-    KeyTile::load<BC, THREADS, true>(K_smem, K + j * BC * D, D, BC, threadIdx.x);
-    ValueTile::load<BC, THREADS, true>(V_smem, V + j * BC * DV, DV, BC, threadIdx.x);
+    KeyTile::load<BC, THREADS, true>(K_smem, K + j * BC * HEAD_DIM, HEAD_DIM, BC, threadIdx.x);
+    ValueTile::load<BC, THREADS, true>(V_smem, V + j * BC * VALUE_DIM, VALUE_DIM, BC, threadIdx.x);
     close_group();
     wait_for_groups<0>();
     __syncthreads();
@@ -73,12 +73,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) split(const Element* Q, co
           for (int e = 2 * h; e < 2 * h + 2; e++) l[i][h] += S[i][n][e] = exp2_of((S[i][n][e] - m_new) * LOG2_E);
       }
 #if SPLIT_K
-    float part[M][DV / 8][4] = {};
+    float part[M][VALUE_DIM / 8][4] = {};
     add_weighted_values<ValueTile>(part, S, V_smem + first_key * ValueTile::PAD);
 #pragma unroll
     for (int i = 0; i < M; i++)
 #pragma unroll
-      for (int n = 0; n < DV / 8; n++)
+      for (int n = 0; n < VALUE_DIM / 8; n++)
 #pragma unroll
         for (int h = 0; h < 2; h++)
           store_two(&O_part[warp][(16 * i + 8 * h + g) * PART_ROW + 8 * n + 2 * t], part[i][n][2 * h], part[i][n][2 * h + 1]);
@@ -114,6 +114,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) split(const Element* Q, co
 #pragma unroll
       for (int n = 0; n < O_COLS / 8; n++)
 #pragma unroll
-        for (int e = 0; e < 2; e++) O[row * DV + (SPLIT_K ? warp * O_COLS : 0) + 8 * n + 2 * t + e] = O_regs[i][n][2 * h + e] / sum;
+        for (int e = 0; e < 2; e++) O[row * VALUE_DIM + (SPLIT_K ? warp * O_COLS : 0) + 8 * n + 2 * t + e] = O_regs[i][n][2 * h + e] / sum;
     }
 }

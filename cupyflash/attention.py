@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cupyflash.binding import Masks
-from cupyflash.dispatch import as_array, as_integers, device_of, placed, refuse_out, target
-from cupyflash.launcher import Prepared, lengths_on_device, prepare_attention, prepared
-from cupyflash.problem import Array, Layout, Problem, Window, require_choice, require_flag
+import numpy as np
+
+from cupyflash.arrays import Array, Layout
+from cupyflash.binding import by_tensor
+from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, refuse_out, target
+from cupyflash.launcher import Prepared, kept, prepare, require_lengths, vectors_on_device
+from cupyflash.options import Options, require_choice, require_flag
+from cupyflash.problem import Problem
 from cupyflash.schedules import plan
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiling import TilingChoice
@@ -27,6 +31,7 @@ def attention(
     bias: Any | None = None,
     key_lengths: Any | None = None,
     block_mask: Any | None = None,
+    sinks: Any | None = None,
     scale: float | None = None,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
@@ -46,9 +51,12 @@ def attention(
     `key_lengths`, integers of shape (b,) from 0 to n_k in an array or a list, says how many keys each batch has; what k and v
     hold behind them is never read. `block_mask`, of bool, (b or 1, h or 1, Tr, Tc) with fewer axes at will, keeps blocks of
     `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
-    and "fa2"). The masks add up. A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight
-    zero, but a NaN or infinity in a masked row of v may still show in rows that share a tile with it. (Lengths on a GPU are
-    not looked at beforehand: one that is out of range there is taken as 0 or n_k.)
+    and "fa2"). The masks add up.
+    `sinks`, float32 of shape (h,), is one more score of each of a head's rows, without a value. L has it, also where no key is
+    seen; where parts of the keys are merged, one of them gets the sinks.
+    A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight zero, but a NaN or infinity in a
+    masked row of v may still show in rows that share a tile with it. (Lengths on a GPU are not looked at beforehand: one that is
+    out of range there is taken as 0 or n_k.)
 
     `algorithm`: "auto", the default, runs "fa2", FlashAttention-2, whose tile is the one that a model of the chip predicts to be
     fastest, and not the FlashAttention paper's Bc = ceil(M / 4d), Br = min(Bc, d). "fa1" (FlashAttention, Algorithm 1) is that
@@ -68,39 +76,33 @@ def attention(
     Raises TypeError or ValueError for bad arguments before anything is compiled or launched; RuntimeError for NumPy arrays
     that would take the simulated device too long.
     """
+    options = Options.asked(causal, window, scale)
     require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
-    given = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "block_mask": block_mask}
-    inputs = {name: as_array(name, array) for name, array in given.items() if name in "qkv" or array is not None}
+    inputs = as_arrays(q=q, k=k, v=v, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, beside = placed(arrays, lengths)
     algorithm = "fa2" if algorithm == "auto" else algorithm
     with device_of(gpu, **arrays, **beside):
-        call = prepared(_prepare, gpu, arrays | lengths, causal, window, scale, algorithm, tiling, bool(return_lse))
+        call = kept(_prepare, gpu, arrays | lengths, options, algorithm, tiling, bool(return_lse))
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
-        inputs |= lengths_on_device(gpu, lengths, inputs["k"].shape[-2])
-        made = call.launch({**inputs, "Q": inputs["q"], "K": inputs["k"], "V": inputs["v"], "O": arrays.get("out")})
+        require_lengths(gpu, inputs | lengths)
+        inputs |= vectors_on_device(gpu, inputs | lengths)
+        made = call.launch(by_tensor(inputs if out is None else inputs | {"out": arrays["out"]}))
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
 
 
 def _prepare(
-    gpu: bool,
-    arrays: Mapping[str, Array],
-    causal: bool,
-    window: Window | None,
-    scale: float | None,
-    algorithm: str,
-    tiling: TilingChoice,
-    lse: bool,
+    gpu: bool, arrays: Mapping[str, Array], options: Options, algorithm: str, tiling: TilingChoice, lse: bool
 ) -> Prepared | PreparedSimulation:
-    problem = Problem.from_arrays(**arrays, causal=causal, window=window, scale=scale)
+    problem = Problem.from_arrays(**arrays, options=options)
     device, simulation = target(gpu)
     schedule = plan(problem, device, algorithm, tiling, lse=lse)
-    q, k, v = (arrays[name] for name in "qkv")
-    made = Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)
-    masks = Masks(**{name: arrays.get(name) for name in ("mask", "bias", "key_lengths", "block_mask")})
-    tensors = q, k, v, arrays.get("out", made)
-    return prepare_attention(schedule, simulation, tensors, masks, {} if "out" in arrays else {"O": made})
+    q, v = arrays["q"], arrays["v"]
+    made = {} if "out" in arrays else {"O": Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)}
+    if lse:
+        made["L"] = Layout.contiguous(q.shape[:-1], np.float32)
+    return prepare(schedule, simulation, by_tensor(arrays) | made, made)

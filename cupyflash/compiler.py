@@ -20,7 +20,7 @@ FLUSH_DENORMALS = "-ftz=true"
 
 
 def options(kernel: Kernel) -> tuple[str, ...]:
-    """NVRTC's options for a kernel, less architecture and CUDA's own headers: language, includes, constants.
+    """NVRTC's options for a kernel, less architecture and CUDA's own headers: language, includes, constants, its struct.
 
     The sources' fingerprint is among them, so that CuPy's disk cache, which does not see included files, misses when a
     `.cuh` has changed.
@@ -29,7 +29,7 @@ def options(kernel: Kernel) -> tuple[str, ...]:
         "-std=c++17",
         f"-DCUPYFLASH_SOURCES=0x{kernels_cu.fingerprint()}",
         f"-I{kernels_cu.DIRECTORY}",
-        *(f"-D{name}={value}" for name, value in kernel.constants),
+        *(f"-D{name}={value}" for name, value in (*kernel.constants, *kernel.params.constants)),
     )
 
 

@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.arrays import address
 from cupyflash.device import Device
-from cupyflash.problem import address
 from cupyflash.simulated import Simulation, current_simulation
 
 # DLPack's numbers for memory of the host: kDLCPU, kDLCUDAHost (pinned).
 DLPACK_HOST = (1, 3)
+
+
+REQUIRED = ("q", "k", "v", "dout", "out", "lse")
 
 
 def on_gpu(**arrays: Any) -> bool:
@@ -37,6 +40,11 @@ def on_gpu(**arrays: Any) -> bool:
         mixed = ", ".join(f"{name} is {kind}'s" for name, kind in kinds.items())
         raise TypeError(f"all arrays must be NumPy's or all CuPy's: {mixed}")
     return "CuPy" in kinds.values()
+
+
+def as_arrays(**given: Any) -> dict[str, Any]:
+    """`as_array` of each but those that are None, which only q, k, v and what came of them may not be."""
+    return {name: as_array(name, array) for name, array in given.items() if array is not None or name in REQUIRED}
 
 
 def as_array(name: str, array: Any) -> Any:

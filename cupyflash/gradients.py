@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cupyflash import varlen
+from cupyflash.arrays import Array, Layout, check_array, check_operand, last_axis_contiguous, row_alignment
 from cupyflash.attention import attention
-from cupyflash.binding import Masks
+from cupyflash.binding import by_tensor
 from cupyflash.device import Device
-from cupyflash.dispatch import as_array, as_integers, device_of, placed, target
+from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, target
 from cupyflash.launcher import (
     Prepared,
     as_contiguous,
+    held_for_graph,
     hold_for_graph,
-    integers_on_device,
-    lengths_on_device,
-    prepare_gradients,
-    prepared,
+    kept,
+    prepare,
+    require_lengths,
+    vectors_on_device,
     zeros,
 )
-from cupyflash.problem import (
-    Array,
-    Layout,
-    Problem,
-    Window,
-    check_array,
-    check_operand,
-    last_axis_contiguous,
-    require_choice,
-    require_flag,
-    row_alignment,
-)
+from cupyflash.options import ARRAYS, Options, require_choice, require_flag
+from cupyflash.problem import Problem
 from cupyflash.schedules import BACKWARD_ALGORITHMS, BackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiling import TilingChoice
@@ -55,6 +47,7 @@ def attention_backward(
     bias: Any | None = None,
     key_lengths: Any | None = None,
     block_mask: Any | None = None,
+    sinks: Any | None = None,
     scale: float | None = None,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
@@ -76,55 +69,78 @@ def attention_backward(
     Algorithm 4) and "standard" (Algorithm 3, three matrices of n_q x n_k in memory) are here to be measured; they give the same
     bits each time as they are.
 
-    Returns arrays of q's dtype on q's device, of the shapes of q, k and v; with `return_dbias` also the bias's gradient, of its
-    shape ("fa2"; what is broadcast adds up, by atomics, which `deterministic` refuses). Raises as `attention` does.
+    Returns arrays of q's dtype on q's device, of the shapes of q, k and v;
+    with `sinks` their gradient, float32 ("fa2");
+    with `return_dbias` also the bias's gradient, of its shape ("fa2"; what is broadcast adds up, by atomics, which `deterministic`
+    refuses). Raises as `attention` does.
     """
-    _check_choices(algorithm, bias, deterministic=deterministic, return_dbias=return_dbias)
-    given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
-    masks = {"mask": mask, "bias": bias, "block_mask": block_mask}
-    given |= {name: array for name, array in masks.items() if array is not None}
-    arrays = {name: as_array(name, array) for name, array in given.items()}
+    options = Options.asked(causal, window, scale)
+    ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=bias)
+    arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks)
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, beside = placed(arrays, lengths)
     with device_of(gpu, **arrays, **beside):
-        options = causal, window, scale, algorithm, tiling, bool(deterministic), bool(return_dbias)
-        call = prepared(_prepare, gpu, _readable(arrays | lengths), *options)
-        arrays |= lengths_on_device(gpu, lengths, arrays["k"].shape[-2])
+        call = kept(_prepare, gpu, _readable(arrays | lengths), options, ways)
+        require_lengths(gpu, arrays | lengths)
+        arrays |= vectors_on_device(gpu, arrays | lengths)
         arrays |= _beside(gpu, arrays)
         if return_dbias:
             arrays["dbias"] = zeros(gpu, arrays["bias"].shape, np.float32)
-        made = call.launch(arrays | {tensor: arrays[name] for tensor, name in TENSORS.items()})
-    gradients = (made["dQ"], made["dK"], made["dV"])
+        made = call.launch(by_tensor(arrays))
+    gradients = tuple(_returned(gpu, made))
     return (*gradients, arrays["dbias"].astype(arrays["q"].dtype)) if return_dbias else gradients
 
 
-# The kernels' names for the arrays of a call
-TENSORS = {"Q": "q", "K": "k", "V": "v", "O": "out", "L": "lse", "dO": "dout"}
-MASKS = ("mask", "bias", "key_lengths", "block_mask")
+class Ways(NamedTuple):
+    """How the gradients are made: the choices of a call that change no problem."""
+
+    algorithm: str
+    tiling: TilingChoice
+    deterministic: bool
+    dbias: bool
 
 
-def _prepare(
-    gpu: bool,
-    arrays: Mapping[str, Array],
-    causal: bool,
-    window: Window | None,
-    scale: float | None,
-    algorithm: str,
-    tiling: TilingChoice,
-    deterministic: bool,
-    dbias: bool,
-) -> Prepared | PreparedSimulation:
-    problem = Problem.from_arrays(**_inputs(arrays), causal=causal, window=window, scale=scale)
-    alignment = check_beside(arrays, arrays["q"].shape[:-1])
-    problem = replace(problem, alignment=min(problem.alignment, alignment))
+def _ways(algorithm: str, tiling: TilingChoice, *, deterministic: bool, dbias: bool, bias: Any | None) -> Ways:
+    """TypeError or ValueError for choices that are none, whatever the arrays."""
+    require_choice("algorithm", algorithm, ("auto", *BACKWARD_ALGORITHMS))
+    require_flag("deterministic", deterministic)
+    require_flag("return_dbias", dbias)
+    if dbias and bias is None:
+        raise ValueError("return_dbias is for a call with a bias, and there is none")
+    return Ways("fa2" if algorithm == "auto" else algorithm, tiling, bool(deterministic), bool(dbias))
+
+
+def _prepare(gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways) -> Prepared | PreparedSimulation:
+    problem = Problem.from_arrays(**_inputs(arrays), options=options)
+    problem = _aligned(problem, check_beside(arrays, arrays["q"].shape[:-1]))
     device, simulation = target(gpu)
-    schedule = _planned(problem, device, algorithm, tiling, deterministic, arrays["bias"] if dbias else None)
-    tensors: dict[str, Any] = {tensor: arrays[name] for tensor, name in TENSORS.items()}
-    made = _made(tensors)
-    if dbias:
-        tensors["dbias"] = Layout.contiguous(arrays["bias"].shape, np.float32)
-    masks = Masks(**{name: arrays.get(name) for name in MASKS})
-    return prepare_gradients(schedule, simulation, tensors | made, masks, made)
+    schedule = _planned(problem, device, ways, arrays.get("bias"))
+    made = _made(arrays) | _of_rows(schedule, arrays)
+    sums = {"dbias": Layout.contiguous(arrays["bias"].shape, np.float32)} if ways.dbias else {}
+    return prepare(schedule, simulation, by_tensor(arrays) | made | sums, made)
+
+
+def _of_rows(schedule: BackwardSchedule, arrays: Mapping[str, Array]) -> dict[str, Layout]:
+    """What the kernels make for each row."""
+    return {name: Layout.contiguous(arrays["lse"].shape, np.float32) for name in schedule.row_results}
+
+
+def _returned(gpu: bool, made: Mapping[str, Any]) -> Iterator[Any]:
+    """What a call returns: of what the kernels made for each row, the sums over a head's, (h,)."""
+    for name, array in made.items():
+        with held_for_graph(gpu):
+            yield array if name in ("dQ", "dK", "dV") else of_heads(array)
+
+
+def of_heads(rows: Any) -> Any:
+    """The sums over each head's rows, (h,), of an array (..., h, n) or (n,) of NumPy or CuPy."""
+    heads = rows.shape[-2] if rows.ndim > 1 else 1
+    return rows.reshape(-1, heads, rows.shape[-1]).sum(axis=(0, 2))
+
+
+def _aligned(problem: Problem, alignment: int) -> Problem:
+    """With rows of dout and out, which may be worse aligned than the others."""
+    return replace(problem, alignment=min(problem.alignment, alignment))
 
 
 def _readable(arrays: dict[str, Any]) -> dict[str, Any]:
@@ -141,9 +157,9 @@ def _beside(gpu: bool, arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {"lse": as_contiguous(gpu, arrays["lse"], np.float32), "dout": dout}
 
 
-def _made(tensors: Mapping[str, Array]) -> dict[str, Layout]:
+def _made(arrays: Mapping[str, Array]) -> dict[str, Layout]:
     """The gradients, which a call allocates."""
-    return {f"d{name}": Layout.contiguous(tensors[name].shape, tensors[name].dtype) for name in "QKV"}
+    return {f"d{name.upper()}": Layout.contiguous(arrays[name].shape, arrays[name].dtype) for name in "qkv"}
 
 
 def attention_varlen_backward(
@@ -161,55 +177,46 @@ def attention_varlen_backward(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
+    sinks: Any | None = None,
     tiling: TilingChoice = None,
     deterministic: bool = False,
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, ...]:
     """dq, dk and dv of `attention_varlen`, whose out and lse these are; shapes as there, dout as out. Else as `attention_backward`.
 
     On a GPU pass both `max_seqlen`, or the bounds as NumPy arrays, as there.
     """
-    require_flag("deterministic", deterministic)
-    given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
-    arrays = {name: as_array(name, array) for name, array in given.items()}
+    options = Options.asked(causal, window, scale, packed=True)
+    ways = _ways("fa2", tiling, deterministic=deterministic, dbias=False, bias=None)
+    arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, sinks=sinks)
     gpu, bounds, beside = varlen.bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
     with device_of(gpu, **arrays, **beside):
-        options = causal, window, scale, tiling, bool(deterministic)
         longest = max_seqlen_q, max_seqlen_k
-        call = varlen.prepared_sequences(_posed, _prepare_varlen, gpu, _readable(arrays), bounds, longest, *options)
-        on_device = integers_on_device(gpu, bounds)
-        arrays |= _beside(gpu, arrays)
-        made = call.launch(on_device | {tensor: arrays[name] for tensor, name in TENSORS.items()})
-    return made["dQ"], made["dK"], made["dV"]
+        call = varlen.kept_sequences((_posed, _prepare_varlen), gpu, _readable(arrays), bounds, longest, options, ways)
+        arrays |= vectors_on_device(gpu, arrays | bounds) | _beside(gpu, arrays)
+        made = call.launch(by_tensor(arrays))
+    return tuple(_returned(gpu, made))
 
 
-def _posed(gpu: bool, arrays: Mapping[str, Any], causal: bool, window: Window | None, scale: float | None) -> Problem:
+def _posed(gpu: bool, arrays: Mapping[str, Any], options: Options) -> Problem:
     """As many sequences as there are, of lengths that are yet to be looked at."""
-    problem = varlen.posed(gpu, _inputs(arrays), causal, window, scale)
-    alignment = check_beside(arrays, arrays["q"].shape[1::-1])
-    return replace(problem, alignment=min(problem.alignment, alignment))
+    problem = varlen.posed(gpu, _inputs(arrays), options)
+    return _aligned(problem, check_beside(arrays, arrays["q"].shape[1::-1]))
 
 
 def _prepare_varlen(
-    gpu: bool,
-    arrays: Mapping[str, Array],
-    seqlens: tuple[tuple[int, int], ...] | None,
-    longest_q: int,
-    longest_k: int,
-    causal: bool,
-    window: Window | None,
-    scale: float | None,
-    tiling: TilingChoice,
-    deterministic: bool,
+    gpu: bool, arrays: Mapping[str, Array], sequences: varlen.Sequences, options: Options, ways: Ways
 ) -> Prepared | PreparedSimulation:
-    problem = replace(_posed(gpu, arrays, causal, window, scale), seqlen_q=longest_q, seqlen_k=longest_k)
+    problem = sequences.of(_posed(gpu, arrays, options))
     device, simulation = target(gpu)
-    totals = arrays["q"].shape[0], arrays["k"].shape[0]
-    schedule = plan_varlen_backward(problem, device, seqlens, tiling, deterministic=deterministic, totals=totals)
-    tensors: dict[str, Any] = {tensor: arrays[name] for tensor, name in TENSORS.items()}
-    made = _made(tensors)
-    views = {name: array if name == "L" else varlen.heads_first(array) for name, array in (tensors | made).items()}
-    masks = Masks(**{name: arrays[name] for name in varlen.BOUNDS})
-    return prepare_gradients(schedule, simulation, views, masks, made)
+    totals, each = (arrays["q"].shape[0], arrays["k"].shape[0]), sequences.lengths
+    schedule = plan_varlen_backward(problem, device, each, ways.tiling, deterministic=ways.deterministic, totals=totals)
+    made, tensors = _made(arrays) | _of_rows(schedule, arrays), by_tensor(arrays)
+    views = {name: varlen.heads_first(array) for name, array in (tensors | made).items() if name in ROWS}
+    return prepare(schedule, simulation, tensors | made | views, made)
+
+
+# Tensors of (total, h, d), which the kernels take with their heads first
+ROWS = ("Q", "K", "V", "O", "dO", "dQ", "dK", "dV")
 
 
 def _inputs(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,14 +264,14 @@ def attention_vjp(
     """
     if unknown := {"return_lse", "out"} & set(options):
         raise TypeError(f"attention_vjp has no {unknown.pop()}")
-    _check_choices(algorithm, options.get("bias"), deterministic=deterministic, return_dbias=return_dbias)
-    given = {"q": q, "k": k, "v": v} | {name: options[name] for name in MASKS if options.get(name) is not None}
+    ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=options.get("bias"))
+    asked = Options(**{name: options[name] for name in ("causal", "window", "scale") if name in options})
+    given = {"q": q, "k": k, "v": v} | {name: options[name] for name in ARRAYS if options.get(name) is not None}
     lengths = {name: as_integers(name, given.pop(name)) for name in ("key_lengths",) if name in given}
     arrays = {name: as_array(name, array) for name, array in given.items()}
     gpu, beside = placed(arrays, lengths)
     with device_of(gpu, **arrays, **beside):
-        posed = options.get("causal", False), options.get("window"), options.get("scale")
-        prepared(_check_planned, gpu, arrays | lengths, *posed, algorithm, tiling, bool(deterministic), bool(return_dbias))
+        kept(_check_planned, gpu, arrays | lengths, asked, ways)
         out, lse = attention(q, k, v, algorithm=algorithm, tiling=tiling, return_lse=True, **options)
         if gpu:
             hold_for_graph(lse)  # which nobody but the pullback has
@@ -276,36 +283,13 @@ def attention_vjp(
     return out, pullback
 
 
-def _check_planned(
-    gpu: bool,
-    arrays: Mapping[str, Array],
-    causal: bool,
-    window: Window | None,
-    scale: float | None,
-    algorithm: str,
-    tiling: TilingChoice,
-    deterministic: bool,
-    dbias: bool,
-) -> None:
+def _check_planned(gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways) -> None:
     """Refuses what no backward kernel runs."""
-    problem = Problem.from_arrays(**arrays, causal=causal, window=window, scale=scale)
-    _planned(problem, target(gpu)[0], algorithm, tiling, deterministic, arrays["bias"] if dbias else None).kernels()
+    problem = Problem.from_arrays(**arrays, options=options)
+    _planned(problem, target(gpu)[0], ways, arrays.get("bias")).kernels()
 
 
-def _planned(
-    problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, deterministic: bool, bias: Any | None
-) -> BackwardSchedule:
-    """The schedule, with the gradient of `bias` if there is one."""
-    if bias is not None and deterministic and not _spans(bias, problem):
+def _planned(problem: Problem, device: Device, ways: Ways, bias: Array | None) -> BackwardSchedule:
+    if ways.dbias and ways.deterministic and bias is not None and not _spans(bias, problem):
         raise ValueError(f"deterministic has no sum over what a bias is broadcast along, got shape {bias.shape}")
-    algorithm = "fa2" if algorithm == "auto" else algorithm
-    return plan_backward(problem, device, algorithm, tiling, deterministic=deterministic, dbias=bias is not None)
-
-
-def _check_choices(algorithm: str, bias: Any | None, **flags: bool) -> None:
-    """TypeError or ValueError for options that are none, whatever the arrays."""
-    require_choice("algorithm", algorithm, ("auto", *BACKWARD_ALGORITHMS))
-    for name, flag in flags.items():
-        require_flag(name, flag)
-    if flags["return_dbias"] and bias is None:
-        raise ValueError("return_dbias is for a call with a bias, and there is none")
+    return plan_backward(problem, device, ways.algorithm, ways.tiling, deterministic=ways.deterministic, dbias=ways.dbias)

@@ -14,20 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.binding import Masks, argument_values, gradient_values, kernel_arguments
+from cupyflash.arrays import Array, Layout, numpy_dtype
+from cupyflash.binding import argument_values
 from cupyflash.compiler import gpu_function
-from cupyflash.problem import Array, Layout, check_key_lengths, numpy_dtype
-from cupyflash.schedules import BackwardSchedule, Kernel, TileSchedule
+from cupyflash.options import check_key_lengths
+from cupyflash.schedules import Kernel, TileSchedule
 from cupyflash.simulated import PreparedSimulation, Simulation
 
-NULL = np.uint64(0)
+# What the kernels are given contiguous and of one type, whatever a call has
+VECTORS: dict[str, type[np.generic]] = {"key_lengths": np.int32, "cu_seqlens_q": np.int32, "cu_seqlens_k": np.int32}
+VECTORS["sinks"] = np.float32
 
 
 class Prepared:
-    """Kernels to be launched one after another, with all their arguments but the arrays.
+    """Kernels to be launched one after another, all given one struct, in which the arrays' addresses are yet to be set.
 
-    `values` has a value for each parameter name of `kernels`: a scalar of the kernel's own type, None for a null pointer, or
-    anything else for an array that each launch is given or makes. It makes `outputs` and `workspaces`, contiguous.
+    `values` are the struct's, with arrays or layouts in place of addresses. It makes `outputs` and `workspaces`, contiguous.
     """
 
     def __init__(
@@ -37,8 +39,9 @@ class Prepared:
         outputs: Mapping[str, Layout] | None = None,
         workspaces: Mapping[str, Layout] | None = None,
     ) -> None:
+        self._params = kernels[0].params
+        self._words, self._places = self._params.packed(values)
         self._kernels = tuple(kernel for kernel in kernels if kernel.grid)
-        self._arguments = [_template(kernel, values) for kernel in self._kernels]
         self._outputs, self._workspaces = outputs or {}, workspaces or {}
 
     @cached_property
@@ -50,7 +53,7 @@ class Prepared:
     def launch(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Launch on the current stream of the device that this was prepared for, and return the outputs, by name.
 
-        `arrays` are the other arrays, by the names of the kernels' parameters.
+        `arrays` are the other arrays, by their names in the struct.
         """
         empty = sys.modules["cupy"].empty
         outputs = {name: empty(made.shape, made.dtype) for name, made in self._outputs.items()}
@@ -58,72 +61,33 @@ class Prepared:
         if workspaces:
             hold_for_graph(workspaces)
         every = {**arrays, **outputs, **workspaces}
-        for kernel, function, (template, places) in zip(self._kernels, self._functions, self._arguments, strict=True):
-            arguments = template.copy()
-            for place, name in places:
-                arguments[place] = every[name]
-            function((kernel.grid,), (kernel.threads,), tuple(arguments), shared_mem=kernel.shared_bytes)
+        words = self._words.copy()
+        for name, place in self._places.items():
+            words[place] = every[name].data.ptr
+        struct = (np.ndarray((), self._params.dtype, words)[()],)  # a view would be checked at length
+        for kernel, function in zip(self._kernels, self._functions, strict=True):
+            function((kernel.grid,), (kernel.threads,), struct, shared_mem=kernel.shared_bytes)
         return outputs
 
 
-def _template(kernel: Kernel, values: Mapping[str, Any]) -> tuple[list[Any], tuple[tuple[int, str], ...]]:
-    """A kernel's arguments in order, and the places and names of those that are arrays."""
-    arguments = kernel_arguments(kernel, values)
-    template = [NULL if value is None else value for value in arguments.values()]
-    named = enumerate(zip(arguments, template, strict=True))
-    return template, tuple((place, name) for place, (name, value) in named if not isinstance(value, np.generic))
-
-
-def prepare_attention(
-    schedule: TileSchedule,
-    simulation: Simulation | None,
-    tensors: Sequence[Array],
-    masks: Masks,
-    outputs: Mapping[str, Layout],
+def prepare(
+    schedule: TileSchedule, simulation: Simulation | None, arrays: Mapping[str, Array], outputs: Mapping[str, Layout]
 ) -> Prepared | PreparedSimulation:
-    """A schedule's kernels for such `tensors` (Q, K, V, O) and `masks`, on the GPU or in a simulation.
+    """A schedule's kernels for arrays of such layouts, by the kernels' names, on the GPU or in a simulation.
 
-    `outputs` are to be made, and L where the schedule has it. ValueError when no kernel runs the schedule.
+    `outputs`, which are among the arrays, and the schedule's workspaces are made by each launch. ValueError when no kernel runs
+    the schedule.
     """
-    q, k, v, out = tensors
-    lse = Layout.contiguous(q.shape[:-1], np.float32) if schedule.lse else None
-    workspaces = _layouts(schedule)
-    values = argument_values(schedule, q, k, v, out, lse, workspaces, masks)
-    return _prepared(schedule, simulation, values, {**outputs, "L": lse} if lse else outputs, workspaces)
-
-
-def prepare_gradients(
-    schedule: BackwardSchedule,
-    simulation: Simulation | None,
-    tensors: Mapping[str, Array | None],
-    masks: Masks,
-    outputs: Mapping[str, Layout],
-) -> Prepared | PreparedSimulation:
-    """The same for a backward pass; `tensors` as for `gradient_values`."""
-    workspaces = _layouts(schedule)
-    values = gradient_values(schedule, tensors, workspaces, masks)
-    return _prepared(schedule, simulation, values, outputs, workspaces)
-
-
-def _layouts(schedule: TileSchedule) -> dict[str, Layout]:
-    """Of a schedule's workspaces."""
-    return {name: Layout.contiguous(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
-
-
-def _prepared(
-    schedule: TileSchedule,
-    simulation: Simulation | None,
-    values: Mapping[str, Any],
-    outputs: Mapping[str, Layout],
-    workspaces: Mapping[str, Layout],
-) -> Prepared | PreparedSimulation:
+    workspaces = {name: Layout.contiguous(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
+    vectors = {name: Layout.contiguous(arrays[name].shape, kind) for name, kind in VECTORS.items() if arrays.get(name) is not None}
     kernels = schedule.kernels()  # refuses what no kernel runs
+    values = argument_values(schedule, {**arrays, **vectors, **workspaces})
     if simulation is None:
         return Prepared(kernels, values, outputs, workspaces)
     return PreparedSimulation(simulation, schedule, values, outputs, workspaces)
 
 
-def prepared(prepare: Callable[..., Any], gpu: bool, arrays: Mapping[str, Array], *options: Any) -> Any:
+def kept(prepare: Callable[..., Any], gpu: bool, arrays: Mapping[str, Array], *options: Any) -> Any:
     """What `prepare(gpu, arrays, *options)` gives; for arrays on the current GPU it is kept for the next call.
 
     `prepare` is given the layouts of arrays on a GPU, and has to depend on nothing else. Options that cannot be hashed are
@@ -133,13 +97,17 @@ def prepared(prepare: Callable[..., Any], gpu: bool, arrays: Mapping[str, Array]
         return prepare(gpu, arrays, *options)
     layouts = tuple([(name, Layout.of(array)) for name, array in arrays.items()])
     # True, 1 and 1.0 are one to a cache and may not be one to `prepare`.
-    types = tuple([tuple(map(type, option)) if isinstance(option, tuple) else type(option) for option in options])
+    types = _types(options)
     look_up: Callable[..., Any] = _kept
     try:
         hash(options)
     except TypeError:
         look_up = _kept.__wrapped__
     return look_up(prepare, sys.modules["cupy"].cuda.runtime.getDevice(), layouts, options, types)
+
+
+def _types(option: Any) -> object:
+    return tuple([_types(part) for part in option]) if isinstance(option, tuple) else type(option)
 
 
 @lru_cache(maxsize=1024)
@@ -159,26 +127,26 @@ def as_contiguous(gpu: bool, array: Any, dtype: type[np.generic]) -> Any:
     return converted
 
 
-def integers_on_device(gpu: bool, integers: Mapping[str, Any]) -> dict[str, Any]:
-    """Integers as the kernels take them, contiguous and of int32.
+def vectors_on_device(gpu: bool, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `VECTORS` among the arrays, as the kernels take them.
 
     ValueError while a CUDA graph is captured for NumPy's, whose copy cannot be part of the graph.
     """
-    on_host = [name for name, array in integers.items() if isinstance(array, np.ndarray)]
+    vectors = {name: arrays[name] for name in VECTORS if name in arrays}
+    on_host = [name for name, array in vectors.items() if isinstance(array, np.ndarray)]
     if gpu and on_host and capturing():
         raise ValueError(
             f"{on_host[0]} must be on the GPU while a CUDA graph is captured, since a copy from the host cannot be part of it: "
             f"pass cupy.asarray({on_host[0]}, dtype=cupy.int32), made before the capture"
         )
-    return {name: as_contiguous(gpu, array, np.int32) for name, array in integers.items()}
+    return {name: as_contiguous(gpu, array, VECTORS[name]) for name, array in vectors.items()}
 
 
-def lengths_on_device(gpu: bool, lengths: Mapping[str, Any], keys: int) -> dict[str, Any]:
-    """The same of `key_lengths`, if given; NumPy's, of arrays on a GPU, are looked at first: ValueError above `keys`."""
-    for array in lengths.values():
-        if gpu and isinstance(array, np.ndarray):
-            check_key_lengths(array.tolist(), len(array), keys)
-    return integers_on_device(gpu, lengths)
+def require_lengths(gpu: bool, arrays: Mapping[str, Any]) -> None:
+    """ValueError for `key_lengths` on the host, of arrays on a GPU, that are longer than k."""
+    lengths = arrays.get("key_lengths")
+    if gpu and isinstance(lengths, np.ndarray):
+        check_key_lengths(lengths.tolist(), len(lengths), arrays["k"].shape[-2])
 
 
 def zeros(gpu: bool, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.arrays import address, array_dtype, overlaps_itself
 from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_out
 from cupyflash.launcher import held_for_graph
-from cupyflash.problem import address, array_dtype, overlaps_itself
 
 
 def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, *, out: Any | None = None) -> tuple[Any, Any]:

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from cupyflash.problem import Array
+from cupyflash.arrays import Array
+from cupyflash.schedules.softmax import PARAMS
 
 OUTER_AXES = ("outer", "middle", "inner")
 
@@ -68,8 +67,8 @@ def _merged(axes: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def softmax_values(x: Array, y: Array, rows: Rows) -> dict[str, Any]:
-    """Every parameter name of the softmax kernels with its value: the arrays, and integers of the kernels' own type."""
+    """What the softmax kernels' struct holds, with the arrays in place of their addresses."""
     sizes = {"rows": rows.rows, "n": rows.cols, "x_step": rows.steps[0], "y_step": rows.steps[1]}
     for name, (length, x_stride, y_stride) in zip(OUTER_AXES, rows.outer, strict=True):
         sizes |= {name: length, f"x_{name}": x_stride, f"y_{name}": y_stride}
-    return {"x": x, "y": y} | {name: np.int64(size) for name, size in sizes.items()}
+    return PARAMS.values({"x": x, "y": y, **sizes}, x.dtype.name)

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.arrays import Layout
 from cupyflash.device import Device, find_device
-from cupyflash.problem import Layout
+from cupyflash.params import with_arrays
 from cupyflash.schedules import TileSchedule
 from cupyflash.words import plural
 
@@ -97,8 +98,8 @@ class PreparedSimulation:
         refuse_slow(self.schedule, self.simulation.max_seconds)
         outputs = {name: np.empty(made.shape, made.dtype) for name, made in self.outputs.items()}
         workspaces = {name: np.empty(made.shape, made.dtype) for name, made in self.workspaces.items()}
-        every = {**self.values, **arrays, **outputs, **workspaces}
-        _, _, findings = run_kernels(self.schedule, every, (*self.schedule.results, *workspaces))
+        values = with_arrays(self.values, {**arrays, **outputs, **workspaces})
+        _, _, findings = run_kernels(self.schedule, values, (*self.schedule.results, *workspaces))
         refuse_findings(findings)
         return outputs
 

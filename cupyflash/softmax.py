@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.arrays import address, array_dtype, overlaps_itself
 from cupyflash.dispatch import as_array, device_of, on_gpu, refuse_overlap, target
 from cupyflash.launcher import Prepared
-from cupyflash.problem import address, array_dtype, overlaps_itself, require_choice
+from cupyflash.options import require_choice
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules.softmax import SOFTMAX_ALGORITHMS, SoftmaxSchedule, plan_softmax
 from cupyflash.simulated import Simulation, refuse_findings

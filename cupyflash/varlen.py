@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from cupyflash.binding import Masks
-from cupyflash.dispatch import as_array, as_integers, device_of, placed, refuse_out, target
-from cupyflash.launcher import Prepared, capturing, integers_on_device, prepare_attention, prepared
-from cupyflash.problem import MAX_LENGTH, Array, Layout, Problem, Window, require_flag
+from cupyflash.arrays import Array, Layout
+from cupyflash.binding import by_tensor
+from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, refuse_out, target
+from cupyflash.launcher import Prepared, capturing, kept, prepare, vectors_on_device
+from cupyflash.options import MAX_LENGTH, Options, require_flag
+from cupyflash.problem import Problem
 from cupyflash.schedules import plan_varlen
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiling import TilingChoice
@@ -33,6 +35,7 @@ def attention_varlen(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
+    sinks: Any | None = None,
     tiling: TilingChoice = None,
     return_lse: bool = False,
     out: Any | None = None,
@@ -53,41 +56,33 @@ def attention_varlen(
     Returns O in q's dtype, of shape (total_q, h, d_v); with `return_lse` also L, float32 of shape (h, total_q), as
     flash-attention's `flash_attn_varlen_func` lays it out. Raises as `attention` does.
     """
+    options = Options.asked(causal, window, scale, packed=True)
     require_flag("return_lse", return_lse)
-    inputs = {name: as_array(name, array) for name, array in (("q", q), ("k", k), ("v", v))}
+    inputs = as_arrays(q=q, k=k, v=v, sinks=sinks)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     gpu, bounds, beside = bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
     with device_of(gpu, **arrays, **beside):
-        options = causal, window, scale, tiling, bool(return_lse)
-        call = prepared_sequences(posed, _prepare, gpu, arrays, bounds, (max_seqlen_q, max_seqlen_k), *options)
+        longest = max_seqlen_q, max_seqlen_k
+        call = kept_sequences((posed, _prepare), gpu, arrays, bounds, longest, options, tiling, bool(return_lse))
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
-        on_device = integers_on_device(gpu, bounds)
-        made = call.launch({"Q": inputs["q"], "K": inputs["k"], "V": inputs["v"], "O": arrays.get("out"), **on_device})
+        made = call.launch(by_tensor(arrays | vectors_on_device(gpu, arrays | bounds)))
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
 
 
 def _prepare(
-    gpu: bool,
-    arrays: Mapping[str, Array],
-    seqlens: tuple[tuple[int, int], ...] | None,
-    longest_q: int,
-    longest_k: int,
-    causal: bool,
-    window: Window | None,
-    scale: float | None,
-    tiling: TilingChoice,
-    lse: bool,
+    gpu: bool, arrays: Mapping[str, Array], sequences: Sequences, options: Options, tiling: TilingChoice, lse: bool
 ) -> Prepared | PreparedSimulation:
-    problem = replace(posed(gpu, arrays, causal, window, scale), seqlen_q=longest_q, seqlen_k=longest_k)
+    problem = sequences.of(posed(gpu, arrays, options))
     device, simulation = target(gpu)
     q, k, v = (arrays[name] for name in "qkv")
-    schedule = plan_varlen(problem, device, seqlens, tiling, lse=lse, totals=(q.shape[0], k.shape[0]))
-    made = Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)
-    tensors = [heads_first(array) for array in (q, k, v, arrays.get("out", made))]
-    masks = Masks(**{name: arrays[name] for name in BOUNDS})
-    return prepare_attention(schedule, simulation, tensors, masks, {} if "out" in arrays else {"O": made})
+    schedule = plan_varlen(problem, device, sequences.lengths, tiling, lse=lse, totals=(q.shape[0], k.shape[0]))
+    made = {} if "out" in arrays else {"O": Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)}
+    views = {name: heads_first(array) for name, array in (by_tensor(arrays) | made).items() if name in "QKVO"}
+    if lse:
+        made["L"] = Layout.contiguous(q.shape[1::-1], np.float32)
+    return prepare(schedule, simulation, by_tensor(arrays) | made | views, made)
 
 
 def bounds_of(arrays: Mapping[str, Array], cu_seqlens_q: Any, cu_seqlens_k: Any) -> tuple[bool, dict[str, Array], dict[str, Array]]:
@@ -100,28 +95,35 @@ def bounds_of(arrays: Mapping[str, Array], cu_seqlens_q: Any, cu_seqlens_k: Any)
     return gpu, bounds, beside
 
 
-def prepared_sequences(
-    check: Callable[..., Problem],
-    prepare: Callable[..., Prepared | PreparedSimulation],
+@dataclass(frozen=True)
+class Sequences:
+    """The (queries, keys) of each sequence, None where they are on a GPU and need not be looked at; and of the longest."""
+
+    lengths: tuple[tuple[int, int], ...] | None
+    longest: tuple[int, int]
+
+    def of(self, problem: Problem) -> Problem:
+        """A problem that is yet to know how long its sequences are."""
+        return replace(problem, seqlen_q=self.longest[0], seqlen_k=self.longest[1])
+
+
+def kept_sequences(
+    functions: tuple[Callable[..., Problem], Callable[..., Prepared | PreparedSimulation]],
     gpu: bool,
     arrays: Mapping[str, Array],
     bounds: Mapping[str, Array],
     longest: tuple[int | None, int | None],
-    causal: bool,
-    window: Window | None,
-    scale: float | None,
     *options: Any,
 ) -> Prepared | PreparedSimulation:
-    """The prepared call for sequences of which `longest` may say how long they are at most (`max_seqlen`).
+    """The call, prepared for sequences of which `longest` may say how long they are at most (`max_seqlen`).
 
-    `check` looks at the arrays but not into the bounds, which may have to come from a GPU; `prepare` is given what they say.
+    The first of the `functions` looks at the arrays but not into the bounds, which may have to come from a GPU; the second is
+    given what they say.
     """
-    every = {**arrays, **bounds}
-    prepared(check, gpu, every, causal, window, scale)  # refuses what no bounds could mend
-    seqlens, found = sequences(bounds, arrays["q"].shape[0], arrays["k"].shape[0], *longest)
-    call: Prepared | PreparedSimulation = prepared(
-        prepare, gpu, every, None if gpu else seqlens, *found, causal, window, scale, *options
-    )
+    (check, prepare), every = functions, {**arrays, **bounds}
+    kept(check, gpu, every, options[0])  # refuses what no bounds could mend
+    found = sequences(bounds, arrays["q"].shape[0], arrays["k"].shape[0], *longest)
+    call: Prepared | PreparedSimulation = kept(prepare, gpu, every, replace(found, lengths=None) if gpu else found, *options)
     return call
 
 
@@ -131,34 +133,21 @@ def heads_first(array: Any) -> Any:
 
 
 def pose(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    *,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    causal: bool = False,
-    window: Window | None = None,
-    scale: float | None = None,
-    out: Any | None = None,
-) -> tuple[Problem, tuple[tuple[int, int], ...] | None]:
-    """The problem of the longest sequence, as often as there are sequences, and the (queries, keys) of each.
+    arrays: Mapping[str, Any], options: Options, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None
+) -> tuple[Problem, Sequences]:
+    """The problem of the longest sequence, as often as there are sequences, and what the sequences' bounds say.
 
-    The second is None where the bounds are on a GPU and need not be looked at. Arguments are `attention_varlen`'s, and so is
-    what this raises.
+    `arrays` are `attention_varlen`'s by name, and so is what this raises.
     """
-    arrays = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    problem = posed(False, arrays if out is None else arrays | {"out": out}, causal, window, scale)
-    seqlens, longest = sequences(arrays, len(q), len(k), max_seqlen_q, max_seqlen_k)
-    return replace(problem, seqlen_q=longest[0], seqlen_k=longest[1]), seqlens
+    problem = posed(False, arrays, options)
+    found = sequences(arrays, len(arrays["q"]), len(arrays["k"]), max_seqlen_q, max_seqlen_k)
+    return found.of(problem), found
 
 
-def posed(gpu: bool, arrays: Mapping[str, Any], causal: bool, window: Window | None, scale: float | None) -> Problem:
+def posed(gpu: bool, arrays: Mapping[str, Any], options: Options) -> Problem:
     """As many sequences as there are, of lengths that are yet to be looked at."""
     bounds = {name: arrays[name] for name in BOUNDS}
-    heads = {name: array for name, array in arrays.items() if name not in bounds}
+    heads = {name: array for name, array in arrays.items() if name in ("q", "k", "v", "out")}
     _check_shapes(**heads)
     for name, cu_seqlens in bounds.items():
         if cu_seqlens.dtype != np.int32:
@@ -169,17 +158,18 @@ def posed(gpu: bool, arrays: Mapping[str, Any], causal: bool, window: Window | N
     if second != first:
         raise ValueError(f"cu_seqlens_k must have cu_seqlens_q's shape {first}, got {second}")
     views = {name: heads_first(array) for name, array in heads.items()}
-    problem = Problem.from_arrays(**views, causal=causal, window=window, scale=scale)
-    return replace(problem, batch=first[0] - 1, packed=True)
+    beside = {name: array for name, array in arrays.items() if name not in heads and name not in bounds}
+    return replace(Problem.from_arrays(**views, **beside, options=options), batch=first[0] - 1)
 
 
 def sequences(
     bounds: Mapping[str, Any], total_q: int, total_k: int, max_seqlen_q: int | None, max_seqlen_k: int | None
-) -> tuple[tuple[tuple[int, int], ...] | None, tuple[int, int]]:
-    """The (queries, keys) of each sequence, None where they need not be looked at; and the longest queries and keys."""
+) -> Sequences:
+    """What bounds by name say."""
     queries, longest_q = _lengths("q", bounds["cu_seqlens_q"], total_q, max_seqlen_q)
     keys, longest_k = _lengths("k", bounds["cu_seqlens_k"], total_k, max_seqlen_k)
-    return None if queries is None or keys is None else tuple(zip(queries, keys, strict=True)), (longest_q, longest_k)
+    lengths = None if queries is None or keys is None else tuple(zip(queries, keys, strict=True))
+    return Sequences(lengths, (longest_q, longest_k))
 
 
 def _check_shapes(q: Array, k: Array, v: Array, out: Array | None = None) -> None:

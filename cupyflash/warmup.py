@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
+from cupyflash.arrays import MAX_ALIGNMENT
 from cupyflash.device import Device
-from cupyflash.problem import MAX_ALIGNMENT, Problem, require_choice, require_flag
+from cupyflash.options import Options, require_choice, require_flag
+from cupyflash.problem import Problem
 from cupyflash.schedules import ALGORITHMS, plan, plan_varlen
 from cupyflash.schedules.fa2_tiles import finalists
 from cupyflash.simulated import current_simulation
@@ -23,6 +25,7 @@ def warmup(
     mask: bool = False,
     bias: bool = False,
     padded: bool = False,
+    sinks: bool = False,
     varlen: bool = False,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
@@ -36,23 +39,9 @@ def warmup(
     """
     require_flag("varlen", varlen)
     require_choice("algorithm", algorithm, ("auto", *ALGORITHMS))
-    problem = Problem(
-        1,
-        1,
-        1,
-        1,
-        1,
-        head_dim,
-        dtype,
-        causal,
-        head_dim_v=head_dim_v,
-        mask=mask,
-        bias=bias,
-        padded=padded,
-        window=window,
-        packed=varlen,
-    )
-    bits = problem.head_dim * problem.itemsize | problem.value_dim * problem.itemsize | MAX_ALIGNMENT
+    options = Options(causal=causal, window=window, mask=mask, bias=bias, padded=padded, packed=varlen, sinks=sinks)
+    problem = Problem(1, 1, 1, 1, 1, head_dim, dtype, options, head_dim_v)
+    bits = problem.head_dim * problem.itemsize | problem.head_dim_v * problem.itemsize | MAX_ALIGNMENT
     problem = replace(problem, alignment=bits & -bits)
     try:
         device, simulated = Device.current(), False

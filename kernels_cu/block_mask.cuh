@@ -2,13 +2,20 @@
 // keeps. The block mask is a byte a block; it is read once and then is a bit a block, in SRAM.
 // Constants: SPARSE (0 or 1: whether there is one).
 #pragma once
-#include "element.cuh"
+#include "params.cuh"
 
 // The block mask of one (batch, head), and its strides
 struct BlockMask {
   const unsigned char* kept;  // (Tr x Tc), nonzero where a block is visited
   long long row, col;
+
+  // For a column block, whose row blocks it then keeps
+  __device__ __forceinline__ BlockMask transposed() const { return {kept, col, row}; }
 };
+
+__device__ __forceinline__ BlockMask block_mask_of(const Params& p, int batch, int head) {
+  return {p.block_mask.of(batch, head), p.block_mask.row, p.block_mask.col};
+}
 
 struct Blocks {
   int begin, end;        // no other blocks are visited

@@ -9,13 +9,14 @@
 // the same bits each time.
 //
 // Constants, all from the tile schedule:
-//   ELEMENT     __half, __nv_bfloat16 or float       D, DV       d of Q and K, of V and O
+//   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    SUB         queries of S^T held at a time; divides BR
 //   COPY_BYTES  width of a copy
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
+#include "params.cuh"
 #include "row_pair.cuh"
 #include "tile_copy.cuh"
 #include "warp_product.cuh"
@@ -61,17 +62,7 @@ __device__ __forceinline__ void store_sums(Element* gradient, long long gradient
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-fa1_backward(const Element* Q, const Element* K, const Element* V, const Element* O, const Element* dO, const float* L, Element* dQ,
-             Element* dK, Element* dV, float* dQ_acc, int Nq, int Nk, int heads, int group, float scale,
-             long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,
-             long long V_batch, long long V_head, long long V_row, long long O_batch, long long O_head, long long O_row,
-             long long dO_batch, long long dO_head, long long dO_row, long long dQ_batch, long long dQ_head, long long dQ_row,
-             long long dK_batch, long long dK_head, long long dK_row, long long dV_batch, long long dV_head, long long dV_row,
-             const unsigned char* mask, long long mask_batch, long long mask_head, long long mask_row, long long mask_col,
-             const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
-             const int* key_lengths, int left, int right,
-             const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head, long long block_mask_row,
-             long long block_mask_col) {
+fa1_backward(__grid_constant__ const Params p) {
   extern __shared__ __align__(16) unsigned char sram[];
   float* dK_smem = reinterpret_cast<float*>(sram);                    // (BC x D_PAD), in pieces
   float* dV_smem = dK_smem + BC * D_PAD;                              // (BC x DV_PAD), in pieces
@@ -85,18 +76,13 @@ fa1_backward(const Element* Q, const Element* K, const Element* V, const Element
   unsigned* kept = reinterpret_cast<unsigned*>(D_smem + BR);          // SPARSE: group x Tr rows of `words`
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int kv_heads = heads / group, batch = blockIdx.x / kv_heads, kv_head = blockIdx.x % kv_heads;
-  K += batch * K_batch + kv_head * K_head;
-  V += batch * V_batch + kv_head * V_head;
-  dK += batch * dK_batch + kv_head * dK_head;
-  dV += batch * dV_batch + kv_head * dV_head;
+  const int Nq = p.Nq, Nk = p.Nk, group = p.group;
+  const int kv_heads = p.heads / group, batch = blockIdx.x / kv_heads, kv_head = blockIdx.x % kv_heads;
+  const Element *K = p.K.of(batch, kv_head), *V = p.V.of(batch, kv_head);
+  Element *dK = p.dK.of(batch, kv_head), *dV = p.dV.of(batch, kv_head);
 
-  const int keys = count_keys(key_lengths, batch, Nk, sram);
-  auto masks_of = [&](int head) {
-    return Masks{keys, Nk - Nq, left, right, mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
-                 bias + batch * bias_batch + head * bias_head, bias_row, bias_col};
-  };
-  const Masks positions = masks_of(0);  // where the rows of every head begin and end
+  const int keys = count_keys(p, batch, Nk, sram);
+  const Masks positions = masks_of(p, batch, 0, Nq, Nk, keys);  // where the rows of every head begin and end
 
   const int Tr = (Nq + BR - 1) / BR;
   const int first_key = visible_begin(positions, 0), end_key = visible_end(positions, Nq - 1);
@@ -111,7 +97,7 @@ fa1_backward(const Element* Q, const Element* K, const Element* V, const Element
   if constexpr (SPARSE) {
     for (int each = warp; each < group * Tr; each += WARPS) {
       const int head = kv_head * group + each / Tr, i = each % Tr;
-      const BlockMask keep = {block_mask + batch * block_mask_batch + head * block_mask_head, block_mask_row, block_mask_col};
+      const BlockMask keep = block_mask_of(p, batch, head);
       const Blocks blocks = blocks_of(each / Tr, i);
       read_block_mask(kept + each * words, keep, i, blocks.begin, blocks.end, 0, 1);
     }
@@ -121,8 +107,8 @@ fa1_backward(const Element* Q, const Element* K, const Element* V, const Element
   // Line 5: dQ = 0, dK = 0, dV = 0 in HBM. A row block that visits nothing has its dQ for good.
   for (int member = 0; member < group; member++) {
     const int head = kv_head * group + member;
-    Element* dQ_head_rows = dQ + batch * dQ_batch + head * dQ_head;
-    float* dQ_sums = dQ_acc + (static_cast<long long>(batch) * heads + head) * Nq * D;  // not looked at when dQ is float32 itself
+    Element* dQ = p.dQ.of(batch, head);
+    float* dQ_sums = p.dQ_acc + (static_cast<long long>(batch) * p.heads + head) * Nq * HEAD_DIM;  // not looked at when dQ is float32 itself
     for (int i = 0; i < Tr; i++) {
       const Blocks blocks = blocks_of(member, i);
       const bool seen = blocks.below(blocks.end) >= blocks.begin;
@@ -131,16 +117,16 @@ fa1_backward(const Element* Q, const Element* K, const Element* V, const Element
         const int row = i * BR + warp * 16 + g + 8 * h;
         if (row >= Nq) continue;
         if (seen) {
-          zero_row<D>(row_sums<D>(dQ_head_rows, dQ_row, dQ_sums, row), t);
+          zero_row<HEAD_DIM>(row_sums<HEAD_DIM>(dQ, p.dQ.row, dQ_sums, row), t);
         } else {
-          zero_row<D>(dQ_head_rows + row * dQ_row, t);
+          zero_row<HEAD_DIM>(dQ + row * p.dQ.row, t);
         }
       }
     }
   }
   for (int key = threadIdx.x / 4; key < Nk; key += THREADS / 4) {
-    zero_row<D>(dK + key * dK_row, t);
-    zero_row<DV>(dV + key * dV_row, t);
+    zero_row<HEAD_DIM>(dK + key * p.dK.row, t);
+    zero_row<VALUE_DIM>(dV + key * p.dV.row, t);
   }
 
   // Line 6: for each K/V block that any row sees
@@ -153,12 +139,12 @@ fa1_backward(const Element* Q, const Element* K, const Element* V, const Element
     // Line 7: load K_j, V_j, zeros past the last key; the first visit waits for them
     const int cols = min(BC, keys - j * BC), whole = (cols + 15) / 16 * 16;
     __syncthreads();  // every warp is done with K_{j-1}, V_{j-1}
-    copy_tile<D>(K_smem, K + static_cast<long long>(j) * BC * K_row, K_row, whole, cols, threadIdx.x, THREADS);
-    copy_tile<DV>(V_smem, V + static_cast<long long>(j) * BC * V_row, V_row, whole, cols, threadIdx.x, THREADS);
+    copy_tile<HEAD_DIM>(K_smem, K + static_cast<long long>(j) * BC * p.K.row, p.K.row, whole, cols, threadIdx.x, THREADS);
+    copy_tile<VALUE_DIM>(V_smem, V + static_cast<long long>(j) * BC * p.V.row, p.V.row, whole, cols, threadIdx.x, THREADS);
     // Line 8: dK~_j = 0, dV~_j = 0 on chip. The 16 keys from `key` on are those of one warp.
     for (int key = warp * 16; key < cols; key += WARPS * 16) {
-      clear_sums<D>(dK_smem + key * D_PAD);
-      clear_sums<DV>(dV_smem + key * DV_PAD);
+      clear_sums<HEAD_DIM>(dK_smem + key * D_PAD);
+      clear_sums<VALUE_DIM>(dV_smem + key * DV_PAD);
     }
 
     // Line 9: for each Q block that sees any of these keys, of each query head
@@ -166,35 +152,35 @@ fa1_backward(const Element* Q, const Element* K, const Element* V, const Element
     const int last_row = WINDOW ? min(Nq - 1ll, j * BC + cols - 1ll - positions.diagonal + positions.left) : Nq - 1;
     for (int member = 0; member < group; member++) {
       const int head = kv_head * group + member;
-      const long long pair = static_cast<long long>(batch) * heads + head;
-      const Masks masks = masks_of(head);
+      const long long pair = static_cast<long long>(batch) * p.heads + head;
+      const Masks masks = masks_of(p, batch, head, Nq, Nk, keys);
       for (int i = first_row / BR; i <= last_row / BR; i++) {
         const Blocks blocks = blocks_of(member, i);
         if (SPARSE && !blocks.visits(j)) continue;
         // Line 10: load Q_i, dO_i and, of each row, L. A warp loads the 16 rows that it owns.
         const int row0 = i * BR + warp * 16, rows = max(0, min(16, Nq - row0));
-        const Element* Q_rows = Q + batch * Q_batch + head * Q_head + (rows ? row0 * Q_row : 0);
-        const Element* dO_rows = dO + batch * dO_batch + head * dO_head + (rows ? row0 * dO_row : 0);
+        const Element* Q_rows = p.Q.of(batch, head) + (rows ? row0 * p.Q.row : 0);
+        const Element* dO_rows = p.dO.of(batch, head) + (rows ? row0 * p.dO.row : 0);
         Element* dO_warp = dO_smem + warp * 16 * DV_ROW;  // (16 x DV_ROW)
-        copy_tile<D>(Q_smem + warp * 16 * D_ROW, Q_rows, Q_row, 16, rows, lane, 32);
-        copy_tile<DV>(dO_warp, dO_rows, dO_row, 16, rows, lane, 32);
+        copy_tile<HEAD_DIM>(Q_smem + warp * 16 * D_ROW, Q_rows, p.Q.row, 16, rows, lane, 32);
+        copy_tile<VALUE_DIM>(dO_warp, dO_rows, p.dO.row, 16, rows, lane, 32);
         wait_for_copies();
         __syncwarp();
         // Lines 10 and 19: D_i = rowsum(dO_i * O_i), with O_i on its way from HBM
-        const Element* O_rows = O + batch * O_batch + head * O_head + row0 * O_row;
+        const Element* O_rows = p.O.of(batch, head) + row0 * p.O.row;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           const int r = g + 8 * h;
           float sum = 0.f;
           if (r < rows) {
-            for (int col = 2 * t; col < DV; col += 8) {
-              const float2 o = load_row_pair<DV>(O_rows + r * O_row, col);
+            for (int col = 2 * t; col < VALUE_DIM; col += 8) {
+              const float2 o = load_row_pair<VALUE_DIM>(O_rows + r * p.O.row, col);
               sum += o.x * to_float(dO_warp[r * DV_ROW + col]) + o.y * to_float(dO_warp[r * DV_ROW + col + 1]);
             }
           }
           sum = row_sum(sum);
           if (t == 0) {
-            const float l = r < rows ? L[pair * Nq + row0 + r] : 0.f;
+            const float l = r < rows ? p.L[pair * Nq + row0 + r] : 0.f;
             L_smem[warp * 16 + r] = l == NEG_INF ? 0.f : l;  // a row that sees nothing
             D_smem[warp * 16 + r] = sum;
           }
@@ -208,7 +194,7 @@ fa1_backward(const Element* Q, const Element* K, const Element* V, const Element
             float P_regs[SUB / 8][4], dS_regs[SUB / 8][4];  // (16 x SUB)
             scores(P_regs, K_smem + key * D_ROW, Q_smem + query * D_ROW);
             each_score_transposed(P_regs, masks, j * BC + key + g, i * BR + query, Nq, [&](float& s, int row, int col, bool seen) {
-              s *= scale;
+              s *= p.scale;
               if constexpr (BIAS) {
                 if (seen) s += load_in_place(masks.bias + row * masks.bias_row + col * masks.bias_col);
               }
@@ -218,9 +204,9 @@ fa1_backward(const Element* Q, const Element* K, const Element* V, const Element
               s = seen ? exp_of(s - L_smem[row - i * BR]) : 0.f;
             });
             // Line 16: dV~_j += P^T dO_i
-            add_to_sums<DV>(dV_smem + key * DV_PAD, P_regs, dO_smem + query * DV_ROW);
+            add_to_sums<VALUE_DIM>(dV_smem + key * DV_PAD, P_regs, dO_smem + query * DV_ROW);
             // Lines 17 and 20: dP^T = V_j dO_i^T, dS^T = P^T * (dP^T - D_i)
-            scores<DV>(dS_regs, V_smem + key * DV_ROW, dO_smem + query * DV_ROW);
+            scores<VALUE_DIM>(dS_regs, V_smem + key * DV_ROW, dO_smem + query * DV_ROW);
 #pragma unroll
             for (int n = 0; n < SUB / 8; n++) {
               const float2 d = *reinterpret_cast<const float2*>(D_smem + query + 8 * n + 2 * t);
@@ -231,14 +217,14 @@ fa1_backward(const Element* Q, const Element* K, const Element* V, const Element
                 store_two(dS_smem + (key + g + 8 * h) * DS_ROW + query + 8 * n + 2 * t, dS_regs[n][2 * h], dS_regs[n][2 * h + 1]);
             }
             // Line 22: dK~_j += dS^T Q_i, to be scaled once
-            add_to_sums<D>(dK_smem + key * D_PAD, dS_regs, Q_smem + query * D_ROW);
+            add_to_sums<HEAD_DIM>(dK_smem + key * D_PAD, dS_regs, Q_smem + query * D_ROW);
           }
         }
         __syncthreads();  // dS is there for all; all are done with Q_i, dO_i, L and D_i
 
         // Line 21: dQ_i += scale dS K_j in HBM, the warp's own rows, 16 columns at a time
         const bool last_visit = j == blocks.below(blocks.end);
-        Element* dQ_head_rows = dQ + batch * dQ_batch + head * dQ_head;
+        Element* dQ = p.dQ.of(batch, head);
 #pragma unroll 1
         for (int piece = 0; rows && piece < D_PAD / 16; piece++) {
           float dQ_regs[2][4] = {};  // (16 x 16)
@@ -247,17 +233,17 @@ fa1_backward(const Element* Q, const Element* K, const Element* V, const Element
           for (int h = 0; h < 2; h++) {
             const int row = row0 + g + 8 * h;
             if (row >= Nq) continue;
-            float* dQ_i = row_sums<D>(dQ_head_rows, dQ_row, dQ_acc + pair * Nq * D, row);
+            float* dQ_i = row_sums<HEAD_DIM>(dQ, p.dQ.row, p.dQ_acc + pair * Nq * HEAD_DIM, row);
 #pragma unroll
             for (int n = 0; n < 2; n++) {
               const int col = 16 * piece + 8 * n + 2 * t;
-              if (col >= D) continue;
-              const float2 old = load_row_pair<D>(dQ_i, col);
-              const float x = old.x + scale * dQ_regs[n][2 * h], y = old.y + scale * dQ_regs[n][2 * h + 1];
+              if (col >= HEAD_DIM) continue;
+              const float2 old = load_row_pair<HEAD_DIM>(dQ_i, col);
+              const float x = old.x + p.scale * dQ_regs[n][2 * h], y = old.y + p.scale * dQ_regs[n][2 * h + 1];
               if (last_visit) {
-                store_row_pair<D>(dQ_head_rows + row * dQ_row, col, x, y);
+                store_row_pair<HEAD_DIM>(dQ + row * p.dQ.row, col, x, y);
               } else {
-                store_row_pair<D>(dQ_i, col, x, y);
+                store_row_pair<HEAD_DIM>(dQ_i, col, x, y);
               }
             }
           }
@@ -267,8 +253,8 @@ fa1_backward(const Element* Q, const Element* K, const Element* V, const Element
     // Line 24: dK_j = dK~_j, dV_j = dV~_j
     for (int key = warp * 16; key < cols; key += WARPS * 16) {
       const long long at = static_cast<long long>(j) * BC + key;
-      store_sums<D>(dK + at * dK_row, dK_row, dK_smem + key * D_PAD, cols - key, scale);
-      store_sums<DV>(dV + at * dV_row, dV_row, dV_smem + key * DV_PAD, cols - key, 1.f);
+      store_sums<HEAD_DIM>(dK + at * p.dK.row, p.dK.row, dK_smem + key * D_PAD, cols - key, p.scale);
+      store_sums<VALUE_DIM>(dV + at * p.dV.row, p.dV.row, dV_smem + key * DV_PAD, cols - key, 1.f);
     }
   }
 }

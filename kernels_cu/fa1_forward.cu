@@ -5,29 +5,23 @@
 // visit of its row block, which writes it in the output's type: for float inputs that is one array, else O_acc and O.
 //
 // Constants, all from the tile schedule:
-//   ELEMENT     __half, __nv_bfloat16 or float       D, DV       d of Q and K, of V and O
+//   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    SUB         columns of S held at a time; divides BC
 //   COPY_BYTES  width of a copy
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
+#include "params.cuh"
 #include "row_pair.cuh"
+#include "sinks.cuh"
 #include "tile_copy.cuh"
 #include "warp_product.cuh"
 
 constexpr int THREADS = BR / 16 * 32;  // a warp for every 16 rows of a Q block
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, float* L, float* O_acc, float* l, float* m,
-            int Nq, int Nk, int heads, int group, float scale,
-            long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,
-            long long V_batch, long long V_head, long long V_row, long long O_batch, long long O_head, long long O_row,
-            const unsigned char* mask, long long mask_batch, long long mask_head, long long mask_row, long long mask_col,
-            const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
-            const int* key_lengths, int left, int right,
-            const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head, long long block_mask_row,
-            long long block_mask_col) {
+fa1_forward(__grid_constant__ const Params p) {
   extern __shared__ __align__(16) unsigned char sram[];
   Element* K_smem = reinterpret_cast<Element*>(sram);  // (BC x D_ROW)
   Element* V_smem = K_smem + BC * D_ROW;               // (BC x DV_ROW)
@@ -35,18 +29,14 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   unsigned* kept = reinterpret_cast<unsigned*>(Q_smem + BR * D_ROW);  // SPARSE: Tr rows of `words`
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const long long pair = blockIdx.x, batch = pair / heads, head = pair % heads;
-  Q += batch * Q_batch + head * Q_head;
-  K += batch * K_batch + head / group * K_head;
-  V += batch * V_batch + head / group * V_head;
-  O += batch * O_batch + head * O_head;
-  O_acc += pair * Nq * DV;  // not looked at when O is float32 itself
-  l += pair * Nq;
-  m += pair * Nq;
+  const int Nq = p.Nq, batch = blockIdx.x / p.heads, head = blockIdx.x % p.heads;
+  const long long first = static_cast<long long>(blockIdx.x) * Nq;  // row 0 in O_acc, l, m and L
+  const Element *Q = p.Q.of(batch, head), *K = p.K.of(batch, head / p.group), *V = p.V.of(batch, head / p.group);
+  Element* O = p.O.of(batch, head);
+  float *O_acc = p.O_acc + first * VALUE_DIM, *l = p.l + first, *m = p.m + first;  // O_acc is not looked at when O is float32 itself
 
-  const int keys = count_keys(key_lengths, batch, Nk, sram);
-  const Masks masks = {keys, Nk - Nq, left, right, mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
-                       bias + batch * bias_batch + head * bias_head, bias_row, bias_col};
+  const int keys = count_keys(p, batch, p.Nk, sram);
+  const Masks masks = masks_of(p, batch, head, Nq, p.Nk, keys);
 
   const int Tr = (Nq + BR - 1) / BR;
   const int first_key = visible_begin(masks, 0), end_key = visible_end(masks, Nq - 1);
@@ -59,7 +49,7 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
     return Blocks{begin / BC, begin < end ? (end + BC - 1) / BC : 0, kept + i * words};
   };
   if constexpr (SPARSE) {
-    const BlockMask keep = {block_mask + batch * block_mask_batch + head * block_mask_head, block_mask_row, block_mask_col};
+    const BlockMask keep = block_mask_of(p, batch, head);
     for (int i = warp; i < Tr; i += BR / 16) {
       const Blocks blocks = blocks_of(i);
       read_block_mask(kept + i * words, keep, i, blocks.begin, blocks.end, 0, 1);
@@ -74,16 +64,17 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const int row = i * BR + warp * 16 + g + 8 * h;
+      const float sink = sink_of(p, head, !seen && row < Nq);
       if (row >= Nq) continue;
       if (seen) {
-        zero_row<DV>(row_sums<DV>(O, O_row, O_acc, row), t);
+        zero_row<VALUE_DIM>(row_sums<VALUE_DIM>(O, p.O.row, O_acc, row), t);
       } else {
-        zero_row<DV>(O + row * O_row, t);
+        zero_row<VALUE_DIM>(O + row * p.O.row, t);
       }
       if (t == 0) {
         l[row] = 0.f;
         m[row] = NEG_INF;
-        if (L && !seen) L[pair * Nq + row] = NEG_INF;
+        if (p.L && !seen) p.L[first + row] = sink;
       }
     }
   }
@@ -98,8 +89,8 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
     // Line 6: load K_j, V_j. The last block may be short: as many rows as whole sub-tiles need, zeros past the end.
     const int cols = min(BC, keys - j * BC), whole = (cols + SUB - 1) / SUB * SUB;
     __syncthreads();  // every warp is done with K_{j-1}, V_{j-1}
-    copy_tile<D>(K_smem, K + static_cast<long long>(j) * BC * K_row, K_row, whole, cols, threadIdx.x, THREADS);
-    copy_tile<DV>(V_smem, V + static_cast<long long>(j) * BC * V_row, V_row, whole, cols, threadIdx.x, THREADS);
+    copy_tile<HEAD_DIM>(K_smem, K + static_cast<long long>(j) * BC * p.K.row, p.K.row, whole, cols, threadIdx.x, THREADS);
+    copy_tile<VALUE_DIM>(V_smem, V + static_cast<long long>(j) * BC * p.V.row, p.V.row, whole, cols, threadIdx.x, THREADS);
     wait_for_copies();
     __syncthreads();
 
@@ -113,7 +104,7 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
       const int row0 = i * BR + warp * 16, rows = max(0, min(16, Nq - row0));
       Element* Q_warp = Q_smem + warp * 16 * D_ROW;  // (16 x D_ROW)
       __syncwarp();                                  // every lane is done with the rows before
-      copy_tile<D>(Q_warp, rows ? Q + static_cast<long long>(row0) * Q_row : Q, Q_row, 16, rows, lane, 32);
+      copy_tile<HEAD_DIM>(Q_warp, rows ? Q + static_cast<long long>(row0) * p.Q.row : Q, p.Q.row, 16, rows, lane, 32);
       wait_for_copies();
       __syncwarp();
 
@@ -125,7 +116,7 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
       for (int col = max(0, visible_begin(masks, row0) - j * BC) / SUB * SUB; col < end; col += SUB) {
         float S_regs[SUB / 8][4];  // (16 x SUB)
         scores(S_regs, Q_warp, K_smem + col * D_ROW);
-        scale_and_mask(S_regs, scale, 1.f, masks, row0 + g, j * BC + col, Nq);
+        scale_and_mask(S_regs, p.scale, 1.f, masks, row0 + g, j * BC + col, Nq);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           float largest = m_tilde[h];
@@ -165,6 +156,7 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
         }
         l_i = __shfl_sync(~0u, l_i, 0, 4);
         m_i = __shfl_sync(~0u, m_i, 0, 4);
+        const float sink = sink_of(p, head, last_visit && row < Nq);
         if (row >= Nq) continue;
         // Line 11: m_new = max(m_i, m~), l_new = e^(m_i - m_new) l_i + e^(m~ - m_new) l~
         const float m_new = fmaxf(m_i, m_tilde[h]);
@@ -172,26 +164,27 @@ fa1_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
         const float old_weight = exp_of(m_i - safe) * l_i, block_weight = exp_of(m_tilde[h] - safe);
         const float l_new = old_weight + block_weight * l_block;
         // Line 12: O_i = diag(l_new)^-1 (diag(l_i) e^(m_i - m_new) O_i + e^(m~ - m_new) O~); a row that saw nothing is 0
-        const float inverse = l_new == 0.f ? 0.f : 1.f / l_new;
-        float* O_i = row_sums<DV>(O, O_row, O_acc, row);
+        float L_i = m_new + logf(l_new), inverse = l_new == 0.f ? 0.f : 1.f / l_new;
+        inverse *= join_sink(L_i, sink);
+        float* O_i = row_sums<VALUE_DIM>(O, p.O.row, O_acc, row);
 #pragma unroll
         for (int n = 0; n < DV_PAD / 8; n++) {
           const int col = 8 * n + 2 * t;
-          if (col >= DV) continue;
-          const float2 old = load_row_pair<DV>(O_i, col);
+          if (col >= VALUE_DIM) continue;
+          const float2 old = load_row_pair<VALUE_DIM>(O_i, col);
           const float x = (old_weight * old.x + block_weight * O_tilde[n][2 * h]) * inverse;
           const float y = (old_weight * old.y + block_weight * O_tilde[n][2 * h + 1]) * inverse;
           if (last_visit) {
-            store_row_pair<DV>(O + row * O_row, col, x, y);
+            store_row_pair<VALUE_DIM>(O + row * p.O.row, col, x, y);
           } else {
-            store_row_pair<DV>(O_i, col, x, y);
+            store_row_pair<VALUE_DIM>(O_i, col, x, y);
           }
         }
         // Line 13: l_i = l_new, m_i = m_new
         if (t == 0) {
           l[row] = l_new;
           m[row] = m_new;
-          if (L && last_visit) L[pair * Nq + row] = m_new + logf(l_new);
+          if (p.L && last_visit) p.L[first + row] = L_i;
         }
       }
     }

@@ -7,7 +7,7 @@
 // (fa2_backward_queries.cu). large_rows.cu comes before the second.
 //
 // Constants, all from the tile schedule:
-//   ELEMENT     __half, __nv_bfloat16 or float       D, DV      d of Q and K, of V and O
+//   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    STAGES     Q and dO blocks that there is room for: 1 or 2
 //   WITH_DK, WITH_DV  whether a launch makes dK, and dV: wide heads take one for each
 //   WITH_DQ     whether dQ is summed by atomics      COPY_BYTES width of a copy
@@ -20,6 +20,7 @@ constexpr int SCARCE = 2;  // registers are: gradients, S and dP are in them
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
+#include "params.cuh"
 #include "row_piece.cuh"
 #include "row_products.cuh"
 #include "sequence.cuh"
@@ -29,15 +30,15 @@ constexpr int WARP_KEYS = 16;  // that a warp owns: of 32, registers do not hold
 constexpr int WARPS = BC / WARP_KEYS, THREADS = 32 * WARPS;
 constexpr int M = WARP_KEYS / 16, N = BR / 8;  // tensor core tiles of a warp's part of S^T
 
-typedef SwizzledTile<D> KeyTile;     // of Q, K and their gradients
-typedef SwizzledTile<DV> ValueTile;  // of V, O and their gradients
+typedef SwizzledTile<HEAD_DIM> KeyTile;     // of Q, K and their gradients
+typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V, O and their gradients
 typedef SwizzledTile<BR> ScoreTile;  // of dS^T
 
 // The first and last kernel give a row to so many lanes, a piece each at a time.
 __device__ constexpr int lanes_for(int pieces, int lanes = 1) {
   return lanes >= pieces || lanes == 32 ? lanes : lanes_for(pieces, 2 * lanes);
 }
-constexpr int ROW_LANES = lanes_for((D > DV ? D : DV) / PIECE), ROW_THREADS = 128, ROWS = ROW_THREADS / ROW_LANES;
+constexpr int ROW_LANES = lanes_for((HEAD_DIM > VALUE_DIM ? HEAD_DIM : VALUE_DIM) / PIECE), ROW_THREADS = 128, ROWS = ROW_THREADS / ROW_LANES;
 
 // Which row of which head a thread of those kernels has
 struct RowPlace {
@@ -50,19 +51,20 @@ struct RowPlace {
     row = blockIdx.x % blocks * ROWS + threadIdx.x / ROW_LANES;
     at = static_cast<long long>(pair) * total_q + row;
   }
+  template <typename T> __device__ __forceinline__ T* of(const Rows<T>& tensor) const {
+    return tensor.of(batch, head) + row * tensor.row;
+  }
 };
 
 // D = rowsum(dO * O) of every row, and dQ_acc = 0
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-fa2_backward_rows(const Element* O, const Element* dO, float* D_rows, float* dQ_acc, int total_q, int heads,
-                  long long O_batch, long long O_head, long long O_row, long long dO_batch, long long dO_head, long long dO_row) {
-  const RowPlace place(total_q, heads);
+fa2_backward_rows(__grid_constant__ const Params p) {
+  const RowPlace place(p.total_q, p.heads);
   const int first = threadIdx.x % ROW_LANES * PIECE;
   float sum = 0.f;
-  if (place.row < total_q) {
-    O += place.batch * O_batch + place.head * O_head + place.row * O_row;
-    dO += place.batch * dO_batch + place.head * dO_head + place.row * dO_row;
-    for (int col = first; col < DV; col += ROW_LANES * PIECE) {
+  if (place.row < p.total_q) {
+    const Element *O = place.of(p.O), *dO = place.of(p.dO);
+    for (int col = first; col < VALUE_DIM; col += ROW_LANES * PIECE) {
       float o[PIECE], g[PIECE];
       load_piece(o, O + col);
       load_piece(g, dO + col);
@@ -71,53 +73,44 @@ fa2_backward_rows(const Element* O, const Element* dO, float* D_rows, float* dQ_
     }
     if constexpr (WITH_DQ) {
       const float zeros[PIECE] = {};
-      for (int col = first; col < D; col += ROW_LANES * PIECE) store_piece(dQ_acc + place.at * D + col, zeros);
+      for (int col = first; col < HEAD_DIM; col += ROW_LANES * PIECE) store_piece(p.dQ_acc + place.at * HEAD_DIM + col, zeros);
     }
   }
 #pragma unroll
   for (int other = ROW_LANES / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-  if (first == 0 && place.row < total_q) D_rows[place.at] = sum;
+  if (first == 0 && place.row < p.total_q) p.D[place.at] = sum;
+  if (SINKS && first == 0 && place.row < p.total_q)
+    p.dsinks[place.at] = p.L[place.at] == NEG_INF ? 0.f : -sum * expf(p.sinks[place.head] - p.L[place.at]);
 }
 
 // dQ = scale dQ_acc
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-fa2_backward_finish(const float* dQ_acc, Element* dQ, int total_q, int heads, float scale,
-                    long long dQ_batch, long long dQ_head, long long dQ_row) {
-  const RowPlace place(total_q, heads);
-  if (place.row >= total_q) return;
-  dQ += place.batch * dQ_batch + place.head * dQ_head + place.row * dQ_row;
-  for (int col = threadIdx.x % ROW_LANES * PIECE; col < D; col += ROW_LANES * PIECE) {
+fa2_backward_finish(__grid_constant__ const Params p) {
+  const RowPlace place(p.total_q, p.heads);
+  if (place.row >= p.total_q) return;
+  Element* dQ = place.of(p.dQ);
+  for (int col = threadIdx.x % ROW_LANES * PIECE; col < HEAD_DIM; col += ROW_LANES * PIECE) {
     float sum[PIECE];
-    load_piece(sum, dQ_acc + place.at * D + col);
+    load_piece(sum, p.dQ_acc + place.at * HEAD_DIM + col);
 #pragma unroll
-    for (int c = 0; c < PIECE; c++) sum[c] *= scale;
+    for (int c = 0; c < PIECE; c++) sum[c] *= p.scale;
     store_piece(dQ + col, sum);
   }
 }
 
 // Room in SRAM for what a row block brings
 struct Slot {
-  Element *Q, *dO;  // (BR x D), (BR x DV)
+  Element *Q, *dO;  // (BR x d), (BR x d_v)
   float *L, *D_i;   // (BR), (BR)
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-fa2_backward(const Element* Q, const Element* K, const Element* V, const Element* dO, const float* L, const Base* bases,
-             const float* D_rows, float* dQ_acc, Element* dK, Element* dV, int Nq, int Nk, int heads, int group, float scale,
-             long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,
-             long long V_batch, long long V_head, long long V_row, long long dO_batch, long long dO_head, long long dO_row,
-             long long dK_batch, long long dK_head, long long dK_row, long long dV_batch, long long dV_head, long long dV_row,
-             const unsigned char* mask, long long mask_batch, long long mask_head, long long mask_row, long long mask_col,
-             const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
-             const int* key_lengths, int left, int right,
-             const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head, long long block_mask_row,
-             long long block_mask_col, float* dbias, long long dbias_batch, long long dbias_head, long long dbias_row,
-             long long dbias_col, const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q, int sequences) {
+fa2_backward(__grid_constant__ const Params p) {
   extern __shared__ __align__(128) unsigned char sram[];
-  Element* K_smem = reinterpret_cast<Element*>(sram);     // (BC x D), at the end dK
-  Element* V_smem = K_smem + BC * KeyTile::PAD;           // (BC x DV), at the end dV
+  Element* K_smem = reinterpret_cast<Element*>(sram);     // (BC x d), at the end dK
+  Element* V_smem = K_smem + BC * KeyTile::PAD;           // (BC x d_v), at the end dV
   Element* dS_smem = V_smem + BC * ValueTile::PAD;        // (BC x BR), transposed
-  Element* ring = dS_smem + BC * ScoreTile::PAD;          // STAGES x (BR x D), (BR x DV)
+  Element* ring = dS_smem + BC * ScoreTile::PAD;          // STAGES x (BR x d), (BR x d_v)
   float* row_ring = reinterpret_cast<float*>(ring + STAGES * BR * (KeyTile::PAD + ValueTile::PAD));  // STAGES x 2 BR
   unsigned* kept = reinterpret_cast<unsigned*>(row_ring + STAGES * 2 * BR);
   auto slot_at = [&](int s) {
@@ -126,81 +119,73 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
   };
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int kv_heads = heads / group;
-  int batch = 0, kv_head, j;
-  long long first_query = 0;  // row 0 of the sequence, in L, D and dQ_acc
+  const int kv_heads = p.heads / p.group;
+  int batch = 0, kv_head, j, Nq = p.Nq, Nk = p.Nk;
+  long long first_query = 0, first_key = 0;  // row 0 of the sequence
   if constexpr (VARLEN) {
     const int blocks = gridDim.x / kv_heads;  // of a key head
     kv_head = blockIdx.x / blocks;
-    const Sequence sequence = find_sequence<BC>(cu_seqlens_k, cu_seqlens_q, cu_seqlens_k, sequences, blockIdx.x % blocks, sram);
+    const Sequence sequence = find_sequence<BC>(p, p.cu_seqlens_k, blockIdx.x % blocks, sram);
     Nq = sequence.queries;
     Nk = sequence.keys;
     j = sequence.block;
     if (j * BC >= Nk) return;
     first_query = sequence.first_query;
-    Q += first_query * Q_row;
-    dO += first_query * dO_row;
-    K += sequence.first_key * K_row;
-    V += sequence.first_key * V_row;
-    dK += sequence.first_key * dK_row;
-    dV += sequence.first_key * dV_row;
+    first_key = sequence.first_key;
   } else {
     const int Tc = (Nk + BC - 1) / BC, pair = blockIdx.x / Tc;
     batch = pair / kv_heads;
     kv_head = pair % kv_heads;
     j = blockIdx.x % Tc;
   }
-  K += batch * K_batch + kv_head * K_head + static_cast<long long>(j) * BC * K_row;
-  V += batch * V_batch + kv_head * V_head + static_cast<long long>(j) * BC * V_row;
-  const int keys = count_keys(key_lengths, batch, Nk, sram);
+  const int keys = count_keys(p, batch, Nk, sram);
   const int cols = min(BC, keys - j * BC);  // keys that there are
   const int warp_key = j * BC + warp * WARP_KEYS;
 
   // The row blocks that see any of these keys for their position, and of those the ones that a block mask keeps, by query head.
-  const Masks positions = {keys, Nk - Nq, left, right};
-  const int first_row = CAUSAL || WINDOW ? max(0, j * BC - positions.diagonal - (WINDOW ? right : 0)) : 0;
-  const int last_row = WINDOW ? min(Nq - 1ll, j * BC + cols - 1ll - positions.diagonal + left) : Nq - 1;
+  const int diagonal = Nk - Nq;
+  const int first_row = CAUSAL || WINDOW ? max(0, j * BC - diagonal - (WINDOW ? p.right : 0)) : 0;
+  const int last_row = WINDOW ? min(Nq - 1ll, j * BC + cols - 1ll - diagonal + p.left) : Nq - 1;
   const int first_block = first_row / BR, end_block = cols > 0 && first_row <= last_row ? last_row / BR + 1 : 0;
   const int words = (end_block + 31) / 32;
   bool visited = first_block < end_block;
   if constexpr (SPARSE) {
     bool any = false;
-    for (int h = 0; h < group; h++) {
-      const BlockMask keep = {block_mask + batch * block_mask_batch + (kv_head * group + h) * block_mask_head, block_mask_col,
-                              block_mask_row};
+    for (int h = 0; h < p.group; h++) {
+      const BlockMask keep = block_mask_of(p, batch, kv_head * p.group + h).transposed();
       any |= read_block_mask<KEPT_ROWS>(kept + h * words, keep, j / KEPT_COLS, first_block, end_block, warp, WARPS);
     }
     visited = __syncthreads_or(any);
   }
   if (visited) {
-    KeyTile::load<BC, THREADS, false>(K_smem, K, K_row, cols, threadIdx.x);
-    if constexpr (WITH_DK) ValueTile::load<BC, THREADS, false>(V_smem, V, V_row, cols, threadIdx.x);
+    const long long row = first_key + static_cast<long long>(j) * BC;
+    KeyTile::load<BC, THREADS, false>(K_smem, p.K.of(batch, kv_head) + row * p.K.row, p.K.row, cols, threadIdx.x);
+    if constexpr (WITH_DK)
+      ValueTile::load<BC, THREADS, false>(V_smem, p.V.of(batch, kv_head) + row * p.V.row, p.V.row, cols, threadIdx.x);
   }
 
   float dK_regs[WITH_DK ? M : 1][KeyTile::PAD / 8][4] = {}, dV_regs[WITH_DV ? M : 1][ValueTile::PAD / 8][4] = {};
   const QueryRows<KeyTile, M, false> K_rows = {K_smem + warp * WARP_KEYS * KeyTile::PAD};
   const QueryRows<ValueTile, M, false> V_rows = {V_smem + warp * WARP_KEYS * ValueTile::PAD};
 
-  for (int h = 0; h < group; h++) {
-    const int head = kv_head * group + h;
-    const Element* Q_head_rows = Q + batch * Q_batch + head * Q_head;
-    const Element* dO_head_rows = dO + batch * dO_batch + head * dO_head;
-    const long long row0 = (VARLEN ? head : static_cast<long long>(batch) * heads + head) * total_q + first_query;
-    const Masks masks = {keys, Nk - Nq, left, right, mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
-                         bias + batch * bias_batch + head * bias_head, bias_row, bias_col};
+  for (int h = 0; h < p.group; h++) {
+    const int head = kv_head * p.group + h;
+    const Element* Q = p.Q.of(batch, head) + first_query * p.Q.row;
+    const Element* dO = p.dO.of(batch, head) + first_query * p.dO.row;
+    const long long row0 = (static_cast<long long>(batch) * p.heads + head) * p.total_q + first_query;  // in L, D and dQ_acc
+    const Masks masks = masks_of(p, batch, head, Nq, Nk, keys);
     const Blocks blocks = {first_block, end_block, kept + h * words};
     int i = blocks.below(blocks.end);
     if (i < blocks.begin) continue;
 
     auto fetch = [&](int i, const Slot& slot) {
       const int rows = Nq - i * BR;
-      KeyTile::load<BR, THREADS, false>(slot.Q, Q_head_rows + static_cast<long long>(i) * BR * Q_row, Q_row, rows, threadIdx.x);
-      ValueTile::load<BR, THREADS, false>(slot.dO, dO_head_rows + static_cast<long long>(i) * BR * dO_row, dO_row, rows,
-                                          threadIdx.x);
+      KeyTile::load<BR, THREADS, false>(slot.Q, Q + static_cast<long long>(i) * BR * p.Q.row, p.Q.row, rows, threadIdx.x);
+      ValueTile::load<BR, THREADS, false>(slot.dO, dO + static_cast<long long>(i) * BR * p.dO.row, p.dO.row, rows, threadIdx.x);
       for (int r = threadIdx.x; r < BR; r += THREADS) {
         const bool inside = r < rows;
-        copy_float(slot.L + r, inside ? L + row0 + i * BR + r : L, inside);
-        if constexpr (WITH_DK) copy_float(slot.D_i + r, inside ? D_rows + row0 + i * BR + r : D_rows, inside);
+        copy_float(slot.L + r, inside ? p.L + row0 + i * BR + r : p.L, inside);
+        if constexpr (WITH_DK) copy_float(slot.D_i + r, inside ? p.D + row0 + i * BR + r : p.D, inside);
       }
     };
     int which = 0;
@@ -236,18 +221,18 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
 #pragma unroll
           for (int m = 0; m < M; m++)
             each_score_transposed(P[m], masks, warp_key + 16 * m + g, first, Nq, [&](float& s, int row, int key, bool seen) {
-              s = __fmul_rn(s, scale * UNIT);  // rounded as scale_and_mask does
+              s = __fmul_rn(s, p.scale * UNIT);  // rounded as scale_and_mask does
               if (seen) s = fmaf(UNIT, load_in_place(masks.bias + row * masks.bias_row + key * masks.bias_col), s);
             });
         }
-        const float factor = BIAS ? 1.f : scale * UNIT;
+        const float factor = BIAS ? 1.f : p.scale * UNIT;
         if (large) {
 #pragma unroll
           for (int n = 0; n < N; n++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
               const int row = 8 * n + 2 * t + e;
-              const Base base = base_of(slot.L[row], bases, row0 + first + row);
+              const Base base = base_of(slot.L[row], p.bases, row0 + first + row);
 #pragma unroll
               for (int m = 0; m < M; m++)
 #pragma unroll
@@ -291,11 +276,11 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
               for (int e = 0; e < 4; e++) dS[m][n][e] = P[m][n][e] * (dS[m][n][e] - (e % 2 ? d.y : d.x));
           }
           if constexpr (DBIAS) {
-            float* sum = dbias + batch * dbias_batch + head * dbias_head;
+            float* sum = p.dbias.of(batch, head);
 #pragma unroll
             for (int m = 0; m < M; m++)
               each_score_transposed(dS[m], masks, warp_key + 16 * m + g, first, Nq, [&](float ds, int row, int key, bool seen) {
-                if (seen) atomicAdd(sum + row * dbias_row + key * dbias_col, ds);
+                if (seen) atomicAdd(sum + row * p.dbias.row + key * p.dbias.col, ds);
               });
           }
           add_weighted_values<KeyTile, 8>(dK_regs, dS, slot.Q);
@@ -331,7 +316,7 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
 #pragma unroll
               for (int e = 0; e < 4; e++) {
                 const int r = first + row + g + e / 2 * 8, col = 16 * (tile + c) + 8 * half + 2 * t + e % 2;
-                if (r < Nq && col < D) atomicAdd(dQ_acc + (row0 + r) * D + col, dQ_regs[c][half][e]);
+                if (r < Nq && col < HEAD_DIM) atomicAdd(p.dQ_acc + (row0 + r) * HEAD_DIM + col, dQ_regs[c][half][e]);
               }
         }
       }
@@ -344,14 +329,14 @@ fa2_backward(const Element* Q, const Element* K, const Element* V, const Element
   const int rows = Nk - warp_key;
   if constexpr (WITH_DK) {
     Element* dK_smem = K_smem + warp * WARP_KEYS * KeyTile::PAD;
-    put_tile<KeyTile>(dK_smem, dK_regs, scale);
+    put_tile<KeyTile>(dK_smem, dK_regs, p.scale);
     __syncwarp();
-    KeyTile::store<WARP_KEYS>(dK + batch * dK_batch + kv_head * dK_head + warp_key * dK_row, dK_smem, dK_row, rows, lane);
+    KeyTile::store<WARP_KEYS>(p.dK.of(batch, kv_head) + (first_key + warp_key) * p.dK.row, dK_smem, p.dK.row, rows, lane);
   }
   if constexpr (WITH_DV) {
     Element* dV_smem = V_smem + warp * WARP_KEYS * ValueTile::PAD;
     put_tile<ValueTile>(dV_smem, dV_regs, 1.f);
     __syncwarp();
-    ValueTile::store<WARP_KEYS>(dV + batch * dV_batch + kv_head * dV_head + warp_key * dV_row, dV_smem, dV_row, rows, lane);
+    ValueTile::store<WARP_KEYS>(p.dV.of(batch, kv_head) + (first_key + warp_key) * p.dV.row, dV_smem, p.dV.row, rows, lane);
   }
 }

@@ -2,7 +2,7 @@
 // that it sees, as the forward does. It computes S and dP once more, and needs no atomics and no float32 dQ in HBM.
 //
 // Constants, all from the tile schedule:
-//   ELEMENT     __half, __nv_bfloat16 or float       D, DV      d of Q and K, of V and O
+//   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    COPY_BYTES width of a copy
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
@@ -12,62 +12,41 @@ constexpr int SCARCE = 2;  // registers are: gradients, S and dP are in them
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
+#include "params.cuh"
 #include "row_products.cuh"
 #include "sequence.cuh"
 #include "weight.cuh"
 
 constexpr int WARPS = BR / 16, THREADS = 32 * WARPS, N = BC / 8;
 
-typedef SwizzledTile<D> KeyTile;     // of Q, K and dQ
-typedef SwizzledTile<DV> ValueTile;  // of V and dO
+typedef SwizzledTile<HEAD_DIM> KeyTile;     // of Q, K and dQ
+typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V and dO
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const Element* dO, const float* L, const Base* bases,
-                     const float* D_rows, Element* dQ, int Nq, int Nk, int heads, int group, float scale,
-                     long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,
-                     long long V_batch, long long V_head, long long V_row, long long dO_batch, long long dO_head,
-                     long long dO_row, long long dQ_batch, long long dQ_head, long long dQ_row,
-                     const unsigned char* mask, long long mask_batch, long long mask_head, long long mask_row, long long mask_col,
-                     const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
-                     const int* key_lengths, int left, int right,
-                     const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head,
-                     long long block_mask_row, long long block_mask_col,
-                     const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q, int sequences) {
+fa2_backward_queries(__grid_constant__ const Params p) {
   extern __shared__ __align__(128) unsigned char sram[];
-  Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x D), at the end dQ
-  Element* dO_smem = Q_smem + BR * KeyTile::PAD;       // (BR x DV)
-  Element* K_smem = dO_smem + BR * ValueTile::PAD;     // (BC x D)
-  Element* V_smem = K_smem + BC * KeyTile::PAD;        // (BC x DV)
+  Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x d), at the end dQ
+  Element* dO_smem = Q_smem + BR * KeyTile::PAD;       // (BR x d_v)
+  Element* K_smem = dO_smem + BR * ValueTile::PAD;     // (BC x d)
+  Element* V_smem = K_smem + BC * KeyTile::PAD;        // (BC x d_v)
   unsigned* kept = reinterpret_cast<unsigned*>(V_smem + BC * ValueTile::PAD);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const RowBlock place = find_row_block<BR>(Nq, Nk, heads, cu_seqlens_q, cu_seqlens_k, total_q, sequences, sram);
+  const RowBlock place = find_row_block<BR>(p, sram);
   if (!place.exists) return;
-  Nq = place.queries;
-  Nk = place.keys;
-  const int batch = place.batch, head = place.head, i = place.i, row_block = i * BR;
-  Q += place.first_query * Q_row;
-  dO += place.first_query * dO_row;
-  dQ += place.first_query * dQ_row;
-  K += place.first_key * K_row;
-  V += place.first_key * V_row;
+  const int Nq = place.Nq, row_block = place.i * BR, rows = min(BR, Nq - row_block);
   const long long row0 = place.L_row + row_block;
-  const int rows = min(BR, Nq - row_block);
-  Q += batch * Q_batch + head * Q_head + row_block * Q_row;
-  dO += batch * dO_batch + head * dO_head + row_block * dO_row;
-  K += batch * K_batch + head / group * K_head;
-  V += batch * V_batch + head / group * V_head;
-  const int keys = count_keys(key_lengths, batch, Nk, sram);
-  const Masks masks = {keys, Nk - Nq, left, right, mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
-                       bias + batch * bias_batch + head * bias_head, bias_row, bias_col};
+  const Element *K = place.keys(p.K), *V = place.keys(p.V);
+  const int keys = count_keys(p, place.batch, place.Nk, sram);
+  const Masks masks = masks_of(p, place.batch, place.head, Nq, place.Nk, keys);
 
   // The K/V blocks that some row sees
   const int last_row = row_block + rows - 1;
   const int first_key = visible_begin(masks, row_block), end_key = visible_end(masks, last_row);
   const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
   if constexpr (SPARSE) {
-    const BlockMask keep = {block_mask + batch * block_mask_batch + head * block_mask_head, block_mask_row, block_mask_col};
-    read_block_mask<KEPT_COLS>(kept, keep, i / KEPT_ROWS, blocks.begin, blocks.end, warp, WARPS);
+    const BlockMask keep = block_mask_of(p, place.batch, place.head);
+    read_block_mask<KEPT_COLS>(kept, keep, place.i / KEPT_ROWS, blocks.begin, blocks.end, warp, WARPS);
     __syncthreads();
   }
   int j = blocks.below(blocks.end);
@@ -77,17 +56,17 @@ fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const
   float D_i[2] = {};
   bool large = false;
   if (j >= blocks.begin) {
-    KeyTile::load<BR, THREADS, false>(Q_smem, Q, Q_row, rows, threadIdx.x);
-    ValueTile::load<BR, THREADS, false>(dO_smem, dO, dO_row, rows, threadIdx.x);
+    KeyTile::load<BR, THREADS, false>(Q_smem, place.query(p.Q, row_block), p.Q.row, rows, threadIdx.x);
+    ValueTile::load<BR, THREADS, false>(dO_smem, place.query(p.dO, row_block), p.dO.row, rows, threadIdx.x);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       // One of the four lanes that share a row reads for them.
       const int row = warp * 16 + g + 8 * h;
       if (t == 0 && row < rows) {
-        const float l = L[row0 + row];
+        const float l = p.L[row0 + row];
         large |= is_large(l);
-        base[h] = base_of(l, bases, row0 + row);
-        D_i[h] = D_rows[row0 + row];
+        base[h] = base_of(l, p.bases, row0 + row);
+        D_i[h] = p.D[row0 + row];
       }
       base[h].score = __shfl_sync(~0u, base[h].score, 0, 4);
       base[h].log_sum = __shfl_sync(~0u, base[h].log_sum, 0, 4);
@@ -102,9 +81,9 @@ fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const
   for (; j >= blocks.begin; j = blocks.below(j)) {
     const int cols = keys - j * BC;
     __syncthreads();  // all are done with the blocks before
-    KeyTile::load<BC, THREADS, false>(K_smem, K + static_cast<long long>(j) * BC * K_row, K_row, cols, threadIdx.x);
+    KeyTile::load<BC, THREADS, false>(K_smem, K + static_cast<long long>(j) * BC * p.K.row, p.K.row, cols, threadIdx.x);
     close_group();
-    ValueTile::load<BC, THREADS, false>(V_smem, V + static_cast<long long>(j) * BC * V_row, V_row, cols, threadIdx.x);
+    ValueTile::load<BC, THREADS, false>(V_smem, V + static_cast<long long>(j) * BC * p.V.row, p.V.row, cols, threadIdx.x);
     close_group();
     const int last = min(warp_row + 16, Nq) - 1;
     const bool seen = warp_row < Nq && j * BC < visible_end(masks, last) && (j + 1) * BC > visible_begin(masks, warp_row);
@@ -117,8 +96,8 @@ fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const
       scores(P, Q_rows, K_smem);
       const bool whole = !MASK && !BIAS && (j + 1) * BC <= visible_end(masks, warp_row) && j * BC >= visible_begin(masks, last);
       if (large) {
-        scale_and_mask(P[0], BIAS ? scale * UNIT : 1.f, UNIT, masks, warp_row + g, j * BC, Nq);
-        const float factor = BIAS ? 1.f : scale * UNIT;
+        scale_and_mask(P[0], BIAS ? p.scale * UNIT : 1.f, UNIT, masks, warp_row + g, j * BC, Nq);
+        const float factor = BIAS ? 1.f : p.scale * UNIT;
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
@@ -128,9 +107,9 @@ fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) P[0][n][e] = weight_of(fmaf(P[0][n][e], scale * UNIT, -base[e / 2].log_sum));
+          for (int e = 0; e < 4; e++) P[0][n][e] = weight_of(fmaf(P[0][n][e], p.scale * UNIT, -base[e / 2].log_sum));
       } else {
-        scale_and_mask(P[0], scale * UNIT, UNIT, masks, warp_row + g, j * BC, Nq);
+        scale_and_mask(P[0], p.scale * UNIT, UNIT, masks, warp_row + g, j * BC, Nq);
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
@@ -152,7 +131,7 @@ fa2_backward_queries(const Element* Q, const Element* K, const Element* V, const
 
   // dQ goes through the room of Q, of which a warp reads its own rows only, and not since the last barrier.
   Element* dQ_smem = Q_smem + warp * 16 * KeyTile::PAD;
-  put_tile<KeyTile>(dQ_smem, dQ_regs, scale);
+  put_tile<KeyTile>(dQ_smem, dQ_regs, p.scale);
   __syncwarp();
-  KeyTile::store<16>(dQ + batch * dQ_batch + head * dQ_head + warp_row * dQ_row, dQ_smem, dQ_row, rows - warp * 16, lane);
+  KeyTile::store<16>(place.query(p.dQ, warp_row), dQ_smem, p.dQ.row, rows - warp * 16, lane);
 }

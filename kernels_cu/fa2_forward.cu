@@ -2,7 +2,7 @@
 // blocks that it sees through a ring of SRAM slots. O, l and m stay in registers to the end; each warp owns whole rows.
 //
 // Constants, all from the tile schedule:
-//   ELEMENT     __half, __nv_bfloat16 or float       D, DV      d of Q and K, of V and O
+//   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    WARP_ROWS  rows that a warp owns: 16 or 32
 //   STAGES      slots of the ring, a K or V block each          BLOCKS  thread blocks that share a multiprocessor
 //   Q_IN_REGS   whether Q stays in registers too     COPY_BYTES width of a copy
@@ -13,12 +13,14 @@
 // Whether registers are scarce: O takes up to half of them, and masks, the addresses of narrow copies or, before sm_80, what
 // is being copied would make ptxas spill. Fewer loads are then under way at once.
 constexpr int SCARCE =
-    DV > 176 && (COPY_BYTES < 16 || __CUDA_ARCH__ < 800 || MASK || BIAS || WINDOW || SPARSE || VARLEN) ? 4 : 0;
+    VALUE_DIM > 176 && (COPY_BYTES < 16 || __CUDA_ARCH__ < 800 || MASK || BIAS || WINDOW || SPARSE || VARLEN) ? 4 : 0;
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
+#include "params.cuh"
 #include "row_products.cuh"
 #include "sequence.cuh"
+#include "sinks.cuh"
 
 constexpr int WARPS = BR / WARP_ROWS, THREADS = 32 * WARPS;
 constexpr int M = WARP_ROWS / 16, N = BC / 8;  // tensor core tiles of a warp's part of S
@@ -32,8 +34,8 @@ constexpr float MOST_OFFSET = 4096.f;  // up to here what float32 rounds off it 
 // rows see would take more registers than there are.
 constexpr bool ALL_MASKED = MASK || SCALE_FIRST || (SCARCE && WINDOW);
 
-typedef SwizzledTile<D> KeyTile;    // of Q and K
-typedef SwizzledTile<DV> ValueTile;  // of V and O
+typedef SwizzledTile<HEAD_DIM> KeyTile;    // of Q and K
+typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V and O
 __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int ROW_SIZE = larger(KeyTile::PAD, ValueTile::PAD);  // elements that a row of any tile has room for
 
@@ -188,36 +190,17 @@ struct Warp {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, float* L,
-            int Nq, int Nk, int heads, int group, float scale,
-            long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,
-            long long V_batch, long long V_head, long long V_row, long long O_batch, long long O_head, long long O_row,
-            const unsigned char* mask, long long mask_batch, long long mask_head, long long mask_row, long long mask_col,
-            const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
-            const int* key_lengths, int left, int right,
-            const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head, long long block_mask_row,
-            long long block_mask_col, const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q, int sequences) {
+fa2_forward(__grid_constant__ const Params p) {
   extern __shared__ __align__(128) unsigned char sram[];
-  Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x D), at the end O (BR x DV)
-  Element* ring = Q_smem + BR * ROW_SIZE;              // STAGES x (BC x D or DV)
+  Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x d), at the end O (BR x d_v)
+  Element* ring = Q_smem + BR * ROW_SIZE;              // STAGES x (BC x d or d_v)
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const RowBlock place = find_row_block<BR>(Nq, Nk, heads, cu_seqlens_q, cu_seqlens_k, total_q, sequences, sram);
+  const RowBlock place = find_row_block<BR>(p, sram);
   if (!place.exists) return;
-  Nq = place.queries;
-  Nk = place.keys;
-  const int batch = place.batch, head = place.head, i = place.i, row_block = i * BR;
-  Q += place.first_query * Q_row;
-  K += place.first_key * K_row;
-  V += place.first_key * V_row;
-  O += place.first_query * O_row;
-  const int rows = min(BR, Nq - row_block);
-  Q += batch * Q_batch + head * Q_head + row_block * Q_row;
-  K += batch * K_batch + head / group * K_head;
-  V += batch * V_batch + head / group * V_head;
-  const int keys = count_keys(key_lengths, batch, Nk, sram);
-  const Masks masks = {keys, Nk - Nq, left, right, mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
-                       bias + batch * bias_batch + head * bias_head, bias_row, bias_col};
+  const int Nq = place.Nq, row_block = place.i * BR, rows = min(BR, Nq - row_block);
+  const int keys = count_keys(p, place.batch, place.Nk, sram);
+  const Masks masks = masks_of(p, place.batch, place.head, Nq, place.Nk, keys);
 
   // The K/V blocks that some row sees. Every row sees all of those from `whole_begin` to `whole_end`.
   const int last_row = row_block + rows - 1;
@@ -227,23 +210,22 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   const int whole_begin = (visible_begin(masks, last_row) + BC - 1) / BC;
   const int whole_end = visible_end(masks, row_block) / BC;
   if constexpr (SPARSE) {
-    const BlockMask keep = {block_mask + batch * block_mask_batch + head * block_mask_head, block_mask_row, block_mask_col};
-    read_block_mask(kept, keep, i, blocks.begin, blocks.end, warp, WARPS);
+    read_block_mask(kept, block_mask_of(p, place.batch, place.head), place.i, blocks.begin, blocks.end, warp, WARPS);
     __syncthreads();
   }
   const int first_block = blocks.below(blocks.end);
   const bool seen = first_block >= blocks.begin;
 
-  if (seen) KeyTile::load<BR, THREADS, false>(Q_smem, Q, Q_row, rows, threadIdx.x);
+  if (seen) KeyTile::load<BR, THREADS, false>(Q_smem, place.query(p.Q, row_block), p.Q.row, rows, threadIdx.x);
   close_group();
-  Stream stream = {K, V, K_row, V_row, keys, blocks, ring};
+  Stream stream = {place.keys(p.K), place.keys(p.V), p.K.row, p.V.row, keys, blocks, ring};
   stream.start(first_block);
 
   const int warp_row = row_block + warp * WARP_ROWS;  // the first of the warp's rows
   State state = {};
 #pragma unroll
   for (int m = 0; m < M; m++) state.minus_m[m][0] = state.minus_m[m][1] = -NEG_INF;
-  const float factor = SCALE_FIRST ? 1.f : scale * LOG2_E;
+  const float factor = SCALE_FIRST ? 1.f : p.scale * LOG2_E;
 
   QueryRows<KeyTile, M, Q_IN_REGS> Q_rows;
   Q_rows.smem = Q_smem + warp * WARP_ROWS * KeyTile::PAD;
@@ -254,7 +236,7 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
   }
 
   // Lines 6 to 11: S = Q K_j^T, P = exp(S - m), O += P V_j
-  const Warp work = {warp_row, Nq, scale, factor};
+  const Warp work = {warp_row, Nq, p.scale, factor};
   int j = first_block;
   if constexpr (!ALL_MASKED) {
     for (; j >= max(whole_end, blocks.begin); j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
@@ -272,18 +254,18 @@ fa2_forward(const Element* Q, const Element* K, const Element* V, Element* O, fl
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const int row = 16 * m + g + 8 * h;
-      const float l = row_sum(state.l[m][h]), inverse = l == 0.f ? 0.f : 1.f / l;
+      const float l = row_sum(state.l[m][h]);
+      const Origin origin = origin_of(-state.minus_m[m][h], factor);
+      float inverse = l == 0.f ? 0.f : 1.f / l;
+      float L = (SCALE_FIRST ? LN_2 : p.scale) * origin.score + LN_2 * (log2f(l) - origin.offset);
+      inverse *= join_sink(L, sink_of(p, place.head, warp_row + row < Nq));
 #pragma unroll
       for (int n = 0; n < ValueTile::PAD / 8; n++) {
         store_two(O_warp + ValueTile::index(row, 8 * n + 2 * t), state.O[m][n][2 * h] * inverse,
                   state.O[m][n][2 * h + 1] * inverse);
       }
-      if (L && t == 0 && warp_row + row < Nq) {
-        const Origin origin = origin_of(-state.minus_m[m][h], factor);
-        L[place.L_row + warp_row + row] =
-            (SCALE_FIRST ? LN_2 : scale) * origin.score + LN_2 * (log2f(l) - origin.offset);
-      }
+      if (p.L && t == 0 && warp_row + row < Nq) p.L[place.L_row + warp_row + row] = L;
     }
   __syncwarp();
-  ValueTile::store<WARP_ROWS>(O + batch * O_batch + head * O_head + warp_row * O_row, O_warp, O_row, rows - warp * WARP_ROWS, lane);
+  ValueTile::store<WARP_ROWS>(place.query(p.O, warp_row), O_warp, p.O.row, rows - warp * WARP_ROWS, lane);
 }

@@ -3,7 +3,7 @@
 // once more for m and l. One thread block a row block of Q; where no row is large, it reads L and is done.
 //
 // Constants, all from the tile schedule:
-//   ELEMENT     __half, __nv_bfloat16 or float       D, DV      d of Q and K, of V
+//   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V
 //   BR, BC      rows of a Q block, of a K block      COPY_BYTES width of a copy
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
@@ -13,6 +13,7 @@ constexpr int SCARCE = 2;  // seldom run: as little code as may be
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
+#include "params.cuh"
 #include "row_products.cuh"
 #include "sequence.cuh"
 #include "weight.cuh"
@@ -22,60 +23,48 @@ constexpr int WARPS = BR / 16, THREADS = 32 * WARPS, N = BC / 8;
 // it, are keys that are not here.
 constexpr float ROUNDED = 1.f / (1 << 21);
 
-typedef SwizzledTile<D> KeyTile;
+typedef SwizzledTile<HEAD_DIM> KeyTile;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-large_rows(const Element* Q, const Element* K, const float* L, Base* bases, int Nq, int Nk, int heads, int group, float scale,
-           long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,
-           const unsigned char* mask, long long mask_batch, long long mask_head, long long mask_row, long long mask_col,
-           const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
-           const int* key_lengths, int left, int right,
-           const unsigned char* block_mask, long long block_mask_batch, long long block_mask_head, long long block_mask_row,
-           long long block_mask_col, const int* cu_seqlens_q, const int* cu_seqlens_k, int total_q, int sequences) {
+large_rows(__grid_constant__ const Params p) {
   extern __shared__ __align__(128) unsigned char sram[];
-  Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x D)
-  Element* K_smem = Q_smem + BR * KeyTile::PAD;        // (BC x D)
+  Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x d)
+  Element* K_smem = Q_smem + BR * KeyTile::PAD;        // (BC x d)
   unsigned* kept = reinterpret_cast<unsigned*>(K_smem + BC * KeyTile::PAD);
 
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const RowBlock place = find_row_block<BR>(Nq, Nk, heads, cu_seqlens_q, cu_seqlens_k, total_q, sequences, sram);
+  const RowBlock place = find_row_block<BR>(p, sram);
   if (!place.exists) return;
-  Nq = place.queries;
-  Nk = place.keys;
-  const int batch = place.batch, head = place.head, i = place.i, row_block = i * BR;
-  Q += place.first_query * Q_row;
-  K += place.first_key * K_row;
+  const int Nq = place.Nq, row_block = place.i * BR, rows = min(BR, Nq - row_block);
   const long long row0 = place.L_row + row_block;
-  const int rows = min(BR, Nq - row_block);
   bool large = false;
-  for (int r = threadIdx.x; r < rows; r += THREADS) large |= is_large(L[row0 + r]);
+  for (int r = threadIdx.x; r < rows; r += THREADS) large |= is_large(p.L[row0 + r]);
   if (!__syncthreads_or(large)) return;
 
-  const int keys = count_keys(key_lengths, batch, Nk, sram);
-  const Masks masks = {keys, Nk - Nq, left, right, mask + batch * mask_batch + head * mask_head, mask_row, mask_col,
-                       bias + batch * bias_batch + head * bias_head, bias_row, bias_col};
+  const int keys = count_keys(p, place.batch, place.Nk, sram);
+  const Masks masks = masks_of(p, place.batch, place.head, Nq, place.Nk, keys);
   const int first_key = visible_begin(masks, row_block), end_key = visible_end(masks, row_block + rows - 1);
   const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
   if constexpr (SPARSE) {
-    const BlockMask keep = {block_mask + batch * block_mask_batch + head * block_mask_head, block_mask_row, block_mask_col};
-    read_block_mask<KEPT_COLS>(kept, keep, i / KEPT_ROWS, blocks.begin, blocks.end, warp, WARPS);
+    const BlockMask keep = block_mask_of(p, place.batch, place.head);
+    read_block_mask<KEPT_COLS>(kept, keep, place.i / KEPT_ROWS, blocks.begin, blocks.end, warp, WARPS);
   }
-  KeyTile::load<BR, THREADS, false>(Q_smem, Q + batch * Q_batch + head * Q_head + row_block * Q_row, Q_row, rows, threadIdx.x);
-  K += batch * K_batch + head / group * K_head;
+  KeyTile::load<BR, THREADS, false>(Q_smem, place.query(p.Q, row_block), p.Q.row, rows, threadIdx.x);
+  const Element* K = place.keys(p.K);
   __syncthreads();  // the block mask is there for all
 
   // The largest S factor is that of the largest S sign. With a bias, S is scaled before it is added.
-  const float factor = BIAS ? 1.f : scale * UNIT, sign = factor < 0.f ? -1.f : 1.f, size = sign * factor;
+  const float factor = BIAS ? 1.f : p.scale * UNIT, sign = factor < 0.f ? -1.f : 1.f, size = sign * factor;
   const QueryRows<KeyTile, 1, false> Q_rows = {Q_smem + warp * 16 * KeyTile::PAD};
   float m[2] = {NEG_INF, NEG_INF}, l[2] = {};  // of rows g and g + 8, for the columns of this lane
   for (int j = blocks.below(blocks.end); j >= blocks.begin; j = blocks.below(j)) {
-    KeyTile::load<BC, THREADS, false>(K_smem, K + static_cast<long long>(j) * BC * K_row, K_row, keys - j * BC, threadIdx.x);
+    KeyTile::load<BC, THREADS, false>(K_smem, K + static_cast<long long>(j) * BC * p.K.row, p.K.row, keys - j * BC, threadIdx.x);
     close_group();
     wait_for_groups<0>();
     __syncthreads();
     float S[1][N][4];
     scores(S, Q_rows, K_smem);
-    scale_and_mask(S[0], BIAS ? scale * UNIT : sign, UNIT, masks, row_block + warp * 16 + g, j * BC, Nq);
+    scale_and_mask(S[0], BIAS ? p.scale * UNIT : sign, UNIT, masks, row_block + warp * 16 + g, j * BC, Nq);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       float m_new = m[h];
@@ -97,9 +86,10 @@ large_rows(const Element* Q, const Element* K, const float* L, Base* bases, int 
     const float m_all = row_max(m[h]);
     const float l_all = row_sum(m[h] == NEG_INF ? 0.f : l[h] * weight_of((m[h] - m_all) * size));
     if (t != 0 || row >= rows) continue;
-    const float given = L[row0 + row] * UNIT, own = UNIT == 1.f ? logf(l_all) : log2f(l_all);
-    if (!is_large(L[row0 + row])) continue;
+    const float given = p.L[row0 + row] * UNIT, own = UNIT == 1.f ? logf(l_all) : log2f(l_all);
+    if (!is_large(p.L[row0 + row])) continue;
     const float log_sum = m_all == NEG_INF ? -NEG_INF : fmaf(-m_all, size, given);
-    bases[row0 + row] = {m_all == NEG_INF ? 0.f : sign * m_all, m_all == NEG_INF || fabsf(log_sum - own) > fabsf(given) * ROUNDED ? log_sum : own};
+    const bool others = m_all == NEG_INF || fabsf(log_sum - own) > fabsf(given) * ROUNDED;
+    p.bases[row0 + row] = {m_all == NEG_INF ? 0.f : sign * m_all, others ? log_sum : own};
   }
 }

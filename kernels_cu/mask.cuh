@@ -4,6 +4,7 @@
 // Constants: CAUSAL, WINDOW, MASK, BIAS, PADDED (0 or 1: what is 0 is compiled out), SUB.
 #pragma once
 #include "element.cuh"
+#include "params.cuh"
 
 // The masks of one (batch, head).
 struct Masks {
@@ -23,12 +24,20 @@ __device__ __forceinline__ int visible_end(const Masks& masks, int row) {
   return CAUSAL || WINDOW ? max(0, min(masks.keys, end)) : masks.keys;
 }
 
-// How many keys a batch has. One thread reads it for the block, through 4 bytes of `scratch` in shared memory, which is
-// free again when this returns.
-__device__ __forceinline__ int count_keys(const int* key_lengths, long long batch, int Nk, void* scratch) {
+// Those of a (batch, head) with so many queries, and of Nk keys `keys` that there are.
+__device__ __forceinline__ Masks masks_of(const Params& p, int batch, int head, int Nq, int Nk, int keys) {
+  return {keys,       Nk - Nq,    p.left,
+          p.right,    p.mask.of(batch, head),
+          p.mask.row, p.mask.col, p.bias.of(batch, head),
+          p.bias.row, p.bias.col};
+}
+
+// How many of its Nk keys a batch has. One thread reads it for the block, through 4 bytes of `scratch` in shared memory, which
+// is free again when this returns.
+__device__ __forceinline__ int count_keys(const Params& p, int batch, int Nk, void* scratch) {
   if constexpr (!PADDED) return Nk;
   int* keys = static_cast<int*>(scratch);
-  if (threadIdx.x == 0) *keys = max(0, min(Nk, key_lengths[batch]));
+  if (threadIdx.x == 0) *keys = max(0, min(Nk, p.key_lengths[batch]));
   __syncthreads();
   int found = *keys;
   __syncthreads();

@@ -4,6 +4,7 @@
 // Batches of sequences of their own lengths, packed along one axis: sequence b has the queries cu_seqlens_q[b] to
 // cu_seqlens_q[b + 1] - 1, and the keys likewise.
 #pragma once
+#include "params.cuh"
 
 struct Sequence {
   int block;  // of this thread block: which of the sequence's blocks, if it has so many
@@ -16,50 +17,55 @@ struct Sequence {
 // for b among 32 bounds at a time, and tells the others through 20 bytes of `scratch` in shared memory, which are free again when
 // this returns.
 template <int SIZE>
-__device__ __forceinline__ Sequence find_sequence(const int* cu_seqlens, const int* cu_seqlens_q, const int* cu_seqlens_k,
-                                                  int sequences, int index, void* scratch) {
+__device__ __forceinline__ Sequence find_sequence(const Params& p, const int* cu_seqlens, int index, void* scratch) {
   int* found = static_cast<int*>(scratch);
   if (threadIdx.x < 32) {
     const int lane = threadIdx.x;
     int step = 1, first = 0;  // the thread blocks of sequence `first` begin at `index` or before
-    while (32 * step < sequences) step *= 32;
+    while (32 * step < p.sequences) step *= 32;
     for (; step > 0; step /= 32) {
       const int b = first + lane * step;
-      const bool before = cu_seqlens[min(b, sequences - 1)] / SIZE + b <= index && b < sequences;
+      const bool before = cu_seqlens[min(b, p.sequences - 1)] / SIZE + b <= index && b < p.sequences;
       first += (__popc(__ballot_sync(~0u, before)) - 1) * step;
     }
-    if (lane < 4) found[lane] = (lane < 2 ? cu_seqlens_q : cu_seqlens_k)[first + lane % 2];
+    if (lane < 4) found[lane] = (lane < 2 ? p.cu_seqlens_q : p.cu_seqlens_k)[first + lane % 2];
     if (lane == 0) found[4] = first;
   }
   __syncthreads();
-  const int begin = cu_seqlens == cu_seqlens_q ? found[0] : found[2];
+  const int begin = cu_seqlens == p.cu_seqlens_q ? found[0] : found[2];
   const Sequence sequence = {index - begin / SIZE - found[4], found[1] - found[0], found[3] - found[2], found[0], found[2]};
   __syncthreads();
   return sequence;
 }
 
-// Of the kernels whose thread blocks are row blocks of SIZE rows of a query head
+// What a thread block has that is a row block of a query head
 struct RowBlock {
-  int i, batch, head;
-  int queries, keys;  // of the batch, or of the sequence
+  int i, batch, head, kv_head;
+  int Nq, Nk;  // of the batch, or of the sequence
   long long first_query, first_key, L_row;  // row 0 of Q and of K among packed ones, and of L
   bool exists;
+
+  // Where row `row` of the head begins in Q and what is like it, and where row 0 in K and V
+  template <typename T> __device__ __forceinline__ T* query(const Rows<T>& tensor, int row) const {
+    return tensor.of(batch, head) + (first_query + row) * tensor.row;
+  }
+  template <typename T> __device__ __forceinline__ T* keys(const Rows<T>& tensor) const {
+    return tensor.of(batch, kv_head) + first_key * tensor.row;
+  }
 };
 
-// Row blocks of one head are neighbours, so that they share K and V in L2; the longest (of a sequence) come first.
-template <int SIZE>
-__device__ __forceinline__ RowBlock find_row_block(int Nq, int Nk, int heads, const int* cu_seqlens_q, const int* cu_seqlens_k,
-                                                   int total_q, int sequences, void* scratch) {
+// Row blocks of SIZE rows of one head are neighbours, so that they share K and V in L2; the longest (of a sequence) come first.
+template <int SIZE> __device__ __forceinline__ RowBlock find_row_block(const Params& p, void* scratch) {
   if constexpr (VARLEN) {
-    const int blocks = gridDim.x / heads, head = blockIdx.x / blocks;
-    const Sequence sequence = find_sequence<SIZE>(cu_seqlens_q, cu_seqlens_q, cu_seqlens_k, sequences, blockIdx.x % blocks, scratch);
+    const int blocks = gridDim.x / p.heads, head = blockIdx.x / blocks;
+    const Sequence sequence = find_sequence<SIZE>(p, p.cu_seqlens_q, blockIdx.x % blocks, scratch);
     const int Tr = (sequence.queries + SIZE - 1) / SIZE;
-    const long long L_row = head * static_cast<long long>(total_q) + sequence.first_query;
-    return {Tr - 1 - sequence.block, 0,     head, sequence.queries, sequence.keys, sequence.first_query, sequence.first_key,
-            L_row,                   sequence.block < Tr};
+    const long long L_row = head * static_cast<long long>(p.total_q) + sequence.first_query;
+    return {Tr - 1 - sequence.block, 0,     head, head / p.group, sequence.queries, sequence.keys, sequence.first_query,
+            sequence.first_key,      L_row, sequence.block < Tr};
   } else {
-    const int Tr = (Nq + SIZE - 1) / SIZE, pair = blockIdx.x / Tr;
+    const int Tr = (p.Nq + SIZE - 1) / SIZE, pair = blockIdx.x / Tr, head = pair % p.heads;
     const int i = Tr - 1 - blockIdx.x % Tr;
-    return {i, pair / heads, pair % heads, Nq, Nk, 0, 0, static_cast<long long>(pair) * total_q, true};
+    return {i, pair / p.heads, head, head / p.group, p.Nq, p.Nk, 0, 0, static_cast<long long>(pair) * p.total_q, true};
   }
 }

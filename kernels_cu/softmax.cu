@@ -9,6 +9,7 @@
 //            or neighbouring rows where it is 1
 //   THREADS  threads of a block; a power of two from 32 on
 #include "element.cuh"
+#include "params.cuh"
 
 constexpr int WARPS = (LANES + 31) / 32;  // that share a row
 static_assert(WARPS == 1 || LANES == THREADS, "a row of several warps has the block to itself");
@@ -54,48 +55,43 @@ struct Row {
   long long n;  // 0 for a thread that is past the last row
 };
 
-__device__ __forceinline__ Row row_of_thread(const Element* x, Element* y, long long rows, long long n, long long middle,
-                                             long long inner, long long x_outer, long long x_middle, long long x_inner,
-                                             long long y_outer, long long y_middle, long long y_inner) {
+__device__ __forceinline__ Row row_of_thread(const Params& p) {
   const long long row = static_cast<long long>(blockIdx.x) * (THREADS / LANES) + threadIdx.x / LANES;
-  const long long i = row / inner / middle, j = row / inner % middle, k = row % inner;
-  return {x + i * x_outer + j * x_middle + k * x_inner, y + i * y_outer + j * y_middle + k * y_inner, row < rows ? n : 0};
+  const long long i = row / p.inner / p.middle, j = row / p.inner % p.middle, k = row % p.inner;
+  return {p.x + i * p.x_outer + j * p.x_middle + k * p.x_inner, p.y + i * p.y_outer + j * p.y_middle + k * p.y_inner,
+          row < p.rows ? p.n : 0};
 }
 
 // Algorithm 2, safe softmax: three reads and one write of each element
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-softmax_safe(const Element* x, Element* y, long long rows, long long n, long long x_step, long long y_step, long long middle,
-             long long inner, long long x_outer, long long x_middle, long long x_inner, long long y_outer, long long y_middle,
-             long long y_inner) {
+softmax_safe(__grid_constant__ const Params p) {
   extern __shared__ float part_smem[];  // (2 x WARPS)
-  const Row row = row_of_thread(x, y, rows, n, middle, inner, x_outer, x_middle, x_inner, y_outer, y_middle, y_inner);
+  const Row row = row_of_thread(p);
   const int lane = threadIdx.x % LANES;
 
   float m = LOWEST;                                                                                    // line 1
-  for (long long k = lane; k < row.n; k += LANES) m = fmaxf(m, to_float(row.x[k * x_step]));           // lines 2 to 4
+  for (long long k = lane; k < row.n; k += LANES) m = fmaxf(m, to_float(row.x[k * p.x_step]));           // lines 2 to 4
   m = of_row(m, [](float a, float b) { return fmaxf(a, b); }, part_smem);
 
   float d = 0.f;                                                                                       // line 5
-  for (long long j = lane; j < row.n; j += LANES) d += exp_of(to_float(row.x[j * x_step]) - m);        // lines 6 to 8
+  for (long long j = lane; j < row.n; j += LANES) d += exp_of(to_float(row.x[j * p.x_step]) - m);        // lines 6 to 8
   d = of_row(d, [](float a, float b) { return a + b; }, part_smem + WARPS);
 
   for (long long i = lane; i < row.n; i += LANES)                                                      // lines 9 to 11
-    row.y[i * y_step] = from_float<Element>(exp_of(to_float(row.x[i * x_step]) - m) / d);
+    row.y[i * p.y_step] = from_float<Element>(exp_of(to_float(row.x[i * p.x_step]) - m) / d);
 }
 
 // Algorithm 3, online normalizer: two reads and one write of each element
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-softmax_online(const Element* x, Element* y, long long rows, long long n, long long x_step, long long y_step, long long middle,
-               long long inner, long long x_outer, long long x_middle, long long x_inner, long long y_outer, long long y_middle,
-               long long y_inner) {
+softmax_online(__grid_constant__ const Params p) {
   extern __shared__ Normalizer normalizer_smem[];  // (WARPS)
-  const Row row = row_of_thread(x, y, rows, n, middle, inner, x_outer, x_middle, x_inner, y_outer, y_middle, y_inner);
+  const Row row = row_of_thread(p);
   const int lane = threadIdx.x % LANES;
 
   float m = LOWEST;                                    // line 1
   float d = 0.f;                                       // line 2
   for (long long j = lane; j < row.n; j += LANES) {    // line 3
-    const float x_j = to_float(row.x[j * x_step]);
+    const float x_j = to_float(row.x[j * p.x_step]);
     const float m_new = fmaxf(m, x_j);                 // line 4
     d = d * exp_of(m - m_new) + exp_of(x_j - m_new);   // line 5
     m = m_new;
@@ -103,5 +99,5 @@ softmax_online(const Element* x, Element* y, long long rows, long long n, long l
   const Normalizer all = of_row(Normalizer{m, d}, merge, normalizer_smem);
 
   for (long long i = lane; i < row.n; i += LANES)      // lines 7 to 9
-    row.y[i * y_step] = from_float<Element>(exp_of(to_float(row.x[i * x_step]) - all.m) / all.d);
+    row.y[i * p.y_step] = from_float<Element>(exp_of(to_float(row.x[i * p.x_step]) - all.m) / all.d);
 }

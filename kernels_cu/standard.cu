@@ -2,43 +2,38 @@
 // the element type. Three kernels; masked entries of S are stored as -inf, and nothing is skipped.
 //
 // Constants, all from the tile schedule:
-//   ELEMENT     __half, __nv_bfloat16 or float       D, DV          d of Q and K, of V and O
+//   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows and columns of a tile           SUB            columns of S held at a time; divides BC
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED  0 or 1: mask.cuh     SOFTMAX_WARPS  rows that a softmax block does at a time
 //   COPY_BYTES  width of a copy
 #include "element.cuh"
 #include "mask.cuh"
+#include "params.cuh"
+#include "sinks.cuh"
 #include "tiled_products.cuh"
 
 // S = scale Q K^T, a BR x BC tile a thread block
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-standard_scores(const Element* Q, const Element* K, Element* S, int Nq, int Nk, int heads, int group, float scale,
-                long long Q_batch, long long Q_head, long long Q_row, long long K_batch, long long K_head, long long K_row,
-                const unsigned char* mask, long long mask_batch, long long mask_head, long long mask_row, long long mask_col,
-                const Element* bias, long long bias_batch, long long bias_head, long long bias_row, long long bias_col,
-                const int* key_lengths, int left, int right) {
+standard_scores(__grid_constant__ const Params p) {
   extern __shared__ __align__(16) unsigned char sram[];
-  const Place at(Nq, Nk, heads);
-  const Masks masks = {count_keys(key_lengths, at.batch, Nk, sram), Nk - Nq, left, right,
-                       mask + at.batch * mask_batch + at.head * mask_head, mask_row, mask_col,
-                       bias + at.batch * bias_batch + at.head * bias_head, bias_row, bias_col};
-  Q += at.batch * Q_batch + at.head * Q_head + static_cast<long long>(at.i) * BR * Q_row;
-  K += at.batch * K_batch + at.head / group * K_head + static_cast<long long>(at.j) * BC * K_row;
-  S += (at.pair * Nq + at.i * BR) * Nk + at.j * BC;
-  tile_product<D>(sram, Q, Q_row, K, K_row, at.rows, at.cols, masks.keys - at.j * BC, S, Nk,
-                  [&](float(&S_regs)[SUB / 8][4], int row, int col) {
-                    scale_and_mask(S_regs, scale, 1.f, masks, at.i * BR + row, at.j * BC + col, Nq);
-                  });
+  const Place at(p);
+  const int keys = count_keys(p, at.batch, p.Nk, sram);
+  const Masks masks = masks_of(p, at.batch, at.head, p.Nq, p.Nk, keys);
+  tile_product<HEAD_DIM>(sram, at.query(p.Q), at.keys(p.K), at, keys, p.S + at.score, p.Nk,
+                         [&](float(&S_regs)[SUB / 8][4], int row, int col) {
+                           scale_and_mask(S_regs, p.scale, 1.f, masks, at.i * BR + row, at.j * BC + col, p.Nq);
+                         });
 }
 
 // P = softmax(S), a row a warp: one pass over S for m and l, one for P
 extern "C" __global__ void __launch_bounds__(SOFTMAX_WARPS * 32, 1)
-standard_softmax(const Element* S, Element* P, float* L, long long rows, int Nk) {
+standard_softmax(__grid_constant__ const Params p) {
   const int lane = threadIdx.x % 32;
   const long long row = static_cast<long long>(blockIdx.x) * SOFTMAX_WARPS + threadIdx.x / 32;
-  if (row >= rows) return;
-  S += row * Nk;
-  P += row * Nk;
+  if (row >= p.rows) return;
+  const int Nk = p.Nk;
+  const Element* S = p.S + row * Nk;
+  Element* P = p.P + row * Nk;
 
   float m = NEG_INF, l = 0.f;  // of the columns that this lane saw
   for (int col = lane; col < Nk; col += 32) {
@@ -55,23 +50,20 @@ standard_softmax(const Element* S, Element* P, float* L, long long rows, int Nk)
   }
 
   const float safe = m == NEG_INF ? 0.f : m;
-  const float inverse = l == 0.f ? 0.f : 1.f / l;  // a row that sees no key: P = 0
+  float L = m + logf(l), inverse = l == 0.f ? 0.f : 1.f / l;  // a row that sees no key: P = 0
+  inverse *= join_sink(L, sink_of<32>(p, row / p.Nq % p.heads, true));
   for (int col = lane; col < Nk; col += 32) P[col] = from_float<Element>(expf(to_float(S[col]) - safe) * inverse);
-  if (L && lane == 0) L[row] = m + logf(l);
+  if (p.L && lane == 0) p.L[row] = L;
 }
 
 // O = P V, BR rows a thread block
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-standard_values(const Element* P, const Element* V, Element* O, int Nq, int Nk, int heads, int group,
-                long long V_batch, long long V_head, long long V_row, long long O_batch, long long O_head, long long O_row,
-                const int* key_lengths) {
+standard_values(__grid_constant__ const Params p) {
   extern __shared__ __align__(16) unsigned char sram[];
-  const int Tr = (Nq + BR - 1) / BR;
-  const long long pair = blockIdx.x / Tr, batch = pair / heads, head = pair % heads;
-  const int row0 = blockIdx.x % Tr * BR + threadIdx.x / 32 * 16;
-  const int keys = count_keys(key_lengths, batch, Nk, sram);  // rows of V behind them are not read: P is 0 there
-  float O_regs[DV_PAD / 8][4] = {};                           // (16 x DV_PAD)
-  add_tiled_product<DV, BC>(O_regs, reinterpret_cast<Element*>(sram), P + pair * Nq * Nk, Nk, 1, row0, Nq, Nk,
-                            V + batch * V_batch + head / group * V_head, V_row, keys, THREADS);
-  store_product<DV>(O + batch * O_batch + head * O_head, O_row, row0, Nq, O_regs, 1.f);
+  const Band at(p.Nq, BR, p.heads);
+  const int keys = count_keys(p, at.batch, p.Nk, sram);  // rows of V behind them are not read: P is 0 there
+  float O_regs[DV_PAD / 8][4] = {};                      // (16 x DV_PAD)
+  add_tiled_product<VALUE_DIM, BC>(O_regs, reinterpret_cast<Element*>(sram), p.P + at.pair * p.Nq * p.Nk, p.Nk, 1, at.row0, p.Nq, p.Nk,
+                                   p.V.matrix(at.batch, at.head / p.group), keys, THREADS);
+  store_product<VALUE_DIM>(p.O.matrix(at.batch, at.head), at.row0, p.Nq, O_regs, 1.f);
 }

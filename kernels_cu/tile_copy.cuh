@@ -1,6 +1,6 @@
 // Tiles of Q, K and V from HBM to SRAM. A tile row is d elements padded with zeros to a multiple of 16, then 16 unused
 // bytes, so that eight neighbouring rows start in different banks.
-// Constants: D (d of Q and K), DV (d of V and O), COPY_BYTES (width of one copy).
+// Constants: HEAD_DIM (d of Q and K), VALUE_DIM (d of V and O), COPY_BYTES (width of one copy).
 #pragma once
 #include "element.cuh"
 
@@ -9,8 +9,8 @@ __device__ constexpr int padded(int d) { return (d + 15) / 16 * 16; }
 // Elements from one row of a tile to the next
 __device__ constexpr int row_elements(int d) { return padded(d) + 16 / sizeof(Element); }
 
-constexpr int D_PAD = padded(D), DV_PAD = padded(DV);
-constexpr int D_ROW = row_elements(D), DV_ROW = row_elements(DV);
+constexpr int D_PAD = padded(HEAD_DIM), DV_PAD = padded(VALUE_DIM);
+constexpr int D_ROW = row_elements(HEAD_DIM), DV_ROW = row_elements(VALUE_DIM);
 
 // Starts one copy of COPY_BYTES, or of that many zeros when `inside` is false.
 __device__ __forceinline__ void copy_chunk(Element* to_smem, const Element* from_gmem, bool inside) {

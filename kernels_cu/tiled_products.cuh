@@ -4,6 +4,7 @@
 // TILE), COPY_BYTES, ELEMENT (element.cuh).
 #pragma once
 #include "element.cuh"
+#include "params.cuh"
 #include "row_pair.cuh"
 #include "tile_copy.cuh"
 #include "warp_product.cuh"
@@ -12,30 +13,52 @@ constexpr int THREADS = BR / 16 * 32;  // a warp for every 16 rows of a tile
 
 // Which BR x BC tile of which query head a thread block of a product A B^T has
 struct Place {
-  int batch, head, i, j, rows, cols;  // rows and columns that there are
-  long long pair;
+  int batch, head, kv_head, i, j, rows, cols;  // rows and columns that there are
+  long long row0, score;                       // its first row, among those of all heads, and its first score
 
-  __device__ Place(int Nq, int Nk, int heads) {
-    const int Tr = (Nq + BR - 1) / BR, Tc = (Nk + BC - 1) / BC;
+  __device__ __forceinline__ Place(const Params& p) {
+    const int Tr = (p.Nq + BR - 1) / BR, Tc = (p.Nk + BC - 1) / BC;
     j = blockIdx.x % Tc, i = blockIdx.x / Tc % Tr;
-    pair = blockIdx.x / Tc / Tr;
-    batch = pair / heads, head = pair % heads;
-    rows = min(BR, Nq - i * BR), cols = min(BC, Nk - j * BC);
+    const int pair = blockIdx.x / Tc / Tr;
+    batch = pair / p.heads, head = pair % p.heads, kv_head = head / p.group;
+    rows = min(BR, p.Nq - i * BR), cols = min(BC, p.Nk - j * BC);
+    row0 = static_cast<long long>(pair) * p.Nq + i * BR;
+    score = row0 * p.Nk + j * BC;
+  }
+  // Its rows of Q and what is like it, its columns' of K and V
+  template <typename T> __device__ __forceinline__ Matrix<T> query(const Rows<T>& tensor) const {
+    return tensor.matrix(batch, head).from(static_cast<long long>(i) * BR);
+  }
+  template <typename T> __device__ __forceinline__ Matrix<T> keys(const Rows<T>& tensor) const {
+    return tensor.matrix(batch, kv_head).from(static_cast<long long>(j) * BC);
   }
 };
 
-// A tile of A B^T by THREADS threads. finish(C_regs, row, col) makes of (16 x SUB) of it what is stored: this thread's rows are
-// `row` and row + 8, the columns begin at `col`. No barrier is before the copies: `sram` must be free.
-//   A_gmem (rows x WIDTH), B_gmem (keys x WIDTH) -> out (rows x cols); rows of B from `keys` on are not read: they are 0
+// Which `size` rows of which head a thread block has of a product whose results are a head's rows of `length`
+struct Band {
+  int batch, head, row0;  // row0: the first of this warp's 16 rows
+  long long pair;
+
+  __device__ __forceinline__ Band(int length, int size, int heads) {
+    const int blocks = (length + size - 1) / size;
+    pair = blockIdx.x / blocks;
+    batch = pair / heads, head = pair % heads;
+    row0 = blockIdx.x % blocks * size + threadIdx.x / 32 * 16;
+  }
+};
+
+// The tile of A B^T at a place, by THREADS threads. finish(C_regs, row, col) makes of (16 x SUB) of it what is stored: this thread's
+// rows are `row` and row + 8, the columns begin at `col`. No barrier is before the copies: `sram` must be free.
+//   A (rows x WIDTH), B (cols x WIDTH) -> out (rows x cols); rows of B behind a head's `keys` are not read: they are 0
 template <int WIDTH, class Finish>
-__device__ __forceinline__ void tile_product(unsigned char* sram, const Element* A_gmem, long long A_row, const Element* B_gmem,
-                                             long long B_row, int rows, int cols, int keys, Element* out, long long out_row,
-                                             Finish finish) {
+__device__ __forceinline__ void tile_product(unsigned char* sram, Matrix<const Element> A, Matrix<const Element> B, const Place& place,
+                                             int keys, Element* out, long long out_row, Finish finish) {
+  const int rows = place.rows, cols = place.cols;
   constexpr int ROW = row_elements(WIDTH);
   Element* A_smem = reinterpret_cast<Element*>(sram);  // (BR x ROW)
   Element* B_smem = A_smem + BR * ROW;                 // (BC x ROW)
-  copy_tile<WIDTH>(A_smem, A_gmem, A_row, BR, rows, threadIdx.x, THREADS);
-  copy_tile<WIDTH>(B_smem, B_gmem, B_row, (cols + SUB - 1) / SUB * SUB, keys, threadIdx.x, THREADS);
+  copy_tile<WIDTH>(A_smem, A.at, A.row, BR, rows, threadIdx.x, THREADS);
+  copy_tile<WIDTH>(B_smem, B.at, B.row, (cols + SUB - 1) / SUB * SUB, keys - place.j * BC, threadIdx.x, THREADS);
   wait_for_copies();
   __syncthreads();
 
@@ -62,12 +85,12 @@ __device__ __forceinline__ void tile_product(unsigned char* sram, const Element*
 template <int WIDTH, int TILE>
 __device__ __forceinline__ void add_tiled_product(float (&sum_regs)[padded(WIDTH) / 8][4], Element* B_smem, const Element* A,
                                                   long long A_row, long long A_col, int row0, int rows, int depth,
-                                                  const Element* B, long long B_row, int valid, int threads) {
+                                                  Matrix<const Element> B, int valid, int threads) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   for (int first = 0; first < depth; first += TILE) {
     const int extent = min(TILE, depth - first);
     __syncthreads();  // every warp is done with the tile before
-    copy_tile<WIDTH>(B_smem, B + first * B_row, B_row, (extent + SUB - 1) / SUB * SUB, valid - first, threadIdx.x, threads);
+    copy_tile<WIDTH>(B_smem, B.at + first * B.row, B.row, (extent + SUB - 1) / SUB * SUB, valid - first, threadIdx.x, threads);
     wait_for_copies();
     __syncthreads();
     for (int k = 0; k < extent; k += SUB) {
@@ -86,7 +109,7 @@ __device__ __forceinline__ void add_tiled_product(float (&sum_regs)[padded(WIDTH
 
 // Stores `factor` times the 16 rows of this warp, from `row0` on, in out (rows x WIDTH).
 template <int WIDTH>
-__device__ __forceinline__ void store_product(Element* out, long long out_row, int row0, int rows,
+__device__ __forceinline__ void store_product(Matrix<Element> out, int row0, int rows,
                                               const float (&sum_regs)[padded(WIDTH) / 8][4], float factor) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -95,6 +118,6 @@ __device__ __forceinline__ void store_product(Element* out, long long out_row, i
     if (row >= rows) continue;
 #pragma unroll
     for (int n = 0; n < padded(WIDTH) / 8; n++)
-      store_row_pair<WIDTH>(out + row * out_row, 8 * n + 2 * t, factor * sum_regs[n][2 * h], factor * sum_regs[n][2 * h + 1]);
+      store_row_pair<WIDTH>(out.at + row * out.row, 8 * n + 2 * t, factor * sum_regs[n][2 * h], factor * sum_regs[n][2 * h + 1]);
   }
 }

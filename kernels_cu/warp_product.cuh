@@ -1,13 +1,13 @@
 // The products of attention for the 16 rows of one warp. All keep their result in the accumulator layout of
 // mma m16n8 (PTX ISA, "Matrix fragments for mma.m16n8k16"): with g = lane / 4 and t = lane % 4, element e of column
 // tile n is row g + 8 (e / 2), column 8 n + 2 t + e % 2. Half types run on tensor cores, float in ordinary FMAs.
-// Constants: D, DV, ELEMENT (element.cuh); SUB (columns of S in registers at a time).
+// Constants: HEAD_DIM, VALUE_DIM, ELEMENT (element.cuh); SUB (columns of S in registers at a time).
 #pragma once
 #include "mma.cuh"
 #include "tile_copy.cuh"
 
 // S = Q K^T:  Q_smem (16 x WIDTH, padded), K_smem (SUB x WIDTH, padded) -> S_regs (16 x SUB)
-template <int WIDTH = D, typename T>
+template <int WIDTH = HEAD_DIM, typename T>
 __device__ __forceinline__ void scores(float (&S_regs)[SUB / 8][4], const T* Q_smem, const T* K_smem) {
   constexpr int PAD = padded(WIDTH), ROW = row_elements(WIDTH);
   int lane = threadIdx.x % 32;

@@ -1,6 +1,7 @@
 """The arguments of a kernel, described in JSON: numbers, null pointers, and arrays that are made or read.
 
     {"x": {"shape": [1024, 64], "dtype": "float16", "fill": "normal"}, "y": {"shape": [1024], "fill": "empty"}, "n": 1024}
+    {"p": {"fields": {"x": {"shape": [1024]}, "n": {"value": 1024, "dtype": "int32"}}}}
 
 docs/profile.md has the whole table.
 """
@@ -24,7 +25,8 @@ FILLS = ("zeros", "ones", "normal", "uniform", "arange", "empty")
 class Arguments:
     """Values by name in the order of the kernel's parameters, as `ptx.Module.launch` takes them.
 
-    `unwritten` names the arrays with "fill": "empty": nobody wrote them, their bytes are 0xFF (NaN in every float type).
+    `unwritten` are the paths ("y", "p.y") of the arrays with "fill": "empty": nobody wrote them, their bytes are 0xFF (NaN in
+    every float type).
     """
 
     values: dict[str, Any]
@@ -61,18 +63,31 @@ def make_arguments(spec: Any, folder: Path) -> Arguments:
         spec = {f"arg{n}": value for n, value in enumerate(spec)}
     if not isinstance(spec, dict):
         raise ValueError(f"arguments are an object (name to value) or a list, got {json.dumps(spec)}")
-    values, unwritten = {}, []
+    values: dict[str, Any] = {}
+    unwritten: list[str] = []
     for position, (name, value) in enumerate(spec.items()):
         try:
-            values[name] = make_value(value, folder, position)
+            values[name] = make_value(value, folder, (position,))
         except (ValueError, TypeError, OSError, OverflowError, MemoryError) as error:
             raise ValueError(f"argument {name!r}: {error}") from error
-        if isinstance(value, dict) and value.get("fill") == "empty":
-            unwritten.append(name)
+        unwritten += empty_arrays(name, value)
     return Arguments(values, tuple(unwritten))
 
 
-def make_value(spec: Any, folder: Path, position: int) -> Any:
+def empty_arrays(path: str, spec: Any) -> list[str]:
+    """The paths of the arrays with "fill": "empty" in an argument."""
+    if isinstance(spec, list):
+        return [found for k, part in enumerate(spec) for found in empty_arrays(f"{path}[{k}]", part)]
+    if isinstance(spec, dict) and "fields" in spec:
+        return [found for name, part in spec["fields"].items() for found in empty_arrays(f"{path}.{name}", part)]
+    return [path] if isinstance(spec, dict) and spec.get("fill") == "empty" else []
+
+
+Position = tuple[int, ...]
+"""An argument's number, behind it those of the fields that lead to a part of it: the seed of random fills that have none."""
+
+
+def make_value(spec: Any, folder: Path, position: Position) -> Any:
     """One argument. `position` seeds the random fills without a seed of their own, so that no two arrays are equal."""
     if spec is None or isinstance(spec, (bool, int, float)):
         return spec
@@ -81,10 +96,30 @@ def make_value(spec: Any, folder: Path, position: int) -> Any:
             if key in spec:
                 strange = set(spec) - allowed - {key}
                 if strange:
-                    raise ValueError(f"unknown key {min(strange)!r}; beside {key!r} there may be {', '.join(sorted(allowed))}")
+                    beside = f"there may be {', '.join(sorted(allowed))}" if allowed else "there is nothing"
+                    raise ValueError(f"unknown key {min(strange)!r}; beside {key!r} {beside}")
                 return make(spec, folder, position)
-    forms = 'a number, null, or an object with "shape", "file", "value" or "bytes"'
+    forms = 'a number, null, or an object with "shape", "file", "value", "bytes" or "fields"'
     raise ValueError(f"must be {forms}, got {json.dumps(spec)}")
+
+
+def _fields(spec: Mapping[str, Any], folder: Path, position: Position) -> dict[str, Any]:
+    fields = spec["fields"]
+    if not isinstance(fields, dict):
+        raise ValueError(f'"fields" must be an object, got {json.dumps(fields)}')
+    return {name: _field(name, part, folder, (*position, k)) for k, (name, part) in enumerate(fields.items())}
+
+
+def _field(name: str, spec: Any, folder: Path, position: Position) -> Any:
+    """A field of a structure, or an element of one that is an array."""
+    if isinstance(spec, list):
+        return [_field(f"{name}[{k}]", part, folder, (*position, k)) for k, part in enumerate(spec)]
+    if isinstance(spec, (bool, int, float)):
+        raise ValueError(f'field {name!r}: a number needs its type: {{"value": {json.dumps(spec)}, "dtype": "int32"}}, say')
+    try:
+        return make_value(spec, folder, position)
+    except (ValueError, TypeError, OSError, OverflowError, MemoryError) as error:
+        raise ValueError(f"field {name!r}: {error}") from error
 
 
 def dtype_of(name: Any) -> np.dtype[Any]:
@@ -113,13 +148,13 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or (dtype.kind == "V" and "float" in dtype.name)
 
 
-def _array(spec: Mapping[str, Any], folder: Path, position: int) -> np.ndarray:
+def _array(spec: Mapping[str, Any], folder: Path, position: Position) -> np.ndarray:
     shape, dtype = spec["shape"], dtype_of(spec.get("dtype", "float32"))
     fill = spec.get("fill", "zeros")
     lengths = [shape] if isinstance(shape, int) else shape
     if not isinstance(lengths, list) or not all(type(n) is int and n >= 0 for n in lengths):
         raise ValueError(f'"shape" must be a list of lengths, got {json.dumps(shape)}')
-    seed = spec.get("seed", position)
+    seed = spec.get("seed", 0)
     if type(seed) is not int or seed < 0:
         raise ValueError(f'"seed" must be a whole number from 0, got {json.dumps(seed)}')
     if {"low", "high"} & set(spec) and fill != "uniform":
@@ -128,7 +163,7 @@ def _array(spec: Mapping[str, Any], folder: Path, position: int) -> np.ndarray:
         raise ValueError('"seed" belongs to "fill": "uniform" and "normal"')
     if isinstance(fill, (bool, int, float)):
         return np.full(lengths, scalar(dtype, fill))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed if "seed" in spec else position)
     if fill == "zeros":
         return np.zeros(lengths, dtype)
     if fill == "ones":
@@ -164,7 +199,7 @@ def scalar(dtype: np.dtype[Any], value: Any) -> Any:
     return np.array(value).astype(dtype)[()]
 
 
-def _file(spec: Mapping[str, Any], folder: Path, position: int) -> np.ndarray:
+def _file(spec: Mapping[str, Any], folder: Path, position: Position) -> np.ndarray:
     if not isinstance(spec["file"], str):
         raise ValueError(f'"file" must be a path, got {json.dumps(spec["file"])}')
     path = folder / spec["file"]
@@ -185,11 +220,11 @@ def _file(spec: Mapping[str, Any], folder: Path, position: int) -> np.ndarray:
     return array
 
 
-def _value(spec: Mapping[str, Any], folder: Path, position: int) -> Any:
+def _value(spec: Mapping[str, Any], folder: Path, position: Position) -> Any:
     return scalar(dtype_of(spec.get("dtype", "int32")), spec["value"])
 
 
-def _bytes(spec: Mapping[str, Any], folder: Path, position: int) -> bytes:
+def _bytes(spec: Mapping[str, Any], folder: Path, position: Position) -> bytes:
     if not isinstance(spec["bytes"], str):
         raise ValueError(f'"bytes" must be hexadecimal digits, got {json.dumps(spec["bytes"])}')
     try:
@@ -203,5 +238,6 @@ _MAKERS = {
     "file": (_file, {"dtype"}),
     "value": (_value, {"dtype"}),
     "bytes": (_bytes, set[str]()),
+    "fields": (_fields, set[str]()),
 }
 """What an object describes, by the key that it must have: its maker and the further keys."""

@@ -68,8 +68,8 @@ def _sub_tile_steps(schedule: TileSchedule) -> float:
     """Instructions that a warp issues for one sub-tile: the two products and the softmax of 16 x SUB scores."""
     p = schedule.problem
     width = sub_tile(p, schedule.block_cols)
-    products = width * padded_dim(max(p.head_dim, p.value_dim)) * (3.5 if p.dtype == "float32" else 1 / 40)
-    return products + 8 * width + padded_dim(max(p.head_dim, p.value_dim)) + 150
+    products = width * padded_dim(max(p.head_dim, p.head_dim_v)) * (3.5 if p.dtype == "float32" else 1 / 40)
+    return products + 8 * width + padded_dim(max(p.head_dim, p.head_dim_v)) + 150
 
 
 def _most_visits(schedule: TileSchedule) -> int:
@@ -84,14 +84,14 @@ def _fa1(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     p = schedule.problem
     visits, seen = visits_of(schedule, p.seqlen_k), len(seen_blocks(schedule, p.seqlen_k))
     sub_tiles = seen * math.ceil(visits.keys / max(1, seen) / sub_tile(p, schedule.block_cols))
-    steps = sub_tiles * _sub_tile_steps(schedule) + visits.blocks * (200 + 3 * padded_dim(max(p.head_dim, p.value_dim)))
+    steps = sub_tiles * _sub_tile_steps(schedule) + visits.blocks * (200 + 3 * padded_dim(max(p.head_dim, p.head_dim_v)))
     yield steps, schedule.repeats * schedule.block_rows * 2
 
 
 def _fa2(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     assert isinstance(schedule, Fa2Schedule)
     p, tile = schedule.problem, schedule.candidate.tile
-    d, dv = padded_dim(p.head_dim), padded_dim(p.value_dim)
+    d, dv = padded_dim(p.head_dim), padded_dim(p.head_dim_v)
     scores = tile.warp_rows * tile.block_cols / 32
     products = scores * (d + dv) * (1.3 if p.dtype == "float32" else 1 / 48)
     copies = tile.block_cols * (d + dv) * p.itemsize / p.alignment / tile.threads
@@ -115,7 +115,7 @@ def _standard(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
 def _backward(schedule: BackwardSchedule) -> Iterator[tuple[float, int]]:
     """Five products of a tile, of a warp's 16 keys, and the sums of dQ; the row blocks that see a column block come one by one."""
     p = schedule.problem
-    d = padded_dim(p.head_dim) + padded_dim(p.value_dim)
+    d = padded_dim(p.head_dim) + padded_dim(p.head_dim_v)
     scores = 16 * schedule.block_rows / 32
     products = scores * d * (6.0 if p.dtype == "float32" else 1 / 20)
     # Fitted: Algorithm 4's sums go through shared memory, and one block has all of a head.

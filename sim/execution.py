@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from cupyflash.binding import NO_MASKS, Masks, argument_values, gradient_values, kernel_arguments
+from cupyflash.arrays import check_array, numpy_dtype
+from cupyflash.binding import argument_values, by_tensor
 from cupyflash.compiler import ptx
-from cupyflash.gradients import check_beside
-from cupyflash.problem import Problem, check_array, numpy_dtype
+from cupyflash.gradients import check_beside, of_heads
+from cupyflash.launcher import VECTORS
+from cupyflash.params import flat
+from cupyflash.problem import Problem
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules import (
     BackwardSchedule,
@@ -47,34 +50,28 @@ class Execution:
 
 
 def execute(
-    schedule: TileSchedule,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    *,
-    mask: np.ndarray | None = None,
-    bias: np.ndarray | None = None,
-    key_lengths: np.ndarray | None = None,
-    block_mask: np.ndarray | None = None,
-    seed: int | None = None,
+    schedule: TileSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None, **beside: np.ndarray | None
 ) -> Execution:
-    """Run a schedule's real kernels on NumPy arrays that pose its problem.
+    """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v and, by name, what comes `beside` them (mask,
+    bias, key_lengths, block_mask).
 
     `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it.
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
     """
     require_schedule(schedule, TileSchedule, "plan", (BackwardSchedule, VarlenSchedule))
-    masks = {"mask": mask, "bias": bias, "key_lengths": key_lengths, "block_mask": block_mask}
-    _require_posed(schedule.problem, q, k, v, masks)
+    _require_posed(schedule.problem, q, k, v, beside)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
-    return run(schedule, q, k, v, out, lse, allocate(schedule), masks=_bound(masks), seed=seed)
+    return run(schedule, {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside}, seed=seed)
 
 
-def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, masks: Mapping[str, np.ndarray | None]) -> None:
+def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Mapping[str, np.ndarray | None]) -> None:
     """TypeError or ValueError unless the arrays are NumPy's and pose the problem `p`."""
-    _require_numpy(q=q, k=k, v=v, **masks)
-    posed = Problem.from_arrays(q, k, v, causal=p.causal, window=p.window, scale=p.scale, **masks)
+    _require_numpy(q=q, k=k, v=v, **beside)
+    _require_same(Problem.from_arrays(q, k, v, p.options, **beside), p)
+
+
+def _require_same(posed: Problem, p: Problem) -> None:
     if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
         raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
 
@@ -87,15 +84,10 @@ def _require_numpy(**arrays: object) -> None:
             raise TypeError(f"{name} must be a NumPy array, got {type(array).__name__}")
 
 
-def _bound(masks: Mapping[str, np.ndarray | None]) -> Masks:
-    """Masks as kernels take them."""
-    lengths = masks["key_lengths"]
-    return Masks(**{**masks, "key_lengths": None if lengths is None else np.ascontiguousarray(lengths, np.int32)})
-
-
 @dataclass(frozen=True)
 class BackwardExecution:
-    """What executing a backward schedule gave: gradients of q's dtype and the shapes of q, k and v; the rest as `Execution`."""
+    """What executing a backward schedule gave: gradients of q's dtype and the shapes of q, k and v; `rows` has what the schedule
+    makes for each row; the rest as `Execution`."""
 
     dq: np.ndarray
     dk: np.ndarray
@@ -103,6 +95,12 @@ class BackwardExecution:
     traffic: Traffic
     counters: dict[str, Counters]
     findings: tuple[Finding, ...]
+    rows: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def gradients(self) -> dict[str, np.ndarray]:
+        """By the kernels' names; of what a head has one number of, its own."""
+        return {"dQ": self.dq, "dK": self.dk, "dV": self.dv, **{name: of_heads(rows) for name, rows in self.rows.items()}}
 
 
 def execute_backward(
@@ -114,12 +112,9 @@ def execute_backward(
     out: np.ndarray,
     lse: np.ndarray,
     *,
-    mask: np.ndarray | None = None,
-    bias: np.ndarray | None = None,
-    key_lengths: np.ndarray | None = None,
-    block_mask: np.ndarray | None = None,
     dbias: np.ndarray | None = None,
     seed: int | None = None,
+    **beside: np.ndarray | None,
 ) -> BackwardExecution:
     """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`.
 
@@ -127,43 +122,55 @@ def execute_backward(
     `seed`, and what this raises, as for `execute`.
     """
     require_schedule(schedule, BackwardSchedule, "plan_backward", (VarlenBackwardSchedule,))
-    masks = {"mask": mask, "bias": bias, "key_lengths": key_lengths, "block_mask": block_mask}
-    _require_posed(schedule.problem, q, k, v, masks)
+    _require_posed(schedule.problem, q, k, v, beside)
     check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[:-1])
     if dbias is not None:
         check_array("dbias", dbias)
+    bias = beside.get("bias")
     wanted = (bias.shape, np.dtype(np.float32)) if schedule.dbias and bias is not None else None
     if (None if dbias is None else (dbias.shape, dbias.dtype)) != wanted:
         raise ValueError(
             f"dbias must be {'zeros in float32 of the shape of bias' if wanted else 'None, as the schedule makes none'}"
         )
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
-    arrays = {"Q": q, "K": k, "V": v, "O": out, "dO": dout, "dQ": dq, "dK": dk, "dV": dv, "dbias": dbias}
-    arrays["L"] = np.ascontiguousarray(lse)
-    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays, masks=_bound(masks), seed=seed))
+    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": np.ascontiguousarray(lse), "dout": dout, **beside}
+    rows = _of_rows(schedule, lse)
+    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows}
+    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)
+
+
+def _of_rows(schedule: BackwardSchedule, lse: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: np.empty(lse.shape, np.float32) for name in schedule.row_results}
 
 
 def run_backward(
-    schedule: BackwardSchedule, arrays: Mapping[str, Any], *, masks: Masks = NO_MASKS, seed: int | None = None
+    schedule: BackwardSchedule, arrays: Mapping[str, np.ndarray | None], *, seed: int | None = None
 ) -> tuple[Traffic, dict[str, Counters], tuple[Finding, ...]]:
-    """Run a backward schedule's kernels into given gradients; `arrays` by their names in `gradient_values`."""
+    """Run a backward schedule's kernels into given gradients; `arrays` by `attention_backward`'s names, and dQ, dK, dV, dbias."""
     workspaces = allocate(schedule)
-    values = gradient_values(schedule, arrays, workspaces, masks)
-    return run_kernels(schedule, values, (*schedule.results, *workspaces), seed=seed)
+    values = argument_values(schedule, _as_given({**arrays, **workspaces}))
+    return run_kernels(schedule, values, (*schedule.results, *schedule.row_results, *workspaces), seed=seed)
 
 
-def execute_varlen(schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None) -> Execution:
+def _as_given(arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
+    """A call's arrays as the kernels take them: by their names for them, integers as int32 and contiguous."""
+    vectors = {name: np.ascontiguousarray(arrays[name], kind) for name, kind in VECTORS.items() if arrays.get(name) is not None}
+    return by_tensor({**arrays, **vectors})
+
+
+def execute_varlen(
+    schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None, **beside: np.ndarray | None
+) -> Execution:
     """Run the real kernel on packed sequences, q (total_q, h, d), k and v likewise; `lse` is (h, total_q).
 
     `seed` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another problem.
     """
     require_schedule(schedule, VarlenSchedule, "plan_varlen")
-    cu_seqlens = _posed_varlen(schedule, q, k, v)
+    bounds = _posed_varlen(schedule, q, k, v, beside)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
     views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
-    execution = run(schedule, **views, lse=lse, workspaces=allocate(schedule), masks=Masks(**cu_seqlens), seed=seed)
-    return replace(execution, out=out)
+    return replace(run(schedule, {**views, "lse": lse, **bounds, **beside}, seed=seed), out=out)
 
 
 def execute_varlen_backward(
@@ -176,35 +183,39 @@ def execute_varlen_backward(
     lse: np.ndarray,
     *,
     seed: int | None = None,
+    **beside: np.ndarray | None,
 ) -> BackwardExecution:
     """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed` as in `execute`.
 
     Raises as `execute_varlen` does.
     """
     require_schedule(schedule, VarlenBackwardSchedule, "plan_varlen_backward")
-    cu_seqlens = _posed_varlen(schedule, q, k, v)
+    bounds = _posed_varlen(schedule, q, k, v, beside)
     check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[1::-1])
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
-    named = {"Q": q, "K": k, "V": v, "O": out, "dO": dout, "dQ": dq, "dK": dk, "dV": dv}
-    arrays = {name: heads_first(array) for name, array in named.items()} | {"L": np.ascontiguousarray(lse)}
-    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays, masks=Masks(**cu_seqlens), seed=seed))
+    named = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dQ": dq, "dK": dk, "dV": dv}
+    arrays = {name: heads_first(array) for name, array in named.items()} | {"lse": np.ascontiguousarray(lse)} | bounds | beside
+    rows = _of_rows(schedule, lse)
+    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | rows, seed=seed), rows)
 
 
 def _posed_varlen(
-    schedule: VarlenSchedule | VarlenBackwardSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray
+    schedule: VarlenSchedule | VarlenBackwardSchedule,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    beside: Mapping[str, np.ndarray | None],
 ) -> dict[str, np.ndarray]:
     """The sequences' bounds. ValueError when the schedule does not say their lengths, or the arrays pose another problem."""
-    _require_numpy(q=q, k=k, v=v)
+    _require_numpy(q=q, k=k, v=v, **beside)
     if schedule.seqlens is None:
         raise ValueError("schedule must say how long its sequences are (seqlens)")
     p = schedule.problem
     lengths = np.array(schedule.seqlens, np.int64).reshape(-1, 2)
-    cu_seqlens = {f"cu_seqlens_{side}": np.cumsum([0, *lengths[:, place]], dtype=np.int32) for place, side in enumerate("qk")}
-    said: dict[str, Any] = {"max_seqlen_q": p.seqlen_q, "max_seqlen_k": p.seqlen_k, "scale": p.scale, **cu_seqlens}
-    posed, _ = pose(q, k, v, causal=p.causal, window=p.window, **said)
-    if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
-        raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
-    return cu_seqlens
+    bounds = {f"cu_seqlens_{side}": np.cumsum([0, *lengths[:, place]], dtype=np.int32) for place, side in enumerate("qk")}
+    posed, _ = pose({"q": q, "k": k, "v": v, **bounds, **beside}, p.options, p.seqlen_q, p.seqlen_k)
+    _require_same(posed, p)
+    return bounds
 
 
 def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:
@@ -214,22 +225,20 @@ def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:
 
 def run(
     schedule: TileSchedule,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    out: np.ndarray,
-    lse: np.ndarray | None,
-    workspaces: dict[str, np.ndarray],
+    arrays: Mapping[str, np.ndarray | None],
     *,
-    masks: Masks = NO_MASKS,
+    workspaces: Mapping[str, np.ndarray] | None = None,
     seed: int | None = None,
     on_barrier: OnBarrier | None = None,
 ) -> Execution:
-    """Run the kernels into given outputs and workspaces, whose contents count as nobody's; `on_barrier` may look at them while
-    a kernel runs."""
-    values = argument_values(schedule, q, k, v, out, lse, workspaces, masks)
-    made = (*schedule.results, *workspaces)
-    return Execution(out, lse, *run_kernels(schedule, values, made, seed=seed, on_barrier=on_barrier))
+    """Run the kernels on arrays by `attention`'s names, into given "out" and "lse" and, where given, workspaces, whose contents
+    count as nobody's; `on_barrier` may look at them while a kernel runs."""
+    spaces = allocate(schedule) if workspaces is None else workspaces
+    values = argument_values(schedule, _as_given({**arrays, **spaces}))
+    found = run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed, on_barrier=on_barrier)
+    out = arrays["out"]
+    assert out is not None
+    return Execution(out, arrays.get("lse"), *found)
 
 
 def execute_softmax(schedule: SoftmaxSchedule, x: np.ndarray, *, axis: int = -1, seed: int | None = None) -> Execution:
@@ -263,12 +272,14 @@ def run_kernels(
 ) -> tuple[Traffic, dict[str, Counters], tuple[Finding, ...]]:
     """Run a schedule's kernels with `values` for their parameters: traffic, counters by kernel, findings.
 
-    `made` names the outputs and workspaces: until a kernel has stored there, nobody may read them.
+    `values` are of the kernels' struct. `made` names the outputs and workspaces: until a kernel has stored there, nobody may
+    read them.
     """
     tensors: dict[str, TensorTraffic] = {}
     counters: dict[str, Counters] = {}
     findings: list[Finding] = []
-    unwritten: dict[str, Any] = {name: True for name in made if isinstance(values[name], np.ndarray)}
+    given = flat(values)
+    unwritten: dict[str, Any] = {name: True for name in made if given[name] is not None}
     for kernel in schedule.kernels():
         if kernel.grid == 0:
             continue
@@ -276,13 +287,13 @@ def run_kernels(
             kernel.name,
             kernel.grid,
             kernel.threads,
-            kernel_arguments(kernel, values),
+            {"p": given},
             shared_bytes=kernel.shared_bytes,
             seed=seed,
             on_barrier=on_barrier,
-            unwritten={name: where for name, where in unwritten.items() if name in kernel.params},
+            unwritten=unwritten,
         )
-        unwritten = {name: where for name, where in unwritten.items() if name not in kernel.params} | dict(launch.unwritten)
+        unwritten = dict(launch.unwritten)
         for name, moved in launch.traffic.items():
             before = tensors.get(name, TensorTraffic())
             tensors[name] = TensorTraffic(before.read_bytes + moved.read_bytes, before.write_bytes + moved.write_bytes)

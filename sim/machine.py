@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from cupyflash.problem import require_flag
-from cupyflash.schedules import Move, Phase, Schedule, Tile, TileSchedule, require_schedule
+from cupyflash.options import require_flag
+from cupyflash.schedules import Move, Phase, Room, Schedule, TileSchedule, require_schedule
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 # A replay goes through every row, up to some 50 bytes each.
@@ -34,7 +34,7 @@ class Machine:
     _written: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     @contextmanager
-    def hold(self, tiles: Iterable[Tile]) -> Iterator[None]:
+    def hold(self, tiles: Iterable[Room]) -> Iterator[None]:
         """Allocate tiles for as long as the context lasts."""
         held = []
         for tile in tiles:

@@ -91,7 +91,7 @@ def _slope(axes: Any, problem: Problem, device: Device, over: Axis, found: Sweep
         return
     # Half of the leading constant, so that it runs below the counts: a visit reads Q in s bytes an element, reads and writes
     # O in 4 each, and there are N^2 / Bc with Bc = M / 4d: 4 (s + 8) N^2 d^2 / M bytes; under a causal mask half as many.
-    constant = 4 * (problem.itemsize + 8) * (0.5 if problem.causal else 1)
+    constant = 4 * (problem.itemsize + 8) * (0.5 if problem.options.causal else 1)
     x, y = [point.value for point in points], [constant / 2 * point.theorem2_elements for point in points]
     axes.plot(x, y, color="#444444", linestyle=(0, (5, 3)), linewidth=1.4, label="Theorem 2: N² d² / M, its slope only")
     middle = len(points) // 3
@@ -106,7 +106,7 @@ def _least(axes: Any, problem: Problem, device: Device, over: Axis, values: list
     for value in values:
         p, _ = at(problem, device, over, value)
         queries, keys = p.heads * p.seqlen_q, p.kv_heads * p.seqlen_k
-        y.append(p.batch * p.itemsize * (queries + keys) * (p.head_dim + p.value_dim))
+        y.append(p.batch * p.itemsize * (queries + keys) * (p.head_dim + p.head_dim_v))
     axes.plot(values, y, color="#888888", linestyle=(0, (1, 2)), linewidth=1.4, label="Q, K, V and O once")
 
 
@@ -139,7 +139,7 @@ def _title(problem: Problem, device: Device, over: Axis) -> str:
     if over == "seqlen" and problem.seqlen_q != problem.seqlen_k:
         fixed["head-dim"] = f"Nk = {problem.seqlen_k:,}, {fixed['head-dim']}"
     heads = problem.head_count
-    rest = f"{heads} head{'s' if heads != 1 else ''}, {problem.dtype}{', causal' if problem.causal else ''}"
+    rest = f"{heads} head{'s' if heads != 1 else ''}, {problem.dtype}{', causal' if problem.options.causal else ''}"
     return f"HBM traffic of exact attention: {', '.join(fixed.values())}, {rest}"
 
 

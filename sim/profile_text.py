@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from cupyflash.sim.ptx import Counts, Traffic
-from cupyflash.sim.ptx.syntax import Line
+from cupyflash.sim.ptx.text.syntax import Line
 from cupyflash.sim.text import paragraph, table
 from cupyflash.words import plural
 

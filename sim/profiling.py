@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cupyflash.nvrtc import compile_to_ptx
 from cupyflash.sim.ptx import Counts, Launch, Module, Traffic
 from cupyflash.sim.ptx.module import triple
-from cupyflash.sim.ptx.names import base_name, find_kernel
-from cupyflash.sim.ptx.syntax import Line
+from cupyflash.sim.ptx.text.names import base_name, find_kernel
+from cupyflash.sim.ptx.text.syntax import Line
 
 
 @dataclass(frozen=True)
@@ -178,8 +176,8 @@ def profile(
     module = source if isinstance(source, Module) else load(Path(source), options)
     kernel = find_kernel(module.kernels, kernel)
     launch = module.launch(kernel, grid, block, args, shared_bytes=shared_bytes, seed=seed, races=races, unwritten=unwritten)
-    named = args.items() if isinstance(args, Mapping) else ((f"arg{n}", value) for n, value in enumerate(args))
-    tensors = {name: Tensor(value.shape, str(value.dtype), value.nbytes) for name, value in named if isinstance(value, np.ndarray)}
+    arrays = module.tensors(kernel, args)
+    tensors = {name: Tensor(array.shape, str(array.dtype), array.nbytes) for name, array in arrays.items()}
     return Profile(
         kernel,
         base_name(kernel),

@@ -1,121 +1,154 @@
-"""Attention in float64 with NumPy: what every other result is measured against."""
+"""Attention and its gradients with NumPy: in float64, which every other result is measured against, or rounded on the way."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cupyflash.problem import Problem, Window
+from cupyflash.sim.inputs import Inputs
+
+# What is done to S, P, O, dP and dS when they are stored.
+Rounding = Callable[[np.ndarray], np.ndarray]
 
 
-def reference(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    *,
-    causal: bool = False,
-    window: Window | None = None,
-    scale: float | None = None,
-    mask: np.ndarray | None = None,
-    bias: np.ndarray | None = None,
-    key_lengths: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """O = softmax(scale Q K^T + bias) V and L = log sum exp, in float64; arguments as `cupyflash.attention` takes them.
+def exactly(x: np.ndarray) -> np.ndarray:
+    """No rounding."""
+    return x
 
-    A row that sees no key has O = 0 and L = -inf. Holds all of S: memory grows as n_q n_k.
+
+@dataclass(frozen=True)
+class Forward:
+    """S (..., n_q, n_k) with -inf where a row does not see a key, P = softmax(S), L = log sum exp; V has a head for each of q's."""
+
+    S: np.ndarray
+    P: np.ndarray
+    L: np.ndarray
+    V: np.ndarray
+    O: np.ndarray  # noqa: E741 (the paper's name)
+
+
+def forward(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64, rounded: Rounding = exactly) -> Forward:
+    """O = softmax(scale Q K^T + bias) V, computed in `dtype`; a row that sees no key has O = 0 and L = -inf.
+
+    Holds all of S: memory grows as n_q n_k.
     """
-    S, v = masked_scores(
-        q, k, v, np.float64, causal=causal, window=window, scale=scale, mask=mask, bias=bias, key_lengths=key_lengths
-    )
-    m = S.max(axis=-1, keepdims=True, initial=-np.inf)
-    P = np.exp(S - np.where(np.isneginf(m), 0, m))
-    total = P.sum(axis=-1, keepdims=True)
+    S = rounded(masked_scores(inputs, dtype))
+    sinks = sinks_of(inputs, dtype)
+    m = np.maximum(S.max(axis=-1, keepdims=True, initial=-np.inf), sinks)
+    safe = np.where(np.isneginf(m), dtype(0), m)
+    P = np.exp(S - safe)
+    l = P.sum(axis=-1, keepdims=True) + np.exp(sinks - safe)  # noqa: E741 (the paper's name)
     with np.errstate(divide="ignore"):
-        L = m + np.log(total)
-    return P @ v / np.where(total == 0, 1, total), L[..., 0]
+        L = m + np.log(l)
+    P = rounded(P / np.where(l == 0, dtype(1), l))
+    V = every_head(inputs, inputs.v.astype(dtype))
+    return Forward(S, P, L[..., 0], V, rounded(P @ V))
 
 
-def masked_scores(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    dtype: type[np.floating[Any]],
+def sinks_of(inputs: Inputs, dtype: type[np.floating[Any]]) -> np.ndarray:
+    """The sink of each row, -inf for none."""
+    given = inputs.beside.get("sinks", np.full(inputs.problem.heads, -np.inf)).astype(dtype)
+    return given[:, None, None] if inputs.q.ndim > 2 else given
+
+
+def masked_scores(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64) -> np.ndarray:
+    """S = scale Q K^T + bias in `dtype`, with -inf where a row does not see a key."""
+    p = inputs.problem
+    S = dtype(p.softmax_scale) * (inputs.q.astype(dtype) @ np.swapaxes(every_head(inputs, inputs.k.astype(dtype)), -1, -2))
+    if "bias" in inputs.beside:
+        S += inputs.beside["bias"].astype(dtype)
+    return np.where(visible(inputs, S.shape), S, dtype(-np.inf))
+
+
+def visible(inputs: Inputs, shape: tuple[int, ...]) -> np.ndarray:
+    """Which keys each row sees, of S's shape (..., n_q, n_k)."""
+    p, beside = inputs.problem, inputs.beside
+    rows, cols = np.arange(p.seqlen_q)[:, None], np.arange(p.seqlen_k)
+    seen = np.ones(shape, bool)
+    if p.options.left is not None:
+        seen &= cols >= rows + p.diagonal - p.options.left
+    if p.options.right is not None:
+        seen &= cols <= rows + p.diagonal + p.options.right
+    if "mask" in beside:
+        seen &= beside["mask"]
+    if "key_lengths" in beside:
+        seen &= cols < np.asarray(beside["key_lengths"]).reshape(-1, *(1,) * 3)[(0,) * (4 - len(shape))]
+    if "block_mask" in beside and inputs.blocks is not None:
+        seen &= beside["block_mask"][..., rows // inputs.blocks[0], cols // inputs.blocks[1]]
+    return seen
+
+
+def every_head(inputs: Inputs, array: np.ndarray) -> np.ndarray:
+    """K or V with a head for each of q's."""
+    p = inputs.problem
+    return array if array.ndim == 2 or p.heads == p.kv_heads else np.repeat(array, p.heads // p.kv_heads, axis=-3)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """P, dP = dO V^T, D = rowsum(P * dP) and, by name, the gradients.
+
+    dS = P * (dP - D) is that of S, and dbias before what was broadcast is summed.
+    """
+
+    P: np.ndarray
+    dP: np.ndarray
+    D: np.ndarray
+    gradients: dict[str, np.ndarray]
+
+
+def backward(
+    dout: np.ndarray,
+    inputs: Inputs,
+    dtype: type[np.floating[Any]] = np.float64,
+    rounded: Rounding = exactly,
     *,
-    causal: bool,
-    window: Window | None = None,
-    scale: float | None,
-    mask: np.ndarray | None = None,
-    bias: np.ndarray | None = None,
-    key_lengths: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """S in `dtype` with -inf where a row does not see a key, and V in `dtype` with a head for each of q's."""
-    p = Problem.from_arrays(q, k, v, causal=causal, window=window, scale=scale, mask=mask, bias=bias, key_lengths=key_lengths)
-    q, k, v = (array.astype(dtype) for array in (q, k, v))
-    if q.ndim > 2:
-        k, v = (np.repeat(array, p.heads // p.kv_heads, axis=-3) for array in (k, v))
-    S = dtype(p.softmax_scale) * (q @ np.swapaxes(k, -1, -2))
-    if bias is not None:
-        S += bias.astype(dtype)
-    rows, cols = np.indices(S.shape[-2:])
-    seen = np.ones(S.shape, bool)
-    if causal:
-        seen &= cols <= rows + p.diagonal
-    left, right = window or (None, None)
-    if left is not None:
-        seen &= cols >= rows + p.diagonal - left
-    if right is not None:
-        seen &= cols <= rows + p.diagonal + right
-    if mask is not None:
-        seen &= mask
-    if key_lengths is not None:
-        seen &= cols < np.asarray(key_lengths).reshape(-1, *(1,) * 3)[(0,) * (4 - q.ndim)]
-    return np.where(seen, S, dtype(-np.inf)), v
-
-
-def reference_gradients(
-    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, scale: float | None = None, **masks: Any
-) -> dict[str, np.ndarray]:
-    """dQ, dK and dV (and dbias, of S's shape) of sum(dout * O), in float64; `masks` as for `reference`.
+    from_out: bool = False,
+) -> Backward:
+    """The gradients of sum(dout * O), computed in `dtype`; D is rowsum(dO * O) with `from_out`, as Algorithm 4 has it.
 
     Source: FlashAttention (arXiv 2205.14135), Appendix B.2.
     """
-    P, dP, D = gradient_factors(dout, q, k, v, scale=scale, **masks)
-    dS = P * (dP - D)
-    dO, Q, K = (array.astype(np.float64) for array in (dout, q, k))
-    return {"dbias": dS} | gradients_of(P, dS, dO, Q, K, scale)
+    made = forward(inputs, dtype, rounded)
+    dO = dout.astype(dtype)
+    dP = rounded(dO @ np.swapaxes(made.V, -1, -2))
+    D = (dO * made.O if from_out else made.P * dP).sum(axis=-1, keepdims=True)
+    dS = rounded(made.P * (dP - D))
+    q, k = inputs.q.astype(dtype), inputs.k.astype(dtype)
+    of_sink = np.exp(sinks_of(inputs, dtype) - np.where(np.isneginf(made.L), dtype(0), made.L)[..., None])
+    more = {"dbias": dS, "dsinks": -(of_sink * D)[..., 0]}
+    return Backward(made.P, dP, D, products(inputs, made.P, dS, dO, q, k) | more)
 
 
-def gradient_factors(
-    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, **masks: Any
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """P, dP = dO V^T and D = rowsum(P * dP) in float64, of which dS = P * (dP - D)."""
-    S, V = masked_scores(q, k, v, np.float64, **{"causal": False, "scale": None} | masks)
-    m = S.max(axis=-1, keepdims=True, initial=-np.inf)
-    P = np.exp(S - np.where(np.isneginf(m), 0, m))
-    total = P.sum(axis=-1, keepdims=True)
-    P /= np.where(total == 0, 1, total)
-    dP = dout.astype(np.float64) @ np.swapaxes(V, -1, -2)
-    return P, dP, (P * dP).sum(axis=-1, keepdims=True)
-
-
-def gradients_of(
-    P: np.ndarray, dS: np.ndarray, dO: np.ndarray, q: np.ndarray, k: np.ndarray, scale: float | None
+def products(
+    inputs: Inputs, P: np.ndarray, dS: np.ndarray, dO: np.ndarray, Q: np.ndarray, K: np.ndarray
 ) -> dict[str, np.ndarray]:
     """dQ = scale dS K, dK = scale dS^T Q and dV = P^T dO, the last two summed over the query heads of each key head."""
-    factor = q.dtype.type(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    p, scale = inputs.problem, Q.dtype.type(inputs.problem.softmax_scale)
 
     def grouped(gradient: np.ndarray) -> np.ndarray:
-        if q.ndim == 2 or q.shape[-3] == k.shape[-3]:
+        if gradient.ndim == 2 or p.heads == p.kv_heads:
             return gradient
-        groups = (*gradient.shape[:-3], k.shape[-3], q.shape[-3] // k.shape[-3], *gradient.shape[-2:])
-        summed: np.ndarray = gradient.reshape(groups).sum(axis=-3)
+        heads = (*gradient.shape[:-3], p.kv_heads, p.heads // p.kv_heads, *gradient.shape[-2:])
+        summed: np.ndarray = gradient.reshape(heads).sum(axis=-3)
         return summed
 
-    K = k if q.ndim == 2 else np.repeat(k, q.shape[-3] // max(k.shape[-3], 1), axis=-3)
     return {
-        "dQ": factor * (dS @ K),
-        "dK": grouped(factor * (np.swapaxes(dS, -1, -2) @ q)),
+        "dQ": scale * (dS @ every_head(inputs, K)),
+        "dK": grouped(scale * (np.swapaxes(dS, -1, -2) @ Q)),
         "dV": grouped(np.swapaxes(P, -1, -2) @ dO),
     }
+
+
+def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, **asked: Any) -> tuple[np.ndarray, np.ndarray]:
+    """O and L in float64; arguments as `cupyflash.attention` takes them, and `blocks` (Br, Bc) of a block mask."""
+    made = forward(Inputs.of(q, k, v, **asked))
+    return made.O, made.L
+
+
+def reference_gradients(dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, **asked: Any) -> dict[str, np.ndarray]:
+    """dQ, dK, dV and dbias (of S's shape) of sum(dout * O), in float64; arguments as for `reference`."""
+    return backward(dout, Inputs.of(q, k, v, **asked)).gradients

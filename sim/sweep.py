@@ -106,7 +106,7 @@ def sweep(
 
 def schedule_at(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, *, lse: bool) -> TileSchedule:
     """A point's schedule, with the tile of long rows where that would depend on lengths and heads. Raises as `plan` does."""
-    if algorithm != "fa2" or tiling is not None or problem.block_mask is not None:
+    if algorithm != "fa2" or tiling is not None or problem.options.block_mask is not None:
         return plan(problem, device, algorithm, tiling, lse=lse)
     return replace(plan(replace(problem, seqlen_q=LONG, seqlen_k=LONG), device, algorithm, lse=lse), problem=problem)
 
@@ -119,7 +119,7 @@ def at(problem: Problem, device: Device, over: Axis, value: int) -> tuple[Proble
         keys = value if problem.seqlen_k == problem.seqlen_q else problem.seqlen_k
         return replace(problem, seqlen_q=value, seqlen_k=keys), device
     if over == "head-dim":
-        value_dim = value if problem.value_dim == problem.head_dim else problem.value_dim
+        value_dim = value if problem.head_dim_v == problem.head_dim else problem.head_dim_v
         return replace(problem, head_dim=value, head_dim_v=value_dim), device
     return problem, device.with_sram(4 * problem.head_dim * problem.itemsize * value)
 

@@ -12,10 +12,11 @@ from cupyflash.schedules import BackwardSchedule, TileSchedule
 from cupyflash.schedules.standard import StandardSchedule
 from cupyflash.sim import theory
 from cupyflash.sim.execution import execute, execute_backward
+from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.machine import replay
-from cupyflash.sim.reference import reference
+from cupyflash.sim.reference import forward
 from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
-from cupyflash.sim.yardstick import DTYPES, Numbers, draw, draw_gradient, draw_masks, expanded, measure, measure_gradients
+from cupyflash.sim.yardstick import DTYPES, Numbers, draw_gradient, drawn, measure, measure_gradients
 
 # A run's traffic, numbers by tensor, and findings.
 Run = tuple[Traffic, dict[str, Numbers], tuple[object, ...]]
@@ -104,45 +105,34 @@ def verify(
     findings: list[str] = []
     for v_mean in V_MEANS:
         progress(f"executing with V about {v_mean:g}")
+        inputs = drawn(schedule.problem, data_seed, v_mean, mask_blocks(schedule))
         if isinstance(schedule, BackwardSchedule):
-            moved, measured, found = _backward(schedule, data_seed, v_mean, seed)
+            moved, measured, found = _backward(schedule, inputs, draw_gradient(schedule.problem, data_seed), seed)
         else:
-            moved, measured, found = _forward(schedule, data_seed, v_mean, seed)
+            moved, measured, found = _forward(schedule, inputs, seed)
         executions.append(moved)
         numbers.append(measured)
         findings.extend(str(finding) for finding in found)
     return Verification(form, replayed, tuple(executions), tuple(numbers), tuple(dict.fromkeys(findings)))
 
 
-def _forward(schedule: TileSchedule, data_seed: int, v_mean: float, seed: int | None) -> Run:
-    posed, masks = _posed(schedule, data_seed)
-    q, k, v = draw(schedule.problem, data_seed, v_mean)
-    execution = execute(schedule, q, k, v, **masks, seed=seed)
-    numbers = measure(execution.out, execution.lse, q, k, v, score_dtype=score_dtype(schedule), **posed)
+def _forward(schedule: TileSchedule, inputs: Inputs, seed: int | None) -> Run:
+    execution = execute(schedule, *inputs.qkv, **inputs.beside, seed=seed)
+    return execution.traffic, measure(execution.out, execution.lse, inputs, score_dtype(schedule)), execution.findings
+
+
+def _backward(schedule: BackwardSchedule, inputs: Inputs, dout: np.ndarray, seed: int | None) -> Run:
+    made = forward(inputs)
+    out, lse = made.O.astype(inputs.q.dtype), made.L.astype(np.float32)
+    execution = execute_backward(schedule, dout, *inputs.qkv, out, lse, **inputs.beside, seed=seed)
+    numbers = measure_gradients(execution.gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
     return execution.traffic, numbers, execution.findings
 
 
-def _backward(schedule: BackwardSchedule, data_seed: int, v_mean: float, seed: int | None) -> Run:
-    posed, masks = _posed(schedule, data_seed)
-    q, k, v = draw(schedule.problem, data_seed, v_mean)
-    dout = draw_gradient(schedule.problem, data_seed)
-    out, lse = reference(q, k, v, **expanded(posed, posed.pop("blocks"), q, k))
-    execution = execute_backward(schedule, dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), **masks, seed=seed)
-    gradients = {"dQ": execution.dq, "dK": execution.dk, "dV": execution.dv}
-    return (
-        execution.traffic,
-        measure_gradients(gradients, dout, q, k, v, from_weights=schedule.algorithm == "standard", **posed),
-        execution.findings,
-    )
-
-
-def _posed(schedule: TileSchedule, data_seed: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The problem as the yardstick takes it, and its masks alone."""
-    p, masks = schedule.problem, draw_masks(schedule.problem, data_seed)
-    blocks = schedule.block_rows, schedule.block_cols
-    if isinstance(schedule, BackwardSchedule) and schedule.mask_blocks is not None:
-        blocks = schedule.mask_blocks
-    return {"causal": p.causal, "window": p.window, "scale": p.scale, "blocks": blocks} | masks, masks
+def mask_blocks(schedule: TileSchedule) -> tuple[int, int]:
+    """The blocks (Br, Bc) of the schedule's block mask, if it has one."""
+    own = schedule.block_rows, schedule.block_cols
+    return schedule.mask_blocks or own if isinstance(schedule, BackwardSchedule) else own
 
 
 def _moved(traffic: Traffic, tensor: str) -> TensorTraffic:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from cupyflash.problem import Problem, numpy_dtype
-from cupyflash.sim.reference import gradient_factors, gradients_of, masked_scores, reference, reference_gradients
+from cupyflash.arrays import numpy_dtype
+from cupyflash.gradients import of_heads
+from cupyflash.options import Options
+from cupyflash.problem import Problem
+from cupyflash.sim.inputs import Inputs
+from cupyflash.sim.reference import Rounding, backward, forward, masked_scores, products
 
 
 class _Dtypes(dict[str, np.dtype[Any]]):
@@ -49,14 +53,14 @@ def draw(problem: Problem, seed: int = 0, v_mean: float = 0.0) -> tuple[np.ndarr
     p = problem
     q = rng.standard_normal((p.batch, p.heads, p.seqlen_q, p.head_dim))
     k = rng.standard_normal((p.batch, p.kv_heads, p.seqlen_k, p.head_dim))
-    v = rng.standard_normal((p.batch, p.kv_heads, p.seqlen_k, p.value_dim)) + v_mean
+    v = rng.standard_normal((p.batch, p.kv_heads, p.seqlen_k, p.head_dim_v)) + v_mean
     return tuple(array.astype(np.float32).astype(DTYPES[p.dtype]) for array in (q, k, v))  # type: ignore[return-value]
 
 
 def draw_gradient(problem: Problem, seed: int = 0) -> np.ndarray:
     """A normal gradient of O, of shape (b, h, n_q, d_v)."""
     rng, p = np.random.default_rng([seed, 2]), problem
-    dout: np.ndarray = rng.standard_normal((p.batch, p.heads, p.seqlen_q, p.value_dim)).astype(np.float32).astype(DTYPES[p.dtype])
+    dout: np.ndarray = rng.standard_normal((p.batch, p.heads, p.seqlen_q, p.head_dim_v)).astype(np.float32).astype(DTYPES[p.dtype])
     return dout
 
 
@@ -65,29 +69,33 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng([seed, 1])
     p, scores = problem, (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
     drawn: dict[str, np.ndarray] = {}
-    if p.mask:
+    if p.options.mask:
         drawn["mask"] = rng.random(scores) < 0.7
-    if p.bias:
+    if p.options.bias:
         drawn["bias"] = rng.standard_normal(scores).astype(np.float32).astype(DTYPES[p.dtype])
-    if p.padded:
-        lengths = rng.integers(0, p.seqlen_k + 1, p.batch) if p.key_lengths is None else p.key_lengths
+    if p.options.padded:
+        lengths = rng.integers(0, p.seqlen_k + 1, p.batch) if p.options.key_lengths is None else p.options.key_lengths
         drawn["key_lengths"] = np.array(lengths, np.int32)
-    if p.block_mask is not None:
-        drawn["block_mask"] = p.block_mask.kept
+    if p.options.sinks:
+        drawn["sinks"] = rng.standard_normal(p.heads).astype(np.float32)
+    if p.options.block_mask is not None:
+        drawn["block_mask"] = p.options.block_mask.kept
     return drawn
 
 
-def plain(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool, scale: float | None, **masks: Any) -> np.ndarray:
-    """Attention done plainly in q's dtype: S, P and O each rounded to it, sums in float32. Masks as `attention` takes them."""
-    dtype = q.dtype
-    S, v = masked_scores(q, k, v, np.float32, causal=causal, scale=scale, **masks)
-    S = S.astype(dtype).astype(np.float32)
-    m = S.max(axis=-1, keepdims=True, initial=-np.inf)
-    P = np.exp(S - np.where(np.isneginf(m), np.float32(0), m))
-    total = P.sum(axis=-1, keepdims=True)
-    P = (P / np.where(total == 0, np.float32(1), total)).astype(dtype).astype(np.float32)
-    O: np.ndarray = (P @ v).astype(dtype)  # noqa: E741 (the paper's name)
-    return O
+def drawn(problem: Problem, seed: int = 0, v_mean: float = 0.0, blocks: tuple[int, int] | None = None) -> Inputs:
+    """q, k, v and what a problem says comes beside them; a block mask is one of `blocks` (Br, Bc)."""
+    return Inputs(*draw(problem, seed, v_mean), replace(problem.options, block_mask=None), draw_masks(problem, seed), blocks)
+
+
+def to(dtype: Any) -> Rounding:
+    """Rounding to a dtype, in float32."""
+    return lambda x: x.astype(dtype).astype(np.float32)
+
+
+def plain(inputs: Inputs) -> np.ndarray:
+    """Attention done plainly in q's dtype: S, P and O each rounded to it, sums in float32."""
+    return forward(inputs, np.float32, to(inputs.q.dtype)).O.astype(inputs.q.dtype)
 
 
 def ulp(x: float, dtype: object) -> float:
@@ -97,39 +105,30 @@ def ulp(x: float, dtype: object) -> float:
     return eps * 2.0 ** math.floor(math.log2(max(x, 1e-30)))
 
 
-def measure(
-    out: np.ndarray,
-    lse: np.ndarray | None,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    score_dtype: object = np.float32,
-    blocks: tuple[int, int] | None = None,
-    **masks: Any,
-) -> dict[str, Numbers]:
-    """The errors of O, and of L where there is one, and what is allowed of them; `masks` as `cupyflash.attention` takes them,
-    `block_mask` of `blocks` (Br, Bc).
+def measure(out: np.ndarray, lse: np.ndarray | None, inputs: Inputs, score_dtype: object = np.float32) -> dict[str, Numbers]:
+    """The errors of O, and of L where there is one, and what is allowed of them.
 
     O: twice the plain computation's error plus two units in the last place of the output. L: 1e-3 (float32: 1e-5) plus
     four units in the last place of the largest score. `score_dtype` is what S is held in: float32 on chip, the element
     type where S goes to HBM.
     """
-    masks = expanded(masks, blocks, q, k)
-    expected, expected_lse = reference(q, k, v, causal=causal, scale=scale, **masks)
-    step = ulp(np.abs(expected).max(initial=0), out.dtype)
-    error, plain_error = _largest(out, expected), _largest(plain(q, k, v, causal, scale, **masks), expected)
-    numbers = {"O": Numbers(error, 2 * plain_error + 2 * step)}
+    exact = forward(inputs)
+    step = ulp(np.abs(exact.O).max(initial=0), out.dtype)
+    numbers = {"O": Numbers(_largest(out, exact.O), 2 * _largest(plain(inputs), exact.O) + 2 * step)}
     if lse is None:
         return numbers
-    seen = np.isfinite(expected_lse)
+    seen = np.isfinite(exact.L)
     shapes_agree = np.array_equal(np.isfinite(lse), seen) and bool(np.all(np.isneginf(lse[~seen])))
-    S, _ = masked_scores(q, k, v, np.float64, causal=False, scale=scale, mask=None, bias=masks.get("bias"), key_lengths=None)
-    score = np.abs(S[np.isfinite(S)]).max(initial=0)
-    lse_error = _largest(lse[seen], expected_lse[seen]) if shapes_agree else float("inf")
-    return numbers | {"L": Numbers(lse_error, (1e-5 if q.dtype == np.float32 else 1e-3) + 4 * ulp(score, score_dtype))}
+    error = _largest(lse[seen], exact.L[seen]) if shapes_agree else float("inf")
+    least = 1e-5 if inputs.q.dtype == np.float32 else 1e-3
+    return numbers | {"L": Numbers(error, least + 4 * ulp(largest_score(inputs), score_dtype))}
+
+
+def largest_score(inputs: Inputs) -> float:
+    """Of all scores, seen or not."""
+    bias = {name: array for name, array in inputs.beside.items() if name == "bias"}
+    S = masked_scores(Inputs(inputs.q, inputs.k, inputs.v, Options(scale=inputs.options.scale), bias))
+    return float(np.abs(S[np.isfinite(S)]).max(initial=0))
 
 
 def _largest(ours: np.ndarray, expected: np.ndarray) -> float:
@@ -139,87 +138,56 @@ def _largest(ours: np.ndarray, expected: np.ndarray) -> float:
     return float("inf") if np.isnan(largest) else largest
 
 
-def plain_gradients(
-    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, scale: float | None = None, from_out: bool, **masks: Any
-) -> dict[str, np.ndarray]:
+def plain_gradients(dout: np.ndarray, inputs: Inputs, *, from_out: bool) -> dict[str, np.ndarray]:
     """The gradients done plainly in q's dtype: S, P, O, dP, dS and the results each rounded to it, sums in float32 (Algorithm 3).
 
     D is rowsum(P dP), or with `from_out` rowsum(dO O): as the paper's Algorithms 3 and 4 have it.
     """
-    dtype, masks = q.dtype, {"causal": False} | masks
-
-    def rounded(x: np.ndarray) -> np.ndarray:
-        return x.astype(dtype).astype(np.float32)
-
-    S, V = masked_scores(q, k, v, np.float32, scale=scale, **masks)
-    S = rounded(S)
-    m = S.max(axis=-1, keepdims=True, initial=-np.inf)
-    P = np.exp(S - np.where(np.isneginf(m), np.float32(0), m))
-    total = P.sum(axis=-1, keepdims=True)
-    P = rounded(P / np.where(total == 0, np.float32(1), total))
-    dO = dout.astype(np.float32)
-    dP = rounded(dO @ np.swapaxes(V, -1, -2))
-    D = (dO * rounded(P @ V) if from_out else P * dP).sum(axis=-1, keepdims=True)
-    dS = rounded(P * (dP - D))
-    made = gradients_of(P, dS, dO, q.astype(np.float32), k.astype(np.float32), scale)
-    return {"dbias": dS.astype(dtype)} | {name: gradient.astype(dtype) for name, gradient in made.items()}
+    dtype = inputs.q.dtype
+    made = backward(dout, inputs, np.float32, to(dtype), from_out=from_out).gradients
+    return {name: gradient.astype(dtype) for name, gradient in made.items()}
 
 
 def measure_gradients(
-    gradients: Mapping[str, np.ndarray],
-    dout: np.ndarray,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    *,
-    blocks: tuple[int, int] | None = None,
-    from_weights: bool = False,
-    **problem: Any,
+    gradients: Mapping[str, np.ndarray], dout: np.ndarray, inputs: Inputs, *, from_weights: bool = False
 ) -> dict[str, Numbers]:
-    """The errors of gradients by name (dQ, dK, dV, dbias), each held to the 2x rule; `problem` as for `measure`.
+    """The errors of gradients by name (dQ, dK, dV, dbias), each held to the 2x rule. What is allowed is the sum of
 
-    Allowed is twice the plain computation's error, of the worse of its two ways to D, plus two units in the last place of the
-    gradient; of float32, in which sums are, for the largest term of which dP - D cancels a part; and what the rounding of L and
-    S to float32 does to P = exp(S - L), which no division by their own sum takes back, and so to every term: of dS to what is
-    left of it, or, where D is rowsum(P * dP) of that P (`from_weights`), to what cancels.
+        2 x the plain computation's error         of the worse of its two ways to D
+        2 units in the last place                 of the gradient's dtype, at its largest element
+        2 units in the last place of float32      at the largest term of which dP - D cancels a part
+        1/2 unit of L and 2 of S, in float32      times the largest sum of terms: they are what P = exp(S - L) is off by
+
+    Terms are what dP - D leaves; where D is rowsum(P * dP) of that P (`from_weights`), what cancels counts too.
     """
-    problem = expanded(problem, blocks, q, k)
-    expected = reference_gradients(dout, q, k, v, **problem)
-    plainly = [plain_gradients(dout, q, k, v, **problem, from_out=from_out) for from_out in (False, True)]
-    P, dP, D = gradient_factors(dout, q, k, v, **problem)
-    scale, (dO, Q, K) = problem.get("scale"), (np.abs(array.astype(np.float64)) for array in (dout, q, k))
-    terms = {"dbias": np.abs(P * (dP - D))} | gradients_of(P, np.abs(P * (dP - D)), dO, Q, K, None if scale is None else abs(scale))
-    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else abs(scale)
-    uncancelled = (P * (np.abs(dP) + np.abs(D))).max(initial=0)
-    largest = {"dQ": factor * uncancelled * K.max(initial=0), "dK": factor * uncancelled * Q.max(initial=0), "dbias": uncancelled}
-    _, L = reference(q, k, v, **problem)
-    S, _ = masked_scores(q, k, v, np.float64, **{"causal": False, "scale": None} | problem)
+    exact, p = backward(dout, inputs), inputs.problem
+    rough = [plain_gradients(dout, inputs, from_out=from_out) for from_out in (False, True)]
+    dO, Q, K = (np.abs(array.astype(np.float64)) for array in (dout, inputs.q, inputs.k))
+    left = np.abs(exact.P * (exact.dP - exact.D))
+    terms = {name: np.abs(gradient) for name, gradient in exact.gradients.items()} | {"dbias": left}
+    terms |= {name: np.abs(sums) for name, sums in products(inputs, exact.P, left, dO, Q, K).items()}
+    cancels = (exact.P * (np.abs(exact.dP) + np.abs(exact.D))).max(initial=0)
+    scale = abs(p.softmax_scale)
+    cancelled = {"dQ": scale * cancels * K.max(initial=0), "dK": scale * cancels * Q.max(initial=0), "dV": 0.0}
+    S, L = masked_scores(inputs), forward(inputs).L
     of_lse, of_score = (ulp(np.abs(x[np.isfinite(x)]).max(initial=0), np.float32) for x in (L, S))
     numbers = {}
     for name, ours in gradients.items():
-        exact, *rough, term = (_summed(each[name], ours.shape) for each in (expected, *plainly, terms))
+        expected, *plainly, term = (_summed(each[name], ours.shape) for each in (exact.gradients, *rough, terms))
+        sums = exact.gradients[name].size / max(ours.size, 1)  # that a broadcast axis adds up
         numbers[name] = Numbers(
-            _largest(ours, exact),
-            2 * max(_largest(each, exact) for each in rough)
-            + 2 * ulp(np.abs(exact).max(initial=0), ours.dtype)
-            + 2 * ulp(largest.get(name, 0.0), np.float32) * expected[name].size / max(ours.size, 1)
-            + (of_lse / 2 + 2 * of_score) * max(term.max(initial=0), largest.get(name, 0.0) if from_weights else 0.0),
+            _largest(ours, expected),
+            2 * max(_largest(each, expected) for each in plainly)
+            + 2 * ulp(np.abs(expected).max(initial=0), ours.dtype)
+            + 2 * ulp(cancelled.get(name, cancels), np.float32) * sums
+            + (of_lse / 2 + 2 * of_score) * max(term.max(initial=0), cancelled.get(name, cancels) if from_weights else 0.0),
         )
     return numbers
 
 
 def _summed(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """The gradient of an array of `shape` that was broadcast to the axes of `gradient`."""
+    if len(shape) == 1:  # a number a head, of which each row had one
+        return np.asarray(of_heads(gradient), np.float64)
     axes = tuple(axis for axis, length in enumerate(shape) if length == 1)
     return gradient.sum(axis=axes, keepdims=True, dtype=np.float64) if axes else gradient
-
-
-def expanded(problem: Mapping[str, Any], blocks: tuple[int, int] | None, q: np.ndarray, k: np.ndarray) -> dict[str, Any]:
-    """A problem's masks with the block mask, of `blocks` (Br, Bc), as part of the boolean mask."""
-    plain = dict(problem)
-    block_mask = plain.pop("block_mask", None)
-    if block_mask is None or blocks is None:
-        return plain
-    rows, cols = (np.arange(length) // size for length, size in zip((q.shape[-2], k.shape[-2]), blocks, strict=True))
-    kept = block_mask[..., rows[:, None], cols]
-    return plain | {"mask": kept & plain["mask"] if plain.get("mask") is not None else kept}

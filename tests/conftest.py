@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 import compiled
+from rooms import ROOMS, rooms_of
 
 # Loaded kernels are kept, a million objects and more: to go through them as often as Python does by itself takes long.
 gc.set_threshold(100_000, 50, 1000)
@@ -39,6 +40,17 @@ def pytest_runtest_call() -> Generator[None, object, object]:
         if error.name != "ml_dtypes":
             raise
         pytest.skip(str(error))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--room", action="append", choices=list(ROOMS), help="only the tests of a part, see tests/rooms.py")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    chosen = config.getoption("room")
+    if not chosen or collection_path.suffix != ".py" or collection_path.parent != Path(__file__).parent:
+        return None
+    return True if not set(chosen) & set(rooms_of(collection_path.name)) else None
 
 
 PROGRAMS = pytest.StashKey[str]()

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cupyflash import Problem
-from cupyflash.problem import BlockMask
+from cupyflash.options import BlockMask
 from suites import problems_each
 
 TILINGS = ((16, 16), (48, 32), (32, 64))
@@ -37,8 +37,8 @@ def any_problems(draw: st.DrawFn, dtype: str, fewest_keys: int = 0, most: int = 
             seqlen_k,
             d,
             dtype,
-            causal,
-            draw(st.sampled_from([None, 0.3, -0.2, 1.0])),
+            causal=causal,
+            scale=draw(st.sampled_from([None, 0.3, -0.2, 1.0])),
             head_dim_v=d_v,
             mask=mask,
             bias=bias,
@@ -81,7 +81,7 @@ def sparse_problems(draw: st.DrawFn, tiling: tuple[int, int], most: int = 200, b
             n_k,
             16,
             dtype,
-            causal,
+            causal=causal,
             mask=mask,
             bias=bias,
             padded=padded,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cupyflash.sim import ptx
+from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.reference import reference, reference_gradients
 from cupyflash.sim.yardstick import DTYPES, plain, plain_gradients
 
@@ -53,8 +54,8 @@ def test_the_bound_takes_plain_low_precision_and_refuses_an_eighth_of_the_keys_l
     arrays = drawn(n, dtype)
     wide = [array.astype(np.float32) for array in arrays]
     right = accuracy.forward(np, wide[:3], causal) + accuracy.gradients(np, wide, causal)
-    rounded = plain_gradients(arrays[3], *arrays[:3], causal=causal, from_out=True)
-    good = (plain(*arrays[:3], causal, None), *(rounded[name] for name in ("dQ", "dK", "dV")))
+    rounded = plain_gradients(arrays[3], Inputs.of(*arrays[:3], causal=causal), from_out=True)
+    good = (plain(Inputs.of(*arrays[:3], causal=causal)), *(rounded[name] for name in ("dQ", "dK", "dV")))
     bound = accuracy.bound(dtype)
     for ours, exact in zip(good, right, strict=True):
         assert accuracy.relative_rms(np, ours.astype(np.float32), exact) < bound / 1.5

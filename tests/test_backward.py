@@ -12,11 +12,11 @@ from cupyflash import Device, Problem
 from cupyflash.schedules import BackwardSchedule, plan_backward
 from cupyflash.sim import replay, theory
 from cupyflash.sim.execution import BackwardExecution, execute_backward
-from cupyflash.sim.reference import reference
-from cupyflash.sim.yardstick import Numbers, draw_gradient, expanded, measure_gradients
+from cupyflash.sim.inputs import Inputs
+from cupyflash.sim.reference import forward
+from cupyflash.sim.yardstick import Numbers, draw_gradient, drawn, measure_gradients
 from problems import any_problems, longest, orders
 from suites import sample, sweep
-from yardstick import draw, draw_masks
 
 A100 = Device.named("A100-40GB")
 ALGORITHMS = ("fa1", "fa2", "standard")
@@ -24,23 +24,17 @@ ALGORITHMS = ("fa1", "fa2", "standard")
 
 def run(
     schedule: BackwardSchedule,
-    masks: dict[str, np.ndarray],
-    seed: int = 0,
-    v_mean: float = 0.0,
+    inputs: Inputs,
+    dout: np.ndarray,
     schedule_seed: int | None = None,
-    blocks: tuple[int, int] | None = None,
 ) -> tuple[BackwardExecution, dict[str, Numbers]]:
-    """An execution, and its gradients' errors; `blocks` are a block mask's."""
-    p = schedule.problem
-    q, k, v = draw(p, seed, v_mean)
-    options = expanded({"causal": p.causal, "window": p.window, "scale": p.scale} | masks, blocks, q, k)
-    dout = draw_gradient(p, seed)
-    out, lse = reference(q, k, v, **options)
-    dbias = {"dbias": np.zeros(masks["bias"].shape, np.float32)} if schedule.dbias else {}
-    given = (dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32))
-    execution = execute_backward(schedule, *given, **masks, **dbias, seed=schedule_seed)
-    gradients = {"dQ": execution.dq, "dK": execution.dk, "dV": execution.dv, **dbias}
-    return execution, measure_gradients(gradients, dout, q, k, v, from_weights=schedule.algorithm == "standard", **options)
+    """An execution, and its gradients' errors."""
+    made, q = forward(inputs), inputs.q
+    dbias = {"dbias": np.zeros(inputs.beside["bias"].shape, np.float32)} if schedule.dbias else {}
+    given = (dout, *inputs.qkv, made.O.astype(q.dtype), made.L.astype(np.float32))
+    execution = execute_backward(schedule, *given, **inputs.beside, **dbias, seed=schedule_seed)
+    gradients = execution.gradients | dbias
+    return execution, measure_gradients(gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
 
 
 def check(
@@ -51,7 +45,8 @@ def check(
     blocks: tuple[int, int] | None = None,
 ) -> BackwardExecution:
     """All that must hold of one execution; `blocks` are a block mask's."""
-    execution, numbers = run(schedule, draw_masks(schedule.problem, seed), seed, v_mean, schedule_seed, blocks)
+    inputs = drawn(schedule.problem, seed, v_mean, blocks)
+    execution, numbers = run(schedule, inputs, draw_gradient(schedule.problem, seed), schedule_seed)
     assert execution.findings == ()
     assert theory.traffic(schedule) == replay(schedule) == execution.traffic
     assert all(each.good for each in numbers.values()), numbers
@@ -71,7 +66,7 @@ def check(
 def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) -> None:
     """Ragged lengths, several blocks each way, V away from zero; Algorithm 4 runs a head in one thread block, which takes long."""
     lengths = (40, 70) if algorithm == "fa1" and dtype == "float32" else (75, 101)
-    problem = Problem(1, 2, 1, *lengths, d, dtype, causal)
+    problem = Problem(1, 2, 1, *lengths, d, dtype, causal=causal)
     sram = "140KB" if algorithm == "fa1" and d == 128 else "64KB"
     check(plan_backward(problem, A100.with_sram(sram), algorithm), v_mean=1.0)
 
@@ -87,7 +82,7 @@ LENGTHS = ((1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320))
     ),
 )
 def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
-    problem = Problem(1, 1, 1, n_q, n_k, 64, "float16", causal)
+    problem = Problem(1, 1, 1, n_q, n_k, 64, "float16", causal=causal)
     check(plan_backward(problem, A100, algorithm), v_mean=1.0)
 
 

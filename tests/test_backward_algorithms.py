@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from cupyflash import Device, Problem, attention_vjp
-from cupyflash.problem import BlockMask
+from cupyflash.options import BlockMask
 from cupyflash.schedules import plan_backward
 from cupyflash.sim.execution import execute_backward
+from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.reference import reference
 from cupyflash.sim.yardstick import draw_gradient, measure_gradients
 from cupyflash.tiling import DoesNotFit
@@ -45,7 +46,7 @@ def test_through_the_call(algorithm: str) -> None:
     out, pullback = attention_vjp(q, k, v, causal=True, algorithm=algorithm, tiling=(32, 32))
     dout = rng.standard_normal(out.shape).astype(np.float16)
     gradients = dict(zip(("dQ", "dK", "dV"), pullback(dout), strict=True))
-    numbers = measure_gradients(gradients, dout, q, k, v, causal=True)
+    numbers = measure_gradients(gradients, dout, Inputs.of(q, k, v, causal=True))
     assert all(each.good for each in numbers.values()), numbers
 
 

@@ -12,10 +12,11 @@ from test_varlen import any_schedule, packed
 
 import cupyflash
 from cupyflash import Problem
-from cupyflash.problem import BlockMask
+from cupyflash.options import BlockMask
 from cupyflash.schedules import VarlenBackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.sim import execute_backward, execute_varlen_backward, replay, theory
 from cupyflash.sim.execution import BackwardExecution
+from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.reference import reference, reference_gradients
 from cupyflash.sim.yardstick import Numbers, draw_gradient, measure_gradients
 from problems import TILINGS, longest, sparse_problems
@@ -63,10 +64,10 @@ def run_packed(schedule: VarlenBackwardSchedule, seed: int | None = None) -> tup
     """An execution, and the errors of each sequence's gradients, by the 2x rule on its own."""
     p, seqlens = schedule.problem, schedule.seqlens
     assert seqlens is not None
-    q, k, v, cu_q, cu_k = packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.value_dim, p.dtype)
-    dout = np.random.default_rng(7).standard_normal((*q.shape[:-1], p.value_dim)).astype(np.float32).astype(q.dtype)
+    q, k, v, cu_q, cu_k = packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.head_dim_v, p.dtype)
+    dout = np.random.default_rng(7).standard_normal((*q.shape[:-1], p.head_dim_v)).astype(np.float32).astype(q.dtype)
     out, lse = np.zeros_like(dout), np.full(q.shape[1::-1], -np.inf, np.float32)
-    options: dict[str, Any] = {"causal": p.causal, "scale": p.scale}
+    options: dict[str, Any] = {"causal": p.options.causal, "scale": p.options.scale}
     places = [(slice(cu_q[n], cu_q[n + 1]), slice(cu_k[n], cu_k[n + 1])) for n in range(p.batch)]
     for rows, cols in places:
         one, of_one = reference(*(array.swapaxes(0, 1) for array in (q[rows], k[cols], v[cols])), **options)
@@ -75,10 +76,9 @@ def run_packed(schedule: VarlenBackwardSchedule, seed: int | None = None) -> tup
     numbers: list[Numbers] = []
     for rows, cols in places:
         gradients = {"dQ": execution.dq[rows], "dK": execution.dk[cols], "dV": execution.dv[cols]}
-        heads_first = [array.swapaxes(0, 1) for array in (dout[rows], q[rows], k[cols], v[cols])]
-        numbers += measure_gradients(
-            {name: each.swapaxes(0, 1) for name, each in gradients.items()}, *heads_first, **options
-        ).values()
+        of_one, *qkv = (array.swapaxes(0, 1) for array in (dout[rows], q[rows], k[cols], v[cols]))
+        made = {name: each.swapaxes(0, 1) for name, each in gradients.items()}
+        numbers += measure_gradients(made, of_one, Inputs.of(*qkv, **options)).values()
     return execution, numbers
 
 
@@ -118,7 +118,7 @@ def test_the_packed_call() -> None:
 @pytest.mark.parametrize("causal", [wide(False), True])
 def test_the_gradient_of_a_bias(shape: tuple[int, ...], causal: bool) -> None:
     """It has the bias's shape: what was broadcast adds up."""
-    p = Problem(2, 3, 3, 40, 50, 16, "float32", causal)
+    p = Problem(2, 3, 3, 40, 50, 16, "float32", causal=causal)
     (q, k, v), dout = draw(p, v_mean=1.0), draw_gradient(p)
     bias = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
     out, lse = cupyflash.attention(q, k, v, causal=causal, bias=bias, return_lse=True)

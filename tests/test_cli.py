@@ -56,7 +56,7 @@ def test_predict_is_the_theory(algorithm: str, causal: bool) -> None:
         "64KB",
     )
     report = predict(*options, "--dtype", "float32", *(["--causal"] if causal else []))
-    problem = Problem(3, 4, 2, 1000, 1000, 64, "float32", causal)
+    problem = Problem(3, 4, 2, 1000, 1000, 64, "float32", causal=causal)
     form = theory.traffic(plan(problem, Device.named("H100-SXM", sram="64KB"), algorithm))
     assert report["traffic"] == form.as_dict()
     assert report["replay_agrees"] is True
@@ -70,7 +70,7 @@ def test_predict_is_the_theory(algorithm: str, causal: bool) -> None:
 def test_predict_is_the_theory_of_the_backward(algorithm: str, deterministic: bool, causal: bool) -> None:
     flags = [name for name, wanted in (("--causal", causal), ("--deterministic", deterministic)) if wanted]
     report = predict("--backward", "--algorithm", algorithm, "--heads", "4", "--kv-heads", "2", "--batch", "3", *flags)
-    problem = Problem(3, 4, 2, 1000, 1000, 64, "float16", causal)
+    problem = Problem(3, 4, 2, 1000, 1000, 64, "float16", causal=causal)
     schedule = plan_backward(problem, Device.named("A100-40GB"), algorithm, deterministic=deterministic)
     form = theory.traffic(schedule)
     assert report["traffic"] == form.as_dict() and report["extra_memory_bytes"] == schedule.workspace_bytes

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, plan
-from cupyflash.problem import MAX_LENGTH, BlockMask
+from cupyflash.options import MAX_LENGTH, BlockMask
 from cupyflash.schedules import TileSchedule, plan_backward, plan_varlen, plan_varlen_backward
 from cupyflash.sim import replay, theory
 from cupyflash.sim.cli import main
@@ -69,7 +69,7 @@ def test_the_sum_of_clipped_floors(n: int, slope: int, start: int, most: int, di
 
 def in_blocks(problem: Problem, block_rows: int, block_cols: int) -> TileSchedule:
     """Algorithm 1 in blocks to count with, which no kernel need run."""
-    fitted = plan(replace(problem, block_mask=None), A100, "fa1")
+    fitted = plan(problem.asking(block_mask=None), A100, "fa1")
     return replace(fitted, problem=problem, tiling=replace(fitted.tiling, used=TileSize(block_rows, block_cols, "to count with")))
 
 
@@ -96,10 +96,10 @@ def test_the_sums_are_those_of_every_tile(
     """Against the definition: a matrix of which scores are seen, and its tiles one by one."""
     (n_q, n_k), (br, bc) = lengths, tiling
     keys = data.draw(st.integers(0, n_k))
-    problem = Problem(1, 1, 1, n_q, n_k, 16, "float16", causal, mask=True, window=window)
+    problem = Problem(1, 1, 1, n_q, n_k, 16, "float16", causal=causal, mask=True, window=window)
     schedule = in_blocks(problem, *tiling)
     r, c = np.arange(n_q)[:, None] + n_k - n_q, np.arange(n_k)
-    left, right = problem.left, problem.right
+    left, right = problem.options.left, problem.options.right
     seen = np.broadcast_to(c < keys, (n_q, n_k)).copy()
     seen &= (right is None) | (c <= r + (right or 0))
     seen &= (left is None) | (c >= r - (left or 0))

@@ -12,22 +12,22 @@ from cupyflash import Device, Problem, TileSchedule, plan
 from cupyflash.sim import execute, replay, theory
 from cupyflash.sim.execution import Execution, allocate, run
 from cupyflash.sim.reference import reference
+from cupyflash.sim.verification import score_dtype
+from cupyflash.sim.yardstick import draw, drawn, measure
 from problems import any_problems, longest, orders
 from suites import sample, sweep, wide
-from yardstick import check_numbers, draw, draw_masks
 
 A100 = Device.named("A100-40GB")
 
 
 def check(schedule: TileSchedule, seed: int = 0, v_mean: float = 0.0, schedule_seed: int | None = None) -> Execution:
     """All that must hold of one execution."""
-    q, k, v = draw(schedule.problem, seed, v_mean)
-    masks = draw_masks(schedule.problem, seed)
-    execution = execute(schedule, q, k, v, seed=schedule_seed, **masks)
+    inputs = drawn(schedule.problem, seed, v_mean)
+    execution = execute(schedule, *inputs.qkv, seed=schedule_seed, **inputs.beside)
     assert execution.findings == ()
     assert theory.traffic(schedule) == replay(schedule) == execution.traffic
-    p, held = schedule.problem, q.dtype if schedule.algorithm == "standard" else np.float32
-    check_numbers(execution.out, execution.lse, q, k, v, causal=p.causal, scale=p.scale, score_dtype=held, **masks)
+    numbers = measure(execution.out, execution.lse, inputs, score_dtype(schedule))
+    assert all(each.good for each in numbers.values()), numbers
     return execution
 
 
@@ -46,7 +46,7 @@ ALGORITHMS = ("fa1", "fa2", "standard")
 )
 def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) -> None:
     """Ragged lengths, several blocks each way, V away from zero."""
-    problem = Problem(1, 2, 1, 75, 101, d, dtype, causal)
+    problem = Problem(1, 2, 1, 75, 101, d, dtype, causal=causal)
     check(plan(problem, A100.with_sram("28KB"), algorithm, lse=True), v_mean=1.0)
 
 
@@ -61,7 +61,7 @@ LENGTHS = ((1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320),
     ),
 )
 def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
-    problem = Problem(1, 1, 1, n_q, n_k, 64, "float16", causal)
+    problem = Problem(1, 1, 1, n_q, n_k, 64, "float16", causal=causal)
     check(plan(problem, A100.with_sram("20KB"), algorithm, lse=True), v_mean=1.0)
 
 
@@ -133,7 +133,7 @@ def test_theorem_1_extra_memory() -> None:
 def test_theorem_1_induction(dtype: str, causal: bool) -> None:
     """After j outer steps HBM holds O, l and m of softmax over the first j blocks of keys."""
     n, d, bc = 80, 32, 16
-    schedule = plan(Problem(1, 1, 1, n, n, d, dtype, causal), A100, "fa1", (16, bc))
+    schedule = plan(Problem(1, 1, 1, n, n, d, dtype, causal=causal), A100, "fa1", (16, bc))
     q, k, v = (array[0, 0] for array in draw(schedule.problem, v_mean=1.0))
     out, spaces = np.zeros_like(q), allocate(schedule)
     steps = 0
@@ -159,7 +159,7 @@ def test_theorem_1_induction(dtype: str, causal: bool) -> None:
         assert np.allclose(state.reshape(n, d)[rows_left], expected[rows_left], atol=2e-3 if dtype == "float16" else 1e-5)
         assert np.allclose(spaces["m"].ravel(), m, atol=1e-4) and np.allclose(spaces["l"].ravel(), l, rtol=1e-3)
 
-    run(schedule, q, k, v, out, None, spaces, on_barrier=look)
+    run(schedule, {"q": q, "k": k, "v": v, "out": out}, workspaces=spaces, on_barrier=look)
     assert steps == n // bc - 1
     assert np.allclose(out.astype(np.float64), reference(q, k, v, causal=causal)[0], atol=2e-3)
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, plan
-from cupyflash.problem import ITEMSIZE
+from cupyflash.arrays import ITEMSIZE
 from cupyflash.schedules import fa2_tiles
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.sim import theory
@@ -100,9 +100,9 @@ def test_lengths_and_heads_choose_between_kernels_that_do_not_depend_on_them(
         problem.head_dim,
         problem.dtype,
         head_dim_v=problem.head_dim_v,
-        mask=problem.mask,
-        bias=problem.bias,
-        causal=problem.causal,
+        mask=problem.options.mask,
+        bias=problem.options.bias,
+        causal=problem.options.causal,
     )
     tiles = [{each.tile for each in fa2_tiles.finalists(each, device)} for each in (problem, other)]
     assert tiles[0] == tiles[1]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cupyflash
+from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.yardstick import measure_gradients
 from suites import wide
 
@@ -33,7 +34,7 @@ def check(arrays: Arrays, gradients: tuple[Any, Any, Any], **options: Any) -> No
     dout, q, k, v = (arrays[name] for name in ("dout", "q", "k", "v"))
     for gradient, of in zip(gradients, (q, k, v), strict=True):
         assert gradient.shape == of.shape and gradient.dtype == of.dtype
-    numbers = measure_gradients(dict(zip(("dQ", "dK", "dV"), gradients, strict=True)), dout, q, k, v, **options)
+    numbers = measure_gradients(dict(zip(("dQ", "dK", "dV"), gradients, strict=True)), dout, Inputs.of(q, k, v, **options))
     assert all(each.good for each in numbers.values()), numbers
 
 

@@ -16,7 +16,8 @@ import cupyflash
 from cupyflash import Device, Problem
 from cupyflash.schedules import BackwardSchedule, plan_backward
 from cupyflash.sim.execution import BackwardExecution, execute_backward
-from cupyflash.sim.reference import gradient_factors, reference, reference_gradients
+from cupyflash.sim.inputs import Inputs
+from cupyflash.sim.reference import backward, reference, reference_gradients
 from cupyflash.sim.yardstick import DTYPES
 from mutants import Mutant, check
 from suites import sample, wide
@@ -80,8 +81,10 @@ def errors(found: dict[str, np.ndarray], arrays: list[np.ndarray], options: dict
     # Up to 4096, P is off by what float32 rounds off L and S.
     rounded = 2 * steps_of(q.dtype.name) + 2.0**-22 * min(4096, np.abs(L[np.isfinite(L)]).max())
     # As large as the sums would be if nothing cancelled: P and dS are rounded, and D, of O that is
-    P, dP, D = gradient_factors(dout, q, k, v, **options)
-    dS, scale = P * (np.abs(dP) + np.abs(D) + np.abs(dout.astype(np.float64)).sum(-1, keepdims=True)), abs(options["scale"])
+    exact = backward(dout, Inputs.of(q, k, v, **options))
+    P = exact.P
+    dS = P * (np.abs(exact.dP) + np.abs(exact.D) + np.abs(dout.astype(np.float64)).sum(-1, keepdims=True))
+    scale = abs(options["scale"])
     q64, k64, dout64 = (np.abs(array.astype(np.float64)) for array in (q, k, dout))
     whole = {"dQ": scale * dS @ k64, "dK": scale * dS.swapaxes(-1, -2) @ q64, "dV": P.swapaxes(-1, -2) @ dout64}
     parts = {

@@ -3,6 +3,7 @@ synchronisation, by its line; what is not broken is clean under any order of exe
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,10 @@ from cupyflash import Device, Problem, TileSchedule, plan
 from cupyflash.schedules import SoftmaxSchedule, plan_softmax
 from cupyflash.sim import execute, execute_softmax
 from cupyflash.sim.execution import Execution
-from cupyflash.sim.yardstick import measure
+from cupyflash.sim.verification import score_dtype
+from cupyflash.sim.yardstick import drawn, measure
 from mutants import Mutant, check, clean
 from suites import sample, wide
-from yardstick import draw, draw_masks
 
 A100 = Device.named("A100-40GB")
 AnySchedule = TileSchedule | SoftmaxSchedule
@@ -54,10 +55,15 @@ FA1_MUTANTS = {
     "l goes one row on": Mutant(FA1, "l[row] = l_new", "l[row + 1] = l_new", "race", ("l[row + 1] = l_new", "l_i = l[row]")),
     "every lane reads l and m": Mutant(FA1, "t == 0 && row < Nq", "row < Nq", "race", ("l[row] = l_new", "l_i = l[row]", "m[row]")),
     "K is read past its end": Mutant(
-        FA1, "K_row, whole, cols, threadIdx.x", "K_row, whole, whole, threadIdx.x", "out of bounds", (COPY,)
+        FA1, "p.K.row, whole, cols, threadIdx.x", "p.K.row, whole, whole, threadIdx.x", "out of bounds", (COPY,)
     ),
     "no zeros behind the last key": Mutant(
-        FA1, "V_row, whole, cols, threadIdx.x", "V_row, cols, cols, threadIdx.x", "uninitialised", (LDMATRIX,), "one column block"
+        FA1,
+        "p.V.row, whole, cols, threadIdx.x",
+        "p.V.row, cols, cols, threadIdx.x",
+        "uninitialised",
+        (LDMATRIX,),
+        "one column block",
     ),
     "the last visit is not seen": Mutant(
         FA1, "last_visit = j == blocks.below(blocks.end)", "last_visit = j + 1 == blocks.below(blocks.end)", "numbers"
@@ -65,7 +71,7 @@ FA1_MUTANTS = {
     "l is not initialised": Mutant(FA1, "l[row] = 0.f;", "", "uninitialised", ("l_i = l[row]",)),
     "m is not initialised": Mutant(FA1, "m[row] = NEG_INF;", "", "uninitialised", ("m_i = m[row]",)),
     "O is not initialised": Mutant(
-        FA1, "zero_row<DV>(row_sums<DV>(O, O_row, O_acc, row), t);", "", "uninitialised", ("<const float2*>(row",)
+        FA1, "zero_row<VALUE_DIM>(row_sums<VALUE_DIM>(O, p.O.row, O_acc, row), t);", "", "uninitialised", ("<const float2*>(row",)
     ),
     "O~ is not initialised": Mutant(
         FA1, "O_tilde[DV_PAD / 8][4] = {}", "O_tilde[DV_PAD / 8][4]", "uninitialised", ("O_tilde[n][", MMA)
@@ -98,15 +104,15 @@ STANDARD_MUTANTS = {
         TILED, "out_row + col] = from_float", "out_row + col + 1] = from_float", "out of bounds", STORED
     ),
     "scores: no zeros behind the last key": Mutant(
-        TILED, "B_row, (cols + SUB - 1) / SUB * SUB", "B_row, cols", "uninitialised", (LDMATRIX,)
+        TILED, "B.row, (cols + SUB - 1) / SUB * SUB", "B.row, cols", "uninitialised", (LDMATRIX,)
     ),
     "scores: nobody begins a sum": Mutant(PRODUCT, "S_regs[n][e] = 0.f;", ";", "uninitialised", (MMA,)),
     "scores: Q is read past its end": Mutant(TILED, "BR, rows, threadIdx.x", "BR, BR, threadIdx.x", "out of bounds", (COPY,)),
-    "scores: K is read past its end": Mutant(STD, "masks.keys - at.j * BC, S", "BC, S", "out of bounds", (COPY,)),
+    "scores: K is read past its end": Mutant(STD, "at, keys, p.S", "at, p.Nk + BC, p.S", "out of bounds", (COPY,)),
     "scores: a tile stores one row on": Mutant(
         TILED, "out[row * out_row", "out[(row + 1) * out_row", "race|out of bounds", ("out[(row + 1) * out_row",)
     ),
-    "scores: tiles of S overlap": Mutant(STD, "* Nk + at.j * BC;", "* Nk + at.j * (BC - 1);", "race", STORED),
+    "scores: tiles of S overlap": Mutant(TILED, "* p.Nk + j * BC;", "* p.Nk + j * (BC - 1);", "race", STORED),
     "softmax: nobody begins m": Mutant(
         STD, "float m = NEG_INF, l", "float m, l", "uninitialised", ("fmaxf(m, s)", "expf(m - safe)")
     ),
@@ -120,7 +126,7 @@ STANDARD_MUTANTS = {
     "softmax: l is not rescaled": Mutant(STD, "l * expf(m - safe) + expf", "l + expf", "numbers"),
     "softmax: another lane's l is not rescaled": Mutant(STD, "l_other * expf(m_other - safe)", "l_other", "numbers"),
     "softmax: rows past the end": Mutant(
-        STD, "if (row >= rows) return;", "", "out of bounds", ("S[col]", "P[col]", "L[row]"), "one column block"
+        STD, "if (row >= p.rows) return;", "", "out of bounds", ("S[col]", "P[col]", "L[row]"), "one column block"
     ),
     "softmax: P goes one column on": Mutant(STD, ") P[col] =", ") P[col + 1] =", "out of bounds", ("P[col + 1]",)),
     "softmax: one lane's columns are left out": Mutant(
@@ -134,10 +140,16 @@ STANDARD_MUTANTS = {
         STD, "O_regs[DV_PAD / 8][4] = {};", "O_regs[DV_PAD / 8][4];", "uninitialised", (MMA,)
     ),
     "values: V is read past its end": Mutant(TILED, "valid - first, thr", "TILE, thr", "out of bounds", (COPY,)),
-    "values: a row of V is copied one on": Mutant(TILED, "B + first * B_row", "B + (first + 1) * B_row", "out of bounds", (COPY,)),
+    "values: a row of V is copied one on": Mutant(
+        TILED, "B.at + first * B.row", "B.at + (first + 1) * B.row", "out of bounds", (COPY,)
+    ),
     "values: a row of V is read one on": Mutant(TILED, "B_smem + k * row_el", "B_smem + (k + 1) * row_el", "numbers"),
     "values: O goes one row on": Mutant(
-        TILED, "out + row * out_row, 8", "out + (row + 1) * out_row, 8", "race|out of bounds", ("reinterpret_cast<unsigned*>(row",)
+        TILED,
+        "out.at + row * out.row, 8",
+        "out.at + (row + 1) * out.row, 8",
+        "race|out of bounds",
+        ("reinterpret_cast<unsigned*>(row",),
     ),
     "values: P is read past its rows": Mutant(
         TILED, "row < rows && at < depth ?", "at < depth ?", "out of bounds", ("to_float(A[",)
@@ -149,7 +161,7 @@ STANDARD_MUTANTS = {
         TILED, "if (row >= rows) continue;", "", "race|out of bounds", ("reinterpret_cast<unsigned*>(row",)
     ),
     "values: no zeros behind the last key": Mutant(
-        TILED, "B_row, (extent + SUB - 1) / SUB * SUB", "B_row, extent", "uninitialised", (LDMATRIX,), "one column block"
+        TILED, "B.row, (extent + SUB - 1) / SUB * SUB", "B.row, extent", "uninitialised", (LDMATRIX,), "one column block"
     ),
     "values: the accumulator starts again": Mutant(
         TILED,
@@ -173,11 +185,11 @@ BOTH_SOFTMAX_MUTANTS = {
         PART[1:],
         "block",
     ),
-    "rows past the end": Mutant(SOFT, "row < rows ? n : 0", "n", "race|out of bounds", ("row.x[", "row.y[i"), "warp"),
+    "rows past the end": Mutant(SOFT, "row < p.rows ? p.n : 0", "p.n", "race|out of bounds", ("row.x[", "row.y[i"), "warp"),
     "y goes one element on": Mutant(
-        SOFT, "row.y[i * y_step] =", "row.y[(i + 1) * y_step] =", "race|out of bounds", ("row.y[(i + 1)",), "warp"
+        SOFT, "row.y[i * p.y_step] =", "row.y[(i + 1) * p.y_step] =", "race|out of bounds", ("row.y[(i + 1)",), "warp"
     ),
-    "y is read for x": Mutant(SOFT, "row.x[i * x_step]", "row.y[i * y_step]", "uninitialised", ("row.y[i",), "warp"),
+    "y is read for x": Mutant(SOFT, "row.x[i * p.x_step]", "row.y[i * p.y_step]", "uninitialised", ("row.y[i",), "warp"),
     "nobody begins m": Mutant(SOFT, "float m = LOWEST;", "float m;", "uninitialised", ("fmaxf(m, ",), "warp"),
     "nobody begins d": Mutant(SOFT, "float d = 0.f;", "float d;", "uninitialised", ("d += exp_of", "d = d * exp_of"), "warp"),
     "half the warps are merged": Mutant(SOFT, "other = WARPS / 2;", "other = WARPS / 4;", "numbers", (), "block"),
@@ -188,7 +200,7 @@ SOFTMAX_MUTANTS = {
         "m and d share their room": Mutant(SOFT, "part_smem + WARPS)", "part_smem)", "race", PART, "block"),
         "elements are done twice": Mutant(SOFT, "j += LANES) d +=", "j += LANES / 2) d +=", "bytes", (), "warp"),
         "m is not subtracted": Mutant(
-            SOFT, "to_float(row.x[j * x_step]) - m)", "to_float(row.x[j * x_step]))", "numbers", (), "warp"
+            SOFT, "to_float(row.x[j * p.x_step]) - m)", "to_float(row.x[j * p.x_step]))", "numbers", (), "warp"
         ),
     },
     "online": {
@@ -216,13 +228,10 @@ def run(schedule: AnySchedule, seed: int | None = None) -> tuple[Execution, bool
         good = np.abs(found.out - e / e.sum(axis=1, keepdims=True)).max() < 1e-6
         return found, bool(good)
     assert isinstance(schedule, TileSchedule)
-    q, k, v = draw(schedule.problem, v_mean=1.0)
-    q *= 2
-    p, masks, blocks = schedule.problem, draw_masks(schedule.problem), (schedule.block_rows, schedule.block_cols)
-    found = execute(schedule, q, k, v, **masks, seed=seed)
-    held = q.dtype if schedule.algorithm == "standard" else np.float32
-    posed = {"causal": p.causal, "window": p.window, "scale": p.scale, "blocks": blocks, **masks}
-    numbers = measure(found.out, found.lse, q, k, v, score_dtype=held, **posed)
+    inputs = drawn(schedule.problem, v_mean=1.0, blocks=(schedule.block_rows, schedule.block_cols))
+    inputs = replace(inputs, q=2 * inputs.q)
+    found = execute(schedule, *inputs.qkv, **inputs.beside, seed=seed)
+    numbers = measure(found.out, found.lse, inputs, score_dtype(schedule))
     return found, all(each.good for each in numbers.values())
 
 
@@ -259,7 +268,7 @@ def test_small_ones_that_are_not_broken_are_clean(algorithm: str, orders: int) -
 @pytest.mark.parametrize("algorithm", ["fa1", "standard"])
 def test_what_is_not_broken_is_clean(algorithm: str) -> None:
     clean(attention(algorithm), run, range(2))
-    clean(plan(Problem(1, 1, 1, 128, 128, 64, "float32", True), A100, algorithm, (64, 64), lse=True), run, range(1))
+    clean(plan(Problem(1, 1, 1, 128, 128, 64, "float32", causal=True), A100, algorithm, (64, 64), lse=True), run, range(1))
 
 
 @pytest.mark.parametrize("algorithm", ["safe", "online"])

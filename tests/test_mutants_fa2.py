@@ -12,7 +12,7 @@ import test_varlen
 from test_mutants import run
 
 from cupyflash import Device, Problem, TileSchedule, plan
-from cupyflash.problem import BlockMask
+from cupyflash.options import BlockMask
 from cupyflash.schedules import plan_varlen
 from cupyflash.sim import execute
 from mutants import Mutant, check, clean
@@ -62,7 +62,7 @@ MUTANTS = {
     ),
     "a step to the right is an addition": Mutant(TILE, "(at ^ (chunks % GROUP * 16))", "(at + (chunks % GROUP * 16))", "numbers"),
     "K is read past its end": Mutant(TILE, "WHOLE || row < valid", "WHOLE || row <= valid", "out of bounds", (COPY,)),
-    "rows past the end of Q are read": Mutant(FA2, "(Q_smem, Q, Q_row, rows,", "(Q_smem, Q, Q_row, BR,", "out of bounds", (COPY,)),
+    "rows past the end of Q are read": Mutant(FA2, "p.Q.row, rows, thread", "p.Q.row, BR, thread", "out of bounds", (COPY,)),
     "rows past the end of O are stored": Mutant(
         FA2, "rows - warp * WARP_ROWS, lane)", "WARP_ROWS, lane)", "out of bounds|race|uninitialised", ("reinterpret_cast<uint4*>",)
     ),
@@ -70,7 +70,7 @@ MUTANTS = {
     "O leaves before the warp has put it down": Mutant(
         FA2, "  __syncwarp();\n", "", "race|uninitialised", ("store_two", "uint4*>")
     ),
-    "every lane writes L": Mutant(FA2, "if (L && t == 0 &&", "if (L &&", "bytes"),
+    "every lane writes L": Mutant(FA2, "if (p.L && t == 0 &&", "if (p.L &&", "bytes"),
     "O is not rescaled": Mutant(FA2, "state.O[i][n][2 * h] *= rescale;", "", "numbers"),
     "l is not rescaled": Mutant(FA2, "state.l[i][h] *= rescale;", "", "numbers"),
     "the maximum is forgotten": Mutant(FA2, "state.minus_m[i][h] = -m_new;", "", "numbers"),
@@ -124,7 +124,7 @@ ORDERED: dict[str, tuple[Device, tuple[int, int], dict[str, Any]]] = {
     [("masks", 2), ("without asynchronous copies", 2), *(wide(name, 50) for name in ORDERED)],
 )
 def test_fifty_orders(name: str, orders: int) -> None:
-    """In as many orders of execution as the issue asks for, of small problems."""
+    """In fifty orders of execution, of small problems."""
     device, tiling, options = ORDERED[name]
     posed: dict[str, Any] = {"seqlen_q": 34, "seqlen_k": 40, "head_dim": 16, "dtype": "float16"} | options
     clean(plan(Problem(batch=1, heads=1, kv_heads=1, **posed), device, "fa2", tiling, lse=True), run, range(orders))

@@ -14,7 +14,7 @@ from test_launcher import Recorded
 from test_launcher import cupy as recorded_cupy  # noqa: F401 (a fixture)
 
 from cupyflash import attention, attention_varlen, launcher
-from cupyflash.problem import Layout
+from cupyflash.arrays import Layout
 from cupyflash.sim.yardstick import DTYPES
 
 
@@ -45,7 +45,10 @@ def launched(cupy: Recorded, call: Callable[..., Any], **arguments: Any) -> tupl
             return type(value), value
         return id(value) if id(value) in given else (value.shape, value.strides, value.dtype)
 
-    launches = [(grid, block, [told(value) for value in values], shared) for grid, block, values, shared in cupy.launches]
+    launches = [
+        (grid, block, {name: told(value) for name, value in values.items()}, shared)
+        for grid, block, values, shared in cupy.launches
+    ]
     parts = returned if isinstance(returned, tuple) else (returned,)
     return launches, list(cupy.functions), list(cupy.allocated), list(cupy.devices), [told(part) for part in parts]
 
@@ -138,7 +141,8 @@ def _shape_of(told: tuple[Any, ...]) -> tuple[Any, ...]:
     """What does not depend on which arrays were given."""
     launches, functions, allocated, devices, returned = told
     scalars = [
-        (grid, block, [None if isinstance(v, int) else v for v in values], shared) for grid, block, values, shared in launches
+        (grid, block, {name: None if isinstance(v, int) else v for name, v in values.items()}, shared)
+        for grid, block, values, shared in launches
     ]
     return scalars, functions, allocated, devices, [None if isinstance(part, int) else part for part in returned]
 
@@ -173,7 +177,7 @@ def test_random_problems_with_new_addresses(cupy: Recorded, seed: int) -> None:
         }
         given = {name: one for name, one in arrays.items() if some.get(name, True)}
         same_as_first(cupy, attention, **given, **options)
-        launched_on = {id(value) for _, _, values, _ in cupy.launches for value in values}
+        launched_on = {id(value) for _, _, values, _ in cupy.launches for value in values.values()}
         assert launched_on >= {id(one) for one in given.values()}
 
 
@@ -308,14 +312,14 @@ def test_what_is_kept_is_bounded_and_holds_no_array(cupy: Recorded) -> None:
     most = launcher._kept.cache_info().maxsize
     assert most is not None
     for number in range(most + 10):
-        assert launcher.prepared(prepare, True, arrays, number) is launcher.prepared(prepare, True, arrays, number)
+        assert launcher.kept(prepare, True, arrays, number) is launcher.kept(prepare, True, arrays, number)
     assert launcher._kept.cache_info().currsize == most and made == list(range(most + 10))
-    one, true, number = (launcher.prepared(prepare, True, arrays, value) for value in (1, True, 1.0))
+    one, true, number = (launcher.kept(prepare, True, arrays, value) for value in (1, True, 1.0))
     assert len({id(each) for each in (one, true, number)}) == 3
-    assert launcher.prepared(prepare, True, arrays, [1]) is not launcher.prepared(prepare, True, arrays, [1])
+    assert launcher.kept(prepare, True, arrays, [1]) is not launcher.kept(prepare, True, arrays, [1])
     for _ in range(2):
         with pytest.raises(ValueError, match="refused"):
-            launcher.prepared(prepare, True, arrays, None)
+            launcher.kept(prepare, True, arrays, None)
     assert made[-4:] == [[1], [1], None, None]
 
     q, k, v, out = (array(cupy, 96, 64) for _ in range(4))
@@ -330,7 +334,7 @@ def test_what_is_kept_is_bounded_and_holds_no_array(cupy: Recorded) -> None:
 def test_numpy_arrays_are_prepared_for_anew(cupy: Recorded) -> None:
     """What they hold decides: key lengths, say; and which device is simulated."""
     arrays = {"x": np.zeros(3)}
-    made = [launcher.prepared(lambda gpu, given: (gpu, given, object()), False, arrays) for _ in range(2)]
+    made = [launcher.kept(lambda gpu, given: (gpu, given, object()), False, arrays) for _ in range(2)]
     assert [one[:2] for one in made] == [(False, arrays)] * 2 and made[0][2] is not made[1][2]
 
 
@@ -338,9 +342,9 @@ def test_threads_share_what_is_kept(cupy: Recorded) -> None:
     calls = [[array(cupy, heads, 96, 64) for _ in "qkv"] for heads in (1, 2, 3, 4) * 8]
     with ThreadPoolExecutor(8) as pool:
         outs = list(pool.map(lambda arrays: attention(*arrays), calls))
-    by_q = {id(values[0]): values for _, _, values, _ in cupy.launches}
+    by_q = {id(values["Q"]): values for _, _, values, _ in cupy.launches}
     for (q, k, v), out in zip(calls, outs, strict=True):
-        assert by_q[id(q)][:4] == (q, k, v, out) and out.shape == q.shape
+        assert [by_q[id(q)][name] for name in "QKVO"] == [q, k, v, out] and out.shape == q.shape
 
 
 @pytest.mark.parametrize("seed", range(20))

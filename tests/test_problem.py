@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cupyflash import Problem
-from cupyflash.problem import BlockMask
+from cupyflash.options import BlockMask
 
 GOOD = {"batch": 2, "heads": 4, "kv_heads": 2, "seqlen_q": 5, "seqlen_k": 7, "head_dim": 64, "dtype": "float16"}
 
@@ -65,11 +65,11 @@ def test_bad_values_are_named(changed: dict[str, object], error: type[Exception]
 def test_lengths_and_masks_in_any_form_are_one_problem() -> None:
     """Hashable too, as a plan needs it."""
     lengths = [Problem(**GOOD | {"padded": True, "key_lengths": form}) for form in ((7, 3), [7, 3], np.array([7, 3], np.int8))]
-    assert len(set(lengths)) == 1 and lengths[0].key_lengths == (7, 3)
+    assert len(set(lengths)) == 1 and lengths[0].options.key_lengths == (7, 3)
     kept = np.array([[True, False]])
     masks = [Problem(**GOOD | {"block_mask": form}) for form in (kept, kept[None], BlockMask.of(kept))]
     assert len(set(masks)) == 1
-    assert np.array_equal(masks[0].block_mask.kept, kept[None, None])
+    assert np.array_equal(masks[0].options.block_mask.kept, kept[None, None])
 
 
 def arrays(

@@ -17,7 +17,8 @@ from cupyflash.sim.arguments import make_arguments, read_arguments
 from cupyflash.sim.cli import main
 from cupyflash.sim.profiling import architecture
 from cupyflash.sim.ptx import Module
-from cupyflash.sim.ptx.names import base_name, find_kernel
+from cupyflash.sim.ptx.parameters import arrays_by_name
+from cupyflash.sim.ptx.text.names import base_name, find_kernel
 
 DOCS = (Path(__file__).resolve().parent.parent / "docs" / "profile.md").read_text()
 BLOCKS = dict(re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```", DOCS, re.DOTALL))
@@ -254,6 +255,45 @@ def test_numbers_pointers_structures_files_and_names(folder: Path) -> None:
     assert list(listed.values) == ["arg0", "arg1"] and listed.unwritten == ("arg1",)
 
 
+def test_a_structure_by_value_is_the_example_in_the_docs(folder: Path) -> None:
+    for name in ("scale.cu", "scale.json"):
+        Path(name).write_text(BLOCKS[name])
+    command = [
+        "scale.cu",
+        "--grid",
+        "4",
+        "--block",
+        "256",
+        "--args",
+        "scale.json",
+        "--save",
+        "y=y.npy",
+        "--save",
+        "p.x=x.npy",
+        "--json",
+    ]
+    result = run(*command)
+    assert result.exit_code == 0, result.output
+    tensors = json.loads(result.stdout)["tensors"]
+    assert tensors == {name: {"shape": [1000], "dtype": "float32", "bytes": 4000} for name in "xy"}
+    assert np.array_equal(np.load("y.npy"), 2 * np.load("x.npy"))
+    Path("scale.cu").write_text(BLOCKS["scale.cu"].replace("p.y[i] =", "p.y[i] +="))
+    faulty = run(*command)
+    assert faulty.exit_code == 1 and {f["tensor"] for f in json.loads(faulty.stdout)["findings"]} == {"y"}
+
+
+def test_arrays_in_structures_have_paths_and_random_numbers_of_their_own() -> None:
+    array = {"shape": [9], "fill": "normal"}
+    empty = {"shape": [9], "fill": "empty"}
+    fields = {"many": [array, array, None], "box": {"fields": {"a": array, "out": empty}}, "out": empty, "raw": {"bytes": "00"}}
+    made = make_arguments({"a": array, "p": {"fields": fields}, "q": {"fields": {"a": array}}}, Path())
+    arrays = arrays_by_name(made.values)
+    paths = ["a", "p.many[0]", "p.many[1]", "p.box.a", "p.box.out", "p.out", "q.a", "many[0]", "many[1]"]
+    assert list(arrays) == paths and made.unwritten == ("p.box.out", "p.out")
+    drawn = [tuple(arrays[name].tolist()) for name in ("a", "p.many[0]", "p.many[1]", "p.box.a", "q.a")]
+    assert len(set(drawn)) == 5
+
+
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
@@ -276,6 +316,11 @@ def test_numbers_pointers_structures_files_and_names(folder: Path) -> None:
         ('{"x": {"file": "axpy.cu"}}', "axpy.cu is not a .npy file"),
         ('{"x": {"bytes": "0"}}', "hexadecimal"),
         ('{"x": {"value": 3.5, "dtype": "int32"}}', "3.5 does not fit int32"),
+        ('{"x": {"fields": [1]}}', "argument 'x': \"fields\" must be an object, got [1]"),
+        ('{"x": {"fields": {"n": 5}}}', "argument 'x': field 'n': a number needs its type: "),
+        ('{"x": {"fields": {"a": [{"shape": [2]}, {"shape": -1}]}}}', "argument 'x': field 'a[1]': "),
+        ('{"x": {"fields": {}, "shape": [2]}}', "unknown key 'fields'"),
+        ('{"x": {"bytes": "00", "fill": 3}}', "unknown key 'fill'; beside 'bytes' there is nothing"),
         ('{"x": {"shape": [1000000000000000]}}', "argument 'x': "),
         ("nosuch.json", "nosuch.json"),
     ],

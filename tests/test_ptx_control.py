@@ -7,7 +7,7 @@ import pytest
 from test_ptx_harness import HEAD, apply, compile_cuda, kernel, run
 
 from cupyflash.sim.ptx import Module, UnsupportedPTX
-from cupyflash.sim.ptx import machine as machine_module
+from cupyflash.sim.ptx.execute import machine as machine_module
 from suites import sample, wide
 
 REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<20>; .reg .pred %p<6>;"

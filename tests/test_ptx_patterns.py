@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from test_ptx_harness import compile_cuda
 
 from cupyflash import Device, Problem, plan
-from cupyflash.binding import Masks
 from cupyflash.sim.execution import allocate, run
-from cupyflash.sim.ptx.lanes import Lanes, Wave
-from cupyflash.sim.ptx.ops.tensor import HALF_VALUES, widen_halves
-from cupyflash.sim.ptx.patterns import REMEMBERED_LANES, wavefronts
+from cupyflash.sim.ptx.decode.ops.tensor import HALF_VALUES, widen_halves
+from cupyflash.sim.ptx.state.lanes import Lanes, Wave
+from cupyflash.sim.ptx.state.patterns import REMEMBERED_LANES, wavefronts
 from suites import wide
 
 SIZES = [1, 2, 4, 8, 16]
@@ -107,8 +106,8 @@ def test_memory_of_attention_is_that_of_its_tensors_and_of_one_wave(masked: bool
         q, k, v = (rng.standard_normal((1, heads, 64, 64)).astype(np.float16) for _ in range(3))
         out, lse, spaces = np.empty_like(q), np.empty((1, heads, 64), np.float32), allocate(schedule)
         tensors.append(sum(x.nbytes for x in (q, k, v, out, lse, *spaces.values())))
-        masks = Masks(np.ones((1, 1, 64, 64), np.bool_) if masked else None, None, None)
-        call = lambda: run(schedule, q, k, v, out, lse, spaces, masks=masks)  # noqa: B023, E731
+        arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "mask": np.ones((1, 1, 64, 64), np.bool_) if masked else None}
+        call = lambda: run(schedule, arrays, workspaces=spaces)  # noqa: B023, E731
         call()  # compiled and decoded
         peaks.append(peak(call))
     assert peaks[1] - peaks[0] < 3 * (tensors[1] - tensors[0])

@@ -233,7 +233,7 @@ def test_the_gate_compiles_every_kernel_dtype_and_head_dimension_on_every_chip(g
     for job in jobs:
         constants = dict(job.kernels[0].constants)
         for kernel in job.kernels:
-            seen.setdefault(kernel.name, set()).add((job.device.sm, constants["ELEMENT"], constants.get("D")))
+            seen.setdefault(kernel.name, set()).add((job.device.sm, constants["ELEMENT"], constants.get("HEAD_DIM")))
     assert {"fa1_forward", "standard_scores", "standard_softmax", "standard_values", "softmax_safe", "softmax_online"} <= set(seen)
     architectures = {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"}
     backward = {name: seen.pop(name) for name in list(seen) if "backward" in name or name == "large_rows"}

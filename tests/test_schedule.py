@@ -20,7 +20,7 @@ A100 = Device.named("A100-40GB")
 
 
 def square(n: int, d: int, dtype: str = "float16", causal: bool = False) -> Problem:
-    return Problem(1, 1, 1, n, n, d, dtype, causal)
+    return Problem(1, 1, 1, n, n, d, dtype, causal=causal)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def any_problem(draw: st.DrawFn) -> Problem:
         seqlen_k,
         draw(st.integers(1, 256)),
         draw(st.sampled_from(["float16", "bfloat16", "float32"])),
-        draw(st.booleans()),
+        causal=draw(st.booleans()),
         head_dim_v=draw(st.none() | st.integers(1, 256)),
         mask=draw(st.booleans()),
         bias=draw(st.booleans()),

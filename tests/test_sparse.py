@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, attention, plan
-from cupyflash.problem import BlockMask
+from cupyflash.options import BlockMask
 from cupyflash.sim import execute, theory
 from cupyflash.sim.machine import replay
 from cupyflash.sim.reference import reference
@@ -61,7 +61,7 @@ def test_heads_that_take_half_of_the_registers(device: str, dtype: str, d: int, 
 @sweep(2, 20, n_q=st.integers(1, 100), n_k=st.integers(0, 100), left=sides, right=sides, causal=st.booleans())
 def test_a_window_in_standard_attention(n_q: int, n_k: int, left: int | None, right: int | None, causal: bool) -> None:
     """Algorithm 0 skips nothing, but masks alike."""
-    problem = Problem(1, 1, 1, n_q, n_k, 16, "float16", causal, window=(left, right))
+    problem = Problem(1, 1, 1, n_q, n_k, 16, "float16", causal=causal, window=(left, right))
     assert verify(plan(problem, A100, "standard", (32, 32), lse=True)).good
 
 

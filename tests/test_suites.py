@@ -10,7 +10,9 @@ import pytest
 from hypothesis import strategies as st
 
 import compiled
+import conftest
 from cupyflash import nvrtc
+from rooms import rooms_of
 from suites import MORE, sample, sweep, wide
 
 HEADER = "#define NUMBER {}\n"
@@ -85,3 +87,16 @@ def test_a_sweep_draws_few_examples_or_many() -> None:
         drawn.clear()
         draws(examples=examples, letter="a")
         assert len(drawn) == examples * MORE and {letter for letter, _ in drawn} == {"a"}
+
+
+def test_every_test_file_is_in_one_room() -> None:
+    files = [path.name for path in Path(__file__).parent.glob("test_*.py")]
+    assert {file: len(rooms_of(file)) for file in files} == dict.fromkeys(files, 1)
+
+
+def test_a_room_collects_its_own_tests_alone() -> None:
+    chosen = SimpleNamespace(getoption=lambda name: ["theory", "commands"])
+    here, ignored = Path(__file__).parent, conftest.pytest_ignore_collect
+    assert ignored(here / "test_cli.py", chosen) is None and ignored(here / "test_counts.py", chosen) is None
+    assert ignored(here / "test_merge.py", chosen) is True and ignored(here / "gpu" / "test_machine.py", chosen) is None
+    assert ignored(here / "test_merge.py", SimpleNamespace(getoption=lambda name: None)) is None

@@ -176,7 +176,7 @@ def test_keys_follow_the_queries_unless_they_were_given() -> None:
     problem, _ = at(replace(PROBLEM, seqlen_k=77), A100, "seqlen", 100)
     assert (problem.seqlen_q, problem.seqlen_k) == (100, 77)
     problem, _ = at(replace(PROBLEM, head_dim_v=32), A100, "head-dim", 80)
-    assert (problem.head_dim, problem.value_dim) == (80, 32)
+    assert (problem.head_dim, problem.head_dim_v) == (80, 32)
 
 
 def test_sizes_that_were_given_do_not_follow_though_they_are_the_default() -> None:

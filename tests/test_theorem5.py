@@ -87,7 +87,7 @@ def test_where_an_a100_stands(d: int, dtype: str, ratio: float) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_the_papers_residency_replays(causal: bool, dtype: str) -> None:
     """K_j, V_j, dK_j and dV_j fill M to the byte where 4d divides it, and do not fit where the ceiling has rounded up."""
-    problem = Problem(1, 2, 1, 1000, 900, 64, dtype, causal)
+    problem = Problem(1, 2, 1, 1000, 900, 64, dtype, causal=causal)
     schedule = plan_backward(problem, BASE, "fa1", "paper")
     assert 4 * schedule.block_cols * 64 * problem.itemsize == BASE.sram_per_block
     assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import cupyflash
+from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.reference import reference_gradients
 from cupyflash.sim.yardstick import measure_gradients, plain, ulp
 
@@ -81,7 +82,7 @@ def gradients_agree(
     for name, expected in zip(names, theirs, strict=True):
         np.testing.assert_allclose(truth[name], expected, rtol=1e-9, atol=1e-12)
     _, pullback = cupyflash.attention_vjp(q, k, v, deterministic=deterministic, **options)
-    numbers = measure_gradients(dict(zip(names, pullback(dout), strict=True)), dout, q, k, v, **options)
+    numbers = measure_gradients(dict(zip(names, pullback(dout), strict=True)), dout, Inputs.of(q, k, v, **options))
     assert all(each.good for each in numbers.values()), numbers
 
 

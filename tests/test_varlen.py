@@ -52,11 +52,11 @@ def check(schedule: VarlenSchedule, data_seed: int = 0, seed: int | None = None)
     """All that must hold of one execution."""
     p, seqlens = schedule.problem, schedule.seqlens
     assert seqlens is not None
-    q, k, v, _, _ = packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.value_dim, p.dtype, data_seed)
+    q, k, v, _, _ = packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.head_dim_v, p.dtype, data_seed)
     execution = execute_varlen(schedule, q, k, v, seed=seed)
     assert execution.findings == ()
     assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True) == execution.traffic
-    check_sequences(execution.out, execution.lse, q, k, v, seqlens, causal=p.causal, scale=p.scale)
+    check_sequences(execution.out, execution.lse, q, k, v, seqlens, causal=p.options.causal, scale=p.options.scale)
     return execution
 
 
@@ -78,8 +78,8 @@ def any_schedule(draw: st.DrawFn, dtype: str) -> VarlenSchedule:
         longest_k,
         d,
         dtype,
-        draw(st.booleans()),
-        draw(st.sampled_from([None, 0.3, -0.2])),
+        causal=draw(st.booleans()),
+        scale=draw(st.sampled_from([None, 0.3, -0.2])),
         head_dim_v=d_v,
         alignment=bits & -bits,
     )
@@ -102,7 +102,7 @@ UNEVEN: Seqlens = ((5, 17), (130, 100), (0, 9), (70, 0), (0, 0), (33, 90))
     sample(product([False, True], ["T4", "A100-40GB", "H100-SXM", "RTX 4090"]), [(True, "T4")]),
 )
 def test_every_generation(device: str, causal: bool) -> None:
-    check(plan_varlen(Problem(6, 2, 1, 130, 100, 64, "float16", causal), Device.named(device), UNEVEN, lse=True))
+    check(plan_varlen(Problem(6, 2, 1, 130, 100, 64, "float16", causal=causal), Device.named(device), UNEVEN, lse=True))
 
 
 @pytest.mark.parametrize("dtype", [wide("float16"), wide("float32")])
@@ -244,11 +244,11 @@ def test_schedules_refuse_what_they_cannot_say() -> None:
         with pytest.raises(ValueError, match="seqlens must be 2 pairs of at most 30 queries and 20 keys"):
             plan_varlen(problem, A100, seqlens)
     with pytest.raises(ValueError, match="no mask, bias, key lengths or block mask"):
-        plan_varlen(replace(problem, mask=True), A100)
+        plan_varlen(problem.asking(mask=True), A100)
     with pytest.raises(ValueError, match="how long its sequences are"):
         execute_varlen(plan_varlen(problem, A100), q, k, v)
     with pytest.raises(ValueError, match="the arrays pose"):
-        execute_varlen(plan_varlen(replace(problem, causal=True, heads=2), A100, ((10, 20), (30, 5))), q, k, v)
+        execute_varlen(plan_varlen(replace(problem.asking(causal=True), heads=2), A100, ((10, 20), (30, 5))), q, k, v)
     with pytest.raises(ValueError, match="'auto' or 'fa2' for varlen, got 'fa1'"):
         cupyflash.warmup(head_dim=64, varlen=True, algorithm="fa1")
 

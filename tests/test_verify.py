@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from cupyflash import Device, Problem, plan
 from cupyflash.sim import verification
 from cupyflash.sim.cli import main
+from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from cupyflash.sim.verification import Difference
 from cupyflash.sim.yardstick import Numbers, measure
@@ -215,6 +216,6 @@ def test_what_cannot_be_verified_is_told_in_one_line(options: list[str], says: s
 def test_not_a_number_is_never_good() -> None:
     q, k, v = (np.ones((4, 8), np.float32) for _ in range(3))
     out, lse = np.full((4, 8), np.nan, np.float32), np.full(4, -np.inf, np.float32)
-    numbers = measure(out, lse, q, k, v)
+    numbers = measure(out, lse, Inputs.of(q, k, v))
     assert numbers["O"].error == numbers["L"].error == np.inf and not any(each.good for each in numbers.values())
     assert not Numbers(2, 1).good and Numbers(1, 1).good

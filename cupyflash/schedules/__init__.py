@@ -1,17 +1,17 @@
-"""Tile schedules: `plan` chooses one, `TileSchedule` is what it says."""
+"""Room schedules: `plan` chooses one, `TileSchedule` is what it says."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from numbers import Integral
 from typing import Any, TypeVar
 
 from cupyflash.device import Device
-from cupyflash.problem import BlockMask, Problem, require_choice, require_flag
+from cupyflash.options import BlockMask, require_choice, require_flag
+from cupyflash.problem import Problem
 from cupyflash.schedules import fa1, fa1_backward, fa2, fa2_backward, fa2_backward_tiles, fa2_tiles, standard, standard_backward
 from cupyflash.schedules.backward import BackwardSchedule
 from cupyflash.schedules.base import (
@@ -19,8 +19,8 @@ from cupyflash.schedules.base import (
     Kernel,
     Move,
     Phase,
+    Room,
     Schedule,
-    Tile,
     TileSchedule,
     Visit,
     Workspace,
@@ -38,9 +38,9 @@ __all__ = [
     "Kernel",
     "Move",
     "Phase",
+    "Room",
     "Schedule",
     "SoftmaxSchedule",
-    "Tile",
     "TileSchedule",
     "VarlenBackwardSchedule",
     "VarlenSchedule",
@@ -88,7 +88,7 @@ def plan(
     Raises ValueError for an unknown algorithm, a tiling that is none of these, (block_rows, block_cols) that the kernel does not
     run, with the nearest that it does, or an SRAM too small for the least block.
     """
-    if isinstance(problem, Problem) and problem.packed:
+    if isinstance(problem, Problem) and problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen")
     return _checked(problem, device, algorithm, tiling, lse)
 
@@ -130,7 +130,7 @@ def _nearest(
     def runs(rows: int, cols: int) -> bool:
         mask = BlockMask((1, 1, -(-problem.seqlen_q // rows), -(-problem.seqlen_k // cols)))
         try:
-            return bool(made(replace(problem, block_mask=problem.block_mask and mask), (rows, cols)).kernels())
+            return bool(made(problem.asking(block_mask=problem.options.block_mask and mask), (rows, cols)).kernels())
         except ValueError:
             return False
 
@@ -169,7 +169,7 @@ def _are_blocks(tiling: tuple[Any, ...]) -> bool:
 def _packed(problem: Problem) -> Problem:
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
-    return replace(problem, packed=True)
+    return problem.asking(packed=True)
 
 
 def plan_varlen(
@@ -209,7 +209,7 @@ def plan_backward(
     tiling = _checked_choice(problem, device, algorithm, tiling, BACKWARD_ALGORITHMS)
     require_flag("deterministic", deterministic)
     require_flag("dbias", dbias)
-    if problem.packed:
+    if problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen_backward")
 
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
@@ -246,7 +246,7 @@ def _plan_backward(
 ) -> BackwardSchedule:
     schedule, fit = _BACKWARD[algorithm]
     paper = standard.paper_blocks(problem) if algorithm == "standard" else paper_blocks(problem, device)
-    if algorithm != "fa2" or (tiling is None and problem.block_mask is None):
+    if algorithm != "fa2" or (tiling is None and problem.options.block_mask is None):
         tiles = _tiling(paper, fit, problem, device, tiling)
         made: BackwardSchedule = schedule(problem, device, tiles, deterministic=deterministic, dbias=dbias)
         return made
@@ -260,7 +260,7 @@ def _plan_backward(
         Tiling(paper, own, own),
         deterministic=deterministic,
         dbias=dbias,
-        mask_blocks=None if problem.block_mask is None else blocks,
+        mask_blocks=None if problem.options.block_mask is None else blocks,
     )
 
 

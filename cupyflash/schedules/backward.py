@@ -10,7 +10,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from cupyflash.schedules.base import Phase, TileSchedule, require_block_mask
+from cupyflash import params
+from cupyflash.params import Field, Params
+from cupyflash.schedules.base import Phase, TileSchedule, attention_params, require_block_mask
+
+
+def gradient_params(*own: Field) -> Params:
+    """The struct of a backward's kernels: what `attention_params` has, dO, the gradients, and fields of its `own`."""
+    return attention_params(
+        Field("dO", "const Element", params.ROWS),
+        *params.arrays("Element", params.ROWS, ("dQ", "dK", "dV")),
+        Field("dbias", "float", params.SCORES),
+        *own,
+    )
 
 
 @dataclass(frozen=True)
@@ -27,6 +39,11 @@ class BackwardSchedule(TileSchedule):
     deterministic: bool = False
     dbias: bool = False
     mask_blocks: tuple[int, int] | None = None
+
+    @property
+    def row_results(self) -> tuple[str, ...]:
+        """What the kernels make for each row besides, in float32 and of L's shape: the gradient of what a head has one of."""
+        return ()
 
     @property
     def group(self) -> int:
@@ -50,16 +67,16 @@ class BackwardSchedule(TileSchedule):
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
         p = self.problem
-        if p.block_mask is not None:
+        if p.options.block_mask is not None:
             rows, cols = self.shares
-            spread = p.block_mask.kept.repeat(rows, axis=2).repeat(cols, axis=3)[:, :, : self.row_blocks, : self.col_blocks]
+            spread = p.options.block_mask.kept.repeat(rows, axis=2).repeat(cols, axis=3)[:, :, : self.row_blocks, : self.col_blocks]
             masks = np.broadcast_to(spread, (p.batch, p.heads, *spread.shape[2:]))
             for batch in range(p.batch):
-                keys = p.key_lengths[batch] if p.key_lengths else None
+                keys = p.options.key_lengths[batch] if p.options.key_lengths else None
                 for first in range(0, p.heads, self.group):
                     yield 1, self.phases(literal=literal, keys=keys, block_mask=masks[batch, first : first + self.group])
             return
-        counted = {None: p.batch} if p.key_lengths is None else Counter(p.key_lengths)
+        counted = {None: p.batch} if p.options.key_lengths is None else Counter(p.options.key_lengths)
         for keys, batches in counted.items():
             yield batches * p.kv_heads, self.phases(literal=literal, keys=keys)
 
@@ -69,11 +86,11 @@ def require_mask_blocks(schedule: BackwardSchedule) -> None:
     require_block_mask(schedule, schedule.mask_blocks)
     own = schedule.block_rows, schedule.block_cols
     rows, cols = schedule.mask_blocks or own
-    if schedule.problem.block_mask is not None and (rows % own[0] or cols % own[1]):
+    if schedule.problem.options.block_mask is not None and (rows % own[0] or cols % own[1]):
         raise ValueError(f"the block mask's blocks must be whole blocks of {own}, got {(rows, cols)}")
 
 
 def require_no_dbias(schedule: BackwardSchedule) -> None:
     """ValueError for a gradient of the bias, which FlashAttention-2's kernels alone have."""
-    if schedule.dbias:
-        raise ValueError(f"algorithm {schedule.algorithm!r} has no gradient of the bias: 'fa2' has")
+    if schedule.dbias or schedule.problem.options.sinks:
+        raise ValueError(f"algorithm {schedule.algorithm!r} has no gradient of the bias or of sinks: 'fa2' has")

@@ -15,8 +15,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from cupyflash import params
+from cupyflash.arrays import ITEMSIZE
 from cupyflash.device import Device
-from cupyflash.problem import ITEMSIZE, Problem
+from cupyflash.params import Field, Params
+from cupyflash.problem import Problem
 from cupyflash.tiling import DoesNotFit, Tiling
 
 # Rows and columns of one tensor core tile (mma m16n8k16): blocks are whole multiples of it.
@@ -31,14 +34,14 @@ ELEMENT_TYPE = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "fl
 
 
 @dataclass(frozen=True)
-class Tile:
+class Room:
     """Room in SRAM, in bytes."""
 
     name: str
     nbytes: int
 
 
-def total_bytes(tiles: Iterable[Tile]) -> int:
+def total_bytes(tiles: Iterable[Room]) -> int:
     """Of all tiles together."""
     return sum(tile.nbytes for tile in tiles)
 
@@ -64,7 +67,7 @@ class Visit:
 
     times: int
     moves: tuple[Move, ...]
-    tiles: tuple[Tile, ...] = ()
+    tiles: tuple[Room, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,14 +81,14 @@ class Phase:
     enter: tuple[Move, ...] = ()
     visits: tuple[Visit, ...] = ()
     leave: tuple[Move, ...] = ()
-    tiles: tuple[Tile, ...] = ()
+    tiles: tuple[Room, ...] = ()
 
 
 @dataclass(frozen=True)
 class Kernel:
     """One launch: entry `name` of `source` compiled with `constants`, on `grid` blocks of `threads`.
 
-    `params` names its arguments in order; `cupyflash.binding` gives them values.
+    Its one argument is the struct `params`, which `cupyflash.binding` fills.
     """
 
     source: str
@@ -94,7 +97,7 @@ class Kernel:
     grid: int
     threads: int
     shared_bytes: int
-    params: tuple[str, ...]
+    params: Params
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,7 @@ class TileSchedule(Schedule):
     """
 
     results: ClassVar[tuple[str, ...]] = ("O", "L")
+    params: ClassVar[Params]
 
     problem: Problem
     device: Device
@@ -177,14 +181,16 @@ class TileSchedule(Schedule):
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
         p = self.problem
-        if p.block_mask is not None:
-            masks = np.broadcast_to(p.block_mask.kept, (p.batch, p.heads, *p.block_mask.shape[2:]))
+        if p.options.sinks:
+            yield p.head_count, iter([Phase(1, enter=(Move("sinks", p.seqlen_q, FLOAT32),))])
+        if p.options.block_mask is not None:
+            masks = np.broadcast_to(p.options.block_mask.kept, (p.batch, p.heads, *p.options.block_mask.shape[2:]))
             for batch in range(p.batch):
-                keys = p.key_lengths[batch] if p.key_lengths else None
+                keys = p.options.key_lengths[batch] if p.options.key_lengths else None
                 for head in range(p.heads):
                     yield 1, self.phases(literal=literal, keys=keys, block_mask=masks[batch, head])
             return
-        counted = {None: p.batch} if p.key_lengths is None else Counter(p.key_lengths)
+        counted = {None: p.batch} if p.options.key_lengths is None else Counter(p.options.key_lengths)
         for keys, batches in counted.items():
             yield batches * p.heads, self.phases(literal=literal, keys=keys)
 
@@ -227,7 +233,7 @@ def row_bytes(problem: Problem) -> int:
 
 def value_row_bytes(problem: Problem) -> int:
     """Bytes of one row of a V tile in shared memory."""
-    return padded_dim(problem.value_dim) * problem.itemsize + ROW_PADDING_BYTES
+    return padded_dim(problem.head_dim_v) * problem.itemsize + ROW_PADDING_BYTES
 
 
 @dataclass(frozen=True)
@@ -295,7 +301,7 @@ def scores_seen(problem: Problem, rows: range, cols: range) -> int:
 def visited_scores(schedule: TileSchedule, visited: Visited, keys: int) -> int:
     """How many scores are seen for their position, in blocks that are visited."""
     p = schedule.problem
-    if visited.kept is None or not (p.mask or p.bias):
+    if visited.kept is None or not (p.options.mask or p.options.bias):
         return scores_seen(p, range(p.seqlen_q), range(keys))
     rows, cols = np.arange(p.seqlen_q), np.arange(schedule.col_blocks) * schedule.block_cols
     first, end = p.keys_seen(rows, keys)
@@ -305,19 +311,19 @@ def visited_scores(schedule: TileSchedule, visited: Visited, keys: int) -> int:
 
 def mask_moves(problem: Problem, scores: int) -> tuple[Move, ...]:
     """What `scores` scores read of the boolean mask and of the bias."""
-    mask = (Move("mask", scores, 1),) if problem.mask else ()
-    return mask + ((Move("bias", scores, problem.itemsize),) if problem.bias else ())
+    mask = (Move("mask", scores, 1),) if problem.options.mask else ()
+    return mask + ((Move("bias", scores, problem.itemsize),) if problem.options.bias else ())
 
 
 def block_mask_moves(problem: Problem, blocks: int) -> tuple[Move, ...]:
     """What `blocks` blocks read of the block mask, a byte each."""
-    return (Move("block_mask", blocks, 1),) if problem.block_mask is not None else ()
+    return (Move("block_mask", blocks, 1),) if problem.options.block_mask is not None else ()
 
 
 def block_mask_bytes(problem: Problem, row_blocks: int, block_cols: int) -> int:
     """Bytes of shared memory for the block masks of `row_blocks` row blocks, a bit a block in words of 32."""
     words = math.ceil(math.ceil(problem.seqlen_k / block_cols) / 32)
-    return 4 * row_blocks * words if problem.block_mask is not None else 0
+    return 4 * row_blocks * words if problem.options.block_mask is not None else 0
 
 
 def require_block_mask(schedule: TileSchedule, blocks: tuple[int, int] | None = None) -> None:
@@ -325,31 +331,31 @@ def require_block_mask(schedule: TileSchedule, blocks: tuple[int, int] | None = 
     p = schedule.problem
     rows, cols = blocks or (schedule.block_rows, schedule.block_cols)
     needed = -(-p.seqlen_q // rows), -(-p.seqlen_k // cols)
-    if p.block_mask is not None and p.block_mask.shape[2:] != needed:
+    if p.options.block_mask is not None and p.options.block_mask.shape[2:] != needed:
         raise ValueError(
             f"block_mask must be (..., Tr, Tc) = (..., {needed[0]}, {needed[1]}) for blocks of Br {rows} x Bc {cols}, got "
-            f"{p.block_mask.shape}; tiling=(Br, Bc) chooses the blocks"
+            f"{p.options.block_mask.shape}; tiling=(Br, Bc) chooses the blocks"
         )
 
 
 def require_no_block_mask(schedule: TileSchedule) -> None:
     """ValueError for a block mask with an algorithm that skips nothing."""
-    if schedule.problem.block_mask is not None:
+    if schedule.problem.options.block_mask is not None:
         raise ValueError(f"algorithm {schedule.algorithm!r} has no block mask: 'fa1' and 'fa2' skip what it leaves out")
 
 
 def length_moves(problem: Problem) -> tuple[Move, ...]:
     """A thread block's reading of its batch's key length, an int32."""
-    return (Move("key_lengths", 1, 4),) if problem.padded else ()
+    return (Move("key_lengths", 1, 4),) if problem.options.padded else ()
 
 
 def sub_tile(problem: Problem, block_cols: int) -> int:
     """Columns of K_j that are held in registers as S at a time: the widest piece that divides Bc."""
     # Beside S a thread holds d / 2 registers of O: what is left of 255 without spilling.
-    d = max(problem.head_dim, problem.value_dim)
+    d = max(problem.head_dim, problem.head_dim_v)
     if d > 128:
         widest = 16
-    elif problem.itemsize == 4 or (d > 64 and (problem.mask or problem.bias)):
+    elif problem.itemsize == 4 or (d > 64 and (problem.options.mask or problem.options.bias)):
         widest = 32
     else:
         widest = 64
@@ -360,31 +366,37 @@ def element_constants(problem: Problem) -> tuple[tuple[str, int | str], ...]:
     """The constants that every attention kernel takes: element type, d and d_v, masks and copy width."""
     return (
         ("ELEMENT", ELEMENT_TYPE[problem.dtype]),
-        ("D", problem.head_dim),
-        ("DV", problem.value_dim),
-        ("CAUSAL", int(problem.causal)),
-        ("WINDOW", int(problem.window is not None)),
-        ("MASK", int(problem.mask)),
-        ("BIAS", int(problem.bias)),
-        ("PADDED", int(problem.padded)),
-        ("SPARSE", int(problem.block_mask is not None)),
+        ("HEAD_DIM", problem.head_dim),
+        ("VALUE_DIM", problem.head_dim_v),
+        ("CAUSAL", int(problem.options.causal)),
+        ("WINDOW", int(problem.options.window is not None)),
+        ("MASK", int(problem.options.mask)),
+        ("BIAS", int(problem.options.bias)),
+        ("PADDED", int(problem.options.padded)),
+        ("SPARSE", int(problem.options.block_mask is not None)),
+        ("SINKS", int(problem.options.sinks)),
         ("COPY_BYTES", problem.alignment),
     )
 
 
-def stride_params(names: Iterable[str]) -> tuple[str, ...]:
-    """The names of the strides of (batch, head, row, ...) tensors."""
-    return tuple(f"{name}_{axis}" for name in names for axis in ("batch", "head", "row"))
-
-
-MASK_PARAMS = (
-    *("mask", "mask_batch", "mask_head", "mask_row", "mask_col"),
-    *("bias", "bias_batch", "bias_head", "bias_row", "bias_col"),
-    *("key_lengths", "left", "right"),
-)
-
-
-BLOCK_MASK_PARAMS = ("block_mask", *(f"block_mask_{axis}" for axis in ("batch", "head", "row", "col")))
+def attention_params(*own: Field) -> Params:
+    """The struct of an algorithm's kernels: what all of them are given, and fields of its `own`."""
+    return Params(
+        (
+            *params.arrays("const Element", params.ROWS, "QKV"),
+            Field("O", "Element", params.ROWS),
+            Field("L", "float", params.POINTER),
+            *own,
+            Field("mask", "const unsigned char", params.SCORES),
+            Field("bias", "const Element", params.SCORES),
+            Field("block_mask", "const unsigned char", params.SCORES),
+            Field("sinks", "const float", params.POINTER),
+            *params.arrays("const int", params.POINTER, ("key_lengths", "cu_seqlens_q", "cu_seqlens_k")),
+            Field("rows", "long long"),
+            *params.numbers("int", "Nq", "Nk", "total_q", "heads", "group", "sequences", "left", "right"),
+            Field("scale", "float"),
+        )
+    )
 
 
 def require_kernel_tiling(schedule: TileSchedule, shared_bytes: int) -> None:

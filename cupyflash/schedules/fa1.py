@@ -8,20 +8,20 @@ from typing import ClassVar
 import numpy as np
 
 from cupyflash.device import Device
+from cupyflash.params import POINTER, Params, arrays
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import (
-    BLOCK_MASK_PARAMS,
     FLOAT32,
     GRANULE,
-    MASK_PARAMS,
     WARP,
     Kernel,
     Move,
     Phase,
-    Tile,
+    Room,
     Visit,
     Visited,
     Workspace,
+    attention_params,
     block_mask_bytes,
     block_mask_moves,
     element_constants,
@@ -29,7 +29,6 @@ from cupyflash.schedules.base import (
     require_block_mask,
     require_kernel_tiling,
     row_bytes,
-    stride_params,
     sub_tile,
     value_row_bytes,
 )
@@ -52,22 +51,23 @@ class Fa1Schedule(ColumnsOutside):
     """Algorithm 1's schedule. O is float32 in HBM between visits: O_acc for half types, O itself for float32."""
 
     algorithm: ClassVar[str] = "fa1"
+    params: ClassVar[Params] = attention_params(*arrays("float", POINTER, ("O_acc", "l", "m")))
 
     @property
     def _accumulator(self) -> str:
         return "O" if self.problem.dtype == "float32" else "O_acc"
 
-    def _tiles(self) -> dict[str, Tile]:
+    def _tiles(self) -> dict[str, Room]:
         p = self.problem
         if self.tiling.used == self.tiling.paper:
             # The paper's own residency: K_j, V_j, Q_i and O_i in elements of the input type.
-            row, value_row = p.head_dim * p.itemsize, p.value_dim * p.itemsize
+            row, value_row = p.head_dim * p.itemsize, p.head_dim_v * p.itemsize
             sizes = {"O": self.block_rows * value_row}
         else:
             row, value_row = row_bytes(p), value_row_bytes(p)
             sizes = {}
         sizes |= {"K": self.block_cols * row, "V": self.block_cols * value_row, "Q": self.block_rows * row}
-        return {name: Tile(name, nbytes) for name, nbytes in sizes.items()}
+        return {name: Room(name, nbytes) for name, nbytes in sizes.items()}
 
     def _initialise(self, visited: Visited) -> Phase:
         """Line 2: O = 0, l = 0, m = -inf. A row block that no column block will visit has its O and L for good."""
@@ -76,8 +76,8 @@ class Fa1Schedule(ColumnsOutside):
         moves = [
             *length_moves(p),
             *block_mask_moves(p, visited.blocks),
-            Move(self._accumulator, (p.seqlen_q - unseen) * p.value_dim, FLOAT32, write=True),
-            Move("O", unseen * p.value_dim, p.itemsize, write=True),
+            Move(self._accumulator, (p.seqlen_q - unseen) * p.head_dim_v, FLOAT32, write=True),
+            Move("O", unseen * p.head_dim_v, p.itemsize, write=True),
             Move("l", p.seqlen_q, FLOAT32, write=True),
             Move("m", p.seqlen_q, FLOAT32, write=True),
         ]
@@ -91,12 +91,12 @@ class Fa1Schedule(ColumnsOutside):
         moves = [
             Move("Q", rows * p.head_dim, p.itemsize, tile="Q"),
             *masks,
-            Move(self._accumulator, rows * p.value_dim, FLOAT32),
+            Move(self._accumulator, rows * p.head_dim_v, FLOAT32),
             Move("l", rows, FLOAT32),
             Move("m", rows, FLOAT32),
-            Move("O", rows * p.value_dim, p.itemsize, write=True)
+            Move("O", rows * p.head_dim_v, p.itemsize, write=True)
             if last
-            else Move(self._accumulator, rows * p.value_dim, FLOAT32, write=True),
+            else Move(self._accumulator, rows * p.head_dim_v, FLOAT32, write=True),
             Move("l", rows, FLOAT32, write=True),
             Move("m", rows, FLOAT32, write=True),
         ]
@@ -109,9 +109,9 @@ class Fa1Schedule(ColumnsOutside):
         p, tiles = self.problem, self._tiles()
         load = (
             Move("K", cols * p.head_dim, p.itemsize, tile="K"),
-            Move("V", cols * p.value_dim, p.itemsize, tile="V"),
+            Move("V", cols * p.head_dim_v, p.itemsize, tile="V"),
         )
-        kept = Tile("block_mask", block_mask_bytes(p, self.row_blocks, self.block_cols))
+        kept = Room("block_mask", block_mask_bytes(p, self.row_blocks, self.block_cols))
         return Phase(times, enter=load, visits=visits, tiles=(tiles["K"], tiles["V"], kept))
 
     def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
@@ -125,7 +125,7 @@ class Fa1Schedule(ColumnsOutside):
         rows = (p.head_count, p.seqlen_q)
         spaces = {"l": Workspace(rows, "float32"), "m": Workspace(rows, "float32")}
         if self._accumulator == "O_acc":
-            spaces["O_acc"] = Workspace((*rows, p.value_dim), "float32")
+            spaces["O_acc"] = Workspace((*rows, p.head_dim_v), "float32")
         return spaces
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -139,12 +139,6 @@ class Fa1Schedule(ColumnsOutside):
             ("BC", self.block_cols),
             ("SUB", sub_tile(p, self.block_cols)),
         )
-        params = (
-            *("Q", "K", "V", "O", "L", "O_acc", "l", "m", "Nq", "Nk", "heads", "group", "scale"),
-            *stride_params("QKVO"),
-            *MASK_PARAMS,
-            *BLOCK_MASK_PARAMS,
-        )
         return (
             Kernel(
                 "fa1_forward.cu",
@@ -153,6 +147,6 @@ class Fa1Schedule(ColumnsOutside):
                 self.repeats if self.row_blocks else 0,
                 self.block_rows // GRANULE * WARP,
                 shared,
-                params,
+                self.params,
             ),
         )

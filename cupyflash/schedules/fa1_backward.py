@@ -12,19 +12,18 @@ from typing import ClassVar
 import numpy as np
 
 from cupyflash.device import Device
+from cupyflash.params import POINTER, Field, Params
 from cupyflash.problem import Problem
-from cupyflash.schedules.backward import BackwardSchedule, require_no_dbias
+from cupyflash.schedules.backward import BackwardSchedule, gradient_params, require_no_dbias
 from cupyflash.schedules.base import (
-    BLOCK_MASK_PARAMS,
     FLOAT32,
     GRANULE,
-    MASK_PARAMS,
     ROW_PADDING_BYTES,
     WARP,
     Kernel,
     Move,
     Phase,
-    Tile,
+    Room,
     Visit,
     Visited,
     Workspace,
@@ -36,7 +35,6 @@ from cupyflash.schedules.base import (
     require_block_mask,
     require_kernel_tiling,
     row_bytes,
-    stride_params,
     total_bytes,
     value_row_bytes,
 )
@@ -47,13 +45,13 @@ from cupyflash.tiling import TileSize
 SUB_TILES = (32, 16)
 
 
-def tiles(problem: Problem, block_rows: int, block_cols: int) -> dict[str, Tile]:
+def tiles(problem: Problem, block_rows: int, block_cols: int) -> dict[str, Room]:
     """What is in shared memory, by tensor: dK~ and dV~ are float32 sums, all else elements in padded rows."""
     p, row, value_row = problem, row_bytes(problem), value_row_bytes(problem)
     query_heads = p.heads // p.kv_heads if p.kv_heads else 1
     sizes = {
         "dK": block_cols * padded_dim(p.head_dim) * FLOAT32,
-        "dV": block_cols * padded_dim(p.value_dim) * FLOAT32,
+        "dV": block_cols * padded_dim(p.head_dim_v) * FLOAT32,
         "K": block_cols * row,
         "V": block_cols * value_row,
         "Q": block_rows * row,
@@ -63,7 +61,7 @@ def tiles(problem: Problem, block_rows: int, block_cols: int) -> dict[str, Tile]
         "D": block_rows * FLOAT32,
         "block_mask": block_mask_bytes(p, query_heads * -(-p.seqlen_q // block_rows), block_cols),
     }
-    return {name: Tile(name, nbytes) for name, nbytes in sizes.items()}
+    return {name: Room(name, nbytes) for name, nbytes in sizes.items()}
 
 
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
@@ -84,19 +82,20 @@ class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
     """
 
     algorithm: ClassVar[str] = "fa1"
+    params: ClassVar[Params] = gradient_params(Field("dQ_acc", "float", POINTER))
 
     @property
     def _accumulator(self) -> str:
         return "dQ" if self.problem.dtype == "float32" else "dQ_acc"
 
-    def _tiles(self) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
+    def _tiles(self) -> tuple[tuple[Room, ...], tuple[Room, ...]]:
         """What stays for an outer step, and what a visit brings."""
         p = self.problem
         if self.tiling.used == self.tiling.paper:
             # Line 2's ceil(M / 4d) is for four tiles of Bc rows in elements of the input type. It leaves no room for what a
             # visit brings: that passes through.
-            rows = {"K": p.head_dim, "V": p.value_dim, "dK": p.head_dim, "dV": p.value_dim}
-            return tuple(Tile(name, self.block_cols * d * p.itemsize) for name, d in rows.items()), ()
+            rows = {"K": p.head_dim, "V": p.head_dim_v, "dK": p.head_dim, "dV": p.head_dim_v}
+            return tuple(Room(name, self.block_cols * d * p.itemsize) for name, d in rows.items()), ()
         made = tiles(p, self.block_rows, self.block_cols)
         visit = tuple(made.pop(name) for name in ("Q", "dO", "dS", "L", "D"))
         return tuple(made.values()), visit
@@ -112,7 +111,7 @@ class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
             Move(self._accumulator, seen * p.head_dim, FLOAT32, write=True),
             Move("dQ", unseen * p.head_dim, p.itemsize, write=True),
             Move("dK", p.seqlen_k * p.head_dim, p.itemsize, write=True),
-            Move("dV", p.seqlen_k * p.value_dim, p.itemsize, write=True),
+            Move("dV", p.seqlen_k * p.head_dim_v, p.itemsize, write=True),
         )
         return Phase(1, enter=moves)
 
@@ -126,8 +125,8 @@ class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
 
         moves = (
             load("Q", p.head_dim, p.itemsize),
-            load("dO", p.value_dim, p.itemsize),
-            load("O", p.value_dim, p.itemsize),
+            load("dO", p.head_dim_v, p.itemsize),
+            load("O", p.head_dim_v, p.itemsize),
             load("L", 1, FLOAT32),
             *masks,
             Move(self._accumulator, rows * p.head_dim, FLOAT32),
@@ -140,7 +139,7 @@ class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
     def _outer(self, times: int, cols: int, visits: tuple[Visit, ...]) -> Phase:
         """Lines 7, 8 and 24: `cols` rows of K_j and V_j, and their gradients, stay in SRAM while the row blocks come by."""
         p, (stays, _) = self.problem, self._tiles()
-        rows = (("K", p.head_dim), ("V", p.value_dim))
+        rows = (("K", p.head_dim), ("V", p.head_dim_v))
         return Phase(
             times,
             enter=tuple(Move(name, cols * d, p.itemsize, tile=name) for name, d in rows),
@@ -172,11 +171,5 @@ class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
             ("BC", self.block_cols),
             ("SUB", next(width for width in SUB_TILES if self.block_rows % width == 0)),
         )
-        params = (
-            *("Q", "K", "V", "O", "dO", "L", "dQ", "dK", "dV", "dQ_acc", "Nq", "Nk", "heads", "group", "scale"),
-            *stride_params(("Q", "K", "V", "O", "dO", "dQ", "dK", "dV")),
-            *MASK_PARAMS,
-            *BLOCK_MASK_PARAMS,
-        )
         threads = self.block_rows // GRANULE * WARP
-        return (Kernel("fa1_backward.cu", "fa1_backward", constants, self.repeats, threads, shared, params),)
+        return (Kernel("fa1_backward.cu", "fa1_backward", constants, self.repeats, threads, shared, self.params),)

@@ -7,20 +7,20 @@ from typing import ClassVar
 
 import numpy as np
 
+from cupyflash.params import Params
 from cupyflash.schedules import fa2_tiles
 from cupyflash.schedules.base import (
-    BLOCK_MASK_PARAMS,
     FLOAT32,
     GRANULE,
-    MASK_PARAMS,
     Kernel,
     Move,
     Phase,
-    Tile,
+    Room,
     TileSchedule,
     Visit,
     Visited,
     Workspace,
+    attention_params,
     block_mask_bytes,
     block_mask_moves,
     element_constants,
@@ -28,11 +28,9 @@ from cupyflash.schedules.base import (
     mask_moves,
     require_block_mask,
     require_dtype,
-    stride_params,
     visited_scores,
 )
 
-VARLEN_PARAMS = ("cu_seqlens_q", "cu_seqlens_k", "total_q", "sequences")
 # What the ring holds in a replay of block sizes that no kernel runs.
 LEAST_STAGES = 2
 
@@ -41,6 +39,7 @@ class Fa2Schedule(TileSchedule):
     """FlashAttention-2's schedule: a phase is a row block, its visits the column blocks that it sees."""
 
     algorithm: ClassVar[str] = "fa2"
+    params: ClassVar[Params] = attention_params()
 
     @property
     def candidate(self) -> fa2_tiles.Candidate:
@@ -50,17 +49,17 @@ class Fa2Schedule(TileSchedule):
             raise ValueError(f"the fa2 kernel runs blocks in steps of {GRANULE}; the tiling asks for {self.tiling.used}")
         return fa2_tiles.choose(self.problem, self.device, (self.block_rows, self.block_cols))
 
-    def _tiles(self) -> tuple[Tile, ...]:
+    def _tiles(self) -> tuple[Room, ...]:
         """The Q block, which O leaves through, the ring that K and V blocks go round, and the block mask."""
         p = self.problem
         if self.block_rows % GRANULE or self.block_cols % GRANULE:
-            row, stages = max(p.head_dim, p.value_dim) * p.itemsize, LEAST_STAGES
+            row, stages = max(p.head_dim, p.head_dim_v) * p.itemsize, LEAST_STAGES
         else:
             row = fa2_tiles.row_size(p)
             best = fa2_tiles.candidates(p, self.device, (self.block_rows, self.block_cols))[0]
             stages = LEAST_STAGES if best.rejected else best.tile.stages
         kept = block_mask_bytes(p, 1, self.block_cols)
-        return Tile("Q", self.block_rows * row), Tile("K, V", stages * self.block_cols * row), Tile("block_mask", kept)
+        return Room("Q", self.block_rows * row), Room("K, V", stages * self.block_cols * row), Room("block_mask", kept)
 
     def _row_block(self, times: int, rows: int, full_visits: int, tail_visits: int, tail_cols: int) -> Phase:
         """`times` row blocks of `rows` rows that visit full and ragged column blocks so often in all, or see none."""
@@ -70,7 +69,7 @@ class Fa2Schedule(TileSchedule):
                 count,
                 (
                     Move("K", cols * p.head_dim, p.itemsize, tile="K, V"),
-                    Move("V", cols * p.value_dim, p.itemsize, tile="K, V"),
+                    Move("V", cols * p.head_dim_v, p.itemsize, tile="K, V"),
                 ),
             )
             for count, cols in ((full_visits, self.block_cols), (tail_visits, tail_cols))
@@ -79,7 +78,7 @@ class Fa2Schedule(TileSchedule):
         enter = list(length_moves(p))
         if visits:
             enter.append(Move("Q", rows * p.head_dim, p.itemsize, tile="Q"))
-        leave = [Move("O", rows * p.value_dim, p.itemsize, write=True, tile="Q")]
+        leave = [Move("O", rows * p.head_dim_v, p.itemsize, write=True, tile="Q")]
         if self.lse:
             leave.append(Move("L", rows, FLOAT32, write=True))
         return Phase(times, enter=tuple(enter), visits=visits, leave=tuple(leave), tiles=self._tiles())
@@ -125,14 +124,7 @@ class Fa2Schedule(TileSchedule):
             ("STAGES", tile.stages),
             ("BLOCKS", tile.blocks),
             ("Q_IN_REGS", int(tile.q_in_regs)),
-            ("SCALE_FIRST", int(p.bias or p.softmax_scale <= 0)),
-            ("VARLEN", int(p.packed)),
+            ("SCALE_FIRST", int(p.options.bias or p.softmax_scale <= 0)),
+            ("VARLEN", int(p.options.packed)),
         )
-        params = (
-            *("Q", "K", "V", "O", "L", "Nq", "Nk", "heads", "group", "scale"),
-            *stride_params("QKVO"),
-            *MASK_PARAMS,
-            *BLOCK_MASK_PARAMS,
-            *VARLEN_PARAMS,
-        )
-        return (Kernel("fa2_forward.cu", "fa2_forward", constants, self.grid, tile.threads, best.shared_bytes, params),)
+        return (Kernel("fa2_forward.cu", "fa2_forward", constants, self.grid, tile.threads, best.shared_bytes, self.params),)

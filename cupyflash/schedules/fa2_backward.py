@@ -13,18 +13,17 @@ from typing import ClassVar
 
 import numpy as np
 
+from cupyflash.params import POINTER, Field, Params, arrays
 from cupyflash.schedules import fa2_backward_tiles as tiles
-from cupyflash.schedules.backward import BackwardSchedule, require_mask_blocks
+from cupyflash.schedules.backward import BackwardSchedule, gradient_params, require_mask_blocks
 from cupyflash.schedules.base import (
-    BLOCK_MASK_PARAMS,
     FLOAT32,
     GRANULE,
-    MASK_PARAMS,
     WARP,
     Kernel,
     Move,
     Phase,
-    Tile,
+    Room,
     Visit,
     Visited,
     Workspace,
@@ -33,19 +32,20 @@ from cupyflash.schedules.base import (
     length_moves,
     mask_moves,
     require_dtype,
-    stride_params,
     total_bytes,
     visited_scores,
 )
-from cupyflash.schedules.fa2 import VARLEN_PARAMS
 from cupyflash.schedules.fa2_backward_tiles import Launch, launches
 
 ROW_THREADS = 128
-DBIAS_PARAMS = ("dbias", *(f"dbias_{axis}" for axis in ("batch", "head", "row", "col")))
 
 
 class _Fa2Kernels(BackwardSchedule):
     """What the two schedules of this file share."""
+
+    params: ClassVar[Params] = gradient_params(
+        Field("bases", "Base", POINTER), *arrays("float", POINTER, ("D", "dQ_acc", "dsinks"))
+    )
 
     def constants(self) -> tuple[tuple[str, int | str], ...]:
         rows, cols = self.shares
@@ -55,7 +55,7 @@ class _Fa2Kernels(BackwardSchedule):
             ("BC", self.block_cols),
             ("KEPT_ROWS", rows),
             ("KEPT_COLS", cols),
-            ("VARLEN", int(self.problem.packed)),
+            ("VARLEN", int(self.problem.options.packed)),
         )
 
     def visited(self, keys: int, block_mask: np.ndarray | None) -> list[Visited]:
@@ -91,7 +91,7 @@ class QueriesSchedule(_Fa2Kernels):
         """Row blocks of `rows` rows that visit full and ragged column blocks so often (2, row blocks); in one phase."""
         p = self.problem
         seen = int(rows[visits.sum(axis=0) > 0].sum())
-        d, dv, size = p.head_dim, p.value_dim, p.itemsize
+        d, dv, size = p.head_dim, p.head_dim_v, p.itemsize
         counted = tuple(
             Visit(int(times), (Move("K", cols * d, size, tile="K"), Move("V", cols * dv, size, tile="V")))
             for times, cols in zip(visits.sum(axis=1), (self.block_cols, tail_cols), strict=True)
@@ -99,7 +99,7 @@ class QueriesSchedule(_Fa2Kernels):
         )
         enter = (
             Move("Q", seen * p.head_dim, p.itemsize),
-            Move("dO", seen * p.value_dim, p.itemsize),
+            Move("dO", seen * p.head_dim_v, p.itemsize),
             Move("L", seen, FLOAT32),
             Move("D", seen, FLOAT32),
         )
@@ -111,25 +111,23 @@ class QueriesSchedule(_Fa2Kernels):
         """Thread blocks."""
         return self.problem.head_count * self.row_blocks
 
-    def _tiles(self) -> tuple[Tile, ...]:
+    def _tiles(self) -> tuple[Room, ...]:
         return tiles.query_tiles(self.problem, self.block_rows, self.block_cols)
 
     def workspaces(self) -> Mapping[str, Workspace]:
         return {}
 
     def kernels(self) -> tuple[Kernel, ...]:
-        params = ("Q", "K", "V", "dO", "L", "bases", "D", "dQ", "Nq", "Nk", "heads", "group", "scale")
-        return (self._kernel("fa2_backward_queries", params, ("Q", "K", "V", "dO", "dQ")),)
+        return (self._kernel("fa2_backward_queries"),)
 
     @property
     def large_rows(self) -> Kernel:
         """What finds `bases`, in the same blocks."""
-        return self._kernel("large_rows", ("Q", "K", "L", "bases", "Nq", "Nk", "heads", "group", "scale"), ("Q", "K"))
+        return self._kernel("large_rows")
 
-    def _kernel(self, name: str, params: tuple[str, ...], tensors: tuple[str, ...]) -> Kernel:
-        params = (*params, *stride_params(tensors), *MASK_PARAMS, *BLOCK_MASK_PARAMS, *VARLEN_PARAMS)
+    def _kernel(self, name: str) -> Kernel:
         shared, threads = total_bytes(self._tiles()), self.block_rows // GRANULE * WARP
-        return Kernel(f"{name}.cu", name, self.constants(), self.grid, threads, shared, params)
+        return Kernel(f"{name}.cu", name, self.constants(), self.grid, threads, shared, self.params)
 
 
 @dataclass(frozen=True)
@@ -137,6 +135,10 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     """A phase is a column block of a key head, its visits the row blocks that see it, of every query head of the group."""
 
     algorithm: ClassVar[str] = "fa2"
+
+    @property
+    def row_results(self) -> tuple[str, ...]:
+        return ("dsinks",) if self.problem.options.sinks else ()
 
     @property
     def query_shape(self) -> tuple[int, int]:
@@ -164,14 +166,14 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         """What makes dQ, where atomics do not."""
         return self.by_rows if self.deterministic else None
 
-    def _tiles(self) -> tuple[Tile, ...]:
+    def _tiles(self) -> tuple[Room, ...]:
         return tiles.main_tiles(self.problem, self.block_rows, self.block_cols, self.stages)
 
     def _visit(self, launch: Launch, times: int, rows: int) -> Visit:
         p = self.problem
         moves = [
             Move("Q", rows * p.head_dim, p.itemsize, tile="Q, dO"),
-            Move("dO", rows * p.value_dim, p.itemsize, tile="Q, dO"),
+            Move("dO", rows * p.head_dim_v, p.itemsize, tile="Q, dO"),
             Move("L", rows, FLOAT32, tile="L, D"),
         ]
         if launch.dk:
@@ -186,7 +188,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         p = self.problem
         enter = [Move("K", cols * p.head_dim, p.itemsize, tile="K")]
         if launch.dk:
-            enter.append(Move("V", cols * p.value_dim, p.itemsize, tile="V"))
+            enter.append(Move("V", cols * p.head_dim_v, p.itemsize, tile="V"))
         return Phase(times, enter=tuple(enter), visits=visits, tiles=self._tiles())
 
     def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
@@ -194,18 +196,19 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         keys = p.seqlen_k if keys is None else keys
         heads = self.visited(keys, block_mask)
 
-        every = (p.seqlen_q * p.value_dim, p.itemsize)  # the first kernel: D, dQ = 0
+        every = (p.seqlen_q * p.head_dim_v, p.itemsize)  # the first kernel: D, dQ = 0
         enter = [Move("O", *every), Move("dO", *every), Move("D", p.seqlen_q, FLOAT32, write=True)]
         sums = Move("dQ_acc", p.seqlen_q * p.head_dim, FLOAT32)
         if not self.deterministic:
             enter.append(Move("dQ_acc", sums.elements, FLOAT32, write=True))
+        enter += [Move(name, p.seqlen_q, FLOAT32, write=name == "dsinks") for name in ("sinks", "L", "dsinks") if p.options.sinks]
         enter.append(Move("L", p.seqlen_q, FLOAT32))  # the second, which finds no large row
         yield Phase(group, enter=tuple(enter))
 
         for launch in launches(p):
             yield from self._launch(launch, literal, keys, heads)
             yield from self.extras(heads, keys, self.col_blocks)
-            gradients = (("dK", p.head_dim, launch.dk), ("dV", p.value_dim, launch.dv))
+            gradients = (("dK", p.head_dim, launch.dk), ("dV", p.head_dim_v, launch.dv))
             leave = (Move(name, p.seqlen_k * d, p.itemsize, write=True) for name, d, made in gradients if made)
             yield Phase(1, leave=tuple(leave))
         if self.dbias:
@@ -242,7 +245,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         p = self.problem
         require_dtype(p.dtype, self.device)
         require_mask_blocks(self)
-        if self.dbias and not p.bias:
+        if self.dbias and not p.options.bias:
             raise ValueError("dbias is the gradient of a bias, and there is none")
 
         def constants(launch: Launch) -> tuple[tuple[str, int | str], ...]:
@@ -259,23 +262,12 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         # The kernels before and behind are compiled with the launch that makes dK.
         pairs, total_q = self.query_shape
         row_grid = pairs * -(-total_q // (ROW_THREADS // tiles.row_lanes(p)))
-        whose = ("total_q", "heads")
-        before = ("O", "dO", "D", "dQ_acc", *whose, *stride_params(("O", "dO")))
-        rows = Kernel(source, "fa2_backward_rows", constants(made[-1]), row_grid, ROW_THREADS, 0, before)
-        params = (
-            *("Q", "K", "V", "dO", "L", "bases", "D", "dQ_acc", "dK", "dV", "Nq", "Nk", "heads", "group", "scale"),
-            *stride_params(("Q", "K", "V", "dO", "dK", "dV")),
-            *MASK_PARAMS,
-            *BLOCK_MASK_PARAMS,
-            *DBIAS_PARAMS,
-            *VARLEN_PARAMS,
-        )
+        rows = Kernel(source, "fa2_backward_rows", constants(made[-1]), row_grid, ROW_THREADS, 0, self.params)
         shared = total_bytes(self._tiles())
         threads = self.block_cols // GRANULE * WARP
-        main = [Kernel(source, "fa2_backward", constants(each), self.grid, threads, shared, params) for each in made]
+        main = [Kernel(source, "fa2_backward", constants(each), self.grid, threads, shared, self.params) for each in made]
         before_main = rows, self.by_rows.large_rows
         if self.queries is not None:
             return (*before_main, *main, *self.queries.kernels())
-        behind = ("dQ_acc", "dQ", *whose, "scale", *stride_params(("dQ",)))
-        finish = Kernel(source, "fa2_backward_finish", constants(made[-1]), row_grid, ROW_THREADS, 0, behind)
+        finish = Kernel(source, "fa2_backward_finish", constants(made[-1]), row_grid, ROW_THREADS, 0, self.params)
         return (*before_main, *main, finish)

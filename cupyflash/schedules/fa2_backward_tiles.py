@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import FLOAT32, GRANULE, Tile, block_mask_bytes, padded_dim, total_bytes
+from cupyflash.schedules.base import FLOAT32, GRANULE, Room, block_mask_bytes, padded_dim, total_bytes
 from cupyflash.schedules.fa2_tiles import masked as is_masked
 from cupyflash.schedules.fa2_tiles import positioned
 from cupyflash.tiling import DoesNotFit, TileSize
@@ -32,48 +32,48 @@ class Launch:
 
 def launches(problem: Problem) -> tuple[Launch, ...]:
     """dK and dV together, or one after the other where a warp's registers do not hold both."""
-    if padded_dim(problem.head_dim) + padded_dim(problem.value_dim) <= MOST_ACCUMULATORS[problem.itemsize]:
+    if padded_dim(problem.head_dim) + padded_dim(problem.head_dim_v) <= MOST_ACCUMULATORS[problem.itemsize]:
         return (Launch(dk=True, dv=True),)
     return Launch(dk=False, dv=True), Launch(dk=True, dv=False)
 
 
 def row_lanes(problem: Problem) -> int:
     """Lanes that a row has in the first and last kernel: ROW_LANES in fa2_backward.cu, a power of two."""
-    pieces = max(problem.head_dim, problem.value_dim) // max(1, problem.alignment // problem.itemsize)
+    pieces = max(problem.head_dim, problem.head_dim_v) // max(1, problem.alignment // problem.itemsize)
     return min(32, 1 << (pieces - 1).bit_length())
 
 
 def block_mask_column_bytes(problem: Problem, block_rows: int) -> int:
     """Bytes for what the block mask says of a column block, of each query head of a group, a bit a block in words of 32."""
-    if problem.block_mask is None:
+    if problem.options.block_mask is None:
         return 0
     group = problem.heads // max(problem.kv_heads, 1)
     return 4 * group * math.ceil(math.ceil(problem.seqlen_q / block_rows) / 32)
 
 
-def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int) -> tuple[Tile, ...]:
+def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int) -> tuple[Room, ...]:
     """What is in shared memory: K_j and V_j, dS, the Q and dO blocks with L and D, the column block's part of a block mask."""
     size = problem.itemsize
-    row, value_row = padded_dim(problem.head_dim) * size, padded_dim(problem.value_dim) * size
+    row, value_row = padded_dim(problem.head_dim) * size, padded_dim(problem.head_dim_v) * size
     return (
-        Tile("K", block_cols * row),
-        Tile("V", block_cols * value_row),
-        Tile("dS", block_cols * block_rows * size),
-        Tile("Q, dO", stages * block_rows * (row + value_row)),
-        Tile("L, D", stages * 2 * block_rows * FLOAT32),
-        Tile("block_mask", block_mask_column_bytes(problem, block_rows)),
+        Room("K", block_cols * row),
+        Room("V", block_cols * value_row),
+        Room("dS", block_cols * block_rows * size),
+        Room("Q, dO", stages * block_rows * (row + value_row)),
+        Room("L, D", stages * 2 * block_rows * FLOAT32),
+        Room("block_mask", block_mask_column_bytes(problem, block_rows)),
     )
 
 
-def query_tiles(problem: Problem, block_rows: int, block_cols: int) -> tuple[Tile, ...]:
+def query_tiles(problem: Problem, block_rows: int, block_cols: int) -> tuple[Room, ...]:
     """The same in the kernel of dQ: Q_i and dO_i, K_j and V_j, the row block's part of a block mask."""
-    row, value_row = padded_dim(problem.head_dim) * problem.itemsize, padded_dim(problem.value_dim) * problem.itemsize
+    row, value_row = padded_dim(problem.head_dim) * problem.itemsize, padded_dim(problem.head_dim_v) * problem.itemsize
     return (
-        Tile("Q", block_rows * row),
-        Tile("dO", block_rows * value_row),
-        Tile("K", block_cols * row),
-        Tile("V", block_cols * value_row),
-        Tile("block_mask", block_mask_bytes(problem, 1, block_cols)),
+        Room("Q", block_rows * row),
+        Room("dO", block_rows * value_row),
+        Room("K", block_cols * row),
+        Room("V", block_cols * value_row),
+        Room("block_mask", block_mask_bytes(problem, 1, block_cols)),
     )
 
 
@@ -85,7 +85,7 @@ def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: in
 
 def most_rows(problem: Problem, device: Device) -> int:
     """Br beyond which S^T and dP^T, beside the gradients, were seen to spill; `.ci/compile_gate.py` holds it to that."""
-    d, masked = max(problem.head_dim, problem.value_dim), is_masked(problem)
+    d, masked = max(problem.head_dim, problem.head_dim_v), is_masked(problem)
     if problem.itemsize == 4:
         return 32 if d <= 64 and not (masked and device.compute_capability < (8, 0)) else 16
     if d <= 64:
@@ -125,7 +125,7 @@ def fit_queries(problem: Problem, device: Device, within: tuple[int, int] | None
     raise _refused(problem, device, query_tiles(problem, GRANULE, GRANULE), within)
 
 
-def _refused(problem: Problem, device: Device, least: tuple[Tile, ...], within: tuple[int, int] | None) -> ValueError:
+def _refused(problem: Problem, device: Device, least: tuple[Room, ...], within: tuple[int, int] | None) -> ValueError:
     what = f"fa2's backward at head_dim {problem.head_dim} {problem.dtype}"
     if within is not None and (within[0] % GRANULE or within[1] % GRANULE):
         return ValueError(f"{what} runs blocks in steps of {GRANULE}; the tiling asks for {within}")

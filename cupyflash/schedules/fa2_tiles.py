@@ -102,7 +102,7 @@ class Candidate:
 
 def row_size(problem: Problem) -> int:
     """Bytes that a row of any tile has room for in shared memory."""
-    return padded_dim(max(problem.head_dim, problem.value_dim)) * problem.itemsize
+    return padded_dim(max(problem.head_dim, problem.head_dim_v)) * problem.itemsize
 
 
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int, stages: int) -> int:
@@ -114,7 +114,7 @@ def accumulators(problem: Problem, tile: Tile) -> int:
     """Registers a thread for O and S, and Q."""
     rows = tile.warp_rows
     q = rows * padded_dim(problem.head_dim) * problem.itemsize // (4 * WARP) if tile.q_in_regs else 0
-    return rows * (padded_dim(problem.value_dim) + tile.block_cols) // WARP + q
+    return rows * (padded_dim(problem.head_dim_v) + tile.block_cols) // WARP + q
 
 
 def most_accumulators(problem: Problem, device: Device, tile: Tile) -> int:
@@ -123,9 +123,9 @@ def most_accumulators(problem: Problem, device: Device, tile: Tile) -> int:
     A block of one warp, whose lanes make all copies, has room for fewer. ptxas for compute capability 12.0 keeps more
     addresses, head dimensions above 128 need more of them, and so do masks.
     """
-    wide = max(problem.head_dim, problem.value_dim) > 128
+    wide = max(problem.head_dim, problem.head_dim_v) > 128
     half, one_warp, capability = problem.itemsize == 2, tile.warps == 1, device.compute_capability
-    if padded_dim(problem.value_dim) == MAX_HEAD_DIM and tile.warp_rows == GRANULE and not masked(problem):
+    if padded_dim(problem.head_dim_v) == MAX_HEAD_DIM and tile.warp_rows == GRANULE and not masked(problem):
         # O alone takes 128.
         if half:
             return 136 if one_warp or capability < (8, 0) or positioned(problem) else 144
@@ -149,12 +149,12 @@ def most_accumulators(problem: Problem, device: Device, tile: Tile) -> int:
 
 def masked(problem: Problem) -> bool:
     """Whether each score has something of its own in memory."""
-    return problem.mask or problem.bias
+    return problem.options.mask or problem.options.bias
 
 
 def positioned(problem: Problem) -> bool:
     """Whether more than the diagonal says which keys a row sees: bounds that are kept through the loops."""
-    return problem.window is not None or problem.block_mask is not None or problem.packed
+    return problem.options.window is not None or problem.options.block_mask is not None or problem.options.packed
 
 
 def narrow(problem: Problem) -> bool:
@@ -164,7 +164,7 @@ def narrow(problem: Problem) -> bool:
 
 def odd(problem: Problem) -> bool:
     """Whether a row is no whole number of swizzled groups of chunks, so that more addresses are needed."""
-    return bool(problem.head_dim % 64 or problem.value_dim % 64)
+    return bool(problem.head_dim % 64 or problem.head_dim_v % 64)
 
 
 def is_least(problem: Problem, device: Device, tile: Tile) -> bool:
@@ -172,7 +172,7 @@ def is_least(problem: Problem, device: Device, tile: Tile) -> bool:
     if tile.warp_rows != GRANULE or tile.block_cols != GRANULE or tile.q_in_regs:
         return False
     one_warp = shared_bytes(problem, BLOCK_ROWS[1], GRANULE, STAGES[0]) > device.sram_per_block
-    if problem.itemsize == 4 and masked(problem) and padded_dim(problem.value_dim) == MAX_HEAD_DIM:
+    if problem.itemsize == 4 and masked(problem) and padded_dim(problem.head_dim_v) == MAX_HEAD_DIM:
         one_warp |= device.compute_capability >= (12, 0)
     return one_warp == (tile.warps == 1) and tile.block_rows <= BLOCK_ROWS[1]
 
@@ -246,7 +246,7 @@ def fma_rate(problem: Problem, device: Device) -> float:
 def part_clocks(problem: Problem, device: Device, tile: Tile) -> dict[str, float]:
     """Clocks of one multiprocessor for one tile of the whole block (Br x Bc, both products), by what it is spent on."""
     sm = Multiprocessor.like(device.compute_capability)
-    d, dv, size = padded_dim(problem.head_dim), padded_dim(problem.value_dim), problem.itemsize
+    d, dv, size = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v), problem.itemsize
     rows, cols, warps = tile.block_rows, tile.block_cols, tile.warps
     products = rows * cols * (d + dv)
     loaded = cols * (d + dv) * size

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
+from cupyflash.arrays import ITEMSIZE, dtype_name
 from cupyflash.device import Device
-from cupyflash.problem import ITEMSIZE, dtype_name, require_choice, require_flag
-from cupyflash.schedules.base import ELEMENT_TYPE, FLOAT32, WARP, Kernel, Move, Phase, Schedule, Tile, Workspace, require_dtype
+from cupyflash.options import require_choice, require_flag
+from cupyflash.params import POINTER, Field, Params, numbers
+from cupyflash.schedules.base import ELEMENT_TYPE, FLOAT32, WARP, Kernel, Move, Phase, Room, Schedule, Workspace, require_dtype
 
 MAX_GRID = 2**31 - 1
 THREADS = 128
@@ -21,6 +23,15 @@ WARP_COLS = 1024
 LONG_ROW_LANES = 256
 # Threads of a multiprocessor from which on more of them hide no more latency, roughly: half of what the smallest holds.
 THREADS_THAT_FILL = 512
+
+STRIDES = tuple(f"{name}_{axis}" for name in "xy" for axis in ("outer", "middle", "inner"))
+PARAMS = Params(
+    (
+        Field("x", "const Element", POINTER),
+        Field("y", "Element", POINTER),
+        *numbers("long long", "rows", "n", "x_step", "y_step", "middle", "inner", *STRIDES),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class SoftmaxSchedule(Schedule):
 
     def phases(self, *, literal: bool = False) -> Iterator[Phase]:
         x, y = Move("x", self.cols, self.itemsize), Move("y", self.cols, self.itemsize, write=True)
-        tiles = (Tile("m and d", self.shared_bytes),) if self.shared_bytes else ()
+        tiles = (Room("m and d", self.shared_bytes),) if self.shared_bytes else ()
         for times in [1] * self.rows if literal else [self.rows]:
             yield Phase(times, enter=(x,) * self.passes, leave=(y,), tiles=tiles)
 
@@ -80,9 +91,7 @@ class SoftmaxSchedule(Schedule):
             rows = f"{self.rows:,} rows of {self.cols:,}"
             raise ValueError(f"x must need at most {MAX_GRID:,} thread blocks, got {grid:,} for {rows}")
         constants = (("ELEMENT", ELEMENT_TYPE[self.dtype]), ("LANES", self.lanes), ("THREADS", self.threads))
-        strides = tuple(f"{name}_{axis}" for name in "xy" for axis in ("outer", "middle", "inner"))
-        params = ("x", "y", "rows", "n", "x_step", "y_step", "middle", "inner", *strides)
-        return (Kernel("softmax.cu", self.entry, constants, grid, self.threads, self.shared_bytes, params),)
+        return (Kernel("softmax.cu", self.entry, constants, grid, self.threads, self.shared_bytes, PARAMS),)
 
 
 class SafeSoftmax(SoftmaxSchedule):

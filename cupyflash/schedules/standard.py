@@ -11,19 +11,20 @@ from typing import ClassVar
 import numpy as np
 
 from cupyflash.device import Device
+from cupyflash.params import POINTER, Params, arrays
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import (
     FLOAT32,
     GRANULE,
-    MASK_PARAMS,
     WARP,
     Kernel,
     Move,
     Phase,
-    Tile,
+    Room,
     TileSchedule,
     Visit,
     Workspace,
+    attention_params,
     element_constants,
     length_moves,
     mask_moves,
@@ -31,7 +32,6 @@ from cupyflash.schedules.base import (
     require_no_block_mask,
     row_bytes,
     scores_seen,
-    stride_params,
     sub_tile,
     value_row_bytes,
 )
@@ -85,6 +85,7 @@ class StandardSchedule(TileSchedule):
     """Three kernels: a tiled product, a softmax a row, a tiled product."""
 
     algorithm: ClassVar[str] = "standard"
+    params: ClassVar[Params] = attention_params(*arrays("Element", POINTER, "SP"))
 
     @property
     def ideal(self) -> bool:
@@ -103,8 +104,8 @@ class StandardSchedule(TileSchedule):
         cols_of = extents(p.seqlen_k, self.block_cols, literal)
         keys_of = extents(keys, self.block_cols, literal)  # S and P have columns for all, K and V rows for these
         row = row_bytes(p)
-        q_tile, k_tile = Tile("Q", self.block_rows * row), Tile("K", self.block_cols * row)
-        v_tile = Tile("V", self.block_cols * value_row_bytes(p))
+        q_tile, k_tile = Room("Q", self.block_rows * row), Room("K", self.block_cols * row)
+        v_tile = Room("V", self.block_cols * value_row_bytes(p))
 
         for row_times, rows in rows_of:  # S = scale Q K^T
             for col_times, cols in cols_of:
@@ -131,9 +132,9 @@ class StandardSchedule(TileSchedule):
         for row_times, rows in rows_of:  # O = P V
             visits = tuple(Visit(row_times * times, (Move("P", rows * cols, p.itemsize),)) for times, cols in cols_of)
             visits += tuple(
-                Visit(row_times * times, (Move("V", cols * p.value_dim, p.itemsize, tile="V"),)) for times, cols in keys_of
+                Visit(row_times * times, (Move("V", cols * p.head_dim_v, p.itemsize, tile="V"),)) for times, cols in keys_of
             )
-            leave = (Move("O", rows * p.value_dim, p.itemsize, write=True),)
+            leave = (Move("O", rows * p.head_dim_v, p.itemsize, write=True),)
             yield Phase(row_times, enter=length_moves(p), visits=visits, leave=leave, tiles=(v_tile,))
 
     def workspaces(self) -> Mapping[str, Workspace]:
@@ -153,7 +154,6 @@ class StandardSchedule(TileSchedule):
             ("SOFTMAX_WARPS", SOFTMAX_WARPS),
         )
         threads = self.block_rows // GRANULE * WARP
-        sizes = ("Nq", "Nk", "heads", "group")
 
         # Without keys there is no S: the softmax still writes L, and the second product O = 0.
         scores_grid = self.row_blocks * self.col_blocks * self.repeats
@@ -164,7 +164,7 @@ class StandardSchedule(TileSchedule):
             scores_grid,
             threads,
             shared,
-            ("Q", "K", "S", *sizes, "scale", *stride_params("QK"), *MASK_PARAMS),
+            self.params,
         )
         softmax = Kernel(
             "standard.cu",
@@ -173,7 +173,7 @@ class StandardSchedule(TileSchedule):
             -(-self.repeats * p.seqlen_q // SOFTMAX_WARPS),
             SOFTMAX_WARPS * WARP,
             0,
-            ("S", "P", "L", "rows", "Nk"),
+            self.params,
         )
         values = Kernel(
             "standard.cu",
@@ -182,6 +182,6 @@ class StandardSchedule(TileSchedule):
             self.row_blocks * self.repeats,
             threads,
             self.block_cols * value_row_bytes(p),
-            ("P", "V", "O", *sizes, *stride_params("VO"), "key_lengths"),
+            self.params,
         )
         return (scores, softmax, values) if scores_grid else (softmax, values)

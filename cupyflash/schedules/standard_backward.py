@@ -15,18 +15,18 @@ from typing import ClassVar
 import numpy as np
 
 from cupyflash.device import Device
+from cupyflash.params import POINTER, Params, arrays
 from cupyflash.problem import Problem
-from cupyflash.schedules.backward import BackwardSchedule, require_no_dbias
+from cupyflash.schedules.backward import BackwardSchedule, gradient_params, require_no_dbias
 from cupyflash.schedules.base import (
     FLOAT32,
     GRANULE,
-    MASK_PARAMS,
     MAX_BLOCK_ROWS,
     WARP,
     Kernel,
     Move,
     Phase,
-    Tile,
+    Room,
     Visit,
     Workspace,
     element_constants,
@@ -36,7 +36,6 @@ from cupyflash.schedules.base import (
     require_no_block_mask,
     row_bytes,
     scores_seen,
-    stride_params,
     sub_tile,
     value_row_bytes,
 )
@@ -59,6 +58,7 @@ class StandardBackwardSchedule(BackwardSchedule):
     """P made again, and the five steps of Algorithm 3, each a kernel; deterministic as they are."""
 
     algorithm: ClassVar[str] = "standard"
+    params: ClassVar[Params] = gradient_params(*arrays("Element", POINTER, ("P", "dP", "dS")))
 
     @property
     def ideal(self) -> bool:
@@ -73,9 +73,9 @@ class StandardBackwardSchedule(BackwardSchedule):
                 enter = Move("L", 1, FLOAT32)
                 yield from self._tile_product(heads, literal, keys, "Q", "K", "P", p.head_dim, row_bytes(p), enter)
                 yield Phase(heads, enter=mask_moves(p, scores_seen(p, range(p.seqlen_q), range(keys))))
-        yield from self._transposed_product(literal, "P", "dO", "dV", p.value_dim, value_row_bytes(p))  # line 1
+        yield from self._transposed_product(literal, "P", "dO", "dV", p.head_dim_v, value_row_bytes(p))  # line 1
         for heads in [1] * self.group if literal else [self.group]:
-            yield from self._tile_product(heads, literal, keys, "dO", "V", "dP", p.value_dim, value_row_bytes(p))  # line 2
+            yield from self._tile_product(heads, literal, keys, "dO", "V", "dP", p.head_dim_v, value_row_bytes(p))  # line 2
             # Line 3. The kernel reads a row once for the sum and once for dS, the paper once.
             reads = (Move("P", p.seqlen_k, p.itemsize), Move("dP", p.seqlen_k, p.itemsize)) * (1 if self.ideal else 2)
             for times, rows in extents(p.seqlen_q, 1, literal):
@@ -88,7 +88,7 @@ class StandardBackwardSchedule(BackwardSchedule):
     ) -> Iterator[Phase]:
         """out = left right^T, (Nq x d) by (Nk x d), a tile at a time; `row_moves` are what each row of a tile brings besides."""
         p = self.problem
-        left_tile, right_tile = Tile(left, self.block_rows * row), Tile(right, self.block_cols * row)
+        left_tile, right_tile = Room(left, self.block_rows * row), Room(right, self.block_cols * row)
         for row_times, rows in extents(p.seqlen_q, self.block_rows, literal):
             for times, cols in extents(p.seqlen_k, self.block_cols, literal):
                 enter = (
@@ -115,7 +115,7 @@ class StandardBackwardSchedule(BackwardSchedule):
                 for times, cols in extents(keys, self.block_cols, literal)
             ]
             leave = (Move("dQ", rows * p.head_dim, p.itemsize, write=True),)
-            tiles = (Tile("K", self.block_cols * row_bytes(p)),)
+            tiles = (Room("K", self.block_cols * row_bytes(p)),)
             yield Phase(turns, enter=length_moves(p), visits=tuple(visits), leave=leave, tiles=tiles)
 
     def _transposed_product(self, literal: bool, scores: str, right: str, out: str, d: int, row: int) -> Iterator[Phase]:
@@ -130,7 +130,7 @@ class StandardBackwardSchedule(BackwardSchedule):
                 for times, rows in extents(p.seqlen_q, self.block_rows, literal)
             )
             leave = (Move(out, cols * d, p.itemsize, write=True),)
-            yield Phase(col_times, visits=visits, leave=leave, tiles=(Tile(right, self.block_rows * row),))
+            yield Phase(col_times, visits=visits, leave=leave, tiles=(Room(right, self.block_rows * row),))
 
     def workspaces(self) -> Mapping[str, Workspace]:
         p = self.problem
@@ -153,51 +153,20 @@ class StandardBackwardSchedule(BackwardSchedule):
             ("SUB", sub_tile(p, math.gcd(self.block_rows, self.block_cols))),
             ("SOFTMAX_WARPS", SOFTMAX_WARPS),
         )
-        sizes = ("Nq", "Nk", "heads", "group")
         row_warps, col_warps = self.block_rows // GRANULE, self.block_cols // GRANULE
         tiles, row, value_row = p.head_count * self.row_blocks * self.col_blocks, row_bytes(p), value_row_bytes(p)
         both = self.block_rows + self.block_cols
 
-        def kernel(step: str, grid: int, warps: int, shared: int, params: tuple[str, ...]) -> Kernel:
-            return Kernel("standard_backward.cu", f"standard_backward_{step}", constants, grid, warps * WARP, shared, params)
+        def kernel(step: str, grid: int, warps: int, shared: int) -> Kernel:
+            name = f"standard_backward_{step}"
+            return Kernel("standard_backward.cu", name, constants, grid, warps * WARP, shared, self.params)
 
+        columns = self.repeats * self.col_blocks
         return (
-            kernel(
-                "weights", tiles, row_warps, both * row, ("Q", "K", "L", "P", *sizes, "scale", *stride_params("QK"), *MASK_PARAMS)
-            ),
-            kernel(
-                "values",
-                self.repeats * self.col_blocks,
-                col_warps,
-                self.block_rows * value_row,
-                ("P", "dO", "dV", *sizes, *stride_params(("dO", "dV"))),
-            ),
-            kernel(
-                "weight_gradients",
-                tiles,
-                row_warps,
-                both * value_row,
-                ("dO", "V", "dP", *sizes, *stride_params(("dO", "V")), "key_lengths"),
-            ),
-            kernel(
-                "softmax",
-                -(-p.head_count * p.seqlen_q // SOFTMAX_WARPS),
-                SOFTMAX_WARPS,
-                0,
-                ("P", "dP", "dS", "rows", "Nk"),
-            ),
-            kernel(
-                "queries",
-                p.head_count * self.row_blocks,
-                row_warps,
-                self.block_cols * row,
-                ("dS", "K", "dQ", *sizes, "scale", *stride_params(("K", "dQ")), "key_lengths"),
-            ),
-            kernel(
-                "keys",
-                self.repeats * self.col_blocks,
-                col_warps,
-                self.block_rows * row,
-                ("dS", "Q", "dK", *sizes, "scale", *stride_params(("Q", "dK"))),
-            ),
+            kernel("weights", tiles, row_warps, both * row),
+            kernel("values", columns, col_warps, self.block_rows * value_row),
+            kernel("weight_gradients", tiles, row_warps, both * value_row),
+            kernel("softmax", -(-p.head_count * p.seqlen_q // SOFTMAX_WARPS), SOFTMAX_WARPS, 0),
+            kernel("queries", p.head_count * self.row_blocks, row_warps, self.block_cols * row),
+            kernel("keys", columns, col_warps, self.block_rows * row),
         )

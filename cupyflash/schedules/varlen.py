@@ -138,7 +138,7 @@ def packed_totals(problem: Problem, seqlens: Seqlens | None, totals: tuple[int, 
 
 def _require_packed(p: Problem, seqlens: Seqlens | None) -> None:
     """ValueError for masks that packed sequences have not, and for lengths of another batch or longer than the longest."""
-    if p.mask or p.bias or p.padded or p.block_mask:
+    if p.options.mask or p.options.bias or p.options.padded or p.options.block_mask:
         raise ValueError("packed sequences have no mask, bias, key lengths or block mask")
     if seqlens is not None:
         pairs = isinstance(seqlens, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in seqlens)
@@ -154,4 +154,4 @@ def _require_packed(p: Problem, seqlens: Seqlens | None) -> None:
 def _problems(p: Problem, seqlens: Seqlens | None) -> Mapping[Problem, int]:
     """The problem of each sequence, of full length where that is not known, and how many are like it."""
     counted = Counter(((p.seqlen_q, p.seqlen_k),) * p.batch if seqlens is None else seqlens)
-    return {replace(p, packed=False, batch=1, seqlen_q=n_q, seqlen_k=n_k): count for (n_q, n_k), count in counted.items()}
+    return {replace(p.asking(packed=False), batch=1, seqlen_q=n_q, seqlen_k=n_k): count for (n_q, n_k), count in counted.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -17,7 +16,7 @@ from cupyflash.schedules import BackwardSchedule, TileSchedule, plan, plan_backw
 from cupyflash.sim import machine, theory
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, DEVICE, MAX_SECONDS, SRAM, examples, on, refuse_longer
-from cupyflash.sim.cli.show import NAMES, detected, say, show_table, show_tiling, tiling_report, worst_error
+from cupyflash.sim.cli.show import NAMES, detected, flat, say, show_table, show_tiling, tiling_report, worst_error
 from cupyflash.sim.estimate import seconds
 from cupyflash.sim.reference import reference, reference_gradients
 from cupyflash.sim.traffic import Traffic
@@ -53,7 +52,7 @@ def demo(seqlen: int, heads: int, device: Device, sram: str | None, max_seconds:
     q, k, v = (rng.standard_normal((heads, seqlen, 64)).astype(np.float16) for _ in range(3))
     expected, _ = reference(q, k, v, causal=True)
 
-    report: dict[str, Any] = {"problem": asdict(problem), "device": device.name, "sram_bytes": device.sram_per_block}
+    report: dict[str, Any] = {"problem": flat(problem), "device": device.name, "sram_bytes": device.sram_per_block}
     counts: dict[str, dict[str, Traffic]] = {}
     for algorithm, schedule in schedules.items():
         click.echo(f"compiling and executing {NAMES[algorithm]} on the simulated {device.name} ...", err=True)

@@ -16,7 +16,7 @@ from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_tiles import Candidate
 from cupyflash.sim import theory
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
-from cupyflash.sim.cli.show import say, show_table, show_tiling, tiling_report
+from cupyflash.sim.cli.show import flat, say, show_table, show_tiling, tiling_report
 from cupyflash.tiling import DoesNotFit
 from cupyflash.words import plural
 
@@ -54,7 +54,7 @@ def explanation(schedule: Fa2Schedule, chosen: Candidate, found: tuple[Candidate
     problem, device = schedule.problem, schedule.device
     traffic, sm = theory.traffic(schedule), Multiprocessor.like(device.compute_capability)
     return {
-        "problem": asdict(problem),
+        "problem": flat(problem),
         "algorithm": schedule.algorithm,
         "device": {
             "name": device.name,

@@ -6,17 +6,19 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from cupyflash.arrays import ITEMSIZE, MAX_ALIGNMENT
 from cupyflash.attention import ALGORITHMS
 from cupyflash.device import Device
-from cupyflash.problem import ITEMSIZE, MAX_ALIGNMENT, Problem, Window
+from cupyflash.options import FLAGS, Window
+from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule, plan, plan_backward
-from cupyflash.sim.cli.show import NAMES, describe
+from cupyflash.sim.cli.show import NAMES, describe, flat
 from cupyflash.simulated import DEFAULT_DEVICE, DEFAULT_SECONDS
 from cupyflash.tiling import TilingChoice
 
@@ -63,6 +65,25 @@ class NewFile(click.Path):
         if not path.parent.is_dir():
             self.fail(f"{str(path)!r}: there is no folder {path.parent}", param, ctx)
         return super().convert(path, param, ctx)
+
+
+def gathered(**kinds: type[Any]) -> Callable[[Command], Command]:
+    """Under a command's own options: those that are fields of a dataclass come as one, `gathered(span=Span)` as `span`."""
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(*args: Any, **given: Any) -> None:
+            made = {name: kind(**{field.name: given.pop(field.name) for field in fields(kind)}) for name, kind in kinds.items()}
+            command(*args, **given, **made)
+
+        names: list[str] = []
+        for name in inspect.signature(command).parameters:
+            names += [field.name for field in fields(kinds[name])] if name in kinds else [name]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        run.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -120,6 +141,7 @@ MASKS = (
     click.option("--window", metavar="LEFT,RIGHT", help="How far from its own key a row sees: 128,0 say; '-' for no limit."),
     click.option("--mask", is_flag=True, help="With a boolean mask, one entry a score."),
     click.option("--bias", is_flag=True, help="With a number added to each score."),
+    click.option("--sinks", is_flag=True, help="With a score a head that joins each row's softmax and has no value."),
     click.option("--key-lengths", metavar="N,N,...", help="Keys of each of the batch, when fewer than all."),
 )
 
@@ -196,10 +218,8 @@ class Request:
             given["seqlen"] if seqlen_k is None else seqlen_k,
             given["head_dim"],
             given["dtype"],
-            given["causal"],
             head_dim_v=given["head_dim_v"],
-            mask=given["mask"],
-            bias=given["bias"],
+            **{name: given[name] for name in FLAGS if name in given},
             padded=key_lengths is not None,
             key_lengths=None if key_lengths is None else parse_lengths(key_lengths),
             window=None if window is None else parse_window(window),
@@ -228,7 +248,7 @@ class Request:
     @property
     def report(self) -> dict[str, Any]:
         """What was asked for, for JSON: the head of a command's report."""
-        report: dict[str, Any] = {"problem": asdict(self.problem), "algorithm": self.algorithm}
+        report: dict[str, Any] = {"problem": flat(self.problem), "algorithm": self.algorithm}
         return report | ({"backward": True, "deterministic": self.deterministic} if self.backward else {})
 
 
@@ -247,7 +267,7 @@ def refuse_longer(estimate: float, max_seconds: float) -> None:
 
 def contiguous(problem: Problem) -> Problem:
     """The problem as contiguous arrays pose it: the bytes of a row bound how wide a copy can be."""
-    rows = (dim * problem.itemsize for dim in (problem.head_dim, problem.value_dim))
+    rows = (dim * problem.itemsize for dim in (problem.head_dim, problem.head_dim_v))
     return replace(problem, alignment=math.gcd(*rows, MAX_ALIGNMENT))
 
 

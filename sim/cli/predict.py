@@ -160,7 +160,7 @@ def show_side_by_side(algorithms: dict[str, dict[str, Any]], request: Request) -
         click.echo()
     problem, device = request.problem, request.device
     if not request.backward and "refused" not in algorithms["fa2"]:
-        keys = problem.seqlen_k * (problem.head_dim + problem.value_dim) * problem.itemsize
+        keys = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * problem.itemsize
         say(
             "FlashAttention-2 reads K and V once for each block of Br rows, and each time is counted here as HBM's. A chip's L2 "
             f"({device.l2_bytes / 2**20:.0f} MB; K and V of one head take {keys / 2**20:,.1f} MB) serves what blocks that run "

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import numpy as np
 
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, NewFile, examples
+from cupyflash.sim.cli.options import AS_JSON, NewFile, examples, gathered
 from cupyflash.sim.cli.show import width
 from cupyflash.sim.ptx import PtxError, UnsupportedPTX
 from cupyflash.words import plural
@@ -40,6 +41,37 @@ def targets(context: click.Context, param: click.Parameter, values: tuple[str, .
     return out
 
 
+@dataclass(frozen=True)
+class Source:
+    """What is to be executed, and how it is compiled."""
+
+    file: Path
+    kernel: str | None
+    arch: str
+    defines: tuple[str, ...]
+    includes: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How it is launched; `spec` are its arguments in JSON."""
+
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    spec: str
+    shared_bytes: int
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is shown and kept of it."""
+
+    top: int
+    saves: dict[str, Path]
+    as_json: bool
+
+
 @click.command(epilog=EXAMPLES)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--kernel", metavar="NAME", help="The kernel, in the source's or the PTX's spelling; not needed for an only one.")
@@ -63,21 +95,8 @@ def targets(context: click.Context, param: click.Parameter, values: tuple[str, .
     help="Write an array to a file after the run; may be repeated.",
 )
 @AS_JSON
-def profile(
-    file: Path,
-    kernel: str | None,
-    grid: tuple[int, ...],
-    block: tuple[int, ...],
-    spec: str,
-    arch: str,
-    defines: tuple[str, ...],
-    includes: tuple[Path, ...],
-    shared_bytes: int,
-    seed: int | None,
-    top: int,
-    saves: dict[str, Path],
-    as_json: bool,
-) -> None:
+@gathered(source=Source, launch=Launch, report=Report)
+def profile(source: Source, launch: Launch, report: Report) -> None:
     """Execute and profile any kernel.
 
     FILE is CUDA C, or PTX where it ends in .ptx; its kernel runs on the PTX machine, which says what it did.
@@ -90,33 +109,35 @@ def profile(
     from cupyflash.sim.arguments import read_arguments
     from cupyflash.sim.profiling import architecture
     from cupyflash.sim.profiling import profile as run
+    from cupyflash.sim.ptx.parameters import arrays_by_name
 
-    if not spec.strip():
+    if not launch.spec.strip():
         raise click.BadParameter("'' is neither a file nor JSON", param_hint="--args")
-    arguments = read_arguments(spec)
-    for name in saves:
-        if not isinstance(arguments.values.get(name), np.ndarray):
-            arrays = ", ".join(k for k, value in arguments.values.items() if isinstance(value, np.ndarray))
-            raise ValueError(f"--save {name}: there is no such array among the arguments; there are {arrays or 'none'}")
-    options = [f"-arch={architecture(arch)}", *(f"-D{name}" for name in defines), *(f"-I{path}" for path in includes)]
-    click.echo(f"executing {file} on the PTX machine ...", err=True)
+    arguments = read_arguments(launch.spec)
+    arrays = arrays_by_name(arguments.values)
+    for name in report.saves:
+        if name not in arrays:
+            raise ValueError(f"--save {name}: there is no such array among the arguments; there are {', '.join(arrays) or 'none'}")
+    options = [f"-arch={architecture(source.arch)}"]
+    options += [*(f"-D{name}" for name in source.defines), *(f"-I{path}" for path in source.includes)]
+    click.echo(f"executing {source.file} on the PTX machine ...", err=True)
     try:
         found = run(
-            file,
-            kernel,
-            grid=grid,
-            block=block,
+            source.file,
+            source.kernel,
+            grid=launch.grid,
+            block=launch.block,
             args=arguments.values,
             options=options,
-            shared_bytes=shared_bytes,
-            seed=seed,
+            shared_bytes=launch.shared_bytes,
+            seed=launch.seed,
             unwritten=arguments.unwritten,
         )
     except PtxError as error:
-        raise click.UsageError(f"{file}: {first_reason(error)}") from error
-    for name, path in saves.items():
-        np.save(path, arguments.values[name])
-    click.echo(json.dumps(found.to_dict(), indent=2) if as_json else found.text(top, width()))
+        raise click.UsageError(f"{source.file}: {first_reason(error)}") from error
+    for name, path in report.saves.items():
+        np.save(path, arrays[name])
+    click.echo(json.dumps(found.to_dict(), indent=2) if report.as_json else found.text(report.top, width()))
     if found.launch.findings:
         raise Found(f"the machine found {plural(len(found.launch.findings), 'fault')} in the kernel")
 

@@ -13,6 +13,7 @@ import click
 import numpy as np
 
 from cupyflash.device import Device
+from cupyflash.options import FLAGS
 from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule
 from cupyflash.sim import text
@@ -40,6 +41,13 @@ def show_table(
     click.echo("\n".join(text.table(heads, rows, left=left, titles=titles, width=width())))
 
 
+def flat(problem: Problem) -> dict[str, Any]:
+    """A problem for JSON: its options are fields beside its sizes, as `Problem(...)` takes them."""
+    fields = asdict(problem)
+    options = fields.pop("options")
+    return {**fields, **options}
+
+
 def describe(problem: Problem, swept: Sequence[str] = ()) -> str:
     """A problem in one line, less the sizes in `swept`, fields of `Problem`, which have many values."""
     p = problem
@@ -49,11 +57,12 @@ def describe(problem: Problem, swept: Sequence[str] = ()) -> str:
         "seqlen_q": f"Nq {p.seqlen_q:,}",
         "seqlen_k": f"Nk {p.seqlen_k:,}",
         "head_dim": f"d {p.head_dim}",
-        "head_dim_v": f"d_v {p.value_dim}" if p.value_dim != p.head_dim else "",
+        "head_dim_v": f"d_v {p.head_dim_v}" if p.head_dim_v != p.head_dim else "",
         "dtype": p.dtype,
     }
-    masks = [name for name in ("causal", "mask", "bias") if getattr(p, name)] + ["key lengths"] * p.padded
-    masks += ["window of {} and {}".format(*("-" if side is None else side for side in p.window))] if p.window else []
+    masks = [name for name in FLAGS if getattr(p.options, name) and name != "padded"] + ["key lengths"] * p.options.padded
+    if p.options.window:
+        masks.append("window of {} and {}".format(*("-" if side is None else side for side in p.options.window)))
     return ", ".join([size for name, size in sizes.items() if size and name not in swept] + masks)
 
 

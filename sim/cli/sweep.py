@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.sim import sweep as sweeping
 from cupyflash.sim import text
-from cupyflash.sim.cli.options import NewFile, Request, examples, problem_options
-from cupyflash.sim.cli.show import NAMES, describe, width
+from cupyflash.sim.cli.options import NewFile, Request, examples, gathered, problem_options
+from cupyflash.sim.cli.show import NAMES, describe, flat, width
 from cupyflash.sim.sweep import AXES, Axis, Point, Sweep, default_range, spaced
 from cupyflash.words import plural
 
@@ -32,6 +32,36 @@ EXAMPLES = examples(
     "cupyflash sweep --over seqlen --from 128 --to 16384 --causal --format csv",
     "cupyflash sweep --over sram --seqlen 8192 --plot theorem2.png",
 )
+
+
+@dataclass(frozen=True)
+class Span:
+    """Which values of an axis are asked for, in the words of the command line; None where it says nothing."""
+
+    first: str | None
+    last: str | None
+    points: int | None
+    log: bool | None
+
+    def values(self, problem: Problem, over: Axis) -> list[int]:
+        """Of a problem's axis. UsageError for what are none."""
+        start, end, count, in_log = default_range(problem, over)
+        return spaced(
+            start if self.first is None else parse_value(over, "--from", self.first),
+            end if self.last is None else parse_value(over, "--to", self.last),
+            self.points or count,
+            in_log if self.log is None else self.log,
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is to be printed or written."""
+
+    form: str | None
+    as_json: bool
+    output: Path | None
+    plot: Path | None
 
 
 @click.command(epilog=EXAMPLES)
@@ -50,34 +80,18 @@ EXAMPLES = examples(
     type=NewFile((".png", ".svg", ".pdf")),
     help="Draw a picture too, log-log: a .png (which is added where nothing ends the name), .svg or .pdf.",
 )
-def sweep(
-    request: Request,
-    over: Axis,
-    first: str | None,
-    last: str | None,
-    points: int | None,
-    log: bool | None,
-    form: str | None,
-    as_json: bool,
-    output: Path | None,
-    plot: Path | None,
-) -> None:
+@gathered(span=Span, report=Report)
+def sweep(request: Request, over: Axis, span: Span, report: Report) -> None:
     """Count HBM bytes along one axis.
 
     By the closed forms, beside standard attention and N^2 d^2 / M. The algorithm is FlashAttention and the tiling the paper's
     own unless --algorithm and --tiling say otherwise: Theorem 2 is about those.
     """
-    if as_json and form not in (None, "json"):
-        raise click.UsageError(f"--json is --format json: it cannot go with --format {form}")
+    if report.as_json and report.form not in (None, "json"):
+        raise click.UsageError(f"--json is --format json: it cannot go with --format {report.form}")
     refuse_swept(request, over)
     request = replace(request, problem=posed(request.problem, over))
-    start, end, count, in_log = default_range(request.problem, over)
-    values = spaced(
-        start if first is None else parse_value(over, "--from", first),
-        end if last is None else parse_value(over, "--to", last),
-        points or count,
-        in_log if log is None else log,
-    )
+    values = span.values(request.problem, over)
     found = sweeping.sweep(request.problem, request.device, over, values, request.algorithm, request.tiling, lse=request.lse)
     if not found.points:
         raise click.UsageError(found.skipped[0][1])
@@ -85,18 +99,18 @@ def sweep(
         skipped = found.skipped
         points_skipped = f"{len(skipped)} of {plural(len(values), 'point')}"
         click.echo(f"skipped {points_skipped}, the first at {skipped[0][0]:,}: {skipped[0][1]}", err=True)
-    if plot is not None:
+    if report.plot is not None:
         from cupyflash.sim.plot import plot_sweep
 
-        plot_sweep(plot, request.problem, request.device, over, values)
-        click.echo(f"wrote {plot}", err=True)
-    written = {"table": table, "csv": comma_separated, "json": json_report}["json" if as_json else form or "table"]
+        plot_sweep(report.plot, request.problem, request.device, over, values)
+        click.echo(f"wrote {report.plot}", err=True)
+    written = {"table": table, "csv": comma_separated, "json": json_report}["json" if report.as_json else report.form or "table"]
     content = written(request, over, found)
-    if output is None:
+    if report.output is None:
         click.echo(content, nl=False)
     else:
-        output.write_text(content)
-        click.echo(f"wrote {output}", err=True)
+        report.output.write_text(content)
+        click.echo(f"wrote {report.output}", err=True)
 
 
 def refuse_swept(request: Request, over: Axis) -> None:
@@ -123,7 +137,7 @@ def posed(problem: Problem, over: Axis) -> Problem:
     if over == "seqlen" and given("seqlen_k"):
         return replace(problem, seqlen_q=problem.seqlen_k - 1 if problem.seqlen_k else 1)
     if over == "head-dim" and given("head_dim_v"):
-        return replace(problem, head_dim=problem.value_dim - 1 if problem.value_dim > 1 else 2)
+        return replace(problem, head_dim=problem.head_dim_v - 1 if problem.head_dim_v > 1 else 2)
     return problem
 
 
@@ -132,7 +146,7 @@ def swept_fields(problem: Problem, over: Axis) -> tuple[str, ...]:
     if over == "seqlen":
         return ("seqlen_q", "seqlen_k") if problem.seqlen_q == problem.seqlen_k else ("seqlen_q",)
     if over == "head-dim":
-        return ("head_dim", "head_dim_v") if problem.head_dim == problem.value_dim else ("head_dim",)
+        return ("head_dim", "head_dim_v") if problem.head_dim == problem.head_dim_v else ("head_dim",)
     return ()
 
 
@@ -171,7 +185,7 @@ def json_report(request: Request, over: Axis, found: Sweep) -> str:
     """JSON; the sizes that the sweep varies are null in its problem."""
     report = {
         "over": over,
-        "problem": asdict(request.problem) | dict.fromkeys(swept_fields(request.problem, over)),
+        "problem": flat(request.problem) | dict.fromkeys(swept_fields(request.problem, over)),
         "algorithm": request.algorithm,
         "device": {"name": request.device.name, "sram_bytes": request.device.sram_per_block},
         "tiling": request.tiling or "fitted",

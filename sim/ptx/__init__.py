@@ -9,12 +9,12 @@ Needs NumPy only; compiling CUDA C needs CuPy and NVRTC. No GPU, no driver.
 
 from __future__ import annotations
 
-from .counters import Counters, Counts, SharedCounts, Traffic
-from .findings import Finding
-from .memory import Access
+from .decode.ops import Coverage, coverage
+from .memory.memory import Access
 from .module import Launch, Module
-from .ops import Coverage, coverage
-from .types import PtxError, UnsupportedPTX
+from .report.counters import Counters, Counts, SharedCounts, Traffic
+from .report.findings import Finding
+from .text.types import PtxError, UnsupportedPTX
 
 __all__ = [
     "Access",

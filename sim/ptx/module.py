@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,22 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.words import plural
-
-from . import ops
-from .code import Code
-from .counters import Counters, Tally, Traffic
-from .findings import Finding, Findings
-from .functions import BUILTINS, address_taken, function_addresses, refuse_shared_frames
-from .machine import Geometry, Machine, Setup
-from .memory import UNWRITTEN, Memory, Observer, Segment, mark_unwritten
-from .names import find_kernel
-from .ops.registry import Call, Plan, replace
-from .parser import parse
-from .races import Races
-from .steps import MAX_STEPS
-from .syntax import Function, Program, Variable
-from .types import Array, Unsupported, UnsupportedPTX
+from .decode.calls import function_addresses
+from .decode.code import Code
+from .decode.resolve import decode_all
+from .execute.machine import Geometry, Machine, Setup
+from .execute.steps import MAX_STEPS
+from .memory.memory import Memory, Observer
+from .order.races import Races
+from .parameters import POINTER_BYTES, Bound, Tensor, bind
+from .report.counters import Counters, Tally, Traffic
+from .report.findings import Finding, Findings
+from .state.segments import UNWRITTEN, Segment, mark_unwritten
+from .text.names import find_kernel
+from .text.parser import parse
+from .text.syntax import Program
+from .text.types import Array
 
 
 @dataclass(frozen=True)
@@ -130,6 +128,10 @@ class Module:
         names them, a sequence names them arg0, arg1, ... NumPy arrays are tensors in global memory, written in place
         (a non-writeable one may only be read); the valid range of a tensor is its byte extent, from its lowest to its
         highest byte. None is a null pointer; numbers, NumPy scalars and bytes are packed by the parameter's type.
+        A structure is a mapping from field names to arrays (pointers), None, NumPy scalars of the fields' own types, bytes,
+        mappings (structures) and lists of those (arrays), laid out as C does: {"p": {"Q": q, "O": o, "n": np.int32(5)}}. Or it is a
+        NumPy structured scalar, at its own offsets; fields of objects in it are pointers. A tensor's name, in all that is
+        reported and in `unwritten`, is its field's ("Q"), or its path ("p.Q") where that is not the only one of the launch.
         shared_bytes: dynamic shared memory of a block. seed: None runs warps in lock step where they agree, a number
         runs them in a random order. on_barrier(block, count) is called when a block has completed its count-th barrier.
         observer is shown every memory access. races: whether to look for them. unwritten: names of the arrays in args whose
@@ -151,68 +153,82 @@ class Module:
         if max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {max_steps}")
         code = self.code(kernel)
-        names, values = name_arguments(kernel, code.params, args)
-        numbers = itertools.count()
-        segments: list[Segment] = []
-        symbols = function_addresses(self.program)
-        for variable, data in self._variables.items():
-            space = self.program.variables[variable].space
-            segment = Segment(variable, next(numbers), data, space)
-            segment.writable = space == "global"
-            segments.append(segment)
-            symbols[variable] = segment.start
-        for variable in self._variables:
-            for offset, target, plus, width in self.program.variables[variable].pointers:
-                address = np.uint64(symbols[target] + plus)
-                self._variables[variable][offset : offset + width] = np.array([address]).view(np.uint8)[:width]
-        tensors: list[Segment] = []
-        packed = bytearray()
-        offsets = {}
-        for name, value, param in zip(names, values, code.params, strict=True):
-            packed += bytes(-len(packed) % param.align)
-            offsets[param.name] = len(packed)
-            if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.names is not None:
-                value = value[()]  # one structure is a value; an array of them is a tensor
-            if isinstance(value, np.ndarray):
-                if param.size != 8 or param.type.kind == "f":
-                    raise TypeError(f"{kernel}: argument {name!r} is an array, parameter {param.name} is no pointer")
-                segment = Segment(name, next(numbers), value)
-                segment.parameter = param.name
-                tensors.append(segment)
-                packed += segment.pointer.to_bytes(8, "little")
-            else:
-                packed += pack_scalar(kernel, name, value, param)
-        block_bytes = np.frombuffer(bytes(packed) or b"\0", np.uint8)
-        params = Segment("parameters", next(numbers), block_bytes, "param")
-        workspace = Segment("grid workspace", next(numbers), np.zeros(64, np.uint8))
-        symbols |= {name: params.start + offset for name, offset in offsets.items()}
-        arrays = {segment.name: segment for segment in tensors}
-        for name in unwritten:
-            if name not in arrays:
-                raise ValueError(f"unwritten must name arrays among the arguments, got {name!r}; they are {', '.join(arrays)}")
-        parts = unwritten if isinstance(unwritten, Mapping) else dict.fromkeys(unwritten, True)
-        mark_unwritten([(arrays[name], where) for name, where in parts.items()], [*segments, *tensors])
+        segments, symbols = self._placed_variables()
+        bound = bind(kernel, code.params, args, self._variables)
+        tensors = placed_tensors(bound, len(segments))
+        packed = bytes(bound.data)
+        number = len(segments) + len(tensors)
+        params = Segment("parameters", number, np.frombuffer(packed or b"\0", np.uint8), "param")
+        workspace = Segment("grid workspace", number + 1, np.zeros(64, np.uint8))
+        symbols |= {name: params.start + offset for name, offset in bound.offsets.items()}
+        parts = unwritten_parts(bound.tensors, tensors, unwritten)
+        mark_unwritten(parts, [*segments, *tensors])
         findings, tally = Findings(kernel), Tally()
         shared_size = code.shared.size + shared_bytes
         memory = Memory([*segments, *tensors, params, workspace], shared_size, code.local.size, findings, tally)
         memory.observer = observer
         if races:
-            memory.races = Races(code, [*segments, *tensors, workspace], memory.shared_stride, findings, geometry.blocks)
+            watched = [*segments, *tensors, workspace]
+            memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)
         schedule = seed, on_barrier, max_steps
-        setup = Setup(geometry, bytes(packed), params, shared_bytes, symbols, *schedule, workspace.start, approximate)
+        setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate)
         Machine(code, setup, memory, findings, tally).run()
-        counters = tally.fold(code)
+        counters = tally.fold(code.executed())
         # A tensor that nobody touched has traffic, too: none.
         counters.traffic = {s.name: counters.traffic.get(s.name, Traffic()) for s in (*tensors, *segments)}
-        left = {name: arrays[name].array_states() == UNWRITTEN for name in parts if arrays[name].array.size}
+        left = {segment.name: segment.array_states() == UNWRITTEN for segment, _ in parts if segment.array.size}
         still = {name: where for name, where in left.items() if where.any()}
         return Launch(counters, counters.traffic, tuple(findings.items), findings.total, still)
+
+    def _placed_variables(self) -> tuple[list[Segment], dict[str, int]]:
+        """The module's variables as tensors, pointers among them filled in; the addresses of variables and functions."""
+        segments: list[Segment] = []
+        symbols = function_addresses(self.program)
+        for name, data in self._variables.items():
+            segment = Segment(name, len(segments), data, self.program.variables[name].space)
+            segment.writable = segment.space == "global"
+            segments.append(segment)
+            symbols[name] = segment.start
+        for name, data in self._variables.items():
+            for offset, target, plus, width in self.program.variables[name].pointers:
+                address = np.uint64(symbols[target] + plus)
+                data[offset : offset + width] = np.array([address]).view(np.uint8)[:width]
+        return segments, symbols
+
+    def tensors(self, kernel: str | None, args: Mapping[str, Any] | Sequence[Any]) -> dict[str, Array]:
+        """The arrays among a kernel's arguments by the names that a launch gives them. Raises as `launch`."""
+        kernel = find_kernel(self.kernels, kernel)
+        return {each.name: each.array for each in bind(kernel, self.code(kernel).params, args, self._variables).tensors}
 
     def code(self, kernel: str) -> Code:
         found = self._codes.get(kernel)
         if found is None:
             found = self._codes[kernel] = Code(self.program, kernel, self._plans)
         return found
+
+
+def placed_tensors(bound: Bound, first: int) -> list[Segment]:
+    """The tensors of a launch at virtual addresses, numbered from `first`; their pointers are in `bound.data` afterwards."""
+    segments = []
+    for number, tensor in enumerate(bound.tensors, first):
+        segment = Segment(tensor.name, number, tensor.array)
+        segment.place = tensor.place
+        bound.data[tensor.at : tensor.at + POINTER_BYTES] = segment.pointer.to_bytes(POINTER_BYTES, "little")
+        segments.append(segment)
+    return segments
+
+
+def unwritten_parts(
+    tensors: Sequence[Tensor], segments: Sequence[Segment], unwritten: Collection[str] | Mapping[str, Array]
+) -> list[tuple[Segment, Array | bool]]:
+    """The segments that `unwritten` names, by name or path, each with which of its bytes. Raises ValueError."""
+    known = {key: one for tensor, one in zip(tensors, segments, strict=True) for key in (tensor.path, tensor.name)}
+    for name in unwritten:
+        if name not in known:
+            names = ", ".join(one.name for one in segments)
+            raise ValueError(f"unwritten must name arrays among the arguments, got {name!r}; they are {names}")
+    parts = unwritten.items() if isinstance(unwritten, Mapping) else dict.fromkeys(unwritten, True).items()
+    return [(known[name], where) for name, where in parts]
 
 
 @contextmanager
@@ -226,82 +242,3 @@ def collection_paused() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def decode_all(program: Program) -> dict[str, list[Plan]]:
-    """Plans of all functions. Raises `UnsupportedPTX` with every instruction that has none."""
-    plans: dict[str, list[Plan]] = {}
-    bad = list(program.unsupported)
-    for function in program.functions.values():
-        plans[function.name] = []
-        for instruction in function.instructions:
-            try:
-                plan = ops.decode(instruction)
-                if isinstance(plan.control, Call):
-                    plan = resolve_call(program, function, plan, plan.control)
-                plans[function.name].append(plan)
-            except Unsupported as error:
-                bad.append((instruction.line, instruction.text, str(error)))
-    if not bad:
-        bad += refuse_shared_frames(program, plans)
-    if bad:
-        raise UnsupportedPTX(sorted(bad))
-    return plans
-
-
-def resolve_call(program: Program, caller: Function, plan: Plan, control: Call) -> Plan:
-    """The plan with what the call can reach: one function, one of the device, or all that fit a call through a pointer."""
-    if not control.function:
-        sizes = {v.name: v.size for v in caller.variables}
-        wanted = [[sizes[name] for name in names] for names in (control.arguments, control.results)]
-        fit = tuple(
-            name
-            for name in sorted(address_taken(program))
-            if [[v.size for v in part] for part in (program.functions[name].params, program.functions[name].returns)] == wanted
-        )
-        return replace(plan, control=replace(control, candidates=fit))
-    function = program.functions.get(control.function)
-    if function is not None and function.defined:
-        return plan
-    if BUILTINS.get(control.function) == len(control.arguments):
-        return replace(plan, control=replace(control, function="", builtin=control.function))
-    raise Unsupported(f"function {control.function} has no body")
-
-
-def name_arguments(kernel: str, params: list[Variable], args: Mapping[str, Any] | Sequence[Any]) -> tuple[list[str], list[Any]]:
-    if isinstance(args, Mapping):
-        names, values = list(args), list(args.values())
-    else:
-        values = list(args)
-        names = [f"arg{n}" for n in range(len(values))]
-    if len(values) != len(params):
-        raise TypeError(f"{kernel} takes {plural(len(params), 'argument')}, got {len(values)}: {', '.join(names)}")
-    return names, values
-
-
-def pack_scalar(kernel: str, name: str, value: Any, param: Variable) -> bytes:
-    """The bytes of a by-value argument."""
-    where = f"{kernel}: argument {name!r} for parameter {param.name} (.{param.type.name}, {plural(param.size, 'byte')})"
-    if value is None:
-        if param.size != 8 or param.type.kind == "f":
-            raise TypeError(f"{where}: None is a null pointer, and this is no pointer")
-        return bytes(8)
-    if isinstance(value, (bytes, bytearray, np.void)) or (param.is_array and isinstance(value, np.generic)):
-        data = value.tobytes() if isinstance(value, np.generic) else bytes(value)
-        if len(data) != param.size:
-            raise TypeError(f"{where}: got {plural(len(data), 'byte')}")
-        return data
-    if param.is_array:
-        raise TypeError(f"{where}: a structure is given as bytes or as a NumPy structured scalar, got {value!r}")
-    if isinstance(value, (bool, int, np.bool_, np.integer)):
-        if param.type.kind == "f":
-            return np.array(float(value), param.type.dtype).tobytes()
-        number = int(value)
-        if not -(1 << (8 * param.size - 1)) <= number < 1 << (8 * param.size):
-            raise TypeError(f"{where}: {number} does not fit")
-        return (number & ((1 << (8 * param.size)) - 1)).to_bytes(param.size, "little")
-    if isinstance(value, (float, np.floating)):
-        if param.type.kind not in "fb":
-            raise TypeError(f"{where}: got the floating-point number {value!r}")
-        return np.array(float(value), f"f{param.size}").tobytes()
-    raise TypeError(f"{where}: cannot pass {type(value).__name__} {value!r}")

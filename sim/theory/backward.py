@@ -108,7 +108,7 @@ def _fa1(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
     """
     p, visits = schedule.problem, _visits(schedule, keys, heads)
     R, rows = visits.row_visits, schedule.group * p.seqlen_q
-    d, dv, loaded = p.head_dim, p.value_dim, _loaded(schedule, keys, heads)
+    d, dv, loaded = p.head_dim, p.head_dim_v, _loaded(schedule, keys, heads)
     form = {
         "Q": (R * d * p.itemsize, 0),
         "K": (loaded * d * p.itemsize, 0),
@@ -118,8 +118,8 @@ def _fa1(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
         "L": (R * FLOAT32, 0),
         "dK": (0, (p.seqlen_k + loaded) * d * p.itemsize),
         "dV": (0, (p.seqlen_k + loaded) * dv * p.itemsize),
-        "key_lengths": (4 if p.padded else 0, 0),
-        "block_mask": (0 if p.block_mask is None else visits.blocks, 0),
+        "key_lengths": (4 if p.options.padded else 0, 0),
+        "block_mask": (0 if p.options.block_mask is None else visits.blocks, 0),
     }
     if p.dtype == "float32":
         form["dQ"] = (R * d * FLOAT32, (R + rows) * d * FLOAT32)
@@ -139,7 +139,7 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
     p, group = schedule.problem, schedule.group
     visits = _visits(schedule, keys, heads)
     R = visits.row_visits
-    Nq, d, dv, atomics = group * p.seqlen_q, p.head_dim, p.value_dim, not schedule.deterministic
+    Nq, d, dv, atomics = group * p.seqlen_q, p.head_dim, p.head_dim_v, not schedule.deterministic
     loaded, made = _loaded(schedule, keys, heads), launches(p)
     form = {
         "Q": (len(made) * R * d * p.itemsize, 0),
@@ -147,14 +147,15 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
         "V": (loaded * dv * p.itemsize, 0),
         "O": (Nq * dv * p.itemsize, 0),
         "dO": ((Nq + len(made) * R) * dv * p.itemsize, 0),
-        "L": ((Nq + len(made) * R) * FLOAT32, 0),
+        "L": (((1 + p.options.sinks) * Nq + len(made) * R) * FLOAT32, 0),
+        "sinks": (p.options.sinks * Nq * FLOAT32, 0), "dsinks": (0, p.options.sinks * Nq * FLOAT32),
         "D": (R * FLOAT32, Nq * FLOAT32),
         "dK": (0, p.seqlen_k * d * p.itemsize),
         "dV": (0, p.seqlen_k * dv * p.itemsize),
         "dQ": (0, Nq * d * p.itemsize if atomics else 0),
         "dQ_acc": ((R + Nq) * d * FLOAT32, (R + Nq) * d * FLOAT32) if atomics else (0, 0),
-        "key_lengths": (len(made) * 4 * blocks_in(p.seqlen_k, schedule.block_cols) if p.padded else 0, 0),
-        "block_mask": (0 if p.block_mask is None else len(made) * visits.blocks, 0),
+        "key_lengths": (len(made) * 4 * blocks_in(p.seqlen_k, schedule.block_cols) if p.options.padded else 0, 0),
+        "block_mask": (0 if p.options.block_mask is None else len(made) * visits.blocks, 0),
     }
     scores = _mask_bytes(schedule, keys, heads)
     if schedule.dbias:
@@ -169,14 +170,14 @@ def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Form:
     seen, loaded = visits.rows, visits.keys
     form = {
         "Q": (seen * p.head_dim * size, 0),
-        "dO": (seen * p.value_dim * size, 0),
+        "dO": (seen * p.head_dim_v * size, 0),
         "L": (seen * FLOAT32, 0),
         "D": (seen * FLOAT32, 0),
         "K": (loaded * p.head_dim * size, 0),
-        "V": (loaded * p.value_dim * size, 0),
+        "V": (loaded * p.head_dim_v * size, 0),
         "dQ": (0, schedule.group * p.seqlen_q * p.head_dim * size),
-        "key_lengths": (4 * schedule.group * blocks_in(p.seqlen_q, schedule.block_rows) if p.padded else 0, 0),
-        "block_mask": (0 if p.block_mask is None else visits.blocks, 0),
+        "key_lengths": (4 * schedule.group * blocks_in(p.seqlen_q, schedule.block_rows) if p.options.padded else 0, 0),
+        "block_mask": (0 if p.options.block_mask is None else visits.blocks, 0),
     }
     return form | {name: (nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, heads).items()}
 
@@ -194,16 +195,16 @@ def _standard(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
     form = {
         "Q": ((1 + again) * Tc * Nq * p.head_dim * size, 0),
         "K": ((1 + again) * group * Tr * keys * p.head_dim * size, 0),
-        "V": (group * Tr * keys * p.value_dim * size, 0),
-        "dO": (2 * Tc * Nq * p.value_dim * size, 0),
+        "V": (group * Tr * keys * p.head_dim_v * size, 0),
+        "dO": (2 * Tc * Nq * p.head_dim_v * size, 0),
         "L": (again * Tc * Nq * FLOAT32, 0),
         "P": ((2 + again) * scores, again * scores),
         "dP": ((1 + again) * scores, scores),
         "dS": (2 * scores, scores),
         "dQ": (0, Nq * p.head_dim * size),
         "dK": (0, p.seqlen_k * p.head_dim * size),
-        "dV": (0, p.seqlen_k * p.value_dim * size),
-        "key_lengths": (4 * group * Tr * ((1 + again) * Tc + 1) if p.padded else 0, 0),
+        "dV": (0, p.seqlen_k * p.head_dim_v * size),
+        "key_lengths": (4 * group * Tr * ((1 + again) * Tc + 1) if p.options.padded else 0, 0),
     }
     return form | {name: (again * nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, heads).items()}
 
@@ -233,13 +234,13 @@ def standard_backward_ideal(problem: Problem) -> Traffic:
             "P": TensorTraffic(2 * scores, 0),
             "dP": TensorTraffic(scores, scores),
             "dS": TensorTraffic(2 * scores, scores),
-            "dO": TensorTraffic(2 * rows * p.value_dim, 0),
+            "dO": TensorTraffic(2 * rows * p.head_dim_v, 0),
             "Q": TensorTraffic(rows * p.head_dim, 0),
             "K": TensorTraffic(keys * p.head_dim, 0),
-            "V": TensorTraffic(keys * p.value_dim, 0),
+            "V": TensorTraffic(keys * p.head_dim_v, 0),
             "dQ": TensorTraffic(0, rows * p.head_dim),
             "dK": TensorTraffic(0, made * p.head_dim),
-            "dV": TensorTraffic(0, made * p.value_dim),
-            "key_lengths": TensorTraffic(8 * p.head_count if p.padded else 0, 0),  # once a product with K or V
+            "dV": TensorTraffic(0, made * p.head_dim_v),
+            "key_lengths": TensorTraffic(8 * p.head_count if p.options.padded else 0, 0),  # once a product with K or V
         }
     )

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cupyflash.problem import ITEMSIZE, Problem
+from cupyflash.arrays import ITEMSIZE
+from cupyflash.problem import Problem
 from cupyflash.schedules import SoftmaxSchedule, TileSchedule, VarlenSchedule
 from cupyflash.sim.theory.visits import (
     FLOAT32,
@@ -32,9 +33,10 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
     p = schedule.problem
     total: Counter[tuple[str, bool]] = Counter()
     for times, keys, kept in _heads(p):
-        for name, moved in (
-            form(schedule, keys, kept) | mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols))
-        ).items():
+        of_all = form(schedule, keys, kept)
+        of_all["sinks"] = p.options.sinks * p.seqlen_q * FLOAT32, 0
+        of_all |= mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols))
+        for name, moved in of_all.items():
             for write, nbytes in enumerate(moved):
                 total[name, bool(write)] += times * nbytes
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
@@ -66,7 +68,7 @@ def _varlen(schedule: VarlenSchedule) -> Traffic:
 def _fa1(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
     """R = sum r_i c_i visits of a row: Q, O, l and m are read at each, O, l and m written at each and once to begin."""
     p = schedule.problem
-    visits, Nq, d, dv = visits_of(schedule, keys, kept), p.seqlen_q, p.head_dim, p.value_dim
+    visits, Nq, d, dv = visits_of(schedule, keys, kept), p.seqlen_q, p.head_dim, p.head_dim_v
     R = visits.row_visits
     loaded = columns_of(schedule, keys, kept)
     form = {
@@ -76,7 +78,7 @@ def _fa1(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str
         "l": (R * FLOAT32, (R + Nq) * FLOAT32),
         "m": (R * FLOAT32, (R + Nq) * FLOAT32),
         "L": (0, Nq * FLOAT32 if schedule.lse else 0),
-        "key_lengths": (4 if p.padded else 0, 0),
+        "key_lengths": (4 if p.options.padded else 0, 0),
         "block_mask": (0 if kept is None else visits.blocks, 0),
     }
     if p.dtype == "float32":
@@ -94,10 +96,10 @@ def _fa2(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str
     return {
         "Q": (visits.rows * p.head_dim * p.itemsize, 0),
         "K": (visits.keys * p.head_dim * p.itemsize, 0),
-        "V": (visits.keys * p.value_dim * p.itemsize, 0),
-        "O": (0, p.seqlen_q * p.value_dim * p.itemsize),
+        "V": (visits.keys * p.head_dim_v * p.itemsize, 0),
+        "O": (0, p.seqlen_q * p.head_dim_v * p.itemsize),
         "L": (0, p.seqlen_q * FLOAT32 if schedule.lse else 0),
-        "key_lengths": (4 * blocks_in(p.seqlen_q, schedule.block_rows) if p.padded else 0, 0),
+        "key_lengths": (4 * blocks_in(p.seqlen_q, schedule.block_rows) if p.options.padded else 0, 0),
         "block_mask": (0 if kept is None else visits.blocks, 0),
     }
 
@@ -111,12 +113,12 @@ def _standard(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dic
     return {
         "Q": (Tc * p.seqlen_q * p.head_dim * p.itemsize, 0),
         "K": (Tr * keys * p.head_dim * p.itemsize, 0),
-        "V": (Tr * keys * p.value_dim * p.itemsize, 0),
+        "V": (Tr * keys * p.head_dim_v * p.itemsize, 0),
         "S": (scores if ideal else 2 * scores, scores),
         "P": (scores, scores),
-        "O": (0, p.seqlen_q * p.value_dim * p.itemsize),
+        "O": (0, p.seqlen_q * p.head_dim_v * p.itemsize),
         "L": (0, p.seqlen_q * FLOAT32 if schedule.lse else 0),
-        "key_lengths": (4 * Tr * (Tc + 1) if p.padded else 0, 0),
+        "key_lengths": (4 * Tr * (Tc + 1) if p.options.padded else 0, 0),
     }
 
 
@@ -134,9 +136,9 @@ def standard_ideal(problem: Problem) -> Traffic:
     """
     p, size = problem, problem.head_count * problem.itemsize
     scores = p.seqlen_q * p.seqlen_k * size
-    read = Counter({"key_lengths": 8 * p.head_count if p.padded else 0})  # once a product
+    read = Counter({"key_lengths": 8 * p.head_count if p.options.padded else 0})  # once a product
     for keys, batches in lengths(p).items():
-        rows = {"K": keys * p.head_dim * p.itemsize, "V": keys * p.value_dim * p.itemsize}
+        rows = {"K": keys * p.head_dim * p.itemsize, "V": keys * p.head_dim_v * p.itemsize}
         for name, nbytes in (rows | {name: moved for name, (moved, _) in mask_bytes(p, keys).items()}).items():
             read[name] += batches * p.heads * nbytes
     return Traffic(
@@ -144,7 +146,7 @@ def standard_ideal(problem: Problem) -> Traffic:
             "Q": TensorTraffic(p.seqlen_q * p.head_dim * size, 0),
             "S": TensorTraffic(scores, scores),
             "P": TensorTraffic(scores, scores),
-            "O": TensorTraffic(0, p.seqlen_q * p.value_dim * size),
+            "O": TensorTraffic(0, p.seqlen_q * p.head_dim_v * size),
         }
         | {name: TensorTraffic(nbytes, 0) for name, nbytes in read.items()}
     )

@@ -44,17 +44,17 @@ class Visits:
 
 def lengths(p: Problem) -> Mapping[int, int]:
     """How many batches have how many keys."""
-    return {p.seqlen_k: p.batch} if p.key_lengths is None else Counter(p.key_lengths)
+    return {p.seqlen_k: p.batch} if p.options.key_lengths is None else Counter(p.options.key_lengths)
 
 
 def masks_and_lengths(p: Problem) -> Iterator[tuple[int, int, np.ndarray | None]]:
     """How many batches have how many keys, and which block masks, (heads or 1, Tr, Tc) or none."""
-    if p.block_mask is None or len(p.block_mask.kept) == 1:
+    if p.options.block_mask is None or len(p.options.block_mask.kept) == 1:
         for keys, batches in lengths(p).items():
-            yield batches, keys, None if p.block_mask is None else p.block_mask.kept[0]
+            yield batches, keys, None if p.options.block_mask is None else p.options.block_mask.kept[0]
         return
-    for batch, masks in enumerate(p.block_mask.kept):
-        yield 1, p.key_lengths[batch] if p.key_lengths else p.seqlen_k, masks
+    for batch, masks in enumerate(p.options.block_mask.kept):
+        yield 1, p.options.key_lengths[batch] if p.options.key_lengths else p.seqlen_k, masks
 
 
 def blocks_in(length: int, size: int) -> int:
@@ -65,7 +65,8 @@ def blocks_in(length: int, size: int) -> int:
 def sides(p: Problem) -> tuple[int, int]:
     """(left, right): row r sees the columns from r - left to r + right; no limit is a number beyond all columns."""
     shift, far = p.seqlen_k - p.seqlen_q, p.seqlen_q + p.seqlen_k
-    return (far if p.left is None else p.left) - shift, (far if p.right is None else p.right) + shift
+    left, right = (far if side is None else side for side in (p.options.left, p.options.right))
+    return left - shift, right + shift
 
 
 def seen_blocks(schedule: TileSchedule, keys: int) -> range:
@@ -162,10 +163,10 @@ def mask_bytes(
     p: Problem, keys: int, kept: np.ndarray | None = None, blocks: tuple[int, int] = (1, 1)
 ) -> dict[str, tuple[int, int]]:
     """Mask and bias: each score of the visited blocks that causal mask and window leave reads its own element."""
-    if not (p.mask or p.bias):
+    if not (p.options.mask or p.options.bias):
         return {}
     scores = scores_of(p, keys, kept, blocks)
-    return {"mask": (scores if p.mask else 0, 0), "bias": (scores * p.itemsize if p.bias else 0, 0)}
+    return {"mask": (scores if p.options.mask else 0, 0), "bias": (scores * p.itemsize if p.options.bias else 0, 0)}
 
 
 def searched_bytes(heads: int, sequences: int, total: int, block: int) -> tuple[int, int]:

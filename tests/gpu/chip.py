@@ -15,8 +15,8 @@ import pytest
 
 import cupyflash
 from cupyflash import Device, Problem
-from cupyflash.sim.yardstick import draw_gradient, measure_gradients
-from yardstick import check_numbers, draw, draw_masks
+from cupyflash.sim.inputs import Inputs
+from cupyflash.sim.yardstick import draw_gradient, drawn, measure, measure_gradients
 
 T = TypeVar("T")
 STAND_IN = os.environ.get("CUPYFLASH_STAND_IN")
@@ -88,13 +88,17 @@ def held_in(algorithm: str, q: np.ndarray) -> Any:
 
 def check_forward(problem: Problem, algorithm: str = "fa2", tiling: tuple[int, int] | None = None, seed: int = 0) -> None:
     """O and L of random arrays that pose the problem, by the 2x rule."""
-    q, k, v = draw(problem, seed, v_mean=1.0)
-    masks, options = draw_masks(problem, seed), {"causal": problem.causal, "window": problem.window, "scale": problem.scale}
-    given = dict(zip(masks, on_gpu(*masks.values()), strict=True))
-    call: dict[str, Any] = {**given, **options, "algorithm": algorithm, "tiling": tiling}
+    inputs = drawn(problem, seed, 1.0, tiling)
     with skipping_what_has_no_room():
-        out, lse = cupyflash.attention(*on_gpu(q, k, v), **call, return_lse=True)
-    check_numbers(*on_host(out, lse), q, k, v, score_dtype=held_in(algorithm, q), blocks=tiling, **masks, **options)
+        out, lse = cupyflash.attention(*on_gpu(*inputs.qkv), **call_of(inputs, algorithm, tiling), return_lse=True)
+    numbers = measure(*on_host(out, lse), inputs, held_in(algorithm, inputs.q))
+    assert all(each.good for each in numbers.values()), (problem, numbers)
+
+
+def call_of(inputs: Inputs, algorithm: str, tiling: tuple[int, int] | None) -> dict[str, Any]:
+    """What a call on the GPU is given by name."""
+    beside = dict(zip(inputs.beside, on_gpu(*inputs.beside.values()), strict=True))
+    return {**inputs.keywords, **beside, "algorithm": algorithm, "tiling": tiling}
 
 
 def check_backward(
@@ -105,16 +109,13 @@ def check_backward(
     **flags: bool,
 ) -> None:
     """dQ, dK, dV (and dbias, if asked for) of random arrays that pose the problem, by the 2x rule."""
-    q, k, v = draw(problem, seed, v_mean=1.0)
-    dout = draw_gradient(problem, seed)
-    masks, options = draw_masks(problem, seed), {"causal": problem.causal, "window": problem.window, "scale": problem.scale}
-    given = dict(zip(masks, on_gpu(*masks.values()), strict=True))
-    call: dict[str, Any] = {**given, **options, "algorithm": algorithm, "tiling": tiling, **flags}
+    inputs, dout = drawn(problem, seed, 1.0, tiling), draw_gradient(problem, seed)
     with skipping_what_has_no_room():
-        _, pullback = cupyflash.attention_vjp(*on_gpu(q, k, v), **call)
+        _, pullback = cupyflash.attention_vjp(*on_gpu(*inputs.qkv), **call_of(inputs, algorithm, tiling), **flags)
     (d_out,) = on_gpu(dout)
-    gradients = dict(zip(("dQ", "dK", "dV", "dbias"), on_host(*pullback(d_out)), strict=False))
-    numbers = measure_gradients(gradients, dout, q, k, v, blocks=tiling, from_weights=algorithm == "standard", **masks, **options)
+    names = ["dQ", "dK", "dV", *["dsinks"] * problem.options.sinks, "dbias"]
+    gradients = dict(zip(names, on_host(*pullback(d_out)), strict=False))
+    numbers = measure_gradients(gradients, dout, inputs, from_weights=algorithm == "standard")
     assert all(each.good for each in numbers.values()), (problem, numbers)
 
 

@@ -18,7 +18,8 @@ from numpy.lib.array_utils import byte_bounds
 
 from cupyflash import Device
 from cupyflash.sim.ptx import Launch, Module
-from cupyflash.sim.ptx.module import pack_scalar, triple
+from cupyflash.sim.ptx.module import triple
+from cupyflash.sim.ptx.parameters import pack_scalar
 
 MACHINE = Module.launch
 

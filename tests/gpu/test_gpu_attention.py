@@ -10,7 +10,7 @@ from chip import DTYPES, check_forward, choose, held_in, on_gpu, on_host
 
 import cupyflash
 from cupyflash import Device, Problem, plan
-from cupyflash.problem import BlockMask
+from cupyflash.options import BlockMask
 from cupyflash.schedules import fa2_tiles
 from cupyflash.sim import execute
 from yardstick import check_numbers, draw
@@ -37,7 +37,7 @@ LENGTHS = choose(((128, 128), (97, 1025), (1025, 97), (1, 300)), ((33, 20), (1, 
 @pytest.mark.parametrize(("algorithm", "dtype", "d", "causal"), KERNELS)
 def test_numbers(algorithm: str, dtype: str, d: int, causal: bool) -> None:
     for lengths in LENGTHS:
-        check_forward(Problem(2, 4, 2, *lengths, d, dtype, causal), algorithm)
+        check_forward(Problem(2, 4, 2, *lengths, d, dtype, causal=causal), algorithm)
 
 
 @pytest.mark.parametrize("dtype", choose(DTYPES, DTYPES[:1]))
@@ -67,11 +67,12 @@ MASKS: dict[str, dict[str, Any]] = {
     "mask": {"mask": True},
     "bias": {"bias": True},
     "key lengths": {"padded": True},
+    "sinks": {"sinks": True, "causal": True},
     "all": {"mask": True, "bias": True, "padded": True, "causal": True, "window": (60, None)},
 }
 
 
-@pytest.mark.parametrize("masks", choose([*MASKS], ["causal window", "all"]))
+@pytest.mark.parametrize("masks", choose([*MASKS], ["causal window", "sinks", "all"]))
 @pytest.mark.parametrize("dtype", choose(DTYPES, ("float16",)))
 @pytest.mark.parametrize("algorithm", choose(["fa2", "fa1", "standard"], ["fa2"]))
 def test_masks(dtype: str, algorithm: str, masks: str) -> None:

@@ -11,6 +11,7 @@ from test_gpu_streams import busy
 
 import cupyflash
 from cupyflash import Problem
+from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.yardstick import measure_gradients
 from yardstick import check_numbers, draw
 
@@ -70,7 +71,7 @@ def test_views_of_tensors(kind: type[Tensor], dtype: str) -> None:
     out, pullback = cupyflash.attention_vjp(*tensors)
     check_numbers(*on_host(out), None, *host)
     gradients = dict(zip(("dQ", "dK", "dV"), on_host(*pullback(kind(out))), strict=True))
-    assert all(each.good for each in measure_gradients(gradients, *on_host(out), *host).values())
+    assert all(each.good for each in measure_gradients(gradients, *on_host(out), Inputs(*host)).values())
 
 
 @pytest.mark.parametrize("kind", [DLPackTensor, InterfaceTensor])

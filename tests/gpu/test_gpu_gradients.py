@@ -10,7 +10,7 @@ from chip import DTYPES, check_backward, choose, on_gpu, on_host
 
 import cupyflash
 from cupyflash import Problem
-from cupyflash.problem import BlockMask
+from cupyflash.options import BlockMask
 from cupyflash.sim.reference import reference_gradients
 from cupyflash.sim.yardstick import draw_gradient
 from yardstick import draw
@@ -37,7 +37,7 @@ KERNELS = choose(
 def test_numbers(algorithm: str, deterministic: bool, dtype: str, d: int, causal: bool) -> None:
     """Grouped heads and ragged lengths."""
     for n_q, n_k in choose(((128, 128), (97, 513), (513, 97), (1, 200)), ((33, 20),)):
-        check_backward(Problem(2, 4, 2, n_q, n_k, d, dtype, causal), algorithm, deterministic=deterministic)
+        check_backward(Problem(2, 4, 2, n_q, n_k, d, dtype, causal=causal), algorithm, deterministic=deterministic)
 
 
 # What restricts the scores, each a kernel of its own.
@@ -59,6 +59,12 @@ def test_masks(algorithm: str, deterministic: bool, dtype: str, masks: str) -> N
         lengths = {"key_lengths": (n_k, n_k // 2)} if MASKS[masks].get("padded") else {}
         problem = Problem(2, 4, 2, n_q, n_k, 64, dtype, head_dim_v=48, **MASKS[masks], **lengths)
         check_backward(problem, algorithm, seed=seed, deterministic=deterministic)
+
+
+@pytest.mark.parametrize("dtype", choose(DTYPES, ("float16",)))
+@pytest.mark.parametrize("deterministic", choose([False, True], [True]))
+def test_sinks(deterministic: bool, dtype: str) -> None:
+    check_backward(Problem(2, 4, 2, *choose((257, 130), (20, 33)), 64, dtype, causal=True, sinks=True), deterministic=deterministic)
 
 
 @pytest.mark.parametrize(("algorithm", "deterministic"), choose(KINDS[:3], KINDS[1:2]))

@@ -11,6 +11,7 @@ from chip import DTYPES, choose, dtypes, held_in, needs_cublas, needs_memory, on
 
 import cupyflash
 from cupyflash import Problem
+from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.yardstick import DTYPES as NUMPY
 from cupyflash.sim.yardstick import draw_gradient, measure_gradients
 from yardstick import check_numbers, draw
@@ -112,7 +113,7 @@ def test_offsets_beyond_32_bits(axis: int) -> None:
         out, lse = cupyflash.attention(**given, out=out, return_lse=True)
         gradients = cupyflash.attention_backward(dout_given, **given, out=out, lse=lse)
         check_numbers(far.read() if name == "out" else on_host(out)[0], *on_host(lse), q, k, v)
-        numbers = measure_gradients(dict(zip(("dQ", "dK", "dV"), on_host(*gradients), strict=True)), dout, q, k, v)
+        numbers = measure_gradients(dict(zip(("dQ", "dK", "dV"), on_host(*gradients), strict=True)), dout, Inputs(q, k, v))
         assert all(each.good for each in numbers.values()), (name, numbers)
 
 

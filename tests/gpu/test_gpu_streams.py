@@ -14,8 +14,9 @@ from test_varlen import check_sequences, packed
 
 import cupyflash
 from cupyflash import Problem
+from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.reference import reference_gradients
-from cupyflash.sim.yardstick import draw_gradient, measure_gradients
+from cupyflash.sim.yardstick import draw_gradient, drawn, measure_gradients
 from yardstick import check_numbers, draw, draw_masks
 
 N = choose(512, 40)
@@ -83,7 +84,7 @@ def test_captured_gradients(algorithm: str, deterministic: bool) -> None:
     graph, stream, gradients = captured(lambda: cupyflash.attention_backward(on_chip, q, k, v, out, lse, **options))
     for again in replayed(graph, stream, gradients):
         numbers = measure_gradients(
-            dict(zip(("dQ", "dK", "dV"), again, strict=True)), dout, *host, from_weights=algorithm == "standard"
+            dict(zip(("dQ", "dK", "dV"), again, strict=True)), dout, Inputs(*host), from_weights=algorithm == "standard"
         )
         assert all(each.good for each in numbers.values()), numbers
 
@@ -170,7 +171,7 @@ def test_every_call_runs_on_the_current_stream() -> None:
         check_numbers(found, None, *host)
         assert np.allclose(found, again, atol=2e-3) and np.allclose(y.sum(axis=-1), 1, atol=1e-5)
         numbers = measure_gradients(
-            dict(zip(("dQ", "dK", "dV"), gradients, strict=True)), found, 2 * host[0], *host[1:], scale=1 / 16
+            dict(zip(("dQ", "dK", "dV"), gradients, strict=True)), found, Inputs.of(2 * host[0], *host[1:], scale=1 / 16)
         )
         assert all(each.good for each in numbers.values()), numbers
 
@@ -273,4 +274,4 @@ def test_warmup_compiles_what_a_call_needs(options: dict[str, Any]) -> None:
         problem = Problem(1, 1, 1, 64, 64, 88, "float16", **shape, padded="padded" in options)
         masks = draw_masks(problem)
         given = dict(zip(masks, on_gpu(*masks.values()), strict=True))
-        cupyflash.attention(*on_gpu(*draw(problem)), causal=problem.causal, window=problem.window, **given)
+        cupyflash.attention(*on_gpu(*draw(problem)), **{**drawn(problem).keywords, **given})

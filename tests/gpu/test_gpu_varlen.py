@@ -11,6 +11,7 @@ from chip import DTYPES, choose, on_gpu, on_host
 from test_varlen import bounds, check_sequences, packed
 
 import cupyflash
+from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.yardstick import measure_gradients
 
 Seqlens = tuple[tuple[int, int], ...]
@@ -80,8 +81,8 @@ def check_gradients(
         rows, cols = slice(first_q, end_q), slice(first_k, end_k)
         places = {"dQ": rows, "dK": cols, "dV": cols}
         own = {name: each[places[name]].swapaxes(0, 1) for name, each in zip(places, gradients, strict=True)}
-        heads_first = (array.swapaxes(0, 1) for array in (dout[rows], q[rows], k[cols], v[cols]))
-        numbers = measure_gradients(own, *heads_first, **options)
+        of_one, *qkv = (array.swapaxes(0, 1) for array in (dout[rows], q[rows], k[cols], v[cols]))
+        numbers = measure_gradients(own, of_one, Inputs.of(*qkv, **options))
         assert all(each.good for each in numbers.values()), numbers
 
 

@@ -121,8 +121,20 @@ class ndarray:
         offset = memptr.ptr - memptr.mem.bytes.ctypes.data
         self._set(np.ndarray(shape, dtype, memptr.mem.bytes, offset, strides), memptr.mem)
 
+    living: ClassVar[dict[int, list[weakref.ref[ndarray]]]] = {}
+
+    @classmethod
+    def at(cls, address: int) -> ndarray:
+        """The largest array that begins at an address, of those that somebody holds: what a kernel is given in a struct."""
+        found = [array for array in (reference() for reference in cls.living.get(address, ())) if array is not None]
+        if not found:
+            raise AssertionError(f"{address:#x} is where no array of the device begins")
+        return max(found, key=lambda array: sum((n - 1) * abs(s) for n, s in zip(array.shape, array.strides, strict=True)))
+
     def _set(self, host: np.ndarray, mem: Memory) -> None:
         self.host = host
+        references = self.living.setdefault(host.ctypes.data, [])
+        references[:] = [*(reference for reference in references if reference() is not None), weakref.ref(self)]
         self.data = MemoryPointer(mem, host.ctypes.data - mem.bytes.ctypes.data)
         self.shape, self.strides, self.dtype, self.ndim, self.size = host.shape, host.strides, host.dtype, host.ndim, host.size
         self.nbytes, self.itemsize, self.flags = host.nbytes, host.itemsize, host.flags
@@ -211,9 +223,10 @@ class ndarray:
     def copy(self) -> ndarray:
         return self.astype(self.dtype)
 
-    def _reduced(self, function: Callable[..., Any], axis: int | None, keepdims: bool) -> ndarray:
+    def _reduced(self, function: Callable[..., Any], axis: int | tuple[int, ...] | None, keepdims: bool) -> ndarray:
         told = function(np.ones(self.shape or (1,), self.dtype) if self.size < 2 else np.ones((2,) * self.ndim, self.dtype))
-        axes = tuple(range(self.ndim)) if axis is None else (axis % self.ndim,)
+        given = range(self.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        axes = tuple(each % self.ndim for each in given)
         kept = [(length, 1)[n in axes] for n, length in enumerate(self.shape) if keepdims or n not in axes]
         made = empty(tuple(kept), told.dtype)
         enqueue(lambda out, x: out.__setitem__(..., function(x, axis=axis, keepdims=keepdims)), made, self)
@@ -222,7 +235,7 @@ class ndarray:
     def all(self, axis: int | None = None, keepdims: bool = False) -> ndarray:
         return self._reduced(np.all, axis, keepdims)
 
-    def sum(self, axis: int | None = None, keepdims: bool = False) -> ndarray:
+    def sum(self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> ndarray:
         return self._reduced(np.sum, axis, keepdims)
 
     def max(self, axis: int | None = None, keepdims: bool = False) -> ndarray:

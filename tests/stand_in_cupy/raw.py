@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -94,20 +95,42 @@ class RawKernel:
         params = self._module.code(self.name).params
         if len(args) != len(params):
             raise AssertionError(f"{self.name} takes {len(params)} arguments and would read what it was not given: {len(args)}")
-        values = [_value(self.name, arg, param) for arg, param in zip(args, params, strict=True)]
-        arrays = [arg for arg in args if isinstance(arg, ndarray)]
-        places = [place for place, arg in enumerate(args) if isinstance(arg, ndarray)]
-        module, name = self._module, self.name
+        flat: dict[Any, Any] = {}  # by the argument's place and, of a struct, the field
+        for place, (arg, param) in enumerate(zip(args, params, strict=True)):
+            if isinstance(arg, np.void) and arg.dtype.names:
+                if arg.dtype.itemsize != param.size:
+                    raise AssertionError(f"{self.name}: a struct of {arg.dtype.itemsize} bytes; {param.name} of {param.size}")
+                flat |= {(place, field): value for field, value in _fields(arg)}
+            else:
+                flat[place] = arg if isinstance(arg, ndarray) else _value(self.name, arg, param)
+        arrays = {key: value for key, value in flat.items() if isinstance(value, ndarray)}
+        others = {key: None if key in arrays else value for key, value in flat.items()}  # in order; a graph keeps no array alive
+        keys, count, module, name = list(arrays), len(params), self._module, self.name
 
         def act(*hosts: np.ndarray) -> None:
-            given = list(values)
-            for place, host in zip(places, hosts, strict=True):
-                given[place] = host
+            given: list[Any] = [{} for _ in range(count)]
+            for key, value in (others | dict(zip(keys, hosts, strict=True))).items():
+                if isinstance(key, tuple):
+                    given[key[0]][key[1]] = value
+                else:
+                    given[key] = value
             launch = _execute(module, name, grid, block, given, shared_bytes=shared_mem, races=False)
             if launch.findings:
                 raise AssertionError(f"{name} has {len(launch.findings)} faults, the first: {launch.findings[0]}")
 
-        enqueue(act, *arrays)
+        enqueue(act, *arrays.values())
+
+
+def _fields(struct: np.void, name: str = "") -> Iterator[tuple[str, Any]]:
+    """A struct's fields one behind the other, as they lie there; an unsigned 64-bit integer is an address, 0 is null."""
+    for field in struct.dtype.names or ():
+        value, path = struct[field], f"{name}.{field}" if name else field
+        if isinstance(value, np.void):
+            yield from _fields(value, path)
+        elif value.dtype == np.uint64:
+            yield path, ndarray.at(int(value)) if value else None
+        else:
+            yield path, value
 
 
 def _value(kernel: str, arg: Any, param: Any) -> Any:

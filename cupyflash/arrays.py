@@ -1,0 +1,163 @@
+"""What NumPy and CuPy arrays have in common, and what the kernels ask of them: types, strides, alignment."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+# Bytes of one element. The input types of the paper's M: shared memory is counted in elements of these.
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4}
+# The widest copy between HBM and SRAM, in bytes.
+MAX_ALIGNMENT = 16
+
+
+class Array(Protocol):
+    """What NumPy and CuPy arrays have in common, as far as a problem needs it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def ndim(self) -> int: ...
+
+
+class Layout(NamedTuple):
+    """All of an array but its memory, of whose address `offset` is the remainder modulo `MAX_ALIGNMENT`: what a problem needs.
+
+    Arrays of equal layouts pose equal problems, so that what was chosen for one may be launched on the other.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+    offset: int = 0
+
+    @classmethod
+    def of(cls, array: Any) -> Layout:
+        """Of a NumPy or CuPy array."""
+        return cls(array.shape, array.strides, array.dtype, address(array) % MAX_ALIGNMENT)
+
+    @classmethod
+    def contiguous(cls, shape: tuple[int, ...], dtype: Any) -> Layout:
+        """Of an array in C order, as it is allocated."""
+        dtype = np.dtype(dtype)
+        return cls(shape, tuple(math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape))), dtype)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def swapaxes(self, one: int, other: int) -> Layout:
+        """As of `array.swapaxes(one, other)`."""
+        axes = list(range(self.ndim))
+        axes[one], axes[other] = axes[other], axes[one]
+        return self._replace(shape=tuple(self.shape[a] for a in axes), strides=tuple(self.strides[a] for a in axes))
+
+
+def dtype_name(dtype: Any, argument: str = "dtype") -> str:
+    """The name of a supported dtype, from a name, a NumPy dtype or a scalar type."""
+    name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)
+    if name not in ITEMSIZE:
+        raise TypeError(f"{argument} must be one of {', '.join(ITEMSIZE)}, got {name}")
+    return name
+
+
+def array_dtype(name: str, array: Any) -> str:
+    """The name of an array's dtype; TypeError for one that is not supported, with what helps."""
+    try:
+        return dtype_name(array.dtype, name)
+    except TypeError as error:
+        if array.dtype.kind not in "fiu":
+            raise
+        library = "numpy" if isinstance(array, np.ndarray) else "cupy"
+        raise TypeError(f"{error}: pass {name}.astype({library}.float32), or float16") from None
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's dtype of a name in `ITEMSIZE`; bfloat16 is that of ml_dtypes, which nothing else needs. ImportError without it."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise ImportError(f"bfloat16 needs ml_dtypes ({error}): pip install ml_dtypes", name="ml_dtypes") from error
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return found
+
+
+def address(array: Any) -> int:
+    """Where an array's first element is; of a layout, as far as it says."""
+    if isinstance(array, Layout):
+        return array.offset
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
+
+
+def row_alignment(array: Any) -> int:
+    """The largest power of two, up to 16 bytes, that divides the address of every row of an (..., n, d) array."""
+    bits = address(array) | array.shape[-1] * array.dtype.itemsize | MAX_ALIGNMENT
+    for length, stride in zip(array.shape[:-1], array.strides[:-1], strict=True):
+        if length > 1:
+            bits |= abs(stride)
+    return int(bits & -bits)
+
+
+def overlaps_itself(array: Array) -> bool:
+    """Whether elements may share bytes: each stride, in order of size, has to step over all that the smaller ones reach."""
+    reach = array.dtype.itemsize
+    for stride, length in sorted((abs(stride), length) for length, stride in zip(array.shape, array.strides, strict=True)):
+        if length > 1:
+            if stride < reach:
+                return True
+            reach += (length - 1) * stride
+    return False
+
+
+def check_operand(name: str, array: Any, q: Array) -> None:
+    """TypeError or ValueError unless an array has q's number of axes and dtype, and strides that the kernels take."""
+    check_array(name, array)
+    if array.ndim not in (2, 3, 4):
+        raise ValueError(f"{name} must be (n, d), (h, n, d) or (b, h, n, d), got shape {array.shape}")
+    if array.ndim != q.ndim:
+        raise ValueError(f"{name} must have as many axes as q, got shape {array.shape} beside q's {q.shape}")
+    if array_dtype(name, array) != array_dtype("q", q):
+        raise TypeError(f"{name} must have q's dtype {q.dtype}, got {array.dtype}")
+    if not last_axis_contiguous(array):
+        raise ValueError(f"{name} must be contiguous along its last axis, got strides {array.strides} bytes for {array.dtype}")
+    _check_strides(name, array)
+
+
+def last_axis_contiguous(array: Array) -> bool:
+    """Whether neighbours along the last axis are neighbours in memory, or there are none."""
+    return not (array.ndim and array.shape[-1] > 1 and array.strides[-1] != array.dtype.itemsize and 0 not in array.shape)
+
+
+def check_array(name: str, array: Any) -> None:
+    there = all(hasattr(array, attribute) for attribute in ("shape", "dtype", "strides", "ndim"))
+    if not there or isinstance(array, np.generic):
+        raise TypeError(f"{name} must be a NumPy or CuPy array, got {type(array).__name__}")
+    if not getattr(array.dtype, "isnative", True):
+        raise TypeError(f"{name} must have its bytes in the machine's own order, got dtype {array.dtype.str}")
+
+
+def _check_strides(name: str, array: Array) -> None:
+    size = array.dtype.itemsize
+    if any(stride % size for stride in array.strides):
+        raise ValueError(f"{name} must have strides in whole elements, got {array.strides} bytes for {array.dtype}")
+    if address(array) % size and 0 not in array.shape:
+        raise ValueError(f"{name} must be aligned to its elements of {size} bytes, got one {address(array) % size} bytes off")
+
+
+def check_scores_like(name: str, array: Array, scores: tuple[int, ...], dtype: str) -> None:
+    """An array of `dtype` that broadcasts to the shape of S."""
+    check_array(name, array)
+    if array.dtype.name != dtype:
+        raise TypeError(f"{name} must be of dtype {dtype}, got {array.dtype}")
+    _check_strides(name, array)
+    tail = scores[len(scores) - array.ndim :] if array.ndim <= len(scores) else None
+    if tail is None or any(length not in (1, whole) for length, whole in zip(array.shape, tail, strict=True)):
+        raise ValueError(f"{name} must broadcast to (..., n_q, n_k) = {scores}, got shape {array.shape}")

@@ -1,0 +1,204 @@
+"""What a call asks for besides its arrays: which scores count, and what is done to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from cupyflash.arrays import check_array
+
+# Of a scale but 0: as float32's normal numbers have it, and so that it stays finite times log2(e). Kernels take smaller ones for 0.
+SCALES = (2.0**-126, 2.0**127)
+# The kernels count rows and columns in 32 bits, with room for a block more.
+MAX_LENGTH = 2**31 - 2**20
+
+
+@dataclass(frozen=True)
+class BlockMask:
+    """Which blocks of S are visited: (batch or 1, heads or 1, Tr, Tc), by the schedule's block sizes.
+
+    `bits` are the packed booleans in C order; None where they are not known to the host: counts are then of a mask that keeps
+    every block.
+    """
+
+    shape: tuple[int, int, int, int]
+    bits: bytes | None = None
+
+    @classmethod
+    def of(cls, array: Any) -> BlockMask:
+        """From an array of bool, of two to four axes; a block mask as it is. TypeError or ValueError for other arrays."""
+        if isinstance(array, BlockMask):
+            return array
+        check_array("block_mask", array)
+        if array.dtype.name != "bool":
+            raise TypeError(f"block_mask must be of dtype bool, got {array.dtype}")
+        if not 2 <= array.ndim <= 4:
+            raise ValueError(f"block_mask must be (Tr, Tc), (h, Tr, Tc) or (b, h, Tr, Tc), got shape {array.shape}")
+        shape = (1,) * (4 - array.ndim) + tuple(array.shape)
+        known = isinstance(array, np.ndarray)
+        return cls(shape, np.packbits(np.ascontiguousarray(array)).tobytes() if known else None)
+
+    def require(self, pairs: tuple[int, int]) -> None:
+        """ValueError unless this can be the mask of so many (batches, heads)."""
+        if any(length not in (1, whole) for length, whole in zip(self.shape[:2], pairs, strict=True)):
+            given = self.shape if self.shape[0] > 1 else self.shape[1:]
+            raise ValueError(f"block_mask must be (b or 1, h or 1, Tr, Tc) with (b, h) = {pairs}, got shape {given}")
+
+    @cached_property
+    def kept(self) -> np.ndarray:
+        """The booleans, of shape `shape`."""
+        size = math.prod(self.shape)
+        if self.bits is None:
+            return np.ones(self.shape, bool)
+        kept: np.ndarray = np.unpackbits(np.frombuffer(self.bits, np.uint8), count=size).astype(bool).reshape(self.shape)
+        return kept
+
+
+# (left, right): how far from its own key a row sees, None for no limit.
+Window = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a call asks for besides its arrays: which scores count, and what is done to them.
+
+    What a query row sees: under `causal`, aligned bottom-right, row r sees key column c when c <= r + seqlen_k - seqlen_q;
+    with `window` = (left, right), when r + seqlen_k - seqlen_q - left <= c <= r + seqlen_k - seqlen_q + right, None for no
+    limit (`causal` and a window together have right = 0; a window of (None, 0) is kept as `causal`);
+    with `padded`, batch b sees its first `key_lengths[b]` keys (None where the lengths are not known to the host: counts
+    are then of full length); with `mask`, a boolean a (row, column) says so too; with `bias`, a number is added to each
+    score; with `block_mask`, only blocks of S that it keeps are visited. Scores are multiplied by `scale`, 1 / sqrt(head_dim)
+    when None. `packed`: batches are sequences of their own lengths, one behind the other (`plan_varlen`).
+    `sinks`: a number a head joins the softmax of its rows as one more score, which has no value.
+
+    Raises TypeError or ValueError that names the argument, its value and what is allowed.
+    """
+
+    causal: bool = False
+    window: Window | None = None
+    scale: float | None = None
+    mask: bool = False
+    bias: bool = False
+    padded: bool = False
+    key_lengths: tuple[int, ...] | None = None
+    block_mask: BlockMask | None = None
+    packed: bool = False
+    sinks: bool = False
+
+    def __post_init__(self) -> None:
+        for name in FLAGS:
+            require_flag(name, getattr(self, name))
+            object.__setattr__(self, name, bool(getattr(self, name)))
+        if self.window is not None:
+            window, causal = _checked_window(self.window, self.causal)
+            object.__setattr__(self, "window", window)
+            object.__setattr__(self, "causal", causal)
+        if self.scale is not None:
+            object.__setattr__(self, "scale", _checked_scale(self.scale))
+        if self.key_lengths is not None and not self.padded:
+            raise ValueError(f"key_lengths are those of a padded problem, got {self.key_lengths!r} with padded=False")
+        if self.block_mask is not None:
+            object.__setattr__(self, "block_mask", BlockMask.of(self.block_mask))
+
+    @classmethod
+    def asked(cls, causal: bool, window: Window | None, scale: float | None, packed: bool = False) -> Options:
+        """As the constructor, but what was made before is given again: to check it takes as long as half of a call."""
+        types = tuple(map(type, window)) if isinstance(window, tuple) else None  # (1, 0) and (True, False) are one to a cache
+        make: Callable[..., Options] = _asked
+        try:
+            hash((causal, window, scale))
+        except TypeError:  # a window in a list, say
+            make = _asked.__wrapped__
+        return make(causal, window, scale, packed, types)
+
+    def beside(self, arrays: Mapping[str, Any]) -> Options:
+        """The same with the arrays that come beside q, k and v, by name: what NumPy's key lengths and block mask say is known."""
+        lengths = arrays.get("key_lengths")
+        said: dict[str, Any] = {name: arrays.get(name) is not None for name in ARRAYS if name in FLAGS}
+        said |= {"padded": lengths is not None, "block_mask": arrays.get("block_mask")}
+        return replace(self, **said, key_lengths=tuple(lengths.tolist()) if isinstance(lengths, np.ndarray) else None)
+
+    def sized(self, batch: int, heads: int, keys: int) -> Options:
+        """The same for so many batches, heads and keys. TypeError or ValueError for key lengths or a block mask of others."""
+        if self.block_mask is not None:
+            self.block_mask.require((batch, heads))
+        if self.key_lengths is None:
+            return self
+        return replace(self, key_lengths=check_key_lengths(self.key_lengths, batch, keys))
+
+    @property
+    def left(self) -> int | None:
+        """How many keys before its own (r + seqlen_k - seqlen_q) a row sees; None for all."""
+        return self.window[0] if self.window else None
+
+    @property
+    def right(self) -> int | None:
+        """How many keys behind its own a row sees; None for all."""
+        return 0 if self.causal else self.window[1] if self.window else None
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _asked(causal: bool, window: Window | None, scale: float | None, packed: bool, types: object) -> Options:
+    return Options(causal=causal, window=window, scale=scale, packed=packed)
+
+
+# Which fields of `Options` are True or False, and the arrays that may come beside q, k and v.
+FLAGS = ("causal", "mask", "bias", "padded", "packed", "sinks")
+ARRAYS = ("mask", "bias", "key_lengths", "block_mask", "sinks")
+
+
+def require_flag(name: str, value: object) -> None:
+    """TypeError unless a value is True or False, Python's or NumPy's."""
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """ValueError unless a value is one of some words."""
+    if not (isinstance(value, str) and value in choices):
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_key_lengths(lengths: Any, batch: int, keys: int) -> tuple[int, ...]:
+    """Lengths, in a sequence or an array, as a tuple of Python's integers. TypeError or ValueError for what are none."""
+    numbers = lengths.tolist() if isinstance(lengths, np.ndarray) else lengths
+    if not isinstance(numbers, Iterable) or isinstance(numbers, str | bytes):
+        raise TypeError(f"key_lengths must be a sequence of integers, got {lengths!r}")
+    numbers = tuple(numbers)
+    for number in numbers:
+        if isinstance(number, bool | np.bool_) or not isinstance(number, Integral):
+            raise TypeError(f"key_lengths must be integers, got {number!r} among them")
+    if len(numbers) != batch or not all(0 <= number <= keys for number in numbers):
+        raise ValueError(f"key_lengths must be {batch} lengths between 0 and {keys:,} of a padded problem, got {numbers}")
+    return tuple(int(number) for number in numbers)
+
+
+def _checked_scale(scale: Any) -> float:
+    if isinstance(scale, bool) or not isinstance(scale, Real):
+        raise TypeError(f"scale must be a real number or None, got {scale!r}")
+    number = float(scale)
+    if number != 0 and not SCALES[0] <= abs(number) <= SCALES[1]:
+        least, most = SCALES
+        raise ValueError(f"scale must be 0 or of a magnitude from {least:.2g} to {most:.2g}, got {scale!r}")
+    return number
+
+
+def _checked_window(window: object, causal: bool) -> tuple[Window | None, bool]:
+    """A window and `causal` in the one form that both have together."""
+    sides = tuple(window) if isinstance(window, (tuple, list)) else ()
+    if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, (Integral, type(None))) for side in sides):
+        raise TypeError(f"window must be (left, right), integers or None, got {window!r}")
+    if any(side is not None and side < 0 for side in sides):
+        raise ValueError(f"window must be (left, right) of at least 0, None for no limit, got {window!r}")
+    left, right = (None if side is None else min(int(side), MAX_LENGTH) for side in sides)
+    if causal:
+        right = 0
+    if left is None and (right is None or right == 0):
+        return None, right == 0
+    return (left, right), False

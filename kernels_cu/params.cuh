@@ -1,0 +1,43 @@
+// What a kernel is given: one struct, by value. Its fields come from the tile schedule, which fills it (cupyflash/params.py); a pointer
+// is null where a call has no such array, strides are in elements, and 0 along what an array is broadcast.
+// Constants: PARAMS (the fields), PARAMS_AGREE (that they lie where Python has them).
+#pragma once
+#include "element.cuh"
+
+// Rows of d elements, of one head
+template <typename T> struct Matrix {
+  T* at;
+  long long row;
+
+  __device__ __forceinline__ Matrix from(long long first) const { return {at + first * row, row}; }
+};
+
+// Rows of d elements: (batch, head, row, d)
+template <typename T> struct Rows {
+  T* at;
+  long long batch, head, row;
+
+  __device__ __forceinline__ T* of(long long which_batch, long long which_head) const {
+    return at + which_batch * batch + which_head * head;
+  }
+  __device__ __forceinline__ Matrix<T> matrix(long long which_batch, long long which_head) const {
+    return {of(which_batch, which_head), row};
+  }
+};
+
+// What has an element a score: (batch, head, row of Q, row of K)
+template <typename T> struct Scores {
+  T* at;
+  long long batch, head, row, col;
+
+  __device__ __forceinline__ T* of(long long which_batch, long long which_head) const {
+    return at + which_batch * batch + which_head * head;
+  }
+};
+
+struct Base;  // weight.cuh
+
+struct Params {
+  PARAMS
+};
+static_assert(PARAMS_AGREE, "C and Python lay the struct out differently");

@@ -1,0 +1,406 @@
+"""From a kernel's instructions to what the machine runs: control flow, liveness, register slots, memory layout."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from ..order.sharing import Sharing
+from ..report.counters import Mix, mix_of
+from ..state.fpenv import FLUSH, KEEP
+from ..text.syntax import SINK, Instruction, Mem, Operand, Program, Reg, Sym, Variable, Vec
+from ..text.types import Array, PtxError
+from .calls import callees, function_addresses, reachable
+from .doubtful import Doubtful
+from .reach import sharing_of
+from .registry import Branch, Call, Exit, Plan, Return
+
+WIDTHS = (1, 16, 32, 64)
+"""Register files by width in bits; 1 holds predicates."""
+
+PER_LANE = {
+    *(f"%{name}.{axis}" for name in ("tid", "ctaid") for axis in "xyz"),
+    "%laneid",
+    "%warpid",
+    *(f"%lanemask_{name}" for name in ("eq", "le", "lt", "ge", "gt")),
+}
+"""Special registers that differ between lanes: they live in register slots that are filled at the start of a wave."""
+
+
+@dataclass
+class Region:
+    """Straight code from `start` to `end` (exclusive) with no branch in it; `ends` is the control instruction or None.
+
+    `uses`, `defs`, `live`: rows of the register files (as bit masks) that it reads before writing, writes, and that
+    are alive behind it. `executed` counts the warps that ran it, `threads` their active lanes.
+    """
+
+    start: int
+    end: int
+    ends: int | None
+    uses: int
+    defs: int
+    live: int
+    executed: int = 0
+    threads: int = 0
+
+
+@dataclass
+class Layout:
+    """Offsets of the variables of one address space, and its size in bytes."""
+
+    offsets: dict[str, int] = field(default_factory=dict)
+    size: int = 0
+
+    def add(self, variable: Variable) -> None:
+        self.size = -(-self.size // variable.align) * variable.align
+        self.offsets[variable.name] = self.size
+        self.size += variable.size
+
+
+class Code:
+    """One kernel with the device functions it calls, ready to be run.
+
+    `slots` maps a register to (width, row) in the register file of its width; registers that are never alive together
+    share a row (linear scan over live ranges), so that the files stay small enough for the host's caches.
+    """
+
+    def __init__(self, program: Program, kernel: str, plans: dict[str, list[Plan]]):
+        self.kernel = kernel
+        self.params = program.functions[kernel].params
+        self.instructions: list[Instruction] = []
+        self.plans: list[Plan] = []
+        self.labels: dict[str, int] = {}
+        self.tables: dict[str, list[int]] = {}
+        self.starts: dict[str, int] = {}
+        self.function_at: list[str] = []
+        names, self.cycles = reachable(kernel, plans)
+        self.functions = [program.functions[name] for name in names]
+        self.function_names = {address: name for name, address in function_addresses(program).items()}
+        tables: dict[str, list[str]] = {}
+        for function in self.functions:
+            base = len(self.instructions)
+            self.starts[function.name] = base
+            self.instructions += function.instructions
+            self.plans += plans[function.name]
+            self.function_at += [function.name] * len(function.instructions)
+            self.labels |= {name: base + at for name, at in function.labels.items()}
+            tables |= function.tables
+            # A function may end without a ret: behind it nothing runs.
+        self.tables = {name: [self.target(t) for t in targets] for name, targets in tables.items()}
+        self.lay_out(program)
+        self.blocks()
+        self.liveness()
+        self.allocate()
+        # The floating-point environment between regions: the one of the two nearest-rounding ones that is asked for most.
+        modes = Counter(plan.mode for plan in self.plans if plan.mode in (KEEP, FLUSH))
+        self.base_mode: int = modes.most_common(1)[0][0] if modes else KEEP
+        self.communicates = any(may_wait_for_other_blocks(i) for i in self.instructions)
+        self._regions: dict[tuple[int, bool], Region] = {}
+        self._mixes: dict[tuple[int, int], Mix] = {}
+        self._rows: dict[int, list[tuple[int, Array]]] = {0: []}
+
+    @cached_property
+    def read_somewhere(self) -> frozenset[str]:
+        """Names of the registers that some instruction reads."""
+        read = {a.operand.name for plan in self.plans for a in plan.reads if isinstance(a.operand, Reg)}
+        return frozenset(read | {i.predicate[0].name for i in self.instructions if i.predicate})
+
+    @cached_property
+    def doubtful(self) -> Doubtful:
+        alive = self.block_in[self.starts[self.kernel]]
+        # Every step of a carry chain names the flag as an operand, also the first, which does not look at it.
+        known = {*PER_LANE, "%carry"}
+        blank = {r.name for n, r in enumerate(self.types) if alive >> n & 1 and r.name not in known}
+        return Doubtful.of(self.plans, self.instructions, blank)
+
+    @cached_property
+    def sharing(self) -> Sharing:
+        return sharing_of(self.instructions, self.plans, self.params)
+
+    def target(self, label: str) -> int:
+        if label not in self.labels:
+            raise PtxError(f"{self.kernel}: no label {label}")
+        return self.labels[label]
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def lay_out(self, program: Program) -> None:
+        """Offsets of shared and local variables; call parameters are local memory. Dynamic shared memory comes last."""
+        used = {o.name for i in self.instructions for o in symbols(i.operands)}
+        self.shared, self.local = Layout(), Layout()
+        dynamic: list[Variable] = []
+        own = [v for f in self.functions for v in f.variables]
+        for variable in [*(v for v in program.variables.values() if v.name in used), *own]:
+            if variable.space == "shared" and variable.name in used:
+                if variable.size:
+                    self.shared.add(variable)
+                else:
+                    dynamic.append(variable)
+            elif variable.space in ("local", "param"):
+                self.local.add(variable)
+        for function in self.functions[1:]:
+            for variable in function.params + function.returns:
+                if variable.space == "param":
+                    self.local.add(variable)
+        self.call_params = {v.name for v in own if v.space == "param"}
+        self.call_params |= {v.name for f in self.functions[1:] for v in f.params + f.returns}
+        if dynamic:
+            align = max(v.align for v in dynamic)
+            self.shared.size = -(-self.shared.size // align) * align
+            self.shared.offsets |= {v.name: self.shared.size for v in dynamic}
+
+    # -- control flow -------------------------------------------------------------------------------------------------
+
+    def successors(self, pc: int) -> list[int]:
+        control = self.plans[pc].control
+        after = [pc + 1] if pc + 1 < len(self.plans) else []
+        if control is None:
+            return after
+        stay = after if self.instructions[pc].predicate else []
+        if isinstance(control, Branch):
+            targets = self.tables[control.table] if control.table else [self.target(control.target)]
+            return targets + stay
+        if isinstance(control, Exit):
+            return stay
+        if isinstance(control, Call):
+            # Who calls itself overwrites registers that the restored ones will need: they are alive at the call.
+            again = any((self.function_at[pc], name) in self.cycles for name in callees(control))
+            return [self.starts[name] for name in callees(control)] + (after if control.builtin or again else stay)
+        if isinstance(control, Return):
+            return self.return_sites.get(self.function_at[pc], []) + stay
+        return after
+
+    def blocks(self) -> None:
+        """Leaders: targets of branches, and what comes behind a control instruction."""
+        self.return_sites: dict[str, list[int]] = {}
+        for pc, plan in enumerate(self.plans):
+            if isinstance(plan.control, Call):
+                for name in callees(plan.control):
+                    self.return_sites.setdefault(name, []).append(pc + 1)
+        leaders = {0, *self.starts.values(), *self.labels.values()}
+        for pc, plan in enumerate(self.plans):
+            if plan.control is not None:
+                leaders.add(pc + 1)
+        self.leaders = sorted(pc for pc in leaders if pc < len(self.plans))
+        self._next_leader = np.searchsorted(self.leaders, np.arange(len(self.plans)), side="right")
+
+    def block_end(self, pc: int) -> int:
+        at = int(self._next_leader[pc])
+        return self.leaders[at] if at < len(self.leaders) else len(self.plans)
+
+    # -- liveness -----------------------------------------------------------------------------------------------------
+
+    def registers_of(self, pc: int) -> tuple[list[Reg], list[Reg]]:
+        """(read, written) registers. What a predicated instruction writes keeps its old value in some lanes: read."""
+        plan, predicate = self.plans[pc], self.instructions[pc].predicate
+        reads = [a.operand for a in plan.reads if isinstance(a.operand, Reg)]
+        writes = [a.operand for a in plan.writes if isinstance(a.operand, Reg) and a.operand != SINK]
+        if predicate:
+            reads = [*reads, predicate[0], *writes]
+        return [r for r in reads if r != SINK and not is_constant(r)], writes
+
+    def liveness(self) -> None:
+        self.ids: dict[str, int] = {}
+        self.types: list[Reg] = []
+        self.reads: list[int] = []
+        self.writes: list[int] = []
+        self.mentions: list[list[int]] = []  # of each register, the first and the last instruction that names it
+        for pc in range(len(self.plans)):
+            masks = []
+            for registers in self.registers_of(pc):
+                mask = 0
+                for register in registers:
+                    number = self.ids.setdefault(register.name, len(self.ids))
+                    if number == len(self.types):
+                        self.types.append(register)
+                        self.mentions.append([pc, pc])
+                    self.mentions[number][1] = pc
+                    mask |= 1 << number
+                masks.append(mask)
+            self.reads.append(masks[0])
+            self.writes.append(masks[1])
+        ends = {start: self.block_end(start) for start in self.leaders}
+        use: dict[int, int] = {}
+        define: dict[int, int] = {}
+        follow: dict[int, list[int]] = {}
+        for start, end in ends.items():
+            used = defined = 0
+            for pc in range(start, end):
+                used |= self.reads[pc] & ~defined
+                defined |= self.writes[pc]
+            use[start], define[start], follow[start] = used, defined, self.successors(end - 1)
+        self.block_in = dict.fromkeys(self.leaders, 0)
+        self.block_out = dict.fromkeys(self.leaders, 0)
+        changed = True
+        while changed:
+            changed = False
+            for start in reversed(self.leaders):
+                out = 0
+                for nxt in follow[start]:
+                    out |= self.block_in[nxt]
+                into = use[start] | (out & ~define[start])
+                if out != self.block_out[start] or into != self.block_in[start]:
+                    self.block_out[start], self.block_in[start] = out, into
+                    changed = True
+
+    def allocate(self) -> None:
+        """Linear scan: a register holds its row from the first to the last place where it is alive."""
+        first, last = [first for first, _ in self.mentions], [last for _, last in self.mentions]
+
+        def extend(mask: int, position: int) -> None:
+            while mask:
+                low = mask & -mask
+                number = low.bit_length() - 1
+                first[number] = min(first[number], position)
+                last[number] = max(last[number], position)
+                mask ^= low
+
+        for start in self.leaders:
+            extend(self.block_in[start], start)
+            extend(self.block_out[start], self.block_end(start))
+        self.slots: dict[str, tuple[int, int]] = {}
+        self.rows_of_width = dict.fromkeys(WIDTHS, 1)  # row 0 is the bit bucket
+        free: dict[int, list[int]] = {width: [] for width in WIDTHS}
+        busy: list[tuple[int, int, int]] = []
+        for number in sorted(range(len(self.types)), key=lambda n: first[n]):
+            while busy and busy[0][0] < first[number]:
+                _, width, row = heapq.heappop(busy)
+                heapq.heappush(free[width], row)
+            register = self.types[number]
+            width = register.type.bits if register.type.bits != 8 else 16
+            if free[width]:
+                row = heapq.heappop(free[width])
+            else:
+                row = self.rows_of_width[width]
+                self.rows_of_width[width] += 1
+            self.slots[register.name] = (width, row)
+            heapq.heappush(busy, (last[number], width, row))
+        base = 0
+        self.row_base = {}
+        for width in WIDTHS:
+            self.row_base[width] = base
+            base += self.rows_of_width[width]
+
+    def row_mask(self, registers: int) -> int:
+        """Registers (bits by id) to rows of the files (bits by row)."""
+        mask = 0
+        while registers:
+            low = registers & -registers
+            width, row = self.slots[self.types[low.bit_length() - 1].name]
+            mask |= 1 << (self.row_base[width] + row)
+            registers ^= low
+        return mask
+
+    def rows(self, mask: int) -> list[tuple[int, Array]]:
+        """A mask of rows as (width, row numbers) for each file that has some."""
+        found = self._rows.get(mask)
+        if found is None:
+            found = []
+            for width in WIDTHS:
+                part = (mask >> self.row_base[width]) & ((1 << self.rows_of_width[width]) - 1)
+                if part:
+                    found.append((width, np.array([n for n in range(part.bit_length()) if part >> n & 1])))
+            self._rows[mask] = found
+        return found
+
+    def live_after(self, end: int) -> int:
+        """Registers alive before instruction `end`, the first behind a region."""
+        if end >= len(self.plans):
+            return 0
+        stop = self.block_end(end)
+        start = max(s for s in self.leaders if s <= end)
+        live = self.block_out[start]
+        for pc in range(stop - 1, end - 1, -1):
+            live = (live & ~self.writes[pc]) | self.reads[pc]
+        return live
+
+    # -- regions --------------------------------------------------------------------------------------------------------
+
+    def region(self, pc: int, converged: bool) -> Region:
+        """The straight code from `pc`. Where warps are not converged it stops before the next warp-wide instruction."""
+        found = self._regions.get((pc, converged))
+        if found is not None:
+            return found
+        end = self.block_end(pc)
+        ends = end - 1 if self.plans[end - 1].control is not None else None
+        if ends is not None:
+            end -= 1
+        if not converged:
+            for at in range(pc + 1, end):
+                if self.plans[at].collective is not None:
+                    end, ends = at, None
+                    break
+        used = defined = 0
+        for at in range(pc, end):
+            used |= self.reads[at] & ~defined
+            defined |= self.writes[at]
+        live = self.live_after(end)
+        if ends is not None:
+            used |= self.reads[ends] & ~defined
+            live |= self.writes[ends]
+            for nxt in self.successors(ends):
+                live |= self.block_in[nxt]
+        region = Region(pc, end, ends, self.row_mask(used), self.row_mask(defined), self.row_mask(live))
+        self._regions[pc, converged] = region
+        return region
+
+    def mix(self, region: Region) -> Mix:
+        """What one warp executes in a region, by line."""
+        end = region.end + (region.ends is not None)
+        found = self._mixes.get((region.start, end))
+        if found is None:
+            instructions, plans = self.instructions[region.start : end], self.plans[region.start : end]
+            found = mix_of((i, plan.flops) for i, plan in zip(instructions, plans, strict=True))
+            self._mixes[region.start, end] = found
+        return found
+
+    def regions(self) -> list[Region]:
+        return list(self._regions.values())
+
+    def executed(self) -> Iterator[tuple[Mix, int, int]]:
+        """The regions that ran: what is in each, how many warps and how many threads ran it."""
+        return ((self.mix(one), one.executed, one.threads) for one in self.regions() if one.executed)
+
+
+def is_constant(register: Reg) -> bool:
+    """Special registers that are the same for every lane of a launch."""
+    return register.name in CONSTANT_REGISTERS
+
+
+def may_wait_for_other_blocks(instruction: Instruction) -> bool:
+    """Global atomics and loads that see other threads' stores: a block might spin on them until another block acts."""
+    if instruction.opcode == "atom":
+        return "shared" not in instruction.mods
+    strong = {"volatile", "relaxed", "acquire", "mmio"} & set(instruction.mods)
+    return instruction.opcode == "ld" and bool(strong) and "shared" not in instruction.mods
+
+
+CONSTANT_REGISTERS = {
+    *(f"%{name}.{axis}" for name in ("ntid", "nctaid") for axis in "xyz"),
+    "%nwarpid",
+    "%smid",
+    "%nsmid",
+    "%gridid",
+    "%dynamic_smem_size",
+    "%total_smem_size",
+    "%aggr_smem_size",
+    *(f"%envreg{n}" for n in range(32)),
+}
+
+
+def symbols(operands: tuple[Operand, ...]) -> list[Sym]:
+    out: list[Sym] = []
+    for operand in operands:
+        if isinstance(operand, Sym):
+            out.append(operand)
+        elif isinstance(operand, Mem) and isinstance(operand.base, Sym):
+            out.append(operand.base)
+        elif isinstance(operand, Vec):
+            out += symbols(operand.items)
+    return out

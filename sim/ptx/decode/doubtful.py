@@ -1,0 +1,53 @@
+"""Registers that may be read before anybody wrote them, as liveness and the copies between registers say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..text.syntax import SINK, Instruction, Reg
+from .registry import Arg, Plan
+
+
+def copied(plan: Plan, instruction: Instruction) -> Sequence[int]:
+    """Which of the operands in `plan.reads` the instruction only copies, as a whole or in parts."""
+    if instruction.opcode == "mov":
+        return range(len(plan.reads))
+    if instruction.opcode == "cvt" and all(t.kind != "f" for t in instruction.types):
+        return (0,)
+    return {"selp": (0, 1), "shfl": (0,)}.get(instruction.opcode, ())
+
+
+def results(plan: Plan, instruction: Instruction) -> tuple[Arg, ...]:
+    """What a copying instruction writes its copies to: not the predicate of a shuffle."""
+    return plan.writes[:1] if instruction.opcode == "shfl" else plan.writes
+
+
+def names(args: Iterable[Arg]) -> list[str]:
+    return [a.operand.name for a in args if isinstance(a.operand, Reg) and a.operand != SINK]
+
+
+@dataclass(frozen=True)
+class Doubtful:
+    """Registers that somebody may read though nobody wrote them: `blank` are so from the start, `registers` are these and
+    all that may get copies of them. `watched` are the instructions that read or write such a register."""
+
+    blank: frozenset[str]
+    registers: frozenset[str]
+    watched: frozenset[int]
+
+    @classmethod
+    def of(cls, plans: list[Plan], instructions: list[Instruction], blank: set[str]) -> Doubtful:
+        every: set[str] = set()
+        more = set(blank)
+        while more - every:
+            every |= more
+            for plan, i in zip(plans, instructions, strict=True):
+                if every.intersection(names(plan.reads[k] for k in copied(plan, i))):
+                    more |= {*names(results(plan, i))}
+        watched = set()
+        for pc, (plan, i) in enumerate(zip(plans, instructions, strict=True)):
+            touched = [*names(plan.reads), *names(plan.writes), *([i.predicate[0].name] if i.predicate else [])]
+            if every.intersection(touched):
+                watched.add(pc)
+        return cls(frozenset(blank), frozenset(every), frozenset(watched))

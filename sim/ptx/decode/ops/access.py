@@ -1,0 +1,300 @@
+"""Loads, stores and atomics (PTX ISA, "Data Movement: ld, st, prefetch", "Parallel Synchronization: atom, red")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ...memory.ports import ALL, PORTS, LocalPort, Part, Port
+from ...text.types import ELEMENT, TYPES, Array, PtxType
+from ..registry import SINK, Arg, Frame, Instruction, Mem, Mods, Operand, Plan, Reg, Sym, Thunk, Unsupported, arg, items, opcode
+from .convert import register_arg
+from .half import narrow, wide
+
+ORDER = ("weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "cta", "gpu", "sys", "cluster")
+CACHE = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc")
+SPACES = ("global", "shared", "local", "const", "param")
+
+
+def hints(i: Instruction) -> tuple[str, ...]:
+    """Modifiers that steer caches and ordering; execution is sequentially consistent, so they change nothing.
+
+    L2::cache_hint comes with a policy as last operand, which is not looked at.
+    """
+    return (*ORDER, *CACHE, *(m for m in i.mods if m.startswith(("L1::", "L2::"))))
+
+
+def take_space(mods: Mods) -> str:
+    if mods.flag("shared::cta"):
+        return "shared"
+    return mods.choice(SPACES, "generic")
+
+
+def address_arg(memory: Operand, space: str) -> tuple[Arg, int]:
+    """The base of an address as an unsigned number of its register's width, and the offset."""
+    if not isinstance(memory, Mem):
+        raise Unsupported("expected an address in brackets")
+    base = memory.base
+    narrow_space = space in ("shared", "local")
+    bits = base.type.bits if isinstance(base, Reg) else 32 if narrow_space else 64
+    if bits < 64 and not narrow_space:
+        raise Unsupported("a 32-bit address outside of shared and local memory")
+    return Arg(base, TYPES[f"u{bits}"].dtype), memory.offset
+
+
+def address_thunk(frame: Frame, base: Array, offset: int) -> Callable[[], Array]:
+    """Computes the addresses of all lanes of the frame."""
+    kind = base.dtype
+    delta = np.array(offset & ((1 << (8 * kind.itemsize)) - 1), kind)
+    if base.ndim == 0:
+        constant = np.full(frame.n, base + delta)
+        return lambda: constant
+    if offset == 0:
+        return lambda: base
+    scratch = np.empty(frame.n, kind)
+
+    def add() -> Array:
+        np.add(base, delta, scratch)
+        return scratch
+
+    return add
+
+
+def make_port(frame: Frame, i: Instruction, space: str, size: int, kind: str, used: Array | slice = ALL) -> Port:
+    if space == "param" and frame.machine.is_call_param(i):
+        return LocalPort(frame.machine.memory, i, frame.n, size, kind, used)
+    return PORTS[space](frame.machine.memory, i, frame.n, size, kind, used)
+
+
+def vector(mods: Mods) -> int:
+    return int(mods.choice(("v2", "v4", "v8"), "v1")[1:])
+
+
+@opcode("ld", "ldu", forms="{.v2 .v4 .v8} .global .shared .local .const .param, generic; .b8-.f64; hints ignored")
+def ld(i: Instruction) -> Plan:
+    mods = Mods(i, *hints(i))
+    space, count, type_ = take_space(mods), vector(mods), mods.type()
+    mods.done()
+    target, memory = i.operands[:2]
+    registers = items(target, count)
+    base, offset = address_arg(memory, space)
+    size = count * type_.bytes
+    if size > (32 if space == "global" else 16):
+        raise Unsupported(f"accesses of {size} bytes")
+    view = TYPES[f"{'s' if type_.kind == 's' else 'u'}{type_.bits}"]
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        if space == "param" and isinstance(memory, Mem) and isinstance(memory.base, Sym) and ins[0].ndim == 0:
+            constant = frame.machine.parameter(memory.base, offset, size)
+            if constant is not None:
+                return constants(out, np.frombuffer(constant, view.dtype))
+        # A vector may be loaded whole for the sake of some of its elements.
+        read = [isinstance(r, Reg) and r.name in frame.read_somewhere for r in registers]
+        used = np.repeat(read, type_.bytes) if count > 1 else ALL
+        address, port = address_thunk(frame, ins[0], offset), make_port(frame, i, space, size, "ld", used)
+        direct = count == 1 and out[0].itemsize == size and out[0].flags.c_contiguous
+        buffer = out[0].view(ELEMENT[size]) if direct else np.empty(frame.n, ELEMENT[size])
+        columns = buffer.view(view.dtype).reshape(frame.n, count)
+        copies = [] if direct else [(o, columns[:, k]) for k, o in enumerate(out) if registers[k] != SINK]
+
+        def run() -> None:
+            gather(port.resolve(frame.lanes, address()), buffer)
+            for register, column in copies:
+                np.copyto(register, column, casting="unsafe")
+
+        return run
+
+    return Plan(tuple(register_arg(r, view) for r in registers), (base,), bind, pure=False)
+
+
+def constants(out: Sequence[Array], values: Array) -> Thunk:
+    def run() -> None:
+        for register, value in zip(out, values, strict=True):
+            np.copyto(register, value, casting="unsafe")
+
+    return run
+
+
+def gather(parts: list[Part], buffer: Array) -> None:
+    """Read what the port resolved; lanes it left out get zero."""
+    if len(parts) == 1 and parts[0][2] is None:
+        parts[0][0].take(parts[0][1], 0, buffer, "clip")
+        return
+    buffer.view(np.uint8)[:] = 0
+    for view, index, positions in parts:
+        buffer[positions if positions is not None else slice(None)] = view[index]
+
+
+def scatter(parts: list[Part], buffer: Array) -> None:
+    for view, index, positions in parts:
+        view[index] = buffer if positions is None else buffer[positions]
+
+
+@opcode("st", forms="{.v2 .v4 .v8} .global .shared .local .param, generic; .b8-.f64; hints ignored")
+def st(i: Instruction) -> Plan:
+    mods = Mods(i, *hints(i))
+    space, count, type_ = take_space(mods), vector(mods), mods.type()
+    mods.done()
+    memory, source = i.operands[:2]
+    registers = items(source, count)
+    base, offset = address_arg(memory, space)
+    size = count * type_.bytes
+    if size > (32 if space == "global" else 16):
+        raise Unsupported(f"accesses of {size} bytes")
+    view = TYPES[f"b{type_.bits}"]
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        address, port = address_thunk(frame, ins[0], offset), make_port(frame, i, space, size, "st")
+        values = ins[1:]
+        direct = count == 1 and values[0].ndim == 1 and values[0].flags.c_contiguous
+        buffer = values[0].view(ELEMENT[size]) if direct else np.empty(frame.n, ELEMENT[size])
+        columns = [] if direct else list(buffer.view(view.dtype).reshape(frame.n, count).T)
+
+        def run() -> None:
+            for column, value in zip(columns, values, strict=False):
+                np.copyto(column, value)
+            scatter(port.resolve(frame.lanes, address()), buffer)
+
+        return run
+
+    return Plan((), (base, *(arg(r, view) for r in registers)), bind, pure=False)
+
+
+@opcode("createpolicy", forms="gives 0: cache policies change nothing")
+def createpolicy(i: Instruction) -> Plan:
+    zero = np.array(0, np.uint64)
+    return Plan((arg(i.operands[0], TYPES["b64"]),), (), lambda frame, out, ins: lambda: np.copyto(out[0], zero))
+
+
+@opcode("prefetch", "prefetchu", "discard", "applypriority", forms="no effect")
+def prefetch(i: Instruction) -> Plan:
+    return Plan((), (), lambda frame, out, ins: _nothing)
+
+
+def _nothing() -> None:
+    pass
+
+
+# -- atomics ------------------------------------------------------------------------------------------------------------
+
+Update = Callable[[Array, Array, Array], Array]
+"""(old value, first operand, second operand) to the new value."""
+
+
+def _float_add(type_: PtxType) -> Update:
+    packed = type_.name in ("f16x2", "bf16x2")
+    if type_.bits == 16 or packed:
+        storage = np.dtype(np.uint16 if type_.name.startswith("b") else np.float16)
+
+        def add_halves(old: Array, value: Array, _: Array) -> Array:
+            total = wide(old.view(storage), type_) + wide(value.view(storage), type_)
+            return narrow(total, type_).view(old.dtype)
+
+        return add_halves
+
+    def add(old: Array, value: Array, _: Array) -> Array:
+        total: Array = old.view(type_.dtype) + value.view(type_.dtype)
+        return total.view(old.dtype)
+
+    return add
+
+
+def update(name: str, type_: PtxType) -> Update:
+    """The new value, on arrays of raw bits."""
+    kind = type_.dtype
+
+    def extreme(fn: np.ufunc) -> Update:
+        return lambda old, value, _: fn(old.view(kind), value.view(kind)).view(old.dtype)
+
+    if name == "add" and type_.kind == "f":
+        return _float_add(type_)
+    table: dict[str, Update] = {
+        "add": lambda old, value, _: old + value,
+        "and": lambda old, value, _: old & value,
+        "or": lambda old, value, _: old | value,
+        "xor": lambda old, value, _: old ^ value,
+        "exch": lambda old, value, _: value,
+        "cas": lambda old, compare, value: np.where(old == compare, value, old),
+        "inc": lambda old, value, _: np.where(old >= value, old.dtype.type(0), old + old.dtype.type(1)),
+        "dec": lambda old, value, _: np.where((old == 0) | (old > value), value, old - old.dtype.type(1)),
+        "min": extreme(np.minimum),
+        "max": extreme(np.maximum),
+    }
+    return table[name]
+
+
+def rounds(index: Array) -> list[Array]:
+    """Positions in the order of execution: each round touches an element at most once, lanes go in their order."""
+    order = np.argsort(index, kind="stable")
+    ordered = index[order]
+    new = np.concatenate(([True], ordered[1:] != ordered[:-1]))
+    if new.all():
+        return [np.arange(len(index))]
+    start = np.maximum.accumulate(np.where(new, np.arange(len(index)), 0))
+    rank = np.empty(len(index), np.int64)
+    rank[order] = np.arange(len(index)) - start
+    by_rank = np.argsort(rank, kind="stable")
+    return np.split(by_rank, np.cumsum(np.bincount(rank))[:-1])
+
+
+def add_at_once(view: Array, index: Array, value: Array) -> Array:
+    """Integer additions of lanes in their order: the old values, by running sums within each element."""
+    order = np.argsort(index, kind="stable")
+    ordered, addends = index[order], value[order]
+    new = np.concatenate(([True], ordered[1:] != ordered[:-1]))
+    before = np.cumsum(addends, dtype=value.dtype) - addends
+    start = np.maximum.accumulate(np.where(new, np.arange(len(index)), 0))
+    old = np.empty(len(index), value.dtype)
+    old[order] = view[ordered] + (before - before[start])
+    np.add.at(view, index, value)
+    return old
+
+
+@opcode(
+    "atom",
+    "red",
+    forms=".global .shared, generic: .add .min .max .inc .dec .u32-.s64, .and .or .xor .exch .cas .b16-.b64, "
+    ".add .f32 .f64 .f16 .f16x2 .bf16 .bf16x2",
+)
+def atom(i: Instruction) -> Plan:
+    mods = Mods(i, *hints(i), "noftz")
+    space = take_space(mods)
+    name = mods.choice(("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"))
+    type_ = mods.type()
+    mods.done()
+    if not name or space not in ("global", "shared", "generic") or type_.bits < 16:
+        raise Unsupported("this atomic")
+    if type_.kind == "f" and name != "add":
+        raise Unsupported(f"atomic {name} of floating point")
+    returns = i.opcode == "atom"
+    target = i.operands[0] if returns else SINK
+    memory, *values = i.operands[1:] if returns else i.operands
+    values = values[: 2 if name == "cas" else 1]
+    base, offset = address_arg(memory, space)
+    fn = update(name, type_)
+    bits = TYPES[f"b{type_.bits}"]
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        address, port = address_thunk(frame, ins[0], offset), make_port(frame, i, space, type_.bytes, "atom")
+        operands = [v if v.ndim else np.full(frame.n, v) for v in ins[1:]]
+
+        def run() -> None:
+            old = np.zeros(frame.n, bits.dtype)
+            for view, index, positions in port.resolve(frame.lanes, address()):
+                chosen = operands if positions is None else [v[positions] for v in operands]
+                first, second = chosen[0], chosen[-1]
+                index = index.astype(np.int64)
+                if name == "add" and type_.kind != "f":
+                    found = add_at_once(view, index, first)
+                else:
+                    found = np.empty(len(index), bits.dtype)
+                    for at in rounds(index):
+                        found[at] = view[index[at]]
+                        view[index[at]] = fn(found[at], first[at], second[at])
+                old[positions if positions is not None else slice(None)] = found
+            np.copyto(out[0], old)
+
+        return run
+
+    return Plan((arg(target, bits),), (base, *(arg(v, bits) for v in values)), bind, mode=0, pure=False)

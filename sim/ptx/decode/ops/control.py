@@ -1,0 +1,135 @@
+"""Control flow and barriers (PTX ISA, "Control Flow Instructions", "Parallel Synchronization: bar, barrier, membar").
+
+The scheduler acts on these; here they are only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...text.types import TYPES, Array
+from ..registry import (
+    SINK,
+    Barrier,
+    Branch,
+    Call,
+    Exit,
+    Frame,
+    Group,
+    Instruction,
+    Mods,
+    Not,
+    Plan,
+    Return,
+    Sym,
+    Thunk,
+    Unsupported,
+    WarpBarrier,
+    arg,
+    opcode,
+)
+
+
+@opcode("bra", forms="{.uni} label")
+def bra(i: Instruction) -> Plan:
+    Mods(i, "uni").done()
+    (target,) = i.operands
+    if not isinstance(target, Sym):
+        raise Unsupported("branch to something that is no label")
+    return Plan((), (), control=Branch(target.name))
+
+
+@opcode("brx", forms=".idx{.uni} through .branchtargets")
+def brx(i: Instruction) -> Plan:
+    mods = Mods(i, "uni")
+    if not mods.flag("idx"):
+        raise Unsupported("only brx.idx")
+    mods.done()
+    index, table = i.operands
+    if not isinstance(table, Sym):
+        raise Unsupported("no table")
+    return Plan((), (arg(index, TYPES["u32"]),), control=Branch(table=table.name))
+
+
+@opcode("exit", "trap", "brkpt", forms="ends the threads; trap also ends the launch")
+def leave(i: Instruction) -> Plan:
+    Mods(i).done()
+    return Plan((), (), control=Exit(trap=i.opcode != "exit"))
+
+
+@opcode("ret", forms="{.uni}")
+def ret(i: Instruction) -> Plan:
+    Mods(i, "uni").done()
+    return Plan((), (), control=Return())
+
+
+def names(operand: object) -> tuple[str, ...]:
+    if not isinstance(operand, Group):
+        raise Unsupported("expected a parenthesised list")
+    out = []
+    for item in operand.items:
+        if not isinstance(item, Sym):
+            raise Unsupported("register or constant arguments")
+        out.append(item.name)
+    return tuple(out)
+
+
+@opcode("call", forms="{.uni} (result), function or register, (arguments){, prototype}; recursion without local arrays; vprintf")
+def call(i: Instruction) -> Plan:
+    Mods(i, "uni").done()
+    operands = list(i.operands)
+    results = names(operands.pop(0)) if isinstance(operands[0], Group) else ()
+    function = operands.pop(0)
+    arguments = names(operands.pop(0)) if operands and isinstance(operands[0], Group) else ()
+    if isinstance(function, Sym):
+        return Plan((), (), control=Call(function.name, results, arguments))
+    # What follows is the prototype or the list of targets: the functions that fit are found without.
+    return Plan((), (arg(function, TYPES["u64"]),), control=Call("", results, arguments))
+
+
+@opcode("bar", "barrier", forms="{.cta}{.sync .arrive .red.popc .red.and .red.or}{.aligned}; bar.warp.sync")
+def bar(i: Instruction) -> Plan:
+    mods = Mods(i, "aligned", "cta")
+    if mods.flag("warp"):
+        mods.flag("sync")
+        mods.done()
+        return Plan((), (arg(i.operands[0], TYPES["u32"]),), control=WarpBarrier())
+    action = mods.choice(("sync", "arrive", "red"))
+    reduction = mods.choice(("popc", "and", "or")) if action == "red" else ""
+    if mods.flag("cluster") or not action:
+        raise Unsupported("cluster barriers")
+    mods.types("pred", "u32")
+    mods.done()
+    word, operands = TYPES["u32"], list(i.operands)
+    writes = (arg(operands.pop(0), TYPES["u32" if reduction == "popc" else "pred"]),) if reduction else ()
+    predicate = operands.pop() if reduction else SINK
+    negated = isinstance(predicate, Not)
+    reads = [arg(o, word) for o in operands]
+    if reduction:
+        reads.append(arg(predicate.reg if isinstance(predicate, Not) else predicate, TYPES["pred"]))
+    counted = len(operands) == 2
+    if action == "arrive" and not counted:
+        raise Unsupported("arrive without a number of threads")
+    return Plan(writes, tuple(reads), control=Barrier(counted, action != "arrive", reduction, negated))
+
+
+@opcode("membar", "fence", forms="orders accesses for the race detector: execution is sequentially consistent anyway")
+def fence(i: Instruction) -> Plan:
+    block_only = "cta" in i.mods
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        races = frame.machine.memory.races
+        if races is None or {"proxy", "mbarrier_init"} & set(i.mods):
+            return _pass
+        return lambda: races.fence(frame.lanes, block_only)
+
+    return Plan((), (), bind, pure=False)
+
+
+@opcode("nanosleep", "pmevent", "griddepcontrol", "setmaxnreg", forms="no effect")
+def nothing(i: Instruction) -> Plan:
+    return Plan((), (), lambda frame, out, ins: _pass)
+
+
+def _pass() -> None:
+    pass

@@ -1,0 +1,287 @@
+"""Instructions of the lanes of a warp with each other (PTX ISA, "Parallel Synchronization and Communication": shfl,
+vote, match, redux, activemask, elect; "Special registers").
+
+The run loop has made sure that every lane named in the member mask is in the frame. Where the frame has whole warps,
+arrays over the lanes reshape to (warps, 32); else values go through `Exchange`, an array over the wave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...state.lanes import WARP, warp_bits
+from ...text.types import TYPES, Array
+from ..registry import SINK, Frame, Instruction, Mods, Not, Pair, Plan, Thunk, Unsupported, arg, opcode
+
+if TYPE_CHECKING:
+    from ...state.lanes import Lanes
+
+_LANE = np.arange(WARP)
+_NOTHING = np.empty(0, np.int64)
+
+
+def source_lanes(mode: str, b: Array, c: Array, lane: Array) -> tuple[Array, Array]:
+    """(source lane, in range) of shfl, after the pseudo code of the ISA; all arguments broadcast."""
+    step, segment, clamp = b & 31, (c >> 8) & 31, c & 31
+    last = (lane & segment) | (clamp & ~segment)
+    first = lane & segment
+    if mode == "up":
+        source = lane - step
+        inside = source >= last
+    elif mode == "down":
+        source = lane + step
+        inside = source <= last
+    elif mode == "bfly":
+        source = lane ^ step
+        inside = source <= last
+    else:
+        source = first | (step & ~segment)
+        inside = source <= last
+    return np.where(inside, source, lane), inside
+
+
+@opcode("shfl", forms=".sync .up .down .bfly .idx .b32, with d|p")
+def shfl(i: Instruction) -> Plan:
+    mods = Mods(i)
+    sync, mode = mods.flag("sync"), mods.choice(("up", "down", "bfly", "idx"))
+    type_ = mods.type("b32")
+    mods.done()
+    if not sync:
+        raise Unsupported("shfl without .sync")
+    target, a, b, c, mask = i.operands
+    first, second = (target.first, target.second) if isinstance(target, Pair) else (target, SINK)
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        value, by, clamp, member = ins
+        d, p = out
+        if by.ndim == 0 and clamp.ndim == 0 and frame.n % WARP == 0:
+            fixed, inside = source_lanes(mode, np.array(int(by)), np.array(int(clamp)), _LANE)
+            flat_source = (np.arange(frame.n) & ~31) + np.tile(fixed, frame.n // WARP)
+            flat_inside = np.tile(inside, frame.n // WARP)
+        else:
+            flat_source, flat_inside = _NOTHING, _NOTHING
+        constant = int(member) if member.ndim == 0 else None
+        buffer = np.empty(frame.n, np.uint32)
+
+        def run() -> None:
+            lanes = frame.lanes
+            whole = lanes.whole_warps
+            if whole and len(flat_source):
+                source, inside = flat_source, flat_inside
+            else:
+                lane = lanes.lane
+                source, inside = source_lanes(mode, by.astype(np.int64), clamp.astype(np.int64), lane)
+                source = source + (np.arange(frame.n) & ~31 if whole else 0)
+            full = np.broadcast_to(value, frame.n)
+            if not whole:
+                source, active = partners(lanes, source)
+                if not active.all():
+                    complain(frame, i, ~active)
+            if constant != 0xFFFFFFFF:
+                named = np.broadcast_to(member, frame.n)
+                place = lanes.lane[source] if not whole else source & 31
+                missing = ((named >> place.astype(np.uint32)) & np.uint32(1)) == 0
+                if missing.any():
+                    complain(frame, i, missing)
+            full.take(source, 0, buffer, "clip")
+            np.copyto(d, buffer)
+            np.copyto(p, inside)
+
+        return run
+
+    word = TYPES["u32"]
+    return Plan(
+        (arg(first, type_), arg(second, TYPES["pred"])),
+        (arg(a, type_), arg(b, word), arg(c, word), arg(mask, word)),
+        bind,
+        collective=3,
+        pure=False,
+    )
+
+
+def partners(lanes: Lanes, lane: Array) -> tuple[Array, Array]:
+    """Positions in the set of the lanes `lane` of each one's warp, and which of them are in the set (else: itself)."""
+    wanted = (lanes.warp << 5) + lane
+    found = np.minimum(np.searchsorted(lanes.index, wanted), lanes.n - 1)
+    active = lanes.index[found] == wanted
+    return np.where(active, found, np.arange(lanes.n)), active
+
+
+def complain(frame: Frame, i: Instruction, bad: Array) -> None:
+    first = int(np.flatnonzero(bad)[0])
+    message = "shuffle from a lane that does not take part: the value is undefined"
+    frame.machine.memory.findings.report("inactive source", message, i, frame.lanes, first, count=int(bad.sum()))
+
+
+def by_warp(fn: Callable[[Lanes, Array, Array], Array], i: Instruction, result: str, value: str) -> Plan:
+    """A plan for d = fn(lanes, value, mask), both arrays over the lanes of the set."""
+    d, a, mask = i.operands
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        negate = isinstance(a, Not)
+
+        def run() -> None:
+            source = np.broadcast_to(ins[0], frame.n)
+            named = np.broadcast_to(ins[1], frame.n)
+            out[0][...] = fn(frame.lanes, ~source if negate else source, named)
+
+        return run
+
+    operand = a.reg if isinstance(a, Not) else a
+    return Plan(
+        (arg(d, TYPES[result]),),
+        (arg(operand, TYPES[value]), arg(mask, TYPES["u32"])),
+        bind,
+        collective=1,
+        pure=False,
+    )
+
+
+def ballot(lanes: Lanes, p: Array, mask: Array) -> Array:
+    """For each lane: the bits of the lanes of its warp in the set for which p holds, limited to its mask."""
+    member = np.zeros(lanes.wave.size, np.bool_)
+    member[lanes.index] = p
+    return warp_bits(member)[lanes.warp] & mask
+
+
+def _everyone(lanes: Lanes, mask: Array) -> Array:
+    return lanes.bits()[lanes.warp] & mask
+
+
+@opcode("vote", forms=".sync .all .any .uni .pred, .ballot .b32")
+def vote(i: Instruction) -> Plan:
+    mods = Mods(i)
+    sync, mode = mods.flag("sync"), mods.choice(("all", "any", "uni", "ballot"))
+    mods.type("pred", "b32")
+    mods.done()
+    if not sync:
+        raise Unsupported("vote without .sync")
+    table: dict[str, Callable[[Lanes, Array, Array], Array]] = {
+        "ballot": ballot,
+        "any": lambda lanes, p, mask: ballot(lanes, p, mask) != 0,
+        "all": lambda lanes, p, mask: ballot(lanes, p, mask) == _everyone(lanes, mask),
+        "uni": lambda lanes, p, mask: (ballot(lanes, p, mask) == 0) | (ballot(lanes, p, mask) == _everyone(lanes, mask)),
+    }
+    return by_warp(table[mode], i, "b32" if mode == "ballot" else "pred", "pred")
+
+
+def groups(lanes: Lanes, mask: Array, value: Array | None = None) -> Array:
+    """Number of the group of each lane: same warp, same mask (and same value)."""
+    columns = [lanes.warp, mask.astype(np.int64)]
+    if value is not None:
+        columns.append(value.view(np.int64) if value.itemsize == 8 else value.astype(np.int64))
+    _, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    return np.asarray(inverse).reshape(-1)
+
+
+def equal_lanes(lanes: Lanes, value: Array, mask: Array) -> Array:
+    group = groups(lanes, mask, np.ascontiguousarray(value))
+    bits = np.zeros(int(group.max()) + 1, np.uint32)
+    np.bitwise_or.at(bits, group, np.uint32(1) << lanes.lane.astype(np.uint32))
+    return bits[group]
+
+
+@opcode("match", forms=".any .all .sync .b32 .b64, d|p for .all")
+def match(i: Instruction) -> Plan:
+    mods = Mods(i)
+    sync, mode, type_ = mods.flag("sync"), mods.choice(("any", "all")), mods.type("b32", "b64")
+    mods.done()
+    if not sync:
+        raise Unsupported("match without .sync")
+    if mode == "any":
+        return by_warp(equal_lanes, i, "b32", type_.name)
+    target, a, mask = i.operands
+    first, second = (target.first, target.second) if isinstance(target, Pair) else (target, SINK)
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        def run() -> None:
+            named = np.broadcast_to(ins[1], frame.n)
+            equal = equal_lanes(frame.lanes, np.broadcast_to(ins[0], frame.n), named)
+            everyone = _everyone(frame.lanes, named)
+            agreed = equal == everyone
+            out[0][...] = np.where(agreed, everyone, np.uint32(0))
+            out[1][...] = agreed
+
+        return run
+
+    return Plan(
+        (arg(first, TYPES["b32"]), arg(second, TYPES["pred"])),
+        (arg(a, type_), arg(mask, TYPES["u32"])),
+        bind,
+        collective=1,
+        pure=False,
+    )
+
+
+@opcode("redux", forms=".sync .add .min .max .u32 .s32, .and .or .xor .b32, .min .max {.abs}{.NaN} .f32")
+def redux(i: Instruction) -> Plan:
+    mods = Mods(i)
+    sync, name = mods.flag("sync"), mods.choice(("add", "min", "max", "and", "or", "xor"))
+    magnitude, nan, type_ = mods.flag("abs"), mods.flag("NaN"), mods.type("u32", "s32", "b32", "f32")
+    mods.done()
+    if not sync or ((magnitude or nan) and type_.kind != "f") or (type_.kind == "f" and name not in ("min", "max")):
+        raise Unsupported("this redux")
+    fn = {
+        "add": np.add,
+        "min": np.minimum,
+        "max": np.maximum,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+    }[name]
+    if type_.kind == "f" and not nan:
+        fn = {"min": np.fmin, "max": np.fmax}[name]
+
+    def reduce(lanes: Lanes, value: Array, mask: Array) -> Array:
+        group = groups(lanes, mask)
+        order = np.argsort(group, kind="stable")
+        starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+        reduced: Array = fn.reduceat(np.abs(value[order]) if magnitude else value[order], starts, dtype=value.dtype)
+        return reduced[group]
+
+    return by_warp(reduce, i, type_.name, type_.name)
+
+
+@opcode("activemask", forms=".b32")
+def activemask(i: Instruction) -> Plan:
+    mods = Mods(i)
+    type_ = mods.type("b32")
+    mods.done()
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        def run() -> None:
+            out[0][...] = frame.lanes.bits()[frame.lanes.warp]
+
+        return run
+
+    return Plan((arg(i.operands[0], type_),), (), bind, pure=False)
+
+
+@opcode("elect", forms=".sync d|p")
+def elect(i: Instruction) -> Plan:
+    mods = Mods(i)
+    sync = mods.flag("sync")
+    mods.done()
+    target, mask = i.operands
+    if not sync or not isinstance(target, Pair):
+        raise Unsupported("elect")
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        def run() -> None:
+            bits = _everyone(frame.lanes, np.broadcast_to(ins[0], frame.n)).astype(np.int64)
+            leader = np.frexp((bits & -bits).astype(np.float64))[1] - 1
+            out[0][...] = leader
+            out[1][...] = frame.lanes.lane == leader
+
+        return run
+
+    return Plan(
+        (arg(target.first, TYPES["b32"]), arg(target.second, TYPES["pred"])),
+        (arg(mask, TYPES["u32"]),),
+        bind,
+        collective=0,
+        pure=False,
+    )

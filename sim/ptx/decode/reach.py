@@ -1,0 +1,250 @@
+"""Which tensors the accesses of a kernel may reach: from where in its parameters the pointers come."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..order.sharing import WIDEST, Sharing, is_phase, is_strong
+from ..state.segments import Field, Place
+from ..text.syntax import Imm, Instruction, Mem, Operand, Reg, Sym, Variable, Vec
+from ..text.types import TYPES
+from .registry import Plan
+
+
+def sharing_of(instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable]) -> Sharing:
+    """The facts about a kernel with these parameters, the device functions that it calls included."""
+    reach = reached(instructions, plans, params)
+    # A store whose address comes from nowhere that is known may go anywhere.
+    stores = [r or (ANYWHERE if touches(i, {"global"}) else r) for i, r in zip(instructions, reach, strict=True) if may_write(i)]
+    written = frozenset[Place]().union(*stores)
+    return Sharing(
+        min((width(i) for i in instructions if touches(i, {"shared", "shared::cta"})), default=WIDEST),
+        global_granules(instructions, reach),
+        any(is_strong(i) for i in instructions),
+        any(i.opcode in ("fence", "membar") or {"release", "acq_rel"} & set(i.mods) for i in instructions),
+        None if "*" in written else written,
+    )
+
+
+def may_write(i: Instruction) -> bool:
+    """Whether an instruction may write global memory."""
+    return i.opcode in ("st", "atom", "red") or bool({"bulk_group", "store"} & set(i.mods))
+
+
+def touches(i: Instruction, spaces: set[str]) -> bool:
+    """Whether an instruction accesses one of these spaces, or generic addresses."""
+    if i.opcode == "cp" and not is_phase(i):
+        return len(i.operands) > 2
+    named = {"global", "shared", "shared::cta", "local", "const", "param"} & set(i.mods)
+    accesses = i.opcode in ("ld", "ldu", "st", "atom", "red") or is_phase(i) or (i.opcode == "wmma" and "mma" not in i.mods)
+    return accesses and (not named or bool(named & spaces))
+
+
+def width(i: Instruction) -> int:
+    """Bytes that a lane accesses, WIDEST at most."""
+    if is_phase(i):
+        return 8
+    if i.opcode == "cp":
+        # A source size may be any number of bytes up to the width; such sources are rounded up to granules.
+        size = i.operands[2]
+        return min(WIDEST, size.value) if isinstance(size, Imm) and isinstance(size.value, int) else WIDEST
+    count = max(vector * (f"v{vector}" in i.mods) for vector in (1, 2, 4, 8)) or 1
+    return min(WIDEST, count * [TYPES[m] for m in i.mods if m in TYPES][-1].bytes)
+
+
+def global_granules(instructions: list[Instruction], reach: list[frozenset[Place]]) -> dict[Place, int]:
+    """See `Sharing`."""
+    found: dict[Place, int] = {}
+    for i, places in zip(instructions, reach, strict=True):
+        if touches(i, {"global"}):
+            for place in places or ANYWHERE:
+                found[place] = min(found.get(place, WIDEST), width(i))
+    return found
+
+
+ANYWHERE: frozenset[Place] = frozenset({"*"})
+
+PARAMETERS = "parameters"
+"""The memory of the parameters themselves, which nobody writes."""
+
+
+class Piece(NamedTuple):
+    """Less than a pointer's bytes of what was loaded from a place: a pointer again once it is put together with others."""
+
+    of: Place
+
+
+Origin = Place | Piece
+"""What a register's value may be computed from."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an instruction does to origins: the registers that it writes get those of its sources, and some of its own.
+
+    `joins`: it puts two halves of 64 bits together.
+    """
+
+    written: list[str]
+    sources: list[str]
+    own: frozenset[Origin]
+    joins: bool = False
+
+
+def reached(instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable]) -> list[frozenset[Place]]:
+    """For each instruction the places of the pointers that the global address it accesses may be computed from.
+
+    A register carries the places of all that it may be computed from. A pointer that comes out of memory is of anywhere ("*").
+    """
+    if any(i.opcode == "call" for i in instructions):
+        return [ANYWHERE] * len(instructions)
+    carried: dict[str, frozenset[Origin]] = dict.fromkeys(("%envreg1", "%envreg2"), frozenset({"grid workspace"}))
+    steps = origin_steps(instructions, plans, params)
+    changed = True
+    while changed:
+        changed = False
+        for step in steps:
+            origins = step.own
+            for source in step.sources:
+                if source in carried:
+                    origins |= carried[source]
+            if step.joins:
+                origins = frozenset(one.of if isinstance(one, Piece) else one for one in origins)
+            for name in step.written if origins else ():
+                before = carried.get(name, frozenset())
+                if not origins <= before:
+                    carried[name] = before | origins
+                    changed = True
+
+    def of(address: Mem | None) -> frozenset[Place]:
+        (base,) = address_parts(address) or (None,)
+        if isinstance(base, Reg):
+            return frozenset(one for one in carried.get(base.name, ()) if not isinstance(one, Piece))
+        return frozenset({base.name}) if base is not None else frozenset()
+
+    return [of(global_address(i)) for i in instructions]
+
+
+def origin_steps(instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable]) -> list[Step]:
+    """The steps of all instructions that may write a pointer or a piece of one."""
+    structures = {p.name for p in params if p.is_array}
+    addresses = ParameterAddresses(instructions, plans, {p.name for p in params})
+    some_join = any(joins(i) for i in instructions)
+    steps = []
+    for i, plan in zip(instructions, plans, strict=True):
+        results = [(k, a.operand) for k, a in enumerate(plan.writes) if isinstance(a.operand, Reg)]
+        if i.opcode not in ("ld", "ldu", "atom"):
+            parts = [part for operand in i.operands for part in address_parts(operand)] if results else []
+            named = [part.name for part in parts if isinstance(part, Sym)]
+            own: frozenset[Origin] = frozenset(PARAMETERS if name in addresses.params else name for name in named)
+            if results:
+                steps.append(Step([r.name for _, r in results], [p.name for p in parts if isinstance(p, Reg)], own, joins(i)))
+            continue
+        whole = any(register.type.bits == 64 for _, register in results)
+        if not whole and not some_join:
+            continue  # no pointer
+        for k, register in results:
+            sources = addresses.read(i, k * i.type.bytes)
+            places: frozenset[Place] = frozenset(
+                param if offset is None or param not in structures else Field(param, offset, i.type.bytes)
+                for param, offset in sources
+            )
+            steps.append(Step([register.name], [], places if whole else frozenset(map(Piece, places))))
+    return steps
+
+
+def joins(i: Instruction) -> bool:
+    """Whether an instruction may make 64 bits of two halves, loaded apart: mov.b64 of a pair, a shift of one to the upper half."""
+    if i.opcode == "mov":
+        return isinstance(i.operands[1], Vec) and i.type.bits == 64
+    return i.opcode == "shl" and i.operands[2] == Imm(32) and i.type.bits == 64
+
+
+Addresses = set[tuple[str, int | None]]
+"""Parameters with a byte offset in each, None where that is not known."""
+
+
+class ParameterAddresses:
+    """Registers that hold the address of a parameter: compilers take it of a structure whose fields they index.
+
+    `at`: where each may point. `only`: those that point to nothing else, so that a generic load from there reads a parameter.
+    """
+
+    def __init__(self, instructions: list[Instruction], plans: list[Plan], params: set[str]):
+        self.params = params
+        self.at: dict[str, Addresses] = {}
+        self.only: set[str] = set()
+        makers = [
+            (i, [a.operand.name for a in plan.writes if isinstance(a.operand, Reg)])
+            for i, plan in zip(instructions, plans, strict=True)
+        ]
+        if not any(isinstance(o, Sym) and o.name in params for i, _ in makers for o in i.operands):
+            return
+        writers = Counter(name for _, written in makers for name in written)
+        changed = True
+        while changed:
+            changed = False
+            for i, written in makers:
+                found = self.result(i)
+                for name in written if found else ():
+                    # A register with several writers may grow in a loop.
+                    places = found if writers[name] == 1 else {(param, None) for param, _ in found}
+                    if not places <= self.at.setdefault(name, set()):
+                        self.at[name] |= places
+                        changed = True
+        self.only = set(self.at)
+        while mixed := {name for i, written in makers for name in written if name in self.only and not self.pure(i)}:
+            self.only -= mixed
+
+    def of(self, operand: Operand) -> Addresses:
+        if isinstance(operand, Sym) and operand.name in self.params:
+            return {(operand.name, operand.offset)}
+        return self.at.get(operand.name, set()) if isinstance(operand, Reg) else set()
+
+    def result(self, i: Instruction) -> Addresses:
+        """Where the result of an instruction may point."""
+        if i.opcode in ("ld", "ldu", "atom"):
+            return set()
+        found = [self.of(operand) for operand in i.operands[1:]]
+        if i.opcode in ("mov", "cvta"):
+            return found[0]
+        if i.opcode == "add" and isinstance(i.operands[2], Imm):
+            plus = i.operands[2].value
+            return {(param, None if offset is None else offset + plus) for param, offset in found[0]}
+        return {(param, None) for places in found for param, _ in places}
+
+    def pure(self, i: Instruction) -> bool:
+        """Whether the result of an instruction points to a parameter and nowhere else."""
+        sure = self.params | self.only
+        found = [isinstance(o, Sym | Reg) and o.name in sure for o in i.operands[1:]]
+        if i.opcode == "selp":
+            return all(found[:2])
+        return found[0] if i.opcode in ("mov", "cvta") else i.opcode in ("add", "sub", "mad") and any(found)
+
+    def read(self, i: Instruction, plus: int) -> Addresses:
+        """The parameters and offsets that a load reads, `plus` bytes behind its address; ("*", None) for memory of another kind."""
+        address = next(operand for operand in i.operands[1:] if isinstance(operand, Mem))
+        places = {(param, None if offset is None else offset + address.offset + plus) for param, offset in self.of(address.base)}
+        known = "param" in i.mods or (isinstance(address.base, Reg) and address.base.name in self.only)
+        return places if known and places else places | {("*", None)}
+
+
+def address_parts(operand: object) -> tuple[Reg | Sym, ...]:
+    """The registers and names that an address, or anything computed from the operand, may be made of."""
+    if isinstance(operand, Reg | Sym):
+        return (operand,)
+    if isinstance(operand, Mem):
+        return address_parts(operand.base)
+    if isinstance(operand, Vec):
+        return tuple(part for item in operand.items for part in address_parts(item))
+    return ()
+
+
+def global_address(i: Instruction) -> Mem | None:
+    """The address in global memory that an instruction accesses, if any: of a copy into shared memory the second one."""
+    found = [o for o in i.operands if isinstance(o, Mem)]
+    inward = i.opcode == "cp" and "bulk_group" not in i.mods
+    return found[1] if inward and len(found) > 1 else found[0] if found else None

@@ -1,0 +1,357 @@
+"""The table of opcodes: each decoder turns one instruction into a `Plan`, or says what it cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..memory.asynccopy import Copies
+from ..memory.bulkcopy import Bulks
+from ..memory.memory import Memory
+from ..memory.phases import MBarriers
+from ..state.lanes import Lanes
+from ..text.syntax import SINK, Group, Imm, Instruction, Mem, Not, Operand, Pair, Reg, Sym, Vec
+from ..text.types import TYPES, Array, PtxError, PtxType, Unsupported
+
+Thunk = Callable[[], object]
+"""A bound instruction: running it does the work for all lanes of its frame."""
+
+DType = np.dtype[Any]
+
+Temp = Callable[[str, tuple[int, ...], Any], Array]
+"""`Frame.temp`: lends an array by name, shape and dtype."""
+
+
+class Surroundings(Protocol):
+    """What an instruction may ask of the machine that it runs in."""
+
+    @property
+    def memory(self) -> Memory: ...
+
+    @property
+    def copies(self) -> Copies: ...
+
+    @property
+    def bulks(self) -> Bulks: ...
+
+    @property
+    def mbarriers(self) -> MBarriers: ...
+
+    @property
+    def approximate(self) -> bool:
+        """Whether approximate instructions err."""
+
+    def parameter(self, symbol: Sym, offset: int, size: int) -> bytes | None:
+        """Bytes of a kernel parameter; None where the symbol is a parameter of a call."""
+
+    def is_call_param(self, instruction: Instruction) -> bool:
+        """Whether a .param access of the instruction is to a variable of a call, not to a kernel parameter."""
+
+    def clock(self) -> int:
+        """Cycles since the start, of a kind."""
+
+
+class Frame(Protocol):
+    """The lanes for which an instruction is bound (`execute.registers`): how many, which at the moment, and arrays to work in."""
+
+    n: int
+    lanes: Lanes
+
+    @property
+    def kept(self) -> bool: ...
+
+    @property
+    def machine(self) -> Surroundings: ...
+
+    @property
+    def read_somewhere(self) -> frozenset[str]:
+        """Names of the registers that some instruction reads."""
+
+    def temp(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array that an instruction may use while it runs; the next one with the same name gets the same array."""
+
+    def lend(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """Like `temp`, for a bundle of arrays and views that `make` builds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arg:
+    """A value that an instruction reads or writes, seen as `dtype`. `packed`: two `dtype` elements in each lane."""
+
+    operand: Operand
+    dtype: DType
+    packed: bool = False
+
+
+# -- what ends a stretch of straight code: the machine acts on these, not a thunk ---------------------------------------
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Go to a label; `table` and the index in reads[0] for brx.idx."""
+
+    target: str = ""
+    table: str = ""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """The threads end (exit, or ret of a kernel); `trap` also ends the launch."""
+
+    trap: bool = False
+
+
+@dataclass(frozen=True)
+class Return:
+    """ret: back to the caller, or the end of the thread in a kernel."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call with the names of result and argument variables of the caller.
+
+    `function` is a device function; empty for a call of the address in reads[0], which is that of one of `candidates`,
+    and for one of a function that the device brings along, `builtin`.
+    """
+
+    function: str
+    results: tuple[str, ...]
+    arguments: tuple[str, ...]
+    candidates: tuple[str, ...] = ()
+    builtin: str = ""
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """bar/barrier: reads[0] is the id, reads[1] (if `counted`) the number of threads.
+
+    `waits` is False for .arrive. `reduction` ("and", "or", "popc") reduces the predicate in the last read into writes[0].
+    """
+
+    counted: bool
+    waits: bool
+    reduction: str = ""
+    negated: bool = False
+
+
+@dataclass(frozen=True)
+class WarpBarrier:
+    """bar.warp.sync: reads[0] is the member mask; the named lanes may come from different instructions."""
+
+
+@dataclass(frozen=True)
+class PhaseWait:
+    """mbarrier.test_wait and, `blocking`, try_wait: at the object at reads[0] + offset for the state or `parity` in reads[1]."""
+
+    space: str
+    offset: int
+    parity: bool
+    blocking: bool
+
+
+Control = Branch | Exit | Return | Call | Barrier | WarpBarrier | PhaseWait
+
+Bind = Callable[[Frame, Sequence[Array], Sequence[Array]], Thunk]
+
+WHOLE_WARP = -1
+"""`Plan.collective` of an instruction that all living lanes of the warp run together (.aligned)."""
+
+
+def _unbound(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+    raise AssertionError("a control instruction has no thunk")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one instruction runs, independent of any launch.
+
+    `bind(frame, out, ins)` gets the arrays of `writes` and `reads` (0-d for constants) and returns the thunk. A thunk
+    reads everything before it writes, unless it is elementwise: registers may be source and destination at once.
+    `mode`: floating-point environment code it needs (None: any). `collective`: None, WHOLE_WARP, or the index in
+    `reads` of its member mask. `pure`: works on the arrays only, without looking at lanes or memory.
+    `flops` per warp count as tensor-core work. `keeps`: the first so many reads are converted into a lent buffer that
+    stays valid for the next such instruction, if that reads the same registers and nobody wrote them (`Frame.kept`).
+    """
+
+    writes: tuple[Arg, ...]
+    reads: tuple[Arg, ...]
+    bind: Bind = _unbound
+    mode: int | None = None
+    collective: int | None = None
+    control: Control | None = None
+    pure: bool = True
+    flops: int = 0
+    keeps: int = 0
+
+
+Decoder = Callable[[Instruction], Plan]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """A row of the opcode table: what the machine executes of one opcode."""
+
+    opcode: str
+    family: str
+    forms: str
+
+
+_DECODERS: dict[str, Decoder] = {}
+_COVERAGE: list[Coverage] = []
+
+
+def opcode(*names: str, forms: str) -> Callable[[Decoder], Decoder]:
+    """Register a decoder for opcodes. `forms` tells the reader of the coverage table which forms are executed."""
+
+    def add(decoder: Decoder) -> Decoder:
+        family = decoder.__module__.rpartition(".")[2]
+        for name in names:
+            assert name not in _DECODERS, name
+            _DECODERS[name] = decoder
+            _COVERAGE.append(Coverage(name, family, forms))
+        return decoder
+
+    return add
+
+
+def coverage() -> list[Coverage]:
+    """Every opcode that the machine executes, by family and name."""
+    return sorted(_COVERAGE, key=lambda row: (row.family, row.opcode))
+
+
+def decode(instruction: Instruction) -> Plan:
+    """The plan of an instruction. Raises `Unsupported` where opcode, modifier or operands are not executed."""
+    decoder = _DECODERS.get(instruction.opcode)
+    if decoder is None:
+        raise Unsupported(f"opcode {instruction.opcode} is not executed")
+    try:
+        return decoder(instruction)
+    except PtxError as error:
+        raise Unsupported(str(error)) from error
+    except (ValueError, IndexError, KeyError, AttributeError) as error:
+        # A decoder unpacks the operands it knows of; what does not fit is a form that it does not know.
+        raise Unsupported(f"unknown operand form: {error}") from error
+
+
+class Mods:
+    """Takes the modifiers of an instruction one by one; what nobody takes is unsupported."""
+
+    def __init__(self, instruction: Instruction, *ignored: str):
+        self.rest = [m for m in instruction.mods if m not in ignored]
+
+    def flag(self, *names: str) -> bool:
+        found = [m for m in self.rest if m in names]
+        for name in found:
+            self.rest.remove(name)
+        return bool(found)
+
+    def choice(self, names: Collection[str], default: str = "") -> str:
+        for mod in self.rest:
+            if mod in names:
+                self.rest.remove(mod)
+                return mod
+        return default
+
+    def types(self, *allowed: str) -> tuple[PtxType, ...]:
+        found = [m for m in self.rest if m in TYPES]
+        for name in found:
+            if allowed and name not in allowed:
+                raise Unsupported(f"type .{name} is not executed here")
+            self.rest.remove(name)
+        return tuple(TYPES[m] for m in found)
+
+    def type(self, *allowed: str) -> PtxType:
+        found = self.types(*allowed)
+        if len(found) != 1:
+            raise Unsupported(f"expected one type, got {len(found)}")
+        return found[0]
+
+    def done(self) -> None:
+        if self.rest:
+            raise Unsupported(f"modifier .{self.rest[0]} is not executed here")
+
+
+def pure(
+    fn: Callable[..., Thunk],
+    writes: Sequence[Arg],
+    reads: Sequence[Arg],
+    mode: int | None = None,
+    *,
+    scratch: bool = False,
+) -> Plan:
+    """A plan whose thunk is `fn(*writes, *reads)` of the arrays: arithmetic without memory or neighbours.
+
+    With `scratch`, `fn` first gets `Frame.temp`, which lends arrays that hold nothing from one instruction to the next.
+    """
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        return fn(frame.temp, *out, *ins) if scratch else fn(*out, *ins)
+
+    return Plan(tuple(writes), tuple(reads), bind, mode)
+
+
+def arg(operand: Operand, type_: PtxType) -> Arg:
+    """An operand seen as a PTX type. Packed halves are two elements a lane."""
+    if not isinstance(operand, (Reg, Imm, Sym, Not)):
+        raise Unsupported(f"operand {operand} is not executed here")
+    if type_.name == "f16x2":
+        return Arg(operand, np.dtype(np.float16), packed=True)
+    if type_.name == "bf16x2":
+        return Arg(operand, np.dtype(np.uint16), packed=True)
+    if type_.name == "f32x2":
+        if not isinstance(operand, Reg):
+            raise Unsupported("a constant pair")
+        return Arg(operand, np.dtype(np.float32), packed=True)
+    return Arg(operand, type_.dtype)
+
+
+def items(operand: Operand, count: int | None = None) -> tuple[Operand, ...]:
+    """The elements of a brace list, or the operand itself."""
+    found = operand.items if isinstance(operand, (Vec, Group)) else (operand,)
+    if count is not None and len(found) != count:
+        raise Unsupported(f"expected {count} registers, got {len(found)}")
+    return found
+
+
+__all__ = [
+    "SINK",
+    "WHOLE_WARP",
+    "Arg",
+    "Barrier",
+    "Bind",
+    "Branch",
+    "Call",
+    "Control",
+    "Coverage",
+    "DType",
+    "Exit",
+    "Frame",
+    "Group",
+    "Imm",
+    "Instruction",
+    "Mem",
+    "Mods",
+    "Not",
+    "Operand",
+    "Pair",
+    "PhaseWait",
+    "Plan",
+    "Reg",
+    "Return",
+    "Sym",
+    "Temp",
+    "Thunk",
+    "Unsupported",
+    "Vec",
+    "WarpBarrier",
+    "arg",
+    "coverage",
+    "decode",
+    "items",
+    "opcode",
+    "pure",
+    "replace",
+]

@@ -1,0 +1,225 @@
+"""Barriers of blocks (bar.sync, bar.arrive, bar.red) and of warps (bar.warp.sync).
+
+PTX ISA, "Parallel Synchronization and Communication: bar, barrier". A barrier of the whole block completes when all
+threads of the block that have not exited have arrived, as the hardware does since sm_70. One with a thread count
+completes when that many threads have: a warp counts 32 once all its living lanes have arrived.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..decode.registry import Arg, Barrier
+from ..report.findings import stuck
+from ..state.fpenv import ENVIRONMENT, KEEP
+from ..state.lanes import WARP, Lanes
+from ..text.types import Array
+from .host import Host
+
+
+@dataclass
+class Arrival:
+    """Lanes of one block that came to a barrier at `pc`; `values` are their predicates for bar.red."""
+
+    pc: int
+    lanes: Lanes
+    waits: bool
+    values: Array | None
+    released: tuple[int, Array] | None = None
+
+
+@dataclass
+class Pending:
+    """A barrier of a block that is not complete. `expected` threads, 0 for all that live."""
+
+    expected: int
+    arrivals: list[Arrival] = field(default_factory=list)
+
+
+class Barriers:
+    """The sixteen barriers of each block of a wave."""
+
+    def __init__(self, machine: Host):
+        self.machine = machine
+        self.pending: dict[tuple[int, int], Pending] = {}
+        self.completed = np.zeros(machine.wave.blocks, np.int64)
+
+    def __bool__(self) -> bool:
+        return any(a.waits for p in self.pending.values() for a in p.arrivals)
+
+    def arrive(self, pc: int, lanes: Lanes) -> None:
+        machine = self.machine
+        plan = machine.code.plans[pc]
+        control = plan.control
+        assert isinstance(control, Barrier)
+        number = machine.read(lanes, plan.reads[0])
+        same = lanes.n == 1 or not np.count_nonzero(number != number[0])
+        simple = same and not control.counted and control.waits and not control.reduction and lanes.whole_blocks
+        if simple and not self.pending:
+            if machine.memory.races is not None:
+                machine.memory.races.block_barrier(lanes.block_ids)
+            for block in lanes.block_ids:
+                self.complete(int(block), pc, lanes)
+            machine.push(pc + 1, lanes)
+            return
+        expected = machine.read(lanes, plan.reads[1]).copy() if control.counted else np.zeros(lanes.n, np.int64)
+        values = None
+        if control.reduction:
+            values = machine.read(lanes, plan.reads[-1]).copy()
+            values = ~values if control.negated else values
+        number = number.copy()
+        for block in lanes.block_ids:
+            for barrier in np.unique(number[lanes.block == block]):
+                at = np.flatnonzero((lanes.block == block) & (number == barrier))
+                part = lanes.subset(at)
+                pending = self.pending.setdefault((int(block), int(barrier)), Pending(int(expected[at[0]])))
+                arrival = Arrival(pc, part, control.waits, None if values is None else values[at])
+                if machine.memory.races is not None:
+                    arrival.released = machine.memory.races.arrive(part)
+                pending.arrivals.append(arrival)
+                if not control.waits:
+                    machine.push(pc + 1, part)
+                self.check(int(block), int(barrier))
+
+    def recheck(self) -> None:
+        """Threads have exited: barriers may be complete without them."""
+        for block, barrier in list(self.pending):
+            self.check(block, barrier)
+
+    def arrived(self, pending: Pending) -> int:
+        """Threads that count as arrived at a barrier with a thread count."""
+        counts = np.zeros(self.machine.wave.size // WARP, np.int64)
+        for arrival in pending.arrivals:
+            np.add.at(counts, arrival.lanes.warp, 1)
+        return int(WARP * np.count_nonzero((counts > 0) & (counts >= self.machine.wave.alive_by_warp)))
+
+    def check(self, block: int, barrier: int) -> None:
+        pending = self.pending[block, barrier]
+        if pending.expected:
+            done = self.arrived(pending) >= pending.expected
+        else:
+            done = sum(a.lanes.n for a in pending.arrivals) >= self.machine.wave.alive_by_block[block]
+        if done:
+            del self.pending[block, barrier]
+            waiting = [a for a in pending.arrivals if a.waits]
+            self.reduce(pending)
+            self.order(block, pending, waiting)
+            if waiting:
+                self.complete(block, waiting[0].pc, waiting[0].lanes)
+            for arrival in waiting:
+                self.machine.push(arrival.pc + 1, arrival.lanes)
+
+    def order(self, block: int, pending: Pending, waiting: list[Arrival]) -> None:
+        """Who waited is behind what everybody did before arriving."""
+        races = self.machine.memory.races
+        if races is None:
+            return
+        if not pending.expected and len(waiting) == len(pending.arrivals):
+            races.block_barrier(np.array([block]))
+            return
+        released = [a.released for a in pending.arrivals if a.released is not None]
+        for arrival in waiting:
+            races.depart(arrival.lanes, released)
+
+    def reduce(self, pending: Pending) -> None:
+        """bar.red: every waiting lane gets the reduction over all arrived ones."""
+        values = [a.values for a in pending.arrivals if a.values is not None]
+        if not values:
+            return
+        everyone = np.concatenate(values)
+        machine = self.machine
+        for arrival in pending.arrivals:
+            plan = machine.code.plans[arrival.pc]
+            assert isinstance(plan.control, Barrier)
+            result: object = {"popc": everyone.sum(), "and": everyone.all(), "or": everyone.any()}[plan.control.reduction]
+            # Straight into the registers of the wave: no frame may hold these lanes meanwhile.
+            machine.deactivate()
+            target: Arg = plan.writes[0]
+            machine.full.array(target)[arrival.lanes.index] = result
+
+    def complete(self, block: int, pc: int, lanes: Lanes) -> None:
+        machine = self.machine
+        machine.memory.tally.barriers += 1
+        control = machine.code.plans[pc].control
+        alive = int(machine.wave.alive_by_block[block])
+        if isinstance(control, Barrier) and not control.counted and alive < machine.wave.threads:
+            first = int(np.flatnonzero(lanes.block == block)[0])
+            missing = machine.wave.threads - alive
+            message = f"{missing} of {machine.wave.threads} threads of the block had exited before this barrier"
+            machine.memory.findings.report("partial barrier", message, machine.code.instructions[pc], lanes, first)
+        self.completed[block] += 1
+        if machine.on_barrier is not None:
+            # The callback is not part of the kernel: it computes in the ordinary floating-point environment.
+            ENVIRONMENT.setter(KEEP)()
+            machine.on_barrier(machine.wave.first_block + block, int(self.completed[block]))
+            ENVIRONMENT.setter(machine.code.base_mode)()
+
+    def report_deadlock(self) -> None:
+        machine = self.machine
+        for (block, barrier), pending in self.pending.items():
+            for arrival in pending.arrivals:
+                if not arrival.waits:
+                    continue
+                alive = int(machine.wave.alive_by_block[block])
+                here = sum(a.lanes.n for a in pending.arrivals)
+                wanted = pending.expected or alive
+                message = (
+                    f"{stuck(arrival.lanes.n)} at barrier {barrier}: {here} of {wanted} have arrived, "
+                    f"{alive} of {machine.wave.threads} threads of the block are alive"
+                )
+                instruction = machine.code.instructions[arrival.pc]
+                machine.memory.findings.report("deadlock", message, instruction, arrival.lanes, 0, count=arrival.lanes.n)
+
+
+class WarpBarriers:
+    """bar.warp.sync: lanes with the same member mask meet, at whatever instruction they are."""
+
+    def __init__(self, machine: Host):
+        self.machine = machine
+        self.waiting: dict[tuple[int, int], list[tuple[int, Lanes]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting)
+
+    def arrive(self, pc: int, lanes: Lanes) -> None:
+        races = self.machine.memory.races
+        mask = self.machine.read(lanes, self.machine.code.plans[pc].reads[0])
+        if lanes.converged and (races is None or not np.count_nonzero(mask != 0xFFFFFFFF)):
+            if races is not None:
+                races.warp_sync(lanes.warp_ids)
+            self.machine.push(pc + 1, lanes)
+            return
+        mask = mask.copy()
+        for warp in lanes.warp_ids:
+            for value in np.unique(mask[lanes.warp == warp]):
+                part = lanes.subset(np.flatnonzero((lanes.warp == warp) & (mask == value)))
+                self.waiting.setdefault((int(warp), int(value)), []).append((pc, part))
+                self.check(int(warp), int(value))
+
+    def recheck(self) -> None:
+        for warp, mask in list(self.waiting):
+            self.check(warp, mask)
+
+    def check(self, warp: int, mask: int) -> None:
+        alive = self.machine.wave.alive[warp * WARP : (warp + 1) * WARP]
+        here = np.zeros(WARP, np.bool_)
+        for _, lanes in self.waiting[warp, mask]:
+            here[lanes.lane] = True
+        named = np.array([mask >> lane & 1 for lane in range(WARP)], np.bool_)
+        if not (named & alive & ~here).any():
+            races = self.machine.memory.races
+            if races is not None and (named | ~alive).all():
+                races.warp_sync(np.array([warp]))
+            elif races is not None:
+                races.lanes_sync(warp, mask)
+            for pc, lanes in self.waiting.pop((warp, mask)):
+                self.machine.push(pc + 1, lanes)
+
+    def report_deadlock(self) -> None:
+        for (_, mask), groups in self.waiting.items():
+            for pc, lanes in groups:
+                instruction = self.machine.code.instructions[pc]
+                message = f"{stuck(lanes.n)} in bar.warp.sync for the lanes of mask {mask:#010x}"
+                self.machine.memory.findings.report("deadlock", message, instruction, lanes, 0, count=lanes.n)

@@ -1,0 +1,158 @@
+"""Calls of device functions: direct, through a pointer, recursive; and the functions that the device brings along.
+
+A call runs in the registers and the local memory that the callee has of its own, laid out once. Only a call within a
+cycle of the call graph needs more: it saves the registers of its lanes, and its return restores them.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..decode.registry import Call
+from ..state.lanes import Lanes
+from ..text.syntax import Function
+from ..text.types import Array
+from .formatting import printf
+from .host import Host
+
+DEEPEST = 1024
+"""Levels of recursion before a thread has overflown its stack (which has 1024 bytes unless the host asks for more)."""
+
+
+@dataclass
+class Level:
+    """What the lanes that are this deep in a recursion find again when they return: one column or row a lane."""
+
+    files: dict[int, Array]
+    local: Array
+    sites: dict[str, Array]
+    shadows: dict[str, Array]
+
+
+class Functions:
+    """The calls of a wave."""
+
+    def __init__(self, machine: Host):
+        self.machine = machine
+        self.code = machine.code
+        self.wave = machine.wave
+        # For each device function: the call instruction that each lane came from.
+        self.sites = {f.name: np.zeros(self.wave.size, np.int64) for f in self.code.functions}
+        self.by_name = {f.name: f for f in self.code.functions}
+        self.depth = np.zeros(self.wave.size, np.int64)
+        self.levels: list[Level] = []
+
+    def call(self, pc: int, control: Call, lanes: Lanes) -> None:
+        """Take lanes to the function; those that call through a pointer each to its own."""
+        if control.builtin:
+            self.builtin(pc, control, lanes)
+        elif control.function:
+            self.enter(pc, control, self.by_name[control.function], lanes)
+        else:
+            addresses = self.machine.read(lanes, self.code.plans[pc].reads[0]).copy()
+            ways = [(address, lanes.subset(np.flatnonzero(addresses == address))) for address in np.unique(addresses)]
+            if len(ways) > 1:
+                self.machine.memory.tally.divergent[self.code.instructions[pc]] += sum(some.warps for _, some in ways) - lanes.warps
+            for address, there in ways:
+                name = self.code.function_names.get(int(address))
+                if name not in control.candidates:
+                    what = f"{name} with other parameters" if name else "no function"
+                    message = f"call of {int(address):#x}, which is {what}"
+                    self.machine.stop("bad call", message, pc, there)
+                self.enter(pc, control, self.by_name[str(name)], there)
+
+    def enter(self, pc: int, control: Call, function: Function, lanes: Lanes) -> None:
+        values = [self.bytes_of(lanes, mine, theirs.size) for mine, theirs in zip(control.arguments, function.params, strict=True)]
+        if (self.code.function_at[pc], function.name) in self.code.cycles:
+            self.save(pc, lanes)
+        for theirs, value in zip(function.params, values, strict=True):
+            self.set_bytes(lanes, theirs.name, value)
+        self.sites[function.name][lanes.index] = pc
+        self.machine.push(self.code.starts[function.name], lanes)
+
+    def give_back(self, pc: int, lanes: Lanes) -> None:
+        function = self.by_name[self.code.function_at[pc]]
+        sites = self.sites[function.name][lanes.index]
+        for site in np.unique(sites).tolist():
+            back = lanes.subset(np.flatnonzero(sites == site))
+            control = self.code.plans[site].control
+            assert isinstance(control, Call)
+            values = [self.bytes_of(back, theirs.name, theirs.size) for theirs in function.returns]
+            if (self.code.function_at[site], function.name) in self.code.cycles:
+                self.restore(back)
+            for mine, value in zip(control.results, values, strict=True):
+                self.set_bytes(back, mine, value)
+            self.machine.push(site + 1, back)
+
+    # -- recursion --------------------------------------------------------------------------------------------------------
+
+    def save(self, pc: int, lanes: Lanes) -> None:
+        machine = self.machine
+        machine.deactivate()
+        rows = machine.memory.local_view(1).reshape(self.wave.size, -1)
+        for depth in np.unique(self.depth[lanes.index]).tolist():
+            at = lanes.index[self.depth[lanes.index] == depth]
+            if depth == DEEPEST:
+                machine.stop("stack overflow", f"more than {DEEPEST} calls within each other", pc, self.wave.lanes(at))
+            if depth == len(self.levels):
+                files = {width: np.empty_like(file) for width, file in machine.full.files.items()}
+                sites, shadows = ({n: np.empty_like(s) for n, s in now.items()} for now in (self.sites, machine.shadows.rows))
+                self.levels.append(Level(files, np.empty_like(rows), sites, shadows))
+            level = self.levels[depth]
+            for width, file in machine.full.files.items():
+                level.files[width][:, at] = file[:, at]
+            level.local[at] = rows[at]
+            for now, kept in ((self.sites, level.sites), (machine.shadows.rows, level.shadows)):
+                for name, row in now.items():
+                    kept[name][at] = row[at]
+        self.depth[lanes.index] += 1
+
+    def restore(self, lanes: Lanes) -> None:
+        machine = self.machine
+        machine.deactivate()
+        self.depth[lanes.index] -= 1
+        rows = machine.memory.local_view(1).reshape(self.wave.size, -1)
+        for depth in np.unique(self.depth[lanes.index]).tolist():
+            at = lanes.index[self.depth[lanes.index] == depth]
+            level = self.levels[depth]
+            for width, file in machine.full.files.items():
+                file[:, at] = level.files[width][:, at]
+            rows[at] = level.local[at]
+            for now, kept in ((self.sites, level.sites), (machine.shadows.rows, level.shadows)):
+                for name, row in now.items():
+                    row[at] = kept[name][at]
+        for name in machine.shadows.rows:
+            machine.shadows.changed(name)
+
+    # -- parameters -------------------------------------------------------------------------------------------------------
+
+    def bytes_of(self, lanes: Lanes, variable: str, size: int) -> Array:
+        """A parameter or result of a call: (lanes, size) bytes of their local memory."""
+        start = self.code.local.offsets[variable]
+        rows = self.machine.memory.local_view(1).reshape(self.wave.size, -1)
+        return rows[lanes.index, start : start + size]
+
+    def set_bytes(self, lanes: Lanes, variable: str, value: Array) -> None:
+        start = self.code.local.offsets[variable]
+        rows = self.machine.memory.local_view(1).reshape(self.wave.size, -1)
+        rows[lanes.index, start : start + value.shape[1]] = value
+
+    # -- functions of the device -------------------------------------------------------------------------------------------
+
+    def builtin(self, pc: int, control: Call, lanes: Lanes) -> None:
+        # Pointers and sizes, but for the line number of an assertion.
+        words = [self.bytes_of(lanes, name, 8 if n != 2 else 4) for n, name in enumerate(control.arguments)]
+        values = [w.copy().view(f"u{w.shape[1]}").reshape(-1) for w in words]
+        memory = self.machine.memory
+        if control.builtin == "__assertfail":
+            lane = int(lanes.index[0])
+            text, file = (memory.text(lane, int(values[k][0])) for k in (0, 1))
+            self.machine.stop("trap", f"assertion `{text}` failed at {file}:{values[2][0]}", pc, lanes)
+        for lane, form, buffer in zip(lanes.index.tolist(), values[0].tolist(), values[1].tolist(), strict=True):
+            sys.stdout.write(printf(memory, lane, form, buffer))
+        if control.results:
+            self.set_bytes(lanes, control.results[0], np.zeros((lanes.n, 4), np.uint8))
+        self.machine.push(pc + 1, lanes)

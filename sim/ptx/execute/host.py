@@ -1,0 +1,48 @@
+"""What the parts of the machine ask of it: who is where, and how to move lanes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+from ..decode.code import Code
+from ..decode.registry import Arg
+from ..memory.memory import Memory
+from ..state.lanes import Lanes, Wave
+from ..text.types import Array
+from .registers import Frame
+from .shadows import Shadows
+
+
+class Host(Protocol):
+    """The machine, as barriers and calls see it."""
+
+    wave: Wave
+    full: Frame
+    """The registers of the whole wave."""
+
+    @property
+    def code(self) -> Code: ...
+
+    @property
+    def memory(self) -> Memory:
+        """With the findings and the tally of the launch."""
+
+    @property
+    def shadows(self) -> Shadows: ...
+
+    @property
+    def on_barrier(self) -> Callable[[int, int], None] | None:
+        """Called with a block and how many barriers it has completed."""
+
+    def push(self, pc: int, lanes: Lanes) -> None:
+        """Lanes are ready to go on at an instruction."""
+
+    def read(self, lanes: Lanes, arg: Arg) -> Array:
+        """An operand for lanes, one value a lane."""
+
+    def deactivate(self) -> None:
+        """All registers are in `full` afterwards."""
+
+    def stop(self, kind: str, message: str, pc: int, lanes: Lanes) -> NoReturn:
+        """A finding that ends the launch."""

@@ -1,0 +1,417 @@
+"""The machine: runs a kernel's warps wave by wave, in groups that are at the same instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from ..decode.code import Code, Region
+from ..decode.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, Exit, PhaseWait, Return, WarpBarrier
+from ..memory.asynccopy import Copies
+from ..memory.bulkcopy import Bulks
+from ..memory.memory import Memory
+from ..memory.phases import MBarriers, Wait
+from ..report.counters import Tally
+from ..report.findings import Findings, stuck
+from ..state.fpenv import ENVIRONMENT, KEEP
+from ..state.lanes import WARP, Lanes, Wave
+from ..state.segments import Segment
+from ..text.syntax import Instruction, Mem, Reg, Sym
+from ..text.types import Array, PtxError
+from .barriers import Barriers, WarpBarriers
+from .functions import Functions
+from .registers import FILE_DTYPES, Frame
+from .scheduler import Ready, make_ready
+from .shadows import Shadows
+from .steps import MAX_STEPS, Steps
+
+WAVE_LANES = 4096
+"""Lanes of a wave, as far as whole blocks allow: enough to spread the cost of a NumPy call, few enough for the caches."""
+
+COMMUNICATING_LANES = 1 << 16
+"""Lanes of a wave of a kernel whose blocks may wait for each other: such blocks must be resident together."""
+
+WAVE_BYTES = 1 << 28
+"""Most memory that the shared memory of a wave's blocks may take."""
+
+COMPACT_LANES = 1 << 16
+"""How many lanes the compact frames that keep their registers and bound code may have together."""
+
+
+class Stop(Exception):
+    """The launch cannot go on; a finding says why."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Grid and block of a launch, (x, y, z) each."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+
+    @property
+    def blocks(self) -> int:
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def threads(self) -> int:
+        return self.block[0] * self.block[1] * self.block[2]
+
+
+@dataclass
+class Setup:
+    """What a launch is given besides code: memory, parameters, and how to schedule."""
+
+    geometry: Geometry
+    parameters: bytes
+    parameter_segment: Segment
+    shared_bytes: int
+    symbols: dict[str, int]
+    seed: int | None = None
+    on_barrier: Callable[[int, int], None] | None = None
+    max_steps: int = MAX_STEPS
+    workspace: int = 0
+    approximate: bool = True
+
+
+class Machine:
+    """One launch of one kernel."""
+
+    def __init__(self, code: Code, setup: Setup, memory: Memory, findings: Findings, tally: Tally):
+        self.code = code
+        self.setup = setup
+        self.memory = memory
+        self.findings = findings
+        self.approximate, self.on_barrier = setup.approximate, setup.on_barrier
+        self.tally = tally
+        self.random = None if setup.seed is None else np.random.default_rng(setup.seed)
+        geometry = setup.geometry
+        self.constants = {f"%ntid.{a}": v for a, v in zip("xyz", geometry.block, strict=True)}
+        self.constants |= {f"%nctaid.{a}": v for a, v in zip("xyz", geometry.grid, strict=True)}
+        warps = -(-geometry.threads // WARP)
+        self.constants |= {"%nwarpid": max(warps, 32), "%smid": 0, "%nsmid": 1, "%gridid": 1}
+        self.constants |= {"%dynamic_smem_size": setup.shared_bytes}
+        self.constants |= dict.fromkeys((f"%envreg{n}" for n in range(32)), 0)
+        # Where the driver puts the memory through which the blocks of a cooperative launch meet.
+        self.constants |= {"%envreg1": setup.workspace >> 32, "%envreg2": setup.workspace & 0xFFFFFFFF}
+        self.constants |= dict.fromkeys(("%total_smem_size", "%aggr_smem_size"), memory.shared_size)
+        self.full: Frame
+        self.wave: Wave
+        self.copies: Copies
+        self.shadows = Shadows(code, findings)
+        self.steps = Steps(code, findings, setup.max_steps)
+        self._compact: dict[int, Frame] = {}
+        self._full_frames: dict[int, Frame] = {}
+        self._clock = 0
+
+    # -- what operands ask for ------------------------------------------------------------------------------------------
+
+    def address_of(self, symbol: Sym) -> int:
+        """The address of a variable or parameter: an offset in shared or local memory, else a virtual address."""
+        for layout in (self.code.shared, self.code.local):
+            if symbol.name in layout.offsets:
+                return layout.offsets[symbol.name] + symbol.offset
+        if symbol.name in self.setup.symbols:
+            return self.setup.symbols[symbol.name] + symbol.offset
+        raise PtxError(f"{self.code.kernel}: unknown symbol {symbol.name}")
+
+    def parameter(self, symbol: Sym, offset: int, size: int) -> bytes | None:
+        """Bytes of a kernel parameter; None where the symbol is a parameter of a call."""
+        if symbol.name in self.code.call_params:
+            return None
+        start = self.address_of(symbol) - self.setup.parameter_segment.start + offset
+        return self.setup.parameters[start : start + size]
+
+    def is_call_param(self, instruction: Instruction) -> bool:
+        """Whether a .param access of the instruction is to a variable of a call, not to a kernel parameter."""
+        for operand in instruction.operands:
+            if isinstance(operand, Mem) and isinstance(operand.base, Sym):
+                return operand.base.name in self.code.call_params
+        return False
+
+    def clock(self) -> int:
+        self._clock += 1
+        return self._clock * 16
+
+    # -- waves ----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run all blocks. Findings and counts are in `findings` and `tally` afterwards."""
+        geometry = self.setup.geometry
+        lanes_per_block = -(-geometry.threads // WARP) * WARP
+        lanes = COMMUNICATING_LANES if self.code.communicates else WAVE_LANES
+        most = max(1, min(lanes // lanes_per_block, WAVE_BYTES // (2 * self.memory.shared_stride)))
+        waves = -(-geometry.blocks // most)
+        size = -(-geometry.blocks // waves)
+        for region in self.code.regions():
+            region.executed = region.threads = 0
+        with np.errstate(all="ignore"):
+            try:
+                ENVIRONMENT.setter(self.code.base_mode)()
+                for first in range(0, geometry.blocks, size):
+                    self.tally.waves += 1
+                    try:
+                        self.run_wave(first, min(size, geometry.blocks - first))
+                    finally:
+                        self.wave.release()
+            except Stop:
+                pass
+            finally:
+                ENVIRONMENT.setter(KEEP)()
+                # Bound code refers to its frame: without this the arrays would live until the next garbage collection.
+                for frame in (*self._compact.values(), *self._full_frames.values()):
+                    frame.release()
+
+    def run_wave(self, first_block: int, blocks: int) -> None:
+        memory = self.memory
+        self.wave = Wave(first_block, blocks, self.setup.geometry.threads, memory.shared_stride, memory.local_stride)
+        memory.begin_wave(self.wave)
+        self.copies = Copies(self.wave, memory, self.random)
+        frame = self._full_frames.get(self.wave.size)
+        if frame is None:
+            self._full_frames.clear()
+            frame = self._full_frames[self.wave.size] = Frame(self, self.wave.size)
+        self.full = self.frame = frame
+        self.current: Lanes | None = None
+        self.fill_special_registers()
+        self.shadows.begin_wave(self.wave)
+        self.steps.begin_wave(self.wave)
+        self.ready: Ready = make_ready(self.random)
+        self.parked: dict[int, Lanes] = {}
+        self.functions = Functions(self)
+        self.barriers = Barriers(self)
+        self.warp_barriers = WarpBarriers(self)
+        self.mbarriers = MBarriers(memory)
+        self.bulks = Bulks(self.wave, memory, self.mbarriers)
+        self.ready.push(0, self.wave.lanes(np.flatnonzero(self.wave.alive)))
+        while True:
+            while self.ready or self.mbarriers.answers:
+                if self.mbarriers.answers:
+                    self.answer()
+                self.step(*self.ready.pop())
+                if self.random is not None and (self.copies.pending or self.mbarriers.objects) and self.random.random() < 0.2:
+                    self.copies.stir()
+                    self.mbarriers.stir(self.random)
+            if self.mbarriers.give_up():
+                continue
+            if not (self.parked or self.barriers or self.warp_barriers or self.mbarriers):
+                return
+            self.deadlock()
+
+    def fill_special_registers(self) -> None:
+        wave, geometry = self.wave, self.setup.geometry
+        lane = np.arange(wave.size)
+        thread = lane % wave.lanes_per_block
+        block = wave.first_block + lane // wave.lanes_per_block
+        x, y, _ = geometry.block
+        gx, gy, _ = geometry.grid
+        bit = np.uint64(1) << (lane % WARP).astype(np.uint64)
+        full = np.uint64(0xFFFFFFFF)
+        values = {
+            "%tid.x": thread % x,
+            "%tid.y": thread // x % y,
+            "%tid.z": thread // (x * y),
+            "%ctaid.x": block % gx,
+            "%ctaid.y": block // gx % gy,
+            "%ctaid.z": block // (gx * gy),
+            "%laneid": lane % WARP,
+            "%warpid": thread // WARP,
+            "%lanemask_eq": bit,
+            "%lanemask_lt": bit - np.uint64(1),
+            "%lanemask_le": bit * np.uint64(2) - np.uint64(1),
+            "%lanemask_gt": full - (bit * np.uint64(2) - np.uint64(1)),
+            "%lanemask_ge": full - (bit - np.uint64(1)),
+        }
+        for name, value in values.items():
+            slot = self.code.slots.get(name)
+            if slot is not None:
+                self.full.files[slot[0]][slot[1]] = value
+
+    # -- frames ---------------------------------------------------------------------------------------------------------
+
+    def activate(self, lanes: Lanes) -> Frame:
+        """The frame in which `lanes` run; the one before gives back what it holds."""
+        if self.current is lanes:
+            return self.frame
+        self.deactivate()
+        if lanes.full:
+            frame = self.full
+        else:
+            found = self._compact.get(lanes.n)
+            if found is None:
+                while sum(self._compact) > COMPACT_LANES:
+                    self._compact.pop(next(iter(self._compact))).release()
+                found = self._compact[lanes.n] = Frame(self, lanes.n)
+            frame = found
+            frame.valid = frame.dirty = 0
+        frame.lanes = lanes
+        self.current, self.frame = lanes, frame
+        return frame
+
+    def deactivate(self) -> None:
+        if self.current is not None and self.frame is not self.full:
+            self.frame.store(self.full)
+        self.current = None
+
+    def read(self, lanes: Lanes, arg: Arg) -> Array:
+        """An operand for `lanes`, one value a lane."""
+        frame = self.activate(lanes)
+        if frame is not self.full and isinstance(arg.operand, Reg) and arg.operand.name in self.code.slots:
+            width, row = self.code.slots[arg.operand.name]
+            frame.load(1 << (self.code.row_base[width] + row), self.full)
+        return np.broadcast_to(frame.array(arg), lanes.n)
+
+    # -- one step -------------------------------------------------------------------------------------------------------
+
+    def step(self, pc: int, lanes: Lanes) -> None:
+        """Run `lanes` from `pc` to the end of the straight code, and say where they go on."""
+        if self.steps.exceeded(pc, lanes):
+            raise Stop
+        code = self.code
+        converged = lanes.converged
+        if not converged and code.plans[pc].collective is not None:
+            together = self.gathered(pc, lanes)
+            if together is None:
+                return
+            lanes = together
+        region = code.region(pc, converged)
+        frame = self.activate(lanes)
+        if frame is not self.full:
+            frame.load(region.uses, self.full)
+            frame.live = region.live
+            frame.dirty |= region.defs
+            frame.valid |= region.defs
+        for thunk in frame.thunks(region):
+            thunk()
+        region.executed += lanes.warps
+        region.threads += lanes.n
+        if region.ends is None:
+            if region.end >= len(code.plans):
+                self.leave(lanes)
+            else:
+                self.push(region.end, lanes)
+        else:
+            self.control(region, lanes, frame)
+
+    def push(self, pc: int, lanes: Lanes) -> None:
+        waiting = self.parked.pop(pc, None)
+        if waiting is not None:
+            self.ready.push(pc, waiting)
+        self.ready.push(pc, lanes)
+
+    def gathered(self, pc: int, lanes: Lanes) -> Lanes | None:
+        """Of lanes at a warp-wide instruction those whose partners are all there; the others are parked."""
+        plan = self.code.plans[pc]
+        alive = np.packbits(self.wave.alive.reshape(-1, WARP), axis=1, bitorder="little").view(np.uint32).reshape(-1)
+        needed = alive[lanes.warp]
+        if plan.collective != WHOLE_WARP:
+            assert plan.collective is not None
+            needed = needed & self.read(lanes, plan.reads[plan.collective])
+        complete = (needed & ~lanes.bits()[lanes.warp]) == 0
+        if complete.all():
+            return lanes
+        waiting = lanes.subset(np.flatnonzero(~complete))
+        before = self.parked.get(pc)
+        self.parked[pc] = waiting if before is None else union(before, waiting)
+        return lanes.subset(np.flatnonzero(complete)) if complete.any() else None
+
+    def control(self, region: Region, lanes: Lanes, frame: Frame) -> None:
+        assert region.ends is not None
+        pc = region.ends
+        plan, instruction = self.code.plans[pc], self.code.instructions[pc]
+        control = plan.control
+        if pc in self.code.doubtful.watched:
+            self.shadows.control(pc, lanes, frame)
+        if instruction.predicate is not None:
+            register, negated = instruction.predicate
+            holds = frame.array(Arg(register, FILE_DTYPES[1]))
+            count = int(np.count_nonzero(holds))
+            if negated:
+                count = lanes.n - count
+            if count < lanes.n:
+                self.tally.predicated_off[instruction] += lanes.n - count
+            if count == 0:
+                self.push(pc + 1, lanes)
+                return
+            if count < lanes.n:
+                mask = ~holds if negated else holds.copy()
+                stay, everyone = lanes.subset(np.flatnonzero(~mask)), lanes
+                self.push(pc + 1, stay)
+                lanes = lanes.subset(np.flatnonzero(mask))
+                self.tally.divergent[instruction] += stay.warps + lanes.warps - everyone.warps
+        if isinstance(control, Branch):
+            if control.table:
+                self.switch(instruction, self.code.tables[control.table], lanes, self.read(lanes, plan.reads[0]))
+            else:
+                self.push(self.code.target(control.target), lanes)
+        elif isinstance(control, Barrier):
+            self.barriers.arrive(pc, lanes)
+        elif isinstance(control, WarpBarrier):
+            self.warp_barriers.arrive(pc, lanes)
+        elif isinstance(control, PhaseWait):
+            addresses = self.read(lanes, plan.reads[0])
+            wait = Wait(pc, instruction, control.space, control.parity, control.blocking)
+            wanted = self.read(lanes, plan.reads[1]).astype(np.uint64)
+            self.mbarriers.wait(wait, lanes, addresses + addresses.dtype.type(control.offset), wanted)
+        elif isinstance(control, Call):
+            self.functions.call(pc, control, lanes)
+        elif isinstance(control, Return) and self.code.function_at[pc] != self.code.kernel:
+            self.functions.give_back(pc, lanes)
+        else:
+            if isinstance(control, Exit) and control.trap:
+                self.stop("trap", "the kernel trapped", pc, lanes)
+            self.leave(lanes)
+
+    def answer(self) -> None:
+        """Tell lanes that waited for phases of mbarriers, and let them go on."""
+        self.deactivate()
+        for wait, lanes, done in self.mbarriers.answer():
+            self.full.array(self.code.plans[wait.pc].writes[0])[lanes.index] = done
+            self.push(wait.pc + 1, lanes)
+
+    def stop(self, kind: str, message: str, pc: int, lanes: Lanes) -> NoReturn:
+        """A finding that ends the launch."""
+        self.findings.report(kind, message, self.code.instructions[pc], lanes, 0, count=lanes.n)
+        raise Stop
+
+    def switch(self, instruction: Instruction, targets: list[int], lanes: Lanes, index: Array) -> None:
+        """Each lane goes to its target, the last one where its index is too large."""
+        index = np.minimum(index, len(targets) - 1)
+        ways = [(int(number), lanes.subset(np.flatnonzero(index == number))) for number in np.unique(index)]
+        for number, some in ways:
+            self.push(targets[number], some)
+        if len(ways) > 1:
+            self.tally.divergent[instruction] += sum(some.warps for _, some in ways) - lanes.warps
+
+    def leave(self, lanes: Lanes) -> None:
+        """The threads are done; whoever waits for the warp or the block looks again."""
+        self.mbarriers.leave(lanes)
+        self.bulks.leave(lanes)
+        self.copies.leave(lanes)
+        self.wave.exit(lanes)
+        parked, self.parked = self.parked, {}
+        for pc, waiting in parked.items():
+            self.ready.push(pc, waiting)
+        self.barriers.recheck()
+        self.warp_barriers.recheck()
+
+    # -- the end of the road ----------------------------------------------------------------------------------------------
+
+    def deadlock(self) -> None:
+        """Nobody can go on: say who waits for what, and stop the launch."""
+        for pc, lanes in self.parked.items():
+            instruction = self.code.instructions[pc]
+            message = f"{stuck(lanes.n)} in {instruction.text!r} for other lanes of their warp"
+            self.findings.report("deadlock", message, instruction, lanes, 0, count=lanes.n)
+        self.barriers.report_deadlock()
+        self.warp_barriers.report_deadlock()
+        self.mbarriers.report_deadlock()
+        raise Stop
+
+
+def union(a: Lanes, b: Lanes) -> Lanes:
+    """Lanes of two disjoint sets of one wave."""
+    return a.wave.lanes(np.sort(np.concatenate((a.index, b.index))))

@@ -1,0 +1,293 @@
+"""Register files and frames: the arrays that instructions are bound to.
+
+A file has one row a register and one column a lane. The full frame is the files of the whole wave. A smaller set of
+lanes runs in a compact frame, whose files have a column for each of its lanes only: the rows that a region needs are
+gathered from the full frame on demand, and those it wrote and somebody still needs are scattered back when another
+set of lanes takes over. So every instruction is written once, for arrays of all lanes, and never sees an index.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..decode.code import Code, Region
+from ..decode.registry import Arg, Plan, Surroundings, Thunk
+from ..state.fpenv import ENVIRONMENT
+from ..state.lanes import Lanes
+from ..text.syntax import Imm, Instruction, Reg, Sym
+from ..text.types import Array, PtxError
+
+FILE_DTYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype(np.bool_),
+    16: np.dtype(np.uint16),
+    32: np.dtype(np.uint32),
+    64: np.dtype(np.uint64),
+}
+
+
+def immediate(value: Imm, dtype: np.dtype[Any]) -> Array:
+    """A constant as a 0-d array of `dtype`; floating constants may be written wider than they are used."""
+    if dtype == np.bool_:
+        return np.array(value.value != 0)
+    if value.float_bits == 64 and dtype.itemsize == 4:
+        return np.array(np.uint64(value.value).view(np.float64)).astype(np.float32).view(dtype)
+    if value.float_bits == 32 and dtype.itemsize == 8:
+        return np.array(np.uint32(value.value).view(np.float32)).astype(np.float64).view(dtype)
+    bits = value.value & ((1 << (8 * dtype.itemsize)) - 1)
+    return np.array(bits, f"u{dtype.itemsize}").view(dtype)
+
+
+def register_name(arg: Arg) -> str:
+    """The register of an operand, or a text that no register has."""
+    return arg.operand.name if isinstance(arg.operand, Reg) else str(arg.operand)
+
+
+class Watcher(Protocol):
+    """Follows instructions on registers that may be read before anybody wrote them (`execute.shadows`)."""
+
+    def watch(self, frame: Frame, pc: int, thunk: Thunk) -> Thunk:
+        """An instruction's thunk with what it does to the shadows before it."""
+
+
+class Home(Surroundings, Protocol):
+    """What a frame asks of the machine besides: its code, constants and addresses."""
+
+    @property
+    def code(self) -> Code: ...
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        """Special registers that are the same for all lanes."""
+
+    @property
+    def shadows(self) -> Watcher: ...
+
+    def address_of(self, symbol: Sym) -> int:
+        """The address of a variable or parameter: an offset in shared or local memory, else a virtual address."""
+
+
+class Frame:
+    """The registers of `n` lanes. `lanes` says which lanes these are at the moment.
+
+    `kept` is set while an instruction with `Plan.keeps` is bound: its converted operands are still in the lent buffer.
+    """
+
+    kept = False
+
+    def __init__(self, machine: Home, n: int):
+        self.machine = machine
+        self.code: Code = machine.code
+        self.n = n
+        self.lanes: Lanes
+        self.files = {width: np.zeros((rows, n), FILE_DTYPES[width]) for width, rows in self.code.rows_of_width.items()}
+        self.valid = 0
+        self.dirty = 0
+        self.live = 0
+        self._views: dict[tuple[tuple[int, int], int, bool], Array] = {}
+        self._lent: dict[tuple[Any, ...], Any] = {}
+        self._thunks: dict[tuple[int, int], list[Thunk]] = {}
+
+    @property
+    def read_somewhere(self) -> frozenset[str]:
+        """Names of the registers that some instruction reads."""
+        return self.code.read_somewhere
+
+    # -- operands ---------------------------------------------------------------------------------------------------
+
+    def array(self, arg: Arg) -> Array:
+        """The operand as an array over the lanes, or 0-d where it is a constant."""
+        operand, dtype = arg.operand, arg.dtype
+        if isinstance(operand, Reg):
+            if operand.name == "_":
+                return self.temp("sink", (self.n, 2) if arg.packed else (self.n,), dtype).reshape(-1)
+            slot = self.code.slots.get(operand.name)
+            if slot is None:
+                return self.constant(self.machine.constants[operand.name], arg)
+            key = (slot, dtype.num, arg.packed)
+            found = self._views.get(key)
+            if found is None:
+                found = self._views[key] = self.view(operand, self.files[slot[0]][slot[1]], arg)
+            return found
+        if isinstance(operand, Imm):
+            if arg.packed:
+                return self.constant(int(immediate(operand, np.dtype(np.uint32))), arg)
+            return immediate(operand, dtype)
+        if isinstance(operand, Sym):
+            return self.constant(self.machine.address_of(operand), arg)
+        raise PtxError(f"operand {operand} cannot be read")
+
+    def view(self, register: Reg, row: Array, arg: Arg) -> Array:
+        """A row of the register's width as the operand sees it."""
+        if arg.packed or row.itemsize == arg.dtype.itemsize:
+            return row.view(arg.dtype)
+        if row.itemsize < arg.dtype.itemsize:
+            raise PtxError(f"register {register.name} is narrower than its use as {arg.dtype}")
+        # The low part of a wider register.
+        return row.view(arg.dtype)[:: row.itemsize // arg.dtype.itemsize]
+
+    def temp(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array that an instruction may use while it runs; the next one with the same name gets the same array."""
+        key = (name, shape, dtype)
+        found = self._lent.get(key)
+        if found is None:
+            found = self._lent[key] = np.empty(shape, dtype)
+        array: Array = found
+        return array
+
+    def lend(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """Like `temp`, for a bundle of arrays and views that `make` builds."""
+        found = self._lent.get(key)
+        if found is None:
+            found = self._lent[key] = make()
+        return found
+
+    def constant(self, value: int, arg: Arg) -> Array:
+        if arg.packed:
+            return np.full(self.n, value, np.uint32).view(arg.dtype)
+        return immediate(Imm(value), arg.dtype)
+
+    # -- code -------------------------------------------------------------------------------------------------------
+
+    def thunks(self, region: Region) -> list[Thunk]:
+        """The bound instructions of a region, with the switches of the floating-point environment between them."""
+        key = (region.start, region.end)
+        found = self._thunks.get(key)
+        if found is None:
+            found = []
+            mode = base = self.code.base_mode
+            held: tuple[str, ...] = ()
+            for pc in range(region.start, region.end):
+                plan, instruction = self.code.plans[pc], self.code.instructions[pc]
+                if plan.keeps:
+                    names = (*instruction.mods, *(register_name(a) for a in plan.reads[: plan.keeps]))
+                    self.kept = names == held and instruction.predicate is None
+                    held = names if instruction.predicate is None else ()
+                if plan.mode is not None and plan.mode != mode:
+                    mode = plan.mode
+                    found.append(ENVIRONMENT.setter(mode))
+                out, ins = [self.array(a) for a in plan.writes], [self.array(a) for a in plan.reads]
+                thunk = self.guarded(plan, instruction, out, ins, self.machine.memory.tally.predicated_off)
+                found.append(self.machine.shadows.watch(self, pc, thunk) if pc in self.code.doubtful.watched else thunk)
+                if held and any(register_name(a) in held for a in plan.writes):
+                    held = ()
+            if mode != base:
+                found.append(ENVIRONMENT.setter(base))
+            self._thunks[key] = found
+        return found
+
+    def guarded(
+        self, plan: Plan, instruction: Instruction, out: list[Array], ins: list[Array], off: defaultdict[Instruction, int]
+    ) -> Thunk:
+        """A plan bound to arrays, for the lanes in which the instruction's predicate holds; `off` counts the other ones."""
+        thunk = plan.bind(self, out, ins)
+        if instruction.predicate is None:
+            return thunk
+        register, negated = instruction.predicate
+        predicate = self.array(Arg(register, FILE_DTYPES[1]))
+        some = self._merged(plan, out, ins) if plan.pure else self._selected(plan, out, ins)
+        n = self.n
+
+        def run() -> None:
+            count = np.count_nonzero(predicate)
+            if negated:
+                count = n - count
+            if count == n:
+                thunk()
+                return
+            off[instruction] += n - int(count)
+            if count:
+                some(~predicate if negated else predicate)
+
+        return run
+
+    def _merged(self, plan: Plan, out: list[Array], ins: list[Array]) -> Any:
+        """For arithmetic under a mixed predicate: compute for every lane, keep where it holds."""
+        temporary = [np.empty_like(o) for o in out]
+        thunk = plan.bind(self, temporary, ins)
+
+        def run(mask: Array) -> None:
+            thunk()
+            for register, value in zip(out, temporary, strict=True):
+                where = mask if len(register) == len(mask) else np.repeat(mask, len(register) // len(mask))
+                np.copyto(register, value, where=where)
+
+        return run
+
+    def _selected(self, plan: Plan, out: list[Array], ins: list[Array]) -> Any:
+        """For everything else: a frame of its own for the lanes where the predicate holds."""
+        frames: dict[int, SubFrame] = {}
+
+        def run(mask: Array) -> None:
+            positions = np.flatnonzero(mask)
+            sub = frames.get(len(positions))
+            if sub is None:
+                if len(frames) >= 64:
+                    frames.clear()
+                sub = frames[len(positions)] = SubFrame(self, plan, len(positions), out, ins)
+            sub.run(self.lanes.subset(positions), positions)
+
+        return run
+
+    def release(self) -> None:
+        """Forget bound code and arrays."""
+        self._thunks.clear()
+        self._lent.clear()
+        self._views.clear()
+        self.files.clear()
+
+    # -- exchange with the full frame -----------------------------------------------------------------------------------
+
+    def load(self, mask: int, full: Frame) -> None:
+        """Have the rows of `mask` here."""
+        missing = mask & ~self.valid
+        if not missing:
+            return
+        where: Any = self.lanes.slice or self.lanes.index
+        for width, rows in self.code.rows(missing):
+            source = full.files[width]
+            self.files[width][rows] = source[rows, where] if self.lanes.slice else source[rows[:, None], where]
+        self.valid |= missing
+
+    def store(self, full: Frame) -> None:
+        """Give back the rows that were written and are still alive."""
+        where: Any = self.lanes.slice or self.lanes.index
+        for width, rows in self.code.rows(self.dirty & self.live):
+            target = full.files[width]
+            if self.lanes.slice:
+                target[rows, where] = self.files[width][rows]
+            else:
+                target[rows[:, None], where] = self.files[width][rows]
+        self.dirty = 0
+
+
+class SubFrame(Frame):
+    """The lanes for which one predicated instruction holds: only its operands, gathered and scattered around it."""
+
+    def __init__(self, parent: Frame, plan: Plan, n: int, out: list[Array], ins: list[Array]):
+        self.machine = parent.machine
+        self.code = parent.code
+        self.n = n
+        self._lent = {}
+        factor = [len(o) // parent.n for o in out]
+        assert all(f == 1 for f in factor), "packed operands belong to pure instructions"
+        self.targets = out
+        self.out = [np.empty(n, o.dtype) for o in out]
+        self.sources = [x for x in ins if x.ndim]
+        self.ins = [np.empty(n, x.dtype) if x.ndim else x for x in ins]
+        self.moves = [
+            partial(np.take, s, out=t, mode="clip") for s, t in zip(self.sources, [x for x in self.ins if x.ndim], strict=True)
+        ]
+        self.thunk = plan.bind(self, self.out, self.ins)
+
+    def run(self, lanes: Lanes, positions: Array) -> None:
+        self.lanes = lanes
+        for move in self.moves:
+            move(positions)
+        self.thunk()
+        for target, value in zip(self.targets, self.out, strict=True):
+            target[positions] = value

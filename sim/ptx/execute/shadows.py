@@ -1,0 +1,154 @@
+"""Registers that nobody wrote.
+
+Liveness says which registers of a kernel may be read before they are written: mostly none, and then nothing here runs. For
+those that may, and for all that they may be copied into, the wave keeps a shadow: a row of bits a lane, set where nobody
+wrote. Copying instructions run a second time on the shadows. Whatever else reads a value of which nobody wrote any bit is a
+finding; compilers copy, merge and shuffle such values freely as long as nobody looks at them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..decode.code import Code
+from ..decode.doubtful import copied, names, results
+from ..decode.registry import Arg, Thunk
+from ..report.findings import Findings
+from ..state.lanes import Lanes, Wave
+from ..text.syntax import Instruction, Reg
+from ..text.types import TYPES, UNSIGNED, Array
+from .registers import Frame
+
+
+class Shadows:
+    """The shadows of a wave's doubtful registers, one row of their width each: all ones where nobody wrote.
+
+    `open` names those of which some lane has bits that nobody wrote: most are written by all before the first loop is over,
+    and from then on cost nothing.
+    """
+
+    def __init__(self, code: Code, findings: Findings):
+        self.code = code
+        self.findings = findings
+        self.rows: dict[str, Array] = {}
+        self.open: set[str] = set()
+
+    def begin_wave(self, wave: Wave) -> None:
+        code = self.code
+        for name in code.doubtful.registers:
+            width = code.slots[name][0]
+            row = np.zeros(wave.size, np.bool_ if width == 1 else UNSIGNED[width // 8])
+            self.rows[name] = ~row if name in code.doubtful.blank else row
+            self.rows[name][~wave.alive] = 0
+        self.open = set(code.doubtful.blank)
+
+    def changed(self, name: str) -> None:
+        """The row of a register is not what it was."""
+        if self.rows[name].any():
+            self.open.add(name)
+        else:
+            self.open.discard(name)
+
+    def judge(self, pc: int, lanes: Lanes, predicate: Array | None) -> None:
+        """Report what instruction `pc` makes of registers that nobody wrote, where its predicate holds."""
+        plan, i = self.code.plans[pc], self.code.instructions[pc]
+        used = [a for k, a in enumerate(plan.reads) if k not in copied(plan, i)]
+        stored: list[Arg] = []
+        if i.opcode == "st":
+            # A vector may be stored whole for the sake of some of its elements, and an argument may be one to shuffle.
+            used, stored = used[:1], used[1:] if "param" not in i.mods else []
+        groups = [[arg] for arg in used] + ([stored] if stored else [])
+        everywhere = np.ones(lanes.n, np.bool_)
+        holds = everywhere if predicate is None or i.predicate is None else ~predicate if i.predicate[1] else predicate
+        if i.predicate is not None:
+            self.report(i, lanes, everywhere, [Arg(i.predicate[0], TYPES["pred"].dtype)])
+        for group in groups:
+            self.report(i, lanes, holds, group)
+
+    def report(self, i: Instruction, lanes: Lanes, holds: Array, args: list[Arg]) -> None:
+        """The operands of a group, if nobody wrote any of them."""
+        doubtful = [name for name in names(args) if name in self.rows]
+        if len(doubtful) < len(args):
+            return
+        bad = np.logical_and.reduce([holds, *(self.blank(arg, lanes) for arg in args)])
+        if bad.any():
+            message = f"register {doubtful[0]}, which the thread never wrote, in {i.text!r}"
+            position = int(np.flatnonzero(bad)[0])
+            self.findings.report("uninitialised", message, i, lanes, position, count=int(np.count_nonzero(bad)))
+
+    def blank(self, arg: Arg, lanes: Lanes) -> Array:
+        """In which lanes nobody wrote any bit of an operand that has a shadow."""
+        assert isinstance(arg.operand, Reg)
+        row = self.rows[arg.operand.name][lanes.index]
+        if row.dtype == np.bool_:
+            return row
+        bits = 8 * min(row.itemsize, arg.dtype.itemsize * (2 if arg.packed else 1))
+        low = row.dtype.type((1 << bits) - 1)
+        return np.asarray(row & low == low)
+
+    def watch(self, frame: Frame, pc: int, thunk: Thunk) -> Thunk:
+        """An instruction's thunk with what it does to the shadows before it."""
+        plan, i = self.code.plans[pc], self.code.instructions[pc]
+        copies, kept = copied(plan, i), results(plan, i)
+        rows = {n: np.empty(frame.n, self.rows[n].dtype) for n in names((*plan.reads, *plan.writes)) if n in self.rows}
+        targets = [n for n in names(plan.writes) if n in rows]
+
+        def shadow(arg: Arg) -> Array:
+            if isinstance(arg.operand, Reg) and arg.operand.name in rows:
+                return frame.view(arg.operand, rows[arg.operand.name], arg)
+            return np.zeros(frame.n * (2 if arg.packed else 1), arg.dtype)
+
+        if copies:
+            out = [shadow(a) if a in kept else np.empty(frame.n, a.dtype) for a in plan.writes]
+            ins = [shadow(a) if k in copies else frame.array(a) for k, a in enumerate(plan.reads)]
+            twin = plan if i.opcode != "cvt" else replace(plan, bind=lambda frame, out, ins: lambda: widen(out[0], ins[0]))
+        else:
+            out, ins = [rows[n] for n in targets], []
+            twin = replace(plan, bind=lambda frame, out, ins: lambda: clear(out), pure=True)
+        change = frame.guarded(twin, i, out, ins, defaultdict(int))
+        predicate = None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype))
+        touched = frozenset(rows).union([i.predicate[0].name] if i.predicate else [])
+
+        def run() -> None:
+            if self.open.isdisjoint(touched):
+                thunk()
+                return
+            lanes = frame.lanes
+            self.judge(pc, lanes, predicate)
+            if targets:
+                for name, row in rows.items():
+                    row[:] = self.rows[name][lanes.index]
+                change()
+                for name in targets:
+                    self.rows[name][lanes.index] = rows[name] if not copies or name in names(kept) else 0
+                    self.changed(name)
+            thunk()
+
+        return run
+
+    def control(self, pc: int, lanes: Lanes, frame: Frame) -> None:
+        """The lanes come to a control instruction."""
+        if not self.open:
+            return
+        plan, i = self.code.plans[pc], self.code.instructions[pc]
+        self.judge(pc, lanes, None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype)))
+        for name in names(plan.writes):
+            if name in self.rows:
+                self.rows[name][lanes.index] = 0
+                self.changed(name)
+
+
+def clear(rows: Sequence[Array]) -> None:
+    for row in rows:
+        row[:] = 0
+
+
+def widen(out: Array, source: Array) -> None:
+    """A conversion of what nobody wrote is all of it what nobody wrote."""
+    blank = source.view(UNSIGNED[source.itemsize]) == np.iinfo(UNSIGNED[source.itemsize]).max
+    unsigned = UNSIGNED[out.itemsize]
+    out[...] = np.where(blank, np.iinfo(unsigned).max, 0).astype(unsigned).view(out.dtype)

@@ -1,0 +1,1 @@
+"""Memory of a running launch: checked and counted accesses, asynchronous copies, mbarriers."""

@@ -1,0 +1,170 @@
+"""cp.async: copies from global to shared memory that land between their issue and their wait.
+
+PTX ISA, "Data Movement: Non-bulk asynchronous copy". A copy is checked and counted at its issue. Its bytes are read
+and written when it lands: without a seed at its wait, as late as allowed, so that a missing wait shows; with a seed at
+a random moment before. Until its thread waits, the destination counts as in flight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..order.races import Access
+from ..state.lanes import Lanes, Wave
+from ..state.segments import IN_FLIGHT, WRITTEN
+from ..text.types import ELEMENT, Array
+from .memory import Memory
+from .ports import Part, element
+
+
+@dataclass
+class Copy:
+    """One executed cp.async. Arrays have one entry a lane; `group` is the number of commits its thread had done, `readings`
+    what the race detector knows of its sources."""
+
+    lanes: Lanes
+    size: int
+    destination: Array
+    whole: list[Part]
+    pieces: list[Part]
+    sizes: Array | None
+    group: Array
+    landed: Array
+    readings: list[Access]
+    serial: int
+
+    def data(self) -> Array:
+        """The bytes of every lane: whole copies, pieces with zeros behind them, zeros."""
+        if len(self.whole) == 1 and self.whole[0][2] is None:
+            return self.whole[0][0][self.whole[0][1]]
+        out = np.zeros((self.lanes.n, self.size), np.uint8)
+        for view, index, positions in self.whole:
+            rows = positions if positions is not None else slice(None)
+            out[rows] = view[index].view(np.uint8).reshape(-1, self.size)
+        for view, index, positions in self.pieces:
+            assert self.sizes is not None and positions is not None
+            for row, start in zip(positions.tolist(), index.tolist(), strict=True):
+                count = int(self.sizes[row])
+                out[row, :count] = view[start : start + count]
+        return out.reshape(-1)
+
+
+class Copies:
+    """The asynchronous copies of a wave."""
+
+    def __init__(self, wave: Wave, memory: Memory, random: np.random.Generator | None):
+        self.memory = memory
+        self.random = random
+        self.committed = np.zeros(wave.size, np.int64)
+        self.pending: list[Copy] = []
+        self.serial = 0
+        self._member = np.zeros(wave.size, np.bool_)
+
+    def issue(
+        self, lanes: Lanes, size: int, destination: Array, whole: list[Part], pieces: list[Part], sizes: Array | None
+    ) -> None:
+        group, landed = self.committed[lanes.index], np.zeros(lanes.n, np.bool_)
+        readings = self.memory.races.issued() if self.memory.races is not None else []
+        copy = Copy(lanes, size, destination, whole, pieces, sizes, group, landed, readings, self.serial)
+        self.serial += 1
+        self.memory.state_view(size)[destination] = element(IN_FLIGHT, size)
+        self.memory.settled = False
+        self.pending.append(copy)
+        self.memory.flying = len(self.pending)
+
+    def commit(self, lanes: Lanes) -> None:
+        self.committed[lanes.index] += 1
+
+    def wait(self, lanes: Lanes, newest: int | None) -> None:
+        """The threads wait until at most `newest` of their newest groups are pending (None: for everything)."""
+        if not self.pending:
+            return
+        limit = self.committed - newest if newest is not None else self.committed + 1
+        self._finish(lanes, limit, True)
+
+    def land_before(self, lanes: Lanes, serial: int) -> None:
+        """What the threads issued before number `serial` has landed: an mbarrier is told so."""
+        later = [copy for copy in self.pending if copy.serial >= serial]
+        self.pending = [copy for copy in self.pending if copy.serial < serial]
+        if self.pending:
+            self._finish(lanes, self.committed + 1, True)
+        self.pending += later
+        self.memory.flying = len(self.pending)
+
+    def leave(self, lanes: Lanes) -> None:
+        """The threads exit: their copies land, but nobody has waited for them."""
+        if self.pending:
+            self._finish(lanes, self.committed + 1, False)
+
+    def _finish(self, lanes: Lanes, limit: Array, waited: bool) -> None:
+        self._member[lanes.index] = True
+        kept = []
+        for copy in self.pending:
+            due = copy.group < limit[copy.lanes.index]
+            if copy.lanes is not lanes:
+                due &= self._member[copy.lanes.index]
+            count = np.count_nonzero(due)
+            if count == copy.lanes.n and not copy.landed.any():
+                self.memory.shared_view(copy.size)[copy.destination] = copy.data().view(ELEMENT[copy.size])
+                if waited:
+                    self._waited(copy, copy.lanes, copy.destination)
+                continue
+            if count:
+                self._land(copy, due)
+                if waited:
+                    self._waited(copy, copy.lanes.subset(np.flatnonzero(due)), copy.destination[due])
+            if count < copy.lanes.n:
+                kept.append(copy if not count else _rest(copy, ~due))
+        self.pending = kept
+        self.memory.flying = len(kept)
+        self._member[lanes.index] = False
+
+    def _waited(self, copy: Copy, lanes: Lanes, destination: Array) -> None:
+        self.memory.state_view(copy.size)[destination] = element(WRITTEN, copy.size)
+        if self.memory.races is not None:
+            self.memory.races.landed(lanes, copy.size, destination)
+            self.memory.races.copied(lanes, copy.readings)
+
+    def _land(self, copy: Copy, due: Array) -> None:
+        now = due & ~copy.landed
+        if np.count_nonzero(now):
+            target = self.memory.shared_view(copy.size)
+            values = copy.data().view(target.dtype)
+            target[copy.destination[now]] = values[now]
+            copy.landed |= now
+
+    def stir(self) -> None:
+        """Seeded runs call this between stretches: some pending copies land, wholly or in part."""
+        assert self.random is not None
+        for copy in self.pending:
+            if self.random.random() < 0.25:
+                self._land(copy, self.random.random(copy.lanes.n) < self.random.choice([0.5, 1.0]))
+
+
+def _rest(copy: Copy, keep: Array) -> Copy:
+    """The lanes `keep` of a copy."""
+    positions = np.flatnonzero(keep)
+    place = np.full(copy.lanes.n, -1)
+    place[positions] = np.arange(len(positions))
+
+    def restrict(parts: list[Part]) -> list[Part]:
+        out: list[Part] = []
+        for view, index, where in parts:
+            where = np.arange(copy.lanes.n) if where is None else where
+            mine = keep[where]
+            if mine.any():
+                out.append((view, index[mine], place[where[mine]]))
+        return out
+
+    return replace(
+        copy,
+        lanes=copy.lanes.subset(positions),
+        destination=copy.destination[keep],
+        whole=restrict(copy.whole),
+        pieces=restrict(copy.pieces),
+        sizes=None if copy.sizes is None else copy.sizes[keep],
+        group=copy.group[keep],
+        landed=copy.landed[keep],
+    )

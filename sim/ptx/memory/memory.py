@@ -1,0 +1,164 @@
+"""The memory of a launch: named tensors in global memory, shared memory of the wave's blocks, local memory.
+
+Every load, store, atomic and asynchronous copy resolves its addresses through a port (`memory.ports`), which checks bounds,
+alignment and initialisation, and reports each access once to `Memory.accessed`, which counts it and calls the observer.
+Addresses are virtual: those of tensors as `state.segments` says, with windows for shared and local memory above them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..order.races import Races
+from ..report.counters import Tally
+from ..report.findings import Findings
+from ..state.lanes import Lanes, Wave
+from ..state.patterns import wavefronts
+from ..state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
+from ..text.syntax import Instruction
+from ..text.types import ELEMENT, Array
+
+SHARED_WINDOW = 1 << 56
+LOCAL_WINDOW = 2 << 56
+SPACE_BITS = 56
+
+
+@dataclass(frozen=True)
+class Access:
+    """One memory access of a set of lanes, as an observer sees it. `kind`: ld, st, atom, ldmatrix, cp.async, ...
+
+    `addresses` (uint64 or uint32, one a lane) are virtual; in shared and local memory offsets. `segment` is the tensor.
+    """
+
+    lanes: Lanes
+    space: str
+    segment: Segment | None
+    addresses: Array
+    size: int | Array
+    kind: str
+    write: bool
+    instruction: Instruction
+
+
+Observer = Callable[[Access], None]
+
+
+class Memory:
+    """All memory of a running launch. `begin_wave` gives the blocks of the next wave fresh shared and local memory."""
+
+    def __init__(self, segments: list[Segment], shared_size: int, local_size: int, findings: Findings, tally: Tally):
+        self.segments = {segment.start >> WINDOW_BITS: segment for segment in segments}
+        self.shared_size = shared_size
+        self.shared_stride = -(-max(shared_size, 1) // 128) * 128
+        self.local_size = local_size
+        self.local_stride = -(-max(local_size, 1) // 32) * 32
+        self.findings = findings
+        self.tally = tally
+        self.observer: Observer | None = None
+        self.races: Races | None = None
+        self._shared = np.empty(0, np.uint8)
+        self._state = np.empty(0, np.uint8)
+        self._local = np.empty(0, np.uint8)
+
+    def begin_wave(self, wave: Wave) -> None:
+        # Nobody has written yet: all ones is NaN in every floating-point format, so that a use of it shows.
+        if len(self._shared) != wave.blocks * self.shared_stride:
+            self._shared = np.empty(wave.blocks * self.shared_stride, np.uint8)
+            self._state = np.empty_like(self._shared)
+            self._local = np.empty(wave.size * self.local_stride, np.uint8)
+        if self.races is not None:
+            self.races.begin_wave(wave)
+        self.lanes_per_block = wave.lanes_per_block
+        self._shared[:] = 0xFF
+        self._state[:] = UNWRITTEN
+        self._local[:] = 0xFF
+        self.settled = False
+        self.flying = 0
+        """Asynchronous copies that somebody has yet to wait for."""
+        self._checks = 0
+        self._shared_views = {size: self._shared.view(dtype) for size, dtype in ELEMENT.items()}
+        self._state_views = {size: self._state.view(dtype) for size, dtype in ELEMENT.items()}
+        self._local_views = {size: self._local.view(dtype) for size, dtype in ELEMENT.items()}
+
+    def shared_view(self, size: int) -> Array:
+        """Shared memory of all blocks of the wave as elements of `size` bytes; `Lanes.shared_base` says whose is where."""
+        return self._shared_views[size]
+
+    def state_view(self, size: int) -> Array:
+        """For each byte of shared memory UNWRITTEN, WRITTEN or IN_FLIGHT, seen as elements of `size` bytes."""
+        return self._state_views[size]
+
+    def local_view(self, size: int) -> Array:
+        return self._local_views[size]
+
+    def peek(self, lane: int, address: int, size: int) -> bytes:
+        """Up to `size` bytes at a generic address as lane `lane` of the wave sees it, uncounted; none where it is invalid."""
+        base, offset = address >> SPACE_BITS << SPACE_BITS, address & ((1 << SPACE_BITS) - 1)
+        if base == LOCAL_WINDOW:
+            start, limit, data = lane * self.local_stride, self.local_stride, self._local
+        elif base == SHARED_WINDOW:
+            start, limit, data = lane // self.lanes_per_block * self.shared_stride, self.shared_stride, self._shared
+        else:
+            segment = self.segments.get(address >> WINDOW_BITS)
+            if segment is None:
+                return b""
+            start, limit, data = 0, segment.size, segment.window(1)[0]
+            offset = address - segment.start
+        return data[start + offset : start + min(offset + size, limit)].tobytes() if 0 <= offset < limit else b""
+
+    def text(self, lane: int, address: int) -> str:
+        """The C string at a generic address."""
+        out = b""
+        while part := self.peek(lane, address + len(out), 256):
+            out += part
+            if 0 in part:
+                break
+        return out.partition(b"\0")[0].decode(errors="replace")
+
+    def settle(self) -> None:
+        """Now and then: once every shared byte is written, reads need no check any more."""
+        self._checks += 1
+        if self._checks % 32 == 0:
+            self.settled = bool((self._state == WRITTEN).all())
+
+    # -- the one place that every access passes ---------------------------------------------------------------------
+
+    def accessed(
+        self,
+        space: str,
+        segment: Segment | None,
+        lanes: Lanes,
+        addresses: Array,
+        size: int | Array,
+        kind: str,
+        instruction: Instruction,
+    ) -> None:
+        """Count a checked access and show it to the observer, once as a read and once as a write for an atomic."""
+        reads, writes = kind not in STORES, kind in STORES or kind == "atom"
+        if segment is not None:
+            traffic = self.tally.traffic[instruction, segment]
+            if reads:
+                traffic.count(lanes, addresses, size, False)
+            if writes:
+                traffic.count(lanes, addresses, size, True)
+        elif space == "shared" and isinstance(size, int):
+            counts = self.tally.shared[instruction, kind, size]
+            passes, ideal = wavefronts(lanes, addresses, size)
+            counts.requests += lanes.warps
+            counts.bytes += lanes.n * size
+            counts.wavefronts += passes
+            counts.ideal_wavefronts += ideal
+        if self.races is not None:
+            self.races.access(space, segment, lanes, addresses, size, kind, instruction)
+        if self.observer is not None:
+            if reads:
+                self.observer(Access(lanes, space, segment, addresses, size, kind, False, instruction))
+            if writes:
+                self.observer(Access(lanes, space, segment, addresses, size, kind, True, instruction))
+
+
+STORES = frozenset({"st", "red", "stmatrix", "cp.async"})
+"""Kinds that only write. cp.async resolves its global source as "ld" and its shared destination as "cp.async"."""

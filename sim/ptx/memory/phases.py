@@ -1,0 +1,242 @@
+"""mbarrier objects: barriers in shared memory with phases, counts of arrivals and bytes of asynchronous copies.
+
+PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier". An object counts down the arrivals and the
+bytes that its phase waits for; when both are zero the phase completes and the next one begins. The machine keeps the
+counts beside the memory: the ISA says that the 64 bits of an object are opaque.
+
+A thread that waits is put aside until the phase completes. Where only test_wait could go on, it answers "not yet".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cupyflash.words import plural
+
+from ..report.findings import stuck
+from ..state.lanes import Lanes
+from ..text.syntax import Instruction
+from ..text.types import Array
+from .memory import Memory
+from .ports import PORTS
+
+PATIENCE = 100
+"""How often test_wait may say "not yet" to everybody, with nothing else happening to an mbarrier, before that is a deadlock."""
+
+
+@dataclass
+class Deferred:
+    """What an asynchronous copy brings to a phase when it lands: `run` does it."""
+
+    lanes: Lanes
+    run: Callable[[], None]
+
+
+@dataclass
+class Phases:
+    """One mbarrier object. `phase` counts completed phases; `heard` is what their arrivals released, `told` those of this one."""
+
+    expected: int
+    pending: int
+    transactions: int = 0
+    phase: int = 0
+    told: Array | None = None
+    heard: Array | None = None
+    deferred: list[Deferred] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A test_wait or, `blocking`, a try_wait: at the objects at these addresses for the state or `parity` that is wanted."""
+
+    pc: int
+    instruction: Instruction
+    space: str
+    parity: bool
+    blocking: bool
+
+
+@dataclass
+class Waiter:
+    """Lanes that wait for one object, until its phase is not `value`: a state, or its parity."""
+
+    wait: Wait
+    lanes: Lanes
+    key: int
+    value: int
+
+
+Answer = tuple[Wait, Lanes, bool]
+"""Lanes that are told at their wait whether the phase is complete."""
+
+
+class MBarriers:
+    """The mbarrier objects of a wave, by index of their 8 bytes in its shared memory."""
+
+    def __init__(self, memory: Memory):
+        self.memory = memory
+        self.objects: dict[int, Phases] = {}
+        self.waiting: list[Waiter] = []
+        self.answers: list[tuple[Waiter, Phases | None, bool]] = []
+        """What the run loop will fetch between two steps: within one the registers of lanes are somewhere on the way."""
+        self.refusals = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting)
+
+    def init(self, keys: Array, counts: Array) -> None:
+        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+            self.objects[key] = Phases(count, count)
+
+    def invalidate(self, keys: Array) -> None:
+        for key in keys.tolist():
+            self.objects.pop(key, None)
+
+    def find(self, key: int, lanes: Lanes, i: Instruction) -> Phases | None:
+        found = self.objects.get(key)
+        if found is None:
+            self.memory.findings.report("uninitialised", "mbarrier that nobody has initialised", i, lanes, 0, count=lanes.n)
+        return found
+
+    def each(self, keys: Array) -> list[tuple[int, Array]]:
+        """(object, positions of its lanes)."""
+        return [(key, np.flatnonzero(keys == key)) for key in np.unique(keys).tolist()]
+
+    # -- arrivals ---------------------------------------------------------------------------------------------------------
+
+    def arrive(self, lanes: Lanes, keys: Array, counts: Array, drop: bool, i: Instruction) -> Array:
+        """Each lane arrives `counts` times; the states before, phase << 32 | pending. With `drop` for all phases to come."""
+        states = np.zeros(lanes.n, np.uint64)
+        for key, at in self.each(keys):
+            barrier = self.find(key, lanes.subset(at), i)
+            if barrier is None:
+                continue
+            # All at once, unless the phase completes in between.
+            together = int(counts[at].sum()) <= barrier.pending
+            for some in [at] if together else at.reshape(-1, 1):
+                count = int(counts[some].sum())
+                if count > barrier.pending:
+                    message = f"{plural(count, 'arrival')} at an mbarrier whose phase waits for {barrier.pending}"
+                    self.memory.findings.report("bad arrival", message, i, lanes, int(some[0]), count=len(some))
+                    continue
+                before = barrier.pending - np.concatenate(([0], np.cumsum(counts[some])[:-1])).astype(np.int64)
+                states[some] = (barrier.phase << 32) + before
+                if drop:
+                    barrier.expected -= count
+                self.arrived(key, barrier, lanes.subset(some), count)
+        return states
+
+    def arrived(self, key: int, barrier: Phases, lanes: Lanes, count: int) -> None:
+        races = self.memory.races
+        if races is not None:
+            told = races.heard.released(lanes)
+            barrier.told = told if barrier.told is None else np.maximum(barrier.told, told)
+        self.refusals = 0
+        barrier.pending -= count
+        self.check(key, barrier)
+
+    def expect(self, lanes: Lanes, keys: Array, amounts: Array, i: Instruction) -> None:
+        """The phase waits for so many more bytes (complete_tx: negative ones)."""
+        for key, at in self.each(keys):
+            barrier = self.find(key, lanes.subset(at), i)
+            if barrier is not None:
+                self.refusals = 0
+                barrier.transactions += int(amounts[at].sum())
+                self.check(key, barrier)
+
+    def check(self, key: int, barrier: Phases) -> None:
+        if barrier.pending or barrier.transactions:
+            return
+        barrier.phase += 1
+        barrier.pending = barrier.expected
+        if barrier.told is not None:
+            barrier.heard = barrier.told if barrier.heard is None else np.maximum(barrier.heard, barrier.told)
+            barrier.told = None
+        ready, self.waiting = [w for w in self.waiting if w.key == key], [w for w in self.waiting if w.key != key]
+        self.answers += [(waiter, barrier, True) for waiter in ready]
+
+    # -- asynchronous copies ----------------------------------------------------------------------------------------------
+
+    def defer(self, lanes: Lanes, key: int, run: Callable[[], None], i: Instruction) -> None:
+        """Somewhen `run` happens to this object: when somebody waits for it at the latest."""
+        barrier = self.find(key, lanes, i)
+        if barrier is not None:
+            barrier.deferred.append(Deferred(lanes, run))
+            if any(w.key == key for w in self.waiting):
+                self.land(barrier)
+
+    def land(self, barrier: Phases) -> None:
+        while barrier.deferred:
+            barrier.deferred.pop(0).run()
+
+    def stir(self, random: np.random.Generator) -> None:
+        for barrier in list(self.objects.values()):
+            if barrier.deferred and random.random() < 0.25:
+                barrier.deferred.pop(0).run()
+
+    def leave(self, lanes: Lanes) -> None:
+        """The threads exit: what they still have on the way lands."""
+        for barrier in list(self.objects.values()):
+            mine = [d for d in barrier.deferred if np.isin(d.lanes.index, lanes.index).any()]
+            for one in mine:
+                barrier.deferred.remove(one)
+                one.run()
+
+    # -- waits --------------------------------------------------------------------------------------------------------------
+
+    def wait(self, wait: Wait, lanes: Lanes, addresses: Array, wanted: Array) -> None:
+        """Lanes come to a wait at these addresses, for the states or parities `wanted`."""
+        port = PORTS[wait.space](self.memory, wait.instruction, lanes.n, 8, "atom")
+        left = np.ones(lanes.n, np.bool_)
+        for _, index, positions in port.resolve(lanes, addresses):
+            where = np.arange(lanes.n) if positions is None else positions
+            for key, at in self.each(index.astype(np.int64)):
+                at = where[at]
+                left[at] = False
+                for value in np.unique(wanted[at]).tolist():
+                    self.look(Waiter(wait, lanes.subset(at[wanted[at] == value]), key, value))
+        if left.any():
+            self.answers.append((Waiter(wait, lanes.subset(np.flatnonzero(left)), -1, 0), None, True))
+
+    def look(self, waiter: Waiter) -> None:
+        barrier, value = self.find(waiter.key, waiter.lanes, waiter.wait.instruction), waiter.value
+
+        def complete() -> bool:
+            return barrier is None or (barrier.phase & 1 != value & 1 if waiter.wait.parity else barrier.phase != value >> 32)
+
+        if not complete() and barrier is not None:
+            self.land(barrier)
+        if complete():
+            self.answers.append((waiter, barrier, True))
+        else:
+            self.waiting.append(waiter)
+
+    def answer(self) -> list[Answer]:
+        """Who goes on, and with which answer; they have then heard of what the phase's arrivals released."""
+        races = self.memory.races
+        answers, self.answers = self.answers, []
+        for waiter, barrier, done in answers:
+            if races is not None and done and barrier is not None and barrier.heard is not None:
+                races.heard.hear(waiter.lanes, barrier.heard)
+        return [(waiter.wait, waiter.lanes, done) for waiter, _, done in answers]
+
+    def give_up(self) -> bool:
+        """Nobody else can go on: who only tests is told that the phase is not complete. False: nobody does."""
+        if self.refusals >= PATIENCE:
+            return False
+        self.refusals += 1
+        self.answers += [(w, None, False) for w in self.waiting if not w.wait.blocking]
+        self.waiting = [w for w in self.waiting if w.wait.blocking]
+        return bool(self.answers)
+
+    def report_deadlock(self) -> None:
+        for waiter in self.waiting:
+            barrier, lanes = self.objects[waiter.key], waiter.lanes
+            message = (
+                f"{stuck(lanes.n)} for phase {barrier.phase} of an mbarrier that lacks {plural(barrier.pending, 'arrival')} "
+                f"and {plural(barrier.transactions, 'byte')}"
+            )
+            self.memory.findings.report("deadlock", message, waiter.wait.instruction, lanes, 0, count=lanes.n)

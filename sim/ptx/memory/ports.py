@@ -1,0 +1,368 @@
+"""Ports: where a bound memory instruction resolves its addresses, one kind for each address space.
+
+A port turns the addresses of the lanes into element indices, after it has checked bounds, alignment, permission and (in
+shared memory) that somebody wrote what is read. Lanes that fail are reported and left out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import numpy as np
+
+from cupyflash.words import plural
+
+from ..state.lanes import Lanes
+from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
+from ..text.syntax import Instruction
+from ..text.types import ELEMENT, UNSIGNED, Array
+from .memory import LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, Memory
+
+ALL = slice(None)
+"""Of the bytes of an element."""
+
+Part = tuple[Array, Array, Array | None]
+"""(elements, index of each lane's element, positions of those lanes or None for all): what a port resolves to."""
+
+
+class Port(ABC):
+    """Resolves the addresses of one bound instruction: `resolve(lanes, addresses)` gives the valid parts.
+
+    `size` is the bytes a lane accesses, `kind` as in `Access`, `used` which of these bytes anybody looks at once they are
+    read. Lanes with an invalid address are reported and left out.
+    """
+
+    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
+        self.memory = memory
+        self.used = used
+        self.instruction = instruction
+        self.size = size
+        self.kind = kind
+        self.write = kind in STORES or kind == "atom"
+        self.read = kind not in STORES
+        self.shift = size.bit_length() - 1
+
+    @abstractmethod
+    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
+        """The parts of memory that the lanes with a valid address reach."""
+
+    def report(self, kind: str, message: str, lanes: Lanes, bad: Array, addresses: Array, tensor: str | None) -> None:
+        positions = np.flatnonzero(bad)
+        first = int(positions[0])
+        address = int(addresses[first])
+        verb = "write" if self.write else "read"
+        self.memory.findings.report(
+            kind,
+            f"{verb} of {plural(self.size, 'byte')} at {address:#x}{message}",
+            self.instruction,
+            lanes,
+            first,
+            count=len(positions),
+            address=address,
+            tensor=tensor,
+        )
+
+
+class GlobalPort(Port):
+    """Named tensors, constant and parameter memory."""
+
+    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
+        super().__init__(memory, instruction, n, size, kind, used)
+        self.bad = np.empty(n, np.bool_)
+        self.relative = np.empty(n, np.uint64)
+        self.scratch = np.empty(n, np.uint64)
+        self.index = self.relative.view(np.int64)
+        self.low = np.array(size - 1, np.uint64)
+        self.bits = np.array(self.shift, np.uint64)
+        self.segment: Segment | None = None
+
+    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
+        segment = self.segment
+        if segment is not None:
+            view, first, limit = segment.window(self.size)
+            np.subtract(addresses, first, self.relative)
+            np.greater(self.relative, limit, self.bad)
+            np.bitwise_and(self.relative, self.low, self.scratch)
+            if not np.count_nonzero(self.bad) and not np.count_nonzero(self.scratch):
+                self.accessed(segment, lanes, addresses, self.size)
+                np.right_shift(self.relative, self.bits, self.relative)
+                return [(view, self.index, None)]
+        return self.search(lanes, addresses)
+
+    def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
+        """Sort the lanes by tensor; report those that hit none, or hit it wrongly."""
+        parts: list[Part] = []
+        owner = addresses >> np.uint64(WINDOW_BITS)
+        for number in np.unique(owner):
+            mine = owner == number
+            segment = self.memory.segments.get(int(number))
+            if segment is None:
+                null = int(number) == 0
+                message = ": the pointer is null" if null else ": it belongs to no tensor"
+                self.report("null pointer" if null else "out of bounds", message, lanes, mine, addresses, None)
+                continue
+            good = mine & self.inside(segment, lanes, mine, addresses)
+            if not good.any():
+                continue
+            view, first, _ = segment.window(self.size)
+            everyone = bool(good.all())
+            positions = np.flatnonzero(good)
+            subset = lanes if everyone else lanes.subset(positions)
+            at = addresses[positions]
+            self.accessed(segment, subset, at, self.size)
+            parts.append((view, ((at - first) >> self.bits).view(np.int64), None if everyone else positions))
+            self.segment = segment
+        return parts
+
+    def inside(self, segment: Segment, lanes: Lanes, mine: Array, addresses: Array) -> Array:
+        relative = addresses - np.uint64(segment.start)
+        room = segment.size - self.size
+        outside = relative > np.uint64(max(room, 0)) if room >= 0 else np.ones(lanes.n, np.bool_)
+        crooked = (addresses & self.low) != 0
+        if (mine & outside).any():
+            first = int(np.flatnonzero(mine & outside)[0])
+            offset = int(addresses[first]) - segment.start
+            message = f": offset {offset} of {segment.name!r}, which has {plural(segment.size, 'byte')}"
+            self.report("out of bounds", message, lanes, mine & outside, addresses, segment.name)
+        if (mine & crooked & ~outside).any():
+            message = f" in {segment.name!r} is not aligned to {self.size} bytes"
+            self.report("misaligned", message, lanes, mine & crooked & ~outside, addresses, segment.name)
+        if self.write and not segment.writable:
+            self.report("read-only", f": {segment.name!r} is read-only", lanes, mine, addresses, segment.name)
+            return np.zeros(lanes.n, np.bool_)
+        good: Array = ~(outside | crooked)
+        return good
+
+    def resolve_sizes(self, lanes: Lanes, addresses: Array, sizes: Array) -> list[Part]:
+        """For cp.async with source sizes below `size`: the parts index single bytes, each lane has sizes[lane] of them."""
+        parts: list[Part] = []
+        owner = addresses >> np.uint64(WINDOW_BITS)
+        for number in np.unique(owner):
+            mine = owner == number
+            segment = self.memory.segments.get(int(number))
+            if segment is None:
+                self.report("out of bounds", ": it belongs to no tensor", lanes, mine, addresses, None)
+                continue
+            relative = addresses - np.uint64(segment.start)
+            outside = mine & (relative + sizes.astype(np.uint64) > np.uint64(segment.size))
+            crooked = mine & ((addresses & self.low) != 0) & ~outside
+            if outside.any():
+                message = f": it ends outside of {segment.name!r}, which has {plural(segment.size, 'byte')}"
+                self.report("out of bounds", message, lanes, outside, addresses, segment.name)
+            if crooked.any():
+                message = f" in {segment.name!r} is not aligned to {self.size} bytes"
+                self.report("misaligned", message, lanes, crooked, addresses, segment.name)
+            positions = np.flatnonzero(mine & ~outside & ~crooked)
+            if len(positions):
+                subset, at, width = lanes.subset(positions), addresses[positions], sizes[positions]
+                self.accessed(segment, subset, at, width)
+                parts.append((segment.window(1)[0], relative[positions].astype(np.int64), positions))
+        return parts
+
+    def accessed(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> None:
+        if segment.state is not None:
+            self.initialised(segment, lanes, addresses, size)
+        self.memory.accessed(segment.space, segment, lanes, addresses, size, self.kind, self.instruction)
+
+    def initialised(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> None:
+        """Somebody in this launch must have written what is read of a tensor that came without contents."""
+        if isinstance(size, int):
+            states, (_, first, _) = segment.states(size), segment.window(size)
+            index = ((addresses - first) >> self.bits).view(np.int64)
+            fresh = np.zeros(lanes.n, np.bool_)
+            if self.read:
+                found = states.take(index).view(np.uint8).reshape(lanes.n, size)
+                fresh = (found[:, self.used] == UNWRITTEN).any(axis=1)
+            if self.write:
+                states[index] = element(WRITTEN, size)
+        else:
+            start = (addresses - np.uint64(segment.start)).view(np.int64)
+            inside = np.arange(self.size) < size[:, None]
+            found = segment.states(1)[np.where(inside, start[:, None] + np.arange(self.size), start[:, None])]
+            fresh = ((found == UNWRITTEN) & inside).any(axis=1)
+        if fresh.any():
+            offset = int(addresses[np.flatnonzero(fresh)[0]]) - segment.start
+            message = f": offset {offset} of {segment.name!r}, which nobody wrote"
+            self.report("uninitialised", message, lanes, fresh, addresses, segment.name)
+
+
+class _BlockPort(Port):
+    """Memory with a copy for each block or lane: 32-bit offsets, one base a lane."""
+
+    space = ""
+
+    @abstractmethod
+    def capacity(self) -> int:
+        """Bytes of one copy."""
+
+    @abstractmethod
+    def base(self, lanes: Lanes) -> Callable[[int], Array]:
+        """Where the copies of the lanes begin, in elements of 1 << argument bytes."""
+
+    @abstractmethod
+    def elements(self) -> Array:
+        """All copies, as elements of the access's size."""
+
+    def checked(self, lanes: Lanes, offsets: Array, index: Array) -> None:
+        """Hook for what a space wants to know about an access that is in bounds and aligned."""
+
+    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
+        first, pattern = lanes.pattern(addresses, self.size)
+        if not pattern.fits(first, self.capacity()):
+            return self.search(lanes, addresses)
+        if addresses.itemsize == 8:
+            addresses = addresses.astype(np.uint32)
+        return [(self.elements(), self.found(lanes, addresses, pattern.index(self.space, self.base(lanes), first)), None)]
+
+    def found(self, lanes: Lanes, offsets: Array, index: Array) -> Array:
+        """Check and count an access that is in bounds and aligned; its index again."""
+        self.checked(lanes, offsets, index)
+        self.memory.accessed(self.space, None, lanes, offsets, self.size, self.kind, self.instruction)
+        return index
+
+    def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
+        capacity = self.capacity()
+        outside = addresses > max(capacity - self.size, 0) if capacity >= self.size else np.ones(lanes.n, np.bool_)
+        crooked = (addresses & addresses.dtype.type(self.size - 1)) != 0
+        if outside.any():
+            message = f": {self.space} memory has {plural(capacity, 'byte')}"
+            self.report("out of bounds", message, lanes, outside, addresses, None)
+        if (crooked & ~outside).any():
+            message = f" of {self.space} memory is not aligned to {self.size} bytes"
+            self.report("misaligned", message, lanes, crooked & ~outside, addresses, None)
+        positions = np.flatnonzero(~(outside | crooked))
+        if not len(positions):
+            return []
+        subset, at = lanes.subset(positions), addresses[positions].astype(np.uint32)
+        index = (at >> self.shift).astype(np.int64) + self.base(subset)(self.shift)
+        return [(self.elements(), self.found(subset, at, index), positions)]
+
+
+class SharedPort(_BlockPort):
+    """Shared memory of the lane's block, which remembers what was written."""
+
+    space = "shared"
+
+    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
+        super().__init__(memory, instruction, n, size, kind, used)
+        self.state = np.empty(n, ELEMENT[size])
+        self.words = self.state.view(np.uint64) if size > 8 else self.state
+        self.written = pattern(WRITTEN, min(size, 8))
+
+    def capacity(self) -> int:
+        return self.memory.shared_size
+
+    def elements(self) -> Array:
+        return self.memory.shared_view(self.size)
+
+    def base(self, lanes: Lanes) -> Callable[[int], Array]:
+        return lanes.shared_base
+
+    def checked(self, lanes: Lanes, offsets: Array, index: Array) -> None:
+        memory = self.memory
+        if self.read and not memory.settled:
+            state = memory.state_view(self.size)
+            words = self.words
+            if len(index) == len(self.state):
+                state.take(index, 0, self.state, "clip")
+            else:
+                words = state[index].view(words.dtype)
+            if np.count_nonzero(words != self.written):
+                self.complain(lanes, offsets, index, words)
+            memory.settle()
+        if self.write and memory.flying and memory.races is not None:
+            states = memory.state_view(self.size)[index].view(np.uint8).reshape(len(index), self.size)
+            self.complain_of_flight(lanes, offsets, index, (states == IN_FLIGHT).any(axis=1))
+        if self.write and self.kind != "cp.async":
+            memory.state_view(self.size)[index] = element(WRITTEN, self.size)
+
+    def complain(self, lanes: Lanes, offsets: Array, index: Array, words: Array) -> None:
+        states = np.ascontiguousarray(words).view(np.uint8).reshape(len(offsets), self.size)
+        flying = (states == IN_FLIGHT).any(axis=1)
+        unwritten = (states[:, self.used] == UNWRITTEN).any(axis=1) & ~flying
+        self.complain_of_flight(lanes, offsets, index, flying)
+        if unwritten.any():
+            message = " of shared memory that nobody wrote"
+            self.report("uninitialised", message, lanes, unwritten, offsets, None)
+
+    def complain_of_flight(self, lanes: Lanes, offsets: Array, index: Array, flying: Array) -> None:
+        races = self.memory.races
+        if flying.any() and races is not None:
+            # Who is not even behind the issue of the copy races with it, whatever became of the wait.
+            flying = flying & races.issue_ordered(lanes, self.size, index)
+        if flying.any():
+            message = " of shared memory: its asynchronous copy has not been waited for by the thread that issued it"
+            self.report("in flight", message, lanes, flying, offsets, None)
+
+
+class LocalPort(_BlockPort):
+    """Local memory: each thread's own."""
+
+    space = "local"
+
+    def capacity(self) -> int:
+        return self.memory.local_size
+
+    def elements(self) -> Array:
+        return self.memory.local_view(self.size)
+
+    def base(self, lanes: Lanes) -> Callable[[int], Array]:
+        return lanes.local_base
+
+
+class GenericPort(Port):
+    """Generic addresses: shared and local memory are windows in the space that the tensors live in."""
+
+    def __init__(self, memory: Memory, instruction: Instruction, n: int, size: int, kind: str, used: Array | slice = ALL):
+        super().__init__(memory, instruction, n, size, kind, used)
+        self.ports: dict[tuple[int, int], Port] = {}
+        self.whole = self.port(0, n)
+        self.base = 0
+
+    def port(self, base: int, n: int) -> Port:
+        found = self.ports.get((base, n))
+        if found is None:
+            maker = {SHARED_WINDOW: SharedPort, LOCAL_WINDOW: LocalPort}.get(base, GlobalPort)
+            found = self.ports[base, n] = maker(self.memory, self.instruction, n, self.size, self.kind, self.used)
+        return found
+
+    def resolve(self, lanes: Lanes, addresses: Array) -> list[Part]:
+        spaces = addresses >> np.uint64(SPACE_BITS)
+        first = int(spaces[0]) << SPACE_BITS
+        if not np.count_nonzero(spaces != spaces[0]):
+            if first != self.base:
+                self.base, self.whole = first, self.port(first, lanes.n)
+            return self.whole.resolve(lanes, addresses - np.uint64(first) if self.is_window(first) else addresses)
+        parts: list[Part] = []
+        for space in np.unique(spaces):
+            positions = np.flatnonzero(spaces == space)
+            base = int(space) << SPACE_BITS
+            at = addresses[positions] - np.uint64(base if self.is_window(base) else 0)
+            for view, index, inner in self.port(base, len(positions)).resolve(lanes.subset(positions), at):
+                parts.append((view, index, positions if inner is None else positions[inner]))
+        return parts
+
+    @staticmethod
+    def is_window(base: int) -> bool:
+        return base in (SHARED_WINDOW, LOCAL_WINDOW)
+
+
+PORTS: dict[str, type[Port]] = {
+    "global": GlobalPort,
+    "const": GlobalPort,
+    "param": GlobalPort,
+    "shared": SharedPort,
+    "local": LocalPort,
+    "generic": GenericPort,
+}
+
+
+def pattern(state: int, size: int) -> Array:
+    """An element of 1..8 bytes that are all `state`."""
+    return np.array(int.from_bytes(bytes([state]) * size, "little"), UNSIGNED[size])
+
+
+def element(state: int, size: int) -> Array:
+    """An element of 1..32 bytes that are all `state`, in the dtype that moves such elements."""
+    return np.frombuffer(bytes([state]) * size, ELEMENT[size])[0]  # type: ignore[no-any-return]

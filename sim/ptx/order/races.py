@@ -1,0 +1,418 @@
+"""Data races by happens-before, whatever order the machine ran the warps in.
+
+Two accesses to the same bytes, one of them writing, race unless one happens before the other (`order.order` says what does).
+Atomics and strong accesses (volatile, relaxed, acquire, release) do not race with each other.
+
+Memory is looked at in granules: the smallest width with which the kernel accesses shared memory, or a tensor, so that an
+access of 16 bytes is often one entry. There is one for the last writer of a granule, and a summary of who read it. In
+shared memory each warp has its own summary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..report.findings import Findings, source
+from ..state.lanes import WARP, Lanes, Wave
+from ..state.segments import Segment
+from ..text.syntax import Instruction
+from ..text.types import Array
+from .order import BLOCKS, LANE, LANES, LOW, ONE, STAMP, WARPS, Order
+from .sharing import Sharing, is_phase, is_strong
+
+WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
+"""Of an entry: zero where two are of the same warp, be it one lane or some."""
+
+LATEST = LOW << np.uint64(STAMP)
+"""The stamp of an entry that nobody is ordered behind."""
+
+COPY = "asynchronous copy"
+
+
+@dataclass
+class Table:
+    """Entries of all granules, one row a granule, with the number of the instruction of each entry; made when first used."""
+
+    rows: int
+    columns: int
+    numbers: np.dtype[Any]
+    used: bool = False
+
+    @cached_property
+    def entries(self) -> Array:
+        return np.zeros((self.rows, self.columns), np.uint64)
+
+    @cached_property
+    def by(self) -> Array:
+        return np.zeros((self.rows, self.columns), self.numbers)
+
+
+@dataclass
+class Shadow:
+    """Who touched each granule: the last plain writer, the plain readers, the atomics; what asynchronous copies may read."""
+
+    writes: Table
+    reads: Table
+    atomics: Table
+    shared: bool
+    copies: Table | None = None
+
+    @classmethod
+    def of(cls, granules: int, columns: int, shared: bool, numbers: np.dtype[Any]) -> Shadow:
+        return cls(Table(granules, 1, numbers), Table(granules, columns, numbers), Table(granules, columns, numbers), shared)
+
+
+@dataclass
+class Who:
+    """The lanes of an access, one entry for each granule: grid-wide lane, position in the `Lanes`, shared row, column."""
+
+    lane: Array
+    position: Array
+    row: Array
+    column: Array
+
+
+@dataclass(slots=True)
+class Access:
+    """One access as its granules: `rows` of the shadow (and `columns`, where readers have one each), and who made it.
+
+    `collective`: the lanes of a warp made it together, so that none of them made it alone.
+    """
+
+    instruction: Instruction
+    lanes: Lanes
+    addresses: Array
+    segment: Segment | None
+    shadow: Shadow
+    rows: Array
+    columns: Array | None
+    who: Who
+    collective: bool = False
+
+
+Rows = tuple[Shadow, Array, Array | None, Who]
+"""Shadow, rows and columns of an access, and who made it."""
+
+
+@dataclass(frozen=True)
+class Area:
+    """Tensors that share memory have one shadow: granules of 1 << shift bytes from host address `low` on."""
+
+    low: int
+    shift: int
+    shadow: Shadow
+
+
+class Races(Order):
+    """The race detector of one launch: the order of its events, and a shadow of memory that says who touched what."""
+
+    def __init__(self, sharing: Sharing, size: int, segments: list[Segment], shared_stride: int, findings: Findings, blocks: int):
+        """`size`: how many instructions the kernel has; `shared_stride`: bytes from one block's shared memory to the next one's."""
+        super().__init__(blocks)
+        self.findings = findings
+        self.shared_stride = shared_stride
+        self.instructions: list[Instruction] = []
+        self._numbers: dict[int, int] = {}
+        self.sharing = sharing
+        self.shared_shift = sharing.shared_granule.bit_length() - 1
+        self.numbers = np.min_scalar_type(size)
+        self.has_atomics, self.fences = sharing.atomics, sharing.releases
+        self.segments = segments
+        self._areas: dict[int, Area | None] = {}
+        self._readings: list[Access] = []
+
+    def begin_wave(self, wave: Wave) -> None:
+        super().begin_wave(wave)
+        self.granules = self.shared_stride >> self.shared_shift
+        self.shared = Shadow.of(wave.blocks * self.granules, wave.warps_per_block, True, self.numbers)
+
+    # -- accesses -----------------------------------------------------------------------------------------------------
+
+    def number(self, instruction: Instruction) -> int:
+        found = self._numbers.get(id(instruction))
+        if found is None:
+            found = self._numbers[id(instruction)] = len(self.instructions)
+            self.instructions.append(instruction)
+        return found
+
+    def who(self, lanes: Lanes, count: int) -> Who:
+        """The lanes, each repeated for the `count` granules of its access."""
+        found = lanes.repeated.get(count)
+        if found is None:
+            position = np.repeat(np.arange(lanes.n), count)
+            lane = lanes.index[position] + self.first
+            row = lanes.block[position] * self.granules + np.tile(np.arange(count), lanes.n)
+            found = lanes.repeated[count] = Who(lane, position, row, lanes.warp[position] % self.wave.warps_per_block)
+        assert isinstance(found, Who)
+        return found
+
+    def area(self, segment: Segment) -> Area | None:
+        """The shadow of a tensor; None where no store of the kernel can reach it or an array that shares its memory."""
+        if id(segment) in self._areas:
+            return self._areas[id(segment)]
+        group, low, high = segment.neighbours(self.segments)
+        area = None
+        if any(one.writable and self.sharing.writes(one.place) for one in group):
+            shift = self.sharing.global_granule([one.place for one in group]).bit_length() - 1
+            low = low >> shift << shift
+            area = Area(low, shift, Shadow.of(((high - low - 1) >> shift) + 1, 1, False, self.numbers))
+        self._areas |= {id(one): area for one in group}
+        return area
+
+    def access(
+        self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, kind: str, i: Instruction
+    ) -> None:
+        """One access that is in bounds and aligned."""
+        found = self.tensor_rows(segment, lanes, addresses, size) if segment else self.shared_rows(space, lanes, addresses, size)
+        if found is None:
+            return
+        shadow, rows, columns, who = found
+        access = Access(i, lanes, addresses, segment, shadow, rows, columns, who, kind in ("ldmatrix", "stmatrix"))
+        self.judge(access, kind)
+
+    def tensor_rows(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> Rows | None:
+        """The granules of an access to a tensor, if somebody may write it."""
+        area = self.area(segment) if segment.space == "global" else None
+        if area is None:
+            return None
+        shift = area.shift
+        rows = (addresses.astype(np.int64) + (segment.address - segment.start - area.low)) >> shift
+        if isinstance(size, int):
+            who = self.who(lanes, max(1, size >> shift))
+            if size >> shift > 1:
+                rows = rows[who.position] + (who.row - lanes.block[who.position] * self.granules)
+        else:
+            count = (size.astype(np.int64) + (1 << shift) - 1) >> shift
+            position = np.repeat(np.arange(lanes.n), count)
+            start = np.cumsum(count) - count
+            rows = rows[position] + np.arange(len(position)) - start[position]
+            who = Who(lanes.index[position] + self.first, position, position, position)
+        return area.shadow, rows, None, who
+
+    def shared_rows(self, space: str, lanes: Lanes, addresses: Array, size: int | Array) -> Rows | None:
+        """The granules of an access to shared memory; local memory is a thread's own."""
+        if space != "shared":
+            return None
+        assert isinstance(size, int)
+        shift = self.shared_shift
+        who = self.who(lanes, max(1, size >> shift))
+        rows = (addresses >> shift).astype(np.int64)
+        rows = (rows if len(who.row) == lanes.n else rows[who.position]) + who.row
+        return self.shared, rows, who.column, who
+
+    def judge(self, access: Access, kind: str) -> None:
+        """What the access is not ordered behind; then it is in the shadow itself."""
+        i, lanes, shadow, segment, rows = access.instruction, access.lanes, access.shadow, access.segment, access.rows
+        if self.has_atomics and (kind == "atom" or is_strong(i)):
+            self.look(access, shadow.writes, "atomic access", "write")
+            self.look(access, shadow.reads, "atomic access", "read")
+            if shadow.copies is not None:
+                self.look(access, shadow.copies, "atomic access", COPY)
+            self.note(access, shadow.atomics)
+            if self.fences and not is_phase(i):
+                where = rows.reshape(lanes.n, -1)[:, 0] if len(rows) != lanes.n else rows
+                reads = kind in ("ld", "atom") and i.opcode != "st"
+                area_key = -1 if segment is None else self._area_number(segment)
+                self.strong(lanes, where, area_key, reads, kind != "ld", frozenset(i.mods))
+        elif kind in ("ld", "ldmatrix"):
+            self.look(access, shadow.writes, "read", "write")
+            if self.has_atomics:
+                self.look(access, shadow.atomics, "read", "atomic access")
+            self.note(access, shadow.reads)
+            if i.opcode == "cp":
+                self.copying(access)
+        else:
+            self.look(access, shadow.writes, "write", "write")
+            if shadow.copies is not None:
+                self.look(access, shadow.copies, "write", COPY)
+            self.look(access, shadow.reads, "write", "read")
+            if self.has_atomics:
+                self.look(access, shadow.atomics, "write", "atomic access")
+            self.overwrite(access)
+
+    def overwrite(self, access: Access) -> None:
+        """The access is the last writer of its granules."""
+        table, who = access.shadow.writes, access.who
+        values = self.values(who, LANES if access.collective else ONE)
+        table.used = True
+        entries = table.entries.reshape(-1)
+        entries[access.rows] = values
+        table.by.reshape(-1)[access.rows] = number = self.number(access.instruction)
+        won = entries[access.rows]
+        if np.count_nonzero(won != values):
+            # Several lanes wrote there at once: within a warp one of them wins, between warps that is a race.
+            winner = (won & np.uint64(LANE)).astype(np.int64)
+            lost = np.flatnonzero((won != values) & (winner >> 5 != who.lane >> 5))
+            if len(lost):
+                self.report(access, lost, won[lost], np.full(len(lost), number), ("write", "write"))
+
+    def _area_number(self, segment: Segment) -> int:
+        area = self.area(segment)
+        assert area is not None
+        return area.low
+
+    def values(self, who: Who, level: int) -> Array:
+        return (who.lane | (self.now << STAMP | level)).view(np.uint64)
+
+    def look(self, access: Access, table: Table, verb: str, other: str) -> None:
+        """Find and report what an access is not ordered behind. A copy is over for nobody, its own lane included."""
+        lanes, who, rows = access.lanes, access.who, access.rows
+        collective = access.collective or other == COPY
+        if not table.used:
+            return
+        width = table.entries.shape[1]
+        entries = table.entries.reshape(-1).take(rows) if width == 1 else table.entries.take(rows, 0)
+        if access.shadow.shared and other != COPY:
+            floor, synced = self.floors(lanes)
+            if not len(entries) or int(entries.max()) >> STAMP <= floor:
+                return
+            stamps = entries >> np.uint64(STAMP)
+            maybe = stamps > floor
+            if synced > floor and width == 1:
+                # Most often the warp itself wrote what it reads, before it last met.
+                maybe &= ((entries ^ who.lane.view(np.uint64)) & WARP_BITS != 0) | (stamps > synced)
+        else:
+            if not np.count_nonzero(entries):
+                return
+            maybe = entries != 0
+        if not collective:
+            mine = who.lane.astype(np.uint64)
+            maybe &= (entries & LOW) != (mine if width == 1 else mine[:, None])
+        if not np.count_nonzero(maybe):
+            return
+        at = np.flatnonzero(maybe) if width == 1 else np.nonzero(maybe)
+        where = at if width == 1 else at[0]
+        chosen = entries[at]
+        race = self.unordered(who.lane[where], chosen, collective)
+        if race.any():
+            where, chosen = where[race], chosen[race]
+            column = 0 if width == 1 else at[1][race]
+            self.report(access, where, chosen, table.by[rows[where], column], (verb, other))
+
+    def note(self, access: Access, table: Table) -> None:
+        """Add readers (or atomics) to the summaries of their granules."""
+        who, columns, number = access.who, access.columns, self.number(access.instruction)
+        table.used = True
+        flat, by = table.entries.reshape(-1), table.by.reshape(-1)
+        at = access.rows if columns is None else access.rows * table.entries.shape[1] + columns
+        if access.collective:
+            flat[at] = self.values(who, LANES)
+            by[at] = number
+            return
+        floor, synced = self.floors(access.lanes)
+        values = self.values(who, ONE)
+        before = flat.take(at)
+        apart = (before & LOW) != (values & LOW)
+        if columns is not None:
+            apart &= before >> np.uint64(STAMP) > (floor if self.partial else synced)
+        else:
+            apart &= before != 0
+        merged = np.flatnonzero(apart) if np.count_nonzero(apart) else None
+        if merged is not None:
+            merged = merged[self.unordered(who.lane[merged], before[merged], False)]
+            levels = np.maximum(self.relation(who.lane[merged], before[merged]), before[merged] & np.uint64(BLOCKS))
+            values[merged] = (values[merged] & ~np.uint64(BLOCKS)) | levels
+        flat[at] = values
+        by[at] = number
+        after = flat.take(at)
+        many = np.flatnonzero(after != values)
+        if len(many) and columns is not None:
+            flat[at[many]] = after[many] | np.uint64(LANES)
+        elif len(many):
+            levels = np.maximum(self.relation(who.lane[many], after[many]), (values | after)[many] & np.uint64(BLOCKS))
+            order = np.argsort(levels, kind="stable")
+            many, levels = many[order], levels[order]
+            flat[at[many]] = (after[many] & ~np.uint64(BLOCKS)) | levels
+
+    def relation(self, mine: Array, entries: Array) -> Array:
+        """What one entry must say to stand for both: LANES of a warp, WARPS of a block, BLOCKS."""
+        other = (entries & np.uint64(LANE)).astype(np.int64)
+        per = self.wave.lanes_per_block
+        levels = np.where(other // per != mine // per, BLOCKS, np.where(other >> 5 != mine >> 5, WARPS, LANES))
+        return np.where(other == mine, ONE, levels).astype(np.uint64)
+
+    # -- asynchronous copies ----------------------------------------------------------------------------------------------
+
+    def copying(self, access: Access) -> None:
+        """Copies read their sources at any time until their threads have waited: nobody can be ordered behind that yet."""
+        shadow = access.shadow
+        if shadow.copies is None:
+            shadow.copies = Table(shadow.writes.rows, 1, self.numbers)
+        shadow.copies.used = True
+        shadow.copies.entries[access.rows, 0] = access.who.lane.astype(np.uint64) | LATEST
+        shadow.copies.by[access.rows, 0] = self.number(access.instruction)
+        self._readings.append(access)
+
+    def issued(self) -> list[Access]:
+        """What the copies that have just been issued read."""
+        readings, self._readings = self._readings, []
+        return readings
+
+    def copied(self, lanes: Lanes, readings: list[Access]) -> None:
+        """The lanes have waited for copies that read these: a read at this moment."""
+        for reading in readings:
+            mine = np.isin(reading.who.lane, lanes.index + self.first)
+            rows, lane = reading.rows[mine], reading.who.lane[mine]
+            assert reading.shadow.copies is not None
+            reading.shadow.copies.entries[rows] = 0
+            columns = None if reading.columns is None else reading.columns[mine]
+            self.note(
+                replace(reading, lanes=lanes, rows=rows, columns=columns, who=Who(lane, lane, lane, lane)), reading.shadow.reads
+            )
+
+    def landed(self, lanes: Lanes, size: int, elements: Array) -> None:
+        """The lanes have waited for their copies into `elements` of `size` bytes: a write at this moment."""
+        count = max(1, size >> self.shared_shift)
+        rows = elements.astype(np.int64) * count
+        who = self.who(lanes, count)
+        if count > 1:
+            rows = rows[who.position] + np.tile(np.arange(count), lanes.n)
+        self.shared.writes.entries.reshape(-1)[rows] = self.values(who, ONE)
+
+    def issue_ordered(self, lanes: Lanes, size: int, elements: Array) -> Array:
+        """Whether each lane is behind the issue of the copy that is in flight to its element."""
+        count = max(1, size >> self.shared_shift)
+        rows = elements.astype(np.int64) * count
+        entries = self.shared.writes.entries.reshape(-1)
+        race = np.zeros(lanes.n, np.bool_)
+        for k in range(count):
+            race |= self.unordered(lanes.index + self.first, entries[rows + k], False)
+        return ~race
+
+    # -- findings -----------------------------------------------------------------------------------------------------
+
+    def report(self, access: Access, where: Array, entries: Array, by: Array, verbs: tuple[str, str]) -> None:
+        """One finding for each pair of instructions, at the later one in the code; `verbs`: what each did."""
+        lanes, segment, i = access.lanes, access.segment, access.instruction
+        for number in np.unique(by).tolist():
+            at = int(np.flatnonzero(by == number)[0])
+            position, first = int(access.who.position[where[at]]), int(entries[at])
+            theirs = self.instructions[number]
+            place = lanes.place(position)
+            block, thread = divmod(first & LANE, self.wave.lanes_per_block)
+            their_place = (block, thread // WARP, thread % WARP)
+            address = int(access.addresses[position])
+            name = f"{segment.name!r}" if segment is not None else "shared memory"
+            offset = address - segment.start if segment is not None else address
+            sides = [(i.line, verbs[0], i, place), (theirs.line, verbs[1], theirs, their_place)]
+            sides.sort(key=lambda side: -side[0])
+            (_, did, at_fault, main), (_, had, second, rest) = sides
+            crowd = ("", " and other lanes", " and other warps", " and other blocks")[first >> 30 & 3]
+            message = (
+                f"{did} at offset {offset:#x} of {name} and {had} at {source(second)} "
+                f"by block {rest[0]}, warp {rest[1]}, lane {rest[2]}{crowd} are not ordered"
+            )
+            self.findings.record(
+                "race",
+                message,
+                at_fault,
+                main,
+                ("race", *sorted((i.line, theirs.line)), segment.name if segment else None),
+                count=int(np.count_nonzero(by == number)),
+                address=address,
+                tensor=segment.name if segment is not None else None,
+            )

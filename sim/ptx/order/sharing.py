@@ -1,0 +1,52 @@
+"""What threads of a kernel may share, as its code says: widths of access, atomics, which tensors are written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..state.segments import Place, meets
+from ..text.syntax import Instruction
+
+STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"})
+"""Modifiers of loads and stores that, like atomics, do not race with each other."""
+
+
+def is_phase(i: Instruction) -> bool:
+    """Instructions on an mbarrier object, whose orders `order.heard` keeps."""
+    return i.opcode == "mbarrier" or (i.opcode == "cp" and "mbarrier" in i.mods)
+
+
+def is_strong(i: Instruction) -> bool:
+    """Atomics, and loads and stores that other threads may make at the same time."""
+    if is_phase(i):
+        return "init" not in i.mods
+    return i.opcode in ("atom", "red") or (i.opcode in ("ld", "st") and bool(STRONG & set(i.mods)))
+
+
+WIDEST = 16
+"""Bytes of the widest granule: an access of more has several."""
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Facts about a kernel that the race detector works from.
+
+    `shared_granule`: the smallest width of an access; `global_granules` by the place of the pointer that it may have come
+    from, under "*" that of accesses to anywhere. `atomics`: there are atomics or strong loads and stores; `releases`: and fences
+    or releases. `written`: places of the pointers that stores may have come from, None where that cannot be told.
+    """
+
+    shared_granule: int
+    global_granules: dict[Place, int]
+    atomics: bool
+    releases: bool
+    written: frozenset[Place] | None
+
+    def global_granule(self, places: list[Place]) -> int:
+        """The smallest width of an access to memory that the pointers at these places point to."""
+        widths = (width for found, width in self.global_granules.items() if any(meets(found, place) for place in places))
+        return min([WIDEST, self.global_granules.get("*", WIDEST), *widths])
+
+    def writes(self, place: Place) -> bool:
+        """Whether a store may go where the pointer at this place points to."""
+        return self.written is None or any(meets(found, place) for found in self.written)

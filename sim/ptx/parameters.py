@@ -1,0 +1,257 @@
+"""What a launch is given, as the bytes of the kernel's parameters and the arrays that their pointers point to.
+
+A parameter is a value or a structure of values. A structure is a mapping from field names to values, laid out as C does: each
+field at the next multiple of its alignment, the whole padded to a multiple of the largest. Or it is a NumPy structured scalar,
+which brings its own offsets, and whose fields of objects are pointers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cupyflash.words import plural
+
+from .state.segments import Field, Place
+from .text.syntax import Variable
+from .text.types import Array
+
+POINTER_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An array that a parameter points to.
+
+    `name` is that of all counts and findings, `path` leads to it from its parameter ("p.x[2]"). `place` is the parameter or its
+    field, `at` the pointer's offset in the bytes of all parameters.
+    """
+
+    name: str
+    path: str
+    array: Array
+    place: Place
+    at: int
+
+
+@dataclass
+class Bound:
+    """Parameters with their arguments: `data` are the bytes of all, without the pointers; `offsets` by parameter."""
+
+    data: bytearray = field(default_factory=bytearray)
+    offsets: dict[str, int] = field(default_factory=dict)
+    tensors: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A pointer to an array at an offset of its piece; `own` is the field's name, `path` that with all around it."""
+
+    offset: int
+    own: str
+    path: str
+    array: Array
+
+
+@dataclass
+class Piece:
+    """The bytes of a value with their alignment, the pointers in them, and (path, offset) of each value that has no parts."""
+
+    data: bytearray
+    align: int
+    pointers: list[Pointer] = field(default_factory=list)
+    leaves: list[tuple[str, int]] = field(default_factory=list)
+
+    def add(self, part: Piece, at: int) -> None:
+        """Put a part at an offset, behind what is there or in a gap of it."""
+        self.data += bytes(max(0, at + len(part.data) - len(self.data)))
+        self.data[at : at + len(part.data)] = part.data
+        self.pointers += [Pointer(at + p.offset, p.own, p.path, p.array) for p in part.pointers]
+        self.leaves += [(path, at + offset) for path, offset in part.leaves]
+
+    def append(self, part: Piece) -> None:
+        """Put a part behind all others, at the next multiple of its alignment."""
+        self.align = max(self.align, part.align)
+        self.add(part, aligned(len(self.data), part.align))
+
+    def pad(self, align: int) -> None:
+        self.data += bytes(-len(self.data) % align)
+
+
+def aligned(offset: int, align: int) -> int:
+    return -(-offset // align) * align
+
+
+def bind(kernel: str, params: Sequence[Variable], args: Mapping[str, Any] | Sequence[Any], taken: Collection[str]) -> Bound:
+    """The arguments of a launch in the order of the kernel's parameters; `taken` are names that no field may have alone.
+
+    A tensor in a structure has its field's name where no other tensor of the launch has it, else its path. Raises TypeError for
+    values that do not fit the parameters, and where two tensors would have one name.
+    """
+    names, values = name_arguments(kernel, params, args)
+    bound = Bound()
+    found: list[tuple[Pointer, Variable, int]] = []
+    for name, value, param in zip(names, values, params, strict=True):
+        bound.data += bytes(-len(bound.data) % param.align)
+        at = bound.offsets[param.name] = len(bound.data)
+        piece = argument(kernel, name, value, param)
+        bound.data += piece.data
+        found += [(pointer, param, at) for pointer in piece.pointers]
+    owners = dict.fromkeys(taken, 1)
+    for pointer, _, _ in found:
+        owners[pointer.own] = owners.get(pointer.own, 0) + 1
+    for pointer, param, at in found:
+        name = pointer.own if owners[pointer.own] == 1 else pointer.path
+        if any(tensor.name == name for tensor in bound.tensors):
+            raise TypeError(f"{kernel}: two tensors would be named {name!r}; give the arguments other names")
+        place = Field(param.name, pointer.offset) if param.is_array else param.name
+        bound.tensors.append(Tensor(name, pointer.path, pointer.array, place, at + pointer.offset))
+    return bound
+
+
+def name_arguments(kernel: str, params: Sequence[Variable], args: Mapping[str, Any] | Sequence[Any]) -> tuple[list[str], list[Any]]:
+    if isinstance(args, Mapping):
+        names, values = list(args), list(args.values())
+    else:
+        values = list(args)
+        names = [f"arg{n}" for n in range(len(values))]
+    if len(values) != len(params):
+        raise TypeError(f"{kernel} takes {plural(len(params), 'argument')}, got {len(values)}: {', '.join(names)}")
+    return names, values
+
+
+def argument(kernel: str, name: str, value: Any, param: Variable) -> Piece:
+    """One argument, as many bytes as its parameter has."""
+    value = unwrapped(value)
+    if isinstance(value, np.ndarray):
+        if param.size != POINTER_BYTES or param.type.kind == "f":
+            raise TypeError(f"{kernel}: argument {name!r} is an array, parameter {param.name} is no pointer")
+        return leaf(f"{kernel}: argument", name, name, value)
+    if not isinstance(value, Mapping) and not (isinstance(value, np.void) and value.dtype.hasobject):
+        return Piece(bytearray(pack_scalar(kernel, name, value, param)), param.align)
+    piece = structure(f"{kernel}: argument", name, value)
+    if isinstance(value, Mapping) and aligned(len(piece.data), param.align) == param.size:
+        piece.pad(param.align)  # the structure is declared to be aligned to more than its fields are
+    if len(piece.data) != param.size:
+        layout = ", ".join(f"{path} at {offset}" for path, offset in piece.leaves)
+        raise TypeError(
+            f"{kernel}: argument {name!r} has {plural(len(piece.data), 'byte')}, parameter {param.name} has {param.size}: "
+            f"{layout}; a layout that is not C's is given as a NumPy structured scalar"
+        )
+    return piece
+
+
+def arrays_by_name(args: Mapping[str, Any]) -> dict[str, Array]:
+    """The arrays among arguments and in their structures, by path and also by their own names, where only one has it."""
+    pointers: list[Pointer] = []
+    for name, value in args.items():
+        value = unwrapped(value)
+        if isinstance(value, (np.ndarray, Mapping)) or (isinstance(value, np.void) and value.dtype.hasobject):
+            pointers += member("argument", name, name, value).pointers
+    many = Counter(pointer.own for pointer in pointers)
+    short = {pointer.own: pointer.array for pointer in pointers if many[pointer.own] == 1}
+    return {pointer.path: pointer.array for pointer in pointers} | short
+
+
+def unwrapped(value: Any) -> Any:
+    """One structure in an array of no dimensions is a value; an array of structures is a tensor."""
+    return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.names is not None else value
+
+
+def structure(where: str, path: str, value: Mapping[str, Any] | np.void) -> Piece:
+    """A structure: in C's layout, or at a structured type's own offsets."""
+    piece = Piece(bytearray(), 1)
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            if not isinstance(name, str):
+                raise TypeError(f"{where} {path!r}: the names of fields are text, got {name!r}")
+            piece.append(member(where, f"{path}.{name}", name, part))
+        piece.pad(piece.align)
+        return piece
+    for name in value.dtype.names or ():
+        part, kind = value[name], value.dtype[name]
+        several = kind.subdtype is not None
+        if kind.base == np.dtype(object):
+            for one in part.flat if several else [part]:
+                if one is not None and not isinstance(one, np.ndarray):
+                    raise TypeError(f"{where} '{path}.{name}': a field of objects is a pointer, an array or None, got {one!r}")
+        part = unrolled(part) if several else part
+        assert value.dtype.fields is not None
+        piece.add(member(where, f"{path}.{name}", name, part), value.dtype.fields[name][1])
+    piece.data += bytes(value.dtype.itemsize - len(piece.data))
+    piece.align = value.dtype.alignment
+    return piece
+
+
+def unrolled(array: Array, index: tuple[int, ...] = ()) -> Any:
+    """An array's elements in nested lists, those that are arrays as they are."""
+    if len(index) == array.ndim:
+        return array[index]
+    return [unrolled(array, (*index, k)) for k in range(array.shape[len(index)])]
+
+
+def member(where: str, path: str, own: str, value: Any) -> Piece:
+    """One field, or one element of a field that is an array."""
+    value = unwrapped(value)
+    if isinstance(value, Mapping) or (isinstance(value, np.void) and value.dtype.names is not None):
+        return structure(where, path, value)
+    if isinstance(value, (list, tuple)):
+        parts = [member(where, f"{path}[{k}]", f"{own}[{k}]", part) for k, part in enumerate(value)]
+        if len({(len(part.data), part.align) for part in parts}) > 1:
+            sizes = [len(part.data) for part in parts]
+            raise TypeError(f"{where} {path!r}: the elements of an array are of one type, got {sizes} bytes")
+        piece = Piece(bytearray(), 1)
+        for part in parts:
+            piece.append(part)
+        return piece
+    return leaf(where, path, own, value)
+
+
+def leaf(where: str, path: str, own: str, value: Any) -> Piece:
+    """A pointer or a number."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise TypeError(f"{where} {path!r}: an array of objects cannot be a tensor")
+        return Piece(bytearray(POINTER_BYTES), POINTER_BYTES, [Pointer(0, own, path, value)], [(path, 0)])
+    if value is None:
+        return Piece(bytearray(POINTER_BYTES), POINTER_BYTES, leaves=[(path, 0)])
+    if isinstance(value, (bytes, bytearray)) and not isinstance(value, np.generic):
+        return Piece(bytearray(value), 1, leaves=[(path, 0)])
+    if isinstance(value, np.generic) and value.dtype.kind not in "OUMm":
+        return Piece(bytearray(value.tobytes()), value.dtype.alignment, leaves=[(path, 0)])
+    if isinstance(value, (bool, int, float)):
+        kind = "bool_" if isinstance(value, bool) else "int32" if isinstance(value, int) else "float32"
+        raise TypeError(f"{where} {path!r}: the type of {value!r} in the structure is not known; pass np.{kind}({value!r}), say")
+    raise TypeError(f"{where} {path!r}: cannot pass {type(value).__name__} {value!r}")
+
+
+def pack_scalar(kernel: str, name: str, value: Any, param: Variable) -> bytes:
+    """The bytes of a by-value argument."""
+    where = f"{kernel}: argument {name!r} for parameter {param.name} (.{param.type.name}, {plural(param.size, 'byte')})"
+    if value is None:
+        if param.size != 8 or param.type.kind == "f":
+            raise TypeError(f"{where}: None is a null pointer, and this is no pointer")
+        return bytes(8)
+    if isinstance(value, (bytes, bytearray, np.void)) or (param.is_array and isinstance(value, np.generic)):
+        data = value.tobytes() if isinstance(value, np.generic) else bytes(value)
+        if len(data) != param.size:
+            raise TypeError(f"{where}: got {plural(len(data), 'byte')}")
+        return data
+    if param.is_array:
+        raise TypeError(f"{where}: a structure is given as bytes or as a NumPy structured scalar, got {value!r}")
+    if isinstance(value, (bool, int, np.bool_, np.integer)):
+        if param.type.kind == "f":
+            return np.array(float(value), param.type.dtype).tobytes()
+        number = int(value)
+        if not -(1 << (8 * param.size - 1)) <= number < 1 << (8 * param.size):
+            raise TypeError(f"{where}: {number} does not fit")
+        return (number & ((1 << (8 * param.size)) - 1)).to_bytes(param.size, "little")
+    if isinstance(value, (float, np.floating)):
+        if param.type.kind not in "fb":
+            raise TypeError(f"{where}: got the floating-point number {value!r}")
+        return np.array(float(value), f"f{param.size}").tobytes()
+    raise TypeError(f"{where}: cannot pass {type(value).__name__} {value!r}")

@@ -1,0 +1,270 @@
+"""Counts of one launch, for the kernel and for each line of its CUDA source: bytes and requests by tensor, bank
+conflicts, instructions by opcode and class, active lanes, work of the tensor cores.
+
+While a kernel runs, everything is recorded for each instruction (`Tally`); lines and totals are sums made at the end, so
+that they always agree. All counts are of PTX instructions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from ..state.lanes import Lanes
+from ..state.patterns import SECTOR, distinct
+from ..state.segments import Segment
+from ..text.syntax import Instruction, Line
+from ..text.types import Array
+from .classes import instruction_class
+
+
+@dataclass
+class Traffic:
+    """Traffic of one tensor in global memory.
+
+    `*_bytes` are lane-requested bytes: the sum over active lanes of the access width. `unique_*_bytes` count a byte
+    once for each warp request; `*_sectors` are the distinct 32-byte sectors of each warp request; `*_requests` are
+    warp-level memory instructions with at least one active lane. Atomics count as a read and a write.
+    """
+
+    read_bytes: int = 0
+    write_bytes: int = 0
+    read_requests: int = 0
+    write_requests: int = 0
+    read_sectors: int = 0
+    write_sectors: int = 0
+    unique_read_bytes: int = 0
+    unique_write_bytes: int = 0
+
+    @property
+    def requested_bytes(self) -> int:
+        return self.read_bytes + self.write_bytes
+
+    @property
+    def sectors(self) -> int:
+        return self.read_sectors + self.write_sectors
+
+    @property
+    def requests(self) -> int:
+        return self.read_requests + self.write_requests
+
+    @property
+    def coalescing(self) -> float | None:
+        """Requested bytes / bytes of their sectors. Above 1 where lanes share bytes; None without traffic."""
+        return self.requested_bytes / (SECTOR * self.sectors) if self.sectors else None
+
+    def sides(self) -> dict[str, Traffic]:
+        """Reads ("read") and writes ("write") apart."""
+        numbers = vars(self)
+        return {
+            side: Traffic(**{name: count for name, count in numbers.items() if side in name.split("_")})
+            for side in ("read", "write")
+        }
+
+    def add(self, other: Traffic) -> None:
+        _add_fields(self, other)
+
+    def count(self, lanes: Lanes, addresses: Array, size: int | Array, write: bool) -> None:
+        """Count one access of `size` bytes a lane at aligned virtual `addresses` (uint64, one a lane).
+
+        `size` is an array where lanes differ (cp.async with a source size); then each address has one size.
+        """
+        if isinstance(size, int):
+            requested = lanes.n * size
+            first, pattern = lanes.pattern(addresses, size)
+            unique, sectors = pattern.unique_bytes, pattern.sectors(first)
+        else:
+            requested = int(size.sum())
+            place = (lanes.warp << 48) + addresses.view(np.int64) - int(addresses[0])
+            unique = int(size[np.unique(place, return_index=True)[1]].sum())
+            sectors = distinct(place + (int(addresses[0]) & (SECTOR - 1)) >> 5)
+        if write:
+            self.write_bytes += requested
+            self.write_requests += lanes.warps
+            self.write_sectors += sectors
+            self.unique_write_bytes += unique
+        else:
+            self.read_bytes += requested
+            self.read_requests += lanes.warps
+            self.read_sectors += sectors
+            self.unique_read_bytes += unique
+
+
+def _add_fields(to: object, other: object) -> None:
+    """Add the numbers of one dataclass of numbers to those of another."""
+    mine = vars(to)
+    for name, value in vars(other).items():
+        mine[name] += value
+
+
+@dataclass
+class SharedCounts:
+    """Shared memory: warp-level requests, lane-requested bytes, and wavefronts.
+
+    A wavefront is one pass over the 32 banks of 4 bytes; lanes that read the same word share it. `ideal_wavefronts`
+    is what the same bytes would take without bank conflicts.
+    """
+
+    requests: int = 0
+    bytes: int = 0
+    wavefronts: int = 0
+    ideal_wavefronts: int = 0
+
+    @property
+    def conflicts(self) -> int:
+        """Bank conflicts: wavefronts beyond the ideal."""
+        return self.wavefronts - self.ideal_wavefronts
+
+    def add(self, other: SharedCounts) -> None:
+        _add_fields(self, other)
+
+
+Addable = TypeVar("Addable", Traffic, SharedCounts)
+
+
+def total(kind: type[Addable], parts: Iterable[Addable]) -> Addable:
+    """The sum of counts of one kind."""
+    out = kind()
+    for part in parts:
+        out.add(part)
+    return out
+
+
+@dataclass
+class Counts:
+    """What some instructions did: those of a line, or of a whole kernel.
+
+    `instructions` are warp instructions (predicated-off ones included), by opcode in `by_opcode`, by class (`report.classes`) in
+    `by_class`. `thread_instructions` are those of the single active lanes, `predicated_off` as many of them as their
+    predicate switched off (a conditional branch that is not taken counts as switched off). `divergent_branches` counts the
+    warps whose active lanes went different ways at a branch, once for each way beyond the first. `mma_flops` is 2 m n k for
+    each warp-level mma. `traffic` is that of each tensor. `shared` maps (kind, bytes a lane) to counts; the kinds are "ld",
+    "st", "atom", "ldmatrix", "stmatrix", "cp.async", "cp.async.bulk" (one lane copies all). `inlined_at`: the kernel's lines
+    that call the inlined functions in which the code stands.
+    """
+
+    instructions: int = 0
+    thread_instructions: int = 0
+    predicated_off: int = 0
+    divergent_branches: int = 0
+    mma_flops: int = 0
+    by_opcode: dict[str, int] = field(default_factory=dict)
+    by_class: dict[str, int] = field(default_factory=dict)
+    traffic: dict[str, Traffic] = field(default_factory=dict)
+    shared: dict[tuple[str, int], SharedCounts] = field(default_factory=dict)
+    inlined_at: set[Line] = field(default_factory=set)
+
+    def add(self, other: Counts, times: int = 1) -> None:
+        """Add the counts of other instructions, those that every warp has in common `times` over."""
+        self.instructions += other.instructions * times
+        self.mma_flops += other.mma_flops * times
+        for mine, theirs in ((self.by_opcode, other.by_opcode), (self.by_class, other.by_class)):
+            for name, count in theirs.items():
+                mine[name] = mine.get(name, 0) + count * times
+        self.inlined_at |= other.inlined_at
+        self.thread_instructions += other.thread_instructions
+        self.predicated_off += other.predicated_off
+        self.divergent_branches += other.divergent_branches
+        for tensor, moved in other.traffic.items():
+            self.traffic.setdefault(tensor, Traffic()).add(moved)
+        for access, passed in other.shared.items():
+            self.shared.setdefault(access, SharedCounts()).add(passed)
+
+    @property
+    def active_lanes(self) -> float:
+        """Mean number of active lanes of an instruction, of 32; less where warps diverge or are not whole."""
+        return self.thread_instructions / self.instructions if self.instructions else 0.0
+
+    @property
+    def global_memory(self) -> Traffic:
+        """Traffic of all tensors together."""
+        return total(Traffic, self.traffic.values())
+
+    @property
+    def shared_memory(self) -> SharedCounts:
+        """Shared memory of all kinds and widths together."""
+        return total(SharedCounts, self.shared.values())
+
+    def shared_kind(self, kind: str) -> SharedCounts:
+        """Shared memory of one kind, all widths."""
+        return total(SharedCounts, (counts for (name, _), counts in self.shared.items() if name == kind))
+
+
+@dataclass
+class Counters(Counts):
+    """Counts of a launch: the whole kernel's, and `lines` with those of each line, which sum to them.
+
+    `barriers` counts completed block barriers, `waves` how many groups of blocks ran one after the other.
+    """
+
+    lines: dict[Line, Counts] = field(default_factory=dict)
+    barriers: int = 0
+    waves: int = 0
+
+    def join(self, other: Counters) -> None:
+        """Add the counts of another launch."""
+        self.add(other)
+        for line, counts in other.lines.items():
+            self.lines.setdefault(line, Counts()).add(counts)
+        self.barriers += other.barriers
+        self.waves += other.waves
+
+
+Mix = tuple[tuple[Line, Counts], ...]
+"""What one warp executes in a stretch of code, by line."""
+
+
+@dataclass
+class Tally:
+    """The growing counts of a running launch, by instruction."""
+
+    traffic: defaultdict[tuple[Instruction, Segment], Traffic] = field(default_factory=lambda: defaultdict(Traffic))
+    shared: defaultdict[tuple[Instruction, str, int], SharedCounts] = field(default_factory=lambda: defaultdict(SharedCounts))
+    predicated_off: defaultdict[Instruction, int] = field(default_factory=lambda: defaultdict(int))
+    divergent: defaultdict[Instruction, int] = field(default_factory=lambda: defaultdict(int))
+    barriers: int = 0
+    waves: int = 0
+
+    def fold(self, executed: Iterable[tuple[Mix, int, int]]) -> Counters:
+        """The counts by line and in all; `executed` are stretches of code, with the warps and the threads that ran each."""
+        lines: defaultdict[Line, Counts] = defaultdict(Counts)
+        for mix, warps, threads in executed:
+            for line, counts in mix:
+                lines[line].add(counts, warps)
+                lines[line].thread_instructions += threads * counts.instructions
+        for instruction, off in self.predicated_off.items():
+            lines[instruction.place].predicated_off += off
+        for instruction, ways in self.divergent.items():
+            lines[instruction.place].divergent_branches += ways
+        for (instruction, segment), moved in self.traffic.items():
+            if segment.space != "param":
+                lines[instruction.place].traffic.setdefault(segment.name, Traffic()).add(moved)
+        for (instruction, kind, size), passed in self.shared.items():
+            lines[instruction.place].shared.setdefault((kind, size), SharedCounts()).add(passed)
+        out = Counters(lines=dict(sorted(lines.items())), barriers=self.barriers, waves=self.waves)
+        for counts in out.lines.values():
+            out.add(counts)
+        for each in (out, *out.lines.values()):
+            each.by_opcode, each.by_class = most_first(each.by_opcode), most_first(each.by_class)
+        return out
+
+
+def mix_of(instructions: Iterable[tuple[Instruction, int]]) -> Mix:
+    """What (instruction, FLOPs of the tensor cores) executed once by one warp add to each line, less what lanes decide."""
+    lines: defaultdict[Line, Counts] = defaultdict(Counts)
+    for instruction, flops in instructions:
+        counts = lines[instruction.place]
+        counts.instructions += 1
+        counts.mma_flops += flops
+        for table, name in ((counts.by_opcode, instruction.opcode), (counts.by_class, instruction_class(instruction))):
+            table[name] = table.get(name, 0) + 1
+        counts.inlined_at.update(instruction.inlined_at[-1:])
+    return tuple(lines.items())
+
+
+def most_first(counts: dict[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

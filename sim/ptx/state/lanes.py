@@ -1,0 +1,171 @@
+"""Sets of lanes: which threads of a wave run an instruction together."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from ..text.types import Array
+from .patterns import Pattern, Patterns
+
+WARP = 32
+
+INTERNED_LANES = 1 << 20
+"""How many lanes the remembered sets of a wave may have together: each holds some ten arrays."""
+
+
+class Wave:
+    """The blocks that are resident together, and who of their threads still lives.
+
+    Lane `l` of the wave is thread `l % lanes_per_block` of its block `l // lanes_per_block`; a block has whole warps,
+    of which the last may have lanes without a thread (never alive).
+    """
+
+    def __init__(self, first_block: int, blocks: int, threads: int, shared_stride: int, local_stride: int):
+        self.first_block = first_block
+        self.blocks = blocks
+        self.threads = threads
+        self.warps_per_block = -(-threads // WARP)
+        self.lanes_per_block = self.warps_per_block * WARP
+        self.size = blocks * self.lanes_per_block
+        self.shared_stride = shared_stride
+        self.local_stride = local_stride
+        self.alive = np.tile(np.arange(self.lanes_per_block) < threads, blocks)
+        self.alive_by_warp = self.alive.reshape(-1, WARP).sum(axis=1)
+        self.alive_by_block = np.full(blocks, threads)
+        self.exits = 0
+        self.patterns = Patterns()
+        self._interned: dict[bytes, Lanes] = {}
+        self._interned_lanes = 0
+
+    def lanes(self, index: Array) -> Lanes:
+        """The set of the sorted lane numbers `index`; equal sets are the same object while the cache holds them."""
+        key = index.tobytes()
+        found = self._interned.get(key)
+        if found is None:
+            self._interned_lanes += len(index)
+            if self._interned_lanes > INTERNED_LANES:
+                self._interned.clear()
+                self._interned_lanes = len(index)
+            found = self._interned[key] = Lanes(self, index)
+        return found
+
+    def exit(self, lanes: Lanes) -> None:
+        """The threads of `lanes` are done."""
+        self.alive[lanes.index] = False
+        self.alive_by_warp = self.alive.reshape(-1, WARP).sum(axis=1)
+        self.alive_by_block = self.alive.reshape(self.blocks, -1).sum(axis=1)
+        self.exits += 1
+
+    def release(self) -> None:
+        """Forget the sets of lanes: they refer to the wave, and would live until the next garbage collection."""
+        self._interned.clear()
+        self.patterns = Patterns()
+
+
+class Lanes:
+    """A non-empty sorted set of lanes of a wave, with what instructions need to know about it (computed when asked)."""
+
+    def __init__(self, wave: Wave, index: Array):
+        self.wave = wave
+        self.index = index
+        self.n = len(index)
+        self.full = self.n == wave.size
+        first, last = int(index[0]), int(index[-1])
+        self.slice = slice(first, last + 1) if last - first + 1 == self.n else None
+        self._bases: dict[int, Array] = {}
+        self._local_bases: dict[int, Array] = {}
+        self.repeated: dict[int, object] = {}
+        """What the race detector remembers of the set."""
+        self._converged = (-1, False)
+
+    def subset(self, positions: Array) -> Lanes:
+        """The lanes at `positions` (sorted) of this set."""
+        return self.wave.lanes(self.index[positions])
+
+    @cached_property
+    def warp(self) -> Array:
+        """Warp within the wave, of each lane."""
+        return self.index >> 5
+
+    @cached_property
+    def lane(self) -> Array:
+        """Lane within the warp, of each lane."""
+        return self.index & 31
+
+    @cached_property
+    def block(self) -> Array:
+        """Block within the wave, of each lane."""
+        return self.index // self.wave.lanes_per_block
+
+    @cached_property
+    def warp_ids(self) -> Array:
+        """The warps of which at least one lane is in the set."""
+        return np.unique(self.warp)
+
+    @cached_property
+    def block_ids(self) -> Array:
+        return np.unique(self.block)
+
+    @cached_property
+    def warps(self) -> int:
+        return len(self.warp_ids)
+
+    @cached_property
+    def whole_warps(self) -> bool:
+        """All 32 lanes of each warp are in the set: arrays over the lanes reshape to (warps, 32)."""
+        return self.n == WARP * self.warps
+
+    @property
+    def converged(self) -> bool:
+        """All living lanes of each warp in the set are in the set."""
+        if self.whole_warps:
+            return True
+        if self._converged[0] != self.wave.exits:
+            self._converged = (self.wave.exits, int(self.wave.alive_by_warp[self.warp_ids].sum()) == self.n)
+        return self._converged[1]
+
+    @property
+    def whole_blocks(self) -> bool:
+        """All living lanes of each block in the set are in the set."""
+        return self.full or int(self.wave.alive_by_block[self.block_ids].sum()) == self.n
+
+    def pattern(self, addresses: Array, size: int) -> tuple[int, Pattern]:
+        """(first address, pattern) of accesses of `size` bytes by these lanes."""
+        return self.wave.patterns.of(self, addresses, size)
+
+    def shared_base(self, shift: int) -> Array:
+        """Index of each lane's shared memory in an array of elements of 1 << shift bytes (uint32)."""
+        base = self._bases.get(shift)
+        if base is None:
+            base = self._bases[shift] = (self.block * (self.wave.shared_stride >> shift)).astype(np.uint32)
+        return base
+
+    def phase(self, columns: int) -> Array:
+        """Lanes go through shared memory `columns` at a time: the first lane (of the wave) of each one's turn."""
+        return self.index & -columns
+
+    def local_base(self, shift: int) -> Array:
+        """Index of each lane's local memory in an array of elements of 1 << shift bytes."""
+        base = self._local_bases.get(shift)
+        if base is None:
+            base = self._local_bases[shift] = self.index * (self.wave.local_stride >> shift)
+        return base
+
+    def bits(self) -> Array:
+        """For each warp of the wave: a uint32 with the bits of its lanes that are in the set."""
+        member = np.zeros(self.wave.size, np.bool_)
+        member[self.index] = True
+        return warp_bits(member)
+
+    def place(self, position: int) -> tuple[int, int, int]:
+        """(linear block index in the grid, warp in the block, lane in the warp) of one lane."""
+        lane = int(self.index[position])
+        block, thread = divmod(lane, self.wave.lanes_per_block)
+        return self.wave.first_block + block, thread // WARP, thread % WARP
+
+
+def warp_bits(member: Array) -> Array:
+    """Booleans over whole warps to one uint32 a warp, bit i for lane i."""
+    return np.packbits(member.reshape(-1, WARP), axis=1, bitorder="little").view(np.uint32).reshape(-1)

@@ -1,0 +1,125 @@
+"""The tensors of a launch: named ranges of memory at virtual addresses, and where the pointers to them come from.
+
+Tensor number i owns the window of 2**40 bytes from (i + 1) << 40 and lies in the middle of it. So a stray access is charged to the
+tensor whose pointer it came from, and two arguments that are views of the same memory stay apart in every count although they
+share their bytes.
+
+A NumPy allocation starts at an aligned address, as one on a device does, and a view of it keeps its offset: sector
+counts and misalignment are those of the view, and do not change with where the host put the bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+
+from ..text.types import ELEMENT, Array
+
+WINDOW_BITS = 40
+ALIGNMENT = 4096
+
+WRITTEN, UNWRITTEN, IN_FLIGHT = 0, 1, 2
+"""State of a byte of shared memory, and of a tensor whose contents nobody wrote. 0 is the state of the bytes between a tensor's
+elements: fresh memory is zero without being touched, and they may be many."""
+
+
+class Field(NamedTuple):
+    """A pointer, or some of its bytes, at a byte offset of a parameter that is a structure."""
+
+    parameter: str
+    offset: int
+    width: int = 8
+
+
+Place = str | Field
+"""Where a pointer comes from: a parameter, the address of a variable, or a field. Of a structure, its name is any of its fields."""
+
+
+def meets(found: Place, place: Place) -> bool:
+    """Whether what was loaded from `found` may be (part of) the pointer at `place`."""
+    if isinstance(found, Field) and isinstance(place, Field):
+        return found.parameter == place.parameter and -found.width < found.offset - place.offset < place.width
+    return found == place or (isinstance(place, Field) and found == place.parameter)
+
+
+class Segment:
+    """A named range of global (or constant, or parameter) memory that shows the bytes of a NumPy array."""
+
+    def __init__(self, name: str, number: int, array: Array, space: str = "global"):
+        low, high = byte_bounds(array)
+        root = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        origin = byte_bounds(root)[0]
+        # Memory that NumPy did not allocate (a mapped file, another library's buffer) keeps its real alignment.
+        place = low - origin if root.flags.owndata and origin % 16 == 0 else low
+        self.name = name
+        self.place: Place = name
+        """The parameter, the field of one, or the variable that points here."""
+        self.space = space
+        self.array = array
+        self.size = high - low if array.size else 0
+        self.start = ((number + 1) << WINDOW_BITS) + (1 << (WINDOW_BITS - 1)) + place % ALIGNMENT
+        self.writable = array.flags.writeable
+        self.address = low
+        base = array.__array_interface__["data"][0]
+        self.pointer = self.start + (base - low)
+        self.state: Array | None = None
+        """UNWRITTEN or WRITTEN for each byte from `start`; None: the launch was given the contents."""
+        self._windows: dict[int, tuple[Array, Array, Array]] = {}
+        self._states: dict[int, Array] = {}
+
+    def window(self, size: int) -> tuple[Array, Array, Array]:
+        """(elements of `size` bytes, virtual address of the first aligned one, largest offset of one) as arrays."""
+        found = self._windows.get(size)
+        if found is None:
+            first = -(-self.start // size) * size
+            count = max(0, (self.start + self.size - first) // size)
+            raw = (ctypes.c_ubyte * (count * size)).from_address(self.address + first - self.start)
+            view = np.frombuffer(memoryview(raw), ELEMENT[size]) if count else np.empty(0, ELEMENT[size])
+            found = (view, np.array(first, np.uint64), np.array(max(count - 1, 0) * size, np.uint64))
+            self._windows[size] = found
+        return found
+
+    def states(self, size: int) -> Array:
+        """`state` as elements of `size` bytes, the same ones as in `window`."""
+        found = self._states.get(size)
+        if found is None:
+            view, first, _ = self.window(size)
+            assert self.state is not None
+            skipped = int(first) - self.start
+            found = self._states[size] = self.state[skipped : skipped + len(view) * size].view(ELEMENT[size])
+        return found
+
+    def array_states(self) -> Array:
+        """`state` of the array's elements: their bytes are the last axis."""
+        assert self.state is not None
+        own = self.state[self.pointer - self.start :]
+        return np.lib.stride_tricks.as_strided(own, (*self.array.shape, self.array.itemsize), (*self.array.strides, 1))
+
+    def neighbours(self, segments: list[Segment]) -> tuple[list[Segment], int, int]:
+        """Those that share memory with this one, itself included, and the host addresses where they begin and end."""
+        group, low, high = [self], self.address, self.address + self.size
+        for _ in segments:
+            for one in segments:
+                if one not in group and one.size and one.address < high and low < one.address + one.size:
+                    group.append(one)
+                    low, high = min(low, one.address), max(high, one.address + one.size)
+        return group, low, high
+
+
+def mark_unwritten(chosen: list[tuple[Segment, Array | bool]], segments: list[Segment]) -> None:
+    """Nobody wrote the elements of these arrays, or those of their bytes where a mask says so, nor whatever other segments show
+    of the same memory."""
+    for segment, where in chosen:
+        if segment.state is None:
+            group, low, high = segment.neighbours(segments)
+            low -= low % 16  # as aligned as the memory itself
+            together = np.zeros(high - low, np.uint8)  # WRITTEN
+            for one in group:
+                one.state = together[one.address - low : one.address - low + one.size]
+        if segment.array.size:
+            np.copyto(segment.array_states(), UNWRITTEN, where=where)

@@ -1,0 +1,27 @@
+"""Which tests say what of which part of the project: `pytest --room machine` runs those that a change there may break first."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+
+ROOMS: dict[str, tuple[str, ...]] = {
+    # kernels_cu/ and cupyflash/schedules/, forward; then backward
+    "forward": ("execution", "sparse", "varlen", "sinks", "softmax", "magnitudes", "mutants", "mutants_fa2"),
+    "backward": ("backward", "backward_algorithms", "backward_sparse", "mutants_backward"),
+    # sim/ptx/
+    "machine": ("ptx_*", "profile", "mutants_pipeline"),
+    # sim/theory/, sim/machine.py and what a schedule says
+    "theory": ("counts", "schedule", "theorem2", "theorem5", "sweep"),
+    # sim/cli/
+    "commands": ("cli", "demo", "explain", "resources", "verify", "pictures"),
+    # what a user calls: cupyflash/
+    "calls": ("attention", "gradients", "launcher", "prepared", "merge", "problem", "device", "refusals", "stand_in", "torch"),
+    # all else: packaging, documents, benchmarks, examples
+    "project": ("package", "readme", "benchmarks", "timing", "accuracy", "on_gpu", "example", "suites"),
+}
+
+
+def rooms_of(file: str) -> list[str]:
+    """The rooms that a test file's name, test_NAME.py, belongs to."""
+    name = file.removeprefix("test_").removesuffix(".py")
+    return [room for room, names in ROOMS.items() if any(fnmatch(name, pattern) for pattern in names)]
