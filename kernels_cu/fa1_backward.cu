@@ -62,7 +62,8 @@ __device__ __forceinline__ void store_sums(Element* gradient, long long gradient
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-fa1_backward(__grid_constant__ const Params p) {
+fa1_backward(__grid_constant__ const Params given) {
+  const Params p = given;
   extern __shared__ __align__(16) unsigned char sram[];
   float* dK_smem = reinterpret_cast<float*>(sram);                    // (BC x D_PAD), in pieces
   float* dV_smem = dK_smem + BC * D_PAD;                              // (BC x DV_PAD), in pieces

@@ -21,7 +21,8 @@
 constexpr int THREADS = BR / 16 * 32;  // a warp for every 16 rows of a Q block
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-fa1_forward(__grid_constant__ const Params p) {
+fa1_forward(__grid_constant__ const Params given) {
+  const Params p = given;
   extern __shared__ __align__(16) unsigned char sram[];
   Element* K_smem = reinterpret_cast<Element*>(sram);  // (BC x D_ROW)
   Element* V_smem = K_smem + BC * D_ROW;               // (BC x DV_ROW)

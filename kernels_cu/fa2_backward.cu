@@ -58,7 +58,8 @@ struct RowPlace {
 
 // D = rowsum(dO * O) of every row, and dQ_acc = 0
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-fa2_backward_rows(__grid_constant__ const Params p) {
+fa2_backward_rows(__grid_constant__ const Params given) {
+  const Params p = given;
   const RowPlace place(p.total_q, p.heads);
   const int first = threadIdx.x % ROW_LANES * PIECE;
   float sum = 0.f;
@@ -85,7 +86,8 @@ fa2_backward_rows(__grid_constant__ const Params p) {
 
 // dQ = scale dQ_acc
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-fa2_backward_finish(__grid_constant__ const Params p) {
+fa2_backward_finish(__grid_constant__ const Params given) {
+  const Params p = given;
   const RowPlace place(p.total_q, p.heads);
   if (place.row >= p.total_q) return;
   Element* dQ = place.of(p.dQ);
@@ -105,7 +107,8 @@ struct Slot {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-fa2_backward(__grid_constant__ const Params p) {
+fa2_backward(__grid_constant__ const Params given) {
+  const Params p = given;
   extern __shared__ __align__(128) unsigned char sram[];
   Element* K_smem = reinterpret_cast<Element*>(sram);     // (BC x d), at the end dK
   Element* V_smem = K_smem + BC * KeyTile::PAD;           // (BC x d_v), at the end dV

@@ -23,7 +23,8 @@ typedef SwizzledTile<HEAD_DIM> KeyTile;     // of Q, K and dQ
 typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V and dO
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-fa2_backward_queries(__grid_constant__ const Params p) {
+fa2_backward_queries(__grid_constant__ const Params given) {
+  const Params p = given;
   extern __shared__ __align__(128) unsigned char sram[];
   Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x d), at the end dQ
   Element* dO_smem = Q_smem + BR * KeyTile::PAD;       // (BR x d_v)

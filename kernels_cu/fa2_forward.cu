@@ -190,7 +190,8 @@ struct Warp {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-fa2_forward(__grid_constant__ const Params p) {
+fa2_forward(__grid_constant__ const Params given) {
+  const Params p = given;
   extern __shared__ __align__(128) unsigned char sram[];
   Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x d), at the end O (BR x d_v)
   Element* ring = Q_smem + BR * ROW_SIZE;              // STAGES x (BC x d or d_v)

@@ -26,7 +26,8 @@ constexpr float ROUNDED = 1.f / (1 << 21);
 typedef SwizzledTile<HEAD_DIM> KeyTile;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-large_rows(__grid_constant__ const Params p) {
+large_rows(__grid_constant__ const Params given) {
+  const Params p = given;
   extern __shared__ __align__(128) unsigned char sram[];
   Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x d)
   Element* K_smem = Q_smem + BR * KeyTile::PAD;        // (BC x d)

@@ -1,5 +1,7 @@
 // What a kernel is given: one struct, by value. Its fields come from the tile schedule, which fills it (cupyflash/params.py); a pointer
 // is null where a call has no such array, strides are in elements, and 0 along what an array is broadcast.
+// A kernel takes a copy of it first: what is read of the parameter itself has to be read again after each asm statement that may
+// write to memory, and then takes registers.
 // Constants: PARAMS (the fields), PARAMS_AGREE (that they lie where Python has them).
 #pragma once
 #include "element.cuh"

@@ -64,7 +64,8 @@ __device__ __forceinline__ Row row_of_thread(const Params& p) {
 
 // Algorithm 2, safe softmax: three reads and one write of each element
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-softmax_safe(__grid_constant__ const Params p) {
+softmax_safe(__grid_constant__ const Params given) {
+  const Params p = given;
   extern __shared__ float part_smem[];  // (2 x WARPS)
   const Row row = row_of_thread(p);
   const int lane = threadIdx.x % LANES;
@@ -83,7 +84,8 @@ softmax_safe(__grid_constant__ const Params p) {
 
 // Algorithm 3, online normalizer: two reads and one write of each element
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-softmax_online(__grid_constant__ const Params p) {
+softmax_online(__grid_constant__ const Params given) {
+  const Params p = given;
   extern __shared__ Normalizer normalizer_smem[];  // (WARPS)
   const Row row = row_of_thread(p);
   const int lane = threadIdx.x % LANES;

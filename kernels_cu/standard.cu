@@ -14,7 +14,8 @@
 
 // S = scale Q K^T, a BR x BC tile a thread block
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-standard_scores(__grid_constant__ const Params p) {
+standard_scores(__grid_constant__ const Params given) {
+  const Params p = given;
   extern __shared__ __align__(16) unsigned char sram[];
   const Place at(p);
   const int keys = count_keys(p, at.batch, p.Nk, sram);
@@ -27,7 +28,8 @@ standard_scores(__grid_constant__ const Params p) {
 
 // P = softmax(S), a row a warp: one pass over S for m and l, one for P
 extern "C" __global__ void __launch_bounds__(SOFTMAX_WARPS * 32, 1)
-standard_softmax(__grid_constant__ const Params p) {
+standard_softmax(__grid_constant__ const Params given) {
+  const Params p = given;
   const int lane = threadIdx.x % 32;
   const long long row = static_cast<long long>(blockIdx.x) * SOFTMAX_WARPS + threadIdx.x / 32;
   if (row >= p.rows) return;
@@ -58,7 +60,8 @@ standard_softmax(__grid_constant__ const Params p) {
 
 // O = P V, BR rows a thread block
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-standard_values(__grid_constant__ const Params p) {
+standard_values(__grid_constant__ const Params given) {
+  const Params p = given;
   extern __shared__ __align__(16) unsigned char sram[];
   const Band at(p.Nq, BR, p.heads);
   const int keys = count_keys(p, at.batch, p.Nk, sram);  // rows of V behind them are not read: P is 0 there

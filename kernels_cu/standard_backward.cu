@@ -15,7 +15,8 @@
 
 // P = exp(scale Q K^T - L), a BR x BC tile a thread block
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-standard_backward_weights(__grid_constant__ const Params p) {
+standard_backward_weights(__grid_constant__ const Params given) {
+  const Params p = given;
   extern __shared__ __align__(16) unsigned char sram[];
   const Place at(p);
   const int keys = count_keys(p, at.batch, p.Nk, sram);
@@ -41,7 +42,8 @@ standard_backward_weights(__grid_constant__ const Params p) {
 
 // Line 2: dP = dO V^T, a BR x BC tile a thread block
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-standard_backward_weight_gradients(__grid_constant__ const Params p) {
+standard_backward_weight_gradients(__grid_constant__ const Params given) {
+  const Params p = given;
   extern __shared__ __align__(16) unsigned char sram[];
   const Place at(p);
   const int keys = count_keys(p, at.batch, p.Nk, sram);
@@ -50,7 +52,8 @@ standard_backward_weight_gradients(__grid_constant__ const Params p) {
 
 // Line 3: dS = P * (dP - rowsum(P * dP)), a row a warp: one pass over P and dP for the sum, one for dS
 extern "C" __global__ void __launch_bounds__(SOFTMAX_WARPS * 32, 1)
-standard_backward_softmax(__grid_constant__ const Params p) {
+standard_backward_softmax(__grid_constant__ const Params given) {
+  const Params p = given;
   const int lane = threadIdx.x % 32;
   const long long row = static_cast<long long>(blockIdx.x) * SOFTMAX_WARPS + threadIdx.x / 32;
   if (row >= p.rows) return;
@@ -66,7 +69,8 @@ standard_backward_softmax(__grid_constant__ const Params p) {
 
 // Line 4: dQ = scale dS K, BR rows a thread block
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-standard_backward_queries(__grid_constant__ const Params p) {
+standard_backward_queries(__grid_constant__ const Params given) {
+  const Params p = given;
   extern __shared__ __align__(16) unsigned char sram[];
   const Band at(p.Nq, BR, p.heads);
   const int keys = count_keys(p, at.batch, p.Nk, sram);
@@ -92,10 +96,12 @@ __device__ __forceinline__ void transposed_products(const Params& p, const Eleme
   store_product<WIDTH>(out.matrix(at.batch, at.head), at.row0, p.Nk, sum_regs, factor);
 }
 
-extern "C" __global__ void __launch_bounds__(BC / 16 * 32, 1) standard_backward_values(__grid_constant__ const Params p) {
+extern "C" __global__ void __launch_bounds__(BC / 16 * 32, 1) standard_backward_values(__grid_constant__ const Params given) {
+  const Params p = given;
   transposed_products<VALUE_DIM>(p, p.P, p.dO, p.dV, 1.f);
 }
 
-extern "C" __global__ void __launch_bounds__(BC / 16 * 32, 1) standard_backward_keys(__grid_constant__ const Params p) {
+extern "C" __global__ void __launch_bounds__(BC / 16 * 32, 1) standard_backward_keys(__grid_constant__ const Params given) {
+  const Params p = given;
   transposed_products<HEAD_DIM>(p, p.dS, p.Q, p.dK, p.scale);
 }
