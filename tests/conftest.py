@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 import compiled
-from rooms import ROOMS, rooms_of
+from rooms import ROOMS, left_out
 
 # Loaded kernels are kept, a million objects and more: to go through them as often as Python does by itself takes long.
 gc.set_threshold(100_000, 50, 1000)
@@ -47,10 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    chosen = config.getoption("room")
-    if not chosen or collection_path.suffix != ".py" or collection_path.parent != Path(__file__).parent:
-        return None
-    return True if not set(chosen) & set(rooms_of(collection_path.name)) else None
+    return left_out(collection_path, config.getoption("room")) or None
 
 
 PROGRAMS = pytest.StashKey[str]()

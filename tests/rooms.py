@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatch
+from pathlib import Path
 
 ROOMS: dict[str, tuple[str, ...]] = {
     # kernels_cu/ and cupyflash/schedules/, forward; then backward
@@ -19,6 +21,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # all else: packaging, documents, benchmarks, examples
     "project": ("package", "readme", "benchmarks", "timing", "accuracy", "on_gpu", "example", "suites"),
 }
+
+
+def left_out(path: Path, chosen: Sequence[str] | None) -> bool:
+    """Whether a test file of this folder is in none of the chosen rooms; where none is chosen, all are."""
+    ours = path.suffix == ".py" and path.parent == Path(__file__).parent
+    return bool(chosen) and ours and not set(chosen or ()) & set(rooms_of(path.name))
 
 
 def rooms_of(file: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from cupyflash.schedules import VarlenBackwardSchedule, plan_backward, plan_varl
 from cupyflash.sim import execute_backward, execute_varlen_backward, replay, theory
 from cupyflash.sim.execution import BackwardExecution
 from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.reference import reference, reference_gradients
+from cupyflash.sim.reference import forward, reference, reference_gradients
 from cupyflash.sim.yardstick import Numbers, draw_gradient, measure_gradients
 from problems import TILINGS, longest, sparse_problems
 from suites import sweep, wide
@@ -67,18 +68,18 @@ def run_packed(schedule: VarlenBackwardSchedule, seed: int | None = None) -> tup
     q, k, v, cu_q, cu_k = packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.head_dim_v, p.dtype)
     dout = np.random.default_rng(7).standard_normal((*q.shape[:-1], p.head_dim_v)).astype(np.float32).astype(q.dtype)
     out, lse = np.zeros_like(dout), np.full(q.shape[1::-1], -np.inf, np.float32)
-    options: dict[str, Any] = {"causal": p.options.causal, "scale": p.options.scale}
+    asked = replace(p.options, packed=False)
     places = [(slice(cu_q[n], cu_q[n + 1]), slice(cu_k[n], cu_k[n + 1])) for n in range(p.batch)]
     for rows, cols in places:
-        one, of_one = reference(*(array.swapaxes(0, 1) for array in (q[rows], k[cols], v[cols])), **options)
-        out[rows], lse[:, rows] = one.swapaxes(0, 1).astype(q.dtype), of_one
+        one = forward(Inputs(*(array.swapaxes(0, 1) for array in (q[rows], k[cols], v[cols])), asked))
+        out[rows], lse[:, rows] = one.O.swapaxes(0, 1).astype(q.dtype), one.L
     execution = execute_varlen_backward(schedule, dout, q, k, v, out, lse, seed=seed)
     numbers: list[Numbers] = []
     for rows, cols in places:
         gradients = {"dQ": execution.dq[rows], "dK": execution.dk[cols], "dV": execution.dv[cols]}
         of_one, *qkv = (array.swapaxes(0, 1) for array in (dout[rows], q[rows], k[cols], v[cols]))
         made = {name: each.swapaxes(0, 1) for name, each in gradients.items()}
-        numbers += measure_gradients(made, of_one, Inputs.of(*qkv, **options)).values()
+        numbers += measure_gradients(made, of_one, Inputs(*qkv, asked)).values()
     return execution, numbers
 
 

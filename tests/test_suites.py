@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,8 @@ import pytest
 from hypothesis import strategies as st
 
 import compiled
-import conftest
 from cupyflash import nvrtc
-from rooms import rooms_of
+from rooms import left_out, rooms_of
 from suites import MORE, sample, sweep, wide
 
 HEADER = "#define NUMBER {}\n"
@@ -95,8 +95,27 @@ def test_every_test_file_is_in_one_room() -> None:
 
 
 def test_a_room_collects_its_own_tests_alone() -> None:
-    chosen = SimpleNamespace(getoption=lambda name: ["theory", "commands"])
-    here, ignored = Path(__file__).parent, conftest.pytest_ignore_collect
-    assert ignored(here / "test_cli.py", chosen) is None and ignored(here / "test_counts.py", chosen) is None
-    assert ignored(here / "test_merge.py", chosen) is True and ignored(here / "gpu" / "test_machine.py", chosen) is None
-    assert ignored(here / "test_merge.py", SimpleNamespace(getoption=lambda name: None)) is None
+    here, chosen = Path(__file__).parent, ["theory", "commands"]
+    assert not left_out(here / "test_cli.py", chosen) and not left_out(here / "test_counts.py", chosen)
+    assert left_out(here / "test_merge.py", chosen) and not left_out(here / "gpu" / "test_machine.py", chosen)
+    assert not left_out(here / "test_merge.py", None)
+
+
+# What a user calls, or writes in the words of the problem
+PUBLIC = {
+    *("attention", "attention_backward", "attention_varlen", "attention_varlen_backward", "warmup", "execute_backward"),
+    *("Problem.__init__", "profile", "Module.launch"),
+}
+
+
+def test_no_function_but_public_calls_has_more_than_eight_parameters() -> None:
+    root, crowded = Path(__file__).parents[1], set()
+    for path in [path for folder in ("cupyflash", "sim", "benchmarks", "tests", ".ci") for path in (root / folder).rglob("*.py")]:
+        tree = ast.parse(path.read_text())
+        owners = {id(part): f"{owner.name}." for owner in ast.walk(tree) if isinstance(owner, ast.ClassDef) for part in owner.body}
+        for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
+            given = function.args
+            names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs) if each.arg not in ("self", "cls")]
+            if len(names) > 8:
+                crowded.add(owners.get(id(function), "") + function.name)
+    assert crowded <= PUBLIC

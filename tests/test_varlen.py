@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 import cupyflash
 from cupyflash import Device, Problem
+from cupyflash.options import Options
 from cupyflash.schedules import VarlenSchedule, plan, plan_varlen
 from cupyflash.sim import execute_varlen, replay, theory
 from cupyflash.sim.execution import Execution
-from cupyflash.sim.yardstick import DTYPES
+from cupyflash.sim.inputs import NOTHING, Inputs
+from cupyflash.sim.yardstick import DTYPES, measure
 from suites import sample, sweep, wide
-from yardstick import check_numbers
 
 A100 = Device.named("A100-40GB")
 Seqlens = tuple[tuple[int, int], ...]
@@ -37,14 +38,21 @@ def packed(seqlens: Seqlens, heads: int, kv_heads: int, d: int, d_v: int, dtype:
 
 
 def check_sequences(
-    out: np.ndarray, lse: np.ndarray | None, q: np.ndarray, k: np.ndarray, v: np.ndarray, seqlens: Seqlens, **options: Any
+    out: np.ndarray,
+    lse: np.ndarray | None,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    seqlens: Seqlens,
+    options: Options = NOTHING,
 ) -> None:
     """The 2x rule for each sequence on its own."""
     first_q = first_k = 0
     for n_q, n_k in seqlens:
         rows, cols = slice(first_q, first_q + n_q), slice(first_k, first_k + n_k)
         heads_first = (array.swapaxes(0, 1) for array in (q[rows], k[cols], v[cols]))
-        check_numbers(out[rows].swapaxes(0, 1), None if lse is None else lse[:, rows], *heads_first, **options)
+        numbers = measure(out[rows].swapaxes(0, 1), None if lse is None else lse[:, rows], Inputs(*heads_first, options))
+        assert all(each.good for each in numbers.values()), numbers
         first_q, first_k = first_q + n_q, first_k + n_k
 
 
@@ -56,7 +64,7 @@ def check(schedule: VarlenSchedule, data_seed: int = 0, seed: int | None = None)
     execution = execute_varlen(schedule, q, k, v, seed=seed)
     assert execution.findings == ()
     assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True) == execution.traffic
-    check_sequences(execution.out, execution.lse, q, k, v, seqlens, causal=p.options.causal, scale=p.options.scale)
+    check_sequences(execution.out, execution.lse, q, k, v, seqlens, replace(p.options, packed=False))
     return execution
 
 
@@ -139,7 +147,7 @@ def test_the_call(longest: int | None) -> None:
     q, k, v, cu_q, cu_k = packed(UNEVEN, 4, 2, 64, 48)
     out, lse = cupyflash.attention_varlen(q, k, v, cu_q, cu_k, longest, longest, causal=True, return_lse=True)
     assert out.shape == (238, 4, 48) and out.dtype == q.dtype and lse.shape == (4, 238) and lse.dtype == np.float32
-    check_sequences(out, lse, q, k, v, UNEVEN, causal=True)
+    check_sequences(out, lse, q, k, v, UNEVEN, Options(causal=True))
     assert (out[135:205] == 0).all() and np.isneginf(lse[:, 135:205]).all()  # no keys
 
 

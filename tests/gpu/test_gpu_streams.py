@@ -14,6 +14,7 @@ from test_varlen import check_sequences, packed
 
 import cupyflash
 from cupyflash import Problem
+from cupyflash.options import Options
 from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.reference import reference_gradients
 from cupyflash.sim.yardstick import draw_gradient, drawn, measure_gradients
@@ -111,7 +112,7 @@ def test_captured_sequences_whose_longest_are_said() -> None:
     given = on_gpu(q, k, v, cu_q, cu_k)
     graph, stream, out = captured(lambda: cupyflash.attention_varlen(*given, 30, 20, causal=True))
     for (again,) in replayed(graph, stream, [out]):
-        check_sequences(again, None, q, k, v, SEQLENS, causal=True)
+        check_sequences(again, None, q, k, v, SEQLENS, Options(causal=True))
 
 
 @pytest.mark.parametrize("on_the_host", [True, False])
@@ -138,7 +139,7 @@ def test_captured_sequences_whose_bounds_are_looked_at(on_the_host: bool) -> Non
     if refused:
         assert (found == 7).all()
     else:
-        check_sequences(found, None, q, k, v, SEQLENS, causal=True)
+        check_sequences(found, None, q, k, v, SEQLENS, Options(causal=True))
 
 
 def busy(stream: Any) -> None:

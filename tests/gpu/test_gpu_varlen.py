@@ -11,6 +11,7 @@ from chip import DTYPES, choose, on_gpu, on_host
 from test_varlen import bounds, check_sequences, packed
 
 import cupyflash
+from cupyflash.options import Options
 from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.yardstick import measure_gradients
 
@@ -47,7 +48,7 @@ def test_forward(dtype: str, d: int, d_v: int, options: str) -> None:
         for bounds_of_it in calls(seqlens, cu_q, cu_k):
             out, lse = on_host(*cupyflash.attention_varlen(*given, *bounds_of_it, **OPTIONS[options], return_lse=True))
             found.append((out.tobytes(), lse.tobytes()))
-        check_sequences(out, lse, q, k, v, seqlens, **OPTIONS[options])
+        check_sequences(out, lse, q, k, v, seqlens, Options(**OPTIONS[options]))
         assert len(set(found[:3])) == 1  # a longer longest may have another tile
 
 
@@ -97,7 +98,7 @@ def test_slices_of_one_array() -> None:
     out = cupy.zeros((cu[-1], 2, 2, 64), cupy.float16)[:, 1]
     assert cupyflash.attention_varlen(qkv[:, 0], qkv[:, 1], qkv[:, 2], cu, cu, causal=True, out=out) is out
     seqlens = tuple((n, n) for n in lengths)
-    check_sequences(*on_host(out), None, *(whole[:, place] for place in range(3)), seqlens, causal=True)
+    check_sequences(*on_host(out), None, *(whole[:, place] for place in range(3)), seqlens, Options(causal=True))
 
 
 def test_bounds_that_were_looked_at_are_checked() -> None:

@@ -56,7 +56,7 @@ def width(i: Instruction) -> int:
 
 
 def global_granules(instructions: list[Instruction], reach: list[frozenset[Place]]) -> dict[Place, int]:
-    """See `Sharing`."""
+    """Of each place in global memory, the narrowest access in bytes: races there are told apart no finer than that."""
     found: dict[Place, int] = {}
     for i, places in zip(instructions, reach, strict=True):
         if touches(i, {"global"}):

@@ -67,7 +67,7 @@ class Pattern:
     # -- counts -----------------------------------------------------------------------------------------------------------
 
     def wavefronts(self, first: int) -> tuple[int, int]:
-        """See `wavefronts`."""
+        """(wavefronts, those without bank conflicts) of these lanes where the first one's address is `first`."""
         first &= 3  # a whole number of words further on, all lanes move by the same number of banks
         found = self._wavefronts.get(first)
         if found is None:
@@ -135,7 +135,7 @@ def wavefronts(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
 
 
 def bank_passes(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
-    """See `wavefronts`; `addresses` (int64) may count from any bank on."""
+    """(wavefronts, those without bank conflicts) of a shared access; `addresses` (int64) may count from any bank on."""
     unit = max(size, 4)
     columns = 128 // unit
     row = lanes.phase(columns)
