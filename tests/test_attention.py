@@ -86,6 +86,7 @@ def test_empty_arrays() -> None:
     assert cupyflash.attention(q, k, v).shape == q.shape
 
 
+@pytest.mark.wide
 def test_the_simulated_device_decides_the_tiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bits of L, a float32 sum, differ with the tiling, so a changed device shows in them; and results stay correct."""
     q, k, v = draw((2, 100, 64), (2, 200, 64), (2, 200, 64))

@@ -78,7 +78,7 @@ LENGTHS = ((1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320))
     ("n_q", "n_k", "causal", "algorithm"),
     sample(
         [(*lengths, *each) for lengths, each in product(LENGTHS, product([False, True], ALGORITHMS))],
-        [(97, 33, True, algorithm) for algorithm in ALGORITHMS],
+        [(97, 33, True, "fa2")],
     ),
 )
 def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
@@ -86,7 +86,7 @@ def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
     check(plan_backward(problem, A100, algorithm), v_mean=1.0)
 
 
-@pytest.mark.parametrize(("d", "device"), sample(product([64, 256], ["T4", "A100-40GB", "H100-SXM", "RTX 4090"]), [(64, "T4")]))
+@pytest.mark.parametrize(("d", "device"), sample(product([64, 256], ["T4", "A100-40GB", "H100-SXM", "RTX 4090"]), []))
 def test_every_generation_compiles_and_agrees(device: str, d: int) -> None:
     check(plan_backward(Problem(1, 2, 2, 130, 150, d, "float16", causal=True), Device.named(device)))
 

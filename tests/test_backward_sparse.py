@@ -101,6 +101,7 @@ def test_packed_sequences(dtype: str, data: st.DataObject, deterministic: bool) 
     check_packed(plan_varlen_backward(p, A100, seqlens, deterministic=deterministic))
 
 
+@pytest.mark.wide
 def test_the_packed_call() -> None:
     q, k, v, cu_q, cu_k = packed(((10, 20), (0, 5), (50, 40), (33, 0)), 4, 2, 16, 16, "float32")
     out, lse = cupyflash.attention_varlen(q, k, v, cu_q, cu_k, causal=True, return_lse=True)
@@ -133,6 +134,7 @@ def test_the_gradient_of_a_bias(shape: tuple[int, ...], causal: bool) -> None:
             cupyflash.attention_backward(dout, q, k, v, out, lse, bias=bias, return_dbias=True, deterministic=True)
 
 
+@pytest.mark.wide
 def test_a_bias_gradients_bytes() -> None:
     p = Problem(2, 4, 2, 40, 90, 32, "float16", causal=True, bias=True)
     schedule = plan_backward(p, A100, dbias=True)

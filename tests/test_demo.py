@@ -11,7 +11,7 @@ from cupyflash.sim.cli import main
 from suites import wide
 
 
-@pytest.mark.parametrize("options", [wide([]), ["--device", "T4", "--sram", "16KB"]])
+@pytest.mark.parametrize("options", [wide([]), wide(["--device", "T4", "--sram", "16KB"])])
 def test_demo_in_json(options: list[str]) -> None:
     result = CliRunner().invoke(main, ["demo", "--seqlen", "200", "--heads", "2", "--json", *options])
     assert result.exit_code == 0, result.stderr

@@ -69,7 +69,7 @@ def test_finite_differences_in_float32(options: dict[str, Any]) -> None:
     np.testing.assert_allclose(differences, expected, rtol=2e-3, atol=5e-4)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("dtype", [wide(np.float16), np.float32])
 def test_axes_are_batch_and_heads(dtype: Any) -> None:
     """(b, h, n, d), each of the batch (h, n, d), and each head (n, d) have the same gradients."""
     arrays = posed((2, 2, 20, 16), (2, 2, 28, 16), dtype, causal=True)
@@ -81,7 +81,7 @@ def test_axes_are_batch_and_heads(dtype: Any) -> None:
             np.testing.assert_allclose(ours, of_whole[at], rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("kv_heads", [wide(1), 2, wide(4)])
 def test_gradients_of_shared_heads_add_up(kv_heads: int) -> None:
     arrays = posed((4, 20, 16), (kv_heads, 28, 16), np.float16)
     shared = cupyflash.attention_backward(**arrays)
@@ -124,10 +124,10 @@ def test_strided_inputs_are_as_good_as_contiguous_ones(strided: Callable[[np.nda
     "strided",
     [
         lambda x: np.broadcast_to(x[0, 0, 0], x.shape),  # as of out.sum()
-        lambda x: np.broadcast_to(x[..., :1], x.shape),
-        np.asfortranarray,
+        wide(lambda x: np.broadcast_to(x[..., :1], x.shape)),
+        wide(np.asfortranarray),
         lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
-        lambda x: x[..., ::-1].copy()[..., ::-1],
+        wide(lambda x: x[..., ::-1].copy()[..., ::-1]),
     ],
 )
 def test_a_dout_of_any_strides_is_as_good_as_a_contiguous_one(strided: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -154,6 +154,7 @@ def test_a_broadcast_dout_of_packed_sequences() -> None:
         assert np.array_equal(ours, expected)
 
 
+@pytest.mark.wide
 def test_key_lengths_in_a_list() -> None:
     q, k, v = (normal(2, 2, 20, 16, dtype=np.float16, seed=seed) for seed in range(3))
     results = []

@@ -96,6 +96,7 @@ def test_parts_of_the_keys_make_the_whole(dtype: str, cuts: list[int], kv_heads:
     check_numbers(*whole, q, k, v)
 
 
+@pytest.mark.wide
 def test_packed_sequences_merge_with_their_heads_first() -> None:
     """Each sequence's keys in two parts."""
     q, k, v = np.random.default_rng(0).standard_normal((3, 70, 2, 32)).astype(np.float32)

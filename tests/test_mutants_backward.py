@@ -395,7 +395,7 @@ ORDERED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "fixed", "orders"), [("masks", True, 2), *(wide(name, fixed, 49) for name in ORDERED for fixed in (False, True))]
+    ("name", "fixed", "orders"), [("window", True, 1), *(wide(name, fixed, 49) for name in ORDERED for fixed in (False, True))]
 )
 def test_fifty_orders(name: str, fixed: bool, orders: int) -> None:
     """In fifty orders of execution, of small problems."""

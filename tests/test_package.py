@@ -57,6 +57,7 @@ def test_what_needs_no_compiler_imports_no_cupy_and_runs_without_it() -> None:
     )
 
 
+@pytest.mark.wide
 def test_what_needs_a_compiler_says_what_to_install() -> None:
     out = run(
         "import sys; sys.modules['cupy'] = None; sys.modules['cupy.cuda'] = None; import numpy, cupyflash\n"
@@ -67,6 +68,7 @@ def test_what_needs_a_compiler_says_what_to_install() -> None:
     assert "pip install 'cupyflash[sim]'" in out
 
 
+@pytest.mark.wide
 def test_float16_and_float32_need_no_ml_dtypes() -> None:
     """A bare machine has CuPy, NumPy and a CUDA toolkit; only bfloat16 asks for more, and says so."""
     pytest.importorskip("cupy")

@@ -45,7 +45,7 @@ def test_random_problems(algorithm: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("device", "dtype", "d", "masks"),
     [
-        ("T4", "float16", 200, {"window": (20, 7), "alignment": 2}),
+        wide("T4", "float16", 200, {"window": (20, 7), "alignment": 2}),
         wide("A100-40GB", "float16", 256, {"window": (20, 7), "bias": True}),
         wide("A100-40GB", "float32", 200, {"window": (20, None), "alignment": 4}),
         wide("A100-40GB", "float32", 256, {"mask": True, "causal": True}),

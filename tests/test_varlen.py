@@ -151,6 +151,7 @@ def test_the_call(longest: int | None) -> None:
     assert (out[135:205] == 0).all() and np.isneginf(lse[:, 135:205]).all()  # no keys
 
 
+@pytest.mark.wide
 def test_any_strides_and_a_given_out() -> None:
     """Heads first in memory, and rows that are part of wider ones: q, k and v as slices of one array."""
     q, k, v, cu_q, cu_k = packed(UNEVEN, 2, 2, 32, 32)
