@@ -2,8 +2,8 @@
 
     cupyflash.attention(q, k, v, causal=True)
 
-runs on the GPU for CuPy arrays, and for NumPy arrays the same kernel on a simulated device. `Problem`, `Device` and `plan`
-choose a tile schedule; `cupyflash.sim` predicts, replays and executes it.
+runs on the GPU for CuPy arrays, and for NumPy arrays the same kernel on a simulated device. `Problem` (sizes, dtype and `Options`),
+`Device` and `plan` choose a tile schedule; `cupyflash.sim` predicts, replays and executes it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from cupyflash.attention import attention
 from cupyflash.device import Device
 from cupyflash.gradients import attention_backward, attention_varlen_backward, attention_vjp
 from cupyflash.merge import merge_states
+from cupyflash.options import Options
 from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule, plan
 from cupyflash.simulated import simulated_device
@@ -23,6 +24,7 @@ from cupyflash.warmup import warmup
 __version__ = "0.1.0"
 __all__ = [
     "Device",
+    "Options",
     "Problem",
     "TileSchedule",
     "TileSize",
