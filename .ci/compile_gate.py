@@ -7,11 +7,11 @@ The kernels come from their schedules. For every architecture (the backward: for
 dimension (in turns: for A10 and L4, which have the same tiles and whose registers were A100's in all 42 programs tried, and for
 standard attention, which has registers to spare), on the tiling that its device gets (FlashAttention-2: on all of those that
 lengths choose between where that is common, else on one of them in turns): from d 128 on, where registers are scarce, Algorithm
-1 without a mask, with each kind that costs registers, and with all at once; below that, and for standard attention and the
-backward, the lightest and the heaviest in turns. On two architectures also other tilings, each kind of mask by itself, and a d
-of V that is not d. FlashAttention-2 at d 256: without a mask, and two of four other kinds in turns; at some d a window with the
-narrowest copies. bfloat16, whose kernels differ from float16's in few registers, is done for fewer. `--all` is every
-combination, and takes an hour.
+1 without a mask and with all at once, and in turns with one of the kinds that cost registers; below that, and for standard
+attention and the backward, the lightest and the heaviest in turns. On two architectures also other tilings, each kind of mask by
+itself, and a d of V that is not d. FlashAttention-2 at d 256: without a mask, and two of four other kinds in turns; at some d a
+window with the narrowest copies. bfloat16, whose kernels differ from float16's in few registers, is done for fewer. `--all` is
+every combination, and takes an hour.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) ->
     if dtype == "bfloat16" and d < max(HEAD_DIMS):
         return [LIGHT] if d == 64 or (algorithm == "fa1" and d >= SCARCE) else []
     if algorithm == "fa1" and d >= SCARCE:
-        mask: list[Variant] = [(("mask",), False)] if dtype == "float16" else []
-        return [LIGHT, *mask, (("bias",), False), HEAVY]
+        one: Variant = ((("mask", "bias")[turn // 2 % 2 if dtype == "float16" else 1],), False)
+        return [LIGHT, *([one] if turn % 2 else []), HEAVY]
     return [HEAVY if turn % 2 else LIGHT]
 
 

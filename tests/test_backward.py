@@ -98,9 +98,9 @@ def test_every_generation_compiles_and_agrees(device: str, d: int) -> None:
         [("fa2", "bfloat16")],
     ),
 )
-@sweep(1, 4)
+@sweep(1, 3)
 def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> None:
-    """In the wide suite over a hundred; as many again are sparse or packed."""
+    """In the wide suite eighty; as many again are sparse or packed, or have sinks."""
     tiling = data.draw(st.sampled_from([None, (16, 16), (32, 48)]))
     device = Device.named(data.draw(st.sampled_from(["A100-40GB", "H100-SXM"])))
     # In ordinary FMAs, and fa1 in one thread block a head, long ones take long to execute.

@@ -78,9 +78,9 @@ def test_every_generation_compiles_and_agrees(device: str) -> None:
         [("fa1", "bfloat16"), ("fa2", "float16")],
     ),
 )
-@sweep(1, 9)
+@sweep(1, 5)
 def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> None:
-    """In the wide suite over two hundred; nearly as many again have windows or block masks, or are packed."""
+    """In the wide suite over a hundred; nearly as many again have windows, block masks or sinks, or are packed."""
     tiling = data.draw(st.sampled_from([None, (16, 16), (48, 32)]))
     name, sram = data.draw(st.sampled_from(["A100-40GB", "H100-SXM"])), data.draw(st.sampled_from([None, "64KB"]))
     lse, v_mean = data.draw(st.booleans()), data.draw(st.sampled_from([0.0, 1.0]))

@@ -185,7 +185,7 @@ def test_theory_is_replay_is_literal_replay(problem: Problem, algorithm: str, ti
 
 
 @pytest.mark.wide
-@settings(max_examples=200)
+@settings(max_examples=120)
 @any_plan
 def test_theory_is_replay_is_literal_replay_widely(problem: Problem, algorithm: str, tiling: TileSize | None, lse: bool) -> None:
     schedule = plan(problem, A100.with_sram("1MB"), algorithm, tiling, lse=lse)

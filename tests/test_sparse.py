@@ -34,7 +34,7 @@ def test_theory_is_replay_is_literal_replay(data: st.DataObject, algorithm: str,
 
 
 @pytest.mark.parametrize("algorithm", [wide("fa1"), "fa2"])
-@sweep(1, 10)
+@sweep(1, 6)
 def test_random_problems(algorithm: str, data: st.DataObject) -> None:
     """Theory == replay == execution, numbers by the 2x rule, nothing found."""
     tiling = data.draw(st.sampled_from(TILINGS))
