@@ -5,7 +5,7 @@
 
 The kernels come from their schedules. For every architecture (the backward: for one of each kind of chip), dtype and head
 dimension (in turns: for A10 and L4, which have the same tiles and whose registers were A100's in all 42 programs tried, and for
-standard attention, which has registers to spare), on the tiling that its device gets (FlashAttention-2: on all of those that
+what is not FlashAttention-2), on the tiling that its device gets (FlashAttention-2: on all of those that
 lengths choose between where that is common, else on one of them in turns): from d 128 on, where registers are scarce, Algorithm
 1 without a mask and with all at once, and in turns with one of the kinds that cost registers; below that, and for standard
 attention and the backward, the lightest and the heaviest in turns. On two architectures also other tilings, each kind of mask by
@@ -103,7 +103,7 @@ def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str,
             if dtype == "bfloat16" and device.compute_capability < (8, 0):
                 continue
             for turn, d in enumerate(HEAD_DIMS, DEVICES.index(device)):
-                if not everything and (device.compute_capability in ALIKE or algorithm == "standard"):
+                if not everything and (device.compute_capability in ALIKE or algorithm != "fa2"):
                     if turn % 2:
                         continue
                     turn //= 2
