@@ -128,8 +128,10 @@ def _of_rows(schedule: BackwardSchedule, arrays: Mapping[str, Array]) -> dict[st
 def _returned(gpu: bool, made: Mapping[str, Any]) -> Iterator[Any]:
     """What a call returns: of what the kernels made for each row, the sums over a head's, (h,)."""
     for name, array in made.items():
-        with held_for_graph(gpu):
-            yield array if name in ("dQ", "dK", "dV") else of_heads(array)
+        if name not in ("dQ", "dK", "dV"):
+            with held_for_graph(gpu):
+                array = of_heads(array)
+        yield array
 
 
 def of_heads(rows: Any) -> Any:
