@@ -129,6 +129,8 @@ def _returned(gpu: bool, made: Mapping[str, Any]) -> Iterator[Any]:
     """What a call returns: of what the kernels made for each row, the sums over a head's, (h,)."""
     for name, array in made.items():
         if name not in ("dQ", "dK", "dV"):
+            if gpu:
+                hold_for_graph(array)  # which the caller does not get
             with held_for_graph(gpu):
                 array = of_heads(array)
         yield array
@@ -183,7 +185,9 @@ def attention_varlen_backward(
     tiling: TilingChoice = None,
     deterministic: bool = False,
 ) -> tuple[Any, ...]:
-    """dq, dk and dv of `attention_varlen`, whose out and lse these are; shapes as there, dout as out. Else as `attention_backward`.
+    """dq, dk and dv (and dsinks) of `attention_varlen`, whose out and lse these are; shapes as there, dout as out.
+
+    Else as `attention_backward`.
 
     On a GPU pass both `max_seqlen`, or the bounds as NumPy arrays, as there.
     """
@@ -258,7 +262,8 @@ def attention_vjp(
     return_dbias: bool = False,
     **options: Any,
 ) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
-    """`attention(q, k, v, ...)` and its pullback, which takes dout and returns (dq, dk, dv), with `return_dbias` also dbias.
+    """`attention(q, k, v, ...)` and its pullback, which takes dout and returns what `attention_backward` does: dq, dk, dv, then
+    dsinks where there are sinks, then dbias with `return_dbias`.
 
     The pullback holds q, k, v, out and the log-sum-exps, 4 bytes a row; it may be called as often as one likes. `algorithm` and
     `tiling` are those of both passes; `options` are `attention`'s, but for `return_lse` and `out`. Raises as `attention` and

@@ -22,8 +22,12 @@ from cupyflash.schedules import Kernel, TileSchedule
 from cupyflash.simulated import PreparedSimulation, Simulation
 
 # What the kernels are given contiguous and of one type, whatever a call has
-VECTORS: dict[str, type[np.generic]] = {"key_lengths": np.int32, "cu_seqlens_q": np.int32, "cu_seqlens_k": np.int32}
-VECTORS["sinks"] = np.float32
+VECTORS: dict[str, type[np.generic]] = {
+    "key_lengths": np.int32,
+    "cu_seqlens_q": np.int32,
+    "cu_seqlens_k": np.int32,
+    "sinks": np.float32,
+}
 
 
 class Prepared:

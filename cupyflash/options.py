@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from numbers import Integral, Real
 from typing import Any
@@ -106,9 +106,17 @@ class Options:
         if self.block_mask is not None:
             object.__setattr__(self, "block_mask", BlockMask.of(self.block_mask))
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    def __hash__(self) -> int:
+        """Each warm call looks up by its options, more than once: they are gone through once."""
+        return self._hash
+
     @classmethod
     def asked(cls, causal: bool, window: Window | None, scale: float | None, packed: bool = False) -> Options:
-        """As the constructor, but what was made before is given again: to check it takes as long as half of a call."""
+        """As the constructor, but what was made before is given again, as a warm call has no time to check it anew."""
         types = tuple(map(type, window)) if isinstance(window, tuple) else None  # (1, 0) and (True, False) are one to a cache
         make: Callable[..., Options] = _asked
         try:

@@ -11,7 +11,7 @@
 //   BR, BC      rows of a Q block, of a K/V block    STAGES     Q and dO blocks that there is room for: 1 or 2
 //   WITH_DK, WITH_DV  whether a launch makes dK, and dV: wide heads take one for each
 //   WITH_DQ     whether dQ is summed by atomics      COPY_BYTES width of a copy
-//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, SINKS  0 or 1: mask.cuh, block_mask.cuh, sinks.cuh
 //   DBIAS       whether the gradient of the bias is summed, by atomics
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh

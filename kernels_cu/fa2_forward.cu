@@ -7,7 +7,7 @@
 //   STAGES      slots of the ring, a K or V block each          BLOCKS  thread blocks that share a multiprocessor
 //   Q_IN_REGS   whether Q stays in registers too     COPY_BYTES width of a copy
 //   SCALE_FIRST whether S is scaled before its maximum is taken: with a bias, or a scale that is not positive
-//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, SINKS  0 or 1: mask.cuh, block_mask.cuh, sinks.cuh
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB BC
 // Whether registers are scarce: O takes up to half of them, and masks, the addresses of narrow copies or, before sm_80, what

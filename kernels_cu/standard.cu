@@ -4,7 +4,7 @@
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows and columns of a tile           SUB            columns of S held at a time; divides BC
-//   CAUSAL, WINDOW, MASK, BIAS, PADDED  0 or 1: mask.cuh     SOFTMAX_WARPS  rows that a softmax block does at a time
+//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SINKS  0 or 1: mask.cuh, sinks.cuh     SOFTMAX_WARPS  rows that a softmax block does at a time
 //   COPY_BYTES  width of a copy
 #include "element.cuh"
 #include "mask.cuh"

@@ -76,6 +76,13 @@ class Recorded(types.ModuleType):
             def astype(self, dtype: Any) -> ndarray:
                 return ndarray(self.shape, np.dtype(dtype))
 
+            def reshape(self, *shape: int) -> ndarray:
+                host = self.host.reshape(shape)
+                return ndarray(host.shape, host.dtype, host)
+
+            def sum(self, axis: tuple[int, ...]) -> ndarray:
+                return ndarray(tuple(n for place, n in enumerate(self.shape) if place not in axis), self.dtype)
+
             def tolist(self) -> Any:
                 recorded.looked_at += 1
                 return self.host.tolist()
@@ -322,7 +329,7 @@ def held(cupy: Recorded, monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any
     return [one for each in launcher._held_for_graphs for one in (each.values() if isinstance(each, dict) else [each])]
 
 
-@pytest.mark.parametrize("changed", ["lse", "dbias", "broadcast dout", "everything"])
+@pytest.mark.parametrize("changed", ["lse", "dbias", "broadcast dout", "sinks", "everything"])
 def test_every_array_of_a_captured_backward_that_its_caller_does_not_have_stays_alive(
     cupy: Recorded, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
@@ -335,13 +342,15 @@ def test_every_array_of_a_captured_backward_that_its_caller_does_not_have_stays_
     options: dict[str, Any] = {}
     if changed in ("dbias", "everything"):
         options = {"bias": cupy.array(16, 16), "return_dbias": True}
+    if changed in ("sinks", "everything"):
+        options["sinks"] = cupy.array(1, dtype=np.float32)
     returned: list[Any] = []
     kept = held(cupy, monkeypatch, lambda: returned.extend(attention_backward(**arrays, **options)))
     given = {id(one) for one in (*arrays.values(), *options.values(), *returned, *kept)}
     passed = [value for _, _, values, _ in cupy.launches[len(cupy.launches) // 2 :] for value in values.values()]
     arrays_passed = [value for value in passed if isinstance(value, cupy.ndarray)]
     assert arrays_passed and all(id(value) in given for value in arrays_passed)
-    made = {"lse": 1, "dbias": 1, "broadcast dout": 1, "everything": 3}[changed]
+    made = {"lse": 1, "dbias": 1, "broadcast dout": 1, "sinks": 1, "everything": 4}[changed]
     assert len(kept) == made + len(plan_backward(Problem(1, 1, 1, 16, 16, 64, "float16"), Device.named("H100-SXM")).workspaces())
 
 
