@@ -136,7 +136,7 @@ def of_finalists(
     if tiling is not None:
         yield problem, tiling
         return
-    sizes = [(each.tile.block_rows, each.tile.block_cols) for each in fa2_tiles.finalists(problem, device)]
+    sizes = [(each.config.block_rows, each.config.block_cols) for each in fa2_tiles.finalists(problem, device)]
     common = problem.head_dim in COMMON and problem.dtype == "float16"
     for chosen in sizes if everything or common else [sizes[turn % len(sizes)]]:
         yield problem, chosen

@@ -46,7 +46,7 @@ NCU_CASE = Case("float16", 64, 2048, False, 2, 8)
 def tiles(device: Device, case: Case) -> Iterator[tuple[str, tuple[int, int], Mapping[str, Any]]]:
     """fa2's tiles that the model chooses between, its choice first: name, (Br, Bc), and what the model says of it."""
     for rank, each in enumerate(fa2_tiles.finalists(case.problem, device)):
-        blocks = each.tile.block_rows, each.tile.block_cols
+        blocks = each.config.block_rows, each.config.block_cols
         size = f"{blocks[0]}x{blocks[1]}"
         says = {"tile": size, "model_clocks": each.clocks, "model_waves": each.waves, "model_bound": each.bound}
         yield f"{DEFAULT} {size}" if rank else DEFAULT, blocks, says

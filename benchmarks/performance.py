@@ -51,19 +51,20 @@ def tiles() -> Iterator[str]:
         for d in HEAD_DIMS:
             problem = Problem(**LONG, head_dim=d, dtype="float16")
             best = fa2_tiles.choose(problem, device)
+            config = best.config
             parts = dict(best.parts)
             serial = parts["tensor"] + parts["exp"] + parts["float32"]
             rate = fa2_tiles.fma_rate(problem, device)
             reached = best.rate * 2 * d  # FMAs a clock
             unique = (
-                4 * problem.seqlen_q * d * problem.itemsize / (problem.seqlen_q**2 / best.tile.block_rows / best.tile.block_cols)
+                4 * problem.seqlen_q * d * problem.itemsize / (problem.seqlen_q**2 / config.block_rows / config.block_cols)
             )
             full = FULL_RATE.get(device.compute_capability, rate)
             parts["HBM"] = unique / hbm_bytes(device)
             clocks = " | ".join(f"{parts[part]:,.0f}" for part in PARTS)
-            sizes = f"{best.tile.block_rows} x {best.tile.block_cols}"
+            sizes = f"{config.block_rows} x {config.block_cols}"
             yield (
-                f"| {name}, d {d} | {sizes}, {best.tile.warps} x {best.tile.warp_rows} rows, {best.tile.blocks} blocks | {clocks} "
+                f"| {name}, d {d} | {sizes}, {config.warps} x {config.warp_rows} rows, {config.blocks} blocks | {clocks} "
                 f"| {best.bound} | {parts['tensor'] / serial:.0%} | {reached / rate:.0%} | {reached / full:.0%} |"
             )
 

@@ -53,7 +53,7 @@ def warmup(
     tilings = [tiling]
     if algorithm == "fa2" and tiling is None:
         # Lengths and heads choose between these.
-        tilings = [(each.tile.block_rows, each.tile.block_cols) for each in finalists(problem, device)]
+        tilings = [(each.config.block_rows, each.config.block_cols) for each in finalists(problem, device)]
     schedules = [plan_varlen(problem, device, None, each) if varlen else plan(problem, device, algorithm, each) for each in tilings]
     for kernel in [kernel for schedule in schedules for kernel in schedule.kernels()]:
         if simulated:

@@ -90,17 +90,17 @@ def _fa1(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
 
 def _fa2(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     assert isinstance(schedule, Fa2Schedule)
-    p, tile = schedule.problem, schedule.candidate.tile
+    p, config = schedule.problem, schedule.candidate.config
     d, dv = padded_dim(p.head_dim), padded_dim(p.head_dim_v)
-    scores = tile.warp_rows * tile.block_cols / 32
+    scores = config.warp_rows * config.block_cols / 32
     products = scores * (d + dv) * (1.3 if p.dtype == "float32" else 1 / 48)
-    copies = tile.block_cols * (d + dv) * p.itemsize / p.alignment / tile.threads
+    copies = config.block_cols * (d + dv) * p.itemsize / p.alignment / config.threads
     # The row blocks of a wave keep step with the longest, and part ways behind it.
     steps = _most_visits(schedule) * 2 * (products + 9 * scores + 5 * copies + 150) + 400 + 8 * dv
     blocks = schedule.repeats * schedule.row_blocks
     if isinstance(schedule, VarlenSchedule):  # the others leave at once
         blocks = sum(count * one.repeats * one.row_blocks for one, count in schedule.sequences().items())
-    yield steps, blocks * tile.threads
+    yield steps, blocks * config.threads
 
 
 def _standard(schedule: TileSchedule) -> Iterator[tuple[float, int]]:

@@ -42,7 +42,7 @@ class Gallery:
         return self.makers[name](np.random.default_rng(5))
 
 
-def check(run: Run, seed: int | None) -> None:
+def check_kernel(run: Run, seed: int | None) -> None:
     """Launch it with races on: no findings, and the arrays are as wanted."""
     launch = compile_cuda(run.cuda, *run.options).launch("k", run.grid, run.block, run.args, shared_bytes=run.shared, seed=seed)
     assert launch.findings == ()

@@ -61,7 +61,9 @@ def _patched(directory: Path, source: str, options: tuple[str, ...]) -> Module:
     return Module.from_ptx(compile_to_ptx((directory / source).read_text(), options, source))
 
 
-def check(mutant: Mutant, schedule: AnySchedule, run: Run[AnySchedule], directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_mutant(
+    mutant: Mutant, schedule: AnySchedule, run: Run[AnySchedule], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A schedule's kernels with the fault: it is found."""
     for path in kernels_cu.DIRECTORY.glob("*.cu*"):
         (directory / path.name).write_text(path.read_text())
@@ -86,7 +88,7 @@ def check(mutant: Mutant, schedule: AnySchedule, run: Run[AnySchedule], director
     assert mutant.is_found(found.findings, directory), [str(f) for f in found.findings]
 
 
-def clean(schedule: AnySchedule, run: Run[AnySchedule], seeds: range) -> None:
+def check_unbroken(schedule: AnySchedule, run: Run[AnySchedule], seeds: range) -> None:
     """A schedule's kernels as they are: nothing is found under any of the orders."""
     for seed in [None, *seeds]:
         found, good = run(schedule, seed)

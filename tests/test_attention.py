@@ -16,7 +16,7 @@ from suites import wide
 from yardstick import check_numbers
 
 
-def draw(*shapes: tuple[int, ...], dtype: object = np.float16) -> list[np.ndarray]:
+def normal_arrays(*shapes: tuple[int, ...], dtype: object = np.float16) -> list[np.ndarray]:
     rng = np.random.default_rng(1)
     return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
 
@@ -25,7 +25,7 @@ def draw(*shapes: tuple[int, ...], dtype: object = np.float16) -> list[np.ndarra
     ("q_shape", "k_shape"), [((40, 64), (50, 64)), ((4, 40, 64), (2, 50, 64)), ((2, 4, 40, 64), (2, 1, 50, 64))]
 )
 def test_ranks(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> None:
-    q, k, v = draw(q_shape, k_shape, k_shape)
+    q, k, v = normal_arrays(q_shape, k_shape, k_shape)
     out, lse = cupyflash.attention(q, k, v, causal=True, return_lse=True)
     assert out.shape == q.shape and out.dtype == q.dtype
     assert lse.shape == q.shape[:-1] and lse.dtype == np.float32
@@ -33,7 +33,7 @@ def test_ranks(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> None:
 
 
 def test_batch_sequence_head_layout_needs_no_copy() -> None:
-    q, k, v = (array.swapaxes(1, 2) for array in draw((2, 30, 4, 64), (2, 50, 2, 64), (2, 50, 2, 64)))
+    q, k, v = (array.swapaxes(1, 2) for array in normal_arrays((2, 30, 4, 64), (2, 50, 2, 64), (2, 50, 2, 64)))
     out = np.zeros((2, 30, 4, 64), np.float16).swapaxes(1, 2)
     assert cupyflash.attention(q, k, v, out=out) is out
     check_numbers(out, None, q, k, v)
@@ -43,7 +43,7 @@ def test_batch_sequence_head_layout_needs_no_copy() -> None:
 @pytest.mark.parametrize(("start", "row"), [wide(0, 64), wide(4, 72), wide(2, 68), (1, 65)])
 def test_any_alignment_and_row_stride(dtype: object, start: int, row: int) -> None:
     """Copies of 16, 8, 4 and 2 bytes; rows beyond the head dimension are another's and stay untouched."""
-    q, k, v = (array[:, start : start + 48] for array in draw((40, row + 8), (50, row + 8), (50, row + 8), dtype=dtype))
+    q, k, v = (array[:, start : start + 48] for array in normal_arrays((40, row + 8), (50, row + 8), (50, row + 8), dtype=dtype))
     room = np.full((40, row), 7, dtype)
     out = room[:, start : start + 48]
     cupyflash.attention(q, k, v, out=out)
@@ -56,7 +56,7 @@ def test_offsets_past_two_to_the_31_elements(axis: int) -> None:
     """Heads, or rows, so far apart that a 32-bit offset would wrap; the untouched pages between cost no memory."""
     room = np.zeros(2**31 + 8192, np.float16)
     strides = (2**32, 128, 2) if axis == 0 else (128, 2**32, 2)
-    q, k, v = draw((2, 2, 64), (2, 2, 64), (2, 2, 64))
+    q, k, v = normal_arrays((2, 2, 64), (2, 2, 64), (2, 2, 64))
     far = np.lib.stride_tricks.as_strided(room[64:], (2, 2, 64), strides)
     for array in [q, k, v] if axis == 0 else [k]:
         far[...] = array
@@ -68,7 +68,7 @@ def test_offsets_past_two_to_the_31_elements(axis: int) -> None:
 
 
 def test_inputs_are_left_alone() -> None:
-    arrays = draw((40, 64), (50, 64), (50, 64))
+    arrays = normal_arrays((40, 64), (50, 64), (50, 64))
     before = [array.copy() for array in arrays]
     for array in arrays:
         array.flags.writeable = False
@@ -77,19 +77,19 @@ def test_inputs_are_left_alone() -> None:
 
 
 def test_empty_arrays() -> None:
-    q, k, v = draw((0, 64), (5, 64), (5, 64))
+    q, k, v = normal_arrays((0, 64), (5, 64), (5, 64))
     assert cupyflash.attention(q, k, v).shape == (0, 64)
-    q, k, v = draw((3, 64), (0, 64), (0, 64))
+    q, k, v = normal_arrays((3, 64), (0, 64), (0, 64))
     out, lse = cupyflash.attention(q, k, v, return_lse=True)
     assert (out == 0).all() and np.isneginf(lse).all()
-    q, k, v = draw((0, 4, 5, 64), (0, 4, 5, 64), (0, 4, 5, 64))
+    q, k, v = normal_arrays((0, 4, 5, 64), (0, 4, 5, 64), (0, 4, 5, 64))
     assert cupyflash.attention(q, k, v).shape == q.shape
 
 
 @pytest.mark.wide
 def test_the_simulated_device_decides_the_tiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bits of L, a float32 sum, differ with the tiling, so a changed device shows in them; and results stay correct."""
-    q, k, v = draw((2, 100, 64), (2, 200, 64), (2, 200, 64))
+    q, k, v = normal_arrays((2, 100, 64), (2, 200, 64), (2, 200, 64))
     outs = [cupyflash.attention(q, k, v, return_lse=True)]
     with cupyflash.simulated_device("H100-SXM", sram="10KB") as device:
         assert device.sram_per_block == 10 * 1024
@@ -107,7 +107,7 @@ def test_the_simulated_device_decides_the_tiling(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("options", [wide({}), {"causal": True}])
 @pytest.mark.parametrize("names", [["mask"], wide(["bias"]), wide(["key_lengths"]), ["mask", "bias", "key_lengths"]])
 def test_masks_add_up(dtype: str, options: dict[str, bool], names: list[str]) -> None:
-    q, k, v = draw((2, 4, 40, 64), (2, 2, 50, 64), (2, 2, 50, 24), dtype=DTYPES[dtype])
+    q, k, v = normal_arrays((2, 4, 40, 64), (2, 2, 50, 64), (2, 2, 50, 24), dtype=DTYPES[dtype])
     rng = np.random.default_rng(2)
     masks = {
         "mask": rng.random((40, 50)) < 0.7,
@@ -122,7 +122,7 @@ def test_masks_add_up(dtype: str, options: dict[str, bool], names: list[str]) ->
 
 @pytest.mark.parametrize("algorithm", ["fa1", wide("fa2"), wide("standard")])
 def test_what_is_behind_the_key_lengths_is_never_read(algorithm: str) -> None:
-    q, k, v = draw((2, 2, 33, 64), (2, 2, 70, 64), (2, 2, 70, 64))
+    q, k, v = normal_arrays((2, 2, 33, 64), (2, 2, 70, 64), (2, 2, 70, 64))
     lengths = np.array([70, 20])
     expected = cupyflash.attention(q, k, v, key_lengths=lengths, algorithm=algorithm)
     k[1, :, 20:] = v[1, :, 20:] = np.nan
@@ -131,7 +131,7 @@ def test_what_is_behind_the_key_lengths_is_never_read(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", [wide("fa1"), "fa2", wide("standard")])
 def test_a_row_that_sees_no_key_is_zero_and_minus_infinity(algorithm: str) -> None:
-    q, k, v = draw((2, 5, 16), (2, 7, 16), (2, 7, 16))
+    q, k, v = normal_arrays((2, 5, 16), (2, 7, 16), (2, 7, 16))
     none = {"mask": np.zeros((5, 7), bool), "key_lengths": np.array([0]), "bias": np.full((5, 7), -np.inf, np.float16)}
     for name, array in none.items():
         out, lse = cupyflash.attention(q, k, v, return_lse=True, algorithm=algorithm, **{name: array})
@@ -141,7 +141,7 @@ def test_a_row_that_sees_no_key_is_zero_and_minus_infinity(algorithm: str) -> No
 @pytest.mark.parametrize("dtype", [np.float16, wide(np.float32)])
 def test_not_a_number_and_infinity_go_where_numpy_puts_them(dtype: object) -> None:
     for bad, place in ((np.nan, 0), (np.inf, 0), (-np.inf, 0), (np.nan, 1), (np.nan, 2), (np.inf, 2), (-np.inf, 2)):
-        arrays = draw((40, 32), (50, 32), (50, 32), dtype=dtype)
+        arrays = normal_arrays((40, 32), (50, 32), (50, 32), dtype=dtype)
         arrays[place][3, 5] = bad
         with np.errstate(invalid="ignore"):
             expected, _ = reference(*arrays)
@@ -150,7 +150,7 @@ def test_not_a_number_and_infinity_go_where_numpy_puts_them(dtype: object) -> No
 
 
 def test_zero_and_negative_strides() -> None:
-    q, k, v = draw((4, 40, 64), (4, 50, 64), (4, 50, 64))
+    q, k, v = normal_arrays((4, 40, 64), (4, 50, 64), (4, 50, 64))
     views = (q[::-1, ::-1], np.broadcast_to(k[:1], k.shape), v[:, ::-1])
     check_numbers(cupyflash.attention(*views), None, *views)
 
@@ -166,7 +166,7 @@ def test_a_grid_has_one_axis(algorithm: str) -> None:
 @pytest.mark.wide
 def test_many_heads() -> None:
     """More (batch, head) pairs than a second grid dimension could hold."""
-    q = draw((65_540, 1, 16))[0]
+    q = normal_arrays((65_540, 1, 16))[0]
     out = cupyflash.attention(q, q, q, tiling=(16, 16))  # one warp a block
     assert np.array_equal(out, q)
 
@@ -184,14 +184,14 @@ def test_objects_that_offer_their_memory_are_taken_as_views() -> None:
         def __dlpack_device__(self) -> tuple[int, int]:
             return self.array.__dlpack_device__()
 
-    q, k, v = draw((40, 64), (50, 64), (50, 64))
+    q, k, v = normal_arrays((40, 64), (50, 64), (50, 64))
     out = cupyflash.attention(Foreign(q), Foreign(k), Foreign(v))
     assert isinstance(out, np.ndarray)
     check_numbers(out, None, q, k, v)
 
 
 def test_warmup_leaves_nothing_to_compile() -> None:
-    q, k, v = draw((2, 24, 48), (2, 24, 48), (2, 24, 48))
+    q, k, v = normal_arrays((2, 24, 48), (2, 24, 48), (2, 24, 48))
     cupyflash.warmup(head_dim=48, causal=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cupyflash.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
@@ -202,7 +202,7 @@ def test_warmup_leaves_nothing_to_compile() -> None:
     "options", [wide({"algorithm": "standard"}), {"tiling": (16, 32)}, {"algorithm": "standard", "tiling": (32, 16)}]
 )
 def test_standard_and_tilings(options: dict[str, Any]) -> None:
-    q, k, v = draw((2, 50, 64), (2, 60, 64), (2, 60, 64))
+    q, k, v = normal_arrays((2, 50, 64), (2, 60, 64), (2, 60, 64))
     check_numbers(cupyflash.attention(q, k, v, **options), None, q, k, v)
 
 
@@ -210,14 +210,14 @@ def test_a_slow_call_is_refused_with_the_way_to_allow_it() -> None:
     q = np.zeros((64, 16384, 64), np.float16)
     with pytest.raises(RuntimeError, match=r"(?s)estimated.*cupy\.asarray.*max_seconds"):
         cupyflash.attention(q, q, q)
-    small = draw((16, 64), (16, 64), (16, 64))
+    small = normal_arrays((16, 64), (16, 64), (16, 64))
     with cupyflash.simulated_device(max_seconds=1e-9), pytest.raises(RuntimeError, match="estimated"):
         cupyflash.attention(*small)
     with cupyflash.simulated_device(max_seconds=math.inf):
         cupyflash.attention(*small)
 
 
-q, k, v = draw((4, 40, 64), (4, 50, 64), (4, 50, 64))
+q, k, v = normal_arrays((4, 40, 64), (4, 50, 64), (4, 50, 64))
 READ_ONLY = np.zeros((4, 40, 64), np.float16)
 READ_ONLY.flags.writeable = False
 MASK, BIAS = np.ones((4, 40, 50), bool), np.zeros((4, 40, 50), np.float16)
@@ -251,7 +251,7 @@ BAD_ARRAYS = [
     ((q[..., ::2], k[..., ::2], v[..., ::2]), ValueError, "q must be contiguous"),
     ((q, k, np.asfortranarray(v)), ValueError, "v must be contiguous"),
     ((q[..., :0], k[..., :0], v[..., :0]), ValueError, "head_dim must be between 1 and 256, got 0"),
-    ((*draw((8, 257), (8, 257), (8, 257)),), ValueError, "head_dim must be between 1 and 256, got 257"),
+    ((*normal_arrays((8, 257), (8, 257), (8, 257)),), ValueError, "head_dim must be between 1 and 256, got 257"),
     ((q, k, np.zeros((4, 50, 300), np.float16)), ValueError, "head_dim_v must be between 1 and 256, got 300"),
     ((ODD, k, v), ValueError, "q must be aligned to its elements"),
 ]

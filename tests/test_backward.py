@@ -22,7 +22,7 @@ A100 = Device.named("A100-40GB")
 ALGORITHMS = ("fa1", "fa2", "standard")
 
 
-def run(
+def backward_with_errors(
     schedule: BackwardSchedule,
     inputs: Inputs,
     dout: np.ndarray,
@@ -37,7 +37,7 @@ def run(
     return execution, measure_gradients(gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
 
 
-def check(
+def check_backward(
     schedule: BackwardSchedule,
     seed: int = 0,
     v_mean: float = 0.0,
@@ -46,7 +46,7 @@ def check(
 ) -> BackwardExecution:
     """All that must hold of one execution; `blocks` are a block mask's."""
     inputs = drawn(schedule.problem, seed, v_mean, blocks)
-    execution, numbers = run(schedule, inputs, draw_gradient(schedule.problem, seed), schedule_seed)
+    execution, numbers = backward_with_errors(schedule, inputs, draw_gradient(schedule.problem, seed), schedule_seed)
     assert execution.findings == ()
     assert theory.traffic(schedule) == replay(schedule) == execution.traffic
     assert all(each.good for each in numbers.values()), numbers
@@ -68,7 +68,7 @@ def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) 
     lengths = (40, 70) if algorithm == "fa1" and dtype == "float32" else (75, 101)
     problem = Problem(1, 2, 1, *lengths, d, dtype, causal=causal)
     sram = "140KB" if algorithm == "fa1" and d == 128 else "64KB"
-    check(plan_backward(problem, A100.with_sram(sram), algorithm), v_mean=1.0)
+    check_backward(plan_backward(problem, A100.with_sram(sram), algorithm), v_mean=1.0)
 
 
 LENGTHS = ((1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320))
@@ -87,12 +87,12 @@ LENGTHS = ((1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320))
 )
 def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
     problem = Problem(1, 1, 1, n_q, n_k, 64, "float16", causal=causal)
-    check(plan_backward(problem, A100, algorithm), v_mean=1.0)
+    check_backward(plan_backward(problem, A100, algorithm), v_mean=1.0)
 
 
 @pytest.mark.parametrize(("d", "device"), sample(product([64, 256], ["T4", "A100-40GB", "H100-SXM", "RTX 4090"]), []))
 def test_every_generation_compiles_and_agrees(device: str, d: int) -> None:
-    check(plan_backward(Problem(1, 2, 2, 130, 150, d, "float16", causal=True), Device.named(device)))
+    check_backward(plan_backward(Problem(1, 2, 2, 130, 150, d, "float16", causal=True), Device.named(device)))
 
 
 @pytest.mark.parametrize(
@@ -111,4 +111,4 @@ def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> Non
     most = 150 if dtype != "float32" else 40 if algorithm == "fa1" else 60
     for problem in data.draw(any_problems(dtype, 1, longest(tiling, most))):
         v_mean, schedule_seed = data.draw(st.sampled_from([0.0, 1.0])), data.draw(orders(problem))
-        check(plan_backward(problem, device, algorithm, tiling), data.draw(st.integers(0, 99)), v_mean, schedule_seed)
+        check_backward(plan_backward(problem, device, algorithm, tiling), data.draw(st.integers(0, 99)), v_mean, schedule_seed)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from test_backward import A100, check
+from test_backward import A100, check_backward
 from test_varlen import any_schedule, packed
 
 import cupyflash
@@ -40,7 +40,7 @@ def test_theory_is_replay_is_literal_replay(data: st.DataObject, kind: tuple[str
 def test_random_problems(algorithm: str, deterministic: bool, data: st.DataObject) -> None:
     tiling = data.draw(st.sampled_from(TILINGS))
     for problem in data.draw(sparse_problems(tiling, longest(tiling, 120))):
-        check(plan_backward(problem, A100, algorithm, tiling, deterministic=deterministic), blocks=tiling, v_mean=1.0)
+        check_backward(plan_backward(problem, A100, algorithm, tiling, deterministic=deterministic), blocks=tiling, v_mean=1.0)
 
 
 @pytest.mark.wide
@@ -152,10 +152,10 @@ def test_deterministic_gives_the_same_bits(dtype: str, orders: int) -> None:
     """Under many orders of execution. What atomics sum is dq alone."""
     p = Problem(1, 4, 2, 30, 40, 16, dtype, causal=True)
     fixed, free = (plan_backward(p, A100, "fa2", (16, 16), deterministic=each) for each in (True, False))
-    first, loose = check(fixed), check(free)
+    first, loose = check_backward(fixed), check_backward(free)
     assert (loose.dk.tobytes(), loose.dv.tobytes()) == (first.dk.tobytes(), first.dv.tobytes())
     for seed in range(orders):
-        again = check(fixed, schedule_seed=seed)
+        again = check_backward(fixed, schedule_seed=seed)
         assert [g.tobytes() for g in (again.dq, again.dk, again.dv)] == [g.tobytes() for g in (first.dq, first.dk, first.dv)]
 
 
@@ -182,4 +182,4 @@ def test_standard_theory_is_replay_is_literal_replay(data: st.DataObject, tiling
 @sweep(2, 4)
 def test_a_window_in_the_standard_backward(data: st.DataObject) -> None:
     for problem in data.draw(sparse_problems((16, 16), most=80, blocks=False)):
-        check(plan_backward(problem, A100, "standard", (32, 48)), data.draw(st.integers(0, 99)), v_mean=1.0)
+        check_backward(plan_backward(problem, A100, "standard", (32, 48)), data.draw(st.integers(0, 99)), v_mean=1.0)

@@ -1,4 +1,4 @@
-"""Benchmarks that need no GPU: docs/performance.md, host time, planning (the others: test_timing.py, test_on_gpu.py)."""
+"""Benchmarks that need no GPU: docs/performance.md, host time, planning (the others: test_timing*.py, test_on_gpu.py)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_our_kernel_moves_what_split_q_says(performance: types.ModuleType) -> No
     for n in (128, 192):
         problem = Problem(1, 1, 1, 128, n, 64, "float16")
         schedule = plan(problem, device, "fa2", (128, 64))
-        tile = schedule.candidate.tile  # type: ignore[attr-defined]
+        tile = schedule.candidate.config  # type: ignore[attr-defined]
         assert not tile.q_in_regs
         (counters,) = execute(schedule, *draw(problem)).counters.values()
         moved.append(counters.shared_kind("ldmatrix").bytes)

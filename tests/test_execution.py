@@ -20,7 +20,7 @@ from suites import sample, sweep, wide
 A100 = Device.named("A100-40GB")
 
 
-def check(schedule: TileSchedule, seed: int = 0, v_mean: float = 0.0, schedule_seed: int | None = None) -> Execution:
+def check_forward(schedule: TileSchedule, seed: int = 0, v_mean: float = 0.0, schedule_seed: int | None = None) -> Execution:
     """All that must hold of one execution."""
     inputs = drawn(schedule.problem, seed, v_mean)
     execution = execute(schedule, *inputs.qkv, seed=schedule_seed, **inputs.beside)
@@ -47,7 +47,7 @@ ALGORITHMS = ("fa1", "fa2", "standard")
 def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) -> None:
     """Ragged lengths, several blocks each way, V away from zero."""
     problem = Problem(1, 2, 1, 75, 101, d, dtype, causal=causal)
-    check(plan(problem, A100.with_sram("28KB"), algorithm, lse=True), v_mean=1.0)
+    check_forward(plan(problem, A100.with_sram("28KB"), algorithm, lse=True), v_mean=1.0)
 
 
 LENGTHS = ((1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320), (3, 0))
@@ -62,13 +62,13 @@ LENGTHS = ((1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320),
 )
 def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
     problem = Problem(1, 1, 1, n_q, n_k, 64, "float16", causal=causal)
-    check(plan(problem, A100.with_sram("20KB"), algorithm, lse=True), v_mean=1.0)
+    check_forward(plan(problem, A100.with_sram("20KB"), algorithm, lse=True), v_mean=1.0)
 
 
 @pytest.mark.parametrize("device", ["T4", wide("A100-40GB"), wide("H100-SXM"), wide("RTX 4090")])
 def test_every_generation_compiles_and_agrees(device: str) -> None:
     """sm_75 has neither cp.async nor mma m16n8k16; its path is another."""
-    check(plan(Problem(1, 2, 2, 130, 150, 64, "float16", causal=True), Device.named(device), lse=True))
+    check_forward(plan(Problem(1, 2, 2, 130, 150, 64, "float16", causal=True), Device.named(device), lse=True))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> Non
     lse, v_mean = data.draw(st.booleans()), data.draw(st.sampled_from([0.0, 1.0]))
     for problem in data.draw(any_problems(dtype, most=longest(tiling))):
         schedule = plan(problem, Device.named(name, sram=sram), algorithm, tiling, lse=lse)
-        check(schedule, data.draw(st.integers(0, 99)), v_mean, data.draw(orders(problem)))
+        check_forward(schedule, data.draw(st.integers(0, 99)), v_mean, data.draw(orders(problem)))
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> Non
 def test_every_schedule_seed_gives_the_same_bits(algorithm: str, dtype: str, orders: int) -> None:
     problem = Problem(1, 2, 1, 50, 70, 32, dtype, causal=True)
     schedule = plan(problem, A100, algorithm, (32, 32), lse=True)
-    first = check(schedule)
+    first = check_forward(schedule)
     for seed in range(orders):
-        again = check(schedule, schedule_seed=seed)
+        again = check_forward(schedule, schedule_seed=seed)
         assert again.out.tobytes() == first.out.tobytes()
         assert again.lse is not None and first.lse is not None and again.lse.tobytes() == first.lse.tobytes()
         assert again.traffic == first.traffic
@@ -108,7 +108,7 @@ def test_every_schedule_seed_gives_the_same_bits(algorithm: str, dtype: str, ord
 def test_theorem_1_flops(n_q: int, n_k: int, d: int) -> None:
     """4 Nq Nk d, on rows padded to a warp's 16, columns to a sub-tile and d to 16; nothing else is multiplied."""
     schedule = plan(Problem(1, 1, 1, n_q, n_k, d, "float16"), A100, "fa1", (64, 64))
-    flops = check(schedule).counters["fa1_forward"].mma_flops
+    flops = check_forward(schedule).counters["fa1_forward"].mma_flops
     sub = dict(schedule.kernels()[0].constants)["SUB"]
     assert isinstance(sub, int)
     rows, cols = -(-n_q // 16) * 16, sum(-(-min(64, n_k - j) // sub) * sub for j in range(0, n_k, 64))

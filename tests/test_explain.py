@@ -59,31 +59,31 @@ def test_the_choice_is_what_runs_and_nothing_else_is_faster(problem: Problem, de
     best = found[0]
     schedule = plan(problem, device)
     assert isinstance(schedule, Fa2Schedule)
-    assert (schedule.block_rows, schedule.block_cols) == (best.tile.block_rows, best.tile.block_cols)
+    assert (schedule.block_rows, schedule.block_cols) == (best.config.block_rows, best.config.block_cols)
     if able(problem, device):
         # Fixing the block sizes to the chosen ones changes nothing else.
         constants = dict(schedule.kernels()[0].constants)
-        assert constants["BLOCKS"] == best.tile.blocks and constants["STAGES"] == best.tile.stages
+        assert constants["BLOCKS"] == best.config.blocks and constants["STAGES"] == best.config.stages
         assert schedule.candidate == best
     finalists = [each for each in found if each.clocks < math.inf]
-    assert len({each.tile.block_rows for each in finalists}) == len(finalists) <= len(fa2_tiles.BLOCK_ROWS)
+    assert len({each.config.block_rows for each in finalists}) == len(finalists) <= len(fa2_tiles.BLOCK_ROWS)
     assert all(best.clocks <= each.clocks for each in finalists)
 
 
 @sweep(10, 100, problem=problems(), device=st.sampled_from(DEVICES))
 def test_every_configuration_is_a_candidate_once_with_a_rate_or_a_reason(problem: Problem, device: Device) -> None:
     found = fa2_tiles.candidates(problem, device)
-    tiles = [(c.tile.block_rows, c.tile.block_cols, c.tile.warp_rows, c.tile.stages, c.tile.q_in_regs) for c in found]
-    assert len(set(tiles)) == len(tiles) == len(list(fa2_tiles.tiles(problem, None)))
+    tiles = [(c.config.block_rows, c.config.block_cols, c.config.warp_rows, c.config.stages, c.config.q_in_regs) for c in found]
+    assert len(set(tiles)) == len(tiles) == len(list(fa2_tiles.configs(problem, None)))
     for each in found:
         assert bool(each.rejected) != bool(each.rate > 0)
         if each.rejected:
             assert each.rejected.split(":")[0] in ("shared memory", "registers")
             continue
         assert each.shared_bytes <= device.sram_per_block
-        assert each.tile.blocks * each.shared_bytes <= device.sram_per_sm
+        assert each.config.blocks * each.shared_bytes <= device.sram_per_sm
         # What the blocks that share a multiprocessor are said to take is there.
-        assert each.tile.blocks * each.tile.threads * each.registers <= device.registers_per_sm
+        assert each.config.blocks * each.config.threads * each.registers <= device.registers_per_sm
         assert each.bound in dict(each.parts) and min(dict(each.parts).values()) >= 0
 
 
@@ -104,7 +104,7 @@ def test_lengths_and_heads_choose_between_kernels_that_do_not_depend_on_them(
         bias=problem.options.bias,
         causal=problem.options.causal,
     )
-    tiles = [{each.tile for each in fa2_tiles.finalists(each, device)} for each in (problem, other)]
+    tiles = [{each.config for each in fa2_tiles.finalists(each, device)} for each in (problem, other)]
     assert tiles[0] == tiles[1]
 
 
@@ -120,9 +120,9 @@ def test_the_choices_of_a_kernel_engineer() -> None:
     """Long rows in 128 rows of 32 a warp and two blocks an SM; few and short ones in smaller blocks."""
     for name in ("A100-40GB", "H100-SXM"):
         for d in (64, 128):
-            tile = fa2_tiles.choose(Problem(4, 16, 16, 4096, 4096, d, "float16"), Device.named(name)).tile
+            tile = fa2_tiles.choose(Problem(4, 16, 16, 4096, 4096, d, "float16"), Device.named(name)).config
             assert (tile.block_rows, tile.warp_rows, tile.blocks) == (128, 32, 2)
-    one_query = fa2_tiles.choose(Problem(1, 1, 1, 1, 4096, 64, "float16"), Device.named("A100-40GB")).tile
+    one_query = fa2_tiles.choose(Problem(1, 1, 1, 1, 4096, 64, "float16"), Device.named("A100-40GB")).config
     assert one_query.block_rows == 16
 
 
@@ -144,7 +144,7 @@ def test_json_holds_all_candidates_and_the_theory(options: tuple[str, ...]) -> N
     assert len(report["candidates"]) == len(found)
     for told, each in zip(report["candidates"], found, strict=True):
         assert {name: told[name] for name in ("block_rows", "block_cols", "warp_rows", "stages", "q_in_regs")} == {
-            name: getattr(each.tile, name) for name in ("block_rows", "block_cols", "warp_rows", "stages", "q_in_regs")
+            name: getattr(each.config, name) for name in ("block_rows", "block_cols", "warp_rows", "stages", "q_in_regs")
         }
         assert told.get("reason") == each.rejected and told.get("tile_clocks", {}) == dict(each.parts)
     assert [told["verdict"] for told in report["candidates"]].count("chosen") == 1

@@ -29,7 +29,7 @@ def posed(q: tuple[int, ...] = (2, 20, 16), k: tuple[int, ...] = (2, 28, 16), dt
     return {"dout": normal(*out.shape, dtype=dtype, seed=3), **arrays, "out": out, "lse": lse}
 
 
-def check(arrays: Arrays, gradients: tuple[Any, Any, Any], **options: Any) -> None:
+def check_gradients(arrays: Arrays, gradients: tuple[Any, Any, Any], **options: Any) -> None:
     """The 2x rule against float64, shapes and dtypes."""
     dout, q, k, v = (arrays[name] for name in ("dout", "q", "k", "v"))
     for gradient, of in zip(gradients, (q, k, v), strict=True):
@@ -74,7 +74,7 @@ def test_axes_are_batch_and_heads(dtype: Any) -> None:
     """(b, h, n, d), each of the batch (h, n, d), and each head (n, d) have the same gradients."""
     arrays = posed((2, 2, 20, 16), (2, 2, 28, 16), dtype, causal=True)
     whole = cupyflash.attention_backward(**arrays, causal=True)
-    check(arrays, whole, causal=True)
+    check_gradients(arrays, whole, causal=True)
     for at in [(1,), (0, 1)]:
         part = cupyflash.attention_backward(**{name: array[at] for name, array in arrays.items()}, causal=True)
         for ours, of_whole in zip(part, whole, strict=True):
@@ -85,7 +85,7 @@ def test_axes_are_batch_and_heads(dtype: Any) -> None:
 def test_gradients_of_shared_heads_add_up(kv_heads: int) -> None:
     arrays = posed((4, 20, 16), (kv_heads, 28, 16), np.float16)
     shared = cupyflash.attention_backward(**arrays)
-    check(arrays, shared)
+    check_gradients(arrays, shared)
     repeated = arrays | {name: np.repeat(arrays[name], 4 // kv_heads, axis=0) for name in "kv"}
     dq, *own = cupyflash.attention_backward(**repeated)
     np.testing.assert_allclose(shared[0], dq, rtol=1e-2, atol=1e-4)
@@ -100,7 +100,7 @@ def test_another_d_of_v() -> None:
     v = v.astype(np.float16)
     out, lse = cupyflash.attention(q, k, v, return_lse=True)
     arrays = {"dout": normal(2, 20, 40, dtype=np.float16, seed=3), "q": q, "k": k, "v": v, "out": out, "lse": lse}
-    check(arrays, cupyflash.attention_backward(**arrays))
+    check_gradients(arrays, cupyflash.attention_backward(**arrays))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_the_pullback_may_be_called_again_and_is_linear() -> None:
     out, pullback = cupyflash.attention_vjp(*(arrays[name] for name in "qkv"))
     assert np.array_equal(out, arrays["out"])
     once, twice, doubled = (pullback(dout) for dout in (arrays["dout"], arrays["dout"], 2 * arrays["dout"]))
-    check(arrays, once)
+    check_gradients(arrays, once)
     for first, second, double in zip(once, twice, doubled, strict=True):
         np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(2 * first, double, rtol=1e-5, atol=1e-6)
@@ -203,14 +203,14 @@ def test_vjp_hands_its_options_to_both_passes() -> None:
     options = {"causal": True, "scale": 0.4, "key_lengths": np.array([28, 9]), "bias": normal(20, 28).astype(np.float16)}
     out, pullback = cupyflash.attention_vjp(q, k, v, algorithm="fa2", tiling=(16, 32), **options)
     dout = normal(*out.shape, dtype=np.float16)
-    check({"dout": dout, "q": q, "k": k, "v": v}, pullback(dout), **options)
+    check_gradients({"dout": dout, "q": q, "k": k, "v": v}, pullback(dout), **options)
 
 
 @pytest.mark.parametrize("device", ["T4", wide("H100-SXM")])
 def test_gradients_run_on_the_device_that_is_simulated(device: str) -> None:
     with cupyflash.simulated_device(device, sram="24KB"):
         arrays = posed((2, 70, 64), (2, 90, 64), np.float16, causal=True)
-        check(arrays, cupyflash.attention_backward(**arrays, causal=True), causal=True)
+        check_gradients(arrays, cupyflash.attention_backward(**arrays, causal=True), causal=True)
 
 
 def test_what_would_take_too_long_is_refused() -> None:

@@ -19,7 +19,7 @@ from cupyflash.sim.execution import BackwardExecution, execute_backward
 from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.reference import backward, reference, reference_gradients
 from cupyflash.sim.yardstick import DTYPES
-from mutants import Mutant, check
+from mutants import Mutant, check_mutant
 from suites import sample, wide
 
 # Powers of two that q and k are multiples of, and of the scale. Gradients are as large as scale q, which float16 has to hold.
@@ -131,7 +131,7 @@ MUTANTS = {
 }
 
 
-def run(schedule: BackwardSchedule, seed: int | None = None) -> tuple[BackwardExecution, bool]:
+def backward_of_large_scores(schedule: BackwardSchedule, seed: int | None = None) -> tuple[BackwardExecution, bool]:
     """Of scores about 2^28, some of them equal."""
     arrays, options = pose("float16", 13, -3, "causal", 100)
     q, k, v, dout = arrays
@@ -148,13 +148,13 @@ def planned(deterministic: bool) -> BackwardSchedule:
 
 @pytest.mark.parametrize("name", sample(MUTANTS, {"a row's score is forgotten"}))
 def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(MUTANTS[name], planned(name.startswith("dQ")), run, tmp_path, monkeypatch)
+    check_mutant(MUTANTS[name], planned(name.startswith("dQ")), backward_of_large_scores, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("deterministic", [wide(False), wide(True)])
 def test_every_schedule_seed_gives_the_same_numbers(deterministic: bool) -> None:
     for seed in (None, *range(5)):
-        execution, good = run(planned(deterministic), seed)
+        execution, good = backward_of_large_scores(planned(deterministic), seed)
         assert good and execution.findings == ()
 
 

@@ -15,7 +15,7 @@ from cupyflash.sim import execute, execute_softmax
 from cupyflash.sim.execution import Execution
 from cupyflash.sim.verification import score_dtype
 from cupyflash.sim.yardstick import drawn, measure
-from mutants import Mutant, check, clean
+from mutants import Mutant, check_mutant, check_unbroken
 from suites import sample, wide
 
 A100 = Device.named("A100-40GB")
@@ -219,7 +219,7 @@ def attention(algorithm: str, problem: str = "") -> TileSchedule:
     return plan(one if problem else ATTENTION, A100, algorithm, (32, 32), lse=True)
 
 
-def run(schedule: AnySchedule, seed: int | None = None) -> tuple[Execution, bool]:
+def forward_or_softmax(schedule: AnySchedule, seed: int | None = None) -> tuple[Execution, bool]:
     """An execution, and whether its numbers are right."""
     if isinstance(schedule, SoftmaxSchedule):
         x = np.random.default_rng(0).standard_normal((schedule.rows, schedule.cols)).astype(np.float32) * 3
@@ -237,12 +237,14 @@ def run(schedule: AnySchedule, seed: int | None = None) -> tuple[Execution, bool
 
 @pytest.mark.parametrize("name", sample(FA1_MUTANTS, {"Q is overwritten early", "the scale is forgotten"}))
 def test_flash_attention(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(FA1_MUTANTS[name], attention("fa1", FA1_MUTANTS[name].problem), run, tmp_path, monkeypatch)
+    check_mutant(FA1_MUTANTS[name], attention("fa1", FA1_MUTANTS[name].problem), forward_or_softmax, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", sample(STANDARD_MUTANTS, {"softmax: every lane stores L", "values: V is read past its end"}))
 def test_standard(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(STANDARD_MUTANTS[name], attention("standard", STANDARD_MUTANTS[name].problem), run, tmp_path, monkeypatch)
+    check_mutant(
+        STANDARD_MUTANTS[name], attention("standard", STANDARD_MUTANTS[name].problem), forward_or_softmax, tmp_path, monkeypatch
+    )
 
 
 SOFTMAX_SCHEDULES = {"warp": (5, 100), "block": (2, 3000)}
@@ -255,25 +257,33 @@ SOFTMAX_SCHEDULES = {"warp": (5, 100), "block": (2, 3000)}
 def test_softmax(algorithm: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = SOFTMAX_MUTANTS[algorithm][name]
     rows, cols = SOFTMAX_SCHEDULES[mutant.problem]
-    check(mutant, plan_softmax(rows, cols, "float32", A100, algorithm), run, tmp_path, monkeypatch)
+    check_mutant(mutant, plan_softmax(rows, cols, "float32", A100, algorithm), forward_or_softmax, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("algorithm", ["fa1", "standard"])
 @pytest.mark.parametrize("orders", [1, wide(50)])
 def test_small_ones_that_are_not_broken_are_clean(algorithm: str, orders: int) -> None:
-    clean(plan(Problem(1, 1, 1, 20, 40, 16, "float16", alignment=16), A100, algorithm, (32, 32), lse=True), run, range(orders))
+    check_unbroken(
+        plan(Problem(1, 1, 1, 20, 40, 16, "float16", alignment=16), A100, algorithm, (32, 32), lse=True),
+        forward_or_softmax,
+        range(orders),
+    )
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("algorithm", ["fa1", "standard"])
 def test_what_is_not_broken_is_clean(algorithm: str) -> None:
-    clean(attention(algorithm), run, range(2))
-    clean(plan(Problem(1, 1, 1, 128, 128, 64, "float32", causal=True), A100, algorithm, (64, 64), lse=True), run, range(1))
+    check_unbroken(attention(algorithm), forward_or_softmax, range(2))
+    check_unbroken(
+        plan(Problem(1, 1, 1, 128, 128, 64, "float32", causal=True), A100, algorithm, (64, 64), lse=True),
+        forward_or_softmax,
+        range(1),
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["safe", "online"])
 @pytest.mark.parametrize("orders", [1, wide(50)])
 def test_softmax_that_is_not_broken_is_clean(algorithm: str, orders: int) -> None:
     for rows, cols in SOFTMAX_SCHEDULES.values():
-        clean(plan_softmax(rows, cols, "float32", A100, algorithm), run, range(min(orders, 6)))
-    clean(plan_softmax(2, 1100, "float32", A100, algorithm), run, range(orders))
+        check_unbroken(plan_softmax(rows, cols, "float32", A100, algorithm), forward_or_softmax, range(min(orders, 6)))
+    check_unbroken(plan_softmax(2, 1100, "float32", A100, algorithm), forward_or_softmax, range(orders))

@@ -19,7 +19,7 @@ from cupyflash.schedules import BackwardSchedule, VarlenBackwardSchedule, plan_b
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.sim.execution import BackwardExecution, execute_backward, run_kernels
 from cupyflash.sim.yardstick import draw_gradient, drawn
-from mutants import Mutant, check, clean
+from mutants import Mutant, check_mutant, check_unbroken
 from suites import sample, wide
 from yardstick import draw
 
@@ -70,7 +70,7 @@ def schedule(problem: str, device: Device = A100) -> BackwardSchedule:
     return replace(plain, problem=p, mask_blocks=(256, 128)) if p.options.block_mask else plain
 
 
-def run(schedule: BackwardSchedule, seed: int | None = None) -> tuple[BackwardExecution, bool]:
+def backward(schedule: BackwardSchedule, seed: int | None = None) -> tuple[BackwardExecution, bool]:
     """A bias is shared by the heads, and leaves a row nothing."""
     if isinstance(schedule, VarlenBackwardSchedule):
         execution, of_each = run_packed(schedule, seed)
@@ -80,7 +80,7 @@ def run(schedule: BackwardSchedule, seed: int | None = None) -> tuple[BackwardEx
         bias = inputs.beside["bias"][:, :1].copy()
         bias[:, :, 4] = -np.inf
         inputs = replace(inputs, beside={**inputs.beside, "bias": bias})
-    execution, numbers = test_backward.run(schedule, inputs, draw_gradient(schedule.problem), seed)
+    execution, numbers = test_backward.backward_with_errors(schedule, inputs, draw_gradient(schedule.problem), seed)
     return execution, all(each.good for each in numbers.values())
 
 
@@ -369,12 +369,12 @@ FIXED_MUTANTS = {
 
 @pytest.mark.parametrize("name", sample(MUTANTS, {"dS is read early", "D is forgotten"}))
 def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(MUTANTS[name], schedule(MUTANTS[name].problem), run, tmp_path, monkeypatch)
+    check_mutant(MUTANTS[name], schedule(MUTANTS[name].problem), backward, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", sample(FIXED_MUTANTS, {"nobody waits for V"}))
 def test_mutant_of_the_kernel_of_dq(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(FIXED_MUTANTS[name], schedule("fixed: " + FIXED_MUTANTS[name].problem), run, tmp_path, monkeypatch)
+    check_mutant(FIXED_MUTANTS[name], schedule("fixed: " + FIXED_MUTANTS[name].problem), backward, tmp_path, monkeypatch)
 
 
 FIXED = ("", "causal rows", "window of rows", "blocks", "packed")  # what its mutants break
@@ -385,7 +385,7 @@ FEATURES = ("one stage: ", *PROBLEMS, *(f"fixed: {name}" for name in FIXED))
 @pytest.mark.parametrize("problem", FEATURES)
 def test_what_is_not_broken_is_clean(problem: str) -> None:
     assert all(kernel.threads >= 64 for kernel in schedule(problem).kernels())  # several warps
-    clean(schedule(problem), run, range(1))
+    check_unbroken(schedule(problem), backward, range(1))
 
 
 ORDERED: dict[str, dict[str, Any]] = {
@@ -401,7 +401,7 @@ def test_fifty_orders(name: str, fixed: bool, orders: int) -> None:
     """In fifty orders of execution, of small problems."""
     posed: dict[str, Any] = {"seqlen_q": 24, "seqlen_k": 40, "head_dim": 16, "dtype": "float16"} | ORDERED[name]
     problem = Problem(batch=1, heads=2, kv_heads=1, **posed)
-    clean(plan_backward(problem, A100, "fa2", (16, 32), deterministic=fixed), run, range(orders))
+    check_unbroken(plan_backward(problem, A100, "fa2", (16, 32), deterministic=fixed), backward, range(orders))
 
 
 @pytest.mark.parametrize(

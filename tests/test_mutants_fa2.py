@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import test_varlen
-from test_mutants import run
+from test_mutants import forward_or_softmax
 
 from cupyflash import Device, Problem, TileSchedule, plan
 from cupyflash.options import BlockMask
 from cupyflash.schedules import plan_varlen
 from cupyflash.sim import execute
-from mutants import Mutant, check, clean
+from mutants import Mutant, check_mutant, check_unbroken
 from suites import sample, wide
 from yardstick import draw
 
@@ -96,14 +96,14 @@ def schedule(problem: str, device: Device = A100) -> TileSchedule:
 
 @pytest.mark.parametrize("name", sample(MUTANTS, {"nobody waits for a block"}))
 def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(MUTANTS[name], schedule(MUTANTS[name].problem), run, tmp_path, monkeypatch)
+    check_mutant(MUTANTS[name], schedule(MUTANTS[name].problem), forward_or_softmax, tmp_path, monkeypatch)
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_what_is_not_broken_is_clean(problem: str) -> None:
     assert schedule(problem).kernels()[0].threads >= 64  # several warps
-    clean(schedule(problem), run, range(3))
+    check_unbroken(schedule(problem), forward_or_softmax, range(3))
 
 
 ORDERED: dict[str, tuple[Device, tuple[int, int], dict[str, Any]]] = {
@@ -127,14 +127,16 @@ def test_fifty_orders(name: str, orders: int) -> None:
     """In fifty orders of execution, of small problems."""
     device, tiling, options = ORDERED[name]
     posed: dict[str, Any] = {"seqlen_q": 34, "seqlen_k": 40, "head_dim": 16, "dtype": "float16"} | options
-    clean(plan(Problem(batch=1, heads=1, kv_heads=1, **posed), device, "fa2", tiling, lse=True), run, range(orders))
+    check_unbroken(
+        plan(Problem(batch=1, heads=1, kv_heads=1, **posed), device, "fa2", tiling, lse=True), forward_or_softmax, range(orders)
+    )
 
 
 @pytest.mark.parametrize("orders", [2, wide(50)])
 def test_fifty_orders_of_packed_sequences(orders: int) -> None:
     schedule = plan_varlen(Problem(3, 1, 1, 20, 40, 16, "float16", causal=True), A100, ((20, 40), (0, 3), (17, 9)), (32, 32))
     for seed in range(orders):
-        test_varlen.check(schedule, seed=seed)
+        test_varlen.check_packed(schedule, seed=seed)
 
 
 @pytest.mark.parametrize(("d", "device"), sample(product([32, 64, 80, 128, 256], [A100, H100, T4]), [(80, A100)]))

@@ -86,7 +86,7 @@ MUTANTS = {
 }
 
 
-def run(module: Module, M: int, N: int, K: int, seed: int | None = None) -> tuple[Launch, bool]:
+def multiplied(module: Module, M: int, N: int, K: int, seed: int | None = None) -> tuple[Launch, bool]:
     """A launch, and whether C is right."""
     random = np.random.default_rng(0)
     A, B = random.standard_normal((M, K)).astype(np.float16), random.standard_normal((K, N)).astype(np.float16)
@@ -102,7 +102,7 @@ def test_the_fault_is_found(name: str, tmp_path: Path) -> None:
     fault = MUTANTS[name]
     (tmp_path / NAME).write_text(SOURCE.read_text())
     fault.apply(tmp_path)
-    launch, good = run(Module.from_source((tmp_path / NAME).read_text(), name=NAME), 100, 72, 200)
+    launch, good = multiplied(Module.from_source((tmp_path / NAME).read_text(), name=NAME), 100, 72, 200)
     if fault.finds == "numbers":
         assert launch.findings == () and not good
     else:
@@ -113,10 +113,10 @@ def test_the_fault_is_found(name: str, tmp_path: Path) -> None:
 def test_what_is_not_broken_is_clean(orders: int) -> None:
     module = Module.from_source(SOURCE.read_text(), name=NAME)
     for seed in [None, *range(orders)]:
-        launch, good = run(module, 40, 24, 200, seed)
+        launch, good = multiplied(module, 40, 24, 200, seed)
         assert launch.findings == () and good
     for seed in (None, 0, 1)[: 1 + orders // 10]:
-        launch, good = run(module, 100, 72, 200, seed)
+        launch, good = multiplied(module, 100, 72, 200, seed)
         assert launch.findings == () and good
         counters = launch.counters
         assert all(counters.shared_kind(kind).requests for kind in ("ldmatrix", "cp.async"))

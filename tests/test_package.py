@@ -15,7 +15,7 @@ import cupyflash
 from cupyflash import kernels_cu, nvrtc
 
 
-def run(code: str) -> str:
+def python(code: str) -> str:
     """What a fresh interpreter prints."""
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=3600).stdout
 
@@ -36,7 +36,7 @@ print(json.dumps([sorted(set(sys.modules) - before), calls]))
 
 def test_an_import_beyond_numpy_is_small() -> None:
     """What a user waits for, in counts: which modules come along, and how many functions run (18,000 when this was written)."""
-    modules, calls = json.loads(run(IMPORT))
+    modules, calls = json.loads(python(IMPORT))
     others = {name.split(".")[0] for name in modules} - set(sys.stdlib_module_names)
     assert "cupyflash" in others and others <= {"cupyflash", "ml_dtypes"}
     assert not [name for name in modules if name.startswith("cupyflash.sim.")]
@@ -45,7 +45,7 @@ def test_an_import_beyond_numpy_is_small() -> None:
 
 
 def test_what_needs_no_compiler_imports_no_cupy_and_runs_without_it() -> None:
-    run(
+    python(
         "import sys; sys.modules['cupy'] = None\n"
         "import cupyflash\n"
         "from cupyflash.sim import theory, replay\n"
@@ -59,7 +59,7 @@ def test_what_needs_no_compiler_imports_no_cupy_and_runs_without_it() -> None:
 
 @pytest.mark.wide
 def test_what_needs_a_compiler_says_what_to_install() -> None:
-    out = run(
+    out = python(
         "import sys; sys.modules['cupy'] = None; sys.modules['cupy.cuda'] = None; import numpy, cupyflash\n"
         "q = numpy.zeros((16, 64), numpy.float16)\n"
         "try: cupyflash.attention(q, q, q)\n"
@@ -72,7 +72,7 @@ def test_what_needs_a_compiler_says_what_to_install() -> None:
 def test_float16_and_float32_need_no_ml_dtypes() -> None:
     """A bare machine has CuPy, NumPy and a CUDA toolkit; only bfloat16 asks for more, and says so."""
     pytest.importorskip("cupy")
-    run(
+    python(
         "import sys\n"
         "class Missing:\n"
         "    def find_spec(self, name, *_):\n"

@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*arguments: str) -> Result:
+def profiled(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["profile", *arguments])
 
 
@@ -52,7 +52,7 @@ SPEC: dict[str, Any] = {"x": {"shape": [100], "fill": 2}, "y": {"shape": [100], 
 
 
 def axpy(*more: str, spec: dict[str, Any] = SPEC, file: str = "axpy.cu", block: str = "64") -> Result:
-    return run(file, "--grid", "2", "--block", block, "--args", json.dumps(spec), "-DSTRIDE=1", *more)
+    return profiled(file, "--grid", "2", "--block", block, "--args", json.dumps(spec), "-DSTRIDE=1", *more)
 
 
 def report(*more: str, **options: Any) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def test_a_ptx_file_and_a_module_are_profiled_alike() -> None:
 def test_without_line_information_the_lines_are_the_ptx_s() -> None:
     text = Module.from_source('extern "C" __global__ void k(int* x) { x[threadIdx.x] = 1; }').text
     Path("k.ptx").write_text(re.sub(r"\t\.loc.*", "", text))
-    result = run("k.ptx", "--grid", "1", "--block", "32", "--args", '[{"shape": 32, "dtype": "int32"}]')
+    result = profiled("k.ptx", "--grid", "1", "--block", "32", "--args", '[{"shape": 32, "dtype": "int32"}]')
     assert result.exit_code == 0 and re.search(r"PTX:\d+ .*st\.global", result.stdout)
 
 
@@ -155,14 +155,14 @@ def test_findings_are_told_and_the_exit_status_says_so() -> None:
 
 def test_one_fault_is_one_fault() -> None:
     Path("one.cu").write_text('extern "C" __global__ void one(int* x) { x[0] = 1; x[1] = 1; }')
-    result = run("one.cu", "--grid", "1", "--block", "1", "--args", '[{"shape": [1], "dtype": "int32"}]')
+    result = profiled("one.cu", "--grid", "1", "--block", "1", "--args", '[{"shape": [1], "dtype": "int32"}]')
     assert result.exit_code == 1 and "Error: the machine found 1 fault in the kernel" in result.stderr
     assert "Findings: 1 lane at 1 place\n" in result.stdout and "4 bytes requested, 1 sector\n" in result.stdout
 
 
 def test_a_file_s_name_may_have_any_letters() -> None:
     Path("né ü.cu").write_text('extern "C" __global__ void one(int* x) {\n    x[0] = 1;\n}')
-    result = run("né ü.cu", "--grid", "1", "--block", "1", "--args", '[{"shape": [1], "dtype": "int32"}]')
+    result = profiled("né ü.cu", "--grid", "1", "--block", "1", "--args", '[{"shape": [1], "dtype": "int32"}]')
     assert result.exit_code == 0 and "\n  2     arg0    write" in result.stdout and "x[0] = 1;" in result.stdout
 
 
@@ -272,13 +272,13 @@ def test_a_structure_by_value_is_the_example_in_the_docs(folder: Path) -> None:
         "p.x=x.npy",
         "--json",
     ]
-    result = run(*command)
+    result = profiled(*command)
     assert result.exit_code == 0, result.output
     tensors = json.loads(result.stdout)["tensors"]
     assert tensors == {name: {"shape": [1000], "dtype": "float32", "bytes": 4000} for name in "xy"}
     assert np.array_equal(np.load("y.npy"), 2 * np.load("x.npy"))
     Path("scale.cu").write_text(BLOCKS["scale.cu"].replace("p.y[i] =", "p.y[i] +="))
-    faulty = run(*command)
+    faulty = profiled(*command)
     assert faulty.exit_code == 1 and {f["tensor"] for f in json.loads(faulty.stdout)["findings"]} == {"y"}
 
 
@@ -326,7 +326,7 @@ def test_arrays_in_structures_have_paths_and_random_numbers_of_their_own() -> No
     ],
 )
 def test_wrong_arguments_are_one_line(spec: str, says: str) -> None:
-    result = run("axpy.cu", "--grid", "1", "--block", "32", "--args", spec)
+    result = profiled("axpy.cu", "--grid", "1", "--block", "32", "--args", spec)
     assert result.exit_code == 2 and result.stdout == "", result.output
     assert result.stderr.startswith("Error: ") and says in result.stderr and result.stderr.count("\n") == 1
 
@@ -362,7 +362,7 @@ def test_wrong_input_is_one_line(arguments: list[str], says: str) -> None:
     Path("odd.ptx").write_text(".version 8.0\n.entry k() { .reg .b32 %r<3>;\nfrobnicate.b32 %r1, %r2;\nret; }")
     Path("folder.npy").mkdir()
     Path("zip.npz").write_bytes(b"PK\x80\xff")
-    result = run(*arguments)
+    result = profiled(*arguments)
     errors = [line for line in result.stderr.splitlines() if not line.startswith("executing")]
     assert result.exit_code == 2 and result.stdout == "" and isinstance(result.exception, SystemExit)
     assert len(errors) == 1 and errors[0].startswith("Error: ") and says in errors[0]

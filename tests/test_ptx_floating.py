@@ -51,7 +51,7 @@ def raw(x: np.ndarray) -> np.ndarray:
     return x.view(np.uint16) if x.dtype.itemsize == 2 else x
 
 
-def check(body: str, kind: str, inputs: list[np.ndarray], exact: Callable[..., Fraction], mode: str = "rn") -> None:
+def check_rounding(body: str, kind: str, inputs: list[np.ndarray], exact: Callable[..., Fraction], mode: str = "rn") -> None:
     (got,) = apply(body, [raw(x) for x in inputs], [raw(np.zeros(1, DTYPES[kind])).dtype])
     values = got.view(DTYPES[kind]).astype(np.float64)
     for k in range(len(values)):
@@ -73,12 +73,12 @@ def test_arithmetic_rounds_in_every_direction(kind: str, mode: str, rng: np.rand
     a, b = finite(rng, kind, N), finite(rng, kind, N)
     b[:50] = np.nextafter(a[:50], DTYPES[kind](0))  # cancellation
     b[50:100] = (a[50:100] * DTYPES[kind](2.0**-20)).astype(b.dtype)
-    check(f"add.{mode}.{kind} %d0, %a0, %a1;", kind, [a, b], lambda x, y: x + y, mode)
-    check(f"sub.{mode}.{kind} %d0, %a0, %a1;", kind, [a, b], lambda x, y: x - y, mode)
-    check(f"mul.{mode}.{kind} %d0, %a0, %a1;", kind, [a, b], lambda x, y: x * y, mode)
+    check_rounding(f"add.{mode}.{kind} %d0, %a0, %a1;", kind, [a, b], lambda x, y: x + y, mode)
+    check_rounding(f"sub.{mode}.{kind} %d0, %a0, %a1;", kind, [a, b], lambda x, y: x - y, mode)
+    check_rounding(f"mul.{mode}.{kind} %d0, %a0, %a1;", kind, [a, b], lambda x, y: x * y, mode)
     b[b == 0] = 3
-    check(f"div.{mode}.{kind} %d0, %a0, %a1;", kind, [a, b], lambda x, y: x / y, mode)
-    check(f"rcp.{mode}.{kind} %d0, %a1;", kind, [a, b], lambda x, y: 1 / y, mode)
+    check_rounding(f"div.{mode}.{kind} %d0, %a0, %a1;", kind, [a, b], lambda x, y: x / y, mode)
+    check_rounding(f"rcp.{mode}.{kind} %d0, %a1;", kind, [a, b], lambda x, y: 1 / y, mode)
 
 
 def hard_fma(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -99,14 +99,14 @@ def test_fma_f32_rounds_once(mode: str, rng: np.random.Generator) -> None:
     with np.errstate(all="ignore"):
         c[:60] = -(a[:60] * b[:60])
     c = np.where(np.isfinite(c), c, np.float32(1))
-    check(f"fma.{mode}.f32 %d0, %a0, %a1, %a2;", "f32", [a, b, c], exact, mode)
-    check(f"fma.{mode}.f32 %d0, %a0, %a1, %a2;", "f32", list(hard_fma(rng, N)), exact, mode)
+    check_rounding(f"fma.{mode}.f32 %d0, %a0, %a1, %a2;", "f32", [a, b, c], exact, mode)
+    check_rounding(f"fma.{mode}.f32 %d0, %a0, %a1, %a2;", "f32", list(hard_fma(rng, N)), exact, mode)
     tiny = [(x * np.float32(2.0**-70)).astype(np.float32) for x in hard_fma(rng, N)[:2]]
-    check(f"fma.{mode}.f32 %d0, %a0, %a1, %a2;", "f32", [*tiny, np.full(N, 1e-44, np.float32)], exact, mode)
+    check_rounding(f"fma.{mode}.f32 %d0, %a0, %a1, %a2;", "f32", [*tiny, np.full(N, 1e-44, np.float32)], exact, mode)
     # A subnormal result just below the middle of two: the product is half a step less 2**-190.
     steps = (2.0**-127 + (2 * rng.integers(0, 2**10, N) + 1) * 2.0**-149).astype(np.float32)
     half = [np.full(N, (1 + s * 2.0**-20) * 2.0**-75, np.float32) for s in (1, -1)]
-    check(f"fma.{mode}.f32 %d0, %a0, %a1, %a2;", "f32", [*half, steps], exact, mode)
+    check_rounding(f"fma.{mode}.f32 %d0, %a0, %a1, %a2;", "f32", [*half, steps], exact, mode)
 
 
 def test_hard_fma_operands_are_hard(rng: np.random.Generator) -> None:
@@ -123,7 +123,7 @@ def test_fma_of_other_types_rounds_once(kind: str, rng: np.random.Generator) -> 
         c[:60] = (-(a[:60].astype(np.float64) * b[:60].astype(np.float64))).astype(c.dtype)
     c = np.where(np.isfinite(c.astype(np.float64)), c, c.dtype.type(1))
     with np.errstate(all="ignore"):
-        check(f"fma.rn.{kind} %d0, %a0, %a1, %a2;", kind, [a, b, c], lambda x, y, z: x * y + z)
+        check_rounding(f"fma.rn.{kind} %d0, %a0, %a1, %a2;", kind, [a, b, c], lambda x, y, z: x * y + z)
 
 
 @pytest.mark.parametrize("op", ["add", "sub", "mul"])
@@ -131,7 +131,7 @@ def test_fma_of_other_types_rounds_once(kind: str, rng: np.random.Generator) -> 
 def test_half_arithmetic_rounds_once(kind: str, op: str, rng: np.random.Generator) -> None:
     a, b = finite(rng, kind, N), finite(rng, kind, N)
     exact = {"add": Fraction.__add__, "sub": Fraction.__sub__, "mul": Fraction.__mul__}[op]
-    check(f"{op}{'.rn' if kind == 'bf16' else ''}.{kind} %d0, %a0, %a1;", kind, [a, b], exact)
+    check_rounding(f"{op}{'.rn' if kind == 'bf16' else ''}.{kind} %d0, %a0, %a1;", kind, [a, b], exact)
 
 
 def test_packed_halves_are_two_elements(rng: np.random.Generator) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gallery import Gallery, Run, check
+from gallery import Gallery, Run, check_kernel
 
 from suites import sample, wide
 
@@ -521,4 +521,4 @@ LIBRARIES = {"cub_blocks_and_warps", "standard_library", "grid_wide_synchronisat
 @pytest.mark.parametrize("seed", [None, wide(1)])
 @pytest.mark.parametrize("name", sample(gallery.names, {*gallery.names} - LIBRARIES))
 def test_kernel(name: str, seed: int | None) -> None:
-    check(gallery.make(name), seed)
+    check_kernel(gallery.make(name), seed)

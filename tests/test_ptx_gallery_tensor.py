@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gallery import Gallery, Run, check
+from gallery import Gallery, Run, check_kernel
 from test_ptx_harness import compile_cuda
 
 from suites import sample, wide
@@ -249,7 +249,7 @@ def bulk_copies(rng: np.random.Generator) -> Run:
 @pytest.mark.parametrize("seed", [wide(None), 1, wide(2)])
 @pytest.mark.parametrize("name", sample(gallery.names, {*gallery.names} - {"producer_and_consumers", "pipeline_of_copies"}))
 def test_kernel(name: str, seed: int | None) -> None:
-    check(gallery.make(name), seed)
+    check_kernel(gallery.make(name), seed)
 
 
 FAULTS = [

@@ -20,7 +20,7 @@ def wrap(value: int, dtype: Any) -> int:
     return value - (1 << bits) if np.dtype(dtype).kind == "i" and value >> (bits - 1) else value
 
 
-def check(body: str, inputs: list[np.ndarray], out: Any, reference: Callable[..., int]) -> None:
+def check_integers(body: str, inputs: list[np.ndarray], out: Any, reference: Callable[..., int]) -> None:
     (got,) = apply(body, inputs, [out])
     want = [wrap(reference(*(int(x) for x in row)), out) for row in zip(*inputs, strict=True)]
     wrong = [(row, int(g), w) for row, g, w in zip(zip(*inputs, strict=True), got, want, strict=True) if int(g) != w]
@@ -49,7 +49,7 @@ def test_binary(op: str, type_: str, rng: np.random.Generator) -> None:
     a, b = integers(rng, TYPES[type_], N), integers(rng, TYPES[type_], N)
     if op in ("div", "rem"):
         b[b == 0] = 3
-    check(f"{op}.{type_} %d0, %a0, %a1;", [a, b], TYPES[type_], BINARY[op])
+    check_integers(f"{op}.{type_} %d0, %a0, %a1;", [a, b], TYPES[type_], BINARY[op])
 
 
 @pytest.fixture
@@ -68,14 +68,14 @@ def test_high_and_wide_products(type_: str, rng: np.random.Generator) -> None:
     dtype = TYPES[type_]
     bits = 8 * np.dtype(dtype).itemsize
     a, b, c = (integers(rng, dtype, N) for _ in range(3))
-    check(f"mul.hi.{type_} %d0, %a0, %a1;", [a, b], dtype, lambda x, y: x * y >> bits)
-    check(f"mad.lo.{type_} %d0, %a0, %a1, %a2;", [a, b, c], dtype, lambda x, y, z: x * y + z)
-    check(f"mad.hi.{type_} %d0, %a0, %a1, %a2;", [a, b, c], dtype, lambda x, y, z: (x * y >> bits) + z)
+    check_integers(f"mul.hi.{type_} %d0, %a0, %a1;", [a, b], dtype, lambda x, y: x * y >> bits)
+    check_integers(f"mad.lo.{type_} %d0, %a0, %a1, %a2;", [a, b, c], dtype, lambda x, y, z: x * y + z)
+    check_integers(f"mad.hi.{type_} %d0, %a0, %a1, %a2;", [a, b, c], dtype, lambda x, y, z: (x * y >> bits) + z)
     if bits < 64:
         wide = np.dtype(f"{np.dtype(dtype).kind}{bits // 4}")
         w = integers(rng, wide, N)
-        check(f"mul.wide.{type_} %d0, %a0, %a1;", [a, b], wide, lambda x, y: x * y)
-        check(f"mad.wide.{type_} %d0, %a0, %a1, %a2;", [a, b, w], wide, lambda x, y, z: x * y + z)
+        check_integers(f"mul.wide.{type_} %d0, %a0, %a1;", [a, b], wide, lambda x, y: x * y)
+        check_integers(f"mad.wide.{type_} %d0, %a0, %a1, %a2;", [a, b, w], wide, lambda x, y, z: x * y + z)
 
 
 def clamp(x: int) -> int:
@@ -84,22 +84,22 @@ def clamp(x: int) -> int:
 
 def test_saturating_s32(rng: np.random.Generator) -> None:
     a, b, c = (integers(rng, np.int32, N) for _ in range(3))
-    check("add.sat.s32 %d0, %a0, %a1;", [a, b], np.int32, lambda x, y: clamp(x + y))
-    check("sub.sat.s32 %d0, %a0, %a1;", [a, b], np.int32, lambda x, y: clamp(x - y))
-    check("mad.hi.sat.s32 %d0, %a0, %a1, %a2;", [a, b, c], np.int32, lambda x, y, z: clamp((x * y >> 32) + z))
+    check_integers("add.sat.s32 %d0, %a0, %a1;", [a, b], np.int32, lambda x, y: clamp(x + y))
+    check_integers("sub.sat.s32 %d0, %a0, %a1;", [a, b], np.int32, lambda x, y: clamp(x - y))
+    check_integers("mad.hi.sat.s32 %d0, %a0, %a1, %a2;", [a, b, c], np.int32, lambda x, y, z: clamp((x * y >> 32) + z))
 
 
 @pytest.mark.parametrize("type_", ["s16", "s32", "s64"])
 def test_unary(type_: str, rng: np.random.Generator) -> None:
     a = integers(rng, TYPES[type_], N)
-    check(f"neg.{type_} %d0, %a0;", [a], TYPES[type_], lambda x: -x)
-    check(f"abs.{type_} %d0, %a0;", [a], TYPES[type_], abs)
+    check_integers(f"neg.{type_} %d0, %a0;", [a], TYPES[type_], lambda x: -x)
+    check_integers(f"abs.{type_} %d0, %a0;", [a], TYPES[type_], abs)
 
 
 @pytest.mark.parametrize("type_", TYPES)
 def test_sum_of_absolute_differences(type_: str, rng: np.random.Generator) -> None:
     a, b, c = (integers(rng, TYPES[type_], N) for _ in range(3))
-    check(f"sad.{type_} %d0, %a0, %a1, %a2;", [a, b, c], TYPES[type_], lambda x, y, z: z + abs(x - y))
+    check_integers(f"sad.{type_} %d0, %a0, %a1, %a2;", [a, b, c], TYPES[type_], lambda x, y, z: z + abs(x - y))
 
 
 def test_24_bit_products(rng: np.random.Generator) -> None:
@@ -111,9 +111,9 @@ def test_24_bit_products(rng: np.random.Generator) -> None:
     def signed(x: int) -> int:
         return low(x) - (low(x) >> 23 << 24)
 
-    check("mul24.lo.u32 %d0, %a0, %a1;", [a, b], np.uint32, lambda x, y: low(x) * low(y))
-    check("mul24.hi.s32 %d0, %a0, %a1;", [a, b], np.uint32, lambda x, y: signed(x) * signed(y) >> 16)
-    check("mad24.lo.s32 %d0, %a0, %a1, %a2;", [a, b, c], np.uint32, lambda x, y, z: signed(x) * signed(y) + z)
+    check_integers("mul24.lo.u32 %d0, %a0, %a1;", [a, b], np.uint32, lambda x, y: low(x) * low(y))
+    check_integers("mul24.hi.s32 %d0, %a0, %a1;", [a, b], np.uint32, lambda x, y: signed(x) * signed(y) >> 16)
+    check_integers("mad24.lo.s32 %d0, %a0, %a1, %a2;", [a, b, c], np.uint32, lambda x, y, z: signed(x) * signed(y) + z)
 
 
 def test_carry_chain_adds_and_subtracts_128_bits(rng: np.random.Generator) -> None:
@@ -145,11 +145,11 @@ UNSIGNED = {"b16": np.uint16, "b32": np.uint32, "b64": np.uint64}
 def test_bitwise(type_: str, rng: np.random.Generator) -> None:
     dtype = UNSIGNED[type_]
     a, b = integers(rng, dtype, N), integers(rng, dtype, N)
-    check(f"and.{type_} %d0, %a0, %a1;", [a, b], dtype, lambda x, y: x & y)
-    check(f"or.{type_} %d0, %a0, %a1;", [a, b], dtype, lambda x, y: x | y)
-    check(f"xor.{type_} %d0, %a0, %a1;", [a, b], dtype, lambda x, y: x ^ y)
-    check(f"not.{type_} %d0, %a0;", [a], dtype, lambda x: ~x)
-    check(f"cnot.{type_} %d0, %a0;", [a], dtype, lambda x: int(x == 0))
+    check_integers(f"and.{type_} %d0, %a0, %a1;", [a, b], dtype, lambda x, y: x & y)
+    check_integers(f"or.{type_} %d0, %a0, %a1;", [a, b], dtype, lambda x, y: x | y)
+    check_integers(f"xor.{type_} %d0, %a0, %a1;", [a, b], dtype, lambda x, y: x ^ y)
+    check_integers(f"not.{type_} %d0, %a0;", [a], dtype, lambda x: ~x)
+    check_integers(f"cnot.{type_} %d0, %a0;", [a], dtype, lambda x: int(x == 0))
 
 
 @pytest.mark.parametrize("type_", ["b16", "b32", "b64", "s16", "s32", "s64", "u32"])
@@ -159,22 +159,22 @@ def test_shifts_lose_everything_beyond_the_width(type_: str, amount: str, rng: n
     a, b = integers(rng, dtype, N), integers(rng, np.uint32, N)
     b[::2] %= 80
     pick = (lambda y: y) if amount == "%a1" else (lambda y: int(amount))
-    check(f"shr.{type_} %d0, %a0, {amount};", [a, b], dtype, lambda x, y: x >> min(pick(y), 64))
+    check_integers(f"shr.{type_} %d0, %a0, {amount};", [a, b], dtype, lambda x, y: x >> min(pick(y), 64))
     if type_[0] == "b":
-        check(f"shl.{type_} %d0, %a0, {amount};", [a, b], dtype, lambda x, y: x << min(pick(y), 64))
+        check_integers(f"shl.{type_} %d0, %a0, {amount};", [a, b], dtype, lambda x, y: x << min(pick(y), 64))
 
 
 def test_funnel_shifts(rng: np.random.Generator) -> None:
     a, b, c = (integers(rng, np.uint32, N) for _ in range(3))
     c[::2] %= 70
     for wrapping, amount in (("wrap", lambda n: n & 31), ("clamp", lambda n: min(n, 32))):
-        check(
+        check_integers(
             f"shf.l.{wrapping}.b32 %d0, %a0, %a1, %a2;",
             [a, b, c],
             np.uint32,
             lambda x, y, n, f=amount: ((y << 32 | x) << f(n)) >> 32,
         )
-        check(
+        check_integers(
             f"shf.r.{wrapping}.b32 %d0, %a0, %a1, %a2;",
             [a, b, c],
             np.uint32,
@@ -189,7 +189,7 @@ def test_lop3(table: int, rng: np.random.Generator) -> None:
     def reference(x: int, y: int, z: int) -> int:
         return sum((table >> ((x >> k & 1) << 2 | (y >> k & 1) << 1 | z >> k & 1) & 1) << k for k in range(32))
 
-    check(f"lop3.b32 %d0, %a0, %a1, %a2, {table};", [a, b, c], np.uint32, reference)
+    check_integers(f"lop3.b32 %d0, %a0, %a1, %a2, {table};", [a, b, c], np.uint32, reference)
 
 
 def prmt(x: int, y: int, selectors: list[int]) -> int:
@@ -203,9 +203,9 @@ def prmt(x: int, y: int, selectors: list[int]) -> int:
 def test_prmt(rng: np.random.Generator) -> None:
     a, b, c = (integers(rng, np.uint32, N) for _ in range(3))
     nibbles = lambda s: [s >> (4 * n) & 15 for n in range(4)]  # noqa: E731
-    check("prmt.b32 %d0, %a0, %a1, %a2;", [a, b, c], np.uint32, lambda x, y, s: prmt(x, y, nibbles(s)))
+    check_integers("prmt.b32 %d0, %a0, %a1, %a2;", [a, b, c], np.uint32, lambda x, y, s: prmt(x, y, nibbles(s)))
     for constant in (0x5410, 0x7632, 0x3210, 0x9180, 0x0123):
-        check(f"prmt.b32 %d0, %a0, %a1, {constant};", [a, b], np.uint32, lambda x, y, s=constant: prmt(x, y, nibbles(s)))
+        check_integers(f"prmt.b32 %d0, %a0, %a1, {constant};", [a, b], np.uint32, lambda x, y, s=constant: prmt(x, y, nibbles(s)))
 
 
 # PTX ISA, prmt, selection by mode: source bytes of d.b3 d.b2 d.b1 d.b0 for selector 0..3.
@@ -222,7 +222,7 @@ PRMT_TABLE = {
 @pytest.mark.parametrize("mode", PRMT_TABLE)
 def test_prmt_modes(mode: str, rng: np.random.Generator) -> None:
     a, b, c = (integers(rng, np.uint32, N) for _ in range(3))
-    check(
+    check_integers(
         f"prmt.b32.{mode} %d0, %a0, %a1, %a2;",
         [a, b, c],
         np.uint32,
@@ -243,8 +243,8 @@ def test_bit_field_extract(type_: str, rng: np.random.Generator) -> None:
         sign = 0 if type_[0] == "u" or size == 0 else x >> min(pos + size - 1, msb) & 1
         return sum(((x >> (pos + i) & 1) if i < size and pos + i <= msb else sign) << i for i in range(msb + 1))
 
-    check(f"bfe.{type_} %d0, %a0, %a1, %a2;", [a, position, length], dtype, reference)
-    check(f"bfe.{type_} %d0, %a0, 5, 9;", [a], dtype, lambda x: reference(x, 5, 9))
+    check_integers(f"bfe.{type_} %d0, %a0, %a1, %a2;", [a, position, length], dtype, reference)
+    check_integers(f"bfe.{type_} %d0, %a0, 5, 9;", [a], dtype, lambda x: reference(x, 5, 9))
 
 
 @pytest.mark.parametrize("type_", ["b32", "b64"])
@@ -259,7 +259,9 @@ def test_bit_field_insert(type_: str, rng: np.random.Generator) -> None:
             y = y & ~(1 << (pos + i)) | (x >> i & 1) << (pos + i)
         return y
 
-    check(f"bfi.{type_} %d0, %a0, %a1, %a2, %a3;", [a, b, position.astype(np.uint32), length.astype(np.uint32)], dtype, reference)
+    check_integers(
+        f"bfi.{type_} %d0, %a0, %a1, %a2, %a3;", [a, b, position.astype(np.uint32), length.astype(np.uint32)], dtype, reference
+    )
 
 
 @pytest.mark.parametrize("type_", ["b32", "b64"])
@@ -267,9 +269,9 @@ def test_bit_counts(type_: str, rng: np.random.Generator) -> None:
     dtype = UNSIGNED[type_]
     bits = 8 * np.dtype(dtype).itemsize
     a = integers(rng, dtype, N)
-    check(f"popc.{type_} %d0, %a0;", [a], np.uint32, lambda x: x.bit_count())
-    check(f"clz.{type_} %d0, %a0;", [a], np.uint32, lambda x: bits - x.bit_length())
-    check(f"brev.{type_} %d0, %a0;", [a], dtype, lambda x: int(f"{x:0{bits}b}"[::-1], 2))
+    check_integers(f"popc.{type_} %d0, %a0;", [a], np.uint32, lambda x: x.bit_count())
+    check_integers(f"clz.{type_} %d0, %a0;", [a], np.uint32, lambda x: bits - x.bit_length())
+    check_integers(f"brev.{type_} %d0, %a0;", [a], dtype, lambda x: int(f"{x:0{bits}b}"[::-1], 2))
 
 
 @pytest.mark.parametrize("type_", ["u32", "s32", "u64", "s64"])
@@ -278,8 +280,8 @@ def test_find_leading_bit(type_: str, rng: np.random.Generator) -> None:
     msb = 8 * np.dtype(dtype).itemsize - 1
     a = integers(rng, dtype, N)
     top = lambda x: (~x if x < 0 else x).bit_length() - 1  # noqa: E731
-    check(f"bfind.{type_} %d0, %a0;", [a], np.uint32, top)
-    check(f"bfind.shiftamt.{type_} %d0, %a0;", [a], np.uint32, lambda x: -1 if top(x) < 0 else msb - top(x))
+    check_integers(f"bfind.{type_} %d0, %a0;", [a], np.uint32, top)
+    check_integers(f"bfind.shiftamt.{type_} %d0, %a0;", [a], np.uint32, lambda x: -1 if top(x) < 0 else msb - top(x))
 
 
 def test_find_nth_set(rng: np.random.Generator) -> None:
@@ -299,7 +301,7 @@ def test_find_nth_set(rng: np.random.Generator) -> None:
             pos += 1 if o > 0 else -1
         return -1
 
-    check("fns.b32 %d0, %a0, %a1, %a2;", [mask, base, offset], np.uint32, reference)
+    check_integers("fns.b32 %d0, %a0, %a1, %a2;", [mask, base, offset], np.uint32, reference)
 
 
 def bytes_of(x: int, signed: bool) -> list[int]:
@@ -314,14 +316,14 @@ def halves_of(x: int, signed: bool) -> list[int]:
 def test_dot_products_of_bytes(ta: str, tb: str, rng: np.random.Generator) -> None:
     a, b, c = (integers(rng, np.uint32, N) for _ in range(3))
     sa, sb = ta[0] == "s", tb[0] == "s"
-    check(
+    check_integers(
         f"dp4a.{ta}.{tb} %d0, %a0, %a1, %a2;",
         [a, b, c],
         np.uint32,
         lambda x, y, z: z + sum(p * q for p, q in zip(bytes_of(x, sa), bytes_of(y, sb), strict=True)),
     )
     for part, skip in (("lo", 0), ("hi", 2)):
-        check(
+        check_integers(
             f"dp2a.{part}.{ta}.{tb} %d0, %a0, %a1, %a2;",
             [a, b, c],
             np.uint32,
@@ -337,8 +339,8 @@ def test_masks_and_sign_extension(rng: np.random.Generator) -> None:
     def mask(position: int, width: int) -> int:
         return (((1 << width) - 1) << position) & 0xFFFFFFFF
 
-    check("bmsk.clamp.b32 %d0, %a0, %a1;", [a, b], np.uint32, lambda x, y: mask(min(x, 32), min(y, 32)))
-    check("bmsk.wrap.b32 %d0, %a0, %a1;", [a, b], np.uint32, lambda x, y: mask(x & 31, y & 31))
+    check_integers("bmsk.clamp.b32 %d0, %a0, %a1;", [a, b], np.uint32, lambda x, y: mask(min(x, 32), min(y, 32)))
+    check_integers("bmsk.wrap.b32 %d0, %a0, %a1;", [a, b], np.uint32, lambda x, y: mask(x & 31, y & 31))
 
     def extend(x: int, n: int, signed: bool) -> int:
         if n == 0:
@@ -347,8 +349,8 @@ def test_masks_and_sign_extension(rng: np.random.Generator) -> None:
         value = x & ((1 << n) - 1)
         return value - (1 << n) if signed and value >> (n - 1) else value
 
-    check("szext.clamp.s32 %d0, %a0, %a1;", [a, b], np.int32, lambda x, y: extend(x, y, True))
-    check("szext.wrap.u32 %d0, %a0, %a1;", [a, b], np.uint32, lambda x, y: extend(x, y & 31, False))
+    check_integers("szext.clamp.s32 %d0, %a0, %a1;", [a, b], np.int32, lambda x, y: extend(x, y, True))
+    check_integers("szext.wrap.u32 %d0, %a0, %a1;", [a, b], np.uint32, lambda x, y: extend(x, y & 31, False))
 
 
 def test_packed_16_bit_extremes(rng: np.random.Generator) -> None:
@@ -361,7 +363,7 @@ def test_packed_16_bit_extremes(rng: np.random.Generator) -> None:
 def test_source_may_be_destination(rng: np.random.Generator) -> None:
     a, b = integers(rng, np.uint32, N), integers(rng, np.uint32, N)
     body = "mad.lo.u32 %a0, %a0, %a1, %a0; prmt.b32 %a0, %a0, %a0, 0x0123; bfi.b32 %a1, %a0, %a1, 4, 8; mov.b32 %d0, %a1;"
-    check(
+    check_integers(
         body,
         [a, b],
         np.uint32,

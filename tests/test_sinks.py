@@ -99,12 +99,12 @@ OF_GRADIENTS = {
 }
 
 
-def run(schedule: TileSchedule, seed: int | None) -> tuple[Execution | BackwardExecution, bool]:
+def forward_or_backward(schedule: TileSchedule, seed: int | None) -> tuple[Execution | BackwardExecution, bool]:
     inputs = drawn(schedule.problem, v_mean=1.0)
     if not isinstance(schedule, BackwardSchedule):
         execution = execute(schedule, *inputs.qkv, **inputs.beside, seed=seed)
         return execution, all(each.good for each in measure(execution.out, execution.lse, inputs).values())
-    made, numbers = test_backward.run(schedule, inputs, draw_gradient(schedule.problem), seed)
+    made, numbers = test_backward.backward_with_errors(schedule, inputs, draw_gradient(schedule.problem), seed)
     return made, all(each.good for each in numbers.values())
 
 
@@ -112,14 +112,14 @@ def run(schedule: TileSchedule, seed: int | None) -> tuple[Execution | BackwardE
 @pytest.mark.parametrize("name", sample(MUTANTS, {"the keys keep their weights"}))
 def test_mutant(name: str, algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = plan(Problem(1, 2, 2, 40, 50, 16, "float16", sinks=True), A100, algorithm, lse=True)
-    mutants.check(MUTANTS[name], schedule, run, tmp_path, monkeypatch)
+    mutants.check_mutant(MUTANTS[name], schedule, forward_or_backward, tmp_path, monkeypatch)
 
 
 @pytest.mark.wide
 @pytest.mark.parametrize("name", ["dsinks has the wrong sign"])
 def test_mutant_of_the_gradient(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = plan_backward(Problem(1, 2, 2, 40, 50, 16, "float16", sinks=True), A100)
-    mutants.check(OF_GRADIENTS[name], schedule, run, tmp_path, monkeypatch)
+    mutants.check_mutant(OF_GRADIENTS[name], schedule, forward_or_backward, tmp_path, monkeypatch)
 
 
 def test_a_large_sink_leaves_nothing_and_a_small_one_all() -> None:

@@ -51,7 +51,7 @@ def check_numbers(y: np.ndarray, x: np.ndarray, axis: int = -1) -> None:
     assert ours <= 2 * theirs + 2 * step, f"error {ours:.3g}, plainly {theirs:.3g}, one ulp {step:.3g}"
 
 
-def check(x: np.ndarray, algorithm: str, axis: int = -1, seed: int | None = None, adjacent_rows: bool = False) -> Execution:
+def check_softmax(x: np.ndarray, algorithm: str, axis: int = -1, seed: int | None = None, adjacent_rows: bool = False) -> Execution:
     """All that must hold of one execution."""
     cols = x.shape[axis]
     rows = math.prod(x.shape[:axis] + (x.shape[axis:][1:]))
@@ -66,7 +66,7 @@ def check(x: np.ndarray, algorithm: str, axis: int = -1, seed: int | None = None
     return execution
 
 
-def draw(shape: tuple[int, ...], dtype: str = "float16", seed: int = 0, scale: float = 3.0) -> np.ndarray:
+def rows_of(shape: tuple[int, ...], dtype: str = "float16", seed: int = 0, scale: float = 3.0) -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32).astype(DTYPES[dtype])
 
 
@@ -77,14 +77,14 @@ def draw(shape: tuple[int, ...], dtype: str = "float16", seed: int = 0, scale: f
 )
 def test_every_length(algorithm: str, dtype: str, n: int) -> None:
     """Part of a warp, a warp, several turns of a warp, a block a row; rows that do not fill the last block."""
-    check(draw((5, n), dtype), algorithm)
+    check_softmax(rows_of((5, n), dtype), algorithm)
 
 
 @pytest.mark.parametrize("algorithm", ["safe", wide("online")])
 @pytest.mark.parametrize("adjacent_rows", [False, True])
 @pytest.mark.parametrize("shape", [(20, 300), (300, 20), (1, 1), (7, 1), (1, 7)])
 def test_down_the_first_axis(algorithm: str, adjacent_rows: bool, shape: tuple[int, int]) -> None:
-    check(draw(shape), algorithm, axis=0, adjacent_rows=adjacent_rows)
+    check_softmax(rows_of(shape), algorithm, axis=0, adjacent_rows=adjacent_rows)
 
 
 @st.composite
@@ -96,7 +96,7 @@ def strided(draws: st.DrawFn) -> tuple[np.ndarray, int]:
     steps = [draws(st.sampled_from([1, 1, 1, 2, -1, -3])) for _ in shape]
     order = draws(st.permutations(range(len(shape))))
     dtype = draws(st.sampled_from(["float16", "bfloat16", "float32"]))
-    room = draw(tuple(shape[one] * abs(steps[one]) for one in order), dtype, draws(st.integers(0, 99)))
+    room = rows_of(tuple(shape[one] * abs(steps[one]) for one in order), dtype, draws(st.integers(0, 99)))
     view = room.transpose(np.argsort(order))[tuple(slice(None, None, step) for step in steps)]
     assert view.shape == tuple(shape)
     return view, axis
@@ -112,7 +112,7 @@ def strided(draws: st.DrawFn) -> tuple[np.ndarray, int]:
 )
 def test_random_problems(case: tuple[np.ndarray, int], algorithm: str, seed: int | None, adjacent_rows: bool) -> None:
     x, axis = case
-    check(x, algorithm, axis, seed, adjacent_rows)
+    check_softmax(x, algorithm, axis, seed, adjacent_rows)
 
 
 @sweep(6, 40, case=strided(), algorithm=st.sampled_from(["safe", "online"]))
@@ -142,10 +142,10 @@ def test_the_call_takes_any_strides(case: tuple[np.ndarray, int], algorithm: str
 def test_every_schedule_seed_gives_the_same_bits(
     algorithm: str, dtype: str, shape: tuple[int, int], axis: int, orders: int
 ) -> None:
-    x = draw(shape, dtype)
-    first = check(x, algorithm, axis, adjacent_rows=axis == 0)
+    x = rows_of(shape, dtype)
+    first = check_softmax(x, algorithm, axis, adjacent_rows=axis == 0)
     for seed in range(orders):
-        again = check(x, algorithm, axis, seed, adjacent_rows=axis == 0)
+        again = check_softmax(x, algorithm, axis, seed, adjacent_rows=axis == 0)
         assert again.out.tobytes() == first.out.tobytes()
 
 
@@ -153,7 +153,7 @@ def test_every_schedule_seed_gives_the_same_bits(
 @pytest.mark.parametrize("n", [40, 1000, 2 * LONG_ROW_LANES + WARP_COLS])
 def test_equal_elements_get_equal_bits(algorithm: str, n: int) -> None:
     """Wherever in the row they are: all lanes hold the same normalizer to the bit."""
-    x = np.repeat(draw((20, n // 2), "float32"), 2, axis=1)[:, np.random.default_rng(0).permutation(n)]
+    x = np.repeat(rows_of((20, n // 2), "float32"), 2, axis=1)[:, np.random.default_rng(0).permutation(n)]
     y = cupyflash.softmax(x, algorithm=algorithm)
     places = np.argsort(x, axis=1, kind="stable")
     pairs = np.take_along_axis(y, places, axis=1).reshape(20, n // 2, 2)
@@ -162,7 +162,7 @@ def test_equal_elements_get_equal_bits(algorithm: str, n: int) -> None:
 
 @pytest.mark.parametrize("device", ["T4", wide("A100-40GB"), "H100-SXM", wide("RTX 4090")])
 def test_every_generation(device: str) -> None:
-    x = draw((4, 100))
+    x = rows_of((4, 100))
     with cupyflash.simulated_device(device):
         for algorithm in PASSES:
             check_numbers(cupyflash.softmax(x, algorithm=algorithm), x)
@@ -177,7 +177,7 @@ def test_large_magnitudes_and_not_a_numbers(algorithm: str, n: int, dtype: str) 
     rows = []
     for special in (1e4, -1e4, np.nan, np.inf, -np.inf):
         for place in (0, n // 2, n - 1):
-            row = draw((n,), "float32")
+            row = rows_of((n,), "float32")
             row[place] = special
             rows.append(row)
     largest = float(np.float32(3e38)) if dtype != "float16" else 65504.0
@@ -210,7 +210,7 @@ def test_offsets_past_two_to_the_31_elements(axis: int, algorithm: str) -> None:
     """The untouched pages between cost no memory."""
     room = np.zeros(2**31 + 8192, np.float16)
     far = np.lib.stride_tricks.as_strided(room[64:], (2, 64), (2**32, 2))
-    far[...] = x = draw((2, 64))
+    far[...] = x = rows_of((2, 64))
     check_numbers(cupyflash.softmax(far.T.copy().T, algorithm=algorithm, axis=axis, out=far), x, axis)
     far[...] = x
     near = np.empty_like(x)
@@ -218,7 +218,7 @@ def test_offsets_past_two_to_the_31_elements(axis: int, algorithm: str) -> None:
 
 
 def test_broadcast_input() -> None:
-    column = draw((50, 1), "float32")
+    column = rows_of((50, 1), "float32")
     x = np.broadcast_to(column, (50, 40))
     for axis in (0, 1):
         check_numbers(cupyflash.softmax(x, axis=axis), np.ascontiguousarray(x), axis)
@@ -246,7 +246,7 @@ def test_axes_that_are_one_in_memory_are_merged(
 
 
 def test_more_than_three_separate_axes_are_refused_with_the_way_out() -> None:
-    x = draw((4, 4, 4, 4, 4))[::2, ::2, ::2, ::2]
+    x = rows_of((4, 4, 4, 4, 4))[::2, ::2, ::2, ::2]
     with pytest.raises(ValueError, match=r"x and out must have at most 3 axes.*x\.copy\(\)"):
         cupyflash.softmax(x)
     check_numbers(cupyflash.softmax(x.copy()), x)
@@ -294,7 +294,7 @@ def test_a_slow_call_is_refused_with_the_way_to_allow_it() -> None:
     huge = np.broadcast_to(np.zeros(1, np.float16), (2**20, 2**20))  # refused before 2 TB are allocated
     with pytest.raises(RuntimeError, match=r"(?s)softmax.*estimated.*cupy\.asarray.*max_seconds"):
         cupyflash.softmax(huge)
-    small = draw((4, 40))
+    small = rows_of((4, 40))
     with cupyflash.simulated_device(max_seconds=1e-9):
         with pytest.raises(RuntimeError, match="estimated"):
             cupyflash.softmax(small)
@@ -304,14 +304,14 @@ def test_a_slow_call_is_refused_with_the_way_to_allow_it() -> None:
 
 
 def test_inputs_are_left_alone() -> None:
-    x = draw((4, 40))
+    x = rows_of((4, 40))
     before = x.copy()
     x.flags.writeable = False
     y = cupyflash.softmax(x)
     assert y.flags.writeable and np.array_equal(x, before)
 
 
-x = draw((4, 6))
+x = rows_of((4, 6))
 READ_ONLY = np.zeros_like(x)
 READ_ONLY.flags.writeable = False
 RECORDS = np.zeros(4, [("one", np.float32), ("two", np.int16)])
@@ -356,7 +356,7 @@ def test_bad_calls_are_refused_by_name(argument: object, options: dict[str, obje
 
 def test_bfloat16_on_a_device_without_it_is_refused() -> None:
     with cupyflash.simulated_device("T4"), pytest.raises(ValueError, match="bfloat16 needs compute capability 8"):
-        cupyflash.softmax(draw((4, 6), "bfloat16"))
+        cupyflash.softmax(rows_of((4, 6), "bfloat16"))
 
 
 def test_any_integer_is_an_axis() -> None:

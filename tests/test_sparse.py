@@ -21,7 +21,7 @@ from suites import sweep, wide
 A100 = Device.named("A100-40GB")
 
 
-def draw(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+def halves(*shapes: tuple[int, ...]) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     return [rng.standard_normal(shape).astype(np.float16) for shape in shapes]
 
@@ -93,7 +93,7 @@ def test_proposition_4(algorithm: str, kept_of_8: int) -> None:
 @pytest.mark.parametrize("algorithm", ["fa1", wide("fa2")])
 def test_what_is_left_out_is_not_looked_at(algorithm: str) -> None:
     """NaN in the keys and values of blocks that nobody visits, and behind a window's edge in other blocks, does not show."""
-    q, k, v = draw((2, 96, 32), (2, 160, 32), (2, 160, 32))
+    q, k, v = halves((2, 96, 32), (2, 160, 32), (2, 160, 32))
     kept = np.ones((3, 5), bool)
     kept[:, [1, 4]] = False
     expected = attention(q, k, v, block_mask=kept, algorithm=algorithm, tiling=(32, 32))
@@ -104,7 +104,7 @@ def test_what_is_left_out_is_not_looked_at(algorithm: str) -> None:
     clean = (np.nan_to_num(array.astype(np.float32)).astype(array.dtype) for array in (k, v))
     assert np.allclose(expected, reference(q, *clean, mask=seen)[0], atol=5e-3)
 
-    q, k, v = draw((1, 64, 32), (1, 256, 32), (1, 256, 32))
+    q, k, v = halves((1, 64, 32), (1, 256, 32), (1, 256, 32))
     expected = attention(q, k, v, window=(20, 5), algorithm=algorithm, tiling=(32, 32))
     k[:, :160] = v[:, :160] = np.nan  # row 0's own key is 192, and its window begins in block 5
     assert attention(q, k, v, window=(20, 5), algorithm=algorithm, tiling=(32, 32)).tobytes() == expected.tobytes()
@@ -116,12 +116,12 @@ def test_every_schedule_seed_gives_the_same_bits(algorithm: str, orders: int) ->
     block_mask = rng.random((1, 2, 3, 3)) < 0.6
     problem = Problem(1, 2, 1, 70, 90, 32, "float16", window=(40, 20), block_mask=BlockMask.of(block_mask))
     schedule = plan(problem, A100, algorithm, (32, 32))
-    q, k, v = draw((1, 2, 70, 32), (1, 1, 90, 32), (1, 1, 90, 32))
+    q, k, v = halves((1, 2, 70, 32), (1, 1, 90, 32), (1, 1, 90, 32))
     outs = {execute(schedule, q, k, v, block_mask=block_mask, seed=seed).out.tobytes() for seed in (None, 1, 2, 3)[: 1 + orders]}
     assert len(outs) == 1
 
 
-q, k, v = draw((2, 50, 16), (2, 60, 16), (2, 60, 16))
+q, k, v = halves((2, 50, 16), (2, 60, 16), (2, 60, 16))
 
 
 @pytest.mark.parametrize(

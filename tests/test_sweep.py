@@ -28,12 +28,12 @@ A100 = Device.named("A100-40GB")
 PROBLEM = Problem(1, 1, 1, 4096, 4096, 64, "float16")
 
 
-def run(*options: str) -> Result:
+def swept(*options: str) -> Result:
     return CliRunner().invoke(main, ["sweep", *options])
 
 
 def report(*options: str) -> dict[str, Any]:
-    result = run(*options, "--json")
+    result = swept(*options, "--json")
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)  # type: ignore[no-any-return]
 
@@ -125,7 +125,7 @@ def test_a_thousand_points_are_planned_and_counted_once_each(over: str, causal: 
 def test_long_rows_tile_is_found_once_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model of FlashAttention-2's tiles looks at each of them once a sweep over lengths, once a point over the SRAM."""
     problem = replace(PROBLEM, head_dim=72, head_dim_v=72)  # of no other test, which would have left its plan behind
-    every, looked = len(list(fa2_tiles.tiles(problem, None))), counted(monkeypatch, fa2_tiles, "candidate")
+    every, looked = len(list(fa2_tiles.configs(problem, None))), counted(monkeypatch, fa2_tiles, "candidate")
     assert len(sweep(problem, A100, "seqlen", range(100, 600, 10), "fa2", None).points) == 50
     assert looked.count == every
     sweep(problem, A100, "sram", [65536, 98304, 131072], "fa2", None)
@@ -150,20 +150,20 @@ def test_a_tile_that_is_asked_for_is_taken() -> None:
 def test_csv_and_table_show_what_json_says(tmp_path: Path) -> None:
     options = ("--over", "seqlen", "--from", "100", "--to", "400", "--points", "4", "--linear", "--sram", "100KB")
     points = report(*options)["points"]
-    rows = list(csv.DictReader(io.StringIO(run(*options, "--format", "csv").stdout)))
+    rows = list(csv.DictReader(io.StringIO(swept(*options, "--format", "csv").stdout)))
     assert [{name: float(value) for name, value in row.items()} for row in rows] == points
     assert [int(row["seqlen"]) for row in rows] == [100, 200, 300, 400]
-    text = run(*options).stdout
+    text = swept(*options).stdout
     for word in (f"{points[-1]['total_bytes']:,}", f"{points[-1]['ratio_to_standard']:.3f}", "N^2 d^2 / M", "M = 102,400 bytes"):
         assert word in text
-    result = run(*options, "--format", "csv", "--output", str(tmp_path / "points.csv"))
+    result = swept(*options, "--format", "csv", "--output", str(tmp_path / "points.csv"))
     assert result.exit_code == 0 and result.stdout == "" and "wrote" in result.stderr
-    assert (tmp_path / "points.csv").read_text() == run(*options, "--format", "csv").stdout
+    assert (tmp_path / "points.csv").read_text() == swept(*options, "--format", "csv").stdout
 
 
 def test_points_where_nothing_fits_are_skipped_with_a_note() -> None:
     options = ("--over", "sram", "--from", "4KB", "--to", "16KB", "--points", "4", "--linear", "--tiling", "fitted")
-    result = run(*options)
+    result = swept(*options)
     assert result.exit_code == 0 and "skipped 1 of 4 points, the first at 4,096" in result.stderr and "6,912 bytes" in result.stderr
     found = report(*options)
     assert [point["sram_bytes"] for point in found["points"]] == [8192, 12288, 16384]
@@ -191,16 +191,16 @@ def test_sizes_that_were_given_do_not_follow_though_they_are_the_default() -> No
 
 
 def test_a_swept_size_is_not_in_the_title() -> None:
-    shown = run("--over", "seqlen", "--from", "100", "--to", "100").stdout
+    shown = swept("--over", "seqlen", "--from", "100", "--to", "100").stdout
     assert "4,096" not in shown and "batch 1, heads 1, d 64, float16" in shown
-    assert "heads 1, Nk 77, d 64" in run("--over", "seqlen", "--to", "100", "--seqlen-k", "77").stdout
-    assert "Nk 4,096, float16" in run("--over", "head-dim").stdout
+    assert "heads 1, Nk 77, d 64" in swept("--over", "seqlen", "--to", "100", "--seqlen-k", "77").stdout
+    assert "Nk 4,096, float16" in swept("--over", "head-dim").stdout
     found = report("--over", "head-dim")["problem"]
     assert found["head_dim"] is found["head_dim_v"] is None and found["seqlen_q"] == 4096
 
 
 def test_what_is_the_same_at_every_point_is_told_once() -> None:
-    shown = run("--over", "sram").stdout
+    shown = swept("--over", "sram").stdout
     assert shown.count("136,314,880") == 1 and "the same at every point: standard 136,314,880" in shown
 
 
@@ -229,7 +229,7 @@ def test_the_picture_has_every_line_and_says_what_a_second_reading_costs(over: s
 def test_the_picture_is_drawn(over: str, more: list[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "sweep.png"
-    result = run("--over", over, "--format", "csv", "--plot", str(path), *more)
+    result = swept("--over", over, "--format", "csv", "--plot", str(path), *more)
     assert result.exit_code == 0, result.stderr
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG") and len(content) > 20_000
@@ -240,7 +240,7 @@ def test_the_picture_is_drawn(over: str, more: list[str], tmp_path: Path) -> Non
 )
 def test_the_picture_is_where_it_is_said_to_be(given: str, written: str, begins: bytes, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    result = run("--over", "sram", "--points", "2", "--plot", str(tmp_path / given))
+    result = swept("--over", "sram", "--points", "2", "--plot", str(tmp_path / given))
     assert result.exit_code == 0 and result.stderr == f"wrote {tmp_path / written}\n"
     assert [path.name for path in tmp_path.iterdir()] == [written] and (tmp_path / written).read_bytes().startswith(begins)
 
@@ -252,7 +252,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_any_work(
     monkeypatch.setattr(sys.modules["cupyflash.sim.sweep"], "sweep", lambda *arguments, **more: pytest.fail("work was done"))
     monkeypatch.chdir(tmp_path)
     Path("folder.png").mkdir()
-    result = run("--over", "sram", "--plot", file)
+    result = swept("--over", "sram", "--plot", file)
     assert result.exit_code == 2 and "--plot" in result.stderr and result.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
 
@@ -260,7 +260,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_any_work(
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    result = run("--over", "sram", "--plot", str(tmp_path / "sweep.png"))
+    result = swept("--over", "sram", "--plot", str(tmp_path / "sweep.png"))
     assert result.exit_code == 2 and "pip install 'cupyflash[plot]'" in result.stderr and result.stdout == ""
 
 
@@ -292,6 +292,6 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 def test_wrong_input_is_one_line(options: list[str], says: str) -> None:
     if "--plot" in options:
         pytest.importorskip("matplotlib")
-    result = run(*options)
+    result = swept(*options)
     assert result.exit_code == 2 and says in result.stderr
     assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1 and result.stdout == ""

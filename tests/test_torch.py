@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 scaled_dot_product_attention = torch.nn.functional.scaled_dot_product_attention
 
 
-def draw(*shape: int, dtype: Any = np.float16, seed: int = 0) -> np.ndarray:
+def normal(*shape: int, dtype: Any = np.float16, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
@@ -41,7 +41,7 @@ def agrees(ours: np.ndarray, expected: np.ndarray, q: np.ndarray, k: np.ndarray,
 @pytest.mark.parametrize("n", [64, 97])
 @pytest.mark.parametrize("causal", [False, True])
 def test_grouped_heads_and_causal(algorithm: str, dtype: Any, n: int, causal: bool) -> None:
-    q, k, v = draw(2, 4, n, 40, dtype=dtype), draw(2, 2, n, 40, dtype=dtype, seed=1), draw(2, 2, n, 24, dtype=dtype, seed=2)
+    q, k, v = normal(2, 4, n, 40, dtype=dtype), normal(2, 2, n, 40, dtype=dtype, seed=1), normal(2, 2, n, 24, dtype=dtype, seed=2)
     ours = cupyflash.attention(q, k, v, causal=causal, scale=0.3, algorithm=algorithm)
     agrees(ours, theirs(q, k, v, is_causal=causal, scale=0.3), q, k, v, causal=causal, scale=0.3)
 
@@ -49,7 +49,7 @@ def test_grouped_heads_and_causal(algorithm: str, dtype: Any, n: int, causal: bo
 @pytest.mark.parametrize(("n_q", "n_k"), [(30, 70), (70, 30)])
 def test_causal_of_other_lengths_is_bottom_right_where_theirs_is_top_left(n_q: int, n_k: int) -> None:
     """Theirs by an explicit mask; a row that sees no key is NaN there, or zeros, and zeros here."""
-    q, k, v = draw(2, n_q, 64), draw(2, n_k, 64, seed=1), draw(2, n_k, 64, seed=2)
+    q, k, v = normal(2, n_q, 64), normal(2, n_k, 64, seed=1), normal(2, n_k, 64, seed=2)
     rows, cols = np.indices((n_q, n_k))
     seen = cols <= rows + n_k - n_q
     ours, some = cupyflash.attention(q, k, v, causal=True), seen.any(axis=1)
@@ -61,8 +61,8 @@ def test_causal_of_other_lengths_is_bottom_right_where_theirs_is_top_left(n_q: i
 
 
 def test_masks_and_biases() -> None:
-    q, k, v = draw(2, 4, 50, 64), draw(2, 4, 60, 64, seed=1), draw(2, 4, 60, 64, seed=2)
-    mask, bias = draw(2, 1, 50, 60, seed=3) < 1, draw(4, 50, 60, seed=4)
+    q, k, v = normal(2, 4, 50, 64), normal(2, 4, 60, 64, seed=1), normal(2, 4, 60, 64, seed=2)
+    mask, bias = normal(2, 1, 50, 60, seed=3) < 1, normal(4, 50, 60, seed=4)
     agrees(cupyflash.attention(q, k, v, mask=mask), theirs(q, k, v, attn_mask=torch.from_numpy(mask)), q, k, v, mask=mask)
     shifts = torch.from_numpy(bias.astype(np.float64))
     agrees(cupyflash.attention(q, k, v, bias=bias), theirs(q, k, v, attn_mask=shifts), q, k, v, bias=bias)
@@ -99,8 +99,12 @@ def their_gradients(dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarra
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_of_grouped_heads_and_causal(dtype: Any, causal: bool, deterministic: bool) -> None:
-    q, k, v = draw(2, 4, 70, 40, dtype=dtype), draw(2, 2, 70, 40, dtype=dtype, seed=1), draw(2, 2, 70, 24, dtype=dtype, seed=2)
-    dout = draw(2, 4, 70, 24, dtype=dtype, seed=3)
+    q, k, v = (
+        normal(2, 4, 70, 40, dtype=dtype),
+        normal(2, 2, 70, 40, dtype=dtype, seed=1),
+        normal(2, 2, 70, 24, dtype=dtype, seed=2),
+    )
+    dout = normal(2, 4, 70, 24, dtype=dtype, seed=3)
     expected = their_gradients(dout, q, k, v, is_causal=causal, scale=0.3)
     gradients_agree(dout, q, k, v, expected, deterministic, causal=causal, scale=0.3)
 
@@ -108,7 +112,7 @@ def test_gradients_of_grouped_heads_and_causal(dtype: Any, causal: bool, determi
 @pytest.mark.parametrize(("n_q", "n_k"), [(30, 70), (70, 70)])
 def test_gradients_of_causal_of_other_lengths_are_of_bottom_right_where_theirs_are_of_top_left(n_q: int, n_k: int) -> None:
     """Theirs by an explicit mask, and with their own alignment where it is a mask here; alike when the lengths are."""
-    q, k, v, dout = draw(2, n_q, 64), draw(2, n_k, 64, seed=1), draw(2, n_k, 64, seed=2), draw(2, n_q, 64, seed=3)
+    q, k, v, dout = normal(2, n_q, 64), normal(2, n_k, 64, seed=1), normal(2, n_k, 64, seed=2), normal(2, n_q, 64, seed=3)
     rows, cols = np.indices((n_q, n_k))
     bottom_right, top_left = cols <= rows + n_k - n_q, cols <= rows
     gradients_agree(dout, q, k, v, their_gradients(dout, q, k, v, attn_mask=torch.from_numpy(bottom_right)), causal=True)
@@ -116,8 +120,8 @@ def test_gradients_of_causal_of_other_lengths_are_of_bottom_right_where_theirs_a
 
 
 def test_gradients_of_masks_and_biases() -> None:
-    q, k, v, dout = draw(2, 4, 50, 64), draw(2, 4, 60, 64, seed=1), draw(2, 4, 60, 64, seed=2), draw(2, 4, 50, 64, seed=5)
-    mask, bias = draw(2, 1, 50, 60, seed=3) < 1, draw(4, 50, 60, seed=4)
+    q, k, v, dout = normal(2, 4, 50, 64), normal(2, 4, 60, 64, seed=1), normal(2, 4, 60, 64, seed=2), normal(2, 4, 50, 64, seed=5)
+    mask, bias = normal(2, 1, 50, 60, seed=3) < 1, normal(4, 50, 60, seed=4)
     gradients_agree(dout, q, k, v, their_gradients(dout, q, k, v, attn_mask=torch.from_numpy(mask)), mask=mask)
     shifts = torch.from_numpy(bias.astype(np.float64))
     gradients_agree(dout, q, k, v, their_gradients(dout, q, k, v, attn_mask=shifts), bias=bias)
@@ -127,7 +131,7 @@ def test_packed_sequences() -> None:
     """Against a padded batch of theirs under a mask: causal is top-left there, so lengths are alike."""
     lengths = [5, 40, 17]
     cu = np.cumsum([0, *lengths], dtype=np.int32)
-    q, k, v = (draw(cu[-1], 2, 64, seed=seed) for seed in range(3))
+    q, k, v = (normal(cu[-1], 2, 64, seed=seed) for seed in range(3))
     ours = cupyflash.attention_varlen(q, k, v, cu, cu, causal=True)
     for begin, n in zip(cu, lengths, strict=False):
         one = [array[begin : begin + n].swapaxes(0, 1) for array in (q, k, v)]
@@ -135,14 +139,14 @@ def test_packed_sequences() -> None:
 
 
 def test_tensors_of_torch_are_taken_as_views() -> None:
-    q, k, v = (draw(2, 20, 64, seed=seed) for seed in range(3))
+    q, k, v = (normal(2, 20, 64, seed=seed) for seed in range(3))
     ours = cupyflash.attention(*(torch.from_numpy(array) for array in (q, k, v)))
     assert np.array_equal(ours, cupyflash.attention(q, k, v))
 
 
 def test_tensors_that_cannot_be_taken_are_refused_by_name() -> None:
     """NumPy takes no bfloat16 through DLPack; a tensor that requires grad would lose it."""
-    q, k, v = (torch.from_numpy(draw(2, 20, 64, seed=seed)) for seed in range(3))
+    q, k, v = (torch.from_numpy(normal(2, 20, 64, seed=seed)) for seed in range(3))
     with pytest.raises(TypeError, match=r"k must be a tensor that does not require grad, got one that does: pass k\.detach\(\)"):
         cupyflash.attention(q, k.requires_grad_(), v)
     out = torch.empty_like(q)
@@ -154,7 +158,7 @@ def test_tensors_that_cannot_be_taken_are_refused_by_name() -> None:
 
 def test_the_gradient_of_a_sum_is_broadcast() -> None:
     """What autograd hands on for `out.sum()`: an expanded tensor, of one element in memory."""
-    q, k, v = (torch.from_numpy(draw(2, 20, 64, seed=seed)) for seed in range(3))
+    q, k, v = (torch.from_numpy(normal(2, 20, 64, seed=seed)) for seed in range(3))
     _, pullback = cupyflash.attention_vjp(q, k, v)
     expanded = pullback(torch.ones((), dtype=torch.float16).expand(2, 20, 64))
     for ours, expected in zip(expanded, pullback(torch.ones(2, 20, 64, dtype=torch.float16)), strict=True):

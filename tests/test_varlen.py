@@ -56,7 +56,7 @@ def check_sequences(
         first_q, first_k = first_q + n_q, first_k + n_k
 
 
-def check(schedule: VarlenSchedule, data_seed: int = 0, seed: int | None = None) -> Execution:
+def check_packed(schedule: VarlenSchedule, data_seed: int = 0, seed: int | None = None) -> Execution:
     """All that must hold of one execution."""
     p, seqlens = schedule.problem, schedule.seqlens
     assert seqlens is not None
@@ -99,7 +99,7 @@ def any_schedule(draw: st.DrawFn, dtype: str) -> VarlenSchedule:
 @pytest.mark.parametrize("dtype", [wide("float16"), "bfloat16", wide("float32")])
 @sweep(3, 9)
 def test_random_batches(dtype: str, data: st.DataObject) -> None:
-    check(data.draw(any_schedule(dtype)), data.draw(st.integers(0, 99)), data.draw(st.sampled_from([None, None, 7])))
+    check_packed(data.draw(any_schedule(dtype)), data.draw(st.integers(0, 99)), data.draw(st.sampled_from([None, None, 7])))
 
 
 UNEVEN: Seqlens = ((5, 17), (130, 100), (0, 9), (70, 0), (0, 0), (33, 90))
@@ -110,20 +110,20 @@ UNEVEN: Seqlens = ((5, 17), (130, 100), (0, 9), (70, 0), (0, 0), (33, 90))
     sample(product([False, True], ["T4", "A100-40GB", "H100-SXM", "RTX 4090"]), [(True, "T4")]),
 )
 def test_every_generation(device: str, causal: bool) -> None:
-    check(plan_varlen(Problem(6, 2, 1, 130, 100, 64, "float16", causal=causal), Device.named(device), UNEVEN, lse=True))
+    check_packed(plan_varlen(Problem(6, 2, 1, 130, 100, 64, "float16", causal=causal), Device.named(device), UNEVEN, lse=True))
 
 
 @pytest.mark.parametrize("dtype", [wide("float16"), wide("float32")])
 def test_heads_that_take_half_of_the_registers(dtype: str) -> None:
-    check(plan_varlen(Problem(3, 1, 1, 20, 40, 256, dtype, causal=True), A100, ((5, 17), (20, 40), (0, 9)), lse=True))
+    check_packed(plan_varlen(Problem(3, 1, 1, 20, 40, 256, dtype, causal=True), A100, ((5, 17), (20, 40), (0, 9)), lse=True))
 
 
 @pytest.mark.wide
 def test_every_schedule_seed_gives_the_same_bits() -> None:
     schedule = plan_varlen(Problem(6, 2, 1, 130, 100, 64, "float16", causal=True), A100, UNEVEN, (64, 32), lse=True)
-    first = check(schedule)
+    first = check_packed(schedule)
     for seed in range(3):
-        again = check(schedule, seed=seed)
+        again = check_packed(schedule, seed=seed)
         assert again.out.tobytes() == first.out.tobytes() and again.traffic == first.traffic
         assert again.lse is not None and first.lse is not None and again.lse.tobytes() == first.lse.tobytes()
 

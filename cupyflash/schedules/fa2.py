@@ -57,7 +57,7 @@ class Fa2Schedule(TileSchedule):
         else:
             row = fa2_tiles.row_size(p)
             best = fa2_tiles.candidates(p, self.device, (self.block_rows, self.block_cols))[0]
-            stages = LEAST_STAGES if best.rejected else best.tile.stages
+            stages = LEAST_STAGES if best.rejected else best.config.stages
         kept = block_mask_bytes(p, 1, self.block_cols)
         return Room("Q", self.block_rows * row), Room("K, V", stages * self.block_cols * row), Room("block_mask", kept)
 
@@ -115,16 +115,16 @@ class Fa2Schedule(TileSchedule):
     def kernels(self) -> tuple[Kernel, ...]:
         p, best = self.problem, self.candidate
         require_block_mask(self)
-        tile = best.tile
+        config = best.config
         constants = (
             *element_constants(p),
-            ("BR", tile.block_rows),
-            ("BC", tile.block_cols),
-            ("WARP_ROWS", tile.warp_rows),
-            ("STAGES", tile.stages),
-            ("BLOCKS", tile.blocks),
-            ("Q_IN_REGS", int(tile.q_in_regs)),
+            ("BR", config.block_rows),
+            ("BC", config.block_cols),
+            ("WARP_ROWS", config.warp_rows),
+            ("STAGES", config.stages),
+            ("BLOCKS", config.blocks),
+            ("Q_IN_REGS", int(config.q_in_regs)),
             ("SCALE_FIRST", int(p.options.bias or p.softmax_scale <= 0)),
             ("VARLEN", int(p.options.packed)),
         )
-        return (Kernel("fa2_forward.cu", "fa2_forward", constants, self.grid, tile.threads, best.shared_bytes, self.params),)
+        return (Kernel("fa2_forward.cu", "fa2_forward", constants, self.grid, config.threads, best.shared_bytes, self.params),)

@@ -48,7 +48,7 @@ ALIKE = 1.03
 
 
 @dataclass(frozen=True)
-class Tile:
+class Config:
     """One configuration of the kernel.
 
     block_rows, block_cols: Br and Bc. warp_rows: rows of S that a warp owns. stages: slots of the ring, a K or V block each.
@@ -85,7 +85,7 @@ class Candidate:
     `waves` how often it fills the device; of the fastest of each Br only.
     """
 
-    tile: Tile
+    config: Config
     shared_bytes: int
     registers: int
     rejected: str | None = None
@@ -110,22 +110,22 @@ def shared_bytes(problem: Problem, block_rows: int, block_cols: int, stages: int
     return (block_rows + stages * block_cols) * row_size(problem) + block_mask_bytes(problem, 1, block_cols)
 
 
-def accumulators(problem: Problem, tile: Tile) -> int:
+def accumulators(problem: Problem, config: Config) -> int:
     """Registers a thread for O and S, and Q."""
-    rows = tile.warp_rows
-    q = rows * padded_dim(problem.head_dim) * problem.itemsize // (4 * WARP) if tile.q_in_regs else 0
-    return rows * (padded_dim(problem.head_dim_v) + tile.block_cols) // WARP + q
+    rows = config.warp_rows
+    q = rows * padded_dim(problem.head_dim) * problem.itemsize // (4 * WARP) if config.q_in_regs else 0
+    return rows * (padded_dim(problem.head_dim_v) + config.block_cols) // WARP + q
 
 
-def most_accumulators(problem: Problem, device: Device, tile: Tile) -> int:
+def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
     """Registers a thread for O, S and Q beyond which ptxas was seen to spill; `.ci/compile_gate.py` holds it to that.
 
     A block of one warp, whose lanes make all copies, has room for fewer. ptxas for compute capability 12.0 keeps more
     addresses, head dimensions above 128 need more of them, and so do masks.
     """
     wide = max(problem.head_dim, problem.head_dim_v) > 128
-    half, one_warp, capability = problem.itemsize == 2, tile.warps == 1, device.compute_capability
-    if padded_dim(problem.head_dim_v) == MAX_HEAD_DIM and tile.warp_rows == GRANULE and not masked(problem):
+    half, one_warp, capability = problem.itemsize == 2, config.warps == 1, device.compute_capability
+    if padded_dim(problem.head_dim_v) == MAX_HEAD_DIM and config.warp_rows == GRANULE and not masked(problem):
         # O alone takes 128.
         if half:
             return 136 if one_warp or capability < (8, 0) or positioned(problem) else 144
@@ -135,14 +135,14 @@ def most_accumulators(problem: Problem, device: Device, tile: Tile) -> int:
     elif positioned(problem):
         most = 104 if wide or not half else 112
         if narrow(problem):
-            most = 88 if tile.warp_rows > GRANULE else 96
+            most = 88 if config.warp_rows > GRANULE else 96
     elif not half:
         most = 104 if wide else 128
     elif wide or capability >= (12, 0):
         most = 144
     else:
-        most = 160 if tile.warps > 2 else 144
-    if tile.block_cols == max(BLOCK_COLS):
+        most = 160 if config.warps > 2 else 144
+    if config.block_cols == max(BLOCK_COLS):
         most -= 40  # S takes twice the registers of the next narrower, and P half as much again
     return most - (32 if one_warp else 0)
 
@@ -167,20 +167,20 @@ def odd(problem: Problem) -> bool:
     return bool(problem.head_dim % 64 or problem.head_dim_v % 64)
 
 
-def is_least(problem: Problem, device: Device, tile: Tile) -> bool:
+def is_least(problem: Problem, device: Device, config: Config) -> bool:
     """Whether no tile takes fewer registers, of four warps where the SRAM has room for them: taken in any case."""
-    if tile.warp_rows != GRANULE or tile.block_cols != GRANULE or tile.q_in_regs:
+    if config.warp_rows != GRANULE or config.block_cols != GRANULE or config.q_in_regs:
         return False
     one_warp = shared_bytes(problem, BLOCK_ROWS[1], GRANULE, STAGES[0]) > device.sram_per_block
     if problem.itemsize == 4 and masked(problem) and padded_dim(problem.head_dim_v) == MAX_HEAD_DIM:
         one_warp |= device.compute_capability >= (12, 0)
-    return one_warp == (tile.warps == 1) and tile.block_rows <= BLOCK_ROWS[1]
+    return one_warp == (config.warps == 1) and config.block_rows <= BLOCK_ROWS[1]
 
 
-def registers(problem: Problem, device: Device, tile: Tile) -> int:
+def registers(problem: Problem, device: Device, config: Config) -> int:
     """About what a thread needs, from what ptxas made of the kernel: accumulators, fragments, addresses."""
-    slack = (32 if problem.itemsize == 2 else 80) + tile.block_cols * tile.warp_rows // 128
-    if tile.stages == 3:
+    slack = (32 if problem.itemsize == 2 else 80) + config.block_cols * config.warp_rows // 128
+    if config.stages == 3:
         slack += 8  # a ring that is no power of two
     if odd(problem):
         slack += 16
@@ -192,10 +192,10 @@ def registers(problem: Problem, device: Device, tile: Tile) -> int:
         slack += 16
     elif device.compute_capability not in ((8, 0), (9, 0), (10, 0), (10, 3)):
         slack += 8  # the smaller chips of each kind
-    return min(accumulators(problem, tile) + slack, MOST_REGISTERS)
+    return min(accumulators(problem, config) + slack, MOST_REGISTERS)
 
 
-def tiles(problem: Problem, blocks: tuple[int, int] | None) -> Iterator[Tile]:
+def configs(problem: Problem, blocks: tuple[int, int] | None) -> Iterator[Config]:
     """What there is to choose from, with the block sizes given or free."""
     half = problem.itemsize == 2
     every_cols = BLOCK_COLS if half else tuple(cols for cols in BLOCK_COLS if cols <= MOST_FLOAT_COLS)
@@ -204,31 +204,31 @@ def tiles(problem: Problem, blocks: tuple[int, int] | None) -> Iterator[Tile]:
             continue
         for block_cols, stages in itertools.product((blocks[1],) if blocks else every_cols, STAGES):
             for q_in_regs in (False, True) if half else (False,):
-                yield Tile(block_rows, block_cols, warp_rows, stages, q_in_regs)
+                yield Config(block_rows, block_cols, warp_rows, stages, q_in_regs)
 
 
-def candidate(problem: Problem, device: Device, tile: Tile) -> Candidate:
+def candidate(problem: Problem, device: Device, config: Config) -> Candidate:
     """A configuration's needs, and its rejection or rate."""
-    need, regs = shared_bytes(problem, tile.block_rows, tile.block_cols, tile.stages), registers(problem, device, tile)
+    need, regs = shared_bytes(problem, config.block_rows, config.block_cols, config.stages), registers(problem, device, config)
 
     def reject(reason: str) -> Candidate:
-        return Candidate(tile, need, regs, rejected=reason)
+        return Candidate(config, need, regs, rejected=reason)
 
     if need > device.sram_per_block:
         return reject(f"shared memory: {need:,} of {device.sram_per_block:,} bytes")
-    if tile.warps > MOST_WARPS:
-        return reject(f"registers: they feed {MOST_WARPS} warps, not {tile.warps}")
-    held, most = accumulators(problem, tile), most_accumulators(problem, device, tile)
-    if held > most and not is_least(problem, device, tile):
-        return reject(f"registers: O, S{' and Q' if tile.q_in_regs else ''} take {held} of {most}")
+    if config.warps > MOST_WARPS:
+        return reject(f"registers: they feed {MOST_WARPS} warps, not {config.warps}")
+    held, most = accumulators(problem, config), most_accumulators(problem, device, config)
+    if held > most and not is_least(problem, device, config):
+        return reject(f"registers: O, S{' and Q' if config.q_in_regs else ''} take {held} of {most}")
     # Where blocks share a register file, ptxas is held to their number: with some room, since the need is an estimate.
-    resident = occupancy(device, tile.threads, min(regs + SHARING_ROOM, MOST_REGISTERS), need, estimate=True).blocks
+    resident = occupancy(device, config.threads, min(regs + SHARING_ROOM, MOST_REGISTERS), need, estimate=True).blocks
     if not resident:
         return reject("registers: no multiprocessor holds a block")
-    tile = replace(tile, blocks=resident)
-    parts = part_clocks(problem, device, tile)
-    rate = resident * tile.block_rows * tile.block_cols / turn(tile, parts, resident)
-    return Candidate(tile, need, regs, None, tuple(parts.items()), rate)
+    config = replace(config, blocks=resident)
+    parts = part_clocks(problem, device, config)
+    rate = resident * config.block_rows * config.block_cols / turn(config, parts, resident)
+    return Candidate(config, need, regs, None, tuple(parts.items()), rate)
 
 
 def fma_rate(problem: Problem, device: Device) -> float:
@@ -243,21 +243,21 @@ def fma_rate(problem: Problem, device: Device) -> float:
     return min(rate, sm.mma_sync or rate)
 
 
-def part_clocks(problem: Problem, device: Device, tile: Tile) -> dict[str, float]:
+def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, float]:
     """Clocks of one multiprocessor for one tile of the whole block (Br x Bc, both products), by what it is spent on."""
     sm = Multiprocessor.like(device.compute_capability)
     d, dv, size = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v), problem.itemsize
-    rows, cols, warps = tile.block_rows, tile.block_cols, tile.warps
+    rows, cols, warps = config.block_rows, config.block_cols, config.warps
     products = rows * cols * (d + dv)
     loaded = cols * (d + dv) * size
     if size == 2:
         # Each warp reads all of K and V, and its rows of Q; a request moves 512 bytes, a tensor core instruction 2,048 FMAs.
-        wavefronts = (warps * loaded + (0 if tile.q_in_regs else rows * d * size)) / SHARED_BYTES
+        wavefronts = (warps * loaded + (0 if config.q_in_regs else rows * d * size)) / SHARED_BYTES
         issued = products / 2048 + wavefronts / 4
     else:
         # Four wavefronts a request of K and Q, two of V; P goes from lane to lane.
-        requests = warps * d // 4 * (cols // 4 + tile.warp_rows // 8)
-        values = warps * cols * (dv // 8 + tile.warp_rows // 8)
+        requests = warps * d // 4 * (cols // 4 + config.warp_rows // 8)
+        values = warps * cols * (dv // 8 + config.warp_rows // 8)
         wavefronts = 4 * requests + 2 * values
         issued = products / WARP + requests + values
     # Of each element of S: scaled, maximum, exponential, sum, half a conversion. 60 others a warp; three a copy.
@@ -272,28 +272,28 @@ def part_clocks(problem: Problem, device: Device, tile: Tile) -> dict[str, float
     }
 
 
-def turn(tile: Tile, parts: dict[str, float], resident: int) -> float:
+def turn(config: Config, parts: dict[str, float], resident: int) -> float:
     """Clocks in which `resident` blocks of a multiprocessor all go one tile further."""
     serial = sum(clocks for name, clocks in parts.items() if name in ("tensor", "FMA", "exp", "float32"))
-    a_warp = PARTITIONS / tile.warps  # what a warp's scheduler takes of the block's parts
-    together = -(-resident * tile.warps // PARTITIONS) * a_warp * (max(parts.values()) + TURN)
+    a_warp = PARTITIONS / config.warps  # what a warp's scheduler takes of the block's parts
+    together = -(-resident * config.warps // PARTITIONS) * a_warp * (max(parts.values()) + TURN)
     return max(together, a_warp * serial + TILE_LATENCY) * (IN_STEP if resident == 1 else 1.0)
 
 
 def whole(problem: Problem, device: Device, candidate: Candidate) -> Candidate:
     """A candidate with the problem's clocks and waves: row blocks spread over the multiprocessors."""
-    p, tile, parts = problem, candidate.tile, dict(candidate.parts)
-    row_blocks = -(-max(p.seqlen_q, 1) // tile.block_rows)
-    starts = np.arange(0, row_blocks, max(1, row_blocks // 128)) * tile.block_rows  # a sample
+    p, config, parts = problem, candidate.config, dict(candidate.parts)
+    row_blocks = -(-max(p.seqlen_q, 1) // config.block_rows)
+    starts = np.arange(0, row_blocks, max(1, row_blocks // 128)) * config.block_rows  # a sample
     first, _ = p.keys_seen(starts, p.seqlen_k)
-    _, end = p.keys_seen(np.minimum(starts + tile.block_rows, max(p.seqlen_q, 1)) - 1, p.seqlen_k)
-    seen = float(np.maximum(0, -(-end // tile.block_cols) - first // tile.block_cols).mean())
+    _, end = p.keys_seen(np.minimum(starts + config.block_rows, max(p.seqlen_q, 1)) - 1, p.seqlen_k)
+    seen = float(np.maximum(0, -(-end // config.block_cols) - first // config.block_cols).mean())
     blocks = row_blocks * max(p.head_count, 1)
-    full, rest = divmod(-(-blocks // device.sm_count), tile.blocks)  # of the busiest multiprocessor
-    clocks = full * (seen * turn(tile, parts, tile.blocks) + BLOCK_LATENCY)
+    full, rest = divmod(-(-blocks // device.sm_count), config.blocks)  # of the busiest multiprocessor
+    clocks = full * (seen * turn(config, parts, config.blocks) + BLOCK_LATENCY)
     if rest:
-        clocks += seen * turn(tile, parts, rest) + BLOCK_LATENCY
-    return replace(candidate, clocks=clocks, waves=blocks / (tile.blocks * device.sm_count))
+        clocks += seen * turn(config, parts, rest) + BLOCK_LATENCY
+    return replace(candidate, clocks=clocks, waves=blocks / (config.blocks * device.sm_count))
 
 
 def _best(able: Iterable[Candidate], least: Callable[[Candidate], int]) -> Candidate:
@@ -309,20 +309,20 @@ def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None 
 
     `blocks` fixes (Br, Bc).
     """
-    found = [candidate(problem, device, tile) for tile in tiles(problem, blocks)]
+    found = [candidate(problem, device, config) for config in configs(problem, blocks)]
     able = [each for each in found if not each.rejected]
     # First the best of each Br x Bc, so that fixing the chosen block sizes chooses the same again.
     shapes: dict[tuple[int, int], list[Candidate]] = {}
     for each in able:
-        shapes.setdefault((each.tile.block_rows, each.tile.block_cols), []).append(each)
-    of_shape = [_best(same, lambda each: each.tile.stages) for same in shapes.values()]
+        shapes.setdefault((each.config.block_rows, each.config.block_cols), []).append(each)
+    of_shape = [_best(same, lambda each: each.config.stages) for same in shapes.values()]
     finalists: list[Candidate] = []
-    for block_rows in sorted({each.tile.block_rows for each in able}):
-        of_rows = [each for each in of_shape if each.tile.block_rows == block_rows]
-        finalists.append(whole(problem, device, _best(of_rows, lambda each: -each.tile.block_cols)))
-    finalists.sort(key=lambda each: (each.clocks, -each.tile.block_rows))
-    chosen = {each.tile for each in finalists}
-    others = sorted((each for each in able if each.tile not in chosen), key=lambda each: -each.rate)
+    for block_rows in sorted({each.config.block_rows for each in able}):
+        of_rows = [each for each in of_shape if each.config.block_rows == block_rows]
+        finalists.append(whole(problem, device, _best(of_rows, lambda each: -each.config.block_cols)))
+    finalists.sort(key=lambda each: (each.clocks, -each.config.block_rows))
+    chosen = {each.config for each in finalists}
+    others = sorted((each for each in able if each.config not in chosen), key=lambda each: -each.rate)
     return (*finalists, *others, *(each for each in found if each.rejected))
 
 
@@ -335,7 +335,7 @@ def choose(problem: Problem, device: Device, blocks: tuple[int, int] | None = No
     least = min(found, key=lambda each: each.shared_bytes, default=None)
     if least is None:
         raise DoesNotFit(f"{what} runs blocks in steps of {GRANULE}, got {blocks}")
-    sizes = f"blocks of {least.tile.block_rows} x {least.tile.block_cols}"
+    sizes = f"blocks of {least.config.block_rows} x {least.config.block_cols}"
     if least.shared_bytes > device.sram_per_block:
         raise DoesNotFit(
             f"{what} needs at least {least.shared_bytes:,} bytes of SRAM ({sizes}); {device.name} gives a block "
@@ -353,5 +353,5 @@ def finalists(problem: Problem, device: Device) -> tuple[Candidate, ...]:
 def fit(problem: Problem, device: Device) -> TileSize:
     """The chosen configuration's block sizes, with the reason."""
     best = choose(problem, device)
-    reason = f"{best.tile}; {best.shared_bytes:,} of {device.sram_per_block:,} bytes; bound by {best.bound}"
-    return TileSize(best.tile.block_rows, best.tile.block_cols, reason)
+    reason = f"{best.config}; {best.shared_bytes:,} of {device.sram_per_block:,} bytes; bound by {best.bound}"
+    return TileSize(best.config.block_rows, best.config.block_cols, reason)

@@ -85,7 +85,7 @@ def verdict(candidate: Candidate, chosen: Candidate) -> str:
     """What became of a candidate: chosen, slower for this problem, slower for any of its kind, or rejected."""
     if candidate.rejected:
         return "rejected"
-    if candidate.tile == chosen.tile:
+    if candidate.config == chosen.config:
         return "chosen"
     return "finalist" if candidate.clocks < math.inf else "slower"
 
@@ -94,8 +94,8 @@ def row(candidate: Candidate, verdict: str) -> dict[str, Any]:
     """A candidate for JSON, with no more than is known of it."""
     known: dict[str, Any] = {
         "verdict": verdict,
-        **asdict(candidate.tile),
-        "warps": candidate.tile.warps,
+        **asdict(candidate.config),
+        "warps": candidate.config.warps,
         "shared_bytes": candidate.shared_bytes,
         "registers": candidate.registers,
     }

@@ -9,7 +9,7 @@ import itertools
 import re
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from numpy.lib.array_utils import byte_bounds
 from cupyflash import Device
 from cupyflash.sim.ptx import Launch, Module
 from cupyflash.sim.ptx.module import triple
-from cupyflash.sim.ptx.parameters import pack_scalar
+from cupyflash.sim.ptx.parameters import POINTER_BYTES, Bound, bind
+from cupyflash.sim.ptx.text.names import find_kernel
 
 MACHINE = Module.launch
 
@@ -119,22 +120,22 @@ def launch(
 
     The chip's results are compared, and left in the arrays for the test that launched to judge.
     """
-    values = [_plain(value) for value in (args.values() if isinstance(args, Mapping) else args)]
-    arrays = [value for value in values if isinstance(value, np.ndarray)]
-    memories = Memories(arrays)
+    name = find_kernel(self.kernels, kernel)
+    bound = bind(name, self.code(name).params, args, ())
+    memories = Memories([tensor.array for tensor in bound.tensors])
     found = MACHINE(self, kernel, grid, block, args, **options)
     shared_bytes = options.get("shared_bytes", 0)
-    if found.findings or not all(array.flags.writeable for array in arrays) or not runs_here(self.text, shared_bytes):
+    writeable = all(tensor.array.flags.writeable for tensor in bound.tensors)
+    if found.findings or not writeable or not runs_here(self.text, shared_bytes):
         return found
-    name = kernel if kernel in self.kernels else self.kernels[0]
     on_chip = memories.copied()
-    repeat(self, name, (triple(grid, "grid"), triple(block, "block")), values, on_chip, shared_bytes)
-    expected = [array.copy() for array in arrays]
+    repeat(self, name, (triple(grid, "grid"), triple(block, "block")), bound, on_chip, shared_bytes)
+    expected = [tensor.array.copy() for tensor in bound.tensors]
     for extent, held in on_chip.items():
         memories.give(extent, held.get())
     if not ROUNDED_OTHERWISE.search(self.text):
-        for place, (chip, machine) in enumerate(zip(arrays, expected, strict=True)):
-            compare(chip, machine, f"array {place} of {name}")
+        for tensor, machine in zip(bound.tensors, expected, strict=True):
+            compare(tensor.array, machine, f"{tensor.path} of {name}")
     repeated.append(name)
     return found
 
@@ -142,32 +143,44 @@ def launch(
 repeated: list[str] = []
 
 
-def _plain(value: Any) -> Any:
-    """One structure is a value; an array of them is memory."""
-    structure = isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.names is not None
-    return value[()] if structure else value
-
-
 def repeat(
     module: Module,
     kernel: str,
     shape: tuple[Any, Any],
-    values: Sequence[Any],
+    bound: Bound,
     on_chip: Mapping[tuple[int, int], Any],
     shared_bytes: int,
 ) -> None:
-    """Launch on the chip; arrays are where their allocations are, values are passed as the bytes that the machine passes."""
-    function, arguments = _function(module, kernel), []
-    for place, (value, param) in enumerate(zip(values, module.code(kernel).params, strict=True)):
-        if isinstance(value, np.ndarray):
-            extent = byte_bounds(_root(value))
-            arguments.append(on_chip[extent][value.__array_interface__["data"][0] - extent[0] :])
+    """Launch on the chip; arrays are where their allocations are, all else is passed as the bytes that the machine passes."""
+    function, data, there = _function(module, kernel), bytearray(bound.data), {}
+    for tensor in bound.tensors:
+        extent = byte_bounds(_root(tensor.array))
+        view = on_chip[extent][tensor.array.__array_interface__["data"][0] - extent[0] :]
+        data[tensor.at : tensor.at + POINTER_BYTES] = view.data.ptr.to_bytes(POINTER_BYTES, "little")
+        there[tensor.at] = view
+    arguments = []
+    for param in module.code(kernel).params:
+        start = bound.offsets[param.name]
+        inside = {at - start: view for at, view in there.items() if start <= at < start + param.size}
+        if not inside or param.is_array:
+            arguments.append(_value(bytes(data[start : start + param.size]), inside))
         else:
-            packed = pack_scalar(kernel, f"arg{place}", value, param)
-            arguments.append(np.frombuffer(packed, f"V{len(packed)}"))
+            (view,) = inside.values()
+            arguments.append(view)
     if shared_bytes > 48 * 1024:
         function.max_dynamic_shared_size_bytes = shared_bytes
     function(*shape, tuple(arguments), shared_mem=shared_bytes)
+
+
+def _value(data: bytes, pointers: Collection[int]) -> Any:
+    """What CuPy passes as these bytes; a structure's pointers, at these places, are fields of it."""
+    if not pointers:
+        return np.frombuffer(data, f"V{len(data)}")
+    fields, at = [], 0
+    while at < len(data):
+        fields.append((f"at_{at}", np.uint64 if at in pointers else np.uint8))
+        at += POINTER_BYTES if at in pointers else 1
+    return np.frombuffer(data, fields)[0]
 
 
 def compare(chip: np.ndarray, machine: np.ndarray, what: str) -> None:

@@ -45,7 +45,7 @@ def test_numbers(algorithm: str, dtype: str, d: int, causal: bool) -> None:
 def test_each_tile_that_lengths_choose_between(dtype: str, d: int) -> None:
     problem = Problem(2, 4, 2, *choose((300, 1025), (20, 33)), d, dtype, causal=True)
     for each in fa2_tiles.finalists(problem, Device.current())[: choose(None, 1)]:
-        check_forward(problem, "fa2", (each.tile.block_rows, each.tile.block_cols))
+        check_forward(problem, "fa2", (each.config.block_rows, each.config.block_cols))
 
 
 @pytest.mark.parametrize("dtype", choose(["float16", "float32"], ["float16"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from chip import DTYPES, choose
-from test_softmax import check_numbers, definition, draw
+from test_softmax import check_numbers, definition, rows_of
 
 import cupyflash
 from cupyflash import Device
@@ -24,7 +24,7 @@ def test_numbers(algorithm: str, dtype: str) -> None:
     import cupy
 
     for shape in SHAPES:
-        x = draw(shape, dtype)
+        x = rows_of(shape, dtype)
         for axis in (0, 1):
             check_numbers(cupy.asnumpy(cupyflash.softmax(cupy.asarray(x), algorithm=algorithm, axis=axis)), x, axis)
 
@@ -35,7 +35,7 @@ def test_the_simulated_device_computes_the_same(algorithm: str, dtype: str) -> N
     """Not to the bit: the two round exponentials differently."""
     import cupy
 
-    x = draw((9, choose(1500, 300)), dtype)
+    x = rows_of((9, choose(1500, 300)), dtype)
     ours = cupy.asnumpy(cupyflash.softmax(cupy.asarray(x), algorithm=algorithm))
     simulated = execute_softmax(plan_softmax(9, x.shape[1], dtype, Device.current(), algorithm), x).out
     assert np.abs(ours.astype(np.float64) - simulated.astype(np.float64)).max() <= (5e-4 if dtype == "float16" else 1e-6)
@@ -46,7 +46,7 @@ def test_strided_views_and_out_without_copies(algorithm: str) -> None:
     import cupy
 
     a, b = choose((40, 50), (8, 10))
-    room = cupy.asarray(draw((6, a, b, 8), "float32"))
+    room = cupy.asarray(rows_of((6, a, b, 8), "float32"))
     x = room[::2, ::-1, :, 3].swapaxes(0, 2)
     before = cupy.asnumpy(x)
     for axis in range(x.ndim):
@@ -62,7 +62,7 @@ def test_strided_views_and_out_without_copies(algorithm: str) -> None:
 def test_not_a_numbers(algorithm: str, n: int) -> None:
     import cupy
 
-    x = draw((6, n), "float32")
+    x = rows_of((6, n), "float32")
     x[0, 3], x[1, 4], x[2, 5], x[3], x[4] = np.nan, np.inf, -np.inf, -np.inf, 1e4
     y, expected = cupy.asnumpy(cupyflash.softmax(cupy.asarray(x), algorithm=algorithm)), definition(x, -1)
     assert np.allclose(y, expected, rtol=0, atol=1e-6, equal_nan=True) and np.isnan(expected).any(axis=1).sum() == 3
@@ -71,7 +71,7 @@ def test_not_a_numbers(algorithm: str, n: int) -> None:
 def test_runs_on_the_current_stream_without_waiting() -> None:
     import cupy
 
-    x = cupy.asarray(draw((64, choose(3000, 300))))
+    x = cupy.asarray(rows_of((64, choose(3000, 300))))
     cupyflash.softmax(x)
     cupy.cuda.Device().synchronize()
     with cupy.cuda.Stream(non_blocking=True) as stream:
@@ -86,6 +86,6 @@ def test_runs_on_the_current_stream_without_waiting() -> None:
 def test_the_same_bits_every_time(algorithm: str) -> None:
     import cupy
 
-    x = cupy.asarray(draw((50, choose(5000, 700))))
+    x = cupy.asarray(rows_of((50, choose(5000, 700))))
     first = cupyflash.softmax(x, algorithm=algorithm).tobytes()
     assert all(cupyflash.softmax(x, algorithm=algorithm).tobytes() == first for _ in range(10))

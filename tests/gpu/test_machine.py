@@ -20,8 +20,21 @@ from test_ptx_harness import apply
 from cupyflash.sim.ptx import Module
 
 MODULES = choose(
-    ("control", "convert", "copy", "floating", "functions", "gallery", "gallery_tensor", "integer", "kernels", "memory", "warp"),
-    ("integer", "copy"),
+    (
+        "control",
+        "convert",
+        "copy",
+        "floating",
+        "functions",
+        "gallery",
+        "gallery_tensor",
+        "integer",
+        "kernels",
+        "memory",
+        "structures",
+        "warp",
+    ),
+    ("integer", "copy", "structures"),
 )
 # Tests whose kernels are wrong on purpose: where the machine is not shown the fault, a chip might hang in it.
 WRONG_KERNELS = ("test_fault_is_found", "deadlock", "trap", "stop", "misaligned", "out_of_bounds", "never")

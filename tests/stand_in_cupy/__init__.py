@@ -148,6 +148,8 @@ def install(device: str = "1") -> None:
     nvrtc.getVersion()  # loads the library, while `cupy` is still the one that knows where it lies
     if device != "1":
         runtime.figures = Figures.named(device)
+    for lazy in ("cupyx", "cupy.testing"):  # they load when somebody looks at them, as hypothesis does at all modules
+        sys.modules.pop(lazy, None)
     sys.modules["cupy"] = sys.modules[__name__]
 
 
