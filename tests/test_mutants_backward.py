@@ -395,10 +395,10 @@ ORDERED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "fixed", "orders"), [("window", True, 1), *(wide(name, fixed, 49) for name in ORDERED for fixed in (False, True))]
+    ("name", "fixed", "orders"), [("window", True, 1), *(wide(name, fixed, 20) for name in ORDERED for fixed in (False, True))]
 )
-def test_fifty_orders(name: str, fixed: bool, orders: int) -> None:
-    """In fifty orders of execution, of small problems."""
+def test_many_orders(name: str, fixed: bool, orders: int) -> None:
+    """In many orders of execution, of small problems."""
     posed: dict[str, Any] = {"seqlen_q": 24, "seqlen_k": 40, "head_dim": 16, "dtype": "float16"} | ORDERED[name]
     problem = Problem(batch=1, heads=2, kv_heads=1, **posed)
     check_unbroken(plan_backward(problem, A100, "fa2", (16, 32), deterministic=fixed), backward, range(orders))

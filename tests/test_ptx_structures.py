@@ -98,7 +98,7 @@ class Layout:
         return f"int t = threadIdx.x; double s = {' + '.join(['0', *terms])}; out[t] = s; {' '.join(stores)}"
 
 
-@sweep(4, 30, layout=LAYOUTS, constant=st.booleans(), structured=st.booleans())
+@sweep(4, 16, layout=LAYOUTS, constant=st.booleans(), structured=st.booleans())
 def test_a_structure_is_what_its_fields_are_as_parameters(layout: list[Any], constant: bool, structured: bool) -> None:
     ours = Layout(layout, np.random.default_rng(7))
     head = "const __grid_constant__ P p" if constant else "P p"
