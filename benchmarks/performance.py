@@ -1,7 +1,7 @@
 """Writes the tables of docs/performance.md between their markers:  python benchmarks/performance.py
 
-A model's times, counts of the PTX machine and of the machine code; nothing is timed and no GPU is needed. The table of
-instructions needs NVIDIA's disassemblers (instruction_mix.py); without them it stays as it is.
+Models' times, counts of the PTX machine and of the machine code; nothing is timed and no GPU is needed. The tables from machine
+code take minutes, and NVIDIA's disassemblers (machine_code/); without those they stay as they are.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-import instruction_mix  # noqa: E402
 import numpy as np  # noqa: E402
+from machine_code import rates, sass, tables  # noqa: E402
 
 from cupyflash import Device, Problem, kernels_cu  # noqa: E402
 from cupyflash.multiprocessor import EXPONENTIALS, Multiprocessor  # noqa: E402
@@ -194,8 +194,10 @@ def main() -> None:
     page = PAGE.read_text()
     for name, lines in (("tiles", tiles()), ("split", split()), ("lazy", lazy()), ("backward", backward())):
         page = replaced(page, name, lines)
-    if instruction_mix.disassembler():
-        page = replaced(page, "mix", instruction_mix.table([Device.named(name) for name in instruction_mix.DEVICES]))
+    page = replaced(page, "assumptions", rates.markdown())
+    if sass.disassembler():
+        for name, lines in (("instructions", tables.instructions()), ("shares", tables.shares()), ("calls", tables.calls())):
+            page = replaced(page, name, lines)
     PAGE.write_text(page)
 
 
