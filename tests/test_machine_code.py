@@ -80,7 +80,7 @@ extern "C" __global__ void shared_loads(float* out, int n) {
   for (int turn = 0; turn < n; turn++)
 #pragma unroll
     for (int i = 0; i < 8; i++)
-      asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+      asm volatile("ld.volatile.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
                    : "=f"(x[i].x), "=f"(x[i].y), "=f"(x[i].z), "=f"(x[i].w)
                    : "r"(at + i * 16));
   for (int i = 0; i < 8; i++) out[i * blockDim.x + threadIdx.x] = x[i].x + x[i].y + x[i].z + x[i].w;
@@ -120,9 +120,11 @@ def cubin(request: pytest.FixtureRequest) -> sass.Cubin:
 
 
 def turn(cubin: sass.Cubin, kernel: str, warps: int, **changed: float) -> tuple[float, Cost]:
-    """Clocks of a turn of a kernel's loop for one block of so many warps, no chance in it, and its costs."""
+    """Clocks of a turn of a kernel's loop for one block of so many warps: what ten turns more take. And its costs."""
     cost = Cost(Tracer(cubin.kernels[kernel]).steady(), replace(Rates.of(cubin.architecture), **changed), Residents(warps, 1))
-    return clocks.steady(cost.trace.instructions, cost.rates, cost.residents).clocks, cost
+    program = clocks.steps(cost.trace.instructions, cost.rates)
+    few, more = (clocks.Multiprocessor(program * turns, cost.rates, cost.residents).run([0.0]).clocks for turns in (4, 14))
+    return (more - few) / 10, cost
 
 
 # --- control codes
@@ -256,7 +258,7 @@ def test_rules_decide_what_depends_on_data() -> None:
     assert [each.opcode for each in trace.instructions] == [
         *("HMMA", "BRA", "LDGSTS", "LDGDEPBAR", "VOTE", "BRA", "BRA", "MUFU", "BAR", "BRA", "BRA")
     ]
-    assert [(each.taken, each.skipped) for each in trace.decisions] == [(False, 0), (True, 1), (True, 1), (False, 1), (True, 1)]
+    assert [(each.taken, each.skipped) for each in trace.decisions] == [(False, 0), (True, 1), (True, 1), (False, 0), (True, 0)]
     masked = replace(tracer, masked=True).steady()
     assert {each.opcode for each in masked.instructions} - {each.opcode for each in trace.instructions} == {"FSEL"}
     assert tracer.leaving(tracer.main_loops()[0]).instructions[-1].opcode == "EXIT"
@@ -268,15 +270,16 @@ def test_rules_decide_what_depends_on_data() -> None:
 def test_dependent_products_take_their_stall_counts(cubin: sass.Cubin) -> None:
     """A warp by itself: each HMMA waits for the one before by what the assembler wrote."""
     counted, cost = turn(cubin, "products", warps=1)
-    assert cost.counts["HMMA"] == 8 and not any(each.control.waits for each in cost.trace.instructions)
-    assert counted == cost.stalls + cost.rates.branch
+    assert cost.counts["HMMA"] == 8 and not any(each.control.writes or each.control.reads for each in cost.trace.instructions)
+    assert counted == cost.stalls
     assert cost.stalls >= 8 * cost.rates.sub_core_clocks(next(each for each in cost.trace.instructions if each.opcode == "HMMA"))
 
 
 @pytest.mark.parametrize("warps", [16, 32])
 def test_independent_products_are_bound_by_the_tensor_cores(cubin: sass.Cubin, warps: int) -> None:
     counted, cost = turn(cubin, "apart", warps)
-    assert counted == pytest.approx(warps / 4 * 8 * 4 * 2048 / cost.rates.tensor)
+    bound = warps / 4 * 8 * 4 * 2048 / cost.rates.tensor
+    assert bound <= counted <= 1.05 * bound  # no queue before a tensor core: another warp's instruction may take its clock
     assert cost.bound == "tensor" and cost.all_overlap == 1
 
 
@@ -300,14 +303,17 @@ def test_a_copy_that_is_waited_for_costs_its_latency(cubin: sass.Cubin, warps: i
 
 def test_a_barrier_holds_all_warps_of_a_block(cubin: sass.Cubin) -> None:
     """With copies of no latency a turn is what comes between two barriers, and the barrier's own."""
-    (few, _), (more, _) = (turn(cubin, "copies", 8, barrier=latency, l2_latency=0) for latency in (10, 110))
+    (few, _), (more, _) = (turn(cubin, "copies", 8, barrier=latency, l2_latency=0) for latency in (100, 200))
     assert more - few == 100
 
 
 def test_the_share_is_the_tensor_cores_part_of_the_time(cubin: sass.Cubin) -> None:
     counted, cost = turn(cubin, "products", warps=4)
     share = cost.share(Effort(seeds=2))
-    assert share.clocks == pytest.approx(counted) and share.tensor == pytest.approx(cost.parts["tensor"] / counted)
+    assert share.clocks == pytest.approx(counted, rel=0.02)
+    assert share.tensor == pytest.approx(cost.parts["tensor"] / share.clocks) and share.busy["issue"] == pytest.approx(
+        cost.issued / share.clocks
+    )
     assert share.low <= share.clocks <= share.high
 
 
@@ -318,7 +324,7 @@ def test_sensitivity_is_to_what_binds(cubin: sass.Cubin) -> None:
     waits = Figure(clocks.steady(instructions, Rates.of(80), Residents(4, 1), rough).clocks, values)
     assert waits.most == "l2_latency" and waits.low < 0.8 * waits.value and waits.high > 1.3 * waits.value
     products = Cost(Tracer(cubin.kernels["apart"]).steady(), Rates.of(cubin.architecture), Residents(32, 1))
-    assert all(each == pytest.approx(1, abs=0.02) for pair in products.sensitivity(rough).values() for each in pair)
+    assert all(each == pytest.approx(1, abs=0.05) for pair in products.sensitivity(rough).values() for each in pair)
 
 
 def test_a_quotient_varies_an_assumption_in_both() -> None:
@@ -427,8 +433,9 @@ def test_a_block_s_time_is_a_fixed_part_and_its_turns(cubin: sass.Cubin) -> None
     tracer = Tracer(cubin.kernels["apart"])
     main, one = tracer.main_loops()[0], Residents(4, 1)
     used = replace(Rates.of(cubin.architecture), start=0)
-    before, behind = tracer.path(0, main.head).instructions, tracer.leaving(main).instructions
-    few, more = (whole.a_block(before + tracer.steady().instructions * turns + behind, used, one) for turns in (2, 5))
+    traces = [each.instructions for each in (tracer.path(0, main.head), tracer.steady(), tracer.leaving(main))]
+    before, again, behind = (clocks.steps(trace, used) for trace in traces)
+    few, more = (whole.a_block(before + again * turns + behind, used, one) for turns in (2, 5))
     counted, _ = turn(cubin, "apart", 4)
     assert more - few == pytest.approx(3 * counted, rel=0.01) and few > 2 * counted
 

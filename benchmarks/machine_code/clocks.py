@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from math import inf
 
 from cupyflash.multiprocessor import PARTITIONS, WARP
@@ -23,56 +22,50 @@ WAY_TO_SHARED = 2  # clocks from issue to the pipe of shared memory
 APART = 3  # clocks between a block's warps at its start
 
 
-class Act(IntEnum):
-    """What an instruction does beside keeping a unit busy."""
-
-    NOTHING = 0
-    COPY = 1
-    GROUP = 2
-    WAIT_GROUPS = 3
-    BARRIER = 4
-    LOAD = 5
+# What an instruction does beside keeping a unit busy. These and units are plain numbers here, since enumerations take twice the time.
+NOTHING, COPY, GROUP, WAIT_GROUPS, BARRIER, LOAD = range(6)
+TENSOR, EXP, MEMORY = int(Unit.TENSOR), int(Unit.EXP), int(Unit.MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """An instruction of a trace as the model needs it."""
 
-    unit: Unit
+    unit: int
     clocks: float
     stall: float
     waits: tuple[int, ...]
     writes: int | None
     reads: int | None
-    act: Act
+    act: int
     groups: int  # that may be under way behind a DEPBAR
     warps: int | None  # that meet at a barrier, where it says so
     barrier: str
 
 
 def steps(trace: Sequence[Instruction], rates: Rates) -> list[Step]:
-    """A trace's instructions; one that is not followed by its neighbour is a taken branch."""
+    """A trace's instructions; a branch that is not followed by its neighbour is taken. The last one is not looked at."""
     found = []
     for at, each in enumerate(trace):
         kind = unit(each)
-        act, groups, warps, barrier = Act.NOTHING, 0, None, ""
+        act, groups, warps, barrier = NOTHING, 0, None, ""
         if each.opcode == "LDGSTS":
-            act = Act.COPY
+            act = COPY
         elif each.opcode == "LDGDEPBAR":
-            act = Act.GROUP
+            act = GROUP
         elif each.opcode in ("LDG", "LD", "ATOM", "ATOMG"):
-            act = Act.LOAD
+            act = LOAD
         elif each.opcode == "DEPBAR":
-            act, groups = Act.WAIT_GROUPS, int(each.operands[1], 16) if len(each.operands) > 1 else 0
+            act, groups = WAIT_GROUPS, int(each.operands[1], 16) if len(each.operands) > 1 else 0
         elif each.opcode == "BAR":
-            act, barrier = Act.BARRIER, each.operands[0] if each.operands else "0x0"
+            act, barrier = BARRIER, each.operands[0] if each.operands else "0x0"
             threads = each.operands[1] if len(each.operands) > 1 else ""
             warps = int(threads, 16) // WARP if threads.startswith("0x") else None
         clocks = rates.shared_clocks(each) if kind == Unit.MEMORY else rates.sub_core_clocks(each)
         turns = each.opcode in ("BRA", "JMP") and at + 1 < len(trace) and trace[at + 1].address != each.address + 16
         stall = max(each.control.stall, 1) + (rates.branch if turns else 0)
         control = each.control
-        found.append(Step(kind, clocks, stall, control.waits, control.writes, control.reads, act, groups, warps, barrier))
+        found.append(Step(int(kind), clocks, stall, control.waits, control.writes, control.reads, act, groups, warps, barrier))
     return found
 
 
@@ -91,12 +84,15 @@ class Warp:
 
 @dataclass
 class Run:
-    """Clocks at which each warp issued the first step of each turn of its program, and what units were busy for."""
+    """When the first warp had issued so many steps, and how many all had issued by then; when each block was done."""
 
-    turns: list[list[float]]
-    ends: list[float]
-    busy: list[float]
-    issued: int
+    marks: dict[int, tuple[float, int]] = field(default_factory=dict)
+    ends: list[float] = field(default_factory=list)
+
+    @property
+    def clocks(self) -> float:
+        """Until the last block was done."""
+        return max(self.ends)
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,6 @@ class Multiprocessor:
         self.program, self.rates, self.residents, self.chance = program, rates, residents, chance
         self.free = [[0.0] * 4 for _ in range(PARTITIONS)]
         self.shared = 0.0
-        self.busy = [0.0] * 5
         self.issued = 0
         self.queued = residents.queued
         self.left = [residents.warps] * residents.blocks
@@ -137,11 +132,14 @@ class Multiprocessor:
             self.asleep.discard(core)
             heapq.heappush(self.times, (at, core))
 
-    def run(self, turn: int, starts: Sequence[float]) -> Run:
-        """Until all blocks are done. `turn`: steps of a turn; `starts`: when each resident block begins."""
+    def run(self, starts: Sequence[float], marks: Collection[int] = ()) -> Run:
+        """Until all blocks are done or, with `marks`, until a warp has issued so many steps as the last of them says.
+
+        `starts`: when each resident block begins.
+        """
         for block, at in enumerate(starts):
             self.begin(block, at)
-        found = Run([], [], self.busy, 0)
+        found = Run()
         while self.times:
             now, core = heapq.heappop(self.times)
             warp, soonest = self.choose(core, now)
@@ -152,17 +150,15 @@ class Multiprocessor:
                     self.asleep.add(core)
                 continue
             self.issue(core, warp, now)
-            if warp.at % turn == 0:
-                number = warp.at // turn - 1
-                if number == len(found.turns):
-                    found.turns.append([])
-                found.turns[number].append(now)
+            if warp.at in marks and warp.at not in found.marks:
+                found.marks[warp.at] = now, self.issued
+                if len(found.marks) == len(marks):
+                    return found
             if warp.at == len(self.program):
                 self.finish(core, warp, now, found)
             heapq.heappush(self.times, (now + 1, core))
         if any(self.warps):
             raise ValueError("the model's warps wait for each other: the trace has a barrier that not all of them reach")
-        found.issued = self.issued
         return found
 
     def finish(self, core: int, warp: Warp, now: float, found: Run) -> None:
@@ -198,38 +194,36 @@ class Multiprocessor:
         step, at = self.program[warp.at], warp.ready
         for board in step.waits:
             at = max(at, warp.boards[board])
-        if step.unit == Unit.MEMORY:
+        if step.unit == MEMORY:
             if step.clocks:
                 at = max(at, self.shared - self.rates.shared_queue)
-        elif step.unit == Unit.EXP:
-            at = max(at, self.free[core][Unit.EXP] - self.rates.exp_queue)
-        elif step.unit < Unit.MEMORY:
+        elif step.unit == EXP:
+            at = max(at, self.free[core][EXP] - self.rates.exp_queue)
+        elif step.unit < MEMORY:
             at = max(at, self.free[core][step.unit])
-        elif step.act == Act.WAIT_GROUPS and len(warp.groups) > step.groups:
+        elif step.act == WAIT_GROUPS and len(warp.groups) > step.groups:
             at = max(at, *warp.groups[: len(warp.groups) - step.groups])
         return at
 
     def issue(self, core: int, warp: Warp, now: float) -> None:
         step, rates = self.program[warp.at], self.rates
         done, read = now + FIXED, now
-        if step.unit < Unit.MEMORY:
+        if step.unit < MEMORY:
             begins = max(self.free[core][step.unit], now)
             self.free[core][step.unit] = begins + step.clocks
-            if step.unit == Unit.TENSOR:
+            if step.unit == TENSOR:
                 done = begins + rates.tensor_latency
-            elif step.unit == Unit.EXP:
+            elif step.unit == EXP:
                 done = begins + rates.exp_latency
-        elif step.unit == Unit.MEMORY:
+        elif step.unit == MEMORY:
             if step.clocks:
                 self.shared = read = max(self.shared, now + WAY_TO_SHARED) + step.clocks
-                done = self.shared + (rates.l2_latency if step.act == Act.LOAD else rates.shared_latency)
-            if step.act == Act.COPY:
+                done = self.shared + (rates.l2_latency if step.act == LOAD else rates.shared_latency)
+            if step.act == COPY:
                 drawn = self.chance.uniform(0.7, 1.3) if self.chance else 1.0
                 warp.copies = max(warp.copies, now + rates.l2_latency * drawn)
-            elif step.act == Act.GROUP:
+            elif step.act == GROUP:
                 warp.groups = [each for each in warp.groups if each > now] + [max(warp.copies, now)]
-        if step.unit <= Unit.MEMORY:
-            self.busy[step.unit] += step.clocks
         if step.writes is not None:
             warp.boards[step.writes] = max(warp.boards[step.writes], done)
         if step.reads is not None:
@@ -238,7 +232,7 @@ class Multiprocessor:
         warp.at += 1
         self.issued += 1
         self.last[core] = warp
-        if step.act == Act.BARRIER:
+        if step.act == BARRIER:
             self.arrive(warp, step, now)
 
     def arrive(self, warp: Warp, step: Step, now: float) -> None:
@@ -281,20 +275,21 @@ class Effort:
 def steady(trace: Sequence[Instruction], rates: Rates, residents: Residents, effort: Effort | None = None) -> Share:
     """A loop's turn: blocks begin at random distances, copies take 0.7 to 1.3 of their latency.
 
-    Without `effort` there is no chance in it, and all blocks begin at once.
+    What is counted is what all warps issue while the first of them makes its turns behind the warm ones: warps need not keep up
+    with each other. Without `effort` there is no chance in it, and all blocks begin at once.
     """
     program, effort, exact = steps(trace, rates), effort or Effort(seeds=1), effort is None
     length = sum(max(each.control.stall, 1) for each in trace)
+    warps = residents.warps * residents.blocks
     counted: list[float] = []
     for seed in range(effort.seeds):
         chance = random.Random(seed)
         starts = [0.0 if exact else chance.uniform(0, 1.5 * length) for _ in range(residents.blocks)]
-        run = Multiprocessor(program * effort.turns, rates, residents, None if exact else chance).run(len(program), starts)
-        first, last = effort.warm - 1, effort.turns - 3
-        between = (sum(run.turns[last]) - sum(run.turns[first])) / len(run.turns[first])
-        counted.append(between / (last - first))
+        begin, end = effort.warm * len(program), effort.turns * len(program)
+        made = Multiprocessor(program * effort.turns, rates, residents, None if exact else chance).run(starts, (begin, end))
+        (first, few), (last, many) = made.marks[begin], made.marks[end]
+        counted.append((last - first) * warps * len(program) / (many - few))
     clocks = sum(counted) / len(counted)
-    warps = residents.warps * residents.blocks
     a_core = warps / PARTITIONS
     busy = {
         kind.name.lower(): a_core * sum(step.clocks for step in program if step.unit == kind) / clocks

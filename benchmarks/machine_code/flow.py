@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -42,17 +42,23 @@ STORES = (
     "BSSY",
     "BSYNC",
 )
+VOTES = ("VOTE", "VOTEU", "B2R")
+HANDED_ON = ("ISETP", "UISETP", "PLOP3", "UPLOP3", "R2UR", "MOV", "UMOV", "IMAD", "LOP3")
 MOVES = ("MOV", "UMOV", "MOV32I")
 SUMS = ("IADD3", "UIADD3", "VIADD", "IADD", "UIADD", "VIADD3")
 COMPARISONS = {"EQ": "__eq__", "NE": "__ne__", "LT": "__lt__", "LE": "__le__", "GT": "__gt__", "GE": "__ge__"}
 
 
 class Known:
-    """Registers and predicates with a known value, from a warp's point of view; whatever else is written becomes unknown."""
+    """Registers and predicates with a known value, from a warp's point of view; whatever else is written becomes unknown.
+
+    `voted` are those that say what a vote of the warp, or of the block at a barrier, came to.
+    """
 
     def __init__(self) -> None:
         self._registers: dict[str, int] = {}
         self._predicates: dict[str, bool] = {}
+        self.voted: set[str] = set()
 
     def value(self, operand: str) -> int | None:
         """Of an operand, modulo 2^32: a register, or a literal."""
@@ -77,9 +83,15 @@ class Known:
         if holds is False:
             return
         compared, result = (None, None) if holds is None else (self._compared(instruction), self._result(instruction))
+        votes = instruction.opcode in VOTES or (
+            instruction.opcode in HANDED_ON and any(each.lstrip("!-") in self.voted for each in instruction.operands)
+        )
         for name in written(instruction):
             self._registers.pop(name, None)
             self._predicates.pop(name, None)
+            self.voted.discard(name)
+            if votes:
+                self.voted.add(name)
         if compared is not None:
             first, second = (each.removeprefix("!") for each in instruction.operands[:2])
             self._predicates |= {first: compared} | ({} if second in ("PT", "UPT") else {second: not compared})
@@ -131,18 +143,19 @@ def width(instruction: Instruction) -> int:
 
 
 def written(instruction: Instruction) -> Iterator[str]:
-    """Names of the registers and predicates that it writes: leading predicates, the first register, a sum's carries."""
+    """Names of the registers and predicates that it writes: leading predicates, the first register, a carry or vote behind it."""
     if instruction.opcode in STORES:
         return
     operands = list(instruction.operands)
     while operands and _PREDICATE.match(operands[0]):
-        yield operands.pop(0)
+        if (name := operands.pop(0)) not in ("PT", "UPT"):
+            yield name
     if instruction.opcode.endswith(("SETP", "PLOP3")) or not operands:
         return
     if register := _REGISTER.match(operands[0]):
         yield from (f"{register[1]}{int(register[2]) + more}" for more in range(width(instruction)))
-    if instruction.opcode in SUMS:
-        yield from (each for each in operands[1:3] if _PREDICATE.match(each))
+    if instruction.opcode in (*SUMS, *VOTES):
+        yield from (each for each in operands[1:3] if re.fullmatch(r"U?P\d", each))
 
 
 @dataclass(frozen=True)
@@ -184,7 +197,8 @@ class Trace:
 class Tracer:
     """Follows a warp through a kernel's code.
 
-    `turns`: of inner loops whose number of turns is not in the code, in order. `forced`: branches by address, taken or not.
+    `turns`: of inner loops with products whose number of turns is not in the code, in order. `forced`: branches by address,
+    taken or not.
     `masked`: in a loop that looks at masks in some of its turns, one of those. `early`: wherever there is less to do, that.
     """
 
@@ -276,12 +290,12 @@ class Tracer:
                 target = self.place[each.target]  # type: ignore[index]
                 truth = self.forced.get(each.address, condition(each, known))
                 if truth is None and target in seen and target <= at and target != end:
-                    if at not in left:  # an inner loop with an unknown number of turns
-                        left[at] = turns.pop(0) if turns else 1
+                    if at not in left:  # an inner loop with an unknown number of turns: one, unless it makes products
+                        left[at] = turns.pop(0) if turns and self._has_products(set(range(target, at))) else 1
                     left[at] -= 1
                     truth = left[at] > 0
                 if truth is None:
-                    decision = self.decide(at, target, end, avoid)
+                    decision = self.decide(at, end, avoid, known.voted)
                     decisions.append(decision)
                     truth = decision.taken
                 taken = truth
@@ -290,9 +304,11 @@ class Tracer:
             if at == end:
                 return Trace(tuple(found), tuple(decisions))
 
-    def decide(self, at: int, target: int, end: int, avoid: int | None) -> Decision:
+    def decide(self, at: int, end: int, avoid: int | None, voted: Collection[str]) -> Decision:
         """A branch on what is not known, in the steady state of a long problem without ragged ends."""
-        branch, first = self.code[at], {False: at + 1, True: target}
+        branch = self.code[at]
+        target = self.place[branch.target]  # type: ignore[index]
+        first = {False: at + 1, True: target}
         through, beyond = self.reach(at + 1, end), self.reach(target, end)
         only = {False: through - beyond, True: beyond - through}
 
@@ -320,7 +336,7 @@ class Tracer:
             if copies(side) and not copies(not side):
                 wide = any(copies(side))
                 return decision(side == wide, "the next block is copied" if wide else "narrow copies are other warps'")
-        if any(each.opcode in ("VOTE", "VOTEU") for each in self.code[max(0, at - 6) : at]):
+        if any(each.lstrip("!") in voted for each in (branch.guard, *branch.operands)):
             return decision(lesser, "a vote skips what is rare")
         if any(_PREDICATE.match(each) for each in branch.operands):
             return decision(lesser != self.masked, "this turn is masked" if self.masked else "nothing is masked")

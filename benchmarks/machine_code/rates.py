@@ -105,7 +105,7 @@ class Rates:
     )
     read_latency: float = latency(15, "a scoreboard for operands: until they are read, behind the pipe")
     barrier: float = latency(15, "from a barrier's last warp until the others go on")
-    branch: float = latency(6, "a taken branch, beyond its stall count")
+    branch: float = latency(6, "a taken branch within a turn, beyond its stall count")
     shared_queue: float = latency(40, "work that may wait for shared memory before a warp must")
     exp_queue: float = latency(16, "work that may wait for the MUFU before a warp must")
     red_lines: float = latency(

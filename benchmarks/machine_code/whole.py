@@ -20,7 +20,7 @@ import numpy as np
 from cupyflash import Device, Problem
 from cupyflash.multiprocessor import Multiprocessor as Limits
 from machine_code import clocks
-from machine_code.clocks import Residents
+from machine_code.clocks import Residents, Step
 from machine_code.flow import EXIT, Loop, Tracer
 from machine_code.ours import MAIN, Code, Ours, read
 from machine_code.rates import Rates
@@ -76,7 +76,8 @@ def block_clocks(code: Code, inner: tuple[int, ...] = ()) -> BlockClocks:
     before = outside(tracer, tracer.path(0, main.head).instructions, others)
     turn = tracer.steady(main).instructions
     behind = outside(tracer, tracer.leaving(main).instructions, others)
-    few, more = (a_block(before + turn * (count - 1) + behind, rates, residents) for count in (FEW, MORE))
+    parts = [clocks.steps(trace, rates) for trace in (before, turn, behind)]
+    few, more = (a_block(parts[0] + parts[1] * (count - 1) + parts[2], rates, residents) for count in (FEW, MORE))
     each = (more - few) / (MORE - FEW)
     masks = tracer.steady(others[0]) if others else replace(tracer, masked=True).steady(main)
     alone = Residents(residents.warps, residents.blocks)
@@ -89,15 +90,15 @@ def outside(tracer: Tracer, trace: Sequence[Instruction], loops: Sequence[Loop])
     return tuple(each for each in trace if not any(tracer.place[each.address] in loop for loop in loops))
 
 
-def a_block(trace: Sequence[Instruction], rates: Rates, residents: Residents) -> float:
+def a_block(program: Sequence[Step], rates: Rates, residents: Residents) -> float:
     """Clocks from one block's end to the next one's in the same place, when all places are taken."""
-    program, found = clocks.steps(trace, rates), 0.0
+    found = 0.0
     queue = replace(residents, queued=(WAVES - 1) * residents.blocks)
     length = sum(step.stall for step in program)
     for seed in range(SEEDS):
         chance = random.Random(seed)
         starts = [chance.uniform(0, length) for _ in range(residents.blocks)]
-        ends = sorted(clocks.Multiprocessor(program, rates, queue, chance).run(len(program), starts).ends)
+        ends = sorted(clocks.Multiprocessor(program, rates, queue, chance).run(starts).ends)
         found += (sum(ends[-residents.blocks :]) - sum(ends[: residents.blocks])) / residents.blocks / (WAVES - 1)
     return found / SEEDS
 
@@ -136,7 +137,8 @@ def pieces(ours: Ours) -> Iterator[Piece]:
             code = read(kernel, device)
             trace = replace(code.tracer(), early=True).path(0, EXIT)
             places = device.sm_count * code.residents.blocks
-            each = a_block(trace.instructions, Rates.of(code.architecture), code.residents)
+            rates = Rates.of(code.architecture)
+            each = a_block(clocks.steps(trace.instructions, rates), rates, code.residents)
             yield Piece(kernel.name, -(-kernel.grid // places) * each, moved, kernel.grid)
             continue
         per_block = block_clocks(ours.main, ours.turns)
