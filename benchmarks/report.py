@@ -57,7 +57,8 @@ def against(rows: Sequence[Mapping[str, Any]], modelled: Sequence[Mapping[str, A
         row = measured.get((*(said[name] for name in CASE), said["implementation"]))
         if row:
             model, clock = said["model_seconds"], row["seconds"]
-            yield f"{case_of(said)}: {said['implementation']}: model {model * 1e3:.3f} ms, clock {clock * 1e3:.3f} ms, {clock / model:.2f} of it"
+            both = f"model {model * 1e3:.3f} ms, clock {clock * 1e3:.3f} ms, {clock / model:.2f} times the model's"
+            yield f"{case_of(said)}: {said['implementation']}: {both}"
 
 
 def case_of(row: Mapping[str, Any]) -> str:

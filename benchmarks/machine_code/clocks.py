@@ -22,7 +22,7 @@ WAY_TO_SHARED = 2  # clocks from issue to the pipe of shared memory
 APART = 3  # clocks between a block's warps at its start
 
 
-# What an instruction does beside keeping a unit busy. These and units are plain numbers here, since enumerations take twice the time.
+# What an instruction does beside keeping a unit busy. Plain numbers here, as units are: enumerations take twice the time.
 NOTHING, COPY, GROUP, WAIT_GROUPS, BARRIER, LOAD = range(6)
 TENSOR, EXP, MEMORY = int(Unit.TENSOR), int(Unit.EXP), int(Unit.MEMORY)
 

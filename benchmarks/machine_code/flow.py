@@ -15,7 +15,7 @@ from functools import cached_property
 
 from machine_code.sass import Instruction
 
-LONGEST = 100_000
+LONGEST = 20_000
 EXIT = -1
 """The end of a path that goes on until the kernel's."""
 WORD = 1 << 32
@@ -154,8 +154,11 @@ def written(instruction: Instruction) -> Iterator[str]:
         return
     if register := _REGISTER.match(operands[0]):
         yield from (f"{register[1]}{int(register[2]) + more}" for more in range(width(instruction)))
-    if instruction.opcode in (*SUMS, *VOTES):
-        yield from (each for each in operands[1:3] if re.fullmatch(r"U?P\d", each))
+    for operand in operands[1 : 2 if instruction.opcode in VOTES else 3]:
+        if not _PREDICATE.match(operand):
+            return
+        if re.fullmatch(r"U?P\d", operand):
+            yield operand
 
 
 @dataclass(frozen=True)
@@ -240,19 +243,19 @@ class Tracer:
     def successors(self, at: int) -> Iterator[int]:
         """Where a warp may go from an instruction."""
         each = self.code[at]
-        branches = each.opcode in ("BRA", "JMP") and each.target in self.place
+        branches = jumps(each) and each.target in self.place
         ends = each.opcode in ("EXIT", "RET", "BRX", "BRA", "JMP")
         if (not ends or conditional(each)) and at + 1 < len(self.code):
             yield at + 1
         if branches and each.target is not None:
             yield self.place[each.target]
 
-    def reach(self, start: int, stop: int) -> set[int]:
-        """What can be reached from an instruction without going through another."""
+    def reach(self, start: int, stop: int, floor: int = 0) -> set[int]:
+        """What can be reached from an instruction without going through another, or to what stands before the `floor`."""
         seen, todo = {start}, [start]
         while todo:
             for each in self.successors(todo.pop()):
-                if each not in seen and each != stop:
+                if each not in seen and each != stop and each >= floor:
                     seen.add(each)
                     todo.append(each)
         return seen
@@ -286,7 +289,7 @@ class Tracer:
                     raise ValueError(f"the trace from {self.code[start].address:x} leaves the kernel at {each.address:x}")
                 return Trace(tuple(found), tuple(decisions))
             taken = False
-            if each.opcode in ("BRA", "JMP") and each.target in self.place:
+            if jumps(each) and each.target in self.place:
                 target = self.place[each.target]  # type: ignore[index]
                 truth = self.forced.get(each.address, condition(each, known))
                 if truth is None and target in seen and target <= at and target != end:
@@ -294,6 +297,8 @@ class Tracer:
                         left[at] = turns.pop(0) if turns and self._has_products(set(range(target, at))) else 1
                     left[at] -= 1
                     truth = left[at] > 0
+                if truth is None and self._leaves(at, target, {start, end, avoid}):
+                    truth = True  # once round
                 if truth is None:
                     decision = self.decide(at, end, avoid, known.voted)
                     decisions.append(decision)
@@ -319,7 +324,9 @@ class Tracer:
             return decision(False, "lanes stay together")
         for goal, wanted in ((end, True), (avoid, False)):
             if goal is not None and goal != EXIT:
-                ways = [side for side in first if self._comes_to(first[side], goal) is wanted]
+                # Not by another turn of a loop around this one.
+                floor = goal if at >= goal else 0
+                ways = [side for side in first if self._comes_to(first[side], goal, floor) is wanted]
                 if len(ways) == 1:
                     return decision(ways[0], "the other way does not come back" if wanted else "the other way goes round again")
 
@@ -336,18 +343,31 @@ class Tracer:
             if copies(side) and not copies(not side):
                 wide = any(copies(side))
                 return decision(side == wide, "the next block is copied" if wide else "narrow copies are other warps'")
+        for side in first:
+            if any(self.code[each].opcode == "CALL" and not jumps(self.code[each]) for each in only[side]):
+                return decision(not side, "subroutines are for rare arguments")
         if any(each.lstrip("!") in voted for each in (branch.guard, *branch.operands)):
             return decision(lesser, "a vote skips what is rare")
         if any(_PREDICATE.match(each) for each in branch.operands):
             return decision(lesser != self.masked, "this turn is masked" if self.masked else "nothing is masked")
         return decision(False, "no rule: straight on")
 
+    def _leaves(self, at: int, target: int, followed: Collection[int | None]) -> bool:
+        """Whether a branch leaves an inner loop that would else go round without end: one that is not among those followed."""
+        within = [loop for loop in self.loops() if at in loop and loop.head not in followed]
+        return any(target not in loop and not conditional(self.code[loop.tail]) for loop in within)
+
     def _has_products(self, places: set[int]) -> bool:
         return any(self.code[each].opcode == "HMMA" for each in places)
 
-    def _comes_to(self, start: int, end: int) -> bool:
-        """Whether a way leads from one instruction to another."""
-        return start == end or any(end in self.successors(each) for each in self.reach(start, end))
+    def _comes_to(self, start: int, end: int, floor: int) -> bool:
+        """Whether a way leads from one instruction to another, not before the `floor`."""
+        return start == end or (start >= floor and any(end in self.successors(each) for each in self.reach(start, end, floor)))
+
+
+def jumps(instruction: Instruction) -> bool:
+    """Whether it goes elsewhere for good: a call with a guard is how the assembler sometimes leaves a loop."""
+    return instruction.opcode in ("BRA", "JMP") or (instruction.opcode == "CALL" and bool(instruction.guard))
 
 
 def conditional(branch: Instruction) -> bool:
