@@ -83,10 +83,10 @@ class Known:
         if holds is False:
             return
         compared, result = (None, None) if holds is None else (self._compared(instruction), self._result(instruction))
-        votes = instruction.opcode in VOTES or (
-            instruction.opcode in HANDED_ON and any(each.lstrip("!-") in self.voted for each in instruction.operands)
-        )
-        for name in written(instruction):
+        results = list(written(instruction))
+        sources = {each.lstrip("!-") for each in instruction.operands} - set(results)
+        votes = instruction.opcode in VOTES or (instruction.opcode in HANDED_ON and bool(sources & self.voted))
+        for name in results:
             self._registers.pop(name, None)
             self._predicates.pop(name, None)
             self.voted.discard(name)
