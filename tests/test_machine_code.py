@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from machine_code import __main__ as command  # noqa: E402
-from machine_code import clocks, costs, rates, sass, whole  # noqa: E402
+from machine_code import clocks, costs, rates, sass, tables, whole  # noqa: E402
 from machine_code.clocks import Effort, Residents  # noqa: E402
 from machine_code.costs import Cost, Figure  # noqa: E402
 from machine_code.flow import Known, Tracer, written  # noqa: E402
@@ -341,6 +341,14 @@ def test_the_page_has_the_assumptions() -> None:
     assert "\n".join(["<!-- assumptions -->", *rates.markdown(), "<!-- end -->"]) in PAGE
 
 
+@pytest.mark.wide
+def test_the_page_has_our_instructions(tools: None) -> None:
+    nvrtc = pytest.importorskip("cupy.cuda").nvrtc
+    if "(NVRTC {}.{})".format(*nvrtc.getVersion()) not in PAGE:
+        pytest.skip("the page is of another NVRTC")
+    assert "\n".join(["<!-- instructions -->", *tables.instructions(), "<!-- end -->"]) in PAGE
+
+
 def test_every_assumption_has_a_source_and_a_width() -> None:
     rows = list(Rates.of(80).rows())
     assert all(what and source for _, _, what, source in rows)
@@ -444,7 +452,7 @@ def test_a_block_s_time_is_a_fixed_part_and_its_turns(cubin: sass.Cubin) -> None
 def test_longer_rows_come_nearer_to_the_loop_s_share(direction: str, causal: bool, tools: None) -> None:
     subject = Subject(direction, 80, 64, causal)
     rate = []
-    for n in command.LENGTHS:
+    for n in tables.LENGTHS:
         ours = Ours.of(subject, n)
         assert [each.name for each in whole.pieces(ours)] == [kernel.name for kernel in ours.schedule.kernels()]
         rate.append(subject.flops(n) / whole.seconds(ours) / 312e12)

@@ -262,7 +262,7 @@ def test_the_gate_fails_on_a_spill(
     job = next(job for job in jobs if job.device.name == "A10" and job.kernels[0].name == "fa1_forward")
     needs = Resources("fa1_forward", 128, 255, spills, spills, 1000)
     monkeypatch.setattr(gate, "jobs", lambda everything: [job])
-    monkeypatch.setattr(gate, "compiled_everywhere", lambda jobs, processes: [(needs,) for _ in jobs])
+    monkeypatch.setattr(gate, "compiled_everywhere", lambda jobs, processes, nvrtc: [(needs,) for _ in jobs])
     assert gate.main(["--json", str(tmp_path / "gate.json")]) == (1 if spills else 0)
     out = capsys.readouterr().out
     assert ("8 bytes of spills" in out) == bool(spills) and "sm_86" in out

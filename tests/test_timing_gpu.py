@@ -247,7 +247,7 @@ def test_a_dry_run_measures_and_writes_nothing_into_the_checkout(tmp_path: Path,
     assert list(rows) == ["fa2", "numpy"] and rows["fa2"]["right"] and rows["fa2"]["repeats"] == 2
     row = rows["fa2"]
     assert row["tflops"] == pytest.approx(4 * 2 * 32**2 * 16 / 2 / row["seconds"] / 1e12) and row["model_clocks"] > 0
-    assert {line["name"] for line in lines if line["kind"] == "extra"} == {"warm call, host", "first call"}
+    assert {line["name"] for line in lines if line["kind"] == "extra"} == {"warm call, host", "first call", "clock model"}
     assert lines[0]["simulated"] and lines[0]["versions"]["numpy"] == np.__version__ and lines[-1]["reason"] == "done"
 
 

@@ -28,8 +28,7 @@ from machine_code import costs, rates, sass, whole  # noqa: E402
 from machine_code.clocks import Effort  # noqa: E402
 from machine_code.costs import Cost, Figure  # noqa: E402
 from machine_code.ours import DEVICES, Code, Ours, Peer, peers  # noqa: E402
-
-LENGTHS = (1024, 4096, 16384)
+from machine_code.tables import LENGTHS  # noqa: E402
 
 
 def figure(cost: Cost, effort: Effort, quick: bool) -> tuple[Figure, tuple[float, float]]:
