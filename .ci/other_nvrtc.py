@@ -1,6 +1,6 @@
 """Another NVRTC than the one CuPy is built for, through its C interface: CuPy's binding loads one version only.
 
-    pip install --no-deps --target FOLDER nvidia-cuda-nvrtc-cu12==12.9.* nvidia-cuda-runtime-cu12==12.9.* nvidia-cuda-cccl-cu12==12.9.*
+    pip install --no-deps --target FOLDER nvidia-cuda-{nvrtc,runtime,cccl}-cu12==12.9.*
     python .ci/compile_gate.py --nvrtc FOLDER
 """
 

@@ -101,7 +101,8 @@ def run(session: Session, cases: Sequence[Case], header: Mapping[str, Any], extr
         records.extra("warm call, host", lambda: host_seconds(session))
         for name, extra in extras.items():
             if budget.left() > 0:
-                print(f"{name}: {records.extra(name, lambda extra=extra: extra(budget.left()))}")  # type: ignore[misc]
+                found = records.extra(name, lambda extra=extra: extra(budget.left()))  # type: ignore[misc]
+                print("\n".join(report.against(session.rows, found or ())) if name == report.MODEL else f"{name}: {found}")
             else:
                 records.write("extra", {"name": name, "error": "no time left"})
     except DeviceLost as lost:
@@ -115,6 +116,12 @@ def run(session: Session, cases: Sequence[Case], header: Mapping[str, Any], extr
         records.write("end", {"reason": reason, "seconds": budget.spent()})
         print(f"ended: {reason}")
     return status or int(failed(session.rows))
+
+
+def modelled(simulated: bool) -> tuple[Device, list[Case]]:
+    """The device, and the cases that the clock model is asked about: the most important ones."""
+    device = Simulated().device if simulated else Device.current()
+    return device, [TINY] if simulated else chosen(device, quick=True)
 
 
 def parsed(doc: str | None, argv: Sequence[str] | None) -> argparse.Namespace:

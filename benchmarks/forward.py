@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,11 +28,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import accuracy  # noqa: E402
 import command  # noqa: E402
-from cases import TINY, Case, chosen  # noqa: E402
+from cases import Case  # noqa: E402
 from machine import Call, Machine, Simulated  # noqa: E402
 from machine_code import whole  # noqa: E402
 from machine_code.ours import Ours  # noqa: E402
-from records import Budget  # noqa: E402
+from report import MODEL  # noqa: E402
 from timing import Implementation, Pass  # noqa: E402
 
 import cupyflash  # noqa: E402
@@ -154,30 +154,19 @@ def ncu_metrics(text: str) -> dict[str, float]:
     }
 
 
-def modelled(device: Device, cases: Sequence[Case], seconds: float) -> list[dict[str, Any]]:
-    """Seconds that the clock model takes from the machine code of fa2's tiles, for as many cases as there is time for.
-
-    RuntimeError without NVIDIA's disassemblers. `report.py` puts them beside what was measured.
-    """
-    budget, found = Budget(seconds), []
+def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Mapping[str, Any], Ours]]:
+    """fa2's tiles for each case of a half type, named as their measurements are, for the clock model."""
     for case in cases:
-        for name, blocks, _ in tiles(device, case):
-            if budget.left() <= 0:
-                return found
-            called = whole.seconds(Ours("forward", plan(case.problem, device, DEFAULT, blocks)))
-            found.append({"pass": "forward", **asdict(case), "implementation": name, "model_seconds": called})
-    return found
+        for name, blocks, _ in tiles(device, case) if case.problem.itemsize == 2 else ():
+            named = {"pass": "forward", **asdict(case), "implementation": name}
+            yield named, Ours("forward", plan(case.problem, device, DEFAULT, blocks))
 
 
 def extras(simulated: bool) -> command.Extras:
-    """First calls, what the clock model says of the machine code, and ncu's bytes."""
-    found: dict[str, Callable[[float], Any]]
-    found = {"first call": partial(first_calls, FIRST_CALL_SIMULATED if simulated else FIRST_CALL_GPU)}
-    if simulated:
-        return found | {"clock model": partial(modelled, Simulated().device, [TINY])}
-    device = Device.current()
-    cases = [case for case in chosen(device, quick=True) if case.problem.itemsize == 2]
-    return found | {"clock model": partial(modelled, device, cases), "ncu": partial(profiled, NCU_CASE)}
+    """First calls, what the clock model takes fa2's tiles to be, which report.py puts beside the clock, and ncu's bytes."""
+    first = partial(first_calls, FIRST_CALL_SIMULATED if simulated else FIRST_CALL_GPU)
+    found = {"first call": first, MODEL: partial(whole.predictions, lambda: variants(*command.modelled(simulated)))}
+    return found if simulated else found | {"ncu": partial(profiled, NCU_CASE)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

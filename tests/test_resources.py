@@ -267,3 +267,23 @@ def test_the_gate_fails_on_a_spill(
     out = capsys.readouterr().out
     assert ("8 bytes of spills" in out) == bool(spills) and "sm_86" in out
     assert json.loads((tmp_path / "gate.json").read_text())[0]["registers"] == 255
+
+
+def test_another_nvrtc_is_called_as_cupy_s_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it is the same one, by its file."""
+    binding = pytest.importorskip("cupy.cuda").nvrtc
+    wheels = importlib.util.find_spec("nvidia")
+    folder = Path(next(iter(wheels.submodule_search_locations or ()))) if wheels else Path()
+    if not list(folder.rglob("libnvrtc.so*")):
+        pytest.skip("NVRTC is not from a wheel")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / ".ci"))
+    other = importlib.import_module("other_nvrtc").OtherNvrtc(folder)
+    program = other.createProgram(SPILLS, "spills.cu", [], [])
+    other.compileProgram(program, ["-arch=sm_80", "--ptxas-options=-v"])
+    assert parse_account(other.getProgramLog(program)) == parse_account(compile_to_cubin(SPILLS, ("-arch=sm_80",), "spills.cu")[1])
+    assert other.getCUBIN(program).startswith(b"\x7fELF") and other.getVersion() == tuple(binding.getVersion())
+    other.destroyProgram(program)
+    program = other.createProgram("int number = NUMBER;", "bad.cu", [], [])
+    with pytest.raises(other.NVRTCError):
+        other.compileProgram(program, [])
+    assert "NUMBER" in other.getProgramLog(program)

@@ -34,6 +34,7 @@ from test_timing import (
     forward,
     machine,
     records,
+    report,
     scripted,
 )
 
@@ -223,6 +224,22 @@ def test_the_model_s_clocks_stand_beside_each_tile_that_it_chooses_between() -> 
     assert {facts["tile"] for name, facts in found.items() if facts and name != "fa2"} == {
         name.removeprefix("fa2 ") for name in found if name.startswith("fa2 ")
     }
+
+
+def test_the_clock_model_is_asked_about_the_same_tiles_and_stands_beside_the_clock() -> None:
+    case = cases.Case("float16", 128, 4096, False, 4, 16)
+    named = [name for name, _ in forward.variants(A100, [case, dataclasses.replace(case, dtype="float32")])]
+    arrays = [np.empty((0,), np.float16)] * 3
+    tiles = [each.name for each in forward.ours(types.SimpleNamespace(device=A100), case, arrays) if each.name.startswith("fa2")]
+    assert [each["implementation"] for each in named] == tiles
+    timed = {"kind": "measurement", "ours": True, "right": True, "seconds": 2e-3, "spread_s": 0, "tflops": 1}
+    measured = [{**timed, **each} for each in named]
+    modelled = [{**named[1], "model_seconds": 1e-3}, {**named[0], "n": 1, "model_seconds": 1}]
+    said = {"kind": "extra", "name": report.MODEL, "value": modelled}
+    told = [line for line in report.summary([*measured, said]) if "model" in line]
+    assert told == [f"float16, d 128, N 4096: {tiles[1]}: model 1.000 ms, clock 2.000 ms, 2.00 times the model's"]
+    refused = {"kind": "extra", "name": report.MODEL, "error": "RuntimeError: no cuobjdump"}
+    assert "clock model: RuntimeError: no cuobjdump" in list(report.summary([*measured, refused]))
 
 
 def dry(benchmark: Any, out: Path | None, without: Sequence[str]) -> list[dict[str, Any]]:

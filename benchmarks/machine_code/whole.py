@@ -11,9 +11,11 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -151,3 +153,16 @@ def pieces(ours: Ours) -> Iterator[Piece]:
 def seconds(ours: Ours) -> float:
     """Of a call, by the model, at the clock rate at which the device has its peak."""
     return sum(each.least for each in pieces(ours)) / clock_rate(ours.schedule.device)
+
+
+def predictions(named: Callable[[], Iterable[tuple[Mapping[str, Any], Ours]]], budget: float) -> list[dict[str, Any]]:
+    """What is named with its `model_seconds`, for as many as can be told in `budget` seconds.
+
+    RuntimeError without NVIDIA's disassemblers.
+    """
+    found, begun = [], time.monotonic()
+    for name, ours in named():
+        if time.monotonic() - begun > budget:
+            break
+        found.append({**name, "model_seconds": seconds(ours)})
+    return found
