@@ -215,6 +215,7 @@ class Tracer:
     def place(self) -> dict[int, int]:
         return {each.address: at for at, each in enumerate(self.code)}
 
+    @cached_property
     def loops(self) -> list[Loop]:
         """The shortest loop of each head, in the order of the code."""
         found: dict[int, Loop] = {}
@@ -230,7 +231,7 @@ class Tracer:
 
         The shortest is the one in which no mask is looked at.
         """
-        loops = self.loops()
+        loops = self.loops
         for wanted in (("HMMA", "BAR", "MUFU"), ("HMMA", "BAR"), ("HMMA",), ()):
             found = [loop for loop in loops if all(self._has(loop, opcode) for opcode in wanted)]
             if found:
@@ -297,7 +298,7 @@ class Tracer:
                         left[at] = turns.pop(0) if turns and self._has_products(set(range(target, at))) else 1
                     left[at] -= 1
                     truth = left[at] > 0
-                if truth is None and self._leaves(at, target, {start, end, avoid}):
+                if truth is None and self._leaves(at, target, seen - {start, end, avoid}):
                     truth = True  # once round
                 if truth is None:
                     decision = self.decide(at, end, avoid, known.voted)
@@ -352,9 +353,11 @@ class Tracer:
             return decision(lesser != self.masked, "this turn is masked" if self.masked else "nothing is masked")
         return decision(False, "no rule: straight on")
 
-    def _leaves(self, at: int, target: int, followed: Collection[int | None]) -> bool:
-        """Whether a branch leaves an inner loop that would else go round without end: one that is not among those followed."""
-        within = [loop for loop in self.loops() if at in loop and loop.head not in followed]
+    def _leaves(self, at: int, target: int, seen: Collection[int]) -> bool:
+        """Whether a branch leaves a loop that else goes round without end, and whose head was seen: an inner one."""
+        if "DIV" in self.code[at].modifiers:
+            return False
+        within = [loop for loop in self.loops if at in loop and loop.head in seen]
         return any(target not in loop and not conditional(self.code[loop.tail]) for loop in within)
 
     def _has_products(self, places: set[int]) -> bool:
