@@ -6,7 +6,7 @@
 
 Needs NVRTC and NVIDIA's disassemblers: pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm (the `test` extra has them).
 Words narrow what is compared. Every figure of the model stands beside what it becomes when each assumption is varied by itself,
-x 0.7 and x 1.4. docs/performance.md says how to read it, and how far to trust it.
+x 0.7 and x 1.4; of whole calls, all latencies together. docs/performance.md says how to read it, and how far to trust it.
 """
 
 from __future__ import annotations
@@ -101,15 +101,18 @@ def of_cubin(given: argparse.Namespace) -> Iterator[tuple[dict[str, Any], list[s
             yield record, [name, *(f"    {each}" for each in text)]
 
 
-def whole_calls(peer: Peer) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Clocks of a call by kernel, and the TFLOP/s that they come to."""
+def whole_calls(peer: Peer, quick: bool) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Clocks of a call by kernel, and the TFLOP/s that they come to; with all latencies x 1.4 and x 0.7 too, unless `quick`."""
     subject = peer.subject
     for n in LENGTHS:
-        found = list(whole.pieces(Ours.of(subject, n)))
-        rate = subject.flops(n) * whole.clock_rate(subject.device) / sum(each.least for each in found) / 1e12
-        record = {"subject": str(subject), "n": n, "pieces": [asdict(each) for each in found], "tflops": rate}
+        ours, work = Ours.of(subject, n), subject.flops(n) / 1e12
+        found = list(whole.pieces(ours))
+        rate = work * whole.clock_rate(subject.device) / sum(each.least for each in found)
+        spread = [] if quick else sorted(work / whole.seconds(ours, factor) for factor in rates.VARIED)
+        record = {"subject": str(subject), "n": n, "pieces": [asdict(each) for each in found], "tflops": rate, "spread": spread}
         parts = ", ".join(f"{each.name} {each.least:,.0f} clocks ({each.blocks:,} blocks)" for each in found)
-        yield record, [f"{subject}, N {n:,}: {rate:.0f} TFLOP/s in the model; {parts}"]
+        told = f"{rate:.0f}" + (f" ({spread[0]:.0f} to {spread[1]:.0f})" if spread else "")
+        yield record, [f"{subject}, N {n:,}: {told} TFLOP/s in the model; {parts}"]
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -140,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.cubin:
         found = of_cubin(given)
     elif given.whole:
-        found = itertools.chain.from_iterable(map(whole_calls, chosen))
+        found = itertools.chain.from_iterable(whole_calls(peer, given.quick) for peer in chosen)
     else:
         found = (beside(peer, given) for peer in chosen)
     for record, lines in found:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from machine_code.sass import Instruction
@@ -25,22 +25,8 @@ _INTEGER = re.compile(r"^-?0x[0-9a-f]+$|^-?\d+$")
 ZERO = ("RZ", "URZ", "SRZ")
 # Opcodes that write no register.
 STORES = (
-    "STS",
-    "STG",
-    "STL",
-    "ST",
-    "STSM",
-    "RED",
-    "REDG",
-    "BAR",
-    "DEPBAR",
-    "LDGDEPBAR",
-    "LDGSTS",
-    "BRA",
-    "EXIT",
-    "NOP",
-    "BSSY",
-    "BSYNC",
+    *("STS", "STG", "STL", "ST", "STSM", "RED", "REDG", "LDGSTS", "LDGDEPBAR"),
+    *("BAR", "DEPBAR", "BRA", "EXIT", "NOP", "BSSY", "BSYNC"),
 )
 VOTES = ("VOTE", "VOTEU", "B2R")
 HANDED_ON = ("ISETP", "UISETP", "PLOP3", "UPLOP3", "R2UR", "MOV", "UMOV", "IMAD", "LOP3")
@@ -192,22 +178,17 @@ class Trace:
     instructions: tuple[Instruction, ...]
     decisions: tuple[Decision, ...] = ()
 
-    def count(self, *opcodes: str) -> int:
-        return sum(each.opcode in opcodes for each in self.instructions)
-
 
 @dataclass
 class Tracer:
     """Follows a warp through a kernel's code.
 
-    `turns`: of inner loops with products whose number of turns is not in the code, in order. `forced`: branches by address,
-    taken or not.
-    `masked`: in a loop that looks at masks in some of its turns, one of those. `early`: wherever there is less to do, that.
+    `turns`: of inner loops with products whose number of turns is not in the code, in order. `masked`: in a loop that
+    looks at masks in some of its turns, one of those. `early`: wherever there is less to do, that.
     """
 
     code: Sequence[Instruction]
     turns: Sequence[int] = ()
-    forced: Mapping[int, bool] = field(default_factory=dict)
     masked: bool = False
     early: bool = False
 
@@ -220,10 +201,9 @@ class Tracer:
         """The shortest loop of each head, in the order of the code."""
         found: dict[int, Loop] = {}
         for at, each in enumerate(self.code):
-            if each.opcode == "BRA" and each.target is not None and each.target <= each.address and not idle(each):
-                head = self.place.get(each.target)
-                if head is not None and self.code[head] is not each:
-                    found.setdefault(head, Loop(head, at))
+            head = self.place.get(each.target) if each.opcode == "BRA" and each.target is not None else None
+            if head is not None and head < at:  # what branches to itself stands behind a kernel's end
+                found.setdefault(head, Loop(head, at))
         return [found[head] for head in sorted(found)]
 
     def main_loops(self) -> list[Loop]:
@@ -292,7 +272,7 @@ class Tracer:
             taken = False
             if jumps(each) and each.target in self.place:
                 target = self.place[each.target]  # type: ignore[index]
-                truth = self.forced.get(each.address, condition(each, known))
+                truth = condition(each, known)
                 if truth is None and target in seen and target <= at and target != end:
                     if at not in left:  # an inner loop with an unknown number of turns: one, unless it makes products
                         left[at] = turns.pop(0) if turns and self._has_products(set(range(target, at))) else 1
@@ -390,8 +370,3 @@ def condition(branch: Instruction, known: Known) -> bool | None:
         return True
     truths = [known.holds(each) for each in (branch.guard, *branch.operands) if not each or _PREDICATE.match(each)]
     return False if False in truths else None if None in truths else True
-
-
-def idle(branch: Instruction) -> bool:
-    """The branch to itself that stands behind a kernel's end."""
-    return branch.target == branch.address

@@ -59,6 +59,12 @@ class Subject:
         return (problem.flops if self.direction == "forward" else problem.backward_flops) / (2 if self.causal else 1)
 
 
+def architecture(device: Device) -> int:
+    """80 for sm_80."""
+    major, minor = device.compute_capability
+    return 10 * major + minor
+
+
 @dataclass(frozen=True, eq=False)
 class Code:
     """A kernel's machine code with its launch."""
@@ -72,8 +78,7 @@ class Code:
 
     @property
     def architecture(self) -> int:
-        major, minor = self.device.compute_capability
-        return 10 * major + minor
+        return architecture(self.device)
 
     @property
     def residents(self) -> Residents:

@@ -6,7 +6,7 @@ A throughput is of a whole multiprocessor, whose four sub-cores have a quarter e
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any
 
@@ -19,6 +19,7 @@ GUIDE = "CUDA C++ Programming Guide, throughput of native arithmetic instruction
 LUO = "Luo et al., arXiv 2402.13499"
 ASSUMED = "assumed"
 VARIED = (0.7, 1.4)
+LATENCIES = ("shared_latency", "exp_latency", "tensor_latency", "l2_latency", "read_latency", "barrier", "branch", "start")
 
 
 class Unit(IntEnum):
@@ -77,12 +78,13 @@ def group(instruction: Instruction) -> str:
     return "uniform" if instruction.opcode.startswith("U") else "integer"
 
 
-def assumption(what: str, source: str, varied: bool = False) -> Any:
-    """A row of the table; those that are `varied` are what figures' sensitivity is to."""
-    return field(metadata={"what": what, "source": source, "varied": varied})
+def rate(what: str, source: str, value: Any = MISSING) -> Any:
+    """A row of the table that is not varied."""
+    return field(default=value, metadata={"what": what, "source": source})
 
 
 def latency(value: float, what: str, source: str = ASSUMED) -> Any:
+    """A row that figures' sensitivity is to."""
     return field(default=value, metadata={"what": what, "source": source, "varied": True})
 
 
@@ -90,11 +92,11 @@ def latency(value: float, what: str, source: str = ASSUMED) -> Any:
 class Rates:
     """The model's assumptions. Rates are per clock of a multiprocessor, the rest is clocks."""
 
-    tensor: float = assumption("FMAs of mma.sync on half types", f"the chip's peak; 9.0: {LUO}, 63% of wgmma's")
-    float32: int = assumption("lanes of FFMA, FADD, FMUL, IMAD", GUIDE)
-    integer: int = field(default=64, metadata={"what": "lanes of integer work, comparisons, maxima, conversions", "source": GUIDE})
-    exponentials: int = field(default=EXPONENTIALS, metadata={"what": "lanes of MUFU", "source": GUIDE})
-    shared: int = field(default=SHARED_BYTES, metadata={"what": "bytes of shared memory, four sub-cores together", "source": GUIDE})
+    tensor: float = rate("FMAs of mma.sync on half types", f"the chip's peak; 9.0: {LUO}, 63% of wgmma's")
+    float32: int = rate("lanes of FFMA, FADD, FMUL, IMAD", GUIDE)
+    integer: int = rate("lanes of integer work, comparisons, maxima, conversions", GUIDE, 64)
+    exponentials: int = rate("lanes of MUFU", GUIDE, EXPONENTIALS)
+    shared: int = rate("bytes of shared memory, four sub-cores together", GUIDE, SHARED_BYTES)
     shared_latency: float = latency(
         29, "LDSM, LDS, LDL, SHFL: until the result is there, behind the pipe", f"{LUO}: 29.0 on A100 and H100"
     )
@@ -114,12 +116,10 @@ class Rates:
         "mma.sync's layout; a clock a line: assumed",
     )
     start: float = latency(700, "from a block's end until the next one in its place runs its first instruction")
-    youngest_first: bool = field(
-        default=False,
-        metadata={
-            "what": "which warp is next when the last one waits: the youngest, or the oldest",
-            "source": "Huerta et al., arXiv 2503.20481: youngest; assumed here: oldest",
-        },
+    youngest_first: bool = rate(
+        "which warp is next when the last one waits: the youngest, or the oldest",
+        "Huerta et al., arXiv 2503.20481: youngest; assumed here: oldest",
+        False,
     )
 
     @classmethod
@@ -161,6 +161,10 @@ class Rates:
                     yield row.name, factor, replace(self, **{row.name: getattr(self, row.name) * factor})
         yield "youngest_first", 1.0, replace(self, youngest_first=not self.youngest_first)
 
+    def slower(self, factor: float) -> Rates:
+        """With all latencies so many times as long."""
+        return replace(self, **{name: getattr(self, name) * factor for name in LATENCIES})
+
     def rows(self) -> Iterator[tuple[str, Any, str, str]]:
         """The table: name, value, what it is, and its source."""
         for row in fields(self):
@@ -183,6 +187,3 @@ def markdown(architectures: tuple[int, ...] = (80, 90)) -> Iterator[str]:
         values = " | ".join("yes" if value is True else "no" if value is False else f"{value:,.0f}" for _, value, _, _ in row)
         name, _, what, source = row[0]
         yield f"| {name} | {values} | {what} | {source} |"
-
-
-__all__ = ["GROUPS", "SPECIALISED", "VARIED", "Field", "Rates", "Unit", "group", "markdown", "products", "unit"]

@@ -24,7 +24,7 @@ from cupyflash.multiprocessor import Multiprocessor as Limits
 from machine_code import clocks
 from machine_code.clocks import Residents, Step
 from machine_code.flow import EXIT, Loop, Tracer
-from machine_code.ours import MAIN, Code, Ours, read
+from machine_code.ours import MAIN, Code, Ours, architecture, read
 from machine_code.rates import Rates
 from machine_code.sass import Instruction
 
@@ -69,10 +69,9 @@ def clock_rate(device: Device) -> float:
 
 
 @cache
-def block_clocks(code: Code, inner: tuple[int, ...] = ()) -> BlockClocks:
+def block_clocks(code: Code, inner: tuple[int, ...], rates: Rates) -> BlockClocks:
     """From the machine code of a kernel with a main loop. `inner`: turns of loops in it whose number is not in the code."""
-    tracer = code.tracer(inner)
-    rates, residents = Rates.of(code.architecture), code.residents
+    tracer, residents = code.tracer(inner), code.residents
     loops = tracer.main_loops()
     main, others = loops[0], [each for each in loops[1:] if each.head > loops[0].tail or each.tail < loops[0].head]
     before = outside(tracer, tracer.path(0, main.head).instructions, others)
@@ -128,9 +127,10 @@ def makespan(times: np.ndarray, places: int) -> float:
     return max(free)
 
 
-def pieces(ours: Ours) -> Iterator[Piece]:
-    """Each kernel of a call."""
+def pieces(ours: Ours, slower: float = 1.0) -> Iterator[Piece]:
+    """Each kernel of a call, with all latencies `slower` by that factor."""
     schedule, problem, device = ours.schedule, ours.schedule.problem, ours.schedule.device
+    rates = Rates.of(architecture(device)).slower(slower)
     tensor = problem.head_count * problem.seqlen_q * problem.head_dim * problem.itemsize
     bytes_a_clock = (device.hbm_bandwidth or math.inf) / clock_rate(device)
     for kernel in schedule.kernels():
@@ -139,20 +139,19 @@ def pieces(ours: Ours) -> Iterator[Piece]:
             code = read(kernel, device)
             trace = replace(code.tracer(), early=True).path(0, EXIT)
             places = device.sm_count * code.residents.blocks
-            rates = Rates.of(code.architecture)
             each = a_block(clocks.steps(trace.instructions, rates), rates, code.residents)
             yield Piece(kernel.name, -(-kernel.grid // places) * each, moved, kernel.grid)
             continue
-        per_block = block_clocks(ours.main, ours.turns)
+        per_block = block_clocks(ours.main, ours.turns, rates)
         turns = visits(problem, schedule.block_rows, schedule.block_cols, ours.direction)
         order = np.argsort(-(turns[0] + turns[1]), kind="stable")  # the heaviest of a head come first
         times = np.tile(per_block.of(*turns)[order], problem.head_count)
         yield Piece(kernel.name, makespan(times, device.sm_count * per_block.beside), moved, len(times))
 
 
-def seconds(ours: Ours) -> float:
+def seconds(ours: Ours, slower: float = 1.0) -> float:
     """Of a call, by the model, at the clock rate at which the device has its peak."""
-    return sum(each.least for each in pieces(ours)) / clock_rate(ours.schedule.device)
+    return sum(each.least for each in pieces(ours, slower)) / clock_rate(ours.schedule.device)
 
 
 def predictions(named: Callable[[], Iterable[tuple[Mapping[str, Any], Ours]]], budget: float) -> list[dict[str, Any]]:
