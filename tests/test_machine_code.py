@@ -460,6 +460,13 @@ def test_longer_rows_come_nearer_to_the_loop_s_share(direction: str, causal: boo
     assert rate == sorted(rate) and rate[0] > 0.1 and rate[-1] < Ours.of(subject).cost().warps_overlap
 
 
+def test_predictions_end_with_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "seconds", lambda ours: 0.5)
+    named = [({"n": n}, Ours("forward", None)) for n in range(3)]  # type: ignore[arg-type]
+    assert whole.predictions(lambda: named, 60) == [{"n": n, "model_seconds": 0.5} for n in range(3)]
+    assert whole.predictions(lambda: named, -1) == []
+
+
 def test_a_kernel_whose_warps_differ_is_refused() -> None:
     from machine_code.ours import Code
 

@@ -271,7 +271,7 @@ class Tracer:
                 return Trace(tuple(found), tuple(decisions))
             taken = False
             if jumps(each) and each.target in self.place:
-                target = self.place[each.target]  # type: ignore[index]
+                target = self.place[each.target]
                 truth = condition(each, known)
                 if truth is None and target in seen and target <= at and target != end:
                     if at not in left:  # an inner loop with an unknown number of turns: one, unless it makes products

@@ -23,7 +23,7 @@ from machine_code.rates import SPECIALISED, Rates, products
 
 PEERS = Path(__file__).with_name("flash_attention_2.json")
 DEVICES = {80: "A100-40GB", 90: "H100-SXM"}
-LONG = {"batch": 4, "heads": 16, "kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096, "dtype": "float16"}
+BATCH, HEADS = 4, 16
 MAIN = {"forward": "fa2_forward", "backward": "fa2_backward"}
 MOST_TURNS, MOST_INNER_LOOPS = 8, 4
 PRODUCTS = {"forward": 2, "backward": 5}
@@ -51,7 +51,7 @@ class Subject:
         return Device.named(DEVICES[self.architecture])
 
     def problem(self, n: int = 4096) -> Problem:
-        return Problem(**{**LONG, "seqlen_q": n, "seqlen_k": n}, head_dim=self.d, causal=self.causal)
+        return Problem(BATCH, HEADS, HEADS, n, n, self.d, "float16", causal=self.causal)
 
     def flops(self, n: int) -> float:
         """Of a call, half when causal, as FlashAttention's benchmarks count them."""

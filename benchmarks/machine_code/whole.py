@@ -28,8 +28,8 @@ from machine_code.ours import MAIN, Code, Ours, architecture, read
 from machine_code.rates import Rates
 from machine_code.sass import Instruction
 
-FEW, MORE = 3, 9
-SEEDS = 3
+FEW, MORE = 2, 6
+SEEDS = 2
 WAVES = 3
 # Reads and writes of a kernel in tensors of N x d half floats: what device memory moves at least.
 TENSORS = {"fa2_forward": 4, "fa2_backward_rows": 4, "fa2_backward": 8, "fa2_backward_finish": 3}
