@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ import accuracy  # noqa: E402
 import command  # noqa: E402
 from cases import Case  # noqa: E402
 from machine import Call, Machine, Simulated  # noqa: E402
-from machine_code import whole  # noqa: E402
 from machine_code.ours import Ours  # noqa: E402
 from report import MODEL  # noqa: E402
 from timing import Implementation, Pass  # noqa: E402
@@ -85,7 +84,7 @@ def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Mapping[st
 
 def extras(simulated: bool) -> command.Extras:
     """What the clock model takes fa2 to be, which report.py puts beside the clock."""
-    return {MODEL: partial(whole.predictions, lambda: variants(*command.modelled(simulated)))}
+    return {MODEL: command.modelled(simulated, variants)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,6 +11,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import ahead
 import report
 from cases import SMALL, TINY, Case, chosen
 from machine import Gpu, Machine, Simulated
+from machine_code import whole
 from records import ROOT, Budget, Records, attempt, commit, told
 from timing import DeviceLost, Effort, Pass, Session
 
@@ -118,10 +121,16 @@ def run(session: Session, cases: Sequence[Case], header: Mapping[str, Any], extr
     return status or int(failed(session.rows))
 
 
-def modelled(simulated: bool) -> tuple[Device, list[Case]]:
-    """The device, and the cases that the clock model is asked about: the most important ones."""
-    device = Simulated().device if simulated else Device.current()
-    return device, [TINY] if simulated else chosen(device, quick=True)
+def modelled(simulated: bool, variants: Callable[[Device, list[Case]], Iterator[Any]]) -> Callable[[float], Any]:
+    """The extra that asks the clock model about the most important cases' `variants`, as whole.predictions takes them."""
+
+    def asked() -> Iterator[Any]:
+        if simulated:
+            return islice(variants(Simulated().device, [TINY]), 1)
+        device = Device.current()
+        return variants(device, chosen(device, quick=True))
+
+    return partial(whole.predictions, asked)
 
 
 def parsed(doc: str | None, argv: Sequence[str] | None) -> argparse.Namespace:

@@ -30,7 +30,6 @@ import accuracy  # noqa: E402
 import command  # noqa: E402
 from cases import Case  # noqa: E402
 from machine import Call, Machine, Simulated  # noqa: E402
-from machine_code import whole  # noqa: E402
 from machine_code.ours import Ours  # noqa: E402
 from report import MODEL  # noqa: E402
 from timing import Implementation, Pass  # noqa: E402
@@ -165,7 +164,7 @@ def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Mapping[st
 def extras(simulated: bool) -> command.Extras:
     """First calls, what the clock model takes fa2's tiles to be, which report.py puts beside the clock, and ncu's bytes."""
     first = partial(first_calls, FIRST_CALL_SIMULATED if simulated else FIRST_CALL_GPU)
-    found = {"first call": first, MODEL: partial(whole.predictions, lambda: variants(*command.modelled(simulated)))}
+    found = {"first call": first, MODEL: command.modelled(simulated, variants)}
     return found if simulated else found | {"ncu": partial(profiled, NCU_CASE)}
 
 

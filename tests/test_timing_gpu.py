@@ -256,7 +256,7 @@ def rows_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
 def test_a_dry_run_measures_and_writes_nothing_into_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(forward, "first_calls", lambda code, seconds: {"cold": 1, "warm": 0})
-    monkeypatch.setattr(forward.whole, "seconds", lambda ours: 1.0)  # test_machine_code.py has it
+    monkeypatch.setattr(command.whole, "seconds", lambda ours: 1.0)  # test_machine_code.py has it
     before = set((ROOT / "benchmarks").rglob("*.json*"))
     tiles = [f"fa2 {size}" for size in ("64x128", "128x64", "16x128")]
     lines = dry(forward, None, ["fa1", "standard", *tiles])
