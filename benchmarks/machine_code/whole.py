@@ -1,8 +1,8 @@
 """A whole call's clocks from the machine code of its kernels: before the loop, its turns with and without masks, behind it.
 
-A block's time is a fixed part and so much for each turn. Both come from running blocks one after another on the model's
-multiprocessor, with few turns and with more: the fixed part then is what is left when a block's beginning and end have overlapped
-with its neighbours' work. Blocks are handed to multiprocessors in launch order, each to the first place that is free.
+A block's time is a fixed part and so much for each turn. A turn's is the loop's by itself; the fixed part is what blocks of a few
+turns, run one after another on the model's multiprocessor, take beyond that, so that a block's beginning and end overlap with its
+neighbours' work. Blocks are handed to multiprocessors in launch order, each to the first place that is free.
 Not modelled: the last blocks' having a multiprocessor to themselves, the launches themselves, L2 misses.
 """
 
@@ -22,14 +22,15 @@ import numpy as np
 from cupyflash import Device, Problem
 from cupyflash.multiprocessor import Multiprocessor as Limits
 from machine_code import clocks
-from machine_code.clocks import Residents, Step
+from machine_code.clocks import Effort, Residents, Step
 from machine_code.flow import EXIT, Loop, Tracer
 from machine_code.ours import MAIN, Code, Ours, architecture, read
 from machine_code.rates import Rates
 from machine_code.sass import Instruction
 
-FEW, MORE = 2, 6
-SEEDS = 2
+FEW = 3
+SEEDS = 4
+EFFORT = Effort(seeds=8)
 WAVES = 3
 # Reads and writes of a kernel in tensors of N x d half floats: what device memory moves at least.
 TENSORS = {"fa2_forward": 4, "fa2_backward_rows": 4, "fa2_backward": 8, "fa2_backward_finish": 3}
@@ -78,12 +79,10 @@ def block_clocks(code: Code, inner: tuple[int, ...], rates: Rates) -> BlockClock
     turn = tracer.steady(main).instructions
     behind = outside(tracer, tracer.leaving(main).instructions, others)
     parts = [clocks.steps(trace, rates) for trace in (before, turn, behind)]
-    few, more = (a_block(parts[0] + parts[1] * (count - 1) + parts[2], rates, residents) for count in (FEW, MORE))
-    each = (more - few) / (MORE - FEW)
+    few = a_block(parts[0] + parts[1] * (FEW - 1) + parts[2], rates, residents)
     masks = tracer.steady(others[0]) if others else replace(tracer, masked=True).steady(main)
-    alone = Residents(residents.warps, residents.blocks)
-    ratio = clocks.steady(masks.instructions, rates, alone).clocks / clocks.steady(turn, rates, alone).clocks
-    return BlockClocks(few - FEW * each, each, each * ratio, residents.blocks)
+    each, masked = (clocks.steady(trace, rates, residents, EFFORT).clocks for trace in (turn, masks.instructions))
+    return BlockClocks(max(0.0, few - FEW * each), each, masked, residents.blocks)
 
 
 def outside(tracer: Tracer, trace: Sequence[Instruction], loops: Sequence[Loop]) -> tuple[Instruction, ...]:
