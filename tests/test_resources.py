@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
+import pickle
 import random
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ from click.testing import CliRunner, Result
 
 from cupyflash import Device, Problem, plan, resources
 from cupyflash.multiprocessor import Multiprocessor
-from cupyflash.nvrtc import compile_to_cubin, header_directories
+from cupyflash.nvrtc import CompileError, compile_to_cubin, header_directories
 from cupyflash.resources import Resources, parse_account
 from cupyflash.sim.cli import main
 from suites import sample
@@ -267,6 +268,11 @@ def test_the_gate_fails_on_a_spill(
     out = capsys.readouterr().out
     assert ("8 bytes of spills" in out) == bool(spills) and "sm_86" in out
     assert json.loads((tmp_path / "gate.json").read_text())[0]["registers"] == 255
+
+
+def test_what_does_not_compile_is_told_from_one_process_to_another() -> None:
+    error = pickle.loads(pickle.dumps(CompileError("kernel.cu", "line 1")))
+    assert isinstance(error, CompileError) and error.log == "line 1" and str(error) == str(CompileError("kernel.cu", "line 1"))
 
 
 def test_another_nvrtc_is_called_as_cupy_s_is(monkeypatch: pytest.MonkeyPatch) -> None:
