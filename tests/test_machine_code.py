@@ -371,7 +371,7 @@ def test_flash_attention_s_figures_agree_with_themselves() -> None:
         assert peer.facts["clock_model"] <= min(1, peer.facts["all_overlap"] + 0.01)
 
 
-SUBJECTS = [peer.subject for peer in peers() if not peer.subject.causal]  # ours are the same with a causal mask
+SUBJECTS = [peer.subject for peer in peers()]
 
 
 @pytest.fixture

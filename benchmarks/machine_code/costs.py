@@ -14,7 +14,7 @@ from machine_code.clocks import Effort, Residents, Share
 from machine_code.flow import Trace
 from machine_code.rates import GROUPS, Rates, Unit, group, unit
 
-ROUGH = Effort(seeds=4, turns=9, warm=2)
+ROUGH = Effort(seeds=3, turns=8, warm=2)
 # What is not the algorithm's: addresses, predicates, moves, branches, barriers.
 REST = ("integer", "uniform", "branch", "BAR", "other")
 
