@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compile every kernel to machine code for every architecture, without a GPU, and fail where one spills or has a stack.
 
-    python .ci/compile_gate.py [--all] [--processes N] [--json FILE] [--markdown docs/kernels.md]
+    python .ci/compile_gate.py [--all] [--processes N] [--json FILE] [--markdown docs/kernels.md] [--nvrtc FOLDER] [--every N]
 
 The kernels come from their schedules. For every architecture (the backward: for one of each kind of chip), dtype and head
 dimension (in turns: for A10 and L4, which have the same tiles and whose registers were A100's in all 42 programs tried, and for
@@ -11,7 +11,7 @@ lengths choose between where that is common, else on one of them in turns): from
 attention and the backward, the lightest and the heaviest in turns. On two architectures also other tilings, each kind of mask by
 itself, and a d of V that is not d. FlashAttention-2 at d 256: without a mask, and two of four other kinds in turns; at some d a
 window with the narrowest copies. bfloat16, whose kernels differ from float16's in few registers, is done for fewer. `--all` is
-every combination, and takes an hour.
+every combination, and takes an hour. `--nvrtc` takes another compiler (other_nvrtc.py), `--every N` a sample of the programs.
 """
 
 from __future__ import annotations
@@ -208,9 +208,18 @@ def compiled(job: Job) -> tuple[Resources, ...]:
     return resources(job.kernels, job.device.compute_capability)
 
 
-def compiled_everywhere(jobs: list[Job], processes: int | None) -> list[tuple[Resources, ...]]:
-    """The account of each job, by so many processes, one a core where that is None."""
-    with ProcessPoolExecutor(processes) as pool:
+def use(folder: Path | None) -> None:
+    """Compiles with a folder's NVRTC from now on, where one is given."""
+    if folder:
+        sys.path.insert(0, str(Path(__file__).parent))
+        import other_nvrtc
+
+        other_nvrtc.use(folder)
+
+
+def compiled_everywhere(jobs: list[Job], processes: int | None, nvrtc: Path | None = None) -> list[tuple[Resources, ...]]:
+    """The account of each job, by so many processes, one a core where that is None; `nvrtc` is a folder with another compiler."""
+    with ProcessPoolExecutor(processes, initializer=use, initargs=(nvrtc,)) as pool:
         return list(pool.map(compiled, jobs, chunksize=4))
 
 
@@ -272,12 +281,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write every compiled kernel there")
     parser.add_argument("--markdown", type=Path, help="write the default configurations there, and compile nothing else")
     parser.add_argument("--processes", type=int, help="how many compile at a time; as many as there are cores when not given")
+    parser.add_argument("--nvrtc", type=Path, help="a folder of wheels with another NVRTC and its headers")
+    parser.add_argument("--every", type=int, default=1, help="only each Nth program")
     arguments = parser.parse_args(argv)
     if arguments.markdown:
         arguments.markdown.write_text("\n".join(markdown()) + "\n")
         return 0
-    start, work = time.perf_counter(), jobs(arguments.all)
-    accounts = compiled_everywhere(work, arguments.processes)
+    start, work = time.perf_counter(), jobs(arguments.all)[:: arguments.every]
+    accounts = compiled_everywhere(work, arguments.processes, arguments.nvrtc)
     found = [(job, needs) for job, account in zip(work, accounts, strict=True) for needs in account]
     print("\n".join(table(found)))
     if arguments.json:

@@ -10,7 +10,8 @@ need is not timed. TFLOP/s count 10 B H N^2 d, half when causal: five products f
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ import accuracy  # noqa: E402
 import command  # noqa: E402
 from cases import Case  # noqa: E402
 from machine import Call, Machine, Simulated  # noqa: E402
+from machine_code.ours import Ours  # noqa: E402
+from report import MODEL  # noqa: E402
 from timing import Implementation, Pass  # noqa: E402
 
 import cupyflash  # noqa: E402
@@ -29,6 +32,7 @@ from cupyflash import Device, plan  # noqa: E402
 from cupyflash.schedules import BACKWARD_ALGORITHMS, Kernel, plan_backward  # noqa: E402
 
 DEFAULT = "fa2"
+WIDEST = 128  # d up to which one launch makes both gradients
 OURS = (DEFAULT, f"{DEFAULT} deterministic", *(name for name in BACKWARD_ALGORITHMS if name != DEFAULT))
 
 
@@ -70,8 +74,21 @@ def peers(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Imple
 BACKWARD = Pass("backward", 2.5, 4, ("dQ", "dK", "dV"), DEFAULT, ours, peers, accuracy.gradients, kernels)
 
 
+def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Mapping[str, Any], Ours]]:
+    """fa2 for each case of a half type, named as its measurement is, for the clock model."""
+    for case in cases:
+        if case.problem.itemsize == 2 and case.d <= WIDEST:
+            named = {"pass": "backward", **asdict(case), "implementation": DEFAULT}
+            yield named, Ours("backward", plan_backward(case.problem, device, DEFAULT))
+
+
+def extras(simulated: bool) -> command.Extras:
+    """What the clock model takes fa2 to be, which report.py puts beside the clock."""
+    return {MODEL: command.modelled(simulated, variants)}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    return command.main(__doc__, BACKWARD, argv)
+    return command.main(__doc__, BACKWARD, argv, extras)
 
 
 if __name__ == "__main__":

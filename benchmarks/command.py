@@ -11,6 +11,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import ahead
 import report
 from cases import SMALL, TINY, Case, chosen
 from machine import Gpu, Machine, Simulated
+from machine_code import whole
 from records import ROOT, Budget, Records, attempt, commit, told
 from timing import DeviceLost, Effort, Pass, Session
 
@@ -101,7 +104,8 @@ def run(session: Session, cases: Sequence[Case], header: Mapping[str, Any], extr
         records.extra("warm call, host", lambda: host_seconds(session))
         for name, extra in extras.items():
             if budget.left() > 0:
-                print(f"{name}: {records.extra(name, lambda extra=extra: extra(budget.left()))}")  # type: ignore[misc]
+                found = records.extra(name, lambda extra=extra: extra(budget.left()))  # type: ignore[misc]
+                print("\n".join(report.against(session.rows, found or ())) if name == report.MODEL else f"{name}: {found}")
             else:
                 records.write("extra", {"name": name, "error": "no time left"})
     except DeviceLost as lost:
@@ -115,6 +119,18 @@ def run(session: Session, cases: Sequence[Case], header: Mapping[str, Any], extr
         records.write("end", {"reason": reason, "seconds": budget.spent()})
         print(f"ended: {reason}")
     return status or int(failed(session.rows))
+
+
+def modelled(simulated: bool, variants: Callable[[Device, list[Case]], Iterator[Any]]) -> Callable[[float], Any]:
+    """The extra that asks the clock model about the most important cases' `variants`, as whole.predictions takes them."""
+
+    def asked() -> Iterator[Any]:
+        if simulated:
+            return islice(variants(Simulated().device, [TINY]), 1)
+        device = Device.current()
+        return variants(device, chosen(device, quick=True))
+
+    return partial(whole.predictions, asked)
 
 
 def parsed(doc: str | None, argv: Sequence[str] | None) -> argparse.Namespace:

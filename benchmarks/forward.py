@@ -3,7 +3,7 @@
     python benchmarks/forward.py [--out FOLDER] [--quick] [--budget SECONDS] [--dry-run]
 
 In one run, on the same memory and stream: cupyflash by algorithm, and fa2 with each of the tiles that its model chooses between,
-with the clocks that the model gives them; PyTorch's scaled_dot_product_attention with each backend that answers; `flash_attn`
+with the clocks that its model gives them; PyTorch's scaled_dot_product_attention with each backend that answers; `flash_attn`
 when it can be imported. TFLOP/s count 4 B H N^2 d, half when causal. README.md has the format.
 """
 
@@ -30,6 +30,8 @@ import accuracy  # noqa: E402
 import command  # noqa: E402
 from cases import Case  # noqa: E402
 from machine import Call, Machine, Simulated  # noqa: E402
+from machine_code.ours import Ours  # noqa: E402
+from report import MODEL  # noqa: E402
 from timing import Implementation, Pass  # noqa: E402
 
 import cupyflash  # noqa: E402
@@ -151,9 +153,18 @@ def ncu_metrics(text: str) -> dict[str, float]:
     }
 
 
+def variants(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Mapping[str, Any], Ours]]:
+    """fa2's tiles for each case of a half type, named as their measurements are, for the clock model."""
+    for case in cases:
+        for name, blocks, _ in tiles(device, case) if case.problem.itemsize == 2 else ():
+            named = {"pass": "forward", **asdict(case), "implementation": name}
+            yield named, Ours("forward", plan(case.problem, device, DEFAULT, blocks))
+
+
 def extras(simulated: bool) -> command.Extras:
-    """First calls and ncu's bytes."""
-    found = {"first call": partial(first_calls, FIRST_CALL_SIMULATED if simulated else FIRST_CALL_GPU)}
+    """First calls, what the clock model takes fa2's tiles to be, which report.py puts beside the clock, and ncu's bytes."""
+    first = partial(first_calls, FIRST_CALL_SIMULATED if simulated else FIRST_CALL_GPU)
+    found = {"first call": first, MODEL: command.modelled(simulated, variants)}
     return found if simulated else found | {"ncu": partial(profiled, NCU_CASE)}
 
 

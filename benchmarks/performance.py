@@ -1,22 +1,22 @@
-"""Writes the tables of docs/performance.md between their markers:  python benchmarks/performance.py
+"""Writes the tables of docs/performance.md between their markers, all or those named:  python benchmarks/performance.py [NAME ...]
 
-A model's times, counts of the PTX machine and of the machine code; nothing is timed and no GPU is needed. The table of
-instructions needs NVIDIA's disassemblers (instruction_mix.py); without them it stays as it is.
+Models' times, counts of the PTX machine and of the machine code; nothing is timed and no GPU is needed. The tables from machine
+code take minutes, and NVIDIA's disassemblers (machine_code/); without those they stay as they are.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-import instruction_mix  # noqa: E402
 import numpy as np  # noqa: E402
+from machine_code import rates, sass, tables  # noqa: E402
 
 from cupyflash import Device, Problem, kernels_cu  # noqa: E402
 from cupyflash.multiprocessor import EXPONENTIALS, Multiprocessor  # noqa: E402
@@ -190,14 +190,26 @@ def replaced(page: str, name: str, lines: Iterator[str]) -> str:
     return pattern.sub(lambda match: match[1] + "\n".join(lines) + "\n" + match[2], page)
 
 
-def main() -> None:
-    page = PAGE.read_text()
-    for name, lines in (("tiles", tiles()), ("split", split()), ("lazy", lazy()), ("backward", backward())):
-        page = replaced(page, name, lines)
-    if instruction_mix.disassembler():
-        page = replaced(page, "mix", instruction_mix.table([Device.named(name) for name in instruction_mix.DEVICES]))
+TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
+    "tiles": tiles,
+    "split": split,
+    "lazy": lazy,
+    "backward": backward,
+    "assumptions": rates.markdown,
+}
+FROM_MACHINE_CODE: Mapping[str, Callable[[], Iterator[str]]] = {
+    "instructions": tables.instructions,
+    "shares": tables.shares,
+    "calls": tables.calls,
+}
+
+
+def main(names: Sequence[str]) -> None:
+    page, known = PAGE.read_text(), {**TABLES, **(FROM_MACHINE_CODE if sass.disassembler() else {})}
+    for name in names or known:
+        page = replaced(page, name, known[name]())
     PAGE.write_text(page)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -44,9 +44,25 @@ def ratios(rows: Sequence[Mapping[str, Any]], default: str) -> Iterator[str]:
         mine = next((row for row in good if row["implementation"] == default), None)
         best = max((row for row in good if not row["ours"]), key=lambda row: row["tflops"], default=None)
         if mine and best:
-            _, dtype, d, n, causal = case
-            told = f"{dtype}, d {d}, N {n}{', causal' if causal else ''}"
-            yield f"{told}: {default} has {mine['tflops'] / best['tflops']:.2f} of the TFLOP/s of {best['implementation']}"
+            yield f"{case_of(mine)}: {default} has {mine['tflops'] / best['tflops']:.2f} of the TFLOP/s of {best['implementation']}"
+
+
+MODEL = "clock model"  # the extra that has the model's seconds
+
+
+def against(rows: Sequence[Mapping[str, Any]], modelled: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What the clock model said beside what the clock did, for whatever both have."""
+    measured = {(*(row[name] for name in CASE), row["implementation"]): row for row in rows if "tflops" in row}
+    for said in modelled:
+        row = measured.get((*(said[name] for name in CASE), said["implementation"]))
+        if row:
+            model, clock = said["model_seconds"], row["seconds"]
+            both = f"model {model * 1e3:.3f} ms, clock {clock * 1e3:.3f} ms, {clock / model:.2f} times the model's"
+            yield f"{case_of(said)}: {said['implementation']}: {both}"
+
+
+def case_of(row: Mapping[str, Any]) -> str:
+    return f"{row['dtype']}, d {row['d']}, N {row['n']}{', causal' if row['causal'] else ''}"
 
 
 def summary(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -70,6 +86,8 @@ def summary(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             yield f"{each['outcome']}: {each['test']}: {each['text']}"
         elif kind == "tests":
             yield ", ".join(f"{count} {outcome}" for outcome, count in each["counts"].items()) or "no tests were run"
+        elif kind == "extra" and each["name"] == MODEL and "value" in each:
+            yield from against(measured, each["value"])
         elif kind == "extra":
             yield f"{each['name']}: {each.get('value', each.get('error'))}"
         elif kind == "end":

@@ -16,8 +16,11 @@ class CompileError(RuntimeError):
     """NVRTC refused the source. `log` is the compiler's own text."""
 
     def __init__(self, name: str, log: str):
-        self.log = log
+        self.name, self.log = name, log
         super().__init__(f"{name} does not compile:\n{log}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return CompileError, (self.name, self.log)  # from one process to another
 
 
 @cache

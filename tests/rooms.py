@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # what a user calls: cupyflash/
     "calls": ("attention", "gradients", "launcher", "prepared", "merge", "problem", "device", "refusals", "stand_in", "torch"),
     # all else: packaging, documents, benchmarks, examples
-    "project": ("package", "readme", "benchmarks", "timing*", "accuracy", "on_gpu", "example", "suites"),
+    "project": ("package", "readme", "benchmarks", "timing*", "accuracy", "machine_code", "on_gpu", "example", "suites"),
 }
 
 

@@ -75,42 +75,6 @@ def test_our_kernel_moves_what_split_q_says(performance: types.ModuleType) -> No
     assert moved[1] - moved[0] == form["Q"] + form["K and V"]
 
 
-SASS = """
-        /*0000*/                   MOV R1, c[0x0][0x28] ;                 /* 0x00 */
-        /*0010*/                   HMMA.16816.F32 R4, R8, R12, R4 ;       /* 0x01 */
-        /*0020*/                   FSETP.GT.FTZ.AND P0, PT, R1, 8, PT ;   /* 0x02 */
-        /*0030*/                   VOTE.ANY P0, P0 ;                      /* 0x03 */
-        /*0040*/              @!P0 BRA 0x70 ;                             /* 0x04 */
-        /*0050*/                   FMUL.FTZ R4, R4, R9 ;                  /* 0x05 */
-        /*0060*/                   FMUL.FTZ R5, R5, R9 ;                  /* 0x06 */
-        /*0070*/                   MUFU.EX2 R3, R2 ;                      /* 0x07 */
-        /*0080*/               @P1 BRA 0x10 ;                             /* 0x08 */
-        /*0090*/                   EXIT ;                                 /* 0x09 */
-"""
-
-
-def test_instructions_are_sorted_by_what_they_are_for() -> None:
-    tool = load("instruction_mix")
-    code = tool.instructions(SASS)
-    assert [each.opcode for each in code[:3]] == ["MOV", "HMMA", "FSETP"] and code[4].guard == "@!P0"
-    found = tool.mix(tool.main_loop(code))
-    assert found.parts == {"HMMA": 1, "MUFU": 1, "FFMA": 0, "LDSM": 0, "LDGSTS": 0, "softmax": 2, "rest": 2}
-    assert (found.total, found.rescale) == (6, 2)
-
-
-def test_the_rest_is_at_most_fifteen_percent_of_the_main_loop() -> None:
-    tool = load("instruction_mix")
-    nvrtc = pytest.importorskip("cupy.cuda").nvrtc
-    if tool.disassembler() is None:
-        pytest.skip("needs nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm")
-    found = list(tool.mixes([tool.Device.named(name) for name in tool.DEVICES]))
-    for device, d, _, mix in found:
-        assert mix.parts["rest"] <= 0.15 * mix.total, (device.sm, d, mix)
-        assert mix.parts["HMMA"] and mix.parts["LDSM"] and mix.parts["LDGSTS"]
-    if "NVRTC {}.{},".format(*nvrtc.getVersion()) in PAGE:
-        assert "\n".join(tool.table([tool.Device.named(name) for name in tool.DEVICES])) in PAGE
-
-
 @pytest.mark.wide
 def test_host_time_is_measured_with_arrays_of_cupy_where_no_gpu_is() -> None:
     pytest.importorskip("cuda.pathfinder")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
+import pickle
 import random
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ from click.testing import CliRunner, Result
 
 from cupyflash import Device, Problem, plan, resources
 from cupyflash.multiprocessor import Multiprocessor
-from cupyflash.nvrtc import compile_to_cubin, header_directories
+from cupyflash.nvrtc import CompileError, compile_to_cubin, header_directories
 from cupyflash.resources import Resources, parse_account
 from cupyflash.sim.cli import main
 from suites import sample
@@ -262,8 +263,33 @@ def test_the_gate_fails_on_a_spill(
     job = next(job for job in jobs if job.device.name == "A10" and job.kernels[0].name == "fa1_forward")
     needs = Resources("fa1_forward", 128, 255, spills, spills, 1000)
     monkeypatch.setattr(gate, "jobs", lambda everything: [job])
-    monkeypatch.setattr(gate, "compiled_everywhere", lambda jobs, processes: [(needs,) for _ in jobs])
+    monkeypatch.setattr(gate, "compiled_everywhere", lambda jobs, processes, nvrtc: [(needs,) for _ in jobs])
     assert gate.main(["--json", str(tmp_path / "gate.json")]) == (1 if spills else 0)
     out = capsys.readouterr().out
     assert ("8 bytes of spills" in out) == bool(spills) and "sm_86" in out
     assert json.loads((tmp_path / "gate.json").read_text())[0]["registers"] == 255
+
+
+def test_what_does_not_compile_is_told_from_one_process_to_another() -> None:
+    error = pickle.loads(pickle.dumps(CompileError("kernel.cu", "line 1")))
+    assert isinstance(error, CompileError) and error.log == "line 1" and str(error) == str(CompileError("kernel.cu", "line 1"))
+
+
+def test_another_nvrtc_is_called_as_cupy_s_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it is the same one, by its file."""
+    binding = pytest.importorskip("cupy.cuda").nvrtc
+    wheels = importlib.util.find_spec("nvidia")
+    folder = Path(next(iter(wheels.submodule_search_locations or ()))) if wheels else Path()
+    if not list(folder.rglob("libnvrtc.so*")):
+        pytest.skip("NVRTC is not from a wheel")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / ".ci"))
+    other = importlib.import_module("other_nvrtc").OtherNvrtc(folder)
+    program = other.createProgram(SPILLS, "spills.cu", [], [])
+    other.compileProgram(program, ["-arch=sm_80", "--ptxas-options=-v"])
+    assert parse_account(other.getProgramLog(program)) == parse_account(compile_to_cubin(SPILLS, ("-arch=sm_80",), "spills.cu")[1])
+    assert other.getCUBIN(program).startswith(b"\x7fELF") and other.getVersion() == tuple(binding.getVersion())
+    other.destroyProgram(program)
+    program = other.createProgram("int number = NUMBER;", "bad.cu", [], [])
+    with pytest.raises(other.NVRTCError):
+        other.compileProgram(program, [])
+    assert "NUMBER" in other.getProgramLog(program)

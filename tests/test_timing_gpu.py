@@ -34,6 +34,7 @@ from test_timing import (
     forward,
     machine,
     records,
+    report,
     scripted,
 )
 
@@ -225,6 +226,22 @@ def test_the_model_s_clocks_stand_beside_each_tile_that_it_chooses_between() -> 
     }
 
 
+def test_the_clock_model_is_asked_about_the_same_tiles_and_stands_beside_the_clock() -> None:
+    case = cases.Case("float16", 128, 4096, False, 4, 16)
+    named = [name for name, _ in forward.variants(A100, [case, dataclasses.replace(case, dtype="float32")])]
+    arrays = [np.empty((0,), np.float16)] * 3
+    tiles = [each.name for each in forward.ours(types.SimpleNamespace(device=A100), case, arrays) if each.name.startswith("fa2")]
+    assert [each["implementation"] for each in named] == tiles
+    timed = {"kind": "measurement", "ours": True, "right": True, "seconds": 2e-3, "spread_s": 0, "tflops": 1}
+    measured = [{**timed, **each} for each in named]
+    modelled = [{**named[1], "model_seconds": 1e-3}, {**named[0], "n": 1, "model_seconds": 1}]
+    said = {"kind": "extra", "name": report.MODEL, "value": modelled}
+    told = [line for line in report.summary([*measured, said]) if "model" in line]
+    assert told == [f"float16, d 128, N 4096: {tiles[1]}: model 1.000 ms, clock 2.000 ms, 2.00 times the model's"]
+    refused = {"kind": "extra", "name": report.MODEL, "error": "RuntimeError: no cuobjdump"}
+    assert "clock model: RuntimeError: no cuobjdump" in list(report.summary([*measured, refused]))
+
+
 def dry(benchmark: Any, out: Path | None, without: Sequence[str]) -> list[dict[str, Any]]:
     flags = [flag for name in without for flag in ("--without", name)]
     assert benchmark.main(["--dry-run", *flags, *(["--out", str(out)] if out else [])]) == 0
@@ -239,6 +256,7 @@ def rows_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
 def test_a_dry_run_measures_and_writes_nothing_into_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(forward, "first_calls", lambda code, seconds: {"cold": 1, "warm": 0})
+    monkeypatch.setattr(command.whole, "seconds", lambda ours: 1.0)  # test_machine_code.py has it
     before = set((ROOT / "benchmarks").rglob("*.json*"))
     tiles = [f"fa2 {size}" for size in ("64x128", "128x64", "16x128")]
     lines = dry(forward, None, ["fa1", "standard", *tiles])
@@ -247,7 +265,7 @@ def test_a_dry_run_measures_and_writes_nothing_into_the_checkout(tmp_path: Path,
     assert list(rows) == ["fa2", "numpy"] and rows["fa2"]["right"] and rows["fa2"]["repeats"] == 2
     row = rows["fa2"]
     assert row["tflops"] == pytest.approx(4 * 2 * 32**2 * 16 / 2 / row["seconds"] / 1e12) and row["model_clocks"] > 0
-    assert {line["name"] for line in lines if line["kind"] == "extra"} == {"warm call, host", "first call"}
+    assert {line["name"] for line in lines if line["kind"] == "extra"} == {"warm call, host", "first call", "clock model"}
     assert lines[0]["simulated"] and lines[0]["versions"]["numpy"] == np.__version__ and lines[-1]["reason"] == "done"
 
 

@@ -1,0 +1,165 @@
+"""Machine code as the assembler wrote it: each instruction with its control code, from what cuobjdump prints of a cubin.
+
+From Volta on an instruction is a word of 128 bits. Bits 105 to 125 are the control code, by which the compiler, not the
+hardware, keeps dependent instructions apart (Jia et al., arXiv 1804.06826; Huerta et al., arXiv 2503.20481):
+
+    105-108  stall: clocks until the warp may issue its next instruction
+    109      0 where the scheduler should turn to another warp
+    110-112  scoreboard that is set until the result is written, 7: none
+    113-115  scoreboard that is set until the operands are read, 7: none
+    116-121  scoreboards that must be clear before this one issues, a bit each
+    122-125  operands kept for the next instruction
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+SCOREBOARDS = 6
+NO_SCOREBOARD = 7
+INSTALL = "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm, or a CUDA toolkit on the PATH"
+BRANCHES = ("BRA", "JMP", "CALL")
+_FUNCTION = re.compile(r"\s*Function : (\S+)")
+_INSTRUCTION = re.compile(
+    r"\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:@(?P<guard>!?U?P\w+)\s+)?(?P<opcode>[A-Z]\w*)(?P<modifiers>(?:\.\w+)*)"
+    r"(?P<operands>[^;]*);\s*/\* 0x(?P<word>[0-9a-f]{16}) \*/"
+)
+_SECOND_WORD = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/\s*$")
+_ADDRESS = re.compile(r"0x([0-9a-f]+)\)?$")
+_RESOURCES = re.compile(r"Function (\S+?):\s*\n\s*(.*)")
+
+
+@dataclass(frozen=True)
+class Control:
+    """A control code. `writes` and `reads`: the scoreboard set until the result is there, until operands are read, or None."""
+
+    stall: int = 1
+    yields: bool = False
+    writes: int | None = None
+    reads: int | None = None
+    waits: tuple[int, ...] = ()
+    reuse: int = 0
+
+    @classmethod
+    def decode(cls, word: int) -> Control:
+        """From the 128-bit instruction word."""
+
+        def bits(first: int, count: int) -> int:
+            return word >> first & (1 << count) - 1
+
+        def scoreboard(number: int) -> int | None:
+            return None if number == NO_SCOREBOARD else number
+
+        waits = tuple(number for number in range(SCOREBOARDS) if bits(116 + number, 1))
+        return cls(bits(105, 4), not bits(109, 1), scoreboard(bits(110, 3)), scoreboard(bits(113, 3)), waits, bits(122, 4))
+
+    def __str__(self) -> str:
+        waits = "".join(str(number) if number in self.waits else "-" for number in range(SCOREBOARDS))
+        writes, reads = ("-" if each is None else each for each in (self.writes, self.reads))
+        return f"waits {waits} reads {reads} writes {writes} {'yields' if self.yields else '      '} {self.stall:2d}"
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One of machine code. `guard` is the predicate it depends on, as "!P0", or ""; `target` where a branch goes."""
+
+    address: int
+    opcode: str
+    modifiers: tuple[str, ...] = ()
+    operands: tuple[str, ...] = ()
+    guard: str = ""
+    target: int | None = None
+    control: Control = Control()
+
+    @property
+    def never(self) -> bool:
+        """Whether its guard is never true: what the assembler fills a gap with."""
+        return self.guard == "!PT"
+
+    def __str__(self) -> str:
+        guard = f"@{self.guard}" if self.guard else ""
+        name = ".".join((self.opcode, *self.modifiers))
+        return f"{self.address:05x}  {self.control}  {guard:5} {name} {', '.join(self.operands)}"
+
+
+def parse(listing: str) -> dict[str, list[Instruction]]:
+    """The kernels of `cuobjdump -sass`'s text, by name. ValueError for an instruction without its second word."""
+    kernels: dict[str, list[Instruction]] = {}
+    code: list[Instruction] = []
+    pending: re.Match[str] | None = None
+    for line in listing.splitlines():
+        if function := _FUNCTION.match(line):
+            code = kernels.setdefault(function[1], [])
+        elif first := _INSTRUCTION.match(line):
+            if pending:
+                raise ValueError(f"no control code behind: {pending[0].strip()}")
+            pending = first
+        elif pending and (second := _SECOND_WORD.match(line)):
+            code.append(_instruction(pending, int(second[1], 16)))
+            pending = None
+    return kernels
+
+
+def _instruction(found: re.Match[str], high: int) -> Instruction:
+    opcode, operands = found["opcode"], tuple(each.strip() for each in found["operands"].split(",") if each.strip())
+    modifiers = tuple(found["modifiers"].split(".")[1:])
+    target = _ADDRESS.search(operands[-1]) if opcode in BRANCHES and operands else None
+    return Instruction(
+        int(found["address"], 16),
+        opcode,
+        modifiers,
+        operands,
+        found["guard"] or "",
+        int(target[1], 16) if target else None,
+        Control.decode(high << 64 | int(found["word"], 16)),
+    )
+
+
+def disassembler() -> str | None:
+    """cuobjdump: on the PATH, or from NVIDIA's wheel."""
+    wheels = sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin/cuobjdump"))
+    return shutil.which("cuobjdump") or (str(wheels[-1]) if wheels else None)
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """What is read of a cubin: its architecture (80 for sm_80), its kernels' code, and what each needs (REG, STACK, SHARED...)."""
+
+    architecture: int
+    kernels: Mapping[str, list[Instruction]]
+    resources: Mapping[str, Mapping[str, int]]
+
+
+def read(cubin: bytes) -> Cubin:
+    """Raises RuntimeError where there is no disassembler, or it cannot read the file."""
+    listing, needs = _told(cubin, "-sass"), _told(cubin, "-res-usage")
+    architecture = re.search(r"code for sm_(\d+)", listing)
+    if architecture is None:
+        raise RuntimeError("the disassembler does not say which architecture the code is for")
+    resources = {
+        name: {key: int(value) for key, value in re.findall(r"([A-Z]+):(\d+)", rest)} for name, rest in _RESOURCES.findall(needs)
+    }
+    return Cubin(int(architecture[1]), parse(listing), resources)
+
+
+def _told(cubin: bytes, *options: str) -> str:
+    tool = disassembler()
+    if tool is None:
+        raise RuntimeError(f"no cuobjdump: {INSTALL}")
+    # cuobjdump calls nvdisasm, which the wheels put beside it.
+    path = os.pathsep.join(filter(None, [os.environ.get("PATH"), str(Path(tool).parent)]))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin + b"\0")  # CuPy's binding of NVRTC drops the last byte
+        done = subprocess.run([tool, *options, str(file)], capture_output=True, text=True, env=os.environ | {"PATH": path})
+    if done.returncode:
+        raise RuntimeError(f"{tool} cannot read the machine code: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,91 @@
+"""The tables of docs/performance.md that come from machine code, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+
+from machine_code import whole
+from machine_code.clocks import Effort
+from machine_code.costs import REST, Cost, Figure
+from machine_code.ours import Ours, Subject, peers
+
+LENGTHS = (1024, 4096, 16384)
+# Groups of instructions that stand together: a table's columns.
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "MUFU": ("MUFU",),
+    "float32": ("FP32", "FMNMX", "F2FP", "SHFL"),
+    "shared": ("LDSM", "LDS", "STS"),
+    "copies": ("LDGSTS", "LDG/STG"),
+    "RED": ("RED/ATOM",),
+    "spills": ("LDL/STL",),
+    "rest": REST,
+}
+
+
+@cache
+def cost(subject: Subject) -> Cost:
+    return Ours.of(subject).cost()
+
+
+@cache
+def share(subject: Subject, sensitivity: bool = True) -> Figure:
+    found = cost(subject)
+    return Figure(found.share(Effort()).tensor, found.sensitivity() if sensitivity else {})
+
+
+def named(subject: Subject) -> str:
+    return f"{subject.direction}, sm_{subject.architecture}, d {subject.d}{', causal' if subject.causal else ''}"
+
+
+def instructions() -> Iterator[str]:
+    """Instructions a HMMA in a turn of the main loop without masks."""
+    yield "| | | tile | warps x blocks | registers, stack | all | " + " | ".join(COLUMNS) + " | stalls | binds |"
+    yield "| --- | --- | --- | --- | --- | --- |" + " --- |" * (len(COLUMNS) + 2)
+    for peer in peers():
+        ours, found, facts = Ours.of(peer.subject), cost(peer.subject), peer.facts
+        products, held, used = found.counts["HMMA"], ours.main.residents, ours.main.resources
+        per = {group: number / products for group, number in found.counts.items()}
+        cells = [ours.tile, f"{held.warps} x {held.blocks}", f"{used['REG']}, {used['STACK']}", f"{found.issued / products:.2f}"]
+        yield row(named(peer.subject), "ours", *cells, *grouped(per), f"{found.stalls / products:.1f}", found.bound)
+        cells = [facts["tile"], f"{facts['warps']} x {facts['blocks']}", f"{facts['registers']}, {facts['stack']}"]
+        cells += [f"{facts['instructions_per_hmma']:.2f}", *grouped(facts["per_hmma"])]
+        yield row("", "FlashAttention-2", *cells, f"{facts['stalls_per_hmma']:.1f}", facts["bound"])
+
+
+def row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def grouped(per: Mapping[str, float]) -> Iterator[str]:
+    for groups in COLUMNS.values():
+        yield f"{sum(per.get(group, 0) for group in groups):.2f}"
+
+
+def shares() -> Iterator[str]:
+    """The model's share of mma.sync's peak, with its sensitivity, and ours over FlashAttention-2's."""
+    yield row("", "all overlap", "warps overlap", "model", "FlashAttention-2", "ours over it")
+    yield "| --- |" + " --- |" * 5
+    for peer in peers():
+        found, ours = cost(peer.subject), share(peer.subject)
+        overlaps = f"{found.all_overlap:.2f}", f"{found.warps_overlap:.2f}"
+        yield row(named(peer.subject), *overlaps, str(ours), f"{peer.share.value:.2f}", str(ours.over(peer.share)))
+
+
+def calls() -> Iterator[str]:
+    """Whole calls: TFLOP/s in the model, and what the main kernel has of the time."""
+    yield "| TFLOP/s (main kernel's part) | " + " | ".join(f"N {n:,}{mask}" for mask in ("", ", causal") for n in LENGTHS) + " |"
+    yield "| --- |" + " --- |" * (2 * len(LENGTHS))
+    every = {peer.subject: peer for peer in peers()}
+    for full in [each for each in every if not each.causal]:
+        cells = []
+        for peer in (every[full], every[replace(full, causal=True)]):
+            for n in LENGTHS:
+                ours = Ours.of(peer.subject, n)
+                pieces = list(whole.pieces(ours))
+                clocks = sum(each.least for each in pieces)
+                rate = peer.subject.flops(n) * whole.clock_rate(peer.subject.device) / clocks / 1e12
+                main = max(each.least for each in pieces)
+                cells.append(f"{rate:.0f}" + (f" ({main / clocks:.0%})" if len(pieces) > 1 else ""))
+        yield f"| {named(full)} | " + " | ".join(cells) + " |"
