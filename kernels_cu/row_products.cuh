@@ -92,6 +92,34 @@ __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows
   }
 }
 
+// O += P V for the 16 rows of V from 16 k on, in half types
+template <class Tile, int M, int N>
+__device__ __forceinline__ void add_weighted_step(float (&O_regs)[M][Tile::PAD / 8][4], const float (&P_regs)[M][N][4],
+                                                  const Element* V_smem, int k) {
+  typedef typename Tile::Type T;
+  const int lane = threadIdx.x % 32;
+  const unsigned at = shared_address(V_smem + Tile::index(lane % 16, lane / 16 * 8));
+  // An accumulator pair is already laid out as the first operand of the next product, once rounded.
+  unsigned P_frag[M][4], V_frag[4];
+#pragma unroll
+  for (int i = 0; i < M; i++)
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+      const float(&p)[4] = P_regs[i][2 * k + r / 2];
+      P_frag[i][r] = pack(T(), p[r % 2 * 2], p[r % 2 * 2 + 1]);
+    }
+#pragma unroll
+  for (int n = 0; n < Tile::PAD / 16; n++) {
+    if (SCARCE && n % 4 == 0) __syncwarp();  // no fragment is loaded ahead of it
+    load_matrices_transposed(V_frag, Tile::right(at, 2 * n) + k * 16 * Tile::ROW_BYTES);
+#pragma unroll
+    for (int i = 0; i < M; i++) {
+      mma(T(), O_regs[i][2 * n], P_frag[i], V_frag[0], V_frag[1]);
+      mma(T(), O_regs[i][2 * n + 1], P_frag[i], V_frag[2], V_frag[3]);
+    }
+  }
+}
+
 // O += P V:  P_regs (16 M x 8 N), V_smem (8 N x PAD) -> O_regs (16 M x PAD). Floats are summed SUMMED at a time (1 to 8), each
 // time with a rounding of the long sum: more take more registers.
 template <class Tile, int SUMMED = 1, int M, int N>
@@ -100,29 +128,8 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][Tile::PAD
   typedef typename Tile::Type T;
   const int lane = threadIdx.x % 32;
   if constexpr (sizeof(T) == 2) {
-    const unsigned at = shared_address(V_smem + Tile::index(lane % 16, lane / 16 * 8));
 #pragma unroll
-    for (int k = 0; k < N / 2; k++) {
-      // An accumulator pair is already laid out as the first operand of the next product, once rounded.
-      unsigned P_frag[M][4], V_frag[4];
-#pragma unroll
-      for (int i = 0; i < M; i++)
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-          const float(&p)[4] = P_regs[i][2 * k + r / 2];
-          P_frag[i][r] = pack(T(), p[r % 2 * 2], p[r % 2 * 2 + 1]);
-        }
-#pragma unroll
-      for (int n = 0; n < Tile::PAD / 16; n++) {
-        if (SCARCE && n % 4 == 0) __syncwarp();  // no fragment is loaded ahead of it
-        load_matrices_transposed(V_frag, Tile::right(at, 2 * n) + k * 16 * Tile::ROW_BYTES);
-#pragma unroll
-        for (int i = 0; i < M; i++) {
-          mma(T(), O_regs[i][2 * n], P_frag[i], V_frag[0], V_frag[1]);
-          mma(T(), O_regs[i][2 * n + 1], P_frag[i], V_frag[2], V_frag[3]);
-        }
-      }
-    }
+    for (int k = 0; k < N / 2; k++) add_weighted_step<Tile>(O_regs, P_regs, V_smem, k);
   } else {
     const int t = lane % 4;
     // Of each eight rows of V the first four, then the others, by the same code: they are permuted alike, but for the lowest bit.

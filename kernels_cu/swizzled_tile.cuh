@@ -38,6 +38,9 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
     constexpr int WIDE = side_by_side(THREADS), ROWS_AT_ONCE = THREADS / WIDE;
     const int col0 = thread % WIDE * COPY, row0 = thread / WIDE;
     const Element* from = tile_gmem + row0 * row_stride + col0;
+    // Then all that it copies lies at one address but for constants.
+    constexpr bool ALIKE = ROWS_AT_ONCE % 8 == 0 && (WIDE * COPY == PAD || WIDE * COPY * sizeof(Element) % (16 * GROUP) == 0);
+    Element* to = tile_smem + index(row0, col0);
     // Narrow copies are too many to have all their addresses in registers.
     constexpr bool MANY = PAD / (WIDE * COPY) * ROWS / ROWS_AT_ONCE > (SCARCE ? 8 : 32);
 #pragma unroll(MANY ? 1 : ROWS)
@@ -47,7 +50,7 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
 #pragma unroll(MANY ? 4 : PAD)
       for (int c = 0; c < PAD; c += WIDE * COPY) {
         const bool inside = (WHOLE || row < valid) && (PAD == WIDTH || col0 + c < WIDTH);
-        copy_chunk(tile_smem + index(row, col0 + c), inside ? from + c : tile_gmem, inside);
+        copy_chunk(ALIKE ? to + r * PAD + c : tile_smem + index(row, col0 + c), inside ? from + c : tile_gmem, inside);
       }
       from += ROWS_AT_ONCE * row_stride;
     }
