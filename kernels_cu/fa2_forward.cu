@@ -43,24 +43,28 @@ constexpr int ROW_SIZE = larger(KeyTile::PAD, ValueTile::PAD);  // elements that
 // next block is under way during all of a turn, which takes one barrier; with one, V_j during S = Q K_j^T and the next K_j from then
 // on. Only the last block may be short.
 struct Stream {
-  const Element *K, *V;  // of the head
+  const Element *K, *V;  // of the head; without a block mask of the block to be fetched next
   long long K_row, V_row;
   int keys;
   Blocks blocks;
   Element* ring;  // STAGES x 2 x (BC x ROW_SIZE)
   int slot;       // of the block at hand
 
-  template <bool WHOLE> __device__ __forceinline__ void fetch_keys(int j, int to) const {
-    if (j >= blocks.begin)
-      KeyTile::load<BC, THREADS, WHOLE>(K_at(to), K + static_cast<long long>(j) * BC * K_row, K_row, keys - j * BC, threadIdx.x);
+  template <bool WHOLE> __device__ __forceinline__ void fetch_keys(int j, int to) {
+    if (j >= blocks.begin) KeyTile::load<BC, THREADS, WHOLE>(K_at(to), block(K, K_row, j), K_row, keys - j * BC, threadIdx.x);
+    if constexpr (!SPARSE) K -= BC * K_row;
   }
-  template <bool WHOLE> __device__ __forceinline__ void fetch_values(int j, int to) const {
-    if (j >= blocks.begin)
-      ValueTile::load<BC, THREADS, WHOLE>(V_at(to), V + static_cast<long long>(j) * BC * V_row, V_row, keys - j * BC, threadIdx.x);
+  template <bool WHOLE> __device__ __forceinline__ void fetch_values(int j, int to) {
+    if (j >= blocks.begin) ValueTile::load<BC, THREADS, WHOLE>(V_at(to), block(V, V_row, j), V_row, keys - j * BC, threadIdx.x);
+    if constexpr (!SPARSE) V -= BC * V_row;
   }
 
   __device__ __forceinline__ void start(int j) {
     slot = STAGES - 1;
+    if constexpr (!SPARSE) {
+      K += static_cast<long long>(j) * BC * K_row;
+      V += static_cast<long long>(j) * BC * V_row;
+    }
     fetch_keys<false>(j, 0);
     if constexpr (STAGES == 2) fetch_values<false>(j, 0);
     close_group();
@@ -94,6 +98,9 @@ struct Stream {
   }
 
  private:
+  static __device__ __forceinline__ const Element* block(const Element* head, long long row, int j) {
+    return SPARSE ? head + static_cast<long long>(j) * BC * row : head;
+  }
   __device__ __forceinline__ Element* K_at(int which) const { return ring + which * 2 * BC * ROW_SIZE; }
   __device__ __forceinline__ Element* V_at(int which) const { return K_at(which) + BC * ROW_SIZE; }
 };
