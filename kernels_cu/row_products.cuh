@@ -31,9 +31,9 @@ template <class Tile, int M, bool IN_REGS> struct QueryRows {
  private:
   __device__ __forceinline__ void load(unsigned (&Q_frag)[M][4], int k) const {
     const int lane = threadIdx.x % 32;
-    const unsigned at = shared_address(smem + Tile::index(lane % 16, lane / 16 * 8));
+    const unsigned at = Tile::index(lane % 16, lane / 16 * 8) * sizeof(Element);
 #pragma unroll
-    for (int i = 0; i < M; i++) load_matrices(Q_frag[i], Tile::right(at + i * 16 * Tile::ROW_BYTES, 2 * k));
+    for (int i = 0; i < M; i++) load_matrices(Q_frag[i], shared_address(smem) + Tile::right(at, 2 * k) + i * 16 * Tile::ROW_BYTES);
   }
 };
 
@@ -49,14 +49,14 @@ __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows
 #pragma unroll
       for (int e = 0; e < 4; e++) S_regs[i][n][e] = 0.f;
   if constexpr (sizeof(T) == 2) {
-    const unsigned at = shared_address(K_smem + Tile::index(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8));
+    const unsigned K_at = shared_address(K_smem), at = Tile::index(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * sizeof(T);
 #pragma unroll(SCARCE && !IN_REGS ? SCARCE : Tile::PAD)
     for (int k = 0; k < Tile::PAD / 16; k++) {
       unsigned Q_frag[M][4], K_frag[4];
       Q.fragment(Q_frag, k);
 #pragma unroll
       for (int n = 0; n < N / 2; n++) {
-        load_matrices(K_frag, Tile::right(at, 2 * k) + n * 16 * Tile::ROW_BYTES);
+        load_matrices(K_frag, K_at + Tile::right(at, 2 * k) + n * 16 * Tile::ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < M; i++) {
           mma(T(), S_regs[i][2 * n], Q_frag[i], K_frag[0], K_frag[1]);
@@ -98,7 +98,7 @@ __device__ __forceinline__ void add_weighted_step(float (&O_regs)[M][Tile::PAD /
                                                   const Element* V_smem, int k) {
   typedef typename Tile::Type T;
   const int lane = threadIdx.x % 32;
-  const unsigned at = shared_address(V_smem + Tile::index(lane % 16, lane / 16 * 8));
+  const unsigned V_at = shared_address(V_smem), at = Tile::index(lane % 16, lane / 16 * 8) * sizeof(T);
   // An accumulator pair is already laid out as the first operand of the next product, once rounded.
   unsigned P_frag[M][4], V_frag[4];
 #pragma unroll
@@ -111,7 +111,7 @@ __device__ __forceinline__ void add_weighted_step(float (&O_regs)[M][Tile::PAD /
 #pragma unroll
   for (int n = 0; n < Tile::PAD / 16; n++) {
     if (SCARCE && n % 4 == 0) __syncwarp();  // no fragment is loaded ahead of it
-    load_matrices_transposed(V_frag, Tile::right(at, 2 * n) + k * 16 * Tile::ROW_BYTES);
+    load_matrices_transposed(V_frag, V_at + Tile::right(at, 2 * n) + k * 16 * Tile::ROW_BYTES);
 #pragma unroll
     for (int i = 0; i < M; i++) {
       mma(T(), O_regs[i][2 * n], P_frag[i], V_frag[0], V_frag[1]);
