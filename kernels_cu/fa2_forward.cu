@@ -75,14 +75,11 @@ struct Stream {
     wait_for_groups<0>();
     __syncthreads();
     if constexpr (STAGES == 2) {
-      const int next = blocks.below(j);
-      fetch_keys<WHOLE>(next, slot);
-      fetch_values<WHOLE>(next, slot);
       slot ^= 1;
     } else {
       fetch_values<WHOLE>(j, slot);
+      close_group();
     }
-    close_group();
     return K_at(slot);
   }
 
@@ -91,9 +88,11 @@ struct Stream {
     if constexpr (STAGES == 1) {
       wait_for_groups<0>();
       __syncthreads();
-      fetch_keys<WHOLE>(blocks.below(j), slot);
-      close_group();
     }
+    const int next = blocks.below(j), to = (slot + 1) % STAGES;
+    fetch_keys<WHOLE>(next, to);
+    if constexpr (STAGES == 2) fetch_values<WHOLE>(next, to);
+    close_group();
     return V_at(slot);
   }
 
