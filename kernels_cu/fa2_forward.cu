@@ -281,6 +281,8 @@ fa2_forward(__grid_constant__ const Params given) {
 
   // Lines 12 to 15: O = diag(l)^-1 O, L = m + log(l). O goes through the room of the Q block, which all warps
   // are done with since the last barrier.
+  const RowBlock end = VARLEN ? place : find_row_block<BR>(p, sram);  // what `place` is; registers are free again
+  const int end_row = end.i * BR + warp * WARP_ROWS, end_rows = end.Nq - end_row;
   Element* O_warp = Q_smem + warp * WARP_ROWS * ROW_SIZE;
 #pragma unroll
   for (int m = 0; m < M; m++)
@@ -291,14 +293,14 @@ fa2_forward(__grid_constant__ const Params given) {
       const Origin origin = origin_of(-state.minus_m[m][h], factor);
       float inverse = l == 0.f ? 0.f : 1.f / l;
       float L = (SCALE_FIRST ? LN_2 : p.scale) * origin.score + LN_2 * (log2f(l) - origin.offset);
-      inverse *= join_sink(L, sink_of(p, place.head, warp_row + row < Nq));
+      inverse *= join_sink(L, sink_of(p, end.head, row < end_rows));
 #pragma unroll
       for (int n = 0; n < ValueTile::PAD / 8; n++) {
         store_two(O_warp + ValueTile::index(row, 8 * n + 2 * t), state.O[m][n][2 * h] * inverse,
                   state.O[m][n][2 * h + 1] * inverse);
       }
-      if (p.L && t == 0 && warp_row + row < Nq) p.L[place.L_row + warp_row + row] = L;
+      if (p.L && t == 0 && row < end_rows) p.L[end.L_row + end_row + row] = L;
     }
   __syncwarp();
-  ValueTile::store<WARP_ROWS>(place.query(p.O, warp_row), O_warp, p.O.row, rows - warp * WARP_ROWS, lane);
+  ValueTile::store<WARP_ROWS>(end.query(p.O, end_row), O_warp, p.O.row, end_rows, lane);
 }
