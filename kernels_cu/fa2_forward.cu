@@ -39,34 +39,27 @@ typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V and O
 __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int ROW_SIZE = larger(KeyTile::PAD, ValueTile::PAD);  // elements that a row of any tile has room for
 
-// The stream of the visited blocks, from the last one down, through a ring of STAGES slots for a K_j and its V_j each. With two, the
-// next block is under way during all of a turn, which takes one barrier; with one, V_j during S = Q K_j^T and the next K_j from then
-// on. Only the last block may be short.
+// The stream of the visited blocks, from the last one down, through STAGES slots for a K_j and its V_j each. With two, the next block
+// is under way from the middle of a turn to its end, and a turn takes one barrier; with one, V_j during S = Q K_j^T and the next K_j
+// from then on. Only the last block may be short.
 struct Stream {
   const Element *K, *V;  // of the head; without a block mask of the block to be fetched next
   long long K_row, V_row;
   int keys;
   Blocks blocks;
   Element* ring;  // STAGES x 2 x (BC x ROW_SIZE)
-  int slot;       // of the block at hand
+  int slot;       // where in it the block at hand is, in elements
 
-  template <bool WHOLE> __device__ __forceinline__ void fetch_keys(int j, int to) {
-    if (j >= blocks.begin) KeyTile::load<BC, THREADS, WHOLE>(K_at(to), block(K, K_row, j), K_row, keys - j * BC, threadIdx.x);
-    if constexpr (!SPARSE) K -= BC * K_row;
-  }
-  template <bool WHOLE> __device__ __forceinline__ void fetch_values(int j, int to) {
-    if (j >= blocks.begin) ValueTile::load<BC, THREADS, WHOLE>(V_at(to), block(V, V_row, j), V_row, keys - j * BC, threadIdx.x);
-    if constexpr (!SPARSE) V -= BC * V_row;
-  }
+  static constexpr int SLOT = 2 * BC * ROW_SIZE;
 
   __device__ __forceinline__ void start(int j) {
-    slot = STAGES - 1;
     if constexpr (!SPARSE) {
       K += static_cast<long long>(j) * BC * K_row;
       V += static_cast<long long>(j) * BC * V_row;
     }
-    fetch_keys<false>(j, 0);
-    if constexpr (STAGES == 2) fetch_values<false>(j, 0);
+    slot = (STAGES - 1) * SLOT;
+    fetch_keys<false>(j);
+    if constexpr (STAGES == 2) fetch_values<false>(j);
     close_group();
   }
 
@@ -74,13 +67,12 @@ struct Stream {
   template <bool WHOLE> __device__ __forceinline__ const Element* next_keys(int j) {
     wait_for_groups<0>();
     __syncthreads();
-    if constexpr (STAGES == 2) {
-      slot ^= 1;
-    } else {
-      fetch_values<WHOLE>(j, slot);
+    slot = other_slot();
+    if constexpr (STAGES == 1) {
+      fetch_values<WHOLE>(j);
       close_group();
     }
-    return K_at(slot);
+    return ring + slot;
   }
 
   // V_j, as soon as it is there for all threads, which with one slot are done with K_j.
@@ -89,19 +81,30 @@ struct Stream {
       wait_for_groups<0>();
       __syncthreads();
     }
-    const int next = blocks.below(j), to = (slot + 1) % STAGES;
-    fetch_keys<WHOLE>(next, to);
-    if constexpr (STAGES == 2) fetch_values<WHOLE>(next, to);
+    const int next = blocks.below(j);
+    fetch_keys<WHOLE>(next);
+    if constexpr (STAGES == 2) fetch_values<WHOLE>(next);
     close_group();
-    return V_at(slot);
+    return ring + slot + SLOT / 2;
   }
 
  private:
+  __device__ __forceinline__ int other_slot() const { return STAGES == 2 ? slot ^ SLOT : 0; }
+
+  // Into the other slot, or the only one
+  template <bool WHOLE> __device__ __forceinline__ void fetch_keys(int j) {
+    if (j >= blocks.begin)
+      KeyTile::load<BC, THREADS, WHOLE>(ring + other_slot(), block(K, K_row, j), K_row, keys - j * BC, threadIdx.x);
+    if constexpr (!SPARSE) K -= BC * K_row;
+  }
+  template <bool WHOLE> __device__ __forceinline__ void fetch_values(int j) {
+    if (j >= blocks.begin)
+      ValueTile::load<BC, THREADS, WHOLE>(ring + other_slot() + SLOT / 2, block(V, V_row, j), V_row, keys - j * BC, threadIdx.x);
+    if constexpr (!SPARSE) V -= BC * V_row;
+  }
   static __device__ __forceinline__ const Element* block(const Element* head, long long row, int j) {
     return SPARSE ? head + static_cast<long long>(j) * BC * row : head;
   }
-  __device__ __forceinline__ Element* K_at(int which) const { return ring + which * 2 * BC * ROW_SIZE; }
-  __device__ __forceinline__ Element* V_at(int which) const { return K_at(which) + BC * ROW_SIZE; }
 };
 
 // What a warp carries from one K/V block to the next
