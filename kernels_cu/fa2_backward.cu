@@ -198,8 +198,6 @@ fa2_backward(__grid_constant__ const Params given) {
   constexpr int KEY_COLS = KeyTile::PAD / ROW_WARPS, VALUE_COLS = ValueTile::PAD / ROW_WARPS;
   const int key_col = row_warp * KEY_COLS, value_col = row_warp * VALUE_COLS;
   float dK_regs[WITH_DK ? M : 1][KEY_COLS / 8][4] = {}, dV_regs[WITH_DV ? M : 1][VALUE_COLS / 8][4] = {};
-  const QueryRows<KeyTile, M, false> K_rows = {K_smem + own_keys * KeyTile::PAD};
-  const QueryRows<ValueTile, M, false> V_rows = {V_smem + own_keys * ValueTile::PAD};
 
   for (int h = 0; h < p.group; h++) {
     const int head = kv_head * p.group + h;
@@ -264,6 +262,10 @@ fa2_backward(__grid_constant__ const Params given) {
         };
         if (seen) {
           float P[M][N][4], dS[M][N][4];
+          // All their addresses, kept through the loop, would take registers.
+          const int here = unknown(own_keys);
+          const QueryRows<KeyTile, M, false> K_rows = {K_smem + here * KeyTile::PAD};
+          const QueryRows<ValueTile, M, false> V_rows = {V_smem + here * ValueTile::PAD};
           // S^T = K_j Q_i^T, P^T = exp(S^T - L)
           scores(P, K_rows, slot.Q + row * KeyTile::PAD);
           if constexpr (BIAS) {
@@ -364,10 +366,9 @@ fa2_backward(__grid_constant__ const Params given) {
       if constexpr (ROW_WARPS > 1) {
         // dV_j += P^T dO_i, dK_j += dS^T Q_i for the other warp's rows
         const int row = (1 - row_warp) * WARP_ROWS;
-        const QueryRows<ScoreTile, M, false> P_rows = {P_smem + own_keys * ScoreTile::PAD};
-        const QueryRows<ScoreTile, M, false> dS_rows = {dS_smem + own_keys * ScoreTile::PAD};
-        add_stored_values<ValueTile, N / 2>(dV_regs, P_rows, row / 16, slot.dO + row * ValueTile::PAD + value_col);
-        add_stored_values<KeyTile, N / 2>(dK_regs, dS_rows, row / 16, slot.Q + row * KeyTile::PAD + key_col);
+        const int here = unknown(own_keys) * ScoreTile::PAD;
+        add_stored_values<ValueTile, ScoreTile, N / 2>(dV_regs, P_smem + here, row, slot.dO + row * ValueTile::PAD + value_col);
+        add_stored_values<KeyTile, ScoreTile, N / 2>(dK_regs, dS_smem + here, row, slot.Q + row * KeyTile::PAD + key_col);
       }
       if constexpr (WITH_DQ) {
         // dQ_i += dS K_j, some of the rows and columns a warp

@@ -33,7 +33,7 @@ template <class Tile, int M, bool IN_REGS> struct QueryRows {
     const int lane = threadIdx.x % 32;
     const unsigned at = shared_address(smem + Tile::index(lane % 16, lane / 16 * 8));
 #pragma unroll
-    for (int i = 0; i < M; i++) load_matrices(Q_frag[i], Tile::right(at + i * 16 * Tile::ROW_BYTES, 2 * k));
+    for (int i = 0; i < M; i++) load_matrices(Q_frag[i], Tile::right(at, 2 * k) + i * 16 * Tile::ROW_BYTES);
   }
 };
 
@@ -182,18 +182,19 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][C][4], co
   }
 }
 
-// The same with weights in SRAM, of half types: 16 K of them a row, from column 16 `first` on.
-//   P (16 M rows), V_smem (16 K x 8 C, rows of PAD) -> O_regs (16 M x 8 C)
-template <class Tile, int K, class ScoreTile, int M, int C>
-__device__ __forceinline__ void add_stored_values(float (&O_regs)[M][C][4], const QueryRows<ScoreTile, M, false>& P, int first,
-                                                  const Element* V_smem) {
-  const int lane = threadIdx.x % 32;
-  const unsigned at = shared_address(V_smem + Tile::index(lane % 16, lane / 16 * 8));
+// The same with weights in SRAM, of half types: 16 K of them a row, from column `col` on, a multiple of 16 K (a power of two).
+//   P_smem (16 M rows of PAD), V_smem (16 K x 8 C, rows of PAD) -> O_regs (16 M x 8 C)
+template <class Tile, class ScoreTile, int K, int M, int C>
+__device__ __forceinline__ void add_stored_values(float (&O_regs)[M][C][4], const Element* P_smem, int col, const Element* V_smem) {
+  const int lane = threadIdx.x % 32, place = lane / 16 * 8;
+  const unsigned P_at = ScoreTile::right(shared_address(P_smem + ScoreTile::index(lane % 16, place)), col / 8);
+  const unsigned V_at = shared_address(V_smem + Tile::index(lane % 16, place));
 #pragma unroll
   for (int k = 0; k < K; k++) {
     unsigned P_frag[M][4];
-    P.fragment(P_frag, first + k);
-    add_sixteen<Tile>(O_regs, P_frag, at + k * 16 * Tile::ROW_BYTES);
+#pragma unroll
+    for (int i = 0; i < M; i++) load_matrices(P_frag[i], ScoreTile::right(P_at, 2 * k) + i * 16 * ScoreTile::ROW_BYTES);
+    add_sixteen<Tile>(O_regs, P_frag, V_at + k * 16 * Tile::ROW_BYTES);
   }
 }
 
