@@ -201,9 +201,11 @@ fa2_backward(__grid_constant__ const Params given) {
 
   for (int h = 0; h < p.group; h++) {
     const int head = kv_head * p.group + h;
-    const Element* Q = p.Q.of(batch, head) + first_query * p.Q.row;
-    const Element* dO = p.dO.of(batch, head) + first_query * p.dO.row;
+    // What this thread copies of Q and dO, and adds to of dQ's sum, from row 0 on
+    const Element* Q = unknown(p.Q.of(batch, head) + first_query * p.Q.row + KeyTile::begin<THREADS>(p.Q.row, threadIdx.x));
+    const Element* dO = unknown(p.dO.of(batch, head) + first_query * p.dO.row + ValueTile::begin<THREADS>(p.dO.row, threadIdx.x));
     const long long pair = static_cast<long long>(batch) * p.heads + head, row0 = pair * p.total_q + first_query;  // in L, D
+    float* sums = unknown(sums_of(p.dQ_acc, pair, p.total_q, first_query + g, 0, t));
     const Masks masks = masks_of(p, batch, head, Nq, Nk, keys);
     const Blocks blocks = {first_block, end_block, kept + h * words};
     int i = blocks.below(blocks.end);
@@ -214,11 +216,11 @@ fa2_backward(__grid_constant__ const Params given) {
       const Element* Q_i = Q + static_cast<long long>(i) * BR * p.Q.row;
       const Element* dO_i = dO + static_cast<long long>(i) * BR * p.dO.row;
       if (rows >= BR) {
-        KeyTile::load<BR, THREADS, true>(slot.Q, Q_i, p.Q.row, rows, threadIdx.x);
-        ValueTile::load<BR, THREADS, true>(slot.dO, dO_i, p.dO.row, rows, threadIdx.x);
+        KeyTile::load_from<BR, THREADS, true>(slot.Q, Q_i, p.Q.at, p.Q.row, rows, threadIdx.x);
+        ValueTile::load_from<BR, THREADS, true>(slot.dO, dO_i, p.dO.at, p.dO.row, rows, threadIdx.x);
       } else {
-        KeyTile::load<BR, THREADS, false>(slot.Q, Q_i, p.Q.row, rows, threadIdx.x);
-        ValueTile::load<BR, THREADS, false>(slot.dO, dO_i, p.dO.row, rows, threadIdx.x);
+        KeyTile::load_from<BR, THREADS, false>(slot.Q, Q_i, p.Q.at, p.Q.row, rows, threadIdx.x);
+        ValueTile::load_from<BR, THREADS, false>(slot.dO, dO_i, p.dO.at, p.dO.row, rows, threadIdx.x);
       }
 #pragma unroll
       for (int r0 = 0; r0 < BR; r0 += THREADS) {
@@ -238,8 +240,10 @@ fa2_backward(__grid_constant__ const Params given) {
       const Slot slot = slot_at(which);
       wait_for_groups<0>();
       bool large = false;  // any of the rows whose L this thread copied
-#pragma unroll 1
-      for (int r = threadIdx.x; r < BR; r += THREADS) {
+#pragma unroll
+      for (int r0 = 0; r0 < BR; r0 += THREADS) {
+        const int r = r0 + threadIdx.x;
+        if (BR % THREADS != 0 && r >= BR) break;
         large |= is_large(slot.L[r]);
         if (slot.L[r] == NEG_INF) slot.L[r] = 0.f;  // a row that sees nothing, and has scores of -inf where they are not masked
       }
@@ -294,7 +298,7 @@ fa2_backward(__grid_constant__ const Params given) {
 #pragma unroll
               for (int e = 0; e < 2; e++) {
                 const int r = 8 * n + 2 * t + e;
-                const Base base = base_of(slot.L[row + r], p.bases, row0 + first + r);
+                const Base base = base_of(slot.L[row + r], p.bases, row0 + unknown(first) + r);
 #pragma unroll
                 for (int m = 0; m < M; m++)
 #pragma unroll
@@ -377,7 +381,7 @@ fa2_backward(__grid_constant__ const Params given) {
         auto sum_item = [&](int item) {
           const int row = item % ROW_ITEMS * 16 * A, tile = item / ROW_ITEMS * C;
           const int first = i * BR + row + g;  // of this lane's rows
-          float* sums = unknown(sums_of(p.dQ_acc, pair, p.total_q, first_query + first, tile, t));
+          float* own = sums + static_cast<long long>(i) * (BR * D_PAD) + (row / 8 * SUM_TILES + tile) * SUM_PIECE;
           float dQ_regs[A][C][2][4];
           transposed_product<KeyTile, ScoreTile, BC>(dQ_regs, dS_smem, row, K_smem, tile);
 #pragma unroll
@@ -389,7 +393,7 @@ fa2_backward(__grid_constant__ const Params given) {
               for (int c = 0; c < C; c++) {
                 if (SUM_TILES % C != 0 && tile + c >= SUM_TILES) continue;
                 const float(&dQ)[2][4] = dQ_regs[a][c];
-                add_to_sums(sums + ((2 * a + h) * SUM_TILES + c) * SUM_PIECE, dQ[0][2 * h], dQ[0][2 * h + 1], dQ[1][2 * h],
+                add_to_sums(own + ((2 * a + h) * SUM_TILES + c) * SUM_PIECE, dQ[0][2 * h], dQ[0][2 * h + 1], dQ[1][2 * h],
                             dQ[1][2 * h + 1]);
               }
             }
