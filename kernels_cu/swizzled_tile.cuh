@@ -34,15 +34,27 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
   template <int ROWS, int THREADS, bool WHOLE>
   static __device__ __forceinline__ void load(Element* tile_smem, const Element* tile_gmem, long long row_stride, int valid,
                                               int thread) {
+    load_from<ROWS, THREADS, WHOLE>(tile_smem, tile_gmem + begin<THREADS>(row_stride, thread), tile_gmem, row_stride, valid, thread);
+  }
+
+  // Where in a tile a thread's copies begin, in elements
+  template <int THREADS> static __device__ __forceinline__ long long begin(long long row_stride, int thread) {
+    constexpr int WIDE = side_by_side(THREADS);
+    return thread / WIDE * row_stride + thread % WIDE * COPY;
+  }
+
+  // The same for one who knows where that is; `anywhere` can be read.
+  template <int ROWS, int THREADS, bool WHOLE>
+  static __device__ __forceinline__ void load_from(Element* tile_smem, const Element* from, const Element* anywhere,
+                                                   long long row_stride, int valid, int thread) {
     // A thread keeps to its columns and, where 8 rows or more are copied at once, to rows that are permuted alike.
     constexpr int WIDE = side_by_side(THREADS), ROWS_AT_ONCE = THREADS / WIDE;
     const int col0 = thread % WIDE * COPY, row0 = thread / WIDE;
-    const Element* from = tile_gmem + row0 * row_stride + col0;
-    // Then all that it copies lies at one address but for constants.
-    constexpr bool ALIKE = ROWS_AT_ONCE % 8 == 0 && (WIDE * COPY == PAD || WIDE * COPY * sizeof(Element) % (16 * GROUP) == 0);
-    Element* to = tile_smem + index(row0, col0);
     // Narrow copies are too many to have all their addresses in registers.
     constexpr bool MANY = PAD / (WIDE * COPY) * ROWS / ROWS_AT_ONCE > (SCARCE ? 8 : 32);
+    // Then all of its places follow from the first by constants.
+    constexpr bool ALIKE = ROWS_AT_ONCE % 8 == 0 && (WIDE * COPY == PAD || WIDE * COPY * sizeof(Element) % (16 * GROUP) == 0);
+    Element* first = tile_smem + index(row0, col0);
 #pragma unroll(MANY ? 1 : ROWS)
     for (int r = 0; r < ROWS; r += ROWS_AT_ONCE) {
       const int row = row0 + r;
@@ -50,7 +62,7 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
 #pragma unroll(MANY ? 4 : PAD)
       for (int c = 0; c < PAD; c += WIDE * COPY) {
         const bool inside = (WHOLE || row < valid) && (PAD == WIDTH || col0 + c < WIDTH);
-        copy_chunk(ALIKE ? to + r * PAD + c : tile_smem + index(row, col0 + c), inside ? from + c : tile_gmem, inside);
+        copy_chunk(ALIKE ? first + r * PAD + c : tile_smem + index(row, col0 + c), inside ? from + c : anywhere, inside);
       }
       from += ROWS_AT_ONCE * row_stride;
     }
