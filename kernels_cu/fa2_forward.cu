@@ -43,7 +43,7 @@ constexpr int ROW_SIZE = larger(KeyTile::PAD, ValueTile::PAD);  // elements that
 // is under way from the middle of a turn to its end, and a turn takes one barrier; with one, V_j during S = Q K_j^T and the next K_j
 // from then on. Only the last block may be short.
 struct Stream {
-  const Element *K, *V;  // where this thread's copies begin: of the head; without a block mask, of the block to be fetched next
+  const Element *K, *V;  // of the head; without a block mask, of the block to be fetched next
   long long K_row, V_row;
   int keys;
   Blocks blocks;
@@ -101,7 +101,7 @@ struct Stream {
   template <class Tile, bool WHOLE>
   __device__ __forceinline__ void fetch(int j, Element* to, const Element*& first, long long row) const {
     const Element* from = SPARSE ? first + static_cast<long long>(j) * BC * row : first;
-    if (j >= blocks.begin) Tile::load_from<BC, THREADS, WHOLE>(to, from, from - Tile::begin<THREADS>(row, threadIdx.x), row, keys - j * BC, threadIdx.x);
+    if (j >= blocks.begin) Tile::load<BC, THREADS, WHOLE>(to, from, row, keys - j * BC, threadIdx.x);
     if constexpr (!SPARSE) first -= BC * row;
   }
 };
@@ -253,8 +253,7 @@ fa2_forward(__grid_constant__ const Params given) {
 
   if (seen) KeyTile::load<BR, THREADS, false>(Q_smem, place.query(p.Q, row_block), p.Q.row, rows, threadIdx.x);
   close_group();
-  Stream stream = {place.keys(p.K) + KeyTile::begin<THREADS>(p.K.row, threadIdx.x),
-                   place.keys(p.V) + ValueTile::begin<THREADS>(p.V.row, threadIdx.x), p.K.row, p.V.row, keys, blocks, ring};
+  Stream stream = {place.keys(p.K), place.keys(p.V), p.K.row, p.V.row, keys, blocks, ring};
   stream.start(first_block);
 
   const int warp_row = row_block + warp * WARP_ROWS;  // the first of the warp's rows
