@@ -43,7 +43,8 @@ constexpr int ROW_SIZE = larger(KeyTile::PAD, ValueTile::PAD);  // elements that
 // is under way from the middle of a turn to its end, and a turn takes one barrier; with one, V_j during S = Q K_j^T and the next K_j
 // from then on. Only the last block may be short.
 struct Stream {
-  const Element *K, *V;  // of the head; without a block mask, of the block to be fetched next
+  const Element *K, *V;  // the last rows that this thread copies: of block 0; without a block mask, of the block to be fetched next
+  const Element* anywhere;
   long long K_row, V_row;
   int keys;
   Blocks blocks;
@@ -99,10 +100,10 @@ struct Stream {
     fetch<ValueTile, WHOLE>(j, ring + other_slot() + SLOT / 2, V, V_row);
   }
   template <class Tile, bool WHOLE>
-  __device__ __forceinline__ void fetch(int j, Element* to, const Element*& first, long long row) const {
-    const Element* from = SPARSE ? first + static_cast<long long>(j) * BC * row : first;
-    if (j >= blocks.begin) Tile::load<BC, THREADS, WHOLE>(to, from, row, keys - j * BC, threadIdx.x);
-    if constexpr (!SPARSE) first -= BC * row;
+  __device__ __forceinline__ void fetch(int j, Element* to, const Element*& next, long long row) const {
+    if (j < blocks.begin) return;
+    const Element* at = SPARSE ? next + static_cast<long long>(j) * BC * row : next;
+    Tile::load_back<BC, THREADS, WHOLE>(to, SPARSE ? at : next, anywhere, row, keys - j * BC, threadIdx.x);
   }
 };
 
@@ -253,7 +254,9 @@ fa2_forward(__grid_constant__ const Params given) {
 
   if (seen) KeyTile::load<BR, THREADS, false>(Q_smem, place.query(p.Q, row_block), p.Q.row, rows, threadIdx.x);
   close_group();
-  Stream stream = {place.keys(p.K), place.keys(p.V), p.K.row, p.V.row, keys, blocks, ring};
+  Stream stream = {place.keys(p.K) + KeyTile::begin<THREADS>(p.K.row, threadIdx.x) + KeyTile::last_rows(BC, THREADS) * p.K.row,
+                   place.keys(p.V) + ValueTile::begin<THREADS>(p.V.row, threadIdx.x) + ValueTile::last_rows(BC, THREADS) * p.V.row,
+                   p.K.at, p.K.row, p.V.row, keys, blocks, ring};
   stream.start(first_block);
 
   const int warp_row = row_block + warp * WARP_ROWS;  // the first of the warp's rows
