@@ -77,14 +77,14 @@ struct Stream {
   }
 
   // V_j, as soon as it is there for all threads, which with one slot are done with K_j.
-  template <bool WHOLE> __device__ __forceinline__ const Element* next_values(int j) {
+  __device__ __forceinline__ const Element* next_values(int j) {
     if constexpr (STAGES == 1) {
       wait_for_groups<0>();
       __syncthreads();
     }
     const int next = blocks.below(j);
-    fetch_keys<WHOLE>(next);
-    if constexpr (STAGES == 2) fetch_values<WHOLE>(next);
+    fetch_keys<true>(next);
+    if constexpr (STAGES == 2) fetch_values<true>(next);
     close_group();
     return ring + slot + SLOT / 2;
   }
@@ -200,7 +200,7 @@ struct Warp {
   template <class Rows> __device__ __forceinline__ void visit(int j, State& state, const Rows& Q_rows, Stream& stream) const {
     float S[M][N][4];
     scores(S, Q_rows, stream.next_keys<true>(j));
-    const Element* V_smem = stream.next_values<true>(j);
+    const Element* V_smem = stream.next_values(j);
     add_block(S, state, factor, V_smem);
   }
 
@@ -219,7 +219,7 @@ struct Warp {
         scale_and_mask(S[m], SCALE_FIRST ? scale * LOG2_E : 1.f, LOG2_E, masks, lane_row, j * BC, Nq);
       }
     }
-    const Element* V_smem = stream.next_values<false>(j);
+    const Element* V_smem = stream.next_values(j);
     if (seen) add_block(S, state, factor, V_smem);
   }
 };
