@@ -4,7 +4,7 @@
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    WARP_ROWS  rows that a warp owns: 16 or 32
-//   STAGES      slots of the ring, a K or V block each          BLOCKS  thread blocks that share a multiprocessor
+//   STAGES      slots of the ring, a K and a V block each: 1 or 2          BLOCKS  thread blocks that share a multiprocessor
 //   Q_IN_REGS   whether Q stays in registers too     COPY_BYTES width of a copy
 //   SCALE_FIRST whether S is scaled before its maximum is taken: with a bias, or a scale that is not positive
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, SINKS  0 or 1: mask.cuh, block_mask.cuh, sinks.cuh
@@ -194,7 +194,7 @@ __device__ __forceinline__ void add_block(float (&S)[M][N][4], State& state, flo
 // A warp's part of lines 6 to 11 for one K/V block: S = Q K_j^T, P = exp(S - m), O += P V_j
 struct Warp {
   int row, Nq;  // the first of its rows
-  float scale, factor;
+  float scale_log2, factor;
 
   // A block of which every row sees every key
   template <class Rows> __device__ __forceinline__ void visit(int j, State& state, const Rows& Q_rows, Stream& stream) const {
@@ -216,7 +216,7 @@ struct Warp {
 #pragma unroll
       for (int m = 0; m < M; m++) {
         const int lane_row = row + 16 * m + threadIdx.x % 32 / 4;
-        scale_and_mask(S[m], SCALE_FIRST ? scale * LOG2_E : 1.f, LOG2_E, masks, lane_row, j * BC, Nq);
+        scale_and_mask(S[m], SCALE_FIRST ? scale_log2 : 1.f, LOG2_E, masks, lane_row, j * BC, Nq);
       }
     }
     const Element* V_smem = stream.next_values(j);
@@ -263,7 +263,7 @@ fa2_forward(__grid_constant__ const Params given) {
   State state = {};
 #pragma unroll
   for (int m = 0; m < M; m++) state.minus_m[m][0] = state.minus_m[m][1] = -NEG_INF;
-  const float factor = SCALE_FIRST ? 1.f : p.scale * LOG2_E;
+  const float factor = SCALE_FIRST ? 1.f : p.scale_log2;
 
   QueryRows<KeyTile, M, Q_IN_REGS> Q_rows;
   Q_rows.smem = Q_smem + warp * WARP_ROWS * KeyTile::PAD;
@@ -274,7 +274,7 @@ fa2_forward(__grid_constant__ const Params given) {
   }
 
   // Lines 6 to 11: S = Q K_j^T, P = exp(S - m), O += P V_j
-  const Warp work = {warp_row, Nq, p.scale, factor};
+  const Warp work = {warp_row, Nq, p.scale_log2, factor};
   int j = first_block;
   if constexpr (!ALL_MASKED) {
     for (; j >= max(whole_end, blocks.begin); j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
@@ -284,8 +284,15 @@ fa2_forward(__grid_constant__ const Params given) {
     for (; j >= blocks.begin; j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
   }
 
-  // Lines 12 to 15: O = diag(l)^-1 O, L = m + log(l). O goes through the room of the Q block, which all warps
-  // are done with since the last barrier.
+  // Lines 12 to 15: O = diag(l)^-1 O, L = m + log(l). O goes through the room of the Q block: with one slot all are done with that since
+  // the last barrier; with two, each warp with its own rows, which is enough where they are as wide as O's.
+  if constexpr (STAGES == 2) {
+    if constexpr (KeyTile::PAD == ROW_SIZE) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
   const RowBlock end = VARLEN ? place : find_row_block<BR>(p, sram);  // what `place` is; registers are free again
   const int end_row = end.i * BR + warp * WARP_ROWS, end_rows = end.Nq - end_row;
   Element* O_warp = Q_smem + warp * WARP_ROWS * ROW_SIZE;
