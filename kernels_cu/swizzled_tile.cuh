@@ -52,6 +52,9 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
     const int col0 = thread % WIDE * COPY, row0 = thread / WIDE;
     // Narrow copies are too many to have all their addresses in registers.
     constexpr bool MANY = PAD / (WIDE * COPY) * ROWS / ROWS_AT_ONCE > (SCARCE ? 8 : 32);
+    // Then all of its places follow from the first.
+    constexpr bool ALIKE = ROWS_AT_ONCE % 8 == 0 && PAD == WIDE * COPY;
+    Element* first = tile_smem + (ALIKE ? unknown(index(row0, col0)) : 0);
 #pragma unroll(MANY ? 1 : ROWS)
     for (int r = 0; r < ROWS; r += ROWS_AT_ONCE) {
       const int row = row0 + r;
@@ -59,7 +62,7 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
 #pragma unroll(MANY ? 4 : PAD)
       for (int c = 0; c < PAD; c += WIDE * COPY) {
         const bool inside = (WHOLE || row < valid) && (PAD == WIDTH || col0 + c < WIDTH);
-        copy_chunk(tile_smem + index(row, col0 + c), inside ? from + c : anywhere, inside);
+        copy_chunk(ALIKE ? first + r * PAD : tile_smem + index(row, col0 + c), inside ? from + c : anywhere, inside);
       }
       from += ROWS_AT_ONCE * row_stride;
     }
