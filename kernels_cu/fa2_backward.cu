@@ -355,7 +355,7 @@ fa2_backward(__grid_constant__ const Params given) {
           // dV_j += P^T dO_i
           if constexpr (WITH_DV) add_weighted_values<ValueTile, 8>(dV_regs, P, slot.dO + row * ValueTile::PAD + value_col);
           // dP^T = V_j dO_i^T
-          if constexpr (WITH_DK) scores(dS, V_rows, slot.dO + row * ValueTile::PAD);
+          if constexpr (WITH_DK) scores<ValueTile, 2>(dS, V_rows, slot.dO + row * ValueTile::PAD);
           if constexpr (WITH_DK) {
             // dS^T = P^T * (dP^T - D_i), dK_j += dS^T Q_i
 #pragma unroll
