@@ -110,8 +110,7 @@ def warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int
     d, dv = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
     if problem.itemsize == 2 and device.compute_capability >= (8, 0) and not is_masked(problem):
         if block_cols == 128 and block_rows % 32 == 0 and max(d, dv) <= 64:
-            need = total_bytes(main_tiles(problem, block_rows, block_cols, 2))
-            if 2 * (need + RESERVED) <= device.sram_per_sm:
+            if _two_fit(main_tiles(problem, block_rows, block_cols, 2), device):
                 return Warps(32, 32)
         if block_cols == 128 and block_rows == 64 and d == dv == 128:
             if total_bytes(main_tiles(problem, block_rows, block_cols, 2, 2)) <= device.sram_per_block:
@@ -120,15 +119,21 @@ def warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int
 
 
 def query_warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> Warps:
-    """The same for the kernel of dQ, where up to d 64 Q and dO stay in registers too."""
+    """The same for the kernel of dQ, where up to d 64 Q and dO stay in registers too, and at d 128 two warps share their rows."""
     d, dv = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
-    if problem.itemsize == 2 and device.compute_capability >= (8, 0) and not is_masked(problem) and block_rows == 128:
-        need = total_bytes(query_tiles(problem, block_rows, block_cols, 2))
-        if block_cols % 32 == 0 and max(d, dv) <= 64 and 2 * (need + RESERVED) <= device.sram_per_sm:
-            return Warps(32, 32)
-        if block_cols == 64 and d == dv == 128 and need <= device.sram_per_block:
-            return Warps(32, 32, 2)
+    if problem.itemsize == 2 and device.compute_capability >= (8, 0) and not is_masked(problem):
+        if block_rows == 128 and block_cols in (32, 64) and max(d, dv) <= 64:
+            if _two_fit(query_tiles(problem, block_rows, block_cols, 2), device):
+                return Warps(32, 32)
+        if (block_rows, block_cols) == (128, 64) and d == dv == 128:
+            if total_bytes(query_tiles(problem, block_rows, block_cols, 2)) <= device.sram_per_block:
+                return Warps(32, 32, 2)
     return Warps(16, block_cols)
+
+
+def _two_fit(rooms: tuple[Room, ...], device: Device) -> bool:
+    """Whether two blocks fit a multiprocessor's shared memory."""
+    return 2 * (total_bytes(rooms) + RESERVED) <= device.sram_per_sm
 
 
 def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> int | None:
@@ -181,7 +186,8 @@ def fit(problem: Problem, device: Device, within: tuple[int, int] | None = None)
 
 def fit_queries(problem: Problem, device: Device, within: tuple[int, int] | None) -> TileSize:
     """The same for the kernel of dQ."""
-    for block_rows, block_cols in _blocks(None if within is None else (within[1], within[0])):
+    blocks = _blocks(None if within is None else (within[1], within[0]))
+    for block_rows, block_cols in sorted(blocks, key=lambda each: query_warps_for(problem, device, *each).own, reverse=True):
         stages = query_stages_for(problem, device, block_rows, block_cols)
         warps = query_warps_for(problem, device, block_rows, block_cols)
         if stages and (block_cols <= most_rows(problem, device) or warps.own > GRANULE):
