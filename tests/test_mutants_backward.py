@@ -103,7 +103,12 @@ MUTANTS = {
         BWD, "fetch(next, slot);\n        close_group();", "fetch(next, slot);", "in flight|race", MOVED, "one stage: "
     ),
     "a barrier that not all warps reach": Mutant(
-        BWD, SYNC + "  // dS is there", "if (warp_key + 16 <= i * BR) __syncthreads();  // dS is there", "race|barrier", DS, "causal"
+        BWD,
+        SYNC + "  // dS is there",
+        "if (warp_key + 16 <= i * BR) __syncthreads();  // dS is there",
+        "race|barrier",
+        DS,
+        "causal",
     ),
     "dK is put down early": Mutant(BWD, SYNC + "\n  if constexpr (WITH_DK) {", "if constexpr (WITH_DK) {", "race", DS),
     "dK and dV leave before they are put down": Mutant(BWD, "dV_regs);\n  __syncthreads();", "dV_regs);", "race", LEFT),
@@ -141,16 +146,24 @@ MUTANTS = {
     "Q is read past its end": Mutant(BWD, "p.Q.row, rows, threadIdx.x", "p.Q.row, BR, threadIdx.x", "out of bounds", (COPY,)),
     "L and D are read past their end": Mutant(BWD, "inside = r < rows", "inside = r < BR", "out of bounds", (COPY_FLOAT,)),
     "K is read past its end": Mutant(BWD, "p.K.row, cols, threadIdx.x", "p.K.row, BC, threadIdx.x", "out of bounds", (COPY,)),
-    "rows past the end are added to dQ": Mutant(BWD, "if (first + 16 * a + 8 * h >= Nq) continue;", "", "out of bounds|uninitialised", (RED,)),
+    "rows past the end are added to dQ": Mutant(
+        BWD, "if (first + 16 * a + 8 * h >= Nq) continue;", "", "out of bounds|uninitialised", (RED,)
+    ),
     "columns past d are added to dQ": Mutant(
         BWD, "SUM_TILES % C != 0 && item.tile + c >= SUM_TILES", "false", "bytes", (), "odd width"
     ),
-    "keys past the end have a dK": Mutant(BWD, "rows = Nk - place.j * BC - key", "rows = LEAVING", "out of bounds|race", (STORE_TILE,)),
+    "keys past the end have a dK": Mutant(
+        BWD, "rows = Nk - place.j * BC - key", "rows = LEAVING", "out of bounds|race", (STORE_TILE,)
+    ),
     "D is written past its end": Mutant(
         BWD, "if (first == 0 && place.row < p.total_q)", "if (first == 0)", "out of bounds|race", ("p.D[place.at] = sum",)
     ),
     "dQ is written past its end": Mutant(
-        BWD, " || row >= p.total_q) return;", ") return;", "out of bounds|uninitialised", ("reinterpret_cast<", "four_sums(sums, k)")
+        BWD,
+        " || row >= p.total_q) return;",
+        ") return;",
+        "out of bounds|uninitialised",
+        ("reinterpret_cast<", "four_sums(sums, k)"),
     ),
     "the mask is read past its end": Mutant(
         BWD, "if (seen) seen = load", "seen = load", "out of bounds", ("ld.global.u8",), "mask"
@@ -173,9 +186,7 @@ MUTANTS = {
         "bias",
     ),
     # What nobody has begun
-    "dQ does not begin with zeros": Mutant(
-        BWD, " = make_float4(0.f, 0.f, 0.f, 0.f);", ";", "uninitialised", (RED,)
-    ),
+    "dQ does not begin with zeros": Mutant(BWD, " = make_float4(0.f, 0.f, 0.f, 0.f);", ";", "uninitialised", (RED,)),
     "D is not there": Mutant(BWD, "p.D[place.at] = sum;", "{}", "uninitialised", (COPY_FLOAT,)),
     "dK does not begin with zeros": Mutant(
         BWD,
@@ -185,7 +196,12 @@ MUTANTS = {
         (MMA,),
     ),
     "dS of keys that no row sees is not zero": Mutant(
-        BWD, "const float zeros[M][N][4] = {};", "float zeros[M][N][4];", "uninitialised", (STORE_TWO, "pack", "const Blocks blocks ="), "causal"
+        BWD,
+        "const float zeros[M][N][4] = {};",
+        "float zeros[M][N][4];",
+        "uninitialised",
+        (STORE_TWO, "pack", "if (i < blocks.begin) continue;"),
+        "causal",
     ),
     "dQ of a block does not begin with zeros": Mutant(PRODUCTS, "dQ_regs[a][c][half][e] = 0.f;", ";", "uninitialised", (MMA,)),
     # Numbers
@@ -197,15 +213,13 @@ MUTANTS = {
     ),
     "every lane stores D": Mutant(BWD, "if (first == 0 && place.row < p.total_q)", "if (place.row < p.total_q)", "bytes"),
     "dK is not scaled": Mutant(BWD, "multiply(dK_regs, p.scale);", "", "numbers"),
-    "dV is scaled": Mutant(BWD, "if constexpr (WITH_DV) put_tile", "multiply(dV_regs, p.scale);\n  if constexpr (WITH_DV) put_tile", "numbers"),
+    "dV is scaled": Mutant(
+        BWD, "if constexpr (WITH_DV) put_tile", "multiply(dV_regs, p.scale);\n  if constexpr (WITH_DV) put_tile", "numbers"
+    ),
     "dQ is not scaled": Mutant(BWD, "p.scale * dQ_regs", "dQ_regs", "numbers"),
     "a group has its neighbour's heads": Mutant(BWD, "kv_head * p.group", "kv_head", "numbers", (), "groups"),
-    "heads of a group share L and D": Mutant(
-        BWD, ", row0 += p.total_q", "", "numbers", (), "groups"
-    ),
-    "heads of a group share dQ's sum": Mutant(
-        BWD, ", sums += sums_of_a_head(unknown(p.total_q))", "", "numbers", (), "groups"
-    ),
+    "heads of a group share L and D": Mutant(BWD, ", row0 += p.total_q", "", "numbers", (), "groups"),
+    "heads of a group share dQ's sum": Mutant(BWD, ", sums += sums_of_a_head(unknown(p.total_q))", "", "numbers", (), "groups"),
     "dQ's sum has the columns of other lanes": Mutant(SUM, "own / 2 * 8 + 2 * t + own % 2", "4 * t + own", "numbers"),
     "a group begins with its second head": Mutant(
         BWD,
@@ -265,9 +279,7 @@ MUTANTS = {
         "ScoreTile::index(lane % 16, row + 16 * a + lane / 16 * 8)",
         "numbers",
     ),
-    "dK's rows are put down twice": Mutant(
-        PRODUCTS, "(16 * m + 8 * h) * Tile::ROW_BYTES", "16 * m * Tile::ROW_BYTES", "numbers"
-    ),
+    "dK's rows are put down twice": Mutant(PRODUCTS, "(16 * m + 8 * h) * Tile::ROW_BYTES", "16 * m * Tile::ROW_BYTES", "numbers"),
     "sequences are looked for one too late": Mutant(
         SEQUENCE, "/ SIZE + b <= index", "/ SIZE + b < index", "out of bounds", ("found[lane] =",), "packed"
     ),
@@ -302,14 +314,26 @@ MUTANTS = {
     ),
     "P lies in dS's last row": Mutant(BWD, "P_smem = dS_smem + BC *", "P_smem = dS_smem + (BC - 1) *", "race", DS, "shared keys"),
     "the ring begins in P's last row": Mutant(
-        BWD, "(ROW_WARPS - 1) * BC * ScoreTile", "(ROW_WARPS - 1) * (BC - 1) * ScoreTile", "race|in flight", (*DS, COPY), "shared keys"
+        BWD,
+        "(ROW_WARPS - 1) * BC * ScoreTile",
+        "(ROW_WARPS - 1) * (BC - 1) * ScoreTile",
+        "race|in flight",
+        (*DS, COPY),
+        "shared keys",
     ),
-    "a warp takes its own rows twice": Mutant(BWD, "(1 - row_warp) * WARP_ROWS", "row_warp * WARP_ROWS", "numbers", (), "shared keys"),
+    "a warp takes its own rows twice": Mutant(
+        BWD, "(1 - row_warp) * WARP_ROWS", "row_warp * WARP_ROWS", "numbers", (), "shared keys"
+    ),
     "warps with the same keys have the same columns of dK": Mutant(
         BWD, "key_col = row_warp * KEY_COLS", "key_col = 0", "race", LEFT, "shared keys"
     ),
     "P of the other warp's rows is forgotten": Mutant(
-        BWD, "if constexpr (ROW_WARPS > 1) put_tile<ScoreTile>(P_smem", "if (false) put_tile<ScoreTile>(P_smem", "uninitialised", (LDMATRIX,), "shared keys"
+        BWD,
+        "if constexpr (ROW_WARPS > 1) put_tile<ScoreTile>(P_smem",
+        "if (false) put_tile<ScoreTile>(P_smem",
+        "uninitialised",
+        (LDMATRIX,),
+        "shared keys",
     ),
 }
 
@@ -386,7 +410,9 @@ FIXED_MUTANTS = {
     ),
     # Warps of 32 rows
     "the second half of the keys is the first": Mutant(DQ, "(part * COL_WARPS + col_warp)", "col_warp", "numbers", (), "32 keys"),
-    "dQ's sums are put down early": Mutant(DQ, SYNC + "\n  constexpr int COLS", "constexpr int COLS", "race", ("room[",), "shared keys"),
+    "dQ's sums are put down early": Mutant(
+        DQ, SYNC + "\n  constexpr int COLS", "constexpr int COLS", "race", ("room[",), "shared keys"
+    ),
     "dQ's sums are read early": Mutant(DQ, SYNC + "\n    const int beside", "const int beside", "race", ("room[",), "shared keys"),
     "a warp gets its own sums": Mutant(DQ, "(1 - col_warp) * ROW_WARPS", "col_warp * ROW_WARPS", "numbers", (), "shared keys"),
 }

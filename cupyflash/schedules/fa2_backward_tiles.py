@@ -107,28 +107,31 @@ def warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int
 
     Q and dO are then read from shared memory half as often. From d 64 on a warp has half of the columns of the gradients.
     """
-    d, dv = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
-    if problem.itemsize == 2 and device.compute_capability >= (8, 0) and not is_masked(problem):
-        if block_cols == 128 and block_rows % 32 == 0 and max(d, dv) <= 64:
-            if _two_fit(main_tiles(problem, block_rows, block_cols, 2), device):
-                return Warps(32, 32)
-        if block_cols == 128 and block_rows == 64 and d == dv == 128:
-            if total_bytes(main_tiles(problem, block_rows, block_cols, 2, 2)) <= device.sram_per_block:
-                return Warps(32, 32, 2)
+    narrow, wide = _half_widths(problem, device)
+    if narrow and block_cols == 128 and block_rows % 32 == 0 and _two_fit(main_tiles(problem, block_rows, block_cols, 2), device):
+        return Warps(32, 32)
+    need = total_bytes(main_tiles(problem, block_rows, block_cols, 2, 2))
+    if wide and (block_rows, block_cols) == (64, 128) and need <= device.sram_per_block:
+        return Warps(32, 32, 2)
     return Warps(16, block_rows)
 
 
 def query_warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> Warps:
     """The same for the kernel of dQ, where up to d 64 Q and dO stay in registers too, and at d 128 two warps share their rows."""
-    d, dv = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
-    if problem.itemsize == 2 and device.compute_capability >= (8, 0) and not is_masked(problem):
-        if block_rows == 128 and block_cols in (32, 64) and max(d, dv) <= 64:
-            if _two_fit(query_tiles(problem, block_rows, block_cols, 2), device):
-                return Warps(32, 32)
-        if (block_rows, block_cols) == (128, 64) and d == dv == 128:
-            if total_bytes(query_tiles(problem, block_rows, block_cols, 2)) <= device.sram_per_block:
-                return Warps(32, 32, 2)
+    narrow, wide = _half_widths(problem, device)
+    rooms = query_tiles(problem, block_rows, block_cols, 2)
+    if narrow and block_rows == 128 and block_cols in (32, 64) and _two_fit(rooms, device):
+        return Warps(32, 32)
+    if wide and (block_rows, block_cols) == (128, 64) and total_bytes(rooms) <= device.sram_per_block:
+        return Warps(32, 32, 2)
     return Warps(16, block_cols)
+
+
+def _half_widths(problem: Problem, device: Device) -> tuple[bool, bool]:
+    """Of half types on tensor cores that multiply 16 deep, with no element a score: whether d and d_v are at most 64; both 128."""
+    d, dv = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
+    served = problem.itemsize == 2 and device.compute_capability >= (8, 0) and not is_masked(problem)
+    return served and max(d, dv) <= 64, served and d == dv == 128
 
 
 def _two_fit(rooms: tuple[Room, ...], device: Device) -> bool:
