@@ -47,6 +47,17 @@ __device__ constexpr int lanes_for(int pieces, int lanes = 1) {
 }
 constexpr int ROW_LANES = lanes_for((HEAD_DIM > VALUE_DIM ? HEAD_DIM : VALUE_DIM) / PIECE), ROW_THREADS = 128, ROWS = ROW_THREADS / ROW_LANES;
 
+// dQ_i in items of 16 A rows and 16 C columns, as many as warps where they come out even
+constexpr int A = BR % (16 * M) == 0 ? M : 1, ROW_ITEMS = BR / (16 * A), COL_ITEMS = (WARPS + ROW_ITEMS - 1) / ROW_ITEMS;
+constexpr int C = (SUM_TILES + COL_ITEMS - 1) / COL_ITEMS, ITEMS = ROW_ITEMS * ((SUM_TILES + C - 1) / C);
+struct Item {
+  int row, tile, sum;  // the first row, the first of 16 columns, and where the sum of both is behind that of row 0
+};
+__device__ __forceinline__ Item item_at(int n) {
+  const int row = n % ROW_ITEMS * 16 * A, tile = n / ROW_ITEMS * C;
+  return {row, tile, (row / 8 * SUM_TILES + tile) * SUM_PIECE};
+}
+
 // Which row of which head a thread of the first kernel has
 struct RowPlace {
   int pair, batch, head, row;
@@ -124,6 +135,15 @@ fa2_backward_finish(__grid_constant__ const Params given) {
   }
 }
 
+// What a thread block has
+struct ColumnBlock {
+  int batch, kv_head, j;
+};
+__device__ __forceinline__ ColumnBlock column_block(int Nk, int kv_heads, int index) {
+  const int Tc = (Nk + BC - 1) / BC, pair = index / Tc;
+  return {pair / kv_heads, pair % kv_heads, index % Tc};
+}
+
 // Room in SRAM for what a row block brings
 struct Slot {
   Element *Q, *dO;  // (BR x d), (BR x d_v)
@@ -149,24 +169,22 @@ fa2_backward(__grid_constant__ const Params given) {
   // By a shuffle: what all lanes of a warp have in common can be known to be so, and kept once for all of them.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int kv_heads = p.heads / p.group;
-  int batch = 0, kv_head, j, Nq = p.Nq, Nk = p.Nk;
+  ColumnBlock place;
+  int Nq = p.Nq, Nk = p.Nk;
   long long first_query = 0, first_key = 0;  // row 0 of the sequence
   if constexpr (VARLEN) {
     const int blocks = gridDim.x / kv_heads;  // of a key head
-    kv_head = blockIdx.x / blocks;
     const Sequence sequence = find_sequence<BC>(p, p.cu_seqlens_k, blockIdx.x % blocks, sram);
     Nq = sequence.queries;
     Nk = sequence.keys;
-    j = sequence.block;
-    if (j * BC >= Nk) return;
+    place = {0, static_cast<int>(blockIdx.x) / blocks, sequence.block};
+    if (place.j * BC >= Nk) return;
     first_query = sequence.first_query;
     first_key = sequence.first_key;
   } else {
-    const int Tc = (Nk + BC - 1) / BC, pair = blockIdx.x / Tc;
-    batch = pair / kv_heads;
-    kv_head = pair % kv_heads;
-    j = blockIdx.x % Tc;
+    place = column_block(Nk, kv_heads, blockIdx.x);
   }
+  const int batch = place.batch, kv_head = place.kv_head, j = place.j;
   const int keys = count_keys(p, batch, Nk, sram);
   const int cols = min(BC, keys - j * BC);  // keys that there are
   const int own_keys = warp % KEY_WARPS * WARP_KEYS, warp_key = j * BC + own_keys;  // of this warp: the first, here and of all
@@ -199,13 +217,15 @@ fa2_backward(__grid_constant__ const Params given) {
   const int key_col = row_warp * KEY_COLS, value_col = row_warp * VALUE_COLS;
   float dK_regs[WITH_DK ? M : 1][KEY_COLS / 8][4] = {}, dV_regs[WITH_DV ? M : 1][VALUE_COLS / 8][4] = {};
 
-  for (int h = 0; h < p.group; h++) {
+  // What this thread copies of Q and dO, and adds to of dQ's sum, from row 0 of the first query head on; row 0 in L and D
+  const long long pair = static_cast<long long>(batch) * p.heads + kv_head * p.group;
+  const Element* Q = p.Q.of(batch, kv_head * p.group) + first_query * p.Q.row + KeyTile::begin<THREADS>(p.Q.row, threadIdx.x);
+  const Element* dO = p.dO.of(batch, kv_head * p.group) + first_query * p.dO.row + ValueTile::begin<THREADS>(p.dO.row, threadIdx.x);
+  float* sums = sums_of(p.dQ_acc, pair, p.total_q, first_query + g, 0, t) + item_at(warp).sum;
+  long long row0 = pair * p.total_q + first_query;
+  for (int h = 0; h < p.group; h++, Q += p.Q.head, dO += p.dO.head, sums += sums_of_a_head(unknown(p.total_q)), row0 += p.total_q) {
+    Q = unknown(Q), dO = unknown(dO), sums = unknown(sums);  // and not sums of other things that would all be kept
     const int head = kv_head * p.group + h;
-    // What this thread copies of Q and dO, and adds to of dQ's sum, from row 0 on
-    const Element* Q = unknown(p.Q.of(batch, head) + first_query * p.Q.row + KeyTile::begin<THREADS>(p.Q.row, threadIdx.x));
-    const Element* dO = unknown(p.dO.of(batch, head) + first_query * p.dO.row + ValueTile::begin<THREADS>(p.dO.row, threadIdx.x));
-    const long long pair = static_cast<long long>(batch) * p.heads + head, row0 = pair * p.total_q + first_query;  // in L, D
-    float* sums = unknown(sums_of(p.dQ_acc, pair, p.total_q, first_query + g, 0, t));
     const Masks masks = masks_of(p, batch, head, Nq, Nk, keys);
     const Blocks blocks = {first_block, end_block, kept + h * words};
     int i = blocks.below(blocks.end);
@@ -332,10 +352,10 @@ fa2_backward(__grid_constant__ const Params given) {
             for (int n = 0; n < N; n++)
 #pragma unroll
               for (int e = 0; e < 4; e++) P[m][n][e] = weight_of(P[m][n][e]);
-          // dP^T = V_j dO_i^T
-          if constexpr (WITH_DK) scores(dS, V_rows, slot.dO + row * ValueTile::PAD);
           // dV_j += P^T dO_i
           if constexpr (WITH_DV) add_weighted_values<ValueTile, 8>(dV_regs, P, slot.dO + row * ValueTile::PAD + value_col);
+          // dP^T = V_j dO_i^T
+          if constexpr (WITH_DK) scores<ValueTile, 2>(dS, V_rows, slot.dO + row * ValueTile::PAD);
           if constexpr (WITH_DK) {
             // dS^T = P^T * (dP^T - D_i), dK_j += dS^T Q_i
 #pragma unroll
@@ -376,14 +396,11 @@ fa2_backward(__grid_constant__ const Params given) {
       }
       if constexpr (WITH_DQ) {
         // dQ_i += dS K_j, some of the rows and columns a warp
-        constexpr int A = BR % (16 * M) == 0 ? M : 1, ROW_ITEMS = BR / (16 * A), COL_ITEMS = (WARPS + ROW_ITEMS - 1) / ROW_ITEMS;
-        constexpr int C = (SUM_TILES + COL_ITEMS - 1) / COL_ITEMS, ITEMS = ROW_ITEMS * ((SUM_TILES + C - 1) / C);
-        auto sum_item = [&](int item) {
-          const int row = item % ROW_ITEMS * 16 * A, tile = item / ROW_ITEMS * C;
-          const int first = i * BR + row + g;  // of this lane's rows
-          float* own = sums + static_cast<long long>(i) * (BR * D_PAD) + (row / 8 * SUM_TILES + tile) * SUM_PIECE;
+        auto add_item = [&](const Item& item, int beyond) {
           float dQ_regs[A][C][2][4];
-          transposed_product<KeyTile, ScoreTile, BC>(dQ_regs, dS_smem, row, K_smem, tile);
+          transposed_product<KeyTile, ScoreTile, BC>(dQ_regs, dS_smem, item.row, K_smem, item.tile);
+          float* own = unknown(sums + static_cast<long long>(i) * (BR * D_PAD) + beyond);
+          const int first = i * BR + item.row + g;  // of this lane's rows
 #pragma unroll
           for (int a = 0; a < A; a++)
 #pragma unroll
@@ -391,17 +408,18 @@ fa2_backward(__grid_constant__ const Params given) {
               if (first + 16 * a + 8 * h >= Nq) continue;
 #pragma unroll
               for (int c = 0; c < C; c++) {
-                if (SUM_TILES % C != 0 && tile + c >= SUM_TILES) continue;
+                if (SUM_TILES % C != 0 && item.tile + c >= SUM_TILES) continue;
                 const float(&dQ)[2][4] = dQ_regs[a][c];
                 add_to_sums(own + ((2 * a + h) * SUM_TILES + c) * SUM_PIECE, dQ[0][2 * h], dQ[0][2 * h + 1], dQ[1][2 * h],
                             dQ[1][2 * h + 1]);
               }
             }
         };
+        // Addresses of the items are not kept through the loop.
         if constexpr (ITEMS == WARPS) {
-          sum_item(warp);
+          add_item(item_at(unknown(warp)), 0);
         } else {
-          for (int item = warp; item < ITEMS; item += WARPS) sum_item(item);
+          for (int n = unknown(warp); n < ITEMS; n += WARPS) add_item(item_at(n), item_at(n).sum - item_at(warp).sum);
         }
       }
       i = next;
@@ -416,11 +434,13 @@ fa2_backward(__grid_constant__ const Params given) {
   }
   if constexpr (WITH_DV) put_tile<ValueTile>(V_smem + own_keys * ValueTile::PAD + value_col, dV_regs);
   __syncthreads();
+  // Whose keys they are is computed again: kept through the loop, it would take registers.
+  if constexpr (!VARLEN) place = column_block(Nk, kv_heads, unknown(blockIdx.x));
   constexpr int LEAVING = BC / WARPS;  // keys whose gradients a warp takes to HBM
-  const int key = warp * LEAVING, rows = Nk - j * BC - key;
-  const long long to = first_key + j * BC + key;
+  const int key = warp * LEAVING, rows = Nk - place.j * BC - key;
+  const long long to = first_key + place.j * BC + key;
   if constexpr (WITH_DK)
-    KeyTile::store<LEAVING>(p.dK.of(batch, kv_head) + to * p.dK.row, K_smem + key * KeyTile::PAD, p.dK.row, rows, lane);
+    KeyTile::store<LEAVING>(p.dK.of(place.batch, place.kv_head) + to * p.dK.row, K_smem + key * KeyTile::PAD, p.dK.row, rows, lane);
   if constexpr (WITH_DV)
-    ValueTile::store<LEAVING>(p.dV.of(batch, kv_head) + to * p.dV.row, V_smem + key * ValueTile::PAD, p.dV.row, rows, lane);
+    ValueTile::store<LEAVING>(p.dV.of(place.batch, place.kv_head) + to * p.dV.row, V_smem + key * ValueTile::PAD, p.dV.row, rows, lane);
 }

@@ -48,7 +48,9 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   if (!place.exists) return;
   const int Nq = place.Nq, row_block = place.i * BR, rows = min(BR, Nq - row_block);
   const long long row0 = place.L_row + row_block;
-  const Element *K = place.keys(p.K), *V = place.keys(p.V);
+  // What this thread copies of K and V, from row 0 on
+  const Element* K = unknown(place.keys(p.K) + KeyTile::begin<THREADS>(p.K.row, threadIdx.x));
+  const Element* V = unknown(place.keys(p.V) + ValueTile::begin<THREADS>(p.V.row, threadIdx.x));
   const int keys = count_keys(p, place.batch, place.Nk, sram);
   const Masks masks = masks_of(p, place.batch, place.head, Nq, place.Nk, keys);
 
@@ -68,11 +70,11 @@ fa2_backward_queries(__grid_constant__ const Params given) {
     const Element* K_j = K + static_cast<long long>(j) * BC * p.K.row;
     const Element* V_j = V + static_cast<long long>(j) * BC * p.V.row;
     if (cols >= BC) {
-      KeyTile::load<BC, THREADS, true>(K_smem, K_j, p.K.row, cols, threadIdx.x);
-      ValueTile::load<BC, THREADS, true>(V_smem, V_j, p.V.row, cols, threadIdx.x);
+      KeyTile::load_from<BC, THREADS, true>(K_smem, K_j, p.K.at, p.K.row, cols, threadIdx.x);
+      ValueTile::load_from<BC, THREADS, true>(V_smem, V_j, p.V.at, p.V.row, cols, threadIdx.x);
     } else {
-      KeyTile::load<BC, THREADS, false>(K_smem, K_j, p.K.row, cols, threadIdx.x);
-      ValueTile::load<BC, THREADS, false>(V_smem, V_j, p.V.row, cols, threadIdx.x);
+      KeyTile::load_from<BC, THREADS, false>(K_smem, K_j, p.K.at, p.K.row, cols, threadIdx.x);
+      ValueTile::load_from<BC, THREADS, false>(V_smem, V_j, p.V.at, p.V.row, cols, threadIdx.x);
     }
   };
   int j = blocks.below(blocks.end), which = 0;
@@ -126,7 +128,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       if (next >= blocks.begin) fetch(next, which);
       close_group();
     }
-#pragma unroll 1
+#pragma unroll
     for (int part = 0; part < PARTS; part++) {
       const int col = (part * COL_WARPS + col_warp) * WARP_COLS, first = j * BC + col, end = first + WARP_COLS;
       const int last = min(warp_row + WARP_ROWS, Nq) - 1;
@@ -165,7 +167,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
 #pragma unroll
           for (int e = 0; e < 4; e++) P[m][n][e] = weight_of(P[m][n][e]);
       // dP = dO V_j^T, dS = P * (dP - D), dQ += dS K_j
-      scores(dS, dO_rows, V_smem + col * ValueTile::PAD);
+      scores<ValueTile, 4>(dS, dO_rows, V_smem + col * ValueTile::PAD);
 #pragma unroll
       for (int m = 0; m < M; m++)
 #pragma unroll

@@ -14,10 +14,12 @@ constexpr int ADDED = 4;
 constexpr int ADDED = 1;
 #endif
 
+__device__ __forceinline__ long long sums_of_a_head(int rows) { return static_cast<long long>((rows + 7) / 8) * (SUM_TILES * SUM_PIECE); }
+
 // Where the first of 16 columns of a row has its sum, or those of lane t of four begin; `head` counts those of all batches, of `rows`
 // rows each. 8 rows below are SUM_TILES pieces on.
 __device__ __forceinline__ float* sums_of(float* dQ_acc, long long head, int rows, long long row, int tile, int t = 0) {
-  return dQ_acc + ((head * ((rows + 7) / 8) + row / 8) * SUM_TILES + tile) * SUM_PIECE + (row % 8 * 4 + t) * ADDED;
+  return dQ_acc + head * sums_of_a_head(rows) + (row / 8 * SUM_TILES + tile) * SUM_PIECE + (row % 8 * 4 + t) * ADDED;
 }
 
 // Adds to a lane's four columns of a row.

@@ -38,7 +38,7 @@ template <class Tile, int M, bool IN_REGS> struct QueryRows {
 };
 
 // S = Q K^T:  Q (16 M x PAD), K_smem (8 N x PAD) -> S_regs (16 M x 8 N)
-template <class Tile, int M, int N, bool IN_REGS>
+template <class Tile, int STEPS = (SCARCE ? SCARCE : 64), int M, int N, bool IN_REGS>
 __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows<Tile, M, IN_REGS>& Q, const Element* K_smem) {
   typedef typename Tile::Type T;
   const int lane = threadIdx.x % 32;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows
   if constexpr (sizeof(T) == 2) {
     // Where in a tile a lane loads from: alike in all tiles, so that it takes registers once.
     const unsigned at = Tile::index(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * sizeof(T);
-#pragma unroll(SCARCE && !IN_REGS ? SCARCE : Tile::PAD)
+#pragma unroll(IN_REGS ? Tile::PAD : STEPS)
     for (int k = 0; k < Tile::PAD / 16; k++) {
       unsigned Q_frag[M][4], K_frag[4];
       Q.fragment(Q_frag, k);

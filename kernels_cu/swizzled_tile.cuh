@@ -71,6 +71,7 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
       for (int col = lane % WIDE * COPY; col < WIDTH; col += WIDE * COPY)
         store_chunk(tile_gmem + row * row_stride + col, tile_smem + index(row, col));
   }
+
  private:
   static constexpr int COPY = COPY_BYTES / sizeof(Element), COPIES = PAD / COPY;
 
@@ -94,7 +95,7 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
     constexpr bool MANY = PAD / (WIDE * COPY) * ROWS / ROWS_AT_ONCE > (SCARCE ? 8 : 32);
     // Then all of its places follow from the first by constants.
     constexpr bool ALIKE = ROWS_AT_ONCE % 8 == 0 && (WIDE * COPY == PAD || WIDE * COPY * sizeof(Element) % (16 * GROUP) == 0);
-    Element* first = tile_smem + index(row0, col0);
+    Element* first = tile_smem + (BACK ? index(row0, col0) : unknown(index(row0, col0)));
 #pragma unroll(MANY ? 1 : ROWS)
     for (int turn = 0; turn <= LAST; turn += ROWS_AT_ONCE) {
       const int r = BACK ? LAST - turn : turn, row = row0 + r;

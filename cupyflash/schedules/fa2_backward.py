@@ -299,5 +299,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         if self.queries is not None:
             return (*before_main, *main, *self.queries.kernels())
         of_block = ROW_THREADS // SUMMED_ROWS // (padded_dim(p.head_dim) // GRANULE) * SUMMED_ROWS
-        finish = Kernel(source, "fa2_backward_finish", constants(made[-1]), pairs * -(-total_q // of_block), ROW_THREADS, 0, self.params)
+        finish = Kernel(
+            source, "fa2_backward_finish", constants(made[-1]), pairs * -(-total_q // of_block), ROW_THREADS, 0, self.params
+        )
         return (*before_main, *main, finish)

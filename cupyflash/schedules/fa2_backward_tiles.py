@@ -107,28 +107,36 @@ def warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int
 
     Q and dO are then read from shared memory half as often. From d 64 on a warp has half of the columns of the gradients.
     """
-    d, dv = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
-    if problem.itemsize == 2 and device.compute_capability >= (8, 0) and not is_masked(problem):
-        if block_cols == 128 and block_rows % 32 == 0 and max(d, dv) <= 64:
-            need = total_bytes(main_tiles(problem, block_rows, block_cols, 2))
-            if 2 * (need + RESERVED) <= device.sram_per_sm:
-                return Warps(32, 32)
-        if block_cols == 128 and block_rows == 64 and d == dv == 128:
-            if total_bytes(main_tiles(problem, block_rows, block_cols, 2, 2)) <= device.sram_per_block:
-                return Warps(32, 32, 2)
+    narrow, wide = _half_widths(problem, device)
+    if narrow and block_cols == 128 and block_rows % 32 == 0 and _two_fit(main_tiles(problem, block_rows, block_cols, 2), device):
+        return Warps(32, 32)
+    need = total_bytes(main_tiles(problem, block_rows, block_cols, 2, 2))
+    if wide and (block_rows, block_cols) == (64, 128) and need <= device.sram_per_block:
+        return Warps(32, 32, 2)
     return Warps(16, block_rows)
 
 
 def query_warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> Warps:
-    """The same for the kernel of dQ, where up to d 64 Q and dO stay in registers too."""
-    d, dv = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
-    if problem.itemsize == 2 and device.compute_capability >= (8, 0) and not is_masked(problem) and block_rows == 128:
-        need = total_bytes(query_tiles(problem, block_rows, block_cols, 2))
-        if block_cols % 32 == 0 and max(d, dv) <= 64 and 2 * (need + RESERVED) <= device.sram_per_sm:
-            return Warps(32, 32)
-        if block_cols == 64 and d == dv == 128 and need <= device.sram_per_block:
-            return Warps(32, 32, 2)
+    """The same for the kernel of dQ, where up to d 64 Q and dO stay in registers too, and at d 128 two warps share their rows."""
+    narrow, wide = _half_widths(problem, device)
+    rooms = query_tiles(problem, block_rows, block_cols, 2)
+    if narrow and block_rows == 128 and block_cols in (32, 64) and _two_fit(rooms, device):
+        return Warps(32, 32)
+    if wide and (block_rows, block_cols) == (128, 64) and total_bytes(rooms) <= device.sram_per_block:
+        return Warps(32, 32, 2)
     return Warps(16, block_cols)
+
+
+def _half_widths(problem: Problem, device: Device) -> tuple[bool, bool]:
+    """Of half types on tensor cores that multiply 16 deep, with no element a score: whether d and d_v are at most 64; both 128."""
+    d, dv = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
+    served = problem.itemsize == 2 and device.compute_capability >= (8, 0) and not is_masked(problem)
+    return served and max(d, dv) <= 64, served and d == dv == 128
+
+
+def _two_fit(rooms: tuple[Room, ...], device: Device) -> bool:
+    """Whether two blocks fit a multiprocessor's shared memory."""
+    return 2 * (total_bytes(rooms) + RESERVED) <= device.sram_per_sm
 
 
 def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> int | None:
@@ -181,7 +189,8 @@ def fit(problem: Problem, device: Device, within: tuple[int, int] | None = None)
 
 def fit_queries(problem: Problem, device: Device, within: tuple[int, int] | None) -> TileSize:
     """The same for the kernel of dQ."""
-    for block_rows, block_cols in _blocks(None if within is None else (within[1], within[0])):
+    blocks = _blocks(None if within is None else (within[1], within[0]))
+    for block_rows, block_cols in sorted(blocks, key=lambda each: query_warps_for(problem, device, *each).own, reverse=True):
         stages = query_stages_for(problem, device, block_rows, block_cols)
         warps = query_warps_for(problem, device, block_rows, block_cols)
         if stages and (block_cols <= most_rows(problem, device) or warps.own > GRANULE):
