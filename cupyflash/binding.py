@@ -39,5 +39,6 @@ def argument_values(schedule: TileSchedule, arrays: Mapping[str, Array | None]) 
         "right": right,
         "rows": math.prod(q.shape[:-1]),
         "scale": p.softmax_scale,
+        "scale_log2": np.float32(p.softmax_scale) * np.float32(math.log2(math.e)),  # for exponents of two
     }
     return schedule.params.values({**arrays, **numbers}, p.dtype)

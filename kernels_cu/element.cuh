@@ -23,6 +23,11 @@ __device__ __forceinline__ int unknown(int x) {
   asm("" : "+r"(x));
   return x;
 }
+// The same place: what is some constant from it is then addressed by that, not by a sum of its own.
+template <typename T> __device__ __forceinline__ T* unknown(T* at) {
+  asm("" : "+l"(at));
+  return at;
+}
 
 // Two neighbours in one 32-bit register, the first in the low half.
 __device__ __forceinline__ unsigned pack(__half, float lo, float hi) {
@@ -39,11 +44,13 @@ __device__ __forceinline__ float exp_of(float x) { return sizeof(Element) == 4 ?
 // With denormals flushed, as everything here is compiled, this is one instruction.
 __device__ __forceinline__ float exp2_of(float x) { return exp2f(x); }
 
-// Two neighbours to shared memory, at an even place. NVRTC 13.5 makes two stores of a float2, which have bank conflicts.
-__device__ __forceinline__ void store_two(float* to_smem, float x, float y) {
-  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(to_smem));
+// Two neighbours to an even place in shared memory. NVRTC 13.5 makes two stores of a float2, which have bank conflicts.
+__device__ __forceinline__ void store_two(float, unsigned to, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
 }
+template <typename T> __device__ __forceinline__ void store_two(T, unsigned to, float x, float y) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(pack(T(), x, y)) : "memory");
+}
 template <typename T> __device__ __forceinline__ void store_two(T* to_smem, float x, float y) {
-  *reinterpret_cast<unsigned*>(to_smem) = pack(T(), x, y);
+  store_two(T(), static_cast<unsigned>(__cvta_generic_to_shared(to_smem)), x, y);
 }

@@ -1,7 +1,10 @@
 // FlashAttention-2's backward (arXiv 2307.08691, Algorithm 2): one thread block a K/V block of a key head, which streams the Q
 // and dO blocks that see it. dK and dV stay in registers to the end, each warp owning some of the keys; dQ is summed in HBM by
-// atomics, in float32. Products are of S^T = K Q^T (keys x queries), so that P^T and dS^T lie in registers as dV += P^T dO and
-// dK += dS^T Q want them.
+// atomics, in float32 (query_sum.cuh). Products are of S^T = K Q^T (keys x queries), so that P^T and dS^T lie in registers as
+// dV += P^T dO and dK += dS^T Q want them.
+//
+// Where two warps share their keys (ROW_WARPS), each makes P^T and dS^T of half of the rows and owns half of the columns of dK and
+// dV; what the other one made goes through SRAM.
 //
 // Three kernels: D = rowsum(dO * O) and dQ = 0; the gradients; dQ in its own type, where no kernel of its own makes it
 // (fa2_backward_queries.cu). large_rows.cu comes before the second.
@@ -9,6 +12,8 @@
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    STAGES     Q and dO blocks that there is room for: 1 or 2
+//   WARP_KEYS   keys that a warp has                 WARP_ROWS  rows of which it makes P^T and dS^T at once
+//   ROW_WARPS   warps that share their keys: 1 or 2
 //   WITH_DK, WITH_DV  whether a launch makes dK, and dV: wide heads take one for each
 //   WITH_DQ     whether dQ is summed by atomics      COPY_BYTES width of a copy
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, SINKS  0 or 1: mask.cuh, block_mask.cuh, sinks.cuh
@@ -16,36 +21,50 @@
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB BR
-constexpr int SCARCE = 2;  // registers are: gradients, S and dP are in them
+constexpr int SCARCE = WARP_KEYS == 16 ? 2 : 0;  // registers are, where there are not many keys a warp and so fewer loads
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
 #include "params.cuh"
+#include "query_sum.cuh"
 #include "row_piece.cuh"
 #include "row_products.cuh"
 #include "sequence.cuh"
 #include "weight.cuh"
 
-constexpr int WARP_KEYS = 16;  // that a warp owns: of 32, registers do not hold the gradients at d 64
-constexpr int WARPS = BC / WARP_KEYS, THREADS = 32 * WARPS;
-constexpr int M = WARP_KEYS / 16, N = BR / 8;  // tensor core tiles of a warp's part of S^T
+constexpr int KEY_WARPS = BC / WARP_KEYS, WARPS = KEY_WARPS * ROW_WARPS, THREADS = 32 * WARPS;
+constexpr int M = WARP_KEYS / 16, N = WARP_ROWS / 8;  // tensor core tiles of a warp's part of S^T
+constexpr int PARTS = BR / (ROW_WARPS * WARP_ROWS);
+static_assert(ROW_WARPS == 1 || (STAGES == 2 && PARTS == 1), "Q_i and dO_i are read to the end of a turn");
 
 typedef SwizzledTile<HEAD_DIM> KeyTile;     // of Q, K and their gradients
 typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V, O and their gradients
-typedef SwizzledTile<BR> ScoreTile;  // of dS^T
+typedef SwizzledTile<BR> ScoreTile;         // of P^T and dS^T
 
-// The first and last kernel give a row to so many lanes, a piece each at a time.
+// The first kernel gives a row to so many lanes, a piece each at a time.
 __device__ constexpr int lanes_for(int pieces, int lanes = 1) {
   return lanes >= pieces || lanes == 32 ? lanes : lanes_for(pieces, 2 * lanes);
 }
 constexpr int ROW_LANES = lanes_for((HEAD_DIM > VALUE_DIM ? HEAD_DIM : VALUE_DIM) / PIECE), ROW_THREADS = 128, ROWS = ROW_THREADS / ROW_LANES;
 
-// Which row of which head a thread of those kernels has
+// dQ_i in items of 16 A rows and 16 C columns, as many as warps where they come out even
+constexpr int A = BR % (16 * M) == 0 ? M : 1, ROW_ITEMS = BR / (16 * A), COL_ITEMS = (WARPS + ROW_ITEMS - 1) / ROW_ITEMS;
+constexpr int C = (SUM_TILES + COL_ITEMS - 1) / COL_ITEMS, ITEMS = ROW_ITEMS * ((SUM_TILES + C - 1) / C);
+struct Item {
+  int row, tile, sum;  // the first row, the first of 16 columns, and where the sum of both is behind that of row 0
+};
+__device__ __forceinline__ Item item_at(int n) {
+  const int row = n % ROW_ITEMS * 16 * A, tile = n / ROW_ITEMS * C;
+  return {row, tile, (row / 8 * SUM_TILES + tile) * SUM_PIECE};
+}
+
+// Which row of which head a thread of the first kernel has
 struct RowPlace {
-  int batch, head, row;
-  long long at;  // in L, D and dQ_acc
+  int pair, batch, head, row;
+  long long at;  // in L and D
   __device__ __forceinline__ RowPlace(int total_q, int heads) {
-    const int blocks = (total_q + ROWS - 1) / ROWS, pair = blockIdx.x / blocks;
+    const int blocks = (total_q + ROWS - 1) / ROWS;
+    pair = blockIdx.x / blocks;
     batch = pair / heads;
     head = pair % heads;
     row = blockIdx.x % blocks * ROWS + threadIdx.x / ROW_LANES;
@@ -73,8 +92,10 @@ fa2_backward_rows(__grid_constant__ const Params given) {
       for (int c = 0; c < PIECE; c++) sum = fmaf(o[c], g[c], sum);
     }
     if constexpr (WITH_DQ) {
-      const float zeros[PIECE] = {};
-      for (int col = first; col < HEAD_DIM; col += ROW_LANES * PIECE) store_piece(p.dQ_acc + place.at * HEAD_DIM + col, zeros);
+      for (int tile = threadIdx.x % ROW_LANES; tile < SUM_TILES; tile += ROW_LANES)
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+          *four_sums(sums_of(p.dQ_acc, place.pair, p.total_q, place.row, tile), k) = make_float4(0.f, 0.f, 0.f, 0.f);
     }
   }
 #pragma unroll
@@ -84,20 +105,43 @@ fa2_backward_rows(__grid_constant__ const Params given) {
     p.dsinks[place.at] = p.L[place.at] == NEG_INF ? 0.f : -sum * expf(p.sinks[place.head] - p.L[place.at]);
 }
 
-// dQ = scale dQ_acc
+// dQ = scale dQ_acc: a thread takes 16 columns of a row.
+constexpr int PIECES_OF_SUMS = ROW_THREADS / 8 / SUM_TILES;  // one below the other, of a thread block
+
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
 fa2_backward_finish(__grid_constant__ const Params given) {
   const Params p = given;
-  const RowPlace place(p.total_q, p.heads);
-  if (place.row >= p.total_q) return;
-  Element* dQ = place.of(p.dQ);
-  for (int col = threadIdx.x % ROW_LANES * PIECE; col < HEAD_DIM; col += ROW_LANES * PIECE) {
-    float sum[PIECE];
-    load_piece(sum, p.dQ_acc + place.at * HEAD_DIM + col);
+  const int blocks = ((p.total_q + 7) / 8 + PIECES_OF_SUMS - 1) / PIECES_OF_SUMS, pair = blockIdx.x / blocks;
+  const int tile = threadIdx.x / 8 % SUM_TILES, below = threadIdx.x / 8 / SUM_TILES;
+  const int row = (blockIdx.x % blocks * PIECES_OF_SUMS + below) * 8 + threadIdx.x % 8;
+  if (below >= PIECES_OF_SUMS || row >= p.total_q) return;
+  float* sums = sums_of(p.dQ_acc, pair, p.total_q, row, tile);
+  float dQ_regs[16];
 #pragma unroll
-    for (int c = 0; c < PIECE; c++) sum[c] *= p.scale;
-    store_piece(dQ + col, sum);
+  for (int k = 0; k < 4; k++) {
+    const float4 four = *four_sums(sums, k);
+    dQ_regs[column_of_sum(k, 0)] = four.x;
+    dQ_regs[column_of_sum(k, 1)] = four.y;
+    dQ_regs[column_of_sum(k, 2)] = four.z;
+    dQ_regs[column_of_sum(k, 3)] = four.w;
   }
+  Element* dQ = p.dQ.of(pair / p.heads, pair % p.heads) + row * p.dQ.row + 16 * tile;
+#pragma unroll
+  for (int col = 0; col < 16; col += PIECE) {
+    float piece[PIECE];
+#pragma unroll
+    for (int c = 0; c < PIECE; c++) piece[c] = p.scale * dQ_regs[col + c];
+    if (16 * tile + col < HEAD_DIM) store_piece(dQ + col, piece);
+  }
+}
+
+// What a thread block has
+struct ColumnBlock {
+  int batch, kv_head, j;
+};
+__device__ __forceinline__ ColumnBlock column_block(int Nk, int kv_heads, int index) {
+  const int Tc = (Nk + BC - 1) / BC, pair = index / Tc;
+  return {pair / kv_heads, pair % kv_heads, index % Tc};
 }
 
 // Room in SRAM for what a row block brings
@@ -113,7 +157,8 @@ fa2_backward(__grid_constant__ const Params given) {
   Element* K_smem = reinterpret_cast<Element*>(sram);     // (BC x d), at the end dK
   Element* V_smem = K_smem + BC * KeyTile::PAD;           // (BC x d_v), at the end dV
   Element* dS_smem = V_smem + BC * ValueTile::PAD;        // (BC x BR), transposed
-  Element* ring = dS_smem + BC * ScoreTile::PAD;          // STAGES x (BR x d), (BR x d_v)
+  Element* P_smem = dS_smem + BC * ScoreTile::PAD;        // (BC x BR), transposed, where two warps share their keys
+  Element* ring = P_smem + (ROW_WARPS - 1) * BC * ScoreTile::PAD;  // STAGES x (BR x d), (BR x d_v)
   float* row_ring = reinterpret_cast<float*>(ring + STAGES * BR * (KeyTile::PAD + ValueTile::PAD));  // STAGES x 2 BR
   unsigned* kept = reinterpret_cast<unsigned*>(row_ring + STAGES * 2 * BR);
   auto slot_at = [&](int s) {
@@ -121,29 +166,29 @@ fa2_backward(__grid_constant__ const Params given) {
     return Slot{at, at + BR * KeyTile::PAD, row_ring + s * 2 * BR, row_ring + s * 2 * BR + BR};
   };
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  // By a shuffle: what all lanes of a warp have in common can be known to be so, and kept once for all of them.
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int kv_heads = p.heads / p.group;
-  int batch = 0, kv_head, j, Nq = p.Nq, Nk = p.Nk;
+  ColumnBlock place;
+  int Nq = p.Nq, Nk = p.Nk;
   long long first_query = 0, first_key = 0;  // row 0 of the sequence
   if constexpr (VARLEN) {
     const int blocks = gridDim.x / kv_heads;  // of a key head
-    kv_head = blockIdx.x / blocks;
     const Sequence sequence = find_sequence<BC>(p, p.cu_seqlens_k, blockIdx.x % blocks, sram);
     Nq = sequence.queries;
     Nk = sequence.keys;
-    j = sequence.block;
-    if (j * BC >= Nk) return;
+    place = {0, static_cast<int>(blockIdx.x) / blocks, sequence.block};
+    if (place.j * BC >= Nk) return;
     first_query = sequence.first_query;
     first_key = sequence.first_key;
   } else {
-    const int Tc = (Nk + BC - 1) / BC, pair = blockIdx.x / Tc;
-    batch = pair / kv_heads;
-    kv_head = pair % kv_heads;
-    j = blockIdx.x % Tc;
+    place = column_block(Nk, kv_heads, blockIdx.x);
   }
+  const int batch = place.batch, kv_head = place.kv_head, j = place.j;
   const int keys = count_keys(p, batch, Nk, sram);
   const int cols = min(BC, keys - j * BC);  // keys that there are
-  const int warp_key = j * BC + warp * WARP_KEYS;
+  const int own_keys = warp % KEY_WARPS * WARP_KEYS, warp_key = j * BC + own_keys;  // of this warp: the first, here and of all
+  const int row_warp = warp / KEY_WARPS;
 
   // The row blocks that see any of these keys for their position, and of those the ones that a block mask keeps, by query head.
   const int diagonal = Nk - Nq;
@@ -167,15 +212,20 @@ fa2_backward(__grid_constant__ const Params given) {
       ValueTile::load<BC, THREADS, false>(V_smem, p.V.of(batch, kv_head) + row * p.V.row, p.V.row, cols, threadIdx.x);
   }
 
-  float dK_regs[WITH_DK ? M : 1][KeyTile::PAD / 8][4] = {}, dV_regs[WITH_DV ? M : 1][ValueTile::PAD / 8][4] = {};
-  const QueryRows<KeyTile, M, false> K_rows = {K_smem + warp * WARP_KEYS * KeyTile::PAD};
-  const QueryRows<ValueTile, M, false> V_rows = {V_smem + warp * WARP_KEYS * ValueTile::PAD};
+  // A warp's columns of dK and dV, and the first of them
+  constexpr int KEY_COLS = KeyTile::PAD / ROW_WARPS, VALUE_COLS = ValueTile::PAD / ROW_WARPS;
+  const int key_col = row_warp * KEY_COLS, value_col = row_warp * VALUE_COLS;
+  float dK_regs[WITH_DK ? M : 1][KEY_COLS / 8][4] = {}, dV_regs[WITH_DV ? M : 1][VALUE_COLS / 8][4] = {};
 
-  for (int h = 0; h < p.group; h++) {
+  // What this thread copies of Q and dO, and adds to of dQ's sum, from row 0 of the first query head on; row 0 in L and D
+  const long long pair = static_cast<long long>(batch) * p.heads + kv_head * p.group;
+  const Element* Q = p.Q.of(batch, kv_head * p.group) + first_query * p.Q.row + KeyTile::begin<THREADS>(p.Q.row, threadIdx.x);
+  const Element* dO = p.dO.of(batch, kv_head * p.group) + first_query * p.dO.row + ValueTile::begin<THREADS>(p.dO.row, threadIdx.x);
+  float* sums = sums_of(p.dQ_acc, pair, p.total_q, first_query + g, 0, t) + item_at(warp).sum;
+  long long row0 = pair * p.total_q + first_query;
+  for (int h = 0; h < p.group; h++, Q += p.Q.head, dO += p.dO.head, sums += sums_of_a_head(unknown(p.total_q)), row0 += p.total_q) {
+    Q = unknown(Q), dO = unknown(dO), sums = unknown(sums);  // and not sums of other things that would all be kept
     const int head = kv_head * p.group + h;
-    const Element* Q = p.Q.of(batch, head) + first_query * p.Q.row;
-    const Element* dO = p.dO.of(batch, head) + first_query * p.dO.row;
-    const long long row0 = (static_cast<long long>(batch) * p.heads + head) * p.total_q + first_query;  // in L, D and dQ_acc
     const Masks masks = masks_of(p, batch, head, Nq, Nk, keys);
     const Blocks blocks = {first_block, end_block, kept + h * words};
     int i = blocks.below(blocks.end);
@@ -183,9 +233,19 @@ fa2_backward(__grid_constant__ const Params given) {
 
     auto fetch = [&](int i, const Slot& slot) {
       const int rows = Nq - i * BR;
-      KeyTile::load<BR, THREADS, false>(slot.Q, Q + static_cast<long long>(i) * BR * p.Q.row, p.Q.row, rows, threadIdx.x);
-      ValueTile::load<BR, THREADS, false>(slot.dO, dO + static_cast<long long>(i) * BR * p.dO.row, p.dO.row, rows, threadIdx.x);
-      for (int r = threadIdx.x; r < BR; r += THREADS) {
+      const Element* Q_i = Q + static_cast<long long>(i) * BR * p.Q.row;
+      const Element* dO_i = dO + static_cast<long long>(i) * BR * p.dO.row;
+      if (rows >= BR) {
+        KeyTile::load_from<BR, THREADS, true>(slot.Q, Q_i, p.Q.at, p.Q.row, rows, threadIdx.x);
+        ValueTile::load_from<BR, THREADS, true>(slot.dO, dO_i, p.dO.at, p.dO.row, rows, threadIdx.x);
+      } else {
+        KeyTile::load_from<BR, THREADS, false>(slot.Q, Q_i, p.Q.at, p.Q.row, rows, threadIdx.x);
+        ValueTile::load_from<BR, THREADS, false>(slot.dO, dO_i, p.dO.at, p.dO.row, rows, threadIdx.x);
+      }
+#pragma unroll
+      for (int r0 = 0; r0 < BR; r0 += THREADS) {
+        const int r = r0 + threadIdx.x;
+        if (BR % THREADS != 0 && r >= BR) break;
         const bool inside = r < rows;
         copy_float(slot.L + r, inside ? p.L + row0 + i * BR + r : p.L, inside);
         if constexpr (WITH_DK) copy_float(slot.D_i + r, inside ? p.D + row0 + i * BR + r : p.D, inside);
@@ -200,8 +260,10 @@ fa2_backward(__grid_constant__ const Params given) {
       const Slot slot = slot_at(which);
       wait_for_groups<0>();
       bool large = false;  // any of the rows whose L this thread copied
-#pragma unroll 1
-      for (int r = threadIdx.x; r < BR; r += THREADS) {
+#pragma unroll
+      for (int r0 = 0; r0 < BR; r0 += THREADS) {
+        const int r = r0 + threadIdx.x;
+        if (BR % THREADS != 0 && r >= BR) break;
         large |= is_large(slot.L[r]);
         if (slot.L[r] == NEG_INF) slot.L[r] = 0.f;  // a row that sees nothing, and has scores of -inf where they are not masked
       }
@@ -212,115 +274,152 @@ fa2_backward(__grid_constant__ const Params given) {
         close_group();
       }
 
-      const int first = i * BR, last = min(first + BR, Nq) - 1;
-      const bool whole = !MASK && warp_key + WARP_KEYS <= visible_end(masks, first) && warp_key >= visible_begin(masks, last);
-      const bool seen = warp_key < visible_end(masks, last) && warp_key + WARP_KEYS > visible_begin(masks, first);
-      float dS[M][N][4] = {};
-      if (seen) {
-        // S^T = K_j Q_i^T, P^T = exp(S^T - L)
-        float P[M][N][4];
-        scores(P, K_rows, slot.Q);
-        if constexpr (BIAS) {
 #pragma unroll
-          for (int m = 0; m < M; m++)
-            each_score_transposed(P[m], masks, warp_key + 16 * m + g, first, Nq, [&](float& s, int row, int key, bool seen) {
-              s = __fmul_rn(s, p.scale * UNIT);  // rounded as scale_and_mask does
-              if (seen) s = fmaf(UNIT, load_in_place(masks.bias + row * masks.bias_row + key * masks.bias_col), s);
-            });
-        }
-        const float factor = BIAS ? 1.f : p.scale * UNIT;
-        if (large) {
+      for (int part = 0; part < PARTS; part++) {
+        const int row = (part * ROW_WARPS + row_warp) * WARP_ROWS;  // the first of the warp's, in the block
+        const int first = i * BR + row, last = min(first + WARP_ROWS, Nq) - 1;
+        const bool whole = !MASK && warp_key + WARP_KEYS <= visible_end(masks, first) && warp_key >= visible_begin(masks, last);
+        const bool seen = first < Nq && warp_key < visible_end(masks, last) && warp_key + WARP_KEYS > visible_begin(masks, first);
+        auto share = [&](const float (&P)[M][N][4], const float (&dS)[M][N][4]) {
+          if constexpr (WITH_DQ || ROW_WARPS > 1) put_tile<ScoreTile>(dS_smem + own_keys * ScoreTile::PAD, dS, row);
+          if constexpr (ROW_WARPS > 1) put_tile<ScoreTile>(P_smem + own_keys * ScoreTile::PAD, P, row);
+        };
+        if (seen) {
+          float P[M][N][4], dS[M][N][4];
+          // All their addresses, kept through the loop, would take registers.
+          const int here = unknown(own_keys);
+          const QueryRows<KeyTile, M, false> K_rows = {K_smem + here * KeyTile::PAD};
+          const QueryRows<ValueTile, M, false> V_rows = {V_smem + here * ValueTile::PAD};
+          // S^T = K_j Q_i^T, P^T = exp(S^T - L)
+          scores(P, K_rows, slot.Q + row * KeyTile::PAD);
+          if constexpr (BIAS) {
 #pragma unroll
-          for (int n = 0; n < N; n++)
+            for (int m = 0; m < M; m++)
+              each_score_transposed(P[m], masks, warp_key + 16 * m + g, first, Nq, [&](float& s, int row, int key, bool seen) {
+                s = __fmul_rn(s, p.scale * UNIT);  // rounded as scale_and_mask does
+                if (seen) s = fmaf(UNIT, load_in_place(masks.bias + row * masks.bias_row + key * masks.bias_col), s);
+              });
+          }
+          const float factor = BIAS ? 1.f : p.scale * UNIT;
+          auto subtract = [&] {
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-              const int row = 8 * n + 2 * t + e;
-              const Base base = base_of(slot.L[row], p.bases, row0 + first + row);
+            for (int n = 0; n < N; n++) {
+              const float2 l = *reinterpret_cast<const float2*>(slot.L + row + 8 * n + 2 * t);
+              const float offset[2] = {-l.x * UNIT, -l.y * UNIT};
 #pragma unroll
               for (int m = 0; m < M; m++)
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                  float& p = P[m][n][2 * h + e];
-                  p = weight_of(fmaf(p - base.score, factor, -base.log_sum));
-                }
+                for (int e = 0; e < 4; e++) P[m][n][e] = fmaf(P[m][n][e], factor, offset[e % 2]);
             }
-        } else {
+          };
+          auto subtract_large = [&] {
 #pragma unroll
-          for (int n = 0; n < N; n++) {
-            const float2 l = *reinterpret_cast<const float2*>(slot.L + 8 * n + 2 * t);
-            const float offset[2] = {-l.x * UNIT, -l.y * UNIT};
+            for (int n = 0; n < N; n++)
+#pragma unroll
+              for (int e = 0; e < 2; e++) {
+                const int r = 8 * n + 2 * t + e;
+                const Base base = base_of(slot.L[row + r], p.bases, row0 + unknown(first) + r);
+#pragma unroll
+                for (int m = 0; m < M; m++)
+#pragma unroll
+                  for (int h = 0; h < 2; h++) {
+                    float& s = P[m][n][2 * h + e];
+                    s = fmaf(s - base.score, factor, -base.log_sum);
+                  }
+              }
+          };
+          if (large || !whole) {
+            if (large) {
+              subtract_large();
+            } else {
+              subtract();
+            }
 #pragma unroll
             for (int m = 0; m < M; m++)
-#pragma unroll
-              for (int e = 0; e < 4; e++) P[m][n][e] = weight_of(fmaf(P[m][n][e], factor, offset[e % 2]));
+              each_score_transposed(P[m], masks, warp_key + 16 * m + g, first, Nq, [&](float& s, int row, int key, bool seen) {
+                if constexpr (MASK) {
+                  if (seen) seen = load_in_place(masks.mask + row * masks.mask_row + key * masks.mask_col);
+                }
+                if (!seen) s = NEG_INF;
+              });
+          } else {
+            subtract();
           }
-        }
-        if (!whole) {
+          // Nothing branches from here on, so that the weights are made beside dP's products.
 #pragma unroll
           for (int m = 0; m < M; m++)
-            each_score_transposed(P[m], masks, warp_key + 16 * m + g, first, Nq, [&](float& p, int row, int key, bool seen) {
-              if constexpr (MASK) {
-                if (seen) seen = load_in_place(masks.mask + row * masks.mask_row + key * masks.mask_col);
-              }
-              if (!seen) p = 0.f;
-            });
-        }
-        // dV_j += P^T dO_i
-        if constexpr (WITH_DV) add_weighted_values<ValueTile, 8>(dV_regs, P, slot.dO);
-        if constexpr (WITH_DK) {
-          // dP^T = V_j dO_i^T, dS^T = P^T * (dP^T - D_i), dK_j += dS^T Q_i
-          scores(dS, V_rows, slot.dO);
 #pragma unroll
-          for (int n = 0; n < N; n++) {
-            const float2 d = *reinterpret_cast<const float2*>(slot.D_i + 8 * n + 2 * t);
+            for (int n = 0; n < N; n++)
 #pragma unroll
-            for (int m = 0; m < M; m++)
+              for (int e = 0; e < 4; e++) P[m][n][e] = weight_of(P[m][n][e]);
+          // dV_j += P^T dO_i
+          if constexpr (WITH_DV) add_weighted_values<ValueTile, 8>(dV_regs, P, slot.dO + row * ValueTile::PAD + value_col);
+          // dP^T = V_j dO_i^T
+          if constexpr (WITH_DK) scores<ValueTile, 2>(dS, V_rows, slot.dO + row * ValueTile::PAD);
+          if constexpr (WITH_DK) {
+            // dS^T = P^T * (dP^T - D_i), dK_j += dS^T Q_i
 #pragma unroll
-              for (int e = 0; e < 4; e++) dS[m][n][e] = P[m][n][e] * (dS[m][n][e] - (e % 2 ? d.y : d.x));
+            for (int n = 0; n < N; n++) {
+              const float2 d = *reinterpret_cast<const float2*>(slot.D_i + row + 8 * n + 2 * t);
+#pragma unroll
+              for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) dS[m][n][e] = P[m][n][e] * (dS[m][n][e] - (e % 2 ? d.y : d.x));
+            }
+            if constexpr (DBIAS) {
+              float* sum = p.dbias.of(batch, head);
+#pragma unroll
+              for (int m = 0; m < M; m++)
+                each_score_transposed(dS[m], masks, warp_key + 16 * m + g, first, Nq, [&](float ds, int row, int key, bool seen) {
+                  if (seen) atomicAdd(sum + row * p.dbias.row + key * p.dbias.col, ds);
+                });
+            }
+            add_weighted_values<KeyTile, 8>(dK_regs, dS, slot.Q + row * KeyTile::PAD + key_col);
           }
-          if constexpr (DBIAS) {
-            float* sum = p.dbias.of(batch, head);
-#pragma unroll
-            for (int m = 0; m < M; m++)
-              each_score_transposed(dS[m], masks, warp_key + 16 * m + g, first, Nq, [&](float ds, int row, int key, bool seen) {
-                if (seen) atomicAdd(sum + row * p.dbias.row + key * p.dbias.col, ds);
-              });
-          }
-          add_weighted_values<KeyTile, 8>(dK_regs, dS, slot.Q);
+          share(P, dS);
+        } else {
+          const float zeros[M][N][4] = {};
+          share(zeros, zeros);
         }
       }
-      if constexpr (WITH_DQ) {
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-          for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-              store_two(dS_smem + ScoreTile::index(warp * WARP_KEYS + 16 * m + g + 8 * h, 8 * n + 2 * t), dS[m][n][2 * h],
-                        dS[m][n][2 * h + 1]);
-      }
-      __syncthreads();  // dS is there for all; all are done with Q_i and dO_i
+      __syncthreads();  // dS is there for all; all are done with Q_i and dO_i, or have a copy of their own
       if constexpr (STAGES == 1) {
         if (next >= blocks.begin) fetch(next, slot);
         close_group();
       }
+      if constexpr (ROW_WARPS > 1) {
+        // dV_j += P^T dO_i, dK_j += dS^T Q_i for the other warp's rows
+        const int row = (1 - row_warp) * WARP_ROWS;
+        const int here = unknown(own_keys) * ScoreTile::PAD;
+        add_stored_values<ValueTile, ScoreTile, N / 2>(dV_regs, P_smem + here, row, slot.dO + row * ValueTile::PAD + value_col);
+        add_stored_values<KeyTile, ScoreTile, N / 2>(dK_regs, dS_smem + here, row, slot.Q + row * KeyTile::PAD + key_col);
+      }
       if constexpr (WITH_DQ) {
-        // dQ_i += dS K_j, 16 rows and some of the columns a warp
-        constexpr int ROW_TILES = BR / 16, PARTS = (WARPS + ROW_TILES - 1) / ROW_TILES;
-        constexpr int COL_TILES = KeyTile::PAD / 16, PART = (COL_TILES + PARTS - 1) / PARTS;  // of 16 columns
-        for (int item = warp; item < ROW_TILES * PARTS; item += WARPS) {
-          const int row = item % ROW_TILES * 16, tile = item / ROW_TILES * PART;
-          float dQ_regs[PART][2][4];
-          transposed_product<KeyTile, ScoreTile, BC>(dQ_regs, dS_smem, row, K_smem, tile);
+        // dQ_i += dS K_j, some of the rows and columns a warp
+        auto add_item = [&](const Item& item, int beyond) {
+          float dQ_regs[A][C][2][4];
+          transposed_product<KeyTile, ScoreTile, BC>(dQ_regs, dS_smem, item.row, K_smem, item.tile);
+          float* own = unknown(sums + static_cast<long long>(i) * (BR * D_PAD) + beyond);
+          const int first = i * BR + item.row + g;  // of this lane's rows
 #pragma unroll
-          for (int c = 0; c < PART; c++)
+          for (int a = 0; a < A; a++)
 #pragma unroll
-            for (int half = 0; half < 2; half++)
+            for (int h = 0; h < 2; h++) {
+              if (first + 16 * a + 8 * h >= Nq) continue;
 #pragma unroll
-              for (int e = 0; e < 4; e++) {
-                const int r = first + row + g + e / 2 * 8, col = 16 * (tile + c) + 8 * half + 2 * t + e % 2;
-                if (r < Nq && col < HEAD_DIM) atomicAdd(p.dQ_acc + (row0 + r) * HEAD_DIM + col, dQ_regs[c][half][e]);
+              for (int c = 0; c < C; c++) {
+                if (SUM_TILES % C != 0 && item.tile + c >= SUM_TILES) continue;
+                const float(&dQ)[2][4] = dQ_regs[a][c];
+                add_to_sums(own + ((2 * a + h) * SUM_TILES + c) * SUM_PIECE, dQ[0][2 * h], dQ[0][2 * h + 1], dQ[1][2 * h],
+                            dQ[1][2 * h + 1]);
               }
+            }
+        };
+        // Addresses of the items are not kept through the loop.
+        if constexpr (ITEMS == WARPS) {
+          add_item(item_at(unknown(warp)), 0);
+        } else {
+          for (int n = unknown(warp); n < ITEMS; n += WARPS) add_item(item_at(n), item_at(n).sum - item_at(warp).sum);
         }
       }
       i = next;
@@ -329,17 +428,19 @@ fa2_backward(__grid_constant__ const Params given) {
 
   // dK and dV go through the room of K and V. Keys that do not exist have gradients of 0.
   __syncthreads();
-  const int rows = Nk - warp_key;
   if constexpr (WITH_DK) {
-    Element* dK_smem = K_smem + warp * WARP_KEYS * KeyTile::PAD;
-    put_tile<KeyTile>(dK_smem, dK_regs, p.scale);
-    __syncwarp();
-    KeyTile::store<WARP_KEYS>(p.dK.of(batch, kv_head) + (first_key + warp_key) * p.dK.row, dK_smem, p.dK.row, rows, lane);
+    multiply(dK_regs, p.scale);
+    put_tile<KeyTile>(K_smem + own_keys * KeyTile::PAD + key_col, dK_regs);
   }
-  if constexpr (WITH_DV) {
-    Element* dV_smem = V_smem + warp * WARP_KEYS * ValueTile::PAD;
-    put_tile<ValueTile>(dV_smem, dV_regs, 1.f);
-    __syncwarp();
-    ValueTile::store<WARP_KEYS>(p.dV.of(batch, kv_head) + (first_key + warp_key) * p.dV.row, dV_smem, p.dV.row, rows, lane);
-  }
+  if constexpr (WITH_DV) put_tile<ValueTile>(V_smem + own_keys * ValueTile::PAD + value_col, dV_regs);
+  __syncthreads();
+  // Whose keys they are is computed again: kept through the loop, it would take registers.
+  if constexpr (!VARLEN) place = column_block(Nk, kv_heads, unknown(blockIdx.x));
+  constexpr int LEAVING = BC / WARPS;  // keys whose gradients a warp takes to HBM
+  const int key = warp * LEAVING, rows = Nk - place.j * BC - key;
+  const long long to = first_key + place.j * BC + key;
+  if constexpr (WITH_DK)
+    KeyTile::store<LEAVING>(p.dK.of(place.batch, place.kv_head) + to * p.dK.row, K_smem + key * KeyTile::PAD, p.dK.row, rows, lane);
+  if constexpr (WITH_DV)
+    ValueTile::store<LEAVING>(p.dV.of(place.batch, place.kv_head) + to * p.dV.row, V_smem + key * ValueTile::PAD, p.dV.row, rows, lane);
 }

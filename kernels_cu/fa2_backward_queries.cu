@@ -1,14 +1,19 @@
 // dQ of FlashAttention-2's backward by itself, in a fixed order: one thread block a row block of Q, which streams the K/V blocks
 // that it sees, as the forward does. It computes S and dP once more, and needs no atomics and no float32 dQ in HBM.
 //
+// Where two warps share their rows (COL_WARPS), each goes through half of the keys, and at the end half of dQ's columns is summed by
+// each of them.
+//
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
-//   BR, BC      rows of a Q block, of a K/V block    COPY_BYTES width of a copy
+//   BR, BC      rows of a Q block, of a K/V block    STAGES     K/V blocks that there is room for: 1 or 2
+//   WARP_ROWS   rows that a warp has                 WARP_COLS  columns of S and dP that it makes at once
+//   COL_WARPS   warps that share their rows: 1 or 2  COPY_BYTES width of a copy
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
-#define SUB BC
-constexpr int SCARCE = 2;  // registers are: gradients, S and dP are in them
+#define SUB WARP_COLS
+constexpr int SCARCE = WARP_ROWS == 16 ? 2 : 0;  // registers are, where there are not many rows a warp and so fewer loads
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
@@ -17,10 +22,14 @@ constexpr int SCARCE = 2;  // registers are: gradients, S and dP are in them
 #include "sequence.cuh"
 #include "weight.cuh"
 
-constexpr int WARPS = BR / 16, THREADS = 32 * WARPS, N = BC / 8;
+constexpr int ROW_WARPS = BR / WARP_ROWS, WARPS = ROW_WARPS * COL_WARPS, THREADS = 32 * WARPS;
+constexpr int M = WARP_ROWS / 16, N = WARP_COLS / 8;  // tensor core tiles of a warp's part of S
+constexpr int PARTS = BC / (COL_WARPS * WARP_COLS);
 
 typedef SwizzledTile<HEAD_DIM> KeyTile;     // of Q, K and dQ
 typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V and dO
+
+constexpr bool IN_REGS = WARP_ROWS == 32 && COL_WARPS == 1;  // Q and dO, beside dQ, S and dP
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fa2_backward_queries(__grid_constant__ const Params given) {
@@ -28,16 +37,20 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   extern __shared__ __align__(128) unsigned char sram[];
   Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x d), at the end dQ
   Element* dO_smem = Q_smem + BR * KeyTile::PAD;       // (BR x d_v)
-  Element* K_smem = dO_smem + BR * ValueTile::PAD;     // (BC x d)
-  Element* V_smem = K_smem + BC * KeyTile::PAD;        // (BC x d_v)
-  unsigned* kept = reinterpret_cast<unsigned*>(V_smem + BC * ValueTile::PAD);
+  Element* ring = dO_smem + BR * ValueTile::PAD;       // STAGES x (BC x d), (BC x d_v); at the end sums of dQ
+  float* L_smem = reinterpret_cast<float*>(ring + STAGES * BC * (KeyTile::PAD + ValueTile::PAD));  // (BR)
+  float* D_smem = L_smem + BR;                                                                     // (BR)
+  unsigned* kept = reinterpret_cast<unsigned*>(D_smem + BR);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int own_rows = warp % ROW_WARPS * WARP_ROWS, col_warp = warp / ROW_WARPS;
   const RowBlock place = find_row_block<BR>(p, sram);
   if (!place.exists) return;
   const int Nq = place.Nq, row_block = place.i * BR, rows = min(BR, Nq - row_block);
   const long long row0 = place.L_row + row_block;
-  const Element *K = place.keys(p.K), *V = place.keys(p.V);
+  // What this thread copies of K and V, from row 0 on
+  const Element* K = unknown(place.keys(p.K) + KeyTile::begin<THREADS>(p.K.row, threadIdx.x));
+  const Element* V = unknown(place.keys(p.V) + ValueTile::begin<THREADS>(p.V.row, threadIdx.x));
   const int keys = count_keys(p, place.batch, place.Nk, sram);
   const Masks masks = masks_of(p, place.batch, place.head, Nq, place.Nk, keys);
 
@@ -50,89 +63,173 @@ fa2_backward_queries(__grid_constant__ const Params given) {
     read_block_mask<KEPT_COLS>(kept, keep, place.i / KEPT_ROWS, blocks.begin, blocks.end, warp, WARPS);
     __syncthreads();
   }
-  int j = blocks.below(blocks.end);
+  auto fetch = [&](int j, int slot) {
+    Element* K_smem = ring + slot * BC * (KeyTile::PAD + ValueTile::PAD);
+    Element* V_smem = K_smem + BC * KeyTile::PAD;
+    const int cols = keys - j * BC;
+    const Element* K_j = K + static_cast<long long>(j) * BC * p.K.row;
+    const Element* V_j = V + static_cast<long long>(j) * BC * p.V.row;
+    if (cols >= BC) {
+      KeyTile::load_from<BC, THREADS, true>(K_smem, K_j, p.K.at, p.K.row, cols, threadIdx.x);
+      ValueTile::load_from<BC, THREADS, true>(V_smem, V_j, p.V.at, p.V.row, cols, threadIdx.x);
+    } else {
+      KeyTile::load_from<BC, THREADS, false>(K_smem, K_j, p.K.at, p.K.row, cols, threadIdx.x);
+      ValueTile::load_from<BC, THREADS, false>(V_smem, V_j, p.V.at, p.V.row, cols, threadIdx.x);
+    }
+  };
+  int j = blocks.below(blocks.end), which = 0;
 
-  const int warp_row = row_block + warp * 16;
-  Base base[2] = {};  // of rows g and g + 8
-  float D_i[2] = {};
+  const int warp_row = row_block + own_rows;
+  Base base[M][2] = {};  // of rows 16 m + g and 8 below
+  float D_i[M][2] = {};
   bool large = false;
+  QueryRows<KeyTile, M, IN_REGS> Q_rows;
+  QueryRows<ValueTile, M, IN_REGS> dO_rows;
+  Q_rows.smem = Q_smem + own_rows * KeyTile::PAD;
+  dO_rows.smem = dO_smem + own_rows * ValueTile::PAD;
   if (j >= blocks.begin) {
     KeyTile::load<BR, THREADS, false>(Q_smem, place.query(p.Q, row_block), p.Q.row, rows, threadIdx.x);
     ValueTile::load<BR, THREADS, false>(dO_smem, place.query(p.dO, row_block), p.dO.row, rows, threadIdx.x);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      // One of the four lanes that share a row reads for them.
-      const int row = warp * 16 + g + 8 * h;
-      if (t == 0 && row < rows) {
-        const float l = p.L[row0 + row];
-        large |= is_large(l);
-        base[h] = base_of(l, p.bases, row0 + row);
-        D_i[h] = p.D[row0 + row];
-      }
-      base[h].score = __shfl_sync(~0u, base[h].score, 0, 4);
-      base[h].log_sum = __shfl_sync(~0u, base[h].log_sum, 0, 4);
-      D_i[h] = __shfl_sync(~0u, D_i[h], 0, 4);
+    for (int r = threadIdx.x; r < BR; r += THREADS) {
+      const bool inside = r < rows;
+      copy_float(L_smem + r, inside ? p.L + row0 + r : p.L, inside);
+      copy_float(D_smem + r, inside ? p.D + row0 + r : p.D, inside);
     }
+    close_group();
+    fetch(j, which);
+    close_group();
+    wait_for_groups<1>();
+    __syncthreads();  // Q, dO, L and D are there for all
+    if constexpr (IN_REGS) {
+      Q_rows.keep();
+      dO_rows.keep();
+    }
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int row = own_rows + 16 * m + g + 8 * h;
+        large |= is_large(L_smem[row]);
+        base[m][h] = base_of(L_smem[row], p.bases, row0 + row);
+        D_i[m][h] = D_smem[row];
+      }
     large = __any_sync(~0u, large);
   }
-  const QueryRows<KeyTile, 1, false> Q_rows = {Q_smem + warp * 16 * KeyTile::PAD};
-  const QueryRows<ValueTile, 1, false> dO_rows = {dO_smem + warp * 16 * ValueTile::PAD};
 
-  float dQ_regs[1][KeyTile::PAD / 8][4] = {};
-  for (; j >= blocks.begin; j = blocks.below(j)) {
-    const int cols = keys - j * BC;
-    __syncthreads();  // all are done with the blocks before
-    KeyTile::load<BC, THREADS, false>(K_smem, K + static_cast<long long>(j) * BC * p.K.row, p.K.row, cols, threadIdx.x);
-    close_group();
-    ValueTile::load<BC, THREADS, false>(V_smem, V + static_cast<long long>(j) * BC * p.V.row, p.V.row, cols, threadIdx.x);
-    close_group();
-    const int last = min(warp_row + 16, Nq) - 1;
-    const bool seen = warp_row < Nq && j * BC < visible_end(masks, last) && (j + 1) * BC > visible_begin(masks, warp_row);
-
-    // S = Q K_j^T, P = exp(S - L)
-    float P[1][N][4], dS[1][N][4];
-    wait_for_groups<1>();
-    __syncthreads();
-    if (seen) {
-      scores(P, Q_rows, K_smem);
-      const bool whole = !MASK && !BIAS && (j + 1) * BC <= visible_end(masks, warp_row) && j * BC >= visible_begin(masks, last);
-      if (large) {
-        scale_and_mask(P[0], BIAS ? p.scale * UNIT : 1.f, UNIT, masks, warp_row + g, j * BC, Nq);
-        const float factor = BIAS ? 1.f : p.scale * UNIT;
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-          for (int e = 0; e < 4; e++)
-            P[0][n][e] = P[0][n][e] == NEG_INF ? 0.f : weight_of(fmaf(P[0][n][e] - base[e / 2].score, factor, -base[e / 2].log_sum));
-      } else if (whole) {
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-          for (int e = 0; e < 4; e++) P[0][n][e] = weight_of(fmaf(P[0][n][e], p.scale * UNIT, -base[e / 2].log_sum));
-      } else {
-        scale_and_mask(P[0], p.scale * UNIT, UNIT, masks, warp_row + g, j * BC, Nq);
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-          for (int e = 0; e < 4; e++) P[0][n][e] = weight_of(P[0][n][e] - base[e / 2].log_sum);
-      }
-    }
+  float dQ_regs[M][KeyTile::PAD / 8][4] = {};
+  while (j >= blocks.begin) {
+    const int next = blocks.below(j);
+    const Element* K_smem = ring + which * BC * (KeyTile::PAD + ValueTile::PAD);
+    const Element* V_smem = K_smem + BC * KeyTile::PAD;
     wait_for_groups<0>();
-    __syncthreads();
-    if (seen) {
-      // dP = dO V_j^T, dS = P * (dP - D), dQ += dS K_j
-      scores(dS, dO_rows, V_smem);
-#pragma unroll
-      for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) dS[0][n][e] = P[0][n][e] * (dS[0][n][e] - D_i[e / 2]);
-      add_weighted_values<KeyTile, 8>(dQ_regs, dS, K_smem);
+    __syncthreads();  // K_j and V_j are there for all; all are done with the blocks before
+    if constexpr (STAGES == 2) {
+      which ^= 1;
+      if (next >= blocks.begin) fetch(next, which);
+      close_group();
     }
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+      const int col = (part * COL_WARPS + col_warp) * WARP_COLS, first = j * BC + col, end = first + WARP_COLS;
+      const int last = min(warp_row + WARP_ROWS, Nq) - 1;
+      const bool seen = warp_row < Nq && first < visible_end(masks, last) && end > visible_begin(masks, warp_row);
+      if (!seen) continue;
+      // S = Q K_j^T, P = exp(S - L)
+      float P[M][N][4], dS[M][N][4];
+      scores(P, Q_rows, K_smem + col * KeyTile::PAD);
+      const bool whole = !MASK && !BIAS && end <= visible_end(masks, warp_row) && first >= visible_begin(masks, last);
+      const float factor = BIAS ? 1.f : p.scale * UNIT;
+      if (whole && !large) {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+          for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) P[m][n][e] = fmaf(P[m][n][e], factor, -base[m][e / 2].log_sum);
+      } else {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+          scale_and_mask(P[m], BIAS ? p.scale * UNIT : 1.f, UNIT, masks, warp_row + 16 * m + g, first, Nq);
+#pragma unroll
+          for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+              const Base of_row = base[m][e / 2];
+              P[m][n][e] = P[m][n][e] == NEG_INF ? NEG_INF : fmaf(P[m][n][e] - of_row.score, factor, -of_row.log_sum);
+            }
+        }
+      }
+      // Nothing branches from here on, so that the weights are made beside dP's products.
+#pragma unroll
+      for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) P[m][n][e] = weight_of(P[m][n][e]);
+      // dP = dO V_j^T, dS = P * (dP - D), dQ += dS K_j
+      scores<ValueTile, 4>(dS, dO_rows, V_smem + col * ValueTile::PAD);
+#pragma unroll
+      for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) dS[m][n][e] = P[m][n][e] * (dS[m][n][e] - D_i[m][e / 2]);
+      add_weighted_values<KeyTile, 8>(dQ_regs, dS, K_smem + col * KeyTile::PAD);
+    }
+    if constexpr (STAGES == 1) {
+      __syncthreads();  // all are done with K_j and V_j
+      if (next >= blocks.begin) fetch(next, which);
+      close_group();
+    }
+    j = next;
   }
 
-  // dQ goes through the room of Q, of which a warp reads its own rows only, and not since the last barrier.
-  Element* dQ_smem = Q_smem + warp * 16 * KeyTile::PAD;
-  put_tile<KeyTile>(dQ_smem, dQ_regs, p.scale);
-  __syncwarp();
-  KeyTile::store<16>(place.query(p.dQ, warp_row), dQ_smem, p.dQ.row, rows - warp * 16, lane);
+  // dQ goes through the room of Q.
+  __syncthreads();
+  constexpr int COLS = KeyTile::PAD / COL_WARPS;
+  const int own_col = col_warp * COLS;
+  float own[M][COLS / 8][4];
+  if constexpr (COL_WARPS == 1) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) own[m][n][e] = dQ_regs[m][n][e];
+  } else {
+    // The other's columns to the other warp, and from it its sum of ours: four a lane at a time
+    float4* room = reinterpret_cast<float4*>(ring);  // (WARPS x M x COLS / 8 x 32)
+    constexpr int OF_A_WARP = M * (COLS / 8) * 32;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int n = 0; n < COLS / 8; n++) {
+        float other[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          const float left = dQ_regs[m][n][e], right = dQ_regs[m][n + COLS / 8][e];
+          own[m][n][e] = col_warp ? right : left;
+          other[e] = col_warp ? left : right;
+        }
+        room[warp * OF_A_WARP + (m * (COLS / 8) + n) * 32 + lane] = make_float4(other[0], other[1], other[2], other[3]);
+      }
+    __syncthreads();
+    const int beside = (1 - col_warp) * ROW_WARPS + warp % ROW_WARPS;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int n = 0; n < COLS / 8; n++) {
+        const float4 sum = room[beside * OF_A_WARP + (m * (COLS / 8) + n) * 32 + lane];
+        own[m][n][0] += sum.x;
+        own[m][n][1] += sum.y;
+        own[m][n][2] += sum.z;
+        own[m][n][3] += sum.w;
+      }
+  }
+  multiply(own, p.scale);
+  put_tile<KeyTile>(Q_smem + own_rows * KeyTile::PAD + own_col, own);
+  __syncthreads();
+  constexpr int LEAVING = BR / WARPS;  // rows that a warp takes to HBM
+  const int row = warp * LEAVING;
+  KeyTile::store<LEAVING>(place.query(p.dQ, row_block + row), Q_smem + row * KeyTile::PAD, p.dQ.row, rows - row, lane);
 }

@@ -4,7 +4,7 @@
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    WARP_ROWS  rows that a warp owns: 16 or 32
-//   STAGES      slots of the ring, a K or V block each          BLOCKS  thread blocks that share a multiprocessor
+//   STAGES      slots of the ring, a K and a V block each: 1 or 2          BLOCKS  thread blocks that share a multiprocessor
 //   Q_IN_REGS   whether Q stays in registers too     COPY_BYTES width of a copy
 //   SCALE_FIRST whether S is scaled before its maximum is taken: with a bias, or a scale that is not positive
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, SINKS  0 or 1: mask.cuh, block_mask.cuh, sinks.cuh
@@ -39,51 +39,72 @@ typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V and O
 __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int ROW_SIZE = larger(KeyTile::PAD, ValueTile::PAD);  // elements that a row of any tile has room for
 
-// The stream K_j, V_j of the visited blocks, from the last one down, goes round a ring of STAGES slots, a block a slot. Only the last K_j may be short.
+// The stream of the visited blocks, from the last one down, through STAGES slots for a K_j and its V_j each. With two, the next block
+// is under way from the middle of a turn to its end, and a turn takes one barrier; with one, V_j during S = Q K_j^T and the next K_j
+// from then on. Only the last block may be short.
 struct Stream {
-  const Element *K, *V;  // of the head
+  const Element *K, *V;  // the last rows that this thread copies: of block 0; without a block mask, of the block to be fetched next
+  const Element* anywhere;
   long long K_row, V_row;
   int keys;
   Blocks blocks;
-  Element* ring;  // STAGES x (BC x ROW_SIZE)
-  int slot;       // of the block at hand
-  int ahead;      // SPARSE: j of the block to be fetched next
+  Element* ring;  // STAGES x 2 x (BC x ROW_SIZE)
+  int slot;       // where in it the block at hand is, in elements
 
-  // Fetches K_j or V_j; SPARSE: of the next block to be fetched.
-  template <bool VALUE, bool WHOLE> __device__ __forceinline__ void fetch(int j, int to) {
-    if constexpr (SPARSE) j = ahead;
-    if (j >= blocks.begin) {
-      if constexpr (VALUE) {
-        ValueTile::load<BC, THREADS, WHOLE>(at(to), V + static_cast<long long>(j) * BC * V_row, V_row, keys - j * BC, threadIdx.x);
-      } else {
-        KeyTile::load<BC, THREADS, WHOLE>(at(to), K + static_cast<long long>(j) * BC * K_row, K_row, keys - j * BC, threadIdx.x);
-      }
-    }
-    close_group();
-    if constexpr (SPARSE && VALUE) ahead = blocks.below(j);
-  }
+  static constexpr int SLOT = 2 * BC * ROW_SIZE;
 
-  // Fetches the first STAGES - 1 blocks, from K_j on.
   __device__ __forceinline__ void start(int j) {
-    ahead = j;
-    fetch<false, false>(j, 0);
-    if constexpr (STAGES > 2) fetch<true, false>(j, 1);
-    if constexpr (STAGES > 3) fetch<false, false>(j - 1, 2);
-    slot = STAGES - 1;
+    if constexpr (!SPARSE) {
+      K += static_cast<long long>(j) * BC * K_row;
+      V += static_cast<long long>(j) * BC * V_row;
+    }
+    slot = (STAGES - 1) * SLOT;
+    fetch_keys<false>(j);
+    if constexpr (STAGES == 2) fetch_values<false>(j);
+    close_group();
   }
 
-  // The next block, K_j or V_j, as soon as it is there for all threads. All are done with the one before, whose slot the
-  // block STAGES - 1 further on takes, WHOLE or not.
-  template <bool VALUE, bool WHOLE> __device__ __forceinline__ const Element* next(int j) {
-    constexpr int AHEAD = STAGES - 1 + VALUE;  // from K_j
-    wait_for_groups<STAGES - 2>();
+  // K_j, as soon as it is there for all threads, which are done with the block before.
+  template <bool WHOLE> __device__ __forceinline__ const Element* next_keys(int j) {
+    wait_for_groups<0>();
     __syncthreads();
-    fetch<AHEAD % 2 == 1, WHOLE>(j - AHEAD / 2, slot);
-    slot = slot + 1 == STAGES ? 0 : slot + 1;
-    return at(slot);
+    slot = other_slot();
+    if constexpr (STAGES == 1) {
+      fetch_values<WHOLE>(j);
+      close_group();
+    }
+    return ring + slot;
   }
 
-  __device__ __forceinline__ Element* at(int which) const { return ring + which * BC * ROW_SIZE; }
+  // V_j, as soon as it is there for all threads, which with one slot are done with K_j.
+  __device__ __forceinline__ const Element* next_values(int j) {
+    if constexpr (STAGES == 1) {
+      wait_for_groups<0>();
+      __syncthreads();
+    }
+    const int next = blocks.below(j);
+    fetch_keys<true>(next);
+    if constexpr (STAGES == 2) fetch_values<true>(next);
+    close_group();
+    return ring + slot + SLOT / 2;
+  }
+
+ private:
+  __device__ __forceinline__ int other_slot() const { return STAGES == 2 ? slot ^ SLOT : 0; }
+
+  // Into the other slot, or the only one
+  template <bool WHOLE> __device__ __forceinline__ void fetch_keys(int j) {
+    fetch<KeyTile, WHOLE>(j, ring + other_slot(), K, K_row);
+  }
+  template <bool WHOLE> __device__ __forceinline__ void fetch_values(int j) {
+    fetch<ValueTile, WHOLE>(j, ring + other_slot() + SLOT / 2, V, V_row);
+  }
+  template <class Tile, bool WHOLE>
+  __device__ __forceinline__ void fetch(int j, Element* to, const Element*& next, long long row) const {
+    if (j < blocks.begin) return;
+    const Element* at = SPARSE ? next + static_cast<long long>(j) * BC * row : next;
+    Tile::load_back<BC, THREADS, WHOLE>(to, SPARSE ? at : next, anywhere, row, keys - j * BC, threadIdx.x);
+  }
 };
 
 // What a warp carries from one K/V block to the next
@@ -103,9 +124,9 @@ __device__ __forceinline__ Origin origin_of(float m, float factor) {
   return fabsf(offset) > MOST_OFFSET ? Origin{m, 0.f} : Origin{0.f, offset};
 }
 
-// Lines 8 to 10: P = exp2(S factor - m), l += rowsum(P); O and l rescaled where m has grown.
-__device__ __forceinline__ void softmax(float (&S)[M][N][4], State& state, float factor) {
-  float m_tilde[M][2], offset[M][2];
+// Lines 8 to 10, but for P: O and l rescaled where m has grown; what exponents of P are offset by.
+__device__ __forceinline__ void rescale(float (&S)[M][N][4], State& state, float factor, float (&offset)[M][2]) {
+  float m_tilde[M][2];
   float growth = NEG_INF, most = 0.f;
 #pragma unroll
   for (int i = 0; i < M; i++)
@@ -142,30 +163,45 @@ __device__ __forceinline__ void softmax(float (&S)[M][N][4], State& state, float
         }
       }
   }
+}
+
+// P = exp2(S factor + offset) and l += rowsum(P), of columns 16 k to 16 k + 15
+__device__ __forceinline__ void weigh(float (&S)[M][N][4], State& state, float factor, const float (&offset)[M][2], int k) {
 #pragma unroll
   for (int i = 0; i < M; i++)
 #pragma unroll
-    for (int h = 0; h < 2; h++)
+    for (int n = 2 * k; n < 2 * k + 2; n++)
 #pragma unroll
-      for (int n = 0; n < N; n++)
+      for (int e = 0; e < 4; e++) {
+        S[i][n][e] = exp2_of(fmaf(S[i][n][e], factor, offset[i][e / 2]));
+        state.l[i][e / 2] += S[i][n][e];
+      }
+}
+
+// Lines 8 to 11: P = exp2(S factor - m), O += P V_j. The exponentials of 16 keys come right before the product that takes them, so
+// that they run beside the one before it.
+__device__ __forceinline__ void add_block(float (&S)[M][N][4], State& state, float factor, const Element* V_smem) {
+  float offset[M][2];
+  rescale(S, state, factor, offset);
 #pragma unroll
-        for (int e = 2 * h; e < 2 * h + 2; e++) {
-          S[i][n][e] = exp2_of(fmaf(S[i][n][e], factor, offset[i][h]));
-          state.l[i][h] += S[i][n][e];
-        }
+  for (int k = 0; k < N / 2; k++) {
+    weigh(S, state, factor, offset, k);
+    if constexpr (sizeof(Element) == 2) add_sixteen<ValueTile>(state.O, S, V_smem, k);
+  }
+  if constexpr (sizeof(Element) == 4) add_weighted_values<ValueTile>(state.O, S, V_smem);
 }
 
 // A warp's part of lines 6 to 11 for one K/V block: S = Q K_j^T, P = exp(S - m), O += P V_j
 struct Warp {
   int row, Nq;  // the first of its rows
-  float scale, factor;
+  float scale_log2, factor;
 
   // A block of which every row sees every key
   template <class Rows> __device__ __forceinline__ void visit(int j, State& state, const Rows& Q_rows, Stream& stream) const {
     float S[M][N][4];
-    scores(S, Q_rows, stream.next<false, true>(j));
-    softmax(S, state, factor);
-    add_weighted_values<ValueTile>(state.O, S, stream.next<true, true>(j));
+    scores(S, Q_rows, stream.next_keys<true>(j));
+    const Element* V_smem = stream.next_values(j);
+    add_block(S, state, factor, V_smem);
   }
 
   // Any block; where the warp sees nothing of it, it only keeps step with the others.
@@ -174,18 +210,17 @@ struct Warp {
     float S[M][N][4];
     const int last = min(row + WARP_ROWS, Nq) - 1;
     const bool seen = row < Nq && j * BC < visible_end(masks, last) && (j + 1) * BC > visible_begin(masks, row);
-    const Element* K_smem = stream.next<false, false>(j);
+    const Element* K_smem = stream.next_keys<false>(j);
     if (seen) {
       scores(S, Q_rows, K_smem);
 #pragma unroll
       for (int m = 0; m < M; m++) {
         const int lane_row = row + 16 * m + threadIdx.x % 32 / 4;
-        scale_and_mask(S[m], SCALE_FIRST ? scale * LOG2_E : 1.f, LOG2_E, masks, lane_row, j * BC, Nq);
+        scale_and_mask(S[m], SCALE_FIRST ? scale_log2 : 1.f, LOG2_E, masks, lane_row, j * BC, Nq);
       }
-      softmax(S, state, factor);
     }
-    const Element* V_smem = stream.next<true, false>(j);
-    if (seen) add_weighted_values<ValueTile>(state.O, S, V_smem);
+    const Element* V_smem = stream.next_values(j);
+    if (seen) add_block(S, state, factor, V_smem);
   }
 };
 
@@ -194,7 +229,7 @@ fa2_forward(__grid_constant__ const Params given) {
   const Params p = given;
   extern __shared__ __align__(128) unsigned char sram[];
   Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x d), at the end O (BR x d_v)
-  Element* ring = Q_smem + BR * ROW_SIZE;              // STAGES x (BC x d or d_v)
+  Element* ring = Q_smem + BR * ROW_SIZE;              // STAGES x 2 x (BC x d or d_v)
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const RowBlock place = find_row_block<BR>(p, sram);
@@ -206,7 +241,7 @@ fa2_forward(__grid_constant__ const Params given) {
   // The K/V blocks that some row sees. Every row sees all of those from `whole_begin` to `whole_end`.
   const int last_row = row_block + rows - 1;
   const int first_key = visible_begin(masks, row_block), end_key = visible_end(masks, last_row);
-  unsigned* kept = reinterpret_cast<unsigned*>(ring + STAGES * BC * ROW_SIZE);
+  unsigned* kept = reinterpret_cast<unsigned*>(ring + STAGES * 2 * BC * ROW_SIZE);
   const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
   const int whole_begin = (visible_begin(masks, last_row) + BC - 1) / BC;
   const int whole_end = visible_end(masks, row_block) / BC;
@@ -219,25 +254,27 @@ fa2_forward(__grid_constant__ const Params given) {
 
   if (seen) KeyTile::load<BR, THREADS, false>(Q_smem, place.query(p.Q, row_block), p.Q.row, rows, threadIdx.x);
   close_group();
-  Stream stream = {place.keys(p.K), place.keys(p.V), p.K.row, p.V.row, keys, blocks, ring};
+  Stream stream = {place.keys(p.K) + KeyTile::begin<THREADS>(p.K.row, threadIdx.x) + KeyTile::last_rows(BC, THREADS) * p.K.row,
+                   place.keys(p.V) + ValueTile::begin<THREADS>(p.V.row, threadIdx.x) + ValueTile::last_rows(BC, THREADS) * p.V.row,
+                   p.K.at, p.K.row, p.V.row, keys, blocks, ring};
   stream.start(first_block);
 
   const int warp_row = row_block + warp * WARP_ROWS;  // the first of the warp's rows
   State state = {};
 #pragma unroll
   for (int m = 0; m < M; m++) state.minus_m[m][0] = state.minus_m[m][1] = -NEG_INF;
-  const float factor = SCALE_FIRST ? 1.f : p.scale * LOG2_E;
+  const float factor = SCALE_FIRST ? 1.f : p.scale_log2;
 
   QueryRows<KeyTile, M, Q_IN_REGS> Q_rows;
   Q_rows.smem = Q_smem + warp * WARP_ROWS * KeyTile::PAD;
   if constexpr (Q_IN_REGS) {
-    wait_for_groups<STAGES - 1>();
+    wait_for_groups<1>();
     __syncthreads();
     if (seen) Q_rows.keep();
   }
 
   // Lines 6 to 11: S = Q K_j^T, P = exp(S - m), O += P V_j
-  const Warp work = {warp_row, Nq, p.scale, factor};
+  const Warp work = {warp_row, Nq, p.scale_log2, factor};
   int j = first_block;
   if constexpr (!ALL_MASKED) {
     for (; j >= max(whole_end, blocks.begin); j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
@@ -247,8 +284,17 @@ fa2_forward(__grid_constant__ const Params given) {
     for (; j >= blocks.begin; j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
   }
 
-  // Lines 12 to 15: O = diag(l)^-1 O, L = m + log(l). O goes through the room of the Q block, which all warps
-  // are done with since the last barrier.
+  // Lines 12 to 15: O = diag(l)^-1 O, L = m + log(l). O goes through the room of the Q block: with one slot all are done with that since
+  // the last barrier; with two, each warp with its own rows, which is enough where they are as wide as O's.
+  if constexpr (STAGES == 2) {
+    if constexpr (KeyTile::PAD == ROW_SIZE) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+  const RowBlock end = VARLEN ? place : find_row_block<BR>(p, sram);  // what `place` is; registers are free again
+  const int end_row = end.i * BR + warp * WARP_ROWS, end_rows = end.Nq - end_row;
   Element* O_warp = Q_smem + warp * WARP_ROWS * ROW_SIZE;
 #pragma unroll
   for (int m = 0; m < M; m++)
@@ -259,14 +305,14 @@ fa2_forward(__grid_constant__ const Params given) {
       const Origin origin = origin_of(-state.minus_m[m][h], factor);
       float inverse = l == 0.f ? 0.f : 1.f / l;
       float L = (SCALE_FIRST ? LN_2 : p.scale) * origin.score + LN_2 * (log2f(l) - origin.offset);
-      inverse *= join_sink(L, sink_of(p, place.head, warp_row + row < Nq));
+      inverse *= join_sink(L, sink_of(p, end.head, row < end_rows));
 #pragma unroll
       for (int n = 0; n < ValueTile::PAD / 8; n++) {
         store_two(O_warp + ValueTile::index(row, 8 * n + 2 * t), state.O[m][n][2 * h] * inverse,
                   state.O[m][n][2 * h + 1] * inverse);
       }
-      if (p.L && t == 0 && warp_row + row < Nq) p.L[place.L_row + warp_row + row] = L;
+      if (p.L && t == 0 && row < end_rows) p.L[end.L_row + end_row + row] = L;
     }
   __syncwarp();
-  ValueTile::store<WARP_ROWS>(place.query(p.O, warp_row), O_warp, p.O.row, rows - warp * WARP_ROWS, lane);
+  ValueTile::store<WARP_ROWS>(end.query(p.O, end_row), O_warp, p.O.row, end_rows, lane);
 }

@@ -31,14 +31,14 @@ template <class Tile, int M, bool IN_REGS> struct QueryRows {
  private:
   __device__ __forceinline__ void load(unsigned (&Q_frag)[M][4], int k) const {
     const int lane = threadIdx.x % 32;
-    const unsigned at = shared_address(smem + Tile::index(lane % 16, lane / 16 * 8));
+    const unsigned at = Tile::index(lane % 16, lane / 16 * 8) * sizeof(Element);
 #pragma unroll
-    for (int i = 0; i < M; i++) load_matrices(Q_frag[i], Tile::right(at + i * 16 * Tile::ROW_BYTES, 2 * k));
+    for (int i = 0; i < M; i++) load_matrices(Q_frag[i], shared_address(smem) + Tile::right(at, 2 * k) + i * 16 * Tile::ROW_BYTES);
   }
 };
 
 // S = Q K^T:  Q (16 M x PAD), K_smem (8 N x PAD) -> S_regs (16 M x 8 N)
-template <class Tile, int M, int N, bool IN_REGS>
+template <class Tile, int STEPS = (SCARCE ? SCARCE : 64), int M, int N, bool IN_REGS>
 __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows<Tile, M, IN_REGS>& Q, const Element* K_smem) {
   typedef typename Tile::Type T;
   const int lane = threadIdx.x % 32;
@@ -49,14 +49,15 @@ __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows
 #pragma unroll
       for (int e = 0; e < 4; e++) S_regs[i][n][e] = 0.f;
   if constexpr (sizeof(T) == 2) {
-    const unsigned at = shared_address(K_smem + Tile::index(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8));
-#pragma unroll(SCARCE && !IN_REGS ? SCARCE : Tile::PAD)
+    // Where in a tile a lane loads from: alike in all tiles, so that it takes registers once.
+    const unsigned at = Tile::index(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * sizeof(T);
+#pragma unroll(IN_REGS ? Tile::PAD : STEPS)
     for (int k = 0; k < Tile::PAD / 16; k++) {
       unsigned Q_frag[M][4], K_frag[4];
       Q.fragment(Q_frag, k);
 #pragma unroll
       for (int n = 0; n < N / 2; n++) {
-        load_matrices(K_frag, Tile::right(at, 2 * k) + n * 16 * Tile::ROW_BYTES);
+        load_matrices(K_frag, shared_address(K_smem) + Tile::right(at, 2 * k) + n * 16 * Tile::ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < M; i++) {
           mma(T(), S_regs[i][2 * n], Q_frag[i], K_frag[0], K_frag[1]);
@@ -92,39 +93,50 @@ __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows
   }
 }
 
-// O += P V:  P_regs (16 M x 8 N), V_smem (8 N x PAD) -> O_regs (16 M x PAD). Floats are summed SUMMED at a time (1 to 8), each
-// time with a rounding of the long sum: more take more registers.
-template <class Tile, int SUMMED = 1, int M, int N>
-__device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][Tile::PAD / 8][4], const float (&P_regs)[M][N][4],
-                                                    const Element* V_smem) {
+// O += P V for 16 rows of V, whose weights are first operands:  P_frag (16 M x 16), 16 x 8 C of V at `V_at` -> O_regs (16 M x 8 C)
+template <class Tile, int M, int C>
+__device__ __forceinline__ void add_sixteen(float (&O_regs)[M][C][4], const unsigned (&P_frag)[M][4], unsigned V_at) {
   typedef typename Tile::Type T;
   const int lane = threadIdx.x % 32;
-  if constexpr (sizeof(T) == 2) {
-    const unsigned at = shared_address(V_smem + Tile::index(lane % 16, lane / 16 * 8));
+  const unsigned at = Tile::index(lane % 16, lane / 16 * 8) * sizeof(T);
 #pragma unroll
-    for (int k = 0; k < N / 2; k++) {
-      // An accumulator pair is already laid out as the first operand of the next product, once rounded.
-      unsigned P_frag[M][4], V_frag[4];
+  for (int n = 0; n < C / 2; n++) {
+    unsigned V_frag[4];
+    if (SCARCE && n % 4 == 0) __syncwarp();  // no fragment is loaded ahead of it
+    load_matrices_transposed(V_frag, V_at + Tile::right(at, 2 * n));
 #pragma unroll
-      for (int i = 0; i < M; i++)
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-          const float(&p)[4] = P_regs[i][2 * k + r / 2];
-          P_frag[i][r] = pack(T(), p[r % 2 * 2], p[r % 2 * 2 + 1]);
-        }
-#pragma unroll
-      for (int n = 0; n < Tile::PAD / 16; n++) {
-        if (SCARCE && n % 4 == 0) __syncwarp();  // no fragment is loaded ahead of it
-        load_matrices_transposed(V_frag, Tile::right(at, 2 * n) + k * 16 * Tile::ROW_BYTES);
-#pragma unroll
-        for (int i = 0; i < M; i++) {
-          mma(T(), O_regs[i][2 * n], P_frag[i], V_frag[0], V_frag[1]);
-          mma(T(), O_regs[i][2 * n + 1], P_frag[i], V_frag[2], V_frag[3]);
-        }
-      }
+    for (int i = 0; i < M; i++) {
+      mma(T(), O_regs[i][2 * n], P_frag[i], V_frag[0], V_frag[1]);
+      mma(T(), O_regs[i][2 * n + 1], P_frag[i], V_frag[2], V_frag[3]);
     }
+  }
+}
+
+// The same for rows 16 k to 16 k + 15 of V_smem, with weights that are accumulators: those are laid out as the first operand of the
+// next product, once rounded.
+template <class Tile, int M, int N, int C>
+__device__ __forceinline__ void add_sixteen(float (&O_regs)[M][C][4], const float (&P_regs)[M][N][4], const Element* V_smem, int k) {
+  unsigned P_frag[M][4];
+#pragma unroll
+  for (int i = 0; i < M; i++)
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+      const float(&p)[4] = P_regs[i][2 * k + r / 2];
+      P_frag[i][r] = pack(typename Tile::Type(), p[r % 2 * 2], p[r % 2 * 2 + 1]);
+    }
+  add_sixteen<Tile>(O_regs, P_frag, shared_address(V_smem) + k * 16 * Tile::ROW_BYTES);
+}
+
+// O += P V:  P_regs (16 M x 8 N), V_smem (8 N x 8 C, rows of PAD) -> O_regs (16 M x 8 C). Floats are summed SUMMED at a time (1 to 8),
+// each time with a rounding of the long sum: more take more registers.
+template <class Tile, int SUMMED = 1, int M, int N, int C>
+__device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][C][4], const float (&P_regs)[M][N][4],
+                                                    const Element* V_smem) {
+  if constexpr (sizeof(typename Tile::Type) == 2) {
+#pragma unroll
+    for (int k = 0; k < N / 2; k++) add_sixteen<Tile>(O_regs, P_regs, V_smem, k);
   } else {
-    const int t = lane % 4;
+    const int t = threadIdx.x % 4;
     // Of each eight rows of V the first four, then the others, by the same code: they are permuted alike, but for the lowest bit.
     // (A loop takes registers, too.)
     constexpr int TURN = SUMMED > 4 || SCARCE ? 8 : 4;
@@ -145,7 +157,7 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][Tile::PAD
               for (int h = 0; h < 2; h++)
                 p[k][i][h] = __shfl_sync(~0u, P_regs[i][n][2 * h + (k0 + k) % 2], first / 2 + (k0 + k) / 2, 4);
 #pragma unroll
-          for (int c = 0; c < Tile::PAD / 8; c++) {
+          for (int c = 0; c < C; c++) {
             float sum[M][4];
 #pragma unroll
             for (int i = 0; i < M; i++)
@@ -174,64 +186,109 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][Tile::PAD
   }
 }
 
-// A warp's accumulators to a tile in SRAM, times `scale`:  regs (16 M x PAD) -> tile_smem (16 M x PAD)
-template <class Tile, int M>
-__device__ __forceinline__ void put_tile(Element* tile_smem, const float (&regs)[M][Tile::PAD / 8][4], float scale) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+// The same with weights in SRAM, of half types: 16 K of them a row, from column `col` on, a multiple of 16 K (a power of two).
+//   P_smem (16 M rows of PAD), V_smem (16 K x 8 C, rows of PAD) -> O_regs (16 M x 8 C)
+template <class Tile, class ScoreTile, int K, int M, int C>
+__device__ __forceinline__ void add_stored_values(float (&O_regs)[M][C][4], const Element* P_smem, int col, const Element* V_smem) {
+  const int lane = threadIdx.x % 32;
+  const unsigned P_at = ScoreTile::right(shared_address(P_smem + ScoreTile::index(lane % 16, lane / 16 * 8)), col / 8);
+#pragma unroll
+  for (int k = 0; k < K; k++) {
+    unsigned P_frag[M][4];
+#pragma unroll
+    for (int i = 0; i < M; i++) load_matrices(P_frag[i], ScoreTile::right(P_at, 2 * k) + i * 16 * ScoreTile::ROW_BYTES);
+    add_sixteen<Tile>(O_regs, P_frag, shared_address(V_smem) + k * 16 * Tile::ROW_BYTES);
+  }
+}
+
+template <int M, int C> __device__ __forceinline__ void multiply(float (&regs)[M][C][4], float by) {
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
-    for (int n = 0; n < Tile::PAD / 8; n++)
+    for (int n = 0; n < C; n++)
 #pragma unroll
-      for (int h = 0; h < 2; h++)
-        store_two(tile_smem + Tile::index(16 * m + g + 8 * h, 8 * n + 2 * t), scale * regs[m][n][2 * h],
-                  scale * regs[m][n][2 * h + 1]);
+      for (int e = 0; e < 4; e++) regs[m][n][e] *= by;
 }
 
-// dQ = dS K for 16 rows from `row` on and 16 C columns from tile `tile` of 16 columns on; columns beyond PAD are 0.
-//   dS_smem (KEYS x rows of dS, transposed), K_smem (KEYS x PAD) -> dQ_regs (16 x 16 C)
-template <class Tile, class ScoreTile, int KEYS, int C>
-__device__ __forceinline__ void transposed_product(float (&dQ_regs)[C][2][4], const Element* dS_smem, int row,
+// A warp's accumulators to a tile in SRAM:  regs (16 M x 8 C) -> 16 M rows of PAD at tile_smem, from column `col` on, a multiple of
+// 8 C (a power of two) or 0
+template <class Tile, int M, int C>
+__device__ __forceinline__ void put_tile(Element* tile_smem, const float (&regs)[M][C][4], int col = 0) {
+  typedef typename Tile::Type T;
+  constexpr int CHUNKS = 8 * sizeof(T) / 16;  // of 8 columns
+  const int lane = threadIdx.x % 32;
+  const unsigned at = Tile::right(shared_address(tile_smem + Tile::index(lane / 4, lane % 4 * 2)), col / 8 * CHUNKS);
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int n = 0; n < C; n++)
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+        store_two(T(), Tile::right(at, n * CHUNKS) + (16 * m + 8 * h) * Tile::ROW_BYTES, regs[m][n][2 * h],
+                  regs[m][n][2 * h + 1]);
+}
+
+// dQ = dS K for 16 A rows from `row` on and 16 C columns from tile `tile` of 16 columns on; columns beyond PAD are 0.
+//   dS_smem (KEYS x rows of dS, transposed), K_smem (KEYS x PAD) -> dQ_regs (16 A x 16 C)
+template <class Tile, class ScoreTile, int KEYS, int A, int C>
+__device__ __forceinline__ void transposed_product(float (&dQ_regs)[A][C][2][4], const Element* dS_smem, int row,
                                                    const Element* K_smem, int tile) {
   typedef typename Tile::Type T;
+  constexpr int TILES = Tile::PAD / 16;
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int c = 0; c < C; c++)
+  for (int a = 0; a < A; a++)
 #pragma unroll
-    for (int half = 0; half < 2; half++)
+    for (int c = 0; c < C; c++)
 #pragma unroll
-      for (int e = 0; e < 4; e++) dQ_regs[c][half][e] = 0.f;
+      for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) dQ_regs[a][c][half][e] = 0.f;
   if constexpr (sizeof(T) == 2) {
-    const unsigned dS_at = shared_address(dS_smem + ScoreTile::index(lane % 8 + lane / 16 * 8, row + lane / 8 % 2 * 8));
-    const unsigned K_at = shared_address(K_smem + Tile::index(lane % 16, lane / 16 * 8));
-#pragma unroll(C > 4 ? 2 : 4)
+    unsigned dS_at[A], K_at[C];
+#pragma unroll
+    for (int a = 0; a < A; a++)
+      dS_at[a] = shared_address(dS_smem + ScoreTile::index(lane % 8 + lane / 16 * 8, row + 16 * a + lane / 8 % 2 * 8));
+#pragma unroll
+    for (int c = 0; c < C; c++) K_at[c] = shared_address(K_smem + Tile::index(lane % 16, 16 * (tile + c) + lane / 16 * 8));
+#pragma unroll(SCARCE ? (C > 4 ? 2 : 4) : KEYS)
     for (int k = 0; k < KEYS; k += 16) {
-      unsigned dS_frag[4], K_frag[4];
-      load_matrices_transposed(dS_frag, dS_at + k * ScoreTile::ROW_BYTES);
+      unsigned dS_frag[A][4], K_frag[4];
+#pragma unroll
+      for (int a = 0; a < A; a++) load_matrices_transposed(dS_frag[a], dS_at[a] + k * ScoreTile::ROW_BYTES);
 #pragma unroll
       for (int c = 0; c < C; c++) {
-        if (16 * (tile + c) >= Tile::PAD) continue;  // no break, for which the loop would stay one, with dQ_regs in memory
-        load_matrices_transposed(K_frag, Tile::right(K_at, 2 * (tile + c)) + k * Tile::ROW_BYTES);
-        mma(T(), dQ_regs[c][0], dS_frag, K_frag[0], K_frag[1]);
-        mma(T(), dQ_regs[c][1], dS_frag, K_frag[2], K_frag[3]);
+        if (TILES % C != 0 && tile + c >= TILES) continue;  // no break, for which the loop would stay one, with dQ_regs in memory
+        load_matrices_transposed(K_frag, K_at[c] + k * Tile::ROW_BYTES);
+#pragma unroll
+        for (int a = 0; a < A; a++) {
+          mma(T(), dQ_regs[a][c][0], dS_frag[a], K_frag[0], K_frag[1]);
+          mma(T(), dQ_regs[a][c][1], dS_frag[a], K_frag[2], K_frag[3]);
+        }
       }
     }
   } else {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll 2
     for (int k = 0; k < KEYS; k++) {
-      const float s[2] = {dS_smem[ScoreTile::index(k, row + g)], dS_smem[ScoreTile::index(k, row + g + 8)]};
+      float s[A][2];
+#pragma unroll
+      for (int a = 0; a < A; a++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) s[a][h] = dS_smem[ScoreTile::index(k, row + 16 * a + g + 8 * h)];
 #pragma unroll
       for (int c = 0; c < C; c++) {
-        if (16 * (tile + c) >= Tile::PAD) continue;
+        if (TILES % C != 0 && tile + c >= TILES) continue;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
           const float2 key = *reinterpret_cast<const float2*>(K_smem + Tile::index(k, 16 * (tile + c) + 8 * half + 2 * t));
 #pragma unroll
-          for (int h = 0; h < 2; h++) {
-            dQ_regs[c][half][2 * h] = fmaf(s[h], key.x, dQ_regs[c][half][2 * h]);
-            dQ_regs[c][half][2 * h + 1] = fmaf(s[h], key.y, dQ_regs[c][half][2 * h + 1]);
-          }
+          for (int a = 0; a < A; a++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+              dQ_regs[a][c][half][2 * h] = fmaf(s[a][h], key.x, dQ_regs[a][c][half][2 * h]);
+              dQ_regs[a][c][half][2 * h + 1] = fmaf(s[a][h], key.y, dQ_regs[a][c][half][2 * h + 1]);
+            }
         }
       }
     }

@@ -54,6 +54,13 @@ struct RowBlock {
   }
 };
 
+// blockIdx.x, read again wherever this is asked for, so that what follows from it need not be kept through a loop.
+__device__ __forceinline__ int block_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+  return index;
+}
+
 // Row blocks of SIZE rows of one head are neighbours, so that they share K and V in L2; the longest (of a sequence) come first.
 template <int SIZE> __device__ __forceinline__ RowBlock find_row_block(const Params& p, void* scratch) {
   if constexpr (VARLEN) {
@@ -64,8 +71,8 @@ template <int SIZE> __device__ __forceinline__ RowBlock find_row_block(const Par
     return {Tr - 1 - sequence.block, 0,     head, head / p.group, sequence.queries, sequence.keys, sequence.first_query,
             sequence.first_key,      L_row, sequence.block < Tr};
   } else {
-    const int Tr = (p.Nq + SIZE - 1) / SIZE, pair = blockIdx.x / Tr, head = pair % p.heads;
-    const int i = Tr - 1 - blockIdx.x % Tr;
+    const int Tr = (p.Nq + SIZE - 1) / SIZE, index = block_index(), pair = index / Tr, head = pair % p.heads;
+    const int i = Tr - 1 - index % Tr;
     return {i, pair / p.heads, head, head / p.group, p.Nq, p.Nk, 0, 0, static_cast<long long>(pair) * p.total_q, true};
   }
 }

@@ -34,23 +34,31 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
   template <int ROWS, int THREADS, bool WHOLE>
   static __device__ __forceinline__ void load(Element* tile_smem, const Element* tile_gmem, long long row_stride, int valid,
                                               int thread) {
-    // A thread keeps to its columns and, where 8 rows or more are copied at once, to rows that are permuted alike.
-    constexpr int WIDE = side_by_side(THREADS), ROWS_AT_ONCE = THREADS / WIDE;
-    const int col0 = thread % WIDE * COPY, row0 = thread / WIDE;
-    const Element* from = tile_gmem + row0 * row_stride + col0;
-    // Narrow copies are too many to have all their addresses in registers.
-    constexpr bool MANY = PAD / (WIDE * COPY) * ROWS / ROWS_AT_ONCE > (SCARCE ? 8 : 32);
-#pragma unroll(MANY ? 1 : ROWS)
-    for (int r = 0; r < ROWS; r += ROWS_AT_ONCE) {
-      const int row = row0 + r;
-      if (ROWS % ROWS_AT_ONCE && row >= ROWS) break;
-#pragma unroll(MANY ? 4 : PAD)
-      for (int c = 0; c < PAD; c += WIDE * COPY) {
-        const bool inside = (WHOLE || row < valid) && (PAD == WIDTH || col0 + c < WIDTH);
-        copy_chunk(tile_smem + index(row, col0 + c), inside ? from + c : tile_gmem, inside);
-      }
-      from += ROWS_AT_ONCE * row_stride;
-    }
+    load_from<ROWS, THREADS, WHOLE>(tile_smem, tile_gmem + begin<THREADS>(row_stride, thread), tile_gmem, row_stride, valid, thread);
+  }
+
+  // Where in a tile a thread's copies begin, in elements
+  template <int THREADS> static __device__ __forceinline__ long long begin(long long row_stride, int thread) {
+    return thread / side_by_side(THREADS) * row_stride + thread % side_by_side(THREADS) * COPY;
+  }
+
+  // The same for one who knows where that is; `anywhere` can be read.
+  template <int ROWS, int THREADS, bool WHOLE>
+  static __device__ __forceinline__ void load_from(Element* tile_smem, const Element* from, const Element* anywhere,
+                                                   long long row_stride, int valid, int thread) {
+    load_rows<ROWS, THREADS, WHOLE, false>(tile_smem, from, anywhere, rows_at_once(THREADS) * row_stride, valid, thread);
+  }
+
+  // The same from the last rows to the first, of tiles that come in this order, too: one pointer and one step go through all.
+  // `from` is where the last of the thread's rows begin (`last_rows` beyond `begin`), and becomes that in the tile before.
+  template <int ROWS, int THREADS, bool WHOLE>
+  static __device__ __forceinline__ void load_back(Element* tile_smem, const Element*& from, const Element* anywhere,
+                                                   long long row_stride, int valid, int thread) {
+    load_rows<ROWS, THREADS, WHOLE, true>(tile_smem, from, anywhere, -rows_at_once(THREADS) * row_stride, valid, thread);
+    from += (last_rows(ROWS, THREADS) + rows_at_once(THREADS) - ROWS) * row_stride;  // 0 where all threads have rows in each turn
+  }
+  static __device__ constexpr int last_rows(int rows, int threads) {
+    return (rows - 1) / rows_at_once(threads) * rows_at_once(threads);
   }
 
   // Writes the first `valid` rows of a tile to HBM, by the lanes of a warp.
@@ -73,5 +81,32 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
     const int along = COPIES & -COPIES, power = threads & -threads, banks = 128 / COPY_BYTES;
     const int most = power / 8 > banks ? power / 8 : banks < power ? banks : power;
     return along < most ? along : most;
+  }
+  static __device__ constexpr int rows_at_once(int threads) { return threads / side_by_side(threads); }
+
+  // A thread's copies, `step` elements from those of some rows to those of the next, or, BACK, of the ones before
+  template <int ROWS, int THREADS, bool WHOLE, bool BACK>
+  static __device__ __forceinline__ void load_rows(Element* tile_smem, const Element*& from, const Element* anywhere, long long step,
+                                                   int valid, int thread) {
+    // A thread keeps to its columns and, where 8 rows or more are copied at once, to rows that are permuted alike.
+    constexpr int WIDE = side_by_side(THREADS), ROWS_AT_ONCE = rows_at_once(THREADS), LAST = last_rows(ROWS, THREADS);
+    const int col0 = thread % WIDE * COPY, row0 = thread / WIDE;
+    // Narrow copies are too many to have all their addresses in registers.
+    constexpr bool MANY = PAD / (WIDE * COPY) * ROWS / ROWS_AT_ONCE > (SCARCE ? 8 : 32);
+    // Then all of its places follow from the first by constants.
+    constexpr bool ALIKE = ROWS_AT_ONCE % 8 == 0 && (WIDE * COPY == PAD || WIDE * COPY * sizeof(Element) % (16 * GROUP) == 0);
+    Element* first = tile_smem + (BACK ? index(row0, col0) : unknown(index(row0, col0)));
+#pragma unroll(MANY ? 1 : ROWS)
+    for (int turn = 0; turn <= LAST; turn += ROWS_AT_ONCE) {
+      const int r = BACK ? LAST - turn : turn, row = row0 + r;
+      if (ROWS % ROWS_AT_ONCE == 0 || row < ROWS) {
+#pragma unroll(MANY ? 4 : PAD)
+        for (int c = 0; c < PAD; c += WIDE * COPY) {
+          const bool inside = (WHOLE || row < valid) && (PAD == WIDTH || col0 + c < WIDTH);
+          copy_chunk(ALIKE ? first + r * PAD + c : tile_smem + index(row, col0 + c), inside ? from + c : anywhere, inside);
+        }
+      }
+      from += step;
+    }
   }
 };

@@ -190,7 +190,7 @@ def test_one_launch_with_the_schedules_constants(cupy: Recorded) -> None:
     schedule = plan(Problem.from_arrays(q, k, v, causal=True), Device.named("H100-SXM"), lse=True)
     (kernel,) = schedule.kernels()
     assert cupy.launches[0][:2] == ((kernel.grid,), (kernel.threads,))
-    assert cupy.launches[0][3] == kernel.shared_bytes <= compiler.SHARED_WITHOUT_ASKING and cupy.opted_in == []
+    assert cupy.launches[0][3] == kernel.shared_bytes > compiler.SHARED_WITHOUT_ASKING and cupy.opted_in == [kernel.shared_bytes]
     options = cupy.compiled[0][1]
     for name, value in kernel.constants:
         assert f"-D{name}={value}" in options

@@ -124,10 +124,10 @@ MUTANTS = {
     "l is a lane's": Mutant(LARGE, "row_sum(m[h]", "(m[h]", "numbers"),
     "what is masked counts": Mutant(LARGE, "scale_and_mask(S[0]", "if (false) scale_and_mask(S[0]", "numbers"),
     "L is believed": Mutant(LARGE, "> fabsf(given) * ROUNDED", ">= 0.f", "numbers"),
-    "a row's score is forgotten": Mutant(BWD, "p - base.score", "p", "numbers"),
+    "a row's score is forgotten": Mutant(BWD, "s - base.score", "s", "numbers"),
     "the loop is not told": Mutant(BWD, "large = __syncthreads_or(large)", "__syncthreads(), large = false", "numbers"),
-    "dQ: a row's score is forgotten": Mutant(DQ, "P[0][n][e] - base[e / 2].score", "P[0][n][e]", "numbers"),
-    "dQ: no row is large": Mutant(DQ, "large |= is_large(l);", "", "numbers"),
+    "dQ: a row's score is forgotten": Mutant(DQ, "P[m][n][e] - of_row.score", "P[m][n][e]", "numbers"),
+    "dQ: no row is large": Mutant(DQ, "large |= is_large(L_smem[row]);", "", "numbers"),
 }
 
 

@@ -31,30 +31,52 @@ PROBLEMS = {
     "window": Problem(1, 2, 1, 70, 150, 64, "float16", window=(40, 20)),
     "blocks": Problem(1, 2, 1, 70, 90, 64, "float16", block_mask=KEPT),
     "values are wider": Problem(1, 2, 1, 70, 90, 32, "float16", head_dim_v=64),
+    "one slot": Problem(1, 2, 1, 70, 90, 64, "float16"),
 }
+SMALL = Device.named("A100-40GB", sram="20KB")
 """Ragged both ways, two row blocks of several warps, three column blocks."""
 
 MUTANTS = {
-    "a slot is overwritten early": Mutant(FA2, "    __syncthreads();\n    fetch<", "    fetch<", "race", MOVED),
-    "nobody waits for a block": Mutant(FA2, "    wait_for_groups<STAGES - 2>();\n", "", "in flight|race", MOVED),
+    "a slot is overwritten early": Mutant(FA2, "    __syncthreads();\n    slot =", "    slot =", "race", MOVED),
+    "nobody waits for a block": Mutant(
+        FA2, "wait_for_groups<0>();\n    __syncthreads();\n    slot", "__syncthreads();\n    slot", "in flight|race", MOVED
+    ),
     "a block is waited for one too late": Mutant(
-        FA2, "wait_for_groups<STAGES - 2>", "wait_for_groups<STAGES - 1>", "in flight|race", MOVED
+        FA2,
+        "wait_for_groups<0>();\n    __syncthreads();\n    slot",
+        "wait_for_groups<1>();\n    __syncthreads();\n    slot",
+        "in flight|race",
+        MOVED,
     ),
-    "blocks are not committed": Mutant(FA2, "    close_group();\n    if constexpr", "    if constexpr", "in flight|race", MOVED),
-    "the ring has a slot too many": Mutant(
-        FA2, "slot = slot + 1 == STAGES", "slot = slot == STAGES", "race|uninitialised|out of bounds|in flight", MOVED
-    ),
+    "blocks are not committed": Mutant(FA2, "    close_group();\n    return ring", "    return ring", "in flight|race", MOVED),
+    "the ring has a slot too many": Mutant(FA2, "slot ^ SLOT", "slot + SLOT", "race|uninitialised|out of bounds|in flight", MOVED),
     "the next block goes to the slot at hand": Mutant(
-        FA2, "(j - AHEAD / 2, slot)", "(j - AHEAD / 2, slot + 1 == STAGES ? 0 : slot + 1)", "race|in flight|uninitialised", MOVED
+        FA2, "ring + other_slot(), K", "ring + slot, K", "race|in flight|uninitialised", MOVED
     ),
-    "slots overlap": Mutant(FA2, "ring + which * BC", "ring + which * (BC - 1)", "race|in flight", MOVED),
+    "slots overlap": Mutant(FA2, "SLOT = 2 * BC", "SLOT = 2 * (BC - 8)", "race|in flight", MOVED),
+    "with one slot V_j takes K_j's": Mutant(FA2, "+ SLOT / 2, V", ", V", "race|in flight|uninitialised", MOVED, "one slot"),
+    "with one slot nobody waits for V_j": Mutant(
+        FA2, "      wait_for_groups<0>();\n      __syncthreads();", "      __syncthreads();", "in flight|race", MOVED, "one slot"
+    ),
+    "with one slot K_j is overwritten early": Mutant(
+        FA2,
+        "      wait_for_groups<0>();\n      __syncthreads();",
+        "      wait_for_groups<0>();",
+        "race|in flight",
+        MOVED,
+        "one slot",
+    ),
+    "the last rows of a tile come first": Mutant(TILE, "BACK ? LAST - turn : turn", "turn", "numbers", (), "causal"),
+    "O takes the room of Q's other rows early": Mutant(
+        FA2, "    } else {\n      __syncthreads();\n    }", "    }", "race", (*MOVED, "store_two", "st.shared"), "values are wider"
+    ),
     "the ring begins in Q's last row": Mutant(
         FA2, "Q_smem + BR * ROW_SIZE", "Q_smem + (BR - 1) * ROW_SIZE", "race|in flight", MOVED
     ),
     "V is read without its permutation": Mutant(
         PRODUCTS,
-        "V_smem + Tile::index(lane % 16, lane / 16 * 8)",
-        "V_smem + lane % 16 * Tile::PAD + lane / 16 * 8",
+        "Tile::index(lane % 16, lane / 16 * 8) * sizeof(T)",
+        "(lane % 16 * Tile::PAD + lane / 16 * 8) * sizeof(T)",
         "numbers",
     ),
     "K's chunks are permuted by another row": Mutant(
@@ -64,9 +86,9 @@ MUTANTS = {
     "K is read past its end": Mutant(TILE, "WHOLE || row < valid", "WHOLE || row <= valid", "out of bounds", (COPY,)),
     "rows past the end of Q are read": Mutant(FA2, "p.Q.row, rows, thread", "p.Q.row, BR, thread", "out of bounds", (COPY,)),
     "rows past the end of O are stored": Mutant(
-        FA2, "rows - warp * WARP_ROWS, lane)", "WARP_ROWS, lane)", "out of bounds|race|uninitialised", ("reinterpret_cast<uint4*>",)
+        FA2, "end_rows, lane)", "WARP_ROWS, lane)", "out of bounds|race|uninitialised", ("reinterpret_cast<uint4*>",)
     ),
-    "L is written past the end": Mutant(FA2, "t == 0 && warp_row + row < Nq", "t == 0", "out of bounds|race", ("L[place.L_row",)),
+    "L is written past the end": Mutant(FA2, "t == 0 && row < end_rows", "t == 0", "out of bounds|race", ("L[end.L_row",)),
     "O leaves before the warp has put it down": Mutant(
         FA2, "  __syncwarp();\n", "", "race|uninitialised", ("store_two", "uint4*>")
     ),
@@ -90,8 +112,8 @@ MUTANTS = {
 }
 
 
-def schedule(problem: str, device: Device = A100) -> TileSchedule:
-    return plan(PROBLEMS[problem], device, "fa2", (64, 32), lse=True)
+def schedule(problem: str) -> TileSchedule:
+    return plan(PROBLEMS[problem], SMALL if problem == "one slot" else A100, "fa2", (64, 32), lse=True)
 
 
 @pytest.mark.parametrize("name", sample(MUTANTS, {"nobody waits for a block"}))

@@ -483,6 +483,17 @@ def test_float_atomics(type_: str) -> None:
     assert got.tolist() == {"f16x2": [16, 32], "bf16": [0x4180]}.get(type_, [16])
 
 
+@pytest.mark.parametrize("order", ["add.v4", "v4.add"])
+def test_atomics_of_a_vector(order: str) -> None:
+    """Each element is one of its own; 16 bytes are read and written, and aligned."""
+    memory = np.zeros(8, np.float32)
+    body = f"""cvt.rn.f32.u32 %f1, %r1; mov.f32 %f2, 0f3F800000; and.b32 %r2, %r1, 1; mul.wide.u32 %rd3, %r2, 16;
+    add.s64 %rd3, %rd1, %rd3; red.global.{order}.f32 [%rd3], {{%f1, %f2, %f1, %f2}};"""
+    launch = run(pointer_kernel(body.replace(".v4.add.f32", ".v4.f32.add"), "memory"), {"memory": memory}, block=32)
+    assert memory.tolist() == [240, 16, 240, 16, 256, 16, 256, 16]
+    assert launch.counters.traffic["memory"].read_bytes == launch.counters.traffic["memory"].write_bytes == 512
+
+
 # -- loading ------------------------------------------------------------------------------------------------------------
 
 

@@ -104,7 +104,7 @@ def test_extra_memory() -> None:
                 spaces = {name: plan_backward(problem, BASE, name).workspace_bytes for name in ("standard", "fa1", "fa2")}
                 assert spaces["standard"] == 3 * 2 * 3 * n * n * size
                 assert spaces["fa1"] == (0 if dtype == "float32" else 2 * 3 * n * d * 4)
-                assert spaces["fa2"] <= 2 * 3 * n * (d + 3) * 4
+                assert spaces["fa2"] <= 2 * 3 * (n + 7) * (d + 3) * 4  # dQ's sum has whole eights of rows
 
 
 def in_two_bytes(traffic: Traffic) -> float:

@@ -38,6 +38,8 @@ from test_timing import (
     scripted,
 )
 
+from cupyflash.schedules import fa2_tiles
+
 # --- the GPU's own code
 
 
@@ -258,7 +260,7 @@ def test_a_dry_run_measures_and_writes_nothing_into_the_checkout(tmp_path: Path,
     monkeypatch.setattr(forward, "first_calls", lambda code, seconds: {"cold": 1, "warm": 0})
     monkeypatch.setattr(command.whole, "seconds", lambda ours: 1.0)  # test_machine_code.py has it
     before = set((ROOT / "benchmarks").rglob("*.json*"))
-    tiles = [f"fa2 {size}" for size in ("64x128", "128x64", "16x128")]
+    tiles = [f"fa2 {rows}x{cols}" for rows in fa2_tiles.BLOCK_ROWS for cols in fa2_tiles.BLOCK_COLS]
     lines = dry(forward, None, ["fa1", "standard", *tiles])
     assert set((ROOT / "benchmarks").rglob("*.json*")) == before
     rows = rows_of(lines)

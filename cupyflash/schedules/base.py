@@ -394,7 +394,7 @@ def attention_params(*own: Field) -> Params:
             *params.arrays("const int", params.POINTER, ("key_lengths", "cu_seqlens_q", "cu_seqlens_k")),
             Field("rows", "long long"),
             *params.numbers("int", "Nq", "Nk", "total_q", "heads", "group", "sequences", "left", "right"),
-            Field("scale", "float"),
+            *params.numbers("float", "scale", "scale_log2"),
         )
     )
 

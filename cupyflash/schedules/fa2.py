@@ -31,8 +31,8 @@ from cupyflash.schedules.base import (
     visited_scores,
 )
 
-# What the ring holds in a replay of block sizes that no kernel runs.
-LEAST_STAGES = 2
+# What the ring holds in a replay of block sizes that no kernel runs: one K and one V block.
+LEAST_STAGES = 1
 
 
 class Fa2Schedule(TileSchedule):
@@ -59,7 +59,7 @@ class Fa2Schedule(TileSchedule):
             best = fa2_tiles.candidates(p, self.device, (self.block_rows, self.block_cols))[0]
             stages = LEAST_STAGES if best.rejected else best.config.stages
         kept = block_mask_bytes(p, 1, self.block_cols)
-        return Room("Q", self.block_rows * row), Room("K, V", stages * self.block_cols * row), Room("block_mask", kept)
+        return Room("Q", self.block_rows * row), Room("K, V", 2 * stages * self.block_cols * row), Room("block_mask", kept)
 
     def _row_block(self, times: int, rows: int, full_visits: int, tail_visits: int, tail_cols: int) -> Phase:
         """`times` row blocks of `rows` rows that visit full and ragged column blocks so often in all, or see none."""

@@ -31,13 +31,16 @@ from cupyflash.schedules.base import (
     element_constants,
     length_moves,
     mask_moves,
+    padded_dim,
     require_dtype,
     total_bytes,
     visited_scores,
 )
-from cupyflash.schedules.fa2_backward_tiles import Launch, launches
+from cupyflash.schedules.fa2_backward_tiles import Launch, Warps, launches
 
 ROW_THREADS = 128
+# Rows that dQ's sum has together (query_sum.cuh)
+SUMMED_ROWS = 8
 
 
 class _Fa2Kernels(BackwardSchedule):
@@ -111,23 +114,39 @@ class QueriesSchedule(_Fa2Kernels):
         """Thread blocks."""
         return self.problem.head_count * self.row_blocks
 
+    @cached_property
+    def stages(self) -> int:
+        """K and V blocks that there is room for."""
+        return tiles.query_stages_for(self.problem, self.device, self.block_rows, self.block_cols) or 1
+
+    @cached_property
+    def warps(self) -> Warps:
+        """How its warps share S."""
+        return tiles.query_warps_for(self.problem, self.device, self.block_rows, self.block_cols)
+
     def _tiles(self) -> tuple[Room, ...]:
-        return tiles.query_tiles(self.problem, self.block_rows, self.block_cols)
+        return tiles.query_tiles(self.problem, self.block_rows, self.block_cols, self.stages)
 
     def workspaces(self) -> Mapping[str, Workspace]:
         return {}
 
     def kernels(self) -> tuple[Kernel, ...]:
-        return (self._kernel("fa2_backward_queries"),)
+        shared, threads = total_bytes(self._tiles()), self.warps.count(self.block_rows) * WARP
+        constants = (
+            *self.constants(),
+            ("STAGES", self.stages),
+            ("WARP_ROWS", self.warps.own),
+            ("WARP_COLS", self.warps.at_once),
+            ("COL_WARPS", self.warps.beside),
+        )
+        name = "fa2_backward_queries"
+        return (Kernel(f"{name}.cu", name, constants, self.grid, threads, shared, self.params),)
 
     @property
     def large_rows(self) -> Kernel:
         """What finds `bases`, in the same blocks."""
-        return self._kernel("large_rows")
-
-    def _kernel(self, name: str) -> Kernel:
-        shared, threads = total_bytes(self._tiles()), self.block_rows // GRANULE * WARP
-        return Kernel(f"{name}.cu", name, self.constants(), self.grid, threads, shared, self.params)
+        shared, threads = tiles.large_rows_bytes(self.problem, self.block_rows, self.block_cols), self.block_rows // GRANULE * WARP
+        return Kernel("large_rows.cu", "large_rows", self.constants(), self.grid, threads, shared, self.params)
 
 
 @dataclass(frozen=True)
@@ -142,7 +161,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
     @property
     def query_shape(self) -> tuple[int, int]:
-        """The shape of L, D and, with d, of dQ_acc: heads of all batches, rows of each."""
+        """The shape of L and D: heads of all batches, rows of each."""
         return self.problem.head_count, self.problem.seqlen_q
 
     @property
@@ -156,6 +175,11 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         return tiles.stages_for(self.problem, self.device, self.block_rows, self.block_cols) or 1
 
     @cached_property
+    def warps(self) -> Warps:
+        """How its warps share S^T."""
+        return tiles.warps_for(self.problem, self.device, self.block_rows, self.block_cols)
+
+    @cached_property
     def by_rows(self) -> QueriesSchedule:
         """Row blocks as thread blocks."""
         used = tiles.fit_queries(self.problem, self.device, self.mask_blocks)
@@ -167,7 +191,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         return self.by_rows if self.deterministic else None
 
     def _tiles(self) -> tuple[Room, ...]:
-        return tiles.main_tiles(self.problem, self.block_rows, self.block_cols, self.stages)
+        return tiles.main_tiles(self.problem, self.block_rows, self.block_cols, self.stages, self.warps.beside)
 
     def _visit(self, launch: Launch, times: int, rows: int) -> Visit:
         p = self.problem
@@ -180,7 +204,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             moves.append(Move("D", rows, FLOAT32, tile="L, D"))
             if not self.deterministic:
                 # An atomic reads and writes.
-                moves += [Move("dQ_acc", rows * p.head_dim, FLOAT32, write=write) for write in (False, True)]
+                moves += [Move("dQ_acc", rows * padded_dim(p.head_dim), FLOAT32, write=write) for write in (False, True)]
         return Visit(times, tuple(moves))
 
     def _column_block(self, launch: Launch, times: int, cols: int, visits: tuple[Visit, ...]) -> Phase:
@@ -198,7 +222,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
         every = (p.seqlen_q * p.head_dim_v, p.itemsize)  # the first kernel: D, dQ = 0
         enter = [Move("O", *every), Move("dO", *every), Move("D", p.seqlen_q, FLOAT32, write=True)]
-        sums = Move("dQ_acc", p.seqlen_q * p.head_dim, FLOAT32)
+        sums = Move("dQ_acc", p.seqlen_q * padded_dim(p.head_dim), FLOAT32)
         if not self.deterministic:
             enter.append(Move("dQ_acc", sums.elements, FLOAT32, write=True))
         enter += [Move(name, p.seqlen_q, FLOAT32, write=name == "dsinks") for name in ("sinks", "L", "dsinks") if p.options.sinks]
@@ -215,7 +239,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             scores = sum(visited_scores(self, each, keys) for each in heads)
             yield Phase(1, enter=tuple(Move("dbias", scores, FLOAT32, write=write) for write in (False, True)))
         if not self.deterministic:
-            yield Phase(group, enter=(sums,), leave=(Move("dQ", sums.elements, p.itemsize, write=True),))
+            yield Phase(group, enter=(sums,), leave=(Move("dQ", p.seqlen_q * p.head_dim, p.itemsize, write=True),))
 
     def _launch(self, launch: Launch, literal: bool, keys: int, heads: list[Visited]) -> Iterator[Phase]:
         """The column blocks that any row block visits."""
@@ -238,7 +262,9 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     def workspaces(self) -> Mapping[str, Workspace]:
         spaces = {"D": Workspace(self.query_shape, "float32"), "bases": Workspace((*self.query_shape, 2), "float32")}
         if not self.deterministic:
-            spaces["dQ_acc"] = Workspace((*self.query_shape, self.problem.head_dim), "float32")
+            heads, rows = self.query_shape
+            whole = -(-rows // SUMMED_ROWS) * SUMMED_ROWS
+            spaces["dQ_acc"] = Workspace((heads, whole, padded_dim(self.problem.head_dim)), "float32")
         return spaces
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -252,6 +278,9 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             return (
                 *self.constants(),
                 ("STAGES", self.stages),
+                ("WARP_KEYS", self.warps.own),
+                ("WARP_ROWS", self.warps.at_once),
+                ("ROW_WARPS", self.warps.beside),
                 ("WITH_DK", int(launch.dk)),
                 ("WITH_DV", int(launch.dv)),
                 ("WITH_DQ", int(launch.dk and not self.deterministic)),
@@ -264,10 +293,13 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         row_grid = pairs * -(-total_q // (ROW_THREADS // tiles.row_lanes(p)))
         rows = Kernel(source, "fa2_backward_rows", constants(made[-1]), row_grid, ROW_THREADS, 0, self.params)
         shared = total_bytes(self._tiles())
-        threads = self.block_cols // GRANULE * WARP
+        threads = self.warps.count(self.block_cols) * WARP
         main = [Kernel(source, "fa2_backward", constants(each), self.grid, threads, shared, self.params) for each in made]
         before_main = rows, self.by_rows.large_rows
         if self.queries is not None:
             return (*before_main, *main, *self.queries.kernels())
-        finish = Kernel(source, "fa2_backward_finish", constants(made[-1]), row_grid, ROW_THREADS, 0, self.params)
+        of_block = ROW_THREADS // SUMMED_ROWS // (padded_dim(p.head_dim) // GRANULE) * SUMMED_ROWS
+        finish = Kernel(
+            source, "fa2_backward_finish", constants(made[-1]), pairs * -(-total_q // of_block), ROW_THREADS, 0, self.params
+        )
         return (*before_main, *main, finish)

@@ -20,6 +20,22 @@ BLOCK_ROWS = (64, 48, 32, 16)
 BLOCK_COLS = (128, 64, 48, 32, 16)
 # d + d_v of the gradients of 16 keys that a warp has in registers, by item size: wider heads take a launch for each.
 MOST_ACCUMULATORS = {2: 256, 4: 128}
+# Of the multiprocessor's SRAM, what a thread block takes beside its own.
+RESERVED = 1024
+
+
+@dataclass(frozen=True)
+class Warps:
+    """How the warps of a block share S^T, or in dQ's kernel S: each has `own` of its rows for good and makes `at_once` of its
+    columns at once; `beside` warps have the same rows."""
+
+    own: int
+    at_once: int
+    beside: int = 1
+
+    def count(self, rows: int) -> int:
+        """Warps of a thread block that has so many rows."""
+        return rows // self.own * self.beside
 
 
 @dataclass(frozen=True)
@@ -51,35 +67,89 @@ def block_mask_column_bytes(problem: Problem, block_rows: int) -> int:
     return 4 * group * math.ceil(math.ceil(problem.seqlen_q / block_rows) / 32)
 
 
-def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int) -> tuple[Room, ...]:
-    """What is in shared memory: K_j and V_j, dS, the Q and dO blocks with L and D, the column block's part of a block mask."""
+def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int, beside: int = 1) -> tuple[Room, ...]:
+    """What is in shared memory: K_j and V_j, dS, P where warps have the same keys, the Q and dO blocks with L and D, the column
+    block's part of a block mask."""
     size = problem.itemsize
     row, value_row = padded_dim(problem.head_dim) * size, padded_dim(problem.head_dim_v) * size
     return (
         Room("K", block_cols * row),
         Room("V", block_cols * value_row),
         Room("dS", block_cols * block_rows * size),
+        Room("P", (beside - 1) * block_cols * block_rows * size),
         Room("Q, dO", stages * block_rows * (row + value_row)),
         Room("L, D", stages * 2 * block_rows * FLOAT32),
         Room("block_mask", block_mask_column_bytes(problem, block_rows)),
     )
 
 
-def query_tiles(problem: Problem, block_rows: int, block_cols: int) -> tuple[Room, ...]:
-    """The same in the kernel of dQ: Q_i and dO_i, K_j and V_j, the row block's part of a block mask."""
+def query_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int = 1) -> tuple[Room, ...]:
+    """The same in the kernel of dQ: Q_i and dO_i, the K and V blocks, L and D, the row block's part of a block mask."""
     row, value_row = padded_dim(problem.head_dim) * problem.itemsize, padded_dim(problem.head_dim_v) * problem.itemsize
     return (
         Room("Q", block_rows * row),
         Room("dO", block_rows * value_row),
-        Room("K", block_cols * row),
-        Room("V", block_cols * value_row),
+        Room("K", stages * block_cols * row),
+        Room("V", stages * block_cols * value_row),
+        Room("L, D", 2 * block_rows * FLOAT32),
         Room("block_mask", block_mask_bytes(problem, 1, block_cols)),
     )
 
 
+def large_rows_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
+    """Shared memory of the kernel that looks for rows with a large L, which has the same blocks: Q_i, K_j and the block mask."""
+    row = padded_dim(problem.head_dim) * problem.itemsize
+    return (block_rows + block_cols) * row + block_mask_bytes(problem, 1, block_cols)
+
+
+def warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> Warps:
+    """32 keys a warp where registers hold their gradients and two blocks, or one of eight warps, fill a multiprocessor; else 16.
+
+    Q and dO are then read from shared memory half as often. From d 64 on a warp has half of the columns of the gradients.
+    """
+    narrow, wide = _half_widths(problem, device)
+    if narrow and block_cols == 128 and block_rows % 32 == 0 and _two_fit(main_tiles(problem, block_rows, block_cols, 2), device):
+        return Warps(32, 32)
+    need = total_bytes(main_tiles(problem, block_rows, block_cols, 2, 2))
+    if wide and (block_rows, block_cols) == (64, 128) and need <= device.sram_per_block:
+        return Warps(32, 32, 2)
+    return Warps(16, block_rows)
+
+
+def query_warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> Warps:
+    """The same for the kernel of dQ, where up to d 64 Q and dO stay in registers too, and at d 128 two warps share their rows."""
+    narrow, wide = _half_widths(problem, device)
+    rooms = query_tiles(problem, block_rows, block_cols, 2)
+    if narrow and block_rows == 128 and block_cols in (32, 64) and _two_fit(rooms, device):
+        return Warps(32, 32)
+    if wide and (block_rows, block_cols) == (128, 64) and total_bytes(rooms) <= device.sram_per_block:
+        return Warps(32, 32, 2)
+    return Warps(16, block_cols)
+
+
+def _half_widths(problem: Problem, device: Device) -> tuple[bool, bool]:
+    """Of half types on tensor cores that multiply 16 deep, with no element a score: whether d and d_v are at most 64; both 128."""
+    d, dv = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
+    served = problem.itemsize == 2 and device.compute_capability >= (8, 0) and not is_masked(problem)
+    return served and max(d, dv) <= 64, served and d == dv == 128
+
+
+def _two_fit(rooms: tuple[Room, ...], device: Device) -> bool:
+    """Whether two blocks fit a multiprocessor's shared memory."""
+    return 2 * (total_bytes(rooms) + RESERVED) <= device.sram_per_sm
+
+
 def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> int | None:
     """How many Q and dO blocks there is room for: two where they fit, None where not even one does."""
+    if warps_for(problem, device, block_rows, block_cols).own > GRANULE:
+        return 2
     fitting = [n for n in (2, 1) if total_bytes(main_tiles(problem, block_rows, block_cols, n)) <= device.sram_per_block]
+    return fitting[0] if fitting else None
+
+
+def query_stages_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> int | None:
+    """How many K and V blocks the kernel of dQ has room for."""
+    fitting = [n for n in (2, 1) if total_bytes(query_tiles(problem, block_rows, block_cols, n)) <= device.sram_per_block]
     return fitting[0] if fitting else None
 
 
@@ -108,20 +178,25 @@ def fit(problem: Problem, device: Device, within: tuple[int, int] | None = None)
     """The first blocks that registers and SRAM hold; where `within` is given, blocks that divide it."""
     for block_cols, block_rows in _blocks(within):
         stages = stages_for(problem, device, block_rows, block_cols)
-        if stages and block_rows <= most_rows(problem, device):
-            need = total_bytes(main_tiles(problem, block_rows, block_cols, stages))
+        warps = warps_for(problem, device, block_rows, block_cols)
+        if stages and (block_rows <= most_rows(problem, device) or warps.own > GRANULE):
+            need = total_bytes(main_tiles(problem, block_rows, block_cols, stages, warps.beside))
             made = "dK and dV together" if len(launches(problem)) == 1 else "dV, then dK"
-            reason = f"{plural(block_cols // GRANULE, 'warp')} of {GRANULE} keys, {made}, {plural(stages, 'Q and dO block')}"
+            reason = f"{plural(warps.count(block_cols), 'warp')} of {warps.own} keys, {made}, {plural(stages, 'Q and dO block')}"
             return TileSize(block_rows, block_cols, f"{reason}; {need:,} of {device.sram_per_block:,} bytes")
     raise _refused(problem, device, main_tiles(problem, GRANULE, GRANULE, 1), within)
 
 
 def fit_queries(problem: Problem, device: Device, within: tuple[int, int] | None) -> TileSize:
     """The same for the kernel of dQ."""
-    for block_rows, block_cols in _blocks(None if within is None else (within[1], within[0])):
-        need = total_bytes(query_tiles(problem, block_rows, block_cols))
-        if need <= device.sram_per_block and block_cols <= most_rows(problem, device):
-            return TileSize(block_rows, block_cols, f"{need:,} of {device.sram_per_block:,} bytes")
+    blocks = _blocks(None if within is None else (within[1], within[0]))
+    for block_rows, block_cols in sorted(blocks, key=lambda each: query_warps_for(problem, device, *each).own, reverse=True):
+        stages = query_stages_for(problem, device, block_rows, block_cols)
+        warps = query_warps_for(problem, device, block_rows, block_cols)
+        if stages and (block_cols <= most_rows(problem, device) or warps.own > GRANULE):
+            need = total_bytes(query_tiles(problem, block_rows, block_cols, stages))
+            reason = f"{plural(warps.count(block_rows), 'warp')} of {warps.own} rows, {plural(stages, 'K and V block')}"
+            return TileSize(block_rows, block_cols, f"{reason}; {need:,} of {device.sram_per_block:,} bytes")
     raise _refused(problem, device, query_tiles(problem, GRANULE, GRANULE), within)
 
 

@@ -28,8 +28,8 @@ from cupyflash.words import plural
 
 BLOCK_ROWS = (16, 64, 128)
 WARP_ROWS = (16, 32)
-BLOCK_COLS = (16, 32, 48, 64, 128)
-STAGES = (2, 3, 4)
+BLOCK_COLS = (16, 32, 48, 64, 96, 128)
+STAGES = (1, 2)
 MOST_FLOAT_COLS = 32  # P goes from lane to lane in unrolled code
 MOST_REGISTERS = 255
 SHARING_ROOM = 24
@@ -38,20 +38,20 @@ BLOCK_LATENCY = 2000
 """Clocks from a thread block's start to its first tile and from its last to its end; those of an SM's blocks overlap."""
 TILE_LATENCY = 600
 """Clocks of a warp's tile in which it only waits: two barriers, first fragments, sums and maxima over lanes."""
-TURN = 100
-"""Clocks of a block's tile that overlap with nothing: its barriers and the turns of its loops."""
+BARRIER = 50
+"""Clocks of a block's tile that overlap with nothing, for each barrier in it: one with two stages, two with one."""
 IN_STEP = 1.1
 """A block that has a multiprocessor to itself takes so much longer: its warps meet at barriers, so that they do less at
 the same time that differs."""
 ALIKE = 1.03
-"""Candidates within this of the fastest are alike to the model: the fewest stages are taken, then the fewest turns of the loop."""
+"""Candidates within this of the fastest are alike to the model: the most stages are taken, then the fewest turns of the loop."""
 
 
 @dataclass(frozen=True)
 class Config:
     """One configuration of the kernel.
 
-    block_rows, block_cols: Br and Bc. warp_rows: rows of S that a warp owns. stages: slots of the ring, a K or V block each.
+    block_rows, block_cols: Br and Bc. warp_rows: rows of S that a warp owns. stages: slots of the ring, a K and a V block each.
     q_in_regs: Q stays in registers too. blocks: thread blocks that are to share a multiprocessor.
     """
 
@@ -107,7 +107,7 @@ def row_size(problem: Problem) -> int:
 
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int, stages: int) -> int:
     """Bytes of the Q block, which O leaves through, of the ring, and of the row block's part of a block mask."""
-    return (block_rows + stages * block_cols) * row_size(problem) + block_mask_bytes(problem, 1, block_cols)
+    return (block_rows + 2 * stages * block_cols) * row_size(problem) + block_mask_bytes(problem, 1, block_cols)
 
 
 def accumulators(problem: Problem, config: Config) -> int:
@@ -141,7 +141,9 @@ def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
     elif wide or capability >= (12, 0):
         most = 144
     else:
-        most = 160 if config.warps > 2 else 144
+        most = 144 if config.warps <= 2 else 160
+        if config.warps > 2 and (capability == (9, 0) or (capability == (8, 0) and config.stages == 1)):
+            most = 176  # on sm_80 the places in a second slot take the registers
     if config.block_cols == max(BLOCK_COLS):
         most -= 40  # S takes twice the registers of the next narrower, and P half as much again
     return most - (32 if one_warp else 0)
@@ -180,8 +182,6 @@ def is_least(problem: Problem, device: Device, config: Config) -> bool:
 def registers(problem: Problem, device: Device, config: Config) -> int:
     """About what a thread needs, from what ptxas made of the kernel: accumulators, fragments, addresses."""
     slack = (32 if problem.itemsize == 2 else 80) + config.block_cols * config.warp_rows // 128
-    if config.stages == 3:
-        slack += 8  # a ring that is no power of two
     if odd(problem):
         slack += 16
     if masked(problem):
@@ -276,7 +276,7 @@ def turn(config: Config, parts: dict[str, float], resident: int) -> float:
     """Clocks in which `resident` blocks of a multiprocessor all go one tile further."""
     serial = sum(clocks for name, clocks in parts.items() if name in ("tensor", "FMA", "exp", "float32"))
     a_warp = PARTITIONS / config.warps  # what a warp's scheduler takes of the block's parts
-    together = -(-resident * config.warps // PARTITIONS) * a_warp * (max(parts.values()) + TURN)
+    together = -(-resident * config.warps // PARTITIONS) * a_warp * (max(parts.values()) + BARRIER * (3 - config.stages))
     return max(together, a_warp * serial + TILE_LATENCY) * (IN_STEP if resident == 1 else 1.0)
 
 
@@ -315,7 +315,7 @@ def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None 
     shapes: dict[tuple[int, int], list[Candidate]] = {}
     for each in able:
         shapes.setdefault((each.config.block_rows, each.config.block_cols), []).append(each)
-    of_shape = [_best(same, lambda each: each.config.stages) for same in shapes.values()]
+    of_shape = [_best(same, lambda each: -each.config.stages) for same in shapes.values()]
     finalists: list[Candidate] = []
     for block_rows in sorted({each.config.block_rows for each in able}):
         of_rows = [each for each in of_shape if each.config.block_rows == block_rows]

@@ -141,6 +141,7 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
     R = visits.row_visits
     Nq, d, dv, atomics = group * p.seqlen_q, p.head_dim, p.head_dim_v, not schedule.deterministic
     loaded, made = _loaded(schedule, keys, heads), launches(p)
+    of_sum = -(-d // 16) * 16 * FLOAT32  # a row of dQ's sum, whose columns are padded
     form = {
         "Q": (len(made) * R * d * p.itemsize, 0),
         "K": (len(made) * loaded * d * p.itemsize, 0),
@@ -153,7 +154,7 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
         "dK": (0, p.seqlen_k * d * p.itemsize),
         "dV": (0, p.seqlen_k * dv * p.itemsize),
         "dQ": (0, Nq * d * p.itemsize if atomics else 0),
-        "dQ_acc": ((R + Nq) * d * FLOAT32, (R + Nq) * d * FLOAT32) if atomics else (0, 0),
+        "dQ_acc": ((R + Nq) * of_sum, (R + Nq) * of_sum) if atomics else (0, 0),
         "key_lengths": (len(made) * 4 * blocks_in(p.seqlen_k, schedule.block_cols) if p.options.padded else 0, 0),
         "block_mask": (0 if p.options.block_mask is None else len(made) * visits.blocks, 0),
     }

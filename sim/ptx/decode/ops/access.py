@@ -255,11 +255,11 @@ def add_at_once(view: Array, index: Array, value: Array) -> Array:
     "atom",
     "red",
     forms=".global .shared, generic: .add .min .max .inc .dec .u32-.s64, .and .or .xor .exch .cas .b16-.b64, "
-    ".add .f32 .f64 .f16 .f16x2 .bf16 .bf16x2",
+    ".add .f32 .f64 .f16 .f16x2 .bf16 .bf16x2, of .global {.v2 .v4 .v8} of those up to 16 bytes",
 )
 def atom(i: Instruction) -> Plan:
     mods = Mods(i, *hints(i), "noftz")
-    space = take_space(mods)
+    space, count = take_space(mods), vector(mods)
     name = mods.choice(("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"))
     type_ = mods.type()
     mods.done()
@@ -267,34 +267,39 @@ def atom(i: Instruction) -> Plan:
         raise Unsupported("this atomic")
     if type_.kind == "f" and name != "add":
         raise Unsupported(f"atomic {name} of floating point")
+    size = count * type_.bytes
+    if count > 1 and (space != "global" or type_.kind != "f" or type_.bits == 64 or size > 16):
+        raise Unsupported("this atomic of a vector")
     returns = i.opcode == "atom"
-    target = i.operands[0] if returns else SINK
-    memory, *values = i.operands[1:] if returns else i.operands
-    values = values[: 2 if name == "cas" else 1]
+    targets = items(i.operands[0], count) if returns else [SINK] * count
+    memory, *given = i.operands[1:] if returns else i.operands
+    values = given[: 2 if name == "cas" else 1] if count == 1 else items(given[0], count)
     base, offset = address_arg(memory, space)
     fn = update(name, type_)
     bits = TYPES[f"b{type_.bits}"]
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        address, port = address_thunk(frame, ins[0], offset), make_port(frame, i, space, type_.bytes, "atom")
+        address, port = address_thunk(frame, ins[0], offset), make_port(frame, i, space, size, "atom")
         operands = [v if v.ndim else np.full(frame.n, v) for v in ins[1:]]
 
         def run() -> None:
-            old = np.zeros(frame.n, bits.dtype)
-            for view, index, positions in port.resolve(frame.lanes, address()):
+            olds = [np.zeros(frame.n, bits.dtype) for _ in range(count)]
+            for whole, index, positions in port.resolve(frame.lanes, address()):
                 chosen = operands if positions is None else [v[positions] for v in operands]
-                first, second = chosen[0], chosen[-1]
-                index = index.astype(np.int64)
-                if name == "add" and type_.kind != "f":
-                    found = add_at_once(view, index, first)
-                else:
-                    found = np.empty(len(index), bits.dtype)
-                    for at in rounds(index):
-                        found[at] = view[index[at]]
-                        view[index[at]] = fn(found[at], first[at], second[at])
-                old[positions if positions is not None else slice(None)] = found
-            np.copyto(out[0], old)
+                view, index = whole.view(bits.dtype), index.astype(np.int64) * count
+                for k, old in enumerate(olds):  # each element of a vector is an atomic of its own
+                    first, second = (chosen[0], chosen[-1]) if count == 1 else (chosen[k], chosen[k])
+                    if name == "add" and type_.kind != "f":
+                        found = add_at_once(view, index, first)
+                    else:
+                        found = np.empty(len(index), bits.dtype)
+                        for at in rounds(index):
+                            found[at] = view[index[at] + k]
+                            view[index[at] + k] = fn(found[at], first[at], second[at])
+                    old[positions if positions is not None else slice(None)] = found
+            for register, old in zip(out, olds, strict=True):
+                np.copyto(register, old)
 
         return run
 
-    return Plan((arg(target, bits),), (base, *(arg(v, bits) for v in values)), bind, mode=0, pure=False)
+    return Plan(tuple(arg(t, bits) for t in targets), (base, *(arg(v, bits) for v in values)), bind, mode=0, pure=False)
