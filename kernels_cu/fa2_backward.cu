@@ -345,7 +345,7 @@ fa2_backward(__grid_constant__ const Params given) {
           } else {
             subtract();
           }
-          // Nothing branches from here on, so that the weights are made beside dP's products.
+          // Nothing branches from here on, so that weights are made beside products.
 #pragma unroll
           for (int m = 0; m < M; m++)
 #pragma unroll
@@ -354,7 +354,7 @@ fa2_backward(__grid_constant__ const Params given) {
               for (int e = 0; e < 4; e++) P[m][n][e] = weight_of(P[m][n][e]);
           // dV_j += P^T dO_i
           if constexpr (WITH_DV) add_weighted_values<ValueTile, 8>(dV_regs, P, slot.dO + row * ValueTile::PAD + value_col);
-          // dP^T = V_j dO_i^T
+          // dP^T = V_j dO_i^T, a loop: with all its fragments loaded ahead, registers spill
           if constexpr (WITH_DK) scores<ValueTile, 2>(dS, V_rows, slot.dO + row * ValueTile::PAD);
           if constexpr (WITH_DK) {
             // dS^T = P^T * (dP^T - D_i), dK_j += dS^T Q_i

@@ -159,7 +159,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
             }
         }
       }
-      // Nothing branches from here on, so that the weights are made beside dP's products.
+      // Nothing branches from here on, so that weights are made beside products.
 #pragma unroll
       for (int m = 0; m < M; m++)
 #pragma unroll

@@ -14,7 +14,9 @@ constexpr int ADDED = 4;
 constexpr int ADDED = 1;
 #endif
 
-__device__ __forceinline__ long long sums_of_a_head(int rows) { return static_cast<long long>((rows + 7) / 8) * (SUM_TILES * SUM_PIECE); }
+__device__ __forceinline__ long long sums_of_a_head(int rows) {
+  return static_cast<long long>((rows + 7) / 8) * (SUM_TILES * SUM_PIECE);
+}
 
 // Where the first of 16 columns of a row has its sum, or those of lane t of four begin; `head` counts those of all batches, of `rows`
 // rows each. 8 rows below are SUM_TILES pieces on.
