@@ -111,9 +111,9 @@ class Rates:
     shared_queue: float = latency(40, "work that may wait for shared memory before a warp must")
     exp_queue: float = latency(16, "work that may wait for the MUFU before a warp must")
     red_lines: float = latency(
-        8,
-        "lines of 128 bytes that a RED touches, a clock each: 8 where four lanes share a row",
-        "mma.sync's layout; a clock a line: assumed",
+        1,
+        "lines of 128 bytes that a RED of 4 bytes a lane touches, a clock each: 1, since dQ's sum lies in whole lines",
+        "query_sum.cuh; a clock a line: assumed",
     )
     start: float = latency(700, "from a block's end until the next one in its place runs its first instruction")
     youngest_first: bool = rate(
@@ -144,7 +144,7 @@ class Rates:
         """Clocks for which it keeps the pipe to shared memory and L1, without bank conflicts."""
         opcode, modifiers = instruction.opcode, instruction.modifiers
         if opcode in ("RED", "REDG", "ATOMG", "ATOM"):
-            return self.red_lines
+            return self.red_lines * next((int(each[-1]) for each in modifiers if each in ("F32x2", "F32x4")), 1)
         if unit(instruction) != Unit.MEMORY or opcode == "LDGDEPBAR" or instruction.never:
             return 0.0
         matrices = next((int(each) for each in modifiers if each in ("2", "4")), 1)
