@@ -135,8 +135,9 @@ def _half_widths(problem: Problem, device: Device) -> tuple[bool, bool]:
 
 
 def _two_fit(rooms: tuple[Room, ...], device: Device) -> bool:
-    """Whether two blocks fit a multiprocessor's shared memory."""
-    return 2 * (total_bytes(rooms) + RESERVED) <= device.sram_per_sm
+    """Whether a block may have so much shared memory, and two of them fit a multiprocessor's."""
+    need = total_bytes(rooms)
+    return need <= device.sram_per_block and 2 * (need + RESERVED) <= device.sram_per_sm
 
 
 def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> int | None:
