@@ -55,6 +55,7 @@ DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4}
 MASKS = ("causal", "mask", "bias", "padded")
 Variant = tuple[tuple[str, ...], bool]  # which of MASKS, or a window, and whether the copies are as narrow as an element
 LIGHT: Variant = ((), False)
+CAUSAL: Variant = (("causal",), False)
 HEAVY: Variant = (MASKS, True)
 # Of the widest d, where FlashAttention-2's O alone takes half of the registers: what takes more of them, two at a time in turns.
 WIDEST: tuple[Variant, ...] = (HEAVY, (("bias",), False), (("window",), True), (("mask",), False))
@@ -92,6 +93,8 @@ def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) ->
     if algorithm == "fa1" and d >= SCARCE:
         one: Variant = ((("mask", "bias")[turn // 2 % 2 if dtype == "float16" else 1],), False)
         return [LIGHT, *([one] if turn % 2 else []), HEAVY]
+    if algorithm == "fa2" and d in COMMON and dtype == "float16":
+        return [HEAVY if turn % 2 else LIGHT, CAUSAL]
     return [HEAVY if turn % 2 else LIGHT]
 
 

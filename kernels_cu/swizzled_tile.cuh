@@ -95,7 +95,9 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
     constexpr bool MANY = PAD / (WIDE * COPY) * ROWS / ROWS_AT_ONCE > (SCARCE ? 8 : 32);
     // Then all of its places follow from the first by constants.
     constexpr bool ALIKE = ROWS_AT_ONCE % 8 == 0 && (WIDE * COPY == PAD || WIDE * COPY * sizeof(Element) % (16 * GROUP) == 0);
-    Element* first = tile_smem + (BACK ? index(row0, col0) : unknown(index(row0, col0)));
+    const int place = BACK ? index(row0, col0) : unknown(index(row0, col0));
+    // Of wide rows ptxas for sm_90 would otherwise keep its sums with constants through the forward's loop.
+    Element* first = BACK && PAD > 64 && __CUDA_ARCH__ >= 900 ? unknown(tile_smem + place) : tile_smem + place;
 #pragma unroll(MANY ? 1 : ROWS)
     for (int turn = 0; turn <= LAST; turn += ROWS_AT_ONCE) {
       const int r = BACK ? LAST - turn : turn, row = row0 + r;

@@ -141,7 +141,7 @@ def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
     elif wide or capability >= (12, 0):
         most = 144
     else:
-        most = 144 if config.warps <= 2 else 160
+        most = 144 if config.warps <= 2 or capability < (8, 0) else 160
         if config.warps > 2 and (capability == (9, 0) or (capability == (8, 0) and config.stages == 1)):
             most = 176  # on sm_80 the places in a second slot take the registers
     if config.block_cols == max(BLOCK_COLS):
