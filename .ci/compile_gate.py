@@ -8,7 +8,8 @@ dimension (in turns: for A10 and L4, which have the same tiles and whose registe
 what is not FlashAttention-2), on the tiling that its device gets (FlashAttention-2: on all of those that
 lengths choose between where that is common, else on one of them in turns): from d 128 on, where registers are scarce, Algorithm
 1 without a mask and with all at once, and in turns with one of the kinds that cost registers; below that, and for standard
-attention and the backward, the lightest and the heaviest in turns. On two architectures also other tilings, each kind of mask by
+attention and the backward, the lightest and the heaviest in turns; FlashAttention-2 in float16 at d 64 and 128 causal, too.
+On two architectures also other tilings, each kind of mask by
 itself, and a d of V that is not d. FlashAttention-2 at d 256: without a mask, and two of four other kinds in turns; at some d a
 window with the narrowest copies. bfloat16, whose kernels differ from float16's in few registers, is done for fewer. `--all` is
 every combination, and takes an hour. `--nvrtc` takes another compiler (other_nvrtc.py), `--every N` a sample of the programs.

@@ -87,7 +87,7 @@ class Params:
     @cached_property
     def constants(self) -> tuple[tuple[str, str], ...]:
         """For the compiler: the fields, and that their places are NumPy's."""
-        # NVRTC of CUDA 12 has no __builtin_offsetof; this is how its own headers would spell it.
+        # NVRTC of CUDA 12 has no __builtin_offsetof.
         places = [f"__INTADDR__(&((Params*)0)->{field.name}) == {self._place(field.name)}" for field in self.fields]
         agree = " && ".join([f"sizeof(Params) == {self.dtype.itemsize}", *places])
         return ("PARAMS", " ".join(field.declaration for field in self.fields)), ("PARAMS_AGREE", agree)

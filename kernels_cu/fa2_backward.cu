@@ -346,12 +346,7 @@ fa2_backward(__grid_constant__ const Params given) {
             subtract();
           }
           // Nothing branches from here on, so that weights are made beside products.
-#pragma unroll
-          for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int n = 0; n < N; n++)
-#pragma unroll
-              for (int e = 0; e < 4; e++) P[m][n][e] = weight_of(P[m][n][e]);
+          to_weights(P);
           // dV_j += P^T dO_i
           if constexpr (WITH_DV) add_weighted_values<ValueTile, 8>(dV_regs, P, slot.dO + row * ValueTile::PAD + value_col);
           // dP^T = V_j dO_i^T, a loop: with all its fragments loaded ahead, registers spill

@@ -160,12 +160,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
         }
       }
       // Nothing branches from here on, so that weights are made beside products.
-#pragma unroll
-      for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-          for (int e = 0; e < 4; e++) P[m][n][e] = weight_of(P[m][n][e]);
+      to_weights(P);
       // dP = dO V_j^T, dS = P * (dP - D), dQ += dS K_j
       scores<ValueTile, 4>(dS, dO_rows, V_smem + col * ValueTile::PAD);
 #pragma unroll

@@ -44,7 +44,7 @@ constexpr int ROW_SIZE = larger(KeyTile::PAD, ValueTile::PAD);  // elements that
 // from then on. Only the last block may be short.
 struct Stream {
   const Element *K, *V;  // the last rows that this thread copies: of block 0; without a block mask, of the block to be fetched next
-  const Element* anywhere;
+  const Element* anywhere;  // can be read, as rows that there are not cannot
   long long K_row, V_row;
   int keys;
   Blocks blocks;
@@ -102,8 +102,12 @@ struct Stream {
   template <class Tile, bool WHOLE>
   __device__ __forceinline__ void fetch(int j, Element* to, const Element*& next, long long row) const {
     if (j < blocks.begin) return;
-    const Element* at = SPARSE ? next + static_cast<long long>(j) * BC * row : next;
-    Tile::load_back<BC, THREADS, WHOLE>(to, SPARSE ? at : next, anywhere, row, keys - j * BC, threadIdx.x);
+    if constexpr (SPARSE) {
+      const Element* from = next + static_cast<long long>(j) * BC * row;
+      Tile::load_back<BC, THREADS, WHOLE>(to, from, anywhere, row, keys - j * BC, threadIdx.x);
+    } else {
+      Tile::load_back<BC, THREADS, WHOLE>(to, next, anywhere, row, keys - j * BC, threadIdx.x);
+    }
   }
 };
 

@@ -10,6 +10,14 @@ constexpr float UNIT = sizeof(Element) == 4 ? 1.f : 1.4426950408889634f;
 constexpr float LARGE = 4096.f;
 
 __device__ __forceinline__ float weight_of(float x) { return sizeof(Element) == 4 ? expf(x) : exp2_of(x); }
+template <int M, int N> __device__ __forceinline__ void to_weights(float (&P)[M][N][4]) {
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) P[m][n][e] = weight_of(P[m][n][e]);
+}
 __device__ __forceinline__ bool is_large(float l) { return fabsf(l) > LARGE && l != NEG_INF; }
 
 // What the weights of a row are relative to: P = weight_of((S - score) factor - log_sum)

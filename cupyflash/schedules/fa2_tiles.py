@@ -70,6 +70,11 @@ class Config:
     def threads(self) -> int:
         return self.warps * WARP
 
+    @property
+    def barriers(self) -> int:
+        """In a turn of the loop: with one slot V_j is waited for by itself."""
+        return 2 if self.stages == 1 else 1
+
     def __str__(self) -> str:
         held = "O, S and Q" if self.q_in_regs else "O and S"
         shape = f"{plural(self.warps, 'warp')} of {self.warp_rows} rows, {held} in registers"
@@ -276,7 +281,7 @@ def turn(config: Config, parts: dict[str, float], resident: int) -> float:
     """Clocks in which `resident` blocks of a multiprocessor all go one tile further."""
     serial = sum(clocks for name, clocks in parts.items() if name in ("tensor", "FMA", "exp", "float32"))
     a_warp = PARTITIONS / config.warps  # what a warp's scheduler takes of the block's parts
-    together = -(-resident * config.warps // PARTITIONS) * a_warp * (max(parts.values()) + BARRIER * (3 - config.stages))
+    together = -(-resident * config.warps // PARTITIONS) * a_warp * (max(parts.values()) + BARRIER * config.barriers)
     return max(together, a_warp * serial + TILE_LATENCY) * (IN_STEP if resident == 1 else 1.0)
 
 
