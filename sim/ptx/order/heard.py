@@ -12,6 +12,7 @@ import numpy as np
 
 from ..state.lanes import WARP, Lanes, Wave
 from ..text.types import Array
+from .proxy import Proxy
 
 
 class Clocks(Protocol):
@@ -22,6 +23,7 @@ class Clocks(Protocol):
     known: Array
     synced: Array
     partial: dict[int, Array]
+    proxy: Proxy | None
 
 
 class Heard:
@@ -32,8 +34,8 @@ class Heard:
         self.per = order.wave.lanes_per_block
         self.rows: dict[int, Array] = {}
 
-    def released(self, lanes: Lanes) -> Array:
-        """What lanes of one block hand on now: for each lane of the block the moment until which it is over."""
+    def knows(self, lanes: Lanes) -> Array:
+        """For each lane of the block of these lanes the moment until which it is over for one of them."""
         order, block, local = self.order, int(lanes.block[0]), lanes.index % self.per
         warps = lanes.warp_ids % order.wave.warps_per_block
         out: Array = np.repeat(order.known[block, warps].max(axis=0), WARP)
@@ -44,11 +46,20 @@ class Heard:
                 np.maximum(part, order.partial[warp][lanes.lane[lanes.warp == warp]].max(axis=0), out=part)
         if block in self.rows:
             np.maximum(out, self.rows[block][local].max(axis=0), out=out)
-        out[local] = order.now
-        order.now += 1
         return out
 
+    def released(self, lanes: Lanes) -> Array:
+        """What lanes of one block hand on now: what they know, their own past, and what they fenced for the other proxy."""
+        order = self.order
+        out = self.knows(lanes)
+        out[lanes.index % self.per] = order.now
+        order.now += 1
+        return out if order.proxy is None else np.concatenate((out, order.proxy.told(lanes)))
+
     def hear(self, lanes: Lanes, told: Array) -> None:
+        if self.order.proxy is not None:
+            self.order.proxy.hear(lanes, told[self.per :])
+            told = told[: self.per]
         block, local = int(lanes.block[0]), lanes.index % self.per
         rows = self.rows.setdefault(block, np.zeros((self.per, self.per), np.int64))
         rows[local] = np.maximum(rows[local], told)

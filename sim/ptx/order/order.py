@@ -21,6 +21,7 @@ import numpy as np
 from ..state.lanes import WARP, Lanes, Wave
 from ..text.types import Array
 from .heard import Heard
+from .proxy import Proxy
 
 STAMP = 32
 ONE, LANES, WARPS, BLOCKS = (k << 30 for k in range(4))
@@ -29,10 +30,12 @@ LOW = np.uint64((1 << STAMP) - 1)
 
 
 class Order:
-    """Who is ordered behind whom in one launch of `blocks` blocks."""
+    """Who is ordered behind whom in one launch of `blocks` blocks; `proxies`: the kernel uses the asynchronous proxy."""
 
-    def __init__(self, blocks: int):
+    def __init__(self, blocks: int, proxies: bool = False):
         self.blocks = blocks
+        self.proxies = proxies
+        self.proxy: Proxy | None = None
         self.now = 1
         # What lanes have learnt of other lanes through atomics: stamps over the lanes of the grid.
         self._lane_knows: dict[int, Array] = {}
@@ -53,6 +56,8 @@ class Order:
         self.synced = np.full(blocks * warps, start, np.int64)
         self.known = np.full((blocks, warps, warps), start, np.int64)
         self.heard = Heard(self)
+        if self.proxies:
+            self.proxy = Proxy(self)
         # Only after bar.warp.sync of some lanes: moments between the lanes of a warp.
         self.partial: dict[int, Array] = {}
 
@@ -68,6 +73,8 @@ class Order:
             self.heard.rows.pop(block, None)
         self._floors.clear()
         self.now += 1
+        if self.proxy is not None:
+            self.proxy.meet(blocks)
         if self._lane_knows:
             per = self.wave.lanes_per_block
             for block in blocks.tolist():
@@ -92,12 +99,15 @@ class Order:
         released = self.known[block, warps].max(axis=0)
         released[warps] = self.now
         self.now += 1
-        return block, released
+        return block, released if self.proxy is None else np.concatenate((released, self.proxy.told(lanes)))
 
     def depart(self, lanes: Lanes, released: list[tuple[int, Array]]) -> None:
         """Lanes of one block have waited for the arrivals that released this."""
         block = int(lanes.block[0])
         heard = np.maximum.reduce([moments for _, moments in released])
+        if self.proxy is not None:
+            self.proxy.hear(lanes, heard[self.wave.warps_per_block :])
+            heard = heard[: self.wave.warps_per_block]
         warps = lanes.warp_ids % self.wave.warps_per_block
         self.known[block, warps] = np.maximum(self.known[block, warps], heard)
         self.synced[lanes.warp_ids] = np.maximum(self.synced[lanes.warp_ids], heard[warps])

@@ -119,7 +119,12 @@ def fence(i: Instruction) -> Plan:
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
         races = frame.machine.memory.races
-        if races is None or {"proxy", "mbarrier_init"} & set(i.mods):
+        if races is not None and any(mod.startswith("proxy") for mod in i.mods):
+            # One of alias or tensormap, or one that orders ordinary accesses behind asynchronous ones, is nothing to that proxy.
+            if not any(mod.startswith("async") for mod in i.mods) or "acquire" in i.mods:
+                return _pass
+            return lambda: races.proxy.fence(frame.lanes, i) if races.proxy is not None else None
+        if races is None or "mbarrier_init" in i.mods:
             return _pass
         return lambda: races.fence(frame.lanes, block_only)
 
