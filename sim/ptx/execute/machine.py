@@ -9,7 +9,19 @@ from typing import NoReturn
 import numpy as np
 
 from ..decode.code import Code, Region
-from ..decode.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, Exit, PhaseWait, Return, WarpBarrier
+from ..decode.registry import (
+    WHOLE_WARP,
+    Arg,
+    Barrier,
+    Branch,
+    Call,
+    Exit,
+    Multiply,
+    MultiplyWait,
+    PhaseWait,
+    Return,
+    WarpBarrier,
+)
 from ..memory.asynccopy import Copies
 from ..memory.bulkcopy import Bulks
 from ..memory.memory import Memory
@@ -22,11 +34,13 @@ from ..state.segments import Segment
 from ..text.syntax import Instruction, Mem, Reg, Sym
 from ..text.types import Array, PtxError
 from .barriers import Barriers, WarpBarriers
+from .flights import Flights
 from .functions import Functions
 from .registers import FILE_DTYPES, Frame
 from .scheduler import Ready, make_ready
 from .shadows import Shadows
 from .steps import MAX_STEPS, Steps
+from .warpgroups import Warpgroups
 
 WAVE_LANES = 4096
 """Lanes of a wave, as far as whole blocks allow: enough to spread the cost of a NumPy call, few enough for the caches."""
@@ -102,6 +116,7 @@ class Machine:
         self.wave: Wave
         self.copies: Copies
         self.shadows = Shadows(code, findings)
+        self.flights = Flights(code, findings)
         self.steps = Steps(code, findings, setup.max_steps)
         self._compact: dict[int, Frame] = {}
         self._full_frames: dict[int, Frame] = {}
@@ -178,6 +193,7 @@ class Machine:
         self.current: Lanes | None = None
         self.fill_special_registers()
         self.shadows.begin_wave(self.wave)
+        self.flights.begin_wave(self.wave)
         self.steps.begin_wave(self.wave)
         self.ready: Ready = make_ready(self.random)
         self.parked: dict[int, Lanes] = {}
@@ -186,6 +202,7 @@ class Machine:
         self.warp_barriers = WarpBarriers(self)
         self.mbarriers = MBarriers(memory)
         self.bulks = Bulks(self.wave, memory, self.mbarriers)
+        self.warpgroups = Warpgroups(self, self.flights, self.random)
         self.ready.push(0, self.wave.lanes(np.flatnonzero(self.wave.alive)))
         while True:
             while self.ready or self.mbarriers.answers:
@@ -195,9 +212,11 @@ class Machine:
                 if self.random is not None and (self.copies.pending or self.mbarriers.objects) and self.random.random() < 0.2:
                     self.copies.stir()
                     self.mbarriers.stir(self.random)
+                if self.random is not None and self.warpgroups.flying:
+                    self.warpgroups.stir()
             if self.mbarriers.give_up():
                 continue
-            if not (self.parked or self.barriers or self.warp_barriers or self.mbarriers):
+            if not (self.parked or self.barriers or self.warp_barriers or self.mbarriers or self.warpgroups):
                 return
             self.deadlock()
 
@@ -323,6 +342,9 @@ class Machine:
         pc = region.ends
         plan, instruction = self.code.plans[pc], self.code.instructions[pc]
         control = plan.control
+        if plan.collective is not None and pc != region.start and not lanes.converged:
+            self.push(pc, lanes)
+            return
         if pc in self.code.doubtful.watched:
             self.shadows.control(pc, lanes, frame)
         if instruction.predicate is not None:
@@ -356,6 +378,10 @@ class Machine:
             wait = Wait(pc, instruction, control.space, control.parity, control.blocking)
             wanted = self.read(lanes, plan.reads[1]).astype(np.uint64)
             self.mbarriers.wait(wait, lanes, addresses + addresses.dtype.type(control.offset), wanted)
+        elif isinstance(control, Multiply):
+            self.warpgroups.arrive(pc, lanes)
+        elif isinstance(control, MultiplyWait):
+            self.warpgroups.wait(pc, control, lanes)
         elif isinstance(control, Call):
             self.functions.call(pc, control, lanes)
         elif isinstance(control, Return) and self.code.function_at[pc] != self.code.kernel:
@@ -392,6 +418,7 @@ class Machine:
         self.bulks.leave(lanes)
         self.copies.leave(lanes)
         self.wave.exit(lanes)
+        self.warpgroups.leave()
         parked, self.parked = self.parked, {}
         for pc, waiting in parked.items():
             self.ready.push(pc, waiting)
@@ -409,6 +436,7 @@ class Machine:
         self.barriers.report_deadlock()
         self.warp_barriers.report_deadlock()
         self.mbarriers.report_deadlock()
+        self.warpgroups.report_deadlock()
         raise Stop
 
 

@@ -16,6 +16,7 @@ from . import (
     move,
     tensor,
     warp,
+    wgmma,
     wmma,
 )
 
@@ -38,5 +39,6 @@ __all__ = [
     "move",
     "tensor",
     "warp",
+    "wgmma",
     "wmma",
 ]

@@ -1,0 +1,171 @@
+"""What products of warpgroups (wgmma) read of shared memory, for the race detector.
+
+A product reads its tiles at any time from its issue until its warps have waited for it. Who writes there must be behind
+the wait of one of the four warps: they run the product together, and pipelines let one of them give a stage back. What was
+written before must be over for each of the four, and be visible to the asynchronous proxy (`order.proxy`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..report.findings import source
+from ..state.lanes import WARP, Lanes
+from ..text.syntax import Instruction
+from ..text.types import Array
+from .order import LANE, LANES, LOW, ONE, STAMP
+from .sharing import is_async
+
+if TYPE_CHECKING:
+    from .races import Access, Races
+
+UNIT = 16
+GROUP = 4
+"""Warps of a warpgroup."""
+
+
+class Tiles:
+    """The readings of a wave: their numbers by 16-byte unit, a column for each warpgroup of a block.
+
+    `waited[number]` has when each of the four warps waited, 0 before; `readers` the first warp of the wave, `by` the instruction.
+    """
+
+    def __init__(self, races: Races):
+        wave = races.wave
+        self.races = races
+        self.columns = -(-wave.warps_per_block // GROUP)
+        self.latest = np.zeros((wave.blocks * races.shared_stride // UNIT, self.columns), np.int32)
+        self.waited, self.readers = np.zeros((64, GROUP), np.int64), np.zeros(64, np.int64)
+        self.by: list[Instruction] = []
+        self.count = 1
+
+    def issue(self, i: Instruction, lanes: Lanes, first: Array, units: Array) -> Array:
+        """Products of warpgroups, whose first warps these are, read `units` (one row each) of the wave. Their numbers."""
+        self.look_back(i, lanes, first, units)
+        numbers = np.arange(self.count, self.count + len(first))
+        self.count += len(first)
+        while self.count > len(self.readers):
+            self.waited, self.readers = np.concatenate((self.waited, 0 * self.waited)), np.concatenate((self.readers, self.readers))
+        self.readers[numbers] = first
+        self.by += [i] * len(first)
+        column = first % self.races.wave.warps_per_block // GROUP
+        self.latest.reshape(-1)[units * self.columns + column[:, None]] = numbers[:, None]
+        return numbers
+
+    def wait(self, numbers: Array, over: Array) -> None:
+        """Of these readings (product by product) the warps of `over` have waited now."""
+        self.waited[numbers] = np.where(over, self.races.now, self.waited[numbers])
+
+    # -- what was there before ------------------------------------------------------------------------------------------------
+
+    def look_back(self, i: Instruction, lanes: Lanes, first: Array, units: Array) -> None:
+        """Report writes that are not over for all of the warps, or that the asynchronous proxy may not see."""
+        table = self.races.shared.writes
+        if not table.used:
+            return
+        wide = UNIT >> self.races.shared_shift
+        entries = table.entries.reshape(-1, wide).take(units.reshape(-1), 0).reshape(len(first), -1)
+        top = entries.max(axis=1)
+        if (top == entries.min(axis=1)).all():
+            # A tile that one copy wrote: one entry stands for all.
+            who, found, where = np.arange(len(first)), top, np.zeros(len(first), np.int64)
+        else:
+            parts = [np.unique(row, return_index=True) for row in entries]
+            who = np.repeat(np.arange(len(first)), [len(values) for values, _ in parts])
+            found, where = np.concatenate([values for values, _ in parts]), np.concatenate([at for _, at in parts])
+        some = found != 0
+        if not some.any():
+            return
+        who, found, where = who[some], found[some], where[some]
+        rows = units.reshape(len(first), -1)[who, where // wide] * wide + where % wide
+        self.judge(i, lanes, first[who], found, rows)
+
+    def judge(self, i: Instruction, lanes: Lanes, first: Array, entries: Array, rows: Array) -> None:
+        """The entries at these granules, each read by the warpgroup of a first warp."""
+        races, per = self.races, self.races.wave.lanes_per_block
+        by = races.shared.writes.by.reshape(-1)[rows]
+        readers = (first[:, None] + np.arange(GROUP)) * WARP + races.first
+        stamps = (entries >> np.uint64(STAMP)).astype(np.int64)
+        race = stamps > races.base[first // races.wave.warps_per_block]
+        if race.any():
+            at = np.flatnonzero(race)
+            four = races.unordered(readers[at].reshape(-1), np.repeat(entries[at], GROUP), True)
+            race[at] = four.reshape(-1, GROUP).any(axis=1)
+        bad = np.zeros(len(first), np.bool_)
+        if races.proxy is not None:
+            ordinary = np.array([not is_async(one) for one in races.instructions])[by] & ~race
+            at = np.flatnonzero(ordinary)
+            if len(at):
+                low = (entries[at] & LOW).astype(np.int64)
+                lane, several = np.repeat(low & LANE, GROUP), np.repeat(low & ~LANE != ONE, GROUP)
+                four = races.proxy.unfenced("shared", readers[at].reshape(-1), lane, np.repeat(stamps[at], GROUP), several)
+                bad[at] = four.reshape(-1, GROUP).any(axis=1)
+        for kind, which in (("race", race), ("proxy", bad)):
+            for number in np.unique(by[which]).tolist():
+                at = np.flatnonzero(which & (by == number))
+                theirs, lane = races.instructions[number], int(entries[at[0]]) & LANE
+                who = f"by block {lane // per}, warp {lane % per // WARP}, lane {lane % WARP}"
+                address = int(rows[at[0]] << races.shared_shift) % races.shared_stride
+                message = (
+                    f"read at offset {address:#x} of shared memory and write at {source(theirs)} {who} are not ordered"
+                    if kind == "race"
+                    else f"wgmma reads shared memory through the asynchronous proxy; what {source(theirs)} wrote at offset "
+                    f"{address:#x}, {who}, has no fence.proxy.async behind it"
+                )
+                self.record(kind, message, (i, theirs), self.place(int(first[at[0]])), (len(at), address))
+
+    # -- who comes later ------------------------------------------------------------------------------------------------------
+
+    def look(self, access: Access, verb: str) -> None:
+        """Report products that may still read what this access writes."""
+        if self.count == 1:
+            return
+        races, who = self.races, access.who
+        found = self.latest.take(access.rows * (1 << races.shared_shift) // UNIT, 0)
+        if not found.any():
+            return
+        at, column = np.nonzero(found)
+        pairs = np.unique(np.stack((who.lane[at], found[at, column])), axis=1)
+        mine, number = pairs
+        moments = self.waited[number]
+        floor = races.base[(mine - races.first) // races.wave.lanes_per_block]
+        race = moments.max(axis=1) == 0
+        race |= ~((moments > 0) & (moments <= floor[:, None])).any(axis=1)
+        open_ = np.flatnonzero(race & (moments.max(axis=1) > 0))
+        if len(open_):
+            warps = self.readers[number[open_]][:, None] + np.arange(GROUP)
+            lane = warps * WARP + races.first
+            entries = (lane | LANES | (moments[open_] << STAMP)).astype(np.uint64)
+            entries[moments[open_] == 0] = (LOW << np.uint64(STAMP)) | np.uint64(LANES)
+            four = races.unordered(np.repeat(mine[open_], GROUP), entries.reshape(-1), True).reshape(-1, GROUP)
+            # A warp that has waited is behind its own wait.
+            four &= (moments[open_] == 0) | (lane >> 5 != mine[open_][:, None] >> 5)
+            race[open_] = four.all(axis=1)
+        for one in np.flatnonzero(race).tolist():
+            self.report(access, verb, int(mine[one]), int(number[one]))
+
+    def report(self, access: Access, verb: str, mine: int, number: int) -> None:
+        i, theirs = access.instruction, self.by[number - 1]
+        k = int(np.flatnonzero(access.who.lane == mine)[0])
+        position = int(access.who.position[k])
+        block, warp, _ = self.place(int(self.readers[number]))
+        address = int(access.addresses[position])
+        over = "has not been waited for" if not self.waited[number].any() else "is not known to be over"
+        message = (
+            f"{verb} at offset {address:#x} of shared memory, which {source(theirs)} of block {block}, warps {warp} to "
+            f"{warp + GROUP - 1}, reads and which {over}"
+        )
+        self.record("race", message, (i, theirs), access.lanes.place(position), (1, address))
+
+    def place(self, warp: int) -> tuple[int, int, int]:
+        block, local = divmod(warp, self.races.wave.warps_per_block)
+        return self.races.wave.first_block + block, local, 0
+
+    def record(
+        self, kind: str, message: str, pair: tuple[Instruction, Instruction], place: tuple[int, int, int], size: tuple[int, int]
+    ) -> None:
+        """A finding at the first instruction of a pair; (how often, address)."""
+        key = (kind, *sorted(one.line for one in pair), None)
+        self.races.findings.record(kind, message, pair[0], place, key, count=size[0], address=size[1], tensor=None)
