@@ -32,6 +32,9 @@ ROWS = 64
 REMEMBERED = 512
 """Tiles whose units are kept."""
 
+ALONE = 1 << 18
+"""Multiplications of a matrix product that OpenBLAS makes in one thread."""
+
 
 @dataclass
 class Bound:
@@ -324,9 +327,10 @@ class Warpgroups:
         a, b = self.factor(run, 0, at), self.factor(run, 1, at)
         total, adds = (run[0].total, run[0].adds) if at is None else (run[0].total[at], run[0].adds[at])
         if control.result == "f32" and at is None and control.sign > 0 and not adds.any():
-            np.matmul(a, b, out=total)
+            multiply(a, b, total)
             return
-        product = np.matmul(a, b)
+        product = np.empty(total.shape, np.float32)
+        multiply(a, b, product)
         if control.sign < 0:
             np.negative(product, product)
         if adds.all():
@@ -464,6 +468,13 @@ class Warpgroups:
         """Threads have exited: what is on its way for warps that are gone nobody sees."""
         gone = self.machine.wave.alive_by_warp == 0
         self.flying = [p for p in self.flying if not (gone[p.first[:, None] + np.arange(GROUP)] | p.over).all()]
+
+
+def multiply(a: Array, b: Array, out: Array) -> None:
+    """a b for each warpgroup, some columns at a time: for larger products OpenBLAS calls other threads, and waits for them."""
+    step = max(8, ALONE // (ROWS * a.shape[2]))
+    for first in range(0, out.shape[2], step):
+        np.matmul(a, b[:, :, first : first + step], out=out[:, :, first : first + step])
 
 
 def joins(before: Product, after: Product) -> bool:

@@ -126,9 +126,7 @@ class Tiles:
         found = self.latest.take(access.rows * (1 << races.shared_shift) // UNIT, 0)
         if not found.any():
             return
-        at, column = np.nonzero(found)
-        pairs = np.unique(np.stack((who.lane[at], found[at, column])), axis=1)
-        mine, number = pairs
+        mine, number = distinct_pairs(who.lane, found)
         moments = self.waited[number]
         floor = races.base[(mine - races.first) // races.wave.lanes_per_block]
         race = moments.max(axis=1) == 0
@@ -169,3 +167,12 @@ class Tiles:
         """A finding at the first instruction of a pair; (how often, address)."""
         key = (kind, *sorted(one.line for one in pair), None)
         self.races.findings.record(kind, message, pair[0], place, key, count=size[0], address=size[1], tensor=None)
+
+
+def distinct_pairs(lanes: Array, numbers: Array) -> tuple[Array, Array]:
+    """The different pairs of a lane and a reading other than 0 in `numbers` (lanes, columns)."""
+    pairs = (lanes.astype(np.int64)[:, None] << 32 | numbers).T.reshape(-1)
+    starts = np.flatnonzero(pairs[1:] != pairs[:-1]) + 1
+    found = np.unique(np.concatenate((pairs[:1], pairs[starts])))
+    found = found[found & 0xFFFFFFFF != 0]
+    return found >> 32, found & 0xFFFFFFFF
