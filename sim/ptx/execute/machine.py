@@ -212,7 +212,7 @@ class Machine:
                 if self.random is not None and (self.copies.pending or self.mbarriers.objects) and self.random.random() < 0.2:
                     self.copies.stir()
                     self.mbarriers.stir(self.random)
-                if self.random is not None and self.warpgroups.flying:
+                if self.random is not None and self.warpgroups.products:
                     self.warpgroups.stir()
             if self.mbarriers.give_up():
                 continue

@@ -32,6 +32,9 @@ ROWS = 64
 REMEMBERED = 512
 """Tiles whose units are kept."""
 
+EARLY = 0.06
+"""How often, between two steps of a seeded run, a product is computed before its wait."""
+
 ALONE = 1 << 18
 """Multiplications of a matrix product that OpenBLAS makes in one thread."""
 
@@ -50,7 +53,7 @@ class Bound:
     decode: tuple[Decode, Decode]
 
 
-@dataclass
+@dataclass(eq=False)
 class Product:
     """One executed wgmma of some warpgroups. Arrays have one entry a warpgroup; `over` one a warp.
 
@@ -69,6 +72,17 @@ class Product:
     landed: Array
     over: Array
     reading: Array | None = None
+    held: Array | None = None
+
+    def registers(self) -> Array:
+        """D as (registers, lanes of the warpgroups); kept, once everything of it has landed."""
+        if self.held is None or not self.landed.all():
+            self.held = registers(self.total, self.bound.control)
+        return self.held
+
+    def of(self, first: Array) -> Array:
+        """Which of its warpgroups have these first warps."""
+        return np.asarray((self.first[:, None] == first).any(axis=1))
 
 
 class Warpgroups:
@@ -80,7 +94,8 @@ class Warpgroups:
         self.random = random
         self.per_block = machine.wave.warps_per_block
         self.committed = np.zeros(machine.wave.size // WARP, np.int64)
-        self.flying: list[Product] = []
+        # By first warp: the products that it, or a warp of its group, has yet to wait for, oldest first.
+        self.flying: dict[int, list[Product]] = {}
         self.products: dict[int, Product] = {}
         self.waiting: dict[tuple[int, int], list[Lanes]] = {}
         self._whole: dict[Lanes, Array | None] = {}
@@ -203,7 +218,8 @@ class Warpgroups:
         if races is not None and races.tiles is not None:
             whole = tiles[0] if len(tiles) == 1 else np.concatenate([one.reshape(count, -1) for one in tiles], axis=1)
             product.reading = races.tiles.issue(bound.instruction, lanes, first, whole.reshape(count, -1))
-        self.flying.append(product)
+        for one in first.tolist():
+            self.flying.setdefault(one, []).append(product)
         self.products[number] = product
 
     def uniform(self, one: Arg, i: Instruction, lanes: Lanes, count: int) -> Array:
@@ -280,7 +296,7 @@ class Warpgroups:
                 if before.bound.control.columns == control.columns and before.bound.control.result == control.result:
                     return before.total
             self.mixed(bound, lanes, codes, pending)
-            self.land(self.flying, lambda p: np.isin(p.first, first))
+            self.land(self.of(first), lambda p: p.of(first))
             self.deliver(lanes, codes.max(initial=0) // SLOTS, bound.d_rows, bound.d_places)
         total = np.zeros((len(first), ROWS, control.columns), np.float32)
         if adds.any():
@@ -297,6 +313,11 @@ class Warpgroups:
                 continue
             message = f"accumulates in registers of {source(other.bound.instruction)}, another shape, which has not been waited for"
             self.machine.memory.findings.report("in flight", message, bound.instruction, lanes, 0, count=lanes.n)
+
+    def of(self, first: Array) -> list[Product]:
+        """The products on their way of warpgroups with these first warps, oldest first."""
+        found = {p.number: p for one in first.tolist() for p in self.flying.get(one, ())}
+        return [found[number] for number in sorted(found)]
 
     # -- landing --------------------------------------------------------------------------------------------------------------
 
@@ -387,17 +408,19 @@ class Warpgroups:
         file = self.machine.full.files[32]
         for number in np.unique(numbers[due]).tolist():
             product = self.products[number]
-            held = registers(product.total, product.bound.control)
+            held = product.registers()
             mine = due & (numbers == number)
             some = np.flatnonzero(mine.any(axis=1))
-            if product.lanes is lanes and mine[some].all() and (codes[some] == codes[some, :1]).all():
-                slots = codes[some, 0] % SLOTS
-                if lanes.slice is not None:
-                    file[places[some], lanes.slice] = held[slots]
-                else:
-                    file[places[some][:, None], lanes.index] = held[slots]
-                continue
             column = np.searchsorted(product.lanes.warp_ids, warps)
+            if mine[some].all() and (codes[some] == codes[some, :1]).all():
+                values = held[codes[some, 0] % SLOTS]
+                if product.lanes is not lanes:
+                    values = values.reshape(len(some), -1, WARP)[:, column].reshape(len(some), -1)
+                if lanes.slice is not None:
+                    file[places[some], lanes.slice] = values
+                else:
+                    file[places[some][:, None], lanes.index] = values
+                continue
             for row in some.tolist():
                 at = np.flatnonzero(mine[row])
                 to = (warps[at][:, None] * WARP + np.arange(WARP)).reshape(-1)
@@ -411,7 +434,7 @@ class Warpgroups:
         over = self.finished(lanes, self.committed[lanes.warp_ids] - control.newest)
         if over:
             self.machine.deactivate()
-            self.land(self.flying, lambda p: over[p.number].any(axis=1) if p.number in over else np.zeros(len(p.first), np.bool_))
+            self.land([self.products[number] for number in over], lambda p: over[p.number].any(axis=1))
             facts = self.machine.code.in_flight
             assert facts is not None
             names = facts.waits[pc]
@@ -427,7 +450,7 @@ class Warpgroups:
         found: dict[int, Array] = {}
         limits = np.zeros_like(self.committed)
         limits[lanes.warp_ids] = limit
-        for product in self.flying:
+        for product in self.of(np.unique(lanes.warp_ids - lanes.warp_ids % self.per_block % GROUP)):
             now = (product.group[:, None] < limits[product.first[:, None] + np.arange(GROUP)]) & ~product.over
             if now.any():
                 found[product.number] = now
@@ -445,19 +468,25 @@ class Warpgroups:
             if product.reading is not None and races is not None and races.tiles is not None:
                 races.tiles.wait(product.reading, now)
             if product.over.all():
-                del self.products[number]
+                self.forget(product)
         if races is not None:
             races.now += 1
-        self.flying = [product for product in self.flying if product.number in self.products]
+
+    def forget(self, product: Product) -> None:
+        del self.products[product.number]
+        for one in product.first.tolist():
+            self.flying[one].remove(product)
+            if not self.flying[one]:
+                del self.flying[one]
 
     def stir(self) -> None:
         """Seeded runs call this between stretches: some products are computed early, and reach their registers."""
         assert self.random is not None
-        if not self.flying or self.random.random() > 0.25:
+        if self.random.random() > EARLY:
             return
-        chosen = self.flying[int(self.random.integers(len(self.flying)))]
+        chosen = self.products[list(self.products)[int(self.random.integers(len(self.products)))]]
         self.machine.deactivate()
-        self.land([p for p in self.flying if p.number <= chosen.number], lambda p: np.isin(p.first, chosen.first))
+        self.land([p for p in self.of(chosen.first) if p.number <= chosen.number], lambda p: p.of(chosen.first))
         if self.random.random() < 0.5:
             facts = self.machine.code.in_flight
             assert facts is not None
@@ -467,7 +496,9 @@ class Warpgroups:
     def leave(self) -> None:
         """Threads have exited: what is on its way for warps that are gone nobody sees."""
         gone = self.machine.wave.alive_by_warp == 0
-        self.flying = [p for p in self.flying if not (gone[p.first[:, None] + np.arange(GROUP)] | p.over).all()]
+        for product in list(self.products.values()):
+            if (gone[product.first[:, None] + np.arange(GROUP)] | product.over).all():
+                self.forget(product)
 
 
 def multiply(a: Array, b: Array, out: Array) -> None:
