@@ -74,6 +74,7 @@ class Code:
     def __init__(self, program: Program, kernel: str, plans: dict[str, list[Plan]]):
         self.kernel = kernel
         self.params = program.functions[kernel].params
+        self.registers = program.functions[kernel].registers
         self.instructions: list[Instruction] = []
         self.plans: list[Plan] = []
         self.labels: dict[str, int] = {}

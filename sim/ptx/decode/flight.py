@@ -49,10 +49,11 @@ class State:
 class InFlight:
     """What the analysis found.
 
-    `rows`: numbers of the registers that products use, and of all that moves connect with them. `moves`: (to, from) of an instruction
-    that only moves one register, from None for a constant. `watched`: instructions that may access a register on its way.
-    `touching`: those that access a register of `rows`, if some product may come without a fence behind them; else none. `waits`: registers
-    that may be on their way at a wait. `spans`: instructions up to which a register (by number in `Flow.ids`) keeps its place.
+    `rows`: numbers of the registers that products use, and of all that moves connect with them. `moves`: (to, from) of an
+    instruction that only moves one register, from None for a constant. `watched`: instructions that may access a register on
+    its way. `touching`: those that access a register of `rows`, if some product may come without a fence behind them; else none.
+    `waits`: registers that may be on their way at a wait. `spans`: between which instructions a register (by number in
+    `Flow.ids`) keeps its place.
     """
 
     rows: dict[str, int] = field(default_factory=dict)

@@ -159,7 +159,7 @@ class Flights:
         message = (
             f"{verb} register {name}, which {source(self.products[product - 1])} {role}, with no wgmma.wait_group for it in between"
         )
-        self.report("in flight", message, i, lanes, bad.any(axis=0))
+        self.report("in flight", message, i, lanes, np.asarray(bad.any(axis=0)))
 
     def report(self, kind: str, message: str, i: Instruction, lanes: Lanes, bad: Array) -> None:
         """A finding of some of the warps of these lanes."""

@@ -19,6 +19,7 @@ from ..decode.registry import (
     Multiply,
     MultiplyWait,
     PhaseWait,
+    RegisterCount,
     Return,
     WarpBarrier,
 )
@@ -36,6 +37,7 @@ from ..text.types import Array, PtxError
 from .barriers import Barriers, WarpBarriers
 from .flights import Flights
 from .functions import Functions
+from .registerpool import RegisterPools
 from .registers import FILE_DTYPES, Frame
 from .scheduler import Ready, make_ready
 from .shadows import Shadows
@@ -203,6 +205,7 @@ class Machine:
         self.mbarriers = MBarriers(memory)
         self.bulks = Bulks(self.wave, memory, self.mbarriers)
         self.warpgroups = Warpgroups(self, self.flights, self.random)
+        self.pools = RegisterPools(self)
         self.ready.push(0, self.wave.lanes(np.flatnonzero(self.wave.alive)))
         while True:
             while self.ready or self.mbarriers.answers:
@@ -216,7 +219,7 @@ class Machine:
                     self.warpgroups.stir()
             if self.mbarriers.give_up():
                 continue
-            if not (self.parked or self.barriers or self.warp_barriers or self.mbarriers or self.warpgroups):
+            if not (self.parked or self.barriers or self.warp_barriers or self.mbarriers or self.warpgroups or self.pools):
                 return
             self.deadlock()
 
@@ -382,6 +385,8 @@ class Machine:
             self.warpgroups.arrive(pc, lanes)
         elif isinstance(control, MultiplyWait):
             self.warpgroups.wait(pc, control, lanes)
+        elif isinstance(control, RegisterCount):
+            self.pools.arrive(pc, lanes)
         elif isinstance(control, Call):
             self.functions.call(pc, control, lanes)
         elif isinstance(control, Return) and self.code.function_at[pc] != self.code.kernel:
@@ -437,6 +442,7 @@ class Machine:
         self.warp_barriers.report_deadlock()
         self.mbarriers.report_deadlock()
         self.warpgroups.report_deadlock()
+        self.pools.report_deadlock()
         raise Stop
 
 

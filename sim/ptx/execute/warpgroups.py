@@ -192,13 +192,12 @@ class Warpgroups:
     def issue(self, pc: int, lanes: Lanes, first: Array) -> None:
         machine, bound = self.machine, self.bound(pc)
         machine.deactivate()
-        values = [self.uniform(one, bound.instruction, lanes, len(first)) for one in bound.others]
-        adds = values.pop().astype(np.bool_)
+        *descriptors, adds = (self.uniform(one, bound.instruction, lanes, len(first)) for one in bound.others)
         control, k_major = bound.control, bound.control.k_major
-        b_units = self.units(values.pop(), lanes, control.columns, control.depth, k_major[1], bound)
-        a_units = None if control.a_in_registers else self.units(values.pop(), lanes, ROWS, control.depth, k_major[0], bound)
+        b_units = self.units(descriptors[-1], lanes, control.columns, k_major[1], bound)
+        a_units = None if control.a_in_registers else self.units(descriptors[0], lanes, ROWS, k_major[0], bound)
         tiles = [one for one in (a_units, b_units) if one is not None]
-        self.look(bound.instruction, lanes, tiles, k_major if len(tiles) == 2 else k_major[1:])
+        self.look(bound.instruction, lanes, tiles)
         total = self.chain(bound, lanes, first, adds)
         number = self.flights.issue(bound.instruction, lanes, bound.d_rows, bound.a_rows)
         count = len(first)
@@ -236,9 +235,9 @@ class Warpgroups:
             self.machine.memory.findings.report("disagreement", message, i, lanes, at, count=int(np.count_nonzero(differ)))
         return found[:, 0].copy()
 
-    def units(self, descriptors: Array, lanes: Lanes, rows: int, depth: int, k_major: bool, bound: Bound) -> Array:
-        """The 16-byte units of the wave's shared memory that hold a matrix: (warpgroups, rows, units of a row)."""
-        shape = (rows, 2, True) if k_major else (depth, rows // 8, False)
+    def units(self, descriptors: Array, lanes: Lanes, rows: int, k_major: bool, bound: Bound) -> Array:
+        """The 16-byte units of the wave's shared memory that hold `rows` of M or N: (warpgroups, rows of units, units of a row)."""
+        shape = (rows, 2, True) if k_major else (bound.control.depth, rows // 8, False)
         key = lanes, descriptors.tobytes(), shape
         found = self._units.get(key)
         if found is None:
@@ -248,20 +247,37 @@ class Warpgroups:
             base = lanes.block.reshape(-1, THREADS)[:, 0] * (memory.shared_stride // UNIT)
             found = np.stack([self.tile(int(bits), shape, bound.instruction, lanes) for bits in descriptors]) + base[:, None]
             found = self._units[key] = found.reshape(len(descriptors), shape[0], shape[1])
+        if self.machine.memory.swizzles.modes is not None:
+            self.look_at_swizzles(descriptors, found, bound.instruction, lanes)
         return found
+
+    def look_at_swizzles(self, descriptors: Array, units: Array, i: Instruction, lanes: Lanes) -> None:
+        """Report tiles that tensor copies wrote in another swizzle than that of the descriptor."""
+        memory = self.machine.memory
+        for bits in np.unique(descriptors).tolist():
+            at = np.flatnonzero(descriptors == bits)
+            rows, mode = units[at].reshape(-1), Descriptor.of(bits).mode
+            if memory.races is not None and memory.races.tiles is not None:
+                rows = rows[memory.races.tiles.of_tensor_copies(rows)]
+            other = memory.swizzles.differing(rows, mode)
+            if other is not None:
+                message = f"wgmma's descriptor has swizzle {mode}; a tensor copy wrote the tile with swizzle {other}"
+                count = THREADS * len(at)
+                memory.findings.report("swizzle", message, i, lanes, int(at[0]) * THREADS, count=count)
 
     def tile(self, bits: int, shape: tuple[int, int, bool], i: Instruction, lanes: Lanes) -> Array:
         """The units of one matrix in its block's shared memory, in bounds."""
         units = Descriptor.of(bits).units(*shape)
         limit = self.machine.memory.shared_size // UNIT
         if units.max() >= limit:
-            message = f"wgmma reads up to offset {int(units.max() + 1) * UNIT:#x} of shared memory, which has {limit * UNIT:#x} bytes"
-            self.machine.memory.findings.report("out of bounds", message, i, lanes, 0, count=lanes.n, address=int(units.max()) * UNIT)
+            last = int(units.max()) * UNIT
+            message = f"wgmma reads up to offset {last + UNIT:#x} of shared memory, which has {limit * UNIT:#x} bytes"
+            self.machine.memory.findings.report("out of bounds", message, i, lanes, 0, count=lanes.n, address=last)
             units = np.minimum(units, limit - 1)
         return units
 
-    def look(self, i: Instruction, lanes: Lanes, tiles: list[Array], majors: tuple[bool, ...]) -> None:
-        """Count what a product reads; report what nobody wrote, what is on its way, what was written in another swizzle."""
+    def look(self, i: Instruction, lanes: Lanes, tiles: list[Array]) -> None:
+        """Count what a product reads; report what nobody wrote, and what is on its way."""
         memory = self.machine.memory
         counts = memory.tally.shared[i, "wgmma", UNIT]
         counts.requests += tiles[0].shape[0] * len(tiles)
@@ -293,7 +309,8 @@ class Warpgroups:
             before = self.products.get(int(codes[0, 0]) // SLOTS)
             expected = (0 if before is None else before.number * SLOTS) + np.arange(len(codes))[:, None]
             if before is not None and (codes == expected).all() and np.array_equal(before.first, first):
-                if before.bound.control.columns == control.columns and before.bound.control.result == control.result:
+                known = before.bound.control
+                if (known.columns, known.result) == (control.columns, control.result):
                     return before.total
             self.mixed(bound, lanes, codes, pending)
             self.land(self.of(first), lambda p: p.of(first))
@@ -434,7 +451,7 @@ class Warpgroups:
         over = self.finished(lanes, self.committed[lanes.warp_ids] - control.newest)
         if over:
             self.machine.deactivate()
-            self.land([self.products[number] for number in over], lambda p: over[p.number].any(axis=1))
+            self.land([self.products[number] for number in over], lambda p: np.asarray(over[p.number].any(axis=1)))
             facts = self.machine.code.in_flight
             assert facts is not None
             names = facts.waits[pc]

@@ -58,6 +58,14 @@ class Tiles:
         """Of these readings (product by product) the warps of `over` have waited now."""
         self.waited[numbers] = np.where(over, self.races.now, self.waited[numbers])
 
+    def of_tensor_copies(self, units: Array) -> Array:
+        """Which of these units a tensor copy wrote last."""
+        races = self.races
+        if not races.shared.writes.used or not races.instructions:
+            return np.zeros(len(units), np.bool_)
+        by = races.shared.writes.by.reshape(-1)[units * (UNIT >> races.shared_shift)]
+        return np.asarray(np.array([is_async(one) and "tensor" in one.mods for one in races.instructions])[by])
+
     # -- what was there before ------------------------------------------------------------------------------------------------
 
     def look_back(self, i: Instruction, lanes: Lanes, first: Array, units: Array) -> None:
@@ -104,17 +112,17 @@ class Tiles:
                 bad[at] = four.reshape(-1, GROUP).any(axis=1)
         for kind, which in (("race", race), ("proxy", bad)):
             for number in np.unique(by[which]).tolist():
-                at = np.flatnonzero(which & (by == number))
-                theirs, lane = races.instructions[number], int(entries[at[0]]) & LANE
-                who = f"by block {lane // per}, warp {lane % per // WARP}, lane {lane % WARP}"
-                address = int(rows[at[0]] << races.shared_shift) % races.shared_stride
+                mine = np.flatnonzero(which & (by == number))
+                theirs, writer = races.instructions[number], int(entries[mine[0]]) & LANE
+                who = f"by block {writer // per}, warp {writer % per // WARP}, lane {writer % WARP}"
+                address = int(rows[mine[0]] << races.shared_shift) % races.shared_stride
                 message = (
                     f"read at offset {address:#x} of shared memory and write at {source(theirs)} {who} are not ordered"
                     if kind == "race"
                     else f"wgmma reads shared memory through the asynchronous proxy; what {source(theirs)} wrote at offset "
                     f"{address:#x}, {who}, has no fence.proxy.async behind it"
                 )
-                self.record(kind, message, (i, theirs), self.place(int(first[at[0]])), (len(at), address))
+                self.record(kind, message, (i, theirs), self.place(int(first[mine[0]])), (len(mine), address))
 
     # -- who comes later ------------------------------------------------------------------------------------------------------
 

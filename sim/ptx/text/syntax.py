@@ -141,6 +141,8 @@ class Function:
     labels: dict[str, int] = field(default_factory=dict)
     tables: dict[str, list[str]] = field(default_factory=dict)
     defined: bool = True
+    registers: int | None = None
+    """Registers per thread at launch, where the kernel's directives say so: what setmaxnreg begins with."""
 
 
 @dataclass

@@ -10,16 +10,19 @@ from collections.abc import Sequence
 from ...text.types import TYPES, Array
 from ..registry import (
     SINK,
+    WHOLE_WARP,
     Barrier,
     Branch,
     Call,
     Exit,
     Frame,
     Group,
+    Imm,
     Instruction,
     Mods,
     Not,
     Plan,
+    RegisterCount,
     Return,
     Sym,
     Thunk,
@@ -131,7 +134,19 @@ def fence(i: Instruction) -> Plan:
     return Plan((), (), bind, pure=False)
 
 
-@opcode("nanosleep", "pmevent", "griddepcontrol", "setmaxnreg", forms="no effect")
+@opcode("setmaxnreg", forms=".inc .dec .sync.aligned.u32, 24 to 256 registers by 8")
+def setmaxnreg(i: Instruction) -> Plan:
+    mods = Mods(i, "sync", "aligned")
+    action = mods.choice(("inc", "dec"))
+    mods.type("u32")
+    mods.done()
+    (count,) = i.operands
+    if not action or not isinstance(count, Imm) or count.value % 8 or not 24 <= count.value <= 256:
+        raise Unsupported("setmaxnreg takes .inc or .dec and a multiple of 8 from 24 to 256")
+    return Plan((), (), control=RegisterCount(count.value, action == "inc"), collective=WHOLE_WARP)
+
+
+@opcode("nanosleep", "pmevent", "griddepcontrol", forms="no effect")
 def nothing(i: Instruction) -> Plan:
     return Plan((), (), lambda frame, out, ins: _pass)
 

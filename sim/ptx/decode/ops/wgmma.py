@@ -10,7 +10,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...text.types import TYPES, Array
-from ..registry import WHOLE_WARP, Arg, Frame, Imm, Instruction, Mods, Multiply, MultiplyWait, Plan, Thunk, Unsupported, arg, items, opcode
+from ..registry import (
+    WHOLE_WARP,
+    Arg,
+    Frame,
+    Imm,
+    Instruction,
+    Mods,
+    Multiply,
+    MultiplyWait,
+    Plan,
+    Thunk,
+    Unsupported,
+    arg,
+    items,
+    opcode,
+)
 
 DEPTH = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32}
 """K by type: 32 bytes."""
