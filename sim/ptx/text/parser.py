@@ -385,7 +385,12 @@ class _Parser:
         if text.startswith("("):
             return Group(tuple(sub(t) for t in split_operands(text[1:-1])))
         if text.startswith("["):
-            return self.memory(function, scope, text[1:-1].strip(), pos)
+            address, *rest = split_operands(text[1:-1])
+            coordinates = sub(rest[0]) if len(rest) == 1 else Vec(())
+            if len(rest) > 1 or not isinstance(coordinates, Vec):
+                raise PtxError(f"line {self.line(pos)}: cannot read address {text}")
+            found = self.memory(function, scope, address, pos)
+            return Mem(found.base, found.offset, coordinates.items)
         if "|" in text:
             first, second = text.split("|")
             return Pair(sub(first.strip()), sub(second.strip()))

@@ -36,10 +36,11 @@ class Sym:
 
 @dataclass(frozen=True)
 class Mem:
-    """A memory operand `[base + offset]`."""
+    """A memory operand `[base + offset]`; with `coordinates`, `[base + offset, {a, b, ...}]`, a place in a tensor map's tensor."""
 
     base: Reg | Sym | Imm
     offset: int = 0
+    coordinates: tuple[Operand, ...] = ()
 
 
 @dataclass(frozen=True)
