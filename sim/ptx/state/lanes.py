@@ -19,12 +19,14 @@ class Wave:
     """The blocks that are resident together, and who of their threads still lives.
 
     Lane `l` of the wave is thread `l % lanes_per_block` of its block `l // lanes_per_block`; a block has whole warps,
-    of which the last may have lanes without a thread (never alive).
+    of which the last may have lanes without a thread (never alive). A wave holds whole clusters of `cluster` blocks: block `b`
+    of the wave has rank `b % cluster` in its own.
     """
 
-    def __init__(self, first_block: int, blocks: int, threads: int, shared_stride: int, local_stride: int):
+    def __init__(self, first_block: int, blocks: int, threads: int, shared_stride: int, local_stride: int, cluster: int = 1):
         self.first_block = first_block
         self.blocks = blocks
+        self.cluster = cluster
         self.threads = threads
         self.warps_per_block = -(-threads // WARP)
         self.lanes_per_block = self.warps_per_block * WARP
