@@ -12,6 +12,7 @@ from ..decode.code import Code, Region
 from ..decode.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, Exit, PhaseWait, Return, WarpBarrier
 from ..memory.asynccopy import Copies
 from ..memory.bulkcopy import Bulks
+from ..memory.maps import Maps
 from ..memory.memory import Memory
 from ..memory.phases import MBarriers, Wait
 from ..report.counters import Tally
@@ -101,6 +102,7 @@ class Machine:
         self.full: Frame
         self.wave: Wave
         self.copies: Copies
+        self.maps = Maps(memory)
         self.shadows = Shadows(code, findings)
         self.steps = Steps(code, findings, setup.max_steps)
         self._compact: dict[int, Frame] = {}
@@ -184,22 +186,27 @@ class Machine:
         self.functions = Functions(self)
         self.barriers = Barriers(self)
         self.warp_barriers = WarpBarriers(self)
-        self.mbarriers = MBarriers(memory)
-        self.bulks = Bulks(self.wave, memory, self.mbarriers)
+        self.mbarriers = MBarriers(memory, self.code.shared.offsets)
+        self.bulks = Bulks(self.wave, memory, self.mbarriers, self.maps)
         self.ready.push(0, self.wave.lanes(np.flatnonzero(self.wave.alive)))
         while True:
             while self.ready or self.mbarriers.answers:
                 if self.mbarriers.answers:
                     self.answer()
                 self.step(*self.ready.pop())
-                if self.random is not None and (self.copies.pending or self.mbarriers.objects) and self.random.random() < 0.2:
+                if self.random is not None and self.asynchronous() and self.random.random() < 0.2:
                     self.copies.stir()
                     self.mbarriers.stir(self.random)
+                    self.bulks.stir(self.random)
             if self.mbarriers.give_up():
                 continue
             if not (self.parked or self.barriers or self.warp_barriers or self.mbarriers):
                 return
             self.deadlock()
+
+    def asynchronous(self) -> bool:
+        """Whether something may be on its way behind the threads' backs."""
+        return bool(self.copies.pending or self.mbarriers.objects or self.bulks.stores)
 
     def fill_special_registers(self) -> None:
         wave, geometry = self.wave, self.setup.geometry

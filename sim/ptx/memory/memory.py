@@ -78,6 +78,8 @@ class Memory:
         self.settled = False
         self.flying = 0
         """Asynchronous copies that somebody has yet to wait for."""
+        self.landing = 0
+        """Bulk copies to shared memory that nobody has seen to be over."""
         self._checks = 0
         self._shared_views = {size: self._shared.view(dtype) for size, dtype in ELEMENT.items()}
         self._state_views = {size: self._state.view(dtype) for size, dtype in ELEMENT.items()}

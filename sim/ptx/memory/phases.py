@@ -9,7 +9,7 @@ A thread that waits is put aside until the phase completes. Where only test_wait
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,10 +18,11 @@ from cupyflash.words import plural
 
 from ..report.findings import stuck
 from ..state.lanes import Lanes
+from ..state.segments import WRITTEN
 from ..text.syntax import Instruction
 from ..text.types import Array
 from .memory import Memory
-from .ports import PORTS
+from .ports import PORTS, element
 
 PATIENCE = 100
 """How often test_wait may say "not yet" to everybody, with nothing else happening to an mbarrier, before that is a deadlock."""
@@ -46,6 +47,8 @@ class Phases:
     told: Array | None = None
     heard: Array | None = None
     deferred: list[Deferred] = field(default_factory=list)
+    unseen: list[tuple[int, Array]] = field(default_factory=list)
+    """(phase, 16-byte elements of shared memory) of copies that are over, though nobody has seen the phase complete."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +79,17 @@ Answer = tuple[Wait, Lanes, bool]
 class MBarriers:
     """The mbarrier objects of a wave, by index of their 8 bytes in its shared memory."""
 
-    def __init__(self, memory: Memory):
+    def __init__(self, memory: Memory, variables: Mapping[str, int]):
+        """`variables`: offsets in shared memory, by name."""
         self.memory = memory
+        self.variables = variables
         self.objects: dict[int, Phases] = {}
         self.waiting: list[Waiter] = []
         self.answers: list[tuple[Waiter, Phases | None, bool]] = []
         """What the run loop will fetch between two steps: within one the registers of lanes are somewhere on the way."""
         self.refusals = 0
+        self.unfenced: set[int] = set()
+        """Objects whose initialisation no fence has made visible to asynchronous copies."""
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
@@ -90,6 +97,23 @@ class MBarriers:
     def init(self, keys: Array, counts: Array) -> None:
         for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
             self.objects[key] = Phases(count, count)
+            self.unfenced.add(key)
+
+    def fence(self, lanes: Lanes) -> None:
+        """fence.mbarrier_init, or fence.proxy.async, by threads of these blocks."""
+        if self.unfenced:
+            per, blocks = self.memory.shared_stride >> 3, set(lanes.block_ids.tolist())
+            self.unfenced = {key for key in self.unfenced if key // per not in blocks}
+
+    def used_by_copy(self, keys: Array, lanes: Lanes, row: Array, i: Instruction) -> None:
+        """Asynchronous copies of lanes `row` are to arrive at these objects."""
+        at = [k for k, key in enumerate(keys.tolist()) if key in self.unfenced] if self.unfenced else []
+        if at:
+            message = (
+                f"{self.name(int(keys[at[0]]))} is used by an asynchronous copy, but no fence.mbarrier_init (or fence.proxy.async) "
+                "is behind its mbarrier.init"
+            )
+            self.memory.findings.report("missing fence", message, i, lanes, int(row[at[0]]), count=len(at))
 
     def invalidate(self, keys: Array) -> None:
         for key in keys.tolist():
@@ -100,6 +124,13 @@ class MBarriers:
         if found is None:
             self.memory.findings.report("uninitialised", "mbarrier that nobody has initialised", i, lanes, 0, count=lanes.n)
         return found
+
+    def name(self, key: int) -> str:
+        """An object for a message: its address in shared memory, and the variable that it lies in."""
+        offset = (key << 3) % self.memory.shared_stride
+        below = {at: name for name, at in self.variables.items() if at <= offset}
+        variable = f" ({below[max(below)]})" if below else ""
+        return f"the mbarrier at {offset:#x}{variable}"
 
     def each(self, keys: Array) -> list[tuple[int, Array]]:
         """(object, positions of its lanes)."""
@@ -219,9 +250,21 @@ class MBarriers:
         races = self.memory.races
         answers, self.answers = self.answers, []
         for waiter, barrier, done in answers:
-            if races is not None and done and barrier is not None and barrier.heard is not None:
+            if not done or barrier is None:
+                continue
+            self.see(barrier)
+            if races is not None and barrier.heard is not None:
                 races.heard.hear(waiter.lanes, barrier.heard)
         return [(waiter.wait, waiter.lanes, done) for waiter, _, done in answers]
+
+    def see(self, barrier: Phases) -> None:
+        """Somebody has seen the last phase complete: what its copies brought is there."""
+        over = [chunks for phase, chunks in barrier.unseen if phase < barrier.phase]
+        if over:
+            barrier.unseen = [(phase, chunks) for phase, chunks in barrier.unseen if phase >= barrier.phase]
+            self.memory.landing -= len(over)
+            for chunks in over:
+                self.memory.state_view(16)[chunks] = element(WRITTEN, 16)
 
     def give_up(self) -> bool:
         """Nobody else can go on: who only tests is told that the phase is not complete. False: nobody does."""
@@ -235,8 +278,10 @@ class MBarriers:
     def report_deadlock(self) -> None:
         for waiter in self.waiting:
             barrier, lanes = self.objects[waiter.key], waiter.lanes
-            message = (
-                f"{stuck(lanes.n)} for phase {barrier.phase} of an mbarrier that lacks {plural(barrier.pending, 'arrival')} "
-                f"and {plural(barrier.transactions, 'byte')}"
-            )
+            lacks = [plural(barrier.pending, "arrival")] if barrier.pending else []
+            if barrier.transactions > 0:
+                lacks.append(plural(barrier.transactions, "byte"))
+            surplus = f"has {plural(-barrier.transactions, 'byte')} too many" if barrier.transactions < 0 else ""
+            state = " and ".join([*([f"lacks {' and '.join(lacks)}"] if lacks else []), *([surplus] if surplus else [])])
+            message = f"{stuck(lanes.n)} for phase {barrier.phase} of {self.name(waiter.key)}, which {state}"
             self.memory.findings.report("deadlock", message, waiter.wait.instruction, lanes, 0, count=lanes.n)

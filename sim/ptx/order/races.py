@@ -30,7 +30,7 @@ WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 LATEST = LOW << np.uint64(STAMP)
 """The stamp of an entry that nobody is ordered behind."""
 
-COPY = "asynchronous copy"
+COPY, LANDING = "asynchronous copy", "write of an asynchronous copy"
 
 
 @dataclass
@@ -53,13 +53,15 @@ class Table:
 
 @dataclass
 class Shadow:
-    """Who touched each granule: the last plain writer, the plain readers, the atomics; what asynchronous copies may read."""
+    """Who touched each granule: the last plain writer, the plain readers, the atomics; what asynchronous copies may yet read
+    (`copies`) and, in tensors, write (`landing`)."""
 
     writes: Table
     reads: Table
     atomics: Table
     shared: bool
     copies: Table | None = None
+    landing: Table | None = None
 
     @classmethod
     def of(cls, granules: int, columns: int, shared: bool, numbers: np.dtype[Any]) -> Shadow:
@@ -207,13 +209,15 @@ class Races(Order):
     def judge(self, access: Access, kind: str) -> None:
         """What the access is not ordered behind; then it is in the shadow itself."""
         i, lanes, shadow, segment, rows = access.instruction, access.lanes, access.shadow, access.segment, access.rows
+        if shadow.landing is not None:
+            self.look(access, shadow.landing, "read" if kind in ("ld", "ldmatrix") else "write", LANDING)
         if self.has_atomics and (kind == "atom" or is_strong(i)):
             self.look(access, shadow.writes, "atomic access", "write")
             self.look(access, shadow.reads, "atomic access", "read")
             if shadow.copies is not None:
                 self.look(access, shadow.copies, "atomic access", COPY)
             self.note(access, shadow.atomics)
-            if self.fences and not is_phase(i):
+            if self.fences and not is_phase(i) and i.opcode != "cp":
                 where = rows.reshape(lanes.n, -1)[:, 0] if len(rows) != lanes.n else rows
                 reads = kind in ("ld", "atom") and i.opcode != "st"
                 area_key = -1 if segment is None else self._area_number(segment)
@@ -261,12 +265,12 @@ class Races(Order):
     def look(self, access: Access, table: Table, verb: str, other: str) -> None:
         """Find and report what an access is not ordered behind. A copy is over for nobody, its own lane included."""
         lanes, who, rows = access.lanes, access.who, access.rows
-        collective = access.collective or other == COPY
+        collective = access.collective or other in (COPY, LANDING)
         if not table.used:
             return
         width = table.entries.shape[1]
         entries = table.entries.reshape(-1).take(rows) if width == 1 else table.entries.take(rows, 0)
-        if access.shadow.shared and other != COPY:
+        if access.shadow.shared and other not in (COPY, LANDING):
             floor, synced = self.floors(lanes)
             if not len(entries) or int(entries.max()) >> STAMP <= floor:
                 return
@@ -343,9 +347,13 @@ class Races(Order):
         if shadow.copies is None:
             shadow.copies = Table(shadow.writes.rows, 1, self.numbers)
         shadow.copies.used = True
-        shadow.copies.entries[access.rows, 0] = access.who.lane.astype(np.uint64) | LATEST
+        shadow.copies.entries[access.rows, 0] = self.latest(access.who)
         shadow.copies.by[access.rows, 0] = self.number(access.instruction)
         self._readings.append(access)
+
+    def latest(self, who: Who) -> Array:
+        """Entries of lanes that nobody is ordered behind."""
+        return who.lane.astype(np.uint64) | LATEST
 
     def issued(self) -> list[Access]:
         """What the copies that have just been issued read."""

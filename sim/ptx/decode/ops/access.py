@@ -167,15 +167,6 @@ def createpolicy(i: Instruction) -> Plan:
     return Plan((arg(i.operands[0], TYPES["b64"]),), (), lambda frame, out, ins: lambda: np.copyto(out[0], zero))
 
 
-@opcode("prefetch", "prefetchu", "discard", "applypriority", forms="no effect")
-def prefetch(i: Instruction) -> Plan:
-    return Plan((), (), lambda frame, out, ins: _nothing)
-
-
-def _nothing() -> None:
-    pass
-
-
 # -- atomics ------------------------------------------------------------------------------------------------------------
 
 Update = Callable[[Array, Array, Array], Array]

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from ...memory.tensormap import MAP_BYTES
 from ...text.types import TYPES, Array
 from ..registry import (
     SINK,
@@ -16,6 +19,7 @@ from ..registry import (
     Exit,
     Frame,
     Group,
+    Imm,
     Instruction,
     Mods,
     Not,
@@ -28,6 +32,7 @@ from ..registry import (
     arg,
     opcode,
 )
+from .access import address_arg
 
 
 @opcode("bra", forms="{.uni} label")
@@ -115,15 +120,40 @@ def bar(i: Instruction) -> Plan:
 
 @opcode("membar", "fence", forms="orders accesses for the race detector: execution is sequentially consistent anyway")
 def fence(i: Instruction) -> Plan:
+    if "tensormap::generic" in i.mods:
+        return map_fence(i)
     block_only = "cta" in i.mods
+    announces = "mbarrier_init" in i.mods or ("proxy" in i.mods and any(m.startswith("async") for m in i.mods))
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
         races = frame.machine.memory.races
+        if announces:
+            return lambda: frame.machine.mbarriers.fence(frame.lanes)
         if races is None or {"proxy", "mbarrier_init"} & set(i.mods):
             return _pass
         return lambda: races.fence(frame.lanes, block_only)
 
     return Plan((), (), bind, pure=False)
+
+
+def map_fence(i: Instruction) -> Plan:
+    """fence.proxy.tensormap::generic: .release of what the threads stored into tensor maps, .acquire of the 128 bytes of one."""
+    acquires = "acquire" in i.mods
+    base, offset = address_arg(i.operands[0], "generic") if acquires else (None, 0)
+    if acquires and i.operands[1] != Imm(MAP_BYTES):
+        raise Unsupported(f"the size must be {MAP_BYTES}")
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        def run() -> None:
+            maps = frame.machine.bulks.maps
+            if acquires:
+                maps.acquire(np.broadcast_to(ins[0], frame.n).astype(np.int64) + offset)
+            else:
+                maps.release(frame.lanes)
+
+        return run
+
+    return Plan((), (base,) if base else (), bind, pure=False)
 
 
 @opcode("nanosleep", "pmevent", "griddepcontrol", "setmaxnreg", forms="no effect")
