@@ -20,7 +20,7 @@ SHARED = ("shared", "shared::cta", "shared::cluster")
 
 @opcode("cvta", forms="{.to} .global .shared{::cta ::cluster} .local .const .param .u64 .u32")
 def cvta(i: Instruction) -> Plan:
-    mods = Mods(i, "shared::cta", "shared::cluster")
+    mods = Mods(i, *SHARED)
     backward, type_ = mods.flag("to"), mods.type("u64", "u32")
     space = "shared" if set(SHARED) & set(i.mods) else mods.choice(tuple(WINDOWS))
     mods.done()
@@ -35,7 +35,7 @@ def cvta(i: Instruction) -> Plan:
 
 @opcode("isspacep", forms=".global .shared{::cta ::cluster} .local .const .param")
 def isspacep(i: Instruction) -> Plan:
-    mods = Mods(i, "shared::cta", "shared::cluster")
+    mods = Mods(i, *SHARED)
     space = "shared" if set(SHARED) & set(i.mods) else mods.choice(tuple(WINDOWS))
     mods.done()
     if space in ("const", "param"):
