@@ -12,11 +12,13 @@ import numpy as np
 from ..state.lanes import Lanes
 from ..text.types import Array
 
-RANK_SHIFT, RANK_BITS = 24, 4
+RANK_SHIFT, RANK_BITS = 24, 5
 FLAG = 1 << 30
 """Set in an address that names a rank, the own one included."""
 
 OFFSET = (1 << RANK_SHIFT) - 1
+RANKS = (1 << RANK_BITS) - 1
+"""More than any cluster has: ranks from here on are all nobody's."""
 NOBODY = -1
 
 
@@ -30,7 +32,9 @@ def cluster_address(rank: Array, addresses: Array) -> Array:
     """mapa: what `addresses` (less SHARED_WINDOW) are in the blocks of these ranks, in the type of `addresses`."""
     kind = addresses.dtype.type
     offset = np.where(names_rank(addresses), addresses & kind(OFFSET), addresses)
-    address: Array = (kind(FLAG) | (rank.astype(addresses.dtype) << kind(RANK_SHIFT)) | offset).astype(addresses.dtype)
+    address: Array = (kind(FLAG) | (np.minimum(rank, RANKS).astype(addresses.dtype) << kind(RANK_SHIFT)) | offset).astype(
+        addresses.dtype
+    )
     return address
 
 
@@ -38,7 +42,7 @@ def rank_of(lanes: Lanes, addresses: Array) -> Array:
     """getctarank (int64): the rank that each address names, else that of the lane's own block."""
     named = addresses.astype(np.int64)
     own = lanes.block % lanes.wave.cluster
-    return np.where(names_rank(named), named >> RANK_SHIFT & (1 << RANK_BITS) - 1, own)
+    return np.where(names_rank(named), named >> RANK_SHIFT & RANKS, own)
 
 
 def targets(lanes: Lanes, addresses: Array) -> tuple[Array, Array]:

@@ -9,14 +9,14 @@ A thread that waits is put aside until the phase completes. Where only test_wait
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from cupyflash.words import plural
 
-from ..report.findings import stuck
+from ..report.findings import Stuck
 from ..state.lanes import Lanes
 from ..state.segments import WRITTEN
 from ..text.syntax import Instruction
@@ -79,10 +79,8 @@ Answer = tuple[Wait, Lanes, bool]
 class MBarriers:
     """The mbarrier objects of a wave, by index of their 8 bytes in its shared memory."""
 
-    def __init__(self, memory: Memory, variables: Mapping[str, int]):
-        """`variables`: offsets in shared memory, by name."""
+    def __init__(self, memory: Memory):
         self.memory = memory
-        self.variables = variables
         self.objects: dict[int, Phases] = {}
         self.waiting: list[Waiter] = []
         self.answers: list[tuple[Waiter, Phases | None, bool]] = []
@@ -110,7 +108,7 @@ class MBarriers:
         at = [k for k, key in enumerate(keys.tolist()) if key in self.unfenced] if self.unfenced else []
         if at:
             message = (
-                f"{self.name(int(keys[at[0]]))} is used by an asynchronous copy, but no fence.mbarrier_init (or fence.proxy.async) "
+                f"the mbarrier at {self.name(int(keys[at[0]]))} is used by an asynchronous copy, but no fence.mbarrier_init (or fence.proxy.async) "
                 "is behind its mbarrier.init"
             )
             self.memory.findings.report("missing fence", message, i, lanes, int(row[at[0]]), count=len(at))
@@ -124,13 +122,6 @@ class MBarriers:
         if found is None:
             self.memory.findings.report("uninitialised", "mbarrier that nobody has initialised", i, lanes, 0, count=lanes.n)
         return found
-
-    def name(self, key: int) -> str:
-        """An object for a message: its address in shared memory, and the variable that it lies in."""
-        offset = (key << 3) % self.memory.shared_stride
-        below = {at: name for name, at in self.variables.items() if at <= offset}
-        variable = f" ({below[max(below)]})" if below else ""
-        return f"the mbarrier at {offset:#x}{variable}"
 
     def each(self, keys: Array) -> list[tuple[int, Array]]:
         """(object, positions of its lanes)."""
@@ -275,13 +266,19 @@ class MBarriers:
         self.waiting = [w for w in self.waiting if w.wait.blocking]
         return bool(self.answers)
 
-    def report_deadlock(self) -> None:
+    def stuck(self) -> list[Stuck]:
+        out = []
         for waiter in self.waiting:
             barrier, lanes = self.objects[waiter.key], waiter.lanes
             lacks = [plural(barrier.pending, "arrival")] if barrier.pending else []
-            if barrier.transactions > 0:
-                lacks.append(plural(barrier.transactions, "byte"))
-            surplus = f"has {plural(-barrier.transactions, 'byte')} too many" if barrier.transactions < 0 else ""
-            state = " and ".join([*([f"lacks {' and '.join(lacks)}"] if lacks else []), *([surplus] if surplus else [])])
-            message = f"{stuck(lanes.n)} for phase {barrier.phase} of {self.name(waiter.key)}, which {state}"
-            self.memory.findings.report("deadlock", message, waiter.wait.instruction, lanes, 0, count=lanes.n)
+            lacks += [plural(barrier.transactions, "byte")] if barrier.transactions > 0 else []
+            state = [f"lacks {' and '.join(lacks)}"] if lacks else []
+            state += [f"has {plural(-barrier.transactions, 'byte')} too many"] if barrier.transactions < 0 else []
+            parity = f" (parity {barrier.phase & 1})" if waiter.wait.parity else ""
+            what = f"for phase {barrier.phase}{parity} of the mbarrier at {self.name(waiter.key)} that {' and '.join(state)}"
+            out.append(Stuck(waiter.wait.instruction, lanes, what))
+        return out
+
+    def name(self, key: int) -> str:
+        """Where an object lies: its offset, and the variable there."""
+        return self.memory.shared_name(key * 8 % self.memory.shared_stride)

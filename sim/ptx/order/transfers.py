@@ -24,7 +24,7 @@ def tile_access(races: Races, lanes: Lanes, row: Array, chunks: Array, offsets: 
         rows = (chunks[:, :, None] << per) + np.arange(1 << per)
     rows = rows.reshape(-1)
     position = np.repeat(row, len(rows) // len(row))
-    column = lanes.warp[position] % races.wave.warps_per_block
+    column = lanes.warp[position] % races.warps
     addresses = np.zeros(lanes.n, np.int64)
     addresses[row] = offsets
     who = Who(lanes.index[position] + races.first, position, rows, column)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -22,6 +23,9 @@ class Wave:
     of which the last may have lanes without a thread (never alive). A wave holds whole clusters of `cluster` blocks: block `b`
     of the wave has rank `b % cluster` in its own.
     """
+
+    number: Callable[[int], int] = staticmethod(lambda block: block)
+    """Linear index in the grid of a block that is the n-th to run. They differ where clusters have more than one row of blocks."""
 
     def __init__(self, first_block: int, blocks: int, threads: int, shared_stride: int, local_stride: int, cluster: int = 1):
         self.first_block = first_block
@@ -165,7 +169,7 @@ class Lanes:
         """(linear block index in the grid, warp in the block, lane in the warp) of one lane."""
         lane = int(self.index[position])
         block, thread = divmod(lane, self.wave.lanes_per_block)
-        return self.wave.first_block + block, thread // WARP, thread % WARP
+        return self.wave.number(self.wave.first_block + block), thread // WARP, thread % WARP
 
 
 def warp_bits(member: Array) -> Array:
