@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..memory.tensormap import ADDRESS_AT
-from ..order.sharing import WIDEST, Sharing, is_phase, is_strong
+from ..order.sharing import WIDEST, Sharing, is_async, is_phase, is_strong
 from ..state.segments import Field, Place
 from ..text.syntax import Imm, Instruction, Mem, Operand, Reg, Sym, Variable, Vec
 from ..text.types import TYPES
@@ -27,6 +27,7 @@ def sharing_of(instructions: list[Instruction], plans: list[Plan], params: Seque
         any(is_strong(i) or (i.opcode == "cp" and "reduce" in i.mods) for i in instructions),
         any(i.opcode in ("fence", "membar") or {"release", "acq_rel"} & set(i.mods) for i in instructions),
         None if "*" in written else written,
+        any(is_async(i) for i in instructions),
     )
 
 

@@ -21,6 +21,7 @@ from ..state.patterns import wavefronts
 from ..state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from ..text.syntax import Instruction
 from ..text.types import ELEMENT, Array
+from .swizzles import Swizzles
 
 SHARED_WINDOW = 1 << 56
 LOCAL_WINDOW = 2 << 56
@@ -96,6 +97,7 @@ class Memory:
         self._state[:] = UNWRITTEN
         self._local[:] = 0xFF
         self.settled = False
+        self.swizzles = Swizzles(len(self._shared))
         self.flying = 0
         """Asynchronous copies that somebody has yet to wait for."""
         self.landing = 0

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..state.lanes import WARP, Lanes, Wave
 from ..text.types import Array
+from .proxy import Proxy
 
 
 class Clocks(Protocol):
@@ -24,6 +25,7 @@ class Clocks(Protocol):
     known: Array
     synced: Array
     partial: dict[int, Array]
+    proxy: Proxy | None
 
 
 class Heard:
@@ -34,8 +36,8 @@ class Heard:
         self.per = order.per
         self.rows: dict[int, Array] = {}
 
-    def released(self, lanes: Lanes) -> Array:
-        """What lanes of one cluster hand on now: for each lane of the cluster the moment until which it is over."""
+    def knows(self, lanes: Lanes) -> Array:
+        """For each lane of the cluster of these lanes the moment until which it is over for one of them."""
         order, cluster, local = self.order, int(lanes.index[0]) // self.per, lanes.index % self.per
         warps = lanes.warp_ids % (self.per // WARP)
         out: Array = np.repeat(order.known[cluster, warps].max(axis=0), WARP)
@@ -46,11 +48,20 @@ class Heard:
                 np.maximum(part, order.partial[warp][lanes.lane[lanes.warp == warp]].max(axis=0), out=part)
         if cluster in self.rows:
             np.maximum(out, self.rows[cluster][local].max(axis=0), out=out)
-        out[local] = order.now
-        order.now += 1
         return out
 
+    def released(self, lanes: Lanes) -> Array:
+        """What lanes of one cluster hand on now: what they know, their own past, and what they fenced for the other proxy."""
+        order = self.order
+        out = self.knows(lanes)
+        out[lanes.index % self.per] = order.now
+        order.now += 1
+        return out if order.proxy is None else np.concatenate((out, order.proxy.told(lanes)))
+
     def hear(self, lanes: Lanes, told: Array) -> None:
+        if self.order.proxy is not None:
+            self.order.proxy.hear(lanes, told[self.per :])
+            told = told[: self.per]
         cluster, local = int(lanes.index[0]) // self.per, lanes.index % self.per
         rows = self.rows.setdefault(cluster, np.zeros((self.per, self.per), np.int64))
         rows[local] = np.maximum(rows[local], told)

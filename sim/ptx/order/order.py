@@ -23,6 +23,7 @@ import numpy as np
 from ..state.lanes import WARP, Lanes, Wave
 from ..text.types import Array
 from .heard import Heard
+from .proxy import Proxy
 
 STAMP = 32
 ONE, LANES, WARPS, BLOCKS, CLUSTERS = (k << 29 for k in range(5))
@@ -35,10 +36,12 @@ DEVICE, CLUSTER, BLOCK = range(3)
 
 
 class Order:
-    """Who is ordered behind whom in one launch of `blocks` blocks."""
+    """Who is ordered behind whom in one launch of `blocks` blocks; `proxies`: the kernel uses the asynchronous proxy."""
 
-    def __init__(self, blocks: int):
+    def __init__(self, blocks: int, proxies: bool = False):
         self.blocks = blocks
+        self.proxies = proxies
+        self.proxy: Proxy | None = None
         self.now = 1
         # What lanes have learnt of other lanes through atomics: stamps over the lanes of the grid.
         self._lane_knows: dict[int, Array] = {}
@@ -65,6 +68,8 @@ class Order:
             block = np.arange(warps) // wave.warps_per_block
             self.known[:, block[:, None] != block] = start - 1
         self.heard = Heard(self)
+        if self.proxies:
+            self.proxy = Proxy(self)
         # Only after bar.warp.sync of some lanes: moments between the lanes of a warp.
         self.partial: dict[int, Array] = {}
 
@@ -87,6 +92,8 @@ class Order:
                 self.known[cluster, mine, mine] = moment
         self._floors.clear()
         self.now += 1
+        if self.proxy is not None:
+            self.proxy.meet(blocks)
         if self._lane_knows:
             per = self.wave.lanes_per_block
             for block in blocks.tolist():
@@ -119,12 +126,15 @@ class Order:
         released = self.known[cluster, warps].max(axis=0)
         released[warps] = self.now
         self.now += 1
-        return cluster, released
+        return cluster, released if self.proxy is None else np.concatenate((released, self.proxy.told(lanes)))
 
     def depart(self, lanes: Lanes, released: list[tuple[int, Array]]) -> None:
         """Lanes of one cluster have waited for the arrivals that released this."""
         cluster = int(lanes.index[0]) // self.per
         heard = np.maximum.reduce([moments for _, moments in released])
+        if self.proxy is not None:
+            self.proxy.hear(lanes, heard[self.warps :])
+            heard = heard[: self.warps]
         warps = lanes.warp_ids % self.warps
         self.known[cluster, warps] = np.maximum(self.known[cluster, warps], heard)
         self.synced[lanes.warp_ids] = np.maximum(self.synced[lanes.warp_ids], heard[warps])

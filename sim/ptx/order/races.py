@@ -22,7 +22,7 @@ from ..state.segments import Segment
 from ..text.syntax import Instruction
 from ..text.types import Array
 from .order import BLOCKS, CLUSTERS, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, Order
-from .sharing import Sharing, is_phase, is_strong
+from .sharing import Sharing, is_async, is_phase, is_strong
 
 WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 """Of an entry: zero where two are of the same warp, be it one lane or some."""
@@ -114,7 +114,7 @@ class Races(Order):
 
     def __init__(self, sharing: Sharing, size: int, segments: list[Segment], shared_stride: int, findings: Findings, blocks: int):
         """`size`: how many instructions the kernel has; `shared_stride`: bytes from one block's shared memory to the next one's."""
-        super().__init__(blocks)
+        super().__init__(blocks, sharing.proxies)
         self.findings = findings
         self.shared_stride = shared_stride
         self.instructions: list[Instruction] = []
@@ -228,6 +228,8 @@ class Races(Order):
             self.look(access, shadow.writes, "read", "write")
             if self.has_atomics:
                 self.look(access, shadow.atomics, "read", "atomic access")
+            if self.proxy is not None and is_async(i):
+                self.through_proxy(access)
             self.note(access, shadow.reads)
             if i.opcode == "cp":
                 self.copying(access)
@@ -334,6 +336,45 @@ class Races(Order):
             order = np.argsort(levels, kind="stable")
             many, levels = many[order], levels[order]
             flat[at[many]] = (after[many] & ~np.uint64(LEVEL)) | levels
+
+    def through_proxy(self, access: Access) -> None:
+        """Report what the asynchronous proxy reads and ordinary instructions wrote, with no fence between the two."""
+        shadow, who, rows = access.shadow, access.who, access.rows
+        for table in (shadow.writes, shadow.atomics):
+            if not table.used:
+                continue
+            flat, by = table.entries[rows].reshape(-1), table.by[rows].reshape(-1)
+            at = np.flatnonzero(flat)
+            ordinary = np.array([not is_async(one) for one in self.instructions])
+            at = at[ordinary[by[at]]]
+            if len(at):
+                where = at // table.entries.shape[1]
+                self.judge_proxy(access, where, flat[at], by[at], who.lane[where])
+
+    def judge_proxy(self, access: Access, where: Array, entries: Array, by: Array, reader: Array) -> None:
+        """One finding for each instruction that wrote some of `entries` without a fence on the way to these readers."""
+        assert self.proxy is not None
+        stamp, low = (entries >> np.uint64(STAMP)).astype(np.int64), (entries & LOW).astype(np.int64)
+        space = "shared" if access.segment is None else access.segment.space
+        bad = self.proxy.unfenced(space, reader, low & LANE, stamp, (low & ~LANE) != ONE)
+        # What is not even ordered is a race, and said to be one.
+        bad &= ~self.unordered(reader, entries, False)
+        for number in np.unique(by[bad]).tolist():
+            at = int(np.flatnonzero(bad & (by == number))[0])
+            position, i, theirs = int(access.who.position[where[at]]), access.instruction, self.instructions[number]
+            block, thread = divmod(int(low[at]) & LANE, self.wave.lanes_per_block)
+            name = f"{access.segment.name!r}" if access.segment is not None else "shared memory"
+            address = int(access.addresses[position])
+            message = (
+                f"{i.opcode} reads {name} through the asynchronous proxy; what {source(theirs)} wrote there, by block {block}, "
+                f"warp {thread // WARP}, lane {thread % WARP}, has no fence.proxy.async behind it"
+            )
+            key = ("proxy", i.line, theirs.line, access.segment.name if access.segment is not None else None)
+            count = int(np.count_nonzero(bad & (by == number)))
+            tensor = access.segment.name if access.segment is not None else None
+            self.findings.record(
+                "proxy", message, i, access.lanes.place(position), key, count=count, address=address, tensor=tensor
+            )
 
     def relation(self, mine: Array, entries: Array) -> Array:
         """What one entry must say to stand for both: LANES of a warp, WARPS of a block, BLOCKS of a cluster, CLUSTERS."""

@@ -16,6 +16,13 @@ def is_phase(i: Instruction) -> bool:
     return i.opcode == "mbarrier" or (i.opcode == "cp" and "mbarrier" in i.mods)
 
 
+def is_async(i: Instruction) -> bool:
+    """Instructions that access memory through the asynchronous proxy (PTX ISA, "Async proxy")."""
+    if i.opcode == "cp":
+        return "bulk" in i.mods and len(i.operands) > 1
+    return i.opcode == "wgmma" and "mma_async" in i.mods
+
+
 def is_strong(i: Instruction) -> bool:
     """Atomics, and loads and stores that other threads may make at the same time."""
     if is_phase(i):
@@ -33,7 +40,8 @@ class Sharing:
 
     `shared_granule`: the smallest width of an access; `global_granules` by the place of the pointer that it may have come
     from, under "*" that of accesses to anywhere. `atomics`: there are atomics or strong loads and stores; `releases`: and fences
-    or releases. `written`: places of the pointers that stores may have come from, None where that cannot be told.
+    or releases. `written`: places of the pointers that stores may have come from, None where that cannot be told. `proxies`: something accesses memory through
+    the asynchronous proxy.
     """
 
     shared_granule: int
@@ -41,6 +49,7 @@ class Sharing:
     atomics: bool
     releases: bool
     written: frozenset[Place] | None
+    proxies: bool = False
 
     def global_granule(self, places: list[Place]) -> int:
         """The smallest width of an access to memory that the pointers at these places point to."""

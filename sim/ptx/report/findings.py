@@ -18,7 +18,7 @@ class Finding:
     """One thing that is wrong, at the first lane that did it.
 
     `kind` is one of: "out of bounds", "misaligned", "null pointer", "read-only", "uninitialised" (memory or a register),
-    "in flight" (shared memory whose asynchronous copy nobody waited for), "race" (`order.races`), "deadlock", "endless" (a warp
+    "in flight" (shared memory whose asynchronous copy nobody waited for), "race" (`order.races`), "proxy" (`order.proxy`), "deadlock", "endless" (a warp
     has run `max_steps` stretches of code), "partial barrier" (threads had exited before a barrier of the whole block),
     "missing lanes" (a warp-wide instruction without all lanes that it names), "inactive source" (a shuffle from a lane that
     does not take part), "bad arrival" (at an mbarrier), "bad call" (through a pointer that is no such function), "stack

@@ -139,7 +139,7 @@ def fence(i: Instruction) -> Plan:
         return map_fence(i)
     scope = BLOCK if "cta" in i.mods else CLUSTER if "cluster" in i.mods else DEVICE
     inits = "mbarrier_init" in i.mods
-    proxy = "proxy" in i.mods and any(m.startswith("async") for m in i.mods)
+    proxy = any(m.startswith("proxy") for m in i.mods) and any("async" in m for m in i.mods)
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
         machine = frame.machine
@@ -149,6 +149,9 @@ def fence(i: Instruction) -> Plan:
             machine.mbarriers.fence(frame.lanes)
             if inits and races is not None:
                 races.fence_inits(frame.lanes)
+            # One that orders ordinary accesses behind asynchronous ones is nothing to that proxy.
+            if races is not None and races.proxy is not None and proxy and "acquire" not in i.mods:
+                races.proxy.fence(frame.lanes, i)
 
         if inits or proxy:
             return announce
