@@ -72,6 +72,13 @@ class Load:
         else:
             for chunks, operand in zip(tile.chunks, data, strict=True):
                 shared[chunks] = self.reduction(shared[chunks], operand)
+        description = self.source.description if isinstance(self.source, Region) else None
+        for block, offset in zip(tile.blocks.tolist(), tile.offsets.tolist(), strict=True):
+            start = block * memory.shared_stride + offset
+            if description is None:
+                memory.swizzles.forget(start, tile.size)
+            else:
+                memory.swizzles.landed(start, tile.size, f"{tile.swizzle} bytes" if tile.swizzle else "none")
         if memory.races is not None and self.target is not None and self.reduction is None:
             transfers.stamp(memory.races, self.target)
 

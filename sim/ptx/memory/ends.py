@@ -68,8 +68,8 @@ class Ends:
         found: list[tuple[Array, Region]] = []
         crooked = (addresses | sizes) % CHUNK != 0
         if crooked.any():
-            at = int(np.flatnonzero(crooked)[0])
-            message = f"bulk copy of {plural(int(sizes[at]), 'byte')}: addresses and size are multiples of {CHUNK}"
+            first = int(np.flatnonzero(crooked)[0])
+            message = f"bulk copy of {plural(int(sizes[first]), 'byte')}: addresses and size are multiples of {CHUNK}"
             self.report("misaligned", message, lanes, np.flatnonzero(crooked), i)
         numbers = addresses >> WINDOW_BITS
         for number, size in sorted(set(zip(numbers[~crooked].tolist(), sizes[~crooked].tolist(), strict=True))):
@@ -86,7 +86,7 @@ class Ends:
     def own_ranges(self, lanes: Lanes, addresses: Array, sizes: Array, i: Instruction) -> list[tuple[Array, Tile]]:
         """Bytes of the lanes' own shared memory, together where sizes are the same: (positions of their lanes, tiles)."""
         found: list[tuple[Array, Tile]] = []
-        for size in np.unique(sizes).tolist():
+        for size in set(sizes.tolist()):
             at = np.flatnonzero(sizes == size)
             if size % CHUNK:
                 message = f"bulk copy of {plural(size, 'byte')}: the size is a multiple of {CHUNK}"

@@ -95,13 +95,12 @@ class Maps:
         )
         if access is None:
             return None
-        races.judge(access, "ld")
-        races.copied(lanes, races.issued())
+        transfers.read(races, access)
         moment, block = transfers.last_write(races, access)
         if moment > self.acquired.get(address, 0) or moment > self.released.get(block, 0):
             release = moment > self.released.get(block, 0)
             missing = "release, after the store" if release else "acquire, before the use"
-            return "missing fence", f"the tensor map at {self.place(address)} was stored: no fence.proxy.tensormap::generic.{missing}"
+            return "proxy", f"the tensor map at {self.place(address)} was stored: no fence.proxy.tensormap::generic.{missing}"
         return None
 
     def release(self, lanes: Lanes) -> None:

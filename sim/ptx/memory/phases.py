@@ -111,7 +111,7 @@ class MBarriers:
                 f"the mbarrier at {self.name(int(keys[at[0]]))} is used by an asynchronous copy, but no fence.mbarrier_init (or fence.proxy.async) "
                 "is behind its mbarrier.init"
             )
-            self.memory.findings.report("missing fence", message, i, lanes, int(row[at[0]]), count=len(at))
+            self.memory.findings.report("proxy", message, i, lanes, int(row[at[0]]), count=len(at))
 
     def invalidate(self, keys: Array) -> None:
         for key in keys.tolist():

@@ -186,7 +186,7 @@ class Box:
             starts, lengths = starts[row, at] + low[row], (high - low)[row]
         _, first, _ = segment.window(unit)
         index = ((corner - int(first)) // unit)[:, None] + self.elements(unit)
-        return Region(segment, description.bytes, unit, index, inside, starts, lengths, row, description)
+        return Region(segment, description.size, unit, index, inside, starts, lengths, row, description)
 
     def rows_inside(self, coordinates: Array) -> Array:
         """Of each box (n, rows): whether the outer coordinates of a row are in the tensor."""

@@ -85,7 +85,7 @@ class Description:
         return (self.box[0], *(-(-box // step) for box, step in zip(self.box[1:], self.element_strides[1:], strict=True)))
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         """Of one copy, what is out of bounds included."""
         return math.prod(self.counts) * self.element
 
@@ -152,7 +152,7 @@ class Description:
             *self.element_strides,
             *[0] * outer,
             self.rank,
-            *(table.index(choice) for table, choice in choices),  # type: ignore[arg-type]
+            *(table.index(choice) for table, choice in choices),
         )
         return (data + _checksum(data)).ljust(MAP_BYTES, b"\0")
 

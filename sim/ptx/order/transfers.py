@@ -17,7 +17,7 @@ from .races import Access, Races, Table, Who
 
 
 def tile_access(races: Races, lanes: Lanes, row: Array, chunks: Array, offsets: Array, i: Instruction) -> Access:
-    """Tiles of shared memory: `chunks` (tiles, 16-byte elements of the wave's), `offsets` where they begin, the k-th by lane row[k]."""
+    """Tiles of shared memory, the k-th by lane row[k]: `chunks` (tiles, 16-byte elements of the wave's), `offsets` where they begin."""
     rows = chunks
     per = 4 - races.shared_shift
     if per:
@@ -49,6 +49,14 @@ def piece_access(
     addresses[row[::-1]] = starts[::-1]
     who = Who(lanes.index[position] + races.first, position, position, position)
     return Access(i, lanes, addresses, segment, area.shadow, rows, None, who)
+
+
+def read(races: Races, access: Access) -> None:
+    """A tensor map is read: by a proxy of its own, at once."""
+    races.look(access, access.shadow.writes, "read", "write")
+    if races.has_atomics:
+        races.look(access, access.shadow.atomics, "read", "atomic access")
+    races.note(access, access.shadow.reads)
 
 
 def stamp(races: Races, access: Access) -> None:

@@ -1,0 +1,186 @@
+"""Tensor maps and bulk tensor copies against a plain NumPy definition; what is wrong with them is found, under every seed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_ptx_harness import run
+
+from cupyflash.sim.ptx import Launch, Module, TensorMap, UnsupportedPTX
+from cupyflash.sim.ptx.memory.tensormap import ADDRESS_AT, decode
+
+SEEDS = [None, 0, 1, 2]
+
+HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n"
+REGISTERS = """.shared .align 1024 .b8 t[8192]; .shared .align 8 .b64 bar; .reg .b64 %rd<20>; .reg .b32 %r<30>; .reg .b16 %h<4>;
+.reg .pred %p<4>; .reg .v4 .b32 %unused;"""
+REGISTERS = REGISTERS.replace("\n.reg .pred %p<4>; .reg .v4 .b32 %unused;", "\n.reg .pred %p<4>;")
+START = """mov.u32 %r0, %tid.x; mov.u32 %r1, t; mov.u32 %r2, bar; mov.u64 %rd1, m; setp.eq.u32 %p1, %r0, 0;"""
+INIT = "@%p1 mbarrier.init.shared::cta.b64 [%r2], 1; @%p1 fence.mbarrier_init.release.cluster; bar.sync 0;"
+WAIT = "W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra W;"
+OUT = """ld.param.u64 %rd5, [y]; mov.u32 %r10, %ctaid.x; mad.lo.u32 %r10, %r10, NBYTES, 0; cvt.u64.u32 %rd6, %r10; add.u64 %rd5, %rd5, %rd6;
+shl.b32 %r11, %r0, 2; L: setp.ge.u32 %p3, %r11, NBYTES; @%p3 bra E; add.u32 %r12, %r1, %r11; ld.shared.u32 %r13, [%r12];
+cvt.u64.u32 %rd6, %r11; add.u64 %rd6, %rd5, %rd6; st.global.u32 [%rd6], %r13; add.u32 %r11, %r11, 256; bra L; E:"""
+
+
+def program(body: str, params: str = ".param .align 64 .b8 m[128], .param .u64 y", size: int = 0) -> str:
+    """A kernel with a tile t of shared memory, an mbarrier bar, and a tensor map m; %p1 is thread 0."""
+    return f"{HEAD}.visible .entry k({params})\n{{\n{REGISTERS}\n{START}\n{body.replace('NBYTES', str(size))}\nret;\n}}\n"
+
+
+def load(rank: int, coordinates: str, size: int, space: str = "shared::cluster", more: str = "") -> str:
+    return f"""@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], {size};
+    @%p1 cp.async.bulk.tensor.{rank}d.{space}.global.tile.mbarrier::complete_tx::bytes{more} [%r1], [%rd1, {{{coordinates}}}], [%r2];"""
+
+
+# -- the definition -----------------------------------------------------------------------------------------------------
+
+
+def elements(tensor: TensorMap) -> np.ndarray:
+    """The tensor of a map as an array, outermost dimension first."""
+    d = tensor.description
+    dtype = {"bfloat16": "u2", "float32_ftz": "u4", "tfloat32": "u4", "tfloat32_ftz": "u4"}.get(d.dtype, d.dtype)
+    flat = tensor.array.reshape(-1).view(dtype) if tensor.array.flags.c_contiguous else tensor.array
+    strides = (*d.strides[::-1], np.dtype(dtype).itemsize)
+    return np.lib.stride_tricks.as_strided(flat, d.dims[::-1], strides)
+
+
+def boxed(tensor: TensorMap, coordinates: tuple[int, ...]) -> list[tuple[int, ...] | None]:
+    """The index of each element of a box in the order of shared memory, None for those outside."""
+    d = tensor.description
+    steps = (1, *d.element_strides[1:])
+    counts = [d.box[0], *(-(-box // step) for box, step in zip(d.box[1:], steps[1:], strict=True))]
+    out: list[tuple[int, ...] | None] = []
+    for at in itertools.product(*(range(n) for n in counts[::-1])):
+        index = tuple(c + k * s for c, k, s in zip(coordinates[::-1], at, steps[::-1], strict=True))
+        inside = all(0 <= k < n for k, n in zip(index, d.dims[::-1], strict=True))
+        out.append(index if inside else None)
+    return out
+
+
+def loaded(tensor: TensorMap, coordinates: tuple[int, ...]) -> np.ndarray:
+    """The bytes of shared memory, which begin where the swizzle's pattern does; 0xFF where nothing is written."""
+    source, swizzle = elements(tensor), tensor.description.swizzle
+    fill = {2: 0x7FFF, 4: 0x7FFFFFFF, 8: (1 << 63) - 1}.get(source.itemsize, 0) if tensor.description.fill == "nan" else 0
+    raw = source.view(f"u{source.itemsize}") if source.dtype.kind == "f" else source
+    data = np.array([fill if i is None else raw[i] for i in boxed(tensor, coordinates)], raw.dtype).view(np.uint8)
+    out = np.full(-(-len(data) // 1024) * 1024, 0xFF, np.uint8)
+    for at in range(0, len(data), 16):
+        bits = {0: 0, 32: at >> 7 & 1, 64: at >> 7 & 3, 128: at >> 7 & 7}[swizzle]
+        to = at ^ bits << 4
+        out[to : to + 16] = data[at : at + 16]
+    return out
+
+
+def random_map(rng: np.random.Generator, **fixed: Any) -> TensorMap:
+    """A map of random rank, sizes, padding, element strides and swizzle; its tile has at most 4 KB."""
+    rank = fixed.get("rank") or int(rng.integers(1, 6))
+    dtype = fixed.get("dtype") or str(rng.choice(["uint8", "float16", "int32", "float32", "float64", "uint64"]))
+    size = np.dtype(dtype).itemsize
+    swizzle = int(rng.choice([0, 32, 64, 128]))
+    inner = 16 // size * int(rng.integers(1, (swizzle or 128) // 16 + 1))
+    dims = [int(rng.integers(1, 2 * inner + 2)), *(int(n) for n in rng.integers(1, 9, rank - 1))]
+    steps = [int(rng.integers(1, 9)), *(int(n) for n in rng.integers(1, 4, rank - 1))]
+    counts = [int(n) for n in rng.integers(1, 5, rank - 1)]
+    while inner * size * int(np.prod(counts, initial=1)) > 4096:
+        counts[int(np.argmax(counts))] -= 1
+    box = [inner, *(n * s - int(rng.integers(0, s)) for n, s in zip(counts, steps[1:], strict=True))]
+    strides, at = [], dims[0] * size
+    for n in dims[1:]:
+        at = -(-at // 16) * 16 + 16 * int(rng.integers(0, 3))
+        strides.append(at)
+        at *= n
+    array = rng.integers(0, 200, max(at, 16), dtype=np.uint8)
+    return TensorMap(array, box, dims=dims, strides=strides, dtype=dtype, element_strides=steps, swizzle=swizzle)
+
+
+# -- loads and stores against the definition ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
+def test_boxes_are_what_the_definition_says(rank: int) -> None:
+    """Loads at coordinates inside, across every border and outside; bytes count in bounds, the mbarrier all of them."""
+    names = ", ".join(f"%r{20 + k}" for k in range(rank))
+    read = " ".join(f"ld.param.u32 %r{20 + k}, [c{k}];" for k in range(rank))
+    params = ".param .align 64 .b8 m[128], .param .u64 y, " + ", ".join(f".param .u32 c{k}" for k in range(rank)) + ", .param .u32 n"
+    body = f"""{read} ld.param.u32 %r25, [n]; {INIT} @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], %r25;
+    @%p1 cp.async.bulk.tensor.{rank}d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {{{names}}}], [%r2]; {WAIT}
+    @!%p1 bra DONE; add.u32 %r26, %r25, 1023; and.b32 %r26, %r26, 0xFFFFFC00;
+    ld.param.u64 %rd5, [y]; mov.u32 %r27, 0; L: add.u32 %r12, %r1, %r27; ld.shared.v2.u64 {{%rd6, %rd7}}, [%r12]; cvt.u64.u32 %rd8, %r27;
+    add.u64 %rd8, %rd5, %rd8; st.global.v2.u64 [%rd8], {{%rd6, %rd7}}; add.u32 %r27, %r27, 16; setp.lt.u32 %p3, %r27, %r26; @%p3 bra L; DONE:"""
+    module = Module.from_ptx(program(body, params))
+    rng = np.random.default_rng(rank)
+    for case in range(12):
+        tensor = random_map(rng, rank=rank)
+        d = tensor.description
+        coordinates = tuple(int(rng.integers(-b, n + 2)) if case % 3 else 0 for b, n in zip(d.box, d.dims, strict=True))
+        y = np.zeros(8192, np.uint8)
+        args = {"x": tensor, "y": y, **dict(zip("abcde", coordinates, strict=False)), "n": d.size}
+        launch = module.launch("k", 1, 64, args, seed=None if case % 2 else case, races=bool(case % 4))
+        expected = loaded(tensor, coordinates)
+        assert {f.kind for f in launch.findings} <= {"uninitialised"}, (case, launch.findings)
+        assert (y[: len(expected)] == expected).all(), (case, tensor, coordinates)
+        inside = [i for i in boxed(tensor, coordinates) if i is not None]
+        traffic = launch.traffic["x"]
+        assert (traffic.read_bytes, traffic.read_requests) == (len(inside) * d.element, 1)
+        start = int(tensor.array.ctypes.data) & 0
+        at = {start + sum(k * s for k, s in zip(i, (*d.strides[::-1], d.element), strict=True)) // 32 for i in inside}
+        assert traffic.read_sectors == len(at)
+
+
+OPS: dict[str, tuple[str, Any]] = {
+    "": ("float32", lambda old, new: new),
+    "add": ("float32", lambda old, new: old + new),
+    "min": ("int32", np.minimum),
+    "max": ("uint64", np.maximum),
+    "inc": ("uint32", lambda old, new: np.where(old >= new, 0, old + 1)),
+    "dec": ("uint32", lambda old, new: np.where((old == 0) | (old > new), new, old - 1)),
+    "and": ("int32", np.bitwise_and),
+    "or": ("uint64", np.bitwise_or),
+    "xor": ("uint32", np.bitwise_xor),
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_stores_and_reductions_touch_what_is_in_bounds(op: str) -> None:
+    """The tile comes from a load of another map with the same box, so that both ways go by the same swizzle."""
+    dtype, fn = OPS[op]
+    rng = np.random.default_rng(sum(map(ord, op)))
+    what = f"cp.reduce.async.bulk.tensor.3d.global.shared::cta.{op}.tile" if op else "cp.async.bulk.tensor.3d.global.shared::cta"
+    params = ".param .align 64 .b8 m[128], .param .align 64 .b8 o[128], .param .u32 c0, .param .u32 c1, .param .u32 c2, .param .u32 n"
+    body = f"""ld.param.u32 %r20, [c0]; ld.param.u32 %r21, [c1]; ld.param.u32 %r22, [c2]; ld.param.u32 %r25, [n]; {INIT} @!%p1 bra DONE;
+    mov.u64 %rd2, o; mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], %r25;
+    cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {{0, 0, 0}}], [%r2]; {WAIT}
+    {what}.bulk_group [%rd2, {{%r20, %r21, %r22}}], [%r1]; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; DONE:"""
+    module = Module.from_ptx(program(body, params))
+    for case in range(6):
+        tensor = random_map(rng, rank=3, dtype=dtype)
+        d = tensor.description
+        if dtype == "float32":
+            tensor.array.view(np.float32)[:] = rng.standard_normal(tensor.array.size // 4)
+        other = TensorMap(
+            tensor.array[::-1].copy() if dtype != "float32" else tensor.array.view(np.float32)[::-1].copy().view(np.uint8),
+            d.box,
+            dims=d.dims,
+            strides=d.strides,
+            dtype=dtype,
+            element_strides=d.element_strides,
+            swizzle=d.swizzle,
+        )
+        coordinates = tuple(int(rng.integers(-2, n)) for n in d.dims)
+        expected = TensorMap(other.array.copy(), d.box, dims=d.dims, strides=d.strides, dtype=dtype)
+        into, source, old = elements(expected), elements(tensor), elements(other).copy()
+        for from_, to in zip(boxed(tensor, (0, 0, 0)), boxed(tensor, coordinates), strict=True):
+            if to is not None:
+                into[to] = fn(old[to], source[from_] if from_ is not None else old.dtype.type(0))
+        args = {"x": tensor, "o": other, **dict(zip("abc", coordinates, strict=True)), "n": d.size}
+        launch = module.launch("k", 1, 32, args, seed=None if case % 2 else case)
+        assert launch.findings == ()
+        assert (other.array == expected.array).all(), (case, tensor, coordinates)
+        count = sum(i is not None for i in boxed(tensor, coordinates))
+        assert launch.traffic["o"].write_bytes == count * d.element and launch.traffic["o"].read_bytes == 0
