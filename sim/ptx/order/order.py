@@ -34,6 +34,10 @@ DEVICE, CLUSTER, BLOCK = range(3)
 """Scopes of fences: who hears of them."""
 
 
+Released = tuple[Array, Array | None]
+"""What an arrival at a barrier hands on: until when all of each warp of the cluster is over, and what its lanes heard of lanes."""
+
+
 class Order:
     """Who is ordered behind whom in one launch of `blocks` blocks."""
 
@@ -65,6 +69,8 @@ class Order:
             block = np.arange(warps) // wave.warps_per_block
             self.known[:, block[:, None] != block] = start - 1
         self.heard = Heard(self)
+        # Whether threads did something between arriving at a barrier of a cluster and waiting there.
+        self.split = False
         # Only after bar.warp.sync of some lanes: moments between the lanes of a warp.
         self.partial: dict[int, Array] = {}
 
@@ -112,26 +118,39 @@ class Order:
             found = self._floors[lanes] = floor, max(floor, int(self.synced[lanes.warp_ids].min()))
         return found
 
-    def arrive(self, lanes: Lanes) -> tuple[int, Array]:
+    def arrive(self, lanes: Lanes) -> Released:
         """Lanes of one cluster come to a barrier of it, or to one with a thread count: what they release, at this moment."""
         cluster = int(lanes.index[0]) // self.per
         warps = lanes.warp_ids % self.warps
         released = self.known[cluster, warps].max(axis=0)
         released[warps] = self.now
         self.now += 1
-        return cluster, released
+        rows = self.heard.rows.get(cluster)
+        return released, None if rows is None else rows[lanes.index % self.per].max(axis=0)
 
-    def depart(self, lanes: Lanes, released: list[tuple[int, Array]]) -> None:
+    def depart(self, lanes: Lanes, released: list[Released]) -> None:
         """Lanes of one cluster have waited for the arrivals that released this."""
         cluster = int(lanes.index[0]) // self.per
-        heard = np.maximum.reduce([moments for _, moments in released])
+        heard = np.maximum.reduce([moments for moments, _ in released])
         warps = lanes.warp_ids % self.warps
         self.known[cluster, warps] = np.maximum(self.known[cluster, warps], heard)
         self.synced[lanes.warp_ids] = np.maximum(self.synced[lanes.warp_ids], heard[warps])
+        if told := [rows for _, rows in released if rows is not None]:
+            self.heard.hear(lanes, highest(told))
         self._floors.clear()
 
-    def cluster_barrier(self, cluster: int) -> None:
-        """All threads of a cluster of the wave have met: what some learnt of other clusters through atomics, all have."""
+    def cluster_barrier(self, cluster: int, relaxed: bool, split: bool) -> None:
+        """All threads of a cluster of the wave have met; what was ordered at `relaxed` or `split` arrivals, those say."""
+        self.split |= split
+        if relaxed:
+            return
+        if not split:
+            self.known[cluster] = self.now
+            self.synced[cluster * self.warps : (cluster + 1) * self.warps] = self.now
+            self.heard.rows.pop(cluster, None)
+            self._floors.clear()
+            self.now += 1
+        # What some learnt of other clusters through atomics, all know now.
         first = cluster * self.wave.cluster + self.wave.first_block
         blocks, per = range(first, first + self.wave.cluster), self.wave.lanes_per_block
         lanes = [lane for lane in self._lane_knows if lane // per in blocks]
@@ -196,7 +215,10 @@ class Order:
         place = np.where(near, mine - self.first, 0)
         known = self.known[place // per, place % per >> 5]
         least = known.min(axis=1)
-        if self.wave.cluster > 1:
+        if self.split:
+            # An entry has the stamp of its latest reader, and the others may have arrived before that: only the latest is looked at.
+            least = known[np.arange(len(mine)), np.where(near, other % per >> 5, 0)]
+        elif self.wave.cluster > 1:
             blocks = known.reshape(len(mine), self.wave.cluster, -1).min(axis=2)
             least = np.where(who == WARPS, blocks[np.arange(len(mine)), other % per // self.wave.lanes_per_block], least)
         moment = np.where(who >= WARPS, least, known[np.arange(len(mine)), np.where(near, other % per >> 5, 0)])
