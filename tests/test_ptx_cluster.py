@@ -502,3 +502,5 @@ def test_cooperative_groups_of_several_warps_use_memory_of_the_system() -> None:
     )
     result, y = launch(body)
     assert result.findings == () and set(y) == {1024}
+    zero = "mov.u32 %r24, %reserved_smem_offset_0;\nld.shared.u32 %r20, [%r24];\n" + OUT
+    assert not launch(zero, grid=4)[1].any() and found(zero) == []
