@@ -14,7 +14,7 @@ import numpy as np
 from .decode.calls import function_addresses
 from .decode.code import Code
 from .decode.resolve import decode_all
-from .execute.machine import RESERVED_BYTES, Geometry, Machine, Setup
+from .execute.machine import Geometry, Machine, Setup
 from .execute.steps import MAX_STEPS
 from .memory.memory import Memory, Observer
 from .order.races import Races
@@ -58,6 +58,10 @@ def triple(value: int | Sequence[int], what: str) -> tuple[int, int, int]:
             raise ValueError(f"{what} {axis} is at most {limit}, got {value!r}")
     return x, y, z
 
+
+RESERVED_BYTES = 1024
+"""Shared memory of a block that is the system's own (CUDA C++ Programming Guide, "Compute Capability 9.0: Shared Memory"). The
+machine has it behind the kernel's, and only for kernels that ask where it is."""
 
 MOST_BLOCKS = 16
 """Of a cluster; every device can run 8, more only kernels that are allowed a size that is not portable."""
@@ -195,11 +199,11 @@ class Module:
         parts = unwritten_parts(bound.tensors, tensors, unwritten)
         mark_unwritten(parts, [*segments, *tensors])
         findings, tally = Findings(kernel), Tally()
-        shared_size = code.shared.size + shared_bytes
-        if code.reserves:
-            shared_size = -(-shared_size // 128) * 128 + RESERVED_BYTES
+        shared_size, reserved = code.shared.size + shared_bytes, RESERVED_BYTES if code.reserves else 0
+        if reserved:
+            shared_size = -(-shared_size // 128) * 128 + reserved
         memory = Memory([*segments, *tensors, params, workspace], shared_size, code.local.size, findings, tally)
-        memory.observer = observer
+        memory.observer, memory.reserved = observer, reserved
         memory.shared_names = {variable_name(name): offset for name, offset in code.shared.offsets.items()}
         if races:
             watched = [*segments, *tensors, workspace]

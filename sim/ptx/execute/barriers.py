@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..decode.registry import Arg, Barrier
+from ..order.order import Released
 from ..report.findings import Stuck
 from ..state.fpenv import ENVIRONMENT, KEEP
 from ..state.lanes import WARP, Lanes
@@ -27,7 +28,7 @@ class Arrival:
     lanes: Lanes
     waits: bool
     values: Array | None
-    released: tuple[int, Array] | None = None
+    released: Released | None = None
 
 
 @dataclass

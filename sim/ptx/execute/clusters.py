@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..decode.registry import ClusterBarrier
+from ..order.order import Released, highest
 from ..report.findings import Stuck, crowd
 from ..state.lanes import WARP, Lanes
 from ..text.types import Array
@@ -18,12 +19,14 @@ from .host import Host
 
 
 @dataclass
-class Released:
-    """What arrivals of a phase hand on: moments of whole warps, and of single lanes (`order.order`)."""
+class Told:
+    """What the arrivals of a phase hand on: those of whole warps, and of the other lanes the moments (`order.order`)."""
 
-    warps: list[tuple[int, Array]] = field(default_factory=list)
+    warps: list[Released] = field(default_factory=list)
     lanes: Array | None = None
     relaxed: bool = False
+    split: bool = False
+    """Somebody may have done something between its arrival and its wait."""
 
 
 @dataclass
@@ -31,8 +34,8 @@ class Phases:
     """The barrier of one cluster: how many phases are complete, what this one's arrivals and the last one's released."""
 
     completed: int = 0
-    told: Released = field(default_factory=Released)
-    heard: Released = field(default_factory=Released)
+    told: Told = field(default_factory=Told)
+    heard: Told = field(default_factory=Told)
 
 
 class ClusterBarriers:
@@ -64,7 +67,7 @@ class ClusterBarriers:
                 if control.waits:
                     self.wait(pc, phases, right)
                 else:
-                    self.arrive(phases, right, control.relaxed)
+                    self.arrive(pc, phases, right, control.relaxed)
                     self.check(cluster)
         if not control.waits:
             self.machine.push(pc + 1, lanes)
@@ -82,11 +85,13 @@ class ClusterBarriers:
         if waits:
             machine.push(pc + 1, lanes.subset(np.flatnonzero(wrong)))
 
-    def arrive(self, phases: Phases, lanes: Lanes, relaxed: bool) -> None:
+    def arrive(self, pc: int, phases: Phases, lanes: Lanes, relaxed: bool) -> None:
         self.owed[lanes.index] = phases.completed
-        races, told = self.machine.memory.races, phases.told
+        races, told, code = self.machine.memory.races, phases.told, self.machine.code
         if races is None:
             return
+        then = code.plans[pc + 1].control if code.instructions[pc + 1].predicate is None else None
+        told.split |= not (isinstance(then, ClusterBarrier) and then.waits)
         if not relaxed and lanes.converged:
             told.warps.append(races.arrive(lanes))
             return
@@ -108,11 +113,16 @@ class ClusterBarriers:
         if races is not None:
             # Whatever is ordered or not: all threads of the cluster have begun.
             begun = np.full(races.warps, races.start)
-            moments = [*heard.warps, (0, begun)]
+            moments = [*heard.warps, Released(begun, None)]
             if lanes.converged:
                 races.depart(lanes, moments)
             else:
-                races.heard.hear(lanes, np.repeat(np.maximum.reduce([one for _, one in moments]), WARP))
+                races.heard.hear(lanes, np.repeat(highest([each.moments for each in moments]), WARP))
+                for each in heard.warps:
+                    if each.rows is not None:
+                        races.heard.hear(lanes, each.rows)
+                    if each.fenced is not None and races.proxy is not None:
+                        races.proxy.hear(lanes, each.fenced)
             if heard.lanes is not None:
                 races.heard.hear(lanes, heard.lanes)
         self.machine.push(pc + 1, lanes)
@@ -128,10 +138,10 @@ class ClusterBarriers:
         if self.missing(cluster).any():
             return
         phases.completed += 1
-        phases.heard, phases.told = phases.told, Released()
+        phases.heard, phases.told = phases.told, Told()
         races = self.machine.memory.races
-        if races is not None and not phases.heard.relaxed:
-            races.cluster_barrier(cluster)
+        if races is not None:
+            races.cluster_barrier(cluster, phases.heard.relaxed, phases.heard.split)
         ready = [one for one in self.waiting if int(one[1].index[0]) // self.per == cluster]
         self.waiting = [one for one in self.waiting if int(one[1].index[0]) // self.per != cluster]
         for pc, lanes in ready:

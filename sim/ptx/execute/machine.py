@@ -39,10 +39,6 @@ COMMUNICATING_LANES = 1 << 16
 WAVE_BYTES = 1 << 28
 """Most memory that the shared memory of a wave's blocks may take."""
 
-RESERVED_BYTES = 1024
-"""Shared memory of a block that is the system's own (CUDA C++ Programming Guide, "Compute Capability 9.0: Shared Memory"). The
-machine has it behind the kernel's, and only for kernels that ask where it is."""
-
 COMPACT_LANES = 1 << 16
 """How many lanes the compact frames that keep their registers and bound code may have together."""
 
@@ -131,7 +127,7 @@ class Machine:
         self.constants |= dict.fromkeys((f"%envreg{n}" for n in range(32)), 0)
         # Where the driver puts the memory through which the blocks of a cooperative launch meet.
         self.constants |= {"%envreg1": setup.workspace >> 32, "%envreg2": setup.workspace & 0xFFFFFFFF}
-        reserved = RESERVED_BYTES if code.reserves else 0
+        reserved = memory.reserved
         start = memory.shared_size - reserved
         self.constants |= {"%total_smem_size": start, "%aggr_smem_size": memory.shared_size}
         self.constants |= dict.fromkeys((f"%reserved_smem_offset_{name}" for name in ("begin", "0", "1")), start)

@@ -75,6 +75,8 @@ class Memory:
         self.tally = tally
         self.observer: Observer | None = None
         self.races: Races | None = None
+        self.reserved = 0
+        """Bytes at the end of each block's shared memory that are the system's: zero at first."""
         self.shared_names: Mapping[str, int] = {}
         """Offsets of the variables of shared memory."""
         self.lifetimes: Lifetimes | None = None
@@ -96,6 +98,10 @@ class Memory:
         self._shared[:] = 0xFF
         self._state[:] = UNWRITTEN
         self._local[:] = 0xFF
+        if self.reserved:
+            own = slice(self.shared_size - self.reserved, self.shared_size)
+            self._shared.reshape(wave.blocks, -1)[:, own] = 0
+            self._state.reshape(wave.blocks, -1)[:, own] = WRITTEN
         self.settled = False
         self.swizzles = Swizzles(len(self._shared))
         self.flying = 0

@@ -215,6 +215,11 @@ class MBarriers:
         left = np.ones(lanes.n, np.bool_)
         for _, index, positions in port.resolve(lanes, addresses):
             where = np.arange(lanes.n) if positions is None else positions
+            remote = index.astype(np.int64) * 8 // self.memory.shared_stride != lanes.block[where]
+            if remote.any():
+                message = "wait for an mbarrier of another block: a thread can only wait for its own block's"
+                place, count = int(where[remote][0]), int(remote.sum())
+                self.memory.findings.report("out of bounds", message, wait.instruction, lanes, place, count=count)
             for key, at in self.each(index.astype(np.int64)):
                 at = where[at]
                 left[at] = False

@@ -16,6 +16,7 @@ from ..text.syntax import Instruction
 from ..text.types import Array
 from .order import highest
 from .races import Races
+from .sharing import is_phase
 
 
 @dataclass
@@ -44,6 +45,8 @@ class Lifetimes:
             block = self.number(int(blocks[first]))
             message = f"access to the shared memory of block {block}, which may not have begun: no cluster barrier is before it"
             self.findings.report("not begun", message, i, lanes, first, count=int(early.sum()))
+        if is_phase(i) and "arrive" not in i.mods:
+            return  # a phase is not complete without the bytes that are expected: who waits for it waits for this
         for block in np.unique(blocks).tolist():
             found = self.touched.get(block)
             if found is None:

@@ -17,6 +17,7 @@ cluster, or several CLUSTERS).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,15 @@ LOW = np.uint64((1 << STAMP) - 1)
 
 DEVICE, CLUSTER, BLOCK = range(3)
 """Scopes of fences: who hears of them."""
+
+
+class Released(NamedTuple):
+    """What an arrival at a barrier hands on: until when all of each warp of the cluster is over, what its lanes heard of lanes,
+    and what they fenced for the asynchronous proxy."""
+
+    moments: Array
+    rows: Array | None
+    fenced: Array | None = None
 
 
 class Order:
@@ -70,6 +80,8 @@ class Order:
         self.heard = Heard(self)
         if self.proxies:
             self.proxy = Proxy(self)
+        # Whether threads did something between arriving at a barrier of a cluster and waiting there.
+        self.split = False
         # Only after bar.warp.sync of some lanes: moments between the lanes of a warp.
         self.partial: dict[int, Array] = {}
 
@@ -119,29 +131,42 @@ class Order:
             found = self._floors[lanes] = floor, max(floor, int(self.synced[lanes.warp_ids].min()))
         return found
 
-    def arrive(self, lanes: Lanes) -> tuple[int, Array]:
+    def arrive(self, lanes: Lanes) -> Released:
         """Lanes of one cluster come to a barrier of it, or to one with a thread count: what they release, at this moment."""
         cluster = int(lanes.index[0]) // self.per
         warps = lanes.warp_ids % self.warps
         released = self.known[cluster, warps].max(axis=0)
         released[warps] = self.now
         self.now += 1
-        return cluster, released if self.proxy is None else np.concatenate((released, self.proxy.told(lanes)))
+        rows, fenced = self.heard.rows.get(cluster), None if self.proxy is None else self.proxy.told(lanes)
+        return Released(released, None if rows is None else rows[lanes.index % self.per].max(axis=0), fenced)
 
-    def depart(self, lanes: Lanes, released: list[tuple[int, Array]]) -> None:
+    def depart(self, lanes: Lanes, released: list[Released]) -> None:
         """Lanes of one cluster have waited for the arrivals that released this."""
         cluster = int(lanes.index[0]) // self.per
-        heard = np.maximum.reduce([moments for _, moments in released])
-        if self.proxy is not None:
-            self.proxy.hear(lanes, heard[self.warps :])
-            heard = heard[: self.warps]
+        heard = np.maximum.reduce([each.moments for each in released])
+        for each in released:
+            if self.proxy is not None and each.fenced is not None:
+                self.proxy.hear(lanes, each.fenced)
         warps = lanes.warp_ids % self.warps
         self.known[cluster, warps] = np.maximum(self.known[cluster, warps], heard)
         self.synced[lanes.warp_ids] = np.maximum(self.synced[lanes.warp_ids], heard[warps])
+        if told := [each.rows for each in released if each.rows is not None]:
+            self.heard.hear(lanes, highest(told))
         self._floors.clear()
 
-    def cluster_barrier(self, cluster: int) -> None:
-        """All threads of a cluster of the wave have met: what some learnt of other clusters through atomics, all have."""
+    def cluster_barrier(self, cluster: int, relaxed: bool, split: bool) -> None:
+        """All threads of a cluster of the wave have met; what was ordered at `relaxed` or `split` arrivals, those say."""
+        self.split |= split
+        if relaxed:
+            return
+        if not split:
+            self.known[cluster] = self.now
+            self.synced[cluster * self.warps : (cluster + 1) * self.warps] = self.now
+            self.heard.rows.pop(cluster, None)
+            self._floors.clear()
+            self.now += 1
+        # What some learnt of other clusters through atomics, all know now.
         first = cluster * self.wave.cluster + self.wave.first_block
         blocks, per = range(first, first + self.wave.cluster), self.wave.lanes_per_block
         lanes = [lane for lane in self._lane_knows if lane // per in blocks]
@@ -206,7 +231,10 @@ class Order:
         place = np.where(near, mine - self.first, 0)
         known = self.known[place // per, place % per >> 5]
         least = known.min(axis=1)
-        if self.wave.cluster > 1:
+        if self.split:
+            # An entry has the stamp of its latest reader, and the others may have arrived before that: only the latest is looked at.
+            least = known[np.arange(len(mine)), np.where(near, other % per >> 5, 0)]
+        elif self.wave.cluster > 1:
             blocks = known.reshape(len(mine), self.wave.cluster, -1).min(axis=2)
             least = np.where(who == WARPS, blocks[np.arange(len(mine)), other % per // self.wave.lanes_per_block], least)
         moment = np.where(who >= WARPS, least, known[np.arange(len(mine)), np.where(near, other % per >> 5, 0)])
@@ -269,7 +297,7 @@ class Order:
             moment = max(self._inits.get(lane, 0), 0 if fences is None else int(fences[lane]))
             if moment > self.start:
                 np.maximum(out, self._release(lane, moment, fences)[start : start + self.per], out=out)
-        return out
+        return out if self.proxy is None else np.concatenate((out, self.proxy.told(lanes)))
 
     def strong(self, lanes: Lanes, where: Array, area: int, reads: bool, writes: bool, mods: frozenset[str]) -> None:
         """Atomics and strong accesses at `where`, one a lane: they carry what their lanes knew at their last fence."""

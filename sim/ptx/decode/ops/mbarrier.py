@@ -57,6 +57,8 @@ def on_objects(i: Instruction, memory: Operand, kind: str, act: Act, result: Arg
 
 def object_space(i: Instruction) -> str:
     if "shared::cluster" in i.mods and i.opcode == "mbarrier":
+        if i.operands[0] != SINK and not isinstance(i.operands[0], Mem):
+            raise Unsupported("only arrivals without a result reach other blocks")
         return "shared::cluster"
     return "shared" if {"shared", "shared::cta", "shared::cluster"} & set(i.mods) else "generic"
 
