@@ -24,6 +24,9 @@ from ..text.types import Array
 from .memory import Memory
 from .ports import PORTS, element
 
+MOST = (1 << 20) - 1
+"""Arrivals, and bytes, that a phase can wait for (PTX ISA, "mbarrier", "Contents of the mbarrier object")."""
+
 PATIENCE = 100
 """How often test_wait may say "not yet" to everybody, with nothing else happening to an mbarrier, before that is a deadlock."""
 
@@ -92,7 +95,11 @@ class MBarriers:
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
-    def init(self, keys: Array, counts: Array) -> None:
+    def init(self, lanes: Lanes, keys: Array, counts: Array, i: Instruction) -> None:
+        wrong = np.flatnonzero((counts < 1) | (counts > MOST))
+        if len(wrong):
+            message = f"mbarrier for {plural(int(counts[wrong[0]]), 'arrival')}; it counts 1 to {MOST}"
+            self.memory.findings.report("bad arrival", message, i, lanes, int(wrong[0]), count=len(wrong))
         for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
             self.objects[key] = Phases(count, count)
             self.unfenced.add(key)
@@ -151,6 +158,14 @@ class MBarriers:
                 self.arrived(key, barrier, lanes.subset(some), count)
         return states
 
+    def must_stay(self, lanes: Lanes, keys: Array, counts: Array, i: Instruction) -> None:
+        """Arrivals that say they complete no phase (.noComplete)."""
+        for key, at in self.each(keys):
+            barrier = self.objects.get(key)
+            if barrier is not None and int(counts[at].sum()) >= barrier.pending:
+                message = f".noComplete at the mbarrier at {self.name(key)}, whose phase waits for {plural(barrier.pending, 'arrival')}"
+                self.memory.findings.report("bad arrival", message, i, lanes, int(at[0]), count=len(at))
+
     def arrived(self, key: int, barrier: Phases, lanes: Lanes, count: int) -> None:
         races = self.memory.races
         if races is not None:
@@ -167,6 +182,9 @@ class MBarriers:
             if barrier is not None:
                 self.refusals = 0
                 barrier.transactions += int(amounts[at].sum())
+                if abs(barrier.transactions) > MOST:
+                    message = f"the mbarrier at {self.name(key)} would count {plural(barrier.transactions, 'byte')}, at most {MOST}"
+                    self.memory.findings.report("bad arrival", message, i, lanes, int(at[0]), count=len(at))
                 self.check(key, barrier)
 
     def check(self, key: int, barrier: Phases) -> None:
@@ -275,12 +293,10 @@ class MBarriers:
         out = []
         for waiter in self.waiting:
             barrier, lanes = self.objects[waiter.key], waiter.lanes
-            lacks = [plural(barrier.pending, "arrival")] if barrier.pending else []
-            lacks += [plural(barrier.transactions, "byte")] if barrier.transactions > 0 else []
-            state = [f"lacks {' and '.join(lacks)}"] if lacks else []
-            state += [f"has {plural(-barrier.transactions, 'byte')} too many"] if barrier.transactions < 0 else []
+            number = plural(abs(barrier.transactions), "byte")
+            state = f"{plural(barrier.pending, 'arrival')} and {number if barrier.transactions >= 0 else f'has {number} too many'}"
             parity = f" (parity {barrier.phase & 1})" if waiter.wait.parity else ""
-            what = f"for phase {barrier.phase}{parity} of the mbarrier at {self.name(waiter.key)} that {' and '.join(state)}"
+            what = f"for phase {barrier.phase}{parity} of the mbarrier at {self.name(waiter.key)} that lacks {state}"
             out.append(Stuck(waiter.wait.instruction, lanes, what))
         return out
 
