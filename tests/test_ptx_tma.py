@@ -184,3 +184,149 @@ def test_stores_and_reductions_touch_what_is_in_bounds(op: str) -> None:
         assert (other.array == expected.array).all(), (case, tensor, coordinates)
         count = sum(i is not None for i in boxed(tensor, coordinates))
         assert launch.traffic["o"].write_bytes == count * d.element and launch.traffic["o"].read_bytes == 0
+
+
+# -- faults ---------------------------------------------------------------------------------------------------------------
+
+PIPE = f"""{START}
+ld.param.u64 %rd2, [g]; mov.u64 %rd3, o;
+@%p1 mbarrier.init.shared::cta.b64 [%r2], 1;
+@%p1 fence.mbarrier_init.release.cluster;
+bar.sync 0;
+@%p1 prefetch.tensormap [%rd1];
+mul.wide.u32 %rd6, %r0, 16; add.u64 %rd7, %rd1, %rd6; add.u64 %rd8, %rd2, %rd6; setp.lt.u32 %p2, %r0, 8;
+@%p2 ld.param.v2.u64 {{%rd9, %rd10}}, [%rd7];
+@%p2 st.global.v2.u64 [%rd8], {{%rd9, %rd10}};
+fence.proxy.tensormap::generic.release.gpu;
+bar.sync 0;
+fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;
+@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 2048;
+@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {{0, -2}}], [%r2];
+W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra W;
+bar.sync 0;
+@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 2048;
+@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd2, {{0, -2}}], [%r2];
+V: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 1; @!%p2 bra V;
+shl.b32 %r11, %r0, 2; add.u32 %r12, %r1, %r11; ld.shared.u32 %r13, [%r12]; add.u32 %r13, %r13, 1;
+st.shared.u32 [%r12], %r13;
+fence.proxy.async.shared::cta;
+bar.sync 0;
+@!%p1 bra J;
+cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd3, {{0, 0}}], [%r1];
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_group.read 0;
+J: bar.sync 0;
+st.shared.u32 [%r12], 7;
+@!%p1 bra DONE;
+cp.async.bulk.wait_group 0;
+ld.param.u64 %rd5, [q];
+ld.global.u32 %r14, [%rd5];
+DONE:
+"""
+PIPE_PARAMS = ".param .align 64 .b8 m[128], .param .align 64 .b8 o[128], .param .u64 g, .param .u64 q"
+
+
+def pipe(text: str, *, seed: int | None, **given: Any) -> tuple[Launch, str]:
+    """The pipeline with a box of 16 rows of 32 floats: loaded twice, by a map of a parameter and by its copy, changed, stored."""
+    whole = f"{HEAD}.visible .entry k({PIPE_PARAMS})\n{{\n{REGISTERS}\n{text}\nret;\n}}\n"
+    x, y = np.ones((40, 32), np.float32), np.zeros((16, 32), np.float32)
+    maps = {"x": TensorMap(x, (32, 16), swizzle=128), "y": TensorMap(y, (32, 16), swizzle=128)}
+    args = {**maps, "g": np.zeros(128, np.uint8), "q": y, **given}
+    launch = Module.from_ptx(whole).launch("k", 1, 64, args, seed=seed, max_steps=2000)
+    return launch, whole
+
+
+FAULTS: dict[str, tuple[str, str, str, str, str]] = {
+    "destination": ("bytes [%r1], [%rd1", "bytes [%r1+64], [%rd1", "misaligned", "bytes [%r1+64]", "no multiple of 128"),
+    "beyond shared memory": ("bytes [%r1], [%rd1", "bytes [%r1+7168], [%rd1", "out of bounds", "[%r1+7168]", "it has 8,200 bytes"),
+    "mbarrier misaligned": ("-2}], [%r2];\nW", "-2}], [%r2+4];\nW", "misaligned", "[%r2+4]", "mbarrier at 0x2004"),
+    "bytes missing": ("[%r2], 2048;\n@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1",
+        "[%r2], 2064;\n@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1",
+        "deadlock", "W: mb", "phase 0 (parity 0) of the mbarrier at 0x2000 (bar) that lacks 0 arrivals and 16 bytes"),
+    "bytes too many": ("[%r2], 2048;\n@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1",
+        "[%r2], 2032;\n@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1",
+        "deadlock", "W: mb", "(bar) that lacks 0 arrivals and has 16 bytes too many"),
+    "more than a phase counts": ("[%r2], 2048;\n@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1",
+        "[%r2], 2048; @%p1 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r2], 1048575;\n@%p1 mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r2], 1048575;\n@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1",
+        "bad arrival", "1048575;", "would count 1,050,623 bytes"),
+    "no fence of the mbarrier": ("@%p1 fence.mbarrier_init.release.cluster;", "", "proxy", "bytes [%r1], [%rd1", "no fence.mbarrier_init"),
+    "no release of the map": ("fence.proxy.tensormap::generic.release.gpu;", "", "proxy", "[%rd2, {0", "release, after the store"),
+    "no acquire of the map": ("fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;", "", "proxy", "[%rd2, {0", "acquire, before the use"),
+    "map stored behind its fences": ("128;\n@%p1 mb", "128; @%p2 st.global.v2.u64 [%rd8], {%rd9, %rd10};\n@%p1 mb", "proxy", "[%rd2, {0",
+        "release, after the store"),
+    "half a map": ("setp.lt.u32 %p2, %r0, 8;", "setp.lt.u32 %p2, %r0, 5;", "bad tensor map", "[%rd2, {0", "offset 0x0 of 'g' are no tensor map"),
+    "another rank": ("2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {0, -2}]",
+        "1d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {-2}]", "bad tensor map", "[%rd1, {-2}]", "has 2 dimensions, the instruction 1"),
+    "map in shared memory": ("[%rd1, {0, -2}]", "[%rd4, {0, -2}]", "bad tensor map", "[%rd4", "in shared memory"),
+    "map of nowhere": ("prefetch.tensormap [%rd1]", "prefetch.tensormap [0]", "null pointer", "prefetch", "address is null"),
+    "no wait for the tile": ("V: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 1; @!%p2 bra V;", "", "in flight", "ld.shared.u32", "not been waited"),
+    "no fence of the proxy": ("fence.proxy.async.shared::cta;", "", "proxy", "[%rd3, {0, 0}]", "no fence.proxy.async behind it"),
+    "tile changed while it is stored": ("cp.async.bulk.wait_group.read 0;", "", "race", "st.shared.u32 [%r12], 7", "not ordered"),
+    "read of a tensor that is not yet stored": ("cp.async.bulk.wait_group 0;", "", "race", "ld.global.u32 %r14", "not ordered"),
+    "stored beyond the box's tensor": ("[%rd3, {0, 0}]", "[%rd1, {0, 39}]", "", "", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_faults_are_found_where_they_are(seed: int | None) -> None:
+    shared = "mov.u64 %rd4, t; cvta.shared.u64 %rd4, %rd4;\n"
+    launch, _ = pipe(shared + PIPE, seed=seed)
+    assert launch.findings == ()
+    for name, (before, after, kind, line, message) in FAULTS.items():
+        assert PIPE.count(before) == 1, name
+        launch, whole = pipe((shared + PIPE).replace(before, after), seed=seed)
+        if not kind:
+            assert launch.findings == (), name
+            continue
+        lines = [number for number, text in enumerate(whole.split("\n"), 1) if line in text]
+        hits = [f for f in launch.findings if f.kind == kind and f.ptx_line in lines and message in f.message]
+        assert hits, (name, launch.findings)
+        follow = {"in flight": {"race"}}.get(kind, {"deadlock"})  # of one cause, or because of it
+        assert {f.kind for f in launch.findings} <= {kind} | follow, (name, launch.findings)
+
+
+CLUSTER = f"""{START}
+mov.u32 %r20, %cluster_ctarank; mov.u32 %r21, %ctaid.x; setp.eq.u32 %p3, %r20, 0;
+{INIT}
+barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
+@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 2048;
+and.pred %p3, %p1, %p3;
+mov.u16 %h1, MASK;
+@%p3 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%r1], [%rd1, {{0, %r21}}], [%r2], %h1, %rd9;
+{WAIT}
+{OUT.replace("NBYTES", "2048")}
+"""
+
+
+def multicast(text: str, *, seed: int | None) -> tuple[Launch, np.ndarray, np.ndarray]:
+    """Two clusters of four blocks, each of which gets 16 rows of 32 floats from its first block."""
+    module = Module.from_ptx(program(text))
+    x, y = np.arange(40 * 32, dtype=np.float32).reshape(40, 32), np.zeros((8, 16, 32), np.float32)
+    launch = module.launch("k", 8, 64, {"x": TensorMap(x, (32, 16)), "y": y}, cluster=4, seed=seed)
+    return launch, x, y
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_multicast_brings_all_blocks_the_same(seed: int | None) -> None:
+    launch, x, y = multicast(CLUSTER.replace("MASK", "15"), seed=seed)
+    assert launch.findings == ()
+    assert all((y[block] == x[block // 4 * 4 :][:16]).all() for block in range(8))
+    assert (launch.traffic["x"].read_bytes, launch.traffic["x"].read_requests) == (2 * 2048, 2)
+    assert launch.counters.shared_kind("cp.async.bulk").bytes == 8 * 2048
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_multicast_to_who_is_not_there(seed: int | None) -> None:
+    some = CLUSTER.replace("MASK", "13").replace("@%p1 mbarrier.arrive", "setp.ne.u32 %p2, %r20, 1; @!%p2 bra DONE; @%p1 mbarrier.arrive")
+    launch, x, y = multicast(some + "DONE:", seed=seed)
+    assert launch.findings == () and not y[1].any() and (y[3] == x[:16]).all()
+    beyond, _, _ = multicast(CLUSTER.replace("MASK", "31"), seed=seed)
+    assert {(f.kind, "the cluster has 4 blocks" in f.message) for f in beyond.findings} == {("out of bounds", True)}
+    # Block 3 leaves without waiting: it may be gone when the copy comes.
+    gone = CLUSTER.replace("MASK", "15").replace("@%p1 mbarrier.arrive", "setp.eq.u32 %p2, %r20, 3; @%p2 bra E; @%p1 mbarrier.arrive")
+    left, _, _ = multicast(gone, seed=seed)
+    assert {f.kind for f in left.findings} == {"exited block"}, left.findings
+    # Nobody has met: the other blocks may not have begun, their mbarriers not be initialised.
+    alone = CLUSTER.replace("MASK", "15").replace("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;", "")
+    early, _, _ = multicast(alone, seed=seed)
+    assert "not begun" in {f.kind for f in early.findings}, early.findings

@@ -185,6 +185,11 @@ class Bulks:
         readings = self.reading(lanes, source, i)
         self.count(tile, i)
         target = None
+        if memory.lifetimes is not None:
+            remote = np.flatnonzero(tile.blocks != lanes.block[to.row])
+            for block in np.unique(tile.blocks[remote]).tolist():
+                rows = np.unique(to.row[remote[tile.blocks[remote] == block]])
+                memory.lifetimes.touch(lanes.subset(rows), np.full(len(rows), block), i)
         if memory.races is not None:
             target = transfers.tile_access(memory.races, lanes, to.row, tile.chunks, tile.offsets, i)
             memory.races.judge(target, "cp.async" if reduction is None else "atom")

@@ -82,26 +82,26 @@ class Maps:
                 return "misaligned", f"the tensor map at {self.place(address)} is not aligned to {MAP_ALIGN} bytes"
             if segment.state is not None and (segment.state[offset : offset + MAP_BYTES] == UNWRITTEN).any():
                 return "uninitialised", f"tensor map at {self.place(address)}, which nobody wrote"
-            return self.stale(lanes, segment, address, i)
+            self.look(lanes, segment, address, i)
         return None
 
-    def stale(self, lanes: Lanes, segment: Segment, address: int, i: Instruction) -> tuple[str, str] | None:
-        """Whether this launch has stored into a map without the fences that make it visible; notes that it is read."""
+    def look(self, lanes: Lanes, segment: Segment, address: int, i: Instruction) -> None:
+        """Note that a map is read. That this launch stored into it without the fences that make it visible is a finding."""
         races = self.memory.races
         if races is None:
-            return None
+            return
         access = transfers.piece_access(
             races, lanes, segment, np.full(lanes.n, address), np.full(lanes.n, MAP_BYTES), np.arange(lanes.n), i
         )
         if access is None:
-            return None
+            return
         transfers.read(races, access)
         moment, block = transfers.last_write(races, access)
         if moment > self.acquired.get(address, 0) or moment > self.released.get(block, 0):
             release = moment > self.released.get(block, 0)
             missing = "release, after the store" if release else "acquire, before the use"
-            return "proxy", f"the tensor map at {self.place(address)} was stored: no fence.proxy.tensormap::generic.{missing}"
-        return None
+            message = f"the tensor map at {self.place(address)} was stored: no fence.proxy.tensormap::generic.{missing}"
+            self.memory.findings.report("proxy", message, i, lanes, 0, count=lanes.n, address=address, tensor=segment.name)
 
     def release(self, lanes: Lanes) -> None:
         """fence.proxy.tensormap::generic.release by these lanes; believed of their blocks."""
