@@ -330,3 +330,236 @@ def test_a_multicast_to_who_is_not_there(seed: int | None) -> None:
     alone = CLUSTER.replace("MASK", "15").replace("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;", "")
     early, _, _ = multicast(alone, seed=seed)
     assert "not begun" in {f.kind for f in early.findings}, early.findings
+
+
+REMOTE = f"""{START}
+mov.u32 %r20, %cluster_ctarank; mov.u32 %r21, %cluster_nctarank; shl.b32 %r11, %r0, 2; add.u32 %r12, %r1, %r11; add.u32 %r13, %r0, %r20;
+st.shared.u32 [%r12], %r13; st.shared.u32 [%r12+1024], %r0;
+@%p1 mbarrier.init.shared::cta.b64 [%r2], 1; fence.mbarrier_init.release.cluster; fence.proxy.async;
+barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
+mov.u32 %r24, 0; mapa.shared::cluster.u32 %r22, %r1, TARGET; mapa.shared::cluster.u32 %r23, %r2, TARGET;
+@%p1 mbarrier.arrive.expect_tx.relaxed.cluster.shared::cta.b64 _, [%r2], EXPECTED;
+@%p1 COPY [%r22+1024], [%r1], 256, [%r23];
+{WAIT} ld.shared.u32 %r13, [%r12+1024]; ld.param.u64 %rd5, [m]; mad.lo.u32 %r14, %r20, 64, %r0; mul.wide.u32 %rd6, %r14, 4;
+add.u64 %rd6, %rd5, %rd6; st.global.u32 [%rd6], %r13;
+barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
+"""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_copies_and_reductions_into_other_blocks(seed: int | None) -> None:
+    tail = "shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
+    rank, thread = np.arange(4)[:, None], np.arange(64)
+    shift = REMOTE.replace("mov.u32 %r24, 0;", "add.u32 %r24, %r20, 1; and.b32 %r24, %r24, 3;")
+    for copy, expected in (
+        (f"cp.async.bulk.{tail}", (rank - 1) % 4 + thread),
+        (f"cp.reduce.async.bulk.{tail}.add.u32", (rank - 1) % 4 + 2 * thread),
+    ):
+        text = shift.replace("COPY", copy).replace("TARGET", "%r24").replace("EXPECTED", "256")
+        y = np.zeros((4, 64), np.uint32)
+        launch = Module.from_ptx(program(text, ".param .u64 m")).launch("k", 4, 64, [y], cluster=4, seed=seed)
+        assert launch.findings == () and (y == expected).all(), copy
+    # All four into the first block: sums; as copies they race.
+    for copy, kinds in ((f"cp.reduce.async.bulk.{tail}.add.u32", set()), (f"cp.async.bulk.{tail}", {"race"})):
+        text = REMOTE.replace("COPY", copy).replace("TARGET", "%r24").replace("EXPECTED", "%r25")
+        text = text.replace("mov.u32 %r24, 0;", "mov.u32 %r24, 0; setp.eq.u32 %p3, %r20, 0; selp.u32 %r25, 1024, 0, %p3;")
+        y = np.zeros((4, 64), np.uint32)
+        launch = Module.from_ptx(program(text, ".param .u64 m")).launch("k", 4, 64, [y], cluster=4, seed=seed)
+        assert {f.kind for f in launch.findings} == kinds, launch.findings
+        assert kinds or (y[0] == 6 + 5 * thread).all() and (y[1:] == thread).all()
+
+
+# -- maps -----------------------------------------------------------------------------------------------------------------
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"box": (0, 4)}, "box must be from 1 to 256"),
+    ({"box": (8, 257)}, "box must be from 1 to 256"),
+    ({"box": (8,)}, "box must have 2 numbers"),
+    ({"box": (6, 4)}, "multiple of 16 bytes, got 24"),
+    ({"box": (64, 4), "swizzle": 128}, "at most the swizzle's 128 bytes, got 256"),
+    ({"box": (16, 4), "swizzle": 32}, "at most the swizzle's 32 bytes, got 64"),
+    ({"swizzle": 16}, "swizzle must be one of 0, 32, 64, 128"),
+    ({"dtype": "float128"}, "dtype must be one of"),
+    ({"dims": (0, 4)}, "dims must be from 1 to 4294967296"),
+    ({"dims": (64, (1 << 32) + 1)}, "dims must be from 1"),
+    ({"dims": (64, 4), "strides": (264,)}, "multiples of 16 bytes"),
+    ({"dims": (64, 4), "strides": (1 << 40,)}, "strides must be from 0 to 1099511627775"),
+    ({"dims": (64, 4), "strides": ()}, "strides must have 1 numbers"),
+    ({"dims": (1,) * 6, "box": (4,) * 6}, "1 to 5 dimensions"),
+    ({"element_strides": (1, 9)}, "element_strides must be from 1 to 8"),
+    ({"element_strides": (1, 0)}, "element_strides must be from 1 to 8"),
+    ({"fill": "ones"}, "fill must be one of"),
+    ({"fill": "nan", "dtype": "int32"}, "fill='nan' needs a floating-point dtype"),
+    ({"l2_promotion": 32}, "l2_promotion must be one of"),
+    ({"interleave": 16}, "3 to 5 dimensions with interleave"),
+    ({"interleave": 32, "dims": (8, 4, 4), "box": (8, 4, 4), "strides": (48, 192)}, "multiples of 32 bytes"),
+    ({"interleave": 32, "dims": (8, 4, 4), "box": (8, 4, 4)}, "needs a swizzle of 32 bytes"),
+    ({"interleave": 16, "dims": (8, 4, 4), "box": (8, 4, 4)}, "no interleaved layouts"),
+    ({"strides": (256,)}, "strides without dims"),
+    ({"box": (8.0, 4)}, "box must be whole numbers"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_the_driver_refuses_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError)) as caught:
+        TensorMap(np.zeros((16, 64), np.float32), **{"box": (8, 4), **given})
+    assert message in str(caught.value)
+
+
+def test_maps_of_arrays_have_their_strides() -> None:
+    x = np.zeros((6, 8, 64), np.float16)
+    assert TensorMap(x, (8, 1, 1)).description.strides == (128, 1024)
+    view = TensorMap(x[1:, ::2, 8:40], (8, 1, 1), swizzle=64).description
+    assert (view.dims, view.strides, view.dtype) == ((32, 4, 5), (256, 1024), "float16")
+    with pytest.raises(ValueError, match="last axis must be contiguous"):
+        TensorMap(x[:, :, ::2], (8, 1, 1))
+    with pytest.raises(ValueError, match="strides must be from 0"):
+        TensorMap(x[::-1], (8, 1, 1))
+    with pytest.raises(ValueError, match="address must be a multiple of 16"):
+        TensorMap(x[:, :, 4:], (8, 1, 1))
+    with pytest.raises(ValueError, match="no type for complex64"):
+        TensorMap(np.zeros(64, np.complex64), 8)
+    assert decode(view.encode(1 << 50)) == (view, 1 << 50)
+    for at in range(128):  # whatever byte a kernel spoils; but any address may be a tensor's
+        data = bytearray(view.encode(0))
+        data[at] ^= 1
+        assert (decode(bytes(data)) is None) == (not ADDRESS_AT <= at < ADDRESS_AT + 8)
+
+
+def test_types_that_convert_and_fill() -> None:
+    bits = np.array([0x00000001, 0x807FFFFF, 0x3F800FFF, 0x3F801000, 0x3F803000, 0x7F7FFFFF, 0x7F800000, 0x7FC00001], np.uint32)
+    want = {
+        "float32": bits,
+        "float32_ftz": np.array([0, 0x80000000, *bits[2:]], np.uint32),
+        "tfloat32": np.array([0, 0x80800000, 0x3F800000, 0x3F802000, 0x3F804000, 0x7F800000, 0x7F800000, 0x7FC00001], np.uint32),
+        "tfloat32_ftz": np.array([0, 0x80000000, 0x3F800000, 0x3F802000, 0x3F804000, 0x7F800000, 0x7F800000, 0x7FC00001], np.uint32),
+    }
+    module = Module.from_ptx(program(f"{INIT} {load(1, '4', 32)} {WAIT} {OUT}", size=32))
+    for dtype, expected in want.items():
+        y = np.zeros(8, np.uint32)
+        launch = module.launch("k", 1, 64, [TensorMap(bits.view(np.float32), 8, dtype=dtype, fill="nan"), y])
+        assert launch.findings == () and (y == [*expected[4:], *[0x7FFFFFFF] * 4]).all(), dtype
+
+
+def test_forms_that_are_of_other_chips_or_modes() -> None:
+    lines = [
+        "cp.async.bulk.tensor.3d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r1, %r1, %r1}], [%r2], {%h1};",
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r1, %r1, %r1, %r1, %r1}], [%r2];",
+        "cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%rd1], [%r1], 64, %h1;",
+        "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r1}], [%r2];",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.min.f32 [%rd1], [%r1], 64;",
+        "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.f32 [%r1], [%r1], 64, [%r2];",
+        "cp.async.bulk.shared::cta.shared::cta.mbarrier::complete_tx::bytes [%r1], [%r1], 64, [%r2];",
+        "tensormap.replace.tile.rank.global.b1024.b32 [%rd1], 1;",
+    ]
+    with pytest.raises(UnsupportedPTX) as caught:
+        Module.from_ptx(program("\n".join(lines)))
+    assert len(caught.value.items) == len(lines)
+    assert "im2col" in caught.value.items[0][2] and "sm_100" in caught.value.items[2][2]
+
+
+# -- CUDA C -----------------------------------------------------------------------------------------------------------------
+
+CUDA = r"""
+struct alignas(64) CUtensorMap { char bytes[128]; };
+struct Params { int rows; CUtensorMap in; float scale; CUtensorMap out; };
+typedef unsigned u32;
+__device__ u32 shared(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ void wait(u32 bar, u32 parity) {
+    asm volatile("{ .reg .pred p; W: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, %2; @!p bra W; }" :: "r"(bar), "r"(parity), "r"(100) : "memory");
+}
+__device__ void load(const void* to, const void* map, int x, int y, u32 bar) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+        :: "r"(shared(to)), "l"(map), "r"(x), "r"(y), "r"(bar) : "memory");
+}
+constexpr int ROWS = 16, STAGES = 2;
+// out = scale * in, tiles of 16 rows of 32 floats through two stages; swizzled by 128 bytes both ways.
+extern "C" __global__ void scale(PARAMS) {
+    __shared__ alignas(1024) float tile[STAGES][ROWS * 32];
+    __shared__ alignas(8) unsigned long long full[STAGES];
+    const int steps = (p.rows + ROWS - 1) / ROWS;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared(&full[s])));
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    auto fetch = [&](int step) {
+        u32 bar = shared(&full[step % STAGES]);
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar), "n"(ROWS * 32 * 4) : "memory");
+        load(tile[step % STAGES], &p.in, 0, step * ROWS, bar);
+    };
+    if (threadIdx.x == 0) fetch(0);
+    for (int step = 0; step < steps; step++) {
+        float* here = tile[step % STAGES];
+        if (threadIdx.x == 0 && step + 1 < steps) {
+            asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // the next stage has been stored
+            fetch(step + 1);
+        }
+        wait(shared(&full[step % STAGES]), step / STAGES & 1);
+        for (int i = threadIdx.x; i < ROWS * 32; i += blockDim.x) here[i] *= p.scale;
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
+                :: "l"(&p.out), "r"(0), "r"(step * ROWS), "r"(shared(here)) : "memory");
+            asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+        }
+    }
+    if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // before the block goes
+}
+"""
+
+CUDA_FAULTS = {
+    "": ("", "", "", ""),
+    "not __grid_constant__": ("const __grid_constant__ Params p", "const Params p", "bad tensor map", "tensor.2d.shared::cluster"),
+    "a stage loaded while it is stored": (
+        'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // the next', "//", "race", "tensor.2d.global"
+    ),
+    "a block that goes too early": (
+        'if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // before', "//", "in flight",
+        "tensor.2d.global",
+    ),
+    "no fence of the proxy": ('asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', "", "proxy", "tensor.2d.global"),
+    "a parity too late": ("step / STAGES & 1)", "1)", "in flight", "here[i] *="),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUDA_FAULTS)
+def test_a_pipeline_in_cuda_and_its_faults(name: str) -> None:
+    before, after, kind, where = CUDA_FAULTS[name]
+    text = CUDA.replace("PARAMS", "const __grid_constant__ Params p")
+    assert text.count(before) == 1 or not before
+    text = text.replace(before, after) if before else text
+    module = Module.from_source(text, ["-arch=compute_90a"])
+    for seed in SEEDS[: 2 if name else 4]:
+        x = np.random.default_rng(0).standard_normal((70, 32)).astype(np.float32)
+        y = np.zeros_like(x)
+        maps = {"in": TensorMap(x, (32, 16), swizzle=128), "out": TensorMap(y, (32, 16), swizzle=128)}
+        args = {"p": {"rows": np.int32(70), "in": maps["in"], "scale": np.float32(2), "out": maps["out"]}}
+        launch = module.launch("scale", 1, 64, args, seed=seed, unwritten=["p.out"])
+        if not kind:
+            assert launch.findings == () and (y == 2 * x).all()
+            assert (launch.traffic["in"].read_bytes, launch.traffic["out"].write_bytes) == (x.nbytes, x.nbytes)
+            continue
+        lines = [number for number, line in enumerate(text.split("\n"), 1) if where in line]
+        assert {(f.kind, f.source is not None and f.source[1] in lines) for f in launch.findings} >= {(kind, True)}, launch.findings
+
+
+def test_maps_in_global_memory_and_what_does_not_fit() -> None:
+    body = f"ld.param.u64 %rd1, [m]; add.u64 %rd1, %rd1, 128; {INIT} {load(2, '0, 0', 512)} {WAIT} {OUT}"
+    module = Module.from_ptx(program(body, ".param .u64 m, .param .u64 y", 512))
+    x, y = np.arange(256, dtype=np.float32).reshape(8, 32), np.zeros(128, np.float32)
+    launch = module.launch("k", 1, 64, {"m": [TensorMap(x, (32, 1)), TensorMap(x, (32, 4))], "y": y})
+    assert launch.findings == () and (y == x.reshape(-1)[:128]).all()
+    assert launch.traffic["m[1]"].read_bytes == 512 and launch.traffic["m[0]"].read_bytes == 0
+    fresh = module.launch("k", 1, 64, {"m": np.full(256, 0xFF, np.uint8), "y": y}, unwritten=["m"])
+    assert fresh.findings[0].kind == "uninitialised" and "which nobody wrote" in fresh.findings[0].message
+    longer = module.launch("k", 1, 64, {"m": [TensorMap(x, (32, 1)), TensorMap(x[:3], (32, 4), dims=(32, 8))], "y": y})
+    assert (longer.findings[0].kind, longer.findings[0].tensor) == ("out of bounds", "m[1]")
+    with pytest.raises(TypeError, match="1 tensor map of 128 bytes"):
+        Module.from_ptx(program("", ".param .u32 m, .param .u64 y")).launch("k", 1, 1, [TensorMap(x, (32, 1)), y])
+    stored = program(f"{INIT} st.shared.u64 [%r1], 1; cp.async.bulk.tensor.1d.global.shared::cta.bulk_group [%rd1, {{0}}], [%r1];")
+    x.flags.writeable = False
+    launch = Module.from_ptx(stored).launch("k", 1, 1, [TensorMap(x.reshape(-1), 4), y])
+    assert [f.kind for f in launch.findings] == ["read-only"]
