@@ -48,6 +48,7 @@ from cupyflash.schedules import (
     plan_backward,
     plan_softmax,
     plan_varlen,
+    plan_varlen_backward,
 )
 from cupyflash.schedules.softmax import SOFTMAX_ALGORITHMS
 from cupyflash.tiling import DoesNotFit, TilingChoice
@@ -192,6 +193,14 @@ def varlen_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
         yield f"varlen d {d}, {dtype}, {schedule.tiling.used}", schedule
 
 
+def varlen_backward_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+    """Their backward, whose atomics and orderly sums are compiled in turns; windows take more registers than packing alone."""
+    for turn, d in enumerate(COMMON, DEVICES.index(device)):
+        problem = posed(d, "float16", (("window",), False))
+        schedule = plan_varlen_backward(problem, device, deterministic=bool(turn % 2))
+        yield f"varlen backward d {d}, float16, window, {schedule.tiling.used}", schedule
+
+
 def softmax_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
     """Softmax by one thread, by part of a warp, by a warp and by a block a row."""
     for dtype in DTYPES:
@@ -211,6 +220,7 @@ def jobs(everything: bool = False) -> list[Job]:
             *attention_schedules(device, everything),
             *(backward_schedules(device, everything) if everything or device.compute_capability in KINDS else ()),
             *varlen_schedules(device),
+            *(varlen_backward_schedules(device) if everything or device.compute_capability in KINDS else ()),
             *softmax_schedules(device),
         ):
             for kernel in schedule.kernels():
