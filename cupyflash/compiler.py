@@ -57,19 +57,21 @@ def gpu_kernel(kernel: Kernel, device_id: int) -> tuple[Kernel, Any]:
             found = _functions.get(key)
             if found is None:
                 found = _functions[key] = _in_registers(kernel)
-    return found
+    place, function = found
+    return (kernel, *kernel.instead)[place], function
 
 
-_functions: dict[tuple[object, ...], tuple[Kernel, Any]] = {}
+_functions: dict[tuple[object, ...], tuple[int, Any]] = {}
 _compiling = threading.Lock()
 
 
-def _in_registers(kernel: Kernel) -> tuple[Kernel, Any]:
-    first = kernel, _compile_for_gpu(kernel)
-    if first[1].local_size_bytes == 0:
-        return first
-    others = ((each, _compile_for_gpu(each)) for each in kernel.instead)
-    return next((each for each in others if each[1].local_size_bytes == 0), first)
+def _in_registers(kernel: Kernel) -> tuple[int, Any]:
+    """Which of the kernel and those instead of it is taken (their grids are each call's own), and the function."""
+    first = _compile_for_gpu(kernel)
+    if first.local_size_bytes == 0:
+        return 0, first
+    others = ((place, _compile_for_gpu(each)) for place, each in enumerate(kernel.instead, 1))
+    return next((each for each in others if each[1].local_size_bytes == 0), (0, first))
 
 
 def _compile_for_gpu(kernel: Kernel) -> Any:

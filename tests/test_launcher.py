@@ -219,7 +219,8 @@ def test_a_kernel_with_local_memory_makes_way_for_the_next_of_its_blocks(cupy: R
     assert f"-DSTAGES={dict(other.constants)['STAGES']}" in cupy.compiled[-1][1]
     assert cupy.launches[-1][:2] == ((other.grid,), (other.threads,)) and cupy.launches[-1][3] == other.shared_bytes
     attention(*arrays)
-    assert len(cupy.launches) == 2 and cupy.launches[1][1] == (other.threads,)
+    attention(*[cupy.array(65, 4096, 64) for _ in range(3)])
+    assert [launch[:2] for launch in cupy.launches[1:]] == [((grid,), (other.threads,)) for grid in (64 * 32, 65 * 32)]
     launcher._kept.cache_clear()
     compiler._functions.clear()
     cupy.spilled = {f"BR={dict(sizes)['BR']}"}
