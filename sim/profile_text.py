@@ -39,6 +39,8 @@ def head(profile: Profile, width: int) -> list[str]:
     grid, block = (size(str(n) for n in triple) for triple in (profile.grid, profile.block))
     place = f" ({profile.file})" if profile.file else ""
     what = f"{profile.name}{place}, {profile.target}: grid {grid}, block {block}"
+    if profile.cluster:
+        what += f", cluster {size(str(n) for n in profile.cluster)}"
     counts = "Simulated: counts are of PTX instructions; the GPU's machine code, caches and time are not modelled."
     return [*paragraph(what, rest="  ", width=width), *paragraph(counts, width=width)]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from .decode.ops import Coverage, coverage
 from .memory.memory import Access
+from .memory.tensormap import TensorMap
 from .module import Launch, Module
 from .report.counters import Counters, Counts, SharedCounts, Traffic
 from .report.findings import Finding
@@ -26,6 +27,7 @@ __all__ = [
     "Module",
     "PtxError",
     "SharedCounts",
+    "TensorMap",
     "Traffic",
     "UnsupportedPTX",
     "coverage",

@@ -156,6 +156,14 @@ class WarpBarrier:
 
 
 @dataclass(frozen=True)
+class ClusterBarrier:
+    """barrier.cluster.arrive, or .wait if it `waits`; `relaxed` orders no accesses."""
+
+    waits: bool
+    relaxed: bool = False
+
+
+@dataclass(frozen=True)
 class PhaseWait:
     """mbarrier.test_wait and, `blocking`, try_wait: at the object at reads[0] + offset for the state or `parity` in reads[1]."""
 
@@ -198,7 +206,7 @@ class RegisterCount:
     more: bool
 
 
-Control = Branch | Exit | Return | Call | Barrier | WarpBarrier | PhaseWait | Multiply | MultiplyWait | RegisterCount
+Control = Branch | Exit | Return | Call | Barrier | WarpBarrier | ClusterBarrier | PhaseWait | Multiply | MultiplyWait | RegisterCount
 
 Bind = Callable[[Frame, Sequence[Array], Sequence[Array]], Thunk]
 
@@ -370,6 +378,7 @@ __all__ = [
     "Bind",
     "Branch",
     "Call",
+    "ClusterBarrier",
     "Control",
     "Coverage",
     "DType",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..decode.registry import RegisterCount
-from ..report.findings import stuck
+from ..report.findings import Stuck
 from ..state.lanes import WARP, Lanes
 from .host import Host
 
@@ -62,8 +62,8 @@ class RegisterPools:
         self.machine.push(pc + 1, lanes)
         return True
 
-    def report_deadlock(self) -> None:
-        machine = self.machine
+    def stuck(self) -> list[Stuck]:
+        machine, out = self.machine, []
         for pc, lanes in self.waiting:
             control = machine.code.plans[pc].control
             assert isinstance(control, RegisterCount)
@@ -71,8 +71,9 @@ class RegisterPools:
             held = self.held[block * self.per_block : (block + 1) * self.per_block]
             pool = (self.launch or 0) * WARP * self.per_block
             shares = ", ".join(f"{np.count_nonzero(held == count)} of {count}" for count in np.unique(held).tolist())
-            message = (
-                f"{stuck(lanes.n)} for {control.count} registers a thread: of the block's {pool} registers "
-                f"{int(self.free[block])} are free; its warps hold, a thread: {shares}"
+            what = (
+                f"for {control.count} registers a thread: of the block's {pool} registers {int(self.free[block])} are free; "
+                f"its warps hold, a thread: {shares}"
             )
-            machine.memory.findings.report("deadlock", message, machine.code.instructions[pc], lanes, 0, count=lanes.n)
+            out.append(Stuck(machine.code.instructions[pc], lanes, what))
+        return out

@@ -18,7 +18,7 @@ from ..decode.ops.rounding import half_bits
 from ..decode.ops.tensor import Decode, decoder
 from ..decode.registry import Arg, Multiply, MultiplyWait
 from ..memory.descriptors import UNIT, Descriptor
-from ..report.findings import source, stuck
+from ..report.findings import Stuck, source
 from ..state.lanes import WARP, Lanes
 from ..state.segments import IN_FLIGHT, UNWRITTEN
 from ..text.syntax import Instruction, Reg
@@ -149,24 +149,21 @@ class Warpgroups:
             self.issue(pc, together, first)
             self.machine.push(pc + 1, together)
 
-    def report_deadlock(self) -> None:
-        """Say which warps of a warpgroup wait at which product, and where the others are."""
-        machine = self.machine
+    def stuck(self) -> list[Stuck]:
+        """Which warps of a warpgroup wait at which product."""
+        machine, out = self.machine, []
         for (number, pc), parts in self.waiting.items():
             here = sorted({int(w) % self.per_block for part in parts for w in part.warp_ids})
             first = number % self.per_block
             alive = machine.wave.alive_by_warp[number : min(number + GROUP, (number // self.per_block + 1) * self.per_block)]
-            others = [at for (one, at) in self.waiting if one == number and at != pc]
-            elsewhere = "".join(f"; others are at {source(machine.code.instructions[at])}" for at in others)
             gone = THREADS - int(alive.sum())
-            message = (
-                f"{stuck(sum(part.n for part in parts))} in wgmma for the rest of the warpgroup of warps {first} to "
-                f"{first + GROUP - 1}: only warps {', '.join(map(str, here))} have come{elsewhere}"
-                f"{f'; {gone} of its threads have exited or never existed' if gone else ''}"
+            what = (
+                f"in wgmma for the rest of the warpgroup of warps {first} to {first + GROUP - 1}: only warps "
+                f"{', '.join(map(str, here))} have come{f'; {gone} of its threads have exited or never existed' if gone else ''}"
             )
-            lanes = parts[0]
-            count = sum(part.n for part in parts)
-            machine.memory.findings.report("deadlock", message, machine.code.instructions[pc], lanes, 0, count=count)
+            together = machine.wave.lanes(np.sort(np.concatenate([part.index for part in parts])))
+            out.append(Stuck(machine.code.instructions[pc], together, what))
+        return out
 
     # -- issue ----------------------------------------------------------------------------------------------------------------
 

@@ -16,12 +16,16 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..report.findings import stuck
+from ..report.findings import Stuck
 from ..state.lanes import Lanes
+from ..state.segments import WRITTEN
 from ..text.syntax import Instruction
 from ..text.types import Array
 from .memory import Memory
-from .ports import PORTS
+from .ports import PORTS, element
+
+MOST = (1 << 20) - 1
+"""Arrivals, and bytes, that a phase can wait for (PTX ISA, "mbarrier", "Contents of the mbarrier object")."""
 
 PATIENCE = 100
 """How often test_wait may say "not yet" to everybody, with nothing else happening to an mbarrier, before that is a deadlock."""
@@ -46,6 +50,8 @@ class Phases:
     told: Array | None = None
     heard: Array | None = None
     deferred: list[Deferred] = field(default_factory=list)
+    unseen: list[tuple[int, Array]] = field(default_factory=list)
+    """(phase, 16-byte elements of shared memory) of copies that are over, though nobody has seen the phase complete."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +89,36 @@ class MBarriers:
         self.answers: list[tuple[Waiter, Phases | None, bool]] = []
         """What the run loop will fetch between two steps: within one the registers of lanes are somewhere on the way."""
         self.refusals = 0
+        self.unfenced: set[int] = set()
+        """Objects whose initialisation no fence has made visible to asynchronous copies."""
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
-    def init(self, keys: Array, counts: Array) -> None:
+    def init(self, lanes: Lanes, keys: Array, counts: Array, i: Instruction) -> None:
+        wrong = np.flatnonzero((counts < 1) | (counts > MOST))
+        if len(wrong):
+            message = f"mbarrier for {plural(int(counts[wrong[0]]), 'arrival')}; it counts 1 to {MOST}"
+            self.memory.findings.report("bad arrival", message, i, lanes, int(wrong[0]), count=len(wrong))
         for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
             self.objects[key] = Phases(count, count)
+            self.unfenced.add(key)
+
+    def fence(self, lanes: Lanes) -> None:
+        """fence.mbarrier_init, or fence.proxy.async, by threads of these blocks."""
+        if self.unfenced:
+            per, blocks = self.memory.shared_stride >> 3, set(lanes.block_ids.tolist())
+            self.unfenced = {key for key in self.unfenced if key // per not in blocks}
+
+    def used_by_copy(self, keys: Array, lanes: Lanes, row: Array, i: Instruction) -> None:
+        """Asynchronous copies of lanes `row` are to arrive at these objects."""
+        at = [k for k, key in enumerate(keys.tolist()) if key in self.unfenced] if self.unfenced else []
+        if at:
+            message = (
+                f"the mbarrier at {self.name(int(keys[at[0]]))} is used by an asynchronous copy, but no fence.mbarrier_init (or fence.proxy.async) "
+                "is behind its mbarrier.init"
+            )
+            self.memory.findings.report("proxy", message, i, lanes, int(row[at[0]]), count=len(at))
 
     def invalidate(self, keys: Array) -> None:
         for key in keys.tolist():
@@ -129,6 +158,14 @@ class MBarriers:
                 self.arrived(key, barrier, lanes.subset(some), count)
         return states
 
+    def must_stay(self, lanes: Lanes, keys: Array, counts: Array, i: Instruction) -> None:
+        """Arrivals that say they complete no phase (.noComplete)."""
+        for key, at in self.each(keys):
+            barrier = self.objects.get(key)
+            if barrier is not None and int(counts[at].sum()) >= barrier.pending:
+                message = f".noComplete at the mbarrier at {self.name(key)}, whose phase waits for {plural(barrier.pending, 'arrival')}"
+                self.memory.findings.report("bad arrival", message, i, lanes, int(at[0]), count=len(at))
+
     def arrived(self, key: int, barrier: Phases, lanes: Lanes, count: int) -> None:
         races = self.memory.races
         if races is not None:
@@ -145,6 +182,9 @@ class MBarriers:
             if barrier is not None:
                 self.refusals = 0
                 barrier.transactions += int(amounts[at].sum())
+                if abs(barrier.transactions) > MOST:
+                    message = f"the mbarrier at {self.name(key)} would count {plural(barrier.transactions, 'byte')}, at most {MOST}"
+                    self.memory.findings.report("bad arrival", message, i, lanes, int(at[0]), count=len(at))
                 self.check(key, barrier)
 
     def check(self, key: int, barrier: Phases) -> None:
@@ -193,6 +233,11 @@ class MBarriers:
         left = np.ones(lanes.n, np.bool_)
         for _, index, positions in port.resolve(lanes, addresses):
             where = np.arange(lanes.n) if positions is None else positions
+            remote = index.astype(np.int64) * 8 // self.memory.shared_stride != lanes.block[where]
+            if remote.any():
+                message = "wait for an mbarrier of another block: a thread can only wait for its own block's"
+                place, count = int(where[remote][0]), int(remote.sum())
+                self.memory.findings.report("out of bounds", message, wait.instruction, lanes, place, count=count)
             for key, at in self.each(index.astype(np.int64)):
                 at = where[at]
                 left[at] = False
@@ -219,9 +264,21 @@ class MBarriers:
         races = self.memory.races
         answers, self.answers = self.answers, []
         for waiter, barrier, done in answers:
-            if races is not None and done and barrier is not None and barrier.heard is not None:
+            if not done or barrier is None:
+                continue
+            self.see(barrier)
+            if races is not None and barrier.heard is not None:
                 races.heard.hear(waiter.lanes, barrier.heard)
         return [(waiter.wait, waiter.lanes, done) for waiter, _, done in answers]
+
+    def see(self, barrier: Phases) -> None:
+        """Somebody has seen the last phase complete: what its copies brought is there."""
+        over = [chunks for phase, chunks in barrier.unseen if phase < barrier.phase]
+        if over:
+            barrier.unseen = [(phase, chunks) for phase, chunks in barrier.unseen if phase >= barrier.phase]
+            self.memory.landing -= len(over)
+            for chunks in over:
+                self.memory.state_view(16)[chunks] = element(WRITTEN, 16)
 
     def give_up(self) -> bool:
         """Nobody else can go on: who only tests is told that the phase is not complete. False: nobody does."""
@@ -232,11 +289,17 @@ class MBarriers:
         self.waiting = [w for w in self.waiting if w.wait.blocking]
         return bool(self.answers)
 
-    def report_deadlock(self) -> None:
+    def stuck(self) -> list[Stuck]:
+        out = []
         for waiter in self.waiting:
             barrier, lanes = self.objects[waiter.key], waiter.lanes
-            message = (
-                f"{stuck(lanes.n)} for phase {barrier.phase} of an mbarrier that lacks {plural(barrier.pending, 'arrival')} "
-                f"and {plural(barrier.transactions, 'byte')}"
-            )
-            self.memory.findings.report("deadlock", message, waiter.wait.instruction, lanes, 0, count=lanes.n)
+            number = plural(abs(barrier.transactions), "byte")
+            state = f"{plural(barrier.pending, 'arrival')} and {number if barrier.transactions >= 0 else f'has {number} too many'}"
+            parity = f" (parity {barrier.phase & 1})" if waiter.wait.parity else ""
+            what = f"for phase {barrier.phase}{parity} of the mbarrier at {self.name(waiter.key)} that lacks {state}"
+            out.append(Stuck(waiter.wait.instruction, lanes, what))
+        return out
+
+    def name(self, key: int) -> str:
+        """Where an object lies: its offset, and the variable there."""
+        return self.memory.shared_name(key * 8 % self.memory.shared_stride)

@@ -7,23 +7,77 @@ written before must be over for each of the four, and be visible to the asynchro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from ..report.findings import source
-from ..state.lanes import WARP, Lanes
+from ..report.findings import Findings, source
+from ..state.lanes import WARP, Lanes, Wave
 from ..text.syntax import Instruction
 from ..text.types import Array
 from .order import LANE, LANES, LOW, ONE, STAMP
+from .proxy import Proxy
 from .sharing import is_async
-
-if TYPE_CHECKING:
-    from .races import Access, Races
 
 UNIT = 16
 GROUP = 4
 """Warps of a warpgroup."""
+
+
+class Written(Protocol):
+    """The last writers of the granules of shared memory, and their instructions."""
+
+    used: bool
+
+    @property
+    def entries(self) -> Array: ...
+
+    @property
+    def by(self) -> Array: ...
+
+
+class SharedMemory(Protocol):
+    @property
+    def writes(self) -> Written: ...
+
+
+class Lane(Protocol):
+    """Who makes an access: the lane of the grid of each granule, and its position."""
+
+    lane: Array
+    position: Array
+
+
+class Access(Protocol):
+    """An access to shared memory as its granules (`order.races`)."""
+
+    instruction: Instruction
+    lanes: Lanes
+    addresses: Array
+    rows: Array
+
+    @property
+    def who(self) -> Lane: ...
+
+
+class Detector(Protocol):
+    """The race detector of which this is a part."""
+
+    now: int
+    first: int
+    wave: Wave
+    base: Array
+    proxy: Proxy | None
+    findings: Findings
+    instructions: list[Instruction]
+    shared_stride: int
+    shared_shift: int
+
+    @property
+    def shared(self) -> SharedMemory: ...
+
+    def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
+        """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
 
 
 class Tiles:
@@ -32,7 +86,7 @@ class Tiles:
     `waited[number]` has when each of the four warps waited, 0 before; `readers` the first warp of the wave, `by` the instruction.
     """
 
-    def __init__(self, races: Races):
+    def __init__(self, races: Detector):
         wave = races.wave
         self.races = races
         self.columns = -(-wave.warps_per_block // GROUP)
@@ -66,6 +120,10 @@ class Tiles:
         by = races.shared.writes.by.reshape(-1)[units * (UNIT >> races.shared_shift)]
         return np.asarray(np.array([is_async(one) and "tensor" in one.mods for one in races.instructions])[by])
 
+    def floor(self, blocks: Array) -> Array:
+        """Until when everything that may touch the memory of these blocks is over for all of each: unknown where clusters do."""
+        return np.asarray(self.races.base[blocks]) if self.races.wave.cluster == 1 else np.zeros(len(blocks), np.int64)
+
     # -- what was there before ------------------------------------------------------------------------------------------------
 
     def look_back(self, i: Instruction, lanes: Lanes, first: Array, units: Array) -> None:
@@ -96,7 +154,7 @@ class Tiles:
         by = races.shared.writes.by.reshape(-1)[rows]
         readers = (first[:, None] + np.arange(GROUP)) * WARP + races.first
         stamps = (entries >> np.uint64(STAMP)).astype(np.int64)
-        race = stamps > races.base[first // races.wave.warps_per_block]
+        race = stamps > self.floor(first // races.wave.warps_per_block)
         if race.any():
             at = np.flatnonzero(race)
             four = races.unordered(readers[at].reshape(-1), np.repeat(entries[at], GROUP), True)
@@ -136,7 +194,7 @@ class Tiles:
             return
         mine, number = distinct_pairs(who.lane, found)
         moments = self.waited[number]
-        floor = races.base[(mine - races.first) // races.wave.lanes_per_block]
+        floor = self.floor((mine - races.first) // races.wave.lanes_per_block)
         race = moments.max(axis=1) == 0
         race |= ~((moments > 0) & (moments <= floor[:, None])).any(axis=1)
         open_ = np.flatnonzero(race & (moments.max(axis=1) > 0))

@@ -36,10 +36,11 @@ class Sym:
 
 @dataclass(frozen=True)
 class Mem:
-    """A memory operand `[base + offset]`."""
+    """A memory operand `[base + offset]`; with `coordinates`, `[base + offset, {a, b, ...}]`, a place in a tensor map's tensor."""
 
     base: Reg | Sym | Imm
     offset: int = 0
+    coordinates: tuple[Operand, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,10 @@ class Function:
     defined: bool = True
     registers: int | None = None
     """Registers per thread at launch, where the kernel's directives say so: what setmaxnreg begins with."""
+    cluster: tuple[int, ...] | None = None
+    """Blocks of a cluster in x, y and z (.reqnctapercluster); () if the launch must say it (.explicitcluster alone)."""
+    most_blocks: int | None = None
+    """Of a cluster (.maxclusterrank)."""
 
 
 @dataclass

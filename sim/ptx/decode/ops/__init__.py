@@ -3,6 +3,7 @@
 from ..registry import Coverage, Plan, coverage, decode
 from . import (
     access,
+    address,
     approximate,
     compare,
     control,
@@ -24,6 +25,7 @@ __all__ = [
     "Coverage",
     "Plan",
     "access",
+    "address",
     "approximate",
     "compare",
     "control",

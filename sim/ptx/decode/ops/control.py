@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from ...memory.tensormap import MAP_BYTES
+from ...order.order import BLOCK, CLUSTER, DEVICE
 from ...text.types import TYPES, Array
 from ..registry import (
     SINK,
@@ -14,6 +18,7 @@ from ..registry import (
     Barrier,
     Branch,
     Call,
+    ClusterBarrier,
     Exit,
     Frame,
     Group,
@@ -31,6 +36,7 @@ from ..registry import (
     arg,
     opcode,
 )
+from .access import address_arg
 
 
 @opcode("bra", forms="{.uni} label")
@@ -90,17 +96,30 @@ def call(i: Instruction) -> Plan:
     return Plan((), (arg(function, TYPES["u64"]),), control=Call("", results, arguments))
 
 
-@opcode("bar", "barrier", forms="{.cta}{.sync .arrive .red.popc .red.and .red.or}{.aligned}; bar.warp.sync")
+@opcode(
+    "bar",
+    "barrier",
+    forms="{.cta}{.sync .arrive .red.popc .red.and .red.or}{.aligned}; bar.warp.sync; "
+    "barrier.cluster{.arrive{.release .relaxed} .wait{.acquire}}{.aligned}",
+)
 def bar(i: Instruction) -> Plan:
     mods = Mods(i, "aligned", "cta")
+    if i.opcode == "barrier" and mods.flag("cluster"):
+        action = mods.choice(("arrive", "wait"))
+        relaxed = action == "arrive" and mods.flag("relaxed")
+        mods.choice(("release",) if action == "arrive" and not relaxed else ("acquire",) if action == "wait" else ())
+        mods.done()
+        if not action or i.operands:
+            raise Unsupported("this barrier.cluster")
+        return Plan((), (), control=ClusterBarrier(action == "wait", relaxed))
     if mods.flag("warp"):
         mods.flag("sync")
         mods.done()
         return Plan((), (arg(i.operands[0], TYPES["u32"]),), control=WarpBarrier())
     action = mods.choice(("sync", "arrive", "red"))
     reduction = mods.choice(("popc", "and", "or")) if action == "red" else ""
-    if mods.flag("cluster") or not action:
-        raise Unsupported("cluster barriers")
+    if not action:
+        raise Unsupported("this barrier")
     mods.types("pred", "u32")
     mods.done()
     word, operands = TYPES["u32"], list(i.operands)
@@ -118,18 +137,27 @@ def bar(i: Instruction) -> Plan:
 
 @opcode("membar", "fence", forms="orders accesses for the race detector: execution is sequentially consistent anyway")
 def fence(i: Instruction) -> Plan:
-    block_only = "cta" in i.mods
+    if "tensormap::generic" in i.mods:
+        return map_fence(i)
+    scope = BLOCK if "cta" in i.mods else CLUSTER if "cluster" in i.mods else DEVICE
+    inits = "mbarrier_init" in i.mods
+    proxy = any(m.startswith("proxy") for m in i.mods) and any("async" in m for m in i.mods)
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        races = frame.machine.memory.races
-        if races is not None and any(mod.startswith("proxy") for mod in i.mods):
-            # One of alias or tensormap, or one that orders ordinary accesses behind asynchronous ones, is nothing to that proxy.
-            if not any(mod.startswith("async") for mod in i.mods) or "acquire" in i.mods:
-                return _pass
-            return lambda: races.proxy.fence(frame.lanes, i) if races.proxy is not None else None
-        if races is None or "mbarrier_init" in i.mods:
-            return _pass
-        return lambda: races.fence(frame.lanes, block_only)
+        machine = frame.machine
+        races = machine.memory.races
+
+        def announce() -> None:
+            machine.mbarriers.fence(frame.lanes)
+            if inits and races is not None:
+                races.fence_inits(frame.lanes)
+            # One that orders ordinary accesses behind asynchronous ones is nothing to that proxy.
+            if races is not None and races.proxy is not None and proxy and "acquire" not in i.mods:
+                races.proxy.fence(frame.lanes, i)
+
+        if inits or proxy:
+            return announce
+        return _pass if races is None or "proxy" in i.mods else lambda: races.fence(frame.lanes, scope)
 
     return Plan((), (), bind, pure=False)
 
@@ -144,6 +172,26 @@ def setmaxnreg(i: Instruction) -> Plan:
     if not action or not isinstance(count, Imm) or count.value % 8 or not 24 <= count.value <= 256:
         raise Unsupported("setmaxnreg takes .inc or .dec and a multiple of 8 from 24 to 256")
     return Plan((), (), control=RegisterCount(count.value, action == "inc"), collective=WHOLE_WARP)
+
+
+def map_fence(i: Instruction) -> Plan:
+    """fence.proxy.tensormap::generic: .release of what the threads stored into tensor maps, .acquire of the 128 bytes of one."""
+    acquires = "acquire" in i.mods
+    base, offset = address_arg(i.operands[0], "generic") if acquires else (None, 0)
+    if acquires and i.operands[1] != Imm(MAP_BYTES):
+        raise Unsupported(f"the size must be {MAP_BYTES}")
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        def run() -> None:
+            maps = frame.machine.bulks.maps
+            if acquires:
+                maps.acquire(np.broadcast_to(ins[0], frame.n).astype(np.int64) + offset)
+            else:
+                maps.release(frame.lanes)
+
+        return run
+
+    return Plan((), (base,) if base else (), bind, pure=False)
 
 
 @opcode("nanosleep", "pmevent", "griddepcontrol", forms="no effect")

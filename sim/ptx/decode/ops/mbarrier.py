@@ -56,8 +56,10 @@ def on_objects(i: Instruction, memory: Operand, kind: str, act: Act, result: Arg
 
 
 def object_space(i: Instruction) -> str:
-    if "shared::cluster" in i.mods and i.operands and i.operands[0] == SINK:
-        raise Unsupported("an mbarrier of another block of the cluster")
+    if "shared::cluster" in i.mods and i.opcode == "mbarrier":
+        if i.operands[0] != SINK and not isinstance(i.operands[0], Mem):
+            raise Unsupported("only arrivals without a result reach other blocks")
+        return "shared::cluster"
     return "shared" if {"shared", "shared::cta", "shared::cluster"} & set(i.mods) else "generic"
 
 
@@ -68,7 +70,7 @@ ONE = Imm(1)
 @opcode(
     "mbarrier",
     forms="{.shared{::cta}}.b64: .init .inval, .arrive .arrive_drop {.expect_tx .noComplete}, .expect_tx .complete_tx, "
-    ".test_wait .try_wait {.parity}, .pending_count; of the own block",
+    ".test_wait .try_wait {.parity}, .pending_count; .shared::cluster: .arrive{.expect_tx} to _, .expect_tx .complete_tx",
 )
 def mbarrier(i: Instruction) -> Plan:
     mods = Mods(i, *HINTS)
@@ -91,13 +93,17 @@ def mbarrier(i: Instruction) -> Plan:
     if action == "init":
         mods.done()
         memory, count = i.operands
-        return on_objects(i, memory, "st", lambda f, lanes, keys, v: f.machine.mbarriers.init(keys, v[0]), None, [arg(count, word)])
+
+        def init(frame: Frame, lanes: Lanes, keys: Array, values: Sequence[Array]) -> None:
+            frame.machine.mbarriers.init(lanes, keys, values[0], i)
+
+        return on_objects(i, memory, "st", init, None, [arg(count, word)])
     if action == "inval":
         mods.done()
         (memory,) = i.operands
         return on_objects(i, memory, "atom", lambda f, lanes, keys, v: f.machine.mbarriers.invalidate(keys), None, [])
     expects, completes = mods.flag("expect_tx"), mods.flag("complete_tx")
-    mods.flag("noComplete")
+    incomplete = mods.flag("noComplete")
     mods.done()
     if not action:
         if expects == completes:
@@ -115,6 +121,8 @@ def mbarrier(i: Instruction) -> Plan:
         barriers, number = frame.machine.mbarriers, values[0].astype(np.int64)
         if expects:
             barriers.expect(lanes, keys, number, i)
+        if incomplete:
+            barriers.must_stay(lanes, keys, number, i)
         return barriers.arrive(lanes, keys, np.ones_like(number) if expects else number, action == "arrive_drop", i)
 
     return on_objects(i, memory, "atom", arrive, arg(state, long), [arg(rest[0] if rest else ONE, word)])
