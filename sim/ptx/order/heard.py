@@ -92,10 +92,11 @@ class Heard:
         for cluster, rows in self.rows.items():
             at = np.flatnonzero((clusters == cluster) & (other // self.per == mine // self.per))
             if len(at):
-                row, column = rows[mine[at] % self.per], other[at] % self.per
-                by_warp = row.reshape(len(at), -1, WARP).max(axis=2)
-                by_block = row.reshape(len(at), -1, per).max(axis=2)
-                index = np.arange(len(at))
-                found = np.where(several[at], by_warp[index, column // WARP], row[index, column])
-                out[at] = np.where(many[at], by_block[index, column // per], found)
+                row, column = mine[at] % self.per, other[at] % self.per
+                found = rows[row, column]
+                for chosen, size in ((several[at], WARP), (many[at], per)):
+                    some = np.flatnonzero(chosen)
+                    if len(some):
+                        found[some] = rows.reshape(self.per, -1, size)[row[some], column[some] // size].max(axis=1)
+                out[at] = found
         return out
