@@ -333,6 +333,11 @@ class Machine:
             self.frame.store(self.full)
         self.current = None
 
+    def flush(self) -> None:
+        """The full frame has what the current one wrote; that one goes on."""
+        if self.current is not None and self.frame is not self.full:
+            self.frame.store(self.full)
+
     def read(self, lanes: Lanes, arg: Arg) -> Array:
         """An operand for `lanes`, one value a lane."""
         frame = self.activate(lanes)
