@@ -104,7 +104,7 @@ class Warpgroups:
         self.waiting: dict[tuple[int, int], list[Lanes]] = {}
         self._whole: dict[Lanes, Array | None] = {}
         self._units: dict[tuple[Any, ...], Array] = {}
-        self._tiles: dict[tuple[Any, ...], Array] = {}
+        self._tiles: dict[tuple[int, tuple[int, int, bool]], Array] = {}
         self._bound: dict[int, Bound] = {}
 
     def __bool__(self) -> bool:
@@ -245,8 +245,9 @@ class Warpgroups:
                 self._units.clear()
             memory = self.machine.memory
             base = lanes.block.reshape(-1, THREADS)[:, 0] * (memory.shared_stride // UNIT)
-            found = np.stack([self.tile(int(bits), shape, bound.instruction, lanes) for bits in descriptors]) + base[:, None]
-            found = self._units[key] = found.reshape(len(descriptors), shape[0], shape[1])
+            matrices = [self.tile(bits, shape, bound.instruction, lanes) for bits in descriptors.tolist()]
+            found = (np.stack(matrices) + base[:, None]).reshape(len(descriptors), shape[0], shape[1])
+            self._units[key] = found
         if self.machine.memory.swizzles.modes is not None:
             self.look_at_swizzles(descriptors, found, bound.instruction, lanes)
         return found
@@ -269,6 +270,9 @@ class Warpgroups:
 
     def tile(self, bits: int, shape: tuple[int, int, bool], i: Instruction, lanes: Lanes) -> Array:
         """The units of one matrix in its block's shared memory, in bounds."""
+        found = self._tiles.get((bits, shape))
+        if found is not None:
+            return found
         units = Descriptor.of(bits).units(*shape)
         limit = self.machine.memory.shared_size // UNIT
         if units.max() >= limit:
@@ -276,6 +280,9 @@ class Warpgroups:
             message = f"wgmma reads up to offset {last + UNIT:#x} of shared memory, which has {limit * UNIT:#x} bytes"
             self.machine.memory.findings.report("out of bounds", message, i, lanes, 0, count=lanes.n, address=last)
             units = np.minimum(units, limit - 1)
+        if len(self._tiles) > REMEMBERED:
+            self._tiles.clear()
+        self._tiles[bits, shape] = units
         return units
 
     def look(self, i: Instruction, lanes: Lanes, tiles: list[Array]) -> None:

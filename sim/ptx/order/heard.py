@@ -64,7 +64,11 @@ class Heard:
             told = told[: self.per]
         cluster, local = int(lanes.index[0]) // self.per, lanes.index % self.per
         rows = self.rows.setdefault(cluster, np.zeros((self.per, self.per), np.int64))
-        rows[local] = np.maximum(rows[local], told)
+        if lanes.slice is not None:
+            mine = rows[local[0] : local[-1] + 1]
+            np.maximum(mine, told, out=mine)
+        else:
+            rows[local] = np.maximum(rows[local], told)
 
     def share(self, warp: int, members: Array) -> None:
         """Lanes `members` of a warp of the wave have met: each knows what any of them knew."""
