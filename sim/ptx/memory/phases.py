@@ -187,6 +187,14 @@ class MBarriers:
                     self.memory.findings.report("bad arrival", message, i, lanes, int(at[0]), count=len(at))
                 self.check(key, barrier)
 
+    def brought(self, key: int, size: int, lane: Lanes, i: Instruction) -> None:
+        """A copy of this lane has brought its bytes."""
+        barrier = self.find(key, lane, i)
+        if barrier is not None:
+            self.refusals = 0
+            barrier.transactions -= size
+            self.check(key, barrier)
+
     def check(self, key: int, barrier: Phases) -> None:
         if barrier.pending or barrier.transactions:
             return
