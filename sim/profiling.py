@@ -33,9 +33,9 @@ class Profile:
     """What a kernel did in one launch. All counts are simulated: of PTX instructions, not of machine code or caches.
 
     `kernel` is its name in the PTX, `name` that in the source, `file` where it was read, `target` the PTX's (sm_80, say).
-    `cluster`: blocks of a cluster, where the launch said so. `static_shared`, `dynamic_shared`: bytes of shared memory of a block. `tensors` are the arrays among the arguments, by name.
-    `launch` has counters (whole kernel and `launch.counters.lines`), traffic by tensor and findings. `sources` maps a file of
-    `launch.counters.lines` to its lines of text, where it could be read.
+    `cluster`: blocks of a cluster, where the launch said so. `static_shared`, `dynamic_shared`: bytes of shared memory of a block.
+    `tensors` are the arrays among the arguments, by name. `launch` has counters (whole kernel and `launch.counters.lines`), traffic
+    by tensor and findings. `sources` maps a file of `launch.counters.lines` to its lines of text, where it could be read.
     """
 
     kernel: str

@@ -177,9 +177,7 @@ class Bulks:
 
     # -- issue ------------------------------------------------------------------------------------------------------------
 
-    def load(
-        self, lanes: Lanes, source: Region | Tile, to: Arrival, i: Instruction, reduction: Reduction | None = None
-    ) -> None:
+    def load(self, lanes: Lanes, source: Region | Tile, to: Arrival, i: Instruction, reduction: Reduction | None = None) -> None:
         """Into shared memory, checked: one copy a lane."""
         memory, tile = self.memory, to.tile
         readings = self.reading(lanes, source, i)

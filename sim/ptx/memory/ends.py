@@ -1,4 +1,4 @@
-"""Where bulk copies come from and go to: addresses of lanes turned into regions and tiles, what is wrong with them into findings."""
+"""Where bulk copies come from and go to: regions and tiles of the lanes' addresses, and findings of what is wrong with them."""
 
 from __future__ import annotations
 
@@ -189,7 +189,5 @@ class Ends:
                 good[bad] = False
         return good
 
-    def report(
-        self, kind: str, message: str, lanes: Lanes, at: Array, i: Instruction, tensor: str | None = None
-    ) -> None:
+    def report(self, kind: str, message: str, lanes: Lanes, at: Array, i: Instruction, tensor: str | None = None) -> None:
         self.memory.findings.report(kind, message, i, lanes, int(at[0]), count=len(at), tensor=tensor)

@@ -114,10 +114,8 @@ class MBarriers:
         """Asynchronous copies of lanes `row` are to arrive at these objects."""
         at = [k for k, key in enumerate(keys.tolist()) if key in self.unfenced] if self.unfenced else []
         if at:
-            message = (
-                f"the mbarrier at {self.name(int(keys[at[0]]))} is used by an asynchronous copy, but no fence.mbarrier_init (or fence.proxy.async) "
-                "is behind its mbarrier.init"
-            )
+            what = f"the mbarrier at {self.name(int(keys[at[0]]))} is used by an asynchronous copy"
+            message = f"{what}, but no fence.mbarrier_init (or fence.proxy.async) is behind its mbarrier.init"
             self.memory.findings.report("proxy", message, i, lanes, int(row[at[0]]), count=len(at))
 
     def invalidate(self, keys: Array) -> None:
@@ -163,7 +161,9 @@ class MBarriers:
         for key, at in self.each(keys):
             barrier = self.objects.get(key)
             if barrier is not None and int(counts[at].sum()) >= barrier.pending:
-                message = f".noComplete at the mbarrier at {self.name(key)}, whose phase waits for {plural(barrier.pending, 'arrival')}"
+                message = (
+                    f".noComplete at the mbarrier at {self.name(key)}, whose phase waits for {plural(barrier.pending, 'arrival')}"
+                )
                 self.memory.findings.report("bad arrival", message, i, lanes, int(at[0]), count=len(at))
 
     def arrived(self, key: int, barrier: Phases, lanes: Lanes, count: int) -> None:

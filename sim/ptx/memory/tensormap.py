@@ -117,7 +117,8 @@ class Description:
                 raise ValueError(f"strides must be multiples of {unit} bytes, got {self.strides}")
         inner = self.box[0] * self.element
         if not self.interleave and inner % 16:
-            raise ValueError(f"the innermost dimension of the box must be a multiple of 16 bytes, got {inner} ({self.box[0]} elements)")
+            what = "the innermost dimension of the box must be a multiple of 16 bytes"
+            raise ValueError(f"{what}, got {inner} ({self.box[0]} elements)")
         if not self.interleave and self.swizzle and inner > self.swizzle:
             raise ValueError(
                 f"the innermost dimension of the box must be at most the swizzle's {self.swizzle} bytes, "
@@ -194,12 +195,12 @@ class TensorMap:
     map has the array's own shape and strides, reversed; with them but without `strides`, rows lie behind each other.
 
     dtype: one of the names in `TYPES`; without, the array's (of bytes and 8-bit floats "uint8"). "tfloat32" rounds float32 on
-    loading, "..._ftz" makes subnormal numbers 0. element_strides: 1 to 8 each; a copy takes every so-many-th element of the box (not in
-    the innermost dimension). swizzle: 0, 32, 64 or 128 bytes. interleave: 0; the driver knows 16 and 32, too. l2_promotion: 0,
-    64, 128 or 256, without effect. fill: "zeros" or "nan", of what lies outside of the tensor.
+    loading, "..._ftz" makes subnormal numbers 0. element_strides: 1 to 8 each; a copy takes every so-many-th element of the
+    box (not in the innermost dimension). swizzle: 0, 32, 64 or 128 bytes. interleave: 0; the driver knows 16 and 32, too.
+    l2_promotion: 0, 64, 128 or 256, without effect. fill: "zeros" or "nan", of what lies outside of the tensor.
 
-    Raises ValueError or TypeError for what the driver refuses: the address and strides that are no multiples of 16, a box of more than
-    256 elements along a dimension or whose innermost dimension is no multiple of 16 bytes or beyond the swizzle.
+    Raises ValueError or TypeError for what the driver refuses: an address or strides that are no multiples of 16, a box of more
+    than 256 elements along a dimension, or whose innermost dimension is no multiple of 16 bytes or beyond the swizzle.
     """
 
     def __init__(

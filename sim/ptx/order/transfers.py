@@ -17,7 +17,7 @@ from .races import Access, Races, Table, Who
 
 
 def tile_access(races: Races, lanes: Lanes, row: Array, chunks: Array, offsets: Array, i: Instruction) -> Access:
-    """Tiles of shared memory, the k-th by lane row[k]: `chunks` (tiles, 16-byte elements of the wave's), `offsets` where they begin."""
+    """Tiles of shared memory, the k-th by lane row[k]: (tiles, chunks) 16-byte elements of the wave's, `offsets` of each tile."""
     rows = chunks
     per = 4 - races.shared_shift
     if per:
