@@ -38,7 +38,8 @@ def head(profile: Profile, width: int) -> list[str]:
     size = " x ".join
     grid, block = (size(str(n) for n in triple) for triple in (profile.grid, profile.block))
     place = f" ({profile.file})" if profile.file else ""
-    what = f"{profile.name}{place}, {profile.target}: grid {grid}, block {block}"
+    clusters = f", clusters of {size(str(n) for n in profile.cluster)}" if profile.cluster != (1, 1, 1) else ""
+    what = f"{profile.name}{place}, {profile.target}: grid {grid}, block {block}{clusters}"
     counts = "Simulated: counts are of PTX instructions; the GPU's machine code, caches and time are not modelled."
     return [*paragraph(what, rest="  ", width=width), *paragraph(counts, width=width)]
 
@@ -113,16 +114,26 @@ def global_memory(profile: Profile, width: int) -> list[str]:
 
 
 def shared_memory(profile: Profile, width: int) -> list[str]:
-    rows = [
-        (kind, f"{size} B", f"{c.bytes:,}", f"{c.requests:,}", f"{c.wavefronts:,}", f"{c.ideal_wavefronts:,}", f"{c.conflicts:,}")
-        for (kind, size), c in sorted(profile.launch.counters.shared.items())
-    ]
-    if not rows:
-        return []
-    return [
-        "Shared memory (conflicts: wavefronts beyond the ideal)",
-        *table(("access", "a lane", "bytes", "requests", "wavefronts", "ideal", "conflicts"), rows, width=width),
-    ]
+    counters = profile.launch.counters
+    own = ("Shared memory (conflicts: wavefronts beyond the ideal)", counters.shared)
+    others = ("Distributed shared memory (of other blocks of the cluster)", counters.distributed)
+    pages: list[str] = []
+    for title, counts in (own, others):
+        rows = [
+            (
+                kind,
+                f"{size} B",
+                f"{c.bytes:,}",
+                f"{c.requests:,}",
+                f"{c.wavefronts:,}",
+                f"{c.ideal_wavefronts:,}",
+                f"{c.conflicts:,}",
+            )
+            for (kind, size), c in sorted(counts.items())
+        ]
+        heads = ("access", "a lane", "bytes", "requests", "wavefronts", "ideal", "conflicts")
+        pages += [*[""] * bool(pages), title, *table(heads, rows, width=width)] if rows else []
+    return pages
 
 
 def mix(profile: Profile, width: int) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cupyflash.nvrtc import compile_to_ptx
-from cupyflash.sim.ptx import Counts, Launch, Module, Traffic
+from cupyflash.sim.ptx import Counts, Launch, Module, SharedCounts, Traffic
 from cupyflash.sim.ptx.module import triple
 from cupyflash.sim.ptx.text.names import base_name, find_kernel
 from cupyflash.sim.ptx.text.syntax import Line
@@ -44,6 +44,7 @@ class Profile:
     target: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
     static_shared: int
     dynamic_shared: int
     seed: int | None
@@ -73,6 +74,7 @@ class Profile:
             "target": self.target,
             "grid": list(self.grid),
             "block": list(self.block),
+            "cluster": list(self.cluster),
             "shared_bytes": {"static": self.static_shared, "dynamic": self.dynamic_shared},
             "seed": self.seed,
             "counts": "simulated, of PTX instructions",
@@ -105,11 +107,17 @@ def counts_dict(counts: Counts) -> dict[str, Any]:
         "by_class": counts.by_class,
         "by_opcode": counts.by_opcode,
         "global": {name: traffic_dict(traffic) for name, traffic in counts.traffic.items()},
-        "shared": [
-            {"kind": kind, "width": width} | vars(passed) | {"conflicts": passed.conflicts}
-            for (kind, width), passed in sorted(counts.shared.items())
-        ],
+        "shared": shared_list(counts.shared),
+        "distributed": shared_list(counts.distributed),
     }
+
+
+def shared_list(counts: Mapping[tuple[str, int], SharedCounts]) -> list[dict[str, Any]]:
+    """Accesses to shared memory, for JSON: one entry for each kind and width."""
+    return [
+        {"kind": kind, "width": width} | vars(passed) | {"conflicts": passed.conflicts}
+        for (kind, width), passed in sorted(counts.items())
+    ]
 
 
 def traffic_dict(traffic: Traffic) -> dict[str, Any]:
@@ -156,6 +164,7 @@ def profile(
     *,
     grid: int | Sequence[int],
     block: int | Sequence[int],
+    cluster: int | Sequence[int] | None = None,
     args: Mapping[str, Any] | Sequence[Any] = (),
     options: Sequence[str] = (),
     shared_bytes: int = 0,
@@ -166,7 +175,7 @@ def profile(
     """Run a kernel on the PTX machine and say what it did: traffic, bank conflicts, instruction mix, divergence, findings.
 
     source: a file of CUDA C, a `.ptx` file, or a loaded `ptx.Module`. kernel: its name, in the PTX or in the source; not
-    needed where there is only one. grid, block, args, shared_bytes, seed, races, unwritten: as in `ptx.Module.launch`;
+    needed where there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten: as in `ptx.Module.launch`;
     NumPy arrays are tensors, written in place. options: NVRTC's (-arch=compute_90, -DN=64, -Ifolder), for CUDA C.
 
     Raises ValueError or TypeError for arguments that do not fit, OSError for a file that cannot be read,
@@ -175,7 +184,9 @@ def profile(
     """
     module = source if isinstance(source, Module) else load(Path(source), options)
     kernel = find_kernel(module.kernels, kernel)
-    launch = module.launch(kernel, grid, block, args, shared_bytes=shared_bytes, seed=seed, races=races, unwritten=unwritten)
+    launch = module.launch(
+        kernel, grid, block, args, shared_bytes=shared_bytes, seed=seed, races=races, unwritten=unwritten, cluster=cluster
+    )
     arrays = module.tensors(kernel, args)
     tensors = {name: Tensor(array.shape, str(array.dtype), array.nbytes) for name, array in arrays.items()}
     return Profile(
@@ -185,6 +196,7 @@ def profile(
         module.program.target.partition(",")[0],
         triple(grid, "grid"),
         triple(block, "block"),
+        triple(cluster or module.program.functions[kernel].cluster or 1, "cluster"),
         module.code(kernel).shared.size,
         shared_bytes,
         seed,

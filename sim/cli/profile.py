@@ -22,8 +22,10 @@ EXAMPLES = examples(
 )
 
 
-def extent(context: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+def extent(context: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     """X, X,Y or X,Y,Z."""
+    if value is None:
+        return None
     parts = value.split(",")
     if not 1 <= len(parts) <= 3 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise click.BadParameter(f"{value!r} is not one to three positive whole numbers; 4 or 16,8 would be", context, param)
@@ -58,6 +60,7 @@ class Launch:
 
     grid: tuple[int, ...]
     block: tuple[int, ...]
+    cluster: tuple[int, ...] | None
     spec: str
     shared_bytes: int
     seed: int | None
@@ -77,6 +80,9 @@ class Report:
 @click.option("--kernel", metavar="NAME", help="The kernel, in the source's or the PTX's spelling; not needed for an only one.")
 @click.option("--grid", required=True, callback=extent, metavar="X[,Y,Z]", help="Blocks.")
 @click.option("--block", required=True, callback=extent, metavar="X[,Y,Z]", help="Threads of a block.")
+@click.option(
+    "--cluster", callback=extent, metavar="X[,Y,Z]", help="Blocks of a cluster; not needed where the kernel has __cluster_dims__."
+)
 @click.option(
     "--args", "spec", default="[]", metavar="SPEC.json", help="The arguments: a JSON file, or JSON itself (docs/profile.md)."
 )
@@ -127,6 +133,7 @@ def profile(source: Source, launch: Launch, report: Report) -> None:
             source.kernel,
             grid=launch.grid,
             block=launch.block,
+            cluster=launch.cluster,
             args=arguments.values,
             options=options,
             shared_bytes=launch.shared_bytes,
