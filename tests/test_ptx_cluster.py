@@ -11,15 +11,16 @@ from cupyflash.sim.ptx import Launch, Module, UnsupportedPTX
 
 SEEDS = [None, 0, 1, 2, 3]
 HEAD = ".version 8.3\n.target {target}\n.address_size 64\n"
-REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<40>; .reg .b16 %h<4>; .reg .pred %p<8>; .shared .align 16 .b8 s[1024]; .shared .align 8 .b64 bar;"
+REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<40>; .reg .b16 %h<4>; .reg .pred %p<8>;"
+SHARED = ".shared .align 16 .b8 s[1024]; .shared .align 8 .b64 bar;"
 START = """ld.param.u64 %rd1, [y]; mov.u32 %r1, %tid.x; mov.u32 %r2, %cluster_ctarank; mov.u32 %r3, %cluster_nctarank;
 xor.b32 %r4, %r2, 1; setp.lt.u32 %p1, %r4, %r3; selp.u32 %r3, %r4, %r2, %p1;
 mov.u32 %r4, s; mapa.shared::cluster.u32 %r5, %r4, %r3; mov.u32 %r6, bar; mapa.shared::cluster.u32 %r7, %r6, %r3;
 mov.u32 %r8, %ctaid.x; mov.u32 %r9, %ntid.x; mad.lo.u32 %r10, %r8, %r9, %r1; mad.wide.u32 %rd2, %r10, 4, %rd1;
 shl.b32 %r11, %r1, 2; add.u32 %r12, %r4, %r11; add.u32 %r13, %r5, %r11; setp.eq.u32 %p1, %r1, 0; setp.eq.u32 %p2, %r2, 0;
 """
-"""%r1 the thread, %r2 the rank, %r3 the one beside it, s at %r4, the other block's at %r5, bar at %r6 and %r7, %rd2 the thread's word
-of y, %r12 its word of s and %r13 of the other block's s; %p1: thread 0, %p2: rank 0."""
+"""%r1 the thread, %r2 the rank, %r3 the one beside it, s at %r4, the other block's at %r5, bar at %r6 and %r7, %rd2 the
+thread's word of y, %r12 its word of s and %r13 of the other block's s; %p1: thread 0, %p2: rank 0."""
 SYNC = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
 OUT = "st.global.u32 [%rd2], %r20;\n"
 
@@ -27,7 +28,7 @@ OUT = "st.global.u32 [%rd2], %r20;\n"
 def program(body: str, directives: str = "", target: str = "sm_90") -> str:
     """A kernel k(y) whose body begins at line 8: each line of it is a line of PTX."""
     start = START.replace("\n", " ")
-    return f"{HEAD.format(target=target)}.visible .entry k(.param .u64 y)\n{directives}\n{{\n{REGISTERS}{start}\n{body}\nret;\n}}\n"
+    return f"{HEAD.format(target=target)}.visible .entry k(.param .u64 y)\n{directives}\n{{\n{REGISTERS}{SHARED}{start}\n{body}\nret;\n}}\n"
 
 
 FIRST = 8
@@ -128,7 +129,8 @@ def test_an_unknown_special_register_is_called_so() -> None:
 
 def test_a_wave_has_whole_clusters() -> None:
     """More threads than a wave takes: every block still reaches the last one of its cluster."""
-    body = f"st.shared.u32 [%r12], %r10;\n{SYNC}mov.u32 %r20, 2; mapa.shared::cluster.u32 %r21, %r12, %r20;\nld.shared::cluster.u32 %r20, [%r21];\n{SYNC}{OUT}"
+    body = f"st.shared.u32 [%r12], %r10;\n{SYNC}mov.u32 %r20, 2; mapa.shared::cluster.u32 %r21, %r12, %r20;\n"
+    body += f"ld.shared::cluster.u32 %r20, [%r21];\n{SYNC}{OUT}"
     result, y = launch(body, grid=18, block=256, cluster=3)
     block, thread = np.divmod(np.arange(18 * 256), 256)
     assert result.findings == () and result.counters.waves > 1
@@ -177,7 +179,7 @@ WIDTHS = [
 @pytest.mark.parametrize("generic", [False, True])
 @pytest.mark.parametrize("writes", [False, True])
 def test_every_width_reaches_the_other_block(generic: bool, writes: bool) -> None:
-    """Each thread moves 16 bytes by accesses of each width, through the other block's memory; lanes of one warp may do so at once."""
+    """Each thread moves 16 bytes by accesses of each width, through the other block's memory."""
     for type_, vector, register in WIDTHS:
         size = int(type_[1:]) // 8 * vector
         numbers = [1, 2] if register == "%h" else [10, 11, 12, 13] if register == "%rd" else [20, 21, 22, 23]
@@ -190,8 +192,8 @@ def test_every_width_reaches_the_other_block(generic: bool, writes: bool) -> Non
         if writes:
             moves = [f"ld.global{kind} {value}, [%rd4+{at}]; st{far}{kind} [{near}+{at}], {value};" for at in range(0, 16, size)]
             out = [f"ld.shared{kind} {value}, [%r15+{at}]; st.global{kind} [%rd5+{at}], {value};" for at in range(0, 16, size)]
-        start = """shl.b32 %r14, %r1, 4; add.u32 %r15, %r4, %r14; add.u32 %r16, %r5, %r14; mul.wide.u32 %rd4, %r10, 16; add.u64 %rd4, %rd1, %rd4;
-        add.u64 %rd5, %rd4, 1024; cvt.u64.u32 %rd6, %r16; cvta.shared::cluster.u64 %rd6, %rd6;"""
+        start = """shl.b32 %r14, %r1, 4; add.u32 %r15, %r4, %r14; add.u32 %r16, %r5, %r14; mul.wide.u32 %rd4, %r10, 16;
+        add.u64 %rd4, %rd1, %rd4; add.u64 %rd5, %rd4, 1024; cvt.u64.u32 %rd6, %r16; cvta.shared::cluster.u64 %rd6, %rd6;"""
         body = f"{start}\n{SYNC}{' '.join(moves)}\n{SYNC}{' '.join(out)}\n{SYNC}"
         y = np.random.default_rng(size).integers(0, 256, 2048, np.uint8)
         result = Module.from_ptx(program(body)).launch("k", 2, 32, {"y": y}, cluster=2)
@@ -234,7 +236,7 @@ def test_atomics_in_another_blocks_memory(seed: int | None) -> None:
 )
 def test_faults_in_another_blocks_memory(fault: str, kind: str, seed: int | None) -> None:
     body = f"st.shared.u32 [%r12], %r1;\n{SYNC}ld.shared.u32 %r21, [%r12];\n{fault}\n{SYNC}"
-    if "race" == kind and "%p1" not in fault:
+    if kind == "race" and "%p1" not in fault:
         body = body.replace(fault, f"{fault}\nst.shared.u32 [%r4+512], %r1;")
     (finding,) = launch(body, seed=seed)[0].findings
     assert finding.kind == kind and finding.ptx_line - FIRST in (line(body, fault), line(body, fault) + 1)
@@ -492,7 +494,8 @@ def test_one_lane_is_elected_and_other_spellings() -> None:
 def test_cooperative_groups_of_several_warps_use_memory_of_the_system() -> None:
     """%reserved_smem_offset: behind the kernel's own shared memory, which does not shrink."""
     body = (
-        """mov.u32 %r20, %reserved_smem_offset_begin; mov.u32 %r21, %reserved_smem_offset_end; mov.u32 %r22, %reserved_smem_offset_cap;
+        """mov.u32 %r20, %reserved_smem_offset_begin; mov.u32 %r21, %reserved_smem_offset_end;
+    mov.u32 %r22, %reserved_smem_offset_cap;
     sub.u32 %r23, %r21, %r20; sub.u32 %r23, %r23, %r22; mov.u32 %r24, %reserved_smem_offset_1; mov.u32 %r25, %total_smem_size;
     mov.u32 %r26, %aggr_smem_size; sub.u32 %r26, %r26, %r25; add.u32 %r27, %r24, %r11;
     st.shared.u32 [%r27], %r23; st.shared.u32 [%r12], %r26; bar.sync 0; ld.shared.u32 %r20, [%r27]; ld.shared.u32 %r21, [%r12];
