@@ -28,7 +28,8 @@ OUT = "st.global.u32 [%rd2], %r20;\n"
 def program(body: str, directives: str = "", target: str = "sm_90") -> str:
     """A kernel k(y) whose body begins at line 8: each line of it is a line of PTX."""
     start = START.replace("\n", " ")
-    return f"{HEAD.format(target=target)}.visible .entry k(.param .u64 y)\n{directives}\n{{\n{REGISTERS}{SHARED}{start}\n{body}\nret;\n}}\n"
+    entry = f"{HEAD.format(target=target)}.visible .entry k(.param .u64 y)\n{directives}\n"
+    return f"{entry}{{\n{REGISTERS}{SHARED}{start}\n{body}\nret;\n}}\n"
 
 
 FIRST = 8
