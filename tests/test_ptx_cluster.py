@@ -36,9 +36,9 @@ FIRST = 8
 """Line of the first line of a body."""
 
 
-def launch(body: str, *, grid: Any = 2, block: Any = 32, cluster: Any = 2, seed: int | None = None) -> tuple[Launch, np.ndarray]:
+def launch(body: str, *, grid: Any = 2, block: Any = 32, cluster: Any = 2, **options: Any) -> tuple[Launch, np.ndarray]:
     y = np.zeros(int(np.prod(grid)) * int(np.prod(block)), np.uint32)
-    return Module.from_ptx(program(body)).launch("k", grid, block, {"y": y}, cluster=cluster, seed=seed), y
+    return Module.from_ptx(program(body)).launch("k", grid, block, {"y": y}, cluster=cluster, **options), y
 
 
 def found(body: str, **options: Any) -> list[tuple[str, int]]:
@@ -300,6 +300,24 @@ def test_a_block_stays_until_the_others_are_done_with_it(last: str, kinds: list[
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_the_last_remote_arrival_wants_a_block_that_is_still_there(seed: int | None) -> None:
+    """Rank 1 tells rank 0 that it is done with a stage: rank 0 must wait for that, though it needs nothing more."""
+    body = f"""@%p1 mbarrier.init.shared::cta.b64 [%r6], 32;
+    {SYNC.replace(chr(10), " ")}
+    @!%p2 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r7];
+    """
+    assert found(body, seed=seed) == [("exited block", 2)]
+    assert found(body + "@!%p2 exit;\nW: mbarrier.try_wait.parity.shared.b64 %p3, [%r6], 0; @!%p3 bra W;", seed=seed) == []
+
+
+@pytest.mark.parametrize("races", [False, True])
+def test_the_memory_of_a_block_that_has_exited_is_gone(races: bool) -> None:
+    body = f"@%p2 exit;\n{SYNC}mov.u32 %r20, 9;\nld.shared::cluster.u32 %r20, [%r5];\n{OUT}"
+    result, y = launch(body, races=races)
+    assert [f.kind for f in result.findings] == ["exited block"] and not y.any()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_relaxed_barrier_says_that_blocks_have_begun_and_a_fence_that_mbarriers_are_there(seed: int | None) -> None:
     """The start of many kernels: initialise, fence.mbarrier_init, arrive relaxed; then arrivals from the other block."""
     body = (
@@ -359,6 +377,36 @@ def test_a_remote_arrival_hands_on_what_its_thread_knows(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("meet", "kinds"), [("bar.sync 0;", set()), ("bar.sync 7, 64;", set()), ("", {"race"})])
+def test_what_one_warp_heard_of_another_block_its_own_block_may_hear(meet: str, kinds: set[str], seed: int | None) -> None:
+    """Rank 0's first warp waits for rank 1's message, and the second one reads what came with it."""
+    body = f"""@%p1 mbarrier.init.shared.b64 [%r6], 64;
+    {SYNC.replace(chr(10), " ")}
+    @%p2 bra RECEIVE;
+    st.shared::cluster.u32 [%r13], %r10; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r7];
+    bra DONE;
+    RECEIVE: setp.ge.u32 %p4, %r1, 32; @%p4 bra MEET;
+    WAIT: mbarrier.try_wait.parity.shared.b64 %p3, [%r6], 0; @!%p3 bra WAIT;
+    MEET: {meet}
+    @%p4 ld.shared.u32 %r20, [%r12];
+    DONE: {SYNC}"""
+    assert {f.kind for f in launch(body, block=64, seed=seed)[0].findings} - {"uninitialised"} == kinds
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("meet", "kinds"), [(SYNC, set()), ("", {"race"})])
+def test_what_one_block_heard_of_another_cluster_its_own_cluster_may_hear(meet: str, kinds: set[str], seed: int | None) -> None:
+    """Block 0 writes a word and raises a flag, block 2 waits for it, block 3 of its cluster reads the word."""
+    body = f"""setp.eq.and.u32 %p3, %r8, 0, %p1; @%p3 st.global.u32 [%rd1], 7; @%p3 st.release.gpu.global.u32 [%rd1+4], 1;
+    setp.eq.and.u32 %p3, %r8, 2, %p1; @!%p3 bra MEET;
+    WAIT: ld.acquire.gpu.global.u32 %r21, [%rd1+4]; setp.ne.u32 %p4, %r21, 1; @%p4 bra WAIT;
+    MEET: {meet}
+    setp.eq.and.u32 %p3, %r8, 3, %p1; @%p3 ld.global.u32 %r22, [%rd1];
+    """
+    assert {f.kind for f in launch(body, grid=4, seed=seed)[0].findings} == kinds
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_remote_arrival_may_bring_bytes_that_are_expected(seed: int | None) -> None:
     arrive = "mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [%r7], 8; @%p1 mbarrier.arrive.shared::cluster.b64 _,"
     body = PASS_ON.format(SYNC=SYNC.replace("\n", " "), OUT=OUT, before="bar.sync 0;", arrive=arrive, after="")
@@ -401,6 +449,13 @@ def test_the_barrier_of_the_cluster_orders_global_memory_in_it_and_not_beyond(se
     assert found(body, grid=4, cluster=4, block=64, seed=seed) == []
     assert found(body, grid=4, cluster=2, block=64, seed=seed) == [("race", 4)]
     assert found(body.replace(SYNC, "bar.sync 0;\nbar.sync 0;\n"), grid=4, cluster=4, block=64, seed=seed) == [("race", 4)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_several_warps_that_read_global_memory_are_behind_a_block_barrier(seed: int | None) -> None:
+    body = "mad.wide.u32 %rd3, %r8, 4, %rd1; ld.global.u32 %r21, [%rd3];\nbar.sync 0;\n@%p1 st.global.u32 [%rd3], 7;"
+    assert found(body, block=96, seed=seed) == []
+    assert found(body.replace("bar.sync 0;", ""), block=96, seed=seed) == [("race", 2)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
