@@ -38,8 +38,9 @@ def head(profile: Profile, width: int) -> list[str]:
     size = " x ".join
     grid, block = (size(str(n) for n in triple) for triple in (profile.grid, profile.block))
     place = f" ({profile.file})" if profile.file else ""
-    clusters = f", clusters of {size(str(n) for n in profile.cluster)}" if profile.cluster != (1, 1, 1) else ""
-    what = f"{profile.name}{place}, {profile.target}: grid {grid}, block {block}{clusters}"
+    what = f"{profile.name}{place}, {profile.target}: grid {grid}, block {block}"
+    if profile.cluster:
+        what += f", cluster {size(str(n) for n in profile.cluster)}"
     counts = "Simulated: counts are of PTX instructions; the GPU's machine code, caches and time are not modelled."
     return [*paragraph(what, rest="  ", width=width), *paragraph(counts, width=width)]
 
@@ -119,18 +120,8 @@ def shared_memory(profile: Profile, width: int) -> list[str]:
     others = ("Distributed shared memory (of other blocks of the cluster)", counters.distributed)
     pages: list[str] = []
     for title, counts in (own, others):
-        rows = [
-            (
-                kind,
-                f"{size} B",
-                f"{c.bytes:,}",
-                f"{c.requests:,}",
-                f"{c.wavefronts:,}",
-                f"{c.ideal_wavefronts:,}",
-                f"{c.conflicts:,}",
-            )
-            for (kind, size), c in sorted(counts.items())
-        ]
+        numbers = {key: (c.bytes, c.requests, c.wavefronts, c.ideal_wavefronts, c.conflicts) for key, c in sorted(counts.items())}
+        rows = [(kind, f"{size} B", *(f"{number:,}" for number in found)) for (kind, size), found in numbers.items()]
         heads = ("access", "a lane", "bytes", "requests", "wavefronts", "ideal", "conflicts")
         pages += [*[""] * bool(pages), title, *table(heads, rows, width=width)] if rows else []
     return pages

@@ -33,7 +33,8 @@ class Profile:
     """What a kernel did in one launch. All counts are simulated: of PTX instructions, not of machine code or caches.
 
     `kernel` is its name in the PTX, `name` that in the source, `file` where it was read, `target` the PTX's (sm_80, say).
-    `static_shared`, `dynamic_shared`: bytes of shared memory of a block. `tensors` are the arrays among the arguments, by name.
+    `cluster`: blocks of a cluster, where the launch said so. `static_shared`, `dynamic_shared`: bytes of shared memory of a block.
+    `tensors` are the arrays among the arguments, by name.
     `launch` has counters (whole kernel and `launch.counters.lines`), traffic by tensor and findings. `sources` maps a file of
     `launch.counters.lines` to its lines of text, where it could be read.
     """
@@ -44,13 +45,13 @@ class Profile:
     target: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    cluster: tuple[int, int, int]
     static_shared: int
     dynamic_shared: int
     seed: int | None
     tensors: Mapping[str, Tensor]
     launch: Launch
     sources: Mapping[str, Sequence[str]]
+    cluster: tuple[int, int, int] | None = None
 
     def source_text(self, line: Line) -> str:
         """The text of a line of source, "" where it is not known."""
@@ -74,7 +75,7 @@ class Profile:
             "target": self.target,
             "grid": list(self.grid),
             "block": list(self.block),
-            "cluster": list(self.cluster),
+            "cluster": list(self.cluster) if self.cluster else None,
             "shared_bytes": {"static": self.static_shared, "dynamic": self.dynamic_shared},
             "seed": self.seed,
             "counts": "simulated, of PTX instructions",
@@ -164,13 +165,13 @@ def profile(
     *,
     grid: int | Sequence[int],
     block: int | Sequence[int],
-    cluster: int | Sequence[int] | None = None,
     args: Mapping[str, Any] | Sequence[Any] = (),
     options: Sequence[str] = (),
     shared_bytes: int = 0,
     seed: int | None = None,
     races: bool = True,
     unwritten: Collection[str] = (),
+    cluster: int | Sequence[int] | None = None,
 ) -> Profile:
     """Run a kernel on the PTX machine and say what it did: traffic, bank conflicts, instruction mix, divergence, findings.
 
@@ -184,9 +185,8 @@ def profile(
     """
     module = source if isinstance(source, Module) else load(Path(source), options)
     kernel = find_kernel(module.kernels, kernel)
-    launch = module.launch(
-        kernel, grid, block, args, shared_bytes=shared_bytes, seed=seed, races=races, unwritten=unwritten, cluster=cluster
-    )
+    how: dict[str, Any] = {"shared_bytes": shared_bytes, "seed": seed, "races": races, "unwritten": unwritten, "cluster": cluster}
+    launch = module.launch(kernel, grid, block, args, **how)
     arrays = module.tensors(kernel, args)
     tensors = {name: Tensor(array.shape, str(array.dtype), array.nbytes) for name, array in arrays.items()}
     return Profile(
@@ -196,13 +196,13 @@ def profile(
         module.program.target.partition(",")[0],
         triple(grid, "grid"),
         triple(block, "block"),
-        triple(cluster or module.program.functions[kernel].cluster or 1, "cluster"),
         module.code(kernel).shared.size,
         shared_bytes,
         seed,
         tensors,
         launch,
         {file: lines_of(file, module) for file in {file for file, _ in launch.counters.lines}},
+        None if cluster is None else triple(cluster, "cluster"),
     )
 
 

@@ -60,10 +60,10 @@ class Launch:
 
     grid: tuple[int, ...]
     block: tuple[int, ...]
-    cluster: tuple[int, ...] | None
     spec: str
     shared_bytes: int
     seed: int | None
+    cluster: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,7 @@ class Report:
 @click.option("--kernel", metavar="NAME", help="The kernel, in the source's or the PTX's spelling; not needed for an only one.")
 @click.option("--grid", required=True, callback=extent, metavar="X[,Y,Z]", help="Blocks.")
 @click.option("--block", required=True, callback=extent, metavar="X[,Y,Z]", help="Threads of a block.")
-@click.option(
-    "--cluster", callback=extent, metavar="X[,Y,Z]", help="Blocks of a cluster; not needed where the kernel has __cluster_dims__."
-)
+@click.option("--cluster", callback=extent, metavar="X[,Y,Z]", help="Blocks of a cluster.")
 @click.option(
     "--args", "spec", default="[]", metavar="SPEC.json", help="The arguments: a JSON file, or JSON itself (docs/profile.md)."
 )
@@ -133,11 +131,11 @@ def profile(source: Source, launch: Launch, report: Report) -> None:
             source.kernel,
             grid=launch.grid,
             block=launch.block,
-            cluster=launch.cluster,
             args=arguments.values,
             options=options,
             shared_bytes=launch.shared_bytes,
             seed=launch.seed,
+            cluster=launch.cluster,
             unwritten=arguments.unwritten,
         )
     except PtxError as error:
