@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_ptx_harness import compile_cuda
 
+from cupyflash.sim.profiling import profile
 from cupyflash.sim.ptx import Launch, Module, UnsupportedPTX
 
-SEEDS = [None, 0, 1, 2, 3]
+SEEDS = [None, 0, 1, *(pytest.param(seed, marks=pytest.mark.wide) for seed in (2, 3))]
 HEAD = ".version 8.3\n.target {target}\n.address_size 64\n"
 REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<40>; .reg .b16 %h<4>; .reg .pred %p<8>;"
 SHARED = ".shared .align 16 .b8 s[1024]; .shared .align 8 .b64 bar;"
@@ -432,10 +434,12 @@ def test_flags_in_shared_memory_of_another_block(scope: str, seed: int | None) -
     fence.acq_rel.{scope};
     @%p1 st.relaxed.{scope}.shared::cluster.u32 [%r5+512], 1;
     bra DONE;
-    RECEIVE: ld.relaxed.{scope}.shared.u32 %r21, [%r4+512];
+    RECEIVE: @!%p1 bra MEET;
+    SPIN: ld.relaxed.{scope}.shared.u32 %r21, [%r4+512];
     setp.ne.u32 %p3, %r21, 1;
-    @%p3 bra RECEIVE;
+    @%p3 bra SPIN;
     fence.acq_rel.{scope};
+    MEET: bar.sync 0;
     ld.shared.u32 %r20, [%r12];
     DONE: {SYNC}"""
     result, _ = launch(body, seed=seed)
@@ -563,3 +567,119 @@ def test_cooperative_groups_of_several_warps_use_memory_of_the_system() -> None:
     assert result.findings == () and set(y) == {1024}
     zero = "mov.u32 %r24, %reserved_smem_offset_0;\nld.shared.u32 %r20, [%r24];\n" + OUT
     assert not launch(zero, grid=4)[1].any() and found(zero) == []
+
+
+# -- a kernel in CUDA C -----------------------------------------------------------------------------------------------------------
+
+
+PIPELINE = """
+#define SHARED(p) ((unsigned)__cvta_generic_to_shared(p))
+__device__ unsigned there(unsigned address, unsigned rank) {
+  unsigned out;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(out) : "r"(address), "r"(rank));
+  return out;
+}
+__device__ void wait(unsigned bar, unsigned parity) {
+  asm volatile("{.reg .pred p; W: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1; @!p bra W;}"
+               :: "r"(bar), "r"(parity) : "memory");
+}
+__device__ void arrive(unsigned bar) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(bar) : "memory");
+}
+// Rank 0 sends tiles of x through a ring of two stages in rank 1's memory, which doubles them into y.
+extern "C" __global__ void __cluster_dims__(2, 1, 1) ring(const float* x, float* y, int tiles) {
+  __shared__ float stage[2][64];
+  __shared__ unsigned long long full[2], empty[2];
+  unsigned rank, t = threadIdx.x;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  if (t == 0)
+    for (int s = 0; s < 2; s++) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(SHARED(full + s)), "r"(64));
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(SHARED(empty + s)), "r"(64));
+    }
+  INIT
+  START
+  for (int i = 0; i < tiles; i++) {
+    int s = i % 2, at = (blockIdx.x / 2 * tiles + i) * 64 + t;
+    if (rank == 0) {
+      if (i >= 2) wait(SHARED(empty + s), i / 2 + 1 & 1); // EMPTY
+      asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(there(SHARED(&stage[s][t]), 1)), "f"(x[at]) : "memory"); // SEND
+      arrive(there(SHARED(full + s), 1)); // FULL
+    } else {
+      wait(SHARED(full + s), i / 2 & 1); // ARRIVED
+      y[at] = 2 * stage[s][63 - t]; // READ
+      arrive(there(SHARED(empty + s), 0)); // FREE
+    }
+  }
+  END
+}
+"""
+INIT = 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");'
+MEET = 'asm volatile("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;" ::: "memory");'
+END = MEET.replace(".relaxed", "")
+
+
+def ring(seed: int | None, change: tuple[str, str] = ("", "")) -> tuple[Launch, bool, list[str]]:
+    """The launch, whether y is right, and the source's lines."""
+    source = PIPELINE.replace("  INIT\n", f"  {INIT}\n").replace("  START\n", f"  {MEET}\n").replace("  END\n", f"  {END}\n")
+    assert change[0] in source
+    source = source.replace(*change) if change[0] else source
+    module = compile_cuda(source, "-arch=compute_90", "-lineinfo")
+    x = np.random.default_rng(0).random((2, 5, 64), np.float32)
+    y = np.zeros_like(x)
+    result = module.launch("ring", 4, 64, [x, y, 5], seed=seed)
+    return result, bool((y == 2 * x[:, :, ::-1]).all()), source.splitlines()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_ring_between_two_blocks(seed: int | None) -> None:
+    result, right, _ = ring(seed)
+    assert result.findings == () and right
+    assert result.counters.distributed[("st", 4)].bytes == 2 * 5 * 64 * 4
+    assert result.counters.distributed[("atom", 8)].requests == 2 * 2 * 5 * 2
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("change", "kinds", "at"),
+    [
+        ((f"  {INIT}\n", ""), {"race"}, {"mbarrier.arrive", "mbarrier.try_wait"}),
+        (("if (i >= 2) wait(SHARED(empty + s), i / 2 + 1 & 1);", ""), {"race"}, {"// SEND", "// READ"}),
+        (
+            ("arrive(there(SHARED(full + s), 1));", "if (t < 32) arrive(there(SHARED(full + s), 1));"),
+            {"deadlock"},
+            {"mbarrier.try_wait"},
+        ),
+        (("// FREE", "stage[s][t] = 0; // FREE"), {"race"}, {"// SEND", "// READ", "// FREE"}),
+        (("arrive(there(SHARED(empty + s), 0)); // FREE", "if (i < 3) arrive(there(SHARED(empty + s), 0)); // FREE"), set(), set()),
+    ],
+)
+def test_faults_of_the_ring_are_found_at_their_lines(
+    change: tuple[str, str], kinds: set[str], at: set[str], seed: int | None
+) -> None:
+    result, _, lines = ring(seed, change)
+    # Who overtakes may leave the other one waiting for a phase that is over.
+    assert kinds <= {f.kind for f in result.findings} <= kinds | ({"deadlock", "uninitialised"} if kinds else set()), (
+        result.findings
+    )
+    for finding in result.findings:
+        if finding.kind in kinds:
+            assert finding.source is not None and any(text in lines[finding.source[1] - 1] for text in at), finding
+    if kinds == {"deadlock"}:
+        assert any("(full" in f.message and "lacks 32 arrivals" in f.message for f in result.findings)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_ring_s_last_messages(seed: int | None) -> None:
+    """Without a barrier at the end rank 0 may exit before it is told that its last tiles were read."""
+    result, right, lines = ring(seed, (f"  {END}\n", ""))
+    assert right and {f.kind for f in result.findings} == {"exited block"}
+    assert all(f.source is not None and "mbarrier.arrive" in lines[f.source[1] - 1] for f in result.findings)
+
+
+def test_profiles_count_the_memory_of_other_blocks() -> None:
+    module = Module.from_ptx(program(EXCHANGE.format(between=SYNC)))
+    found = profile(module, grid=4, block=32, cluster=2, args={"y": np.zeros(128, np.uint32)})
+    (entry,) = found.to_dict()["total"]["distributed"]
+    assert (entry["kind"], entry["width"], entry["requests"], entry["bytes"]) == ("ld", 4, 4, 512)
+    assert "cluster 2 x 1 x 1" in found.text() and "Distributed shared memory" in found.text()
