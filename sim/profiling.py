@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cupyflash.nvrtc import compile_to_ptx
-from cupyflash.sim.ptx import Counts, Launch, Module, Traffic
+from cupyflash.sim.ptx import Counts, Launch, Module, SharedCounts, Traffic
 from cupyflash.sim.ptx.module import triple
 from cupyflash.sim.ptx.text.names import base_name, find_kernel
 from cupyflash.sim.ptx.text.syntax import Line
@@ -107,11 +107,17 @@ def counts_dict(counts: Counts) -> dict[str, Any]:
         "by_class": counts.by_class,
         "by_opcode": counts.by_opcode,
         "global": {name: traffic_dict(traffic) for name, traffic in counts.traffic.items()},
-        "shared": [
-            {"kind": kind, "width": width} | vars(passed) | {"conflicts": passed.conflicts}
-            for (kind, width), passed in sorted(counts.shared.items())
-        ],
+        "shared": shared_list(counts.shared),
+        "distributed": shared_list(counts.distributed),
     }
+
+
+def shared_list(counts: Mapping[tuple[str, int], SharedCounts]) -> list[dict[str, Any]]:
+    """Accesses to shared memory, for JSON: one entry for each kind and width."""
+    return [
+        {"kind": kind, "width": width} | vars(passed) | {"conflicts": passed.conflicts}
+        for (kind, width), passed in sorted(counts.items())
+    ]
 
 
 def traffic_dict(traffic: Traffic) -> dict[str, Any]:

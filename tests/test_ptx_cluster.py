@@ -6,20 +6,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_ptx_harness import compile_cuda
 
+from cupyflash.sim.profiling import profile
 from cupyflash.sim.ptx import Launch, Module, UnsupportedPTX
 
-SEEDS = [None, 0, 1, 2, 3]
+SEEDS = [None, 0, 1, *(pytest.param(seed, marks=pytest.mark.wide) for seed in (2, 3))]
 HEAD = ".version 8.3\n.target {target}\n.address_size 64\n"
-REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<40>; .reg .b16 %h<4>; .reg .pred %p<8>; .shared .align 16 .b8 s[1024]; .shared .align 8 .b64 bar;"
+REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<40>; .reg .b16 %h<4>; .reg .pred %p<8>;"
+SHARED = ".shared .align 16 .b8 s[1024]; .shared .align 8 .b64 bar;"
 START = """ld.param.u64 %rd1, [y]; mov.u32 %r1, %tid.x; mov.u32 %r2, %cluster_ctarank; mov.u32 %r3, %cluster_nctarank;
 xor.b32 %r4, %r2, 1; setp.lt.u32 %p1, %r4, %r3; selp.u32 %r3, %r4, %r2, %p1;
 mov.u32 %r4, s; mapa.shared::cluster.u32 %r5, %r4, %r3; mov.u32 %r6, bar; mapa.shared::cluster.u32 %r7, %r6, %r3;
 mov.u32 %r8, %ctaid.x; mov.u32 %r9, %ntid.x; mad.lo.u32 %r10, %r8, %r9, %r1; mad.wide.u32 %rd2, %r10, 4, %rd1;
 shl.b32 %r11, %r1, 2; add.u32 %r12, %r4, %r11; add.u32 %r13, %r5, %r11; setp.eq.u32 %p1, %r1, 0; setp.eq.u32 %p2, %r2, 0;
 """
-"""%r1 the thread, %r2 the rank, %r3 the one beside it, s at %r4, the other block's at %r5, bar at %r6 and %r7, %rd2 the thread's word
-of y, %r12 its word of s and %r13 of the other block's s; %p1: thread 0, %p2: rank 0."""
+"""%r1 the thread, %r2 the rank, %r3 the one beside it, s at %r4, the other block's at %r5, bar at %r6 and %r7, %rd2 the
+thread's word of y, %r12 its word of s and %r13 of the other block's s; %p1: thread 0, %p2: rank 0."""
 SYNC = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
 OUT = "st.global.u32 [%rd2], %r20;\n"
 
@@ -27,16 +30,17 @@ OUT = "st.global.u32 [%rd2], %r20;\n"
 def program(body: str, directives: str = "", target: str = "sm_90") -> str:
     """A kernel k(y) whose body begins at line 8: each line of it is a line of PTX."""
     start = START.replace("\n", " ")
-    return f"{HEAD.format(target=target)}.visible .entry k(.param .u64 y)\n{directives}\n{{\n{REGISTERS}{start}\n{body}\nret;\n}}\n"
+    entry = f"{HEAD.format(target=target)}.visible .entry k(.param .u64 y)\n{directives}\n"
+    return f"{entry}{{\n{REGISTERS}{SHARED}{start}\n{body}\nret;\n}}\n"
 
 
 FIRST = 8
 """Line of the first line of a body."""
 
 
-def launch(body: str, *, grid: Any = 2, block: Any = 32, cluster: Any = 2, seed: int | None = None) -> tuple[Launch, np.ndarray]:
+def launch(body: str, *, grid: Any = 2, block: Any = 32, cluster: Any = 2, **options: Any) -> tuple[Launch, np.ndarray]:
     y = np.zeros(int(np.prod(grid)) * int(np.prod(block)), np.uint32)
-    return Module.from_ptx(program(body)).launch("k", grid, block, {"y": y}, cluster=cluster, seed=seed), y
+    return Module.from_ptx(program(body)).launch("k", grid, block, {"y": y}, cluster=cluster, **options), y
 
 
 def found(body: str, **options: Any) -> list[tuple[str, int]]:
@@ -128,7 +132,8 @@ def test_an_unknown_special_register_is_called_so() -> None:
 
 def test_a_wave_has_whole_clusters() -> None:
     """More threads than a wave takes: every block still reaches the last one of its cluster."""
-    body = f"st.shared.u32 [%r12], %r10;\n{SYNC}mov.u32 %r20, 2; mapa.shared::cluster.u32 %r21, %r12, %r20;\nld.shared::cluster.u32 %r20, [%r21];\n{SYNC}{OUT}"
+    body = f"st.shared.u32 [%r12], %r10;\n{SYNC}mov.u32 %r20, 2; mapa.shared::cluster.u32 %r21, %r12, %r20;\n"
+    body += f"ld.shared::cluster.u32 %r20, [%r21];\n{SYNC}{OUT}"
     result, y = launch(body, grid=18, block=256, cluster=3)
     block, thread = np.divmod(np.arange(18 * 256), 256)
     assert result.findings == () and result.counters.waves > 1
@@ -177,7 +182,7 @@ WIDTHS = [
 @pytest.mark.parametrize("generic", [False, True])
 @pytest.mark.parametrize("writes", [False, True])
 def test_every_width_reaches_the_other_block(generic: bool, writes: bool) -> None:
-    """Each thread moves 16 bytes by accesses of each width, through the other block's memory; lanes of one warp may do so at once."""
+    """Each thread moves 16 bytes by accesses of each width, through the other block's memory."""
     for type_, vector, register in WIDTHS:
         size = int(type_[1:]) // 8 * vector
         numbers = [1, 2] if register == "%h" else [10, 11, 12, 13] if register == "%rd" else [20, 21, 22, 23]
@@ -190,8 +195,8 @@ def test_every_width_reaches_the_other_block(generic: bool, writes: bool) -> Non
         if writes:
             moves = [f"ld.global{kind} {value}, [%rd4+{at}]; st{far}{kind} [{near}+{at}], {value};" for at in range(0, 16, size)]
             out = [f"ld.shared{kind} {value}, [%r15+{at}]; st.global{kind} [%rd5+{at}], {value};" for at in range(0, 16, size)]
-        start = """shl.b32 %r14, %r1, 4; add.u32 %r15, %r4, %r14; add.u32 %r16, %r5, %r14; mul.wide.u32 %rd4, %r10, 16; add.u64 %rd4, %rd1, %rd4;
-        add.u64 %rd5, %rd4, 1024; cvt.u64.u32 %rd6, %r16; cvta.shared::cluster.u64 %rd6, %rd6;"""
+        start = """shl.b32 %r14, %r1, 4; add.u32 %r15, %r4, %r14; add.u32 %r16, %r5, %r14; mul.wide.u32 %rd4, %r10, 16;
+        add.u64 %rd4, %rd1, %rd4; add.u64 %rd5, %rd4, 1024; cvt.u64.u32 %rd6, %r16; cvta.shared::cluster.u64 %rd6, %rd6;"""
         body = f"{start}\n{SYNC}{' '.join(moves)}\n{SYNC}{' '.join(out)}\n{SYNC}"
         y = np.random.default_rng(size).integers(0, 256, 2048, np.uint8)
         result = Module.from_ptx(program(body)).launch("k", 2, 32, {"y": y}, cluster=2)
@@ -234,7 +239,7 @@ def test_atomics_in_another_blocks_memory(seed: int | None) -> None:
 )
 def test_faults_in_another_blocks_memory(fault: str, kind: str, seed: int | None) -> None:
     body = f"st.shared.u32 [%r12], %r1;\n{SYNC}ld.shared.u32 %r21, [%r12];\n{fault}\n{SYNC}"
-    if "race" == kind and "%p1" not in fault:
+    if kind == "race" and "%p1" not in fault:
         body = body.replace(fault, f"{fault}\nst.shared.u32 [%r4+512], %r1;")
     (finding,) = launch(body, seed=seed)[0].findings
     assert finding.kind == kind and finding.ptx_line - FIRST in (line(body, fault), line(body, fault) + 1)
@@ -297,6 +302,24 @@ def test_a_block_stays_until_the_others_are_done_with_it(last: str, kinds: list[
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_the_last_remote_arrival_wants_a_block_that_is_still_there(seed: int | None) -> None:
+    """Rank 1 tells rank 0 that it is done with a stage: rank 0 must wait for that, though it needs nothing more."""
+    body = f"""@%p1 mbarrier.init.shared::cta.b64 [%r6], 32;
+    {SYNC.replace(chr(10), " ")}
+    @!%p2 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r7];
+    """
+    assert found(body, seed=seed) == [("exited block", 2)]
+    assert found(body + "@!%p2 exit;\nW: mbarrier.try_wait.parity.shared.b64 %p3, [%r6], 0; @!%p3 bra W;", seed=seed) == []
+
+
+@pytest.mark.parametrize("races", [False, True])
+def test_the_memory_of_a_block_that_has_exited_is_gone(races: bool) -> None:
+    body = f"@%p2 exit;\n{SYNC}mov.u32 %r20, 9;\nld.shared::cluster.u32 %r20, [%r5];\n{OUT}"
+    result, y = launch(body, races=races)
+    assert [f.kind for f in result.findings] == ["exited block"] and not y.any()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_relaxed_barrier_says_that_blocks_have_begun_and_a_fence_that_mbarriers_are_there(seed: int | None) -> None:
     """The start of many kernels: initialise, fence.mbarrier_init, arrive relaxed; then arrivals from the other block."""
     body = (
@@ -356,6 +379,36 @@ def test_a_remote_arrival_hands_on_what_its_thread_knows(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("meet", "kinds"), [("bar.sync 0;", set()), ("bar.sync 7, 64;", set()), ("", {"race"})])
+def test_what_one_warp_heard_of_another_block_its_own_block_may_hear(meet: str, kinds: set[str], seed: int | None) -> None:
+    """Rank 0's first warp waits for rank 1's message, and the second one reads what came with it."""
+    body = f"""@%p1 mbarrier.init.shared.b64 [%r6], 64;
+    {SYNC.replace(chr(10), " ")}
+    @%p2 bra RECEIVE;
+    st.shared::cluster.u32 [%r13], %r10; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r7];
+    bra DONE;
+    RECEIVE: setp.ge.u32 %p4, %r1, 32; @%p4 bra MEET;
+    WAIT: mbarrier.try_wait.parity.shared.b64 %p3, [%r6], 0; @!%p3 bra WAIT;
+    MEET: {meet}
+    @%p4 ld.shared.u32 %r20, [%r12];
+    DONE: {SYNC}"""
+    assert {f.kind for f in launch(body, block=64, seed=seed)[0].findings} - {"uninitialised"} == kinds
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("meet", "kinds"), [(SYNC, set()), ("", {"race"})])
+def test_what_one_block_heard_of_another_cluster_its_own_cluster_may_hear(meet: str, kinds: set[str], seed: int | None) -> None:
+    """Block 0 writes a word and raises a flag, block 2 waits for it, block 3 of its cluster reads the word."""
+    body = f"""setp.eq.and.u32 %p3, %r8, 0, %p1; @%p3 st.global.u32 [%rd1], 7; @%p3 st.release.gpu.global.u32 [%rd1+4], 1;
+    setp.eq.and.u32 %p3, %r8, 2, %p1; @!%p3 bra MEET;
+    WAIT: ld.acquire.gpu.global.u32 %r21, [%rd1+4]; setp.ne.u32 %p4, %r21, 1; @%p4 bra WAIT;
+    MEET: {meet}
+    setp.eq.and.u32 %p3, %r8, 3, %p1; @%p3 ld.global.u32 %r22, [%rd1];
+    """
+    assert {f.kind for f in launch(body, grid=4, seed=seed)[0].findings} == kinds
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_remote_arrival_may_bring_bytes_that_are_expected(seed: int | None) -> None:
     arrive = "mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [%r7], 8; @%p1 mbarrier.arrive.shared::cluster.b64 _,"
     body = PASS_ON.format(SYNC=SYNC.replace("\n", " "), OUT=OUT, before="bar.sync 0;", arrive=arrive, after="")
@@ -381,10 +434,12 @@ def test_flags_in_shared_memory_of_another_block(scope: str, seed: int | None) -
     fence.acq_rel.{scope};
     @%p1 st.relaxed.{scope}.shared::cluster.u32 [%r5+512], 1;
     bra DONE;
-    RECEIVE: ld.relaxed.{scope}.shared.u32 %r21, [%r4+512];
+    RECEIVE: @!%p1 bra MEET;
+    SPIN: ld.relaxed.{scope}.shared.u32 %r21, [%r4+512];
     setp.ne.u32 %p3, %r21, 1;
-    @%p3 bra RECEIVE;
+    @%p3 bra SPIN;
     fence.acq_rel.{scope};
+    MEET: bar.sync 0;
     ld.shared.u32 %r20, [%r12];
     DONE: {SYNC}"""
     result, _ = launch(body, seed=seed)
@@ -398,6 +453,13 @@ def test_the_barrier_of_the_cluster_orders_global_memory_in_it_and_not_beyond(se
     assert found(body, grid=4, cluster=4, block=64, seed=seed) == []
     assert found(body, grid=4, cluster=2, block=64, seed=seed) == [("race", 4)]
     assert found(body.replace(SYNC, "bar.sync 0;\nbar.sync 0;\n"), grid=4, cluster=4, block=64, seed=seed) == [("race", 4)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_several_warps_that_read_global_memory_are_behind_a_block_barrier(seed: int | None) -> None:
+    body = "mad.wide.u32 %rd3, %r8, 4, %rd1; ld.global.u32 %r21, [%rd3];\nbar.sync 0;\n@%p1 st.global.u32 [%rd3], 7;"
+    assert found(body, block=96, seed=seed) == []
+    assert found(body.replace("bar.sync 0;", ""), block=96, seed=seed) == [("race", 2)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -492,7 +554,8 @@ def test_one_lane_is_elected_and_other_spellings() -> None:
 def test_cooperative_groups_of_several_warps_use_memory_of_the_system() -> None:
     """%reserved_smem_offset: behind the kernel's own shared memory, which does not shrink."""
     body = (
-        """mov.u32 %r20, %reserved_smem_offset_begin; mov.u32 %r21, %reserved_smem_offset_end; mov.u32 %r22, %reserved_smem_offset_cap;
+        """mov.u32 %r20, %reserved_smem_offset_begin; mov.u32 %r21, %reserved_smem_offset_end;
+    mov.u32 %r22, %reserved_smem_offset_cap;
     sub.u32 %r23, %r21, %r20; sub.u32 %r23, %r23, %r22; mov.u32 %r24, %reserved_smem_offset_1; mov.u32 %r25, %total_smem_size;
     mov.u32 %r26, %aggr_smem_size; sub.u32 %r26, %r26, %r25; add.u32 %r27, %r24, %r11;
     st.shared.u32 [%r27], %r23; st.shared.u32 [%r12], %r26; bar.sync 0; ld.shared.u32 %r20, [%r27]; ld.shared.u32 %r21, [%r12];
@@ -504,3 +567,119 @@ def test_cooperative_groups_of_several_warps_use_memory_of_the_system() -> None:
     assert result.findings == () and set(y) == {1024}
     zero = "mov.u32 %r24, %reserved_smem_offset_0;\nld.shared.u32 %r20, [%r24];\n" + OUT
     assert not launch(zero, grid=4)[1].any() and found(zero) == []
+
+
+# -- a kernel in CUDA C -----------------------------------------------------------------------------------------------------------
+
+
+PIPELINE = """
+#define SHARED(p) ((unsigned)__cvta_generic_to_shared(p))
+__device__ unsigned there(unsigned address, unsigned rank) {
+  unsigned out;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(out) : "r"(address), "r"(rank));
+  return out;
+}
+__device__ void wait(unsigned bar, unsigned parity) {
+  asm volatile("{.reg .pred p; W: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1; @!p bra W;}"
+               :: "r"(bar), "r"(parity) : "memory");
+}
+__device__ void arrive(unsigned bar) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(bar) : "memory");
+}
+// Rank 0 sends tiles of x through a ring of two stages in rank 1's memory, which doubles them into y.
+extern "C" __global__ void __cluster_dims__(2, 1, 1) ring(const float* x, float* y, int tiles) {
+  __shared__ float stage[2][64];
+  __shared__ unsigned long long full[2], empty[2];
+  unsigned rank, t = threadIdx.x;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  if (t == 0)
+    for (int s = 0; s < 2; s++) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(SHARED(full + s)), "r"(64));
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(SHARED(empty + s)), "r"(64));
+    }
+  INIT
+  START
+  for (int i = 0; i < tiles; i++) {
+    int s = i % 2, at = (blockIdx.x / 2 * tiles + i) * 64 + t;
+    if (rank == 0) {
+      if (i >= 2) wait(SHARED(empty + s), i / 2 + 1 & 1); // EMPTY
+      asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(there(SHARED(&stage[s][t]), 1)), "f"(x[at]) : "memory"); // SEND
+      arrive(there(SHARED(full + s), 1)); // FULL
+    } else {
+      wait(SHARED(full + s), i / 2 & 1); // ARRIVED
+      y[at] = 2 * stage[s][63 - t]; // READ
+      arrive(there(SHARED(empty + s), 0)); // FREE
+    }
+  }
+  END
+}
+"""
+INIT = 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");'
+MEET = 'asm volatile("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;" ::: "memory");'
+END = MEET.replace(".relaxed", "")
+
+
+def ring(seed: int | None, change: tuple[str, str] = ("", "")) -> tuple[Launch, bool, list[str]]:
+    """The launch, whether y is right, and the source's lines."""
+    source = PIPELINE.replace("  INIT\n", f"  {INIT}\n").replace("  START\n", f"  {MEET}\n").replace("  END\n", f"  {END}\n")
+    assert change[0] in source
+    source = source.replace(*change) if change[0] else source
+    module = compile_cuda(source, "-arch=compute_90", "-lineinfo")
+    x = np.random.default_rng(0).random((2, 5, 64), np.float32)
+    y = np.zeros_like(x)
+    result = module.launch("ring", 4, 64, [x, y, 5], seed=seed)
+    return result, bool((y == 2 * x[:, :, ::-1]).all()), source.splitlines()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_ring_between_two_blocks(seed: int | None) -> None:
+    result, right, _ = ring(seed)
+    assert result.findings == () and right
+    assert result.counters.distributed[("st", 4)].bytes == 2 * 5 * 64 * 4
+    assert result.counters.distributed[("atom", 8)].requests == 2 * 2 * 5 * 2
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("change", "kinds", "at"),
+    [
+        ((f"  {INIT}\n", ""), {"race"}, {"mbarrier.arrive", "mbarrier.try_wait"}),
+        (("if (i >= 2) wait(SHARED(empty + s), i / 2 + 1 & 1);", ""), {"race"}, {"// SEND", "// READ"}),
+        (
+            ("arrive(there(SHARED(full + s), 1));", "if (t < 32) arrive(there(SHARED(full + s), 1));"),
+            {"deadlock"},
+            {"mbarrier.try_wait"},
+        ),
+        (("// FREE", "stage[s][t] = 0; // FREE"), {"race"}, {"// SEND", "// READ", "// FREE"}),
+        (("arrive(there(SHARED(empty + s), 0)); // FREE", "if (i < 3) arrive(there(SHARED(empty + s), 0)); // FREE"), set(), set()),
+    ],
+)
+def test_faults_of_the_ring_are_found_at_their_lines(
+    change: tuple[str, str], kinds: set[str], at: set[str], seed: int | None
+) -> None:
+    result, _, lines = ring(seed, change)
+    # Who overtakes may leave the other one waiting for a phase that is over.
+    assert kinds <= {f.kind for f in result.findings} <= kinds | ({"deadlock", "uninitialised"} if kinds else set()), (
+        result.findings
+    )
+    for finding in result.findings:
+        if finding.kind in kinds:
+            assert finding.source is not None and any(text in lines[finding.source[1] - 1] for text in at), finding
+    if kinds == {"deadlock"}:
+        assert any("(full" in f.message and "lacks 32 arrivals" in f.message for f in result.findings)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_ring_s_last_messages(seed: int | None) -> None:
+    """Without a barrier at the end rank 0 may exit before it is told that its last tiles were read."""
+    result, right, lines = ring(seed, (f"  {END}\n", ""))
+    assert right and {f.kind for f in result.findings} == {"exited block"}
+    assert all(f.source is not None and "mbarrier.arrive" in lines[f.source[1] - 1] for f in result.findings)
+
+
+def test_profiles_count_the_memory_of_other_blocks() -> None:
+    module = Module.from_ptx(program(EXCHANGE.format(between=SYNC)))
+    found = profile(module, grid=4, block=32, cluster=2, args={"y": np.zeros(128, np.uint32)})
+    (entry,) = found.to_dict()["total"]["distributed"]
+    assert (entry["kind"], entry["width"], entry["requests"], entry["bytes"]) == ("ld", 4, 4, 512)
+    assert "cluster 2 x 1 x 1" in found.text() and "Distributed shared memory" in found.text()
