@@ -101,11 +101,12 @@ def test_what_a_bulk_copy_wrote_needs_no_fence(seed: int | None) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("fence", "kinds"), [("fence.proxy.async;", []), ("fence.proxy.async.shared::cta;", ["proxy"]), ("", ["proxy"])])
+@pytest.mark.parametrize(("fence", "kinds"), [("fence.proxy.async;", []), (FENCE, ["proxy"]), ("", ["proxy"])])
 def test_global_memory_that_the_kernel_wrote(fence: str, kinds: list[str], seed: int | None) -> None:
     body = f"""ld.param.u64 %rd1, [x]; mov.u32 %r1, %tid.x; mov.u32 %r2, s; mov.u32 %r7, bar;
     setp.eq.u32 %p1, %r1, 0; @%p1 mbarrier.init.shared.b64 [%r7], 1; @%p1 fence.proxy.async.shared::cta;
-    mul.wide.u32 %rd3, %r1, 4; add.s64 %rd4, %rd1, %rd3; st.global.u32 [%rd4], %r1; {fence} bar.sync 0; @!%p1 bra WAIT; {LOAD} {WAIT}"""
+    mul.wide.u32 %rd3, %r1, 4; add.s64 %rd4, %rd1, %rd3; st.global.u32 [%rd4], %r1; {fence} bar.sync 0;
+    @!%p1 bra WAIT; {LOAD} {WAIT}"""
     x = np.zeros(64, np.uint32)
     launch = run(kernel(body, [".u64 x"], REGISTERS), {"x": x}, block=64, seed=seed)
     assert [f.kind for f in launch.findings] == kinds

@@ -28,6 +28,7 @@ def sharing_of(instructions: list[Instruction], plans: list[Plan], params: Seque
         any(i.opcode in ("fence", "membar") or {"release", "acq_rel"} & set(i.mods) for i in instructions),
         None if "*" in written else written,
         any(is_async(i) for i in instructions),
+        any(i.opcode == "wgmma" for i in instructions),
     )
 
 

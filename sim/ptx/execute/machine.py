@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import numpy as np
 
 from ..decode.code import Code, Region
-from ..decode.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, ClusterBarrier, Exit, PhaseWait, Return, WarpBarrier
+from ..decode.registry import (
+    WHOLE_WARP,
+    Arg,
+    Barrier,
+    Branch,
+    Call,
+    ClusterBarrier,
+    Exit,
+    Multiply,
+    MultiplyWait,
+    PhaseWait,
+    RegisterCount,
+    Return,
+    WarpBarrier,
+)
 from ..memory.asynccopy import Copies
 from ..memory.bulkcopy import Bulks
 from ..memory.maps import Maps
@@ -24,11 +38,14 @@ from ..text.syntax import Instruction, Mem, Reg, Sym
 from ..text.types import Array, PtxError
 from .barriers import Barriers, WarpBarriers
 from .clusters import ClusterBarriers
+from .flights import Flights
 from .functions import Functions
+from .registerpool import RegisterPools
 from .registers import FILE_DTYPES, Frame
 from .scheduler import Ready, make_ready
 from .shadows import Shadows
 from .steps import MAX_STEPS, Steps
+from .warpgroups import Warpgroups
 
 WAVE_LANES = 4096
 """Lanes of a wave, as far as whole blocks allow: enough to spread the cost of a NumPy call, few enough for the caches."""
@@ -41,6 +58,15 @@ WAVE_BYTES = 1 << 28
 
 COMPACT_LANES = 1 << 16
 """How many lanes the compact frames that keep their registers and bound code may have together."""
+
+
+class Waiting(Protocol):
+    """Where lanes wait; true while some do."""
+
+    def __bool__(self) -> bool: ...
+
+    def stuck(self) -> list[Stuck]:
+        """Who, and for what."""
 
 
 class Stop(Exception):
@@ -137,6 +163,7 @@ class Machine:
         self.copies: Copies
         self.maps = Maps(memory)
         self.shadows = Shadows(code, findings)
+        self.flights = Flights(code, findings)
         self.steps = Steps(code, findings, setup.max_steps)
         self._compact: dict[int, Frame] = {}
         self._full_frames: dict[int, Frame] = {}
@@ -217,6 +244,7 @@ class Machine:
         self.current: Lanes | None = None
         self.fill_special_registers()
         self.shadows.begin_wave(self.wave)
+        self.flights.begin_wave(self.wave)
         self.steps.begin_wave(self.wave)
         self.ready: Ready = make_ready(self.random)
         self.parked: dict[int, Lanes] = {}
@@ -226,6 +254,8 @@ class Machine:
         self.cluster_barriers = ClusterBarriers(self)
         self.mbarriers = MBarriers(memory)
         self.bulks = Bulks(self.wave, memory, self.mbarriers, self.maps)
+        self.warpgroups = Warpgroups(self, self.flights, self.random)
+        self.pools = RegisterPools(self)
         self.ready.push(0, self.wave.lanes(np.flatnonzero(self.wave.alive)))
         while True:
             while self.ready or self.mbarriers.answers:
@@ -236,9 +266,11 @@ class Machine:
                     self.copies.stir()
                     self.mbarriers.stir(self.random)
                     self.bulks.stir(self.random)
+                if self.random is not None and self.warpgroups.products:
+                    self.warpgroups.stir()
             if self.mbarriers.give_up():
                 continue
-            if not (self.parked or self.barriers or self.warp_barriers or self.cluster_barriers or self.mbarriers):
+            if not (self.parked or any(self.waiting())):
                 return
             self.deadlock()
 
@@ -368,6 +400,9 @@ class Machine:
         pc = region.ends
         plan, instruction = self.code.plans[pc], self.code.instructions[pc]
         control = plan.control
+        if plan.collective is not None and pc != region.start and not lanes.converged:
+            self.push(pc, lanes)
+            return
         if pc in self.code.doubtful.watched:
             self.shadows.control(pc, lanes, frame)
         if instruction.predicate is not None:
@@ -403,6 +438,12 @@ class Machine:
             wait = Wait(pc, instruction, control.space, control.parity, control.blocking)
             wanted = self.read(lanes, plan.reads[1]).astype(np.uint64)
             self.mbarriers.wait(wait, lanes, addresses + addresses.dtype.type(control.offset), wanted)
+        elif isinstance(control, Multiply):
+            self.warpgroups.arrive(pc, lanes)
+        elif isinstance(control, MultiplyWait):
+            self.warpgroups.wait(pc, control, lanes)
+        elif isinstance(control, RegisterCount):
+            self.pools.arrive(pc, lanes)
         elif isinstance(control, Call):
             self.functions.call(pc, control, lanes)
         elif isinstance(control, Return) and self.code.function_at[pc] != self.code.kernel:
@@ -439,6 +480,7 @@ class Machine:
         self.bulks.leave(lanes)
         self.copies.leave(lanes)
         self.wave.exit(lanes)
+        self.warpgroups.leave()
         parked, self.parked = self.parked, {}
         for pc, waiting in parked.items():
             self.ready.push(pc, waiting)
@@ -450,11 +492,15 @@ class Machine:
 
     # -- the end of the road ----------------------------------------------------------------------------------------------
 
+    def waiting(self) -> tuple[Waiting, ...]:
+        """What lanes may wait in, besides for other lanes of their warp."""
+        return self.barriers, self.warp_barriers, self.cluster_barriers, self.mbarriers, self.warpgroups, self.pools
+
     def deadlock(self) -> None:
         """Nobody can go on: say who waits for what, and stop the launch."""
         parked = [(self.code.instructions[pc], lanes) for pc, lanes in self.parked.items()]
         groups = [Stuck(i, lanes, f"in {i.text!r} for other lanes of their warp") for i, lanes in parked]
-        for who in (self.barriers, self.warp_barriers, self.cluster_barriers, self.mbarriers):
+        for who in self.waiting():
             groups += who.stuck()
         report_deadlock(self.findings, groups)
         raise Stop

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..decode.code import Code
 from ..decode.doubtful import copied, names, results
-from ..decode.registry import Arg, Thunk
+from ..decode.registry import Arg, Multiply, Thunk
 from ..report.findings import Findings
 from ..state.lanes import Lanes, Wave
 from ..text.syntax import Instruction, Reg
@@ -58,6 +58,8 @@ class Shadows:
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         used = [a for k, a in enumerate(plan.reads) if k not in copied(plan, i)]
         stored: list[Arg] = []
+        if isinstance(plan.control, Multiply):
+            used = used[plan.control.registers :]
         if i.opcode == "st":
             # A vector may be stored whole for the sake of some of its elements, and an argument may be one to shuffle.
             used, stored = used[:1], used[1:] if "param" not in i.mods else []
@@ -136,6 +138,11 @@ class Shadows:
             return
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         self.judge(pc, lanes, None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype)))
+        if isinstance(plan.control, Multiply):
+            # What is added to matters only if it is.
+            adds = np.broadcast_to(frame.array(plan.reads[-1]), lanes.n)
+            for one in plan.reads[: plan.control.registers]:
+                self.report(i, lanes, adds, [one])
         for name in names(plan.writes):
             if name in self.rows:
                 self.rows[name][lanes.index] = 0

@@ -105,12 +105,11 @@ class Heard:
         mine, other = mine % self.per, other % self.per
         for cluster, rows in self.rows.items():
             at = np.flatnonzero(clusters == cluster)
-            out[at] = rows[mine[at], other[at]]
-            some = at[several[at] & ~many[at]]
-            if len(some):
-                column = other[some] // WARP * WARP
-                out[some] = rows[mine[some, None], column[:, None] + np.arange(WARP)].max(axis=1)
-            some = at[many[at]]
-            if len(some):
-                out[some] = rows.reshape(self.per, -1, per).max(axis=2)[mine[some], other[some] // per]
+            row, column = mine[at], other[at]
+            found = rows[row, column]
+            for chosen, size in ((several[at] & ~many[at], WARP), (many[at], per)):
+                some = np.flatnonzero(chosen)
+                if len(some):
+                    found[some] = rows.reshape(self.per, -1, size)[row[some], column[some] // size].max(axis=1)
+            out[at] = found
         return out

@@ -23,6 +23,7 @@ from ..text.syntax import Instruction
 from ..text.types import Array
 from .order import BLOCKS, CLUSTERS, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, Order
 from .sharing import Sharing, is_async, is_phase, is_strong
+from .tiles import Tiles
 
 WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 """Of an entry: zero where two are of the same warp, be it one lane or some."""
@@ -131,6 +132,7 @@ class Races(Order):
         super().begin_wave(wave)
         self.granules = self.shared_stride >> self.shared_shift
         self.shared = Shadow.of(wave.blocks * self.granules, self.warps, True, self.numbers)
+        self.tiles = Tiles(self) if self.sharing.products else None
 
     # -- accesses -----------------------------------------------------------------------------------------------------
 
@@ -218,6 +220,8 @@ class Races(Order):
             self.look(access, shadow.reads, "atomic access", "read")
             if shadow.copies is not None:
                 self.look(access, shadow.copies, "atomic access", COPY)
+            if self.tiles is not None and shadow.shared:
+                self.tiles.look(access, "atomic access")
             self.note(access, shadow.atomics)
             if self.fences and not is_phase(i) and i.opcode != "cp":
                 where = rows.reshape(lanes.n, -1)[:, 0] if len(rows) != lanes.n else rows
@@ -238,6 +242,8 @@ class Races(Order):
             if shadow.copies is not None:
                 self.look(access, shadow.copies, "write", COPY)
             self.look(access, shadow.reads, "write", "read")
+            if self.tiles is not None and shadow.shared:
+                self.tiles.look(access, "write")
             if self.has_atomics:
                 self.look(access, shadow.atomics, "write", "atomic access")
             self.overwrite(access)

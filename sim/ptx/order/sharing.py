@@ -40,8 +40,8 @@ class Sharing:
 
     `shared_granule`: the smallest width of an access; `global_granules` by the place of the pointer that it may have come
     from, under "*" that of accesses to anywhere. `atomics`: there are atomics or strong loads and stores; `releases`: and fences
-    or releases. `written`: places of the pointers that stores may have come from, None where that cannot be told. `proxies`: something accesses memory through
-    the asynchronous proxy.
+    or releases. `written`: places of the pointers that stores may have come from, None where that cannot be told. `proxies`:
+    something accesses memory through the asynchronous proxy, `products`: wgmma does.
     """
 
     shared_granule: int
@@ -50,6 +50,7 @@ class Sharing:
     releases: bool
     written: frozenset[Place] | None
     proxies: bool = False
+    products: bool = False
 
     def global_granule(self, places: list[Place]) -> int:
         """The smallest width of an access to memory that the pointers at these places point to."""

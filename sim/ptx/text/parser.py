@@ -7,6 +7,7 @@ support here except directives, which have no decoder of their own.
 from __future__ import annotations
 
 import bisect
+import math
 import re
 import struct
 from collections.abc import Iterator
@@ -246,6 +247,7 @@ class _Parser:
             self.functions.setdefault(function.name, function)
             return head.end()
         self.functions[function.name] = function
+        function.registers = registers_at_launch(head["attrs"])
         self.directives(function, head["attrs"])
         self.source, self.inlined_at, self.calls = None, (), {}
         if not function.is_entry:
@@ -473,3 +475,21 @@ def split_operands(text: str) -> Iterator[str]:
 def parse(text: str) -> Program:
     """Parse a PTX module. Raises `PtxError` on text that is no PTX; what it cannot read is in `Program.unsupported`."""
     return _Parser(text).parse()
+
+
+REGISTERS_OF_SM = 65536
+
+
+def registers_at_launch(directives: str) -> int | None:
+    """Registers per thread by .maxnreg, else the most for which .maxntid or .reqntid and .minnctapersm leave room, by 8."""
+    found = {name: [int(n) for n in re.split(r"\s*,\s*", text)] for name, text in _LIMIT.findall(directives)}
+    if "maxnreg" in found:
+        return -(-found["maxnreg"][0] // 8) * 8
+    sizes = found.get("reqntid", found.get("maxntid"))
+    if sizes is None:
+        return None
+    threads = -(-math.prod(sizes) // 128) * 128 * found.get("minnctapersm", [1])[0]
+    return min(256, REGISTERS_OF_SM // threads // 8 * 8)
+
+
+_LIMIT = re.compile(r"\.(maxnreg|maxntid|reqntid|minnctapersm)\s+(\d+(?:\s*,\s*\d+)*)")

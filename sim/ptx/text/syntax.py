@@ -142,6 +142,8 @@ class Function:
     labels: dict[str, int] = field(default_factory=dict)
     tables: dict[str, list[str]] = field(default_factory=dict)
     defined: bool = True
+    registers: int | None = None
+    """Registers per thread at launch, where the kernel's directives say so: what setmaxnreg begins with."""
     cluster: tuple[int, ...] | None = None
     """Blocks of a cluster in x, y and z (.reqnctapercluster); () if the launch must say it (.explicitcluster alone)."""
     most_blocks: int | None = None

@@ -17,6 +17,7 @@ from . import (
     move,
     tensor,
     warp,
+    wgmma,
     wmma,
 )
 
@@ -40,5 +41,6 @@ __all__ = [
     "move",
     "tensor",
     "warp",
+    "wgmma",
     "wmma",
 ]

@@ -14,6 +14,7 @@ from ...order.order import BLOCK, CLUSTER, DEVICE
 from ...text.types import TYPES, Array
 from ..registry import (
     SINK,
+    WHOLE_WARP,
     Barrier,
     Branch,
     Call,
@@ -26,6 +27,7 @@ from ..registry import (
     Mods,
     Not,
     Plan,
+    RegisterCount,
     Return,
     Sym,
     Thunk,
@@ -160,6 +162,18 @@ def fence(i: Instruction) -> Plan:
     return Plan((), (), bind, pure=False)
 
 
+@opcode("setmaxnreg", forms=".inc .dec .sync.aligned.u32, 24 to 256 registers by 8")
+def setmaxnreg(i: Instruction) -> Plan:
+    mods = Mods(i, "sync", "aligned")
+    action = mods.choice(("inc", "dec"))
+    mods.type("u32")
+    mods.done()
+    (count,) = i.operands
+    if not action or not isinstance(count, Imm) or count.value % 8 or not 24 <= count.value <= 256:
+        raise Unsupported("setmaxnreg takes .inc or .dec and a multiple of 8 from 24 to 256")
+    return Plan((), (), control=RegisterCount(count.value, action == "inc"), collective=WHOLE_WARP)
+
+
 def map_fence(i: Instruction) -> Plan:
     """fence.proxy.tensormap::generic: .release of what the threads stored into tensor maps, .acquire of the 128 bytes of one."""
     acquires = "acquire" in i.mods
@@ -180,7 +194,7 @@ def map_fence(i: Instruction) -> Plan:
     return Plan((), (base,) if base else (), bind, pure=False)
 
 
-@opcode("nanosleep", "pmevent", "griddepcontrol", "setmaxnreg", forms="no effect")
+@opcode("nanosleep", "pmevent", "griddepcontrol", forms="no effect")
 def nothing(i: Instruction) -> Plan:
     return Plan((), (), lambda frame, out, ins: _pass)
 
