@@ -99,8 +99,21 @@ def random_map(rng: np.random.Generator, **fixed: Any) -> TensorMap:
 # -- loads and stores against the definition ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
+RANKS = [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("rank", RANKS)
 def test_boxes_are_what_the_definition_says(rank: int) -> None:
+    loads(rank, np.random.default_rng(rank), 12)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("rank", RANKS)
+def test_many_boxes(rank: int) -> None:
+    loads(rank, np.random.default_rng(100 + rank), 100)
+
+
+def loads(rank: int, rng: np.random.Generator, cases: int) -> None:
     """Loads at coordinates inside, across every border and outside; bytes count in bounds, the mbarrier all of them."""
     names = ", ".join(f"%r{20 + k}" for k in range(rank))
     read = " ".join(f"ld.param.u32 %r{20 + k}, [c{k}];" for k in range(rank))
@@ -112,8 +125,7 @@ def test_boxes_are_what_the_definition_says(rank: int) -> None:
     cvt.u64.u32 %rd8, %r27; add.u64 %rd8, %rd5, %rd8; st.global.v2.u64 [%rd8], {{%rd6, %rd7}};
     add.u32 %r27, %r27, 16; setp.lt.u32 %p3, %r27, %r26; @%p3 bra L; DONE:"""
     module = Module.from_ptx(program(body, params))
-    rng = np.random.default_rng(rank)
-    for case in range(12):
+    for case in range(cases):
         tensor = random_map(rng, rank=rank)
         d = tensor.description
         coordinates = tuple(int(rng.integers(-b, n + 2)) if case % 3 else 0 for b, n in zip(d.box, d.dims, strict=True))
@@ -145,9 +157,18 @@ OPS: dict[str, tuple[str, Any]] = {
 
 @pytest.mark.parametrize("op", OPS)
 def test_stores_and_reductions_touch_what_is_in_bounds(op: str) -> None:
+    stores(op, np.random.default_rng(sum(map(ord, op))), 6)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("op", OPS)
+def test_many_stores_and_reductions(op: str) -> None:
+    stores(op, np.random.default_rng(1000 + sum(map(ord, op))), 40)
+
+
+def stores(op: str, rng: np.random.Generator, cases: int) -> None:
     """The tile comes from a load of another map with the same box, so that both ways go by the same swizzle."""
     dtype, fn = OPS[op]
-    rng = np.random.default_rng(sum(map(ord, op)))
     what = f"cp.reduce.async.bulk.tensor.3d.global.shared::cta.{op}.tile" if op else "cp.async.bulk.tensor.3d.global.shared::cta"
     params = ", ".join([f".param .align 64 .b8 {name}[128]" for name in "mo"] + [f".param .u32 {name}" for name in "abcn"])
     body = f"""ld.param.u32 %r20, [a]; ld.param.u32 %r21, [b]; ld.param.u32 %r22, [c];
@@ -155,7 +176,7 @@ def test_stores_and_reductions_touch_what_is_in_bounds(op: str) -> None:
     cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {{0, 0, 0}}], [%r2]; {WAIT}
     {what}.bulk_group [%rd2, {{%r20, %r21, %r22}}], [%r1]; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; DONE:"""
     module = Module.from_ptx(program(body, params))
-    for case in range(6):
+    for case in range(cases):
         tensor = random_map(rng, rank=3, dtype=dtype)
         d = tensor.description
         if dtype == "float32":

@@ -23,12 +23,12 @@ def tile_access(races: Races, lanes: Lanes, row: Array, chunks: Array, offsets: 
     if per:
         rows = (chunks[:, :, None] << per) + np.arange(1 << per)
     rows = rows.reshape(-1)
-    position = np.repeat(row, len(rows) // len(row))
-    column = lanes.warp[position] % races.warps
+    count = len(rows) // len(row)
     addresses = np.zeros(lanes.n, np.int64)
     addresses[row] = offsets
-    who = Who(lanes.index[position] + races.first, position, rows, column)
-    return Access(i, lanes, addresses, None, races.shared, rows, column, who)
+    lane, column = lanes.index[row] + races.first, lanes.warp[row] % races.warps
+    who = Who(np.repeat(lane, count), np.repeat(row, count), rows, np.repeat(column, count))
+    return Access(i, lanes, addresses, None, races.shared, rows, who.column, who)
 
 
 def piece_access(
