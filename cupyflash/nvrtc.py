@@ -86,7 +86,7 @@ def compile_to_ptx(source: str, options: Sequence[str], name: str) -> str:
 
 
 def compile_named(source: str, options: Sequence[str], name: str, expressions: Sequence[str]) -> Compiled:
-    """Compile CUDA C to PTX with the kernels that C++ name expressions ("twice<float>") instantiate; the rest as `compile_to_ptx`."""
+    """Compile CUDA C to PTX as `compile_to_ptx`, with the kernels that C++ name expressions ("twice<float>") instantiate."""
     lineinfo = () if {"-lineinfo", "--generate-line-info"} & set(options) else ("-lineinfo",)
     return _compile(source, (*options, *lineinfo), name, "getPTX", expressions)
 

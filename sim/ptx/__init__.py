@@ -10,6 +10,7 @@ Needs NumPy only; compiling CUDA C needs CuPy and NVRTC. No GPU, no driver.
 from __future__ import annotations
 
 from .decode.ops import Coverage, coverage
+from .device_names import simulated_cupy
 from .memory.memory import Access
 from .module import Launch, Module
 from .rawkernel import RawKernel, RawModule
@@ -35,5 +36,6 @@ __all__ = [
     "Traffic",
     "UnsupportedPTX",
     "coverage",
+    "simulated_cupy",
     "simulation",
 ]

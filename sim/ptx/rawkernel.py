@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from cupyflash.words import plural
 
 from .module import Module
 from .simulation import deliver, settings
+from .state.host import DeviceArray
 from .text.names import base_name, parameter_names
 from .text.syntax import Variable
 from .text.types import Array
@@ -94,7 +95,7 @@ class Loaded:
         return {name: figures for name, (figures, _) in parse_account(log).items()}
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load(source: Source, arch: str) -> Loaded:
     if source.code is None:
         assert source.path is not None
@@ -119,18 +120,23 @@ def cupy_headers() -> tuple[list[str], list[str]]:
 
 
 def place_of(code: str, name: str) -> tuple[str, int]:
-    """(file, line) of the first line of `code` in the Python file of who makes a kernel of it; else a file of the kernel's name."""
+    """(file, line) of the first line of `code` in the Python file of who makes a kernel of it."""
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__") == __name__ and frame.f_back:
         frame = frame.f_back
+    return place_in(frame.f_code.co_filename, code, name)
+
+
+def place_in(file: str, code: str, name: str) -> tuple[str, int]:
+    """(file, line) of `code` in a file where it stands once, letter by letter; else line 1 of a file of the kernel's name."""
     try:
-        text = Path(frame.f_code.co_filename).read_text()
+        text = Path(file).read_text()
     except (OSError, ValueError):
         text = ""
     found = text.find(code) if code.strip() else -1
     if found < 0 or text.find(code, found + 1) >= 0:
         return f"{re.sub('[^0-9A-Za-z_]+', '_', name).strip('_') or 'kernel'}.cu", 1
-    return frame.f_code.co_filename.replace("\\", "/"), text.count("\n", 0, found) + 1
+    return file.replace("\\", "/"), text.count("\n", 0, found) + 1
 
 
 def _checked(name: str, value: Any, kind: type) -> Any:
@@ -196,7 +202,7 @@ class RawKernel:
 
         grid, block: tuples of up to three lengths; a zero counts as one, as in CuPy. args: in the order of the parameters. A NumPy
         array is a pointer to its first element (strides are the kernel's business), None a null pointer. Other values have
-        CuPy's types: Python's int is int64 (of which a shorter parameter takes the low bytes), its float float64, its bool one byte.
+        CuPy's types: Python's int is int64 (a shorter parameter takes the low bytes), its float float64, its bool one byte.
         A structure is a NumPy structured scalar; fields of objects in it are pointers, as in a mapping.
         shared_mem: bytes of dynamic shared memory. stream: of no effect.
         Raises TypeError where CuPy would pass bytes that are not the parameter's, ValueError for a launch that CUDA refuses, and
@@ -215,8 +221,9 @@ class RawKernel:
         zipped = zip(names, args, code.params, strict=True)
         given = {each: argument(self.name, each, value, param) for each, value, param in zipped}
         holds = settings()
-        sizes = [tuple(max(1, int(length)) for length in lengths) for lengths in (grid, block)]
-        launch = loaded.module.launch(name, *sizes, given, shared_bytes=shared_mem, seed=holds.seed, races=bool(holds.races))
+        grid, block = (tuple(max(1, int(length)) for length in lengths) for lengths in (grid, block))
+        races = bool(holds.races)
+        launch = loaded.module.launch(name, grid, block, given, shared_bytes=shared_mem, seed=holds.seed, races=races)
         deliver(self.name, launch, 2)
 
     @property
@@ -345,7 +352,13 @@ def argument(kernel: str, name: str, value: Any, param: Variable) -> Any:
     where = f"{kernel}: argument {name!r}"
     if hasattr(value, "__cuda_array_interface__"):
         raise TypeError(f"{where} is on a GPU; this machine runs on NumPy arrays")
-    if isinstance(value, np.ndarray) and value.size == 1 and (param.is_array or param.size != 8 or param.type.kind == "f"):
+    device = isinstance(value, DeviceArray)
+    if (
+        isinstance(value, np.ndarray)
+        and not device
+        and value.size == 1
+        and (param.is_array or param.size != 8 or param.type.kind == "f")
+    ):
         value = value.reshape(())[()]  # one value; where a pointer is wanted it is an array
     if value is None or isinstance(value, (np.ndarray, Mapping, np.void)):
         return value

@@ -51,7 +51,7 @@ _LAST_WORD = re.compile(r"([A-Za-z_]\w*)\s*(?:\[[^\]]*\]\s*)*$")
 
 
 def parameter_names(cuda: str, kernel: str, count: int) -> list[str]:
-    """The names of a kernel's parameters in CUDA C: of the last function of its name that has `count` of them; else arg0, arg1, ..."""
+    """The names of a kernel's parameters, of the last function of its name in CUDA C that has `count`; else arg0, arg1, ..."""
     text = _COMMENTS.sub(" ", cuda)
     for match in reversed(list(re.finditer(rf"\b{re.escape(kernel.rpartition('::')[2])}\s*\(", text))):
         parts = top_level(text, match.end())
