@@ -291,6 +291,21 @@ def test_a_test_has_its_kernels_faults(request: pytest.FixtureRequest) -> None:
     del item.stash[pytest_plugin._LAUNCHES]
 
 
+DOCS = (Path(__file__).resolve().parent.parent / "docs" / "profile.md").read_text()
+_, SETTINGS, PLUGIN = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
+
+
+def test_the_settings_of_the_docs_hold() -> None:
+    axpy = """extern "C" __global__ void axpy(const float* x, float* y, float a, int n) {
+        int i = blockIdx.x * blockDim.x + threadIdx.x;
+        y[i] += a * x[i];  // n is not looked at
+    }"""
+    names = {"kernel": RawKernel(axpy, "axpy"), "x": np.ones(1000, np.float32), "y": np.zeros(1000, np.float32), "np": np}
+    exec(SETTINGS, names)
+    (launch,) = names["launches"]  # type: ignore[misc]
+    assert {finding.tensor for finding in launch.findings} == {"x", "y"} and (names["y"] == 0.5).all()  # type: ignore[attr-defined]
+
+
 SUITE = '''
 import cupy, numpy as np, pytest
 
@@ -316,9 +331,15 @@ def test_expected(simulated_cupy):
 
 @pytest.mark.wide
 def test_a_whole_suite_runs_without_a_gpu(tmp_path: Path) -> None:
-    (tmp_path / "test_kernels.py").write_text(SUITE)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nusefixtures = simulated_cupy\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "cupyflash.sim.ptx.pytest_plugin"]
+    # As docs/profile.md shows: the plugin's name in conftest.py, a test that asks for the fixture, the suite by its setting.
+    (tmp_path / "conftest.py").write_text(next(line for line in PLUGIN.splitlines() if line.startswith("pytest_plugins")))
+    (tmp_path / "my_package.py").write_text("def twice(x):\n    return x + x\n")
+    shown = PLUGIN[PLUGIN.index("def ") :]
+    (tmp_path / "test_kernels.py").write_text(SUITE + "\nimport my_package\n\n" + shown)
+    setting = re.search(r"usefixtures = \w+", shown)
+    assert setting is not None
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\n{setting[0]}\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert ran.returncode == 1 and "1 failed, 2 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert ran.returncode == 1 and "1 failed, 3 passed" in ran.stdout, ran.stdout + ran.stderr
     assert re.search(r"kernel shift has 1 fault:\n  \S*test_kernels.py:5: race: ", ran.stdout), ran.stdout
