@@ -244,6 +244,7 @@ def test_wrong_use_is_refused(make: Any, error: type[Exception], words: str) -> 
         ("__global__ void k(float *__restrict__ a, const int (&b)[3], T<int, 2> c = 1) {}", ["a", "arg1", "c"]),
         ("__global__ void k(int a, /* int x, */ int b[], // y\n unsigned c) {}", ["a", "b", "c"]),
         ("void k(int);\n__global__ void __launch_bounds__(128) k(int a, int b, int c);", ["a", "b", "c"]),
+        ("void k(int p, int q, int r);\n__global__ void k(int a, int b, int c) { k(1, 2, 3); }", ["a", "b", "c"]),
         ("PARAMETERS(k)", ["arg0", "arg1", "arg2"]),
     ],
 )

@@ -23,6 +23,7 @@ from cupyflash.nvrtc import compile_named, compile_to_cubin
 from cupyflash.words import plural
 
 from .module import Module
+from .parameters import POINTER_BYTES
 from .simulation import deliver, settings
 from .state.host import DeviceArray
 from .text.names import base_name, parameter_names
@@ -352,14 +353,9 @@ def argument(kernel: str, name: str, value: Any, param: Variable) -> Any:
     where = f"{kernel}: argument {name!r}"
     if hasattr(value, "__cuda_array_interface__"):
         raise TypeError(f"{where} is on a GPU; this machine runs on NumPy arrays")
-    device = isinstance(value, DeviceArray)
-    if (
-        isinstance(value, np.ndarray)
-        and not device
-        and value.size == 1
-        and (param.is_array or param.size != 8 or param.type.kind == "f")
-    ):
-        value = value.reshape(())[()]  # one value; where a pointer is wanted it is an array
+    pointer = not param.is_array and param.size == POINTER_BYTES and param.type.kind != "f"
+    if isinstance(value, np.ndarray) and value.size == 1 and not pointer and not isinstance(value, DeviceArray):
+        value = value.reshape(())[()]  # one value, as CuPy passes an array of one element of the host's
     if value is None or isinstance(value, (np.ndarray, Mapping, np.void)):
         return value
     if not isinstance(value, (bool, int, float, complex, np.generic)):
