@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cupyflash.nvrtc import compile_to_ptx
-from cupyflash.sim.ptx import Counts, Launch, Module, Traffic
+from cupyflash.sim.ptx import Counts, Launch, Module, SharedCounts, Traffic
 from cupyflash.sim.ptx.module import triple
 from cupyflash.sim.ptx.text.names import base_name, find_kernel
 from cupyflash.sim.ptx.text.syntax import Line
@@ -32,7 +32,8 @@ class Profile:
     """What a kernel did in one launch. All counts are simulated: of PTX instructions, not of machine code or caches.
 
     `kernel` is its name in the PTX, `name` that in the source, `file` where it was read, `target` the PTX's (sm_80, say).
-    `static_shared`, `dynamic_shared`: bytes of shared memory of a block. `tensors` are the arrays among the arguments, by name.
+    `cluster`: blocks of a cluster, where the launch said so. `static_shared`, `dynamic_shared`: bytes of shared memory of a block.
+    `tensors` are the arrays among the arguments, by name.
     `launch` has counters (whole kernel and `launch.counters.lines`), traffic by tensor and findings. `sources` maps a file of
     `launch.counters.lines` to its lines of text, where it could be read.
     """
@@ -49,6 +50,7 @@ class Profile:
     tensors: Mapping[str, Tensor]
     launch: Launch
     sources: Mapping[str, Sequence[str]]
+    cluster: tuple[int, int, int] | None = None
 
     def source_text(self, line: Line) -> str:
         """The text of a line of source, "" where it is not known."""
@@ -72,6 +74,7 @@ class Profile:
             "target": self.target,
             "grid": list(self.grid),
             "block": list(self.block),
+            "cluster": list(self.cluster) if self.cluster else None,
             "shared_bytes": {"static": self.static_shared, "dynamic": self.dynamic_shared},
             "seed": self.seed,
             "counts": "simulated, of PTX instructions",
@@ -104,11 +107,17 @@ def counts_dict(counts: Counts) -> dict[str, Any]:
         "by_class": counts.by_class,
         "by_opcode": counts.by_opcode,
         "global": {name: traffic_dict(traffic) for name, traffic in counts.traffic.items()},
-        "shared": [
-            {"kind": kind, "width": width} | vars(passed) | {"conflicts": passed.conflicts}
-            for (kind, width), passed in sorted(counts.shared.items())
-        ],
+        "shared": shared_list(counts.shared),
+        "distributed": shared_list(counts.distributed),
     }
+
+
+def shared_list(counts: Mapping[tuple[str, int], SharedCounts]) -> list[dict[str, Any]]:
+    """Accesses to shared memory, for JSON: one entry for each kind and width."""
+    return [
+        {"kind": kind, "width": width} | vars(passed) | {"conflicts": passed.conflicts}
+        for (kind, width), passed in sorted(counts.items())
+    ]
 
 
 def traffic_dict(traffic: Traffic) -> dict[str, Any]:
@@ -153,11 +162,12 @@ def profile(
     seed: int | None = None,
     races: bool = True,
     unwritten: Collection[str] = (),
+    cluster: int | Sequence[int] | None = None,
 ) -> Profile:
     """Run a kernel on the PTX machine and say what it did: traffic, bank conflicts, instruction mix, divergence, findings.
 
     source: a file of CUDA C, a `.ptx` file, or a loaded `ptx.Module`. kernel: its name, in the PTX or in the source; not
-    needed where there is only one. grid, block, args, shared_bytes, seed, races, unwritten: as in `ptx.Module.launch`;
+    needed where there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten: as in `ptx.Module.launch`;
     NumPy arrays are tensors, written in place. options: NVRTC's (-arch=compute_90, -DN=64, -Ifolder), for CUDA C.
 
     Raises ValueError or TypeError for arguments that do not fit, OSError for a file that cannot be read,
@@ -166,7 +176,8 @@ def profile(
     """
     module = source if isinstance(source, Module) else load(Path(source), options)
     kernel = find_kernel(module.kernels, kernel)
-    launch = module.launch(kernel, grid, block, args, shared_bytes=shared_bytes, seed=seed, races=races, unwritten=unwritten)
+    how: dict[str, Any] = {"shared_bytes": shared_bytes, "seed": seed, "races": races, "unwritten": unwritten, "cluster": cluster}
+    launch = module.launch(kernel, grid, block, args, **how)
     arrays = module.tensors(kernel, args)
     tensors = {name: Tensor(array.shape, str(array.dtype), array.nbytes) for name, array in arrays.items()}
     return Profile(
@@ -182,6 +193,7 @@ def profile(
         tensors,
         launch,
         {file: lines_of(file, module) for file in {file for file, _ in launch.counters.lines}},
+        None if cluster is None else triple(cluster, "cluster"),
     )
 
 

@@ -26,6 +26,16 @@ def base_name(mangled: str) -> str:
     return "::".join(named) or mangled
 
 
+def variable_name(mangled: str) -> str:
+    """The name of a variable that stands in the source; that of one in a function (`_ZZ1kvE4tile`) is `tile`."""
+    if mangled.startswith("_ZZ"):
+        for match in re.finditer(r"E(\d+)(?=[A-Za-z_])", mangled):
+            name, rest = mangled[match.end() : match.end() + int(match[1])], mangled[match.end() + int(match[1]) :]
+            if re.fullmatch(r"(_\d+)?", rest):
+                return name
+    return base_name(mangled)
+
+
 def find_kernel(kernels: Sequence[str], name: str | None) -> str:
     """The kernel that is meant: by its name in the PTX, else by its name in the source where that is unique; None: the only one.
 

@@ -141,6 +141,10 @@ class Function:
     labels: dict[str, int] = field(default_factory=dict)
     tables: dict[str, list[str]] = field(default_factory=dict)
     defined: bool = True
+    cluster: tuple[int, ...] | None = None
+    """Blocks of a cluster in x, y and z (.reqnctapercluster); () if the launch must say it (.explicitcluster alone)."""
+    most_blocks: int | None = None
+    """Of a cluster (.maxclusterrank)."""
 
 
 @dataclass
