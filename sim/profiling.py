@@ -6,7 +6,6 @@ profile("softmax.cu", grid=4, block=128, args={"x": x, "y": y, "n": 1000}).text(
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,14 +132,6 @@ def traffic_dict(traffic: Traffic) -> dict[str, Any]:
         }
         for side, one in traffic.sides().items()
     }
-
-
-def architecture(text: str) -> str:
-    """NVRTC's -arch for what people write: 80, 8.0, sm_80, compute_80, 90a. Raises ValueError."""
-    match = re.fullmatch(r"(?:sm_|compute_)?(\d+)\.?(\d)([a-z]?)", text.strip())
-    if not match:
-        raise ValueError(f"architecture {text!r} is none: compute_80, sm_90 or 8.0, say")
-    return f"compute_{match[1]}{match[2]}{match[3]}"
 
 
 def load(path: Path, options: Sequence[str] = ()) -> Module:
