@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_ptx_tma import BYTES, HEAD, INIT, OUT, REGISTERS, SEEDS, START, WAIT, load, program
 
-from cupyflash.sim.ptx import Launch, Module, TensorMap
+from cupyflash.sim.ptx import Launch, Module, RawKernel, TensorMap
 
 # -- faults ---------------------------------------------------------------------------------------------------------------
 
@@ -216,3 +216,13 @@ def test_maps_in_global_memory_and_what_does_not_fit() -> None:
     x.flags.writeable = False
     launch = Module.from_ptx(stored).launch("k", 1, 1, [TensorMap(x.reshape(-1), 4), y])
     assert [f.kind for f in launch.findings] == ["read-only"]
+
+
+def test_raw_kernels_take_maps() -> None:
+    """As the pipeline of two maps in a structure does, called as CuPy's kernels are."""
+    x = np.ones((20, 32), np.float32)
+    y = np.zeros_like(x)
+    kernel = RawKernel(CUDA.replace("PARAMS", "const __grid_constant__ Params p"), "scale", options=("-arch=compute_90",))
+    maps = {"in": TensorMap(x, (32, 16), swizzle=128), "out": TensorMap(y, (32, 16), swizzle=128)}
+    kernel((1,), (64,), ({"rows": np.int32(20), "in": maps["in"], "scale": np.float32(2), "out": maps["out"]},))
+    assert (y == 2).all()
