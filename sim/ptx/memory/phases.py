@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -130,7 +131,12 @@ class MBarriers:
 
     def each(self, keys: Array) -> list[tuple[int, Array]]:
         """(object, positions of its lanes)."""
-        return [(key, np.flatnonzero(keys == key)) for key in np.unique(keys).tolist()]
+        steps = keys[1:] - keys[:-1]
+        if (steps < 0).any():
+            return [(key, np.flatnonzero(keys == key)) for key in np.unique(keys).tolist()]
+        # Most often the lanes of a block are at one object, and blocks in their order.
+        bounds = [0, *(np.flatnonzero(steps) + 1).tolist(), len(keys)]
+        return [(int(keys[a]), np.arange(a, b)) for a, b in pairwise(bounds)]
 
     # -- arrivals ---------------------------------------------------------------------------------------------------------
 
