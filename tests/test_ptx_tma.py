@@ -383,3 +383,58 @@ def test_forms_that_are_of_other_chips_or_modes() -> None:
         Module.from_ptx(program("\n".join(lines)))
     assert len(caught.value.items) == len(lines)
     assert "im2col" in caught.value.items[0][2] and "sm_100" in caught.value.items[2][2]
+
+
+# -- plain bytes ----------------------------------------------------------------------------------------------------------
+
+TYPES = {
+    **{f"{kind}{bits}": np.dtype(f"{'i' if kind == 's' else 'u'}{bits // 8}") for kind in "bus" for bits in (32, 64)},
+    "f16": np.dtype("f2"),
+    "f32": np.dtype("f4"),
+    "f64": np.dtype("f8"),
+}
+BY_TYPE = {
+    "add": ("u32", "s32", "u64", "f32", "f64", "noftz.f16", "noftz.bf16"),
+    **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64", "f16", "bf16")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
+}
+"""What ptxas takes of cp.reduce.async.bulk to global memory."""
+
+
+@pytest.mark.parametrize("op", BY_TYPE)
+def test_reductions_of_bytes(op: str) -> None:
+    rng = np.random.default_rng(len(op))
+    for name in BY_TYPE[op]:
+        body = f"""{INIT} @!%p1 bra DONE; ld.param.u64 %rd2, [x]; ld.param.u64 %rd3, [y]; mov.b64 %rd4, 0;
+        cp.async.bulk.prefetch.L2.global.L2::cache_hint [%rd2], 256, %rd4;
+        mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 256;
+        cp.async.bulk.shared::cta.global.{BYTES}.L2::cache_hint [%r1], [%rd2], 256, [%r2], %rd4; {WAIT}
+        cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.{op}.{name} [%rd3], [%r1], 256, %rd4;
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; DONE:"""
+        kind = name.removeprefix("noftz.")
+        if kind in ("bf16", "f16"):
+            x, y = (rng.standard_normal(128).astype(np.float32) for _ in range(2))
+            halves = [a.view(np.uint32) + 0x8000 >> 16 << 16 for a in (x, y)]
+            x, y = (h.astype(np.uint32).view(np.float32) for h in halves) if kind == "bf16" else (x.astype("f2"), y.astype("f2"))
+            given = [(a.view(np.uint32) >> 16).astype(np.uint16) if kind == "bf16" else a for a in (x, y)]
+        else:
+            dtype = TYPES[kind]
+            draw = rng.standard_normal((2, 256 // dtype.itemsize)) * 1000
+            x, y = given = list(draw.astype(dtype) if dtype.kind == "f" else draw.astype("i8").astype(dtype))
+        old = y.copy()
+        launch = Module.from_ptx(program(body, ".param .u64 m, .param .u64 x, .param .u64 y")).launch("k", 1, 32, [None, *given])
+        assert launch.findings == () and launch.traffic["arg1"].read_bytes == 256, name
+        want = OPS[op][1](old, x) if kind != "bf16" else OPS[op][1](old.astype(float), x.astype(float))
+        found = (given[1].astype(np.uint32) << 16).view(np.float32) if kind == "bf16" else given[1]
+        assert np.allclose(found, want, rtol=2**-8 if kind == "bf16" else 2**-10 if kind == "f16" else 0, atol=0), name
+
+
+def test_prefetches_are_checked_and_not_counted() -> None:
+    body = f"""{INIT} @!%p1 bra DONE; ld.param.u64 %rd2, [x]; cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%rd1, {{4, 2}}];
+    cp.async.bulk.prefetch.L2.global [%rd2], SIZE; DONE:"""
+    for size, kinds in ((256, []), (272, ["out of bounds"]), (8, ["misaligned"])):
+        module = Module.from_ptx(program(body.replace("SIZE", str(size)), ".param .align 64 .b8 m[128], .param .u64 x"))
+        x = np.zeros((8, 8), np.float32)
+        launch = module.launch("k", 1, 32, {"m": TensorMap(x, (8, 8)), "x": x})
+        assert [f.kind for f in launch.findings] == kinds and launch.traffic["m"].read_bytes == launch.traffic["x"].read_bytes == 0
