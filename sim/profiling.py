@@ -6,14 +6,13 @@ profile("softmax.cu", grid=4, block=128, args={"x": x, "y": y, "n": 1000}).text(
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cupyflash.nvrtc import compile_to_ptx
-from cupyflash.sim.ptx import Counts, Launch, Module, Traffic
+from cupyflash.sim.ptx import Counts, Launch, Module, SharedCounts, Traffic
 from cupyflash.sim.ptx.module import triple
 from cupyflash.sim.ptx.text.names import base_name, find_kernel
 from cupyflash.sim.ptx.text.syntax import Line
@@ -33,9 +32,9 @@ class Profile:
     """What a kernel did in one launch. All counts are simulated: of PTX instructions, not of machine code or caches.
 
     `kernel` is its name in the PTX, `name` that in the source, `file` where it was read, `target` the PTX's (sm_80, say).
-    `cluster`: blocks of a cluster, where the launch said so. `static_shared`, `dynamic_shared`: bytes of shared memory of a block. `tensors` are the arrays among the arguments, by name.
-    `launch` has counters (whole kernel and `launch.counters.lines`), traffic by tensor and findings. `sources` maps a file of
-    `launch.counters.lines` to its lines of text, where it could be read.
+    `cluster`: blocks of a cluster, where the launch said so. `static_shared`, `dynamic_shared`: bytes of shared memory of a block.
+    `tensors` are the arrays among the arguments, by name. `launch` has counters (whole kernel and `launch.counters.lines`), traffic
+    by tensor and findings. `sources` maps a file of `launch.counters.lines` to its lines of text, where it could be read.
     """
 
     kernel: str
@@ -107,11 +106,17 @@ def counts_dict(counts: Counts) -> dict[str, Any]:
         "by_class": counts.by_class,
         "by_opcode": counts.by_opcode,
         "global": {name: traffic_dict(traffic) for name, traffic in counts.traffic.items()},
-        "shared": [
-            {"kind": kind, "width": width} | vars(passed) | {"conflicts": passed.conflicts}
-            for (kind, width), passed in sorted(counts.shared.items())
-        ],
+        "shared": shared_list(counts.shared),
+        "distributed": shared_list(counts.distributed),
     }
+
+
+def shared_list(counts: Mapping[tuple[str, int], SharedCounts]) -> list[dict[str, Any]]:
+    """Accesses to shared memory, for JSON: one entry for each kind and width."""
+    return [
+        {"kind": kind, "width": width} | vars(passed) | {"conflicts": passed.conflicts}
+        for (kind, width), passed in sorted(counts.items())
+    ]
 
 
 def traffic_dict(traffic: Traffic) -> dict[str, Any]:
@@ -127,14 +132,6 @@ def traffic_dict(traffic: Traffic) -> dict[str, Any]:
         }
         for side, one in traffic.sides().items()
     }
-
-
-def architecture(text: str) -> str:
-    """NVRTC's -arch for what people write: 80, 8.0, sm_80, compute_80, 90a. Raises ValueError."""
-    match = re.fullmatch(r"(?:sm_|compute_)?(\d+)\.?(\d)([a-z]?)", text.strip())
-    if not match:
-        raise ValueError(f"architecture {text!r} is none: compute_80, sm_90 or 8.0, say")
-    return f"compute_{match[1]}{match[2]}{match[3]}"
 
 
 def load(path: Path, options: Sequence[str] = ()) -> Module:

@@ -12,10 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cupyflash import sim
-from cupyflash.nvrtc import CompileError
+from cupyflash.nvrtc import CompileError, architecture
 from cupyflash.sim.arguments import make_arguments, read_arguments
 from cupyflash.sim.cli import main
-from cupyflash.sim.profiling import architecture
 from cupyflash.sim.ptx import Module
 from cupyflash.sim.ptx.parameters import arrays_by_name
 from cupyflash.sim.ptx.text.names import base_name, find_kernel
@@ -78,13 +77,47 @@ def test_the_example_of_the_docs_prints_what_they_show() -> None:
 
 def test_the_python_of_the_docs_claims_the_truth() -> None:
     Path("transpose.cu").write_text(BLOCKS["transpose.cu"])
-    (block,) = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
+    block, _, _ = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)  # the others are tests/test_rawkernel.py's
     x, y = np.random.default_rng(0).standard_normal((2, 256, 256)).astype(np.float32)
     names: dict[str, Any] = {"x": x, "y": y}
     exec(block, names)
     claims = re.findall(r"^(\S.*?)  # ([\d.]+)$", block, re.MULTILINE)
     assert len(claims) == 2 and all(eval(expression, names) == float(value) for expression, value in claims)
     assert (y == x.T).all()
+
+
+def test_the_tensor_map_of_the_docs() -> None:
+    for name in ("tile.cu", "tile.json"):
+        Path(name).write_text(BLOCKS[name])
+    (command,) = re.findall(r"^cupyflash (profile tile.cu .*)$", DOCS, re.MULTILINE)
+    result = CliRunner().invoke(main, [*command.split(), "--json", "--save", "x=x.npy", "--save", "y=y.npy"])
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    x, y = np.load("x.npy"), np.load("y.npy")
+    assert (y[:100] == x).all() and not y[100:].any()
+    assert found["total"]["global"]["x"]["read"]["bytes"] == x.nbytes and found["cluster"] is None
+    clustered = CliRunner().invoke(main, [*command.split(), "--cluster", "7"])
+    assert clustered.exit_code == 0 and "cluster 7 x 1 x 1" in clustered.stdout
+
+
+MAPS = [
+    ({"map": {"shape": [8, 8]}}, '"map" needs "box"'),
+    ({"map": "y", "box": [4, 4]}, "no array 'y' among the arguments before; there are x"),
+    ({"map": 5, "box": [4, 4]}, '"map" must be an array or the name of an argument before'),
+    ({"map": "x", "box": [3, 4]}, "argument 'm': the innermost dimension of the box must be a multiple of 16 bytes, got 12"),
+    ({"map": "x", "box": [4, 4], "size": 3}, "unknown key 'size'; beside 'map' there may be box, dims, dtype"),
+]
+
+
+def test_descriptions_of_tensor_maps() -> None:
+    spec = {"x": {"shape": [8, 8], "fill": "empty"}, "m": {"map": "x", "box": [4, 4], "element_strides": [1, 2]}}
+    listed = {"z": {"fields": {"m": {"map": {"shape": [4, 8], "fill": "empty"}, "box": [8, 1]}}}}
+    made = make_arguments(spec | listed, Path())
+    assert made.values["m"].array is made.values["x"] and made.unwritten == ("x", "z.m")
+    assert made.values["m"].description.counts == (4, 2)
+    for given, message in MAPS:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            make_arguments({"x": {"shape": [8, 8]}, "m": given}, Path())
 
 
 def test_the_docs_name_every_key_of_the_json() -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from test_ptx_harness import run
 
 from cupyflash.sim.ptx import Launch, Module, TensorMap, UnsupportedPTX
 from cupyflash.sim.ptx.memory.tensormap import ADDRESS_AT, decode
@@ -18,12 +15,12 @@ SEEDS = [None, 0, 1, 2]
 
 HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n"
 REGISTERS = """.shared .align 1024 .b8 t[8192]; .shared .align 8 .b64 bar; .reg .b64 %rd<20>; .reg .b32 %r<30>; .reg .b16 %h<4>;
-.reg .pred %p<4>; .reg .v4 .b32 %unused;"""
-REGISTERS = REGISTERS.replace("\n.reg .pred %p<4>; .reg .v4 .b32 %unused;", "\n.reg .pred %p<4>;")
+.reg .pred %p<4>;"""
+BYTES = "mbarrier::complete_tx::bytes"
 START = """mov.u32 %r0, %tid.x; mov.u32 %r1, t; mov.u32 %r2, bar; mov.u64 %rd1, m; setp.eq.u32 %p1, %r0, 0;"""
 INIT = "@%p1 mbarrier.init.shared::cta.b64 [%r2], 1; @%p1 fence.mbarrier_init.release.cluster; bar.sync 0;"
 WAIT = "W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra W;"
-OUT = """ld.param.u64 %rd5, [y]; mov.u32 %r10, %ctaid.x; mad.lo.u32 %r10, %r10, NBYTES, 0; cvt.u64.u32 %rd6, %r10; add.u64 %rd5, %rd5, %rd6;
+OUT = """ld.param.u64 %rd5, [y]; mov.u32 %r10, %ctaid.x; mul.wide.u32 %rd6, %r10, NBYTES; add.u64 %rd5, %rd5, %rd6;
 shl.b32 %r11, %r0, 2; L: setp.ge.u32 %p3, %r11, NBYTES; @%p3 bra E; add.u32 %r12, %r1, %r11; ld.shared.u32 %r13, [%r12];
 cvt.u64.u32 %rd6, %r11; add.u64 %rd6, %rd5, %rd6; st.global.u32 [%rd6], %r13; add.u32 %r11, %r11, 256; bra L; E:"""
 
@@ -33,9 +30,9 @@ def program(body: str, params: str = ".param .align 64 .b8 m[128], .param .u64 y
     return f"{HEAD}.visible .entry k({params})\n{{\n{REGISTERS}\n{START}\n{body.replace('NBYTES', str(size))}\nret;\n}}\n"
 
 
-def load(rank: int, coordinates: str, size: int, space: str = "shared::cluster", more: str = "") -> str:
+def load(rank: int, coordinates: str, size: int) -> str:
     return f"""@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], {size};
-    @%p1 cp.async.bulk.tensor.{rank}d.{space}.global.tile.mbarrier::complete_tx::bytes{more} [%r1], [%rd1, {{{coordinates}}}], [%r2];"""
+    @%p1 cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.{BYTES} [%r1], [%rd1, {{{coordinates}}}], [%r2];"""
 
 
 # -- the definition -----------------------------------------------------------------------------------------------------
@@ -102,20 +99,33 @@ def random_map(rng: np.random.Generator, **fixed: Any) -> TensorMap:
 # -- loads and stores against the definition ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
+RANKS = [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("rank", RANKS)
 def test_boxes_are_what_the_definition_says(rank: int) -> None:
+    loads(rank, np.random.default_rng(rank), 12)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("rank", RANKS)
+def test_many_boxes(rank: int) -> None:
+    loads(rank, np.random.default_rng(100 + rank), 100)
+
+
+def loads(rank: int, rng: np.random.Generator, cases: int) -> None:
     """Loads at coordinates inside, across every border and outside; bytes count in bounds, the mbarrier all of them."""
     names = ", ".join(f"%r{20 + k}" for k in range(rank))
     read = " ".join(f"ld.param.u32 %r{20 + k}, [c{k}];" for k in range(rank))
-    params = ".param .align 64 .b8 m[128], .param .u64 y, " + ", ".join(f".param .u32 c{k}" for k in range(rank)) + ", .param .u32 n"
+    params = ", ".join([".param .align 64 .b8 m[128], .param .u64 y", *(f".param .u32 c{k}" for k in range(rank)), ".param .u32 n"])
     body = f"""{read} ld.param.u32 %r25, [n]; {INIT} @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], %r25;
     @%p1 cp.async.bulk.tensor.{rank}d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {{{names}}}], [%r2]; {WAIT}
     @!%p1 bra DONE; add.u32 %r26, %r25, 1023; and.b32 %r26, %r26, 0xFFFFFC00;
-    ld.param.u64 %rd5, [y]; mov.u32 %r27, 0; L: add.u32 %r12, %r1, %r27; ld.shared.v2.u64 {{%rd6, %rd7}}, [%r12]; cvt.u64.u32 %rd8, %r27;
-    add.u64 %rd8, %rd5, %rd8; st.global.v2.u64 [%rd8], {{%rd6, %rd7}}; add.u32 %r27, %r27, 16; setp.lt.u32 %p3, %r27, %r26; @%p3 bra L; DONE:"""
+    ld.param.u64 %rd5, [y]; mov.u32 %r27, 0; L: add.u32 %r12, %r1, %r27; ld.shared.v2.u64 {{%rd6, %rd7}}, [%r12];
+    cvt.u64.u32 %rd8, %r27; add.u64 %rd8, %rd5, %rd8; st.global.v2.u64 [%rd8], {{%rd6, %rd7}};
+    add.u32 %r27, %r27, 16; setp.lt.u32 %p3, %r27, %r26; @%p3 bra L; DONE:"""
     module = Module.from_ptx(program(body, params))
-    rng = np.random.default_rng(rank)
-    for case in range(12):
+    for case in range(cases):
         tensor = random_map(rng, rank=rank)
         d = tensor.description
         coordinates = tuple(int(rng.integers(-b, n + 2)) if case % 3 else 0 for b, n in zip(d.box, d.dims, strict=True))
@@ -128,8 +138,7 @@ def test_boxes_are_what_the_definition_says(rank: int) -> None:
         inside = [i for i in boxed(tensor, coordinates) if i is not None]
         traffic = launch.traffic["x"]
         assert (traffic.read_bytes, traffic.read_requests) == (len(inside) * d.element, 1)
-        start = int(tensor.array.ctypes.data) & 0
-        at = {start + sum(k * s for k, s in zip(i, (*d.strides[::-1], d.element), strict=True)) // 32 for i in inside}
+        at = {sum(k * s for k, s in zip(i, (*d.strides[::-1], d.element), strict=True)) // 32 for i in inside}
         assert traffic.read_sectors == len(at)
 
 
@@ -148,17 +157,26 @@ OPS: dict[str, tuple[str, Any]] = {
 
 @pytest.mark.parametrize("op", OPS)
 def test_stores_and_reductions_touch_what_is_in_bounds(op: str) -> None:
+    stores(op, np.random.default_rng(sum(map(ord, op))), 6)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("op", OPS)
+def test_many_stores_and_reductions(op: str) -> None:
+    stores(op, np.random.default_rng(1000 + sum(map(ord, op))), 40)
+
+
+def stores(op: str, rng: np.random.Generator, cases: int) -> None:
     """The tile comes from a load of another map with the same box, so that both ways go by the same swizzle."""
     dtype, fn = OPS[op]
-    rng = np.random.default_rng(sum(map(ord, op)))
     what = f"cp.reduce.async.bulk.tensor.3d.global.shared::cta.{op}.tile" if op else "cp.async.bulk.tensor.3d.global.shared::cta"
-    params = ".param .align 64 .b8 m[128], .param .align 64 .b8 o[128], .param .u32 c0, .param .u32 c1, .param .u32 c2, .param .u32 n"
-    body = f"""ld.param.u32 %r20, [c0]; ld.param.u32 %r21, [c1]; ld.param.u32 %r22, [c2]; ld.param.u32 %r25, [n]; {INIT} @!%p1 bra DONE;
-    mov.u64 %rd2, o; mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], %r25;
+    params = ", ".join([f".param .align 64 .b8 {name}[128]" for name in "mo"] + [f".param .u32 {name}" for name in "abcn"])
+    body = f"""ld.param.u32 %r20, [a]; ld.param.u32 %r21, [b]; ld.param.u32 %r22, [c];
+    ld.param.u32 %r25, [n]; {INIT} @!%p1 bra DONE; mov.u64 %rd2, o; mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], %r25;
     cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {{0, 0, 0}}], [%r2]; {WAIT}
     {what}.bulk_group [%rd2, {{%r20, %r21, %r22}}], [%r1]; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; DONE:"""
     module = Module.from_ptx(program(body, params))
-    for case in range(6):
+    for case in range(cases):
         tensor = random_map(rng, rank=3, dtype=dtype)
         d = tensor.description
         if dtype == "float32":
@@ -186,104 +204,7 @@ def test_stores_and_reductions_touch_what_is_in_bounds(op: str) -> None:
         assert launch.traffic["o"].write_bytes == count * d.element and launch.traffic["o"].read_bytes == 0
 
 
-# -- faults ---------------------------------------------------------------------------------------------------------------
-
-PIPE = f"""{START}
-ld.param.u64 %rd2, [g]; mov.u64 %rd3, o;
-@%p1 mbarrier.init.shared::cta.b64 [%r2], 1;
-@%p1 fence.mbarrier_init.release.cluster;
-bar.sync 0;
-@%p1 prefetch.tensormap [%rd1];
-mul.wide.u32 %rd6, %r0, 16; add.u64 %rd7, %rd1, %rd6; add.u64 %rd8, %rd2, %rd6; setp.lt.u32 %p2, %r0, 8;
-@%p2 ld.param.v2.u64 {{%rd9, %rd10}}, [%rd7];
-@%p2 st.global.v2.u64 [%rd8], {{%rd9, %rd10}};
-fence.proxy.tensormap::generic.release.gpu;
-bar.sync 0;
-fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;
-@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 2048;
-@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {{0, -2}}], [%r2];
-W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra W;
-bar.sync 0;
-@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 2048;
-@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd2, {{0, -2}}], [%r2];
-V: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 1; @!%p2 bra V;
-shl.b32 %r11, %r0, 2; add.u32 %r12, %r1, %r11; ld.shared.u32 %r13, [%r12]; add.u32 %r13, %r13, 1;
-st.shared.u32 [%r12], %r13;
-fence.proxy.async.shared::cta;
-bar.sync 0;
-@!%p1 bra J;
-cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd3, {{0, 0}}], [%r1];
-cp.async.bulk.commit_group;
-cp.async.bulk.wait_group.read 0;
-J: bar.sync 0;
-st.shared.u32 [%r12], 7;
-@!%p1 bra DONE;
-cp.async.bulk.wait_group 0;
-ld.param.u64 %rd5, [q];
-ld.global.u32 %r14, [%rd5];
-DONE:
-"""
-PIPE_PARAMS = ".param .align 64 .b8 m[128], .param .align 64 .b8 o[128], .param .u64 g, .param .u64 q"
-
-
-def pipe(text: str, *, seed: int | None, **given: Any) -> tuple[Launch, str]:
-    """The pipeline with a box of 16 rows of 32 floats: loaded twice, by a map of a parameter and by its copy, changed, stored."""
-    whole = f"{HEAD}.visible .entry k({PIPE_PARAMS})\n{{\n{REGISTERS}\n{text}\nret;\n}}\n"
-    x, y = np.ones((40, 32), np.float32), np.zeros((16, 32), np.float32)
-    maps = {"x": TensorMap(x, (32, 16), swizzle=128), "y": TensorMap(y, (32, 16), swizzle=128)}
-    args = {**maps, "g": np.zeros(128, np.uint8), "q": y, **given}
-    launch = Module.from_ptx(whole).launch("k", 1, 64, args, seed=seed, max_steps=2000)
-    return launch, whole
-
-
-FAULTS: dict[str, tuple[str, str, str, str, str]] = {
-    "destination": ("bytes [%r1], [%rd1", "bytes [%r1+64], [%rd1", "misaligned", "bytes [%r1+64]", "no multiple of 128"),
-    "beyond shared memory": ("bytes [%r1], [%rd1", "bytes [%r1+7168], [%rd1", "out of bounds", "[%r1+7168]", "it has 8,200 bytes"),
-    "mbarrier misaligned": ("-2}], [%r2];\nW", "-2}], [%r2+4];\nW", "misaligned", "[%r2+4]", "mbarrier at 0x2004"),
-    "bytes missing": ("[%r2], 2048;\n@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1",
-        "[%r2], 2064;\n@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1",
-        "deadlock", "W: mb", "phase 0 (parity 0) of the mbarrier at 0x2000 (bar) that lacks 0 arrivals and 16 bytes"),
-    "bytes too many": ("[%r2], 2048;\n@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1",
-        "[%r2], 2032;\n@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1",
-        "deadlock", "W: mb", "(bar) that lacks 0 arrivals and has 16 bytes too many"),
-    "more than a phase counts": ("[%r2], 2048;\n@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1",
-        "[%r2], 2048; @%p1 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r2], 1048575;\n@%p1 mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r2], 1048575;\n@%p1 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1",
-        "bad arrival", "1048575;", "would count 1,050,623 bytes"),
-    "no fence of the mbarrier": ("@%p1 fence.mbarrier_init.release.cluster;", "", "proxy", "bytes [%r1], [%rd1", "no fence.mbarrier_init"),
-    "no release of the map": ("fence.proxy.tensormap::generic.release.gpu;", "", "proxy", "[%rd2, {0", "release, after the store"),
-    "no acquire of the map": ("fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;", "", "proxy", "[%rd2, {0", "acquire, before the use"),
-    "map stored behind its fences": ("128;\n@%p1 mb", "128; @%p2 st.global.v2.u64 [%rd8], {%rd9, %rd10};\n@%p1 mb", "proxy", "[%rd2, {0",
-        "release, after the store"),
-    "half a map": ("setp.lt.u32 %p2, %r0, 8;", "setp.lt.u32 %p2, %r0, 5;", "bad tensor map", "[%rd2, {0", "offset 0x0 of 'g' are no tensor map"),
-    "another rank": ("2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {0, -2}]",
-        "1d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {-2}]", "bad tensor map", "[%rd1, {-2}]", "has 2 dimensions, the instruction 1"),
-    "map in shared memory": ("[%rd1, {0, -2}]", "[%rd4, {0, -2}]", "bad tensor map", "[%rd4", "in shared memory"),
-    "map of nowhere": ("prefetch.tensormap [%rd1]", "prefetch.tensormap [0]", "null pointer", "prefetch", "address is null"),
-    "no wait for the tile": ("V: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 1; @!%p2 bra V;", "", "in flight", "ld.shared.u32", "not been waited"),
-    "no fence of the proxy": ("fence.proxy.async.shared::cta;", "", "proxy", "[%rd3, {0, 0}]", "no fence.proxy.async behind it"),
-    "tile changed while it is stored": ("cp.async.bulk.wait_group.read 0;", "", "race", "st.shared.u32 [%r12], 7", "not ordered"),
-    "read of a tensor that is not yet stored": ("cp.async.bulk.wait_group 0;", "", "race", "ld.global.u32 %r14", "not ordered"),
-    "stored beyond the box's tensor": ("[%rd3, {0, 0}]", "[%rd1, {0, 39}]", "", "", ""),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_faults_are_found_where_they_are(seed: int | None) -> None:
-    shared = "mov.u64 %rd4, t; cvta.shared.u64 %rd4, %rd4;\n"
-    launch, _ = pipe(shared + PIPE, seed=seed)
-    assert launch.findings == ()
-    for name, (before, after, kind, line, message) in FAULTS.items():
-        assert PIPE.count(before) == 1, name
-        launch, whole = pipe((shared + PIPE).replace(before, after), seed=seed)
-        if not kind:
-            assert launch.findings == (), name
-            continue
-        lines = [number for number, text in enumerate(whole.split("\n"), 1) if line in text]
-        hits = [f for f in launch.findings if f.kind == kind and f.ptx_line in lines and message in f.message]
-        assert hits, (name, launch.findings)
-        follow = {"in flight": {"race"}}.get(kind, {"deadlock"})  # of one cause, or because of it
-        assert {f.kind for f in launch.findings} <= {kind} | follow, (name, launch.findings)
-
+# -- several blocks ----------------------------------------------------------------------------------------------------------
 
 CLUSTER = f"""{START}
 mov.u32 %r20, %cluster_ctarank; mov.u32 %r21, %ctaid.x; setp.eq.u32 %p3, %r20, 0;
@@ -292,7 +213,9 @@ barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
 @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 2048;
 and.pred %p3, %p1, %p3;
 mov.u16 %h1, MASK;
-@%p3 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%r1], [%rd1, {{0, %r21}}], [%r2], %h1, %rd9;
+mov.b64 %rd9, 0;
+@%p3 cp.async.bulk.tensor.2d.shared::cluster.global.{BYTES}.multicast::cluster.L2::cache_hint
+    [%r1], [%rd1, {{0, %r21}}], [%r2], %h1, %rd9;
 {WAIT}
 {OUT.replace("NBYTES", "2048")}
 """
@@ -317,23 +240,24 @@ def test_a_multicast_brings_all_blocks_the_same(seed: int | None) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_multicast_to_who_is_not_there(seed: int | None) -> None:
-    some = CLUSTER.replace("MASK", "13").replace("@%p1 mbarrier.arrive", "setp.ne.u32 %p2, %r20, 1; @!%p2 bra DONE; @%p1 mbarrier.arrive")
+    arrive, all_met = "@%p1 mbarrier.arrive", "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
+    some = CLUSTER.replace("MASK", "13").replace(arrive, f"setp.ne.u32 %p2, %r20, 1; @!%p2 bra DONE; {arrive}")
     launch, x, y = multicast(some + "DONE:", seed=seed)
     assert launch.findings == () and not y[1].any() and (y[3] == x[:16]).all()
     beyond, _, _ = multicast(CLUSTER.replace("MASK", "31"), seed=seed)
     assert {(f.kind, "the cluster has 4 blocks" in f.message) for f in beyond.findings} == {("out of bounds", True)}
     # Block 3 leaves without waiting: it may be gone when the copy comes.
-    gone = CLUSTER.replace("MASK", "15").replace("@%p1 mbarrier.arrive", "setp.eq.u32 %p2, %r20, 3; @%p2 bra E; @%p1 mbarrier.arrive")
+    gone = CLUSTER.replace("MASK", "15").replace(arrive, f"setp.eq.u32 %p2, %r20, 3; @%p2 bra E; {arrive}")
     left, _, _ = multicast(gone, seed=seed)
     assert {f.kind for f in left.findings} == {"exited block"}, left.findings
     # Nobody has met: the other blocks may not have begun, their mbarriers not be initialised.
-    alone = CLUSTER.replace("MASK", "15").replace("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;", "")
+    alone = CLUSTER.replace("MASK", "15").replace(all_met, "")
     early, _, _ = multicast(alone, seed=seed)
     assert "not begun" in {f.kind for f in early.findings}, early.findings
 
 
 REMOTE = f"""{START}
-mov.u32 %r20, %cluster_ctarank; mov.u32 %r21, %cluster_nctarank; shl.b32 %r11, %r0, 2; add.u32 %r12, %r1, %r11; add.u32 %r13, %r0, %r20;
+mov.u32 %r20, %cluster_ctarank; shl.b32 %r11, %r0, 2; add.u32 %r12, %r1, %r11; add.u32 %r13, %r0, %r20;
 st.shared.u32 [%r12], %r13; st.shared.u32 [%r12+1024], %r0;
 @%p1 mbarrier.init.shared::cta.b64 [%r2], 1; fence.mbarrier_init.release.cluster; fence.proxy.async;
 barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
@@ -366,7 +290,7 @@ def test_copies_and_reductions_into_other_blocks(seed: int | None) -> None:
         y = np.zeros((4, 64), np.uint32)
         launch = Module.from_ptx(program(text, ".param .u64 m")).launch("k", 4, 64, [y], cluster=4, seed=seed)
         assert {f.kind for f in launch.findings} == kinds, launch.findings
-        assert kinds or (y[0] == 6 + 5 * thread).all() and (y[1:] == thread).all()
+        assert kinds or ((y[0] == 6 + 5 * thread).all() and (y[1:] == thread).all())
 
 
 # -- maps -----------------------------------------------------------------------------------------------------------------
@@ -429,23 +353,25 @@ def test_maps_of_arrays_have_their_strides() -> None:
 
 def test_types_that_convert_and_fill() -> None:
     bits = np.array([0x00000001, 0x807FFFFF, 0x3F800FFF, 0x3F801000, 0x3F803000, 0x7F7FFFFF, 0x7F800000, 0x7FC00001], np.uint32)
+    rounded = [0x3F800000, 0x3F802000, 0x3F804000, 0x7F800000, 0x7F800000, 0x7FC00001]
     want = {
         "float32": bits,
         "float32_ftz": np.array([0, 0x80000000, *bits[2:]], np.uint32),
-        "tfloat32": np.array([0, 0x80800000, 0x3F800000, 0x3F802000, 0x3F804000, 0x7F800000, 0x7F800000, 0x7FC00001], np.uint32),
-        "tfloat32_ftz": np.array([0, 0x80000000, 0x3F800000, 0x3F802000, 0x3F804000, 0x7F800000, 0x7F800000, 0x7FC00001], np.uint32),
+        "tfloat32": np.array([0, 0x80800000, *rounded], np.uint32),
+        "tfloat32_ftz": np.array([0, 0x80000000, *rounded], np.uint32),
     }
-    module = Module.from_ptx(program(f"{INIT} {load(1, '4', 32)} {WAIT} {OUT}", size=32))
-    for dtype, expected in want.items():
-        y = np.zeros(8, np.uint32)
-        launch = module.launch("k", 1, 64, [TensorMap(bits.view(np.float32), 8, dtype=dtype, fill="nan"), y])
-        assert launch.findings == () and (y == [*expected[4:], *[0x7FFFFFFF] * 4]).all(), dtype
+    for at in (0, 4):
+        module = Module.from_ptx(program(f"{INIT} {load(1, str(at), 32)} {WAIT} {OUT}", size=32))
+        for dtype, expected in want.items():
+            y = np.zeros(8, np.uint32)
+            launch = module.launch("k", 1, 64, [TensorMap(bits.view(np.float32), 8, dtype=dtype, fill="nan"), y])
+            assert launch.findings == () and (y == [*expected[at:], *[0x7FFFFFFF] * at]).all(), dtype
 
 
 def test_forms_that_are_of_other_chips_or_modes() -> None:
     lines = [
-        "cp.async.bulk.tensor.3d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r1, %r1, %r1}], [%r2], {%h1};",
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r1, %r1, %r1, %r1, %r1}], [%r2];",
+        f"cp.async.bulk.tensor.3d.shared::cta.global.im2col.{BYTES} [%r1], [%rd1, {{%r1, %r1, %r1}}], [%r2], {{%h1}};",
+        f"cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.{BYTES} [%r1], [%rd1, {{%r1, %r1, %r1, %r1, %r1}}], [%r2];",
         "cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%rd1], [%r1], 64, %h1;",
         "cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r1}], [%r2];",
         "cp.reduce.async.bulk.global.shared::cta.bulk_group.min.f32 [%rd1], [%r1], 64;",
@@ -459,107 +385,56 @@ def test_forms_that_are_of_other_chips_or_modes() -> None:
     assert "im2col" in caught.value.items[0][2] and "sm_100" in caught.value.items[2][2]
 
 
-# -- CUDA C -----------------------------------------------------------------------------------------------------------------
+# -- plain bytes ----------------------------------------------------------------------------------------------------------
 
-CUDA = r"""
-struct alignas(64) CUtensorMap { char bytes[128]; };
-struct Params { int rows; CUtensorMap in; float scale; CUtensorMap out; };
-typedef unsigned u32;
-__device__ u32 shared(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ void wait(u32 bar, u32 parity) {
-    asm volatile("{ .reg .pred p; W: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1, %2; @!p bra W; }" :: "r"(bar), "r"(parity), "r"(100) : "memory");
+TYPES = {
+    **{f"{kind}{bits}": np.dtype(f"{'i' if kind == 's' else 'u'}{bits // 8}") for kind in "bus" for bits in (32, 64)},
+    "f16": np.dtype("f2"),
+    "f32": np.dtype("f4"),
+    "f64": np.dtype("f8"),
 }
-__device__ void load(const void* to, const void* map, int x, int y, u32 bar) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
-        :: "r"(shared(to)), "l"(map), "r"(x), "r"(y), "r"(bar) : "memory");
+BY_TYPE = {
+    "add": ("u32", "s32", "u64", "f32", "f64", "noftz.f16", "noftz.bf16"),
+    **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64", "f16", "bf16")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
 }
-constexpr int ROWS = 16, STAGES = 2;
-// out = scale * in, tiles of 16 rows of 32 floats through two stages; swizzled by 128 bytes both ways.
-extern "C" __global__ void scale(PARAMS) {
-    __shared__ alignas(1024) float tile[STAGES][ROWS * 32];
-    __shared__ alignas(8) unsigned long long full[STAGES];
-    const int steps = (p.rows + ROWS - 1) / ROWS;
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; s++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared(&full[s])));
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncthreads();
-    auto fetch = [&](int step) {
-        u32 bar = shared(&full[step % STAGES]);
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar), "n"(ROWS * 32 * 4) : "memory");
-        load(tile[step % STAGES], &p.in, 0, step * ROWS, bar);
-    };
-    if (threadIdx.x == 0) fetch(0);
-    for (int step = 0; step < steps; step++) {
-        float* here = tile[step % STAGES];
-        if (threadIdx.x == 0 && step + 1 < steps) {
-            asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // the next stage has been stored
-            fetch(step + 1);
-        }
-        wait(shared(&full[step % STAGES]), step / STAGES & 1);
-        for (int i = threadIdx.x; i < ROWS * 32; i += blockDim.x) here[i] *= p.scale;
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
-                :: "l"(&p.out), "r"(0), "r"(step * ROWS), "r"(shared(here)) : "memory");
-            asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-        }
-    }
-    if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // before the block goes
-}
-"""
-
-CUDA_FAULTS = {
-    "": ("", "", "", ""),
-    "not __grid_constant__": ("const __grid_constant__ Params p", "const Params p", "bad tensor map", "tensor.2d.shared::cluster"),
-    "a stage loaded while it is stored": (
-        'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // the next', "//", "race", "tensor.2d.global"
-    ),
-    "a block that goes too early": (
-        'if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // before', "//", "in flight",
-        "tensor.2d.global",
-    ),
-    "no fence of the proxy": ('asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', "", "proxy", "tensor.2d.global"),
-    "a parity too late": ("step / STAGES & 1)", "1)", "in flight", "here[i] *="),
-}  # fmt: skip
+"""What ptxas takes of cp.reduce.async.bulk to global memory."""
 
 
-@pytest.mark.parametrize("name", CUDA_FAULTS)
-def test_a_pipeline_in_cuda_and_its_faults(name: str) -> None:
-    before, after, kind, where = CUDA_FAULTS[name]
-    text = CUDA.replace("PARAMS", "const __grid_constant__ Params p")
-    assert text.count(before) == 1 or not before
-    text = text.replace(before, after) if before else text
-    module = Module.from_source(text, ["-arch=compute_90a"])
-    for seed in SEEDS[: 2 if name else 4]:
-        x = np.random.default_rng(0).standard_normal((70, 32)).astype(np.float32)
-        y = np.zeros_like(x)
-        maps = {"in": TensorMap(x, (32, 16), swizzle=128), "out": TensorMap(y, (32, 16), swizzle=128)}
-        args = {"p": {"rows": np.int32(70), "in": maps["in"], "scale": np.float32(2), "out": maps["out"]}}
-        launch = module.launch("scale", 1, 64, args, seed=seed, unwritten=["p.out"])
-        if not kind:
-            assert launch.findings == () and (y == 2 * x).all()
-            assert (launch.traffic["in"].read_bytes, launch.traffic["out"].write_bytes) == (x.nbytes, x.nbytes)
-            continue
-        lines = [number for number, line in enumerate(text.split("\n"), 1) if where in line]
-        assert {(f.kind, f.source is not None and f.source[1] in lines) for f in launch.findings} >= {(kind, True)}, launch.findings
+@pytest.mark.parametrize("op", BY_TYPE)
+def test_reductions_of_bytes(op: str) -> None:
+    rng = np.random.default_rng(len(op))
+    for name in BY_TYPE[op]:
+        body = f"""{INIT} @!%p1 bra DONE; ld.param.u64 %rd2, [x]; ld.param.u64 %rd3, [y]; mov.b64 %rd4, 0;
+        cp.async.bulk.prefetch.L2.global.L2::cache_hint [%rd2], 256, %rd4;
+        mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 256;
+        cp.async.bulk.shared::cta.global.{BYTES}.L2::cache_hint [%r1], [%rd2], 256, [%r2], %rd4; {WAIT}
+        cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.{op}.{name} [%rd3], [%r1], 256, %rd4;
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; DONE:"""
+        kind = name.removeprefix("noftz.")
+        if kind in ("bf16", "f16"):
+            x, y = (rng.standard_normal(128).astype(np.float32) for _ in range(2))
+            halves = [a.view(np.uint32) + 0x8000 >> 16 << 16 for a in (x, y)]
+            x, y = (h.astype(np.uint32).view(np.float32) for h in halves) if kind == "bf16" else (x.astype("f2"), y.astype("f2"))
+            given = [(a.view(np.uint32) >> 16).astype(np.uint16) if kind == "bf16" else a for a in (x, y)]
+        else:
+            dtype = TYPES[kind]
+            draw = rng.standard_normal((2, 256 // dtype.itemsize)) * 1000
+            x, y = given = list(draw.astype(dtype) if dtype.kind == "f" else draw.astype("i8").astype(dtype))
+        old = y.copy()
+        launch = Module.from_ptx(program(body, ".param .u64 m, .param .u64 x, .param .u64 y")).launch("k", 1, 32, [None, *given])
+        assert launch.findings == () and launch.traffic["arg1"].read_bytes == 256, name
+        want = OPS[op][1](old, x) if kind != "bf16" else OPS[op][1](old.astype(float), x.astype(float))
+        found = (given[1].astype(np.uint32) << 16).view(np.float32) if kind == "bf16" else given[1]
+        assert np.allclose(found, want, rtol=2**-8 if kind == "bf16" else 2**-10 if kind == "f16" else 0, atol=0), name
 
 
-def test_maps_in_global_memory_and_what_does_not_fit() -> None:
-    body = f"ld.param.u64 %rd1, [m]; add.u64 %rd1, %rd1, 128; {INIT} {load(2, '0, 0', 512)} {WAIT} {OUT}"
-    module = Module.from_ptx(program(body, ".param .u64 m, .param .u64 y", 512))
-    x, y = np.arange(256, dtype=np.float32).reshape(8, 32), np.zeros(128, np.float32)
-    launch = module.launch("k", 1, 64, {"m": [TensorMap(x, (32, 1)), TensorMap(x, (32, 4))], "y": y})
-    assert launch.findings == () and (y == x.reshape(-1)[:128]).all()
-    assert launch.traffic["m[1]"].read_bytes == 512 and launch.traffic["m[0]"].read_bytes == 0
-    fresh = module.launch("k", 1, 64, {"m": np.full(256, 0xFF, np.uint8), "y": y}, unwritten=["m"])
-    assert fresh.findings[0].kind == "uninitialised" and "which nobody wrote" in fresh.findings[0].message
-    longer = module.launch("k", 1, 64, {"m": [TensorMap(x, (32, 1)), TensorMap(x[:3], (32, 4), dims=(32, 8))], "y": y})
-    assert (longer.findings[0].kind, longer.findings[0].tensor) == ("out of bounds", "m[1]")
-    with pytest.raises(TypeError, match="1 tensor map of 128 bytes"):
-        Module.from_ptx(program("", ".param .u32 m, .param .u64 y")).launch("k", 1, 1, [TensorMap(x, (32, 1)), y])
-    stored = program(f"{INIT} st.shared.u64 [%r1], 1; cp.async.bulk.tensor.1d.global.shared::cta.bulk_group [%rd1, {{0}}], [%r1];")
-    x.flags.writeable = False
-    launch = Module.from_ptx(stored).launch("k", 1, 1, [TensorMap(x.reshape(-1), 4), y])
-    assert [f.kind for f in launch.findings] == ["read-only"]
+def test_prefetches_are_checked_and_not_counted() -> None:
+    body = f"""{INIT} @!%p1 bra DONE; ld.param.u64 %rd2, [x]; cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%rd1, {{4, 2}}];
+    cp.async.bulk.prefetch.L2.global [%rd2], SIZE; DONE:"""
+    for size, kinds in ((256, []), (272, ["out of bounds"]), (8, ["misaligned"])):
+        module = Module.from_ptx(program(body.replace("SIZE", str(size)), ".param .align 64 .b8 m[128], .param .u64 x"))
+        x = np.zeros((8, 8), np.float32)
+        launch = module.launch("k", 1, 32, {"m": TensorMap(x, (8, 8)), "x": x})
+        assert [f.kind for f in launch.findings] == kinds and launch.traffic["m"].read_bytes == launch.traffic["x"].read_bytes == 0

@@ -110,8 +110,8 @@ def profile(source: Source, launch: Launch, report: Report) -> None:
 
     Exit status 1 when the machine finds a fault in the kernel, after the report; 2, with one line, for wrong input.
     """
+    from cupyflash.nvrtc import architecture
     from cupyflash.sim.arguments import read_arguments
-    from cupyflash.sim.profiling import architecture
     from cupyflash.sim.profiling import profile as run
     from cupyflash.sim.ptx.parameters import arrays_by_name
 

@@ -10,11 +10,14 @@ Needs NumPy only; compiling CUDA C needs CuPy and NVRTC. No GPU, no driver.
 from __future__ import annotations
 
 from .decode.ops import Coverage, coverage
+from .device_names import simulated_cupy
 from .memory.memory import Access
 from .memory.tensormap import TensorMap
 from .module import Launch, Module
+from .rawkernel import RawKernel, RawModule
 from .report.counters import Counters, Counts, SharedCounts, Traffic
 from .report.findings import Finding
+from .simulation import KernelFault, KernelFaultWarning, simulation
 from .text.types import PtxError, UnsupportedPTX
 
 __all__ = [
@@ -23,12 +26,18 @@ __all__ = [
     "Counts",
     "Coverage",
     "Finding",
+    "KernelFault",
+    "KernelFaultWarning",
     "Launch",
     "Module",
     "PtxError",
+    "RawKernel",
+    "RawModule",
     "SharedCounts",
     "TensorMap",
     "Traffic",
     "UnsupportedPTX",
     "coverage",
+    "simulated_cupy",
+    "simulation",
 ]

@@ -94,10 +94,10 @@ class Load:
             found.unseen.append((found.phase, self.to.tile.chunks[at]))
         if races is not None and found is not None:
             # The copy is over for whoever sees the phase complete.
-            races.copied(lane, self.readings)
-            told = races.heard.released(lane)
-            found.told = told if found.told is None else np.maximum(found.told, told)
-        mbarriers.expect(lane, np.array([key]), np.array([-self.to.tile.size]), self.instruction)
+            if self.readings:
+                races.copied(lane, self.readings)
+            found.told = races.heard.copied(int(lane.index[0]), found.told)
+        mbarriers.brought(key, self.to.tile.size, lane, self.instruction)
 
 
 @dataclass(eq=False)
@@ -177,9 +177,7 @@ class Bulks:
 
     # -- issue ------------------------------------------------------------------------------------------------------------
 
-    def load(
-        self, lanes: Lanes, source: Region | Tile, to: Arrival, i: Instruction, reduction: Reduction | None = None
-    ) -> None:
+    def load(self, lanes: Lanes, source: Region | Tile, to: Arrival, i: Instruction, reduction: Reduction | None = None) -> None:
         """Into shared memory, checked: one copy a lane."""
         memory, tile = self.memory, to.tile
         readings = self.reading(lanes, source, i)

@@ -1,4 +1,4 @@
-"""Where bulk copies come from and go to: addresses of lanes turned into regions and tiles, what is wrong with them into findings."""
+"""Where bulk copies come from and go to: regions and tiles of the lanes' addresses, and findings of what is wrong with them."""
 
 from __future__ import annotations
 
@@ -60,6 +60,8 @@ class Ends:
         self.wave = wave
         self.memory = memory
         self.mbarriers = mbarriers
+        self.room = memory.shared_size - memory.reserved
+        """Bytes of shared memory that a block may use."""
 
     # -- tensors ------------------------------------------------------------------------------------------------------------
 
@@ -158,11 +160,11 @@ class Ends:
     def places(self, lanes: Lanes, spot: Spot, shape: Shape, i: Instruction) -> Array:
         """Which tiles lie in the shared memory of a living block; the others are findings."""
         blocks, offsets = spot.blocks, spot.offsets
-        room = self.memory.shared_size - extent(shape.size, shape.swizzle)
+        room = self.room - extent(shape.size, shape.swizzle)
         checks: Sequence[tuple[str, Array, str]] = (
             ("out of bounds", blocks == NOBODY, "the address names a block outside of the cluster"),
             ("misaligned", offsets % shape.align != 0, f"the address is no multiple of {shape.align}"),
-            ("out of bounds", (offsets < 0) | (offsets > room), f"it has {plural(self.memory.shared_size, 'byte')}"),
+            ("out of bounds", (offsets < 0) | (offsets > room), f"it has {plural(self.room, 'byte')}"),
             ("exited block", self.wave.alive_by_block[blocks] == 0, "the block that is to get it has exited"),
         )
         good = np.ones(len(blocks), np.bool_)
@@ -179,7 +181,7 @@ class Ends:
         good = np.ones(len(spot.row), np.bool_)
         for kind, wrong, why in (
             ("misaligned", barrier.offsets % 8 != 0, "is not aligned to 8 bytes"),
-            ("out of bounds", (barrier.offsets < 0) | (barrier.offsets > self.memory.shared_size - 8), "is not in shared memory"),
+            ("out of bounds", (barrier.offsets < 0) | (barrier.offsets > self.room - 8), "is not in shared memory"),
             ("out of bounds", barrier.blocks != spot.blocks, "is not in the block that gets the bytes"),
         ):
             bad = np.flatnonzero(good & wrong)
@@ -189,7 +191,5 @@ class Ends:
                 good[bad] = False
         return good
 
-    def report(
-        self, kind: str, message: str, lanes: Lanes, at: Array, i: Instruction, tensor: str | None = None
-    ) -> None:
+    def report(self, kind: str, message: str, lanes: Lanes, at: Array, i: Instruction, tensor: str | None = None) -> None:
         self.memory.findings.report(kind, message, i, lanes, int(at[0]), count=len(at), tensor=tensor)

@@ -34,7 +34,7 @@ class Maps:
         """When somebody fenced the 128 bytes at this address for their use."""
 
     def find(self, lanes: Lanes, addresses: Array, rank: int, i: Instruction) -> list[tuple[Array, Box, Segment, int]]:
-        """(positions of lanes, box, tensor, address of the tensor) for each good map of this rank (0: any) at the lanes' addresses."""
+        """The good maps at the lanes' addresses: (positions of lanes, box, tensor, the tensor's address). rank: 0 for any."""
         found = []
         for address in np.unique(addresses).tolist():
             at = np.flatnonzero(addresses == address)
@@ -70,9 +70,13 @@ class Maps:
             return BAD, "the tensor map is in shared memory; it may be a parameter, in constant or in global memory"
         segment = self.memory.segments.get(address >> WINDOW_BITS)
         if segment is None:
-            return ("null pointer", "the tensor map's address is null") if address < 1 << WINDOW_BITS else (
-                "out of bounds",
-                f"the tensor map at {address:#x} belongs to no tensor",
+            return (
+                ("null pointer", "the tensor map's address is null")
+                if address < 1 << WINDOW_BITS
+                else (
+                    "out of bounds",
+                    f"the tensor map at {address:#x} belongs to no tensor",
+                )
             )
         offset = address - segment.start
         if not 0 <= offset <= segment.size - MAP_BYTES:

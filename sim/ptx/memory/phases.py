@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -114,10 +115,8 @@ class MBarriers:
         """Asynchronous copies of lanes `row` are to arrive at these objects."""
         at = [k for k, key in enumerate(keys.tolist()) if key in self.unfenced] if self.unfenced else []
         if at:
-            message = (
-                f"the mbarrier at {self.name(int(keys[at[0]]))} is used by an asynchronous copy, but no fence.mbarrier_init (or fence.proxy.async) "
-                "is behind its mbarrier.init"
-            )
+            what = f"the mbarrier at {self.name(int(keys[at[0]]))} is used by an asynchronous copy"
+            message = f"{what}, but no fence.mbarrier_init (or fence.proxy.async) is behind its mbarrier.init"
             self.memory.findings.report("proxy", message, i, lanes, int(row[at[0]]), count=len(at))
 
     def invalidate(self, keys: Array) -> None:
@@ -132,7 +131,12 @@ class MBarriers:
 
     def each(self, keys: Array) -> list[tuple[int, Array]]:
         """(object, positions of its lanes)."""
-        return [(key, np.flatnonzero(keys == key)) for key in np.unique(keys).tolist()]
+        steps = keys[1:] - keys[:-1]
+        if (steps < 0).any():
+            return [(key, np.flatnonzero(keys == key)) for key in np.unique(keys).tolist()]
+        # Most often the lanes of a block are at one object, and blocks in their order.
+        bounds = [0, *(np.flatnonzero(steps) + 1).tolist(), len(keys)]
+        return [(int(keys[a]), np.arange(a, b)) for a, b in pairwise(bounds)]
 
     # -- arrivals ---------------------------------------------------------------------------------------------------------
 
@@ -163,7 +167,9 @@ class MBarriers:
         for key, at in self.each(keys):
             barrier = self.objects.get(key)
             if barrier is not None and int(counts[at].sum()) >= barrier.pending:
-                message = f".noComplete at the mbarrier at {self.name(key)}, whose phase waits for {plural(barrier.pending, 'arrival')}"
+                message = (
+                    f".noComplete at the mbarrier at {self.name(key)}, whose phase waits for {plural(barrier.pending, 'arrival')}"
+                )
                 self.memory.findings.report("bad arrival", message, i, lanes, int(at[0]), count=len(at))
 
     def arrived(self, key: int, barrier: Phases, lanes: Lanes, count: int) -> None:
@@ -186,6 +192,14 @@ class MBarriers:
                     message = f"the mbarrier at {self.name(key)} would count {plural(barrier.transactions, 'byte')}, at most {MOST}"
                     self.memory.findings.report("bad arrival", message, i, lanes, int(at[0]), count=len(at))
                 self.check(key, barrier)
+
+    def brought(self, key: int, size: int, lane: Lanes, i: Instruction) -> None:
+        """A copy of this lane has brought its bytes."""
+        barrier = self.find(key, lane, i)
+        if barrier is not None:
+            self.refusals = 0
+            barrier.transactions -= size
+            self.check(key, barrier)
 
     def check(self, key: int, barrier: Phases) -> None:
         if barrier.pending or barrier.transactions:

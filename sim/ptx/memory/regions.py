@@ -25,8 +25,8 @@ CHUNK = 16
 class Region:
     """What n copies read or write of one tensor, `size` bytes each in shared memory.
 
-    index: (n, size // unit), elements of `unit` bytes of the segment; inside: which of them lie in the tensor, None for all. The pieces are
-    contiguous ranges inside: virtual addresses `starts`, bytes `lengths`, and the copy, `row`, of each.
+    index: (n, size // unit), elements of `unit` bytes of the segment; inside: which of them lie in the tensor, None for all. The
+    pieces are contiguous ranges inside: virtual addresses `starts`, bytes `lengths`, and the copy, `row`, of each.
     """
 
     segment: Segment

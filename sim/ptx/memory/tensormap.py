@@ -10,7 +10,7 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
@@ -117,7 +117,8 @@ class Description:
                 raise ValueError(f"strides must be multiples of {unit} bytes, got {self.strides}")
         inner = self.box[0] * self.element
         if not self.interleave and inner % 16:
-            raise ValueError(f"the innermost dimension of the box must be a multiple of 16 bytes, got {inner} ({self.box[0]} elements)")
+            what = "the innermost dimension of the box must be a multiple of 16 bytes"
+            raise ValueError(f"{what}, got {inner} ({self.box[0]} elements)")
         if not self.interleave and self.swizzle and inner > self.swizzle:
             raise ValueError(
                 f"the innermost dimension of the box must be at most the swizzle's {self.swizzle} bytes, "
@@ -186,6 +187,7 @@ def _checksum(data: bytes) -> bytes:
     return zlib.crc32(data[:ADDRESS_AT] + data[ADDRESS_AT + 8 :]).to_bytes(4, "little")
 
 
+@dataclass(eq=False, repr=False)
 class TensorMap:
     """A tensor map for a launch: what cuTensorMapEncodeTiled makes, of an array in place of an address.
 
@@ -194,59 +196,58 @@ class TensorMap:
     map has the array's own shape and strides, reversed; with them but without `strides`, rows lie behind each other.
 
     dtype: one of the names in `TYPES`; without, the array's (of bytes and 8-bit floats "uint8"). "tfloat32" rounds float32 on
-    loading, "..._ftz" makes subnormal numbers 0. element_strides: 1 to 8 each; a copy takes every so-many-th element of the box (not in
-    the innermost dimension). swizzle: 0, 32, 64 or 128 bytes. interleave: 0; the driver knows 16 and 32, too. l2_promotion: 0,
-    64, 128 or 256, without effect. fill: "zeros" or "nan", of what lies outside of the tensor.
+    loading, "..._ftz" makes subnormal numbers 0. element_strides: 1 to 8 each; a copy takes every so-many-th element of the
+    box (not in the innermost dimension). swizzle: 0, 32, 64 or 128 bytes. interleave: 0; the driver knows 16 and 32, too.
+    l2_promotion: 0, 64, 128 or 256, without effect. fill: "zeros" or "nan", of what lies outside of the tensor.
 
-    Raises ValueError or TypeError for what the driver refuses: the address and strides that are no multiples of 16, a box of more than
-    256 elements along a dimension or whose innermost dimension is no multiple of 16 bytes or beyond the swizzle.
+    Raises ValueError or TypeError for what the driver refuses: an address or strides that are no multiples of 16, a box of more
+    than 256 elements along a dimension, or whose innermost dimension is no multiple of 16 bytes or beyond the swizzle.
     """
 
-    def __init__(
-        self,
-        array: Array,
-        box: Sequence[int] | int,
-        *,
-        dims: Sequence[int] | None = None,
-        strides: Sequence[int] | None = None,
-        dtype: str | None = None,
-        element_strides: Sequence[int] | None = None,
-        interleave: int = 0,
-        swizzle: int = 0,
-        l2_promotion: int = 0,
-        fill: str = "zeros",
-    ):
+    array: Array
+    box: Sequence[int] | int
+    _: KW_ONLY
+    dims: Sequence[int] | None = None
+    strides: Sequence[int] | None = None
+    dtype: str | None = None
+    element_strides: Sequence[int] | None = None
+    interleave: int = 0
+    swizzle: int = 0
+    l2_promotion: int = 0
+    fill: str = "zeros"
+    description: Description = field(init=False)
+    """The same, complete and checked."""
+
+    def __post_init__(self) -> None:
+        array = self.array
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             raise TypeError(f"array must be a NumPy array of numbers, got {type(array).__name__}")
-        self.array = array
-        dtype = type_of(array) if dtype is None else dtype
+        dtype = type_of(array) if self.dtype is None else self.dtype
         one_of("dtype", dtype, tuple(TYPES))
-        if dims is None and strides is None:
-            if array.ndim and array.strides[-1] != array.itemsize and array.shape[-1] > 1:
-                raise ValueError(f"the array's last axis must be contiguous, its strides are {array.strides} bytes")
-            if TYPES[dtype] != array.itemsize:
-                raise ValueError(f"dtype={dtype!r} has {TYPES[dtype]} bytes, the array's elements {array.itemsize}: give dims")
-            dims, strides = array.shape[::-1], array.strides[::-1][1:]
-        elif dims is None:
-            raise ValueError("strides without dims")
-        dims = whole("dims", dims)
-        if strides is None:
-            strides = [math.prod(dims[:k]) * TYPES[dtype] for k in range(1, len(dims))]
-        self.description = Description(
-            dtype,
-            dims,
-            whole("strides", strides),
-            whole("box", box),
-            (1,) * len(dims) if element_strides is None else whole("element_strides", element_strides),
-            interleave,
-            swizzle,
-            l2_promotion,
-            fill,
-        )
+        dims, strides = self.layout(dtype)
+        steps = (1,) * len(dims) if self.element_strides is None else whole("element_strides", self.element_strides)
+        hints = self.interleave, self.swizzle, self.l2_promotion, self.fill
+        self.description = Description(dtype, dims, strides, whole("box", self.box), steps, *hints)
         self.description.check()
-        unit = 32 if interleave == 32 else 16
+        unit = 32 if self.interleave == 32 else 16
         if array.size and Segment("", 0, array).pointer % unit:
             raise ValueError(f"the tensor's address must be a multiple of {unit}: the array begins between two")
+
+    def layout(self, dtype: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Dims and strides, those of the array where none are given."""
+        array = self.array
+        if self.dims is not None:
+            dims = whole("dims", self.dims)
+            if self.strides is not None:
+                return dims, whole("strides", self.strides)
+            return dims, tuple(math.prod(dims[:k]) * TYPES[dtype] for k in range(1, len(dims)))
+        if self.strides is not None:
+            raise ValueError("strides without dims")
+        if array.ndim and array.strides[-1] != array.itemsize and array.shape[-1] > 1:
+            raise ValueError(f"the array's last axis must be contiguous, its strides are {array.strides} bytes")
+        if TYPES[dtype] != array.itemsize:
+            raise ValueError(f"dtype={dtype!r} has {TYPES[dtype]} bytes, the array's elements {array.itemsize}: give dims")
+        return array.shape[::-1], array.strides[::-1][1:]
 
     def __repr__(self) -> str:
         d = self.description

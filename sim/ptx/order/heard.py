@@ -12,7 +12,7 @@ import numpy as np
 
 from ..state.lanes import WARP, Lanes, Wave
 from ..text.types import Array
-from .proxy import Proxy
+from .proxy import SPACES, Proxy
 
 
 class Clocks(Protocol):
@@ -58,17 +58,25 @@ class Heard:
         order.now += 1
         return out if order.proxy is None else np.concatenate((out, order.proxy.told(lanes)))
 
+    def copied(self, lane: int, told: Array | None) -> Array:
+        """A copy that a lane of the wave issued is over: `told`, what is handed on, and the lane's own past."""
+        if told is None:
+            told = np.zeros(self.per if self.order.proxy is None else (1 + len(SPACES)) * self.per, np.int64)
+        told[lane % self.per] = self.order.now
+        self.order.now += 1
+        return told
+
     def hear(self, lanes: Lanes, told: Array) -> None:
         if self.order.proxy is not None:
             self.order.proxy.hear(lanes, told[self.per :])
             told = told[: self.per]
         cluster, local = int(lanes.index[0]) // self.per, lanes.index % self.per
         rows = self.rows.setdefault(cluster, np.zeros((self.per, self.per), np.int64))
-        if lanes.slice is not None:
-            mine = rows[local[0] : local[-1] + 1]
-            np.maximum(mine, told, out=mine)
-        else:
+        if lanes.slice is None:
             rows[local] = np.maximum(rows[local], told)
+        else:
+            part = rows[lanes.slice.start - cluster * self.per : lanes.slice.stop - cluster * self.per]
+            np.maximum(part, told, out=part)
 
     def share(self, warp: int, members: Array) -> None:
         """Lanes `members` of a warp of the wave have met: each knows what any of them knew."""
@@ -93,14 +101,15 @@ class Heard:
         out = np.zeros(len(mine), np.int64)
         per = self.order.wave.lanes_per_block
         clusters = (mine - self.order.wave.first_block * per) // self.per
+        clusters[other // self.per != mine // self.per] = -1
+        mine, other = mine % self.per, other % self.per
         for cluster, rows in self.rows.items():
-            at = np.flatnonzero((clusters == cluster) & (other // self.per == mine // self.per))
-            if len(at):
-                row, column = mine[at] % self.per, other[at] % self.per
-                found = rows[row, column]
-                for chosen, size in ((several[at], WARP), (many[at], per)):
-                    some = np.flatnonzero(chosen)
-                    if len(some):
-                        found[some] = rows.reshape(self.per, -1, size)[row[some], column[some] // size].max(axis=1)
-                out[at] = found
+            at = np.flatnonzero(clusters == cluster)
+            row, column = mine[at], other[at]
+            found = rows[row, column]
+            for chosen, size in ((several[at] & ~many[at], WARP), (many[at], per)):
+                some = np.flatnonzero(chosen)
+                if len(some):
+                    found[some] = rows.reshape(self.per, -1, size)[row[some], column[some] // size].max(axis=1)
+            out[at] = found
         return out

@@ -232,7 +232,7 @@ class Order:
         known = self.known[place // per, place % per >> 5]
         least = known.min(axis=1)
         if self.split:
-            # An entry has the stamp of its latest reader, and the others may have arrived before that: only the latest is looked at.
+            # An entry has the stamp of its latest reader, before which others may have arrived: only that one is looked at.
             least = known[np.arange(len(mine)), np.where(near, other % per >> 5, 0)]
         elif self.wave.cluster > 1:
             blocks = known.reshape(len(mine), self.wave.cluster, -1).min(axis=2)

@@ -17,18 +17,18 @@ from .races import Access, Races, Table, Who
 
 
 def tile_access(races: Races, lanes: Lanes, row: Array, chunks: Array, offsets: Array, i: Instruction) -> Access:
-    """Tiles of shared memory, the k-th by lane row[k]: `chunks` (tiles, 16-byte elements of the wave's), `offsets` where they begin."""
+    """Tiles of shared memory, the k-th by lane row[k]: (tiles, chunks) 16-byte elements of the wave's, `offsets` of each tile."""
     rows = chunks
     per = 4 - races.shared_shift
     if per:
         rows = (chunks[:, :, None] << per) + np.arange(1 << per)
     rows = rows.reshape(-1)
-    position = np.repeat(row, len(rows) // len(row))
-    column = lanes.warp[position] % races.warps
+    count = len(rows) // len(row)
     addresses = np.zeros(lanes.n, np.int64)
     addresses[row] = offsets
-    who = Who(lanes.index[position] + races.first, position, rows, column)
-    return Access(i, lanes, addresses, None, races.shared, rows, column, who)
+    lane, column = lanes.index[row] + races.first, lanes.warp[row] % races.warps
+    who = Who(np.repeat(lane, count), np.repeat(row, count), rows, np.repeat(column, count))
+    return Access(i, lanes, addresses, None, races.shared, rows, who.column, who)
 
 
 def piece_access(

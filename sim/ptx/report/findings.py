@@ -23,8 +23,8 @@ class Finding:
     (setmaxnreg), "race" (`order.races`), "proxy" (`order.proxy`), "deadlock", "endless" (a warp has run `max_steps` stretches
     of code), "partial barrier" (threads had exited before a barrier of the whole block), "missing lanes" (a warp-wide
     instruction without all lanes that it names), "inactive source" (a shuffle from a lane that does not take part), "bad
-    arrival" (at an mbarrier), "bad call" (through a pointer that is no such function), "stack overflow", "trap" (also a failed
-    assertion).
+    arrival" (at an mbarrier), "bad tensor map" (`memory.maps`), "bad call" (through a pointer that is no such function), "stack
+    overflow", "trap" (also a failed assertion).
     `source` is (file, line) of the CUDA source where the PTX has line information. `block` is the linear block index,
     `warp` counts within the block, `lane` within the warp. `address` is the virtual address (shared: the offset).
     """

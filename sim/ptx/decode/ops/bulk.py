@@ -66,8 +66,9 @@ def bulk(i: Instruction) -> Plan:
     mods.done()
     if grouped and spaces == ("global", "shared::cta"):
         return bulk_store(i, operands, reduction)
-    known = {("shared::cluster", "global"), ("shared::cta", "global"), ("shared::cluster", "shared::cta")}
-    if not arrives or spaces not in known or (reduces and spaces[1] == "global") or (multicast and spaces != ("shared::cluster", "global")):
+    inward = [("shared::cluster", "global")] + [("shared::cta", "global")] * (not multicast)
+    across = [("shared::cluster", "shared::cta")] * (not multicast)
+    if not arrives or spaces not in [*across, *([] if reduces else inward)]:
         raise Unsupported("a bulk copy between these spaces with this way to complete")
     return bulk_load(i, operands, spaces[1], multicast, reduction)
 
@@ -204,4 +205,3 @@ def prefetch(i: Instruction, mods: Mods, operands: list[Operand]) -> Plan:
         return run
 
     return Plan((), (origin, arg(size, TYPES["u32"])), bind, pure=False)
-

@@ -17,7 +17,7 @@ from .access import address_arg
 from .bulk import COMPLETES, INTEGER_OPS, SPACES, reduction, values_of
 
 ALIGN = 128
-"""Of tiles in shared memory, whatever the swizzle. It goes by the address: a tile that does not begin where the pattern does is shifted in it."""
+"""Of tiles in shared memory, whatever the swizzle: that goes by the bits of the address, wherever in its pattern a tile begins."""
 
 RANKS = {f"{rank}d": rank for rank in range(1, 6)}
 

@@ -17,9 +17,9 @@ from .bulk_tensor import map_prefetch, tensor
 @opcode(
     "cp",
     forms=".async.ca .cg 4 8 16 bytes with source size; .async.commit_group .wait_group .wait_all .mbarrier.arrive{.noinc}; "
-    ".async.bulk{.tensor.1d-5d in tile mode} from .global to .shared::cta and .shared::cluster{.multicast::cluster} with an mbarrier, "
-    "from .shared::cta to .global with .commit_group .wait_group{.read}, .prefetch to .L2; .async.bulk from .shared::cta to "
-    ".shared::cluster; .reduce.async.bulk{.tensor}: .add .min .max .inc .dec .and .or .xor",
+    ".async.bulk{.tensor.1d-5d in tile mode} from .global to .shared::cta and .shared::cluster{.multicast::cluster} with an "
+    "mbarrier, from .shared::cta to .global with .commit_group .wait_group{.read}, .prefetch to .L2; .async.bulk from "
+    ".shared::cta to .shared::cluster; .reduce.async.bulk{.tensor}: .add .min .max .inc .dec .and .or .xor",
 )
 def cp(i: Instruction) -> Plan:
     if "bulk" in i.mods:
