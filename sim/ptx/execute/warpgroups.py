@@ -522,6 +522,8 @@ class Warpgroups:
 
     def leave(self) -> None:
         """Threads have exited: what is on its way for warps that are gone nobody sees."""
+        if not self.products:
+            return
         gone = self.machine.wave.alive_by_warp == 0
         for product in list(self.products.values()):
             if (gone[product.first[:, None] + np.arange(GROUP)] | product.over).all():
