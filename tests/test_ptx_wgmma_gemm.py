@@ -34,7 +34,9 @@ struct alignas(64) Map { char bytes[128]; };
 constexpr int STAGES = 3, A_BYTES = 128 * 64 * 2, B_BYTES = 64 * 64 * 2;
 PRODUCT
 __device__ u32 address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ u64 descriptor(u32 at, u64 leading) { return (at & 0x3FFFF) >> 4 | leading / 16 << 16 | 1024ull / 16 << 32 | SWIZZLE << 62; }
+__device__ u64 descriptor(u32 at, u64 leading) {
+    return (at & 0x3FFFF) >> 4 | leading / 16 << 16 | 1024ull / 16 << 32 | SWIZZLE << 62;
+}
 __device__ void init(u64* bar, int n) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address(bar)), "r"(n)); }
 __device__ void expect(u64* bar, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(bar)), "r"(bytes) : "memory");
@@ -50,7 +52,8 @@ __device__ void load(void* to, const Map* map, int x, int y, u64* bar) {
 }
 template <int n> __device__ void finish() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory"); }
 
-extern "C" __global__ void __launch_bounds__(384) gemm(const __grid_constant__ Map A, const __grid_constant__ Map B, float* C, int K) {
+extern "C" __global__ void __launch_bounds__(384)
+gemm(const __grid_constant__ Map A, const __grid_constant__ Map B, float* C, int K) {
     extern __shared__ __align__(1024) char stages[];
     __shared__ u64 full[STAGES], empty[STAGES];
     int group = threadIdx.x / 128, steps = K / 64, row = blockIdx.y * 128, column = blockIdx.x * 64;
@@ -79,8 +82,10 @@ extern "C" __global__ void __launch_bounds__(384) gemm(const __grid_constant__ M
         u32 at = address(stages) + s * (A_BYTES + B_BYTES);
         wait(&full[s], k / STAGES % 2);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-        for (int j = 0; j < 4; ++j)  // K-major rows of A are 32 bytes further along, 16 rows of B 2048
-            multiply(d, descriptor(at + (group - 1) * A_BYTES / 2 + 32 * j, 16), descriptor(at + A_BYTES + 2048 * j, 16), k + j > 0);
+        for (int j = 0; j < 4; ++j) {  // 16 of K: 32 bytes along a row of A, 16 rows of B
+            u32 a = at + (group - 1) * A_BYTES / 2 + 32 * j, b = at + A_BYTES + 2048 * j;
+            multiply(d, descriptor(a, 16), descriptor(b, 16), k + j > 0);
+        }
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         finish<1>();  // the step before is over: its stage goes back
         if (k > 0 && threadIdx.x % 128 == 32) arrive(&empty[(k - 1) % STAGES]);

@@ -206,7 +206,8 @@ class RegisterCount:
     more: bool
 
 
-Control = Branch | Exit | Return | Call | Barrier | WarpBarrier | ClusterBarrier | PhaseWait | Multiply | MultiplyWait | RegisterCount
+Waits = Barrier | WarpBarrier | ClusterBarrier | PhaseWait | MultiplyWait | RegisterCount
+Control = Branch | Exit | Return | Call | Multiply | Waits
 
 Bind = Callable[[Frame, Sequence[Array], Sequence[Array]], Thunk]
 

@@ -50,6 +50,9 @@ from .warpgroups import Warpgroups
 WAVE_LANES = 4096
 """Lanes of a wave, as far as whole blocks allow: enough to spread the cost of a NumPy call, few enough for the caches."""
 
+PRODUCT_LANES = 1 << 14
+"""Lanes of a wave of a kernel with wgmma: what its products cost is by the instruction more than by the lane."""
+
 COMMUNICATING_LANES = 1 << 16
 """Lanes of a wave of a kernel whose blocks may wait for each other: such blocks must be resident together."""
 
@@ -204,7 +207,7 @@ class Machine:
         """Run all blocks. Findings and counts are in `findings` and `tally` afterwards."""
         geometry = self.setup.geometry
         lanes_per_block = -(-geometry.threads // WARP) * WARP
-        lanes = COMMUNICATING_LANES if self.code.communicates else WAVE_LANES
+        lanes = COMMUNICATING_LANES if self.code.communicates else PRODUCT_LANES if self.code.in_flight else WAVE_LANES
         together, clusters = geometry.cluster_blocks, geometry.blocks // geometry.cluster_blocks
         most = max(1, min(lanes // lanes_per_block, WAVE_BYTES // (2 * self.memory.shared_stride)) // together)
         waves = -(-clusters // most)
@@ -332,6 +335,11 @@ class Machine:
         if self.current is not None and self.frame is not self.full:
             self.frame.store(self.full)
         self.current = None
+
+    def flush(self) -> None:
+        """The full frame has what the current one wrote; that one goes on."""
+        if self.current is not None and self.frame is not self.full:
+            self.frame.store(self.full)
 
     def read(self, lanes: Lanes, arg: Arg) -> Array:
         """An operand for `lanes`, one value a lane."""

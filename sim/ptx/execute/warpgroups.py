@@ -18,6 +18,7 @@ from ..decode.ops.rounding import half_bits
 from ..decode.ops.tensor import Decode, decoder
 from ..decode.registry import Arg, Multiply, MultiplyWait
 from ..memory.descriptors import UNIT, Descriptor
+from ..memory.swizzles import MODES
 from ..report.findings import Stuck, source
 from ..state.lanes import WARP, Lanes
 from ..state.segments import IN_FLIGHT, UNWRITTEN
@@ -31,6 +32,9 @@ THREADS = GROUP * WARP
 ROWS = 64
 REMEMBERED = 512
 """Tiles whose units are kept."""
+
+MODE_NUMBERS = np.array([MODES[Descriptor.of(bits << 62).mode] for bits in range(4)], np.uint8)
+"""Swizzles as the record of tensor copies has them, by the descriptor's bits."""
 
 EARLY = 0.06
 """How often, between two steps of a seeded run, a product is computed before its wait."""
@@ -100,7 +104,7 @@ class Warpgroups:
         self.waiting: dict[tuple[int, int], list[Lanes]] = {}
         self._whole: dict[Lanes, Array | None] = {}
         self._units: dict[tuple[Any, ...], Array] = {}
-        self._tiles: dict[tuple[Any, ...], Array] = {}
+        self._tiles: dict[tuple[int, tuple[int, int, bool]], Array] = {}
         self._bound: dict[int, Bound] = {}
 
     def __bool__(self) -> bool:
@@ -188,7 +192,7 @@ class Warpgroups:
 
     def issue(self, pc: int, lanes: Lanes, first: Array) -> None:
         machine, bound = self.machine, self.bound(pc)
-        machine.deactivate()
+        machine.flush()
         *descriptors, adds = (self.uniform(one, bound.instruction, lanes, len(first)) for one in bound.others)
         control, k_major = bound.control, bound.control.k_major
         b_units = self.units(descriptors[-1], lanes, control.columns, k_major[1], bound)
@@ -212,8 +216,7 @@ class Warpgroups:
         )
         races = machine.memory.races
         if races is not None and races.tiles is not None:
-            whole = tiles[0] if len(tiles) == 1 else np.concatenate([one.reshape(count, -1) for one in tiles], axis=1)
-            product.reading = races.tiles.issue(bound.instruction, lanes, first, whole.reshape(count, -1))
+            product.reading = races.tiles.issue(bound.instruction, first, [one.reshape(count, -1) for one in tiles])
         for one in first.tolist():
             self.flying.setdefault(one, []).append(product)
         self.products[number] = product
@@ -242,8 +245,9 @@ class Warpgroups:
                 self._units.clear()
             memory = self.machine.memory
             base = lanes.block.reshape(-1, THREADS)[:, 0] * (memory.shared_stride // UNIT)
-            found = np.stack([self.tile(int(bits), shape, bound.instruction, lanes) for bits in descriptors]) + base[:, None]
-            found = self._units[key] = found.reshape(len(descriptors), shape[0], shape[1])
+            matrices = [self.tile(bits, shape, bound.instruction, lanes) for bits in descriptors.tolist()]
+            found = (np.stack(matrices) + base[:, None]).reshape(len(descriptors), shape[0], shape[1])
+            self._units[key] = found
         if self.machine.memory.swizzles.modes is not None:
             self.look_at_swizzles(descriptors, found, bound.instruction, lanes)
         return found
@@ -251,6 +255,8 @@ class Warpgroups:
     def look_at_swizzles(self, descriptors: Array, units: Array, i: Instruction, lanes: Lanes) -> None:
         """Report tiles that tensor copies wrote in another swizzle than that of the descriptor."""
         memory = self.machine.memory
+        if memory.swizzles.all_are(units, MODE_NUMBERS[(descriptors >> np.uint64(62)).astype(np.int64)][:, None, None]):
+            return
         for bits in np.unique(descriptors).tolist():
             at = np.flatnonzero(descriptors == bits)
             rows, mode = units[at].reshape(-1), Descriptor.of(bits).mode
@@ -264,6 +270,9 @@ class Warpgroups:
 
     def tile(self, bits: int, shape: tuple[int, int, bool], i: Instruction, lanes: Lanes) -> Array:
         """The units of one matrix in its block's shared memory, in bounds."""
+        found = self._tiles.get((bits, shape))
+        if found is not None:
+            return found
         units = Descriptor.of(bits).units(*shape)
         limit = self.machine.memory.shared_size // UNIT
         if units.max() >= limit:
@@ -271,6 +280,9 @@ class Warpgroups:
             message = f"wgmma reads up to offset {last + UNIT:#x} of shared memory, which has {limit * UNIT:#x} bytes"
             self.machine.memory.findings.report("out of bounds", message, i, lanes, 0, count=lanes.n, address=last)
             units = np.minimum(units, limit - 1)
+        if len(self._tiles) > REMEMBERED:
+            self._tiles.clear()
+        self._tiles[bits, shape] = units
         return units
 
     def look(self, i: Instruction, lanes: Lanes, tiles: list[Array]) -> None:
@@ -310,6 +322,7 @@ class Warpgroups:
                 if (known.columns, known.result) == (control.columns, control.result):
                     return before.total
             self.mixed(bound, lanes, codes, pending)
+            self.machine.deactivate()
             self.land(self.of(first), lambda p: p.of(first))
             self.deliver(lanes, codes.max(initial=0) // SLOTS, bound.d_rows, bound.d_places)
         total = np.zeros((len(first), ROWS, control.columns), np.float32)

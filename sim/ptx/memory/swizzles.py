@@ -38,6 +38,10 @@ class Swizzles:
         if self.modes is not None:
             self.modes[start // UNIT : -(-(start + size) // UNIT)] = UNKNOWN
 
+    def all_are(self, units: Array, modes: Array) -> bool:
+        """Whether tensor copies wrote all of these units in these modes (numbers)."""
+        return self.modes is not None and not np.count_nonzero(self.modes[units] != modes)
+
     def differing(self, units: Array, mode: str) -> str | None:
         """The mode in which one of these units was written, if a tensor copy wrote it in another one than `mode`."""
         if self.modes is None:

@@ -20,6 +20,9 @@ from .proxy import Proxy
 from .sharing import is_async
 
 UNIT = 16
+REMEMBERED = 1 << 16
+"""Pairs of a reader and a write that are remembered to be in order."""
+
 GROUP = 4
 """Warps of a warpgroup."""
 
@@ -94,10 +97,14 @@ class Tiles:
         self.waited, self.readers = np.zeros((64, GROUP), np.int64), np.zeros(64, np.int64)
         self.by: list[Instruction] = []
         self.count = 1
+        self.over: set[tuple[int, int]] = set()
+        """Warpgroups (by first warp) and entries that were looked at."""
+        self._asynchronous = np.zeros(0, np.bool_)
 
-    def issue(self, i: Instruction, lanes: Lanes, first: Array, units: Array) -> Array:
-        """Products of warpgroups, whose first warps these are, read `units` (one row each) of the wave. Their numbers."""
-        self.look_back(i, lanes, first, units)
+    def issue(self, i: Instruction, first: Array, tiles: list[Array]) -> Array:
+        """Products of warpgroups, whose first warps these are, read units of the wave, a row each of every tile. Their numbers."""
+        for units in tiles:
+            self.look_back(i, first, units)
         numbers = np.arange(self.count, self.count + len(first))
         self.count += len(first)
         while self.count > len(self.readers):
@@ -105,12 +112,19 @@ class Tiles:
         self.readers[numbers] = first
         self.by += [i] * len(first)
         column = first % self.races.wave.warps_per_block // GROUP
-        self.latest.reshape(-1)[units * self.columns + column[:, None]] = numbers[:, None]
+        for units in tiles:
+            self.latest.reshape(-1)[units * self.columns + column[:, None]] = numbers[:, None]
         return numbers
 
     def wait(self, numbers: Array, over: Array) -> None:
         """Of these readings (product by product) the warps of `over` have waited now."""
         self.waited[numbers] = np.where(over, self.races.now, self.waited[numbers])
+
+    def asynchronous(self) -> Array:
+        """Which of the detector's instructions access memory through the asynchronous proxy."""
+        if len(self._asynchronous) != len(self.races.instructions):
+            self._asynchronous = np.array([is_async(one) for one in self.races.instructions], np.bool_)
+        return self._asynchronous
 
     def of_tensor_copies(self, units: Array) -> Array:
         """Which of these units a tensor copy wrote last."""
@@ -126,29 +140,35 @@ class Tiles:
 
     # -- what was there before ------------------------------------------------------------------------------------------------
 
-    def look_back(self, i: Instruction, lanes: Lanes, first: Array, units: Array) -> None:
+    def look_back(self, i: Instruction, first: Array, units: Array) -> None:
         """Report writes that are not over for all of the warps, or that the asynchronous proxy may not see."""
         table = self.races.shared.writes
         if not table.used:
             return
         wide = UNIT >> self.races.shared_shift
         entries = table.entries.reshape(-1, wide).take(units.reshape(-1), 0).reshape(len(first), -1)
-        top = entries.max(axis=1)
-        if (top == entries.min(axis=1)).all():
-            # A tile that one copy wrote: one entry stands for all.
-            who, found, where = np.arange(len(first)), top, np.zeros(len(first), np.int64)
+        head, end = entries[:, 0], entries[:, -1]
+        if not np.count_nonzero((entries != head[:, None]) & (entries != end[:, None])):
+            # A tile that one or two copies wrote: the entries at its ends stand for all.
+            who, found = np.tile(np.arange(len(first)), 2), np.concatenate((head, end))
+            where = np.repeat([0, entries.shape[1] - 1], len(first))
         else:
             parts = [np.unique(row, return_index=True) for row in entries]
             who = np.repeat(np.arange(len(first)), [len(values) for values, _ in parts])
             found, where = np.concatenate([values for values, _ in parts]), np.concatenate([at for _, at in parts])
-        some = found != 0
+        pairs = list(zip(first[who].tolist(), found.tolist(), strict=True))
+        some = np.array([entry != 0 and (one, entry) not in self.over for one, entry in pairs], np.bool_)
         if not some.any():
             return
+        # Who is behind a write stays so.
+        if len(self.over) > REMEMBERED:
+            self.over.clear()
+        self.over.update(pairs)
         who, found, where = who[some], found[some], where[some]
         rows = units.reshape(len(first), -1)[who, where // wide] * wide + where % wide
-        self.judge(i, lanes, first[who], found, rows)
+        self.judge(i, first[who], found, rows)
 
-    def judge(self, i: Instruction, lanes: Lanes, first: Array, entries: Array, rows: Array) -> None:
+    def judge(self, i: Instruction, first: Array, entries: Array, rows: Array) -> None:
         """The entries at these granules, each read by the warpgroup of a first warp."""
         races, per = self.races, self.races.wave.lanes_per_block
         by = races.shared.writes.by.reshape(-1)[rows]
@@ -161,7 +181,7 @@ class Tiles:
             race[at] = four.reshape(-1, GROUP).any(axis=1)
         bad = np.zeros(len(first), np.bool_)
         if races.proxy is not None:
-            ordinary = np.array([not is_async(one) for one in races.instructions])[by] & ~race
+            ordinary = ~self.asynchronous()[by] & ~race
             at = np.flatnonzero(ordinary)
             if len(at):
                 low = (entries[at] & LOW).astype(np.int64)
