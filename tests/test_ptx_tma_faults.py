@@ -218,6 +218,18 @@ def test_maps_in_global_memory_and_what_does_not_fit() -> None:
     assert [f.kind for f in launch.findings] == ["read-only"]
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_plain_copies_need_a_barrier_or_a_fence_behind_the_init(seed: int | None) -> None:
+    """As cuda::memcpy_async, which has no fence."""
+    for between, kinds in (("bar.sync 0;", set()), ("@%p1 fence.proxy.async.shared::cta;", set()), ("", {"proxy"})):
+        body = f"""ld.param.u64 %rd2, [x]; @%p1 mbarrier.init.shared::cta.b64 [%r2], 1; {between}
+        @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 256;
+        @%p1 cp.async.bulk.shared::cta.global.{BYTES} [%r1], [%rd2], 256, [%r2]; bar.sync 0; {WAIT}"""
+        module = Module.from_ptx(program(body, ".param .u64 m, .param .u64 x"))
+        found = module.launch("k", 1, 64, [None, np.zeros(64, np.float32)], seed=seed).findings
+        assert {f.kind for f in found} == kinds, between
+
+
 def test_raw_kernels_take_maps() -> None:
     """As the pipeline of two maps in a structure does, called as CuPy's kernels are."""
     x = np.ones((20, 32), np.float32)

@@ -90,8 +90,8 @@ class MBarriers:
         self.answers: list[tuple[Waiter, Phases | None, bool]] = []
         """What the run loop will fetch between two steps: within one the registers of lanes are somewhere on the way."""
         self.refusals = 0
-        self.unfenced: set[int] = set()
-        """Objects whose initialisation no fence has made visible to asynchronous copies."""
+        self.unfenced: dict[int, int] = {}
+        """Objects whose initialisation no fence has made visible to asynchronous copies, and when that was."""
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
@@ -103,17 +103,23 @@ class MBarriers:
             self.memory.findings.report("bad arrival", message, i, lanes, int(wrong[0]), count=len(wrong))
         for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
             self.objects[key] = Phases(count, count)
-            self.unfenced.add(key)
+            self.unfenced[key] = 0 if self.memory.races is None else self.memory.races.now
 
     def fence(self, lanes: Lanes) -> None:
         """fence.mbarrier_init, or fence.proxy.async, by threads of these blocks."""
         if self.unfenced:
             per, blocks = self.memory.shared_stride >> 3, set(lanes.block_ids.tolist())
-            self.unfenced = {key for key in self.unfenced if key // per not in blocks}
+            self.unfenced = {key: moment for key, moment in self.unfenced.items() if key // per not in blocks}
 
     def used_by_copy(self, keys: Array, lanes: Lanes, row: Array, i: Instruction) -> None:
-        """Asynchronous copies of lanes `row` are to arrive at these objects."""
+        """Asynchronous copies of lanes `row` are to arrive at these objects.
+
+        For plain bytes a barrier of the block is taken to do as well as a fence: NVIDIA's cuda::memcpy_async relies on that.
+        """
         at = [k for k, key in enumerate(keys.tolist()) if key in self.unfenced] if self.unfenced else []
+        races, per = self.memory.races, self.memory.shared_stride >> 3
+        if at and "tensor" not in i.mods:
+            at = [k for k in at if races is not None and races.base[int(keys[k]) // per] < self.unfenced[int(keys[k])]]
         if at:
             what = f"the mbarrier at {self.name(int(keys[at[0]]))} is used by an asynchronous copy"
             message = f"{what}, but no fence.mbarrier_init (or fence.proxy.async) is behind its mbarrier.init"
