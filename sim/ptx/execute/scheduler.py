@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..state.lanes import Lanes
+from ..state.lanes import Lanes, merged
 
 PATIENCE = 512
 """Picks by lowest instruction before the groups that have waited longest get their turn."""
@@ -85,13 +85,6 @@ class SeededReady(Ready):
         # Diverged lanes of a warp: mostly lowest instruction first, so that they meet; now and then any of them.
         key = min(keys) if self.random.random() < 0.9 else keys[int(self.random.integers(len(keys)))]
         return key[1], merged(self.keyed.pop(key))
-
-
-def merged(parts: list[Lanes]) -> Lanes:
-    """One set of the lanes of disjoint sets."""
-    if len(parts) == 1:
-        return parts[0]
-    return parts[0].wave.lanes(np.sort(np.concatenate([p.index for p in parts])))
 
 
 def make_ready(random: np.random.Generator | None) -> Ready:

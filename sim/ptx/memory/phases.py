@@ -18,7 +18,7 @@ import numpy as np
 from cupyflash.words import plural
 
 from ..report.findings import Stuck
-from ..state.lanes import Lanes
+from ..state.lanes import Lanes, merged
 from ..state.segments import WRITTEN
 from ..text.syntax import Instruction
 from ..text.types import Array
@@ -76,6 +76,17 @@ class Waiter:
     value: int
 
 
+@dataclass(frozen=True)
+class Arrivals:
+    """Lanes that arrive `counts` times each at the objects `keys`: those in a row at one object from `starts` on, `sums` of them."""
+
+    lanes: Lanes
+    keys: Array
+    counts: Array
+    starts: Array
+    sums: Array
+
+
 Answer = tuple[Wait, Lanes, bool]
 """Lanes that are told at their wait whether the phase is complete."""
 
@@ -86,7 +97,8 @@ class MBarriers:
     def __init__(self, memory: Memory):
         self.memory = memory
         self.objects: dict[int, Phases] = {}
-        self.waiting: list[Waiter] = []
+        self.waiting: dict[int, list[Waiter]] = {}
+        """By object."""
         self.answers: list[tuple[Waiter, Phases | None, bool]] = []
         """What the run loop will fetch between two steps: within one the registers of lanes are somewhere on the way."""
         self.refusals = 0
@@ -137,17 +149,22 @@ class MBarriers:
 
     def each(self, keys: Array) -> list[tuple[int, Array]]:
         """(object, positions of its lanes)."""
-        steps = keys[1:] - keys[:-1]
-        if (steps < 0).any():
+        starts = runs(keys)
+        if starts is None:
             return [(key, np.flatnonzero(keys == key)) for key in np.unique(keys).tolist()]
-        # Most often the lanes of a block are at one object, and blocks in their order.
-        bounds = [0, *(np.flatnonzero(steps) + 1).tolist(), len(keys)]
-        return [(int(keys[a]), np.arange(a, b)) for a, b in pairwise(bounds)]
+        return [(int(keys[a]), np.arange(a, b)) for a, b in pairwise([*starts.tolist(), len(keys)])]
 
     # -- arrivals ---------------------------------------------------------------------------------------------------------
 
     def arrive(self, lanes: Lanes, keys: Array, counts: Array, drop: bool, i: Instruction) -> Array:
         """Each lane arrives `counts` times; the states before, phase << 32 | pending. With `drop` for all phases to come."""
+        starts = runs(keys)
+        if starts is not None:
+            sums = np.add.reduceat(counts, starts)
+            found = [self.objects.get(key) for key in keys[starts].tolist()]
+            if all(barrier is not None and count <= barrier.pending for barrier, count in zip(found, sums.tolist(), strict=True)):
+                barriers = [barrier for barrier in found if barrier is not None]
+                return self.arrive_at(barriers, Arrivals(lanes, keys, counts, starts, sums), drop)
         states = np.zeros(lanes.n, np.uint64)
         for key, at in self.each(keys):
             barrier = self.find(key, lanes.subset(at), i)
@@ -165,8 +182,25 @@ class MBarriers:
                 states[some] = (barrier.phase << 32) + before
                 if drop:
                     barrier.expected -= count
-                self.arrived(key, barrier, lanes.subset(some), count)
+                races = self.memory.races
+                told = None if races is None else races.heard.released(lanes.subset(some))
+                self.arrived(key, barrier, told, count)
         return states
+
+    def arrive_at(self, barriers: list[Phases], many: Arrivals, drop: bool) -> Array:
+        """Arrivals at several objects, of which each completes one phase at most: they release together."""
+        lanes, starts, sums, races = many.lanes, many.starts, many.sums, self.memory.races
+        sizes = np.diff(starts, append=lanes.n)
+        earlier = np.cumsum(many.counts) - many.counts
+        pending = np.array([barrier.pending for barrier in barriers]) + earlier[starts]
+        phase = np.array([barrier.phase << 32 for barrier in barriers])
+        states = np.repeat(phase + pending, sizes) - earlier
+        told = None if races is None else races.heard.released_by(races.heard.groups(lanes, starts))
+        for k, (key, barrier, count) in enumerate(zip(many.keys[starts].tolist(), barriers, sums.tolist(), strict=True)):
+            if drop:
+                barrier.expected -= count
+            self.arrived(key, barrier, None if told is None else told[k], count)
+        return states.astype(np.uint64)
 
     def must_stay(self, lanes: Lanes, keys: Array, counts: Array, i: Instruction) -> None:
         """Arrivals that say they complete no phase (.noComplete)."""
@@ -178,10 +212,9 @@ class MBarriers:
                 )
                 self.memory.findings.report("bad arrival", message, i, lanes, int(at[0]), count=len(at))
 
-    def arrived(self, key: int, barrier: Phases, lanes: Lanes, count: int) -> None:
-        races = self.memory.races
-        if races is not None:
-            told = races.heard.released(lanes)
+    def arrived(self, key: int, barrier: Phases, told: Array | None, count: int) -> None:
+        """So many arrivals, and what they hand on."""
+        if told is not None:
             barrier.told = told if barrier.told is None else np.maximum(barrier.told, told)
         self.refusals = 0
         barrier.pending -= count
@@ -215,8 +248,7 @@ class MBarriers:
         if barrier.told is not None:
             barrier.heard = barrier.told if barrier.heard is None else np.maximum(barrier.heard, barrier.told)
             barrier.told = None
-        ready, self.waiting = [w for w in self.waiting if w.key == key], [w for w in self.waiting if w.key != key]
-        self.answers += [(waiter, barrier, True) for waiter in ready]
+        self.answers += [(waiter, barrier, True) for waiter in self.waiting.pop(key, ())]
 
     # -- asynchronous copies ----------------------------------------------------------------------------------------------
 
@@ -225,7 +257,7 @@ class MBarriers:
         barrier = self.find(key, lanes, i)
         if barrier is not None:
             barrier.deferred.append(Deferred(lanes, run))
-            if any(w.key == key for w in self.waiting):
+            if key in self.waiting:
                 self.land(barrier)
 
     def land(self, barrier: Phases) -> None:
@@ -258,11 +290,12 @@ class MBarriers:
                 message = "wait for an mbarrier of another block: a thread can only wait for its own block's"
                 place, count = int(where[remote][0]), int(remote.sum())
                 self.memory.findings.report("out of bounds", message, wait.instruction, lanes, place, count=count)
-            for key, at in self.each(index.astype(np.int64)):
-                at = where[at]
-                left[at] = False
-                for value in np.unique(wanted[at]).tolist():
-                    self.look(Waiter(wait, lanes.subset(at[wanted[at] == value]), key, value))
+            left[where] = False
+            keys, values = index.astype(np.int64), wanted[where]
+            # Lanes in a row that wait for the same.
+            ends = np.flatnonzero((keys[1:] != keys[:-1]) | (values[1:] != values[:-1])) + 1
+            for a, b in pairwise([0, *ends.tolist(), len(keys)]):
+                self.look(Waiter(wait, lanes.subset(where[a:b]), int(keys[a]), int(values[a])))
         if left.any():
             self.answers.append((Waiter(wait, lanes.subset(np.flatnonzero(left)), -1, 0), None, True))
 
@@ -277,19 +310,23 @@ class MBarriers:
         if complete():
             self.answers.append((waiter, barrier, True))
         else:
-            self.waiting.append(waiter)
+            self.waiting.setdefault(waiter.key, []).append(waiter)
 
     def answer(self) -> list[Answer]:
         """Who goes on, and with which answer; they have then heard of what the phase's arrivals released."""
         races = self.memory.races
         answers, self.answers = self.answers, []
+        news: list[tuple[Lanes, Array]] = []
+        groups: dict[tuple[int, bool], tuple[Wait, list[Lanes]]] = {}
         for waiter, barrier, done in answers:
-            if not done or barrier is None:
-                continue
-            self.see(barrier)
-            if races is not None and barrier.heard is not None:
-                races.heard.hear(waiter.lanes, barrier.heard)
-        return [(waiter.wait, waiter.lanes, done) for waiter, _, done in answers]
+            groups.setdefault((waiter.wait.pc, done), (waiter.wait, []))[1].append(waiter.lanes)
+            if done and barrier is not None:
+                self.see(barrier)
+                if barrier.heard is not None:
+                    news.append((waiter.lanes, barrier.heard))
+        if races is not None and news:
+            races.heard.hear_all(news)
+        return [(wait, merged(some), done) for (_, done), (wait, some) in groups.items()]
 
     def see(self, barrier: Phases) -> None:
         """Somebody has seen the last phase complete: what its copies brought is there."""
@@ -305,13 +342,17 @@ class MBarriers:
         if self.refusals >= PATIENCE:
             return False
         self.refusals += 1
-        self.answers += [(w, None, False) for w in self.waiting if not w.wait.blocking]
-        self.waiting = [w for w in self.waiting if w.wait.blocking]
+        every = [w for waiters in self.waiting.values() for w in waiters]
+        self.answers += [(w, None, False) for w in every if not w.wait.blocking]
+        self.waiting = {}
+        for waiter in every:
+            if waiter.wait.blocking:
+                self.waiting.setdefault(waiter.key, []).append(waiter)
         return bool(self.answers)
 
     def stuck(self) -> list[Stuck]:
         out = []
-        for waiter in self.waiting:
+        for waiter in (w for waiters in self.waiting.values() for w in waiters):
             barrier, lanes = self.objects[waiter.key], waiter.lanes
             number = plural(abs(barrier.transactions), "byte")
             state = f"{plural(barrier.pending, 'arrival')} and {number if barrier.transactions >= 0 else f'has {number} too many'}"
@@ -323,3 +364,9 @@ class MBarriers:
     def name(self, key: int) -> str:
         """Where an object lies: its offset, and the variable there."""
         return self.memory.shared_name(key * 8 % self.memory.shared_stride)
+
+
+def runs(keys: Array) -> Array | None:
+    """Where each object's lanes begin, if they are in a row and in the order of the objects, as they are most often."""
+    steps = keys[1:] - keys[:-1]
+    return None if (steps < 0).any() else np.concatenate(([0], np.flatnonzero(steps) + 1))

@@ -32,6 +32,9 @@ LEVEL = 7 << 29
 LANE = (1 << 29) - 1
 LOW = np.uint64((1 << STAMP) - 1)
 
+MANY = 64
+"""From so many pairs on it pays to look for repeated ones."""
+
 DEVICE, CLUSTER, BLOCK = range(3)
 """Scopes of fences: who hears of them."""
 
@@ -94,8 +97,7 @@ class Order:
         self.synced.reshape(self.wave.blocks, -1)[blocks] = moment
         if self.wave.cluster == 1:
             self.known[blocks] = moment
-            for block in blocks.tolist():
-                self.heard.rows.pop(block, None)
+            self.heard.forget(blocks * self.per, self.per)
         else:
             for block in blocks.tolist():
                 self.heard.meet(block)
@@ -138,8 +140,7 @@ class Order:
         released = self.known[cluster, warps].max(axis=0)
         released[warps] = self.now
         self.now += 1
-        rows, fenced = self.heard.rows.get(cluster), None if self.proxy is None else self.proxy.told(lanes)
-        return Released(released, None if rows is None else rows[lanes.index % self.per].max(axis=0), fenced)
+        return Released(released, self.heard.of_all(lanes), None if self.proxy is None else self.proxy.told(lanes))
 
     def depart(self, lanes: Lanes, released: list[Released]) -> None:
         """Lanes of one cluster have waited for the arrivals that released this."""
@@ -163,7 +164,7 @@ class Order:
         if not split:
             self.known[cluster] = self.now
             self.synced[cluster * self.warps : (cluster + 1) * self.warps] = self.now
-            self.heard.rows.pop(cluster, None)
+            self.heard.forget(np.array([cluster * self.per]), self.per)
             self._floors.clear()
             self.now += 1
         # What some learnt of other clusters through atomics, all know now.
@@ -181,11 +182,11 @@ class Order:
         found: Array = known[index, blocks % cluster] >= self.start
         for at in np.flatnonzero(~found).tolist():
             place = int(lanes.index[at])
-            rows, learnt = self.heard.rows.get(place // self.per), self.learnt(place + self.first)
+            row, learnt = self.heard.row(place), self.learnt(place + self.first)
             per, block = self.wave.lanes_per_block, int(blocks[at])
             mine = slice(block % cluster * per, (block % cluster + 1) * per)
             there = slice(self.first + block * per, self.first + (block + 1) * per)
-            found[at] = (rows is not None and rows[place % self.per, mine].max() >= self.start) or (
+            found[at] = (row is not None and row[mine].max() >= self.start) or (
                 learnt is not None and learnt[there].max() >= self.start
             )
         return found
@@ -195,7 +196,7 @@ class Order:
         self.synced[warps] = self.now
         self._floors.clear()
         self.now += 1
-        if self.heard.rows:
+        if self.heard:
             for warp in warps.tolist():
                 self.heard.share(warp, np.arange(WARP))
         if self._lane_knows:
@@ -222,6 +223,16 @@ class Order:
 
     def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
         """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
+        if len(mine) > MANY:
+            # Tiles that one lane copies, mostly: the same question for all of their granules.
+            heads = np.flatnonzero((mine[1:] != mine[:-1]) | (entries[1:] != entries[:-1])) + 1
+            if 2 * len(heads) < len(mine):
+                heads = np.concatenate(([0], heads))
+                return np.repeat(self.judged(mine[heads], entries[heads], collective), np.diff(heads, append=len(mine)))
+        return self.judged(mine, entries, collective)
+
+    def judged(self, mine: Array, entries: Array, collective: bool) -> Array:
+        """`unordered`, pair by pair."""
         stamp = (entries >> np.uint64(STAMP)).astype(np.int64)
         low = (entries & LOW).astype(np.int64)
         other, who = low & LANE, low & ~LANE
@@ -229,15 +240,15 @@ class Order:
         near = (other // per == mine // per) & (who != CLUSTERS)
         ours = near & (other >> 5 == mine >> 5) & (who <= LANES)
         place = np.where(near, mine - self.first, 0)
-        known = self.known[place // per, place % per >> 5]
-        least = known.min(axis=1)
-        if self.split:
-            # An entry has the stamp of its latest reader, before which others may have arrived: only that one is looked at.
-            least = known[np.arange(len(mine)), np.where(near, other % per >> 5, 0)]
-        elif self.wave.cluster > 1:
-            blocks = known.reshape(len(mine), self.wave.cluster, -1).min(axis=2)
-            least = np.where(who == WARPS, blocks[np.arange(len(mine)), other % per // self.wave.lanes_per_block], least)
-        moment = np.where(who >= WARPS, least, known[np.arange(len(mine)), np.where(near, other % per >> 5, 0)])
+        cluster, warp = place // per, place % per >> 5
+        moment = self.known[cluster, warp, np.where(near, other % per >> 5, 0)]
+        # An entry has the stamp of its latest reader, before which others may have arrived: if `split` only that one is looked at.
+        if not self.split and (who >= WARPS).any():
+            least = self.known.min(axis=2)[cluster, warp]
+            if self.wave.cluster > 1:
+                blocks = self.known.reshape(*self.known.shape[:2], self.wave.cluster, -1).min(axis=3)
+                least = np.where(who == WARPS, blocks[cluster, warp, other % per // self.wave.lanes_per_block], least)
+            moment = np.where(who >= WARPS, least, moment)
         moment = np.where(ours, self.synced[place >> 5], moment)
         race = (stamp > 0) & ~(near & (stamp <= moment))
         if not collective:
@@ -246,7 +257,7 @@ class Order:
             for at in np.flatnonzero(race & ours & (who == ONE)):
                 moments = self.partial.get(int(mine[at] - self.first) >> 5)
                 race[at] &= moments is None or stamp[at] > moments[mine[at] & 31, other[at] & 31]
-        if self.heard.rows and race.any():
+        if self.heard and race.any():
             race &= stamp > self.heard.moments(mine, other, (who == LANES) | (who == WARPS), who == WARPS)
         if (self._lane_knows or self._block_knows) and race.any():
             for lane in np.unique(mine[race]):
@@ -326,8 +337,9 @@ class Order:
         local, mine = (lane - self.first) // per, lane % per >> 5
         moments = np.repeat(self.known[local, mine], WARP)
         moments[mine * WARP : (mine + 1) * WARP] = self.synced[lane - self.first >> 5]
-        if local in self.heard.rows:
-            moments = np.maximum(moments, self.heard.rows[local][lane % per])
+        heard = self.heard.row(lane - self.first)
+        if heard is not None:
+            moments = np.maximum(moments, heard)
         limit = np.full(per, moment)
         start = lane - lane % per
         if fences is not None:

@@ -13,6 +13,8 @@ hand it on as they hand on what is known. Rows are made by the first fence: befo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -24,14 +26,51 @@ from ..text.types import Array
 SPACES = ("shared", "global")
 
 
+@dataclass
+class Groups:
+    """Lanes of a wave in groups, each of one cluster (or block) whose `per` lanes hear of each other.
+
+    `number`: the group of each lane. `warps`: warps of the wave, group by group, each once in a group; `owner` the group of
+    each, `first` where those of each group begin.
+    """
+
+    lanes: Lanes
+    number: Array
+    warps: Array
+    owner: Array
+    first: Array
+
+    @classmethod
+    def of(cls, lanes: Lanes, starts: Array, per: int) -> Groups:
+        """`starts`: the position at which each group begins, the first one 0."""
+        number = np.zeros(lanes.n, np.int64)
+        number[starts[1:]] = 1
+        number = np.cumsum(number)
+        heads = np.flatnonzero((np.diff(number, prepend=-1) != 0) | (np.diff(lanes.warp, prepend=-1) != 0))
+        owner = number[heads]
+        return cls(lanes, number, lanes.warp[heads], owner, np.flatnonzero(np.diff(owner, prepend=-1)))
+
+    def highest(self, rows: Array) -> Array:
+        """The maximum over the warps of each group of `rows` (warps, any)."""
+        count = len(self.first)
+        if len(rows) == count:
+            return rows
+        if len(rows) % count == 0 and (self.first == np.arange(0, len(rows), len(rows) // count)).all():
+            return np.asarray(rows.reshape(count, -1, rows.shape[1]).max(axis=1))
+        return np.asarray(np.maximum.reduceat(rows, self.first, axis=0))
+
+
 class Knowing(Protocol):
     """What is known besides (`order.heard`)."""
 
     per: int
     """Lanes that hear of each other by moments of their own: those of a block, or of a cluster."""
 
-    def knows(self, lanes: Lanes) -> Array:
-        """For each of the `per` lanes around these lanes the moment until which it is over for one of them."""
+    def groups(self, lanes: Lanes, starts: Array) -> Groups:
+        """Lanes in groups, the k-th of which begins at position starts[k]."""
+
+    def knows(self, groups: Groups) -> Array:
+        """For each of the `per` lanes around each group the moment until which it is over for a lane of the group."""
 
 
 class Clock(Protocol):
@@ -46,28 +85,31 @@ class Clock(Protocol):
 
 
 class Proxy:
-    """Who fenced what. `rows[space][unit]` are (warps, lanes) moments of a unit: the `per` lanes that hear of each other."""
+    """Who fenced what. `rows[space]` are (warps, lanes) moments: of each warp of the wave about the `per` lanes around it."""
 
     def __init__(self, order: Clock):
         self.order = order
         self.per = order.heard.per
-        self.rows: dict[str, dict[int, Array]] = {space: {} for space in SPACES}
+        self.rows: dict[str, Array] = {}
         # For whom no moments are kept (other blocks): when each lane of the grid last fenced.
         self.fenced: dict[str, Array] = {}
+
+    def made(self, space: str) -> Array:
+        """The rows of a space; from now on there are some."""
+        if space not in self.rows:
+            self.rows[space] = np.zeros((self.order.wave.size // WARP, self.per), np.int64)
+        return self.rows[space]
 
     def fence(self, lanes: Lanes, i: Instruction) -> None:
         """These lanes run a fence.proxy.async, of both spaces or of the one that it names."""
         named = [space for space in SPACES if any(mod.endswith(space) or f"{space}::" in mod for mod in i.mods)]
         order = self.order
-        for warp in lanes.warp_ids.tolist():
-            some = lanes.subset(np.flatnonzero(lanes.warp == warp))
-            unit, local = divmod(warp * WARP, self.per)
-            known = order.heard.knows(some)
-            known[some.index - unit * self.per] = order.now
-            for space in named or SPACES:
-                rows = self.rows[space].setdefault(unit, np.zeros((self.per // WARP, self.per), np.int64))
-                np.maximum(rows[local // WARP], known, out=rows[local // WARP])
+        warps = order.heard.groups(lanes, np.flatnonzero(np.diff(lanes.warp, prepend=-1)))
+        known = order.heard.knows(warps)
+        known[warps.number, lanes.index % self.per] = order.now
         for space in named or SPACES:
+            rows = self.made(space)
+            rows[warps.warps] = np.maximum(rows[warps.warps], known)
             if space not in self.fenced:
                 self.fenced[space] = np.zeros(order.blocks * order.wave.lanes_per_block, np.int64)
             self.fenced[space][lanes.index + order.wave.first_block * order.wave.lanes_per_block] = order.now
@@ -75,36 +117,47 @@ class Proxy:
 
     # -- handed on ----------------------------------------------------------------------------------------------------------
 
+    def told_by(self, groups: Groups) -> Array:
+        """What each group hands on: both spaces, one behind the other."""
+        out = np.zeros((len(groups.first), len(SPACES), self.per), np.int64)
+        for k, space in enumerate(SPACES):
+            if space in self.rows:
+                out[:, k] = groups.highest(self.rows[space][groups.warps])
+        return out.reshape(len(out), -1)
+
     def told(self, lanes: Lanes) -> Array:
-        """What lanes of one unit hand on: both spaces, one behind the other."""
-        unit = int(lanes.index[0]) // self.per
-        warps = lanes.warp_ids % (self.per // WARP)
-        out = np.zeros((len(SPACES), self.per), np.int64)
-        for part, space in zip(out, SPACES, strict=True):
-            if unit in self.rows[space]:
-                self.rows[space][unit][warps].max(axis=0, out=part)
-        return out.reshape(-1)
+        """What lanes of one unit hand on."""
+        return np.asarray(self.told_by(self.order.heard.groups(lanes, np.zeros(1, np.int64)))[0])
 
     def hear(self, lanes: Lanes, told: Array) -> None:
         """Lanes of one unit are told what others handed on."""
-        if not told.any():
+        self.hear_all([(lanes, told)])
+
+    def hear_all(self, news: Sequence[tuple[Lanes, Array]]) -> None:
+        """Disjoint sets of lanes, each of one unit, are told what others handed on. A warp hears what one of its lanes does."""
+        some = [one for one in news if len(one[1])]
+        if not some:
             return
-        unit = int(lanes.index[0]) // self.per
-        warps = lanes.warp_ids % (self.per // WARP)
-        for part, space in zip(told.reshape(len(SPACES), self.per), SPACES, strict=True):
-            if part.any():
-                rows = self.rows[space].setdefault(unit, np.zeros((self.per // WARP, self.per), np.int64))
-                rows[warps] = np.maximum(rows[warps], part)
+        every = np.stack([told for _, told in some]).reshape(len(some), len(SPACES), self.per)
+        warps = np.concatenate([lanes.warp_ids for lanes, _ in some])
+        which = np.repeat(np.arange(len(some)), [lanes.warps for lanes, _ in some])
+        for k, space in enumerate(SPACES):
+            told = every[:, k]
+            if not told.any():
+                continue
+            rows = self.made(space)
+            if len(some) == 1:
+                rows[warps] = np.maximum(rows[warps], told)
+            elif all(lanes.whole_warps for lanes, _ in some):
+                rows[warps] = np.maximum(rows[warps], told[which])
+            else:
+                np.maximum.at(rows, warps, told[which])
 
     def meet(self, blocks: Array) -> None:
         """All threads of each of these blocks have met."""
-        warps = self.order.wave.warps_per_block
-        for space in SPACES:
-            for block in blocks.tolist():
-                unit, first = divmod(block * warps, self.per // WARP)
-                rows = self.rows[space].get(unit)
-                if rows is not None:
-                    rows[first : first + warps] = rows[first : first + warps].max(axis=0)
+        for rows in self.rows.values():
+            mine = rows.reshape(self.order.wave.blocks, -1, self.per)
+            mine[blocks] = mine[blocks].max(axis=1, keepdims=True)
 
     # -- asked --------------------------------------------------------------------------------------------------------------
 
@@ -115,16 +168,15 @@ class Proxy:
         """
         per = self.per
         first = self.order.wave.first_block * self.order.wave.lanes_per_block
-        unit, local = np.divmod(reader - first, per)
-        same = unit == (writer - first) // per
+        same = (reader - first) // per == (writer - first) // per
         moment = np.zeros(len(reader), np.int64)
-        for number, rows in self.rows[space].items():
-            at = np.flatnonzero(same & (unit == number))
+        rows = self.rows.get(space)
+        if rows is not None:
+            warp, other = (reader - first) // WARP, (writer - first) % per
+            moment = np.where(same, rows[warp, other], 0)
+            at = np.flatnonzero(same & collective)
             if len(at):
-                row = rows[local[at] // WARP]
-                other = (writer[at] - first) % per
-                every = row.reshape(len(at), -1, WARP).min(axis=2)[np.arange(len(at)), other // WARP]
-                moment[at] = np.where(collective[at], every, row[np.arange(len(at)), other])
+                moment[at] = rows.reshape(len(rows), -1, WARP).min(axis=2)[warp[at], other[at] // WARP]
         fenced = self.fenced.get(space)
         if fenced is not None and not same.all():
             # Between blocks a fence of the writer behind its write, or of the reader at all since then, is believed.

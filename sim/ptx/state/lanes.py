@@ -172,6 +172,13 @@ class Lanes:
         return self.wave.number(self.wave.first_block + block), thread // WARP, thread % WARP
 
 
+def merged(parts: list[Lanes]) -> Lanes:
+    """One set of the lanes of disjoint sets."""
+    if len(parts) == 1:
+        return parts[0]
+    return parts[0].wave.lanes(np.sort(np.concatenate([p.index for p in parts])))
+
+
 def warp_bits(member: Array) -> Array:
     """Booleans over whole warps to one uint32 a warp, bit i for lane i."""
     return np.packbits(member.reshape(-1, WARP), axis=1, bitorder="little").view(np.uint32).reshape(-1)
