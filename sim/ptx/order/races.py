@@ -95,6 +95,13 @@ class Access:
     columns: Array | None
     who: Who
     collective: bool = False
+    last: Array | None = None
+    """Where the last lane of each warp is in `rows`, if the warps are whole and the lanes of each access the same granules."""
+
+    @property
+    def different(self) -> Array:
+        """The rows without those that are there again for other lanes of a warp."""
+        return self.rows if self.last is None else self.rows[self.last]
 
 
 Rows = tuple[Shadow, Array, Array | None, Who]
@@ -176,6 +183,8 @@ class Races(Order):
             return
         shadow, rows, columns, who = found
         access = Access(i, lanes, addresses, segment, shadow, rows, columns, who, kind in ("ldmatrix", "stmatrix"))
+        if columns is not None and not access.collective:
+            access.last = same_for_warps(lanes, rows)
         self.judge(access, kind)
 
     def tensor_rows(self, segment: Segment, lanes: Lanes, addresses: Array, size: int | Array) -> Rows | None:
@@ -279,6 +288,8 @@ class Races(Order):
         if not table.used:
             return
         width = table.entries.shape[1]
+        if access.last is not None and not self.recent(access, table):
+            return
         entries = table.entries.reshape(-1).take(rows) if width == 1 else table.entries.take(rows, 0)
         if access.shadow.shared and other not in (COPY, LANDING):
             floor, synced = self.floors(lanes)
@@ -307,6 +318,12 @@ class Races(Order):
             column = 0 if width == 1 else at[1][race]
             self.report(access, where, chosen, table.by[rows[where], column], (verb, other))
 
+    def recent(self, access: Access, table: Table) -> bool:
+        """Whether somebody touched the granules of an access to shared memory since all of the cluster last met."""
+        rows = access.different
+        entries = table.entries.reshape(-1).take(rows) if table.entries.shape[1] == 1 else table.entries.take(rows, 0)
+        return int(entries.max()) >> STAMP > self.floors(access.lanes)[0]
+
     def note(self, access: Access, table: Table) -> None:
         """Add readers (or atomics) to the summaries of their granules."""
         who, columns, number = access.who, access.columns, self.number(access.instruction)
@@ -315,6 +332,12 @@ class Races(Order):
         at = access.rows if columns is None else access.rows * table.entries.shape[1] + columns
         if access.collective:
             flat[at] = self.values(who, LANES)
+            by[at] = number
+            return
+        if access.last is not None and columns is not None:
+            # A warp has its own summary, which is then of this moment and of several lanes, whoever was there before.
+            at = at[access.last]
+            flat[at] = (who.lane[access.last] | (self.now << STAMP | LANES)).view(np.uint64)
             by[at] = number
             return
         floor, synced = self.floors(access.lanes)
@@ -484,3 +507,14 @@ class Races(Order):
                 address=address,
                 tensor=segment.name if segment is not None else None,
             )
+
+
+def same_for_warps(lanes: Lanes, rows: Array) -> Array | None:
+    """Where the granules of the last lane of each warp are in `rows`, if all lanes of whole warps access the same; None: not so."""
+    count = len(rows) // lanes.n
+    if lanes.n < WARP or rows[0] != rows[count] or not lanes.whole_warps:
+        return None
+    each = rows.reshape(-1, WARP, count)
+    if np.count_nonzero(each != each[:, :1]):
+        return None
+    return np.asarray((np.arange(0, len(rows), WARP * count)[:, None] + np.arange((WARP - 1) * count, WARP * count)).reshape(-1))

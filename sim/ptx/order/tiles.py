@@ -62,6 +62,10 @@ class Access(Protocol):
     @property
     def who(self) -> Lane: ...
 
+    @property
+    def different(self) -> Array:
+        """The rows without those that are there again for other lanes of a warp."""
+
 
 class Detector(Protocol):
     """The race detector of which this is a part."""
@@ -209,6 +213,8 @@ class Tiles:
         if self.count == 1:
             return
         races, who = self.races, access.who
+        if not self.latest.take(access.different * (1 << races.shared_shift) // UNIT, 0).any():
+            return
         found = self.latest.take(access.rows * (1 << races.shared_shift) // UNIT, 0)
         if not found.any():
             return
