@@ -139,6 +139,7 @@ class Barriers:
             machine.deactivate()
             target: Arg = plan.writes[0]
             machine.full.array(target)[arrival.lanes.index] = result
+            machine.rewritten(-1)
 
     def complete(self, block: int, pc: int, lanes: Lanes) -> None:
         machine = self.machine

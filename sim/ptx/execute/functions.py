@@ -120,6 +120,7 @@ class Functions:
             level = self.levels[depth]
             for width, file in machine.full.files.items():
                 file[:, at] = level.files[width][:, at]
+            machine.rewritten(-1)
             rows[at] = level.local[at]
             for now, kept in ((self.sites, level.sites), (machine.shadows.rows, level.shadows)):
                 for name, row in now.items():

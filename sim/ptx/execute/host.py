@@ -44,6 +44,9 @@ class Host(Protocol):
     def deactivate(self) -> None:
         """All registers are in `full` afterwards."""
 
+    def rewritten(self, mask: int) -> None:
+        """Somebody wrote these rows (bits; -1: any) of `full`, while no frame was active: none has them any more."""
+
     def flush(self) -> None:
         """All registers are in `full` afterwards; the frame that runs keeps its copies."""
 

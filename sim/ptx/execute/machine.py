@@ -50,7 +50,7 @@ from .warpgroups import Warpgroups
 WAVE_LANES = 4096
 """Lanes of a wave, as far as whole blocks allow: enough to spread the cost of a NumPy call, few enough for the caches."""
 
-PRODUCT_LANES = 1 << 14
+PRODUCT_LANES = 1 << 15
 """Lanes of a wave of a kernel with wgmma: what its products cost is by the instruction more than by the lane."""
 
 COMMUNICATING_LANES = 1 << 16
@@ -325,8 +325,14 @@ class Machine:
                 while sum(self._compact) > COMPACT_LANES:
                     self._compact.pop(next(iter(self._compact))).release()
                 found = self._compact[lanes.n] = Frame(self, lanes.n)
+                found.lanes = lanes
             frame = found
-            frame.valid = frame.dirty = 0
+            if frame.lanes is not lanes:
+                frame.valid = 0
+            frame.dirty = 0
+        for other in self._compact.values():
+            if other.valid and other is not frame and self.wave.meet(other.lanes, lanes):
+                other.valid = 0
         frame.lanes = lanes
         self.current, self.frame = lanes, frame
         return frame
@@ -336,17 +342,26 @@ class Machine:
             self.frame.store(self.full)
         self.current = None
 
+    def rewritten(self, mask: int) -> None:
+        """Somebody wrote these rows (bits) of the full frame: what compact frames have of them is old."""
+        for frame in self._compact.values():
+            frame.valid &= ~mask
+
     def flush(self) -> None:
         """The full frame has what the current one wrote; that one goes on."""
         if self.current is not None and self.frame is not self.full:
             self.frame.store(self.full)
 
+    def row_bit(self, arg: Arg) -> int:
+        """The row of a register as frames count them; 0: it has none."""
+        slot = self.code.slots.get(arg.operand.name) if isinstance(arg.operand, Reg) else None
+        return 0 if slot is None else 1 << (self.code.row_base[slot[0]] + slot[1])
+
     def read(self, lanes: Lanes, arg: Arg) -> Array:
         """An operand for `lanes`, one value a lane."""
         frame = self.activate(lanes)
         if frame is not self.full and isinstance(arg.operand, Reg) and arg.operand.name in self.code.slots:
-            width, row = self.code.slots[arg.operand.name]
-            frame.load(1 << (self.code.row_base[width] + row), self.full)
+            frame.load(self.row_bit(arg), self.full)
         return np.broadcast_to(frame.array(arg), lanes.n)
 
     # -- one step -------------------------------------------------------------------------------------------------------
@@ -465,7 +480,9 @@ class Machine:
         """Tell lanes that waited for phases of mbarriers, and let them go on."""
         self.deactivate()
         for wait, lanes, done in self.mbarriers.answer():
-            self.full.array(self.code.plans[wait.pc].writes[0])[lanes.index] = done
+            target = self.code.plans[wait.pc].writes[0]
+            self.full.array(target)[lanes.index] = done
+            self.rewritten(self.row_bit(target))
             self.push(wait.pc + 1, lanes)
 
     def stop(self, kind: str, message: str, pc: int, lanes: Lanes) -> NoReturn:

@@ -125,10 +125,16 @@ def factor(machine: Host, run: list[Product], side: int, at: Array | None) -> Ar
     return out if k_major == (side == 0) else out.transpose(0, 2, 1)
 
 
+def rows_of(machine: Host, places: Array, lanes: Lanes) -> Array:
+    """Registers of 32 bits as (registers, lanes)."""
+    file = machine.full.files[32]
+    return file[places, lanes.slice] if lanes.slice is not None else file[places[:, None], lanes.index]
+
+
 def fragments(machine: Host, product: Product) -> Array:
     """A from registers: (warpgroups, 64, 8 words), rows 16 w + g + 8 r, words t + 4 k of a row."""
     lanes = product.lanes
-    held = machine.full.files[32][product.bound.a_places][:, lanes.slice or lanes.index]
+    held = rows_of(machine, product.bound.a_places, lanes)
     parts = held.reshape(2, 2, len(product.first), GROUP, 8, 4)
     return parts.transpose(2, 3, 1, 4, 0, 5).reshape(len(product.first), ROWS, 8)
 

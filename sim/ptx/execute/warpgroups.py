@@ -24,7 +24,7 @@ from ..text.syntax import Instruction, Reg
 from ..text.types import Array
 from .flights import SLOTS, Flights
 from .host import Host
-from .products import GROUP, ROWS, THREADS, Bound, Product, compute, joins, matrix
+from .products import GROUP, ROWS, THREADS, Bound, Product, compute, joins, matrix, rows_of
 
 REMEMBERED = 512
 """Tiles whose units are kept."""
@@ -274,7 +274,7 @@ class Warpgroups:
             self.deliver(lanes, codes.max(initial=0) // SLOTS, bound.d_rows, bound.d_places)
         total = np.zeros((len(first), ROWS, control.columns), np.float32)
         if adds.any():
-            held = self.machine.full.files[32][bound.d_places][:, lanes.slice or lanes.index]
+            held = rows_of(self.machine, bound.d_places, lanes)
             np.copyto(total, matrix(held, len(first), control), where=adds[:, None, None])
         return total
 
@@ -322,7 +322,8 @@ class Warpgroups:
         due = (numbers > self.flights.done[warps]) & (numbers <= newest)
         if not due.any():
             return
-        file = self.machine.full.files[32]
+        file, start = self.machine.full.files[32], self.machine.code.row_base[32]
+        self.machine.rewritten(sum(1 << start + place for place in places.tolist()))
         for number in np.unique(numbers[due]).tolist():
             product = self.products[number]
             held = product.registers()

@@ -48,6 +48,11 @@ class Table:
         return np.zeros((self.rows, self.columns), np.uint64)
 
     @cached_property
+    def touched(self) -> Array:
+        """Rows of shared memory in which there is any entry."""
+        return np.zeros(self.rows, np.bool_)
+
+    @cached_property
     def by(self) -> Array:
         return np.zeros((self.rows, self.columns), self.numbers)
 
@@ -97,6 +102,9 @@ class Access:
     collective: bool = False
     last: Array | None = None
     """Where the last lane of each warp is in `rows`, if the warps are whole and the lanes of each access the same granules."""
+
+    chunks: Array | None = None
+    """Of tiles that bulk copies move, by lanes in the order of `who`: their 16-byte elements, a row a tile."""
 
     @property
     def different(self) -> Array:
@@ -290,6 +298,8 @@ class Races(Order):
         width = table.entries.shape[1]
         if access.last is not None and not self.recent(access, table):
             return
+        if access.chunks is not None and width > 1 and not table.touched.take(rows).any():
+            return
         entries = table.entries.reshape(-1).take(rows) if width == 1 else table.entries.take(rows, 0)
         if access.shadow.shared and other not in (COPY, LANDING):
             floor, synced = self.floors(lanes)
@@ -330,6 +340,8 @@ class Races(Order):
         table.used = True
         flat, by = table.entries.reshape(-1), table.by.reshape(-1)
         at = access.rows if columns is None else access.rows * table.entries.shape[1] + columns
+        if columns is not None and self.sharing.proxies:
+            table.touched[access.different] = True
         if access.collective:
             flat[at] = self.values(who, LANES)
             by[at] = number

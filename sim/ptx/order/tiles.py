@@ -23,6 +23,9 @@ UNIT = 16
 REMEMBERED = 1 << 16
 """Pairs of a reader and a write that are remembered to be in order."""
 
+PERIOD = 64
+"""Units after which most tiles are read as from their beginning: eight rows of 128 bytes, swizzled."""
+
 GROUP = 4
 """Warps of a warpgroup."""
 
@@ -61,6 +64,10 @@ class Access(Protocol):
 
     @property
     def who(self) -> Lane: ...
+
+    chunks: Array | None
+    """Of tiles that bulk copies move, by lanes in the order of `who`: their 16-byte elements, a row a tile."""
+    last: Array | None
 
     @property
     def different(self) -> Array:
@@ -213,12 +220,22 @@ class Tiles:
         if self.count == 1:
             return
         races, who = self.races, access.who
-        if not self.latest.take(access.different * (1 << races.shared_shift) // UNIT, 0).any():
+        lane, found = who.lane, None
+        if access.last is not None and not self.latest.take(access.different * (1 << races.shared_shift) // UNIT, 0).any():
             return
-        found = self.latest.take(access.rows * (1 << races.shared_shift) // UNIT, 0)
+        if access.chunks is not None:
+            tiles = self.latest.take(access.chunks, 0)
+            if not tiles.any():
+                return
+            if tiles.shape[1] > PERIOD and not np.count_nonzero(tiles[:, PERIOD:] != tiles[:, :-PERIOD]):
+                # The same products read each part of a tile as the one before it.
+                lane = np.repeat(who.lane.reshape(len(tiles), -1)[:, 0], PERIOD)
+                found = tiles[:, :PERIOD].reshape(-1, self.columns)
+        if found is None:
+            found = self.latest.take(access.rows * (1 << races.shared_shift) // UNIT, 0)
         if not found.any():
             return
-        mine, number = distinct_pairs(who.lane, found)
+        mine, number = distinct_pairs(lane, found)
         moments = self.waited[number]
         floor = self.floor((mine - races.first) // races.wave.lanes_per_block)
         race = moments.max(axis=1) == 0

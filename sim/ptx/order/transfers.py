@@ -28,7 +28,7 @@ def tile_access(races: Races, lanes: Lanes, row: Array, chunks: Array, offsets: 
     addresses[row] = offsets
     lane, column = lanes.index[row] + races.first, lanes.warp[row] % races.warps
     who = Who(np.repeat(lane, count), np.repeat(row, count), rows, np.repeat(column, count))
-    return Access(i, lanes, addresses, None, races.shared, rows, who.column, who)
+    return Access(i, lanes, addresses, None, races.shared, rows, who.column, who, chunks=chunks)
 
 
 def piece_access(

@@ -16,6 +16,10 @@ INTERNED_LANES = 1 << 20
 """How many lanes the remembered sets of a wave may have together: each holds some ten arrays."""
 
 
+INTERNED_PAIRS = 1 << 12
+"""Pairs of sets of which a wave remembers whether they meet."""
+
+
 class Wave:
     """The blocks that are resident together, and who of their threads still lives.
 
@@ -42,6 +46,7 @@ class Wave:
         self.alive_by_block = np.full(blocks, threads)
         self.exits = 0
         self.patterns = Patterns()
+        self._meet: dict[tuple[Lanes, Lanes], bool] = {}
         self._interned: dict[bytes, Lanes] = {}
         self._interned_lanes = 0
 
@@ -57,6 +62,18 @@ class Wave:
             found = self._interned[key] = Lanes(self, index)
         return found
 
+    def meet(self, some: Lanes, others: Lanes) -> bool:
+        """Whether two sets, of which the second one is of this wave, have a lane in common."""
+        key = some, others
+        found = self._meet.get(key)
+        if found is None:
+            if len(self._meet) > INTERNED_PAIRS:
+                self._meet.clear()
+            member = np.zeros(max(self.size, int(some.index[-1]) + 1), np.bool_)
+            member[others.index] = True
+            found = self._meet[key] = bool(member[some.index].any())
+        return found
+
     def exit(self, lanes: Lanes) -> None:
         """The threads of `lanes` are done."""
         self.alive[lanes.index] = False
@@ -67,6 +84,7 @@ class Wave:
     def release(self) -> None:
         """Forget the sets of lanes: they refer to the wave, and would live until the next garbage collection."""
         self._interned.clear()
+        self._meet.clear()
         self.patterns = Patterns()
 
 
