@@ -179,7 +179,7 @@ class Machine:
         self.fill_special_registers()
         self.shadows.begin_wave(self.wave)
         self.steps.begin_wave(self.wave)
-        self.ready: Ready = make_ready(self.random)
+        self.ready: Ready = make_ready(self.random, self.wave)
         self.parked: dict[int, Lanes] = {}
         self.functions = Functions(self)
         self.barriers = Barriers(self)
