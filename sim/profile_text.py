@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cupyflash.sim.ptx import Counts, Traffic
-from cupyflash.sim.ptx.text.syntax import Line
+from cupyflash.sim.ptx.text.names import base_name
+from cupyflash.sim.ptx.text.syntax import Line, Refusal
 from cupyflash.sim.text import paragraph, table
 from cupyflash.words import plural
 
@@ -40,7 +42,16 @@ def head(profile: Profile, width: int) -> list[str]:
     place = f" ({profile.file})" if profile.file else ""
     what = f"{profile.name}{place}, {profile.target}: grid {grid}, block {block}"
     counts = "Simulated: counts are of PTX instructions; the GPU's machine code, caches and time are not modelled."
-    return [*paragraph(what, rest="  ", width=width), *paragraph(counts, width=width)]
+    others = [f"Not executed: {base_name(kernel)}: {first_refusal(items)}." for kernel, items in profile.refused.items()]
+    parts = [paragraph(what, rest="  ", width=width), paragraph(counts, width=width)]
+    return [line for part in (*parts, *(paragraph(text, rest="  ", width=width) for text in others)) for line in part]
+
+
+def first_refusal(items: Sequence[Refusal]) -> str:
+    """What the machine does not execute in one line: the first of these statements, and how many more there are."""
+    line, text, reason = items[0]
+    more = f" (and {len(items) - 1} more)" if len(items) > 1 else ""
+    return f"line {line} of the PTX, {text}: {reason}{more}"
 
 
 def summary(profile: Profile, width: int) -> list[str]:

@@ -16,7 +16,7 @@ from cupyflash.nvrtc import compile_to_ptx
 from cupyflash.sim.ptx import Counts, Launch, Module, Traffic
 from cupyflash.sim.ptx.module import triple
 from cupyflash.sim.ptx.text.names import base_name, find_kernel
-from cupyflash.sim.ptx.text.syntax import Line
+from cupyflash.sim.ptx.text.syntax import Line, Refusal
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Profile:
 
     `kernel` is its name in the PTX, `name` that in the source, `file` where it was read, `target` the PTX's (sm_80, say).
     `static_shared`, `dynamic_shared`: bytes of shared memory of a block. `tensors` are the arrays among the arguments, by name.
+    `refused`: other kernels of the module that the machine does not execute, with their statements (`ptx.Module.refused`).
     `launch` has counters (whole kernel and `launch.counters.lines`), traffic by tensor and findings. `sources` maps a file of
     `launch.counters.lines` to its lines of text, where it could be read.
     """
@@ -48,6 +49,7 @@ class Profile:
     dynamic_shared: int
     seed: int | None
     tensors: Mapping[str, Tensor]
+    refused: Mapping[str, Sequence[Refusal]]
     launch: Launch
     sources: Mapping[str, Sequence[str]]
 
@@ -75,6 +77,10 @@ class Profile:
             "block": list(self.block),
             "shared_bytes": {"static": self.static_shared, "dynamic": self.dynamic_shared},
             "seed": self.seed,
+            "refused": {
+                name: [{"line": line, "text": text, "reason": reason} for line, text, reason in items]
+                for name, items in self.refused.items()
+            },
             "counts": "simulated, of PTX instructions",
             "barriers": launch.counters.barriers,
             "tensors": {
@@ -189,6 +195,7 @@ def profile(
         shared_bytes,
         seed,
         tensors,
+        module.refused,
         launch,
         {file: lines_of(file, module) for file in {file for file, _ in launch.counters.lines}},
     )

@@ -22,7 +22,8 @@ TICKET = "setp.eq.u32 %p1, %r5, 0; @%p1 atom.global.add.u32 %r6, [%rd2], 1; @%p1
 def tickets(seed: int, blocks: int, warps: int) -> np.ndarray:
     """(blocks, warps): when each warp came."""
     y, ticket = np.zeros(32 * blocks * warps, np.uint32), np.zeros(1, np.uint32)
-    run(kernel(PLACES + TICKET, (".u64 y", ".u64 ticket"), REGISTERS), {"y": y, "ticket": ticket}, grid=blocks, block=32 * warps, seed=seed)
+    text = kernel(PLACES + TICKET, (".u64 y", ".u64 ticket"), REGISTERS)
+    run(text, {"y": y, "ticket": ticket}, grid=blocks, block=32 * warps, seed=seed)
     return y[::32].reshape(blocks, warps)
 
 
@@ -49,13 +50,13 @@ def test_an_order_is_the_seeds() -> None:
 
 
 def test_a_warp_runs_ahead_as_far_as_a_barrier_allows() -> None:
-    """Every warp counts its rounds: where nobody waits, one is through before another has begun; with a barrier each round never."""
+    """Every warp counts its rounds: where nobody waits, one is through before another has begun, with barriers never."""
     body = (
         PLACES
-        + """shr.u32 %r7, %r1, 5; mov.u32 %r8, 0; cvta.to.global.u64 %rd2, %rd2; mul.wide.u32 %rd3, %r7, 4; add.u64 %rd3, %rd2, %rd3;
-        xor.b32 %r9, %r7, 1; mul.wide.u32 %rd4, %r9, 4; add.u64 %rd4, %rd2, %rd4; mov.u32 %r10, 0;
-        LOOP: add.u32 %r8, %r8, 1; st.volatile.global.u32 [%rd3], %r8; WAIT; ld.volatile.global.u32 %r11, [%rd4]; sub.s32 %r11, %r8, %r11;
-        max.s32 %r10, %r10, %r11; setp.lt.u32 %p1, %r8, 8; @%p1 bra LOOP; st.global.u32 [%rd1], %r10;"""
+        + """shr.u32 %r7, %r1, 5; mov.u32 %r8, 0; cvta.to.global.u64 %rd2, %rd2; mul.wide.u32 %rd3, %r7, 4;
+        add.u64 %rd3, %rd2, %rd3; xor.b32 %r9, %r7, 1; mul.wide.u32 %rd4, %r9, 4; add.u64 %rd4, %rd2, %rd4; mov.u32 %r10, 0;
+        LOOP: add.u32 %r8, %r8, 1; st.volatile.global.u32 [%rd3], %r8; WAIT; ld.volatile.global.u32 %r11, [%rd4];
+        sub.s32 %r11, %r8, %r11; max.s32 %r10, %r10, %r11; setp.lt.u32 %p1, %r8, 8; @%p1 bra LOOP; st.global.u32 [%rd1], %r10;"""
     )
     ahead = {}
     for wait in ("mov.u32 %r12, 0", "bar.sync 0"):

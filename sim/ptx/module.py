@@ -23,8 +23,8 @@ from .report.findings import Finding, Findings
 from .state.segments import UNWRITTEN, Segment, mark_unwritten
 from .text.names import find_kernel
 from .text.parser import parse
-from .text.syntax import Program
-from .text.types import Array
+from .text.syntax import Program, Refusal
+from .text.types import Array, UnsupportedPTX
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,18 @@ def triple(value: int | Sequence[int], what: str) -> tuple[int, int, int]:
 
 
 class Module:
-    """A loaded PTX module. Variables in global memory keep their values between launches, as on a device."""
+    """A loaded PTX module. Variables in global memory keep their values between launches, as on a device.
+
+    `refused`: of each kernel that cannot be launched the statements that the machine does not execute, in it or in what it can
+    reach, as (line of the PTX, text, reason).
+    """
 
     def __init__(self, program: Program, text: str):
         self.program = program
         self.text = text
-        self._plans = decode_all(program)
+        self._decoded = decode_all(program)
+        found = {kernel: tuple(self._decoded.refusals(kernel)) for kernel in program.kernels}
+        self.refused: Mapping[str, tuple[Refusal, ...]] = {kernel: items for kernel, items in found.items() if items}
         self._codes: dict[str, Code] = {}
         self._variables = {
             v.name: np.frombuffer(bytearray(v.init.ljust(v.size, b"\0")), np.uint8)
@@ -74,7 +80,10 @@ class Module:
 
     @classmethod
     def from_ptx(cls, text: str) -> Module:
-        """Load PTX text. Raises `UnsupportedPTX`, which lists every statement that the machine cannot execute."""
+        """Load PTX text. A kernel with statements that the machine does not execute is in `refused`, and the others run.
+
+        Raises `UnsupportedPTX`, which lists every such statement, where no kernel is left to run.
+        """
         if not isinstance(text, str):
             raise TypeError(f"text must be PTX as text (of a file, what Path.read_text gives), got {type(text).__name__}")
         with collection_paused():
@@ -99,7 +108,7 @@ class Module:
     @property
     def kernels(self) -> tuple[str, ...]:
         """Names of the kernels (`.entry`), as they stand in the PTX."""
-        return tuple(f.name for f in self.program.functions.values() if f.is_entry)
+        return self.program.kernels
 
     def variable(self, name: str) -> Array:
         """The bytes (uint8) of a variable in global or constant memory; writing to them sets the variable."""
@@ -141,8 +150,8 @@ class Module:
         with an "endless" finding. approximate: whether approximate instructions (ex2.approx and so on) have an error of the size
         that the PTX ISA allows; without, their results are rounded to nearest.
 
-        Raises ValueError or TypeError for arguments that do not fit the kernel. What is wrong with the kernel itself is
-        in `Launch.findings`.
+        Raises ValueError or TypeError for arguments that do not fit the kernel, `UnsupportedPTX` for a kernel in `refused`.
+        What is wrong with the kernel itself is in `Launch.findings`.
         """
         kernel = find_kernel(self.kernels, kernel)
         geometry = Geometry(triple(grid, "grid"), triple(block, "block"))
@@ -201,9 +210,11 @@ class Module:
         return {each.name: each.array for each in bind(kernel, self.code(kernel).params, args, self._variables).tensors}
 
     def code(self, kernel: str) -> Code:
+        if kernel in self.refused:
+            raise UnsupportedPTX(list(self.refused[kernel]), kernel)
         found = self._codes.get(kernel)
         if found is None:
-            found = self._codes[kernel] = Code(self.program, kernel, self._plans)
+            found = self._codes[kernel] = Code(self.program, kernel, self._decoded.plans)
         return found
 
 

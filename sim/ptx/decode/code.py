@@ -13,7 +13,7 @@ import numpy as np
 from ..order.sharing import Sharing
 from ..report.counters import Mix, mix_of
 from ..state.fpenv import FLUSH, KEEP
-from ..text.syntax import SINK, Instruction, Mem, Operand, Program, Reg, Sym, Variable, Vec
+from ..text.syntax import SINK, Instruction, Program, Reg, Variable, symbols
 from ..text.types import Array, PtxError
 from .calls import callees, function_addresses, reachable
 from .doubtful import Doubtful
@@ -392,15 +392,3 @@ CONSTANT_REGISTERS = {
     "%aggr_smem_size",
     *(f"%envreg{n}" for n in range(32)),
 }
-
-
-def symbols(operands: tuple[Operand, ...]) -> list[Sym]:
-    out: list[Sym] = []
-    for operand in operands:
-        if isinstance(operand, Sym):
-            out.append(operand)
-        elif isinstance(operand, Mem) and isinstance(operand.base, Sym):
-            out.append(operand.base)
-        elif isinstance(operand, Vec):
-            out += symbols(operand.items)
-    return out
