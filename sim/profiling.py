@@ -96,6 +96,7 @@ class Profile:
             ],
             "findings": [vars(finding) | {"text": str(finding)} for finding in launch.findings],
             "findings_total": launch.findings_total,
+            "warnings": [vars(finding) | {"text": str(finding)} for finding in launch.warnings],
         }
 
 

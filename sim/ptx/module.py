@@ -20,7 +20,7 @@ from .order.races import Races
 from .parameters import POINTER_BYTES, Bound, Tensor, bind
 from .report.counters import Counters, Tally, Traffic
 from .report.findings import Finding, Findings
-from .state.segments import UNWRITTEN, Segment, mark_unwritten
+from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
 from .text.names import find_kernel
 from .text.parser import parse
 from .text.syntax import Program, Refusal
@@ -29,7 +29,10 @@ from .text.types import Array, UnsupportedPTX
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launch did. `traffic` by tensor name; `findings` are the first ones, `findings_total` counts all lanes.
+    """What a launch did. `traffic` of the tensors among the arguments by name (`counters.traffic` has the module's variables, too).
+
+    `findings` are what is wrong, the first of each kind and place; `findings_total` counts all lanes. `warnings` are what is
+    wrong by the letter while nothing came of it: matrices that were loaded whole (ldmatrix) with rows that nobody wrote.
 
     `unwritten`: of the arrays that nobody had written before, those that it left so in part; bool, an element's bytes are the
     last axis. It may be given to the next launch.
@@ -38,6 +41,7 @@ class Launch:
     counters: Counters
     traffic: Mapping[str, Traffic]
     findings: tuple[Finding, ...]
+    warnings: tuple[Finding, ...]
     findings_total: int
     unwritten: Mapping[str, Array]
 
@@ -181,13 +185,17 @@ class Module:
             memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)
         schedule = seed, on_barrier, max_steps
         setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate)
-        Machine(code, setup, memory, findings, tally).run()
+        ended = Machine(code, setup, memory, findings, tally).run()
+        written = [s for s in (*segments, *tensors) if tally.wrote(s)]
+        doubted = bool(findings.doubts)
+        warnings = findings.settle(doubted and (not ended or code.integer_products or any(map(may_hold_nan, written))))
         counters = tally.fold(code.executed())
         # A tensor that nobody touched has traffic, too: none.
         counters.traffic = {s.name: counters.traffic.get(s.name, Traffic()) for s in (*tensors, *segments)}
+        traffic = {s.name: counters.traffic[s.name] for s in tensors}
         left = {segment.name: segment.array_states() == UNWRITTEN for segment, _ in parts if segment.array.size}
         still = {name: where for name, where in left.items() if where.any()}
-        return Launch(counters, counters.traffic, tuple(findings.items), findings.total, still)
+        return Launch(counters, traffic, tuple(findings.items), tuple(warnings), findings.total, still)
 
     def _placed_variables(self) -> tuple[list[Segment], dict[str, int]]:
         """The module's variables as tensors, pointers among them filled in; the addresses of variables and functions."""

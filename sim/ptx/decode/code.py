@@ -32,6 +32,10 @@ PER_LANE = {
 """Special registers that differ between lanes: they live in register slots that are filled at the start of a wave."""
 
 
+INTEGERS = frozenset({"s8", "u8", "s4", "u4", "b1"})
+"""Types of the integers that tensor cores multiply."""
+
+
 @dataclass
 class Region:
     """Straight code from `start` to `end` (exclusive) with no branch in it; `ends` is the control instruction or None.
@@ -110,6 +114,11 @@ class Code:
         """Names of the registers that some instruction reads."""
         read = {a.operand.name for plan in self.plans for a in plan.reads if isinstance(a.operand, Reg)}
         return frozenset(read | {i.predicate[0].name for i in self.instructions if i.predicate})
+
+    @cached_property
+    def integer_products(self) -> bool:
+        """Whether tensor cores multiply integers, of which none is NaN."""
+        return any(i.opcode in ("mma", "wmma", "wgmma") and INTEGERS & set(i.mods) for i in self.instructions)
 
     @cached_property
     def doubtful(self) -> Doubtful:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..report.findings import Findings, source
+from ..report.findings import Findings, place_of, source_and_call
 from ..state.lanes import WARP, Lanes, Wave
 from ..state.segments import Segment
 from ..text.syntax import Instruction
@@ -403,15 +403,16 @@ class Races(Order):
             (_, did, at_fault, main), (_, had, second, rest) = sides
             crowd = ("", " and other lanes", " and other warps", " and other blocks")[first >> 30 & 3]
             message = (
-                f"{did} at offset {offset:#x} of {name} and {had} at {source(second)} "
+                f"{did} at offset {offset:#x} of {name} and {had} at {source_and_call(second)} "
                 f"by block {rest[0]}, warp {rest[1]}, lane {rest[2]}{crowd} are not ordered"
             )
+            key = ("race", *sorted((place_of(i), place_of(theirs)), key=str), segment.name if segment else None)
             self.findings.record(
                 "race",
                 message,
                 at_fault,
                 main,
-                ("race", *sorted((i.line, theirs.line)), segment.name if segment else None),
+                key,
                 count=int(np.count_nonzero(by == number)),
                 address=address,
                 tensor=segment.name if segment is not None else None,
