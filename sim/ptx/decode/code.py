@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,8 +17,10 @@ from ..text.syntax import SINK, Instruction, Program, Reg, Variable, symbols
 from ..text.types import Array, PtxError
 from .calls import callees, function_addresses, reachable
 from .doubtful import Doubtful
+from .guesses import Flow, guesses
 from .reach import sharing_of
 from .registry import Branch, Call, Exit, Plan, Return
+from .spins import spins
 
 WIDTHS = (1, 16, 32, 64)
 """Register files by width in bits; 1 holds predicates."""
@@ -130,7 +132,12 @@ class Code:
 
     @cached_property
     def sharing(self) -> Sharing:
-        return sharing_of(self.instructions, self.plans, self.params)
+        flow = Flow(self.instructions, self.plans, self.successors, self.target)
+        found = sharing_of(self.instructions, self.plans, self.params)
+        if not found.atomics:
+            return found
+        lockstep = {i for i in self.instructions if i.opcode in ("ld", "st") and "volatile" in i.mods} - spins(flow)
+        return replace(found, guesses=guesses(flow), lockstep=frozenset(lockstep))
 
     def target(self, label: str) -> int:
         if label not in self.labels:

@@ -32,6 +32,9 @@ LATEST = LOW << np.uint64(STAMP)
 
 COPY = "asynchronous copy"
 
+NOT_ORDERED = "are not ordered"
+LOCKSTEP = "work only in lockstep: both are volatile, but nothing lets the lanes of the warp wait for each other (__syncwarp would)"
+
 
 @dataclass
 class Table:
@@ -53,13 +56,15 @@ class Table:
 
 @dataclass
 class Shadow:
-    """Who touched each granule: the last plain writer, the plain readers, the atomics; what asynchronous copies may read."""
+    """Who touched each granule: the last plain writer, the plain readers, the atomics; what asynchronous copies may read; the
+    last volatile writer of shared memory, as far as lockstep matters."""
 
     writes: Table
     reads: Table
     atomics: Table
     shared: bool
     copies: Table | None = None
+    volatile: Table | None = None
 
     @classmethod
     def of(cls, granules: int, columns: int, shared: bool, numbers: np.dtype[Any]) -> Shadow:
@@ -212,6 +217,8 @@ class Races(Order):
             self.look(access, shadow.reads, "atomic access", "read")
             if shadow.copies is not None:
                 self.look(access, shadow.copies, "atomic access", COPY)
+            if shadow.shared and i in self.sharing.lockstep:
+                self.lockstep(access)
             self.note(access, shadow.atomics)
             if self.fences and not is_phase(i):
                 where = rows.reshape(lanes.n, -1)[:, 0] if len(rows) != lanes.n else rows
@@ -220,6 +227,9 @@ class Races(Order):
                 self.strong(lanes, where, area_key, reads, kind != "ld", frozenset(i.mods))
         elif kind in ("ld", "ldmatrix"):
             self.look(access, shadow.writes, "read", "write")
+            if i in self.sharing.guesses:
+                self.note(access, shadow.atomics)
+                return
             if self.has_atomics:
                 self.look(access, shadow.atomics, "read", "atomic access")
             self.note(access, shadow.reads)
@@ -233,6 +243,22 @@ class Races(Order):
             if self.has_atomics:
                 self.look(access, shadow.atomics, "write", "atomic access")
             self.overwrite(access)
+
+    def lockstep(self, access: Access) -> None:
+        """A volatile access to shared memory: what another lane of the warp wrote is not there unless the lanes have met."""
+        shadow, who = access.shadow, access.who
+        if shadow.volatile is None:
+            shadow.volatile = Table(shadow.writes.rows, 1, self.numbers)
+        entries, by = shadow.volatile.entries.reshape(-1), shadow.volatile.by.reshape(-1)
+        if access.instruction.opcode == "st":
+            entries[access.rows], by[access.rows] = self.values(who, ONE), self.number(access.instruction)
+            return
+        written = entries[access.rows]
+        other = (written & np.uint64(LANE)).astype(np.int64)
+        where = np.flatnonzero((written != 0) & (other >> 5 == who.lane >> 5) & (other != who.lane))
+        where = where[self.unordered(who.lane[where], written[where], False)]
+        if len(where):
+            self.report(access, where, written[where], by[access.rows[where]], ("read", "write"), LOCKSTEP)
 
     def overwrite(self, access: Access) -> None:
         """The access is the last writer of its granules."""
@@ -385,8 +411,10 @@ class Races(Order):
 
     # -- findings -----------------------------------------------------------------------------------------------------
 
-    def report(self, access: Access, where: Array, entries: Array, by: Array, verbs: tuple[str, str]) -> None:
-        """One finding for each pair of instructions, at the later one in the code; `verbs`: what each did."""
+    def report(
+        self, access: Access, where: Array, entries: Array, by: Array, verbs: tuple[str, str], what: str = NOT_ORDERED
+    ) -> None:
+        """One finding for each pair of instructions, at the later one in the code; `verbs`: what each did, `what`: how it ended."""
         lanes, segment, i = access.lanes, access.segment, access.instruction
         for number in np.unique(by).tolist():
             at = int(np.flatnonzero(by == number)[0])
@@ -404,7 +432,7 @@ class Races(Order):
             crowd = ("", " and other lanes", " and other warps", " and other blocks")[first >> 30 & 3]
             message = (
                 f"{did} at offset {offset:#x} of {name} and {had} at {source_and_call(second)} "
-                f"by block {rest[0]}, warp {rest[1]}, lane {rest[2]}{crowd} are not ordered"
+                f"by block {rest[0]}, warp {rest[1]}, lane {rest[2]}{crowd} {what}"
             )
             key = ("race", *sorted((place_of(i), place_of(theirs)), key=str), segment.name if segment else None)
             self.findings.record(

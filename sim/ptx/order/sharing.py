@@ -34,6 +34,8 @@ class Sharing:
     `shared_granule`: the smallest width of an access; `global_granules` by the place of the pointer that it may have come
     from, under "*" that of accesses to anywhere. `atomics`: there are atomics or strong loads and stores; `releases`: and fences
     or releases. `written`: places of the pointers that stores may have come from, None where that cannot be told.
+    `guesses`: plain loads whose values only a compare-and-swap looks at, so that atomics do not race with them.
+    `lockstep`: volatile loads and stores, but for loads on which a loop waits: between lanes of a warp they need an order, too.
     """
 
     shared_granule: int
@@ -41,6 +43,8 @@ class Sharing:
     atomics: bool
     releases: bool
     written: frozenset[Place] | None
+    guesses: frozenset[Instruction] = frozenset()
+    lockstep: frozenset[Instruction] = frozenset()
 
     def global_granule(self, places: list[Place]) -> int:
         """The smallest width of an access to memory that the pointers at these places point to."""
