@@ -182,7 +182,8 @@ def test_volatile_with_an_order_is_clean(seed: int | None) -> None:
 
 def test_a_loop_that_waits_for_another_lane_is_clean() -> None:
     """Volatile and without a barrier, but right in whatever order lanes run."""
-    body = """.shared .align 4 .b8 s[8]; mov.u32 %r1, %tid.x; setp.ne.u32 %p1, %r1, 3; @%p1 bra WAIT; st.volatile.shared.u32 [s], 7; ret;
+    body = """.shared .align 4 .b8 s[8]; mov.u32 %r1, %tid.x; setp.ne.u32 %p1, %r1, 3; @%p1 bra WAIT;
+    st.volatile.shared.u32 [s], 7; ret;
     WAIT: ld.volatile.shared.u32 %r2, [s]; setp.ne.u32 %p2, %r2, 7; @%p2 bra WAIT; ret;"""
     text = HEAD + kernel(body, (), ".reg .b32 %r<9>; .reg .pred %p<3>;").replace(HEAD, "")
     found = Module.from_ptx(text).launch("k", 1, 4, []).findings

@@ -90,7 +90,7 @@ ROUNDS = """.shared .align 4 .b8 s[1024]; shl.b32 %r6, %r1, 2; mov.u32 %r7, s; a
 """A loop with a barrier, of %r9 rounds."""
 
 
-@pytest.mark.parametrize(("trips", "most"), [("mov.u32 %r9, 20;", 4.5), ("and.b32 %r9, %r2, 15; add.u32 %r9, %r9, 8;", 7)])
+@pytest.mark.parametrize(("trips", "most"), [("mov.u32 %r9, 20;", 4.5), ("and.b32 %r9, %r2, 15; add.u32 %r9, %r9, 8;", 6)])
 def test_a_seed_takes_a_few_times_the_steps(steps: list[int], trips: str, most: float) -> None:
     """32 blocks of 8 warps: each of the 256 by itself would take 256 times as many."""
     text = kernel(PLACES + ROUNDS.replace("TRIPS", trips), (".u64 y", ".u64 ticket"), REGISTERS)

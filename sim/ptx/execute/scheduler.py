@@ -57,11 +57,15 @@ STRETCHES = (1, 4, 32, 256)
 ASIDE = 0.1
 """How often a team's warps that are not at its lowest instruction go on all the same."""
 
+GONE = np.iinfo(np.int64).max
+"""The place of a warp that is not known to wait anywhere."""
+
 REMEMBERED = 1024
 """Sets of lanes of which the parts in each team are remembered."""
 
 DRAWS = (64, 512, 4096)
-"""Means of how many picks pass before the teams are drawn anew."""
+"""Means of how many picks pass before the teams are drawn anew: the next time that all are at one instruction, where new teams are
+as large as the old ones and nothing is torn apart; after `PATIENCE` more anyway."""
 
 
 class SeededReady(Ready):
@@ -81,6 +85,8 @@ class SeededReady(Ready):
         self.teams: dict[int, dict[int, list[Lanes]]] = {}
         self.team = -1
         self.stretch = 0
+        # Where each warp was last seen to go on: what is not ready waits there.
+        self.place = np.full(wave.blocks * wave.warps_per_block, GONE)
         self.draw()
 
     def __bool__(self) -> bool:
@@ -100,6 +106,7 @@ class SeededReady(Ready):
                     self.push(pc, lanes)
 
     def push(self, pc: int, lanes: Lanes) -> None:
+        self.place[lanes.warp_ids] = GONE
         for team, part in self.parts(lanes):
             self.teams.setdefault(team, {}).setdefault(pc, []).append(part)
 
@@ -115,22 +122,34 @@ class SeededReady(Ready):
             self._parts[lanes] = found
         return found
 
+    def together(self) -> bool:
+        """Whether all that live are ready at one instruction."""
+        ready = [(pc, lanes.n) for groups in self.teams.values() for pc, parts in groups.items() for lanes in parts]
+        return len({pc for pc, _ in ready}) == 1 and sum(n for _, n in ready) == self.wave.alive_by_warp.sum()
+
+    def held(self, team: int) -> bool:
+        """Whether some of a team wait at a lower instruction than those that are ready."""
+        waiting = self.place[(self.team_of == team) & (self.wave.alive_by_warp > 0)]
+        return len(waiting) > 0 and int(waiting.min()) < min(self.teams[team])
+
     def pop(self) -> tuple[int, Lanes]:
+        """Of a team that is at several instructions mostly the lowest first, so that it meets: if those wait, another team."""
         self.picks -= 1
-        if self.picks < 0:
+        if self.picks < 0 and (self.picks < -PATIENCE or self.together()):
             self.draw()
         self.stretch -= 1
-        groups = self.teams.get(self.team)
-        if groups is None or self.stretch < 0:
+        aside = self.random.random() < ASIDE
+        if self.team not in self.teams or self.stretch < 0 or (not aside and self.held(self.team)):
             every = list(self.teams)
+            every = every if aside else [team for team in every if not self.held(team)] or every
             self.team = every[int(self.random.integers(len(every)))]
             self.stretch = int(self.random.geometric(1 / self.random.choice(STRETCHES)))
-            groups = self.teams[self.team]
-        # Of a team that is at several instructions mostly the lowest first, so that it meets; now and then any of them.
+        groups = self.teams[self.team]
         pc = min(groups)
-        if len(groups) > 1 and self.random.random() < ASIDE:
+        if len(groups) > 1 and aside:
             pc = list(groups)[int(self.random.integers(len(groups)))]
         lanes = merged(groups.pop(pc))
+        self.place[lanes.warp_ids] = pc
         if not groups:
             del self.teams[self.team]
         return pc, lanes
