@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compile every kernel to machine code for every architecture, without a GPU, and fail where one spills or has a stack.
 
-    python .ci/compile_gate.py [--all] [--processes N] [--json FILE] [--markdown docs/kernels.md] [--nvrtc FOLDER] [--every N]
+    python .ci/compile_gate.py [--all] [--write] [--processes N] [--json FILE] [--markdown docs/kernels.md] [--nvrtc FOLDER]
 
 The kernels come from their schedules. For every architecture (the backward: for one of each kind of chip), dtype and head
 dimension (in turns: for A10 and L4, which have the same tiles and whose registers were A100's in all 42 programs tried, and for
@@ -12,7 +12,10 @@ attention and the backward, the lightest and the heaviest in turns; FlashAttenti
 On two architectures also other tilings, each kind of mask by
 itself, and a d of V that is not d. FlashAttention-2 at d 256: without a mask, and two of four other kinds in turns; at some d a
 window with the narrowest copies. bfloat16, whose kernels differ from float16's in few registers, is done for fewer. `--all` is
-every combination, and takes an hour. `--nvrtc` takes another compiler (other_nvrtc.py), `--every N` a sample of the programs.
+every combination, and takes an hour. `--nvrtc` takes another compiler (other_nvrtc.py).
+
+What a program came to is kept in .ci/accounts/ (accounts.py): only programs that are not there as they are now are compiled, and a
+sample of those that are, which has to agree. `--write` keeps what was compiled: run it when kernels or tiles have changed.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from accounts import Accounts, Program
+
 from cupyflash import Device, Problem, plan
 from cupyflash.arrays import MAX_ALIGNMENT
 from cupyflash.resources import Resources, resources
@@ -41,6 +48,7 @@ from cupyflash.schedules import (
     plan_backward,
     plan_softmax,
     plan_varlen,
+    plan_varlen_backward,
 )
 from cupyflash.schedules.softmax import SOFTMAX_ALGORITHMS
 from cupyflash.tiling import DoesNotFit, TilingChoice
@@ -71,6 +79,8 @@ EXTRAS = ((7, 5), (9, 0))
 TILINGS: tuple[TilingChoice, ...] = ((16, 16), (128, 32), (16, 48), (128, 64))
 VALUE_DIMS = ((64, 128), (192, 128), (128, 40), (256, 16))
 SOFTMAX_COLS = (2, 20, 1000, 5000)
+# Of the programs whose account is known, one in so many is compiled all the same.
+SAMPLED = 24
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,10 @@ class Job:
     label: str
     kernels: tuple[Kernel, ...]
     device: Device
+
+    @property
+    def program(self) -> Program:
+        return self.label, self.kernels, self.device.compute_capability
 
 
 def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) -> list[Variant]:
@@ -179,6 +193,14 @@ def varlen_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
         yield f"varlen d {d}, {dtype}, {schedule.tiling.used}", schedule
 
 
+def varlen_backward_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+    """Their backward, whose atomics and orderly sums are compiled in turns; windows take more registers than packing alone."""
+    for turn, d in enumerate(COMMON, DEVICES.index(device)):
+        problem = posed(d, "float16", (("window",), False))
+        schedule = plan_varlen_backward(problem, device, deterministic=bool(turn % 2))
+        yield f"varlen backward d {d}, float16, window, {schedule.tiling.used}", schedule
+
+
 def softmax_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
     """Softmax by one thread, by part of a warp, by a warp and by a block a row."""
     for dtype in DTYPES:
@@ -198,6 +220,7 @@ def jobs(everything: bool = False) -> list[Job]:
             *attention_schedules(device, everything),
             *(backward_schedules(device, everything) if everything or device.compute_capability in KINDS else ()),
             *varlen_schedules(device),
+            *(varlen_backward_schedules(device) if everything or device.compute_capability in KINDS else ()),
             *softmax_schedules(device),
         ):
             for kernel in schedule.kernels():
@@ -215,10 +238,16 @@ def compiled(job: Job) -> tuple[Resources, ...]:
 def use(folder: Path | None) -> None:
     """Compiles with a folder's NVRTC from now on, where one is given."""
     if folder:
-        sys.path.insert(0, str(Path(__file__).parent))
         import other_nvrtc
 
         other_nvrtc.use(folder)
+
+
+def nvrtc_version() -> tuple[int, int]:
+    from cupy.cuda import nvrtc
+
+    major, minor = nvrtc.getVersion()
+    return major, minor
 
 
 def compiled_everywhere(jobs: list[Job], processes: int | None, nvrtc: Path | None = None) -> list[tuple[Resources, ...]]:
@@ -247,12 +276,10 @@ def rows(found: list[tuple[Job, Resources]]) -> list[dict[str, Any]]:
 
 def markdown() -> Iterator[str]:
     """docs/kernels.md: registers and occupancy of the configurations that are used by default."""
-    from cupy.cuda import nvrtc
-
     yield "# Registers and occupancy"
     yield ""
     yield "What the kernels take of a multiprocessor, from their machine code (`ptxas -v` through NVRTC {}.{}; no GPU).".format(
-        *nvrtc.getVersion()
+        *nvrtc_version()
     )
     yield "Written by `python .ci/compile_gate.py --markdown docs/kernels.md`; `cupyflash inspect` shows the same for any problem."
     yield ""
@@ -286,14 +313,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, help="write the default configurations there, and compile nothing else")
     parser.add_argument("--processes", type=int, help="how many compile at a time; as many as there are cores when not given")
     parser.add_argument("--nvrtc", type=Path, help="a folder of wheels with another NVRTC and its headers")
-    parser.add_argument("--every", type=int, default=1, help="only each Nth program")
+    parser.add_argument("--write", action="store_true", help="keep what was compiled in .ci/accounts")
     arguments = parser.parse_args(argv)
     if arguments.markdown:
         arguments.markdown.write_text("\n".join(markdown()) + "\n")
         return 0
-    start, work = time.perf_counter(), jobs(arguments.all)[:: arguments.every]
-    accounts = compiled_everywhere(work, arguments.processes, arguments.nvrtc)
-    found = [(job, needs) for job, account in zip(work, accounts, strict=True) for needs in account]
+    start, work = time.perf_counter(), jobs(arguments.all)
+    use(arguments.nvrtc)
+    kept = Accounts(nvrtc_version())
+    accounts = {job: account for job in work if (account := kept.find(job.program))}
+    fresh = [job for turn, job in enumerate(work) if job not in accounts or turn % SAMPLED == 0]
+    wrong = []
+    for job, account in zip(fresh, compiled_everywhere(fresh, arguments.processes, arguments.nvrtc), strict=True):
+        if accounts.get(job, account) != account:
+            wrong.append(f"{job.device.sm}, {job.label}: {account}; {kept.path.name} has {accounts[job]}")
+        accounts[job] = account
+    if arguments.write:
+        kept.write((job.program, accounts[job]) for job in work)
+    found = [(job, needs) for job in work for needs in accounts[job]]
     print("\n".join(table(found)))
     if arguments.json:
         arguments.json.write_text(json.dumps(rows(found), indent=1) + "\n")
@@ -303,8 +340,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{job.device.sm} {needs.name}, {job.label}: {needs.registers} registers, {needs.stack_bytes} bytes of stack, "
             f"{needs.spill_bytes} bytes of spills; {dict(job.kernels[0].constants)}"
         )
-    print(f"{len(work)} programs, {len(found)} kernels, {len(dirty)} with stack or spills, {time.perf_counter() - start:.0f} s")
-    return 1 if dirty else 0
+    told = f"{len(work)} programs, {len(found)} kernels, {len(dirty)} with stack or spills"
+    print(f"{told}; {len(fresh)} compiled, the others as in {kept.path.name}, {time.perf_counter() - start:.0f} s")
+    if wrong:
+        print("\n".join(["not as it was kept (--write keeps what it is now):", *wrong]))
+    return 1 if dirty or wrong else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Another NVRTC than the one CuPy is built for, through its C interface: CuPy's binding loads one version only.
 
-    pip install --no-deps --target FOLDER nvidia-cuda-{nvrtc,runtime,cccl}-cu12==12.9.*
-    python .ci/compile_gate.py --nvrtc FOLDER
+pip install --no-deps --target FOLDER nvidia-cuda-{nvrtc,runtime,cccl}-cu12==12.9.*
+python .ci/compile_gate.py --nvrtc FOLDER
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ def compile_for_gpu(kernel: Kernel) -> None:
     """Compiles and loads a kernel for the current GPU."""
     import cupy
 
-    from cupyflash.compiler import gpu_function
+    from cupyflash.compiler import gpu_kernel
 
-    gpu_function(kernel, cupy.cuda.runtime.getDevice())
+    gpu_kernel(kernel, cupy.cuda.runtime.getDevice())
 
 
 def processes() -> Executor:

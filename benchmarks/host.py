@@ -47,7 +47,7 @@ class Idle:
     """A kernel that does nothing but keep its last arguments."""
 
     arguments: tuple[Any, ...] = ()
-    max_dynamic_shared_size_bytes = 0
+    max_dynamic_shared_size_bytes = local_size_bytes = 0
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...], *, shared_mem: int) -> None:
         self.arguments = arguments

@@ -44,20 +44,34 @@ def _ptx(source: str, options: tuple[str, ...], compute_capability: tuple[int, i
     return compile_to_ptx(kernels_cu.source(source), (arch, FLUSH_DENORMALS, *options), source)
 
 
-def gpu_function(kernel: Kernel, device_id: int) -> Any:
-    """The kernel as a CuPy RawKernel on device `device_id`, which must be the current one. Threads compile one at a time."""
+def gpu_kernel(kernel: Kernel, device_id: int) -> tuple[Kernel, Any]:
+    """The kernel and its CuPy RawKernel on device `device_id`, which must be the current one.
+
+    Where the compiler at hand puts something of a thread's into local memory, the first of the kernels `instead` of it with which
+    it does not; the kernel itself where there is none. Threads compile one at a time.
+    """
     key = (kernel.source, kernel.name, options(kernel), kernel.shared_bytes, device_id)
-    function = _functions.get(key)
-    if function is None:
+    found = _functions.get(key)
+    if found is None:
         with _compiling:
-            function = _functions.get(key)
-            if function is None:
-                function = _functions[key] = _compile_for_gpu(kernel)
-    return function
+            found = _functions.get(key)
+            if found is None:
+                found = _functions[key] = _in_registers(kernel)
+    place, function = found
+    return (kernel, *kernel.instead)[place], function
 
 
-_functions: dict[tuple[object, ...], Any] = {}
+_functions: dict[tuple[object, ...], tuple[int, Any]] = {}
 _compiling = threading.Lock()
+
+
+def _in_registers(kernel: Kernel) -> tuple[int, Any]:
+    """Which of the kernel and those instead of it is taken (their grids are each call's own), and the function."""
+    first = _compile_for_gpu(kernel)
+    if first.local_size_bytes == 0:
+        return 0, first
+    others = ((place, _compile_for_gpu(each)) for place, each in enumerate(kernel.instead, 1))
+    return next((each for each in others if each[1].local_size_bytes == 0), (0, first))
 
 
 def _compile_for_gpu(kernel: Kernel) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from cupyflash.arrays import Array, Layout, numpy_dtype
 from cupyflash.binding import argument_values
-from cupyflash.compiler import gpu_function
+from cupyflash.compiler import gpu_kernel
 from cupyflash.options import check_key_lengths
 from cupyflash.schedules import Kernel, TileSchedule
 from cupyflash.simulated import PreparedSimulation, Simulation
@@ -49,10 +49,10 @@ class Prepared:
         self._outputs, self._workspaces = outputs or {}, workspaces or {}
 
     @cached_property
-    def _functions(self) -> list[Any]:
+    def _functions(self) -> list[tuple[Kernel, Any]]:
         """Compiled at the first launch, since a call may still be refused for where its arrays lie."""
         device_id = sys.modules["cupy"].cuda.runtime.getDevice()
-        return [gpu_function(kernel, device_id) for kernel in self._kernels]
+        return [gpu_kernel(kernel, device_id) for kernel in self._kernels]
 
     def launch(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Launch on the current stream of the device that this was prepared for, and return the outputs, by name.
@@ -69,7 +69,7 @@ class Prepared:
         for name, place in self._places.items():
             words[place] = every[name].data.ptr
         struct = (np.ndarray((), self._params.dtype, words)[()],)  # a view would be checked at length
-        for kernel, function in zip(self._kernels, self._functions, strict=True):
+        for kernel, function in self._functions:
             function((kernel.grid,), (kernel.threads,), struct, shared_mem=kernel.shared_bytes)
         return outputs
 

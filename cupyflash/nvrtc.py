@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
+from typing import NamedTuple
 
 INSTALL = "pip install 'cupyflash[sim]', or a CUDA toolkit of CuPy's CUDA version (CUDA_PATH says where, if not in its usual place)"
 
@@ -53,6 +55,26 @@ def _usual_places() -> Iterator[str]:
     yield from (os.path.join(root, "include") for root in roots if root)
 
 
+def architecture(text: str) -> str:
+    """NVRTC's -arch for what people write: 80, 8.0, sm_80, compute_80, 90a. Raises ValueError."""
+    match = re.fullmatch(r"(?:sm_|compute_)?(\d+)\.?(\d)([a-z]?)", text.strip())
+    if not match:
+        raise ValueError(f"architecture {text!r} is none: compute_80, sm_90 or 8.0, say")
+    return f"compute_{match[1]}{match[2]}{match[3]}"
+
+
+class Compiled(NamedTuple):
+    """What NVRTC made of a program: PTX or machine code, its log, and the PTX names of the C++ names that were asked for."""
+
+    code: bytes
+    log: str
+    lowered: dict[str, str]
+
+    @property
+    def text(self) -> str:
+        return self.code.decode().rstrip("\0")
+
+
 def compile_to_ptx(source: str, options: Sequence[str], name: str) -> str:
     """Compile CUDA C to PTX text.
 
@@ -60,22 +82,27 @@ def compile_to_ptx(source: str, options: Sequence[str], name: str) -> str:
     language is C++17 unless the options say otherwise.
     Raises `CompileError` with NVRTC's log, ImportError where CuPy, NVRTC or a CUDA header is missing.
     """
+    return compile_named(source, options, name, ()).text
+
+
+def compile_named(source: str, options: Sequence[str], name: str, expressions: Sequence[str]) -> Compiled:
+    """Compile CUDA C to PTX as `compile_to_ptx`, with the kernels that C++ name expressions ("twice<float>") instantiate."""
     lineinfo = () if {"-lineinfo", "--generate-line-info"} & set(options) else ("-lineinfo",)
-    text, _ = _compile(source, (*options, *lineinfo), name, "getPTX")
-    return text.decode().rstrip("\0")
+    return _compile(source, (*options, *lineinfo), name, "getPTX", expressions)
 
 
-def compile_to_cubin(source: str, options: Sequence[str], name: str) -> tuple[bytes, str]:
+def compile_to_cubin(source: str, options: Sequence[str], name: str, expressions: Sequence[str] = ()) -> tuple[bytes, str]:
     """Compile CUDA C for an architecture among `options` (-arch=sm_90, say) to machine code, with ptxas' account of it.
 
     The account is the text of `ptxas -v`: registers, stack, spills and shared memory of each kernel.
     Raises as `compile_to_ptx` does.
     """
-    return _compile(source, (*options, "--ptxas-options=-v"), name, "getCUBIN")
+    made = _compile(source, (*options, "--ptxas-options=-v"), name, "getCUBIN", expressions)
+    return made.code, made.log
 
 
-def _compile(source: str, options: Sequence[str], name: str, product: str) -> tuple[bytes, str]:
-    """What NVRTC makes of a program, and its log; `product` is the binding's function that hands it over."""
+def _compile(source: str, options: Sequence[str], name: str, product: str, expressions: Sequence[str] = ()) -> Compiled:
+    """Run NVRTC; `product` is the binding's function that hands over what it made."""
     try:
         from cupy.cuda import nvrtc
     except ImportError as error:
@@ -92,8 +119,11 @@ def _compile(source: str, options: Sequence[str], name: str, product: str) -> tu
     except (ImportError, RuntimeError) as error:  # the first call loads the library
         raise ImportError(f"compiling CUDA C needs NVRTC ({' '.join(str(error).split())}): {INSTALL}") from error
     try:
+        for expression in expressions:
+            nvrtc.addNameExpression(program, expression)
         nvrtc.compileProgram(program, full)
         made, log = getattr(nvrtc, product)(program), nvrtc.getProgramLog(program)
+        lowered = {expression: nvrtc.getLoweredName(program, expression) for expression in expressions}
     except nvrtc.NVRTCError as error:
         log = nvrtc.getProgramLog(program) or str(error)
         if not directories and "could not open source file" in log:
@@ -101,4 +131,4 @@ def _compile(source: str, options: Sequence[str], name: str, product: str) -> tu
         raise CompileError(name, log) from error
     finally:
         nvrtc.destroyProgram(program)
-    return made if isinstance(made, bytes) else str(made).encode(), log
+    return Compiled(made if isinstance(made, bytes) else str(made).encode(), log, lowered)

@@ -61,6 +61,6 @@ def warmup(
 
             module(kernel, device.compute_capability)
         else:
-            from cupyflash.compiler import gpu_function
+            from cupyflash.compiler import gpu_kernel
 
-            gpu_function(kernel, sys.modules["cupy"].cuda.runtime.getDevice())
+            gpu_kernel(kernel, sys.modules["cupy"].cuda.runtime.getDevice())

@@ -42,6 +42,8 @@ def head(profile: Profile, width: int) -> list[str]:
     grid, block = (size(str(n) for n in triple) for triple in (profile.grid, profile.block))
     place = f" ({profile.file})" if profile.file else ""
     what = f"{profile.name}{place}, {profile.target}: grid {grid}, block {block}"
+    if profile.cluster:
+        what += f", cluster {size(str(n) for n in profile.cluster)}"
     counts = "Simulated: counts are of PTX instructions; the GPU's machine code, caches and time are not modelled."
     others = [f"Not executed: {base_name(kernel)}: {first_refusal(items)}." for kernel, items in profile.refused.items()]
     parts = [paragraph(what, rest="  ", width=width), paragraph(counts, width=width)]
@@ -126,16 +128,16 @@ def global_memory(profile: Profile, width: int) -> list[str]:
 
 
 def shared_memory(profile: Profile, width: int) -> list[str]:
-    rows = [
-        (kind, f"{size} B", f"{c.bytes:,}", f"{c.requests:,}", f"{c.wavefronts:,}", f"{c.ideal_wavefronts:,}", f"{c.conflicts:,}")
-        for (kind, size), c in sorted(profile.launch.counters.shared.items())
-    ]
-    if not rows:
-        return []
-    return [
-        "Shared memory (conflicts: wavefronts beyond the ideal)",
-        *table(("access", "a lane", "bytes", "requests", "wavefronts", "ideal", "conflicts"), rows, width=width),
-    ]
+    counters = profile.launch.counters
+    own = ("Shared memory (conflicts: wavefronts beyond the ideal)", counters.shared)
+    others = ("Distributed shared memory (of other blocks of the cluster)", counters.distributed)
+    pages: list[str] = []
+    for title, counts in (own, others):
+        numbers = {key: (c.bytes, c.requests, c.wavefronts, c.ideal_wavefronts, c.conflicts) for key, c in sorted(counts.items())}
+        rows = [(kind, f"{size} B", *(f"{number:,}" for number in found)) for (kind, size), found in numbers.items()]
+        heads = ("access", "a lane", "bytes", "requests", "wavefronts", "ideal", "conflicts")
+        pages += [*[""] * bool(pages), title, *table(heads, rows, width=width)] if rows else []
+    return pages
 
 
 def mix(profile: Profile, width: int) -> list[str]:

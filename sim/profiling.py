@@ -6,14 +6,13 @@ profile("softmax.cu", grid=4, block=128, args={"x": x, "y": y, "n": 1000}).text(
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cupyflash.nvrtc import compile_to_ptx
-from cupyflash.sim.ptx import Counts, Launch, Module, Traffic
+from cupyflash.sim.ptx import Counts, Launch, Module, SharedCounts, Traffic
 from cupyflash.sim.ptx.module import triple
 from cupyflash.sim.ptx.text.names import base_name, find_kernel
 from cupyflash.sim.ptx.text.syntax import Line, Refusal
@@ -33,7 +32,8 @@ class Profile:
     """What a kernel did in one launch. All counts are simulated: of PTX instructions, not of machine code or caches.
 
     `kernel` is its name in the PTX, `name` that in the source, `file` where it was read, `target` the PTX's (sm_80, say).
-    `static_shared`, `dynamic_shared`: bytes of shared memory of a block. `tensors` are the arrays among the arguments, by name.
+    `cluster`: blocks of a cluster, where the launch said so. `static_shared`, `dynamic_shared`: bytes of shared memory of a block.
+    `tensors` are the arrays among the arguments, by name.
     `refused`: other kernels of the module that the machine does not execute, with their statements (`ptx.Module.refused`).
     `launch` has counters (whole kernel and `launch.counters.lines`), traffic by tensor and findings. `sources` maps a file of
     `launch.counters.lines` to its lines of text, where it could be read.
@@ -52,6 +52,7 @@ class Profile:
     refused: Mapping[str, Sequence[Refusal]]
     launch: Launch
     sources: Mapping[str, Sequence[str]]
+    cluster: tuple[int, int, int] | None = None
 
     def source_text(self, line: Line) -> str:
         """The text of a line of source, "" where it is not known."""
@@ -75,6 +76,7 @@ class Profile:
             "target": self.target,
             "grid": list(self.grid),
             "block": list(self.block),
+            "cluster": list(self.cluster) if self.cluster else None,
             "shared_bytes": {"static": self.static_shared, "dynamic": self.dynamic_shared},
             "seed": self.seed,
             "refused": {
@@ -112,11 +114,17 @@ def counts_dict(counts: Counts) -> dict[str, Any]:
         "by_class": counts.by_class,
         "by_opcode": counts.by_opcode,
         "global": {name: traffic_dict(traffic) for name, traffic in counts.traffic.items()},
-        "shared": [
-            {"kind": kind, "width": width} | vars(passed) | {"conflicts": passed.conflicts}
-            for (kind, width), passed in sorted(counts.shared.items())
-        ],
+        "shared": shared_list(counts.shared),
+        "distributed": shared_list(counts.distributed),
     }
+
+
+def shared_list(counts: Mapping[tuple[str, int], SharedCounts]) -> list[dict[str, Any]]:
+    """Accesses to shared memory, for JSON: one entry for each kind and width."""
+    return [
+        {"kind": kind, "width": width} | vars(passed) | {"conflicts": passed.conflicts}
+        for (kind, width), passed in sorted(counts.items())
+    ]
 
 
 def traffic_dict(traffic: Traffic) -> dict[str, Any]:
@@ -132,14 +140,6 @@ def traffic_dict(traffic: Traffic) -> dict[str, Any]:
         }
         for side, one in traffic.sides().items()
     }
-
-
-def architecture(text: str) -> str:
-    """NVRTC's -arch for what people write: 80, 8.0, sm_80, compute_80, 90a. Raises ValueError."""
-    match = re.fullmatch(r"(?:sm_|compute_)?(\d+)\.?(\d)([a-z]?)", text.strip())
-    if not match:
-        raise ValueError(f"architecture {text!r} is none: compute_80, sm_90 or 8.0, say")
-    return f"compute_{match[1]}{match[2]}{match[3]}"
 
 
 def load(path: Path, options: Sequence[str] = ()) -> Module:
@@ -169,11 +169,12 @@ def profile(
     seed: int | None = None,
     races: bool = True,
     unwritten: Collection[str] = (),
+    cluster: int | Sequence[int] | None = None,
 ) -> Profile:
     """Run a kernel on the PTX machine and say what it did: traffic, bank conflicts, instruction mix, divergence, findings.
 
     source: a file of CUDA C, a `.ptx` file, or a loaded `ptx.Module`. kernel: its name, in the PTX or in the source; not
-    needed where there is only one. grid, block, args, shared_bytes, seed, races, unwritten: as in `ptx.Module.launch`;
+    needed where there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten: as in `ptx.Module.launch`;
     NumPy arrays are tensors, written in place. options: NVRTC's (-arch=compute_90, -DN=64, -Ifolder), for CUDA C.
 
     Raises ValueError or TypeError for arguments that do not fit, OSError for a file that cannot be read,
@@ -182,7 +183,8 @@ def profile(
     """
     module = source if isinstance(source, Module) else load(Path(source), options)
     kernel = find_kernel(module.kernels, kernel)
-    launch = module.launch(kernel, grid, block, args, shared_bytes=shared_bytes, seed=seed, races=races, unwritten=unwritten)
+    how: dict[str, Any] = {"shared_bytes": shared_bytes, "seed": seed, "races": races, "unwritten": unwritten, "cluster": cluster}
+    launch = module.launch(kernel, grid, block, args, **how)
     arrays = module.tensors(kernel, args)
     tensors = {name: Tensor(array.shape, str(array.dtype), array.nbytes) for name, array in arrays.items()}
     return Profile(
@@ -199,6 +201,7 @@ def profile(
         module.refused,
         launch,
         {file: lines_of(file, module) for file in {file for file, _ in launch.counters.lines}},
+        None if cluster is None else triple(cluster, "cluster"),
     )
 
 

@@ -16,22 +16,22 @@ _compile = nvrtc._compile  # as the library has it
 def share(folder: Path) -> None:
     """From now on a program that any process with the same folder has compiled is read from there."""
 
-    def compile_once(source: str, options: Sequence[str], name: str, product: str) -> tuple[bytes, str]:
-        path = folder / key(source, options, name, product)
+    def compile_once(source: str, options: Sequence[str], name: str, product: str, *names: Sequence[str]) -> nvrtc.Compiled:
+        path = folder / key(source, options, name, product, *names)
         with open(path, "a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # who else wants this program waits for it
             file.seek(0)
             known = file.read()
             if known:
                 return pickle.loads(known)  # type: ignore[no-any-return]
-            made = _compile(source, options, name, product)
+            made = _compile(source, options, name, product, *names)
             file.write(pickle.dumps(made))
         return made
 
     nvrtc._compile = compile_once
 
 
-def key(source: str, options: Sequence[str], name: str, product: str) -> str:
+def key(source: str, options: Sequence[str], name: str, product: str, *names: Sequence[str]) -> str:
     """A name for all that can change what comes out: also the compiler's version, and what the source may include."""
     try:
         from cupy.cuda import nvrtc as binding
@@ -41,4 +41,4 @@ def key(source: str, options: Sequence[str], name: str, product: str) -> str:
         version = binding.getVersion()
     folders = [Path(option.removeprefix("-I")) for option in options if option.startswith("-I")]
     included = [(str(path), path.read_bytes()) for folder in folders for path in sorted(folder.glob("*.*h"))]
-    return hashlib.sha256(repr((source, tuple(options), name, product, version, included)).encode()).hexdigest()
+    return hashlib.sha256(repr((source, tuple(options), name, product, names, version, included)).encode()).hexdigest()

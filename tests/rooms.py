@@ -11,7 +11,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "forward": ("execution", "sparse", "varlen", "sinks", "softmax", "magnitudes", "mutants", "mutants_fa2"),
     "backward": ("backward", "backward_algorithms", "backward_sparse", "mutants_backward"),
     # sim/ptx/
-    "machine": ("ptx_*", "profile", "mutants_pipeline"),
+    "machine": ("ptx_*", "profile", "rawkernel", "mutants_pipeline"),
     # sim/theory/, sim/machine.py and what a schedule says
     "theory": ("counts", "schedule", "theorem2", "theorem5", "sweep"),
     # sim/cli/

@@ -37,7 +37,10 @@ ALGORITHMS = ("fa1", "fa2", "standard")
 @pytest.mark.parametrize(
     ("d", "dtype", "causal", "algorithm"),
     sample(
-        product([16, 48, 64, 128], ["float16", "float32"], [False, True], ALGORITHMS),
+        [
+            *product([16, 48, 128], ["float16"], [False, True], ALGORITHMS),
+            *product([16, 64], ["float32"], [False, True], ALGORITHMS),
+        ],
         [
             *[(16, "float32", False, "fa1"), (128, "float16", True, "fa2")],
             *[(16, "float32", False, "fa2"), (16, "float32", True, "standard")],

@@ -48,6 +48,7 @@ class Recorded(types.ModuleType):
         self.disk_is_full, self.compile_seconds, self.capturing = False, 0.0, False
         self.current = [0]
         self.looked_at = 0
+        self.spilled: set[str] = set()  # constants with which a kernel has local memory
         self.by_address: Any = weakref.WeakValueDictionary()
         recorded = self
 
@@ -88,6 +89,10 @@ class Recorded(types.ModuleType):
                 return self.host.tolist()
 
         class Function:
+            @property
+            def local_size_bytes(self) -> int:
+                return 8 if recorded.spilled & {option.removeprefix("-D") for option in recorded.compiled[-1][1]} else 0
+
             def __setattr__(self, name: str, value: int) -> None:
                 assert name == "max_dynamic_shared_size_bytes"
                 recorded.opted_in.append(value)
@@ -199,6 +204,28 @@ def test_one_launch_with_the_schedules_constants(cupy: Recorded) -> None:
     assert given["Q"] is q and given["O"] is out and given["L"] is lse
     assert given["Q_row"] == 64 and given["K_batch"] == 2 * 200 * 64 and given["group"] == 2
     assert {shape for shape, _ in cupy.allocated} == {q.shape, q.shape[:-1]}
+
+
+def test_a_kernel_with_local_memory_makes_way_for_the_next_of_its_blocks(cupy: Recorded) -> None:
+    """Whatever the compiler: two stages are said to spill, then all."""
+    arrays = [cupy.array(64, 4096, 64) for _ in range(3)]
+    (kernel,) = plan(Problem.from_arrays(*arrays), Device.named("H100-SXM")).kernels()
+    assert ("STAGES", 2) in kernel.constants
+    sizes = [(name, value) for name, value in kernel.constants if name in ("BR", "BC")]
+    other = next(each for each in kernel.instead if ("STAGES", 2) not in each.constants)
+    assert all(set(sizes) <= set(each.constants) and each.grid == kernel.grid for each in kernel.instead)
+    cupy.spilled = {"STAGES=2"}
+    attention(*arrays)
+    assert f"-DSTAGES={dict(other.constants)['STAGES']}" in cupy.compiled[-1][1]
+    assert cupy.launches[-1][:2] == ((other.grid,), (other.threads,)) and cupy.launches[-1][3] == other.shared_bytes
+    attention(*arrays)
+    attention(*[cupy.array(65, 4096, 64) for _ in range(3)])
+    assert [launch[:2] for launch in cupy.launches[1:]] == [((grid,), (other.threads,)) for grid in (64 * 32, 65 * 32)]
+    launcher._kept.cache_clear()
+    compiler._functions.clear()
+    cupy.spilled = {f"BR={dict(sizes)['BR']}"}
+    attention(*arrays)
+    assert cupy.launches[-1][1] == (kernel.threads,) and cupy.launches[-1][3] == kernel.shared_bytes
 
 
 def test_compiled_once_a_configuration_whatever_the_sizes(cupy: Recorded) -> None:

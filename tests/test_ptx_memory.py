@@ -514,12 +514,12 @@ def test_hopper_instructions_are_listed_not_guessed() -> None:
     lines = [
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, 1, 1, 1, 0, 0;",
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];",
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r1];",
-        "mapa.shared::cluster.u32 %r1, %r2, 0;",
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r1], %r2, [%r3];",
+        "red.async.relaxed.cluster.global.add.u32 [%rd1], %r2;",
         ".reg .b128 %wide;",
         "mov.b128 %wide, {%rd1, %rd2};",
-        "ld.shared::cluster.u32 %r1, [%r2];",
-        "barrier.cluster.arrive.aligned;",
+        "barrier.cluster.sync.aligned;",
+        "tcgen05.fence::before_thread_sync;",
         "fma.rz.f64 %fd1, %fd1, %fd1, %fd1;",
     ]
     with pytest.raises(UnsupportedPTX) as caught:

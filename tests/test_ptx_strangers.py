@@ -70,9 +70,8 @@ def test_a_profile_names_the_kernels_that_are_not_executed() -> None:
 
 
 MESSAGES = {
-    "mov.u64 %rd1, %current_graph_exec;": "special register %current_graph_exec is not executed",
     "mov.u32 %r1, %pm3;": "special register %pm3 is not executed",
-    "mov.u32 %r1, %pmother;": "register %pmother is not declared",
+    "mov.u32 %r1, %q7;": "register %q7 is not declared",
     "frobnicate.b32 %r1, {{;": "opcode frobnicate is not executed",
     "@%p1 tcgen05.ld.b32 %r1, [%rd1, {%r1, %r2}];": "opcode tcgen05 is not executed",
     "ld.global.u32 %r1, [%rd1, {%r2, %r3}];": "address [%rd1, {%r2, %r3}] has a form that is not executed",

@@ -151,7 +151,7 @@ def accept(*_: Any, **__: Any) -> None:
 def test_a_wrong_argument_is_named(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     for computes in ("simulated.PreparedSimulation.launch", "sim.execution.run_kernels", "nvrtc.compile_to_ptx", "merge._merge"):
         monkeypatch.setattr(f"cupyflash.{computes}", accept)
-    for compiles in ("compiler.compile_to_ptx", "compiler.gpu_function", "sim.execution.module"):
+    for compiles in ("compiler.compile_to_ptx", "compiler.gpu_kernel", "sim.execution.module"):
         monkeypatch.setattr(f"cupyflash.{compiles}", accept)
     function, right, more = CALLS[call]
     unclear = []

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -262,12 +263,72 @@ def test_the_gate_fails_on_a_spill(
 ) -> None:
     job = next(job for job in jobs if job.device.name == "A10" and job.kernels[0].name == "fa1_forward")
     needs = Resources("fa1_forward", 128, 255, spills, spills, 1000)
+    accounts = gate.Accounts
     monkeypatch.setattr(gate, "jobs", lambda everything: [job])
     monkeypatch.setattr(gate, "compiled_everywhere", lambda jobs, processes, nvrtc: [(needs,) for _ in jobs])
+    monkeypatch.setattr(gate, "Accounts", lambda version: accounts(version, tmp_path))
     assert gate.main(["--json", str(tmp_path / "gate.json")]) == (1 if spills else 0)
     out = capsys.readouterr().out
     assert ("8 bytes of spills" in out) == bool(spills) and "sm_86" in out
     assert json.loads((tmp_path / "gate.json").read_text())[0]["registers"] == 255
+
+
+def test_the_gate_compiles_what_has_no_account_and_a_sample_of_the_rest(
+    gate: types.ModuleType,
+    jobs: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("cupy")
+    accounts, compiled = gate.Accounts, []
+    some = [job for job in jobs if job.device.name == "A10" and job.kernels[0].name == "fa1_forward"][:6]
+    registers = dict.fromkeys(some, 100)
+
+    def compile_some(jobs: list[Any], processes: object, nvrtc: object) -> list[tuple[Resources, ...]]:
+        compiled.append(jobs)
+        return [
+            (Resources("fa1_forward", job.kernels[0].threads, registers[job], 0, 0, 9 + job.kernels[0].shared_bytes),)
+            for job in jobs
+        ]
+
+    monkeypatch.setattr(gate, "jobs", lambda everything: some)
+    monkeypatch.setattr(gate, "compiled_everywhere", compile_some)
+    monkeypatch.setattr(gate, "Accounts", lambda version: accounts(version, tmp_path))
+    monkeypatch.setattr(gate, "SAMPLED", 4)
+    assert gate.main([]) == 0 and compiled.pop() == some  # none is known, and nothing was kept
+    assert gate.main(["--write"]) == 0 and compiled.pop() == some
+    assert gate.main(["--json", str(tmp_path / "gate.json")]) == 0 and compiled.pop() == [some[0], some[4]]
+    assert [row["registers"] for row in json.loads((tmp_path / "gate.json").read_text())] == [100] * 6
+    registers[some[4]] = 101
+    assert gate.main([]) == 1 and "not as it was kept" in capsys.readouterr().out
+    assert gate.main(["--write"]) == 1 and gate.main([]) == 0
+    (file,) = tmp_path.glob("*.jsonl")
+    file.write_text(file.read_text().replace("[100, 0, 0, 9]", "[100, 8, 8, 9]"))
+    registers[some[0]] = 99
+    assert gate.main([]) == 1 and "8 bytes of spills" in capsys.readouterr().out
+
+
+def test_an_account_is_of_the_program_as_it_is(gate: types.ModuleType, jobs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another digest for another architecture, constant or text of the file or of what it includes, however deep."""
+    accounts = sys.modules["accounts"]
+    job = next(job for job in jobs if job.device.name == "A10" and job.kernels[0].name == "fa2_forward")
+    label, (kernel,), capability = job.program
+    digest = accounts.digest(job.program)
+    assert accounts.digest(("another label", (kernel,), capability)) == digest
+    others = {
+        accounts.digest((label, (kernel,), (8, 0))),
+        accounts.digest((label, (replace(kernel, constants=(*kernel.constants, ("MORE", 1))),), capability)),
+    }
+    source = accounts.kernels_cu.source
+    for name in ("fa2_forward.cu", "mma.cuh"):
+        accounts._text.cache_clear()
+        monkeypatch.setattr(accounts.kernels_cu, "source", lambda file, name=name: source(file) + " " * (file == name))
+        others.add(accounts.digest(job.program))
+    accounts._text.cache_clear()
+    monkeypatch.setattr(accounts.kernels_cu, "source", lambda file: source(file) + " " * (file == "fa1_forward.cu"))
+    assert accounts.digest(job.program) == digest and digest not in others and len(others) == 4
+    accounts._text.cache_clear()
 
 
 def test_what_does_not_compile_is_told_from_one_process_to_another() -> None:

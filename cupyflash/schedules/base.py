@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -88,7 +88,8 @@ class Phase:
 class Kernel:
     """One launch: entry `name` of `source` compiled with `constants`, on `grid` blocks of `threads`.
 
-    Its one argument is the struct `params`, which `cupyflash.binding` fills.
+    Its one argument is the struct `params`, which `cupyflash.binding` fills. `instead` are others for the same grid that do the
+    same, the fastest first: a compiler that has no registers for the first may have them for one of those.
     """
 
     source: str
@@ -98,6 +99,7 @@ class Kernel:
     threads: int
     shared_bytes: int
     params: Params
+    instead: tuple[Kernel, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)

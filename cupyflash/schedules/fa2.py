@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -113,9 +114,14 @@ class Fa2Schedule(TileSchedule):
         return {}
 
     def kernels(self) -> tuple[Kernel, ...]:
-        p, best = self.problem, self.candidate
+        best = self.candidate
         require_block_mask(self)
-        config = best.config
+        same_blocks = fa2_tiles.candidates(self.problem, self.device, (self.block_rows, self.block_cols))
+        others = tuple(self._kernel(each) for each in same_blocks if each is not best and not each.rejected)
+        return (replace(self._kernel(best), instead=others),)
+
+    def _kernel(self, candidate: fa2_tiles.Candidate) -> Kernel:
+        p, config = self.problem, candidate.config
         constants = (
             *element_constants(p),
             ("BR", config.block_rows),
@@ -127,4 +133,4 @@ class Fa2Schedule(TileSchedule):
             ("SCALE_FIRST", int(p.options.bias or p.softmax_scale <= 0)),
             ("VARLEN", int(p.options.packed)),
         )
-        return (Kernel("fa2_forward.cu", "fa2_forward", constants, self.grid, config.threads, best.shared_bytes, self.params),)
+        return Kernel("fa2_forward.cu", "fa2_forward", constants, self.grid, config.threads, candidate.shared_bytes, self.params)

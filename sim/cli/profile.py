@@ -22,8 +22,10 @@ EXAMPLES = examples(
 )
 
 
-def extent(context: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+def extent(context: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     """X, X,Y or X,Y,Z."""
+    if value is None:
+        return None
     parts = value.split(",")
     if not 1 <= len(parts) <= 3 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise click.BadParameter(f"{value!r} is not one to three positive whole numbers; 4 or 16,8 would be", context, param)
@@ -61,6 +63,7 @@ class Launch:
     spec: str
     shared_bytes: int
     seed: int | None
+    cluster: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Report:
 @click.option("--kernel", metavar="NAME", help="The kernel, in the source's or the PTX's spelling; not needed for an only one.")
 @click.option("--grid", required=True, callback=extent, metavar="X[,Y,Z]", help="Blocks.")
 @click.option("--block", required=True, callback=extent, metavar="X[,Y,Z]", help="Threads of a block.")
+@click.option("--cluster", callback=extent, metavar="X[,Y,Z]", help="Blocks of a cluster.")
 @click.option(
     "--args", "spec", default="[]", metavar="SPEC.json", help="The arguments: a JSON file, or JSON itself (docs/profile.md)."
 )
@@ -106,8 +110,8 @@ def profile(source: Source, launch: Launch, report: Report) -> None:
 
     Exit status 1 when the machine finds a fault in the kernel, after the report; 2, with one line, for wrong input.
     """
+    from cupyflash.nvrtc import architecture
     from cupyflash.sim.arguments import read_arguments
-    from cupyflash.sim.profiling import architecture
     from cupyflash.sim.profiling import profile as run
     from cupyflash.sim.ptx.parameters import arrays_by_name
 
@@ -131,6 +135,7 @@ def profile(source: Source, launch: Launch, report: Report) -> None:
             options=options,
             shared_bytes=launch.shared_bytes,
             seed=launch.seed,
+            cluster=launch.cluster,
             unwritten=arguments.unwritten,
         )
     except PtxError as error:

@@ -10,10 +10,13 @@ Needs NumPy only; compiling CUDA C needs CuPy and NVRTC. No GPU, no driver.
 from __future__ import annotations
 
 from .decode.ops import Coverage, coverage
+from .device_names import simulated_cupy
 from .memory.memory import Access
 from .module import Launch, Module
+from .rawkernel import RawKernel, RawModule
 from .report.counters import Counters, Counts, SharedCounts, Traffic
 from .report.findings import Finding
+from .simulation import KernelFault, KernelFaultWarning, simulation
 from .text.types import PtxError, UnsupportedPTX
 
 __all__ = [
@@ -22,11 +25,17 @@ __all__ = [
     "Counts",
     "Coverage",
     "Finding",
+    "KernelFault",
+    "KernelFaultWarning",
     "Launch",
     "Module",
     "PtxError",
+    "RawKernel",
+    "RawModule",
     "SharedCounts",
     "Traffic",
     "UnsupportedPTX",
     "coverage",
+    "simulated_cupy",
+    "simulation",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +22,9 @@ from .parameters import POINTER_BYTES, Bound, Tensor, bind
 from .report.counters import Counters, Tally, Traffic
 from .report.findings import Finding, Findings
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
-from .text.names import find_kernel
+from .text.names import find_kernel, variable_name
 from .text.parser import parse
-from .text.syntax import Program, Refusal
+from .text.syntax import Function, Program, Refusal
 from .text.types import Array, UnsupportedPTX
 
 
@@ -46,12 +47,12 @@ class Launch:
     unwritten: Mapping[str, Array]
 
 
-LIMITS = {"grid": ((1 << 31) - 1, 65535, 65535), "block": (1024, 1024, 64)}
+LIMITS = {"grid": ((1 << 31) - 1, 65535, 65535), "block": (1024, 1024, 64), "cluster": (16, 16, 16)}
 """The largest x, y and z of every architecture (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
 
 
 def triple(value: int | Sequence[int], what: str) -> tuple[int, int, int]:
-    """Grid or block as (x, y, z)."""
+    """Grid, block or cluster as (x, y, z)."""
     numbers = [value] if isinstance(value, (int, np.integer)) else list(value) if isinstance(value, Sequence | np.ndarray) else []
     if not 1 <= len(numbers) <= 3 or not all(isinstance(v, (int, np.integer)) and v >= 1 for v in numbers):
         raise ValueError(f"{what} must be one to three positive whole numbers, got {value!r}")
@@ -60,6 +61,39 @@ def triple(value: int | Sequence[int], what: str) -> tuple[int, int, int]:
         if number > limit:
             raise ValueError(f"{what} {axis} is at most {limit}, got {value!r}")
     return x, y, z
+
+
+RESERVED_BYTES = 1024
+"""Shared memory of a block that is the system's own (CUDA C++ Programming Guide, "Compute Capability 9.0: Shared Memory"). The
+machine has it behind the kernel's, and only for kernels that ask where it is."""
+
+MOST_BLOCKS = 16
+"""Of a cluster; every device can run 8, more only kernels that are allowed a size that is not portable."""
+
+
+def geometry_of(
+    program: Program, kernel: Function, grid: tuple[int, int, int], block: tuple[int, int, int], cluster: Any
+) -> Geometry:
+    """Grid, block and cluster of a launch; without `cluster` the kernel's own. Raises ValueError for what the chip would refuse."""
+    if block[0] * block[1] * block[2] > 1024:
+        raise ValueError(f"a block has at most 1024 threads, got {block}")
+    if cluster is None and kernel.cluster is None:
+        return Geometry(grid, block)
+    if cluster is None and not kernel.cluster:
+        raise ValueError(f"{kernel.name} has __cluster_dims__ without a size: say cluster=(x, y, z)")
+    size = triple(kernel.cluster if cluster is None and kernel.cluster else cluster, "cluster")
+    if kernel.cluster and size != kernel.cluster:
+        raise ValueError(f"cluster must be {kernel.cluster}, as {kernel.name} is compiled for, got {size}")
+    blocks, most = size[0] * size[1] * size[2], min(kernel.most_blocks or MOST_BLOCKS, MOST_BLOCKS)
+    if blocks > most:
+        why = f" ({kernel.name} says so)" if most < MOST_BLOCKS else ", on every device at most 8"
+        raise ValueError(f"cluster has at most {most} blocks{why}, got {size}")
+    if any(g % c for g, c in zip(grid, size, strict=True)):
+        raise ValueError(f"grid must be whole clusters of {size} blocks, got {grid}")
+    architecture = re.match(r"sm_(\d+)", program.target)
+    if blocks > 1 and architecture and int(architecture[1]) < 90:
+        raise ValueError(f"cluster needs PTX for sm_90 or newer, this is for {program.target}")
+    return Geometry(grid, block, size, explicit=True)
 
 
 class Module:
@@ -133,6 +167,7 @@ class Module:
         unwritten: Collection[str] | Mapping[str, Array] = (),
         max_steps: int = MAX_STEPS,
         approximate: bool = True,
+        cluster: int | Sequence[int] | None = None,
     ) -> Launch:
         """Run a kernel to its end.
 
@@ -152,15 +187,15 @@ class Module:
         a mapping says of which of their bytes that is so, as `Launch.unwritten` does.
         max_steps: about how many stretches of straight code (from branch to branch) a warp may run before the launch ends
         with an "endless" finding. approximate: whether approximate instructions (ex2.approx and so on) have an error of the size
-        that the PTX ISA allows; without, their results are rounded to nearest.
+        that the PTX ISA allows; without, their results are rounded to nearest. cluster: blocks of a cluster, a number or up to
+        three (x, y, z), of which the grid is a multiple; None: what the kernel says (__cluster_dims__), else one block.
 
         Raises ValueError or TypeError for arguments that do not fit the kernel, `UnsupportedPTX` for a kernel in `refused`.
         What is wrong with the kernel itself is in `Launch.findings`.
         """
         kernel = find_kernel(self.kernels, kernel)
-        geometry = Geometry(triple(grid, "grid"), triple(block, "block"))
-        if geometry.threads > 1024:
-            raise ValueError(f"a block has at most 1024 threads, got {geometry.block}")
+        entry = self.program.functions[kernel]
+        geometry = geometry_of(self.program, entry, triple(grid, "grid"), triple(block, "block"), cluster)
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0):
             raise ValueError(f"seed must be None or a whole number from 0, got {seed!r}")
         if max_steps < 1:
@@ -177,9 +212,12 @@ class Module:
         parts = unwritten_parts(bound.tensors, tensors, unwritten)
         mark_unwritten(parts, [*segments, *tensors])
         findings, tally = Findings(kernel), Tally()
-        shared_size = code.shared.size + shared_bytes
+        shared_size, reserved = code.shared.size + shared_bytes, RESERVED_BYTES if code.reserves else 0
+        if reserved:
+            shared_size = -(-shared_size // 128) * 128 + reserved
         memory = Memory([*segments, *tensors, params, workspace], shared_size, code.local.size, findings, tally)
-        memory.observer = observer
+        memory.observer, memory.reserved = observer, reserved
+        memory.shared_names = {variable_name(name): offset for name, offset in code.shared.offsets.items()}
         if races:
             watched = [*segments, *tensors, workspace]
             memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)

@@ -78,6 +78,10 @@ class RawKernel:
         self._shared = WITHOUT_ASKING
 
     @property
+    def local_size_bytes(self) -> int:
+        return 0  # PTX does not say what ptxas would put there
+
+    @property
     def max_dynamic_shared_size_bytes(self) -> int:
         return self._shared
 

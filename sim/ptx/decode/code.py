@@ -26,7 +26,8 @@ WIDTHS = (1, 16, 32, 64)
 """Register files by width in bits; 1 holds predicates."""
 
 PER_LANE = {
-    *(f"%{name}.{axis}" for name in ("tid", "ctaid") for axis in "xyz"),
+    *(f"%{name}.{axis}" for name in ("tid", "ctaid", "clusterid", "cluster_ctaid") for axis in "xyz"),
+    "%cluster_ctarank",
     "%laneid",
     "%warpid",
     *(f"%lanemask_{name}" for name in ("eq", "le", "lt", "ge", "gt")),
@@ -129,6 +130,12 @@ class Code:
         known = {*PER_LANE, "%carry"}
         blank = {r.name for n, r in enumerate(self.types) if alive >> n & 1 and r.name not in known}
         return Doubtful.of(self.plans, self.instructions, blank)
+
+    @cached_property
+    def reserves(self) -> bool:
+        """Whether it uses the shared memory that is the system's (cooperative groups do)."""
+        mentioned = (o for i in self.instructions for o in i.operands if isinstance(o, Reg))
+        return any(o.name.startswith("%reserved_smem_offset") for o in mentioned)
 
     @cached_property
     def sharing(self) -> Sharing:
@@ -392,13 +399,17 @@ def is_constant(register: Reg) -> bool:
 def may_wait_for_other_blocks(instruction: Instruction) -> bool:
     """Global atomics and loads that see other threads' stores: a block might spin on them until another block acts."""
     if instruction.opcode == "atom":
-        return "shared" not in instruction.mods
+        return not any(mod.startswith("shared") for mod in instruction.mods)
     strong = {"volatile", "relaxed", "acquire", "mmio"} & set(instruction.mods)
-    return instruction.opcode == "ld" and bool(strong) and "shared" not in instruction.mods
+    return instruction.opcode == "ld" and bool(strong) and not any(mod.startswith("shared") for mod in instruction.mods)
 
 
 CONSTANT_REGISTERS = {
-    *(f"%{name}.{axis}" for name in ("ntid", "nctaid") for axis in "xyz"),
+    *(f"%{name}.{axis}" for name in ("ntid", "nctaid", "nclusterid", "cluster_nctaid") for axis in "xyz"),
+    "%cluster_nctarank",
+    "%is_explicit_cluster",
+    "%current_graph_exec",
+    *(f"%reserved_smem_offset_{name}" for name in ("begin", "end", "cap", "0", "1")),
     "%nwarpid",
     "%smid",
     "%nsmid",

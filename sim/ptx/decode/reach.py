@@ -21,7 +21,7 @@ def sharing_of(instructions: list[Instruction], plans: list[Plan], params: Seque
     stores = [r or (ANYWHERE if touches(i, {"global"}) else r) for i, r in zip(instructions, reach, strict=True) if may_write(i)]
     written = frozenset[Place]().union(*stores)
     return Sharing(
-        min((width(i) for i in instructions if touches(i, {"shared", "shared::cta"})), default=WIDEST),
+        min((width(i) for i in instructions if touches(i, {"shared", "shared::cta", "shared::cluster"})), default=WIDEST),
         global_granules(instructions, reach),
         any(is_strong(i) for i in instructions),
         any(i.opcode in ("fence", "membar") or {"release", "acq_rel"} & set(i.mods) for i in instructions),
@@ -38,7 +38,7 @@ def touches(i: Instruction, spaces: set[str]) -> bool:
     """Whether an instruction accesses one of these spaces, or generic addresses."""
     if i.opcode == "cp" and not is_phase(i):
         return len(i.operands) > 2
-    named = {"global", "shared", "shared::cta", "local", "const", "param"} & set(i.mods)
+    named = {"global", "shared", "shared::cta", "shared::cluster", "local", "const", "param"} & set(i.mods)
     accesses = i.opcode in ("ld", "ldu", "st", "atom", "red") or is_phase(i) or (i.opcode == "wmma" and "mma" not in i.mods)
     return accesses and (not named or bool(named & spaces))
 

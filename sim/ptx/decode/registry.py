@@ -143,6 +143,14 @@ class WarpBarrier:
 
 
 @dataclass(frozen=True)
+class ClusterBarrier:
+    """barrier.cluster.arrive, or .wait if it `waits`; `relaxed` orders no accesses."""
+
+    waits: bool
+    relaxed: bool = False
+
+
+@dataclass(frozen=True)
 class PhaseWait:
     """mbarrier.test_wait and, `blocking`, try_wait: at the object at reads[0] + offset for the state or `parity` in reads[1]."""
 
@@ -152,7 +160,7 @@ class PhaseWait:
     blocking: bool
 
 
-Control = Branch | Exit | Return | Call | Barrier | WarpBarrier | PhaseWait
+Control = Branch | Exit | Return | Call | Barrier | WarpBarrier | ClusterBarrier | PhaseWait
 
 Bind = Callable[[Frame, Sequence[Array], Sequence[Array]], Thunk]
 
@@ -329,6 +337,7 @@ __all__ = [
     "Bind",
     "Branch",
     "Call",
+    "ClusterBarrier",
     "Control",
     "Coverage",
     "DType",

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..decode.registry import Arg, Barrier
-from ..report.findings import stuck
+from ..order.order import Released
+from ..report.findings import Stuck
 from ..state.fpenv import ENVIRONMENT, KEEP
 from ..state.lanes import WARP, Lanes
 from ..text.types import Array
@@ -27,7 +28,7 @@ class Arrival:
     lanes: Lanes
     waits: bool
     values: Array | None
-    released: tuple[int, Array] | None = None
+    released: Released | None = None
 
 
 @dataclass
@@ -233,11 +234,11 @@ class Barriers:
         if machine.on_barrier is not None:
             # The callback is not part of the kernel: it computes in the ordinary floating-point environment.
             ENVIRONMENT.setter(KEEP)()
-            machine.on_barrier(machine.wave.first_block + block, int(self.completed[block]))
+            machine.on_barrier(machine.wave.number(machine.wave.first_block + block), int(self.completed[block]))
             ENVIRONMENT.setter(machine.code.base_mode)()
 
-    def report_deadlock(self) -> None:
-        machine = self.machine
+    def stuck(self) -> list[Stuck]:
+        machine, out = self.machine, []
         for barrier in list(self.meetings):
             self.tell_apart(barrier, np.arange(machine.wave.blocks))
         for (block, barrier), pending in self.pending.items():
@@ -246,13 +247,12 @@ class Barriers:
                     continue
                 alive = int(machine.wave.alive_by_block[block])
                 here = sum(a.lanes.n for a in pending.arrivals)
-                wanted = pending.expected or alive
-                message = (
-                    f"{stuck(arrival.lanes.n)} at barrier {barrier}: {here} of {wanted} have arrived, "
+                what = (
+                    f"at barrier {barrier}: {here} of {pending.expected or alive} have arrived, "
                     f"{alive} of {machine.wave.threads} threads of the block are alive"
                 )
-                instruction = machine.code.instructions[arrival.pc]
-                machine.memory.findings.report("deadlock", message, instruction, arrival.lanes, 0, count=arrival.lanes.n)
+                out.append(Stuck(machine.code.instructions[arrival.pc], arrival.lanes, what))
+        return out
 
 
 class WarpBarriers:
@@ -299,9 +299,9 @@ class WarpBarriers:
             for pc, lanes in self.waiting.pop((warp, mask)):
                 self.machine.push(pc + 1, lanes)
 
-    def report_deadlock(self) -> None:
-        for (_, mask), groups in self.waiting.items():
-            for pc, lanes in groups:
-                instruction = self.machine.code.instructions[pc]
-                message = f"{stuck(lanes.n)} in bar.warp.sync for the lanes of mask {mask:#010x}"
-                self.machine.memory.findings.report("deadlock", message, instruction, lanes, 0, count=lanes.n)
+    def stuck(self) -> list[Stuck]:
+        return [
+            Stuck(self.machine.code.instructions[pc], lanes, f"in bar.warp.sync for the lanes of mask {mask:#010x}")
+            for (_, mask), groups in self.waiting.items()
+            for pc, lanes in groups
+        ]

@@ -9,19 +9,20 @@ from typing import NoReturn
 import numpy as np
 
 from ..decode.code import Code, Region
-from ..decode.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, Exit, PhaseWait, Return, WarpBarrier
+from ..decode.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, ClusterBarrier, Exit, PhaseWait, Return, WarpBarrier
 from ..memory.asynccopy import Copies
 from ..memory.bulkcopy import Bulks
 from ..memory.memory import Memory
 from ..memory.phases import MBarriers, Wait
 from ..report.counters import Tally
-from ..report.findings import Findings, stuck
+from ..report.findings import Findings, Stuck, report_deadlock
 from ..state.fpenv import ENVIRONMENT, KEEP
 from ..state.lanes import WARP, Lanes, Wave
 from ..state.segments import Segment
 from ..text.syntax import Instruction, Mem, Reg, Sym
 from ..text.types import Array, PtxError
 from .barriers import Barriers, WarpBarriers
+from .clusters import ClusterBarriers
 from .functions import Functions
 from .registers import FILE_DTYPES, Frame
 from .scheduler import Ready, make_ready
@@ -47,10 +48,16 @@ class Stop(Exception):
 
 @dataclass(frozen=True)
 class Geometry:
-    """Grid and block of a launch, (x, y, z) each."""
+    """Grid (in blocks), block (in threads) and cluster (in blocks) of a launch, (x, y, z) each.
+
+    Blocks run cluster by cluster: the n-th block to run is at `position(n)` of the grid. `explicit`: the launch, or the kernel,
+    says what a cluster is.
+    """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    explicit: bool = False
 
     @property
     def blocks(self) -> int:
@@ -59,6 +66,23 @@ class Geometry:
     @property
     def threads(self) -> int:
         return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def cluster_blocks(self) -> int:
+        return self.cluster[0] * self.cluster[1] * self.cluster[2]
+
+    def position(self, blocks: Array) -> tuple[list[Array], list[Array]]:
+        """(x, y, z) of the cluster in the grid of clusters, and of the block in its cluster, of the n-th blocks to run."""
+        cluster, rank = np.divmod(blocks, self.cluster_blocks)
+        wide, high = (g // c for g, c in zip(self.grid[:2], self.cluster[:2], strict=True))
+        x, y, _ = self.cluster
+        return [cluster % wide, cluster // wide % high, cluster // (wide * high)], [rank % x, rank // x % y, rank // (x * y)]
+
+    def number(self, block: int) -> int:
+        """Linear index in the grid of the n-th block to run."""
+        where, inside = self.position(np.array(block))
+        x, y, z = (int(w * c + i) for w, c, i in zip(where, self.cluster, inside, strict=True))
+        return x + self.grid[0] * (y + self.grid[1] * z)
 
 
 @dataclass
@@ -91,13 +115,22 @@ class Machine:
         geometry = setup.geometry
         self.constants = {f"%ntid.{a}": v for a, v in zip("xyz", geometry.block, strict=True)}
         self.constants |= {f"%nctaid.{a}": v for a, v in zip("xyz", geometry.grid, strict=True)}
+        clusters = [g // c for g, c in zip(geometry.grid, geometry.cluster, strict=True)]
+        self.constants |= {f"%nclusterid.{a}": v for a, v in zip("xyz", clusters, strict=True)}
+        self.constants |= {f"%cluster_nctaid.{a}": v for a, v in zip("xyz", geometry.cluster, strict=True)}
+        self.constants |= {"%cluster_nctarank": geometry.cluster_blocks, "%is_explicit_cluster": int(geometry.explicit)}
+        self.constants |= {"%current_graph_exec": 0}
         warps = -(-geometry.threads // WARP)
         self.constants |= {"%nwarpid": max(warps, 32), "%smid": 0, "%nsmid": 1, "%gridid": 1}
         self.constants |= {"%dynamic_smem_size": setup.shared_bytes}
         self.constants |= dict.fromkeys((f"%envreg{n}" for n in range(32)), 0)
         # Where the driver puts the memory through which the blocks of a cooperative launch meet.
         self.constants |= {"%envreg1": setup.workspace >> 32, "%envreg2": setup.workspace & 0xFFFFFFFF}
-        self.constants |= dict.fromkeys(("%total_smem_size", "%aggr_smem_size"), memory.shared_size)
+        reserved = memory.reserved
+        start = memory.shared_size - reserved
+        self.constants |= {"%total_smem_size": start, "%aggr_smem_size": memory.shared_size}
+        self.constants |= dict.fromkeys((f"%reserved_smem_offset_{name}" for name in ("begin", "0", "1")), start)
+        self.constants |= {"%reserved_smem_offset_end": start + reserved, "%reserved_smem_offset_cap": reserved}
         self.full: Frame
         self.wave: Wave
         self.copies: Copies
@@ -143,9 +176,10 @@ class Machine:
         geometry = self.setup.geometry
         lanes_per_block = -(-geometry.threads // WARP) * WARP
         lanes = COMMUNICATING_LANES if self.code.communicates else WAVE_LANES
-        most = max(1, min(lanes // lanes_per_block, WAVE_BYTES // (2 * self.memory.shared_stride)))
-        waves = -(-geometry.blocks // most)
-        size = -(-geometry.blocks // waves)
+        together, clusters = geometry.cluster_blocks, geometry.blocks // geometry.cluster_blocks
+        most = max(1, min(lanes // lanes_per_block, WAVE_BYTES // (2 * self.memory.shared_stride)) // together)
+        waves = -(-clusters // most)
+        size = -(-clusters // waves) * together
         for region in self.code.regions():
             region.executed = region.threads = 0
         with np.errstate(all="ignore"):
@@ -168,7 +202,10 @@ class Machine:
 
     def run_wave(self, first_block: int, blocks: int) -> None:
         memory = self.memory
-        self.wave = Wave(first_block, blocks, self.setup.geometry.threads, memory.shared_stride, memory.local_stride)
+        geometry, strides = self.setup.geometry, (memory.shared_stride, memory.local_stride)
+        self.wave = Wave(first_block, blocks, geometry.threads, *strides, geometry.cluster_blocks)
+        if geometry.cluster[1:] != (1, 1):
+            self.wave.number = geometry.number
         memory.begin_wave(self.wave)
         self.copies = Copies(self.wave, memory, self.random)
         frame = self._full_frames.get(self.wave.size)
@@ -185,6 +222,7 @@ class Machine:
         self.functions = Functions(self)
         self.barriers = Barriers(self)
         self.warp_barriers = WarpBarriers(self)
+        self.cluster_barriers = ClusterBarriers(self)
         self.mbarriers = MBarriers(memory)
         self.bulks = Bulks(self.wave, memory, self.mbarriers)
         self.ready.push(0, self.wave.lanes(np.flatnonzero(self.wave.alive)))
@@ -198,7 +236,7 @@ class Machine:
                     self.mbarriers.stir(self.random)
             if self.mbarriers.give_up():
                 continue
-            if not (self.parked or self.barriers or self.warp_barriers or self.mbarriers):
+            if not (self.parked or self.barriers or self.warp_barriers or self.cluster_barriers or self.mbarriers):
                 return
             self.deadlock()
 
@@ -208,16 +246,14 @@ class Machine:
         thread = lane % wave.lanes_per_block
         block = wave.first_block + lane // wave.lanes_per_block
         x, y, _ = geometry.block
-        gx, gy, _ = geometry.grid
+        where, inside = geometry.position(block)
         bit = np.uint64(1) << (lane % WARP).astype(np.uint64)
         full = np.uint64(0xFFFFFFFF)
         values = {
             "%tid.x": thread % x,
             "%tid.y": thread // x % y,
             "%tid.z": thread // (x * y),
-            "%ctaid.x": block % gx,
-            "%ctaid.y": block // gx % gy,
-            "%ctaid.z": block // (gx * gy),
+            "%cluster_ctarank": block % geometry.cluster_blocks,
             "%laneid": lane % WARP,
             "%warpid": thread // WARP,
             "%lanemask_eq": bit,
@@ -226,6 +262,8 @@ class Machine:
             "%lanemask_gt": full - (bit * np.uint64(2) - np.uint64(1)),
             "%lanemask_ge": full - (bit - np.uint64(1)),
         }
+        for axis, cluster, at, count in zip("xyz", where, inside, geometry.cluster, strict=True):
+            values |= {f"%ctaid.{axis}": cluster * count + at, f"%clusterid.{axis}": cluster, f"%cluster_ctaid.{axis}": at}
         for name, value in values.items():
             slot = self.code.slots.get(name)
             if slot is not None:
@@ -352,6 +390,8 @@ class Machine:
             self.barriers.arrive(pc, lanes)
         elif isinstance(control, WarpBarrier):
             self.warp_barriers.arrive(pc, lanes)
+        elif isinstance(control, ClusterBarrier):
+            self.cluster_barriers.come(pc, control, lanes)
         elif isinstance(control, PhaseWait):
             addresses = self.read(lanes, plan.reads[0])
             wait = Wait(pc, instruction, control.space, control.parity, control.blocking)
@@ -396,20 +436,21 @@ class Machine:
         parked, self.parked = self.parked, {}
         for pc, waiting in parked.items():
             self.ready.push(pc, waiting)
+        if self.memory.lifetimes is not None:
+            self.memory.lifetimes.leave(lanes)
         self.barriers.recheck()
         self.warp_barriers.recheck()
+        self.cluster_barriers.recheck()
 
     # -- the end of the road ----------------------------------------------------------------------------------------------
 
     def deadlock(self) -> None:
         """Nobody can go on: say who waits for what, and stop the launch."""
-        for pc, lanes in self.parked.items():
-            instruction = self.code.instructions[pc]
-            message = f"{stuck(lanes.n)} in {instruction.text!r} for other lanes of their warp"
-            self.findings.report("deadlock", message, instruction, lanes, 0, count=lanes.n)
-        self.barriers.report_deadlock()
-        self.warp_barriers.report_deadlock()
-        self.mbarriers.report_deadlock()
+        parked = [(self.code.instructions[pc], lanes) for pc, lanes in self.parked.items()]
+        groups = [Stuck(i, lanes, f"in {i.text!r} for other lanes of their warp") for i, lanes in parked]
+        for who in (self.barriers, self.warp_barriers, self.cluster_barriers, self.mbarriers):
+            groups += who.stuck()
+        report_deadlock(self.findings, groups)
         raise Stop
 
 

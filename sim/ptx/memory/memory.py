@@ -7,11 +7,12 @@ Addresses are virtual: those of tensors as `state.segments` says, with windows f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..order.lifetimes import Lifetimes
 from ..order.races import Races
 from ..report.counters import Tally
 from ..report.findings import Findings
@@ -30,7 +31,8 @@ SPACE_BITS = 56
 class Access:
     """One memory access of a set of lanes, as an observer sees it. `kind`: ld, st, atom, ldmatrix, cp.async, ...
 
-    `addresses` (uint64 or uint32, one a lane) are virtual; in shared and local memory offsets. `segment` is the tensor.
+    `addresses` (uint64 or uint32, one a lane) are virtual; in shared and local memory offsets; of `space` "shared::cluster", the
+    shared memory of another block, `Reached.places`. `segment` is the tensor.
     """
 
     lanes: Lanes
@@ -40,6 +42,19 @@ class Access:
     size: int | Array
     kind: str
     write: bool
+    instruction: Instruction
+
+
+@dataclass(frozen=True)
+class Reached:
+    """An access to the shared memory of other blocks of the cluster: `blocks` of the wave, and `places` in the shared memory of
+    all its blocks (block * shared_stride + offset), int64, one a lane."""
+
+    lanes: Lanes
+    blocks: Array
+    places: Array
+    size: int
+    kind: str
     instruction: Instruction
 
 
@@ -59,6 +74,12 @@ class Memory:
         self.tally = tally
         self.observer: Observer | None = None
         self.races: Races | None = None
+        self.reserved = 0
+        """Bytes at the end of each block's shared memory that are the system's: zero at first."""
+        self.shared_names: Mapping[str, int] = {}
+        """Offsets of the variables of shared memory."""
+        self.lifetimes: Lifetimes | None = None
+        """Of the blocks of a wave of clusters, where races are looked for."""
         self._shared = np.empty(0, np.uint8)
         self._state = np.empty(0, np.uint8)
         self._local = np.empty(0, np.uint8)
@@ -71,10 +92,15 @@ class Memory:
             self._local = np.empty(wave.size * self.local_stride, np.uint8)
         if self.races is not None:
             self.races.begin_wave(wave)
+            self.lifetimes = Lifetimes(self.races, wave, self.findings) if wave.cluster > 1 else None
         self.lanes_per_block = wave.lanes_per_block
         self._shared[:] = 0xFF
         self._state[:] = UNWRITTEN
         self._local[:] = 0xFF
+        if self.reserved:
+            own = slice(self.shared_size - self.reserved, self.shared_size)
+            self._shared.reshape(wave.blocks, -1)[:, own] = 0
+            self._state.reshape(wave.blocks, -1)[:, own] = WRITTEN
         self.settled = False
         self.flying = 0
         """Asynchronous copies that somebody has yet to wait for."""
@@ -108,6 +134,14 @@ class Memory:
             start, limit, data = 0, segment.size, segment.window(1)[0]
             offset = address - segment.start
         return data[start + offset : start + min(offset + size, limit)].tobytes() if 0 <= offset < limit else b""
+
+    def shared_name(self, offset: int) -> str:
+        """An offset in shared memory with the name of the variable that lies there, if it is known."""
+        found = max(((start, name) for name, start in self.shared_names.items() if start <= offset), default=None)
+        if found is None:
+            return f"{offset:#x}"
+        start, name = found
+        return f"{offset:#x} ({name}{f' + {offset - start}' if offset > start else ''})"
 
     def text(self, lane: int, address: int) -> str:
         """The C string at a generic address."""
@@ -158,6 +192,25 @@ class Memory:
                 self.observer(Access(lanes, space, segment, addresses, size, kind, False, instruction))
             if writes:
                 self.observer(Access(lanes, space, segment, addresses, size, kind, True, instruction))
+
+    def reached(self, access: Reached) -> None:
+        """Count a checked access to the shared memory of other blocks, and show it to the observer."""
+        lanes, size, kind, i = access.lanes, access.size, access.kind, access.instruction
+        counts = self.tally.distributed[i, kind, size]
+        counts.requests += lanes.warps
+        counts.bytes += lanes.n * size
+        for block in np.unique(access.blocks):
+            at = np.flatnonzero(access.blocks == block)
+            passes, ideal = wavefronts(lanes.subset(at), access.places[at], size)
+            counts.wavefronts += passes
+            counts.ideal_wavefronts += ideal
+        if self.lifetimes is not None:
+            self.lifetimes.touch(lanes, access.blocks, i)
+        if self.races is not None:
+            self.races.access("shared::cluster", None, lanes, access.places, size, kind, i)
+        for write in (False, True) if kind == "atom" else (kind in STORES,):
+            if self.observer is not None:
+                self.observer(Access(lanes, "shared::cluster", None, access.places, size, kind, write, i))
 
 
 STORES = frozenset({"st", "red", "stmatrix", "cp.async"})

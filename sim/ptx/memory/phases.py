@@ -16,7 +16,7 @@ import numpy as np
 
 from cupyflash.words import plural
 
-from ..report.findings import stuck
+from ..report.findings import Stuck
 from ..state.lanes import Lanes
 from ..text.syntax import Instruction
 from ..text.types import Array
@@ -193,6 +193,11 @@ class MBarriers:
         left = np.ones(lanes.n, np.bool_)
         for _, index, positions in port.resolve(lanes, addresses):
             where = np.arange(lanes.n) if positions is None else positions
+            remote = index.astype(np.int64) * 8 // self.memory.shared_stride != lanes.block[where]
+            if remote.any():
+                message = "wait for an mbarrier of another block: a thread can only wait for its own block's"
+                place, count = int(where[remote][0]), int(remote.sum())
+                self.memory.findings.report("out of bounds", message, wait.instruction, lanes, place, count=count)
             for key, at in self.each(index.astype(np.int64)):
                 at = where[at]
                 left[at] = False
@@ -232,11 +237,18 @@ class MBarriers:
         self.waiting = [w for w in self.waiting if w.wait.blocking]
         return bool(self.answers)
 
-    def report_deadlock(self) -> None:
+    def stuck(self) -> list[Stuck]:
+        out = []
         for waiter in self.waiting:
             barrier, lanes = self.objects[waiter.key], waiter.lanes
-            message = (
-                f"{stuck(lanes.n)} for phase {barrier.phase} of an mbarrier that lacks {plural(barrier.pending, 'arrival')} "
-                f"and {plural(barrier.transactions, 'byte')}"
+            parity = f" (parity {barrier.phase & 1})" if waiter.wait.parity else ""
+            what = (
+                f"for phase {barrier.phase}{parity} of the mbarrier at {self.name(waiter.key)} that lacks "
+                f"{plural(barrier.pending, 'arrival')} and {plural(barrier.transactions, 'byte')}"
             )
-            self.memory.findings.report("deadlock", message, waiter.wait.instruction, lanes, 0, count=lanes.n)
+            out.append(Stuck(waiter.wait.instruction, lanes, what))
+        return out
+
+    def name(self, key: int) -> str:
+        """Where an object lies: its offset, and the variable there."""
+        return self.memory.shared_name(key * 8 % self.memory.shared_stride)

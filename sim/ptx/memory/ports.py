@@ -17,7 +17,8 @@ from ..state.lanes import Lanes
 from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from ..text.syntax import Instruction
 from ..text.types import ELEMENT, UNSIGNED, Array
-from .memory import LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, Memory
+from .cluster import NOBODY, names_rank, targets
+from .memory import LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS, STORES, Memory, Reached
 
 ALL = slice(None)
 """Of the bytes of an element."""
@@ -210,6 +211,10 @@ class _BlockPort(Port):
     def elements(self) -> Array:
         """All copies, as elements of the access's size."""
 
+    def elsewhere(self, outside: Array) -> str:
+        """What there is to say about addresses that are out of bounds."""
+        return ""
+
     def checked(self, lanes: Lanes, offsets: Array, index: Array) -> None:
         """Hook for what a space wants to know about an access that is in bounds and aligned."""
 
@@ -232,7 +237,7 @@ class _BlockPort(Port):
         outside = addresses > max(capacity - self.size, 0) if capacity >= self.size else np.ones(lanes.n, np.bool_)
         crooked = (addresses & addresses.dtype.type(self.size - 1)) != 0
         if outside.any():
-            message = f": {self.space} memory has {plural(capacity, 'byte')}"
+            message = f": {self.space} memory has {plural(capacity, 'byte')}{self.elsewhere(addresses[outside])}"
             self.report("out of bounds", message, lanes, outside, addresses, None)
         if (crooked & ~outside).any():
             message = f" of {self.space} memory is not aligned to {self.size} bytes"
@@ -264,6 +269,9 @@ class SharedPort(_BlockPort):
 
     def base(self, lanes: Lanes) -> Callable[[int], Array]:
         return lanes.shared_base
+
+    def elsewhere(self, outside: Array) -> str:
+        return ", and the address is one of shared::cluster" if names_rank(outside).any() else ""
 
     def checked(self, lanes: Lanes, offsets: Array, index: Array) -> None:
         memory = self.memory
@@ -302,6 +310,45 @@ class SharedPort(_BlockPort):
             self.report("in flight", message, lanes, flying, offsets, None)
 
 
+class ClusterPort(SharedPort):
+    """Shared memory of all blocks of the cluster: addresses of shared::cluster, of which plain offsets mean the own block."""
+
+    def search(self, lanes: Lanes, addresses: Array) -> list[Part]:
+        named = names_rank(addresses)
+        if not named.any():
+            return super().search(lanes, addresses)
+        blocks, offsets = targets(lanes, addresses)
+        capacity = self.capacity()
+        nobody = blocks == NOBODY
+        outside = ~nobody & ((offsets < 0) | (offsets > capacity - self.size))
+        crooked = ~nobody & ~outside & ((offsets & (self.size - 1)) != 0)
+        gone = ~(nobody | outside | crooked) & (lanes.wave.alive_by_block[blocks] == 0)
+        complaints = (
+            (nobody, "out of bounds", f": the cluster has {plural(lanes.wave.cluster, 'block')}"),
+            (outside, "out of bounds", f": the shared memory of a block has {plural(capacity, 'byte')}"),
+            (crooked, "misaligned", f" of shared memory is not aligned to {self.size} bytes"),
+            (gone, "exited block", " of the shared memory of another block, which has exited"),
+        )
+        for bad, kind, message in complaints:
+            if bad.any():
+                self.report(kind, message, lanes, bad, np.where(nobody, addresses.astype(np.int64), offsets), None)
+        good = ~(nobody | outside | crooked | gone)
+        parts: list[Part] = []
+        own = np.flatnonzero(good & (blocks == lanes.block))
+        if len(own):
+            subset, at = lanes.subset(own), offsets[own].astype(np.uint32)
+            index = (at >> self.shift).astype(np.int64) + self.base(subset)(self.shift)
+            parts.append((self.elements(), self.found(subset, at, index), own))
+        remote = np.flatnonzero(good & (blocks != lanes.block))
+        if len(remote):
+            subset, there = lanes.subset(remote), blocks[remote]
+            places = there * lanes.wave.shared_stride + offsets[remote]
+            self.checked(subset, offsets[remote], places >> self.shift)
+            self.memory.reached(Reached(subset, there, places, self.size, self.kind, self.instruction))
+            parts.append((self.elements(), places >> self.shift, remote))
+        return parts
+
+
 class LocalPort(_BlockPort):
     """Local memory: each thread's own."""
 
@@ -329,7 +376,7 @@ class GenericPort(Port):
     def port(self, base: int, n: int) -> Port:
         found = self.ports.get((base, n))
         if found is None:
-            maker = {SHARED_WINDOW: SharedPort, LOCAL_WINDOW: LocalPort}.get(base, GlobalPort)
+            maker = {SHARED_WINDOW: ClusterPort, LOCAL_WINDOW: LocalPort}.get(base, GlobalPort)
             found = self.ports[base, n] = maker(self.memory, self.instruction, n, self.size, self.kind, self.used)
         return found
 
@@ -359,6 +406,7 @@ PORTS: dict[str, type[Port]] = {
     "const": GlobalPort,
     "param": GlobalPort,
     "shared": SharedPort,
+    "shared::cluster": ClusterPort,
     "local": LocalPort,
     "generic": GenericPort,
 }

@@ -1,7 +1,7 @@
-"""What lanes of a block have heard of each other through mbarriers, for the race detector.
+"""What lanes of a cluster (mostly: of a block) have heard of each other through mbarriers, for the race detector.
 
-A moment for each (listening lane, lane it heard of), for each block that uses them: what the second did until that moment
-is over for the first. A barrier of the block says more, and clears it.
+A moment for each (listening lane, lane it heard of), for each cluster that uses them: what the second did until that moment
+is over for the first. A barrier of the block says more, and where the block is all of its cluster, clears it.
 """
 
 from __future__ import annotations
@@ -19,57 +19,72 @@ class Clocks(Protocol):
 
     now: int
     wave: Wave
+    per: int
+    """Lanes of a cluster."""
     known: Array
     synced: Array
     partial: dict[int, Array]
 
 
 class Heard:
-    """`rows[block]` has (lanes of a block, lanes of a block) moments."""
+    """`rows[cluster]` has (lanes of a cluster, lanes of a cluster) moments."""
 
     def __init__(self, order: Clocks):
         self.order = order
-        self.per = order.wave.lanes_per_block
+        self.per = order.per
         self.rows: dict[int, Array] = {}
 
     def released(self, lanes: Lanes) -> Array:
-        """What lanes of one block hand on now: for each lane of the block the moment until which it is over."""
-        order, block, local = self.order, int(lanes.block[0]), lanes.index % self.per
-        warps = lanes.warp_ids % order.wave.warps_per_block
-        out: Array = np.repeat(order.known[block, warps].max(axis=0), WARP)
+        """What lanes of one cluster hand on now: for each lane of the cluster the moment until which it is over."""
+        order, cluster, local = self.order, int(lanes.index[0]) // self.per, lanes.index % self.per
+        warps = lanes.warp_ids % (self.per // WARP)
+        out: Array = np.repeat(order.known[cluster, warps].max(axis=0), WARP)
         for warp, here in zip(lanes.warp_ids.tolist(), warps.tolist(), strict=True):
             part = out[here * WARP : (here + 1) * WARP]
             np.maximum(part, order.synced[warp], out=part)
             if warp in order.partial:
                 np.maximum(part, order.partial[warp][lanes.lane[lanes.warp == warp]].max(axis=0), out=part)
-        if block in self.rows:
-            np.maximum(out, self.rows[block][local].max(axis=0), out=out)
+        if cluster in self.rows:
+            np.maximum(out, self.rows[cluster][local].max(axis=0), out=out)
         out[local] = order.now
         order.now += 1
         return out
 
     def hear(self, lanes: Lanes, told: Array) -> None:
-        block, local = int(lanes.block[0]), lanes.index % self.per
-        rows = self.rows.setdefault(block, np.zeros((self.per, self.per), np.int64))
+        cluster, local = int(lanes.index[0]) // self.per, lanes.index % self.per
+        rows = self.rows.setdefault(cluster, np.zeros((self.per, self.per), np.int64))
         rows[local] = np.maximum(rows[local], told)
 
     def share(self, warp: int, members: Array) -> None:
         """Lanes `members` of a warp of the wave have met: each knows what any of them knew."""
-        block, first = divmod(warp * WARP, self.per)
-        rows = self.rows.get(block)
+        cluster, first = divmod(warp * WARP, self.per)
+        rows = self.rows.get(cluster)
         if rows is not None:
             rows[members + first] = rows[members + first].max(axis=0)
 
-    def moments(self, mine: Array, other: Array, several: Array, whole_block: Array) -> Array:
-        """Until when lanes `mine` of the grid have heard of `other`; of `several` lanes (or warps) of whom it heard most."""
+    def meet(self, block: int) -> None:
+        """All lanes of a block have met: each knows of the rest of the cluster what any of them knew."""
+        per = self.order.wave.lanes_per_block
+        cluster, first = divmod(block * per, self.per)
+        rows = self.rows.get(cluster)
+        if rows is not None:
+            rows[first : first + per] = rows[first : first + per].max(axis=0)
+
+    def moments(self, mine: Array, other: Array, several: Array, many: Array) -> Array:
+        """Until when lanes `mine` of the grid have heard of `other`; of `several` lanes or warps of whom it heard most.
+
+        `many` are warps of the block of `other`.
+        """
         out = np.zeros(len(mine), np.int64)
-        blocks = mine // self.per - self.order.wave.first_block
-        for block, rows in self.rows.items():
-            at = np.flatnonzero((blocks == block) & (other // self.per == mine // self.per))
+        per = self.order.wave.lanes_per_block
+        clusters = (mine - self.order.wave.first_block * per) // self.per
+        for cluster, rows in self.rows.items():
+            at = np.flatnonzero((clusters == cluster) & (other // self.per == mine // self.per))
             if len(at):
                 row, column = rows[mine[at] % self.per], other[at] % self.per
                 by_warp = row.reshape(len(at), -1, WARP).max(axis=2)
+                by_block = row.reshape(len(at), -1, per).max(axis=2)
                 index = np.arange(len(at))
                 found = np.where(several[at], by_warp[index, column // WARP], row[index, column])
-                out[at] = np.where(whole_block[at], row.max(axis=1), found)
+                out[at] = np.where(many[at], by_block[index, column // per], found)
         return out

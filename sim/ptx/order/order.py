@@ -7,9 +7,11 @@ Shuffles, mma and ldmatrix order nothing.
 The order of execution is one legal interleaving, so a single clock `now` stamps every access, and ticks when somebody
 synchronises. What a warp knows are then moments: `base` of its block (what the block did until then is over for all of
 it: the last barrier), `synced` of the warp (bar.warp.sync), `known[w, v]` (warp w has heard of what warp v did until
-then: barriers with a thread count). An access is ordered behind an earlier one whose stamp is not above such a moment.
+then: barriers with a thread count, and of clusters). An access is ordered behind an earlier one whose stamp is not above such a
+moment. Blocks of one cluster share memory: warps are numbered in the cluster, which is mostly one block.
 
-An entry stands for accesses: stamp << 32 | who << 30 | lane (who: one lane, LANES of a warp, WARPS of a block, BLOCKS).
+An entry stands for accesses: stamp << 32 | who << 29 | lane (who: one lane, LANES of a warp, WARPS of a block, BLOCKS of a
+cluster, or several CLUSTERS).
 """
 
 from __future__ import annotations
@@ -23,9 +25,17 @@ from ..text.types import Array
 from .heard import Heard
 
 STAMP = 32
-ONE, LANES, WARPS, BLOCKS = (k << 30 for k in range(4))
-LANE = (1 << 30) - 1
+ONE, LANES, WARPS, BLOCKS, CLUSTERS = (k << 29 for k in range(5))
+LEVEL = 7 << 29
+LANE = (1 << 29) - 1
 LOW = np.uint64((1 << STAMP) - 1)
+
+DEVICE, CLUSTER, BLOCK = range(3)
+"""Scopes of fences: who hears of them."""
+
+
+Released = tuple[Array, Array | None]
+"""What an arrival at a barrier hands on: until when all of each warp of the cluster is over, and what its lanes heard of lanes."""
 
 
 class Order:
@@ -38,21 +48,29 @@ class Order:
         self._lane_knows: dict[int, Array] = {}
         self._block_knows: dict[int, Array] = {}
         self._heard: dict[int, Array] = {}
-        self._messages: dict[tuple[int, int, int], Array] = {}
-        # When each lane of the grid last fenced: for the whole device; for its block.
-        self._fenced: tuple[Array, Array] | None = None
+        self._messages: dict[tuple[int, int, int, int], Array] = {}
+        # When each lane of the grid last fenced, by how far: for the whole device, for its cluster, for its block.
+        self._fenced: tuple[Array, Array, Array] | None = None
+        self._inits: dict[int, int] = {}
 
     def begin_wave(self, wave: Wave) -> None:
         self.wave = wave
-        blocks, warps = wave.blocks, wave.warps_per_block
+        self.per = wave.cluster * wave.lanes_per_block
+        warps = self.warps = wave.cluster * wave.warps_per_block
         self.first = wave.first_block * wave.lanes_per_block
         self.now += 1
-        start = self.now - 1
-        self.base = np.full(blocks, start, np.int64)
+        start = self.start = self.now - 1
+        self.base = np.full(wave.blocks, start, np.int64)
         self._floors: dict[Lanes, tuple[int, int]] = {}
-        self.synced = np.full(blocks * warps, start, np.int64)
-        self.known = np.full((blocks, warps, warps), start, np.int64)
+        self.synced = np.full(wave.blocks * wave.warps_per_block, start, np.int64)
+        self.known = np.full((wave.blocks // wave.cluster, warps, warps), start, np.int64)
+        if wave.cluster > 1:
+            # That other blocks of its cluster have begun nobody knows yet.
+            block = np.arange(warps) // wave.warps_per_block
+            self.known[:, block[:, None] != block] = start - 1
         self.heard = Heard(self)
+        # Whether threads did something between arriving at a barrier of a cluster and waiting there.
+        self.split = False
         # Only after bar.warp.sync of some lanes: moments between the lanes of a warp.
         self.partial: dict[int, Array] = {}
 
@@ -63,9 +81,16 @@ class Order:
         moment = self.now
         self.base[blocks] = moment
         self.synced.reshape(self.wave.blocks, -1)[blocks] = moment
-        self.known[blocks] = moment
-        for block in blocks.tolist():
-            self.heard.rows.pop(block, None)
+        if self.wave.cluster == 1:
+            self.known[blocks] = moment
+            for block in blocks.tolist():
+                self.heard.rows.pop(block, None)
+        else:
+            for block in blocks.tolist():
+                self.heard.meet(block)
+                cluster, mine = self.warps_of(block)
+                self.known[cluster, mine] = self.known[cluster, mine].max(axis=0)
+                self.known[cluster, mine, mine] = moment
         self._floors.clear()
         self.now += 1
         if self._lane_knows:
@@ -77,31 +102,77 @@ class Order:
                     learnt = [self._lane_knows.pop(lane) for lane in lanes]
                     self._block_knows[number] = highest([*learnt, self._block_knows.get(number)])
 
+    def warps_of(self, block: int) -> tuple[int, slice]:
+        """The cluster of a block of the wave, and the block's warps in it."""
+        cluster, rank = divmod(block, self.wave.cluster)
+        return cluster, slice(rank * self.wave.warps_per_block, (rank + 1) * self.wave.warps_per_block)
+
     def floors(self, lanes: Lanes) -> tuple[int, int]:
-        """Until when everything in the blocks of these lanes is over for each of them, and everything in their warps."""
+        """Until when everything in the clusters of these lanes is over for each of them, and everything in their warps."""
         found = self._floors.get(lanes)
         if found is None:
-            floor = int(self.base[lanes.block_ids].min())
+            if self.wave.cluster == 1:
+                floor = int(self.base[lanes.block_ids].min())
+            else:
+                floor = int(self.known[lanes.warp_ids // self.warps, lanes.warp_ids % self.warps].min())
             found = self._floors[lanes] = floor, max(floor, int(self.synced[lanes.warp_ids].min()))
         return found
 
-    def arrive(self, lanes: Lanes) -> tuple[int, Array]:
-        """Lanes of one block come to a barrier with a thread count: what they release, at this moment."""
-        block = int(lanes.block[0])
-        warps = lanes.warp_ids % self.wave.warps_per_block
-        released = self.known[block, warps].max(axis=0)
+    def arrive(self, lanes: Lanes) -> Released:
+        """Lanes of one cluster come to a barrier of it, or to one with a thread count: what they release, at this moment."""
+        cluster = int(lanes.index[0]) // self.per
+        warps = lanes.warp_ids % self.warps
+        released = self.known[cluster, warps].max(axis=0)
         released[warps] = self.now
         self.now += 1
-        return block, released
+        rows = self.heard.rows.get(cluster)
+        return released, None if rows is None else rows[lanes.index % self.per].max(axis=0)
 
-    def depart(self, lanes: Lanes, released: list[tuple[int, Array]]) -> None:
-        """Lanes of one block have waited for the arrivals that released this."""
-        block = int(lanes.block[0])
-        heard = np.maximum.reduce([moments for _, moments in released])
-        warps = lanes.warp_ids % self.wave.warps_per_block
-        self.known[block, warps] = np.maximum(self.known[block, warps], heard)
+    def depart(self, lanes: Lanes, released: list[Released]) -> None:
+        """Lanes of one cluster have waited for the arrivals that released this."""
+        cluster = int(lanes.index[0]) // self.per
+        heard = np.maximum.reduce([moments for moments, _ in released])
+        warps = lanes.warp_ids % self.warps
+        self.known[cluster, warps] = np.maximum(self.known[cluster, warps], heard)
         self.synced[lanes.warp_ids] = np.maximum(self.synced[lanes.warp_ids], heard[warps])
+        if told := [rows for _, rows in released if rows is not None]:
+            self.heard.hear(lanes, highest(told))
         self._floors.clear()
+
+    def cluster_barrier(self, cluster: int, relaxed: bool, split: bool) -> None:
+        """All threads of a cluster of the wave have met; what was ordered at `relaxed` or `split` arrivals, those say."""
+        self.split |= split
+        if relaxed:
+            return
+        if not split:
+            self.known[cluster] = self.now
+            self.synced[cluster * self.warps : (cluster + 1) * self.warps] = self.now
+            self.heard.rows.pop(cluster, None)
+            self._floors.clear()
+            self.now += 1
+        # What some learnt of other clusters through atomics, all know now.
+        first = cluster * self.wave.cluster + self.wave.first_block
+        blocks, per = range(first, first + self.wave.cluster), self.wave.lanes_per_block
+        lanes = [lane for lane in self._lane_knows if lane // per in blocks]
+        learnt = [*(self._lane_knows[lane] for lane in lanes), *(self._block_knows[b] for b in blocks if b in self._block_knows)]
+        if learnt:
+            self._block_knows |= dict.fromkeys(blocks, highest(learnt))
+
+    def begun(self, lanes: Lanes, blocks: Array) -> Array:
+        """Whether each lane is behind the begin of a block of its cluster: it has heard anything of one of its threads."""
+        cluster, index = self.wave.cluster, np.arange(lanes.n)
+        known = self.known[lanes.warp // self.warps, lanes.warp % self.warps].reshape(lanes.n, cluster, -1).max(axis=2)
+        found: Array = known[index, blocks % cluster] >= self.start
+        for at in np.flatnonzero(~found).tolist():
+            place = int(lanes.index[at])
+            rows, learnt = self.heard.rows.get(place // self.per), self.learnt(place + self.first)
+            per, block = self.wave.lanes_per_block, int(blocks[at])
+            mine = slice(block % cluster * per, (block % cluster + 1) * per)
+            there = slice(self.first + block * per, self.first + (block + 1) * per)
+            found[at] = (rows is not None and rows[place % self.per, mine].max() >= self.start) or (
+                learnt is not None and learnt[there].max() >= self.start
+            )
+        return found
 
     def warp_sync(self, warps: Array) -> None:
         """All lanes of these warps of the wave have met."""
@@ -138,13 +209,20 @@ class Order:
         stamp = (entries >> np.uint64(STAMP)).astype(np.int64)
         low = (entries & LOW).astype(np.int64)
         other, who = low & LANE, low & ~LANE
-        per, warps = self.wave.lanes_per_block, self.wave.warps_per_block
-        near = (other // per == mine // per) & (who != BLOCKS)
+        per = self.per
+        near = (other // per == mine // per) & (who != CLUSTERS)
         ours = near & (other >> 5 == mine >> 5) & (who <= LANES)
-        block = np.where(near, mine // per - self.wave.first_block, 0)
-        known = self.known[block, mine % per >> 5]
-        moment = np.where(who == WARPS, known.min(axis=1), known[np.arange(len(mine)), np.where(near, other % per >> 5, 0)])
-        moment = np.where(ours, self.synced[block * warps + (mine % per >> 5)], moment)
+        place = np.where(near, mine - self.first, 0)
+        known = self.known[place // per, place % per >> 5]
+        least = known.min(axis=1)
+        if self.split:
+            # An entry has the stamp of its latest reader, before which others may have arrived: only that one is looked at.
+            least = known[np.arange(len(mine)), np.where(near, other % per >> 5, 0)]
+        elif self.wave.cluster > 1:
+            blocks = known.reshape(len(mine), self.wave.cluster, -1).min(axis=2)
+            least = np.where(who == WARPS, blocks[np.arange(len(mine)), other % per // self.wave.lanes_per_block], least)
+        moment = np.where(who >= WARPS, least, known[np.arange(len(mine)), np.where(near, other % per >> 5, 0)])
+        moment = np.where(ours, self.synced[place >> 5], moment)
         race = (stamp > 0) & ~(near & (stamp <= moment))
         if not collective:
             race &= ~((other == mine) & (who == ONE))
@@ -162,9 +240,10 @@ class Order:
                 heard = race & (mine == lane)
                 found = learnt[other]
                 found[who == LANES] = learnt.reshape(-1, WARP).min(axis=1)[other[who == LANES] // WARP]
-                found[who == WARPS] = learnt.reshape(-1, per).min(axis=1)[other[who == WARPS] // per]
+                block = self.wave.lanes_per_block
+                found[who == WARPS] = learnt.reshape(-1, block).min(axis=1)[other[who == WARPS] // block]
                 # Readers in many blocks are not told apart: whoever has heard of other blocks is believed.
-                found[who == BLOCKS] = self.now
+                found[who >= BLOCKS] = self.now
                 race &= ~(heard & (stamp <= found))
         return np.asarray(race)
 
@@ -175,13 +254,12 @@ class Order:
         mine, block = self._lane_knows.get(lane), self._block_knows.get(lane // self.wave.lanes_per_block)
         return highest([mine, block]) if mine is not None or block is not None else None
 
-    def fence(self, lanes: Lanes, block_only: bool) -> None:
+    def fence(self, lanes: Lanes, scope: int) -> None:
         if self._fenced is None:
             size = self.blocks * self.wave.lanes_per_block
-            self._fenced = np.zeros(size, np.int64), np.zeros(size, np.int64)
-        self._fenced[1][lanes.index + self.first] = self.now
-        if not block_only:
-            self._fenced[0][lanes.index + self.first] = self.now
+            self._fenced = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64)
+        for moments in self._fenced[scope:]:
+            moments[lanes.index + self.first] = self.now
         self.now += 1
         if self._heard:
             for lane in (lanes.index + self.first).tolist():
@@ -189,39 +267,56 @@ class Order:
                 if heard is not None:
                     self._lane_knows[lane] = highest([heard, self._lane_knows.get(lane)])
 
+    def fence_inits(self, lanes: Lanes) -> None:
+        """fence.mbarrier_init: a relaxed arrival at the barrier of the cluster hands on what these lanes did before."""
+        self._inits |= dict.fromkeys((lanes.index + self.first).tolist(), self.now)
+        self.now += 1
+
+    def fenced(self, lanes: Lanes) -> Array:
+        """What lanes of one cluster hand on that arrive without a release: for each lane of the cluster until when it is over."""
+        start = int(lanes.index[0]) // self.per * self.per + self.first
+        out = np.zeros(self.per, np.int64)
+        for lane in (lanes.index + self.first).tolist():
+            fences = None if self._fenced is None else self._fenced[CLUSTER]
+            moment = max(self._inits.get(lane, 0), 0 if fences is None else int(fences[lane]))
+            if moment > self.start:
+                np.maximum(out, self._release(lane, moment, fences)[start : start + self.per], out=out)
+        return out
+
     def strong(self, lanes: Lanes, where: Array, area: int, reads: bool, writes: bool, mods: frozenset[str]) -> None:
         """Atomics and strong accesses at `where`, one a lane: they carry what their lanes knew at their last fence."""
         releases, acquires = bool(mods & {"release", "acq_rel"}), bool(mods & {"acquire", "acq_rel"})
-        per = self.wave.lanes_per_block
+        # What was fenced for a block or a cluster is heard in it only; shared memory is theirs anyway.
+        areas = {DEVICE: 0, CLUSTER: self.per, BLOCK: self.wave.lanes_per_block}
+        scopes = [s for s in areas if (s != DEVICE or area >= 0) and (s != CLUSTER or self.wave.cluster > 1)]
         for lane, at in zip((lanes.index + self.first).tolist(), where.tolist(), strict=True):
-            # What was fenced for the block only is heard in the block only; shared memory is the block's anyway.
-            for block_only in (False, True) if area >= 0 else (True,):
-                key = (area, 1 + lane // per if block_only else 0, at)
+            for scope in scopes:
+                key = (area, scope, 1 + lane // areas[scope] if scope else 0, at)
                 message = self._messages.get(key)
                 if reads and message is not None:
                     # An atomic is taken to acquire at once, as the code that counts finished blocks relies on.
                     into = self._lane_knows if acquires or writes else self._heard
                     into[lane] = highest([message, into.get(lane)])
-                fences = None if self._fenced is None else self._fenced[block_only]
+                fences = None if self._fenced is None else self._fenced[scope]
                 moment = self.now if releases else 0 if fences is None else int(fences[lane])
                 if writes and moment:
                     self._messages[key] = highest([self._release(lane, moment, fences), message])
         self.now += 1
 
     def _release(self, lane: int, moment: int, fences: Array | None) -> Array:
-        """What a lane hands on that fenced at `moment`: its own past, what it heard of, its block as far as it fenced too."""
-        per, warps = self.wave.lanes_per_block, self.wave.warps_per_block
-        out = np.zeros(self.blocks * per, np.int64)
-        block = lane // per
-        local, mine = block - self.wave.first_block, lane % per >> 5
+        """What a lane hands on that fenced at `moment`: its own past, what it heard of, its cluster as far as it fenced too."""
+        per = self.per
+        out = np.zeros(self.blocks * self.wave.lanes_per_block, np.int64)
+        local, mine = (lane - self.first) // per, lane % per >> 5
         moments = np.repeat(self.known[local, mine], WARP)
-        moments[mine * WARP : (mine + 1) * WARP] = self.synced[local * warps + mine]
+        moments[mine * WARP : (mine + 1) * WARP] = self.synced[lane - self.first >> 5]
         if local in self.heard.rows:
             moments = np.maximum(moments, self.heard.rows[local][lane % per])
         limit = np.full(per, moment)
+        start = lane - lane % per
         if fences is not None:
-            limit = np.maximum(limit, fences[block * per : (block + 1) * per])
-        out[block * per : (block + 1) * per] = np.minimum(moments, limit)
+            limit = np.maximum(limit, fences[start : start + per])
+        out[start : start + per] = np.minimum(moments, limit)
         out[lane] = moment
         return highest([out, self.learnt(lane)])
 

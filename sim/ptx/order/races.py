@@ -5,7 +5,7 @@ Atomics and strong accesses (volatile, relaxed, acquire, release) do not race wi
 
 Memory is looked at in granules: the smallest width with which the kernel accesses shared memory, or a tensor, so that an
 access of 16 bytes is often one entry. There is one for the last writer of a granule, and a summary of who read it. In
-shared memory each warp has its own summary.
+shared memory each warp of the cluster has its own summary.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..state.lanes import WARP, Lanes, Wave
 from ..state.segments import Segment
 from ..text.syntax import Instruction
 from ..text.types import Array
-from .order import BLOCKS, LANE, LANES, LOW, ONE, STAMP, WARPS, Order
+from .order import BLOCKS, CLUSTERS, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, Order
 from .sharing import Sharing, is_phase, is_strong
 
 WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
@@ -133,7 +133,7 @@ class Races(Order):
     def begin_wave(self, wave: Wave) -> None:
         super().begin_wave(wave)
         self.granules = self.shared_stride >> self.shared_shift
-        self.shared = Shadow.of(wave.blocks * self.granules, wave.warps_per_block, True, self.numbers)
+        self.shared = Shadow.of(wave.blocks * self.granules, self.warps, True, self.numbers)
 
     # -- accesses -----------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class Races(Order):
             position = np.repeat(np.arange(lanes.n), count)
             lane = lanes.index[position] + self.first
             row = lanes.block[position] * self.granules + np.tile(np.arange(count), lanes.n)
-            found = lanes.repeated[count] = Who(lane, position, row, lanes.warp[position] % self.wave.warps_per_block)
+            found = lanes.repeated[count] = Who(lane, position, row, lanes.warp[position] % self.warps)
         assert isinstance(found, Who)
         return found
 
@@ -171,7 +171,7 @@ class Races(Order):
     def access(
         self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, kind: str, i: Instruction
     ) -> None:
-        """One access that is in bounds and aligned."""
+        """One access that is in bounds and aligned. To "shared::cluster" its addresses are places in the wave's shared memory."""
         found = self.tensor_rows(segment, lanes, addresses, size) if segment else self.shared_rows(space, lanes, addresses, size)
         if found is None:
             return
@@ -200,12 +200,14 @@ class Races(Order):
 
     def shared_rows(self, space: str, lanes: Lanes, addresses: Array, size: int | Array) -> Rows | None:
         """The granules of an access to shared memory; local memory is a thread's own."""
-        if space != "shared":
+        if space not in ("shared", "shared::cluster"):
             return None
         assert isinstance(size, int)
         shift = self.shared_shift
         who = self.who(lanes, max(1, size >> shift))
         rows = (addresses >> shift).astype(np.int64)
+        if space == "shared::cluster":
+            rows -= lanes.block * self.granules
         rows = (rows if len(who.row) == lanes.n else rows[who.position]) + who.row
         return self.shared, rows, who.column, who
 
@@ -340,25 +342,27 @@ class Races(Order):
         merged = np.flatnonzero(apart) if np.count_nonzero(apart) else None
         if merged is not None:
             merged = merged[self.unordered(who.lane[merged], before[merged], False)]
-            levels = np.maximum(self.relation(who.lane[merged], before[merged]), before[merged] & np.uint64(BLOCKS))
-            values[merged] = (values[merged] & ~np.uint64(BLOCKS)) | levels
+            levels = np.maximum(self.relation(who.lane[merged], before[merged]), before[merged] & np.uint64(LEVEL))
+            values[merged] = (values[merged] & ~np.uint64(LEVEL)) | levels
         flat[at] = values
         by[at] = number
         after = flat.take(at)
         many = np.flatnonzero(after != values)
         if len(many) and columns is not None:
-            flat[at[many]] = after[many] | np.uint64(LANES)
+            flat[at[many]] = np.maximum(after[many] & np.uint64(LEVEL), np.uint64(LANES)) | (after[many] & ~np.uint64(LEVEL))
         elif len(many):
-            levels = np.maximum(self.relation(who.lane[many], after[many]), (values | after)[many] & np.uint64(BLOCKS))
+            told = np.maximum(values[many] & np.uint64(LEVEL), after[many] & np.uint64(LEVEL))
+            levels = np.maximum(self.relation(who.lane[many], after[many]), told)
             order = np.argsort(levels, kind="stable")
             many, levels = many[order], levels[order]
-            flat[at[many]] = (after[many] & ~np.uint64(BLOCKS)) | levels
+            flat[at[many]] = (after[many] & ~np.uint64(LEVEL)) | levels
 
     def relation(self, mine: Array, entries: Array) -> Array:
-        """What one entry must say to stand for both: LANES of a warp, WARPS of a block, BLOCKS."""
+        """What one entry must say to stand for both: LANES of a warp, WARPS of a block, BLOCKS of a cluster, CLUSTERS."""
         other = (entries & np.uint64(LANE)).astype(np.int64)
         per = self.wave.lanes_per_block
         levels = np.where(other // per != mine // per, BLOCKS, np.where(other >> 5 != mine >> 5, WARPS, LANES))
+        levels = np.where(other // self.per != mine // self.per, CLUSTERS, levels)
         return np.where(other == mine, ONE, levels).astype(np.uint64)
 
     # -- asynchronous copies ----------------------------------------------------------------------------------------------
@@ -411,6 +415,12 @@ class Races(Order):
 
     # -- findings -----------------------------------------------------------------------------------------------------
 
+    def shared_name(self, block: int) -> str:
+        """What to call the shared memory of a block of the wave."""
+        if self.wave.cluster == 1:
+            return "shared memory"
+        return f"the shared memory of block {self.wave.number(block + self.wave.first_block)}"
+
     def report(
         self, access: Access, where: Array, entries: Array, by: Array, verbs: tuple[str, str], what: str = NOT_ORDERED
     ) -> None:
@@ -422,14 +432,17 @@ class Races(Order):
             theirs = self.instructions[number]
             place = lanes.place(position)
             block, thread = divmod(first & LANE, self.wave.lanes_per_block)
-            their_place = (block, thread // WARP, thread % WARP)
+            their_place = (self.wave.number(block), thread // WARP, thread % WARP)
             address = int(access.addresses[position])
-            name = f"{segment.name!r}" if segment is not None else "shared memory"
-            offset = address - segment.start if segment is not None else address
+            if segment is None:
+                address = offset = address % self.shared_stride
+                name = self.shared_name(int(access.rows[where[at]]) // self.granules)
+            else:
+                offset, name = address - segment.start, repr(segment.name)
             sides = [(i.line, verbs[0], i, place), (theirs.line, verbs[1], theirs, their_place)]
             sides.sort(key=lambda side: -side[0])
             (_, did, at_fault, main), (_, had, second, rest) = sides
-            crowd = ("", " and other lanes", " and other warps", " and other blocks")[first >> 30 & 3]
+            crowd = ("", " and other lanes", " and other warps", *[" and other blocks"] * 2)[(first & LEVEL) >> 29]
             message = (
                 f"{did} at offset {offset:#x} of {name} and {had} at {source_and_call(second)} "
                 f"by block {rest[0]}, warp {rest[1]}, lane {rest[2]}{crowd} {what}"

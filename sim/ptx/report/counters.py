@@ -143,7 +143,8 @@ class Counts:
     predicate switched off (a conditional branch that is not taken counts as switched off). `divergent_branches` counts the
     warps whose active lanes went different ways at a branch, once for each way beyond the first. `mma_flops` is 2 m n k for
     each warp-level mma. `traffic` is that of each tensor. `shared` maps (kind, bytes a lane) to counts; the kinds are "ld",
-    "st", "atom", "ldmatrix", "stmatrix", "cp.async", "cp.async.bulk" (one lane copies all). `inlined_at`: the kernel's lines
+    "st", "atom", "ldmatrix", "stmatrix", "cp.async", "cp.async.bulk" (one lane copies all). `distributed` is the same
+    for accesses to the shared memory of other blocks of the cluster, which are not in `shared`. `inlined_at`: the kernel's lines
     that call the inlined functions in which the code stands.
     """
 
@@ -156,6 +157,7 @@ class Counts:
     by_class: dict[str, int] = field(default_factory=dict)
     traffic: dict[str, Traffic] = field(default_factory=dict)
     shared: dict[tuple[str, int], SharedCounts] = field(default_factory=dict)
+    distributed: dict[tuple[str, int], SharedCounts] = field(default_factory=dict)
     inlined_at: set[Line] = field(default_factory=set)
 
     def add(self, other: Counts, times: int = 1) -> None:
@@ -171,8 +173,9 @@ class Counts:
         self.divergent_branches += other.divergent_branches
         for tensor, moved in other.traffic.items():
             self.traffic.setdefault(tensor, Traffic()).add(moved)
-        for access, passed in other.shared.items():
-            self.shared.setdefault(access, SharedCounts()).add(passed)
+        for known, added in ((self.shared, other.shared), (self.distributed, other.distributed)):
+            for access, passed in added.items():
+                known.setdefault(access, SharedCounts()).add(passed)
 
     @property
     def active_lanes(self) -> float:
@@ -188,6 +191,11 @@ class Counts:
     def shared_memory(self) -> SharedCounts:
         """Shared memory of all kinds and widths together."""
         return total(SharedCounts, self.shared.values())
+
+    @property
+    def distributed_memory(self) -> SharedCounts:
+        """Shared memory of other blocks of the cluster, all kinds and widths together."""
+        return total(SharedCounts, self.distributed.values())
 
     def shared_kind(self, kind: str) -> SharedCounts:
         """Shared memory of one kind, all widths."""
@@ -224,6 +232,7 @@ class Tally:
 
     traffic: defaultdict[tuple[Instruction, Segment], Traffic] = field(default_factory=lambda: defaultdict(Traffic))
     shared: defaultdict[tuple[Instruction, str, int], SharedCounts] = field(default_factory=lambda: defaultdict(SharedCounts))
+    distributed: defaultdict[tuple[Instruction, str, int], SharedCounts] = field(default_factory=lambda: defaultdict(SharedCounts))
     predicated_off: defaultdict[Instruction, int] = field(default_factory=lambda: defaultdict(int))
     divergent: defaultdict[Instruction, int] = field(default_factory=lambda: defaultdict(int))
     barriers: int = 0
@@ -249,6 +258,8 @@ class Tally:
                 lines[instruction.place].traffic.setdefault(segment.name, Traffic()).add(moved)
         for (instruction, kind, size), passed in self.shared.items():
             lines[instruction.place].shared.setdefault((kind, size), SharedCounts()).add(passed)
+        for (instruction, kind, size), passed in self.distributed.items():
+            lines[instruction.place].distributed.setdefault((kind, size), SharedCounts()).add(passed)
         out = Counters(lines=dict(sorted(lines.items())), barriers=self.barriers, waves=self.waves)
         for counts in out.lines.values():
             out.add(counts)

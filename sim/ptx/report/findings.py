@@ -151,6 +151,62 @@ def place_of(i: Instruction) -> tuple[object, ...]:
     return (i.opcode, i.source, i.inlined_at) if i.source else (i.line, i.text)
 
 
+@dataclass(frozen=True)
+class Stuck:
+    """Lanes that cannot go on at an instruction, and what they wait for: the end of "32 threads wait ..."."""
+
+    instruction: Instruction
+    lanes: Lanes
+    what: str
+
+
+MOST_GROUPS = 6
+"""Of those that wait elsewhere, how many a deadlock's message names."""
+
+
+def report_deadlock(findings: Findings, groups: list[Stuck]) -> None:
+    """Nobody can go on: a finding for each group, with where the others are."""
+    places: dict[tuple[Instruction, str], list[Lanes]] = {}
+    for group in groups:
+        places.setdefault((group.instruction, group.what), []).append(group.lanes)
+    for group in groups:
+        others = [
+            f"{crowd(*lanes)} at {source(i)} {what}"
+            for (i, what), lanes in places.items()
+            if (i, what) != (group.instruction, group.what)
+        ]
+        more = [f"and {len(others) - MOST_GROUPS} groups more"] if len(others) > MOST_GROUPS else []
+        elsewhere = "".join(f"; {other}" for other in [*others[:MOST_GROUPS], *more])
+        message = f"{stuck(group.lanes.n)} {group.what}{elsewhere}"
+        findings.report("deadlock", message, group.instruction, group.lanes, 0, count=group.lanes.n)
+
+
+def crowd(*sets: Lanes) -> str:
+    """Which threads these are, shortly: warps 0-3 of block 1."""
+    where: dict[tuple[int, ...], list[int]] = {}
+    by_block: dict[int, set[int]] = {}
+    for lanes in sets:
+        for warp in lanes.warp_ids.tolist():
+            block, local = divmod(warp, lanes.wave.warps_per_block)
+            by_block.setdefault(lanes.wave.number(lanes.wave.first_block + block), set()).add(local)
+    for block, warps in sorted(by_block.items()):
+        where.setdefault(tuple(sorted(warps)), []).append(block)
+    parts = [f"{ranges('warp', list(warps))} of {ranges('block', blocks)}" for warps, blocks in where.items()]
+    return ", ".join(parts[:4]) + (f" and of {len(parts) - 4} blocks more" if len(parts) > 4 else "")
+
+
+def ranges(noun: str, numbers: list[int]) -> str:
+    """warp 3; warps 0-3, 8."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {text}"
+
+
 def stuck(threads: int) -> str:
     """Who does not go on, for a message: 1 thread waits, 2 threads wait."""
     return f"{plural(threads, 'thread')} {'waits' if threads == 1 else 'wait'}"

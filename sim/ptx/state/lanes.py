@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -19,12 +20,17 @@ class Wave:
     """The blocks that are resident together, and who of their threads still lives.
 
     Lane `l` of the wave is thread `l % lanes_per_block` of its block `l // lanes_per_block`; a block has whole warps,
-    of which the last may have lanes without a thread (never alive).
+    of which the last may have lanes without a thread (never alive). A wave holds whole clusters of `cluster` blocks: block `b`
+    of the wave has rank `b % cluster` in its own.
     """
 
-    def __init__(self, first_block: int, blocks: int, threads: int, shared_stride: int, local_stride: int):
+    number: Callable[[int], int] = staticmethod(lambda block: block)
+    """Linear index in the grid of a block that is the n-th to run. They differ where clusters have more than one row of blocks."""
+
+    def __init__(self, first_block: int, blocks: int, threads: int, shared_stride: int, local_stride: int, cluster: int = 1):
         self.first_block = first_block
         self.blocks = blocks
+        self.cluster = cluster
         self.threads = threads
         self.warps_per_block = -(-threads // WARP)
         self.lanes_per_block = self.warps_per_block * WARP
@@ -163,7 +169,7 @@ class Lanes:
         """(linear block index in the grid, warp in the block, lane in the warp) of one lane."""
         lane = int(self.index[position])
         block, thread = divmod(lane, self.wave.lanes_per_block)
-        return self.wave.first_block + block, thread // WARP, thread % WARP
+        return self.wave.number(self.wave.first_block + block), thread // WARP, thread % WARP
 
 
 def warp_bits(member: Array) -> Array:

@@ -26,6 +26,16 @@ def base_name(mangled: str) -> str:
     return "::".join(named) or mangled
 
 
+def variable_name(mangled: str) -> str:
+    """The name of a variable that stands in the source; that of one in a function (`_ZZ1kvE4tile`) is `tile`."""
+    if mangled.startswith("_ZZ"):
+        for match in re.finditer(r"E(\d+)(?=[A-Za-z_])", mangled):
+            name, rest = mangled[match.end() : match.end() + int(match[1])], mangled[match.end() + int(match[1]) :]
+            if re.fullmatch(r"(_\d+)?", rest):
+                return name
+    return base_name(mangled)
+
+
 def find_kernel(kernels: Sequence[str], name: str | None) -> str:
     """The kernel that is meant: by its name in the PTX, else by its name in the source where that is unique; None: the only one.
 
@@ -44,3 +54,33 @@ def find_kernel(kernels: Sequence[str], name: str | None) -> str:
     if found:
         raise ValueError(f"kernel {name!r} is not unique: take one of {', '.join(found)}")
     raise ValueError(f"kernel {name!r} is not in this module; it has {listed}")
+
+
+_COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_LAST_WORD = re.compile(r"([A-Za-z_]\w*)\s*(?:\[[^\]]*\]\s*)*$")
+
+
+def parameter_names(cuda: str, kernel: str, count: int) -> list[str]:
+    """The names of a kernel's parameters, of the last function of its name in CUDA C that has `count`; else arg0, arg1, ..."""
+    text = _COMMENTS.sub(" ", cuda)
+    for match in reversed(list(re.finditer(rf"\b{re.escape(kernel.rpartition('::')[2])}\s*\(", text))):
+        parts = top_level(text, match.end())
+        names = [found[1] for part in parts if (found := _LAST_WORD.search(part.partition("=")[0].strip()))]
+        before = text[: match.start()].rstrip()[-1:]
+        if len(set(names)) == len(parts) == count and (before.isalnum() or before in "_)>&*"):
+            return names
+    return [f"arg{n}" for n in range(count)]
+
+
+def top_level(text: str, start: int) -> list[str]:
+    """What stands between the commas from `start`, behind a parenthesis, to where it closes."""
+    depth, parts, at = 0, [""], start
+    while at < len(text) and depth >= 0:
+        letter = text[at]
+        depth += (letter in "([{<") - (letter in ")]}>")
+        if letter == "," and depth == 0:
+            parts.append("")
+        elif depth >= 0:
+            parts[-1] += letter
+        at += 1
+    return [] if parts == [""] else parts

@@ -35,9 +35,12 @@ _FLOAT = re.compile(r"0([fFdD])([0-9a-fA-F]{8,16})$")
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?$")
 _SPECIAL = re.compile(
-    r"%(tid|ntid|ctaid|nctaid)\.[xyz]$|%(laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock_hi|clock64|globaltimer"
-    r"|globaltimer_lo|globaltimer_hi|lanemask_(eq|le|lt|ge|gt)|envreg([0-9]|[12][0-9]|3[01])|dynamic_smem_size|total_smem_size|aggr_smem_size)$"
+    r"%(tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)\.[xyz]$|%(laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock_hi|clock64|globaltimer"
+    r"|globaltimer_lo|globaltimer_hi|lanemask_(eq|le|lt|ge|gt)|envreg([0-9]|[12][0-9]|3[01])|dynamic_smem_size|total_smem_size|aggr_smem_size"
+    r"|cluster_ctarank|cluster_nctarank|is_explicit_cluster|reserved_smem_offset_(begin|end|cap|0|1)|current_graph_exec)$"
 )
+_NUMBERED = re.compile(r"%[A-Za-z]{1,2}\d+$")
+"""What compilers call the registers that they declare."""
 
 _ANY_SPECIAL = re.compile(
     r"%(n?(tid|ctaid|clusterid)|cluster_n?cta(id|rank)|is_explicit_cluster|laneid|n?(warpid|smid)|gridid|lanemask_\w\w|clock\w*"
@@ -261,6 +264,7 @@ class _Parser:
             self.function_now = None
             return head.end()
         self.functions[function.name] = function
+        self.directives(function, head["attrs"])
         self.source, self.inlined_at, self.calls = None, (), {}
         if not function.is_entry:
             # All device functions call their result func_retval0.
@@ -270,6 +274,16 @@ class _Parser:
         end = self.body(function, head.end())
         self.function_now = None
         return end
+
+    def directives(self, function: Function, text: str) -> None:
+        """What stands between the parameters of a kernel and its body, as far as a launch must know it."""
+        if ".explicitcluster" in text:
+            function.cluster = ()
+        if match := re.search(r"\.reqnctapercluster\s+(\d+(?:\s*,\s*\d+)*)", text):
+            x, y, z = (*(int(each) for each in match[1].split(",")), 1, 1)[:3]
+            function.cluster = x, y, z
+        if match := re.search(r"\.maxclusterrank\s+(\d+)", text):
+            function.most_blocks = int(match[1])
 
     def body(self, function: Function, pos: int) -> int:
         # Kernels keep their names; those of device functions are told apart, for a call runs in the same registers.
@@ -422,14 +436,15 @@ class _Parser:
         if _DECIMAL.match(text):
             return Imm(struct.unpack("<Q", struct.pack("<d", float(text)))[0], 64)
         if match := _SPECIAL.match(text):
-            wide = text in ("%clock64", "%globaltimer")
-            return Reg(text, TYPES["u64" if wide else "u32"])
+            wide = text in ("%clock64", "%globaltimer", "%current_graph_exec")
+            return Reg(text, TYPES["u64" if wide else "pred" if text == "%is_explicit_cluster" else "u32"])
         if text == "WARP_SZ":
             return Imm(32)
         if match := re.fullmatch(rf"({_NAME})\s*([+-]\s*\d+)?", text):
             if text.startswith("%"):
-                special = _ANY_SPECIAL.match(text)
-                raise PtxError(f"special register {text} is not executed" if special else f"register {text} is not declared")
+                if _ANY_SPECIAL.match(text):
+                    raise PtxError(f"special register {text} is not executed")
+                raise PtxError(f"register {text} is not declared" if _NUMBERED.match(text) else f"unknown special register {text}")
             return Sym(self.symbol(function, scope, match[1]), integer((match[2] or "0").replace(" ", "").lstrip("+")))
         raise PtxError(f"operand {text} has a form that is not executed")
 

@@ -147,6 +147,10 @@ class Function:
     tables: dict[str, list[str]] = field(default_factory=dict)
     defined: bool = True
     unsupported: list[Refusal] = field(default_factory=list)
+    cluster: tuple[int, ...] | None = None
+    """Blocks of a cluster in x, y and z (.reqnctapercluster); () if the launch must say it (.explicitcluster alone)."""
+    most_blocks: int | None = None
+    """Of a cluster (.maxclusterrank)."""
 
 
 @dataclass

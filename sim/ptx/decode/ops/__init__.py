@@ -3,6 +3,7 @@
 from ..registry import Coverage, Plan, coverage, decode, known
 from . import (
     access,
+    address,
     approximate,
     compare,
     control,
@@ -23,6 +24,7 @@ __all__ = [
     "Coverage",
     "Plan",
     "access",
+    "address",
     "approximate",
     "compare",
     "control",

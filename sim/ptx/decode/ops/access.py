@@ -28,6 +28,8 @@ def hints(i: Instruction) -> tuple[str, ...]:
 def take_space(mods: Mods) -> str:
     if mods.flag("shared::cta"):
         return "shared"
+    if mods.flag("shared::cluster"):
+        return "shared::cluster"
     return mods.choice(SPACES, "generic")
 
 
@@ -36,7 +38,7 @@ def address_arg(memory: Operand, space: str) -> tuple[Arg, int]:
     if not isinstance(memory, Mem):
         raise Unsupported("expected an address in brackets")
     base = memory.base
-    narrow_space = space in ("shared", "local")
+    narrow_space = space in ("shared", "shared::cluster", "local")
     bits = base.type.bits if isinstance(base, Reg) else 32 if narrow_space else 64
     if bits < 64 and not narrow_space:
         raise Unsupported("a 32-bit address outside of shared and local memory")
@@ -71,7 +73,7 @@ def vector(mods: Mods) -> int:
     return int(mods.choice(("v2", "v4", "v8"), "v1")[1:])
 
 
-@opcode("ld", "ldu", forms="{.v2 .v4 .v8} .global .shared .local .const .param, generic; .b8-.f64; hints ignored")
+@opcode("ld", "ldu", forms="{.v2 .v4 .v8} .global .shared{::cta ::cluster} .local .const .param, generic; .b8-.f64; hints ignored")
 def ld(i: Instruction) -> Plan:
     mods = Mods(i, *hints(i))
     space, count, type_ = take_space(mods), vector(mods), mods.type()
@@ -131,7 +133,7 @@ def scatter(parts: list[Part], buffer: Array) -> None:
         view[index] = buffer if positions is None else buffer[positions]
 
 
-@opcode("st", forms="{.v2 .v4 .v8} .global .shared .local .param, generic; .b8-.f64; hints ignored")
+@opcode("st", forms="{.v2 .v4 .v8} .global .shared{::cta ::cluster} .local .param, generic; .b8-.f64; hints ignored")
 def st(i: Instruction) -> Plan:
     mods = Mods(i, *hints(i))
     space, count, type_ = take_space(mods), vector(mods), mods.type()
@@ -254,7 +256,7 @@ def add_at_once(view: Array, index: Array, value: Array) -> Array:
 @opcode(
     "atom",
     "red",
-    forms=".global .shared, generic: .add .min .max .inc .dec .u32-.s64, .and .or .xor .exch .cas .b16-.b64, "
+    forms=".global .shared{::cta ::cluster}, generic: .add .min .max .inc .dec .u32-.s64, .and .or .xor .exch .cas .b16-.b64, "
     ".add .f32 .f64 .f16 .f16x2 .bf16 .bf16x2, of .global {.v2 .v4 .v8} of those up to 16 bytes",
 )
 def atom(i: Instruction) -> Plan:
@@ -263,7 +265,7 @@ def atom(i: Instruction) -> Plan:
     name = mods.choice(("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"))
     type_ = mods.type()
     mods.done()
-    if not name or space not in ("global", "shared", "generic") or type_.bits < 16:
+    if not name or space not in ("global", "shared", "shared::cluster", "generic") or type_.bits < 16:
         raise Unsupported("this atomic")
     if type_.kind == "f" and name != "add":
         raise Unsupported(f"atomic {name} of floating point")

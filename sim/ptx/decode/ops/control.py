@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...order.order import BLOCK, CLUSTER, DEVICE
 from ...text.types import TYPES, Array
 from ..registry import (
     SINK,
     Barrier,
     Branch,
     Call,
+    ClusterBarrier,
     Exit,
     Frame,
     Group,
@@ -87,17 +89,30 @@ def call(i: Instruction) -> Plan:
     return Plan((), (arg(function, TYPES["u64"]),), control=Call("", results, arguments))
 
 
-@opcode("bar", "barrier", forms="{.cta}{.sync .arrive .red.popc .red.and .red.or}{.aligned}; bar.warp.sync")
+@opcode(
+    "bar",
+    "barrier",
+    forms="{.cta}{.sync .arrive .red.popc .red.and .red.or}{.aligned}; bar.warp.sync; "
+    "barrier.cluster{.arrive{.release .relaxed} .wait{.acquire}}{.aligned}",
+)
 def bar(i: Instruction) -> Plan:
     mods = Mods(i, "aligned", "cta")
+    if i.opcode == "barrier" and mods.flag("cluster"):
+        action = mods.choice(("arrive", "wait"))
+        relaxed = action == "arrive" and mods.flag("relaxed")
+        mods.choice(("release",) if action == "arrive" and not relaxed else ("acquire",) if action == "wait" else ())
+        mods.done()
+        if not action or i.operands:
+            raise Unsupported("this barrier.cluster")
+        return Plan((), (), control=ClusterBarrier(action == "wait", relaxed))
     if mods.flag("warp"):
         mods.flag("sync")
         mods.done()
         return Plan((), (arg(i.operands[0], TYPES["u32"]),), control=WarpBarrier())
     action = mods.choice(("sync", "arrive", "red"))
     reduction = mods.choice(("popc", "and", "or")) if action == "red" else ""
-    if mods.flag("cluster") or not action:
-        raise Unsupported("cluster barriers")
+    if not action:
+        raise Unsupported("this barrier")
     mods.types("pred", "u32")
     mods.done()
     word, operands = TYPES["u32"], list(i.operands)
@@ -115,13 +130,15 @@ def bar(i: Instruction) -> Plan:
 
 @opcode("membar", "fence", forms="orders accesses for the race detector: execution is sequentially consistent anyway")
 def fence(i: Instruction) -> Plan:
-    block_only = "cta" in i.mods
+    scope = BLOCK if "cta" in i.mods else CLUSTER if "cluster" in i.mods else DEVICE
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
         races = frame.machine.memory.races
-        if races is None or {"proxy", "mbarrier_init"} & set(i.mods):
+        if races is None or "proxy" in i.mods:
             return _pass
-        return lambda: races.fence(frame.lanes, block_only)
+        if "mbarrier_init" in i.mods:
+            return lambda: races.fence_inits(frame.lanes)
+        return lambda: races.fence(frame.lanes, scope)
 
     return Plan((), (), bind, pure=False)
 

@@ -1,4 +1,4 @@
-"""Conversions (PTX ISA, "Data Movement and Conversion Instructions: cvt, cvta, isspacep")."""
+"""Conversions (PTX ISA, "Data Movement and Conversion Instructions: cvt")."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ...memory.memory import LOCAL_WINDOW, SHARED_WINDOW, SPACE_BITS
 from ...state import fpenv
 from ...text.types import TYPES, Array, PtxType
 from ..registry import Arg, Instruction, Mods, Operand, Plan, Reg, Thunk, Unsupported, arg, opcode, pure
@@ -18,7 +17,6 @@ from .rounding import bfloat_bits, bfloat_value, directed, half_bits, odd_float3
 INTEGER_ROUNDING = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 INTEGERS = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64")
 FLOATS = ("f16", "bf16", "f32", "f64")
-WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0, "const": 0, "param": 0}
 
 
 def register_arg(operand: Operand, type_: PtxType) -> Arg:
@@ -257,37 +255,3 @@ def cvt(i: Instruction) -> Plan:
         return pure(partial(integer_to_float, target, rounding), [arg(d, target)], [value], code)
     exact = half_code if target.bits == 16 else code
     return pure(partial(float_to_float, source, target, rounding, sat, relu), [arg(d, target)], [value], exact)
-
-
-@opcode("cvta", forms="{.to} .global .shared .local .const .param .u64 .u32")
-def cvta(i: Instruction) -> Plan:
-    mods = Mods(i, "shared::cta")
-    backward, type_ = mods.flag("to"), mods.type("u64", "u32")
-    space = "shared" if "shared::cta" in i.mods else mods.choice(tuple(WINDOWS))
-    mods.done()
-    window = WINDOWS[space]
-    d, a = (arg(o, type_) for o in i.operands)
-    if not window:
-        return pure(lambda d, a: partial(np.copyto, d, a), [d], [a])
-    base = np.array(window, np.uint64)
-    fn = np.subtract if backward else np.add
-    return pure(lambda d, a: partial(fn, a, base, d), [d], [a])
-
-
-@opcode("isspacep", forms=".global .shared .shared::cta .local .const .param")
-def isspacep(i: Instruction) -> Plan:
-    mods = Mods(i, "shared::cta")
-    space = "shared" if "shared::cta" in i.mods else mods.choice(tuple(WINDOWS))
-    mods.done()
-    if space in ("const", "param"):
-        raise Unsupported(f"isspacep.{space}")
-    tag = np.array(WINDOWS[space] >> SPACE_BITS, np.uint64)
-
-    def make(p: Array, a: Array) -> Thunk:
-        def run() -> None:
-            p[...] = a >> np.uint64(SPACE_BITS) == tag
-
-        return run
-
-    p, a = i.operands
-    return pure(make, [arg(p, TYPES["pred"])], [arg(a, TYPES["u64"])])

@@ -56,8 +56,10 @@ def on_objects(i: Instruction, memory: Operand, kind: str, act: Act, result: Arg
 
 
 def object_space(i: Instruction) -> str:
-    if "shared::cluster" in i.mods and i.operands and i.operands[0] == SINK:
-        raise Unsupported("an mbarrier of another block of the cluster")
+    if "shared::cluster" in i.mods and i.opcode == "mbarrier":
+        if i.operands[0] != SINK and not isinstance(i.operands[0], Mem):
+            raise Unsupported("only arrivals without a result reach other blocks")
+        return "shared::cluster"
     return "shared" if {"shared", "shared::cta", "shared::cluster"} & set(i.mods) else "generic"
 
 
@@ -68,7 +70,7 @@ ONE = Imm(1)
 @opcode(
     "mbarrier",
     forms="{.shared{::cta}}.b64: .init .inval, .arrive .arrive_drop {.expect_tx .noComplete}, .expect_tx .complete_tx, "
-    ".test_wait .try_wait {.parity}, .pending_count; of the own block",
+    ".test_wait .try_wait {.parity}, .pending_count; .shared::cluster: .arrive{.expect_tx} to _, .expect_tx .complete_tx",
 )
 def mbarrier(i: Instruction) -> Plan:
     mods = Mods(i, *HINTS)

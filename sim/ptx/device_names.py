@@ -1,0 +1,188 @@
+"""The module `cupy` for a while without a GPU: its array functions are NumPy's, its raw kernels run on the PTX machine.
+
+with simulated_cupy():
+    x = cupy.arange(1000, dtype=cupy.float32)
+    cupy.RawKernel(code, "twice")((8,), (128,), (x, x.size))
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from .rawkernel import RawKernel, RawModule, place_in
+from .simulation import settings
+from .state.host import DeviceArray
+
+
+def on_device(value: Any) -> Any:
+    """NumPy's result as CuPy gives it: arrays of the device, of no dimensions where NumPy has a scalar."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value).view(DeviceArray)
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(on_device, value)) if type(value) in (tuple, list) else value
+    return value
+
+
+def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of NumPy's that gives arrays of the device, of `dtype` also where NumPy has no such argument (random)."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return on_device(function(*args, **kwargs))
+        except TypeError:
+            dtype = kwargs.pop("dtype", None)
+            if dtype is None:
+                raise
+            return on_device(function(*args, **kwargs)).astype(dtype)
+
+    return call
+
+
+def copied(a: Any, dtype: Any = None, **kwargs: Any) -> DeviceArray:
+    """`asarray` and its like: what is on the device stays as it is, the host's comes over as a copy."""
+    kwargs.pop("blocking", None)
+    made = np.asanyarray(a, dtype, **kwargs) if isinstance(a, DeviceArray) else np.array(a, dtype, **kwargs)
+    return np.asarray(made).view(DeviceArray)
+
+
+def asnumpy(a: Any, *_: Any, **__: Any) -> np.ndarray:
+    return a.get() if isinstance(a, DeviceArray) else np.asarray(a)
+
+
+class Submodule:
+    """`random`, `linalg` or `fft` of NumPy's, with results on the device."""
+
+    def __init__(self, module: ModuleType):
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._module, name)
+        return wrapped(found) if callable(found) and not isinstance(found, type) else found
+
+
+class Queue:
+    """A stream, an event or a device: everything is done when the call returns, so there is nothing to wait for."""
+
+    ptr, id = 0, 0
+
+    def __init__(self, *_: Any, **__: Any):
+        pass
+
+    def _nothing(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    use = synchronize = record = wait_event = __enter__ = _nothing
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    @property
+    def compute_capability(self) -> str:
+        return (settings().arch or "").removeprefix("compute_")
+
+
+class Stream(Queue):
+    null: Queue
+
+
+Stream.null = Stream()
+
+
+def replacements(cupy: ModuleType) -> Iterator[tuple[Any, str, Any]]:
+    """What is replaced while it is simulated: (module, name, value)."""
+    own = {
+        "RawKernel": RawKernel,
+        "RawModule": RawModule,
+        "ndarray": DeviceArray,
+        "asnumpy": asnumpy,
+        "is_available": lambda: True,
+        "get_array_module": lambda *args: cupy if any(isinstance(arg, DeviceArray) for arg in args) else np,
+        "asarray": copied,
+        "asanyarray": copied,
+        "ascontiguousarray": functools.partial(copied, order="C"),
+        "asfortranarray": functools.partial(copied, order="F"),
+        **{name: Submodule(getattr(np, name)) for name in ("random", "linalg", "fft")},
+    }
+    for name in dir(cupy):
+        there, numpys = getattr(cupy, name), getattr(np, name, None)
+        if name in own:
+            yield cupy, name, own[name]
+        elif (
+            not name.startswith("_")
+            and callable(there)
+            and callable(numpys)
+            and there is not numpys
+            and not isinstance(numpys, type)
+        ):
+            yield cupy, name, numpys if isinstance(numpys, np.ufunc) else wrapped(numpys)
+    for name, value in {"Stream": Stream, "Event": Queue, "Device": Queue}.items():
+        yield cupy.cuda, name, value
+    yield cupy.cuda, "is_available", lambda: True
+    yield cupy.cuda, "get_current_stream", lambda *_: Stream.null
+    runtime = {"deviceSynchronize": None, "streamSynchronize": None, "getDevice": 0, "getDeviceCount": 1, "setDevice": None}
+    for name, result in runtime.items():
+        yield cupy.cuda.runtime, name, lambda *_, result=result: result
+
+
+def remade(value: Any, file: str) -> RawKernel | RawModule:
+    """A kernel or module that the real CuPy made before, in a Python file, as one of ours."""
+    made: RawKernel | RawModule
+    if type(value).__name__ == "RawModule":
+        kept = {"backend": value.backend, "enable_cooperative_groups": value.enable_cooperative_groups}
+        given = {"path": value.file_path} if value.code is None else {"code": value.code, "options": value.options, **kept}
+        made, name = RawModule(**given, name_expressions=value.name_expressions), "module"
+    else:
+        state = value.__getstate__()
+        kept = {name: state[name] for name in ("options", "backend", "translate_cucomplex", "enable_cooperative_groups")}
+        made, name = RawKernel(state["code"], state["name"], **kept), state["name"]
+    if made.code is not None:
+        made._source = replace(made._source, place=place_in(file, made.code, name))
+    return made
+
+
+@contextmanager
+def simulated_cupy() -> Iterator[None]:
+    """Have `cupy` work without a GPU inside of the `with` block, as far as arrays and raw kernels go.
+
+    Functions that NumPy has under the same name are NumPy's, on a subclass of its arrays with `get` and `set`; RawKernel and
+    RawModule are those of the PTX machine; streams, events and devices have nothing to do. Kernels, modules and functions that
+    other modules hold by a name of their own, made or imported before, are replaced there too. Not replaced, and failing as they
+    do without a GPU: ElementwiseKernel, ReductionKernel, `cupyx`, and what NumPy does not have. Raises ImportError without CuPy.
+    """
+    import cupy
+
+    real = (cupy.RawKernel, cupy.RawModule)
+    if RawKernel in real:  # simulated already
+        yield
+        return
+    changes = list(replacements(cupy))
+    instead = {id(getattr(owner, name)): value for owner, name, value in changes if owner is cupy}
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if not names or getattr(module, "__name__", "").partition(".")[0] in (
+            "cupy",
+            "cupyx",
+            "cupy_backends",
+            "numpy",
+            "cupyflash",
+        ):
+            continue
+        for name, value in list(names.items()):
+            if type(value) in real and (type(value) is real[1] or value.code is not None):
+                changes.append((module, name, remade(value, str(names.get("__file__", "")))))
+            elif id(value) in instead and not isinstance(value, (int, float, bool)):
+                changes.append((module, name, instead[id(value)]))
+    with ExitStack() as stack:
+        for owner, name, value in changes:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        yield

@@ -1,0 +1,374 @@
+"""CuPy's `RawKernel` and `RawModule` on NumPy arrays: compiled as CuPy does, executed by the PTX machine, without a GPU.
+
+from cupyflash.sim.ptx import RawKernel  # instead of: from cupy import RawKernel
+kernel = RawKernel(code, "twice")
+kernel((8,), (128,), (x, y, np.int32(1000)))
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cupyflash.nvrtc import compile_named, compile_to_cubin
+from cupyflash.words import plural
+
+from .module import Module
+from .parameters import POINTER_BYTES
+from .simulation import deliver, settings
+from .state.host import DeviceArray
+from .text.names import base_name, parameter_names
+from .text.syntax import Variable
+from .text.types import Array
+
+WITHOUT_ASKING = 48 * 1024
+"""Bytes of shared memory that a block has without asking (CUDA C++ Programming Guide, "Shared Memory")."""
+
+OPT_IN = {75: 64, 80: 163, 86: 99, 87: 163, 88: 99, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
+"""KB of shared memory that a block may ask for, by compute capability (the same guide, "Technical Specifications")."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is compiled, or the file of PTX that is read. `place` is (file, line) of the first line of `code`."""
+
+    code: str | None
+    path: str | None
+    options: tuple[str, ...]
+    backend: str
+    translate_cucomplex: bool
+    jitify: bool
+    expressions: tuple[str, ...]
+    place: tuple[str, int]
+
+    @property
+    def text(self) -> str:
+        """What NVRTC is given: the code, its lines numbered as in the file that it stands in."""
+        code, headers = self.code or "", ""
+        if self.translate_cucomplex:  # CuPy's own types of complex numbers under the names of cuComplex.h
+            bridge = "#include <cupy/cuComplex_bridge.h>"
+            headers = "#include <cupy/complex.cuh>\n#include <cupy/math_constants.h>\n"
+            code = re.sub(r"^\s*#\s*include\s*<\s*cuComplex\.h\s*>", bridge, code, flags=re.MULTILINE)
+        file, line = self.place
+        return f'{headers}#line {line} "{file}"\n{code}'
+
+    def compiler_options(self, arch: str) -> tuple[str, ...]:
+        """CuPy's: its headers, the caller's, denormals flushed, functions without a mark are the device's."""
+        given = any(option.startswith(("-arch", "--gpu-architecture")) for option in self.options)
+        bundled, own = cupy_headers()
+        fixed = ("-ftz=true", "--device-as-default-execution-space", *(() if given else (f"-arch={arch}",)))
+        return (*(f"-I{path}" for path in bundled), *self.options, *(f"-I{path}" for path in own), *fixed)
+
+    def load(self) -> Loaded:
+        """The module for the architecture that holds here; one for all who ask for the same, as in CuPy."""
+        return _load(self, settings().arch or "")
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A module with the PTX names of its name expressions, and the compiler's log."""
+
+    source: Source
+    arch: str
+    module: Module
+    lowered: Mapping[str, str]
+    log: str
+
+    @cached_property
+    def figures(self) -> dict[str, dict[str, int]]:
+        """ptxas' account of each kernel (registers, stack, stores, loads) in machine code for the PTX's own architecture."""
+        from cupyflash.resources import parse_account
+
+        if self.source.code is None:
+            raise AttributeError("registers and local memory are not known of a kernel that was read from PTX: ptxas makes them")
+        kept = [option for option in self.source.compiler_options("") if not option.startswith(("-arch", "--gpu-architecture"))]
+        options = (*kept, f"-arch={self.module.program.target.partition(',')[0]}")
+        _, log = compile_to_cubin(self.source.text, options, self.source.place[0], self.source.expressions)
+        return {name: figures for name, (figures, _) in parse_account(log).items()}
+
+
+@cache
+def _load(source: Source, arch: str) -> Loaded:
+    if source.code is None:
+        assert source.path is not None
+        data = Path(source.path).read_bytes()
+        if data.startswith((b"\x7fELF", b"\x50\xed\x55\xba")):
+            raise ValueError(f"{source.path} is machine code: this machine executes PTX (nvcc -ptx, nvcc --keep)")
+        return Loaded(source, arch, Module.from_ptx(data.decode()), {}, "")
+    if source.backend != "nvrtc":
+        raise ValueError(f"backend must be 'nvrtc', which compiles without a CUDA toolkit, got {source.backend!r}")
+    if source.jitify:
+        raise ValueError("jitify must be None or False: headers of the host's C++ library are not taken apart here")
+    made = compile_named(source.text, source.compiler_options(arch), source.place[0], source.expressions)
+    return Loaded(source, arch, Module.from_ptx(made.text), made.lowered, made.log)
+
+
+def cupy_headers() -> tuple[list[str], list[str]]:
+    """The folders for -I that CuPy puts before the caller's (CCCL's copy) and behind them (its own), where they are."""
+    spec = find_spec("cupy")
+    root = os.path.join(os.path.dirname(spec.origin), "_core", "include") if spec and spec.origin else ""
+    bundled = [os.path.join(root, "cupy", "_cccl", part) for part in ("cub", "thrust", "libcudacxx")]
+    return [path for path in bundled if os.path.isdir(path)], [path for path in [root] if os.path.isdir(path)]
+
+
+def place_of(code: str, name: str) -> tuple[str, int]:
+    """(file, line) of the first line of `code` in the Python file of who makes a kernel of it."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__") == __name__ and frame.f_back:
+        frame = frame.f_back
+    return place_in(frame.f_code.co_filename, code, name)
+
+
+def place_in(file: str, code: str, name: str) -> tuple[str, int]:
+    """(file, line) of `code` in a file where it stands once, letter by letter; else line 1 of a file of the kernel's name."""
+    try:
+        text = Path(file).read_text()
+    except (OSError, ValueError):
+        text = ""
+    found = text.find(code) if code.strip() else -1
+    if found < 0 or text.find(code, found + 1) >= 0:
+        return f"{re.sub('[^0-9A-Za-z_]+', '_', name).strip('_') or 'kernel'}.cu", 1
+    return file.replace("\\", "/"), text.count("\n", 0, found) + 1
+
+
+def _checked(name: str, value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {value!r}")
+    return value
+
+
+class RawKernel:
+    """As `cupy.RawKernel`: the kernel `name` (extern "C", or as it stands in the PTX) of CUDA C, compiled when it is first used.
+
+    code, name, options, translate_cucomplex: as CuPy has them. backend must be 'nvrtc', jitify None or False; both are looked
+    at when it is compiled. enable_cooperative_groups is taken, and every launch may synchronise its grid.
+    The compiler's options are CuPy's, `-ftz=true` among them; `simulation` sets the architecture and what findings do.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        name: str,
+        options: tuple[str, ...] = (),
+        backend: str = "nvrtc",
+        translate_cucomplex: bool = False,
+        *,
+        enable_cooperative_groups: bool = False,
+        jitify: bool | None = None,
+    ):
+        _checked("code", code, str), _checked("name", name, str), _checked("options", options, tuple)
+        place = place_of(code, name)
+        self._set(Source(code, None, options, backend, bool(translate_cucomplex), bool(jitify), (), place), name)
+        self.enable_cooperative_groups = enable_cooperative_groups
+
+    def _set(self, source: Source, name: str) -> None:
+        self._source = source
+        self.name = self.__name__ = name
+        self.code, self.file_path, self.options, self.backend = source.code, source.path, source.options, source.backend
+        self._dynamic: int | None = None
+        self.preferred_shared_memory_carveout = -1
+        """Taken and without effect: there is no cache."""
+
+    def __repr__(self) -> str:
+        return f"<RawKernel {self.name} on the PTX machine>"
+
+    def compile(self, log_stream: Any = None) -> None:
+        """Compile now; what the compiler says is written to `log_stream`. Raises `cupyflash.nvrtc.CompileError`."""
+        loaded, _ = self._loaded()
+        if log_stream is not None:
+            log_stream.write(loaded.log)
+
+    def _loaded(self) -> tuple[Loaded, str]:
+        loaded = self._source.load()
+        kernels = loaded.module.kernels
+        if self.name not in kernels:
+            alike = [kernel for kernel in kernels if base_name(kernel) == self.name]
+            hint = f'; its name in the PTX is {alike[0]}: declare it extern "C", or use name_expressions' if alike else ""
+            raise ValueError(f"kernel {self.name!r} is not in this module, which has {', '.join(kernels) or 'none'}{hint}")
+        return loaded, self.name
+
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any], *, shared_mem: int = 0, stream: Any = None
+    ) -> None:
+        """Launch the kernel and wait for it.
+
+        grid, block: tuples of up to three lengths; a zero counts as one, as in CuPy. args: in the order of the parameters. A NumPy
+        array is a pointer to its first element (strides are the kernel's business), None a null pointer. Other values have
+        CuPy's types: Python's int is int64 (a shorter parameter takes the low bytes), its float float64, its bool one byte.
+        A structure is a NumPy structured scalar; fields of objects in it are pointers, as in a mapping.
+        shared_mem: bytes of dynamic shared memory. stream: of no effect.
+        Raises TypeError where CuPy would pass bytes that are not the parameter's, ValueError for a launch that CUDA refuses, and
+        `KernelFault` for findings, unless a `simulation` says otherwise.
+        """
+        _checked("grid", grid, tuple), _checked("block", block, tuple)
+        loaded, name = self._loaded()
+        code = loaded.module.code(name)
+        allowed = self.max_dynamic_shared_size_bytes
+        if not 0 <= shared_mem <= allowed:
+            ask = "set max_dynamic_shared_size_bytes for more" if self._dynamic is None else "max_dynamic_shared_size_bytes"
+            raise ValueError(f"{self.name}: shared_mem must be from 0 to {allowed} bytes ({ask}), got {shared_mem}")
+        if len(args) != len(code.params):
+            raise TypeError(f"{self.name} takes {plural(len(code.params), 'argument')}, got {len(args)}")
+        names = parameter_names(self.code or "", base_name(name), len(code.params))
+        zipped = zip(names, args, code.params, strict=True)
+        given = {each: argument(self.name, each, value, param) for each, value, param in zipped}
+        holds = settings()
+        grid, block = (tuple(max(1, int(length)) for length in lengths) for lengths in (grid, block))
+        races = bool(holds.races)
+        launch = loaded.module.launch(name, grid, block, given, shared_bytes=shared_mem, seed=holds.seed, races=races)
+        deliver(self.name, launch, 2)
+
+    @property
+    def shared_size_bytes(self) -> int:
+        """Bytes of static shared memory of a block."""
+        loaded, name = self._loaded()
+        return int(loaded.module.code(name).shared.size)
+
+    @property
+    def max_dynamic_shared_size_bytes(self) -> int:
+        """The most bytes of `shared_mem`; may be set up to what the architecture has for a block, less the static ones."""
+        return WITHOUT_ASKING - self.shared_size_bytes if self._dynamic is None else self._dynamic
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, size: int) -> None:
+        most = OPT_IN.get(self.ptx_version, max(OPT_IN.values())) * 1024 - self.shared_size_bytes
+        if not 0 <= size <= most:
+            raise ValueError(f"max_dynamic_shared_size_bytes must be from 0 to {most} on sm_{self.ptx_version}, got {size}")
+        self._dynamic = int(size)
+
+    @property
+    def ptx_version(self) -> int:
+        """10 * major + minor of the architecture that was compiled for."""
+        found = re.match(r"sm_(\d+)", self._loaded()[0].module.program.target)
+        return int(found[1]) if found else -1
+
+    binary_version = ptx_version
+
+    @property
+    def num_regs(self) -> int:
+        """Registers of a thread, by NVRTC's ptxas. AttributeError for a kernel that was read from PTX."""
+        loaded, name = self._loaded()
+        return loaded.figures[name]["registers"]
+
+    @property
+    def local_size_bytes(self) -> int:
+        """Bytes of local memory of a thread (its stack), by NVRTC's ptxas. AttributeError for a kernel that was read from PTX."""
+        loaded, name = self._loaded()
+        return loaded.figures[name]["stack"]
+
+    @property
+    def const_size_bytes(self) -> int:
+        """Bytes of the module's constant memory."""
+        return sum(v.size for v in self._loaded()[0].module.program.variables.values() if v.space == "const")
+
+    max_threads_per_block = 1024
+    """Of every architecture; a kernel of many registers may be held to fewer on a device."""
+
+    cache_mode_ca = 0
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """All of them by CuPy's names, -1 for what is not known."""
+        names = ("max_threads_per_block", "shared_size_bytes", "const_size_bytes", "local_size_bytes", "num_regs", "ptx_version")
+        more = ("binary_version", "cache_mode_ca", "max_dynamic_shared_size_bytes", "preferred_shared_memory_carveout")
+        return {name: getattr(self, name, -1) for name in (*names, *more)}
+
+
+class RawModule:
+    """As `cupy.RawModule`: kernels and variables of one source (`code`) or of one file of PTX (`path`).
+
+    name_expressions: C++ names ("twice<float>") of templates' kernels, by which `get_function` finds them. The rest as `RawKernel`.
+    """
+
+    def __init__(
+        self,
+        code: str | None = None,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        options: tuple[str, ...] = (),
+        backend: str = "nvrtc",
+        translate_cucomplex: bool = False,
+        enable_cooperative_groups: bool = False,
+        name_expressions: Sequence[str] | None = None,
+        jitify: bool | None = None,
+    ):
+        if (code is None) == (path is None):
+            raise TypeError("give exactly one of code and path")
+        _checked("options", options, tuple)
+        if path is not None and name_expressions is not None:
+            raise ValueError("name_expressions must be None where path is given: they are looked up in CUDA C++")
+        if isinstance(name_expressions, str):
+            raise TypeError(f"name_expressions must be a sequence of texts, got {name_expressions!r}")
+        place = ("", 1) if code is None else place_of(_checked("code", code, str), "module")
+        file = None if path is None else os.fspath(path)
+        complex_, expressions = bool(translate_cucomplex), tuple(name_expressions or ())
+        self._source = Source(code, file, options, backend, complex_, bool(jitify), expressions, place)
+        self.enable_cooperative_groups = enable_cooperative_groups
+        self.code, self.file_path, self.options, self.backend = code, file, options, backend
+        self.name_expressions = expressions or None
+
+    def compile(self, log_stream: Any = None) -> None:
+        """As `RawKernel.compile`."""
+        log = self._source.load().log
+        if log_stream is not None:
+            log_stream.write(log)
+
+    @property
+    def module(self) -> Module:
+        """The module of the PTX machine, for the architecture that holds here."""
+        return self._source.load().module
+
+    def get_function(self, name: str) -> RawKernel:
+        """The kernel of that name, in the PTX or among the name expressions. Raises ValueError where there is none."""
+        kernel = RawKernel.__new__(RawKernel)
+        kernel._set(self._source, self._source.load().lowered.get(name, name))
+        kernel.enable_cooperative_groups = self.enable_cooperative_groups
+        kernel.compile()
+        return kernel
+
+    def get_global(self, name: str) -> Array:
+        """The bytes of a variable in global or constant memory, a buffer for `np.ndarray(shape, dtype, buffer)`; writing sets it.
+
+        The name is that in the PTX. Raises ValueError where there is none.
+        """
+        module = self.module
+        try:
+            return module.variable(name)
+        except KeyError:
+            known = [v.name for v in module.program.variables.values() if v.space in ("global", "const")]
+            raise ValueError(f"variable {name!r} is not in this module, which has {', '.join(known) or 'none'}") from None
+
+
+def argument(kernel: str, name: str, value: Any, param: Variable) -> Any:
+    """An argument as the machine takes it. Raises TypeError where the bytes that CuPy passes are not the parameter's."""
+    where = f"{kernel}: argument {name!r}"
+    if hasattr(value, "__cuda_array_interface__"):
+        raise TypeError(f"{where} is on a GPU; this machine runs on NumPy arrays")
+    pointer = not param.is_array and param.size == POINTER_BYTES and param.type.kind != "f"
+    if isinstance(value, np.ndarray) and value.size == 1 and not pointer and not isinstance(value, DeviceArray):
+        value = value.reshape(())[()]  # one value, as CuPy passes an array of one element of the host's
+    if value is None or isinstance(value, (np.ndarray, Mapping, np.void)):
+        return value
+    if not isinstance(value, (bool, int, float, complex, np.generic)):
+        raise TypeError(f"{where} must be a NumPy array or scalar, a Python number or None, got {value!r}")
+    scalar = np.asarray(value)[()]
+    passed = f"CuPy passes {value!r} as {scalar.dtype}, {plural(scalar.nbytes, 'byte')}"
+    if param.is_array:
+        if scalar.nbytes != param.size:
+            raise TypeError(f"{where}: {passed}; the parameter is a structure of {plural(param.size, 'byte')}")
+        return scalar
+    floats, wanted = scalar.dtype.kind not in "biu", param.type.kind == "f"
+    if floats != wanted or (floats and scalar.nbytes != param.size) or scalar.nbytes < param.size:
+        kind = f"float{8 * param.size}" if wanted else f"int{8 * param.size}"
+        whole = "a floating-point number" if wanted else "an integer"
+        raise TypeError(f"{where}: {passed}; the parameter is {whole} of {plural(param.size, 'byte')}: pass np.{kind}(...)")
+    return scalar
