@@ -2,6 +2,7 @@
 
     {"x": {"shape": [1024, 64], "dtype": "float16", "fill": "normal"}, "y": {"shape": [1024], "fill": "empty"}, "n": 1024}
     {"p": {"fields": {"x": {"shape": [1024]}, "n": {"value": 1024, "dtype": "int32"}}}}
+    {"A": {"map": {"shape": [256, 64], "dtype": "float16", "fill": "normal"}, "box": [64, 128], "swizzle": 128}}
 
 docs/profile.md has the whole table.
 """
@@ -18,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.sim.ptx.memory.tensormap import TensorMap
+
 FILLS = ("zeros", "ones", "normal", "uniform", "arange", "empty")
 
 
@@ -31,6 +34,14 @@ class Arguments:
 
     values: dict[str, Any]
     unwritten: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Around:
+    """What a description may refer to: files relative to `folder`, arrays of arguments before it."""
+
+    folder: Path
+    values: Mapping[str, Any]
 
 
 def read_arguments(text: str) -> Arguments:
@@ -67,7 +78,7 @@ def make_arguments(spec: Any, folder: Path) -> Arguments:
     unwritten: list[str] = []
     for position, (name, value) in enumerate(spec.items()):
         try:
-            values[name] = make_value(value, folder, (position,))
+            values[name] = make_value(value, Around(folder, values), (position,))
         except (ValueError, TypeError, OSError, OverflowError, MemoryError) as error:
             raise ValueError(f"argument {name!r}: {error}") from error
         unwritten += empty_arrays(name, value)
@@ -80,6 +91,8 @@ def empty_arrays(path: str, spec: Any) -> list[str]:
         return [found for k, part in enumerate(spec) for found in empty_arrays(f"{path}[{k}]", part)]
     if isinstance(spec, dict) and "fields" in spec:
         return [found for name, part in spec["fields"].items() for found in empty_arrays(f"{path}.{name}", part)]
+    if isinstance(spec, dict) and "map" in spec:
+        return empty_arrays(path, spec["map"])
     return [path] if isinstance(spec, dict) and spec.get("fill") == "empty" else []
 
 
@@ -87,7 +100,7 @@ Position = tuple[int, ...]
 """An argument's number, behind it those of the fields that lead to a part of it: the seed of random fills that have none."""
 
 
-def make_value(spec: Any, folder: Path, position: Position) -> Any:
+def make_value(spec: Any, around: Around, position: Position) -> Any:
     """One argument. `position` seeds the random fills without a seed of their own, so that no two arrays are equal."""
     if spec is None or isinstance(spec, (bool, int, float)):
         return spec
@@ -98,26 +111,26 @@ def make_value(spec: Any, folder: Path, position: Position) -> Any:
                 if strange:
                     beside = f"there may be {', '.join(sorted(allowed))}" if allowed else "there is nothing"
                     raise ValueError(f"unknown key {min(strange)!r}; beside {key!r} {beside}")
-                return make(spec, folder, position)
-    forms = 'a number, null, or an object with "shape", "file", "value", "bytes" or "fields"'
+                return make(spec, around, position)
+    forms = 'a number, null, or an object with "shape", "file", "value", "bytes", "fields" or "map"'
     raise ValueError(f"must be {forms}, got {json.dumps(spec)}")
 
 
-def _fields(spec: Mapping[str, Any], folder: Path, position: Position) -> dict[str, Any]:
+def _fields(spec: Mapping[str, Any], around: Around, position: Position) -> dict[str, Any]:
     fields = spec["fields"]
     if not isinstance(fields, dict):
         raise ValueError(f'"fields" must be an object, got {json.dumps(fields)}')
-    return {name: _field(name, part, folder, (*position, k)) for k, (name, part) in enumerate(fields.items())}
+    return {name: _field(name, part, around, (*position, k)) for k, (name, part) in enumerate(fields.items())}
 
 
-def _field(name: str, spec: Any, folder: Path, position: Position) -> Any:
+def _field(name: str, spec: Any, around: Around, position: Position) -> Any:
     """A field of a structure, or an element of one that is an array."""
     if isinstance(spec, list):
-        return [_field(f"{name}[{k}]", part, folder, (*position, k)) for k, part in enumerate(spec)]
+        return [_field(f"{name}[{k}]", part, around, (*position, k)) for k, part in enumerate(spec)]
     if isinstance(spec, (bool, int, float)):
         raise ValueError(f'field {name!r}: a number needs its type: {{"value": {json.dumps(spec)}, "dtype": "int32"}}, say')
     try:
-        return make_value(spec, folder, position)
+        return make_value(spec, around, position)
     except (ValueError, TypeError, OSError, OverflowError, MemoryError) as error:
         raise ValueError(f"field {name!r}: {error}") from error
 
@@ -148,7 +161,7 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or (dtype.kind == "V" and "float" in dtype.name)
 
 
-def _array(spec: Mapping[str, Any], folder: Path, position: Position) -> np.ndarray:
+def _array(spec: Mapping[str, Any], around: Around, position: Position) -> np.ndarray:
     shape, dtype = spec["shape"], dtype_of(spec.get("dtype", "float32"))
     fill = spec.get("fill", "zeros")
     lengths = [shape] if isinstance(shape, int) else shape
@@ -199,10 +212,10 @@ def scalar(dtype: np.dtype[Any], value: Any) -> Any:
     return np.array(value).astype(dtype)[()]
 
 
-def _file(spec: Mapping[str, Any], folder: Path, position: Position) -> np.ndarray:
+def _file(spec: Mapping[str, Any], around: Around, position: Position) -> np.ndarray:
     if not isinstance(spec["file"], str):
         raise ValueError(f'"file" must be a path, got {json.dumps(spec["file"])}')
-    path = folder / spec["file"]
+    path = around.folder / spec["file"]
     if not path.is_file():
         raise ValueError(f"no file {path}")
     try:
@@ -220,11 +233,11 @@ def _file(spec: Mapping[str, Any], folder: Path, position: Position) -> np.ndarr
     return array
 
 
-def _value(spec: Mapping[str, Any], folder: Path, position: Position) -> Any:
+def _value(spec: Mapping[str, Any], around: Around, position: Position) -> Any:
     return scalar(dtype_of(spec.get("dtype", "int32")), spec["value"])
 
 
-def _bytes(spec: Mapping[str, Any], folder: Path, position: Position) -> bytes:
+def _bytes(spec: Mapping[str, Any], around: Around, position: Position) -> bytes:
     if not isinstance(spec["bytes"], str):
         raise ValueError(f'"bytes" must be hexadecimal digits, got {json.dumps(spec["bytes"])}')
     try:
@@ -233,7 +246,28 @@ def _bytes(spec: Mapping[str, Any], folder: Path, position: Position) -> bytes:
         raise ValueError(f'"bytes" must be hexadecimal digits, two a byte: {error}') from error
 
 
+def _map(spec: Mapping[str, Any], around: Around, position: Position) -> TensorMap:
+    """A tensor map of an array described here, or of the argument of that name before it."""
+    of = spec["map"]
+    if isinstance(of, str):
+        array = around.values.get(of)
+        array = array.array if isinstance(array, TensorMap) else array
+        if not isinstance(array, np.ndarray):
+            arrays = [name for name, value in around.values.items() if isinstance(value, (np.ndarray, TensorMap))]
+            raise ValueError(f'"map": no array {of!r} among the arguments before; there are {", ".join(arrays) or "none"}')
+    elif isinstance(of, dict) and {"shape", "file"} & set(of):
+        array = make_value(of, around, position)
+    else:
+        raise ValueError(f'"map" must be an array or the name of an argument before, got {json.dumps(of)}')
+    if "box" not in spec:
+        raise ValueError('"map" needs "box", the elements that a copy goes over along each dimension, the innermost first')
+    return TensorMap(array, spec["box"], **{key: value for key, value in spec.items() if key not in ("map", "box")})
+
+
+_MAP_KEYS = {"box", "dims", "strides", "dtype", "element_strides", "interleave", "swizzle", "l2_promotion", "fill"}
+
 _MAKERS = {
+    "map": (_map, _MAP_KEYS),
     "shape": (_array, {"dtype", "fill", "seed", "low", "high"}),
     "file": (_file, {"dtype"}),
     "value": (_value, {"dtype"}),

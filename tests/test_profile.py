@@ -86,6 +86,40 @@ def test_the_python_of_the_docs_claims_the_truth() -> None:
     assert (y == x.T).all()
 
 
+def test_the_tensor_map_of_the_docs() -> None:
+    for name in ("tile.cu", "tile.json"):
+        Path(name).write_text(BLOCKS[name])
+    (command,) = re.findall(r"^cupyflash (profile tile.cu .*)$", DOCS, re.MULTILINE)
+    result = CliRunner().invoke(main, [*command.split(), "--json", "--save", "x=x.npy", "--save", "y=y.npy"])
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    x, y = np.load("x.npy"), np.load("y.npy")
+    assert (y[:100] == x).all() and not y[100:].any()
+    assert found["total"]["global"]["x"]["read"]["bytes"] == x.nbytes and found["cluster"] is None
+    clustered = CliRunner().invoke(main, [*command.split(), "--cluster", "7"])
+    assert clustered.exit_code == 0 and "cluster 7 x 1 x 1" in clustered.stdout
+
+
+MAPS = [
+    ({"map": {"shape": [8, 8]}}, '"map" needs "box"'),
+    ({"map": "y", "box": [4, 4]}, "no array 'y' among the arguments before; there are x"),
+    ({"map": 5, "box": [4, 4]}, '"map" must be an array or the name of an argument before'),
+    ({"map": "x", "box": [3, 4]}, "argument 'm': the innermost dimension of the box must be a multiple of 16 bytes, got 12"),
+    ({"map": "x", "box": [4, 4], "size": 3}, "unknown key 'size'; beside 'map' there may be box, dims, dtype"),
+]
+
+
+def test_descriptions_of_tensor_maps() -> None:
+    spec = {"x": {"shape": [8, 8], "fill": "empty"}, "m": {"map": "x", "box": [4, 4], "element_strides": [1, 2]}}
+    listed = {"z": {"fields": {"m": {"map": {"shape": [4, 8], "fill": "empty"}, "box": [8, 1]}}}}
+    made = make_arguments(spec | listed, Path())
+    assert made.values["m"].array is made.values["x"] and made.unwritten == ("x", "z.m")
+    assert made.values["m"].description.counts == (4, 2)
+    for given, message in MAPS:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            make_arguments({"x": {"shape": [8, 8]}, "m": given}, Path())
+
+
 def test_the_docs_name_every_key_of_the_json() -> None:
     def keys(value: Any) -> set[str]:
         if isinstance(value, list):

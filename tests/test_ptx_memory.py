@@ -500,20 +500,20 @@ def test_atomics_of_a_vector(order: str) -> None:
 
 def test_everything_unknown_is_listed_at_load() -> None:
     text = kernel(
-        "frobnicate.b32 %r1, %r2;\nadd.u32 %r1, %r1, 1;\nadd.rn.u32 %r1, %r1, 1;\nwgmma.fence.sync.aligned;", [], REGISTERS
+        "frobnicate.b32 %r1, %r2;\nadd.u32 %r1, %r1, 1;\nadd.rn.u32 %r1, %r1, 1;\ntcgen05.wait::ld.sync.aligned;", [], REGISTERS
     )
     with pytest.raises(UnsupportedPTX) as caught:
         Module.from_ptx(text)
     first = text[: text.index("frobnicate")].count("\n") + 1
     assert [item[0] for item in caught.value.items] == [first, first + 2, first + 3]
-    for part in ("frobnicate.b32 %r1, %r2", "add.rn.u32", "wgmma", f"line {first}"):
+    for part in ("frobnicate.b32 %r1, %r2", "add.rn.u32", "tcgen05", f"line {first}"):
         assert part in str(caught.value)
 
 
 def test_hopper_instructions_are_listed_not_guessed() -> None:
     lines = [
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, 1, 1, 1, 0, 0;",
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];",
+        "wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {%r1, %r2, %r3, %r4}, %rd1, %rd2, 1;",
+        "cp.async.bulk.tensor.2d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4], {%h1};",
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r1], %r2, [%r3];",
         "red.async.relaxed.cluster.global.add.u32 [%rd1], %r2;",
         ".reg .b128 %wide;",

@@ -74,7 +74,7 @@ MESSAGES = {
     "mov.u32 %r1, %q7;": "register %q7 is not declared",
     "frobnicate.b32 %r1, {{;": "opcode frobnicate is not executed",
     "@%p1 tcgen05.ld.b32 %r1, [%rd1, {%r1, %r2}];": "opcode tcgen05 is not executed",
-    "ld.global.u32 %r1, [%rd1, {%r2, %r3}];": "address [%rd1, {%r2, %r3}] has a form that is not executed",
+    "ld.global.u32 %r1, [%rd1, {%r2, %r3}];": "coordinates of a tensor",
 }
 
 

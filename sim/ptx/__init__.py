@@ -12,6 +12,7 @@ from __future__ import annotations
 from .decode.ops import Coverage, coverage
 from .device_names import simulated_cupy
 from .memory.memory import Access
+from .memory.tensormap import TensorMap
 from .module import Launch, Module
 from .rawkernel import RawKernel, RawModule
 from .report.counters import Counters, Counts, SharedCounts, Traffic
@@ -33,6 +34,7 @@ __all__ = [
     "RawKernel",
     "RawModule",
     "SharedCounts",
+    "TensorMap",
     "Traffic",
     "UnsupportedPTX",
     "coverage",

@@ -270,7 +270,11 @@ def placed_tensors(bound: Bound, first: int) -> list[Segment]:
     for number, tensor in enumerate(bound.tensors, first):
         segment = Segment(tensor.name, number, tensor.array)
         segment.place = tensor.place
-        bound.data[tensor.at : tensor.at + POINTER_BYTES] = segment.pointer.to_bytes(POINTER_BYTES, "little")
+        address = segment.pointer.to_bytes(POINTER_BYTES, "little")
+        if tensor.holder is None:
+            bound.data[tensor.at : tensor.at + POINTER_BYTES] = address
+        else:
+            tensor.holder.reshape(-1)[tensor.at : tensor.at + POINTER_BYTES] = np.frombuffer(address, np.uint8)
         segments.append(segment)
     return segments
 

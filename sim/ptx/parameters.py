@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from cupyflash.words import plural
 
+from .memory.tensormap import ADDRESS_AT, MAP_ALIGN, MAP_BYTES, TensorMap
 from .state.segments import Field, Place
 from .text.syntax import Variable
 from .text.types import Array
@@ -28,7 +29,7 @@ class Tensor:
     """An array that a parameter points to.
 
     `name` is that of all counts and findings, `path` leads to it from its parameter ("p.x[2]"). `place` is the parameter or its
-    field, `at` the pointer's offset in the bytes of all parameters.
+    field, `at` the pointer's offset in the bytes of all parameters, or in `holder`, an array of tensor maps in global memory.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Tensor:
     array: Array
     place: Place
     at: int
+    holder: Array | None = None
 
 
 @dataclass
@@ -49,12 +51,19 @@ class Bound:
 
 @dataclass(frozen=True)
 class Pointer:
-    """A pointer to an array at an offset of its piece; `own` is the field's name, `path` that with all around it."""
+    """A pointer to an array at an offset of its piece, or of `holder`, an array of tensor maps that another pointer points to.
+
+    `own` is the field's name, `path` that with all around it.
+    """
 
     offset: int
     own: str
     path: str
     array: Array
+    holder: Array | None = None
+
+    def moved(self, by: int) -> Pointer:
+        return self if self.holder is not None else replace(self, offset=self.offset + by)
 
 
 @dataclass
@@ -70,7 +79,7 @@ class Piece:
         """Put a part at an offset, behind what is there or in a gap of it."""
         self.data += bytes(max(0, at + len(part.data) - len(self.data)))
         self.data[at : at + len(part.data)] = part.data
-        self.pointers += [Pointer(at + p.offset, p.own, p.path, p.array) for p in part.pointers]
+        self.pointers += [pointer.moved(at) for pointer in part.pointers]
         self.leaves += [(path, at + offset) for path, offset in part.leaves]
 
     def append(self, part: Piece) -> None:
@@ -108,6 +117,9 @@ def bind(kernel: str, params: Sequence[Variable], args: Mapping[str, Any] | Sequ
         name = pointer.own if owners[pointer.own] == 1 else pointer.path
         if any(tensor.name == name for tensor in bound.tensors):
             raise TypeError(f"{kernel}: two tensors would be named {name!r}; give the arguments other names")
+        if pointer.holder is not None:  # a pointer that comes out of memory
+            bound.tensors.append(Tensor(name, pointer.path, pointer.array, "*", pointer.offset, pointer.holder))
+            continue
         place = Field(param.name, pointer.offset) if param.is_array else param.name
         bound.tensors.append(Tensor(name, pointer.path, pointer.array, place, at + pointer.offset))
     return bound
@@ -127,6 +139,8 @@ def name_arguments(kernel: str, params: Sequence[Variable], args: Mapping[str, A
 def argument(kernel: str, name: str, value: Any, param: Variable) -> Piece:
     """One argument, as many bytes as its parameter has."""
     value = unwrapped(value)
+    if is_maps(value):
+        return tensor_maps(kernel, name, value, param)
     if isinstance(value, np.ndarray):
         if param.size != POINTER_BYTES or param.type.kind == "f":
             raise TypeError(f"{kernel}: argument {name!r} is an array, parameter {param.name} is no pointer")
@@ -150,11 +164,37 @@ def arrays_by_name(args: Mapping[str, Any]) -> dict[str, Array]:
     pointers: list[Pointer] = []
     for name, value in args.items():
         value = unwrapped(value)
-        if isinstance(value, (np.ndarray, Mapping)) or (isinstance(value, np.void) and value.dtype.hasobject):
+        if is_maps(value) or isinstance(value, (np.ndarray, Mapping)) or (isinstance(value, np.void) and value.dtype.hasobject):
             pointers += member("argument", name, name, value).pointers
     many = Counter(pointer.own for pointer in pointers)
     short = {pointer.own: pointer.array for pointer in pointers if many[pointer.own] == 1}
     return {pointer.path: pointer.array for pointer in pointers} | short
+
+
+def is_maps(value: Any) -> bool:
+    """Whether a value is a tensor map or a list of them."""
+    return isinstance(value, TensorMap) or (
+        isinstance(value, (list, tuple)) and bool(value) and all(isinstance(each, TensorMap) for each in value)
+    )
+
+
+def tensor_maps(kernel: str, name: str, value: TensorMap | Sequence[TensorMap], param: Variable) -> Piece:
+    """Tensor maps by value, or in global memory where the parameter is a pointer."""
+    maps = [value] if isinstance(value, TensorMap) else list(value)
+    if param.size == POINTER_BYTES and param.type.kind != "f":
+        holder = np.zeros((len(maps), MAP_BYTES), np.uint8)
+        own = [name] if isinstance(value, TensorMap) else [f"{name}[{k}]" for k in range(len(maps))]
+        piece = Piece(bytearray(POINTER_BYTES), POINTER_BYTES, [Pointer(0, f"{name}.map", f"{name}.map", holder)], [(name, 0)])
+        for k, each in enumerate(maps):
+            holder[k] = np.frombuffer(each.description.encode(0), np.uint8)
+            piece.pointers.append(Pointer(k * MAP_BYTES + ADDRESS_AT, own[k], own[k], each.array, holder))
+        return piece
+    if param.size != MAP_BYTES * len(maps) or param.align % MAP_ALIGN:
+        raise TypeError(
+            f"{kernel}: argument {name!r} is {plural(len(maps), 'tensor map')} of {MAP_BYTES} bytes, aligned to {MAP_ALIGN}, "
+            f"parameter {param.name} has {plural(param.size, 'byte')}, aligned to {param.align}"
+        )
+    return member(f"{kernel}: argument", name, name, value)
 
 
 def unwrapped(value: Any) -> Any:
@@ -212,7 +252,10 @@ def member(where: str, path: str, own: str, value: Any) -> Piece:
 
 
 def leaf(where: str, path: str, own: str, value: Any) -> Piece:
-    """A pointer or a number."""
+    """A pointer, a number or a tensor map."""
+    if isinstance(value, TensorMap):
+        data = bytearray(value.description.encode(0))
+        return Piece(data, MAP_ALIGN, [Pointer(ADDRESS_AT, own, path, value.array)], [(path, 0)])
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError(f"{where} {path!r}: an array of objects cannot be a tensor")

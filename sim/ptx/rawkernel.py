@@ -23,7 +23,7 @@ from cupyflash.nvrtc import compile_named, compile_to_cubin
 from cupyflash.words import plural
 
 from .module import Module
-from .parameters import POINTER_BYTES
+from .parameters import POINTER_BYTES, is_maps
 from .simulation import deliver, settings
 from .state.host import DeviceArray
 from .text.names import base_name, parameter_names
@@ -356,7 +356,7 @@ def argument(kernel: str, name: str, value: Any, param: Variable) -> Any:
     pointer = not param.is_array and param.size == POINTER_BYTES and param.type.kind != "f"
     if isinstance(value, np.ndarray) and value.size == 1 and not pointer and not isinstance(value, DeviceArray):
         value = value.reshape(())[()]  # one value, as CuPy passes an array of one element of the host's
-    if value is None or isinstance(value, (np.ndarray, Mapping, np.void)):
+    if value is None or is_maps(value) or isinstance(value, (np.ndarray, Mapping, np.void)):
         return value
     if not isinstance(value, (bool, int, float, complex, np.generic)):
         raise TypeError(f"{where} must be a NumPy array or scalar, a Python number or None, got {value!r}")

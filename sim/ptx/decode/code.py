@@ -17,6 +17,7 @@ from ..text.syntax import SINK, Instruction, Program, Reg, Variable, symbols
 from ..text.types import Array, PtxError
 from .calls import callees, function_addresses, reachable
 from .doubtful import Doubtful
+from .flight import in_flight
 from .guesses import Flow, guesses
 from .reach import sharing_of
 from .registry import Branch, Call, Exit, Plan, Return
@@ -80,6 +81,7 @@ class Code:
     def __init__(self, program: Program, kernel: str, plans: dict[str, list[Plan]]):
         self.kernel = kernel
         self.params = program.functions[kernel].params
+        self.registers = program.functions[kernel].registers
         self.instructions: list[Instruction] = []
         self.plans: list[Plan] = []
         self.labels: dict[str, int] = {}
@@ -103,6 +105,7 @@ class Code:
         self.lay_out(program)
         self.blocks()
         self.liveness()
+        self.in_flight = in_flight(self)
         self.allocate()
         # The floating-point environment between regions: the one of the two nearest-rounding ones that is asked for most.
         modes = Counter(plan.mode for plan in self.plans if plan.mode in (KEEP, FLUSH))
@@ -287,6 +290,9 @@ class Code:
         for start in self.leaders:
             extend(self.block_in[start], start)
             extend(self.block_out[start], self.block_end(start))
+        # What a product of wgmma writes when somebody waits for it has its place until then.
+        for number, (start, end) in self.in_flight.spans.items() if self.in_flight else ():
+            first[number], last[number] = min(first[number], start), max(last[number], end)
         self.slots: dict[str, tuple[int, int]] = {}
         self.rows_of_width = dict.fromkeys(WIDTHS, 1)  # row 0 is the bit bucket
         free: dict[int, list[int]] = {width: [] for width in WIDTHS}

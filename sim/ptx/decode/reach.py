@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..order.sharing import WIDEST, Sharing, is_phase, is_strong
+from ..memory.tensormap import ADDRESS_AT
+from ..order.sharing import WIDEST, Sharing, is_async, is_phase, is_strong
 from ..state.segments import Field, Place
 from ..text.syntax import Imm, Instruction, Mem, Operand, Reg, Sym, Variable, Vec
 from ..text.types import TYPES
@@ -23,9 +24,11 @@ def sharing_of(instructions: list[Instruction], plans: list[Plan], params: Seque
     return Sharing(
         min((width(i) for i in instructions if touches(i, {"shared", "shared::cta", "shared::cluster"})), default=WIDEST),
         global_granules(instructions, reach),
-        any(is_strong(i) for i in instructions),
+        any(is_strong(i) or (i.opcode == "cp" and "reduce" in i.mods) for i in instructions),
         any(i.opcode in ("fence", "membar") or {"release", "acq_rel"} & set(i.mods) for i in instructions),
         None if "*" in written else written,
+        any(is_async(i) for i in instructions),
+        any(i.opcode == "wgmma" for i in instructions),
     )
 
 
@@ -37,7 +40,7 @@ def may_write(i: Instruction) -> bool:
 def touches(i: Instruction, spaces: set[str]) -> bool:
     """Whether an instruction accesses one of these spaces, or generic addresses."""
     if i.opcode == "cp" and not is_phase(i):
-        return len(i.operands) > 2
+        return "prefetch" not in i.mods and any(isinstance(operand, Mem) for operand in i.operands)
     named = {"global", "shared", "shared::cta", "shared::cluster", "local", "const", "param"} & set(i.mods)
     accesses = i.opcode in ("ld", "ldu", "st", "atom", "red") or is_phase(i) or (i.opcode == "wmma" and "mma" not in i.mods)
     return accesses and (not named or bool(named & spaces))
@@ -49,7 +52,7 @@ def width(i: Instruction) -> int:
         return 8
     if i.opcode == "cp":
         # A source size may be any number of bytes up to the width; such sources are rounded up to granules.
-        size = i.operands[2]
+        size = i.operands[2] if len(i.operands) > 2 else None
         return min(WIDEST, size.value) if isinstance(size, Imm) and isinstance(size.value, int) else WIDEST
     count = max(vector * (f"v{vector}" in i.mods) for vector in (1, 2, 4, 8)) or 1
     return min(WIDEST, count * [TYPES[m] for m in i.mods if m in TYPES][-1].bytes)
@@ -102,7 +105,8 @@ def reached(instructions: list[Instruction], plans: list[Plan], params: Sequence
     if any(i.opcode == "call" for i in instructions):
         return [ANYWHERE] * len(instructions)
     carried: dict[str, frozenset[Origin]] = dict.fromkeys(("%envreg1", "%envreg2"), frozenset({"grid workspace"}))
-    steps = origin_steps(instructions, plans, params)
+    addresses = ParameterAddresses(instructions, plans, {p.name for p in params})
+    steps = origin_steps(instructions, plans, params, addresses)
     changed = True
     while changed:
         changed = False
@@ -125,13 +129,15 @@ def reached(instructions: list[Instruction], plans: list[Plan], params: Sequence
             return frozenset(one for one in carried.get(base.name, ()) if not isinstance(one, Piece))
         return frozenset({base.name}) if base is not None else frozenset()
 
-    return [of(global_address(i)) for i in instructions]
+    found = [global_address(i) for i in instructions]
+    return [addresses.of_map(each) if each is not None and each.coordinates else of(each) for each in found]
 
 
-def origin_steps(instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable]) -> list[Step]:
+def origin_steps(
+    instructions: list[Instruction], plans: list[Plan], params: Sequence[Variable], addresses: ParameterAddresses
+) -> list[Step]:
     """The steps of all instructions that may write a pointer or a piece of one."""
     structures = {p.name for p in params if p.is_array}
-    addresses = ParameterAddresses(instructions, plans, {p.name for p in params})
     some_join = any(joins(i) for i in instructions)
     steps = []
     for i, plan in zip(instructions, plans, strict=True):
@@ -203,6 +209,15 @@ class ParameterAddresses:
         if isinstance(operand, Sym) and operand.name in self.params:
             return {(operand.name, operand.offset)}
         return self.at.get(operand.name, set()) if isinstance(operand, Reg) else set()
+
+    def of_map(self, address: Mem) -> frozenset[Place]:
+        """The tensors of the tensor maps that may be at an address: of parameters, or of any in memory."""
+        base = address.base
+        if isinstance(base, Imm) or not (base.name in self.only or base.name in self.params):
+            return ANYWHERE
+        return frozenset(
+            param if offset is None else Field(param, offset + address.offset + ADDRESS_AT) for param, offset in self.of(base)
+        )
 
     def result(self, i: Instruction) -> Addresses:
         """Where the result of an instruction may point."""

@@ -25,6 +25,16 @@ Temp = Callable[[str, tuple[int, ...], Any], Array]
 """`Frame.temp`: lends an array by name, shape and dtype."""
 
 
+class Warpgroups(Protocol):
+    """Products of warpgroups on their way (`execute.warpgroups`)."""
+
+    def fence(self, lanes: Lanes) -> None:
+        """wgmma.fence of whole warps."""
+
+    def commit(self, lanes: Lanes) -> None:
+        """wgmma.commit_group of whole warps."""
+
+
 class Surroundings(Protocol):
     """What an instruction may ask of the machine that it runs in."""
 
@@ -39,6 +49,9 @@ class Surroundings(Protocol):
 
     @property
     def mbarriers(self) -> MBarriers: ...
+
+    @property
+    def warpgroups(self) -> Warpgroups: ...
 
     @property
     def approximate(self) -> bool:
@@ -160,7 +173,41 @@ class PhaseWait:
     blocking: bool
 
 
-Control = Branch | Exit | Return | Call | Barrier | WarpBarrier | ClusterBarrier | PhaseWait
+@dataclass(frozen=True)
+class Multiply:
+    """wgmma.mma_async: reads are the registers of D, A (registers or one descriptor), B's descriptor, scale-d.
+
+    D is 64 x `columns` of type `result` in `registers` registers; A and B are of type `types`, `depth` along K. `sign` is that of
+    the product. `k_major`: how A and B lie in shared memory.
+    """
+
+    columns: int
+    depth: int
+    result: str
+    types: tuple[str, str]
+    a_in_registers: bool
+    sign: int
+    k_major: tuple[bool, bool]
+    registers: int
+
+
+@dataclass(frozen=True)
+class MultiplyWait:
+    """wgmma.wait_group: until at most `newest` of the warp's newest groups are pending."""
+
+    newest: int
+
+
+@dataclass(frozen=True)
+class RegisterCount:
+    """setmaxnreg: to `count` registers a thread; `more`: .inc, which waits until the block's pool has them."""
+
+    count: int
+    more: bool
+
+
+Waits = Barrier | WarpBarrier | ClusterBarrier | PhaseWait | MultiplyWait | RegisterCount
+Control = Branch | Exit | Return | Call | Multiply | Waits
 
 Bind = Callable[[Frame, Sequence[Array], Sequence[Array]], Thunk]
 
@@ -348,12 +395,15 @@ __all__ = [
     "Instruction",
     "Mem",
     "Mods",
+    "Multiply",
+    "MultiplyWait",
     "Not",
     "Operand",
     "Pair",
     "PhaseWait",
     "Plan",
     "Reg",
+    "RegisterCount",
     "Return",
     "Sym",
     "Temp",

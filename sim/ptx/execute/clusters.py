@@ -113,13 +113,16 @@ class ClusterBarriers:
         if races is not None:
             # Whatever is ordered or not: all threads of the cluster have begun.
             begun = np.full(races.warps, races.start)
-            moments = [*heard.warps, (begun, None)]
+            moments = [*heard.warps, Released(begun, None)]
             if lanes.converged:
                 races.depart(lanes, moments)
             else:
-                races.heard.hear(lanes, np.repeat(highest([warps for warps, _ in moments]), WARP))
-                for rows in (rows for _, rows in heard.warps if rows is not None):
-                    races.heard.hear(lanes, rows)
+                races.heard.hear(lanes, np.repeat(highest([each.moments for each in moments]), WARP))
+                for each in heard.warps:
+                    if each.rows is not None:
+                        races.heard.hear(lanes, each.rows)
+                    if each.fenced is not None and races.proxy is not None:
+                        races.proxy.hear(lanes, each.fenced)
             if heard.lanes is not None:
                 races.heard.hear(lanes, heard.lanes)
         self.machine.push(pc + 1, lanes)

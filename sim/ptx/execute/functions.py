@@ -125,7 +125,7 @@ class Functions:
                 for name, row in now.items():
                     row[at] = kept[name][at]
         for name in machine.shadows.rows:
-            machine.shadows.changed(name)
+            machine.shadows.changed(name, lanes)
 
     # -- parameters -------------------------------------------------------------------------------------------------------
 

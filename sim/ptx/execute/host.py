@@ -44,5 +44,8 @@ class Host(Protocol):
     def deactivate(self) -> None:
         """All registers are in `full` afterwards."""
 
+    def flush(self) -> None:
+        """All registers are in `full` afterwards; the frame that runs keeps its copies."""
+
     def stop(self, kind: str, message: str, pc: int, lanes: Lanes) -> NoReturn:
         """A finding that ends the launch."""

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import numpy as np
 
 from ..decode.code import Code, Region
-from ..decode.registry import WHOLE_WARP, Arg, Barrier, Branch, Call, ClusterBarrier, Exit, PhaseWait, Return, WarpBarrier
+from ..decode.registry import (
+    WHOLE_WARP,
+    Arg,
+    Barrier,
+    Branch,
+    Call,
+    ClusterBarrier,
+    Exit,
+    Multiply,
+    MultiplyWait,
+    PhaseWait,
+    RegisterCount,
+    Return,
+    WarpBarrier,
+)
 from ..memory.asynccopy import Copies
 from ..memory.bulkcopy import Bulks
+from ..memory.maps import Maps
 from ..memory.memory import Memory
 from ..memory.phases import MBarriers, Wait
 from ..report.counters import Tally
@@ -23,14 +38,20 @@ from ..text.syntax import Instruction, Mem, Reg, Sym
 from ..text.types import Array, PtxError
 from .barriers import Barriers, WarpBarriers
 from .clusters import ClusterBarriers
+from .flights import Flights
 from .functions import Functions
+from .registerpool import RegisterPools
 from .registers import FILE_DTYPES, Frame
 from .scheduler import Ready, make_ready
 from .shadows import Shadows
 from .steps import MAX_STEPS, Steps
+from .warpgroups import Warpgroups
 
 WAVE_LANES = 4096
 """Lanes of a wave, as far as whole blocks allow: enough to spread the cost of a NumPy call, few enough for the caches."""
+
+PRODUCT_LANES = 1 << 14
+"""Lanes of a wave of a kernel with wgmma: what its products cost is by the instruction more than by the lane."""
 
 COMMUNICATING_LANES = 1 << 16
 """Lanes of a wave of a kernel whose blocks may wait for each other: such blocks must be resident together."""
@@ -40,6 +61,15 @@ WAVE_BYTES = 1 << 28
 
 COMPACT_LANES = 1 << 16
 """How many lanes the compact frames that keep their registers and bound code may have together."""
+
+
+class Waiting(Protocol):
+    """Where lanes wait; true while some do."""
+
+    def __bool__(self) -> bool: ...
+
+    def stuck(self) -> list[Stuck]:
+        """Who, and for what."""
 
 
 class Stop(Exception):
@@ -134,7 +164,9 @@ class Machine:
         self.full: Frame
         self.wave: Wave
         self.copies: Copies
+        self.maps = Maps(memory)
         self.shadows = Shadows(code, findings)
+        self.flights = Flights(code, findings)
         self.steps = Steps(code, findings, setup.max_steps)
         self._compact: dict[int, Frame] = {}
         self._full_frames: dict[int, Frame] = {}
@@ -175,7 +207,7 @@ class Machine:
         """Run all blocks; False if a fault ended the launch. Findings and counts are in `findings` and `tally` afterwards."""
         geometry = self.setup.geometry
         lanes_per_block = -(-geometry.threads // WARP) * WARP
-        lanes = COMMUNICATING_LANES if self.code.communicates else WAVE_LANES
+        lanes = COMMUNICATING_LANES if self.code.communicates else PRODUCT_LANES if self.code.in_flight else WAVE_LANES
         together, clusters = geometry.cluster_blocks, geometry.blocks // geometry.cluster_blocks
         most = max(1, min(lanes // lanes_per_block, WAVE_BYTES // (2 * self.memory.shared_stride)) // together)
         waves = -(-clusters // most)
@@ -216,6 +248,7 @@ class Machine:
         self.current: Lanes | None = None
         self.fill_special_registers()
         self.shadows.begin_wave(self.wave)
+        self.flights.begin_wave(self.wave)
         self.steps.begin_wave(self.wave)
         self.ready: Ready = make_ready(self.random, self.wave)
         self.parked: dict[int, Lanes] = {}
@@ -224,21 +257,30 @@ class Machine:
         self.warp_barriers = WarpBarriers(self)
         self.cluster_barriers = ClusterBarriers(self)
         self.mbarriers = MBarriers(memory)
-        self.bulks = Bulks(self.wave, memory, self.mbarriers)
+        self.bulks = Bulks(self.wave, memory, self.mbarriers, self.maps)
+        self.warpgroups = Warpgroups(self, self.flights, self.random)
+        self.pools = RegisterPools(self)
         self.ready.push(0, self.wave.lanes(np.flatnonzero(self.wave.alive)))
         while True:
             while self.ready or self.mbarriers.answers:
                 if self.mbarriers.answers:
                     self.answer()
                 self.step(*self.ready.pop())
-                if self.random is not None and (self.copies.pending or self.mbarriers.objects) and self.random.random() < 0.2:
+                if self.random is not None and self.asynchronous() and self.random.random() < 0.2:
                     self.copies.stir()
                     self.mbarriers.stir(self.random)
+                    self.bulks.stir(self.random)
+                if self.random is not None and self.warpgroups.products:
+                    self.warpgroups.stir()
             if self.mbarriers.give_up():
                 continue
-            if not (self.parked or self.barriers or self.warp_barriers or self.cluster_barriers or self.mbarriers):
+            if not (self.parked or any(self.waiting())):
                 return
             self.deadlock()
+
+    def asynchronous(self) -> bool:
+        """Whether something may be on its way behind the threads' backs."""
+        return bool(self.copies.pending or self.mbarriers.objects or self.bulks.stores)
 
     def fill_special_registers(self) -> None:
         wave, geometry = self.wave, self.setup.geometry
@@ -294,6 +336,11 @@ class Machine:
         if self.current is not None and self.frame is not self.full:
             self.frame.store(self.full)
         self.current = None
+
+    def flush(self) -> None:
+        """The full frame has what the current one wrote; that one goes on."""
+        if self.current is not None and self.frame is not self.full:
+            self.frame.store(self.full)
 
     def read(self, lanes: Lanes, arg: Arg) -> Array:
         """An operand for `lanes`, one value a lane."""
@@ -362,6 +409,9 @@ class Machine:
         pc = region.ends
         plan, instruction = self.code.plans[pc], self.code.instructions[pc]
         control = plan.control
+        if plan.collective is not None and pc != region.start and not lanes.converged:
+            self.push(pc, lanes)
+            return
         if pc in self.code.doubtful.watched:
             self.shadows.control(pc, lanes, frame)
         if instruction.predicate is not None:
@@ -397,6 +447,12 @@ class Machine:
             wait = Wait(pc, instruction, control.space, control.parity, control.blocking)
             wanted = self.read(lanes, plan.reads[1]).astype(np.uint64)
             self.mbarriers.wait(wait, lanes, addresses + addresses.dtype.type(control.offset), wanted)
+        elif isinstance(control, Multiply):
+            self.warpgroups.arrive(pc, lanes)
+        elif isinstance(control, MultiplyWait):
+            self.warpgroups.wait(pc, control, lanes)
+        elif isinstance(control, RegisterCount):
+            self.pools.arrive(pc, lanes)
         elif isinstance(control, Call):
             self.functions.call(pc, control, lanes)
         elif isinstance(control, Return) and self.code.function_at[pc] != self.code.kernel:
@@ -433,6 +489,7 @@ class Machine:
         self.bulks.leave(lanes)
         self.copies.leave(lanes)
         self.wave.exit(lanes)
+        self.warpgroups.leave()
         parked, self.parked = self.parked, {}
         for pc, waiting in parked.items():
             self.ready.push(pc, waiting)
@@ -444,11 +501,15 @@ class Machine:
 
     # -- the end of the road ----------------------------------------------------------------------------------------------
 
+    def waiting(self) -> tuple[Waiting, ...]:
+        """What lanes may wait in, besides for other lanes of their warp."""
+        return self.barriers, self.warp_barriers, self.cluster_barriers, self.mbarriers, self.warpgroups, self.pools
+
     def deadlock(self) -> None:
         """Nobody can go on: say who waits for what, and stop the launch."""
         parked = [(self.code.instructions[pc], lanes) for pc, lanes in self.parked.items()]
         groups = [Stuck(i, lanes, f"in {i.text!r} for other lanes of their warp") for i, lanes in parked]
-        for who in (self.barriers, self.warp_barriers, self.cluster_barriers, self.mbarriers):
+        for who in self.waiting():
             groups += who.stuck()
         report_deadlock(self.findings, groups)
         raise Stop

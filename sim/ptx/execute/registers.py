@@ -54,6 +54,14 @@ class Watcher(Protocol):
         """An instruction's thunk with what it does to the shadows before it."""
 
 
+class Flying(Watcher, Protocol):
+    """Follows instructions on registers of wgmma that may be on their way (`execute.flights`)."""
+
+    @property
+    def watched(self) -> frozenset[int]:
+        """Which instructions."""
+
+
 class Home(Surroundings, Protocol):
     """What a frame asks of the machine besides: its code, constants and addresses."""
 
@@ -66,6 +74,9 @@ class Home(Surroundings, Protocol):
 
     @property
     def shadows(self) -> Watcher: ...
+
+    @property
+    def flights(self) -> Flying: ...
 
     def address_of(self, symbol: Sym) -> int:
         """The address of a variable or parameter: an offset in shared or local memory, else a virtual address."""
@@ -172,6 +183,8 @@ class Frame:
                     found.append(ENVIRONMENT.setter(mode))
                 out, ins = [self.array(a) for a in plan.writes], [self.array(a) for a in plan.reads]
                 thunk = self.guarded(plan, instruction, out, ins, self.machine.memory.tally.predicated_off)
+                if pc in self.machine.flights.watched:
+                    thunk = self.machine.flights.watch(self, pc, thunk)
                 found.append(self.machine.shadows.watch(self, pc, thunk) if pc in self.code.doubtful.watched else thunk)
                 if held and any(register_name(a) in held for a in plan.writes):
                     held = ()

@@ -9,14 +9,14 @@ finding; compilers copy, merge and shuffle such values freely as long as nobody 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ..decode.code import Code
 from ..decode.doubtful import copied, names, results
-from ..decode.registry import Arg, Thunk
+from ..decode.registry import Arg, Multiply, Thunk
 from ..report.findings import Findings
 from ..state.lanes import Lanes, Wave
 from ..text.syntax import Instruction, Reg
@@ -36,6 +36,8 @@ class Shadows:
         self.findings = findings
         self.rows: dict[str, Array] = {}
         self.open: set[str] = set()
+        # By set of lanes: registers of which none of them has such bits, though others do (warps of other roles, mostly).
+        self.clean: dict[Lanes, set[str]] = {}
 
     def begin_wave(self, wave: Wave) -> None:
         code = self.code
@@ -45,9 +47,15 @@ class Shadows:
             self.rows[name] = ~row if name in code.doubtful.blank else row
             self.rows[name][~wave.alive] = 0
         self.open = set(code.doubtful.blank)
+        self.clean = {}
 
-    def changed(self, name: str) -> None:
-        """The row of a register is not what it was."""
+    def changed(self, name: str, lanes: Lanes) -> None:
+        """The row of a register is not what it was, for these lanes."""
+        if self.rows[name][lanes.index].any():
+            for names_of in self.clean.values():
+                names_of.discard(name)
+        else:
+            self.clean.setdefault(lanes, set()).add(name)
         if self.rows[name].any():
             self.open.add(name)
         else:
@@ -58,6 +66,8 @@ class Shadows:
         plan, i = self.code.plans[pc], self.code.instructions[pc]
         used = [a for k, a in enumerate(plan.reads) if k not in copied(plan, i)]
         stored: list[Arg] = []
+        if isinstance(plan.control, Multiply):
+            used = used[plan.control.registers :]
         if i.opcode == "st":
             # A vector may be stored whole for the sake of some of its elements, and an argument may be one to shuffle.
             used, stored = used[:1], used[1:] if "param" not in i.mods else []
@@ -114,10 +124,10 @@ class Shadows:
         touched = frozenset(rows).union([i.predicate[0].name] if i.predicate else [])
 
         def run() -> None:
-            if self.open.isdisjoint(touched):
+            lanes = frame.lanes
+            if self.open.isdisjoint(touched) or self.known(lanes, touched):
                 thunk()
                 return
-            lanes = frame.lanes
             self.judge(pc, lanes, predicate)
             if targets:
                 for name, row in rows.items():
@@ -125,21 +135,38 @@ class Shadows:
                 change()
                 for name in targets:
                     self.rows[name][lanes.index] = rows[name] if not copies or name in names(kept) else 0
-                    self.changed(name)
+                    self.changed(name, lanes)
             thunk()
 
         return run
+
+    def known(self, lanes: Lanes, touched: Iterable[str]) -> bool:
+        """Whether these lanes have written all of these registers."""
+        clean = self.clean.setdefault(lanes, set())
+        for name in self.open.intersection(touched):
+            if name not in clean:
+                if self.rows[name][lanes.index].any():
+                    return False
+                clean.add(name)
+        return True
 
     def control(self, pc: int, lanes: Lanes, frame: Frame) -> None:
         """The lanes come to a control instruction."""
         if not self.open:
             return
         plan, i = self.code.plans[pc], self.code.instructions[pc]
+        if self.known(lanes, [*names((*plan.reads, *plan.writes)), *([i.predicate[0].name] if i.predicate else [])]):
+            return
         self.judge(pc, lanes, None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype)))
+        if isinstance(plan.control, Multiply):
+            # What is added to matters only if it is.
+            adds = np.broadcast_to(frame.array(plan.reads[-1]), lanes.n)
+            for one in plan.reads[: plan.control.registers]:
+                self.report(i, lanes, adds, [one])
         for name in names(plan.writes):
             if name in self.rows:
                 self.rows[name][lanes.index] = 0
-                self.changed(name)
+                self.changed(name, lanes)
 
 
 def clear(rows: Sequence[Array]) -> None:

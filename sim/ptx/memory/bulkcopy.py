@@ -1,173 +1,314 @@
-"""cp.async.bulk: whole ranges between global and shared memory, copied behind the threads' back.
+"""cp.async.bulk: whole ranges and boxes between global and shared memory, copied behind the threads' back.
 
-PTX ISA, "Data Movement: Bulk copy". A copy into shared memory tells an mbarrier how many bytes it brought; one into global
-memory belongs to a bulk group of its thread. Each is checked, counted and ordered at its issue as one access of one lane,
-and its bytes move when somebody waits for it.
+PTX ISA, "Data Movement: Bulk copy", "Bulk tensor copy". A copy into shared memory tells an mbarrier how many bytes it brought; one
+into global memory belongs to a bulk group of its thread. All that lanes issue together is checked, counted and ordered together;
+the bytes move when somebody waits for them, or with a seed at any moment before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from cupyflash.words import plural
-
+from ..order import transfers
 from ..order.races import Access
 from ..state.lanes import Lanes, Wave
-from ..state.patterns import SECTOR
-from ..state.segments import IN_FLIGHT, UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
+from ..state.segments import IN_FLIGHT, UNWRITTEN
 from ..text.syntax import Instruction
 from ..text.types import Array
+from .ends import Arrival, Ends
+from .maps import Maps
 from .memory import Memory
 from .phases import MBarriers
+from .ports import element
+from .regions import CHUNK, Region, Tile
 
-UNIT = 16
-"""Addresses and sizes are multiples of this."""
+Update = Callable[[Array, Array, Array], Array]
+"""A reduction: old value, operand, and one that is not looked at."""
 
 
-@dataclass
+READ, DONE = 1, 2
+"""What a thread has waited for: that its copy has read its source, that it is over."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What a copy does instead of storing: `update` on elements of this dtype (of the raw bits)."""
+
+    update: Update
+    dtype: np.dtype[np.unsignedinteger]
+
+    def __call__(self, old: Array, data: Array) -> Array:
+        """Chunks (size // CHUNK) of the new values."""
+        operand = np.ascontiguousarray(data).view(self.dtype)
+        return self.update(np.ascontiguousarray(old).view(self.dtype), operand, operand).view(data.dtype)
+
+
+@dataclass(eq=False)
+class Load:
+    """Copies into shared memory on their way, issued together by `lanes`, one each; a multicast has several destinations."""
+
+    bulks: Bulks
+    lanes: Lanes
+    source: Region | Tile
+    to: Arrival
+    instruction: Instruction
+    reduction: Reduction | None
+    readings: list[Access]
+    target: Access | None
+    moved: bool = False
+
+    def move(self) -> None:
+        """All bytes at once: those of later destinations nobody may read yet, they are marked in flight."""
+        self.moved = True
+        memory, tile = self.bulks.memory, self.to.tile
+        data = self.bulks.fetch(self.source)[self.to.row]
+        shared = memory.shared_view(CHUNK)
+        if self.reduction is None:
+            shared[tile.chunks] = data
+        else:
+            for chunks, operand in zip(tile.chunks, data, strict=True):
+                shared[chunks] = self.reduction(shared[chunks], operand)
+        description = self.source.description if isinstance(self.source, Region) else None
+        for block, offset in zip(tile.blocks.tolist(), tile.offsets.tolist(), strict=True):
+            start = block * memory.shared_stride + offset
+            if description is None:
+                memory.swizzles.forget(start, tile.size)
+            else:
+                memory.swizzles.landed(start, tile.size, f"{tile.swizzle} bytes" if tile.swizzle else "none")
+        if memory.races is not None and self.target is not None and self.reduction is None:
+            transfers.stamp(memory.races, self.target)
+
+    def land(self, at: int) -> None:
+        """Destination `at` has its bytes, and its mbarrier knows."""
+        if not self.moved:
+            self.move()
+        memory, mbarriers = self.bulks.memory, self.bulks.mbarriers
+        row, key = int(self.to.row[at]), int(self.to.keys[at])
+        lane = self.lanes.subset(np.array([row]))
+        races, found = memory.races, mbarriers.objects.get(key)
+        if self.reduction is None and found is not None:
+            found.unseen.append((found.phase, self.to.tile.chunks[at]))
+        if races is not None and found is not None:
+            # The copy is over for whoever sees the phase complete.
+            if self.readings:
+                races.copied(lane, self.readings)
+            found.told = races.heard.copied(int(lane.index[0]), found.told)
+        mbarriers.brought(key, self.to.tile.size, lane, self.instruction)
+
+
+@dataclass(eq=False)
 class Store:
-    """A copy to global memory on its way: its group, and what moves the bytes."""
+    """Copies to a tensor on their way, issued together by `lanes`, one each; `group`: the commits that each had done before.
 
-    lane: int
-    group: int
-    run: Callable[[], None]
+    read, written: what has happened; known: what the threads have waited for, READ or DONE.
+    """
+
+    lanes: Lanes
+    group: Array
+    source: Tile
+    to: Region
+    instruction: Instruction
+    reduction: Reduction | None
+    readings: list[Access]
+    target: Access | None
+    data: Array = field(init=False)
+    read: Array = field(init=False)
+    written: Array = field(init=False)
+    known: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.data = np.empty(self.source.chunks.shape, np.complex128)
+        self.read, self.written = np.zeros(self.lanes.n, np.bool_), np.zeros(self.lanes.n, np.bool_)
+        self.known = np.zeros(self.lanes.n, np.int8)
+
+    def wait(self, memory: Memory, rows: Array, upto: int) -> None:
+        """The threads of these rows have waited for the sources, or for all."""
+        races = memory.races
+        self.fetch(memory, rows)
+        fresh = rows[self.known[rows] < READ]
+        if len(fresh) and races is not None:
+            races.copied(self.lanes.subset(fresh), self.readings)
+        if upto == DONE:
+            self.put(memory, rows)
+            if self.target is not None and races is not None:
+                transfers.written(races, self.target, self.lanes.index[rows[self.known[rows] < DONE]])
+        self.known[rows] = np.maximum(self.known[rows], upto)
+
+    def fetch(self, memory: Memory, rows: Array) -> None:
+        """Read the sources of some rows, if that has not happened yet."""
+        rows = rows[~self.read[rows]]
+        if len(rows):
+            self.data[rows] = memory.shared_view(CHUNK)[self.source.chunks[rows]]
+            self.read[rows] = True
+
+    def put(self, memory: Memory, rows: Array) -> None:
+        """Write what rows have read, if that has not happened yet."""
+        self.fetch(memory, rows)
+        rows = rows[~self.written[rows]]
+        if not len(rows):
+            return
+        self.written[rows] = True
+        if self.reduction is None:
+            self.to.put(self.data, rows)
+            return
+        for row in rows.tolist():  # they may meet at the same elements
+            one = self.to.take(np.array([row]))
+            view = one.segment.window(one.unit)[0]
+            old = view.take(one.index, mode="clip").view(self.data.dtype)
+            one.put(self.reduction(old[0], self.data[row])[None], np.array([0]))
 
 
 class Bulks:
     """The bulk copies of a wave."""
 
-    def __init__(self, wave: Wave, memory: Memory, mbarriers: MBarriers):
+    def __init__(self, wave: Wave, memory: Memory, mbarriers: MBarriers, maps: Maps):
+        self.wave = wave
         self.memory = memory
         self.mbarriers = mbarriers
+        self.ends = Ends(wave, memory, mbarriers)
+        self.maps = maps
         self.committed = np.zeros(wave.size, np.int64)
         self.stores: list[Store] = []
+        self._member = np.zeros(wave.size, np.bool_)
 
-    def load(self, lanes: Lanes, to: int, source: int, size: int, barrier: int, i: Instruction) -> None:
-        """Global to shared memory; `barrier` is the offset of an mbarrier."""
-        segment = self.checked(lanes, to, source, size, i)
-        key = (int(lanes.block[0]) * self.memory.shared_stride + barrier) >> 3
-        mbarriers = self.mbarriers
-        if segment is None or mbarriers.find(key, lanes, i) is None:
-            return
-        start = source - segment.start
-        if segment.state is not None and (segment.state[start : start + size] == UNWRITTEN).any():
-            message = f"bulk copy of {segment.name!r}, which nobody wrote"
-            self.memory.findings.report("uninitialised", message, i, lanes, 0, tensor=segment.name)
-        self.count(segment, source, size, False, i)
-        self.note("global", segment, lanes, source, size, "ld", i)
-        readings = self.readings()
-        self.note("shared", None, lanes, to, size, "cp.async", i)
-        state, data = self.shared(lanes, self.memory.state_view(1), to, size), segment.window(1)[0]
-        state[:] = IN_FLIGHT
-        self.memory.settled = False
+    # -- issue ------------------------------------------------------------------------------------------------------------
 
-        def land() -> None:
-            self.shared(lanes, self.memory.shared_view(1), to, size)[:] = data[start : start + size]
-            state[:] = WRITTEN
-            races, found = self.memory.races, mbarriers.objects.get(key)
-            if races is not None and found is not None:
-                # The copy is over for whoever sees the phase complete.
-                races.copied(lanes, readings)
-                races.access("shared", None, lanes, np.array([to], np.uint32), size, "cp.async", i)
-                told = races.heard.released(lanes)
-                found.told = told if found.told is None else np.maximum(found.told, told)
-            mbarriers.expect(lanes, np.array([key]), np.array([-size]), i)
+    def load(self, lanes: Lanes, source: Region | Tile, to: Arrival, i: Instruction, reduction: Reduction | None = None) -> None:
+        """Into shared memory, checked: one copy a lane."""
+        memory, tile = self.memory, to.tile
+        readings = self.reading(lanes, source, i)
+        self.count(tile, i)
+        target = None
+        if memory.lifetimes is not None:
+            remote = np.flatnonzero(tile.blocks != lanes.block[to.row])
+            for block in np.unique(tile.blocks[remote]).tolist():
+                rows = np.unique(to.row[remote[tile.blocks[remote] == block]])
+                memory.lifetimes.touch(lanes.subset(rows), np.full(len(rows), block), i)
+        if memory.races is not None:
+            target = transfers.tile_access(memory.races, lanes, to.row, tile.chunks, tile.offsets, i)
+            memory.races.judge(target, "cp.async" if reduction is None else "atom")
+        if reduction is None:
+            memory.state_view(CHUNK)[tile.chunks] = element(IN_FLIGHT, CHUNK)
+            memory.settled = False
+            memory.landing += len(to.row)
+        copy = Load(self, lanes, source, to, i, reduction, readings, target)
+        for at, (row, key) in enumerate(zip(to.row.tolist(), to.keys.tolist(), strict=True)):
+            self.mbarriers.defer(lanes.subset(np.array([row])), key, partial(copy.land, at), i)
 
-        mbarriers.defer(lanes, key, land, i)
+    def store(self, lanes: Lanes, source: Tile, to: Region, i: Instruction, reduction: Reduction | None = None) -> None:
+        """Into a tensor, checked: one copy a lane."""
+        memory, segment = self.memory, to.segment
+        readings = self.reading(lanes, source, i)
+        self.count(source, i)
+        traffic = memory.tally.traffic[i, segment]
+        size = int(to.lengths.sum())
+        traffic.write_bytes += size
+        traffic.unique_write_bytes += size
+        traffic.write_requests += lanes.n
+        traffic.write_sectors += to.sectors()
+        target = None
+        if memory.races is not None:
+            target = transfers.piece_access(memory.races, lanes, segment, to.starts, to.lengths, to.row, i)
+            if target is not None:
+                memory.races.judge(target, "st" if reduction is None else "atom")
+                if reduction is None:
+                    transfers.writing(memory.races, target)
+        to.mark_written()
+        target = target if reduction is None else None
+        self.stores.append(Store(lanes, self.committed[lanes.index], source, to, i, reduction, readings, target))
 
-    def store(self, lanes: Lanes, to: int, source: int, size: int, i: Instruction) -> None:
-        """Shared to global memory."""
-        segment = self.checked(lanes, source, to, size, i)
-        if segment is None:
-            return
-        if not segment.writable:
-            self.memory.findings.report("read-only", f"bulk copy: {segment.name!r} is read-only", i, lanes, 0)
-            return
-        if (self.shared(lanes, self.memory.state_view(1), source, size) == UNWRITTEN).any():
-            self.memory.findings.report("uninitialised", "bulk copy of shared memory that nobody wrote", i, lanes, 0)
-        self.count(segment, to, size, True, i)
-        self.note("shared", None, lanes, source, size, "ld", i)
-        readings = self.readings()
-        self.note("global", segment, lanes, to, size, "st", i)
-        start, data = to - segment.start, segment.window(1)[0]
-        if segment.state is not None:
-            segment.state[start : start + size] = WRITTEN
-
-        def land() -> None:
-            data[start : start + size] = self.shared(lanes, self.memory.shared_view(1), source, size)
-            if self.memory.races is not None:
-                self.memory.races.copied(lanes, readings)
-
-        lane = int(lanes.index[0])
-        self.stores.append(Store(lane, int(self.committed[lane]), land))
+    # -- groups -----------------------------------------------------------------------------------------------------------
 
     def commit(self, lanes: Lanes) -> None:
         self.committed[lanes.index] += 1
 
-    def wait(self, lanes: Lanes, newest: int) -> None:
-        """Until at most `newest` of the threads' newest groups are pending (their bytes may still be on the way to others)."""
-        members, kept = set(lanes.index.tolist()), []
+    def wait(self, lanes: Lanes, newest: int, read: bool) -> None:
+        """Until at most `newest` of the threads' newest groups are pending; with `read` they need only have read their sources."""
+        for store, due in self.due(lanes, self.committed - newest):
+            store.wait(self.memory, due, READ if read else DONE)
+        self.stores = [store for store in self.stores if (store.known < DONE).any()]
+
+    def due(self, lanes: Lanes, limit: Array) -> list[tuple[Store, Array]]:
+        """The stores of these threads in groups below the limit: (store, rows)."""
+        if not self.stores:
+            return []
+        self._member[lanes.index] = True
+        found = []
         for store in self.stores:
-            if store.lane in members and store.group < self.committed[store.lane] - newest:
-                store.run()
-            else:
-                kept.append(store)
-        self.stores = kept
+            mine = self._member[store.lanes.index] & (store.group < limit[store.lanes.index])
+            if mine.any():
+                found.append((store, np.flatnonzero(mine)))
+        self._member[lanes.index] = False
+        return found
 
     def leave(self, lanes: Lanes) -> None:
-        members = set(lanes.index.tolist())
-        for store in [s for s in self.stores if s.lane in members]:
-            store.run()
-            self.stores.remove(store)
+        """The threads exit; their copies must have read shared memory by now, for the block's may go to another."""
+        for store, due in self.due(lanes, self.committed + 1):
+            late = due[store.known[due] < READ]
+            if len(late):
+                message = "the thread exits before its bulk copy has read shared memory: a wait_group.read is missing"
+                self.memory.findings.report("in flight", message, store.instruction, store.lanes, int(late[0]), count=len(late))
+            store.put(self.memory, due)
+            store.known[due] = DONE
+        self.stores = [store for store in self.stores if (store.known < DONE).any()]
 
-    # -- checks and counts --------------------------------------------------------------------------------------------------
+    def stir(self, random: np.random.Generator) -> None:
+        """Seeded runs call this between stretches: some copies get on with it."""
+        for store in self.stores:
+            if random.random() < 0.25:
+                some = np.flatnonzero(random.random(store.lanes.n) < 0.5)
+                store.fetch(self.memory, some)
+                if random.random() < 0.5:
+                    store.put(self.memory, some)
 
-    def checked(self, lanes: Lanes, shared: int, address: int, size: int, i: Instruction) -> Segment | None:
-        """The tensor of a copy whose both ends are in bounds and aligned; else None, and a finding."""
-        report = self.memory.findings.report
-        segment = self.memory.segments.get(address >> WINDOW_BITS)
-        if (shared | address | size) % UNIT:
-            report("misaligned", f"bulk copy of {size} bytes: addresses and size are multiples of {UNIT}", i, lanes, 0)
-            return None
-        if not 0 <= shared <= self.memory.shared_size - size:
-            report("out of bounds", f"bulk copy of {size} bytes at {shared:#x} of shared memory", i, lanes, 0)
-            return None
-        if segment is None or not 0 <= address - segment.start <= segment.size - size:
-            name = segment.name if segment else None
-            where = f"{name!r}, which has {plural(segment.size, 'byte')}" if segment else "no tensor"
-            report("out of bounds", f"bulk copy of {size} bytes at {address:#x} of {where}", i, lanes, 0, tensor=name)
-            return None
-        return segment
+    # -- counts --------------------------------------------------------------------------------------------------
 
-    def shared(self, lanes: Lanes, view: Array, offset: int, size: int) -> Array:
-        start = int(lanes.block[0]) * self.memory.shared_stride + offset
-        return view[start : start + size]
+    def fetch(self, source: Region | Tile) -> Array:
+        return source.fetch() if isinstance(source, Region) else self.memory.shared_view(CHUNK)[source.chunks]
 
-    def count(self, segment: Segment, address: int, size: int, write: bool, i: Instruction) -> None:
-        sectors = (address + size - 1) // SECTOR - address // SECTOR + 1
-        traffic, side = self.memory.tally.traffic[i, segment], "write" if write else "read"
-        for name, amount in (
-            (f"{side}_bytes", size),
-            (f"unique_{side}_bytes", size),
-            (f"{side}_requests", 1),
-            (f"{side}_sectors", sectors),
-        ):
-            setattr(traffic, name, getattr(traffic, name) + amount)
-        counts = self.memory.tally.shared[i, "cp.async.bulk", size]
-        counts.requests += 1
-        counts.bytes += size
-        counts.wavefronts += -(-size // 128)
-        counts.ideal_wavefronts += -(-size // 128)
+    def reading(self, lanes: Lanes, source: Region | Tile, i: Instruction) -> list[Access]:
+        """Check, count and note what copies read; it lasts until they are over."""
+        memory, races = self.memory, self.memory.races
+        if isinstance(source, Region):
+            fresh, name = source.unwritten(), source.segment.name
+            what = f"{name!r}, which"
+            traffic = memory.tally.traffic[i, source.segment]
+            size = int(source.lengths.sum())
+            traffic.read_bytes += size
+            traffic.unique_read_bytes += size
+            traffic.read_requests += lanes.n
+            traffic.read_sectors += source.sectors()
+        else:
+            states = memory.state_view(CHUNK)[source.chunks].view(np.uint8)
+            fresh, what, name = np.flatnonzero((states == UNWRITTEN).any(axis=1)), "shared memory that", None
+            flying = np.flatnonzero((states == IN_FLIGHT).any(axis=1))
+            if len(flying):
+                message = "bulk copy of shared memory: the asynchronous copy to it has not been waited for"
+                memory.findings.report("in flight", message, i, lanes, int(flying[0]), count=len(flying))
+        if len(fresh):
+            message = f"bulk copy of {what} nobody wrote"
+            memory.findings.report("uninitialised", message, i, lanes, int(fresh[0]), count=len(fresh), tensor=name)
+        if races is None:
+            return []
+        access = (
+            transfers.piece_access(races, lanes, source.segment, source.starts, source.lengths, source.row, i)
+            if isinstance(source, Region)
+            else transfers.tile_access(races, lanes, np.arange(lanes.n), source.chunks, source.offsets, i)
+        )
+        if access is None:
+            return []
+        races.judge(access, "ld")
+        return races.issued()
 
-    def readings(self) -> list[Access]:
-        """What the copy that was noted just now reads until it lands."""
-        return self.memory.races.issued() if self.memory.races is not None else []
-
-    def note(self, space: str, segment: Segment | None, lanes: Lanes, address: int, size: int, kind: str, i: Instruction) -> None:
-        if self.memory.races is not None and size:
-            addresses = np.array([address], np.uint32 if segment is None else np.uint64)
-            width: int | Array = size if segment is None else np.array([size])
-            self.memory.races.access(space, segment, lanes, addresses, width, kind, i)
+    def count(self, tile: Tile, i: Instruction) -> None:
+        """Of shared memory, without conflicts: 128 bytes a wavefront."""
+        counts = self.memory.tally.shared[i, "cp.async.bulk", tile.size]
+        passes = -(-tile.size // 128) * len(tile.blocks)
+        counts.requests += len(tile.blocks)
+        counts.bytes += tile.size * len(tile.blocks)
+        counts.wavefronts += passes
+        counts.ideal_wavefronts += passes

@@ -21,6 +21,7 @@ from ..state.patterns import wavefronts
 from ..state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from ..text.syntax import Instruction
 from ..text.types import ELEMENT, Array
+from .swizzles import Swizzles
 
 SHARED_WINDOW = 1 << 56
 LOCAL_WINDOW = 2 << 56
@@ -102,8 +103,11 @@ class Memory:
             self._shared.reshape(wave.blocks, -1)[:, own] = 0
             self._state.reshape(wave.blocks, -1)[:, own] = WRITTEN
         self.settled = False
+        self.swizzles = Swizzles(len(self._shared))
         self.flying = 0
         """Asynchronous copies that somebody has yet to wait for."""
+        self.landing = 0
+        """Bulk copies to shared memory that nobody has seen to be over."""
         self._checks = 0
         self._shared_views = {size: self._shared.view(dtype) for size, dtype in ELEMENT.items()}
         self._state_views = {size: self._state.view(dtype) for size, dtype in ELEMENT.items()}

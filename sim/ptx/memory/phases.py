@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,10 +19,14 @@ from cupyflash.words import plural
 
 from ..report.findings import Stuck
 from ..state.lanes import Lanes
+from ..state.segments import WRITTEN
 from ..text.syntax import Instruction
 from ..text.types import Array
 from .memory import Memory
-from .ports import PORTS
+from .ports import PORTS, element
+
+MOST = (1 << 20) - 1
+"""Arrivals, and bytes, that a phase can wait for (PTX ISA, "mbarrier", "Contents of the mbarrier object")."""
 
 PATIENCE = 100
 """How often test_wait may say "not yet" to everybody, with nothing else happening to an mbarrier, before that is a deadlock."""
@@ -46,6 +51,8 @@ class Phases:
     told: Array | None = None
     heard: Array | None = None
     deferred: list[Deferred] = field(default_factory=list)
+    unseen: list[tuple[int, Array]] = field(default_factory=list)
+    """(phase, 16-byte elements of shared memory) of copies that are over, though nobody has seen the phase complete."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +90,40 @@ class MBarriers:
         self.answers: list[tuple[Waiter, Phases | None, bool]] = []
         """What the run loop will fetch between two steps: within one the registers of lanes are somewhere on the way."""
         self.refusals = 0
+        self.unfenced: dict[int, int] = {}
+        """Objects whose initialisation no fence has made visible to asynchronous copies, and when that was."""
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
 
-    def init(self, keys: Array, counts: Array) -> None:
+    def init(self, lanes: Lanes, keys: Array, counts: Array, i: Instruction) -> None:
+        wrong = np.flatnonzero((counts < 1) | (counts > MOST))
+        if len(wrong):
+            message = f"mbarrier for {plural(int(counts[wrong[0]]), 'arrival')}; it counts 1 to {MOST}"
+            self.memory.findings.report("bad arrival", message, i, lanes, int(wrong[0]), count=len(wrong))
         for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
             self.objects[key] = Phases(count, count)
+            self.unfenced[key] = 0 if self.memory.races is None else self.memory.races.now
+
+    def fence(self, lanes: Lanes) -> None:
+        """fence.mbarrier_init, or fence.proxy.async, by threads of these blocks."""
+        if self.unfenced:
+            per, blocks = self.memory.shared_stride >> 3, set(lanes.block_ids.tolist())
+            self.unfenced = {key: moment for key, moment in self.unfenced.items() if key // per not in blocks}
+
+    def used_by_copy(self, keys: Array, lanes: Lanes, row: Array, i: Instruction) -> None:
+        """Asynchronous copies of lanes `row` are to arrive at these objects.
+
+        For plain bytes a barrier of the block is taken to do as well as a fence: NVIDIA's cuda::memcpy_async relies on that.
+        """
+        at = [k for k, key in enumerate(keys.tolist()) if key in self.unfenced] if self.unfenced else []
+        races, per = self.memory.races, self.memory.shared_stride >> 3
+        if at and "tensor" not in i.mods:
+            at = [k for k in at if races is not None and races.base[int(keys[k]) // per] < self.unfenced[int(keys[k])]]
+        if at:
+            what = f"the mbarrier at {self.name(int(keys[at[0]]))} is used by an asynchronous copy"
+            message = f"{what}, but no fence.mbarrier_init (or fence.proxy.async) is behind its mbarrier.init"
+            self.memory.findings.report("proxy", message, i, lanes, int(row[at[0]]), count=len(at))
 
     def invalidate(self, keys: Array) -> None:
         for key in keys.tolist():
@@ -103,7 +137,12 @@ class MBarriers:
 
     def each(self, keys: Array) -> list[tuple[int, Array]]:
         """(object, positions of its lanes)."""
-        return [(key, np.flatnonzero(keys == key)) for key in np.unique(keys).tolist()]
+        steps = keys[1:] - keys[:-1]
+        if (steps < 0).any():
+            return [(key, np.flatnonzero(keys == key)) for key in np.unique(keys).tolist()]
+        # Most often the lanes of a block are at one object, and blocks in their order.
+        bounds = [0, *(np.flatnonzero(steps) + 1).tolist(), len(keys)]
+        return [(int(keys[a]), np.arange(a, b)) for a, b in pairwise(bounds)]
 
     # -- arrivals ---------------------------------------------------------------------------------------------------------
 
@@ -129,6 +168,16 @@ class MBarriers:
                 self.arrived(key, barrier, lanes.subset(some), count)
         return states
 
+    def must_stay(self, lanes: Lanes, keys: Array, counts: Array, i: Instruction) -> None:
+        """Arrivals that say they complete no phase (.noComplete)."""
+        for key, at in self.each(keys):
+            barrier = self.objects.get(key)
+            if barrier is not None and int(counts[at].sum()) >= barrier.pending:
+                message = (
+                    f".noComplete at the mbarrier at {self.name(key)}, whose phase waits for {plural(barrier.pending, 'arrival')}"
+                )
+                self.memory.findings.report("bad arrival", message, i, lanes, int(at[0]), count=len(at))
+
     def arrived(self, key: int, barrier: Phases, lanes: Lanes, count: int) -> None:
         races = self.memory.races
         if races is not None:
@@ -145,7 +194,18 @@ class MBarriers:
             if barrier is not None:
                 self.refusals = 0
                 barrier.transactions += int(amounts[at].sum())
+                if abs(barrier.transactions) > MOST:
+                    message = f"the mbarrier at {self.name(key)} would count {plural(barrier.transactions, 'byte')}, at most {MOST}"
+                    self.memory.findings.report("bad arrival", message, i, lanes, int(at[0]), count=len(at))
                 self.check(key, barrier)
+
+    def brought(self, key: int, size: int, lane: Lanes, i: Instruction) -> None:
+        """A copy of this lane has brought its bytes."""
+        barrier = self.find(key, lane, i)
+        if barrier is not None:
+            self.refusals = 0
+            barrier.transactions -= size
+            self.check(key, barrier)
 
     def check(self, key: int, barrier: Phases) -> None:
         if barrier.pending or barrier.transactions:
@@ -224,9 +284,21 @@ class MBarriers:
         races = self.memory.races
         answers, self.answers = self.answers, []
         for waiter, barrier, done in answers:
-            if races is not None and done and barrier is not None and barrier.heard is not None:
+            if not done or barrier is None:
+                continue
+            self.see(barrier)
+            if races is not None and barrier.heard is not None:
                 races.heard.hear(waiter.lanes, barrier.heard)
         return [(waiter.wait, waiter.lanes, done) for waiter, _, done in answers]
+
+    def see(self, barrier: Phases) -> None:
+        """Somebody has seen the last phase complete: what its copies brought is there."""
+        over = [chunks for phase, chunks in barrier.unseen if phase < barrier.phase]
+        if over:
+            barrier.unseen = [(phase, chunks) for phase, chunks in barrier.unseen if phase >= barrier.phase]
+            self.memory.landing -= len(over)
+            for chunks in over:
+                self.memory.state_view(16)[chunks] = element(WRITTEN, 16)
 
     def give_up(self) -> bool:
         """Nobody else can go on: who only tests is told that the phase is not complete. False: nobody does."""
@@ -241,11 +313,10 @@ class MBarriers:
         out = []
         for waiter in self.waiting:
             barrier, lanes = self.objects[waiter.key], waiter.lanes
+            number = plural(abs(barrier.transactions), "byte")
+            state = f"{plural(barrier.pending, 'arrival')} and {number if barrier.transactions >= 0 else f'has {number} too many'}"
             parity = f" (parity {barrier.phase & 1})" if waiter.wait.parity else ""
-            what = (
-                f"for phase {barrier.phase}{parity} of the mbarrier at {self.name(waiter.key)} that lacks "
-                f"{plural(barrier.pending, 'arrival')} and {plural(barrier.transactions, 'byte')}"
-            )
+            what = f"for phase {barrier.phase}{parity} of the mbarrier at {self.name(waiter.key)} that lacks {state}"
             out.append(Stuck(waiter.wait.instruction, lanes, what))
         return out
 

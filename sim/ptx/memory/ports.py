@@ -285,7 +285,7 @@ class SharedPort(_BlockPort):
             if np.count_nonzero(words != self.written):
                 self.complain(lanes, offsets, index, words)
             memory.settle()
-        if self.write and memory.flying and memory.races is not None:
+        if self.write and (memory.flying or memory.landing) and memory.races is not None:
             states = memory.state_view(self.size)[index].view(np.uint8).reshape(len(index), self.size)
             self.complain_of_flight(lanes, offsets, index, (states == IN_FLIGHT).any(axis=1))
         if self.write and self.kind != "cp.async":

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..state.lanes import WARP, Lanes, Wave
 from ..text.types import Array
+from .proxy import SPACES, Proxy
 
 
 class Clocks(Protocol):
@@ -24,6 +25,7 @@ class Clocks(Protocol):
     known: Array
     synced: Array
     partial: dict[int, Array]
+    proxy: Proxy | None
 
 
 class Heard:
@@ -34,8 +36,8 @@ class Heard:
         self.per = order.per
         self.rows: dict[int, Array] = {}
 
-    def released(self, lanes: Lanes) -> Array:
-        """What lanes of one cluster hand on now: for each lane of the cluster the moment until which it is over."""
+    def knows(self, lanes: Lanes) -> Array:
+        """For each lane of the cluster of these lanes the moment until which it is over for one of them."""
         order, cluster, local = self.order, int(lanes.index[0]) // self.per, lanes.index % self.per
         warps = lanes.warp_ids % (self.per // WARP)
         out: Array = np.repeat(order.known[cluster, warps].max(axis=0), WARP)
@@ -46,14 +48,35 @@ class Heard:
                 np.maximum(part, order.partial[warp][lanes.lane[lanes.warp == warp]].max(axis=0), out=part)
         if cluster in self.rows:
             np.maximum(out, self.rows[cluster][local].max(axis=0), out=out)
-        out[local] = order.now
-        order.now += 1
         return out
 
+    def released(self, lanes: Lanes) -> Array:
+        """What lanes of one cluster hand on now: what they know, their own past, and what they fenced for the other proxy."""
+        order = self.order
+        out = self.knows(lanes)
+        out[lanes.index % self.per] = order.now
+        order.now += 1
+        return out if order.proxy is None else np.concatenate((out, order.proxy.told(lanes)))
+
+    def copied(self, lane: int, told: Array | None) -> Array:
+        """A copy that a lane of the wave issued is over: `told`, what is handed on, and the lane's own past."""
+        if told is None:
+            told = np.zeros(self.per if self.order.proxy is None else (1 + len(SPACES)) * self.per, np.int64)
+        told[lane % self.per] = self.order.now
+        self.order.now += 1
+        return told
+
     def hear(self, lanes: Lanes, told: Array) -> None:
+        if self.order.proxy is not None:
+            self.order.proxy.hear(lanes, told[self.per :])
+            told = told[: self.per]
         cluster, local = int(lanes.index[0]) // self.per, lanes.index % self.per
         rows = self.rows.setdefault(cluster, np.zeros((self.per, self.per), np.int64))
-        rows[local] = np.maximum(rows[local], told)
+        if lanes.slice is None:
+            rows[local] = np.maximum(rows[local], told)
+        else:
+            part = rows[lanes.slice.start - cluster * self.per : lanes.slice.stop - cluster * self.per]
+            np.maximum(part, told, out=part)
 
     def share(self, warp: int, members: Array) -> None:
         """Lanes `members` of a warp of the wave have met: each knows what any of them knew."""
@@ -78,13 +101,15 @@ class Heard:
         out = np.zeros(len(mine), np.int64)
         per = self.order.wave.lanes_per_block
         clusters = (mine - self.order.wave.first_block * per) // self.per
+        clusters[other // self.per != mine // self.per] = -1
+        mine, other = mine % self.per, other % self.per
         for cluster, rows in self.rows.items():
-            at = np.flatnonzero((clusters == cluster) & (other // self.per == mine // self.per))
-            if len(at):
-                row, column = rows[mine[at] % self.per], other[at] % self.per
-                by_warp = row.reshape(len(at), -1, WARP).max(axis=2)
-                by_block = row.reshape(len(at), -1, per).max(axis=2)
-                index = np.arange(len(at))
-                found = np.where(several[at], by_warp[index, column // WARP], row[index, column])
-                out[at] = np.where(many[at], by_block[index, column // per], found)
+            at = np.flatnonzero(clusters == cluster)
+            row, column = mine[at], other[at]
+            found = rows[row, column]
+            for chosen, size in ((several[at] & ~many[at], WARP), (many[at], per)):
+                some = np.flatnonzero(chosen)
+                if len(some):
+                    found[some] = rows.reshape(self.per, -1, size)[row[some], column[some] // size].max(axis=1)
+            out[at] = found
         return out

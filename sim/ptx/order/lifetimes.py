@@ -62,7 +62,7 @@ class Lifetimes:
             start = int(part.index[0]) // per * per + races.first
             learnt = [races.learnt(lane) for lane in (part.index + races.first).tolist()]
             known = [one[start : start + per] for one in learnt if one is not None]
-            self.over[block] = highest([races.heard.released(part), *known, self.over.get(block)])
+            self.over[block] = highest([races.heard.released(part)[:per], *known, self.over.get(block)])
             if block in self.touched and not self.wave.alive_by_block[block]:
                 self.check(block)
 

@@ -17,12 +17,14 @@ cluster, or several CLUSTERS).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ..state.lanes import WARP, Lanes, Wave
 from ..text.types import Array
 from .heard import Heard
+from .proxy import Proxy
 
 STAMP = 32
 ONE, LANES, WARPS, BLOCKS, CLUSTERS = (k << 29 for k in range(5))
@@ -34,15 +36,22 @@ DEVICE, CLUSTER, BLOCK = range(3)
 """Scopes of fences: who hears of them."""
 
 
-Released = tuple[Array, Array | None]
-"""What an arrival at a barrier hands on: until when all of each warp of the cluster is over, and what its lanes heard of lanes."""
+class Released(NamedTuple):
+    """What an arrival at a barrier hands on: until when all of each warp of the cluster is over, what its lanes heard of lanes,
+    and what they fenced for the asynchronous proxy."""
+
+    moments: Array
+    rows: Array | None
+    fenced: Array | None = None
 
 
 class Order:
-    """Who is ordered behind whom in one launch of `blocks` blocks."""
+    """Who is ordered behind whom in one launch of `blocks` blocks; `proxies`: the kernel uses the asynchronous proxy."""
 
-    def __init__(self, blocks: int):
+    def __init__(self, blocks: int, proxies: bool = False):
         self.blocks = blocks
+        self.proxies = proxies
+        self.proxy: Proxy | None = None
         self.now = 1
         # What lanes have learnt of other lanes through atomics: stamps over the lanes of the grid.
         self._lane_knows: dict[int, Array] = {}
@@ -69,6 +78,8 @@ class Order:
             block = np.arange(warps) // wave.warps_per_block
             self.known[:, block[:, None] != block] = start - 1
         self.heard = Heard(self)
+        if self.proxies:
+            self.proxy = Proxy(self)
         # Whether threads did something between arriving at a barrier of a cluster and waiting there.
         self.split = False
         # Only after bar.warp.sync of some lanes: moments between the lanes of a warp.
@@ -93,6 +104,8 @@ class Order:
                 self.known[cluster, mine, mine] = moment
         self._floors.clear()
         self.now += 1
+        if self.proxy is not None:
+            self.proxy.meet(blocks)
         if self._lane_knows:
             per = self.wave.lanes_per_block
             for block in blocks.tolist():
@@ -125,17 +138,20 @@ class Order:
         released = self.known[cluster, warps].max(axis=0)
         released[warps] = self.now
         self.now += 1
-        rows = self.heard.rows.get(cluster)
-        return released, None if rows is None else rows[lanes.index % self.per].max(axis=0)
+        rows, fenced = self.heard.rows.get(cluster), None if self.proxy is None else self.proxy.told(lanes)
+        return Released(released, None if rows is None else rows[lanes.index % self.per].max(axis=0), fenced)
 
     def depart(self, lanes: Lanes, released: list[Released]) -> None:
         """Lanes of one cluster have waited for the arrivals that released this."""
         cluster = int(lanes.index[0]) // self.per
-        heard = np.maximum.reduce([moments for moments, _ in released])
+        heard = np.maximum.reduce([each.moments for each in released])
+        for each in released:
+            if self.proxy is not None and each.fenced is not None:
+                self.proxy.hear(lanes, each.fenced)
         warps = lanes.warp_ids % self.warps
         self.known[cluster, warps] = np.maximum(self.known[cluster, warps], heard)
         self.synced[lanes.warp_ids] = np.maximum(self.synced[lanes.warp_ids], heard[warps])
-        if told := [rows for _, rows in released if rows is not None]:
+        if told := [each.rows for each in released if each.rows is not None]:
             self.heard.hear(lanes, highest(told))
         self._floors.clear()
 
@@ -281,7 +297,7 @@ class Order:
             moment = max(self._inits.get(lane, 0), 0 if fences is None else int(fences[lane]))
             if moment > self.start:
                 np.maximum(out, self._release(lane, moment, fences)[start : start + self.per], out=out)
-        return out
+        return out if self.proxy is None else np.concatenate((out, self.proxy.told(lanes)))
 
     def strong(self, lanes: Lanes, where: Array, area: int, reads: bool, writes: bool, mods: frozenset[str]) -> None:
         """Atomics and strong accesses at `where`, one a lane: they carry what their lanes knew at their last fence."""

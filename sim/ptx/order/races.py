@@ -22,7 +22,8 @@ from ..state.segments import Segment
 from ..text.syntax import Instruction
 from ..text.types import Array
 from .order import BLOCKS, CLUSTERS, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, Order
-from .sharing import Sharing, is_phase, is_strong
+from .sharing import Sharing, is_async, is_phase, is_strong
+from .tiles import Tiles
 
 WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 """Of an entry: zero where two are of the same warp, be it one lane or some."""
@@ -30,7 +31,7 @@ WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 LATEST = LOW << np.uint64(STAMP)
 """The stamp of an entry that nobody is ordered behind."""
 
-COPY = "asynchronous copy"
+COPY, LANDING = "asynchronous copy", "write of an asynchronous copy"
 
 NOT_ORDERED = "are not ordered"
 LOCKSTEP = "work only in lockstep: both are volatile, but nothing lets the lanes of the warp wait for each other (__syncwarp would)"
@@ -56,8 +57,8 @@ class Table:
 
 @dataclass
 class Shadow:
-    """Who touched each granule: the last plain writer, the plain readers, the atomics; what asynchronous copies may read; the
-    last volatile writer of shared memory, as far as lockstep matters."""
+    """Who touched each granule: the last plain writer, the plain readers, the atomics; what asynchronous copies may yet read
+    (`copies`) and, in tensors, write (`landing`); the last `volatile` writer of shared memory, as far as lockstep matters."""
 
     writes: Table
     reads: Table
@@ -65,6 +66,7 @@ class Shadow:
     shared: bool
     copies: Table | None = None
     volatile: Table | None = None
+    landing: Table | None = None
 
     @classmethod
     def of(cls, granules: int, columns: int, shared: bool, numbers: np.dtype[Any]) -> Shadow:
@@ -117,7 +119,7 @@ class Races(Order):
 
     def __init__(self, sharing: Sharing, size: int, segments: list[Segment], shared_stride: int, findings: Findings, blocks: int):
         """`size`: how many instructions the kernel has; `shared_stride`: bytes from one block's shared memory to the next one's."""
-        super().__init__(blocks)
+        super().__init__(blocks, sharing.proxies)
         self.findings = findings
         self.shared_stride = shared_stride
         self.instructions: list[Instruction] = []
@@ -134,6 +136,7 @@ class Races(Order):
         super().begin_wave(wave)
         self.granules = self.shared_stride >> self.shared_shift
         self.shared = Shadow.of(wave.blocks * self.granules, self.warps, True, self.numbers)
+        self.tiles = Tiles(self) if self.sharing.products else None
 
     # -- accesses -----------------------------------------------------------------------------------------------------
 
@@ -214,6 +217,8 @@ class Races(Order):
     def judge(self, access: Access, kind: str) -> None:
         """What the access is not ordered behind; then it is in the shadow itself."""
         i, lanes, shadow, segment, rows = access.instruction, access.lanes, access.shadow, access.segment, access.rows
+        if shadow.landing is not None:
+            self.look(access, shadow.landing, "read" if kind in ("ld", "ldmatrix") else "write", LANDING)
         if self.has_atomics and (kind == "atom" or is_strong(i)):
             self.look(access, shadow.writes, "atomic access", "write")
             self.look(access, shadow.reads, "atomic access", "read")
@@ -221,8 +226,10 @@ class Races(Order):
                 self.look(access, shadow.copies, "atomic access", COPY)
             if shadow.shared and i in self.sharing.lockstep:
                 self.lockstep(access)
+            if self.tiles is not None and shadow.shared:
+                self.tiles.look(access, "atomic access")
             self.note(access, shadow.atomics)
-            if self.fences and not is_phase(i):
+            if self.fences and not is_phase(i) and i.opcode != "cp":
                 where = rows.reshape(lanes.n, -1)[:, 0] if len(rows) != lanes.n else rows
                 reads = kind in ("ld", "atom") and i.opcode != "st"
                 area_key = -1 if segment is None else self._area_number(segment)
@@ -234,6 +241,8 @@ class Races(Order):
                 return
             if self.has_atomics:
                 self.look(access, shadow.atomics, "read", "atomic access")
+            if self.proxy is not None and is_async(i):
+                self.through_proxy(access)
             self.note(access, shadow.reads)
             if i.opcode == "cp":
                 self.copying(access)
@@ -242,6 +251,8 @@ class Races(Order):
             if shadow.copies is not None:
                 self.look(access, shadow.copies, "write", COPY)
             self.look(access, shadow.reads, "write", "read")
+            if self.tiles is not None and shadow.shared:
+                self.tiles.look(access, "write")
             if self.has_atomics:
                 self.look(access, shadow.atomics, "write", "atomic access")
             self.overwrite(access)
@@ -289,12 +300,12 @@ class Races(Order):
     def look(self, access: Access, table: Table, verb: str, other: str) -> None:
         """Find and report what an access is not ordered behind. A copy is over for nobody, its own lane included."""
         lanes, who, rows = access.lanes, access.who, access.rows
-        collective = access.collective or other == COPY
+        collective = access.collective or other in (COPY, LANDING)
         if not table.used:
             return
         width = table.entries.shape[1]
         entries = table.entries.reshape(-1).take(rows) if width == 1 else table.entries.take(rows, 0)
-        if access.shadow.shared and other != COPY:
+        if access.shadow.shared and other not in (COPY, LANDING):
             floor, synced = self.floors(lanes)
             if not len(entries) or int(entries.max()) >> STAMP <= floor:
                 return
@@ -357,6 +368,45 @@ class Races(Order):
             many, levels = many[order], levels[order]
             flat[at[many]] = (after[many] & ~np.uint64(LEVEL)) | levels
 
+    def through_proxy(self, access: Access) -> None:
+        """Report what the asynchronous proxy reads and ordinary instructions wrote, with no fence between the two."""
+        shadow, who, rows = access.shadow, access.who, access.rows
+        for table in (shadow.writes, shadow.atomics):
+            if not table.used:
+                continue
+            flat, by = table.entries[rows].reshape(-1), table.by[rows].reshape(-1)
+            at = np.flatnonzero(flat)
+            ordinary = np.array([not is_async(one) for one in self.instructions])
+            at = at[ordinary[by[at]]]
+            if len(at):
+                where = at // table.entries.shape[1]
+                self.judge_proxy(access, where, flat[at], by[at], who.lane[where])
+
+    def judge_proxy(self, access: Access, where: Array, entries: Array, by: Array, reader: Array) -> None:
+        """One finding for each instruction that wrote some of `entries` without a fence on the way to these readers."""
+        assert self.proxy is not None
+        stamp, low = (entries >> np.uint64(STAMP)).astype(np.int64), (entries & LOW).astype(np.int64)
+        space = "shared" if access.segment is None else access.segment.space
+        bad = self.proxy.unfenced(space, reader, low & LANE, stamp, (low & ~LANE) != ONE)
+        # What is not even ordered is a race, and said to be one.
+        bad &= ~self.unordered(reader, entries, False)
+        for number in np.unique(by[bad]).tolist():
+            at = int(np.flatnonzero(bad & (by == number))[0])
+            position, i, theirs = int(access.who.position[where[at]]), access.instruction, self.instructions[number]
+            block, thread = divmod(int(low[at]) & LANE, self.wave.lanes_per_block)
+            name = f"{access.segment.name!r}" if access.segment is not None else "shared memory"
+            address = int(access.addresses[position])
+            message = (
+                f"{i.opcode} reads {name} through the asynchronous proxy; what {source_and_call(theirs)} wrote there, "
+                f"by block {block}, warp {thread // WARP}, lane {thread % WARP}, has no fence.proxy.async behind it"
+            )
+            key = ("proxy", place_of(i), place_of(theirs), access.segment.name if access.segment is not None else None)
+            count = int(np.count_nonzero(bad & (by == number)))
+            tensor = access.segment.name if access.segment is not None else None
+            self.findings.record(
+                "proxy", message, i, access.lanes.place(position), key, count=count, address=address, tensor=tensor
+            )
+
     def relation(self, mine: Array, entries: Array) -> Array:
         """What one entry must say to stand for both: LANES of a warp, WARPS of a block, BLOCKS of a cluster, CLUSTERS."""
         other = (entries & np.uint64(LANE)).astype(np.int64)
@@ -373,9 +423,13 @@ class Races(Order):
         if shadow.copies is None:
             shadow.copies = Table(shadow.writes.rows, 1, self.numbers)
         shadow.copies.used = True
-        shadow.copies.entries[access.rows, 0] = access.who.lane.astype(np.uint64) | LATEST
+        shadow.copies.entries[access.rows, 0] = self.latest(access.who)
         shadow.copies.by[access.rows, 0] = self.number(access.instruction)
         self._readings.append(access)
+
+    def latest(self, who: Who) -> Array:
+        """Entries of lanes that nobody is ordered behind."""
+        return who.lane.astype(np.uint64) | LATEST
 
     def issued(self) -> list[Access]:
         """What the copies that have just been issued read."""

@@ -16,6 +16,13 @@ def is_phase(i: Instruction) -> bool:
     return i.opcode == "mbarrier" or (i.opcode == "cp" and "mbarrier" in i.mods)
 
 
+def is_async(i: Instruction) -> bool:
+    """Instructions that access memory through the asynchronous proxy (PTX ISA, "Async proxy")."""
+    if i.opcode == "cp":
+        return "bulk" in i.mods and len(i.operands) > 1
+    return i.opcode == "wgmma" and "mma_async" in i.mods
+
+
 def is_strong(i: Instruction) -> bool:
     """Atomics, and loads and stores that other threads may make at the same time."""
     if is_phase(i):
@@ -33,7 +40,8 @@ class Sharing:
 
     `shared_granule`: the smallest width of an access; `global_granules` by the place of the pointer that it may have come
     from, under "*" that of accesses to anywhere. `atomics`: there are atomics or strong loads and stores; `releases`: and fences
-    or releases. `written`: places of the pointers that stores may have come from, None where that cannot be told.
+    or releases. `written`: places of the pointers that stores may have come from, None where that cannot be told. `proxies`:
+    something accesses memory through the asynchronous proxy, `products`: wgmma does.
     `guesses`: plain loads whose values only a compare-and-swap looks at, so that atomics do not race with them.
     `lockstep`: volatile loads and stores, but for loads on which a loop waits: between lanes of a warp they need an order, too.
     """
@@ -43,6 +51,8 @@ class Sharing:
     atomics: bool
     releases: bool
     written: frozenset[Place] | None
+    proxies: bool = False
+    products: bool = False
     guesses: frozenset[Instruction] = frozenset()
     lockstep: frozenset[Instruction] = frozenset()
 

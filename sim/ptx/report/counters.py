@@ -143,9 +143,9 @@ class Counts:
     predicate switched off (a conditional branch that is not taken counts as switched off). `divergent_branches` counts the
     warps whose active lanes went different ways at a branch, once for each way beyond the first. `mma_flops` is 2 m n k for
     each warp-level mma. `traffic` is that of each tensor. `shared` maps (kind, bytes a lane) to counts; the kinds are "ld",
-    "st", "atom", "ldmatrix", "stmatrix", "cp.async", "cp.async.bulk" (one lane copies all). `distributed` is the same
-    for accesses to the shared memory of other blocks of the cluster, which are not in `shared`. `inlined_at`: the kernel's lines
-    that call the inlined functions in which the code stands.
+    "st", "atom", "ldmatrix", "stmatrix", "cp.async", "cp.async.bulk" (one lane copies all), "wgmma" (one a tile).
+    `distributed` is the same for accesses to the shared memory of other blocks of the cluster, which are not in `shared`.
+    `inlined_at`: the kernel's lines that call the inlined functions in which the code stands.
     """
 
     instructions: int = 0

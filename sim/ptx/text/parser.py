@@ -7,6 +7,7 @@ support here except directives, which have no decoder of their own.
 from __future__ import annotations
 
 import bisect
+import math
 import re
 import struct
 from collections.abc import Iterator
@@ -264,6 +265,7 @@ class _Parser:
             self.function_now = None
             return head.end()
         self.functions[function.name] = function
+        function.registers = registers_at_launch(head["attrs"])
         self.directives(function, head["attrs"])
         self.source, self.inlined_at, self.calls = None, (), {}
         if not function.is_entry:
@@ -419,7 +421,12 @@ class _Parser:
         if text.startswith("("):
             return Group(tuple(sub(t) for t in split_operands(text[1:-1])))
         if text.startswith("["):
-            return self.memory(function, scope, text[1:-1].strip(), pos)
+            address, *rest = split_operands(text[1:-1])
+            coordinates = sub(rest[0]) if len(rest) == 1 else Vec(())
+            if len(rest) > 1 or not isinstance(coordinates, Vec):
+                raise PtxError(f"address {text} has a form that is not executed")
+            found = self.memory(function, scope, address, pos)
+            return Mem(found.base, found.offset, coordinates.items)
         if "|" in text:
             first, second = text.split("|")
             return Pair(sub(first.strip()), sub(second.strip()))
@@ -460,8 +467,6 @@ class _Parser:
     def memory(self, function: Function, scope: _Scope, text: str, pos: int) -> Mem:
         match = re.fullmatch(r"(.+?)\s*(?:\+\s*(-?\s*\w+)|(-\s*\d\w*))?", text, re.S)
         assert match is not None
-        if "{" in text:
-            raise PtxError(f"address [{text}] has a form that is not executed")
         base = self.operand(function, scope, match[1].strip(), pos)
         offset = integer((match[2] or match[3] or "0").replace(" ", ""))
         if isinstance(base, Sym):
@@ -491,3 +496,21 @@ def split_operands(text: str) -> Iterator[str]:
 def parse(text: str) -> Program:
     """Parse a PTX module. Raises `PtxError` on text that is no PTX; what it cannot read is in `Program.unsupported`."""
     return _Parser(text).parse()
+
+
+REGISTERS_OF_SM = 65536
+
+
+def registers_at_launch(directives: str) -> int | None:
+    """Registers per thread by .maxnreg, else the most for which .maxntid or .reqntid and .minnctapersm leave room, by 8."""
+    found = {name: [int(n) for n in re.split(r"\s*,\s*", text)] for name, text in _LIMIT.findall(directives)}
+    if "maxnreg" in found:
+        return -(-found["maxnreg"][0] // 8) * 8
+    sizes = found.get("reqntid", found.get("maxntid"))
+    if sizes is None:
+        return None
+    threads = -(-math.prod(sizes) // 128) * 128 * found.get("minnctapersm", [1])[0]
+    return min(256, REGISTERS_OF_SM // threads // 8 * 8)
+
+
+_LIMIT = re.compile(r"\.(maxnreg|maxntid|reqntid|minnctapersm)\s+(\d+(?:\s*,\s*\d+)*)")

@@ -41,10 +41,11 @@ class Sym:
 
 @dataclass(frozen=True)
 class Mem:
-    """A memory operand `[base + offset]`."""
+    """A memory operand `[base + offset]`; with `coordinates`, `[base + offset, {a, b, ...}]`, a place in a tensor map's tensor."""
 
     base: Reg | Sym | Imm
     offset: int = 0
+    coordinates: tuple[Operand, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,8 @@ class Function:
     tables: dict[str, list[str]] = field(default_factory=dict)
     defined: bool = True
     unsupported: list[Refusal] = field(default_factory=list)
+    registers: int | None = None
+    """Registers per thread at launch, where the kernel's directives say so: what setmaxnreg begins with."""
     cluster: tuple[int, ...] | None = None
     """Blocks of a cluster in x, y and z (.reqnctapercluster); () if the launch must say it (.explicitcluster alone)."""
     most_blocks: int | None = None

@@ -17,6 +17,7 @@ from . import (
     move,
     tensor,
     warp,
+    wgmma,
     wmma,
 )
 
@@ -41,5 +42,6 @@ __all__ = [
     "move",
     "tensor",
     "warp",
+    "wgmma",
     "wmma",
 ]

@@ -37,6 +37,8 @@ def address_arg(memory: Operand, space: str) -> tuple[Arg, int]:
     """The base of an address as an unsigned number of its register's width, and the offset."""
     if not isinstance(memory, Mem):
         raise Unsupported("expected an address in brackets")
+    if memory.coordinates:
+        raise Unsupported("coordinates of a tensor")
     base = memory.base
     narrow_space = space in ("shared", "shared::cluster", "local")
     bits = base.type.bits if isinstance(base, Reg) else 32 if narrow_space else 64
@@ -167,15 +169,6 @@ def st(i: Instruction) -> Plan:
 def createpolicy(i: Instruction) -> Plan:
     zero = np.array(0, np.uint64)
     return Plan((arg(i.operands[0], TYPES["b64"]),), (), lambda frame, out, ins: lambda: np.copyto(out[0], zero))
-
-
-@opcode("prefetch", "prefetchu", "discard", "applypriority", forms="no effect")
-def prefetch(i: Instruction) -> Plan:
-    return Plan((), (), lambda frame, out, ins: _nothing)
-
-
-def _nothing() -> None:
-    pass
 
 
 # -- atomics ------------------------------------------------------------------------------------------------------------

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from ...memory.tensormap import MAP_BYTES
 from ...order.order import BLOCK, CLUSTER, DEVICE
 from ...text.types import TYPES, Array
 from ..registry import (
     SINK,
+    WHOLE_WARP,
     Barrier,
     Branch,
     Call,
@@ -18,10 +22,12 @@ from ..registry import (
     Exit,
     Frame,
     Group,
+    Imm,
     Instruction,
     Mods,
     Not,
     Plan,
+    RegisterCount,
     Return,
     Sym,
     Thunk,
@@ -30,6 +36,7 @@ from ..registry import (
     arg,
     opcode,
 )
+from .access import address_arg
 
 
 @opcode("bra", forms="{.uni} label")
@@ -130,20 +137,64 @@ def bar(i: Instruction) -> Plan:
 
 @opcode("membar", "fence", forms="orders accesses for the race detector: execution is sequentially consistent anyway")
 def fence(i: Instruction) -> Plan:
+    if "tensormap::generic" in i.mods:
+        return map_fence(i)
     scope = BLOCK if "cta" in i.mods else CLUSTER if "cluster" in i.mods else DEVICE
+    inits = "mbarrier_init" in i.mods
+    proxy = any(m.startswith("proxy") for m in i.mods) and any("async" in m for m in i.mods)
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
-        races = frame.machine.memory.races
-        if races is None or "proxy" in i.mods:
-            return _pass
-        if "mbarrier_init" in i.mods:
-            return lambda: races.fence_inits(frame.lanes)
-        return lambda: races.fence(frame.lanes, scope)
+        machine = frame.machine
+        races = machine.memory.races
+
+        def announce() -> None:
+            machine.mbarriers.fence(frame.lanes)
+            if inits and races is not None:
+                races.fence_inits(frame.lanes)
+            # One that orders ordinary accesses behind asynchronous ones is nothing to that proxy.
+            if races is not None and races.proxy is not None and proxy and "acquire" not in i.mods:
+                races.proxy.fence(frame.lanes, i)
+
+        if inits or proxy:
+            return announce
+        return _pass if races is None or "proxy" in i.mods else lambda: races.fence(frame.lanes, scope)
 
     return Plan((), (), bind, pure=False)
 
 
-@opcode("nanosleep", "pmevent", "griddepcontrol", "setmaxnreg", forms="no effect")
+@opcode("setmaxnreg", forms=".inc .dec .sync.aligned.u32, 24 to 256 registers by 8")
+def setmaxnreg(i: Instruction) -> Plan:
+    mods = Mods(i, "sync", "aligned")
+    action = mods.choice(("inc", "dec"))
+    mods.type("u32")
+    mods.done()
+    (count,) = i.operands
+    if not action or not isinstance(count, Imm) or count.value % 8 or not 24 <= count.value <= 256:
+        raise Unsupported("setmaxnreg takes .inc or .dec and a multiple of 8 from 24 to 256")
+    return Plan((), (), control=RegisterCount(count.value, action == "inc"), collective=WHOLE_WARP)
+
+
+def map_fence(i: Instruction) -> Plan:
+    """fence.proxy.tensormap::generic: .release of what the threads stored into tensor maps, .acquire of the 128 bytes of one."""
+    acquires = "acquire" in i.mods
+    base, offset = address_arg(i.operands[0], "generic") if acquires else (None, 0)
+    if acquires and i.operands[1] != Imm(MAP_BYTES):
+        raise Unsupported(f"the size must be {MAP_BYTES}")
+
+    def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
+        def run() -> None:
+            maps = frame.machine.bulks.maps
+            if acquires:
+                maps.acquire(np.broadcast_to(ins[0], frame.n).astype(np.int64) + offset)
+            else:
+                maps.release(frame.lanes)
+
+        return run
+
+    return Plan((), (base,) if base else (), bind, pure=False)
+
+
+@opcode("nanosleep", "pmevent", "griddepcontrol", forms="no effect")
 def nothing(i: Instruction) -> Plan:
     return Plan((), (), lambda frame, out, ins: _pass)
 

@@ -11,16 +11,19 @@ from ...text.types import TYPES, Array
 from ..registry import Frame, Imm, Instruction, Mem, Mods, Plan, Reg, Thunk, Unsupported, arg, opcode
 from .access import address_arg, address_thunk
 from .bulk import arrive_when_landed, bulk
+from .bulk_tensor import map_prefetch, tensor
 
 
 @opcode(
     "cp",
     forms=".async.ca .cg 4 8 16 bytes with source size; .async.commit_group .wait_group .wait_all .mbarrier.arrive{.noinc}; "
-    ".async.bulk of bytes from .global to .shared with an mbarrier, from .shared to .global with .commit_group .wait_group{.read}",
+    ".async.bulk{.tensor.1d-5d in tile mode} from .global to .shared::cta and .shared::cluster{.multicast::cluster} with an "
+    "mbarrier, from .shared::cta to .global with .commit_group .wait_group{.read}, .prefetch to .L2; .async.bulk from "
+    ".shared::cta to .shared::cluster; .reduce.async.bulk{.tensor}: .add .min .max .inc .dec .and .or .xor",
 )
 def cp(i: Instruction) -> Plan:
     if "bulk" in i.mods:
-        return bulk(i)
+        return tensor(i) if "tensor" in i.mods else bulk(i)
     mods = Mods(i, *(m for m in i.mods if m.startswith("L2::")))
     if not mods.flag("async"):
         raise Unsupported("only cp.async")
@@ -91,6 +94,15 @@ def cp(i: Instruction) -> Plan:
         return run
 
     return Plan((), (target, origin, *sizes), bind, pure=False)
+
+
+@opcode("prefetch", "prefetchu", "discard", "applypriority", forms="no effect; of .prefetch.tensormap the map is checked")
+def prefetch(i: Instruction) -> Plan:
+    return map_prefetch(i) if "tensormap" in i.mods else Plan((), (), lambda frame, out, ins: _nothing)
+
+
+def _nothing() -> None:
+    pass
 
 
 def group(i: Instruction, action: str) -> Plan:

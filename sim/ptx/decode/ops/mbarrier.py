@@ -93,13 +93,17 @@ def mbarrier(i: Instruction) -> Plan:
     if action == "init":
         mods.done()
         memory, count = i.operands
-        return on_objects(i, memory, "st", lambda f, lanes, keys, v: f.machine.mbarriers.init(keys, v[0]), None, [arg(count, word)])
+
+        def init(frame: Frame, lanes: Lanes, keys: Array, values: Sequence[Array]) -> None:
+            frame.machine.mbarriers.init(lanes, keys, values[0], i)
+
+        return on_objects(i, memory, "st", init, None, [arg(count, word)])
     if action == "inval":
         mods.done()
         (memory,) = i.operands
         return on_objects(i, memory, "atom", lambda f, lanes, keys, v: f.machine.mbarriers.invalidate(keys), None, [])
     expects, completes = mods.flag("expect_tx"), mods.flag("complete_tx")
-    mods.flag("noComplete")
+    incomplete = mods.flag("noComplete")
     mods.done()
     if not action:
         if expects == completes:
@@ -117,6 +121,8 @@ def mbarrier(i: Instruction) -> Plan:
         barriers, number = frame.machine.mbarriers, values[0].astype(np.int64)
         if expects:
             barriers.expect(lanes, keys, number, i)
+        if incomplete:
+            barriers.must_stay(lanes, keys, number, i)
         return barriers.arrive(lanes, keys, np.ones_like(number) if expects else number, action == "arrive_drop", i)
 
     return on_objects(i, memory, "atom", arrive, arg(state, long), [arg(rest[0] if rest else ONE, word)])

@@ -1,0 +1,241 @@
+"""The two ends of bulk copies: bytes of tensors, and tiles of shared memory, of many copies at once.
+
+Tensor copies go row by row, the innermost dimension contiguous, as PTX ISA, "Tensors" describes; a swizzle exchanges the 16-byte
+chunks of a tile by the bits of their addresses in shared memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from ..state.patterns import SECTOR
+from ..state.segments import UNWRITTEN, WRITTEN, Segment
+from ..text.types import ELEMENT, Array
+from .memory import Memory
+from .tensormap import NAN, Description
+
+CHUNK = 16
+"""Bytes that bulk copies move as one: sizes and addresses in shared memory are multiples of it."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """What n copies read or write of one tensor, `size` bytes each in shared memory.
+
+    index: (n, size // unit), elements of `unit` bytes of the segment; inside: which of them lie in the tensor, None for all. The
+    pieces are contiguous ranges inside: virtual addresses `starts`, bytes `lengths`, and the copy, `row`, of each.
+    """
+
+    segment: Segment
+    size: int
+    unit: int
+    index: Array
+    inside: Array | None
+    starts: Array
+    lengths: Array
+    row: Array
+    description: Description | None = None
+
+    def take(self, rows: Array) -> Region:
+        """The copies at these rows (sorted)."""
+        renumbered = np.full(len(self.index), -1)
+        renumbered[rows] = np.arange(len(rows))
+        pieces = renumbered[self.row] >= 0
+        return replace(
+            self,
+            index=self.index[rows],
+            inside=None if self.inside is None else self.inside[rows],
+            starts=self.starts[pieces],
+            lengths=self.lengths[pieces],
+            row=renumbered[self.row[pieces]],
+        )
+
+    def outside(self) -> Array:
+        """The copies (rows) of which something lies outside of the segment's bytes."""
+        end = self.segment.start + self.segment.size
+        bad = (self.starts < self.segment.start) | (self.starts + self.lengths > end)
+        return np.unique(self.row[bad])
+
+    def unwritten(self) -> Array:
+        """The copies (rows) of which nobody wrote something."""
+        if self.segment.state is None:
+            return np.empty(0, np.int64)
+        states = self.segment.states(self.unit).take(self.index, mode="clip").view(np.uint8).reshape(*self.index.shape, -1)
+        fresh = (states == UNWRITTEN).any(axis=2)
+        if self.inside is not None:
+            fresh &= self.inside
+        return np.flatnonzero(fresh.any(axis=1))
+
+    def mark_written(self) -> None:
+        if self.segment.state is not None:
+            where = self.index if self.inside is None else self.index[self.inside]
+            self.segment.states(self.unit)[where] = np.frombuffer(bytes([WRITTEN]) * self.unit, ELEMENT[self.unit])[0]
+
+    def sectors(self) -> int:
+        """Sectors that the copies touch, each copy on its own."""
+        if not len(self.starts):
+            return 0
+        if not np.count_nonzero((self.starts | self.lengths) & SECTOR - 1):
+            return int(self.lengths.sum()) // SECTOR
+        first, last = self.starts // SECTOR, (self.starts + self.lengths - 1) // SECTOR
+        count = last - first + 1
+        before = np.cumsum(count) - count
+        sector = np.repeat(first - before, count) + np.arange(int(count.sum()))
+        return len(np.unique(np.stack((np.repeat(self.row, count), sector)), axis=1).T)
+
+    def fetch(self) -> Array:
+        """The bytes as chunks, (n, size // CHUNK), what is outside of the tensor filled."""
+        data = self.segment.window(self.unit)[0].take(self.index, mode="clip")
+        description = self.description
+        if self.inside is not None:
+            assert description is not None
+            data[~self.inside] = filler(description, self.unit)
+        if description is not None and description.dtype not in _PLAIN:
+            convert(data.view(np.uint32), description.dtype)
+        return data.view(ELEMENT[CHUNK])
+
+    def put(self, data: Array, rows: Array) -> None:
+        """Write chunks (n, size // CHUNK) where they belong, those of some rows only."""
+        view, units = self.segment.window(self.unit)[0], data.view(ELEMENT[self.unit])
+        if self.inside is None:
+            view[self.index[rows]] = units[rows]
+        else:
+            inside = self.inside[rows]
+            view[self.index[rows][inside]] = units[rows][inside]
+
+
+_PLAIN = frozenset({"uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64", "bfloat16"})
+
+
+def filler(description: Description, unit: int) -> Array:
+    """An element of `unit` bytes of what the map puts outside of its tensor."""
+    size = description.element
+    value = NAN.get(description.dtype, 0x7FFFFFFF) if description.fill == "nan" else 0
+    return np.frombuffer(value.to_bytes(size, "little") * (unit // size), ELEMENT[unit])[0]  # type: ignore[no-any-return]
+
+
+def convert(bits: Array, dtype: str) -> None:
+    """float32 as maps of these types load it: subnormal numbers 0, mantissas of tf32's 10 bits (to nearest, ties away from 0)."""
+    exponent = bits & np.uint32(0x7F800000)
+    if dtype.endswith("ftz"):
+        bits[exponent == 0] &= np.uint32(0x80000000)
+    if dtype.startswith("tfloat32"):
+        finite = exponent != np.uint32(0x7F800000)
+        bits[finite] = (bits[finite] + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+
+
+def byte_region(segment: Segment, addresses: Array, size: int) -> Region:
+    """Ranges of `size` bytes from these aligned addresses (int64) on."""
+    _, first, _ = segment.window(CHUNK)
+    index = ((addresses - int(first)) // CHUNK)[:, None] + np.arange(size // CHUNK)
+    rows = np.arange(len(addresses))
+    return Region(segment, size, CHUNK, index, None, addresses, np.full(len(addresses), size), rows)
+
+
+class Box:
+    """The index arrays of a map's box."""
+
+    def __init__(self, description: Description):
+        self.description = description
+        self.counts = np.array(description.counts)
+        self.steps = np.array((1, *description.element_strides[1:]))
+        self.strides = np.array((description.element, *description.strides))
+        self.dims = np.array(description.dims)
+        self.inner = int(self.counts[0]) * description.element
+        offsets = np.zeros(1, np.int64)
+        for k in range(1, description.rank):
+            along = np.arange(self.counts[k]) * self.steps[k] * self.strides[k]
+            offsets = (along[:, None] + offsets).reshape(-1)
+        self.offsets = offsets
+        """Of each row of the box, the second dimension fastest."""
+        self._elements: dict[int, Array] = {}
+
+    def elements(self, unit: int) -> Array:
+        """Offsets of the box's elements of `unit` bytes, in such units (each offset must be a multiple)."""
+        found = self._elements.get(unit)
+        if found is None:
+            found = self._elements[unit] = ((self.offsets[:, None] + np.arange(0, self.inner, unit)) // unit).reshape(-1)
+        return found
+
+    def region(self, segment: Segment, address: int, coordinates: Array) -> Region:
+        """The boxes at (n, rank) coordinates (int64) of the tensor at `address`."""
+        description, n = self.description, len(coordinates)
+        corner = address + coordinates @ self.strides
+        starts = corner[:, None] + self.offsets
+        aligned = not np.count_nonzero(corner & CHUNK - 1)
+        whole = bool((coordinates >= 0).all() and (coordinates + (self.counts - 1) * self.steps < self.dims).all())
+        if whole:
+            unit = CHUNK if aligned else description.element
+            inside = None
+            lengths = np.full(starts.size, self.inner)
+            row = np.repeat(np.arange(n), len(self.offsets))
+            starts = starts.reshape(-1)
+        else:
+            ok = self.rows_inside(coordinates)
+            low = np.clip(-coordinates[:, 0], 0, self.counts[0]) * description.element
+            high = np.clip(self.dims[0] - coordinates[:, 0], 0, self.counts[0]) * description.element
+            ok &= (high > low)[:, None]
+            unit = CHUNK if aligned and not np.count_nonzero((low | high) & CHUNK - 1) else description.element
+            column = np.arange(0, self.inner, unit)
+            across = (column >= low[:, None]) & (column < high[:, None])
+            inside = (ok[:, :, None] & across[:, None, :]).reshape(n, -1)
+            row, at = np.nonzero(ok)
+            starts, lengths = starts[row, at] + low[row], (high - low)[row]
+        _, first, _ = segment.window(unit)
+        index = ((corner - int(first)) // unit)[:, None] + self.elements(unit)
+        return Region(segment, description.size, unit, index, inside, starts, lengths, row, description)
+
+    def rows_inside(self, coordinates: Array) -> Array:
+        """Of each box (n, rows): whether the outer coordinates of a row are in the tensor."""
+        ok = np.ones((len(coordinates), 1), np.bool_)
+        for k in range(1, self.description.rank):
+            at = coordinates[:, k, None] + np.arange(self.counts[k]) * self.steps[k]
+            fits = (at >= 0) & (at < self.dims[k])
+            ok = (fits[:, :, None] & ok[:, None, :]).reshape(len(coordinates), -1)
+        return ok
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Where n copies read or write shared memory: `size` bytes from `offsets` on in `blocks` of the wave.
+
+    chunks: (n, size // CHUNK), 16-byte elements of the wave's shared memory in the order of the data.
+    """
+
+    blocks: Array
+    offsets: Array
+    size: int
+    swizzle: int
+    chunks: Array
+
+    @classmethod
+    def of(cls, memory: Memory, blocks: Array, offsets: Array, size: int, swizzle: int) -> Tile:
+        start = (blocks * memory.shared_stride + offsets) // CHUNK
+        if not swizzle:
+            return cls(blocks, offsets, size, swizzle, start[:, None] + np.arange(size // CHUNK))
+        phases = offsets % (8 * swizzle)
+        if not np.count_nonzero(phases != phases[0]):
+            return cls(blocks, offsets, size, swizzle, start[:, None] + swizzled(int(phases[0]), size, swizzle))
+        patterns = np.stack([swizzled(phase, size, swizzle) for phase in phases.tolist()])
+        return cls(blocks, offsets, size, swizzle, start[:, None] + patterns)
+
+    def take(self, rows: Array) -> Tile:
+        return Tile(self.blocks[rows], self.offsets[rows], self.size, self.swizzle, self.chunks[rows])
+
+
+@lru_cache(maxsize=256)
+def swizzled(phase: int, size: int, swizzle: int) -> Array:
+    """Chunks of a tile in the order of its data, relative to its first one, which lies `phase` bytes behind the pattern's start.
+
+    Of an address bits 4 to 6 are exclusive-ored with bits 7 to 9 (128 bytes), 4 and 5 with 7 and 8 (64), or 4 with 7 (32).
+    """
+    address = phase + np.arange(0, size, CHUNK)
+    return ((address ^ (address >> 3 & swizzle - CHUNK)) - phase) // CHUNK
+
+
+def extent(size: int, swizzle: int) -> int:
+    """Bytes of shared memory that a tile may touch: with a swizzle whole lines of it."""
+    return -(-size // max(swizzle, 1)) * max(swizzle, 1)

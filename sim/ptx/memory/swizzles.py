@@ -1,0 +1,51 @@
+"""How the bytes of shared memory were laid out by the tensor copies that wrote them.
+
+A tensor copy and a wgmma descriptor each name a swizzle: how 16-byte units are permuted. If they differ the numbers are
+those of other rows and columns. For each unit that a tensor copy wrote the mode is kept until something else writes there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..text.types import Array
+
+UNIT = 16
+"""Bytes that stay together whatever the swizzle."""
+
+UNKNOWN = 0
+"""Not written by a tensor copy, or written over since."""
+
+MODES = {"none": 1, "32 bytes": 2, "64 bytes": 3, "128 bytes": 4}
+"""Modes as a record has them, by name."""
+
+
+class Swizzles:
+    """The record of a wave: a mode for each 16-byte unit of the shared memory of all its blocks; made by the first copy."""
+
+    def __init__(self, shared_bytes: int):
+        self.units = shared_bytes // UNIT
+        self.modes: Array | None = None
+
+    def landed(self, start: int, size: int, mode: str) -> None:
+        """A tensor copy of this mode (a key of MODES) wrote `size` bytes from byte `start` of the wave's shared memory."""
+        if self.modes is None:
+            self.modes = np.zeros(self.units, np.uint8)
+        self.modes[start // UNIT : -(-(start + size) // UNIT)] = MODES[mode]
+
+    def forget(self, start: int, size: int) -> None:
+        """Something else writes there."""
+        if self.modes is not None:
+            self.modes[start // UNIT : -(-(start + size) // UNIT)] = UNKNOWN
+
+    def all_are(self, units: Array, modes: Array) -> bool:
+        """Whether tensor copies wrote all of these units in these modes (numbers)."""
+        return self.modes is not None and not np.count_nonzero(self.modes[units] != modes)
+
+    def differing(self, units: Array, mode: str) -> str | None:
+        """The mode in which one of these units was written, if a tensor copy wrote it in another one than `mode`."""
+        if self.modes is None:
+            return None
+        found = self.modes[units]
+        other = found[(found != UNKNOWN) & (found != MODES[mode])]
+        return next(name for name, number in MODES.items() if number == other[0]) if len(other) else None

@@ -1,0 +1,264 @@
+"""What products of warpgroups (wgmma) read of shared memory, for the race detector.
+
+A product reads its tiles at any time from its issue until its warps have waited for it. Who writes there must be behind
+the wait of one of the four warps: they run the product together, and pipelines let one of them give a stage back. What was
+written before must be over for each of the four, and be visible to the asynchronous proxy (`order.proxy`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from ..report.findings import Findings, source
+from ..state.lanes import WARP, Lanes, Wave
+from ..text.syntax import Instruction
+from ..text.types import Array
+from .order import LANE, LANES, LOW, ONE, STAMP
+from .proxy import Proxy
+from .sharing import is_async
+
+UNIT = 16
+REMEMBERED = 1 << 16
+"""Pairs of a reader and a write that are remembered to be in order."""
+
+GROUP = 4
+"""Warps of a warpgroup."""
+
+
+class Written(Protocol):
+    """The last writers of the granules of shared memory, and their instructions."""
+
+    used: bool
+
+    @property
+    def entries(self) -> Array: ...
+
+    @property
+    def by(self) -> Array: ...
+
+
+class SharedMemory(Protocol):
+    @property
+    def writes(self) -> Written: ...
+
+
+class Lane(Protocol):
+    """Who makes an access: the lane of the grid of each granule, and its position."""
+
+    lane: Array
+    position: Array
+
+
+class Access(Protocol):
+    """An access to shared memory as its granules (`order.races`)."""
+
+    instruction: Instruction
+    lanes: Lanes
+    addresses: Array
+    rows: Array
+
+    @property
+    def who(self) -> Lane: ...
+
+
+class Detector(Protocol):
+    """The race detector of which this is a part."""
+
+    now: int
+    first: int
+    wave: Wave
+    base: Array
+    proxy: Proxy | None
+    findings: Findings
+    instructions: list[Instruction]
+    shared_stride: int
+    shared_shift: int
+
+    @property
+    def shared(self) -> SharedMemory: ...
+
+    def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
+        """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
+
+
+class Tiles:
+    """The readings of a wave: their numbers by 16-byte unit, a column for each warpgroup of a block.
+
+    `waited[number]` has when each of the four warps waited, 0 before; `readers` the first warp of the wave, `by` the instruction.
+    """
+
+    def __init__(self, races: Detector):
+        wave = races.wave
+        self.races = races
+        self.columns = -(-wave.warps_per_block // GROUP)
+        self.latest = np.zeros((wave.blocks * races.shared_stride // UNIT, self.columns), np.int32)
+        self.waited, self.readers = np.zeros((64, GROUP), np.int64), np.zeros(64, np.int64)
+        self.by: list[Instruction] = []
+        self.count = 1
+        self.over: set[tuple[int, int]] = set()
+        """Warpgroups (by first warp) and entries that were looked at."""
+        self._asynchronous = np.zeros(0, np.bool_)
+
+    def issue(self, i: Instruction, first: Array, tiles: list[Array]) -> Array:
+        """Products of warpgroups, whose first warps these are, read units of the wave, a row each of every tile. Their numbers."""
+        for units in tiles:
+            self.look_back(i, first, units)
+        numbers = np.arange(self.count, self.count + len(first))
+        self.count += len(first)
+        while self.count > len(self.readers):
+            self.waited, self.readers = np.concatenate((self.waited, 0 * self.waited)), np.concatenate((self.readers, self.readers))
+        self.readers[numbers] = first
+        self.by += [i] * len(first)
+        column = first % self.races.wave.warps_per_block // GROUP
+        for units in tiles:
+            self.latest.reshape(-1)[units * self.columns + column[:, None]] = numbers[:, None]
+        return numbers
+
+    def wait(self, numbers: Array, over: Array) -> None:
+        """Of these readings (product by product) the warps of `over` have waited now."""
+        self.waited[numbers] = np.where(over, self.races.now, self.waited[numbers])
+
+    def asynchronous(self) -> Array:
+        """Which of the detector's instructions access memory through the asynchronous proxy."""
+        if len(self._asynchronous) != len(self.races.instructions):
+            self._asynchronous = np.array([is_async(one) for one in self.races.instructions], np.bool_)
+        return self._asynchronous
+
+    def of_tensor_copies(self, units: Array) -> Array:
+        """Which of these units a tensor copy wrote last."""
+        races = self.races
+        if not races.shared.writes.used or not races.instructions:
+            return np.zeros(len(units), np.bool_)
+        by = races.shared.writes.by.reshape(-1)[units * (UNIT >> races.shared_shift)]
+        return np.asarray(np.array([is_async(one) and "tensor" in one.mods for one in races.instructions])[by])
+
+    def floor(self, blocks: Array) -> Array:
+        """Until when everything that may touch the memory of these blocks is over for all of each: unknown where clusters do."""
+        return np.asarray(self.races.base[blocks]) if self.races.wave.cluster == 1 else np.zeros(len(blocks), np.int64)
+
+    # -- what was there before ------------------------------------------------------------------------------------------------
+
+    def look_back(self, i: Instruction, first: Array, units: Array) -> None:
+        """Report writes that are not over for all of the warps, or that the asynchronous proxy may not see."""
+        table = self.races.shared.writes
+        if not table.used:
+            return
+        wide = UNIT >> self.races.shared_shift
+        entries = table.entries.reshape(-1, wide).take(units.reshape(-1), 0).reshape(len(first), -1)
+        head, end = entries[:, 0], entries[:, -1]
+        if not np.count_nonzero((entries != head[:, None]) & (entries != end[:, None])):
+            # A tile that one or two copies wrote: the entries at its ends stand for all.
+            who, found = np.tile(np.arange(len(first)), 2), np.concatenate((head, end))
+            where = np.repeat([0, entries.shape[1] - 1], len(first))
+        else:
+            parts = [np.unique(row, return_index=True) for row in entries]
+            who = np.repeat(np.arange(len(first)), [len(values) for values, _ in parts])
+            found, where = np.concatenate([values for values, _ in parts]), np.concatenate([at for _, at in parts])
+        pairs = list(zip(first[who].tolist(), found.tolist(), strict=True))
+        some = np.array([entry != 0 and (one, entry) not in self.over for one, entry in pairs], np.bool_)
+        if not some.any():
+            return
+        # Who is behind a write stays so.
+        if len(self.over) > REMEMBERED:
+            self.over.clear()
+        self.over.update(pairs)
+        who, found, where = who[some], found[some], where[some]
+        rows = units.reshape(len(first), -1)[who, where // wide] * wide + where % wide
+        self.judge(i, first[who], found, rows)
+
+    def judge(self, i: Instruction, first: Array, entries: Array, rows: Array) -> None:
+        """The entries at these granules, each read by the warpgroup of a first warp."""
+        races, per = self.races, self.races.wave.lanes_per_block
+        by = races.shared.writes.by.reshape(-1)[rows]
+        readers = (first[:, None] + np.arange(GROUP)) * WARP + races.first
+        stamps = (entries >> np.uint64(STAMP)).astype(np.int64)
+        race = stamps > self.floor(first // races.wave.warps_per_block)
+        if race.any():
+            at = np.flatnonzero(race)
+            four = races.unordered(readers[at].reshape(-1), np.repeat(entries[at], GROUP), True)
+            race[at] = four.reshape(-1, GROUP).any(axis=1)
+        bad = np.zeros(len(first), np.bool_)
+        if races.proxy is not None:
+            ordinary = ~self.asynchronous()[by] & ~race
+            at = np.flatnonzero(ordinary)
+            if len(at):
+                low = (entries[at] & LOW).astype(np.int64)
+                lane, several = np.repeat(low & LANE, GROUP), np.repeat(low & ~LANE != ONE, GROUP)
+                four = races.proxy.unfenced("shared", readers[at].reshape(-1), lane, np.repeat(stamps[at], GROUP), several)
+                bad[at] = four.reshape(-1, GROUP).any(axis=1)
+        for kind, which in (("race", race), ("proxy", bad)):
+            for number in np.unique(by[which]).tolist():
+                mine = np.flatnonzero(which & (by == number))
+                theirs, writer = races.instructions[number], int(entries[mine[0]]) & LANE
+                who = f"by block {writer // per}, warp {writer % per // WARP}, lane {writer % WARP}"
+                address = int(rows[mine[0]] << races.shared_shift) % races.shared_stride
+                message = (
+                    f"read at offset {address:#x} of shared memory and write at {source(theirs)} {who} are not ordered"
+                    if kind == "race"
+                    else f"wgmma reads shared memory through the asynchronous proxy; what {source(theirs)} wrote at offset "
+                    f"{address:#x}, {who}, has no fence.proxy.async behind it"
+                )
+                self.record(kind, message, (i, theirs), self.place(int(first[mine[0]])), (len(mine), address))
+
+    # -- who comes later ------------------------------------------------------------------------------------------------------
+
+    def look(self, access: Access, verb: str) -> None:
+        """Report products that may still read what this access writes."""
+        if self.count == 1:
+            return
+        races, who = self.races, access.who
+        found = self.latest.take(access.rows * (1 << races.shared_shift) // UNIT, 0)
+        if not found.any():
+            return
+        mine, number = distinct_pairs(who.lane, found)
+        moments = self.waited[number]
+        floor = self.floor((mine - races.first) // races.wave.lanes_per_block)
+        race = moments.max(axis=1) == 0
+        race |= ~((moments > 0) & (moments <= floor[:, None])).any(axis=1)
+        open_ = np.flatnonzero(race & (moments.max(axis=1) > 0))
+        if len(open_):
+            warps = self.readers[number[open_]][:, None] + np.arange(GROUP)
+            lane = warps * WARP + races.first
+            entries = (lane | LANES | (moments[open_] << STAMP)).astype(np.uint64)
+            entries[moments[open_] == 0] = (LOW << np.uint64(STAMP)) | np.uint64(LANES)
+            four = races.unordered(np.repeat(mine[open_], GROUP), entries.reshape(-1), True).reshape(-1, GROUP)
+            # A warp that has waited is behind its own wait.
+            four &= (moments[open_] == 0) | (lane >> 5 != mine[open_][:, None] >> 5)
+            race[open_] = four.all(axis=1)
+        for one in np.flatnonzero(race).tolist():
+            self.report(access, verb, int(mine[one]), int(number[one]))
+
+    def report(self, access: Access, verb: str, mine: int, number: int) -> None:
+        i, theirs = access.instruction, self.by[number - 1]
+        k = int(np.flatnonzero(access.who.lane == mine)[0])
+        position = int(access.who.position[k])
+        block, warp, _ = self.place(int(self.readers[number]))
+        address = int(access.addresses[position])
+        over = "has not been waited for" if not self.waited[number].any() else "is not known to be over"
+        message = (
+            f"{verb} at offset {address:#x} of shared memory, which {source(theirs)} of block {block}, warps {warp} to "
+            f"{warp + GROUP - 1}, reads and which {over}"
+        )
+        self.record("race", message, (i, theirs), access.lanes.place(position), (1, address))
+
+    def place(self, warp: int) -> tuple[int, int, int]:
+        block, local = divmod(warp, self.races.wave.warps_per_block)
+        return self.races.wave.first_block + block, local, 0
+
+    def record(
+        self, kind: str, message: str, pair: tuple[Instruction, Instruction], place: tuple[int, int, int], size: tuple[int, int]
+    ) -> None:
+        """A finding at the first instruction of a pair; (how often, address)."""
+        key = (kind, *sorted(one.line for one in pair), None)
+        self.races.findings.record(kind, message, pair[0], place, key, count=size[0], address=size[1], tensor=None)
+
+
+def distinct_pairs(lanes: Array, numbers: Array) -> tuple[Array, Array]:
+    """The different pairs of a lane and a reading other than 0 in `numbers` (lanes, columns)."""
+    pairs = (lanes.astype(np.int64)[:, None] << 32 | numbers).T.reshape(-1)
+    starts = np.flatnonzero(pairs[1:] != pairs[:-1]) + 1
+    found = np.unique(np.concatenate((pairs[:1], pairs[starts])))
+    found = found[found & 0xFFFFFFFF != 0]
+    return found >> 32, found & 0xFFFFFFFF

@@ -1,0 +1,92 @@
+"""mbarrier in all its forms: counts of arrivals and bytes, states and parities; what is wrong with them is found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_ptx_tma import program
+
+from cupyflash.sim.ptx import Module
+
+SEEDS = [None, 0, 1]
+CTA, CLUSTER = "shared::cta.b64", "shared::cluster.b64"
+
+# 8 arrivals complete phase 0: %r5 counts down what the states before say is pending.
+ARRIVALS = [
+    f"mbarrier.arrive.{CTA} %rd9, [%r2];",
+    "mbarrier.arrive.release.cta.b64 %rd9, [%rd4];",
+    f"mbarrier.arrive.noComplete.{CTA} %rd9, [%r2], 2;",
+    f"mbarrier.arrive.expect_tx.release.cta.{CTA} %rd9, [%r2], 48;",
+    f"mbarrier.arrive_drop.relaxed.cluster.{CTA} %rd9, [%r2];",
+    f"mbarrier.arrive_drop.expect_tx.{CTA} %rd9, [%r2], 16;",
+    f"mbarrier.arrive.relaxed.cluster.{CTA} %rd9, [%r2];",
+]
+PENDING = [8, 7, 6, 4, 3, 2, 1]
+
+WAITS = [
+    "mbarrier.test_wait.b64 %p2, [%rd4], %rd10;",
+    f"mbarrier.test_wait.acquire.cluster.{CTA} %p2, [%r2], %rd10;",
+    f"mbarrier.test_wait.parity.relaxed.cta.{CTA} %p2, [%r2], 0;",
+    f"mbarrier.try_wait.{CTA} %p2, [%r2], %rd10, 100;",
+    f"mbarrier.try_wait.relaxed.cluster.{CTA} %p2, [%r2], %rd10, %r6;",
+    f"mbarrier.try_wait.parity.{CTA} %p2, [%r2], %r7;",
+    f"mbarrier.try_wait.parity.acquire.cluster.{CTA} %p2, [%r2], 0, %r6;",
+]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_form_counts(seed: int | None) -> None:
+    """States count down; bytes are expected by three forms and completed; then all waits say yes, of both ways to ask."""
+    put = "st.global.u32 [%rd5], %r5; add.u64 %rd5, %rd5, 4;"
+    states = " ".join(f"{arrive} mbarrier.pending_count.b64 %r5, %rd9; {put}" for arrive in ARRIVALS)
+    early = f"mbarrier.test_wait.{CTA} %p2, [%r2], %rd10; selp.u32 %r5, 1, 0, %p2; {put}"
+    asked = " ".join(f"W{k}: {wait} @!%p2 bra W{k}; selp.u32 %r5, 1, 0, %p2; {put}" for k, wait in enumerate(WAITS))
+    body = f"""@!%p1 bra DONE; ld.param.u64 %rd5, [y]; cvt.u64.u32 %rd4, %r2; cvta.shared.u64 %rd4, %rd4;
+    mov.u32 %r6, 50; mov.u32 %r7, 0;
+    mbarrier.init.{CTA} [%r2], 8; mbarrier.expect_tx.relaxed.cta.{CTA} [%r2], 64;
+    mbarrier.arrive.noComplete.{CTA} %rd10, [%r2], 1; mbarrier.complete_tx.relaxed.cluster.{CLUSTER} [%r2], 64;
+    mbarrier.inval.{CTA} [%r2]; mbarrier.init.b64 [%rd4], 8;
+    {states.replace("%rd9", "%rd10", 1).replace("b64 %r5, %rd9", "b64 %r5, %rd10", 1)} {early}
+    mbarrier.complete_tx.relaxed.cta.{CTA} [%r2], 40; {early} mbarrier.expect_tx.relaxed.cluster.{CLUSTER} [%r2], 8;
+    mbarrier.complete_tx.relaxed.cta.{CTA} [%r2], 32; {asked}
+    mbarrier.arrive.{CTA} %rd9, [%r2], 6; mbarrier.arrive.{CTA} _, [%r2], 6; DONE:"""
+    y = np.zeros(16, np.uint32)
+    launch = Module.from_ptx(program(body, ".param .u64 m, .param .u64 y")).launch("k", 1, 32, [None, y], seed=seed)
+    assert launch.findings == ()
+    assert y.tolist() == [*PENDING, 0, 0, *[1] * len(WAITS)]
+
+
+INIT = "mbarrier.init.shared.b64 [%r2],"
+ARRIVE = "mbarrier.arrive.shared.b64 %rd9, [%r2]"
+EXPECT = "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r2],"
+STUCK = "mbarrier.arrive.expect_tx.shared.b64 %rd9, [%r2], 32; W: mbarrier.try_wait.shared.b64 %p2, [%r2], %rd9; @!%p2 bra W;"
+
+FAULTS = [
+    ("mbarrier.init.shared.b64 [%r2-4], 1;", "misaligned", "not aligned to 8 bytes"),
+    (f"{INIT} 0;", "bad arrival", "mbarrier for 0 arrivals"),
+    (f"{INIT} 1048576;", "bad arrival", "it counts 1 to 1048575"),
+    (f"{INIT} 1; {EXPECT} 1048576;", "bad arrival", "1,048,576 bytes"),
+    (f"{INIT} 2; {ARRIVE.replace('arrive', 'arrive.noComplete')}, 2;", "bad arrival", ".noComplete at the"),
+    (f"{INIT} 2; {ARRIVE}, 3;", "bad arrival", "phase waits for 2"),
+    (f"{ARRIVE};", "uninitialised", "nobody wrote"),
+    (f"{INIT} 1; mbarrier.inval.shared.b64 [%r2]; {ARRIVE};", "uninitialised", "nobody has initialised"),
+    (f"{INIT} 3; {STUCK}", "deadlock", "phase 0 of the mbarrier at 0x2000 (bar) that lacks 2 arrivals and 32 bytes"),
+]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_faults_of_one_thread(seed: int | None) -> None:
+    for text, kind, message in FAULTS:
+        body = program(f"@!%p1 bra DONE; {text} DONE:", ".param .u64 m")
+        found = Module.from_ptx(body).launch("k", 1, 32, [None], seed=seed).findings
+        assert [(f.kind, message in f.message) for f in found] == [(kind, True)], (text, found)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_mbarrier_is_used_before_its_thread_is_known_to_have_made_it(seed: int | None) -> None:
+    """Thread 0 initialises, thread 32 arrives; a fence alone orders nobody."""
+    for between, kinds in (("bar.sync 0;", set()), ("@%p1 fence.mbarrier_init.release.cluster;", {"race"})):
+        body = f"""@%p1 mbarrier.init.shared.b64 [%r2], 1; {between} setp.eq.u32 %p3, %r0, 32;
+        @%p3 mbarrier.arrive.shared.b64 %rd9, [%r2];"""
+        launch = Module.from_ptx(program(body, ".param .u64 m")).launch("k", 1, 64, [None], seed=seed)
+        assert {f.kind for f in launch.findings} - {"uninitialised"} == kinds  # where the arrival comes first there is none yet
