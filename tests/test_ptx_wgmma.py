@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from test_ptx_harness import kernel, run
 
 from cupyflash.sim.ptx import Launch, UnsupportedPTX
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 SEEDS = [None, 0, 1]
 BYTES = 1 << 16
