@@ -319,8 +319,8 @@ def test_faults_of_the_ring_are_found_at_their_lines(
     change: tuple[str, str], kinds: set[str], at: set[str], seed: int | None
 ) -> None:
     result, _, lines = ring(seed, change)
-    # Who overtakes may leave the other one waiting for a phase that is over. If all is sent before anything is read, the first tile is
-    # behind all that were sent to its stage, the second is never read, and nothing races.
+    # Who overtakes may leave the other one waiting for a phase that is over. If all is sent before anything is read, the
+    # first tile is behind all that were sent to its stage, the second is never read, and nothing races.
     found = {f.kind for f in result.findings}
     if found == {"deadlock"} and result.traffic["arg1"].write_requests <= 2 * 2:
         kinds = kinds - {"race"}
