@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from test_ptx_harness import HEAD, kernel
 
 from cupyflash.sim.profiling import profile
-from cupyflash.sim.ptx import Module, UnsupportedPTX
+from cupyflash.sim.ptx import KernelWarning, Module, RawKernel, UnsupportedPTX, simulation
 
 REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<20>; .reg .pred %p<6>;"
 STORE = "ld.param.u64 %rd1, [y]; st.global.u32 [%rd1], 7;"
@@ -212,6 +213,18 @@ def test_matrices_with_rows_that_nobody_wrote(scores: Module, seed: int | None) 
         for finding in (*launch.findings, *launch.warnings):
             assert line_of(finding.source) == ("scores.cu", 14) and finding.lanes == 6
         assert launch.findings_total == (6 if n == 5 and not masked else 0)
+
+
+def test_a_raw_kernel_warns_of_them() -> None:
+    q, k, s = np.ones((16, 16), np.float16), np.ones((8, 16), np.float16), np.zeros((16, 8), np.float32)
+    kernel = RawKernel(SCORES, "scores")
+    with pytest.warns(KernelWarning, match=r"kernel scores has 1 warning:\n .*uninitialised") as warned:
+        kernel((1,), (32,), (q, k, s, 5, 1))
+    assert warned[0].filename == __file__
+    with simulation(findings="keep") as launches, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kernel((1,), (32,), (q, k, s, 5, 1))
+    assert len(launches[0].warnings) == 1
 
 
 def test_a_warning_is_told_and_is_no_fault(scores: Module) -> None:
