@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 import numpy as np
@@ -33,7 +31,6 @@ from ..report.counters import Tally
 from ..report.findings import Findings, Stuck, report_deadlock
 from ..state.fpenv import ENVIRONMENT, KEEP
 from ..state.lanes import WARP, Lanes, Wave
-from ..state.segments import Segment
 from ..text.syntax import Instruction, Mem, Reg, Sym
 from ..text.types import Array, PtxError
 from .barriers import Barriers, WarpBarriers
@@ -43,8 +40,9 @@ from .functions import Functions
 from .registerpool import RegisterPools
 from .registers import FILE_DTYPES, Frame
 from .scheduler import Ready, make_ready
+from .setup import Setup
 from .shadows import Shadows
-from .steps import MAX_STEPS, Steps
+from .steps import Steps
 from .warpgroups import Warpgroups
 
 WAVE_LANES = 4096
@@ -74,61 +72,6 @@ class Waiting(Protocol):
 
 class Stop(Exception):
     """The launch cannot go on; a finding says why."""
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Grid (in blocks), block (in threads) and cluster (in blocks) of a launch, (x, y, z) each.
-
-    Blocks run cluster by cluster: the n-th block to run is at `position(n)` of the grid. `explicit`: the launch, or the kernel,
-    says what a cluster is.
-    """
-
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    cluster: tuple[int, int, int] = (1, 1, 1)
-    explicit: bool = False
-
-    @property
-    def blocks(self) -> int:
-        return self.grid[0] * self.grid[1] * self.grid[2]
-
-    @property
-    def threads(self) -> int:
-        return self.block[0] * self.block[1] * self.block[2]
-
-    @property
-    def cluster_blocks(self) -> int:
-        return self.cluster[0] * self.cluster[1] * self.cluster[2]
-
-    def position(self, blocks: Array) -> tuple[list[Array], list[Array]]:
-        """(x, y, z) of the cluster in the grid of clusters, and of the block in its cluster, of the n-th blocks to run."""
-        cluster, rank = np.divmod(blocks, self.cluster_blocks)
-        wide, high = (g // c for g, c in zip(self.grid[:2], self.cluster[:2], strict=True))
-        x, y, _ = self.cluster
-        return [cluster % wide, cluster // wide % high, cluster // (wide * high)], [rank % x, rank // x % y, rank // (x * y)]
-
-    def number(self, block: int) -> int:
-        """Linear index in the grid of the n-th block to run."""
-        where, inside = self.position(np.array(block))
-        x, y, z = (int(w * c + i) for w, c, i in zip(where, self.cluster, inside, strict=True))
-        return x + self.grid[0] * (y + self.grid[1] * z)
-
-
-@dataclass
-class Setup:
-    """What a launch is given besides code: memory, parameters, and how to schedule."""
-
-    geometry: Geometry
-    parameters: bytes
-    parameter_segment: Segment
-    shared_bytes: int
-    symbols: dict[str, int]
-    seed: int | None = None
-    on_barrier: Callable[[int, int], None] | None = None
-    max_steps: int = MAX_STEPS
-    workspace: int = 0
-    approximate: bool = True
 
 
 class Machine:
@@ -203,8 +146,8 @@ class Machine:
 
     # -- waves ----------------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Run all blocks. Findings and counts are in `findings` and `tally` afterwards."""
+    def run(self) -> bool:
+        """Run all blocks; False if a fault ended the launch. Findings and counts are in `findings` and `tally` afterwards."""
         geometry = self.setup.geometry
         lanes_per_block = -(-geometry.threads // WARP) * WARP
         lanes = COMMUNICATING_LANES if self.code.communicates else PRODUCT_LANES if self.code.in_flight else WAVE_LANES
@@ -224,12 +167,13 @@ class Machine:
                     finally:
                         self.wave.release()
             except Stop:
-                pass
+                return False
             finally:
                 ENVIRONMENT.setter(KEEP)()
                 # Bound code refers to its frame: without this the arrays would live until the next garbage collection.
                 for frame in (*self._compact.values(), *self._full_frames.values()):
                     frame.release()
+        return True
 
     def run_wave(self, first_block: int, blocks: int) -> None:
         memory = self.memory
@@ -249,7 +193,7 @@ class Machine:
         self.shadows.begin_wave(self.wave)
         self.flights.begin_wave(self.wave)
         self.steps.begin_wave(self.wave)
-        self.ready: Ready = make_ready(self.random)
+        self.ready: Ready = make_ready(self.random, self.wave)
         self.parked: dict[int, Lanes] = {}
         self.functions = Functions(self)
         self.barriers = Barriers(self)

@@ -78,7 +78,7 @@ class Waiter:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Lanes that arrive `counts` times each at the objects `keys`: those in a row at one object from `starts` on, `sums` of them."""
+    """Lanes that arrive `counts` times each at the objects `keys`: those in a row at one object from `starts` on, `sums` in all."""
 
     lanes: Lanes
     keys: Array
@@ -200,7 +200,8 @@ class MBarriers:
             if drop:
                 barrier.expected -= count
             self.arrived(key, barrier, None if told is None else told[k], count)
-        return states.astype(np.uint64)
+        out: Array = states.astype(np.uint64)
+        return out
 
     def must_stay(self, lanes: Lanes, keys: Array, counts: Array, i: Instruction) -> None:
         """Arrivals that say they complete no phase (.noComplete)."""

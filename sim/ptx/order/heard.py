@@ -38,7 +38,7 @@ class Clocks(Protocol):
 
 @dataclass
 class Rows:
-    """Moments of listeners, a row each: `warps` for all lanes of a warp of the wave, `lanes[slots[lane]]` for one (slot 0: none)."""
+    """Moments of listeners, a row each: `warps` for whole warps of the wave, `lanes[slots[lane]]` for one lane (slot 0: none)."""
 
     warps: Array
     lanes: Array
