@@ -3,7 +3,8 @@
 The kernel is single_pass.cu (float16, d 64, tiles of 64 x 64, seed=None). Each variant runs in turn, so that all of them see
 the same machine; times are the least and the median over the turns, of the processor and of the wall. --cost adds the cost
 against N, of this kernel and of Algorithm 1. --spike times another simulator and kernel in the same turns: a folder with
-emu.py and the k.ptx that its c.py makes; ratios are to its processor time.
+emu.py and the k.ptx that its c.py makes; ratios are to its processor time. --hopper times the tests' warp-specialised GEMM (TMA,
+wgmma, mbarriers; 512 x 512 x 512) instead, with and without a seed.
 """
 
 from __future__ import annotations
@@ -137,6 +138,22 @@ def compare(n: int, turns: int, spike: Spike | None) -> dict[str, dict[str, floa
     return rows
 
 
+def hopper(turns: int) -> dict[str, dict[str, float]]:
+    sys.path.insert(0, str(ROOT / "tests"))
+    from test_ptx_wgmma_gemm import launch, module  # type: ignore[import-not-found]
+
+    def gemm(seed: int | None) -> None:
+        found, error = launch(module(), (512, 512, 512), seed)
+        if found.findings or error > 1e-4:
+            raise SystemExit("\n".join(map(str, found.findings)) or f"wrong by {error}")
+
+    gemm(None)  # compiled and decoded outside of the time
+    rows = in_turns({"GEMM": lambda: lambda: gemm(None), "GEMM, seed 0": lambda: lambda: gemm(0)}, turns)
+    for name, row in rows.items():
+        print(f"{name:<24}" + "".join(f"  {key} {value:.3f}" for key, value in row.items()), flush=True)
+    return rows
+
+
 def cost(largest: int) -> list[dict[str, Any]]:
     """Seconds, warp instructions a second and peak memory against N, every size in a process of its own."""
     rows = []
@@ -207,6 +224,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=10, help="runs of each variant (default 10)")
     parser.add_argument("-n", type=int, default=1024, help="sequence length of the comparison (default 1024)")
     parser.add_argument("--cost", type=int, default=0, metavar="N", help="add the cost against N, up to this N")
+    parser.add_argument("--hopper", action="store_true", help="time a warp-specialised GEMM of Hopper instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -217,7 +235,10 @@ def main() -> None:
         return
     result: dict[str, Any] = surroundings()
     print(result, flush=True)
-    result["comparison"] = compare(options.n, options.turns, Spike(options.spike) if options.spike else None)
+    if options.hopper:
+        result["hopper"] = hopper(options.turns)
+    else:
+        result["comparison"] = compare(options.n, options.turns, Spike(options.spike) if options.spike else None)
     if options.cost:
         result["cost"] = cost(options.cost)
     if options.json:
