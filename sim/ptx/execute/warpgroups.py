@@ -339,6 +339,13 @@ class Warpgroups:
                 else:
                     file[places[some][:, None], lanes.index] = values
                 continue
+            of = np.flatnonzero(mine.any(axis=0))
+            block = codes[some[:, None], of]
+            if mine[some[:, None], of].all() and (block == block[:, :1]).all():
+                # All of some warps: under seeds they come with others than those that the product began with.
+                to, there = ((each[of][:, None] * WARP + np.arange(WARP)).reshape(-1) for each in (warps, column))
+                file[places[some][:, None], to] = held[(block[:, 0] % SLOTS)[:, None], there]
+                continue
             for row in some.tolist():
                 at = np.flatnonzero(mine[row])
                 to = (warps[at][:, None] * WARP + np.arange(WARP)).reshape(-1)
