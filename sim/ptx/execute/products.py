@@ -64,9 +64,12 @@ class Product:
 
     def registers(self) -> Array:
         """D as (registers, lanes of the warpgroups); kept, once everything of it has landed."""
-        if self.held is None or not self.landed.all():
-            self.held = registers(self.total, self.bound.control)
-        return self.held
+        if self.held is not None:
+            return self.held
+        held = registers(self.total, self.bound.control)
+        if self.landed.all():
+            self.held = held
+        return held
 
     def of(self, first: Array) -> Array:
         """Which of its warpgroups have these first warps."""
