@@ -56,9 +56,7 @@ def tiles() -> Iterator[str]:
             serial = parts["tensor"] + parts["exp"] + parts["float32"]
             rate = fa2_tiles.fma_rate(problem, device)
             reached = best.rate * 2 * d  # FMAs a clock
-            unique = (
-                4 * problem.seqlen_q * d * problem.itemsize / (problem.seqlen_q**2 / config.block_rows / config.block_cols)
-            )
+            unique = 4 * problem.seqlen_q * d * problem.itemsize / (problem.seqlen_q**2 / config.block_rows / config.block_cols)
             full = FULL_RATE.get(device.compute_capability, rate)
             parts["HBM"] = unique / hbm_bytes(device)
             clocks = " | ".join(f"{parts[part]:,.0f}" for part in PARTS)

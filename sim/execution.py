@@ -298,7 +298,7 @@ def run_kernels(
             before = tensors.get(name, TensorTraffic())
             tensors[name] = TensorTraffic(before.read_bytes + moved.read_bytes, before.write_bytes + moved.write_bytes)
         counters.setdefault(kernel.name, Counters()).join(launch.counters)
-        findings.extend(launch.findings)
+        findings.extend((*launch.findings, *launch.warnings))
     return Traffic(tensors), counters, tuple(findings)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cupyflash.sim.ptx import Counts, Traffic
-from cupyflash.sim.ptx.text.syntax import Line
+from cupyflash.sim.ptx.report.counters import total
+from cupyflash.sim.ptx.text.names import base_name
+from cupyflash.sim.ptx.text.syntax import Line, Refusal
 from cupyflash.sim.text import paragraph, table
 from cupyflash.words import plural
 
@@ -42,7 +45,16 @@ def head(profile: Profile, width: int) -> list[str]:
     if profile.cluster:
         what += f", cluster {size(str(n) for n in profile.cluster)}"
     counts = "Simulated: counts are of PTX instructions; the GPU's machine code, caches and time are not modelled."
-    return [*paragraph(what, rest="  ", width=width), *paragraph(counts, width=width)]
+    others = [f"Not executed: {base_name(kernel)}: {first_refusal(items)}." for kernel, items in profile.refused.items()]
+    parts = [paragraph(what, rest="  ", width=width), paragraph(counts, width=width)]
+    return [line for part in (*parts, *(paragraph(text, rest="  ", width=width) for text in others)) for line in part]
+
+
+def first_refusal(items: Sequence[Refusal]) -> str:
+    """What the machine does not execute in one line: the first of these statements, and how many more there are."""
+    line, text, reason = items[0]
+    more = f" (and {len(items) - 1} more)" if len(items) > 1 else ""
+    return f"line {line} of the PTX, {text}: {reason}{more}"
 
 
 def summary(profile: Profile, width: int) -> list[str]:
@@ -68,13 +80,12 @@ def summary(profile: Profile, width: int) -> list[str]:
 
 
 def findings(profile: Profile, top: int, width: int) -> list[str]:
-    found = profile.launch.findings
-    if not found:
-        return []
-    lines = [f"Findings: {plural(profile.launch.findings_total, 'lane')} at {plural(len(found), 'place')}"]
+    found, warnings = profile.launch.findings, profile.launch.warnings
+    lines = [f"Findings: {plural(profile.launch.findings_total, 'lane')} at {plural(len(found), 'place')}"] if found else []
     for finding in found[:top]:
         lines += paragraph(shorten(finding), first="  ", rest="    ", width=width)
-    return lines + [f"  ... and {len(found) - top} more"] * (len(found) > top)
+    lines += [f"  ... and {len(found) - top} more"] * (len(found) > top)
+    return lines + [line for one in warnings for line in paragraph(f"Warning: {shorten(one)}", first="", rest="    ", width=width)]
 
 
 def shorten(finding: object) -> str:
@@ -94,7 +105,9 @@ def numbers(one: Traffic) -> list[str]:
 
 def global_memory(profile: Profile, width: int) -> list[str]:
     rows = []
-    for name, traffic in profile.launch.traffic.items():
+    named = profile.launch.traffic
+    others = total(Traffic, (moved for name, moved in profile.launch.counters.traffic.items() if name not in named))
+    for name, traffic in [*named.items(), *[("variables of the module", others)] * bool(others.requests)]:
         tensor = profile.tensors.get(name)
         about = f"{name} {tensor.dtype}[{', '.join(map(str, tensor.shape))}]" if tensor else name
         if not traffic.requests:

@@ -15,7 +15,7 @@ from cupyflash.nvrtc import compile_to_ptx
 from cupyflash.sim.ptx import Counts, Launch, Module, SharedCounts, Traffic
 from cupyflash.sim.ptx.module import triple
 from cupyflash.sim.ptx.text.names import base_name, find_kernel
-from cupyflash.sim.ptx.text.syntax import Line
+from cupyflash.sim.ptx.text.syntax import Line, Refusal
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,10 @@ class Profile:
 
     `kernel` is its name in the PTX, `name` that in the source, `file` where it was read, `target` the PTX's (sm_80, say).
     `cluster`: blocks of a cluster, where the launch said so. `static_shared`, `dynamic_shared`: bytes of shared memory of a block.
-    `tensors` are the arrays among the arguments, by name. `launch` has counters (whole kernel and `launch.counters.lines`), traffic
-    by tensor and findings. `sources` maps a file of `launch.counters.lines` to its lines of text, where it could be read.
+    `tensors` are the arrays among the arguments, by name.
+    `refused`: other kernels of the module that the machine does not execute, with their statements (`ptx.Module.refused`).
+    `launch` has counters (whole kernel and `launch.counters.lines`), traffic by tensor and findings. `sources` maps a file of
+    `launch.counters.lines` to its lines of text, where it could be read.
     """
 
     kernel: str
@@ -47,6 +49,7 @@ class Profile:
     dynamic_shared: int
     seed: int | None
     tensors: Mapping[str, Tensor]
+    refused: Mapping[str, Sequence[Refusal]]
     launch: Launch
     sources: Mapping[str, Sequence[str]]
     cluster: tuple[int, int, int] | None = None
@@ -76,6 +79,10 @@ class Profile:
             "cluster": list(self.cluster) if self.cluster else None,
             "shared_bytes": {"static": self.static_shared, "dynamic": self.dynamic_shared},
             "seed": self.seed,
+            "refused": {
+                name: [{"line": line, "text": text, "reason": reason} for line, text, reason in items]
+                for name, items in self.refused.items()
+            },
             "counts": "simulated, of PTX instructions",
             "barriers": launch.counters.barriers,
             "tensors": {
@@ -91,6 +98,7 @@ class Profile:
             ],
             "findings": [vars(finding) | {"text": str(finding)} for finding in launch.findings],
             "findings_total": launch.findings_total,
+            "warnings": [vars(finding) | {"text": str(finding)} for finding in launch.warnings],
         }
 
 
@@ -190,6 +198,7 @@ def profile(
         shared_bytes,
         seed,
         tensors,
+        module.refused,
         launch,
         {file: lines_of(file, module) for file in {file for file, _ in launch.counters.lines}},
         None if cluster is None else triple(cluster, "cluster"),

@@ -123,9 +123,7 @@ def backward(
     return Backward(made.P, dP, D, products(inputs, made.P, dS, dO, q, k) | more)
 
 
-def products(
-    inputs: Inputs, P: np.ndarray, dS: np.ndarray, dO: np.ndarray, Q: np.ndarray, K: np.ndarray
-) -> dict[str, np.ndarray]:
+def products(inputs: Inputs, P: np.ndarray, dS: np.ndarray, dO: np.ndarray, Q: np.ndarray, K: np.ndarray) -> dict[str, np.ndarray]:
     """dQ = scale dS K, dK = scale dS^T Q and dV = P^T dO, the last two summed over the query heads of each key head."""
     p, scale = inputs.problem, Q.dtype.type(inputs.problem.softmax_scale)
 

@@ -144,7 +144,8 @@ def test_module_variables_constants_and_pointers_between_them() -> None:
         launch = module.launch("k", 1, 32, {"y": out})
     assert launch.findings == () and (out == np.tile([13, 23, 33, 43], 8)).all()
     assert module.variable("counter").view(np.uint32)[0] == 64
-    assert launch.traffic["counter"].write_bytes == 128 and launch.traffic["table"].read_bytes == 128
+    traffic = launch.counters.traffic
+    assert traffic["counter"].write_bytes == 128 and traffic["table"].read_bytes == 128 and list(launch.traffic) == ["y"]
 
 
 def test_dynamic_shared_memory_lies_behind_the_static_one() -> None:

@@ -88,7 +88,7 @@ class Report:
 @click.option("-D", "--define", "defines", multiple=True, metavar="NAME[=VALUE]", help="A macro; may be repeated.")
 @click.option("-I", "--include", "includes", multiple=True, type=click.Path(path_type=Path), help="A folder of headers.")
 @click.option("--shared-bytes", default=0, show_default=True, type=click.IntRange(0), help="Dynamic shared memory of a block.")
-@click.option("--seed", type=click.IntRange(0), help="Run warps one by one in a random order drawn from this.")
+@click.option("--seed", type=click.IntRange(0), help="Run warps apart from each other, in a random order drawn from this.")
 @click.option("--top", default=10, show_default=True, type=click.IntRange(1), help="How many lines a table shows.")
 @click.option(
     "--save",
@@ -148,9 +148,7 @@ def profile(source: Source, launch: Launch, report: Report) -> None:
 
 
 def first_reason(error: PtxError) -> str:
-    """What the machine cannot execute in one line: the first of its statements, and how many more there are."""
-    if not isinstance(error, UnsupportedPTX):
-        return str(error)
-    line, text, reason = error.items[0]
-    more = f" (and {len(error.items) - 1} more)" if len(error.items) > 1 else ""
-    return f"the machine does not execute line {line} of the PTX, {text}: {reason}{more}"
+    """What the machine cannot execute, in one line."""
+    from cupyflash.sim.profile_text import first_refusal
+
+    return f"the machine does not execute {first_refusal(error.items)}" if isinstance(error, UnsupportedPTX) else str(error)

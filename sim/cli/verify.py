@@ -28,7 +28,7 @@ EXAMPLES = examples(
 
 @click.command(epilog=EXAMPLES)
 @problem_options(seqlen=256, head_dim=64, backward=True)
-@click.option("--seed", type=click.IntRange(0), help="Run warps one by one in a random order drawn from this.")
+@click.option("--seed", type=click.IntRange(0), help="Run warps apart from each other, in a random order drawn from this.")
 @click.option("--data-seed", default=0, show_default=True, type=click.IntRange(0), help="Draws q, k and v.")
 @MAX_SECONDS
 @AS_JSON

@@ -17,7 +17,7 @@ from .module import Launch, Module
 from .rawkernel import RawKernel, RawModule
 from .report.counters import Counters, Counts, SharedCounts, Traffic
 from .report.findings import Finding
-from .simulation import KernelFault, KernelFaultWarning, simulation
+from .simulation import KernelFault, KernelFaultWarning, KernelWarning, simulation
 from .text.types import PtxError, UnsupportedPTX
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Finding",
     "KernelFault",
     "KernelFaultWarning",
+    "KernelWarning",
     "Launch",
     "Module",
     "PtxError",

@@ -21,16 +21,19 @@ from .order.races import Races
 from .parameters import POINTER_BYTES, Bound, Tensor, bind
 from .report.counters import Counters, Tally, Traffic
 from .report.findings import Finding, Findings
-from .state.segments import UNWRITTEN, Segment, mark_unwritten
+from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
 from .text.names import find_kernel, variable_name
 from .text.parser import parse
-from .text.syntax import Function, Program
-from .text.types import Array
+from .text.syntax import Function, Program, Refusal
+from .text.types import Array, UnsupportedPTX
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launch did. `traffic` by tensor name; `findings` are the first ones, `findings_total` counts all lanes.
+    """What a launch did. `traffic` of the tensors among the arguments by name (`counters.traffic` has the module's variables, too).
+
+    `findings` are what is wrong, the first of each kind and place; `findings_total` counts all lanes. `warnings` are what is
+    wrong by the letter while nothing came of it: matrices that were loaded whole (ldmatrix) with rows that nobody wrote.
 
     `unwritten`: of the arrays that nobody had written before, those that it left so in part; bool, an element's bytes are the
     last axis. It may be given to the next launch.
@@ -39,6 +42,7 @@ class Launch:
     counters: Counters
     traffic: Mapping[str, Traffic]
     findings: tuple[Finding, ...]
+    warnings: tuple[Finding, ...]
     findings_total: int
     unwritten: Mapping[str, Array]
 
@@ -93,12 +97,18 @@ def geometry_of(
 
 
 class Module:
-    """A loaded PTX module. Variables in global memory keep their values between launches, as on a device."""
+    """A loaded PTX module. Variables in global memory keep their values between launches, as on a device.
+
+    `refused`: of each kernel that cannot be launched the statements that the machine does not execute, in it or in what it can
+    reach, as (line of the PTX, text, reason).
+    """
 
     def __init__(self, program: Program, text: str):
         self.program = program
         self.text = text
-        self._plans = decode_all(program)
+        self._decoded = decode_all(program)
+        found = {kernel: tuple(self._decoded.refusals(kernel)) for kernel in program.kernels}
+        self.refused: Mapping[str, tuple[Refusal, ...]] = {kernel: items for kernel, items in found.items() if items}
         self._codes: dict[str, Code] = {}
         self._variables = {
             v.name: np.frombuffer(bytearray(v.init.ljust(v.size, b"\0")), np.uint8)
@@ -108,7 +118,10 @@ class Module:
 
     @classmethod
     def from_ptx(cls, text: str) -> Module:
-        """Load PTX text. Raises `UnsupportedPTX`, which lists every statement that the machine cannot execute."""
+        """Load PTX text. A kernel with statements that the machine does not execute is in `refused`, and the others run.
+
+        Raises `UnsupportedPTX`, which lists every such statement, where no kernel is left to run.
+        """
         if not isinstance(text, str):
             raise TypeError(f"text must be PTX as text (of a file, what Path.read_text gives), got {type(text).__name__}")
         with collection_paused():
@@ -133,7 +146,7 @@ class Module:
     @property
     def kernels(self) -> tuple[str, ...]:
         """Names of the kernels (`.entry`), as they stand in the PTX."""
-        return tuple(f.name for f in self.program.functions.values() if f.is_entry)
+        return self.program.kernels
 
     def variable(self, name: str) -> Array:
         """The bytes (uint8) of a variable in global or constant memory; writing to them sets the variable."""
@@ -177,8 +190,8 @@ class Module:
         that the PTX ISA allows; without, their results are rounded to nearest. cluster: blocks of a cluster, a number or up to
         three (x, y, z), of which the grid is a multiple; None: what the kernel says (__cluster_dims__), else one block.
 
-        Raises ValueError or TypeError for arguments that do not fit the kernel. What is wrong with the kernel itself is
-        in `Launch.findings`.
+        Raises ValueError or TypeError for arguments that do not fit the kernel, `UnsupportedPTX` for a kernel in `refused`.
+        What is wrong with the kernel itself is in `Launch.findings`.
         """
         kernel = find_kernel(self.kernels, kernel)
         entry = self.program.functions[kernel]
@@ -210,13 +223,17 @@ class Module:
             memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)
         schedule = seed, on_barrier, max_steps
         setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate)
-        Machine(code, setup, memory, findings, tally).run()
+        ended = Machine(code, setup, memory, findings, tally).run()
+        written = [s for s in (*segments, *tensors) if tally.wrote(s)]
+        doubted = bool(findings.doubts)
+        warnings = findings.settle(doubted and (not ended or code.integer_products or any(map(may_hold_nan, written))))
         counters = tally.fold(code.executed())
         # A tensor that nobody touched has traffic, too: none.
         counters.traffic = {s.name: counters.traffic.get(s.name, Traffic()) for s in (*tensors, *segments)}
+        traffic = {s.name: counters.traffic[s.name] for s in tensors}
         left = {segment.name: segment.array_states() == UNWRITTEN for segment, _ in parts if segment.array.size}
         still = {name: where for name, where in left.items() if where.any()}
-        return Launch(counters, counters.traffic, tuple(findings.items), findings.total, still)
+        return Launch(counters, traffic, tuple(findings.items), tuple(warnings), findings.total, still)
 
     def _placed_variables(self) -> tuple[list[Segment], dict[str, int]]:
         """The module's variables as tensors, pointers among them filled in; the addresses of variables and functions."""
@@ -239,9 +256,11 @@ class Module:
         return {each.name: each.array for each in bind(kernel, self.code(kernel).params, args, self._variables).tensors}
 
     def code(self, kernel: str) -> Code:
+        if kernel in self.refused:
+            raise UnsupportedPTX(list(self.refused[kernel]), kernel)
         found = self._codes.get(kernel)
         if found is None:
-            found = self._codes[kernel] = Code(self.program, kernel, self._plans)
+            found = self._codes[kernel] = Code(self.program, kernel, self._decoded.plans)
         return found
 
 

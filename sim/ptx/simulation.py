@@ -33,12 +33,16 @@ class KernelFault(RuntimeError):
         return KernelFault, (self.kernel, self.launch)  # from one process to another
 
 
-class KernelFaultWarning(UserWarning):
-    """The same as a warning."""
+class KernelWarning(UserWarning):
+    """What is in `Launch.warnings`: wrong by the letter, and nothing came of it."""
 
 
-def fault_text(kernel: str, findings: tuple[Finding, ...]) -> str:
-    return "\n  ".join([f"kernel {kernel} has {plural(len(findings), 'fault')}:", *map(str, findings)])
+class KernelFaultWarning(KernelWarning):
+    """What `KernelFault` says, as a warning."""
+
+
+def fault_text(kernel: str, findings: tuple[Finding, ...], called: str = "fault") -> str:
+    return "\n  ".join([f"kernel {kernel} has {plural(len(findings), called)}:", *map(str, findings)])
 
 
 @dataclass
@@ -96,6 +100,8 @@ def deliver(kernel: str, launch: Launch, stacklevel: int) -> None:
         if frame.findings is not None:
             policy = frame.findings
             break
+    if launch.warnings and policy != "keep":
+        warnings.warn(fault_text(kernel, launch.warnings, "warning"), KernelWarning, stacklevel + 1)
     if launch.findings and policy == "raise":
         raise KernelFault(kernel, launch)
     if launch.findings and policy == "warn":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..text.syntax import Program
+from ..text.syntax import Program, Refusal
 from .registry import Call, Plan
 
 FUNCTION_WINDOW = 3 << 56
@@ -41,10 +41,10 @@ def reachable(kernel: str, plans: dict[str, list[Plan]]) -> tuple[list[str], set
     return order, {(name, callee) for name in order for callee in calls[name] if name in beyond[callee]}
 
 
-def refuse_shared_frames(program: Program, plans: dict[str, list[Plan]]) -> list[tuple[int, str, str]]:
-    """Calls within a recursion by functions with local arrays: all levels would have the same ones."""
+def shared_frames(program: Program, plans: dict[str, list[Plan]]) -> list[tuple[str, Refusal]]:
+    """(function, call) within a recursion by functions with local arrays: all levels would have the same ones."""
     return [
-        (function.instructions[pc].line, function.instructions[pc].text, "recursion of a function with local arrays")
+        (name, (function.instructions[pc].line, function.instructions[pc].text, "recursion of a function with local arrays"))
         for name, function in program.functions.items()
         if any(v.space == "local" for v in function.variables)
         for pc, plan in enumerate(plans[name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,13 +13,15 @@ import numpy as np
 from ..order.sharing import Sharing
 from ..report.counters import Mix, mix_of
 from ..state.fpenv import FLUSH, KEEP
-from ..text.syntax import SINK, Instruction, Mem, Operand, Program, Reg, Sym, Variable, Vec
+from ..text.syntax import SINK, Instruction, Program, Reg, Variable, symbols
 from ..text.types import Array, PtxError
 from .calls import callees, function_addresses, reachable
 from .doubtful import Doubtful
 from .flight import in_flight
+from .guesses import Flow, guesses
 from .reach import sharing_of
 from .registry import Branch, Call, Exit, Plan, Return
+from .spins import spins
 
 WIDTHS = (1, 16, 32, 64)
 """Register files by width in bits; 1 holds predicates."""
@@ -32,6 +34,10 @@ PER_LANE = {
     *(f"%lanemask_{name}" for name in ("eq", "le", "lt", "ge", "gt")),
 }
 """Special registers that differ between lanes: they live in register slots that are filled at the start of a wave."""
+
+
+INTEGERS = frozenset({"s8", "u8", "s4", "u4", "b1"})
+"""Types of the integers that tensor cores multiply."""
 
 
 @dataclass
@@ -116,6 +122,11 @@ class Code:
         return frozenset(read | {i.predicate[0].name for i in self.instructions if i.predicate})
 
     @cached_property
+    def integer_products(self) -> bool:
+        """Whether tensor cores multiply integers, of which none is NaN."""
+        return any(i.opcode in ("mma", "wmma", "wgmma") and INTEGERS & set(i.mods) for i in self.instructions)
+
+    @cached_property
     def doubtful(self) -> Doubtful:
         alive = self.block_in[self.starts[self.kernel]]
         # Every step of a carry chain names the flag as an operand, also the first, which does not look at it.
@@ -131,7 +142,12 @@ class Code:
 
     @cached_property
     def sharing(self) -> Sharing:
-        return sharing_of(self.instructions, self.plans, self.params)
+        flow = Flow(self.instructions, self.plans, self.successors, self.target)
+        found = sharing_of(self.instructions, self.plans, self.params)
+        if not found.atomics:
+            return found
+        lockstep = {i for i in self.instructions if i.opcode in ("ld", "st") and "volatile" in i.mods} - spins(flow)
+        return replace(found, guesses=guesses(flow), lockstep=frozenset(lockstep))
 
     def target(self, label: str) -> int:
         if label not in self.labels:
@@ -409,15 +425,3 @@ CONSTANT_REGISTERS = {
     "%aggr_smem_size",
     *(f"%envreg{n}" for n in range(32)),
 }
-
-
-def symbols(operands: tuple[Operand, ...]) -> list[Sym]:
-    out: list[Sym] = []
-    for operand in operands:
-        if isinstance(operand, Sym):
-            out.append(operand)
-        elif isinstance(operand, Mem) and isinstance(operand.base, Sym):
-            out.append(operand.base)
-        elif isinstance(operand, Vec):
-            out += symbols(operand.items)
-    return out

@@ -90,9 +90,7 @@ class Analysis:
                 mask |= self.operands(pc)
         self.mask = self.connected(mask)
         self.found.rows = {name: row for row, name in enumerate(self.of(self.mask))}
-        self.events = {
-            start: [pc for pc in range(start, code.block_end(start)) if self.is_event(pc)] for start in code.leaders
-        }
+        self.events = {start: [pc for pc in range(start, code.block_end(start)) if self.is_event(pc)] for start in code.leaders}
 
     def of(self, mask: int) -> list[str]:
         return [self.names[n] for n in range(mask.bit_length()) if mask >> n & 1]

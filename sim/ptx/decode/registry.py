@@ -277,6 +277,11 @@ def coverage() -> list[Coverage]:
     return sorted(_COVERAGE, key=lambda row: (row.family, row.opcode))
 
 
+def known(opcode: str) -> bool:
+    """Whether some form of an opcode is executed."""
+    return opcode in _DECODERS
+
+
 def decode(instruction: Instruction) -> Plan:
     """The plan of an instruction. Raises `Unsupported` where opcode, modifier or operands are not executed."""
     decoder = _DECODERS.get(instruction.opcode)

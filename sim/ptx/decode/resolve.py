@@ -1,33 +1,68 @@
-"""Plans of all functions of a program, with what each call may reach."""
+"""Plans of all functions of a program, with what each call may reach, and what of them is not executed."""
 
 from __future__ import annotations
 
-from ..text.syntax import Function, Program
+import re
+from dataclasses import dataclass
+
+from ..text.syntax import Function, Program, Refusal, symbols
 from ..text.types import Unsupported, UnsupportedPTX
 from . import ops
-from .calls import BUILTINS, address_taken, refuse_shared_frames
+from .calls import BUILTINS, address_taken, reachable, shared_frames
 from .registry import Call, Plan, replace
 
 
-def decode_all(program: Program) -> dict[str, list[Plan]]:
-    """Plans of all functions. Raises `UnsupportedPTX` with every instruction that has none."""
+@dataclass(frozen=True)
+class Decoded:
+    """The plans of all functions, and what of each function, of the declarations and of the whole module is not executed.
+
+    A function with refused statements has plans that stand for nothing in their place.
+    """
+
+    program: Program
+    plans: dict[str, list[Plan]]
+    refused: dict[str, list[Refusal]]
+
+    def refusals(self, kernel: str) -> list[Refusal]:
+        """What is not executed of a kernel and of the functions and declarations that it can reach."""
+        names = reachable(kernel, self.plans)[0]
+        found = {*self.program.unsupported, *(item for name in names for item in self.refused[name])}
+        if self.program.unreadable:
+            operands = [o for name in names for i in self.program.functions[name].instructions for o in i.operands]
+            found |= {item for name, item in self.program.unreadable.items() if any(s.name == name for s in symbols(operands))}
+        return sorted(found)
+
+
+def decode_all(program: Program) -> Decoded:
+    """Plans of all functions. Raises `UnsupportedPTX`, with everything that is not executed, where no kernel is left to run."""
     plans: dict[str, list[Plan]] = {}
-    bad = list(program.unsupported)
+    refused: dict[str, list[Refusal]] = {}
     for function in program.functions.values():
         plans[function.name] = []
+        refused[function.name] = bad = [unread(item) for item in function.unsupported]
         for instruction in function.instructions:
             try:
                 plan = ops.decode(instruction)
                 if isinstance(plan.control, Call):
                     plan = resolve_call(program, function, plan, plan.control)
-                plans[function.name].append(plan)
             except Unsupported as error:
+                plan = Plan((), ())
                 bad.append((instruction.line, instruction.text, str(error)))
-    if not bad:
-        bad += refuse_shared_frames(program, plans)
-    if bad:
-        raise UnsupportedPTX(sorted(bad))
-    return plans
+            plans[function.name].append(plan)
+    for name, item in shared_frames(program, plans):
+        refused[name].append(item)
+    decoded = Decoded(program, plans, refused)
+    every = {*program.unsupported, *program.unreadable.values(), *(item for bad in refused.values() for item in bad)}
+    if every and all(decoded.refusals(name) for name in program.kernels):
+        raise UnsupportedPTX(sorted(every))
+    return decoded
+
+
+def unread(item: Refusal) -> Refusal:
+    """A statement that the parser could not read: of an opcode that is not executed it does not matter why."""
+    line, text, _ = item
+    match = re.match(r"(?:@!?\S+\s+)?([a-z]\w*)", text)
+    return (line, text, f"opcode {match[1]} is not executed") if match and not ops.known(match[1]) else item
 
 
 def resolve_call(program: Program, caller: Function, plan: Plan, control: Call) -> Plan:

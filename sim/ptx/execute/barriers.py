@@ -40,16 +40,29 @@ class Pending:
     arrivals: list[Arrival] = field(default_factory=list)
 
 
+@dataclass
+class Meeting:
+    """Threads that wait for all others of their blocks at one barrier: how many of each block of the wave, and who where."""
+
+    arrived: Array
+    groups: list[tuple[int, Lanes]] = field(default_factory=list)
+
+
 class Barriers:
-    """The sixteen barriers of each block of a wave."""
+    """The sixteen barriers of each block of a wave.
+
+    `meetings`: by number, those at which nobody does anything but wait for the whole block; `pending`: by block and number,
+    those with a thread count or a reduction.
+    """
 
     def __init__(self, machine: Host):
         self.machine = machine
         self.pending: dict[tuple[int, int], Pending] = {}
+        self.meetings: dict[int, Meeting] = {}
         self.completed = np.zeros(machine.wave.blocks, np.int64)
 
     def __bool__(self) -> bool:
-        return any(a.waits for p in self.pending.values() for a in p.arrivals)
+        return bool(self.meetings) or any(a.waits for p in self.pending.values() for a in p.arrivals)
 
     def arrive(self, pc: int, lanes: Lanes) -> None:
         machine = self.machine
@@ -58,20 +71,25 @@ class Barriers:
         assert isinstance(control, Barrier)
         number = machine.read(lanes, plan.reads[0])
         same = lanes.n == 1 or not np.count_nonzero(number != number[0])
-        simple = same and not control.counted and control.waits and not control.reduction and lanes.whole_blocks
-        if simple and not self.pending:
-            if machine.memory.races is not None:
-                machine.memory.races.block_barrier(lanes.block_ids)
-            for block in lanes.block_ids:
-                self.complete(int(block), pc, lanes)
-            machine.push(pc + 1, lanes)
-            return
+        if same and not control.counted and control.waits and not control.reduction:
+            if not self.pending:
+                self.meet(pc, lanes, int(number[0]))
+                return
+            blocks = [block for block, barrier in self.pending if barrier == number[0]]
+            here = np.isin(lanes.block, blocks)
+            if not here.all():
+                self.meet(pc, lanes.subset(np.flatnonzero(~here)), int(number[0]))
+            if not here.any():
+                return
+            lanes = lanes.subset(np.flatnonzero(here))
+        for barrier in np.unique(number).tolist():
+            self.tell_apart(barrier, lanes.block_ids)
         expected = machine.read(lanes, plan.reads[1]).copy() if control.counted else np.zeros(lanes.n, np.int64)
         values = None
         if control.reduction:
             values = machine.read(lanes, plan.reads[-1]).copy()
             values = ~values if control.negated else values
-        number = number.copy()
+        number = number.copy()[: lanes.n]
         for block in lanes.block_ids:
             for barrier in np.unique(number[lanes.block == block]):
                 at = np.flatnonzero((lanes.block == block) & (number == barrier))
@@ -85,8 +103,70 @@ class Barriers:
                     machine.push(pc + 1, part)
                 self.check(int(block), int(barrier))
 
+    def meet(self, pc: int, lanes: Lanes, barrier: int) -> None:
+        """Lanes come to a barrier at which they wait for all of their blocks."""
+        meeting = self.meetings.get(barrier)
+        if meeting is None:
+            if lanes.whole_blocks:
+                self.release(lanes.block_ids, [(pc, lanes)])
+                return
+            meeting = self.meetings[barrier] = Meeting(np.zeros(self.machine.wave.blocks, np.int64))
+        meeting.arrived += np.bincount(lanes.block, minlength=len(meeting.arrived))
+        meeting.groups.append((pc, lanes))
+        self.recheck_meeting(barrier, lanes.block_ids)
+
+    def recheck_meeting(self, barrier: int, blocks: Array) -> None:
+        """Let those of `blocks` go on of which all threads that live have come."""
+        meeting = self.meetings[barrier]
+        here = meeting.arrived[blocks]
+        done = blocks[(here > 0) & (here >= self.machine.wave.alive_by_block[blocks])]
+        if len(done):
+            self.release(done, self.taken(barrier, done))
+
+    def taken(self, barrier: int, blocks: Array) -> list[tuple[int, Lanes]]:
+        """Who waits at a barrier in these blocks, and no longer does."""
+        meeting = self.meetings[barrier]
+        out, kept = [], []
+        chosen = np.zeros(len(meeting.arrived), np.bool_)
+        chosen[blocks] = True
+        for pc, lanes in meeting.groups:
+            mine = chosen[lanes.block]
+            if mine.any():
+                out.append((pc, lanes if mine.all() else lanes.subset(np.flatnonzero(mine))))
+            if not mine.all():
+                kept.append((pc, lanes.subset(np.flatnonzero(~mine)) if mine.any() else lanes))
+        meeting.arrived[blocks], meeting.groups = 0, kept
+        if not kept:
+            del self.meetings[barrier]
+        return out
+
+    def release(self, blocks: Array, groups: list[tuple[int, Lanes]]) -> None:
+        """All of these blocks have met: their threads go on."""
+        if self.machine.memory.races is not None:
+            self.machine.memory.races.block_barrier(blocks)
+        left = set(blocks.tolist())
+        for pc, lanes in groups:
+            for block in lanes.block_ids.tolist():
+                if block in left:
+                    left.remove(block)
+                    self.complete(block, pc, lanes)
+            self.machine.push(pc + 1, lanes)
+
+    def tell_apart(self, barrier: int, blocks: Array) -> None:
+        """What waits at a barrier in these blocks becomes arrivals, each at its own block's."""
+        if barrier not in self.meetings:
+            return
+        races = self.machine.memory.races
+        for pc, lanes in self.taken(barrier, blocks):
+            for block in lanes.block_ids.tolist():
+                part = lanes.subset(np.flatnonzero(lanes.block == block))
+                arrival = Arrival(pc, part, True, None, None if races is None else races.arrive(part))
+                self.pending.setdefault((block, barrier), Pending(0)).arrivals.append(arrival)
+
     def recheck(self) -> None:
         """Threads have exited: barriers may be complete without them."""
+        for barrier in list(self.meetings):
+            self.recheck_meeting(barrier, np.flatnonzero(self.meetings[barrier].arrived))
         for block, barrier in list(self.pending):
             self.check(block, barrier)
 
@@ -164,6 +244,8 @@ class Barriers:
 
     def stuck(self) -> list[Stuck]:
         machine, out = self.machine, []
+        for barrier in list(self.meetings):
+            self.tell_apart(barrier, np.arange(machine.wave.blocks))
         for (block, barrier), pending in self.pending.items():
             for arrival in pending.arrivals:
                 if not arrival.waits:

@@ -203,8 +203,8 @@ class Machine:
 
     # -- waves ----------------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Run all blocks. Findings and counts are in `findings` and `tally` afterwards."""
+    def run(self) -> bool:
+        """Run all blocks; False if a fault ended the launch. Findings and counts are in `findings` and `tally` afterwards."""
         geometry = self.setup.geometry
         lanes_per_block = -(-geometry.threads // WARP) * WARP
         lanes = COMMUNICATING_LANES if self.code.communicates else PRODUCT_LANES if self.code.in_flight else WAVE_LANES
@@ -224,12 +224,13 @@ class Machine:
                     finally:
                         self.wave.release()
             except Stop:
-                pass
+                return False
             finally:
                 ENVIRONMENT.setter(KEEP)()
                 # Bound code refers to its frame: without this the arrays would live until the next garbage collection.
                 for frame in (*self._compact.values(), *self._full_frames.values()):
                     frame.release()
+        return True
 
     def run_wave(self, first_block: int, blocks: int) -> None:
         memory = self.memory
@@ -249,7 +250,7 @@ class Machine:
         self.shadows.begin_wave(self.wave)
         self.flights.begin_wave(self.wave)
         self.steps.begin_wave(self.wave)
-        self.ready: Ready = make_ready(self.random)
+        self.ready: Ready = make_ready(self.random, self.wave)
         self.parked: dict[int, Lanes] = {}
         self.functions = Functions(self)
         self.barriers = Barriers(self)

@@ -66,10 +66,10 @@ class Product:
         """D as (registers, lanes of the warpgroups); kept, once everything of it has landed."""
         if self.held is not None:
             return self.held
-        held = registers(self.total, self.bound.control)
+        found = registers(self.total, self.bound.control)
         if self.landed.all():
-            self.held = held
-        return held
+            self.held = found
+        return found
 
     def of(self, first: Array) -> Array:
         """Which of its warpgroups have these first warps."""

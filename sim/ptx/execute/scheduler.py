@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..state.lanes import Lanes
+from ..state.lanes import Lanes, Wave
 
 PATIENCE = 512
 """Picks by lowest instruction before the groups that have waited longest get their turn."""
@@ -48,43 +48,111 @@ class Ready:
         return pc, merged(self.groups.pop(pc))
 
 
-class SeededReady(Ready):
-    """Every warp by itself, in random order: one runs for a random stretch, then another.
+TEAMS = 4
+"""In how many groups the warps of a wave run apart under a seed."""
 
-    Stretches are geometric with a mean that is itself random, so that some warps run far ahead of the others, up to
-    what barriers allow.
+STRETCHES = (1, 4, 32, 256)
+"""Means of how many picks in a row a team gets."""
+
+ASIDE = 0.1
+"""How often a team's warps that are not at its lowest instruction go on all the same."""
+
+GONE = np.iinfo(np.int64).max
+"""The place of a warp that is not known to wait anywhere."""
+
+REMEMBERED = 1024
+"""Sets of lanes of which the parts in each team are remembered."""
+
+DRAWS = (64, 512, 4096)
+"""Means of how many picks pass before the teams are drawn anew: the next time that all are at one instruction, where new teams are
+as large as the old ones and nothing is torn apart; after `PATIENCE` more anyway."""
+
+
+class SeededReady(Ready):
+    """Warps apart, in random order: they are drawn into `TEAMS` teams, of which one runs for a random stretch, then another.
+
+    The warps of a block are spread over the teams as evenly as can be, each block's in its own way, so that up to `TEAMS`
+    warps of a block run apart as far as barriers allow, and so do blocks; who is in a team with whom is drawn anew from time
+    to time. A team runs together where its warps are at the same instruction: a launch takes a few times what one without
+    a seed takes, however many warps it has. Stretches are geometric with a mean that is itself random, so that some teams run
+    far ahead of the others.
     """
 
-    def __init__(self, random: np.random.Generator):
+    def __init__(self, random: np.random.Generator, wave: Wave):
         super().__init__()
         self.random = random
-        self.keyed: dict[tuple[int, int], list[Lanes]] = {}
-        self.warp = -1
+        self.wave = wave
+        self.teams: dict[int, dict[int, list[Lanes]]] = {}
+        self.team = -1
         self.stretch = 0
+        # Where each warp was last seen to go on: what is not ready waits there.
+        self.place = np.full(wave.blocks * wave.warps_per_block, GONE)
+        self.draw()
 
     def __bool__(self) -> bool:
-        return bool(self.keyed)
+        return bool(self.teams)
+
+    def draw(self) -> None:
+        """Who is in which team, until when."""
+        blocks, warps = self.wave.blocks, self.wave.warps_per_block
+        first = self.random.permutation(blocks) * warps
+        self.team_of = ((first[:, None] + self.random.random((blocks, warps)).argsort(axis=1)) % TEAMS).reshape(-1)
+        self.picks = int(self.random.geometric(1 / self.random.choice(DRAWS)))
+        self._parts: dict[Lanes, list[tuple[int, Lanes]]] = {}
+        old, self.teams = self.teams, {}
+        for groups in old.values():
+            for pc, parts in groups.items():
+                for lanes in parts:
+                    self.push(pc, lanes)
 
     def push(self, pc: int, lanes: Lanes) -> None:
-        if lanes.warps == 1:
-            self.keyed.setdefault((int(lanes.warp_ids[0]), pc), []).append(lanes)
-            return
-        starts = np.flatnonzero(np.diff(lanes.warp, prepend=-1))
-        for start, stop in zip(starts, [*starts[1:], lanes.n], strict=True):
-            part = lanes.wave.lanes(lanes.index[start:stop])
-            self.keyed.setdefault((int(part.warp_ids[0]), pc), []).append(part)
+        self.place[lanes.warp_ids] = GONE
+        for team, part in self.parts(lanes):
+            self.teams.setdefault(team, {}).setdefault(pc, []).append(part)
+
+    def parts(self, lanes: Lanes) -> list[tuple[int, Lanes]]:
+        """Lanes by their teams."""
+        found = self._parts.get(lanes)
+        if found is None:
+            teams = self.team_of[lanes.warp]
+            here = np.unique(teams).tolist()
+            found = [(team, lanes if len(here) == 1 else lanes.subset(np.flatnonzero(teams == team))) for team in here]
+            if len(self._parts) >= REMEMBERED:
+                self._parts.clear()
+            self._parts[lanes] = found
+        return found
+
+    def together(self) -> bool:
+        """Whether all that live are ready at one instruction."""
+        ready = [(pc, lanes.n) for groups in self.teams.values() for pc, parts in groups.items() for lanes in parts]
+        return len({pc for pc, _ in ready}) == 1 and sum(n for _, n in ready) == self.wave.alive_by_warp.sum()
+
+    def held(self, team: int) -> bool:
+        """Whether some of a team wait at a lower instruction than those that are ready."""
+        waiting = self.place[(self.team_of == team) & (self.wave.alive_by_warp > 0)]
+        return len(waiting) > 0 and int(waiting.min()) < min(self.teams[team])
 
     def pop(self) -> tuple[int, Lanes]:
+        """Of a team that is at several instructions mostly the lowest first, so that it meets: if those wait, another team."""
+        self.picks -= 1
+        if self.picks < 0 and (self.picks < -PATIENCE or self.together()):
+            self.draw()
         self.stretch -= 1
-        keys = [key for key in self.keyed if key[0] == self.warp] if self.stretch > 0 else []
-        if not keys:
-            every = list(self.keyed)
-            self.warp = every[int(self.random.integers(len(every)))][0]
-            self.stretch = int(self.random.geometric(1 / self.random.choice([1, 4, 32, 256])))
-            keys = [key for key in every if key[0] == self.warp]
-        # Diverged lanes of a warp: mostly lowest instruction first, so that they meet; now and then any of them.
-        key = min(keys) if self.random.random() < 0.9 else keys[int(self.random.integers(len(keys)))]
-        return key[1], merged(self.keyed.pop(key))
+        aside = self.random.random() < ASIDE
+        if self.team not in self.teams or self.stretch < 0 or (not aside and self.held(self.team)):
+            every = list(self.teams)
+            every = every if aside else [team for team in every if not self.held(team)] or every
+            self.team = every[int(self.random.integers(len(every)))]
+            self.stretch = int(self.random.geometric(1 / self.random.choice(STRETCHES)))
+        groups = self.teams[self.team]
+        pc = min(groups)
+        if len(groups) > 1 and aside:
+            pc = list(groups)[int(self.random.integers(len(groups)))]
+        lanes = merged(groups.pop(pc))
+        self.place[lanes.warp_ids] = pc
+        if not groups:
+            del self.teams[self.team]
+        return pc, lanes
 
 
 def merged(parts: list[Lanes]) -> Lanes:
@@ -94,5 +162,5 @@ def merged(parts: list[Lanes]) -> Lanes:
     return parts[0].wave.lanes(np.sort(np.concatenate([p.index for p in parts])))
 
 
-def make_ready(random: np.random.Generator | None) -> Ready:
-    return Ready() if random is None else SeededReady(random)
+def make_ready(random: np.random.Generator | None, wave: Wave) -> Ready:
+    return Ready() if random is None else SeededReady(random, wave)

@@ -42,6 +42,7 @@ class Port(ABC):
         self.kind = kind
         self.write = kind in STORES or kind == "atom"
         self.read = kind not in STORES
+        self.verb = "atomic access" if kind == "atom" else "write" if self.write else "read"
         self.shift = size.bit_length() - 1
 
     @abstractmethod
@@ -52,10 +53,15 @@ class Port(ABC):
         positions = np.flatnonzero(bad)
         first = int(positions[0])
         address = int(addresses[first])
-        verb = "write" if self.write else "read"
+        message = f"{self.verb} of {plural(self.size, 'byte')} at {address:#x}{message}"
+        if kind == "uninitialised" and self.kind == "ldmatrix":
+            # A tile is loaded whole, also where the algorithm masks away what comes of some rows.
+            i = self.instruction
+            self.memory.findings.doubt(kind, message, i, lanes.place(first), len(positions), address)
+            return
         self.memory.findings.report(
             kind,
-            f"{verb} of {plural(self.size, 'byte')} at {address:#x}{message}",
+            message,
             self.instruction,
             lanes,
             first,

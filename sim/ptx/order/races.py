@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..report.findings import Findings, source
+from ..report.findings import Findings, place_of, source_and_call
 from ..state.lanes import WARP, Lanes, Wave
 from ..state.segments import Segment
 from ..text.syntax import Instruction
@@ -32,6 +32,9 @@ LATEST = LOW << np.uint64(STAMP)
 """The stamp of an entry that nobody is ordered behind."""
 
 COPY, LANDING = "asynchronous copy", "write of an asynchronous copy"
+
+NOT_ORDERED = "are not ordered"
+LOCKSTEP = "work only in lockstep: both are volatile, but nothing lets the lanes of the warp wait for each other (__syncwarp would)"
 
 
 @dataclass
@@ -55,13 +58,14 @@ class Table:
 @dataclass
 class Shadow:
     """Who touched each granule: the last plain writer, the plain readers, the atomics; what asynchronous copies may yet read
-    (`copies`) and, in tensors, write (`landing`)."""
+    (`copies`) and, in tensors, write (`landing`); the last `volatile` writer of shared memory, as far as lockstep matters."""
 
     writes: Table
     reads: Table
     atomics: Table
     shared: bool
     copies: Table | None = None
+    volatile: Table | None = None
     landing: Table | None = None
 
     @classmethod
@@ -220,6 +224,8 @@ class Races(Order):
             self.look(access, shadow.reads, "atomic access", "read")
             if shadow.copies is not None:
                 self.look(access, shadow.copies, "atomic access", COPY)
+            if shadow.shared and i in self.sharing.lockstep:
+                self.lockstep(access)
             if self.tiles is not None and shadow.shared:
                 self.tiles.look(access, "atomic access")
             self.note(access, shadow.atomics)
@@ -230,6 +236,9 @@ class Races(Order):
                 self.strong(lanes, where, area_key, reads, kind != "ld", frozenset(i.mods))
         elif kind in ("ld", "ldmatrix"):
             self.look(access, shadow.writes, "read", "write")
+            if i in self.sharing.guesses:
+                self.note(access, shadow.atomics)
+                return
             if self.has_atomics:
                 self.look(access, shadow.atomics, "read", "atomic access")
             if self.proxy is not None and is_async(i):
@@ -247,6 +256,22 @@ class Races(Order):
             if self.has_atomics:
                 self.look(access, shadow.atomics, "write", "atomic access")
             self.overwrite(access)
+
+    def lockstep(self, access: Access) -> None:
+        """A volatile access to shared memory: what another lane of the warp wrote is not there unless the lanes have met."""
+        shadow, who = access.shadow, access.who
+        if shadow.volatile is None:
+            shadow.volatile = Table(shadow.writes.rows, 1, self.numbers)
+        entries, by = shadow.volatile.entries.reshape(-1), shadow.volatile.by.reshape(-1)
+        if access.instruction.opcode == "st":
+            entries[access.rows], by[access.rows] = self.values(who, ONE), self.number(access.instruction)
+            return
+        written = entries[access.rows]
+        other = (written & np.uint64(LANE)).astype(np.int64)
+        where = np.flatnonzero((written != 0) & (other >> 5 == who.lane >> 5) & (other != who.lane))
+        where = where[self.unordered(who.lane[where], written[where], False)]
+        if len(where):
+            self.report(access, where, written[where], by[access.rows[where]], ("read", "write"), LOCKSTEP)
 
     def overwrite(self, access: Access) -> None:
         """The access is the last writer of its granules."""
@@ -372,10 +397,10 @@ class Races(Order):
             name = f"{access.segment.name!r}" if access.segment is not None else "shared memory"
             address = int(access.addresses[position])
             message = (
-                f"{i.opcode} reads {name} through the asynchronous proxy; what {source(theirs)} wrote there, by block {block}, "
-                f"warp {thread // WARP}, lane {thread % WARP}, has no fence.proxy.async behind it"
+                f"{i.opcode} reads {name} through the asynchronous proxy; what {source_and_call(theirs)} wrote there, "
+                f"by block {block}, warp {thread // WARP}, lane {thread % WARP}, has no fence.proxy.async behind it"
             )
-            key = ("proxy", i.line, theirs.line, access.segment.name if access.segment is not None else None)
+            key = ("proxy", place_of(i), place_of(theirs), access.segment.name if access.segment is not None else None)
             count = int(np.count_nonzero(bad & (by == number)))
             tensor = access.segment.name if access.segment is not None else None
             self.findings.record(
@@ -450,8 +475,10 @@ class Races(Order):
             return "shared memory"
         return f"the shared memory of block {self.wave.number(block + self.wave.first_block)}"
 
-    def report(self, access: Access, where: Array, entries: Array, by: Array, verbs: tuple[str, str]) -> None:
-        """One finding for each pair of instructions, at the later one in the code; `verbs`: what each did."""
+    def report(
+        self, access: Access, where: Array, entries: Array, by: Array, verbs: tuple[str, str], what: str = NOT_ORDERED
+    ) -> None:
+        """One finding for each pair of instructions, at the later one in the code; `verbs`: what each did, `what`: how it ended."""
         lanes, segment, i = access.lanes, access.segment, access.instruction
         for number in np.unique(by).tolist():
             at = int(np.flatnonzero(by == number)[0])
@@ -471,15 +498,16 @@ class Races(Order):
             (_, did, at_fault, main), (_, had, second, rest) = sides
             crowd = ("", " and other lanes", " and other warps", *[" and other blocks"] * 2)[(first & LEVEL) >> 29]
             message = (
-                f"{did} at offset {offset:#x} of {name} and {had} at {source(second)} "
-                f"by block {rest[0]}, warp {rest[1]}, lane {rest[2]}{crowd} are not ordered"
+                f"{did} at offset {offset:#x} of {name} and {had} at {source_and_call(second)} "
+                f"by block {rest[0]}, warp {rest[1]}, lane {rest[2]}{crowd} {what}"
             )
+            key = ("race", *sorted((place_of(i), place_of(theirs)), key=str), segment.name if segment else None)
             self.findings.record(
                 "race",
                 message,
                 at_fault,
                 main,
-                ("race", *sorted((i.line, theirs.line)), segment.name if segment else None),
+                key,
                 count=int(np.count_nonzero(by == number)),
                 address=address,
                 tensor=segment.name if segment is not None else None,

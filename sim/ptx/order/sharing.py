@@ -42,6 +42,8 @@ class Sharing:
     from, under "*" that of accesses to anywhere. `atomics`: there are atomics or strong loads and stores; `releases`: and fences
     or releases. `written`: places of the pointers that stores may have come from, None where that cannot be told. `proxies`:
     something accesses memory through the asynchronous proxy, `products`: wgmma does.
+    `guesses`: plain loads whose values only a compare-and-swap looks at, so that atomics do not race with them.
+    `lockstep`: volatile loads and stores, but for loads on which a loop waits: between lanes of a warp they need an order, too.
     """
 
     shared_granule: int
@@ -51,6 +53,8 @@ class Sharing:
     written: frozenset[Place] | None
     proxies: bool = False
     products: bool = False
+    guesses: frozenset[Instruction] = frozenset()
+    lockstep: frozenset[Instruction] = frozenset()
 
     def global_granule(self, places: list[Place]) -> int:
         """The smallest width of an access to memory that the pointers at these places point to."""

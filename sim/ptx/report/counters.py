@@ -238,6 +238,10 @@ class Tally:
     barriers: int = 0
     waves: int = 0
 
+    def wrote(self, segment: Segment) -> bool:
+        """Whether any instruction has stored to a tensor."""
+        return any(moved.write_bytes for (_, one), moved in self.traffic.items() if one is segment)
+
     def fold(self, executed: Iterable[tuple[Mix, int, int]]) -> Counters:
         """The counts by line and in all; `executed` are stretches of code, with the warps and the threads that ran each."""
         lines: defaultdict[Line, Counts] = defaultdict(Counts)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cupyflash.words import plural
 
 from ..state.lanes import Lanes
-from ..text.syntax import Instruction
+from ..text.syntax import Instruction, Line
 
 LIMIT = 100
 """How many findings a launch keeps; the rest is only counted."""
@@ -25,34 +25,59 @@ class Finding:
     instruction without all lanes that it names), "inactive source" (a shuffle from a lane that does not take part), "bad
     arrival" (at an mbarrier), "bad tensor map" (`memory.maps`), "bad call" (through a pointer that is no such function), "stack
     overflow", "trap" (also a failed assertion).
-    `source` is (file, line) of the CUDA source where the PTX has line information. `block` is the linear block index,
-    `warp` counts within the block, `lane` within the warp. `address` is the virtual address (shared: the offset).
+    `source` is (file, line) of the CUDA source where the PTX has line information; where that is in an inlined function,
+    `inlined_at` has the lines of the calls, the kernel's own last. `block` is the linear block index, `warp` counts within the
+    block, `lane` within the warp. `address` is the virtual address (shared: the offset). `instructions`: how many PTX
+    instructions of this line did it (an unrolled loop has copies), `lanes`: how many lanes, each as often as it did.
     """
 
     kind: str
     message: str
     kernel: str
-    source: tuple[str, int] | None
+    source: Line | None
     ptx_line: int
     block: int
     warp: int
     lane: int
     address: int | None = None
     tensor: str | None = None
+    inlined_at: tuple[Line, ...] = ()
+    instructions: int = 1
+    lanes: int = 1
 
     def __str__(self) -> str:
         place = f"{self.source[0]}:{self.source[1]}" if self.source else f"PTX line {self.ptx_line}"
-        return f"{place}: {self.kind}: {self.message} [{self.kernel}, block {self.block}, warp {self.warp}, lane {self.lane}]"
+        if self.inlined_at:
+            place += " (inlined at {}:{})".format(*self.inlined_at[-1])
+        copies = f"; {self.instructions} PTX instructions" if self.instructions > 1 else ""
+        who = f"[{self.kernel}, block {self.block}, warp {self.warp}, lane {self.lane}{copies}]"
+        return f"{place}: {self.kind}: {self.message} {who}"
+
+
+@dataclass
+class Record:
+    """A finding and what has come to it since: the PTX lines of its copies, its lanes."""
+
+    finding: Finding
+    number: int
+    ptx_lines: set[int]
+    lanes: int
+
+    def closed(self) -> Finding:
+        return replace(self.finding, instructions=len(self.ptx_lines), lanes=self.lanes)
 
 
 @dataclass
 class Findings:
-    """Collects the findings of a launch: the first of each (kind, instruction, tensor); `total` counts all lanes."""
+    """Collects the findings of a launch: the first of each kind, place in the source and tensor; `total` counts all lanes.
+
+    `doubts` are those of which only the end of the launch shows whether anything came of them (`settle`).
+    """
 
     kernel: str
     total: int = 0
-    items: list[Finding] = field(default_factory=list)
-    seen: set[tuple[object, ...]] = field(default_factory=set)
+    found: dict[tuple[object, ...], Record] = field(default_factory=dict)
+    doubts: dict[tuple[object, ...], Record] = field(default_factory=dict)
 
     def report(
         self,
@@ -67,8 +92,10 @@ class Findings:
         tensor: str | None = None,
     ) -> None:
         """Record a finding at `position` within `lanes`; `count` lanes did the same in this execution."""
-        key = (kind, instruction.line, instruction.text, tensor)
-        self.record(kind, message, instruction, lanes.place(position), key, count=count, address=address, tensor=tensor)
+        i = instruction
+        # Who waits is told apart at each instruction, whatever the line.
+        key = (kind, (i.line, i.text) if kind == "deadlock" else place_of(i), tensor)
+        self.record(kind, message, i, lanes.place(position), key, count=count, address=address, tensor=tensor)
 
     def record(
         self,
@@ -84,13 +111,46 @@ class Findings:
     ) -> None:
         """Record a finding of (block, warp, lane) `place`, the first with this key."""
         self.total += count
-        if key in self.seen or len(self.items) >= LIMIT:
-            return
-        self.seen.add(key)
-        block, warp, lane = place
-        self.items.append(
-            Finding(kind, message, self.kernel, instruction.source, instruction.line, block, warp, lane, address, tensor)
-        )
+        i = instruction
+        finding = Finding(kind, message, self.kernel, i.source, i.line, *place, address, tensor, i.inlined_at)
+        self.note(self.found, key, finding, count)
+
+    def doubt(self, kind: str, message: str, i: Instruction, place: tuple[int, int, int], count: int, address: int) -> None:
+        """Record what may be wrong; `settle` will say whether it is."""
+        finding = Finding(kind, message, self.kernel, i.source, i.line, *place, address, None, i.inlined_at)
+        self.note(self.doubts, (kind, place_of(i), None), finding, count)
+
+    def note(self, records: dict[tuple[object, ...], Record], key: tuple[object, ...], finding: Finding, count: int) -> None:
+        known = records.get(key)
+        if known is not None:
+            known.ptx_lines.add(finding.ptx_line)
+            known.lanes += count
+        elif len(records) < LIMIT:
+            records[key] = Record(finding, len(self.found) + len(self.doubts), {finding.ptx_line}, count)
+
+    @property
+    def items(self) -> list[Finding]:
+        return [record.closed() for record in self.found.values()]
+
+    def settle(self, matters: bool) -> list[Finding]:
+        """Doubts become findings if something came of them, else all of them together one warning, which is returned."""
+        doubts, self.doubts = self.doubts, {}
+        if matters:
+            self.total += sum(record.lanes for record in doubts.values())
+            merged = {**doubts, **self.found}
+            self.found = dict(sorted(merged.items(), key=lambda item: item[1].number)[:LIMIT])
+            return []
+        if not doubts:
+            return []
+        records = list(doubts.values())
+        lines, lanes = set().union(*(r.ptx_lines for r in records)), sum(r.lanes for r in records)
+        first = records[0].finding
+        return [replace(first, message=f"{first.message}; nothing came of it", instructions=len(lines), lanes=lanes)]
+
+
+def place_of(i: Instruction) -> tuple[object, ...]:
+    """What the copies of an instruction in an unrolled loop have in common: line, calls and opcode; without lines the PTX's own."""
+    return (i.opcode, i.source, i.inlined_at) if i.source else (i.line, i.text)
 
 
 @dataclass(frozen=True)
@@ -156,4 +216,13 @@ def stuck(threads: int) -> str:
 
 def source(i: Instruction) -> str:
     """Where an instruction comes from: file:line of the CUDA source if the PTX says so."""
-    return f"{i.source[0].rpartition('/')[2]}:{i.source[1]}" if i.source else f"PTX line {i.line} ({i.text})"
+    return at_line(i.source) if i.source else f"PTX line {i.line} ({i.text})"
+
+
+def source_and_call(i: Instruction) -> str:
+    """`source`, and for inlined code the kernel's line that calls it."""
+    return source(i) + (f" (inlined at {at_line(i.inlined_at[-1])})" if i.inlined_at else "")
+
+
+def at_line(line: Line) -> str:
+    return f"{line[0].rpartition('/')[2]}:{line[1]}"

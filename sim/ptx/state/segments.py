@@ -123,3 +123,21 @@ def mark_unwritten(chosen: list[tuple[Segment, Array | bool]], segments: list[Se
                 one.state = together[one.address - low : one.address - low + one.size]
         if segment.array.size:
             np.copyto(segment.array_states(), UNWRITTEN, where=where)
+
+
+LARGEST_FINITE = {1: 0x7E, 2: 0x7C00, 4: 0x7F800000, 8: 0x7FF0000000000000}
+"""By width in bytes, where the floating-point types have no NaN up to here; bits of a number without its sign."""
+
+
+def may_hold_nan(segment: Segment) -> bool:
+    """Whether some element that was written is NaN; in an array of integers, which may hold any bits, as if they were floats."""
+    array = segment.array
+    whole = np.ones(array.shape, np.bool_) if segment.state is None else (segment.array_states() == WRITTEN).all(axis=-1)
+    try:
+        if array.dtype.kind not in "iub":
+            return bool(np.isnan(array)[whole].any())
+        bits = array.view(f"u{array.itemsize}")[whole]
+    except TypeError:
+        return True
+    limit = LARGEST_FINITE[array.itemsize]
+    return bool((bits & bits.dtype.type((1 << (8 * array.itemsize - 1)) - 1) > limit).any())

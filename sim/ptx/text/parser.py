@@ -12,7 +12,7 @@ import re
 import struct
 from collections.abc import Iterator
 
-from .syntax import SINK, Function, Group, Imm, Instruction, Mem, Not, Operand, Pair, Program, Reg, Sym, Variable, Vec
+from .syntax import SINK, Function, Group, Imm, Instruction, Mem, Not, Operand, Pair, Program, Refusal, Reg, Sym, Variable, Vec
 from .types import TYPES, PtxError, PtxType
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
@@ -27,6 +27,7 @@ _VARIABLE = re.compile(
     rf"(?P<quals2>(?:\s+\.ptr(?:\s*\.\w+)?(?:\s*\.align\s+\d+)?)?)\s+(?P<name>{_NAME})(?P<rest>.*)",
     re.S,
 )
+_DECLARED = re.compile(rf"({_NAME})\s*(?:\[[^\]]*\]\s*)*(?:=.*)?$", re.S)
 _ALIGN = re.compile(r"\.align\s+(\d+)")
 _SPLIT = re.compile(r"[,\s]+")
 _DELIMITER = re.compile(r"[,{}\[\]()]")
@@ -39,8 +40,14 @@ _SPECIAL = re.compile(
     r"|globaltimer_lo|globaltimer_hi|lanemask_(eq|le|lt|ge|gt)|envreg([0-9]|[12][0-9]|3[01])|dynamic_smem_size|total_smem_size|aggr_smem_size"
     r"|cluster_ctarank|cluster_nctarank|is_explicit_cluster|reserved_smem_offset_(begin|end|cap|0|1)|current_graph_exec)$"
 )
-_DECLARED = re.compile(r"%[A-Za-z]{1,2}\d+$")
+_NUMBERED = re.compile(r"%[A-Za-z]{1,2}\d+$")
 """What compilers call the registers that they declare."""
+
+_ANY_SPECIAL = re.compile(
+    r"%(n?(tid|ctaid|clusterid)|cluster_n?cta(id|rank)|is_explicit_cluster|laneid|n?(warpid|smid)|gridid|lanemask_\w\w|clock\w*"
+    r"|globaltimer\w*|pm\d\w*|envreg\d+|reserved_smem_offset_\w+|(total|aggr|dynamic)_smem_size|current_graph_exec)(\.[xyzw])?$"
+)
+"""All that the PTX ISA has, "Special Registers", executed or not."""
 
 
 def file_name(text: str) -> str:
@@ -108,7 +115,9 @@ class _Parser:
         self.functions: dict[str, Function] = {}
         self.variables: dict[str, Variable] = {}
         self.files = {int(m[1]): file_name(m[2]) for m in _FILE.finditer(self.text)}
-        self.bad: list[tuple[int, str, str]] = []
+        self.bad: list[Refusal] = []
+        self.unreadable: dict[str, Refusal] = {}
+        self.function_now: Function | None = None
         self.target = ""
         self.source: tuple[str, int] | None = None
         self.inlined_at: tuple[tuple[str, int], ...] = ()
@@ -121,7 +130,16 @@ class _Parser:
 
     def fail(self, pos: int, reason: str) -> None:
         end = self.text.find("\n", pos)
-        self.bad.append((self.line(pos), self.text[pos : end if end >= 0 else None].strip()[:100], reason))
+        self.refuse((self.line(pos), self.text[pos : end if end >= 0 else None].strip()[:100], reason))
+
+    def refuse(self, item: Refusal, name: str = "") -> None:
+        """A statement that cannot be read: of the function that it stands in, the declaration of `name`, or of the whole module."""
+        if self.function_now is not None:
+            self.function_now.unsupported.append(item)
+        elif name:
+            self.unreadable[name] = item
+        else:
+            self.bad.append(item)
 
     def skip(self, pos: int) -> int:
         match = _BLANK.match(self.text, pos)
@@ -148,7 +166,7 @@ class _Parser:
         pos = self.skip(0)
         while pos < len(self.text):
             pos = self.skip(self.statement(pos))
-        return Program(self.functions, self.variables, self.target, self.bad)
+        return Program(self.functions, self.variables, self.target, self.bad, self.unreadable)
 
     def statement(self, pos: int) -> int:
         text = self.text
@@ -180,7 +198,8 @@ class _Parser:
     def variable(self, pos: int, text: str, extern: bool = False) -> Variable | None:
         match = _VARIABLE.match(text)
         if not match or match["type"] not in TYPES:
-            self.fail(pos, "cannot read this declaration")
+            name = _DECLARED.search(text)
+            self.refuse((self.line(pos), " ".join(text.split())[:100], "this declaration is not read"), name[1] if name else "")
             return None
         elem = TYPES[match["type"]]
         quals = match["quals"] + match["quals2"]
@@ -199,7 +218,8 @@ class _Parser:
             self.initialise(variable, elem, init.strip())
             variable.size = max(variable.size, len(variable.init))
         if extern and match["space"] != "shared" and variable.size == 0:
-            self.fail(pos, "extern variable without a size")
+            item = (self.line(pos), " ".join(text.split())[:100], "extern variable without a size")
+            self.refuse(item, variable.name)
         return variable
 
     def initialise(self, variable: Variable, elem: PtxType, init: str) -> None:
@@ -236,15 +256,13 @@ class _Parser:
         ).match(self.text, pos)
         if not head:
             raise PtxError(f"line {self.line(pos)}: cannot read this function header")
-        function = Function(
-            head["name"],
-            head[1] == "entry",
-            self.params(head["params"] or "", pos),
-            self.params(head["ret"] or "", pos),
-        )
+        self.function_now = function = Function(head["name"], head[1] == "entry", [], [])
+        function.params += self.params(head["params"] or "", pos)
+        function.returns += self.params(head["ret"] or "", pos)
         if head["end"] == ";":
             function.defined = False
             self.functions.setdefault(function.name, function)
+            self.function_now = None
             return head.end()
         self.functions[function.name] = function
         function.registers = registers_at_launch(head["attrs"])
@@ -255,7 +273,9 @@ class _Parser:
             for variable in function.params + function.returns:
                 if variable.space == "param":
                     variable.name += f"@{function.name}"
-        return self.body(function, head.end())
+        end = self.body(function, head.end())
+        self.function_now = None
+        return end
 
     def directives(self, function: Function, text: str) -> None:
         """What stands between the parameters of a kernel and its body, as far as a launch must know it."""
@@ -313,7 +333,7 @@ class _Parser:
                 try:
                     self.instruction(function, scope, pos, end)
                 except PtxError as error:
-                    self.bad.append((self.line(pos), " ".join(self.text[pos:end].split()), str(error)))
+                    self.refuse((self.line(pos), " ".join(self.text[pos:end].split()), str(error)))
                 pos = end + 1
 
     def collect(self, scope: _Scope, pos: int) -> None:
@@ -376,11 +396,11 @@ class _Parser:
         if match := _PREDICATE.match(text):
             reg = scope.register(match[2])
             if reg is None:
-                raise PtxError(f"line {self.line(pos)}: unknown predicate {match[2]}")
+                raise PtxError(f"predicate {match[2]} is not declared")
             predicate, at = (reg, match[1] == "!"), match.end()
         match = _OPCODE.match(text, at)
         if not match:
-            raise PtxError(f"line {self.line(pos)}: cannot read {text!r}")
+            raise PtxError("this is no instruction")
         opcode, *mods = match[1].split(".")
         operands = tuple(self.operand(function, scope, t, pos) for t in split_operands(text[match.end() :]))
         clean = " ".join(text.split())
@@ -404,7 +424,7 @@ class _Parser:
             address, *rest = split_operands(text[1:-1])
             coordinates = sub(rest[0]) if len(rest) == 1 else Vec(())
             if len(rest) > 1 or not isinstance(coordinates, Vec):
-                raise PtxError(f"line {self.line(pos)}: cannot read address {text}")
+                raise PtxError(f"address {text} has a form that is not executed")
             found = self.memory(function, scope, address, pos)
             return Mem(found.base, found.offset, coordinates.items)
         if "|" in text:
@@ -429,10 +449,11 @@ class _Parser:
             return Imm(32)
         if match := re.fullmatch(rf"({_NAME})\s*([+-]\s*\d+)?", text):
             if text.startswith("%"):
-                what = "register {} is not declared" if _DECLARED.match(text) else "unknown special register {}"
-                raise PtxError(f"line {self.line(pos)}: {what.format(text)}")
+                if _ANY_SPECIAL.match(text):
+                    raise PtxError(f"special register {text} is not executed")
+                raise PtxError(f"register {text} is not declared" if _NUMBERED.match(text) else f"unknown special register {text}")
             return Sym(self.symbol(function, scope, match[1]), integer((match[2] or "0").replace(" ", "").lstrip("+")))
-        raise PtxError(f"line {self.line(pos)}: cannot read operand {text!r}")
+        raise PtxError(f"operand {text} has a form that is not executed")
 
     def symbol(self, function: Function, scope: _Scope, name: str) -> str:
         at: _Scope | None = scope
@@ -451,7 +472,7 @@ class _Parser:
         if isinstance(base, Sym):
             return Mem(Sym(base.name), base.offset + offset)
         if not isinstance(base, (Reg, Imm)):
-            raise PtxError(f"line {self.line(pos)}: cannot read address [{text}]")
+            raise PtxError(f"address [{text}] has a form that is not executed")
         return Mem(base, offset)
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .types import TYPES, PtxError, PtxType
 
 Line = tuple[str, int]
 """A line of source: (file, line). Where the PTX has no line information the file is "PTX" and the line is the PTX's."""
+
+
+Refusal = tuple[int, str, str]
+"""A statement that is not executed: (line of the PTX, text, reason)."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,7 @@ class Variable:
 
 @dataclass
 class Function:
-    """A kernel (`.entry`) or a device function (`.func`)."""
+    """A kernel (`.entry`) or a device function (`.func`). `unsupported`: its statements that could not be read."""
 
     name: str
     is_entry: bool
@@ -142,6 +147,7 @@ class Function:
     labels: dict[str, int] = field(default_factory=dict)
     tables: dict[str, list[str]] = field(default_factory=dict)
     defined: bool = True
+    unsupported: list[Refusal] = field(default_factory=list)
     registers: int | None = None
     """Registers per thread at launch, where the kernel's directives say so: what setmaxnreg begins with."""
     cluster: tuple[int, ...] | None = None
@@ -152,9 +158,28 @@ class Function:
 
 @dataclass
 class Program:
-    """A parsed PTX module. `unsupported`: (line, text, reason) of the statements that could not be read."""
+    """A parsed PTX module. What could not be read: `unsupported` outside of functions, `unreadable` declarations by their names."""
 
     functions: dict[str, Function]
     variables: dict[str, Variable]
     target: str
-    unsupported: list[tuple[int, str, str]]
+    unsupported: list[Refusal]
+    unreadable: dict[str, Refusal]
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels (`.entry`), as they stand in the PTX."""
+        return tuple(f.name for f in self.functions.values() if f.is_entry)
+
+
+def symbols(operands: Sequence[Operand]) -> list[Sym]:
+    """The names in operands."""
+    out: list[Sym] = []
+    for operand in operands:
+        if isinstance(operand, Sym):
+            out.append(operand)
+        elif isinstance(operand, Mem) and isinstance(operand.base, Sym):
+            out.append(operand.base)
+        elif isinstance(operand, Vec | Group):
+            out += symbols(operand.items)
+    return out

@@ -58,12 +58,13 @@ class PtxError(RuntimeError):
 
 
 class UnsupportedPTX(PtxError):
-    """The text uses opcodes, modifiers or directives that the machine does not execute; lists all of them."""
+    """A kernel uses what the machine does not execute (opcodes, modifiers, directives): `items`, all as (line, text, reason)."""
 
-    def __init__(self, items: list[tuple[int, str, str]]):
+    def __init__(self, items: list[tuple[int, str, str]], kernel: str = ""):
         self.items = items
+        self.kernel = kernel
         lines = "\n".join(f"  line {line}: {text}  ({reason})" for line, text, reason in items)
-        super().__init__(f"{plural(len(items), 'unsupported PTX statement')}:\n{lines}")
+        super().__init__(f"{kernel + ': ' if kernel else ''}{plural(len(items), 'unsupported PTX statement')}:\n{lines}")
 
 
 class Unsupported(Exception):

@@ -1,6 +1,6 @@
 """The opcodes, one module a family. Importing this package fills the table of `decode.registry`."""
 
-from ..registry import Coverage, Plan, coverage, decode
+from ..registry import Coverage, Plan, coverage, decode, known
 from . import (
     access,
     address,
@@ -36,6 +36,7 @@ __all__ = [
     "floating",
     "half",
     "integer",
+    "known",
     "logic",
     "mbarrier",
     "move",

@@ -37,6 +37,8 @@ def address_arg(memory: Operand, space: str) -> tuple[Arg, int]:
     """The base of an address as an unsigned number of its register's width, and the offset."""
     if not isinstance(memory, Mem):
         raise Unsupported("expected an address in brackets")
+    if memory.coordinates:
+        raise Unsupported("coordinates of a tensor")
     base = memory.base
     narrow_space = space in ("shared", "shared::cluster", "local")
     bits = base.type.bits if isinstance(base, Reg) else 32 if narrow_space else 64

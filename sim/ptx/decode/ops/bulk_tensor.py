@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -65,8 +66,8 @@ def tensor(i: Instruction) -> Plan:
 
 def map_args(operand: Operand, rank: int) -> tuple[list[Arg], int]:
     """The map's address and the coordinates, and the offset of the address."""
-    base, offset = address_arg(operand, "generic")
     assert isinstance(operand, Mem)
+    base, offset = address_arg(replace(operand, coordinates=()), "generic")
     if len(operand.coordinates) != rank:
         raise Unsupported(f"{len(operand.coordinates)} coordinates for {rank} dimensions")
     return [base, *(arg(each, TYPES["s32"]) for each in operand.coordinates)], offset
