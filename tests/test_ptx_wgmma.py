@@ -309,7 +309,7 @@ def test_several_warpgroups_and_blocks(seed: int | None) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_warpgroups_that_issue_in_turn_and_wait_together(seed: int | None) -> None:
-    """The wait for the older group of both, when the second's products are the newer ones, hands out nothing of the first's newer group."""
+    """One wait for the older groups of both, when the newer group of the first is older than that of the second."""
     case, found = Case(), data(Case())
     found.args |= {name: np.concatenate([found.args[name]] * 2) for name in "yz"}
     other = case.instruction(d="%e").replace("%adds", "%p3")

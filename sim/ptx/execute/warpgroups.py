@@ -315,7 +315,7 @@ class Warpgroups:
         compute(self.machine, run)
 
     def deliver(self, lanes: Lanes, newest: int | Array, rows: Array, places: Array) -> None:
-        """Write the sums of products up to number `newest` (of all, or of each warp) to those of these registers that wait for them."""
+        """Write the sums of products up to `newest` (of all, or of each warp) to those of these registers that wait for them."""
         warps = lanes.warp_ids
         codes = self.flights.codes[rows[:, None], warps]
         numbers = codes // SLOTS

@@ -271,7 +271,10 @@ class Bulks:
         return source.fetch() if isinstance(source, Region) else self.memory.shared_view(CHUNK)[source.chunks]
 
     def reading(self, lanes: Lanes, source: Region | Tile, i: Instruction, to: Region | None = None) -> list[Access]:
-        """Check, count and note what copies read; it lasts until they are over. What goes `to` outside of a tensor may be anything."""
+        """Check, count and note what copies read; it lasts until they are over.
+
+        What a store leaves out, as it would go `to` outside of the tensor, may be anything.
+        """
         memory, races = self.memory, self.memory.races
         if isinstance(source, Region):
             fresh, name = source.unwritten(), source.segment.name
