@@ -214,6 +214,22 @@ def test_producer_and_consumer_with_named_barriers(seed: int | None) -> None:
     assert launch.findings == () and (y[32:] == 15 + 6 * np.arange(32)).all() and not y[:32].any()
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_warp_that_arrives_and_then_waits_counts_twice(seed: int | None) -> None:
+    """Two warps take turns; the first gives itself its first turn, as ping-pong kernels do."""
+    body = """.shared .align 4 .b8 s[4]; mov.u32 %r7, 0; setp.ge.u32 %p1, %r1, 32; @%p1 bra SECOND;
+    st.shared.u32 [s], 0; bar.arrive 1, 64;
+    FIRST: bar.sync 1, 64; ld.shared.u32 %r5, [s]; bar.warp.sync -1; add.u32 %r5, %r5, 1; st.shared.u32 [s], %r5; bar.arrive 2, 64;
+    add.u32 %r7, %r7, 1; setp.lt.u32 %p2, %r7, 3; @%p2 bra FIRST; bra OUT;
+    SECOND: bar.sync 2, 64; ld.shared.u32 %r5, [s]; bar.warp.sync -1; mul.lo.u32 %r5, %r5, 10;
+    st.shared.u32 [s], %r5; bar.arrive 1, 64;
+    add.u32 %r7, %r7, 1; setp.lt.u32 %p2, %r7, 3; @%p2 bra SECOND;
+    OUT: st.global.u32 [%rd1], %r5;"""
+    y = np.zeros(64, np.uint32)
+    launch = run(y_kernel(body), {"y": y}, block=64, seed=seed)
+    assert launch.findings == () and (y[:32] == 111).all() and (y[32:] == 1110).all(), (launch.findings, y)
+
+
 @pytest.mark.parametrize("seed", SEEDS[:4])
 def test_barrier_reductions(seed: int | None) -> None:
     body = """setp.lt.u32 %p1, %r1, 50; bar.red.popc.u32 %r5, 0, %p1; bar.red.and.pred %p2, 0, !%p1;

@@ -238,3 +238,43 @@ def test_raw_kernels_take_maps() -> None:
     maps = {"in": TensorMap(x, (32, 16), swizzle=128), "out": TensorMap(y, (32, 16), swizzle=128)}
     kernel((1,), (64,), ({"rows": np.int32(20), "in": maps["in"], "scale": np.float32(2), "out": maps["out"]},))
     assert (y == 2).all()
+
+
+# -- what published kernels do ----------------------------------------------------------------------------------------------
+
+BEHIND_INIT = {
+    # what stands between mbarrier.init and the first tensor copy: is that a fence.mbarrier_init, or more?
+    "fence.mbarrier_init.release.cluster; bar.sync 0;": True,
+    "barrier.cluster.arrive; barrier.cluster.wait;": True,
+    "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;": True,
+    "barrier.cluster.arrive.relaxed; barrier.cluster.wait; bar.sync 0;": False,
+    "fence.acq_rel.cluster; bar.sync 0;": True,
+    "membar.gl; bar.sync 0;": True,
+    "fence.acq_rel.cta; bar.sync 0;": False,
+    "fence.acquire.cluster; bar.sync 0;": False,
+    "bar.sync 0;": False,
+}
+
+
+@pytest.mark.parametrize("races", [True, False])
+def test_a_release_for_the_cluster_does_what_fence_mbarrier_init_does(races: bool) -> None:
+    for between, enough in BEHIND_INIT.items():
+        body = f"@%p1 mbarrier.init.shared::cta.b64 [%r2], 1; {between}\n{load(1, '0', 128)}\n{WAIT}\nbar.sync 0;\n{OUT}"
+        y = np.zeros(32, np.float32)
+        args = {"m": TensorMap(np.arange(32, dtype=np.float32), (32,)), "y": y}
+        launch = Module.from_ptx(program(body, size=128)).launch("k", 1, 64, args, races=races)
+        assert (y == np.arange(32)).all()
+        assert {f.kind for f in launch.findings} == (set() if enough else {"proxy"}), (between, launch.findings)
+
+
+def test_what_a_store_leaves_out_nobody_need_have_written() -> None:
+    for columns, kinds in ((6, set()), (5, {"uninitialised"})):
+        body = f"""and.b32 %r3, %r0, 7; setp.lt.u32 %p2, %r3, {columns}; shl.b32 %r4, %r0, 2; add.u32 %r4, %r1, %r4;
+        @%p2 st.shared.u32 [%r4], %r0; fence.proxy.async.shared::cta; bar.sync 0;
+        @!%p1 bra E; cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {{0, 0}}], [%r1];
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; E:"""
+        y = np.zeros((4, 8), np.uint32)
+        args = {"m": TensorMap(y, (8, 4), dims=(6, 4), strides=(32,)), "y": None}
+        launch = Module.from_ptx(program(body)).launch("k", 1, 32, args)
+        assert {f.kind for f in launch.findings} == kinds, launch.findings
+        assert (y[:, :5] == np.arange(32).reshape(4, 8)[:, :5]).all() and not y[:, 6:].any()

@@ -307,6 +307,22 @@ def test_several_warpgroups_and_blocks(seed: int | None) -> None:
         assert right(case, found)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_warpgroups_that_issue_in_turn_and_wait_together(seed: int | None) -> None:
+    """One wait for the older groups of both, when the newer group of the first is older than that of the second."""
+    case, found = Case(), data(Case())
+    found.args |= {name: np.concatenate([found.args[name]] * 2) for name in "yz"}
+    other = case.instruction(d="%e").replace("%adds", "%p3")
+    body = f"""setp.lt.u32 %p2, %t, 128; setp.ne.u32 %p3, %r3, %r3; {PROXY} bar.sync 0; @!%p2 bar.sync 1, 256;
+    {FENCE} {other} {COMMIT} {case.instruction()} {COMMIT} @%p2 bar.arrive 1, 256;
+    {WAIT.replace("0;", "1;")} {WAIT}"""
+    launch = run(program(case, body), found.args, block=256, seed=seed)
+    assert launch.findings == ()
+    for part in found.args["y"].reshape(2, 128, -1):
+        found.args["y"] = part
+        assert right(case, found)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

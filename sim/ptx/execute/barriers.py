@@ -2,7 +2,8 @@
 
 PTX ISA, "Parallel Synchronization and Communication: bar, barrier". A barrier of the whole block completes when all
 threads of the block that have not exited have arrived, as the hardware does since sm_70. One with a thread count
-completes when that many threads have: a warp counts 32 once all its living lanes have arrived.
+completes when that many threads have: a warp counts 32 each time that all its living lanes have arrived, twice if it
+arrives (bar.arrive) and then waits.
 """
 
 from __future__ import annotations
@@ -169,17 +170,21 @@ class Barriers:
         for block, barrier in list(self.pending):
             self.check(block, barrier)
 
-    def arrived(self, pending: Pending) -> int:
-        """Threads that count as arrived at a barrier with a thread count."""
-        counts = np.zeros(self.machine.wave.size // WARP, np.int64)
+    def arrived(self, block: int, pending: Pending) -> int:
+        """Threads that count as arrived at a barrier with a thread count: 32 each time that a warp arrives, be it the same one."""
+        wave = self.machine.wave
+        first = block * wave.lanes_per_block
+        times = np.zeros(wave.lanes_per_block, np.int64)
         for arrival in pending.arrivals:
-            np.add.at(counts, arrival.lanes.warp, 1)
-        return int(WARP * np.count_nonzero((counts > 0) & (counts >= self.machine.wave.alive_by_warp)))
+            times[arrival.lanes.index - first] += 1
+        by_warp, alive = times.reshape(-1, WARP), wave.alive[first : first + wave.lanes_per_block].reshape(-1, WARP)
+        living = np.where(alive, by_warp, len(pending.arrivals)).min(axis=1)
+        return WARP * int(np.where(alive.any(axis=1), living, by_warp.max(axis=1)).sum())
 
     def check(self, block: int, barrier: int) -> None:
         pending = self.pending[block, barrier]
         if pending.expected:
-            done = self.arrived(pending) >= pending.expected
+            done = self.arrived(block, pending) >= pending.expected
         else:
             done = sum(a.lanes.n for a in pending.arrivals) >= self.machine.wave.alive_by_block[block]
         if done:

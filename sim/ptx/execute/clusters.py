@@ -87,6 +87,9 @@ class ClusterBarriers:
 
     def arrive(self, pc: int, phases: Phases, lanes: Lanes, relaxed: bool) -> None:
         self.owed[lanes.index] = phases.completed
+        if not relaxed:
+            # A release for the cluster, so no less than fence.mbarrier_init.
+            self.machine.mbarriers.fence(lanes)
         races, told, code = self.machine.memory.races, phases.told, self.machine.code
         if races is None:
             return

@@ -8,6 +8,7 @@ from typing import NoReturn, Protocol
 from ..decode.code import Code
 from ..decode.registry import Arg
 from ..memory.memory import Memory
+from ..memory.phases import MBarriers
 from ..state.lanes import Lanes, Wave
 from ..text.types import Array
 from .registers import Frame
@@ -18,6 +19,7 @@ class Host(Protocol):
     """The machine, as barriers and calls see it."""
 
     wave: Wave
+    mbarriers: MBarriers
     full: Frame
     """The registers of the whole wave."""
 

@@ -314,8 +314,8 @@ class Warpgroups:
             run.append(product)
         compute(self.machine, run)
 
-    def deliver(self, lanes: Lanes, newest: int, rows: Array, places: Array) -> None:
-        """Write the sums of products up to number `newest` to those of these registers that wait for them."""
+    def deliver(self, lanes: Lanes, newest: int | Array, rows: Array, places: Array) -> None:
+        """Write the sums of products up to `newest` (of all, or of each warp) to those of these registers that wait for them."""
         warps = lanes.warp_ids
         codes = self.flights.codes[rows[:, None], warps]
         numbers = codes // SLOTS
@@ -366,7 +366,10 @@ class Warpgroups:
             slots = self.machine.code.slots
             places = np.array([slots[name][1] for name in names], np.int64)
             wide = np.array([slots[name][0] == 32 for name in names], np.bool_)
-            self.deliver(lanes, max(over), self.flights.numbers(names)[wide], places[wide])
+            newest = np.zeros_like(self.committed)
+            for number in sorted(over):
+                newest[(self.products[number].first[:, None] + np.arange(GROUP))[over[number]]] = number
+            self.deliver(lanes, newest[lanes.warp_ids], self.flights.numbers(names)[wide], places[wide])
             self.close(over)
         self.machine.push(pc + 1, lanes)
 

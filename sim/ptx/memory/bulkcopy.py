@@ -16,7 +16,7 @@ import numpy as np
 from ..order import transfers
 from ..order.races import Access
 from ..state.lanes import Lanes, Wave
-from ..state.segments import IN_FLIGHT, UNWRITTEN
+from ..state.segments import IN_FLIGHT, UNWRITTEN, WRITTEN
 from ..text.syntax import Instruction
 from ..text.types import Array
 from .ends import Arrival, Ends
@@ -202,7 +202,7 @@ class Bulks:
     def store(self, lanes: Lanes, source: Tile, to: Region, i: Instruction, reduction: Reduction | None = None) -> None:
         """Into a tensor, checked: one copy a lane."""
         memory, segment = self.memory, to.segment
-        readings = self.reading(lanes, source, i)
+        readings = self.reading(lanes, source, i, to)
         self.count(source, i)
         traffic = memory.tally.traffic[i, segment]
         size = int(to.lengths.sum())
@@ -270,8 +270,11 @@ class Bulks:
     def fetch(self, source: Region | Tile) -> Array:
         return source.fetch() if isinstance(source, Region) else self.memory.shared_view(CHUNK)[source.chunks]
 
-    def reading(self, lanes: Lanes, source: Region | Tile, i: Instruction) -> list[Access]:
-        """Check, count and note what copies read; it lasts until they are over."""
+    def reading(self, lanes: Lanes, source: Region | Tile, i: Instruction, to: Region | None = None) -> list[Access]:
+        """Check, count and note what copies read; it lasts until they are over.
+
+        What a store leaves out, as it would go `to` outside of the tensor, may be anything.
+        """
         memory, races = self.memory, self.memory.races
         if isinstance(source, Region):
             fresh, name = source.unwritten(), source.segment.name
@@ -284,6 +287,8 @@ class Bulks:
             traffic.read_sectors += source.sectors()
         else:
             states = memory.state_view(CHUNK)[source.chunks].view(np.uint8)
+            if to is not None and to.inside is not None:
+                states[~np.repeat(to.inside, to.unit, axis=1)] = WRITTEN
             fresh, what, name = np.flatnonzero((states == UNWRITTEN).any(axis=1)), "shared memory that", None
             flying = np.flatnonzero((states == IN_FLIGHT).any(axis=1))
             if len(flying):

@@ -142,6 +142,8 @@ def fence(i: Instruction) -> Plan:
     scope = BLOCK if "cta" in i.mods else CLUSTER if "cluster" in i.mods else DEVICE
     inits = "mbarrier_init" in i.mods
     proxy = any(m.startswith("proxy") for m in i.mods) and any("async" in m for m in i.mods)
+    # fence.mbarrier_init.release.cluster is the part of such a fence that concerns mbarrier.init.
+    releases = scope != BLOCK and "proxy" not in i.mods and "acquire" not in i.mods
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
         machine = frame.machine
@@ -155,9 +157,15 @@ def fence(i: Instruction) -> Plan:
             if races is not None and races.proxy is not None and proxy and "acquire" not in i.mods:
                 races.proxy.fence(frame.lanes, i)
 
+        def order() -> None:
+            if releases:
+                machine.mbarriers.fence(frame.lanes)
+            if races is not None:
+                races.fence(frame.lanes, scope)
+
         if inits or proxy:
             return announce
-        return _pass if races is None or "proxy" in i.mods else lambda: races.fence(frame.lanes, scope)
+        return _pass if "proxy" in i.mods else order
 
     return Plan((), (), bind, pure=False)
 
