@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupyflash import Device
 from cupyflash.nvrtc import CompileError
 from cupyflash.sim import ptx
-from cupyflash.sim.ptx import KernelFault, RawKernel, RawModule, pytest_plugin, simulation
+from cupyflash.sim.ptx import KernelFault, RawKernel, RawModule, pytest_plugin, rawkernel, simulation
 from cupyflash.sim.ptx.simulation import settings
 from cupyflash.sim.ptx.text.names import parameter_names
 
@@ -148,6 +149,23 @@ def test_denormals_are_flushed_as_cupy_has_them() -> None:
     x, y = np.full(32, 1e-40, np.float32), np.ones(32, np.float32)
     kernel("twice")((1,), (32,), (x, y, 32))
     assert not y.any()
+
+
+def test_what_a_block_may_ask_for_is_what_the_devices_have() -> None:
+    for device in Device.catalogue():
+        major, minor = device.compute_capability
+        assert rawkernel.OPT_IN[10 * major + minor] * 1024 == device.sram_per_block, device
+
+
+def test_complex_numbers_of_cuda_are_cupy_s() -> None:
+    code = """#include <cuComplex.h>
+    extern "C" __global__ void squares(const cuFloatComplex* x, cuFloatComplex* y) {
+        y[threadIdx.x] = cuCmulf(x[threadIdx.x], x[threadIdx.x]);
+    }"""
+    x = (np.arange(4) + 1j).astype(np.complex64)
+    y = np.empty_like(x)
+    RawKernel(code, "squares", translate_cucomplex=True)((1,), (4,), (x, y))
+    assert (y == x * x).all()
 
 
 def test_dynamic_shared_memory_is_asked_for() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.compiler import SHARED_WITHOUT_ASKING
 from cupyflash.nvrtc import compile_named, compile_to_cubin
 from cupyflash.words import plural
 
@@ -29,9 +30,6 @@ from .state.host import DeviceArray
 from .text.names import base_name, parameter_names
 from .text.syntax import Variable
 from .text.types import Array
-
-WITHOUT_ASKING = 48 * 1024
-"""Bytes of shared memory that a block has without asking (CUDA C++ Programming Guide, "Shared Memory")."""
 
 OPT_IN = {75: 64, 80: 163, 86: 99, 87: 163, 88: 99, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
 """KB of shared memory that a block may ask for, by compute capability (the same guide, "Technical Specifications")."""
@@ -236,7 +234,7 @@ class RawKernel:
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
         """The most bytes of `shared_mem`; may be set up to what the architecture has for a block, less the static ones."""
-        return WITHOUT_ASKING - self.shared_size_bytes if self._dynamic is None else self._dynamic
+        return SHARED_WITHOUT_ASKING - self.shared_size_bytes if self._dynamic is None else self._dynamic
 
     @max_dynamic_shared_size_bytes.setter
     def max_dynamic_shared_size_bytes(self, size: int) -> None:

@@ -55,9 +55,3 @@ def targets(lanes: Lanes, addresses: Array) -> tuple[Array, Array]:
     named = addresses.astype(np.int64)
     offset = np.where(names_rank(named), named & OFFSET, named)
     return np.where(rank < cluster, lanes.block - lanes.block % cluster + rank, NOBODY), offset
-
-
-def in_ranks(lanes: Lanes, position: int, ranks: int) -> Array:
-    """Blocks of the wave (int64, ascending) in the lane's cluster whose bit is set in the mask `ranks`: those of a multicast."""
-    first = int(lanes.block[position]) // lanes.wave.cluster * lanes.wave.cluster
-    return first + np.array([rank for rank in range(lanes.wave.cluster) if ranks >> rank & 1], np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -167,27 +167,27 @@ class Ends:
             ("out of bounds", (offsets < 0) | (offsets > room), f"it has {plural(self.room, 'byte')}"),
             ("exited block", self.wave.alive_by_block[blocks] == 0, "the block that is to get it has exited"),
         )
-        good = np.ones(len(blocks), np.bool_)
-        for kind, wrong, why in checks:
-            bad = np.flatnonzero(good & wrong)
-            if len(bad):
-                message = f"bulk copy of {plural(shape.size, 'byte')} at {int(offsets[bad[0]]):#x} of shared memory: {why}"
-                self.report(kind, message, lanes, spot.row[bad], i)
-                good[bad] = False
-        return good
+        what = f"bulk copy of {plural(shape.size, 'byte')}"
+        return self.judged(checks, lanes, spot, i, lambda at: f"{what} at {int(offsets[at]):#x} of shared memory: ")
 
     def barriers(self, lanes: Lanes, spot: Spot, barrier: Spot, i: Instruction) -> Array:
         """Which mbarriers lie where they may, in their tile's block; the others are findings."""
-        good = np.ones(len(spot.row), np.bool_)
-        for kind, wrong, why in (
+        checks = (
             ("misaligned", barrier.offsets % 8 != 0, "is not aligned to 8 bytes"),
             ("out of bounds", (barrier.offsets < 0) | (barrier.offsets > self.room - 8), "is not in shared memory"),
             ("out of bounds", barrier.blocks != spot.blocks, "is not in the block that gets the bytes"),
-        ):
+        )
+        return self.judged(checks, lanes, spot, i, lambda at: f"bulk copy: the mbarrier at {int(barrier.offsets[at]):#x} ")
+
+    def judged(
+        self, checks: Sequence[tuple[str, Array, str]], lanes: Lanes, spot: Spot, i: Instruction, subject: Callable[[int], str]
+    ) -> Array:
+        """Which ends pass all checks (kind, where it is wrong, why); `subject` names the first that does not."""
+        good = np.ones(len(spot.row), np.bool_)
+        for kind, wrong, why in checks:
             bad = np.flatnonzero(good & wrong)
             if len(bad):
-                message = f"bulk copy: the mbarrier at {int(barrier.offsets[bad[0]]):#x} {why}"
-                self.report(kind, message, lanes, spot.row[bad], i)
+                self.report(kind, subject(int(bad[0])) + why, lanes, spot.row[bad], i)
                 good[bad] = False
         return good
 
