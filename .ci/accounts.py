@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from cupyflash import kernels_cu
-from cupyflash.compiler import FLUSH_DENORMALS, options
+from cupyflash.compiler import FLUSH_DENORMALS, architecture, options
 from cupyflash.nvrtc import header_directories
 from cupyflash.resources import Resources
 from cupyflash.schedules import Kernel
@@ -65,7 +65,7 @@ def digest(program: Program) -> str:
     first = kernels[0]
     sources = f"-DCUPYFLASH_SOURCES=0x{kernels_cu.fingerprint()}", f"-I{kernels_cu.DIRECTORY}"  # the files are told apart here
     given = [option for option in options(first) if option not in sources]
-    whole = "sm_{}{}".format(*capability), FLUSH_DENORMALS, given, _text(first.source), _headers()
+    whole = f"sm_{architecture(first, capability)}", FLUSH_DENORMALS, given, _text(first.source), _headers()
     return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
 
 

@@ -33,15 +33,19 @@ def options(kernel: Kernel) -> tuple[str, ...]:
     )
 
 
+def architecture(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
+    """What a kernel is compiled for, less "sm_" or "compute_": "90", or "90a" where it needs its own generation's instructions."""
+    return "{}{}".format(*compute_capability) + ("a" if kernel.accelerated else "")
+
+
 def ptx(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
-    """The PTX of a kernel's file for compute_XY."""
-    return _ptx(kernel.source, options(kernel), compute_capability)
+    """The PTX of a kernel's file for compute_XY, or compute_XYa."""
+    return _ptx(kernel.source, options(kernel), architecture(kernel, compute_capability))
 
 
 @cache
-def _ptx(source: str, options: tuple[str, ...], compute_capability: tuple[int, int]) -> str:
-    arch = "-arch=compute_{}{}".format(*compute_capability)
-    return compile_to_ptx(kernels_cu.source(source), (arch, FLUSH_DENORMALS, *options), source)
+def _ptx(source: str, options: tuple[str, ...], architecture: str) -> str:
+    return compile_to_ptx(kernels_cu.source(source), (f"-arch=compute_{architecture}", FLUSH_DENORMALS, *options), source)
 
 
 def gpu_kernel(kernel: Kernel, device_id: int) -> tuple[Kernel, Any]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cupyflash import kernels_cu
-from cupyflash.compiler import FLUSH_DENORMALS, options
+from cupyflash.compiler import FLUSH_DENORMALS, architecture, options
 from cupyflash.device import Device
 from cupyflash.multiprocessor import Occupancy, occupancy
 from cupyflash.nvrtc import compile_to_cubin
@@ -59,17 +59,17 @@ class Resources:
 
 
 def resources(kernels: Iterable[Kernel], compute_capability: tuple[int, int]) -> tuple[Resources, ...]:
-    """Compile kernels to machine code for sm_XY and read ptxas' account of them, each file with its constants once.
+    """Compile kernels to machine code for sm_XY (or sm_XYa) and read ptxas' account of them, each file with its constants once.
 
     Needs NVRTC, no GPU. Raises `cupyflash.nvrtc.CompileError` for a kernel that does not compile.
     """
-    arch = "-arch=sm_{}{}".format(*compute_capability)
     accounts: dict[tuple[str, tuple[str, ...]], dict[str, tuple[dict[str, int], int]]] = {}
     found = []
     for kernel in kernels:
-        program = kernel.source, options(kernel)
+        arch = f"-arch=sm_{architecture(kernel, compute_capability)}"
+        program = kernel.source, (arch, *options(kernel))
         if program not in accounts:
-            full = (arch, FLUSH_DENORMALS, *program[1])
+            full = (FLUSH_DENORMALS, *program[1])
             accounts[program] = parse_account(compile_to_cubin(kernels_cu.source(kernel.source), full, kernel.source)[1])
         figures, static_shared = accounts[program][kernel.name]
         found.append(

@@ -74,7 +74,7 @@ def check_mutant(
         if mutant.file.endswith(".cu") and kernel.source != mutant.file:
             return ours(kernel, capability)
         includes = (o.replace(str(kernels_cu.DIRECTORY), str(directory)) for o in compiler.options(kernel))
-        arch = "-arch=compute_{}{}".format(*capability)
+        arch = f"-arch=compute_{compiler.architecture(kernel, capability)}"
         return _patched(directory, kernel.source, (arch, compiler.FLUSH_DENORMALS, *includes))
 
     monkeypatch.setattr(execution, "module", module)

@@ -20,6 +20,7 @@ from cupyflash.arrays import ITEMSIZE
 from cupyflash.device import Device
 from cupyflash.params import Field, Params
 from cupyflash.problem import Problem
+from cupyflash.tensor_maps import Box
 from cupyflash.tiling import DoesNotFit, Tiling
 
 # Rows and columns of one tensor core tile (mma m16n8k16): blocks are whole multiples of it.
@@ -89,7 +90,8 @@ class Kernel:
     """One launch: entry `name` of `source` compiled with `constants`, on `grid` blocks of `threads`.
 
     Its one argument is the struct `params`, which `cupyflash.binding` fills. `instead` are others for the same grid that do the
-    same, the fastest first: a compiler that has no registers for the first may have them for one of those.
+    same, the fastest first: a compiler that has no registers for the first may have them for one of those. `accelerated`: it needs
+    its architecture's own instructions (wgmma, say), which machine code for sm_90a has and that for sm_90 has not.
     """
 
     source: str
@@ -100,6 +102,7 @@ class Kernel:
     shared_bytes: int
     params: Params
     instead: tuple[Kernel, ...] = field(default=(), compare=False, repr=False)
+    accelerated: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,10 @@ class TileSchedule(Schedule):
         counted = {None: p.batch} if p.options.key_lengths is None else Counter(p.options.key_lengths)
         for keys, batches in counted.items():
             yield batches * p.heads, self.phases(literal=literal, keys=keys)
+
+    def maps(self) -> Mapping[str, Box]:
+        """What its kernels copy by tensor maps: by the map's field in the struct, the tensor and the box of one copy."""
+        return {}
 
     @property
     def block_rows(self) -> int:
@@ -381,10 +388,11 @@ def element_constants(problem: Problem) -> tuple[tuple[str, int | str], ...]:
     )
 
 
-def attention_params(*own: Field) -> Params:
-    """The struct of an algorithm's kernels: what all of them are given, and fields of its `own`."""
+def attention_params(*own: Field, maps: tuple[str, ...] = ()) -> Params:
+    """The struct of an algorithm's kernels: tensor maps, what all kernels are given, and fields of its `own`."""
     return Params(
         (
+            *params.maps(*maps),
             *params.arrays("const Element", params.ROWS, "QKV"),
             Field("O", "Element", params.ROWS),
             Field("L", "float", params.POINTER),
