@@ -41,6 +41,7 @@ def argument_values(schedule: TileSchedule, arrays: Mapping[str, Array | None]) 
         "rows": math.prod(q.shape[:-1]),
         "scale": p.softmax_scale,
         "scale_log2": np.float32(p.softmax_scale) * np.float32(math.log2(math.e)),  # for exponents of two
+        **schedule.numbers(),
     }
     maps = {name: box.of(_there(box.tensor, arrays)) for name, box in schedule.maps().items()}
     return schedule.params.values({**arrays, **numbers, **maps}, p.dtype)

@@ -12,7 +12,18 @@ from typing import Any, TypeVar
 from cupyflash.device import Device
 from cupyflash.options import BlockMask, require_choice, require_flag
 from cupyflash.problem import Problem
-from cupyflash.schedules import fa1, fa1_backward, fa2, fa2_backward, fa2_backward_tiles, fa2_tiles, standard, standard_backward
+from cupyflash.schedules import (
+    fa1,
+    fa1_backward,
+    fa2,
+    fa2_backward,
+    fa2_backward_tiles,
+    fa2_tiles,
+    fa3,
+    fa3_tiles,
+    standard,
+    standard_backward,
+)
 from cupyflash.schedules.backward import BackwardSchedule
 from cupyflash.schedules.base import (
     GRANULE,
@@ -57,6 +68,7 @@ __all__ = [
 _SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] = {
     "fa1": fa1.Fa1Schedule,
     "fa2": fa2.Fa2Schedule,
+    "fa3": fa3.Fa3Schedule,
     "standard": standard.StandardSchedule,
 }
 ALGORITHMS = tuple(_SCHEDULES)
@@ -78,7 +90,7 @@ def plan(
     *,
     lse: bool = False,
 ) -> TileSchedule:
-    """The tile schedule of `algorithm` ("fa1", "fa2" or "standard") for a problem on a device.
+    """The tile schedule of `algorithm` ("fa1", "fa2", "fa3" or "standard") for a problem on a device.
 
     `tiling` is None for the sizes fitted to the kernel's layout, "paper" for the formula's own, or (block_rows, block_cols) that
     the kernel runs. "paper", and a `TileSize`, are taken as they are: where no kernel runs them, theory and replay count them
@@ -267,7 +279,7 @@ def _plan_backward(
 @lru_cache(maxsize=1024)
 def _plan(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:
     paper = standard.paper_blocks(problem) if algorithm == "standard" else paper_blocks(problem, device)
-    fit = {"fa1": fa1, "fa2": fa2_tiles, "standard": standard}[algorithm].fit
+    fit = {"fa1": fa1, "fa2": fa2_tiles, "fa3": fa3_tiles, "standard": standard}[algorithm].fit
     return _SCHEDULES[algorithm](problem, device, _tiling(paper, fit, problem, device, tiling), lse)
 
 

@@ -203,6 +203,10 @@ class TileSchedule(Schedule):
         """What its kernels copy by tensor maps: by the map's field in the struct, the tensor and the box of one copy."""
         return {}
 
+    def numbers(self) -> Mapping[str, int]:
+        """The fields of its kernels' struct that no other algorithm's has."""
+        return {}
+
     @property
     def block_rows(self) -> int:
         """Br."""
@@ -388,13 +392,13 @@ def element_constants(problem: Problem) -> tuple[tuple[str, int | str], ...]:
     )
 
 
-def attention_params(*own: Field, maps: tuple[str, ...] = ()) -> Params:
-    """The struct of an algorithm's kernels: tensor maps, what all kernels are given, and fields of its `own`."""
+def attention_params(*own: Field, mapped: bool = False) -> Params:
+    """The struct of an algorithm's kernels: what all of them are given, and fields of its `own`. `mapped`: Q, K, V and O are there as
+    tensor maps."""
+    tensors = (*params.arrays("const Element", params.ROWS, "QKV"), Field("O", "Element", params.ROWS))
     return Params(
         (
-            *params.maps(*maps),
-            *params.arrays("const Element", params.ROWS, "QKV"),
-            Field("O", "Element", params.ROWS),
+            *(params.maps(*"QKVO") if mapped else tensors),
             Field("L", "float", params.POINTER),
             *own,
             Field("mask", "const unsigned char", params.SCORES),

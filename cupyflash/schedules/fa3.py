@@ -1,0 +1,87 @@
+"""FlashAttention-3's forward (arXiv 2407.08608): FlashAttention-2's order of blocks, run by warpgroups of different roles on a Hopper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from cupyflash.params import Params, numbers
+from cupyflash.schedules import fa3_tiles
+from cupyflash.schedules.base import FLOAT32, GRANULE, Kernel, Move, Room, attention_params, element_constants
+from cupyflash.schedules.fa2 import Fa2Schedule
+from cupyflash.tensor_maps import Box
+
+SWIZZLE = 128
+# Of the L2, what the K and V of the heads at work are to take: the other half is Q's and O's, which only pass through.
+L2_SHARE = 2
+
+
+class Fa3Schedule(Fa2Schedule):
+    """FlashAttention-3's schedule: a phase is a row block, its visits the column blocks that it sees, from the last one on.
+
+    A thread block takes one row block after the other (`works` in all). What TMA copies of a block is what of it lies in the tensor:
+    where a batch has fewer keys than k, the block that they end in comes whole.
+    """
+
+    algorithm: ClassVar[str] = "fa3"
+    params: ClassVar[Params] = attention_params(*numbers("int", "works", "section"), mapped=True)
+
+    @property
+    def config(self) -> fa3_tiles.Config:
+        """How the kernel runs these block sizes. ValueError where it cannot, with the reason."""
+        reason = fa3_tiles.refusal(self.problem, self.device)
+        if reason:
+            raise ValueError(f"fa3 does not run this: {reason}")
+        return fa3_tiles.config_of(self.problem, self.device, (self.block_rows, self.block_cols))
+
+    def _tiles(self) -> tuple[Room, ...]:
+        return tuple(Room(name, nbytes) for name, nbytes in fa3_tiles.rooms(self.problem, self._replayed).items())
+
+    @property
+    def _replayed(self) -> fa3_tiles.Config:
+        """The configuration, or for block sizes that no kernel runs one like it."""
+        try:
+            return self.config
+        except ValueError:
+            team = fa3_tiles.Team(-(-self.block_rows // fa3_tiles.WARPGROUP_ROWS), 0, 0, 0)
+            return fa3_tiles.Config(team, self.block_cols, fa3_tiles.STAGES, ping_pong=False)
+
+    def maps(self) -> Mapping[str, Box]:
+        rows = {"Q": self.block_rows, "K": self.block_cols, "V": self.block_cols, "O": fa3_tiles.WARPGROUP_ROWS}
+        return {tensor: Box(tensor, each, fa3_tiles.SLAB, SWIZZLE) for tensor, each in rows.items()}
+
+    @property
+    def works(self) -> int:
+        """Row blocks of all heads."""
+        return self.repeats * self.row_blocks
+
+    @property
+    def section(self) -> int:
+        """Heads whose row blocks are taken together, so that their K and V stay in L2: whole groups that share them."""
+        p = self.problem
+        group = p.heads // p.kv_heads
+        keys = p.seqlen_k * (p.head_dim + p.head_dim_v) * p.itemsize
+        return min(p.head_count, max(1, self.device.l2_bytes // L2_SHARE // max(1, keys)) * group)
+
+    def numbers(self) -> Mapping[str, int]:
+        return {"works": self.works, "section": self.section}
+
+    @property
+    def grid(self) -> int:
+        return min(self.works, self.device.sm_count)
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        config, p = self.config, self.problem
+        constants = (
+            *element_constants(p),
+            ("BR", config.team.block_rows),
+            ("BC", config.block_cols),
+            ("STAGES", config.stages),
+            ("CONSUMER_REGISTERS", config.team.consumer_registers),
+            ("PRODUCER_REGISTERS", config.team.producer_registers),
+            ("PING_PONG", int(config.ping_pong)),
+        )
+        shared = sum(fa3_tiles.rooms(p, config).values())
+        return (
+            Kernel("fa3_forward.cu", "fa3_forward", constants, self.grid, config.team.threads, shared, self.params, accelerated=True),
+        )

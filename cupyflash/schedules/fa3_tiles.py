@@ -1,0 +1,142 @@
+"""The tile of FlashAttention-3's kernel: which sizes a Hopper runs, which of them a problem gets, and why a problem gets none.
+
+Everything here is a pure function of the problem and the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cupyflash.device import Device
+from cupyflash.problem import Problem
+from cupyflash.schedules.base import GRANULE, padded_dim
+from cupyflash.tiling import DoesNotFit, TileSize
+
+WARPGROUP = 128
+WARPGROUP_ROWS = 64
+"""Rows of a warpgroup's product (wgmma m64nNk16)."""
+MOST_COLS = 256
+"""Columns of one product."""
+SLAB = 64
+"""Columns of a half type in a row of 128 bytes, which is what the 128-byte swizzle exchanges 16-byte pieces in."""
+SLAB_BYTES = 128
+STAGES = 2
+BARRIER_BYTES = 8
+ALIGNMENT = 16
+"""Bytes that TMA wants to divide every row's address."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """The consumer warpgroups of a thread block, and the registers of their threads and of the producer's.
+
+    Together they are a multiprocessor's 65,536: at launch every thread has as many, and `setmaxnreg` moves them in eights.
+    `accumulators`: of a thread, for O, S and P, up to which `.ci/compile_gate.py` sees neither spills nor serialised products.
+    """
+
+    consumers: int
+    consumer_registers: int
+    producer_registers: int
+    accumulators: int
+
+    @property
+    def block_rows(self) -> int:
+        """Br."""
+        return WARPGROUP_ROWS * self.consumers
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (1 + self.consumers)
+
+
+TEAMS = (Team(3, 160, 32, 128), Team(2, 240, 24, 200))
+
+
+@dataclass(frozen=True)
+class Config:
+    """One configuration of the kernel."""
+
+    team: Team
+    block_cols: int
+    stages: int
+    ping_pong: bool
+
+    def __str__(self) -> str:
+        order = "in turns" if self.ping_pong else "each when it can"
+        return f"a producer and {self.team.consumers} consumer warpgroups, {order}, {self.stages} stages"
+
+
+def refusal(problem: Problem, device: Device) -> str | None:
+    """Why the kernel does not run a problem, whatever the tile, in one sentence; None where it does."""
+    p, asked = problem, problem.options
+    if device.compute_capability != (9, 0):
+        return f"warpgroup products are compute capability 9.0's, and {device.name} has " + "{}.{}".format(*device.compute_capability)
+    if p.itemsize != 2:
+        return f"warpgroup products are of half types, and this is {p.dtype}"
+    for name, has in (("a mask", asked.mask), ("a bias", asked.bias), ("a block mask", asked.block_mask is not None)):
+        if has:
+            return f"the kernel has no place for {name}"
+    if asked.packed:
+        return "the kernel does not take packed sequences"
+    if p.softmax_scale <= 0:
+        return f"the kernel's scale is positive, and this is {p.softmax_scale}"
+    if not (p.seqlen_q and p.seqlen_k and p.head_count):
+        return "TMA copies from tensors with elements, and one here has none"
+    if p.alignment < ALIGNMENT:
+        return f"TMA takes rows at multiples of {ALIGNMENT} bytes, and here they are at multiples of {p.alignment}"
+    return None
+
+
+def slab_bytes(columns: int) -> int:
+    """Bytes that a row of so many elements takes in shared memory."""
+    return -(-columns // SLAB) * SLAB_BYTES
+
+
+def rooms(problem: Problem, config: Config) -> dict[str, int]:
+    """Bytes of shared memory by what is held there: Q, which O leaves through, the two rings, and the barriers."""
+    k, v = slab_bytes(problem.head_dim), slab_bytes(problem.head_dim_v)
+    return {
+        "Q": config.team.block_rows * max(k, v),
+        "K": config.stages * config.block_cols * k,
+        "V": config.stages * config.block_cols * v,
+        "barriers": BARRIER_BYTES * (3 + 4 * config.stages),
+    }
+
+
+def accumulators(problem: Problem, block_cols: int) -> int:
+    """Registers of a thread for O, S and P."""
+    return padded_dim(problem.head_dim_v) // 2 + block_cols // 2 + block_cols // 4
+
+
+def config_of(problem: Problem, device: Device, blocks: tuple[int, int]) -> Config:
+    """How the kernel runs (Br, Bc). ValueError where it does not run such blocks, `DoesNotFit` where they do not fit."""
+    team = next((team for team in TEAMS if team.block_rows == blocks[0]), None)
+    if team is None or blocks[1] % GRANULE or not 0 < blocks[1] <= MOST_COLS:
+        rows = " or ".join(str(team.block_rows) for team in reversed(TEAMS))
+        raise ValueError(f"the fa3 kernel runs blocks of {rows} rows and a multiple of {GRANULE} up to {MOST_COLS} columns, got {blocks}")
+    held = accumulators(problem, blocks[1])
+    if held > team.accumulators:
+        raise DoesNotFit(f"fa3 with blocks of {blocks[0]} x {blocks[1]} needs {held} registers of a thread for O, S and P; {team.accumulators} are free")
+    config = Config(team, blocks[1], STAGES, ping_pong=problem.head_dim_v <= 128)
+    need = sum(rooms(problem, config).values())
+    if need > device.sram_per_block:
+        raise DoesNotFit(f"fa3 with blocks of {blocks[0]} x {blocks[1]} needs {need:,} bytes of shared memory; {device.name} gives a block {device.sram_per_block:,}")
+    return config
+
+
+def fit(problem: Problem, device: Device) -> TileSize:
+    """The widest blocks that registers and shared memory hold, of three warpgroups where O is narrow. ValueError where `refusal` has a
+    reason, `DoesNotFit` where nothing fits."""
+    reason = refusal(problem, device)
+    if reason:
+        raise ValueError(f"fa3 does not run this: {reason}")
+    widest = 128 if problem.options.causal else MOST_COLS  # what is masked of a block on the diagonal is computed in vain
+    for team in TEAMS if max(problem.head_dim, problem.head_dim_v) <= SLAB else TEAMS[1:]:
+        for block_cols in range(widest, 0, -GRANULE):
+            try:
+                config = config_of(problem, device, (team.block_rows, block_cols))
+            except DoesNotFit:
+                continue
+            return TileSize(team.block_rows, block_cols, f"the widest that registers and shared memory hold: {config}")
+    need = sum(rooms(problem, Config(TEAMS[-1], GRANULE, STAGES, False)).values())
+    raise DoesNotFit(f"fa3 at head_dim {problem.head_dim} needs at least {need:,} bytes of SRAM; {device.name} gives a block {device.sram_per_block:,} bytes")
