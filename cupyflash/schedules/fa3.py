@@ -7,11 +7,12 @@ from typing import ClassVar
 
 from cupyflash.params import Params, numbers
 from cupyflash.schedules import fa3_tiles
-from cupyflash.schedules.base import FLOAT32, GRANULE, Kernel, Move, Room, attention_params, element_constants
+from cupyflash.schedules.base import GRANULE, Kernel, Move, Room, attention_params, element_constants
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.tensor_maps import Box
 
 SWIZZLE = 128
+LENGTH = 4  # bytes of a key length
 # Of the L2, what the K and V of the heads at work are to take: the other half is Q's and O's, which only pass through.
 L2_SHARE = 2
 
@@ -25,6 +26,7 @@ class Fa3Schedule(Fa2Schedule):
 
     algorithm: ClassVar[str] = "fa3"
     params: ClassVar[Params] = attention_params(*numbers("int", "works", "section"), mapped=True)
+    rings: ClassVar[Mapping[str, str]] = {"K": "K", "V": "V"}
 
     @property
     def config(self) -> fa3_tiles.Config:
@@ -45,6 +47,14 @@ class Fa3Schedule(Fa2Schedule):
         except ValueError:
             team = fa3_tiles.Team(-(-self.block_rows // fa3_tiles.WARPGROUP_ROWS), 0, 0, 0)
             return fa3_tiles.Config(team, self.block_cols, fa3_tiles.STAGES, ping_pong=False)
+
+    def _length_moves(self) -> tuple[Move, ...]:
+        # Roles do not wait for one another at the start of a row block, so each warp looks for itself.
+        warps = 1 + self.block_rows // GRANULE
+        return (Move("key_lengths", warps, LENGTH),) if self.problem.options.padded else ()
+
+    def _tail_cols(self, tail: int, keys: int) -> int:
+        return min(self.block_cols, self.problem.seqlen_k - tail * self.block_cols)
 
     def maps(self) -> Mapping[str, Box]:
         rows = {"Q": self.block_rows, "K": self.block_cols, "V": self.block_cols, "O": fa3_tiles.WARPGROUP_ROWS}

@@ -29,7 +29,7 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
         return softmax_traffic(schedule.rows, schedule.cols, schedule.dtype, schedule.algorithm)
     if isinstance(schedule, VarlenSchedule):
         return _varlen(schedule)
-    form = {"fa1": _fa1, "fa2": _fa2, "standard": _standard}[schedule.algorithm]
+    form = {"fa1": _fa1, "fa2": _fa2, "fa3": _fa3, "standard": _standard}[schedule.algorithm]
     p = schedule.problem
     total: Counter[tuple[str, bool]] = Counter()
     for times, keys, kept in _heads(p):
@@ -101,6 +101,20 @@ def _fa2(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str
         "L": (0, p.seqlen_q * FLOAT32 if schedule.lse else 0),
         "key_lengths": (4 * blocks_in(p.seqlen_q, schedule.block_rows) if p.options.padded else 0, 0),
         "block_mask": (0 if kept is None else visits.blocks, 0),
+    }
+
+
+def _fa3(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
+    """As FlashAttention-2, but that the block in which a batch's keys end comes as whole as k is, and that each warp asks how many
+    there are."""
+    p, visits = schedule.problem, visits_of(schedule, keys, kept)
+    rounded = min(blocks_in(keys, schedule.block_cols) * schedule.block_cols, p.seqlen_k)
+    loaded = visits.keys + (rounded - keys) * visits.ends
+    warps = 1 + schedule.block_rows // 16
+    return _fa2(schedule, keys, kept) | {
+        "K": (loaded * p.head_dim * p.itemsize, 0),
+        "V": (loaded * p.head_dim_v * p.itemsize, 0),
+        "key_lengths": (4 * warps * blocks_in(p.seqlen_q, schedule.block_rows) if p.options.padded else 0, 0),
     }
 
 
