@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
 from typing import Any, TypeVar
@@ -46,6 +47,7 @@ __all__ = [
     "ALGORITHMS",
     "BACKWARD_ALGORITHMS",
     "BackwardSchedule",
+    "Choice",
     "Kernel",
     "Move",
     "Phase",
@@ -57,6 +59,7 @@ __all__ = [
     "VarlenSchedule",
     "Visit",
     "Workspace",
+    "choose",
     "plan",
     "plan_backward",
     "plan_softmax",
@@ -103,6 +106,35 @@ def plan(
     if isinstance(problem, Problem) and problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen")
     return _checked(problem, device, algorithm, tiling, lse)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The forward that "auto" takes, and why in one sentence."""
+
+    algorithm: str
+    reason: str
+
+
+@lru_cache(maxsize=1024)
+def choose(problem: Problem, device: Device, tiling: TilingChoice = None, refused: str | None = None) -> Choice:
+    """Which algorithm "auto" is for a problem on a device: "fa3" where it runs and the models take it to be faster, else "fa2".
+
+    Blocks that are asked for are "fa2"'s. `refused` is why "fa3" does not take the arrays, where they are known.
+    """
+    if tiling is not None:
+        return Choice("fa2", "tiling= speaks of fa2's blocks")
+    reason = fa3_tiles.refusal(problem, device) or refused
+    if reason:
+        return Choice("fa2", f"fa3 does not run this: {reason}")
+    try:
+        size = fa3_tiles.fit(problem, device)
+        own = fa3_tiles.clocks(problem, device, (size.block_rows, size.block_cols))
+        other = fa2_tiles.choose(problem, device).clocks
+    except DoesNotFit as error:
+        return Choice("fa2", f"fa3 does not run this: {error}")
+    faster = f"by the models, {own:,.0f} clocks of fa3 against {other:,.0f} of fa2"
+    return Choice("fa3" if own <= other else "fa2", faster)
 
 
 def _checked(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:

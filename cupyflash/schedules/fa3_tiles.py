@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from cupyflash.device import Device
+from cupyflash.multiprocessor import EXPONENTIALS, PARTITIONS, Multiprocessor
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import GRANULE, padded_dim
 from cupyflash.tiling import DoesNotFit, TileSize
@@ -24,6 +27,12 @@ STAGES = 2
 BARRIER_BYTES = 8
 ALIGNMENT = 16
 """Bytes that TMA wants to divide every row's address."""
+ISSUED = 2.75, 70
+"""Instructions of a warp's turn besides its products: for each column, and for all of them (machine code of d 64, 128 and 256)."""
+WORK_LATENCY = 2000
+"""Clocks from a row block's start to its first products and from its last to its end."""
+IN_STEP = 1.1
+"""A turn takes so much longer than what binds it: warpgroups wait for one another."""
 
 
 @dataclass(frozen=True)
@@ -140,3 +149,31 @@ def fit(problem: Problem, device: Device) -> TileSize:
             return TileSize(team.block_rows, block_cols, f"the widest that registers and shared memory hold: {config}")
     need = sum(rooms(problem, Config(TEAMS[-1], GRANULE, STAGES, False)).values())
     raise DoesNotFit(f"fa3 at head_dim {problem.head_dim} needs at least {need:,} bytes of SRAM; {device.name} gives a block {device.sram_per_block:,} bytes")
+
+
+def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, float]:
+    """Clocks of one multiprocessor for one turn of a whole block (Br x Bc, both products), by what it is spent on."""
+    sm = Multiprocessor.like(device.compute_capability)
+    peak, scalar = device.tensor_peak.get(problem.dtype), device.tensor_peak.get("float32")
+    fma_rate = peak / scalar * sm.fma_lanes if peak and scalar else 2048.0  # both of the same clock
+    rows, cols = config.team.block_rows, config.block_cols
+    each, all_ = ISSUED
+    return {
+        "tensor": rows * cols * (padded_dim(problem.head_dim) + padded_dim(problem.head_dim_v)) / fma_rate,
+        "exp": rows * cols / EXPONENTIALS,
+        "float32": rows * cols * 2 / sm.fma_lanes,
+        "issue": rows // GRANULE * (each * cols + all_) / PARTITIONS,
+    }
+
+
+def clocks(problem: Problem, device: Device, blocks: tuple[int, int]) -> float:
+    """What the model takes the problem to need, in clocks; row blocks are spread over the multiprocessors."""
+    p, (block_rows, block_cols) = problem, blocks
+    turn = IN_STEP * max(part_clocks(p, device, config_of(p, device, blocks)).values())
+    row_blocks = -(-p.seqlen_q // block_rows)
+    starts = np.arange(0, row_blocks, max(1, row_blocks // 128)) * block_rows  # a sample
+    first, _ = p.keys_seen(starts, p.seqlen_k)
+    _, end = p.keys_seen(np.minimum(starts + block_rows, p.seqlen_q) - 1, p.seqlen_k)
+    turns = np.maximum(0, -(-end // block_cols) - first // block_cols)
+    rounds = -(-row_blocks * p.head_count // device.sm_count)
+    return max(rounds * float(turns.mean()), float(turns.max())) * turn + rounds * WORK_LATENCY
