@@ -1,0 +1,155 @@
+"""Random calls of FlashAttention-3's kernel: problems, how their arrays lie in memory, and the device; and what must hold of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from cupyflash import Device, Problem, TileSchedule, plan
+from cupyflash.schedules import fa3_tiles
+from cupyflash.sim import replay, theory
+from cupyflash.sim.execution import Execution, run
+from cupyflash.sim.inputs import Inputs
+from cupyflash.sim.yardstick import Numbers, drawn, measure
+from cupyflash.tiling import DoesNotFit
+from problems import sides
+from suites import problems_each
+
+H100 = Device.named("H100-SXM")
+BESIDE = 7.5  # what memory holds next to O
+HEADS = ((1, 1), (1, 1), (2, 1), (2, 2), (3, 1), (4, 2))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an array (b, h, n, d) lies in memory: with heads inside of rows or not, `step` rows apart, and with room behind each row.
+
+    Rows begin at multiples of 16 bytes whatever d is.
+    """
+
+    rows_first: bool = False
+    step: int = 1
+    room: int = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: Any, fill: float) -> tuple[np.ndarray, np.ndarray]:
+        """All of the memory, and the array in it, both full of `fill`."""
+        *heads, n, d = shape
+        axes, columns = [*heads, n * self.step], -(-d // 8) * 8 + self.room
+        swapped = self.rows_first and len(heads) > 0
+        if swapped:
+            axes[-2:] = axes[:-3:-1]
+        memory = np.full((*axes, columns), fill, dtype)
+        array = memory.swapaxes(-2, -3) if swapped else memory
+        return memory, array[..., :: self.step, :d]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call. `axes` of its arrays, 4 for (b, h, n, d); `order`: the seed of a schedule; `v_mean`: what V is about."""
+
+    problem: Problem
+    device: Device
+    tiling: tuple[int, int] | None
+    layouts: dict[str, Layout]
+    axes: int
+    seed: int
+    order: int | None
+    v_mean: float
+    lse: bool
+
+    @property
+    def schedule(self) -> TileSchedule:
+        return plan(self.problem, self.device, "fa3", self.tiling, lse=self.lse)
+
+    def inputs(self) -> Inputs:
+        """What float64 is given: zeros where keys do not count."""
+        made = drawn(self.problem, self.seed, self.v_mean)
+        for batch, keys in enumerate(made.beside.get("key_lengths", ())):
+            made.k[batch, :, keys:] = made.v[batch, :, keys:] = 0
+        flat = (0,) * (4 - self.axes)  # there is one of these
+        return replace(made, q=made.q[flat], k=made.k[flat], v=made.v[flat])
+
+
+def check(case: Case) -> tuple[Execution, dict[str, Numbers]]:
+    """Executes a case; all that must hold of it. Behind each row, and where keys do not count, the arrays hold NaN."""
+    inputs, schedule = case.inputs(), case.schedule
+    arrays: dict[str, Any] = dict(inputs.beside)
+    for name, array in zip("qkv", inputs.qkv, strict=True):
+        _, arrays[name] = case.layouts[name].empty(array.shape, array.dtype, np.nan)
+        arrays[name][...] = array
+        if name != "q":
+            for batch, keys in enumerate(inputs.beside.get("key_lengths", ())):
+                arrays[name][batch if case.axes == 4 else ...][..., keys:, :] = np.nan
+    memory, out = case.layouts["out"].empty((*inputs.q.shape[:-1], inputs.v.shape[-1]), inputs.q.dtype, BESIDE)
+    lse = np.empty(inputs.q.shape[:-1], np.float32) if case.lse else None
+    execution = run(schedule, {**arrays, "out": out, "lse": lse}, seed=case.order)
+    assert execution.findings == (), execution.findings[0]
+    assert theory.traffic(schedule) == replay(schedule) == execution.traffic
+    numbers = measure(out, lse, inputs)
+    assert all(each.good for each in numbers.values()), numbers
+    out[...] = BESIDE
+    assert (memory == BESIDE).all(), "O was written beside its rows"
+    return execution, numbers
+
+
+def runs(problem: Problem, blocks: tuple[int, int]) -> bool:
+    """Whether the kernel runs such blocks."""
+    try:
+        fa3_tiles.config_of(problem, H100, blocks)
+    except DoesNotFit:
+        return False
+    return True
+
+
+def tilings(problem: Problem) -> st.SearchStrategy[tuple[int, int] | None]:
+    """The blocks that are fitted, and any other: narrow ones as often as wide ones."""
+    rows = [team.block_rows for team in fa3_tiles.TEAMS]
+    found = [(r, c) for r in rows for c in range(16, fa3_tiles.MOST_COLS + 1, 16) if runs(problem, (r, c))]
+    narrow = [blocks for blocks in found if blocks[1] <= 48]
+    return st.none() | st.sampled_from(narrow) | st.sampled_from(found)
+
+
+layouts = st.just(Layout()) | st.builds(Layout, st.booleans(), st.sampled_from([1, 1, 2]), st.sampled_from([0, 0, 8, 40]))
+widths = st.sampled_from([64, 64, 128, 96, 192, 256]) | st.integers(1, 32).map(lambda eighth: 8 * eighth) | st.integers(1, 256)
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtype: str, most: int = 420) -> list[Case]:
+    """Cases of one kernel: lengths up to `most`."""
+    d = draw(widths)
+    d_v = draw(st.just(d) | widths)
+    causal, windowed, padded, sinks = (draw(st.sampled_from([False, False, True])) for _ in range(4))
+    tiling = draw(tilings(Problem(1, 1, 1, 1, 1, d, dtype, head_dim_v=d_v)))
+
+    def one() -> Case:
+        axes = draw(st.sampled_from([4, 4, 3, 2]))
+        batch, (heads, kv_heads) = draw(st.integers(1, 3)) if axes == 4 else 1, draw(st.sampled_from(HEADS if axes > 2 else HEADS[:1]))
+        n_q, n_k = (draw(st.integers(1, 40) | st.integers(1, most if batch * heads < 4 else most // 2)) for _ in range(2))
+        asked: dict[str, Any] = {"scale": draw(st.sampled_from([None, None, 0.02, 1.0, 5.0, 20.0])), "sinks": sinks}
+        if padded:
+            lengths = st.just(0) | st.just(n_k) | st.integers(0, n_k)
+            asked |= {"padded": True, "key_lengths": draw(st.tuples(*[lengths] * batch))}
+        if windowed:
+            left, right = draw(sides), 0 if causal else draw(sides)
+            asked["window"] = (left, right) if (left, right) != (None, None) else (most, most)
+        else:
+            asked["causal"] = causal
+        problem = Problem(batch, heads, kv_heads, n_q, n_k, d, dtype, head_dim_v=d_v, **asked)
+        sm_count, l2_bytes = draw(st.sampled_from([H100.sm_count, 1, 3])), draw(st.sampled_from([H100.l2_bytes, 1]))
+        small = batch * heads <= 2 and n_q * n_k < 20_000
+        return Case(
+            problem,
+            replace(H100, sm_count=sm_count, l2_bytes=l2_bytes),
+            tiling,
+            {name: draw(layouts) for name in ("q", "k", "v", "out")},
+            axes,
+            draw(st.integers(0, 99)),
+            draw(st.sampled_from([None, 5, 7]) if small else st.none()),
+            draw(st.sampled_from([0.0, 1.0])),
+            draw(st.booleans()),
+        )
+
+    return [one() for _ in range(problems_each())]
