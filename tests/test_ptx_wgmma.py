@@ -276,7 +276,7 @@ def test_signs_and_no_addend() -> None:
 
 
 def test_subnormal_factors_count_where_others_are_flushed() -> None:
-    """.ftz is of the instructions that have it: a kernel that has hardly any other ones multiplies subnormal halves all the same."""
+    """.ftz is of the instructions that have it: a kernel that has hardly any others multiplies subnormal halves all the same."""
     case = Case(a=None, adds=False)
     found = data(case)
     small = (found.a * 2.0**-18).astype(np.float16)
