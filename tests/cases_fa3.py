@@ -79,9 +79,9 @@ class Case:
         return replace(made, q=made.q[flat], k=made.k[flat], v=made.v[flat])
 
 
-def check(case: Case) -> tuple[Execution, dict[str, Numbers]]:
-    """Executes a case; all that must hold of it. Behind each row, and where keys do not count, the arrays hold NaN."""
-    inputs, schedule = case.inputs(), case.schedule
+def executed(case: Case) -> tuple[Execution, dict[str, Numbers]]:
+    """An execution and its errors. Behind each row, and where keys do not count, the arrays hold NaN; beside O nothing may change."""
+    inputs = case.inputs()
     arrays: dict[str, Any] = dict(inputs.beside)
     for name, array in zip("qkv", inputs.qkv, strict=True):
         _, arrays[name] = case.layouts[name].empty(array.shape, array.dtype, np.nan)
@@ -91,14 +91,18 @@ def check(case: Case) -> tuple[Execution, dict[str, Numbers]]:
                 arrays[name][batch if case.axes == 4 else ...][..., keys:, :] = np.nan
     memory, out = case.layouts["out"].empty((*inputs.q.shape[:-1], inputs.v.shape[-1]), inputs.q.dtype, BESIDE)
     lse = np.empty(inputs.q.shape[:-1], np.float32) if case.lse else None
-    execution = run(schedule, {**arrays, "out": out, "lse": lse}, seed=case.order)
-    assert execution.findings == (), execution.findings[0]
-    assert theory.traffic(schedule) == replay(schedule) == execution.traffic
-    numbers = measure(out, lse, inputs)
-    assert all(each.good for each in numbers.values()), numbers
-    execution = replace(execution, out=out.copy())
+    execution = replace(run(case.schedule, {**arrays, "out": out, "lse": lse}, seed=case.order), out=out.copy())
     out[...] = BESIDE
     assert (memory == BESIDE).all(), "O was written beside its rows"
+    return execution, measure(execution.out, lse, inputs)
+
+
+def check(case: Case) -> tuple[Execution, dict[str, Numbers]]:
+    """Executes a case; all that must hold of it."""
+    execution, numbers = executed(case)
+    assert execution.findings == (), execution.findings[0]
+    assert theory.traffic(case.schedule) == replay(case.schedule) == execution.traffic
+    assert all(each.good for each in numbers.values()), numbers
     return execution, numbers
 
 
