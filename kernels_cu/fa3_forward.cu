@@ -7,12 +7,13 @@
 //   BR, BC      rows of a Q block, of a K/V block     STAGES     slots of the ring, a K and a V block each
 //   CONSUMER_REGISTERS, PRODUCER_REGISTERS            of a thread, once the roles are known
 //   PING_PONG   whether warpgroups issue their products in turns
-//   CAUSAL, WINDOW, PADDED, SINKS  0 or 1: mask.cuh, sinks.cuh
+//   CAUSAL, WINDOW, PADDED, SINKS  0 or 1: mask.cuh, sinks.cuh            VARLEN  sequence.cuh
 #define SUB BC
 #include "tensor_map.cuh"
 #include "params.cuh"
 #include "mask.cuh"
 #include "mma.cuh"
+#include "sequence.cuh"
 #include "sinks.cuh"
 #include "softmax_origin.cuh"
 #include "tma.cuh"
@@ -53,42 +54,56 @@ struct Slot {
 // One row block of a query head, and the K/V blocks that some row of it sees: from `first` on. Every row sees all of those from
 // `whole_begin` to `whole_end`.
 struct Work {
-  int row_block, head, batch, kv_head;  // its first row
-  int first, end, whole_begin, whole_end;
+  RowBlock place;
   Masks masks;
+  int first, end, whole_begin, whole_end;
 
+  __device__ __forceinline__ int row() const { return place.i * BR; }
   __device__ __forceinline__ int turns() const { return end - first; }
 };
 
 // The work of a thread block, one after the other: in each round the thread blocks take the longest that is left, in turn from the front
 // and from the back. Heads come by sections whose K and V stay in L2.
 struct Works {
-  int count, round;
+  int round = 0;
 
-  __device__ __forceinline__ explicit Works(const Params& p) : count(p.works), round(0) {}
   __device__ __forceinline__ int index() const {
     const int place = round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
     return round * gridDim.x + place;
   }
-  __device__ __forceinline__ bool left() const { return index() < count; }
+  __device__ __forceinline__ bool left(const Params& p) const { return index() < p.works; }
+
+  __device__ __forceinline__ RowBlock next(const Params& p) {
+    const int blocks = VARLEN ? p.total_q / BR + p.sequences : (p.Nq + BR - 1) / BR, in_section = p.section * blocks;
+    const int section = index() / in_section, rest = index() - section * in_section;
+    const int heads = min(p.section, (VARLEN ? p.heads : p.heads * p.sequences) - section * p.section);
+    const int pair = section * p.section + rest % heads, block = rest / heads;
+    round++;
+    if constexpr (VARLEN) {
+      const Sequence sequence = find_sequence<BR>(p, block);
+      const int Tr = (sequence.queries + BR - 1) / BR;
+      const long long L_row = pair * static_cast<long long>(p.total_q) + sequence.first_query;
+      return {Tr - 1 - sequence.block, 0,     pair, pair / p.group, sequence.queries, sequence.keys, sequence.first_query,
+              sequence.first_key,      L_row, sequence.block < Tr};
+    } else {
+      const int head = pair % p.heads;
+      return {blocks - 1 - block, pair / p.heads, head, head / p.group, p.Nq, p.Nk, 0, 0, static_cast<long long>(pair) * p.Nq, true};
+    }
+  }
 
   __device__ __forceinline__ Work take(const Params& p) {
-    const int Tr = (p.Nq + BR - 1) / BR, in_section = p.section * Tr, section = index() / in_section;
-    const int heads = min(p.section, p.heads * p.sequences - section * p.section), rest = index() - section * in_section;
-    const int pair = section * p.section + rest % heads, i = Tr - 1 - rest / heads;
-    round++;
     Work w;
-    w.row_block = i * BR, w.batch = pair / p.heads, w.head = pair % p.heads, w.kv_head = w.head / p.group;
-    int keys = p.Nk;
+    w.place = next(p);
+    int keys = w.place.Nk;
     if constexpr (PADDED) {
-      if (threadIdx.x % 32 == 0) keys = max(0, min(keys, p.key_lengths[w.batch]));
+      if (threadIdx.x % 32 == 0) keys = max(0, min(keys, p.key_lengths[w.place.batch]));
       keys = __shfl_sync(~0u, keys, 0);
     }
-    w.masks = masks_of(p, w.batch, w.head, p.Nq, p.Nk, keys);
-    const int last_row = min(w.row_block + BR, p.Nq) - 1;
-    const int first_key = visible_begin(w.masks, w.row_block), end_key = visible_end(w.masks, last_row);
+    w.masks = masks_of(p, w.place.batch, w.place.head, w.place.Nq, w.place.Nk, keys);
+    const int last_row = min(w.row() + BR, w.place.Nq) - 1;
+    const int first_key = visible_begin(w.masks, w.row()), end_key = visible_end(w.masks, last_row);
     w.first = first_key / BC, w.end = first_key < end_key ? (end_key + BC - 1) / BC : w.first;
-    w.whole_begin = (visible_begin(w.masks, last_row) + BC - 1) / BC, w.whole_end = visible_end(w.masks, w.row_block) / BC;
+    w.whole_begin = (visible_begin(w.masks, last_row) + BC - 1) / BC, w.whole_end = visible_end(w.masks, w.row()) / BC;
     return w;
   }
 };
@@ -100,8 +115,7 @@ __device__ __forceinline__ void load_tile(unsigned to, const TensorMap& map, uns
   for (int slab = 0; slab < slabs; slab++) load_box(to + slab * ROWS * SLAB_ROW, map, full, slab * SLAB, row, head, batch);
 }
 
-// Rows of V behind the last key, which are the tensor's own where a batch has fewer keys: zeros, since a weight of 0 does not make
-// nothing of an infinity.
+// Rows of V behind the last key, where the tensor has something else: zeros, since a weight of 0 does not make nothing of an infinity.
 __device__ __forceinline__ void clear_rows(unsigned V, int from) {
   for (int chunk = from * 8 + threadIdx.x % 32; chunk < BC * 8; chunk += 32)
     for (int slab = 0; slab < V_SLABS; slab++)
@@ -119,17 +133,17 @@ __device__ __forceinline__ void produce(const Params& p, const Params& given, co
     if (copies) {
       wait_for(s.K_empty + 8 * K_slot.index, K_slot.parity);
       arrive_expecting(s.K_full + 8 * K_slot.index, K_BYTES);
-      load_tile<BC>(s.K + K_slot.index * K_BYTES, given.K, s.K_full + 8 * K_slot.index, K_SLABS, j * BC, w.kv_head, w.batch);
+      load_tile<BC>(s.K + K_slot.index * K_BYTES, given.K, s.K_full + 8 * K_slot.index, K_SLABS, w.place.first_key + j * BC, w.place.kv_head, w.place.batch);
     }
     K_slot = K_slot.next();
   };
   const auto load_values = [&](const Work& w, int j) {
     const unsigned full = s.V_full + 8 * V_slot.index, V = s.V + V_slot.index * V_BYTES;
-    const bool cut = PADDED && (j + 1) * BC > w.masks.keys;  // then the warp has something to do to it
+    const bool cut = (PADDED || VARLEN) && (j + 1) * BC > w.masks.keys;  // then the warp has something to do to it
     if (copies) {
       wait_for(s.V_empty + 8 * V_slot.index, V_slot.parity);
       arrive_expecting(cut ? s.V_came : full, V_BYTES);
-      load_tile<BC>(V, given.V, cut ? s.V_came : full, V_SLABS, j * BC, w.kv_head, w.batch);
+      load_tile<BC>(V, given.V, cut ? s.V_came : full, V_SLABS, w.place.first_key + j * BC, w.place.kv_head, w.place.batch);
     }
     if (cut) {
       wait_for(s.V_came, came);
@@ -140,14 +154,15 @@ __device__ __forceinline__ void produce(const Params& p, const Params& given, co
     V_slot = V_slot.next();
   };
 
-  for (Works works(p); works.left();) {
+  for (Works works; works.left(p);) {
     const Work w = works.take(p);
+    if (!w.place.exists) continue;
     if (w.turns() > 0) load_keys(w, w.end - 1);
     if (copies) {
       wait_for(s.Q_empty, parity);
       if (w.turns() > 0) {
         arrive_expecting(s.Q_full, BR * SLAB_ROW * K_SLABS);
-        load_tile<BR>(s.Q, given.Q, s.Q_full, K_SLABS, w.row_block, w.head, w.batch);
+        load_tile<BR>(s.Q, given.Q, s.Q_full, K_SLABS, w.place.first_query + w.row(), w.place.head, w.place.batch);
       } else {
         arrive(s.Q_full);
       }
@@ -340,13 +355,13 @@ __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const P
   float by[2];
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    const int row = w.row_block + c.group * 64 + warp * 16 + lane / 4 + 8 * h;
+    const int row = w.row() + c.group * 64 + warp * 16 + lane / 4 + 8 * h;
     const float l = row_sum(c.l[h]);
     const Origin origin = origin_of(-c.minus_m[h], c.factor);
     by[h] = l == 0.f ? 0.f : 1.f / l;
     float L = p.scale * origin.score + LN_2 * (log2f(l) - origin.offset);
-    by[h] *= join_sink(L, sink_of(p, w.head, row < p.Nq));
-    if (p.L && lane % 4 == 0 && row < p.Nq) p.L[static_cast<long long>(w.batch * p.heads + w.head) * p.Nq + row] = L;
+    by[h] *= join_sink(L, sink_of(p, w.place.head, row < w.place.Nq));
+    if (p.L && lane % 4 == 0 && row < w.place.Nq) p.L[w.place.L_row + row] = L;
   }
   c.scale_values(by);
   const int row = c.group * 64 + warp * 16 + lane % 16;  // of four 8 x 8 matrices, the row whose address this lane gives
@@ -359,12 +374,23 @@ __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const P
   }
   publish_writes();
   meet(1 + c.group, WARPGROUP);
-  if (warp == 0 && lane == 0) {
+  if (warp == 0) {
+    const int first = w.row() + c.group * 64;
+    const long long query = w.place.first_query + first;
     for (int slab = 0; slab < V_SLABS; slab++) {
-      store_box(given.O, s.Q + (slab * BR + c.group * 64) * SLAB_ROW, slab * SLAB, w.row_block + c.group * 64, w.head, w.batch);
+      const unsigned from = s.Q + (slab * BR + c.group * 64) * SLAB_ROW;
+#if VARLEN
+      if (first + 64 > w.place.Nq) {  // the rows behind are another sequence's: each by itself
+        for (int r = lane; r < w.place.Nq - first; r += 32)
+          store_box(given.O_row, from + r * SLAB_ROW, slab * SLAB, query + r, w.place.head, w.place.batch);
+        continue;
+      }
+#endif
+      if (lane == 0) store_box(given.O, from, slab * SLAB, query, w.place.head, w.place.batch);
     }
     wait_for_stores();
-    arrive(s.Q_empty);
+    __syncwarp();
+    if (lane == 0) arrive(s.Q_empty);
   }
 }
 
@@ -373,9 +399,10 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
   Consumer c = {s, group, p.scale_log2, {0, 0}};
   int Q_parity = 0;
   if (PING_PONG && group == CONSUMERS - 1) c.pass_turn();
-  for (Works works(p); works.left();) {
+  for (Works works; works.left(p);) {
     const Work w = works.take(p);
-    const int row = w.row_block + group * 64 + warp * 16 + lane / 4;
+    if (!w.place.exists) continue;
+    const int Nq = w.place.Nq, row = w.row() + group * 64 + warp * 16 + lane / 4;
 #pragma unroll
     for (int h = 0; h < 2; h++) c.minus_m[h] = -NEG_INF, c.l[h] = 0.f;
 #pragma unroll
@@ -386,11 +413,11 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
     Q_parity ^= 1;
     if (w.turns() > 0) {
       int j = w.end - 1;
-      c.begin(j, w, row, p.Nq);
+      c.begin(j, w, row, Nq);
       j--;
-      c.turns<true>(j, max(w.whole_end, w.first), w, row, p.Nq);
-      c.turns<false>(j, max(w.whole_begin, w.first), w, row, p.Nq);
-      if constexpr (WINDOW) c.turns<true>(j, w.first, w, row, p.Nq);
+      c.turns<true>(j, max(w.whole_end, w.first), w, row, Nq);
+      c.turns<false>(j, max(w.whole_begin, w.first), w, row, Nq);
+      if constexpr (WINDOW) c.turns<true>(j, w.first, w, row, Nq);
       c.end();
     }
     write_rows(c, p, given, w, warp, lane);

@@ -107,7 +107,10 @@ def _fa2(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
 def _fa3(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     assert isinstance(schedule, Fa3Schedule)
     config = schedule.config
-    rounds = max(1, math.ceil(schedule.works / max(1, schedule.grid)))
+    works = schedule.works
+    if isinstance(schedule, VarlenSchedule):
+        works = sum(count * one.works for one, count in schedule.sequences().items())
+    rounds = max(1, math.ceil(works / max(1, schedule.grid)))
     # Of a turn: products are computed by warpgroup, the rest by element of S.
     yield rounds * (_most_visits(schedule) * (9 * config.block_cols / 2 + 400) + 1200), schedule.grid * config.team.threads
 

@@ -40,7 +40,7 @@ from cupyflash.schedules.base import (
     require_schedule,
 )
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
-from cupyflash.schedules.varlen import Seqlens, VarlenBackwardSchedule, VarlenSchedule, packed_totals
+from cupyflash.schedules.varlen import Fa3VarlenSchedule, Seqlens, VarlenBackwardSchedule, VarlenSchedule, packed_totals
 from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_blocks
 
 __all__ = [
@@ -75,6 +75,7 @@ _SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] =
     "standard": standard.StandardSchedule,
 }
 ALGORITHMS = tuple(_SCHEDULES)
+_VARLEN: dict[str, type[VarlenSchedule]] = {"fa2": VarlenSchedule, "fa3": Fa3VarlenSchedule}
 _BACKWARD: dict[str, Any] = {
     "fa1": (fa1_backward.Fa1BackwardSchedule, fa1_backward.fit),
     "fa2": (fa2_backward.Fa2BackwardSchedule, fa2_backward_tiles.fit),
@@ -224,16 +225,18 @@ def plan_varlen(
     *,
     lse: bool = False,
     totals: tuple[int, int] | None = None,
+    algorithm: str = "fa2",
 ) -> VarlenSchedule:
     """The schedule of `problem.batch` packed sequences, the longest of `seqlen_q` queries and `seqlen_k` keys.
 
     `seqlens` has the (queries, keys) of each, None where the host does not know them; `totals` are the queries and keys of all
-    together, where `seqlens` does not say: by default as many as if all were as long as the longest. Raises as `plan` does, and
-    ValueError for seqlens of another batch or longer than the longest.
+    together, where `seqlens` does not say: by default as many as if all were as long as the longest. `algorithm` is "fa2" or "fa3".
+    Raises as `plan` does, and ValueError for seqlens of another batch or longer than the longest.
     """
     packed = _packed(problem)
-    longest = _checked(packed, device, "fa2", tiling, lse)
-    return VarlenSchedule(packed, device, longest.tiling, lse, seqlens, packed_totals(packed, seqlens, totals))
+    require_choice("algorithm", algorithm, tuple(_VARLEN))
+    longest = _checked(packed, device, algorithm, tiling, lse)
+    return _VARLEN[algorithm](packed, device, longest.tiling, lse, seqlens, packed_totals(packed, seqlens, totals))
 
 
 def plan_backward(

@@ -392,13 +392,13 @@ def element_constants(problem: Problem) -> tuple[tuple[str, int | str], ...]:
     )
 
 
-def attention_params(*own: Field, mapped: bool = False) -> Params:
-    """The struct of an algorithm's kernels: what all of them are given, and fields of its `own`. `mapped`: Q, K, V and O are there as
-    tensor maps."""
+def attention_params(*own: Field, maps: tuple[str, ...] = ()) -> Params:
+    """The struct of an algorithm's kernels: what all of them are given, and fields of its `own`; tensor maps, where it has `maps`, are
+    there for Q, K, V and O."""
     tensors = (*params.arrays("const Element", params.ROWS, "QKV"), Field("O", "Element", params.ROWS))
     return Params(
         (
-            *(params.maps(*"QKVO") if mapped else tensors),
+            *(params.maps(*maps) if maps else tensors),
             Field("L", "float", params.POINTER),
             *own,
             Field("mask", "const unsigned char", params.SCORES),

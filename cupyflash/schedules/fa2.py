@@ -80,7 +80,7 @@ class Fa2Schedule(TileSchedule):
         )
         enter = list(self._length_moves())
         if visits:
-            enter.append(Move("Q", rows * p.head_dim, p.itemsize, tile="Q"))
+            enter.append(Move("Q", self._copied_rows(rows) * p.head_dim, p.itemsize, tile="Q"))
         leave = [Move("O", rows * p.head_dim_v, p.itemsize, write=True, tile="Q")]
         if self.lse:
             leave.append(Move("L", rows, FLOAT32, write=True))
@@ -111,14 +111,23 @@ class Fa2Schedule(TileSchedule):
         """What a row block reads to learn how many keys its batch has."""
         return length_moves(self.problem)
 
+    def _copied_rows(self, rows: int) -> int:
+        """Rows that are copied of a row block of so many."""
+        return rows
+
     def _tail_cols(self, tail: int, keys: int) -> int:
         """Columns that are copied of the column block `tail`, where the keys end."""
         return keys - tail * self.block_cols
 
     @property
+    def works(self) -> int:
+        """Row blocks of all heads."""
+        return self.repeats * self.row_blocks
+
+    @property
     def grid(self) -> int:
         """Thread blocks."""
-        return self.repeats * self.row_blocks
+        return self.works
 
     def workspaces(self) -> Mapping[str, Workspace]:
         return {}

@@ -79,14 +79,14 @@ def refusal(problem: Problem, device: Device) -> str | None:
     """Why the kernel does not run a problem, whatever the tile, in one sentence; None where it does."""
     p, asked = problem, problem.options
     if device.compute_capability != (9, 0):
-        return f"warpgroup products are compute capability 9.0's, and {device.name} has " + "{}.{}".format(*device.compute_capability)
+        return f"warpgroup products are compute capability 9.0's, and {device.name} has " + "{}.{}".format(
+            *device.compute_capability
+        )
     if p.itemsize != 2:
         return f"warpgroup products are of half types, and this is {p.dtype}"
     for name, has in (("a mask", asked.mask), ("a bias", asked.bias), ("a block mask", asked.block_mask is not None)):
         if has:
             return f"the kernel has no place for {name}"
-    if asked.packed:
-        return "the kernel does not take packed sequences"
     if p.softmax_scale <= 0:
         return f"the kernel's scale is positive, and this is {p.softmax_scale}"
     if not (p.seqlen_q and p.seqlen_k and p.head_count):
@@ -122,20 +122,28 @@ def config_of(problem: Problem, device: Device, blocks: tuple[int, int]) -> Conf
     team = next((team for team in TEAMS if team.block_rows == blocks[0]), None)
     if team is None or blocks[1] % GRANULE or not 0 < blocks[1] <= MOST_COLS:
         rows = " or ".join(str(team.block_rows) for team in reversed(TEAMS))
-        raise ValueError(f"the fa3 kernel runs blocks of {rows} rows and a multiple of {GRANULE} up to {MOST_COLS} columns, got {blocks}")
+        raise ValueError(
+            f"the fa3 kernel runs blocks of {rows} rows and a multiple of {GRANULE} up to {MOST_COLS} columns, got {blocks}"
+        )
     held = accumulators(problem, blocks[1])
     if held > team.accumulators:
-        raise DoesNotFit(f"fa3 with blocks of {blocks[0]} x {blocks[1]} needs {held} registers of a thread for O, S and P; {team.accumulators} are free")
+        sizes = f"blocks of {blocks[0]} x {blocks[1]}"
+        raise DoesNotFit(f"fa3 with {sizes} needs {held} registers of a thread for O, S and P; {team.accumulators} are free")
     config = Config(team, blocks[1], STAGES, ping_pong=problem.head_dim_v <= 128)
     need = sum(rooms(problem, config).values())
     if need > device.sram_per_block:
-        raise DoesNotFit(f"fa3 with blocks of {blocks[0]} x {blocks[1]} needs {need:,} bytes of shared memory; {device.name} gives a block {device.sram_per_block:,}")
+        raise DoesNotFit(
+            f"fa3 with blocks of {blocks[0]} x {blocks[1]} needs {need:,} bytes of shared memory; {device.name} gives a block "
+            f"{device.sram_per_block:,}"
+        )
     return config
 
 
 def fit(problem: Problem, device: Device) -> TileSize:
-    """The widest blocks that registers and shared memory hold, of three warpgroups where O is narrow. ValueError where `refusal` has a
-    reason, `DoesNotFit` where nothing fits."""
+    """The widest blocks that registers and shared memory hold, of three warpgroups where O is narrow.
+
+    ValueError where `refusal` has a reason, `DoesNotFit` where nothing fits.
+    """
     reason = refusal(problem, device)
     if reason:
         raise ValueError(f"fa3 does not run this: {reason}")
@@ -148,7 +156,10 @@ def fit(problem: Problem, device: Device) -> TileSize:
                 continue
             return TileSize(team.block_rows, block_cols, f"the widest that registers and shared memory hold: {config}")
     need = sum(rooms(problem, Config(TEAMS[-1], GRANULE, STAGES, False)).values())
-    raise DoesNotFit(f"fa3 at head_dim {problem.head_dim} needs at least {need:,} bytes of SRAM; {device.name} gives a block {device.sram_per_block:,} bytes")
+    raise DoesNotFit(
+        f"fa3 at head_dim {problem.head_dim} needs at least {need:,} bytes of SRAM; {device.name} gives a block "
+        f"{device.sram_per_block:,} bytes"
+    )
 
 
 def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, float]:
