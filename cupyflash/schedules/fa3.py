@@ -22,7 +22,7 @@ L2_SHARE = 2
 class Fa3Schedule(Fa2Schedule):
     """FlashAttention-3's schedule: a phase is a row block, its visits the column blocks that it sees, from the last one on.
 
-    A thread block takes one row block after the other (`works` in all). TMA copies of a block what of it lies in the tensor: where a
+    A thread block takes one row block after the other (`works` in all). TMA copies of a block what is in the tensor: where a
     batch has fewer keys than k, the block that they end in comes whole. `room_q` and `room_k` are the rows that the tensors have
     from a head's first on.
     """
@@ -48,8 +48,8 @@ class Fa3Schedule(Fa2Schedule):
         try:
             return self.config
         except ValueError:
-            team = fa3_tiles.Team(-(-self.block_rows // fa3_tiles.WARPGROUP_ROWS), 0, 0, 0)
-            return fa3_tiles.Config(team, self.block_cols, fa3_tiles.STAGES, ping_pong=False)
+            team = fa3_tiles.Team(-(-self.block_rows // fa3_tiles.WARPGROUP_ROWS), 0, 0, (0, 0))
+            return fa3_tiles.Config(team, self.block_cols, fa3_tiles.STAGES[-1], ping_pong=False)
 
     @property
     def room_q(self) -> int:

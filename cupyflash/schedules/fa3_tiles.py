@@ -23,7 +23,8 @@ MOST_COLS = 256
 SLAB = 64
 """Columns of a half type in a row of 128 bytes, which is what the 128-byte swizzle exchanges 16-byte pieces in."""
 SLAB_BYTES = 128
-STAGES = 2
+STAGES = (4, 3, 2)
+"""Slots of the rings: as many as fit."""
 BARRIER_BYTES = 8
 ALIGNMENT = 16
 """Bytes that TMA wants to divide every row's address."""
@@ -40,13 +41,14 @@ class Team:
     """The consumer warpgroups of a thread block, and the registers of their threads and of the producer's.
 
     Together they are a multiprocessor's 65,536: at launch every thread has as many, and `setmaxnreg` moves them in eights.
-    `accumulators`: of a thread, for O, S and P, up to which `.ci/compile_gate.py` sees neither spills nor serialised products.
+    `accumulators`: of a thread, for O, S and P, up to which `.ci/compile_gate.py` sees neither spills nor serialised products; the second
+    number is for bounds that are kept through the loops (a window, packed sequences).
     """
 
     consumers: int
     consumer_registers: int
     producer_registers: int
-    accumulators: int
+    accumulators: tuple[int, int]
 
     @property
     def block_rows(self) -> int:
@@ -58,7 +60,7 @@ class Team:
         return WARPGROUP * (1 + self.consumers)
 
 
-TEAMS = (Team(3, 160, 32, 128), Team(2, 240, 24, 200))
+TEAMS = (Team(3, 160, 32, (128, 104)), Team(2, 240, 32, (200, 160)))
 
 
 @dataclass(frozen=True)
@@ -126,12 +128,16 @@ def config_of(problem: Problem, device: Device, blocks: tuple[int, int]) -> Conf
             f"the fa3 kernel runs blocks of {rows} rows and a multiple of {GRANULE} up to {MOST_COLS} columns, got {blocks}"
         )
     held = accumulators(problem, blocks[1])
-    if held > team.accumulators:
+    most = team.accumulators[problem.options.window is not None or problem.options.packed]
+    if held > most:
         sizes = f"blocks of {blocks[0]} x {blocks[1]}"
-        raise DoesNotFit(f"fa3 with {sizes} needs {held} registers of a thread for O, S and P; {team.accumulators} are free")
-    config = Config(team, blocks[1], STAGES, ping_pong=problem.head_dim_v <= 128)
-    need = sum(rooms(problem, config).values())
-    if need > device.sram_per_block:
+        raise DoesNotFit(f"fa3 with {sizes} needs {held} registers of a thread for O, S and P; {most} are free")
+    for stages in STAGES:
+        config = Config(team, blocks[1], stages, ping_pong=problem.head_dim_v <= 128)
+        need = sum(rooms(problem, config).values())
+        if need <= device.sram_per_block:
+            break
+    else:
         raise DoesNotFit(
             f"fa3 with blocks of {blocks[0]} x {blocks[1]} needs {need:,} bytes of shared memory; {device.name} gives a block "
             f"{device.sram_per_block:,}"
@@ -155,7 +161,7 @@ def fit(problem: Problem, device: Device) -> TileSize:
             except DoesNotFit:
                 continue
             return TileSize(team.block_rows, block_cols, f"the widest that registers and shared memory hold: {config}")
-    need = sum(rooms(problem, Config(TEAMS[-1], GRANULE, STAGES, False)).values())
+    need = sum(rooms(problem, Config(TEAMS[-1], GRANULE, STAGES[-1], False)).values())
     raise DoesNotFit(
         f"fa3 at head_dim {problem.head_dim} needs at least {need:,} bytes of SRAM; {device.name} gives a block "
         f"{device.sram_per_block:,} bytes"
