@@ -101,6 +101,12 @@ def compile_to_cubin(source: str, options: Sequence[str], name: str, expressions
     return made.code, made.log
 
 
+def remarks(log: str) -> tuple[str, ...]:
+    """The lines of ptxas' account that say what it did to wgmma: products that it made wait for each other (C7510 to C7519), which
+    costs most of their speed."""
+    return tuple(line.strip() for line in log.splitlines() if re.search(r"\(C75\d\d\)", line))
+
+
 def _compile(source: str, options: Sequence[str], name: str, product: str, expressions: Sequence[str] = ()) -> Compiled:
     """Run NVRTC; `product` is the binding's function that hands over what it made."""
     try:

@@ -84,15 +84,15 @@ def test_why_tma_takes_no_such_array(name: str) -> None:
 # -- the struct -----------------------------------------------------------------------------------------------------------
 
 
-def test_maps_lie_first_at_multiples_of_64_bytes_as_in_c() -> None:
+def test_maps_lie_first_at_multiples_of_their_own_size_as_in_c() -> None:
     made = Params((*maps("Q_map", "K_map"), *arrays("const Element", ("batch", "head", "row"), "Q"), *numbers("int", "n")))
     assert [made.dtype.fields[name][1] for name in ("Q_map", "K_map", "Q", "n")] == [0, 128, 256, 288]  # type: ignore[index]
-    assert made.dtype.itemsize == 320
+    assert made.dtype.itemsize == 384
     assert dict(made.constants)["PARAMS"] == "TensorMap Q_map; TensorMap K_map; Rows<const Element> Q; int n;"
     q = np.zeros((2, 3, 32, 64), np.float16)
     boxes = {f"{name}_map": Box(name, 32, 64, 128).of(q) for name in "QK"}
     words, places = made.packed(made.values({"Q": q, "n": 7, **boxes}, "float16"))
-    assert len(words) == 40 and places == {"Q_map": 0, "K_map": 16, "Q": 32} and not words[:33].any()
+    assert len(words) == 48 and places == {"Q_map": 0, "K_map": 16, "Q": 32} and not words[:33].any()
     assert words[33:37].tolist() == [3 * 32 * 64, 32 * 64, 64, 7]
     with pytest.raises(ValueError, match="tensor maps come first in a struct, got n, Q_map"):
         Params((*numbers("int", "n"), *maps("Q_map"))).dtype  # noqa: B018
@@ -105,7 +105,7 @@ def test_the_compiler_holds_the_places_of_maps_to_numpys(monkeypatch: pytest.Mon
     assert ".target sm_90a" in ptx(kernel, (9, 0))
     wrong = np.dtype([(field.name, np.dtype(field.dtype, align=True)) for field in kernel.params.fields], align=True)
     params = Params(kernel.params.fields)
-    monkeypatch.setitem(params.__dict__, "dtype", wrong)  # without the padding to 64 bytes
+    monkeypatch.setitem(params.__dict__, "dtype", wrong)  # without the padding to 128 bytes
     with pytest.raises(CompileError, match="C and Python lay the struct out differently"):
         ptx(type(kernel)(**{**kernel.__dict__, "params": params}), (9, 0))
 
