@@ -49,6 +49,12 @@ def _ptx(source: str, options: tuple[str, ...], architecture: str) -> str:
     return compile_to_ptx(kernels_cu.source(source), (f"-arch=compute_{architecture}", FLUSH_DENORMALS, *options), source)
 
 
+def program(kernel: Kernel, compute_capability: tuple[int, int]) -> cubins.Program:
+    """What NVRTC makes a kernel's machine code of, for sm_XY or sm_XYa."""
+    whole = (FLUSH_DENORMALS, *options(kernel))
+    return cubins.Program(kernels_cu.source(kernel.source), kernel.source, whole, architecture(kernel, compute_capability))
+
+
 def gpu_kernel(kernel: Kernel, device_id: int) -> tuple[Kernel, Any]:
     """The kernel and its CuPy RawKernel on device `device_id`, which must be the current one.
 
@@ -81,17 +87,15 @@ def _without_fault(kernel: Kernel, device_id: int) -> tuple[int, Any]:
 
 def _compile_for_gpu(kernel: Kernel, device_id: int) -> tuple[Any, bool]:
     """The function, and whether the compiler made of it what it should."""
-    function, remarks = _own_cubin(kernel, device_id) if kernel.accelerated else (_by_cupy(kernel), ())
+    remarks: tuple[str, ...] = ()
+    if kernel.accelerated:
+        function, remarks = cubins.function(program(kernel, dispatch.current_gpu(device_id).compute_capability), kernel.name)
+    else:
+        function = _by_cupy(kernel)
     good = function.local_size_bytes == 0 and not remarks
     if kernel.shared_bytes > SHARED_WITHOUT_ASKING:
         function.max_dynamic_shared_size_bytes = kernel.shared_bytes
     return function, good
-
-
-def _own_cubin(kernel: Kernel, device_id: int) -> tuple[Any, tuple[str, ...]]:
-    arch = architecture(kernel, dispatch.current_gpu(device_id).compute_capability)
-    whole = (FLUSH_DENORMALS, *options(kernel))
-    return cubins.function(cubins.Program(kernels_cu.source(kernel.source), kernel.source, whole, arch), kernel.name)
 
 
 def _by_cupy(kernel: Kernel) -> Any:

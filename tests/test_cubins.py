@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import struct
 import sys
 import types
 from collections.abc import Iterator
@@ -218,6 +219,9 @@ def test_nvrtc_makes_machine_code_for_sm_90a_and_its_log(monkeypatch: pytest.Mon
     source = 'extern "C" __global__ void k(int* x) { asm volatile("wgmma.fence.sync.aligned;"); *x = VALUE; }'
     made = cubins.compiled(Program(source, "k.cu", ("-DVALUE=1",), "90a"))
     assert made.code.startswith(ELF) and b"sm_90a" in made.code and set(parse_account(made.log)) == {"k"}
+    segments, length, count = struct.unpack_from("<32xQ14xHH", made.code)
+    assert segments + length * count == len(made.code)  # a file has no zero behind it, as a text in memory has
+    assert nvrtc.whole(made.code) == nvrtc.whole(made.code[:-1]) == made.code and nvrtc.whole(made.code[:-2]) == made.code[:-2]
     with pytest.raises(CompileError, match="wgmma"):
         cubins.compiled(Program(source, "k.cu", ("-DVALUE=1",), "90"))
 

@@ -144,8 +144,8 @@ class RawKernel:
 
 
 def _fields(struct: np.void, name: str = "") -> Iterator[tuple[str, Any]]:
-    """A struct's fields one behind the other, as they lie there; an unsigned 64-bit integer is an address, 0 is null, 16 of them are
-    a tensor map: its description and its array."""
+    """A struct's fields one behind the other, as they lie there; an unsigned 64-bit integer is an address, 0 is null. 16 of them
+    are a tensor map: its description and its array."""
     for field in struct.dtype.names or ():
         value, path = struct[field], f"{name}.{field}" if name else field
         if isinstance(value, np.void):
