@@ -29,7 +29,7 @@ from cupyflash import Device as Figures
 from cupyflash import cubins, driver
 
 from .array import Memory, MemoryPointer, MemoryPool, elementwise, empty, host_of, ndarray, using_allocator
-from .driver import functions
+from .maps import functions
 from .raw import RawKernel, RawModule, compiler, machine_code
 from .streams import Device, Event, Stream, enqueue, get_current_stream, runtime
 
