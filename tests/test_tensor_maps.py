@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import re
 import subprocess
@@ -26,6 +27,7 @@ from cupyflash.schedules import TileSchedule
 from cupyflash.sim.execution import machine_value, run_kernels
 from cupyflash.sim.ptx.memory.tensormap import FILLS, INTERLEAVES, PROMOTIONS, SWIZZLES, TYPES, Description, decode
 from cupyflash.sim.traffic import TensorTraffic
+from cupyflash.simulated import Simulation
 from cupyflash.tensor_maps import ALIGNMENT, WORDS, Box, first_refusal, refusal
 
 HALF = np.dtype(np.float16)
@@ -153,6 +155,13 @@ def test_a_kernel_copies_by_the_maps_of_its_struct(name: str, seed: int | None) 
     assert findings == () and (out == 2 * q).all()
     assert dict(traffic) == {"Q": TensorTraffic(q.nbytes, 0), "O": TensorTraffic(0, q.nbytes)}
     assert counters["copy_tiles"] and q.shape[-2] % ROWS in (0, 5)
+
+
+def test_a_prepared_simulation_copies_by_the_maps_of_each_calls_arrays() -> None:
+    q = drawn(2, 37, 64)
+    copy = prepared(q, Simulation(Device.named("H100-SXM"), math.inf))
+    for turn in range(2):
+        assert (doubled(q + turn, copy) == 2 * (q + turn)).all()
 
 
 def test_what_nobody_wrote_is_seen_through_a_map() -> None:

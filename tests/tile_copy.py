@@ -13,6 +13,7 @@ from cupyflash.launcher import prepare
 from cupyflash.params import Params
 from cupyflash.schedules import Kernel, Phase, TileSchedule, Workspace
 from cupyflash.schedules.base import attention_params, element_constants
+from cupyflash.simulated import Simulation
 from cupyflash.tensor_maps import Box
 from cupyflash.tiling import TileSize, Tiling
 
@@ -52,12 +53,12 @@ class TileCopy(TileSchedule):
         return (Kernel(SOURCE, "copy_tiles", constants, grid, 32, ROWS * 128, self.params, accelerated=True),)
 
 
-def prepared(q: Any) -> Any:
-    """The copy of an array on a GPU, or of its layout, ready to be launched on arrays of that layout by their name Q."""
+def prepared(q: Any, simulation: Simulation | None = None) -> Any:
+    """The copy of an array, on a GPU or in a simulation, ready to be launched on arrays of its layout."""
     layout = Layout.of(q)
     out = Layout.contiguous(q.shape, q.dtype)
     schedule = TileCopy.of(Problem.from_arrays(q, q, q))
-    return prepare(schedule, None, {**dict.fromkeys("QKV", layout), "O": out}, {"O": out})
+    return prepare(schedule, simulation, {**dict.fromkeys("QKV", layout), "O": out}, {"O": out})
 
 
 def doubled(q: Any, copy: Any = None) -> Any:
