@@ -201,6 +201,22 @@ def test_inspect_as_text() -> None:
     assert "local memory" not in result.stdout
 
 
+def test_inspect_shows_what_ptxas_remarked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    remark = "ptxas info : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized in function '{}'"
+
+    def compiled_with(program: Program) -> Cubin:
+        made = compiled(program)
+        said = [remark.format(name) for name in ("standard_values", "another", "standard_values")]
+        return Cubin(made.code, "\n".join([*said, made.log]))
+
+    monkeypatch.setattr(resources, "compiled", compiled_with)
+    arguments = "--algorithm", "standard", "--head-dim", "33"
+    assert f"wait: {remark.format('standard_values')}" in " ".join(inspect(*arguments).stdout.split())
+    kernels = {row["name"]: row["remarks"] for row in json.loads(inspect(*arguments, "--json").stdout)["kernels"]}
+    assert [len(said) for said in kernels.values()] == [1, 1, 3] and list(kernels)[2] == "standard_values"
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
