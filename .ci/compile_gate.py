@@ -355,7 +355,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             *(f"  {remark}" for remark in needs.remarks),
             sep="\n",
         )
-    told = f"{len(work)} programs, {len(found)} kernels, {len(dirty)} with stack or spills"
+    told = f"{len(work)} programs, {len(found)} kernels, {len(dirty)} with stack, spills or remarks"
     print(f"{told}; {len(fresh)} compiled, the others as in {kept.path.name}, {time.perf_counter() - start:.0f} s")
     if wrong:
         print("\n".join(["not as it was kept (--write keeps what it is now):", *wrong]))

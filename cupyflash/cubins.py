@@ -72,7 +72,7 @@ def compiled(program: Program) -> Cubin:
 
 def function(program: Program, name: str) -> tuple[Any, tuple[str, ...]]:
     """A kernel of a program, as a CuPy RawKernel on the current device, and the compiler's remarks on the program."""
-    folder = None if _asked(IN_MEMORY) else Path(os.environ.get(FOLDER) or DEFAULT_FOLDER).expanduser()
+    folder = None if _asked(IN_MEMORY) else Path(os.environ.get(FOLDER) or os.path.expanduser(DEFAULT_FOLDER))
     path = None if folder is None else folder / f"cupyflash_{program.key}.cubin"
     cubin = None if path is None else read(path)
     if cubin is None:
