@@ -139,7 +139,7 @@ def test_many_may_write_and_read_at_once(tmp_path: Path) -> None:
         return cubins.read(path)
 
     with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(work, range(200))) <= {None, *options}
+        assert set(pool.map(work, range(64))) <= {None, *options}
     assert sorted(each.name for each in tmp_path.iterdir()) == ["cupyflash_1.cubin", "cupyflash_1.json"]
 
 
