@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Compile every kernel to machine code for every architecture, without a GPU, and fail where one spills or has a stack.
+"""Compile every kernel to machine code for every architecture, without a GPU, and fail where one spills, has a stack, or has its
+tensor cores wait: where ptxas remarks on wgmma (C75xx), or where a kernel for an architecture's own instructions has older products
+(HMMA; that takes a disassembler).
 
     python .ci/compile_gate.py [--all] [--write] [--processes N] [--json FILE] [--markdown docs/kernels.md] [--nvrtc FOLDER]
 
@@ -33,8 +35,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from accounts import Accounts, Program
+from machine_code import sass
 
 from cupyflash import Device, Problem, plan
 from cupyflash.arrays import MAX_ALIGNMENT
@@ -232,7 +236,16 @@ def jobs(everything: bool = False) -> list[Job]:
 
 
 def compiled(job: Job) -> tuple[Resources, ...]:
-    return resources(job.kernels, job.device.compute_capability)
+    return resources(job.kernels, job.device.compute_capability, old_products)
+
+
+def old_products(kernel: Kernel, cubin: bytes) -> Iterator[str]:
+    """A remark where a kernel that should multiply by wgmma has HMMA as well; none where no disassembler is at hand."""
+    if kernel.accelerated and sass.disassembler():
+        code = sass.read(cubin).kernels[kernel.name]
+        found = sum(each.opcode == "HMMA" for each in code)
+        if found:
+            yield f"{found} HMMA beside {sum(each.opcode == 'HGMMA' for each in code)} HGMMA"
 
 
 def use(folder: Path | None) -> None:
@@ -338,9 +351,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for job, needs in dirty:
         print(
             f"{job.device.sm} {needs.name}, {job.label}: {needs.registers} registers, {needs.stack_bytes} bytes of stack, "
-            f"{needs.spill_bytes} bytes of spills; {dict(job.kernels[0].constants)}"
+            f"{needs.spill_bytes} bytes of spills; {dict(job.kernels[0].constants)}",
+            *(f"  {remark}" for remark in needs.remarks),
+            sep="\n",
         )
-    told = f"{len(work)} programs, {len(found)} kernels, {len(dirty)} with stack or spills"
+    told = f"{len(work)} programs, {len(found)} kernels, {len(dirty)} with stack, spills or remarks"
     print(f"{told}; {len(fresh)} compiled, the others as in {kept.path.name}, {time.perf_counter() - start:.0f} s")
     if wrong:
         print("\n".join(["not as it was kept (--write keeps what it is now):", *wrong]))

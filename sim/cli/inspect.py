@@ -83,3 +83,5 @@ def show(report: dict[str, Any], request: Request) -> None:
     say("registers, stack and spills (bytes) are a thread's; shared: bytes of a block; an SM: blocks that share a multiprocessor")
     if any(row["stack_bytes"] or row["spill_bytes"] for row in report["kernels"]):
         say("stack and spills are local memory: traffic that no count here knows of")
+    for remark in dict.fromkeys(remark for row in report["kernels"] for remark in row["remarks"]):
+        say(f"the tensor cores wait: {remark}")
