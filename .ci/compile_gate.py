@@ -83,6 +83,9 @@ EXTRAS = ((7, 5), (9, 0))
 TILINGS: tuple[TilingChoice, ...] = ((16, 16), (128, 32), (16, 48), (128, 64))
 VALUE_DIMS = ((64, 128), (192, 128), (128, 40), (256, 16))
 SOFTMAX_COLS = (2, 20, 1000, 5000)
+# Of FlashAttention-3: each number of slabs and each team of warpgroups, and the options that take registers.
+FA3_HEADS = (16, 40, 64, 96, 128, 160, 192, 256)
+FA3_MASKS = ((), ("causal",), ("window",), ("padded", "causal"), ("packed",), ("packed", "window"))
 # Of the programs whose account is known, one in so many is compiled all the same.
 SAMPLED = 24
 
@@ -119,7 +122,7 @@ def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) ->
 
 def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str, Schedule]]:
     """Every kind of attention kernel that a device has."""
-    for algorithm in ALGORITHMS:
+    for algorithm in (each for each in ALGORITHMS if each != "fa3"):
         cases: list[tuple[Problem, TilingChoice]] = []
         for dtype in DTYPES:
             if dtype == "bfloat16" and device.compute_capability < (8, 0):
@@ -149,6 +152,18 @@ def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str,
             masks = [name for name in (*MASKS, "window") if getattr(problem.options, name)]
             sizes = f"d {problem.head_dim}, d_v {problem.head_dim_v}, {problem.dtype}, copies of {problem.alignment} bytes"
             yield ", ".join([f"{algorithm} {sizes}", *masks, str(schedule.tiling.used)]), schedule
+
+
+def fa3_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+    """FlashAttention-3's kernel, whose tile follows from the head dimension, the causal mask and what is kept through its loops."""
+    if device.compute_capability != (9, 0):
+        return
+    for turn, d in enumerate(FA3_HEADS):
+        for masks in FA3_MASKS:
+            problem = posed(d, ("float16", "bfloat16")[turn % 2], ((*masks, *(("sinks",) if turn % 2 else ())), False))
+            make = plan_varlen if problem.options.packed else plan
+            schedule = make(problem, device, algorithm="fa3", lse=True)
+            yield ", ".join([f"fa3 d {d}, {problem.dtype}", *masks, str(schedule.tiling.used)]), schedule
 
 
 def of_finalists(
@@ -223,6 +238,7 @@ def jobs(everything: bool = False) -> list[Job]:
         for label, schedule in (
             *attention_schedules(device, everything),
             *(backward_schedules(device, everything) if everything or device.compute_capability in KINDS else ()),
+            *fa3_schedules(device),
             *varlen_schedules(device),
             *(varlen_backward_schedules(device) if everything or device.compute_capability in KINDS else ()),
             *softmax_schedules(device),

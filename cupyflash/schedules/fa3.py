@@ -48,7 +48,7 @@ class Fa3Schedule(Fa2Schedule):
         try:
             return self.config
         except ValueError:
-            team = fa3_tiles.Team(-(-self.block_rows // fa3_tiles.WARPGROUP_ROWS), 0, 0, (0, 0))
+            team = fa3_tiles.Team(-(-self.block_rows // fa3_tiles.WARPGROUP_ROWS), 0, 0, (0, 0, 0))
             return fa3_tiles.Config(team, self.block_cols, fa3_tiles.STAGES[-1], ping_pong=False)
 
     @property

@@ -41,14 +41,14 @@ class Team:
     """The consumer warpgroups of a thread block, and the registers of their threads and of the producer's.
 
     Together they are a multiprocessor's 65,536: at launch every thread has as many, and `setmaxnreg` moves them in eights.
-    `accumulators`: of a thread, for O, S and P, up to which `.ci/compile_gate.py` sees neither spills nor serialised products; the second
-    number is for bounds that are kept through the loops (a window, packed sequences).
+    `accumulators`: of a thread, for O, S and P, up to which `.ci/compile_gate.py` sees neither spills nor serialised products;
+    with none, one or both of a window and packed sequences, which keep bounds through the loops.
     """
 
     consumers: int
     consumer_registers: int
     producer_registers: int
-    accumulators: tuple[int, int]
+    accumulators: tuple[int, int, int]
 
     @property
     def block_rows(self) -> int:
@@ -60,7 +60,7 @@ class Team:
         return WARPGROUP * (1 + self.consumers)
 
 
-TEAMS = (Team(3, 160, 32, (128, 104)), Team(2, 240, 32, (200, 160)))
+TEAMS = (Team(3, 160, 32, (128, 104, 88)), Team(2, 240, 32, (200, 160, 144)))
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def config_of(problem: Problem, device: Device, blocks: tuple[int, int]) -> Conf
             f"the fa3 kernel runs blocks of {rows} rows and a multiple of {GRANULE} up to {MOST_COLS} columns, got {blocks}"
         )
     held = accumulators(problem, blocks[1])
-    most = team.accumulators[problem.options.window is not None or problem.options.packed]
+    most = team.accumulators[(problem.options.window is not None) + problem.options.packed]
     if held > most:
         sizes = f"blocks of {blocks[0]} x {blocks[1]}"
         raise DoesNotFit(f"fa3 with {sizes} needs {held} registers of a thread for O, S and P; {most} are free")
