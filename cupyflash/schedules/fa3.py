@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 from cupyflash.params import Params, numbers
@@ -48,8 +49,8 @@ class Fa3Schedule(Fa2Schedule):
         try:
             return self.config
         except ValueError:
-            team = fa3_tiles.Team(-(-self.block_rows // fa3_tiles.WARPGROUP_ROWS), 0, 0, (0, 0, 0))
-            return fa3_tiles.Config(team, self.block_cols, fa3_tiles.STAGES[-1], ping_pong=False)
+            team = replace(fa3_tiles.TEAMS[0], consumers=-(-self.block_rows // fa3_tiles.WARPGROUP_ROWS))
+            return fa3_tiles.Config(team, self.block_cols, fa3_tiles.STAGES[-1], False, team.registers[0])
 
     @property
     def room_q(self) -> int:
@@ -100,8 +101,8 @@ class Fa3Schedule(Fa2Schedule):
             ("BR", config.team.block_rows),
             ("BC", config.block_cols),
             ("STAGES", config.stages),
-            ("CONSUMER_REGISTERS", config.team.consumer_registers),
-            ("PRODUCER_REGISTERS", config.team.producer_registers),
+            ("CONSUMER_REGISTERS", config.registers[0]),
+            ("PRODUCER_REGISTERS", config.registers[1]),
             ("PING_PONG", int(config.ping_pong)),
             ("VARLEN", int(p.options.packed)),
         )

@@ -38,16 +38,17 @@ IN_STEP = 1.1
 
 @dataclass(frozen=True)
 class Team:
-    """The consumer warpgroups of a thread block, and the registers of their threads and of the producer's.
+    """The consumer warpgroups of a thread block.
 
-    Together they are a multiprocessor's 65,536: at launch every thread has as many, and `setmaxnreg` moves them in eights.
-    `accumulators`: of a thread, for O, S and P, up to which `.ci/compile_gate.py` sees neither spills nor serialised products;
+    `registers`: of a consumer's and of a producer's thread, where `setmaxnreg` has moved them; together they are what the block has at
+    launch, which is 512, or for three warpgroups 3 times 168, of four threads. The second pair is for a producer with more to keep
+    than a causal mask: a window, key lengths, packed sequences.
+    `accumulators`: of a thread, for O, S and P, up to which `.ci/compile_gate.py` sees neither spills nor serialised products,
     with none, one or both of a window and packed sequences, which keep bounds through the loops.
     """
 
     consumers: int
-    consumer_registers: int
-    producer_registers: int
+    registers: tuple[tuple[int, int], tuple[int, int]]
     accumulators: tuple[int, int, int]
 
     @property
@@ -60,7 +61,10 @@ class Team:
         return WARPGROUP * (1 + self.consumers)
 
 
-TEAMS = (Team(3, 160, 32, (128, 104, 88)), Team(2, 240, 32, (200, 160, 144)))
+TEAMS = (
+    Team(3, ((160, 32), (152, 56)), (128, 104, 88)),
+    Team(2, ((240, 24), (232, 40)), (200, 176, 160)),
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class Config:
     block_cols: int
     stages: int
     ping_pong: bool
+    registers: tuple[int, int]
 
     def __str__(self) -> str:
         order = "in turns" if self.ping_pong else "each when it can"
@@ -127,13 +132,15 @@ def config_of(problem: Problem, device: Device, blocks: tuple[int, int]) -> Conf
         raise ValueError(
             f"the fa3 kernel runs blocks of {rows} rows and a multiple of {GRANULE} up to {MOST_COLS} columns, got {blocks}"
         )
-    held = accumulators(problem, blocks[1])
-    most = team.accumulators[(problem.options.window is not None) + problem.options.packed]
+    asked, held = problem.options, accumulators(problem, blocks[1])
+    kept = (asked.window is not None) + asked.packed
+    most = team.accumulators[kept]
     if held > most:
         sizes = f"blocks of {blocks[0]} x {blocks[1]}"
         raise DoesNotFit(f"fa3 with {sizes} needs {held} registers of a thread for O, S and P; {most} are free")
+    registers = team.registers[bool(kept or asked.padded)]
     for stages in STAGES:
-        config = Config(team, blocks[1], stages, ping_pong=problem.head_dim_v <= 128)
+        config = Config(team, blocks[1], stages, problem.head_dim_v <= 128, registers)
         need = sum(rooms(problem, config).values())
         if need <= device.sram_per_block:
             break
@@ -161,7 +168,7 @@ def fit(problem: Problem, device: Device) -> TileSize:
             except DoesNotFit:
                 continue
             return TileSize(team.block_rows, block_cols, f"the widest that registers and shared memory hold: {config}")
-    need = sum(rooms(problem, Config(TEAMS[-1], GRANULE, STAGES[-1], False)).values())
+    need = sum(rooms(problem, Config(TEAMS[-1], GRANULE, STAGES[-1], False, TEAMS[-1].registers[0])).values())
     raise DoesNotFit(
         f"fa3 at head_dim {problem.head_dim} needs at least {need:,} bytes of SRAM; {device.name} gives a block "
         f"{device.sram_per_block:,} bytes"
