@@ -22,8 +22,8 @@ L2_SHARE = 2
 class Fa3Schedule(Fa2Schedule):
     """FlashAttention-3's schedule: a phase is a row block, its visits the column blocks that it sees, from the last one on.
 
-    A thread block takes one row block after the other (`works` in all). TMA copies of a block what of it lies in the tensor: where a
-    batch has fewer keys than k, the block that they end in comes whole. `room_q` and `room_k` are the rows that the tensors have
+    A thread block takes one row block after the other (`works` in all). TMA copies of a block what of it lies in the tensor: where
+    a batch has fewer keys than k, the block that they end in comes whole. `room_q` and `room_k` are the rows that the tensors have
     from a head's first on.
     """
 
@@ -34,10 +34,7 @@ class Fa3Schedule(Fa2Schedule):
     @property
     def config(self) -> fa3_tiles.Config:
         """How the kernel runs these block sizes. ValueError where it cannot, with the reason."""
-        reason = fa3_tiles.refusal(self.problem, self.device)
-        if reason:
-            raise ValueError(f"fa3 does not run this: {reason}")
-        return fa3_tiles.config_of(self.problem, self.device, (self.block_rows, self.block_cols))
+        return fa3_tiles.choose(self.problem, self.device, (self.block_rows, self.block_cols)).config
 
     def _tiles(self) -> tuple[Room, ...]:
         return tuple(Room(name, nbytes) for name, nbytes in fa3_tiles.rooms(self.problem, self._replayed).items())
