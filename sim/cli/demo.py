@@ -140,7 +140,7 @@ def show_demo(report: dict[str, Any], problem: Problem, device: Device, counts: 
     rows.append(("total", *(f"{traffic.total_bytes:,}" for traffic in every)))
     titles = ("", *(NAMES[algorithm] for algorithm in counts for _ in WITNESSES))
     show_table(("", *WITNESSES * len(counts)), rows, titles=titles)
-    agree = all(report[algorithm]["agree"] for algorithm in counts)
+    agree, whose = all(report[algorithm]["agree"] for algorithm in counts), "" if flash == "fa1" else ", of FlashAttention (fa1),"
     click.echo()
     say(f"theory == replay == executed, tensor by tensor: {'yes' if agree else 'NO'}")
     say(
@@ -148,7 +148,7 @@ def show_demo(report: dict[str, Any], problem: Problem, device: Device, counts: 
         f"attention read each input once, as the paper counts it ({report['standard_ideal_bytes']:,})"
     )
     say(
-        f"Theorem 2{'' if flash == 'fa1' else ', of FlashAttention (fa1),'} to leading order, with one item size: 12 N^2 d^2 / M against 4 N^2 elements. FlashAttention wins above M = "
+        f"Theorem 2{whose} to leading order, with one item size: 12 N^2 d^2 / M against 4 N^2 elements. FlashAttention wins above M = "
         f"3 d^2 = {theory.break_even_sram(problem.head_dim):,} elements; here M = {device.sram_per_block // problem.itemsize:,}"
     )
     show_backward(report["backward"])
