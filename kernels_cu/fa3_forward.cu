@@ -68,17 +68,16 @@ struct Works {
   int round = 0;
 
   __device__ __forceinline__ int index() const {
-    const int place = round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    return round * gridDim.x + place;
+    const int block = block_index();
+    return round * gridDim.x + (round & 1 ? gridDim.x - 1 - block : block);
   }
   __device__ __forceinline__ bool left(const Params& p) const { return index() < p.works; }
 
-  __device__ __forceinline__ RowBlock next(const Params& p) {
+  __device__ __forceinline__ RowBlock place(const Params& p) const {
     const int blocks = VARLEN ? p.total_q / BR + p.sequences : (p.Nq + BR - 1) / BR, in_section = p.section * blocks;
-    const int section = index() / in_section, rest = index() - section * in_section;
+    const int work = index(), section = work / in_section, rest = work - section * in_section;
     const int heads = min(p.section, (VARLEN ? p.heads : p.heads * p.sequences) - section * p.section);
     const int pair = section * p.section + rest % heads, block = rest / heads;
-    round++;
     if constexpr (VARLEN) {
       const Sequence sequence = find_sequence<BR>(p, block);
       const int Tr = (sequence.queries + BR - 1) / BR;
@@ -91,9 +90,9 @@ struct Works {
     }
   }
 
-  __device__ __forceinline__ Work take(const Params& p) {
+  __device__ __forceinline__ Work work(const Params& p) const {
     Work w;
-    w.place = next(p);
+    w.place = place(p);
     int keys = w.place.Nk;
     if constexpr (PADDED) {
       if (threadIdx.x % 32 == 0) keys = max(0, min(keys, p.key_lengths[w.place.batch]));
@@ -154,8 +153,8 @@ __device__ __forceinline__ void produce(const Params& p, const Params& given, co
     V_slot = V_slot.next();
   };
 
-  for (Works works; works.left(p);) {
-    const Work w = works.take(p);
+  for (Works works; works.left(p); works.round++) {
+    const Work w = works.work(p);
     if (!w.place.exists) continue;
     if (w.turns() > 0) load_keys(w, w.end - 1);
     if (copies) {
@@ -278,12 +277,12 @@ struct Consumer {
   }
 
   // The first block: nothing to add to O yet
-  __device__ __forceinline__ void begin(int j, const Work& w, int row, int Nq) {
+  __device__ __forceinline__ void begin(int j, const Work& w, int row) {
     wait_for(s.K_full + 8 * slot.index, slot.parity);
     multiply_scores(slot);
     wait_for_products<0>(S);
     release(s.K_empty + 8 * slot.index);
-    scale_and_mask(S, 1.f, LOG2_E, w.masks, row, j * BC, Nq);
+    scale_and_mask(S, 1.f, LOG2_E, w.masks, row, j * BC, w.place.Nq);
     float m_tilde[2], offset[2], rescale[2];
     find_maximum(m_tilde, offset);
     raise_maximum(m_tilde, offset, rescale);
@@ -312,9 +311,9 @@ struct Consumer {
     round_weights();
   }
 
-  // Turns from block j down to `until`. Where m grows, the turn's second half is that behind the loop, so that the loop has no more than
-  // what every turn needs.
-  template <bool MASKED> __device__ __forceinline__ void turns(int& j, int until, const Work& w, int row, int Nq) {
+  // Turns from block j down to `until`, of blocks that all rows see. Where m grows, the turn's second half is that behind the loop, so
+  // that the loop has no more than what every turn needs.
+  __device__ __forceinline__ void turns(int& j, int until, const Work& w) {
     float m_tilde[2], offset[2];
     while (j >= until) {
       Slot before;
@@ -324,7 +323,6 @@ struct Consumer {
         before = slot;
         slot = slot.next();
         multiply_both(before);
-        if constexpr (MASKED) scale_and_mask(S, 1.f, LOG2_E, w.masks, row, j * BC, Nq);
         grown = find_maximum(m_tilde, offset);
         if (grown) break;
         weigh_under_product(before, offset, j > w.first);
@@ -336,6 +334,21 @@ struct Consumer {
         scale_values(rescale);
         j--;
       }
+    }
+  }
+  // The same of any blocks
+  __device__ __forceinline__ void masked_turns(int& j, int until, const Work& w, int row) {
+#pragma unroll 1
+    for (; j >= until; j--) {
+      const Slot before = slot;
+      slot = slot.next();
+      multiply_both(before);
+      scale_and_mask(S, 1.f, LOG2_E, w.masks, row, j * BC, w.place.Nq);
+      float m_tilde[2], offset[2], rescale[2];
+      const bool grown = find_maximum(m_tilde, offset);
+      if (grown) raise_maximum(m_tilde, offset, rescale);
+      weigh_under_product(before, offset, j > w.first);
+      if (grown) scale_values(rescale);
     }
   }
 
@@ -350,18 +363,18 @@ struct Consumer {
 };
 
 // O = diag(l)^-1 O, L = m + log(l). O leaves through the room of the warpgroup's rows of Q.
-__device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const Params& given, const Work& w, int warp, int lane) {
+__device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const Params& given, const RowBlock& place, int warp, int lane) {
   const Shared& s = c.s;
   float by[2];
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    const int row = w.row() + c.group * 64 + warp * 16 + lane / 4 + 8 * h;
+    const int row = place.i * BR + c.group * 64 + warp * 16 + lane / 4 + 8 * h;
     const float l = row_sum(c.l[h]);
     const Origin origin = origin_of(-c.minus_m[h], c.factor);
     by[h] = l == 0.f ? 0.f : 1.f / l;
     float L = p.scale * origin.score + LN_2 * (log2f(l) - origin.offset);
-    by[h] *= join_sink(L, sink_of(p, w.place.head, row < w.place.Nq));
-    if (p.L && lane % 4 == 0 && row < w.place.Nq) p.L[w.place.L_row + row] = L;
+    by[h] *= join_sink(L, sink_of(p, place.head, row < place.Nq));
+    if (p.L && lane % 4 == 0 && row < place.Nq) p.L[place.L_row + row] = L;
   }
   c.scale_values(by);
   const int row = c.group * 64 + warp * 16 + lane % 16;  // of four 8 x 8 matrices, the row whose address this lane gives
@@ -374,23 +387,30 @@ __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const P
   }
   publish_writes();
   meet(1 + c.group, WARPGROUP);
-  if (warp == 0) {
-    const int first = w.row() + c.group * 64;
-    const long long query = w.place.first_query + first;
-    for (int slab = 0; slab < V_SLABS; slab++) {
-      const unsigned from = s.Q + (slab * BR + c.group * 64) * SLAB_ROW;
+  const int first = place.i * BR + c.group * 64;
+  const long long query = place.first_query + first;
+  const unsigned from = s.Q + c.group * 64 * SLAB_ROW;
 #if VARLEN
-      if (first + 64 > w.place.Nq) {  // the rows behind are another sequence's: each by itself
-        for (int r = lane; r < w.place.Nq - first; r += 32)
-          store_box(given.O_row, from + r * SLAB_ROW, slab * SLAB, query + r, w.place.head, w.place.batch);
-        continue;
-      }
-#endif
-      if (lane == 0) store_box(given.O, from, slab * SLAB, query, w.place.head, w.place.batch);
+  // Of the last rows of a sequence each goes by itself, since those behind them are another sequence's.
+  const int rows = place.Nq - first;
+  if (rows < 64) {
+    if (warp == 0) {
+      for (int r = lane; r < rows; r += 32)
+        for (int slab = 0; slab < V_SLABS; slab++) {
+          store_box(given.O_row, from + (slab * BR + r) * SLAB_ROW, slab * SLAB, query + r, place.head, place.batch);
+        }
+      wait_for_stores();
+      __syncwarp();
+      if (lane == 0) arrive(s.Q_empty);
     }
+    return;
+  }
+#endif
+  if (warp == 0 && lane == 0) {
+    for (int slab = 0; slab < V_SLABS; slab++)
+      store_box(given.O, from + slab * BR * SLAB_ROW, slab * SLAB, query, place.head, place.batch);
     wait_for_stores();
-    __syncwarp();
-    if (lane == 0) arrive(s.Q_empty);
+    arrive(s.Q_empty);
   }
 }
 
@@ -399,10 +419,10 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
   Consumer c = {s, group, p.scale_log2, {0, 0}};
   int Q_parity = 0;
   if (PING_PONG && group == CONSUMERS - 1) c.pass_turn();
-  for (Works works; works.left(p);) {
-    const Work w = works.take(p);
+  for (Works works; works.left(p); works.round++) {
+    const Work w = works.work(p);
     if (!w.place.exists) continue;
-    const int Nq = w.place.Nq, row = w.row() + group * 64 + warp * 16 + lane / 4;
+    const int row = w.row() + group * 64 + warp * 16 + lane / 4;
 #pragma unroll
     for (int h = 0; h < 2; h++) c.minus_m[h] = -NEG_INF, c.l[h] = 0.f;
 #pragma unroll
@@ -413,14 +433,15 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
     Q_parity ^= 1;
     if (w.turns() > 0) {
       int j = w.end - 1;
-      c.begin(j, w, row, Nq);
+      c.begin(j, w, row);
       j--;
-      c.turns<true>(j, max(w.whole_end, w.first), w, row, Nq);
-      c.turns<false>(j, max(w.whole_begin, w.first), w, row, Nq);
-      if constexpr (WINDOW) c.turns<true>(j, w.first, w, row, Nq);
+      if constexpr (CAUSAL || WINDOW) c.masked_turns(j, max(w.whole_end, w.first), w, row);
+      c.turns(j, max(w.whole_begin, w.first), w);
+      if constexpr (WINDOW) c.masked_turns(j, w.first, w, row);
       c.end();
     }
-    write_rows(c, p, given, w, warp, lane);
+    const RowBlock place = VARLEN ? w.place : works.place(p);  // the same; registers are free again
+    write_rows(c, p, given, place, warp, lane);
   }
   if (PING_PONG && group == 0) c.take_turn();  // which is passed once more than it is taken
 }

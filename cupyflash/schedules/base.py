@@ -393,8 +393,8 @@ def element_constants(problem: Problem) -> tuple[tuple[str, int | str], ...]:
 
 
 def attention_params(*own: Field, maps: tuple[str, ...] = ()) -> Params:
-    """The struct of an algorithm's kernels: what all of them are given, and fields of its `own`; tensor maps, where it has `maps`,
-    are there for Q, K, V and O."""
+    """The struct of an algorithm's kernels: what all of them are given, and fields of its `own`; with tensor `maps` in place of
+    Q, K, V and O where it has any."""
     tensors = (*params.arrays("const Element", params.ROWS, "QKV"), Field("O", "Element", params.ROWS))
     return Params(
         (

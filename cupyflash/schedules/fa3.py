@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 from cupyflash.params import Params, numbers
@@ -22,8 +23,8 @@ L2_SHARE = 2
 class Fa3Schedule(Fa2Schedule):
     """FlashAttention-3's schedule: a phase is a row block, its visits the column blocks that it sees, from the last one on.
 
-    A thread block takes one row block after the other (`works` in all). TMA copies of a block what of it lies in the tensor: where
-    a batch has fewer keys than k, the block that they end in comes whole. `room_q` and `room_k` are the rows that the tensors have
+    A thread block takes one row block after the other (`works` in all). TMA copies of a block what is in the tensor: where a
+    batch has fewer keys than k, the block that they end in comes whole. `room_q` and `room_k` are the rows that the tensors have
     from a head's first on.
     """
 
@@ -45,8 +46,8 @@ class Fa3Schedule(Fa2Schedule):
         try:
             return self.config
         except ValueError:
-            team = fa3_tiles.Team(-(-self.block_rows // fa3_tiles.WARPGROUP_ROWS), 0, 0, 0)
-            return fa3_tiles.Config(team, self.block_cols, fa3_tiles.STAGES, ping_pong=False)
+            team = replace(fa3_tiles.TEAMS[0], consumers=-(-self.block_rows // fa3_tiles.WARPGROUP_ROWS))
+            return fa3_tiles.Config(team, self.block_cols, fa3_tiles.STAGES[-1], False, team.registers[0])
 
     @property
     def room_q(self) -> int:
@@ -97,8 +98,8 @@ class Fa3Schedule(Fa2Schedule):
             ("BR", config.team.block_rows),
             ("BC", config.block_cols),
             ("STAGES", config.stages),
-            ("CONSUMER_REGISTERS", config.team.consumer_registers),
-            ("PRODUCER_REGISTERS", config.team.producer_registers),
+            ("CONSUMER_REGISTERS", config.registers[0]),
+            ("PRODUCER_REGISTERS", config.registers[1]),
             ("PING_PONG", int(config.ping_pong)),
             ("VARLEN", int(p.options.packed)),
         )

@@ -31,7 +31,8 @@ REGISTERS, REGISTER_UNIT = 65536, 8
 SLAB = 64
 """Columns of a half type in a row of 128 bytes, which is what the 128-byte swizzle exchanges 16-byte pieces in."""
 SLAB_BYTES = 128
-STAGES = 2
+STAGES = (4, 3, 2)
+"""Slots of the rings: as many as fit."""
 BARRIER_BYTES = 8
 ALIGNMENT = 16
 """Bytes that TMA wants to divide every row's address."""
@@ -45,16 +46,17 @@ IN_STEP = 1.1
 
 @dataclass(frozen=True)
 class Team:
-    """The consumer warpgroups of a thread block, and the registers of their threads and of the producer's.
+    """The consumer warpgroups of a thread block.
 
-    At launch every thread has as many of a multiprocessor's 65,536, and `setmaxnreg` moves them in eights.
-    `accumulators`: of a thread, for O, S and P, up to which `.ci/compile_gate.py` sees neither spills nor serialised products.
+    `registers`: of a consumer's and of a producer's thread, where `setmaxnreg` has moved them; together they are what the block has
+    at launch. The second pair is for a producer with more to keep than a causal mask: a window, key lengths, packed sequences.
+    `accumulators`: of a thread, for O, S and P, up to which `.ci/compile_gate.py` sees neither spills nor serialised products,
+    with none, one or both of a window and packed sequences, which keep bounds through the loops.
     """
 
     consumers: int
-    consumer_registers: int
-    producer_registers: int
-    accumulators: int
+    registers: tuple[tuple[int, int], tuple[int, int]]
+    accumulators: tuple[int, int, int]
 
     @property
     def block_rows(self) -> int:
@@ -70,16 +72,11 @@ class Team:
         """Of every thread at launch, before the roles are known."""
         return REGISTERS // self.threads // REGISTER_UNIT * REGISTER_UNIT
 
-    @property
-    def roles(self) -> dict[str, dict[str, int]]:
-        """By role: threads, and registers of each."""
-        return {
-            "producer": {"threads": WARPGROUP, "registers": self.producer_registers},
-            "consumers": {"threads": WARPGROUP * self.consumers, "registers": self.consumer_registers},
-        }
 
-
-TEAMS = (Team(3, 160, 32, 128), Team(2, 240, 24, 200))
+TEAMS = (
+    Team(3, ((160, 32), (152, 56)), (128, 104, 88)),
+    Team(2, ((240, 24), (232, 40)), (200, 176, 160)),
+)
 
 
 @dataclass(frozen=True)
@@ -90,6 +87,16 @@ class Config:
     block_cols: int
     stages: int
     ping_pong: bool
+    registers: tuple[int, int]
+
+    @property
+    def roles(self) -> dict[str, dict[str, int]]:
+        """By role: threads, and registers of each."""
+        consumer, producer = self.registers
+        return {
+            "producer": {"threads": WARPGROUP, "registers": producer},
+            "consumers": {"threads": WARPGROUP * self.team.consumers, "registers": consumer},
+        }
 
     def __str__(self) -> str:
         order = "in turns" if self.ping_pong else "each when it can"
@@ -100,13 +107,15 @@ class Config:
 class Candidate:
     """A configuration with what it needs, and why it was rejected or how long the model takes a turn of it to be.
 
-    `rooms`: bytes of shared memory by what is held. `registers`: of a consumer's thread, for O, S and P. `parts`: clocks that a
-    turn of the whole block takes of a multiprocessor's tensor cores, exponential units and so on.
+    `rooms`: bytes of shared memory by what is held. `registers`: of a consumer's thread, for O, S and P, of `most_registers` that
+    are free for them. `parts`: clocks that a turn of the whole block takes of a multiprocessor's tensor cores, exponential units
+    and so on.
     """
 
     config: Config
     rooms: tuple[tuple[str, int], ...]
     registers: int
+    most_registers: int
     rejected: str | None = None
     parts: tuple[tuple[str, float], ...] = ()
 
@@ -172,14 +181,23 @@ def accumulators(problem: Problem, block_cols: int) -> int:
     return padded_dim(problem.head_dim_v) // 2 + block_cols // 2 + block_cols // 4
 
 
-def candidate(problem: Problem, device: Device, config: Config) -> Candidate:
-    """A configuration's needs, and its rejection or its clocks."""
-    each = Candidate(config, tuple(rooms(problem, config).items()), accumulators(problem, config.block_cols))
-    if each.registers > config.team.accumulators:
-        return replace(each, rejected=f"registers: O, S and P take {each.registers} of {config.team.accumulators}")
+def bounds_kept(problem: Problem) -> int:
+    """How many kinds of bounds are kept through the loops, beside a causal mask's."""
+    return (problem.options.window is not None) + problem.options.packed
+
+
+def candidate(problem: Problem, device: Device, team: Team, block_cols: int) -> Candidate:
+    """A configuration, with as many slots as fit; its needs, and its rejection or its clocks."""
+    turns, registers = problem.head_dim_v <= MOST_DIM_IN_TURNS, team.registers[bool(bounds_kept(problem) or problem.options.padded)]
+    held, most = accumulators(problem, block_cols), team.accumulators[bounds_kept(problem)]
+    configs = [Config(team, block_cols, stages, turns, registers) for stages in STAGES]
+    needs = [Candidate(config, tuple(rooms(problem, config).items()), held, most) for config in configs]
+    each = next((each for each in needs if each.shared_bytes <= device.sram_per_block), needs[-1])
+    if held > most:
+        return replace(each, rejected=f"registers: O, S and P take {held} of {most}")
     if each.shared_bytes > device.sram_per_block:
         return replace(each, rejected=f"shared memory: {each.shared_bytes:,} of {device.sram_per_block:,} bytes")
-    return replace(each, parts=tuple(part_clocks(problem, device, config).items()))
+    return replace(each, parts=tuple(part_clocks(problem, device, each.config).items()))
 
 
 def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> tuple[Candidate, ...]:
@@ -188,7 +206,6 @@ def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None 
 
     ValueError for blocks that the kernel does not run.
     """
-    turns = problem.head_dim_v <= MOST_DIM_IN_TURNS
     if blocks is not None:
         team = next((team for team in TEAMS if team.block_rows == blocks[0]), None)
         if team is None or blocks[1] % GRANULE or not 0 < blocks[1] <= MOST_COLS:
@@ -196,11 +213,11 @@ def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None 
             raise ValueError(
                 f"the fa3 kernel runs blocks of {rows} rows and a multiple of {GRANULE} up to {MOST_COLS} columns, got {blocks}"
             )
-        return (candidate(problem, device, Config(team, blocks[1], STAGES, turns)),)
+        return (candidate(problem, device, team, blocks[1]),)
     teams = TEAMS if max(problem.head_dim, problem.head_dim_v) <= SLAB else TEAMS[1:]
     widest = MOST_CAUSAL_COLS if problem.options.causal else MOST_COLS
     tried = itertools.product(teams, range(widest, 0, -GRANULE))
-    return tuple(candidate(problem, device, Config(team, cols, STAGES, turns)) for team, cols in tried)
+    return tuple(candidate(problem, device, team, cols) for team, cols in tried)
 
 
 def choose(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> Candidate:

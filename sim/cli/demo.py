@@ -148,8 +148,8 @@ def show_demo(report: dict[str, Any], problem: Problem, device: Device, counts: 
         f"attention read each input once, as the paper counts it ({report['standard_ideal_bytes']:,})"
     )
     say(
-        f"Theorem 2{whose} to leading order, with one item size: 12 N^2 d^2 / M against 4 N^2 elements. FlashAttention wins above M = "
-        f"3 d^2 = {theory.break_even_sram(problem.head_dim):,} elements; here M = {device.sram_per_block // problem.itemsize:,}"
+        f"Theorem 2{whose} to leading order, with one item size: 12 N^2 d^2 / M against 4 N^2 elements. FlashAttention wins above "
+        f"M = 3 d^2 = {theory.break_even_sram(problem.head_dim):,} elements; here M = {device.sram_per_block // problem.itemsize:,}"
     )
     show_backward(report["backward"])
 

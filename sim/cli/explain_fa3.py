@@ -31,7 +31,7 @@ def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
         "clocks": fa3_tiles.clocks(problem, device, chosen),
         "rooms": dict(chosen.rooms),
         "launch_registers": chosen.config.team.launch_registers,
-        "roles": chosen.config.team.roles,
+        "roles": chosen.config.roles,
         "grid": {
             "row_blocks": schedule.works,
             "thread_blocks": schedule.grid,
@@ -53,7 +53,7 @@ def row(candidate: Candidate, chosen: Candidate) -> dict[str, Any]:
         "stages": config.stages,
         "shared_bytes": candidate.shared_bytes,
         "registers": candidate.registers,
-        "most_registers": config.team.accumulators,
+        "most_registers": candidate.most_registers,
     }
     if candidate.rejected:
         return known | {"reason": candidate.rejected}

@@ -50,7 +50,7 @@ def inspect(request: Request, as_json: bool) -> None:
         ],
     }
     if isinstance(schedule, Fa3Schedule):
-        report["roles"] = schedule.config.team.roles
+        report["roles"] = schedule.config.roles
     click.echo(json.dumps(report, indent=2)) if as_json else show(report, request)
 
 
@@ -89,3 +89,5 @@ def show(report: dict[str, Any], request: Request) -> None:
         say(f"registers are those at launch, which setmaxnreg then moves between the roles: {', '.join(roles)}")
     if any(row["stack_bytes"] or row["spill_bytes"] for row in report["kernels"]):
         say("stack and spills are local memory: traffic that no count here knows of")
+    for remark in dict.fromkeys(remark for row in report["kernels"] for remark in row["remarks"]):
+        say(f"the tensor cores wait: {remark}")
