@@ -39,9 +39,9 @@ class Accounts:
         if figures is None or not all(kernel.name in figures for kernel in program[1]):
             return None
         return tuple(
-            Resources(each.name, each.threads, registers, stack, spills, each.shared_bytes + static)
+            Resources(each.name, each.threads, registers, stack, spills, each.shared_bytes + static, tuple(remarks))
             for each in program[1]
-            for registers, stack, spills, static in [figures[each.name]]
+            for registers, stack, spills, static, *remarks in [figures[each.name]]
         )
 
     def write(self, programs: Iterable[tuple[Program, Sequence[Resources]]]) -> None:
@@ -50,7 +50,10 @@ class Accounts:
         for program, found in programs:
             label, kernels, capability = program
             figures = {
-                needs.name: (needs.registers, needs.stack_bytes, needs.spill_bytes, needs.shared_bytes - kernel.shared_bytes)
+                needs.name: (
+                    *(needs.registers, needs.stack_bytes, needs.spill_bytes, needs.shared_bytes - kernel.shared_bytes),
+                    *needs.remarks,
+                )
                 for kernel, needs in zip(kernels, found, strict=True)
             }
             what = "sm_{}{} ".format(*capability) + label

@@ -123,18 +123,15 @@ def arguments(stand_in: WithoutGpu, runs: int) -> str:
 
 def cold() -> Iterator[str]:
     """NVRTC's time for the kernels of plain calls, to machine code."""
-    from cupyflash import Device, Problem, kernels_cu, plan
-    from cupyflash.compiler import FLUSH_DENORMALS, options
-    from cupyflash.nvrtc import compile_to_cubin
+    from cupyflash import Device, Problem, cubins, plan
+    from cupyflash.compiler import program
 
     for name in DEVICES:
         for d in HEAD_DIMS:
             device = Device.named(name)
             (kernel,) = plan(Problem(4, 16, 16, 1024, 1024, d, "float16"), device).kernels()
             start = time.perf_counter()
-            compile_to_cubin(
-                kernels_cu.source(kernel.source), (f"-arch={device.sm}", FLUSH_DENORMALS, *options(kernel)), kernel.source
-            )
+            cubins.compiled(program(kernel, device.compute_capability))
             yield f"compiling for {device.sm}, d {d}: {time.perf_counter() - start:.2f} s"
 
 

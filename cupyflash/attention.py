@@ -59,12 +59,12 @@ def attention(
     masked row of v may still show in rows that share a tile with it. (Lengths on a GPU are not looked at beforehand: one that is
     out of range there is taken as 0 or n_k.)
 
-    `algorithm`: "auto", the default, runs "fa3", FlashAttention-3, on a Hopper where that takes the call and a model predicts it to be
-    faster (`cupyflash explain` says why not), and else "fa2", FlashAttention-2. The tile is the one that a model of the chip predicts to
-    be fastest, and not the FlashAttention paper's Bc = ceil(M / 4d), Br = min(Bc, d). "fa1" (FlashAttention, Algorithm 1) is that
-    formula at work, rounded to what fits. "standard" is Algorithm 0, with S and P in memory in q's dtype, so that scores beyond
-    its range overflow. `tiling`: None for these, (block_rows, block_cols) that the kernel runs, or "paper" for the formula to
-    the letter, which runs where it gives multiples of 16 that fit.
+    `algorithm`: "auto", the default, runs "fa3", FlashAttention-3, on a Hopper where that takes the call and a model predicts it to
+    be faster (`cupyflash explain` says why not), and else "fa2", FlashAttention-2. The tile is the one that a model of the chip
+    predicts to be fastest, and not the FlashAttention paper's Bc = ceil(M / 4d), Br = min(Bc, d). "fa1" (FlashAttention,
+    Algorithm 1) is that formula at work, rounded to what fits. "standard" is Algorithm 0, with S and P in memory in q's dtype, so
+    that scores beyond its range overflow. `tiling`: None for these, (block_rows, block_cols) that the kernel runs, or "paper" for
+    the formula to the letter, which runs where it gives multiples of 16 that fit.
     `out`, if given, receives O: q's dtype, shape (..., n_q, d_v), positive strides, no memory shared with an input.
 
     Returns O in q's dtype on q's device; with `return_lse` also L, the natural logarithm of the sum of exponentials of each

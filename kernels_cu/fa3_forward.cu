@@ -7,12 +7,14 @@
 //   BR, BC      rows of a Q block, of a K/V block     STAGES     slots of the ring, a K and a V block each
 //   CONSUMER_REGISTERS, PRODUCER_REGISTERS            of a thread, once the roles are known
 //   PING_PONG   whether warpgroups issue their products in turns
-//   CAUSAL, WINDOW, PADDED, SINKS  0 or 1: mask.cuh, sinks.cuh
+//   PACK        query heads of one K/V head whose rows share blocks: row r of a block is of query r / PACK, of the head r % PACK
+//   CAUSAL, WINDOW, PADDED, SINKS  0 or 1: mask.cuh, sinks.cuh            VARLEN  sequence.cuh
 #define SUB BC
 #include "tensor_map.cuh"
 #include "params.cuh"
 #include "mask.cuh"
 #include "mma.cuh"
+#include "sequence.cuh"
 #include "sinks.cuh"
 #include "softmax_origin.cuh"
 #include "tma.cuh"
@@ -50,58 +52,71 @@ struct Slot {
   __device__ __forceinline__ Slot next() const { return index + 1 < STAGES ? Slot{index + 1, parity} : Slot{0, parity ^ 1}; }
 };
 
-// One row block of a query head, and the K/V blocks that some row of it sees: from `first` on. Every row sees all of those from
+// One row block of a query head (of PACK heads from that one on), and the K/V blocks that some row of it sees: from `first` on. Every row sees all of those from
 // `whole_begin` to `whole_end`.
 struct Work {
-  int row_block, head, batch, kv_head;  // its first row
-  int first, end, whole_begin, whole_end;
+  RowBlock place;
   Masks masks;
+  int first, end, whole_begin, whole_end;
 
+  __device__ __forceinline__ int row() const { return place.i * BR; }
   __device__ __forceinline__ int turns() const { return end - first; }
 };
 
 // The work of a thread block, one after the other: in each round the thread blocks take the longest that is left, in turn from the front
 // and from the back. Heads come by sections whose K and V stay in L2.
 struct Works {
-  int count, round;
+  int round = 0;
 
-  __device__ __forceinline__ explicit Works(const Params& p) : count(p.works), round(0) {}
   __device__ __forceinline__ int index() const {
-    const int place = round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    return round * gridDim.x + place;
+    const int block = block_index();
+    return round * gridDim.x + (round & 1 ? gridDim.x - 1 - block : block);
   }
-  __device__ __forceinline__ bool left() const { return index() < count; }
+  __device__ __forceinline__ bool left(const Params& p) const { return index() < p.works; }
 
-  __device__ __forceinline__ Work take(const Params& p) {
-    const int Tr = (p.Nq + BR - 1) / BR, in_section = p.section * Tr, section = index() / in_section;
-    const int heads = min(p.section, p.heads * p.sequences - section * p.section), rest = index() - section * in_section;
-    const int pair = section * p.section + rest % heads, i = Tr - 1 - rest / heads;
-    round++;
+  __device__ __forceinline__ RowBlock place(const Params& p) const {
+    const int blocks = VARLEN ? p.total_q / BR + p.sequences : (p.Nq * PACK + BR - 1) / BR, in_section = p.section * blocks;
+    const int work = index(), section = work / in_section, rest = work - section * in_section;
+    const int heads = min(p.section, (VARLEN ? p.heads : p.heads / PACK * p.sequences) - section * p.section);
+    const int pair = section * p.section + rest % heads, block = rest / heads;
+    if constexpr (VARLEN) {
+      const Sequence sequence = find_sequence<BR>(p, block);
+      const int Tr = (sequence.queries + BR - 1) / BR;
+      const long long L_row = pair * static_cast<long long>(p.total_q) + sequence.first_query;
+      return {Tr - 1 - sequence.block, 0,     pair, pair / p.group, sequence.queries, sequence.keys, sequence.first_query,
+              sequence.first_key,      L_row, sequence.block < Tr};
+    } else {
+      const int batch = pair / (p.heads / PACK), head = pair * PACK - batch * p.heads;
+      const long long L_row = static_cast<long long>(pair) * PACK * p.Nq;
+      return {blocks - 1 - block, batch, head, head / p.group, p.Nq, p.Nk, 0, 0, L_row, true};
+    }
+  }
+
+  __device__ __forceinline__ Work work(const Params& p) const {
     Work w;
-    w.row_block = i * BR, w.batch = pair / p.heads, w.head = pair % p.heads, w.kv_head = w.head / p.group;
-    int keys = p.Nk;
+    w.place = place(p);
+    int keys = w.place.Nk;
     if constexpr (PADDED) {
-      if (threadIdx.x % 32 == 0) keys = max(0, min(keys, p.key_lengths[w.batch]));
+      if (threadIdx.x % 32 == 0) keys = max(0, min(keys, p.key_lengths[w.place.batch]));
       keys = __shfl_sync(~0u, keys, 0);
     }
-    w.masks = masks_of(p, w.batch, w.head, p.Nq, p.Nk, keys);
-    const int last_row = min(w.row_block + BR, p.Nq) - 1;
-    const int first_key = visible_begin(w.masks, w.row_block), end_key = visible_end(w.masks, last_row);
+    w.masks = masks_of(p, w.place.batch, w.place.head, w.place.Nq, w.place.Nk, keys);
+    const int row = w.row() / PACK, last_row = min((w.row() + BR) / PACK, w.place.Nq) - 1;
+    const int first_key = visible_begin(w.masks, row), end_key = visible_end(w.masks, last_row);
     w.first = first_key / BC, w.end = first_key < end_key ? (end_key + BC - 1) / BC : w.first;
-    w.whole_begin = (visible_begin(w.masks, last_row) + BC - 1) / BC, w.whole_end = visible_end(w.masks, w.row_block) / BC;
+    w.whole_begin = (visible_begin(w.masks, last_row) + BC - 1) / BC, w.whole_end = visible_end(w.masks, row) / BC;
     return w;
   }
 };
 
 // --- the producer: one warp, whose first lane copies
 
-template <int ROWS>
+template <int ROWS, int HEADS = 1>
 __device__ __forceinline__ void load_tile(unsigned to, const TensorMap& map, unsigned full, int slabs, int row, int head, int batch) {
-  for (int slab = 0; slab < slabs; slab++) load_box(to + slab * ROWS * SLAB_ROW, map, full, slab * SLAB, row, head, batch);
+  for (int slab = 0; slab < slabs; slab++) load_box<HEADS>(to + slab * ROWS * SLAB_ROW, map, full, slab * SLAB, row, head, batch);
 }
 
-// Rows of V behind the last key, which are the tensor's own where a batch has fewer keys: zeros, since a weight of 0 does not make
-// nothing of an infinity.
+// Rows of V behind the last key, where the tensor has something else: zeros, since a weight of 0 does not make nothing of an infinity.
 __device__ __forceinline__ void clear_rows(unsigned V, int from) {
   for (int chunk = from * 8 + threadIdx.x % 32; chunk < BC * 8; chunk += 32)
     for (int slab = 0; slab < V_SLABS; slab++)
@@ -119,17 +134,17 @@ __device__ __forceinline__ void produce(const Params& p, const Params& given, co
     if (copies) {
       wait_for(s.K_empty + 8 * K_slot.index, K_slot.parity);
       arrive_expecting(s.K_full + 8 * K_slot.index, K_BYTES);
-      load_tile<BC>(s.K + K_slot.index * K_BYTES, given.K, s.K_full + 8 * K_slot.index, K_SLABS, j * BC, w.kv_head, w.batch);
+      load_tile<BC>(s.K + K_slot.index * K_BYTES, given.K, s.K_full + 8 * K_slot.index, K_SLABS, w.place.first_key + j * BC, w.place.kv_head, w.place.batch);
     }
     K_slot = K_slot.next();
   };
   const auto load_values = [&](const Work& w, int j) {
     const unsigned full = s.V_full + 8 * V_slot.index, V = s.V + V_slot.index * V_BYTES;
-    const bool cut = PADDED && (j + 1) * BC > w.masks.keys;  // then the warp has something to do to it
+    const bool cut = (PADDED || VARLEN) && (j + 1) * BC > w.masks.keys;  // then the warp has something to do to it
     if (copies) {
       wait_for(s.V_empty + 8 * V_slot.index, V_slot.parity);
       arrive_expecting(cut ? s.V_came : full, V_BYTES);
-      load_tile<BC>(V, given.V, cut ? s.V_came : full, V_SLABS, j * BC, w.kv_head, w.batch);
+      load_tile<BC>(V, given.V, cut ? s.V_came : full, V_SLABS, w.place.first_key + j * BC, w.place.kv_head, w.place.batch);
     }
     if (cut) {
       wait_for(s.V_came, came);
@@ -140,14 +155,15 @@ __device__ __forceinline__ void produce(const Params& p, const Params& given, co
     V_slot = V_slot.next();
   };
 
-  for (Works works(p); works.left();) {
-    const Work w = works.take(p);
+  for (Works works; works.left(p); works.round++) {
+    const Work w = works.work(p);
+    if (!w.place.exists) continue;
     if (w.turns() > 0) load_keys(w, w.end - 1);
     if (copies) {
       wait_for(s.Q_empty, parity);
       if (w.turns() > 0) {
         arrive_expecting(s.Q_full, BR * SLAB_ROW * K_SLABS);
-        load_tile<BR>(s.Q, given.Q, s.Q_full, K_SLABS, w.row_block, w.head, w.batch);
+        load_tile<BR, PACK>(s.Q, given.Q, s.Q_full, K_SLABS, w.place.first_query + w.row() / PACK, w.place.head / PACK, w.place.batch);
       } else {
         arrive(s.Q_full);
       }
@@ -263,12 +279,12 @@ struct Consumer {
   }
 
   // The first block: nothing to add to O yet
-  __device__ __forceinline__ void begin(int j, const Work& w, int row, int Nq) {
+  __device__ __forceinline__ void begin(int j, const Work& w, int row) {
     wait_for(s.K_full + 8 * slot.index, slot.parity);
     multiply_scores(slot);
     wait_for_products<0>(S);
     release(s.K_empty + 8 * slot.index);
-    scale_and_mask(S, 1.f, LOG2_E, w.masks, row, j * BC, Nq);
+    scale_and_mask(S, 1.f, LOG2_E, w.masks, row, j * BC, w.place.Nq);
     float m_tilde[2], offset[2], rescale[2];
     find_maximum(m_tilde, offset);
     raise_maximum(m_tilde, offset, rescale);
@@ -297,9 +313,9 @@ struct Consumer {
     round_weights();
   }
 
-  // Turns from block j down to `until`. Where m grows, the turn's second half is that behind the loop, so that the loop has no more than
-  // what every turn needs.
-  template <bool MASKED> __device__ __forceinline__ void turns(int& j, int until, const Work& w, int row, int Nq) {
+  // Turns from block j down to `until`, of blocks that all rows see. Where m grows, the turn's second half is that behind the loop, so
+  // that the loop has no more than what every turn needs.
+  __device__ __forceinline__ void turns(int& j, int until, const Work& w) {
     float m_tilde[2], offset[2];
     while (j >= until) {
       Slot before;
@@ -309,7 +325,6 @@ struct Consumer {
         before = slot;
         slot = slot.next();
         multiply_both(before);
-        if constexpr (MASKED) scale_and_mask(S, 1.f, LOG2_E, w.masks, row, j * BC, Nq);
         grown = find_maximum(m_tilde, offset);
         if (grown) break;
         weigh_under_product(before, offset, j > w.first);
@@ -321,6 +336,21 @@ struct Consumer {
         scale_values(rescale);
         j--;
       }
+    }
+  }
+  // The same of any blocks
+  __device__ __forceinline__ void masked_turns(int& j, int until, const Work& w, int row) {
+#pragma unroll 1
+    for (; j >= until; j--) {
+      const Slot before = slot;
+      slot = slot.next();
+      multiply_both(before);
+      scale_and_mask(S, 1.f, LOG2_E, w.masks, row, j * BC, w.place.Nq);
+      float m_tilde[2], offset[2], rescale[2];
+      const bool grown = find_maximum(m_tilde, offset);
+      if (grown) raise_maximum(m_tilde, offset, rescale);
+      weigh_under_product(before, offset, j > w.first);
+      if (grown) scale_values(rescale);
     }
   }
 
@@ -335,18 +365,18 @@ struct Consumer {
 };
 
 // O = diag(l)^-1 O, L = m + log(l). O leaves through the room of the warpgroup's rows of Q.
-__device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const Params& given, const Work& w, int warp, int lane) {
+__device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const Params& given, const RowBlock& place, int warp, int lane) {
   const Shared& s = c.s;
   float by[2];
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    const int row = w.row_block + c.group * 64 + warp * 16 + lane / 4 + 8 * h;
+    const int row = place.i * BR + c.group * 64 + warp * 16 + lane / 4 + 8 * h, query = row / PACK, of_pack = row % PACK;
     const float l = row_sum(c.l[h]);
     const Origin origin = origin_of(-c.minus_m[h], c.factor);
     by[h] = l == 0.f ? 0.f : 1.f / l;
     float L = p.scale * origin.score + LN_2 * (log2f(l) - origin.offset);
-    by[h] *= join_sink(L, sink_of(p, w.head, row < p.Nq));
-    if (p.L && lane % 4 == 0 && row < p.Nq) p.L[static_cast<long long>(w.batch * p.heads + w.head) * p.Nq + row] = L;
+    by[h] *= join_sink(L, sink_of(p, place.head + of_pack, query < place.Nq));
+    if (p.L && lane % 4 == 0 && query < place.Nq) p.L[place.L_row + static_cast<long long>(of_pack) * place.Nq + query] = L;
   }
   c.scale_values(by);
   const int row = c.group * 64 + warp * 16 + lane % 16;  // of four 8 x 8 matrices, the row whose address this lane gives
@@ -359,10 +389,28 @@ __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const P
   }
   publish_writes();
   meet(1 + c.group, WARPGROUP);
-  if (warp == 0 && lane == 0) {
-    for (int slab = 0; slab < V_SLABS; slab++) {
-      store_box(given.O, s.Q + (slab * BR + c.group * 64) * SLAB_ROW, slab * SLAB, w.row_block + c.group * 64, w.head, w.batch);
+  const int first = place.i * BR + c.group * 64;
+  const long long query = place.first_query + first / PACK;
+  const unsigned from = s.Q + c.group * 64 * SLAB_ROW;
+#if VARLEN
+  // Of the last rows of a sequence each goes by itself, since those behind them are another sequence's.
+  const int rows = place.Nq - first;
+  if (rows < 64) {
+    if (warp == 0) {
+      for (int r = lane; r < rows; r += 32)
+        for (int slab = 0; slab < V_SLABS; slab++) {
+          store_box<1>(given.O_row, from + (slab * BR + r) * SLAB_ROW, slab * SLAB, query + r, place.head, place.batch);
+        }
+      wait_for_stores();
+      __syncwarp();
+      if (lane == 0) arrive(s.Q_empty);
     }
+    return;
+  }
+#endif
+  if (warp == 0 && lane == 0) {
+    for (int slab = 0; slab < V_SLABS; slab++)
+      store_box<PACK>(given.O, from + slab * BR * SLAB_ROW, slab * SLAB, query, place.head / PACK, place.batch);
     wait_for_stores();
     arrive(s.Q_empty);
   }
@@ -373,9 +421,10 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
   Consumer c = {s, group, p.scale_log2, {0, 0}};
   int Q_parity = 0;
   if (PING_PONG && group == CONSUMERS - 1) c.pass_turn();
-  for (Works works(p); works.left();) {
-    const Work w = works.take(p);
-    const int row = w.row_block + group * 64 + warp * 16 + lane / 4;
+  for (Works works; works.left(p); works.round++) {
+    const Work w = works.work(p);
+    if (!w.place.exists) continue;
+    const int row = w.row() + group * 64 + warp * 16 + lane / 4;
 #pragma unroll
     for (int h = 0; h < 2; h++) c.minus_m[h] = -NEG_INF, c.l[h] = 0.f;
 #pragma unroll
@@ -386,14 +435,15 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
     Q_parity ^= 1;
     if (w.turns() > 0) {
       int j = w.end - 1;
-      c.begin(j, w, row, p.Nq);
+      c.begin(j, w, row);
       j--;
-      c.turns<true>(j, max(w.whole_end, w.first), w, row, p.Nq);
-      c.turns<false>(j, max(w.whole_begin, w.first), w, row, p.Nq);
-      if constexpr (WINDOW) c.turns<true>(j, w.first, w, row, p.Nq);
+      if constexpr (CAUSAL || WINDOW) c.masked_turns(j, max(w.whole_end, w.first), w, row);
+      c.turns(j, max(w.whole_begin, w.first), w);
+      if constexpr (WINDOW) c.masked_turns(j, w.first, w, row);
       c.end();
     }
-    write_rows(c, p, given, w, warp, lane);
+    const RowBlock place = VARLEN ? w.place : works.place(p);  // the same; registers are free again
+    write_rows(c, p, given, place, warp, lane);
   }
   if (PING_PONG && group == 0) c.take_turn();  // which is passed once more than it is taken
 }

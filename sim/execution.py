@@ -279,7 +279,7 @@ def run_kernels(
     tensors: dict[str, TensorTraffic] = {}
     counters: dict[str, Counters] = {}
     findings: list[Finding] = []
-    given = {name: _of_machine(value) for name, value in flat(values).items()}
+    given = {name: machine_value(value) for name, value in flat(values).items()}
     mapped = {name: value.tensor for name, value in values.items() if isinstance(value, tensor_maps.TensorMap)}
     fields = {tensor: name for name, tensor in mapped.items()} | {name: name for name in given}
     unwritten: dict[str, Any] = {fields[name]: True for name in made if given[fields[name]] is not None}
@@ -306,7 +306,7 @@ def run_kernels(
     return Traffic(tensors), counters, tuple(findings)
 
 
-def _of_machine(value: Any) -> Any:
+def machine_value(value: Any) -> Any:
     """A field's value as the PTX machine takes it: tensor maps as its own."""
     if not isinstance(value, tensor_maps.TensorMap):
         return value

@@ -17,7 +17,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # sim/cli/
     "commands": ("cli", "demo", "explain", "resources", "verify", "pictures"),
     # what a user calls: cupyflash/
-    "calls": ("attention", "gradients", "launcher", "prepared", "merge", "problem", "device", "refusals", "stand_in", "torch"),
+    "calls": (
+        *("attention", "cubins", "device", "gradients", "launcher", "merge", "prepared", "problem", "refusals", "stand_in"),
+        *("tensor_maps", "torch"),
+    ),
     # all else: packaging, documents, benchmarks, examples
     "project": ("package", "readme", "benchmarks", "timing*", "accuracy", "machine_code", "on_gpu", "example", "suites"),
 }

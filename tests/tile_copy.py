@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cupyflash import Device, Problem
+from cupyflash.arrays import Layout
+from cupyflash.launcher import prepare
 from cupyflash.params import Params
 from cupyflash.schedules import Kernel, Phase, TileSchedule, Workspace
 from cupyflash.schedules.base import attention_params, element_constants
+from cupyflash.simulated import Simulation
 from cupyflash.tensor_maps import Box
 from cupyflash.tiling import TileSize, Tiling
 
@@ -48,3 +51,16 @@ class TileCopy(TileSchedule):
         constants = (*element_constants(self.problem), ("BR", ROWS), ("COLUMNS", self.columns))
         grid = self.problem.head_count * self.row_blocks
         return (Kernel(SOURCE, "copy_tiles", constants, grid, 32, ROWS * 128, self.params, accelerated=True),)
+
+
+def prepared(q: Any, simulation: Simulation | None = None) -> Any:
+    """The copy of an array, on a GPU or in a simulation, ready to be launched on arrays of its layout."""
+    layout = Layout.of(q)
+    out = Layout.contiguous(q.shape, q.dtype)
+    schedule = TileCopy.of(Problem.from_arrays(q, q, q))
+    return prepare(schedule, simulation, {**dict.fromkeys("QKV", layout), "O": out}, {"O": out})
+
+
+def doubled(q: Any, copy: Any = None) -> Any:
+    """2 q, by what was prepared for its layout."""
+    return (copy or prepared(q)).launch(dict.fromkeys("QKV", q))["O"]

@@ -9,10 +9,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from cupyflash import Device, Problem, kernels_cu, plan
-from cupyflash.compiler import FLUSH_DENORMALS, options
+from cupyflash import Device, Problem, cubins, plan
+from cupyflash.compiler import program
 from cupyflash.multiprocessor import WARP, occupancy
-from cupyflash.nvrtc import compile_to_cubin
 from cupyflash.schedules import Kernel, plan_backward
 from cupyflash.schedules.base import TileSchedule
 from machine_code import sass
@@ -99,20 +98,19 @@ class Code:
 
 
 @cache
-def _read(source: str, constants: tuple[str, ...], architecture: str) -> sass.Cubin:
-    cubin, _ = compile_to_cubin(kernels_cu.source(source), (f"-arch={architecture}", FLUSH_DENORMALS, *constants), source)
-    return sass.read(cubin)
+def _read(program: cubins.Program) -> sass.Cubin:
+    return sass.read(cubins.compiled(program).code)
 
 
 @cache
-def _code(name: str, source: str, constants: tuple[str, ...], launch: tuple[int, int], device: Device) -> Code:
-    found = _read(source, constants, device.sm)
+def _code(name: str, program: cubins.Program, launch: tuple[int, int], device: Device) -> Code:
+    found = _read(program)
     return Code(name, tuple(found.kernels[name]), found.resources[name], *launch, device)
 
 
 def read(kernel: Kernel, device: Device) -> Code:
     """Compiles a planned kernel and reads its machine code; the same one again for the same binary and block."""
-    return _code(kernel.name, kernel.source, options(kernel), (kernel.threads, kernel.shared_bytes), device)
+    return _code(kernel.name, program(kernel, device.compute_capability), (kernel.threads, kernel.shared_bytes), device)
 
 
 @dataclass(frozen=True)

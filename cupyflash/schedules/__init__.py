@@ -40,7 +40,7 @@ from cupyflash.schedules.base import (
     require_schedule,
 )
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
-from cupyflash.schedules.varlen import Seqlens, VarlenBackwardSchedule, VarlenSchedule, packed_totals
+from cupyflash.schedules.varlen import Fa3VarlenSchedule, Seqlens, VarlenBackwardSchedule, VarlenSchedule, packed_totals
 from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_blocks
 
 __all__ = [
@@ -75,6 +75,7 @@ _SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] =
     "standard": standard.StandardSchedule,
 }
 ALGORITHMS = tuple(_SCHEDULES)
+_VARLEN: dict[str, type[VarlenSchedule]] = {"fa2": VarlenSchedule, "fa3": Fa3VarlenSchedule}
 _BACKWARD: dict[str, Any] = {
     "fa1": (fa1_backward.Fa1BackwardSchedule, fa1_backward.fit),
     "fa2": (fa2_backward.Fa2BackwardSchedule, fa2_backward_tiles.fit),
@@ -116,7 +117,6 @@ class Choice:
     reason: str
 
 
-@lru_cache(maxsize=1024)
 def choose(problem: Problem, device: Device, tiling: TilingChoice = None, refused: str | None = None) -> Choice:
     """Which algorithm "auto" is for a problem on a device: "fa3" where it runs and the models take it to be faster, else "fa2".
 
@@ -124,17 +124,20 @@ def choose(problem: Problem, device: Device, tiling: TilingChoice = None, refuse
     """
     if tiling is not None:
         return Choice("fa2", "tiling= speaks of fa2's blocks")
+    return _choose(problem, device, refused)
+
+
+@lru_cache(maxsize=1024)
+def _choose(problem: Problem, device: Device, refused: str | None) -> Choice:
     reason = fa3_tiles.refusal(problem, device) or refused
     if reason:
         return Choice("fa2", f"fa3 does not run this: {reason}")
     try:
-        size = fa3_tiles.fit(problem, device)
-        own = fa3_tiles.clocks(problem, device, (size.block_rows, size.block_cols))
+        own = fa3_tiles.clocks(problem, device, fa3_tiles.choose(problem, device))
         other = fa2_tiles.choose(problem, device).clocks
     except DoesNotFit as error:
-        return Choice("fa2", f"fa3 does not run this: {error}")
-    faster = f"by the models, {own:,.0f} clocks of fa3 against {other:,.0f} of fa2"
-    return Choice("fa3" if own <= other else "fa2", faster)
+        return Choice("fa2", str(error))
+    return Choice("fa3" if own <= other else "fa2", f"by the models, {own:,.0f} clocks of fa3 against {other:,.0f} of fa2")
 
 
 def _checked(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:
@@ -224,16 +227,18 @@ def plan_varlen(
     *,
     lse: bool = False,
     totals: tuple[int, int] | None = None,
+    algorithm: str = "fa2",
 ) -> VarlenSchedule:
     """The schedule of `problem.batch` packed sequences, the longest of `seqlen_q` queries and `seqlen_k` keys.
 
     `seqlens` has the (queries, keys) of each, None where the host does not know them; `totals` are the queries and keys of all
-    together, where `seqlens` does not say: by default as many as if all were as long as the longest. Raises as `plan` does, and
-    ValueError for seqlens of another batch or longer than the longest.
+    together, where `seqlens` does not say: by default as many as if all were as long as the longest. `algorithm` is "fa2" or "fa3".
+    Raises as `plan` does, and ValueError for seqlens of another batch or longer than the longest.
     """
     packed = _packed(problem)
-    longest = _checked(packed, device, "fa2", tiling, lse)
-    return VarlenSchedule(packed, device, longest.tiling, lse, seqlens, packed_totals(packed, seqlens, totals))
+    require_choice("algorithm", algorithm, tuple(_VARLEN))
+    longest = _checked(packed, device, algorithm, tiling, lse)
+    return _VARLEN[algorithm](packed, device, longest.tiling, lse, seqlens, packed_totals(packed, seqlens, totals))
 
 
 def plan_backward(

@@ -197,7 +197,7 @@ class TileSchedule(Schedule):
             return
         counted = {None: p.batch} if p.options.key_lengths is None else Counter(p.options.key_lengths)
         for keys, batches in counted.items():
-            yield batches * p.heads, self.phases(literal=literal, keys=keys)
+            yield batches * self.repeats // p.batch, self.phases(literal=literal, keys=keys)
 
     def maps(self) -> Mapping[str, Box]:
         """What its kernels copy by tensor maps: by the map's field in the struct, the tensor and the box of one copy."""
@@ -392,13 +392,13 @@ def element_constants(problem: Problem) -> tuple[tuple[str, int | str], ...]:
     )
 
 
-def attention_params(*own: Field, mapped: bool = False) -> Params:
-    """The struct of an algorithm's kernels: what all of them are given, and fields of its `own`. `mapped`: Q, K, V and O are there as
-    tensor maps."""
+def attention_params(*own: Field, maps: tuple[str, ...] = ()) -> Params:
+    """The struct of an algorithm's kernels: what all of them are given, and fields of its `own`; with tensor `maps` in place of
+    Q, K, V and O where it has any."""
     tensors = (*params.arrays("const Element", params.ROWS, "QKV"), Field("O", "Element", params.ROWS))
     return Params(
         (
-            *(params.maps(*"QKVO") if mapped else tensors),
+            *(params.maps(*maps) if maps else tensors),
             Field("L", "float", params.POINTER),
             *own,
             Field("mask", "const unsigned char", params.SCORES),

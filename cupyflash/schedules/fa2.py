@@ -80,10 +80,10 @@ class Fa2Schedule(TileSchedule):
         )
         enter = list(self._length_moves())
         if visits:
-            enter.append(Move("Q", rows * p.head_dim, p.itemsize, tile="Q"))
-        leave = [Move("O", rows * p.head_dim_v, p.itemsize, write=True, tile="Q")]
+            enter.append(Move("Q", self.pack * self._copied_rows(rows) * p.head_dim, p.itemsize, tile="Q"))
+        leave = [Move("O", self.pack * rows * p.head_dim_v, p.itemsize, write=True, tile="Q")]
         if self.lse:
-            leave.append(Move("L", rows, FLOAT32, write=True))
+            leave.append(Move("L", self.pack * rows, FLOAT32, write=True))
         return Phase(times, enter=tuple(enter), visits=visits, leave=tuple(leave), tiles=self._tiles())
 
     def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
@@ -107,18 +107,32 @@ class Fa2Schedule(TileSchedule):
         yield Phase(1, enter=block_mask_moves(p, visited.blocks))
         yield Phase(1, enter=mask_moves(p, visited_scores(self, visited, keys)))
 
+    @property
+    def pack(self) -> int:
+        """Query heads whose rows share a row block."""
+        return 1
+
     def _length_moves(self) -> tuple[Move, ...]:
         """What a row block reads to learn how many keys its batch has."""
         return length_moves(self.problem)
+
+    def _copied_rows(self, rows: int) -> int:
+        """Rows that are copied of a row block of so many."""
+        return rows
 
     def _tail_cols(self, tail: int, keys: int) -> int:
         """Columns that are copied of the column block `tail`, where the keys end."""
         return keys - tail * self.block_cols
 
     @property
+    def works(self) -> int:
+        """Row blocks of all heads."""
+        return self.repeats * self.row_blocks
+
+    @property
     def grid(self) -> int:
         """Thread blocks."""
-        return self.repeats * self.row_blocks
+        return self.works
 
     def workspaces(self) -> Mapping[str, Workspace]:
         return {}

@@ -27,8 +27,8 @@ class Visits:
     """What the row blocks of one query head visit, summed over them.
 
     row_visits: R = sum of r_i c_i, with r_i the rows of row block i and c_i the column blocks that it visits. rows: r_i where
-    c_i > 0. keys: those in the c_i column blocks. blocks: the column blocks that position leaves, of which a block mask speaks. ends:
-    row blocks that visit the last of the column blocks, where the keys end.
+    c_i > 0. keys: those in the c_i column blocks. blocks: the column blocks that position leaves, of which a block mask speaks.
+    ends: row blocks that visit the last of the column blocks, where the keys end.
     """
 
     row_visits: int
