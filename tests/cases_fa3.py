@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, TileSchedule, plan
-from cupyflash.schedules import fa3_tiles
+from cupyflash.schedules import VarlenSchedule, fa3_tiles, plan_varlen
 from cupyflash.sim import replay, theory
 from cupyflash.sim.execution import Execution, run
 from cupyflash.sim.inputs import Inputs
@@ -20,7 +20,7 @@ from suites import problems_each
 
 H100 = Device.named("H100-SXM")
 BESIDE = 7.5  # what memory holds next to O
-HEADS = ((1, 1), (1, 1), (2, 1), (2, 2), (3, 1), (4, 2))
+HEADS = ((1, 1), (2, 1), (2, 2), (3, 1), (4, 2), (6, 1), (8, 1), (8, 2))
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _in_quarters(array: np.ndarray) -> np.ndarray:
 def runs(problem: Problem, blocks: tuple[int, int]) -> bool:
     """Whether the kernel runs such blocks."""
     try:
-        fa3_tiles.config_of(problem, H100, blocks)
+        fa3_tiles.choose(problem, H100, blocks)
     except DoesNotFit:
         return False
     return True
@@ -138,14 +138,13 @@ def cases(draw: st.DrawFn, dtype: str, most: int = 420) -> list[Case]:
     d = draw(widths)
     d_v = draw(st.just(d) | widths)
     causal, windowed, padded, sinks = (draw(st.sampled_from([False, False, True])) for _ in range(4))
-    tiling = draw(tilings(Problem(1, 1, 1, 1, 1, d, dtype, head_dim_v=d_v)))
+    window = (most, most) if windowed else None
+    tiling = draw(tilings(Problem(1, 1, 1, 1, 1, d, dtype, head_dim_v=d_v, causal=causal, window=window)))
+    heads, kv_heads = draw(st.sampled_from(HEADS))
 
     def one() -> Case:
-        axes = draw(st.sampled_from([4, 4, 3, 2]))
-        batch, (heads, kv_heads) = (
-            draw(st.integers(1, 3)) if axes == 4 else 1,
-            draw(st.sampled_from(HEADS if axes > 2 else HEADS[:1])),
-        )
+        axes = draw(st.sampled_from([4, 4, 3] if heads > 1 else [4, 3, 2]))
+        batch = draw(st.integers(1, 3)) if axes == 4 else 1
         n_q, n_k = (draw(st.integers(1, 40) | st.integers(1, most if batch * heads < 4 else most // 2)) for _ in range(2))
         asked: dict[str, Any] = {"scale": draw(st.sampled_from([None, None, 0.02, 1.0, 5.0, 20.0])), "sinks": sinks}
         if padded:
@@ -153,7 +152,7 @@ def cases(draw: st.DrawFn, dtype: str, most: int = 420) -> list[Case]:
             asked |= {"padded": True, "key_lengths": draw(st.tuples(*[lengths] * batch))}
         if windowed:
             left, right = draw(sides), 0 if causal else draw(sides)
-            asked["window"] = (left, right) if (left, right) != (None, None) else (most, most)
+            asked["window"] = (left, right) if (left, right) not in ((None, None), (None, 0)) else (most, right)
         else:
             asked["causal"] = causal
         problem = Problem(batch, heads, kv_heads, n_q, n_k, d, dtype, head_dim_v=d_v, **asked)
@@ -172,3 +171,26 @@ def cases(draw: st.DrawFn, dtype: str, most: int = 420) -> list[Case]:
         )
 
     return [one() for _ in range(problems_each())]
+
+
+@st.composite
+def packed(draw: st.DrawFn, dtype: str, most: int = 300) -> VarlenSchedule:
+    """Up to five sequences of nothing to `most` queries and keys."""
+    lengths = st.integers(0, most) | st.sampled_from([0, 1, 64, 128, 192])
+    seqlens = tuple(draw(st.lists(st.tuples(lengths, lengths), min_size=1, max_size=5)))
+    d = draw(widths.map(eights))
+    d_v = draw(st.just(d) | widths.map(eights))
+    windowed, causal, sinks = (draw(st.sampled_from([False, True])) for _ in range(3))
+    heads, kv_heads = draw(st.sampled_from(HEADS[:5]))
+    asked = {"window": (draw(st.integers(0, most)), draw(sides))} if windowed else {"causal": causal}
+    longest = (max(1, max(each[side] for each in seqlens)) + draw(st.sampled_from([0, 70])) for side in (0, 1))
+    scale = draw(st.sampled_from([None, 0.3, 5.0]))
+    problem = Problem(len(seqlens), heads, kv_heads, *longest, d, dtype, head_dim_v=d_v, scale=scale, sinks=sinks, **asked)
+    device = replace(H100, sm_count=draw(st.sampled_from([H100.sm_count, 1, 3])))
+    tiling = draw(tilings(problem.asking(packed=True)))
+    return plan_varlen(problem, device, seqlens, tiling, lse=draw(st.booleans()), algorithm="fa3")
+
+
+def eights(d: int) -> int:
+    """The next multiple of eight: rows of arrays without room between them begin at multiples of 16 bytes."""
+    return -(-d // 8) * 8
