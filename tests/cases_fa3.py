@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import test_varlen
 from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, TileSchedule, plan
 from cupyflash.schedules import VarlenSchedule, fa3_tiles, plan_varlen
-from cupyflash.sim import replay, theory
+from cupyflash.sim import execute_varlen, replay, theory
 from cupyflash.sim.execution import Execution, run
 from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.yardstick import Numbers, drawn, measure
@@ -80,7 +82,7 @@ class Case:
 
 
 def executed(case: Case) -> tuple[Execution, dict[str, Numbers]]:
-    """An execution and its errors. Behind each row, and where keys do not count, the arrays hold NaN; beside O nothing may change."""
+    """An execution and its errors. Behind rows, and where keys do not count, arrays hold NaN; beside O nothing may change."""
     inputs = case.inputs()
     arrays: dict[str, Any] = dict(inputs.beside)
     for name, array in zip("qkv", inputs.qkv, strict=True):
@@ -104,6 +106,24 @@ def check(case: Case) -> tuple[Execution, dict[str, Numbers]]:
     assert theory.traffic(case.schedule) == replay(case.schedule) == execution.traffic
     assert all(each.good for each in numbers.values()), numbers
     return execution, numbers
+
+
+def check_packed(schedule: VarlenSchedule, seed: int = 0, order: int | None = None) -> Execution:
+    """Executes packed sequences; all that must hold of them."""
+    p, seqlens = schedule.problem, schedule.seqlens
+    assert seqlens is not None
+    q, k, v, cu_q, cu_k = test_varlen.packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.head_dim_v, p.dtype, seed)
+    beside = {"sinks": np.arange(p.heads, dtype=np.float32) - 1} if p.options.sinks else {}
+    execution = execute_varlen(schedule, q, k, v, seed=order, **beside)
+    assert execution.findings == (), execution.findings[0]
+    assert theory.traffic(schedule) == replay(schedule) == execution.traffic
+    options = replace(p.options, packed=False)
+    for rows, keys in zip(pairwise(cu_q), pairwise(cu_k), strict=True):
+        each = (array[slice(*part)].swapaxes(0, 1) for array, part in ((q, rows), (k, keys), (v, keys)))
+        lse = None if execution.lse is None else execution.lse[:, slice(*rows)]
+        numbers = measure(execution.out[slice(*rows)].swapaxes(0, 1), lse, Inputs(*each, options, beside))
+        assert all(one.good for one in numbers.values()), numbers
+    return execution
 
 
 def _in_quarters(array: np.ndarray) -> np.ndarray:

@@ -25,8 +25,8 @@ LOAD, STORE, PRODUCT = "d.shared::cluster.global.tile", "d.global.shared::cta.ti
 PUT, WAIT, ARRIVE = "stmatrix", "mbarrier.try_wait", "mbarrier.arrive"
 LOADED = (LOAD, PRODUCT)
 
-PROBLEM = Problem(1, 2, 1, 70, 77, 80, "float16")
-"""Two row blocks of the rows of two heads, ragged, of five turns each in blocks of 128 x 16; rows of two slabs in shared memory."""
+PROBLEM = Problem(1, 1, 1, 150, 77, 80, "float16")
+"""Two row blocks, ragged, of five turns each in blocks of 128 x 16; rows of two slabs in shared memory."""
 TWO_STAGES = H100.with_sram("50KB")
 CASES = {
     "": PROBLEM,
@@ -36,8 +36,9 @@ CASES = {
     "sinks": PROBLEM.asking(sinks=True),
     "sharp": PROBLEM.asking(scale=3.0),
     "heads": Problem(1, 8, 1, 20, 77, 80, "float16", causal=True, sinks=True),
-    "few": replace(PROBLEM.asking(causal=True), seqlen_k=20),
-    "sections": replace(PROBLEM, batch=3, seqlen_q=250, seqlen_k=20),
+    "groups": Problem(1, 3, 1, 100, 20, 80, "float16"),
+    "few": replace(PROBLEM.asking(causal=True), seqlen_q=200, seqlen_k=20),
+    "sections": Problem(3, 2, 1, 250, 20, 80, "float16"),
 }
 
 
@@ -184,7 +185,7 @@ MUTANTS = {
     ),
     "O is not swizzled": mutant("(n % 4 * 2 + lane / 16) ^ row % 8", "(n % 4 * 2 + lane / 16)", "numbers"),
     "O's slabs are one": mutant("from + slab * BR * SLAB_ROW", "from", "numbers"),
-    "every key head is its query head": mutant("head, head / p.group, p.Nq", "head, head, p.Nq", "bytes"),
+    "every key head is its query head": mutant("head, head / p.group, p.Nq", "head, head, p.Nq", "bytes", problem="groups"),
     "zeros begin a row late": mutant("chunk = from * 8 + ", "chunk = (from + 1) * 8 + ", "numbers", problem="lengths"),
     "no block is cut": mutant("cut = (PADDED || VARLEN) &&", "cut = false &&", "numbers", problem="lengths"),
     "the batch's length is the first's": mutant("p.key_lengths[w.place.batch]", "p.key_lengths[0]", "numbers", problem="lengths"),
@@ -209,9 +210,7 @@ MUTANTS = {
     "the first keys are not visited": mutant(
         "w.first = first_key / BC", "w.first = (first_key + BC - 1) / BC", "bytes", problem="window"
     ),
-    "a row block is done twice": mutant(
-        "{blocks - 1 - block, batch", "{max(0, blocks - 2 - block), batch", "race|uninitialised", STORE, "p.L["
-    ),
+    "a row block is done twice": mutant("{blocks - 1 - block, batch", "{max(0, blocks - 2 - block), batch", "bytes"),
     "a round skips a row block": mutant("? gridDim.x - 1 - block", "? gridDim.x - block", "bytes"),
     "a section is as long as the others": mutant(
         "min(p.section, (VARLEN ? p.heads : p.heads / PACK * p.sequences) - section * p.section)",
@@ -222,7 +221,7 @@ MUTANTS = {
     "batches are heads": mutant(
         "pair / (p.heads / PACK), head = pair * PACK - batch * p.heads",
         "pair % p.sequences, head = pair / p.sequences",
-        "numbers|bytes",
+        "numbers",
         problem="sections",
     ),
     # the softmax
@@ -241,14 +240,14 @@ MUTANTS = {
     "the maximum is a lane's": mutant("row_max(largest)", "largest", "numbers", problem="sharp"),
     "l is a lane's": mutant("row_sum(c.l[h])", "c.l[h]", "numbers"),
     "l begins with the block before": mutant(
-        "c.minus_m[h] = -NEG_INF, c.l[h] = 0.f;", "c.minus_m[h] = -NEG_INF;", "numbers"
+        "c.minus_m[h] = -NEG_INF, c.l[h] = 0.f;", "c.minus_m[h] = -NEG_INF;", "numbers", problem="few"
     ),
     "the sink is forgotten": mutant(
         "by[h] *= join_sink(L, sink_of(p, place.head + of_pack, query < place.Nq));", "", "numbers", problem="sinks"
     ),
     "the sink is another head's": mutant("sink_of(p, place.head + of_pack,", "sink_of(p, place.head,", "numbers", problem="heads"),
     "L without its offset": mutant("(log2f(l) - origin.offset)", "log2f(l)", "numbers"),
-    "L is another head's": mutant("p.L[place.L_row + ", "p.L[", "race|uninitialised", "p.L["),
+    "L is another head's": mutant("p.L[place.L_row + ", "p.L[", "numbers", problem="groups"),
     "L is written past the end": mutant(
         "lane % 4 == 0 && query < place.Nq) p.L", "lane % 4 == 0) p.L", "out of bounds|race", "p.L["
     ),
@@ -295,7 +294,9 @@ MUTANTS = {
 
 def case_of(problem: str) -> Case:
     layouts = dict.fromkeys(("q", "k", "v", "out"), Layout())
-    device = replace(TWO_STAGES, sm_count=2 if problem == "sections" else 1, l2_bytes=25_600 if problem == "sections" else H100.l2_bytes)
+    device = replace(
+        TWO_STAGES, sm_count=2 if problem == "sections" else 1, l2_bytes=25_600 if problem == "sections" else H100.l2_bytes
+    )
     return Case(CASES[problem], device, (128, 16), layouts, axes=4, seed=0, order=None, v_mean=1.0, lse=True)
 
 
