@@ -11,14 +11,16 @@ import numpy as np
 from ..decode.registry import RegisterCount
 from ..report.findings import Stuck
 from ..state.lanes import WARP, Lanes
+from .agreement import Agreement
 from .host import Host
 
 
 class RegisterPools:
     """The pools of a wave's blocks. `held`: registers per thread of each warp; `free`: registers of each block."""
 
-    def __init__(self, machine: Host):
+    def __init__(self, machine: Host, agreement: Agreement):
         self.machine = machine
+        self.agreement = agreement
         self.launch = machine.code.registers
         self.per_block = machine.wave.warps_per_block
         self.held = np.full(machine.wave.size // WARP, self.launch or 0, np.int64)
@@ -30,6 +32,7 @@ class RegisterPools:
 
     def arrive(self, pc: int, lanes: Lanes) -> None:
         """Whole warps come to a setmaxnreg."""
+        self.agreement.resize(self.machine.code.instructions[pc], lanes)
         if self.launch is None:
             self.machine.push(pc + 1, lanes)
             return
