@@ -16,6 +16,7 @@ from ..text.types import Array
 from .host import Host
 from .products import GROUP
 
+
 class Agreement:
     """The warpgroups of a wave, by their first warp: `ahead`, what each warp has run that not all have; `broken`, who disagreed."""
 
