@@ -1,7 +1,8 @@
 """setmaxnreg: how many registers the warps of a block hold (PTX ISA, "Miscellaneous Instructions: setmaxnreg").
 
-A block gets the registers per thread that its directives say (`Function.registers`), times its threads. A warp gives some back
-(.dec) or takes more (.inc), which waits until the block's pool has them. Without such directives ptxas ignores the instruction.
+A block gets the registers per thread that its directives say (`Function.registers`), times its threads; ptxas 13.0 takes no more than the
+largest count that an .inc of the kernel asks for. A warp gives some back (.dec) or takes more (.inc), which waits until the block's
+pool has them. Without such directives ptxas ignores the instruction.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ class RegisterPools:
         self.machine = machine
         self.agreement = agreement
         self.launch = machine.code.registers
+        counts = [p.control.count for p in machine.code.plans if isinstance(p.control, RegisterCount) and p.control.more]
+        if self.launch is not None and counts:
+            self.launch = min(self.launch, max(counts))
         self.per_block = machine.wave.warps_per_block
         self.held = np.full(machine.wave.size // WARP, self.launch or 0, np.int64)
         self.free = np.zeros(machine.wave.blocks, np.int64)
