@@ -299,12 +299,13 @@ class Order:
         self._inits |= dict.fromkeys((lanes.index + self.first).tolist(), self.now)
         self.now += 1
 
-    def fenced(self, lanes: Lanes) -> Array:
-        """What lanes of one cluster hand on that arrive without a release: for each lane of the cluster until when it is over."""
+    def fenced(self, lanes: Lanes, scope: int = CLUSTER) -> Array:
+        """What lanes of one cluster hand on that arrive without a release, by their fences for `scope` or more: for each lane of the
+        cluster until when it is over."""
         start = int(lanes.index[0]) // self.per * self.per + self.first
         out = np.zeros(self.per, np.int64)
         for lane in (lanes.index + self.first).tolist():
-            fences = None if self._fenced is None else self._fenced[CLUSTER]
+            fences = None if self._fenced is None else self._fenced[scope]
             moment = max(self._inits.get(lane, 0), 0 if fences is None else int(fences[lane]))
             if moment > self.start:
                 np.maximum(out, self._release(lane, moment, fences)[start : start + self.per], out=out)
