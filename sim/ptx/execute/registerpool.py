@@ -1,8 +1,8 @@
 """setmaxnreg: how many registers the warps of a block hold (PTX ISA, "Miscellaneous Instructions: setmaxnreg").
 
-A block gets the registers per thread that its directives say (`Function.registers`), times its threads; but no more than the largest
-count that an .inc of the kernel asks for, as ptxas 13.0 has it. A warp gives some back (.dec) or takes more (.inc), which waits until
-the block's pool has them. Without such directives ptxas ignores the instruction.
+A block gets the registers per thread that its directives say (`Function.registers`), times its threads; but no more than the
+largest count that an .inc of the kernel asks for, as ptxas 13.0 has it. A warp gives some back (.dec) or takes more (.inc), which
+waits until the block's pool has them. Without such directives ptxas ignores the instruction.
 """
 
 from __future__ import annotations

@@ -300,8 +300,8 @@ class Order:
         self.now += 1
 
     def fenced(self, lanes: Lanes, scope: int = CLUSTER) -> Array:
-        """What lanes of one cluster hand on that arrive without a release, by their fences for `scope` or more: for each lane of the
-        cluster until when it is over."""
+        """What lanes of one cluster hand on that arrive without a release, by their fences for `scope` or more: for each lane of
+        the cluster until when it is over."""
         start = int(lanes.index[0]) // self.per * self.per + self.first
         out = np.zeros(self.per, np.int64)
         for lane in (lanes.index + self.first).tolist():
