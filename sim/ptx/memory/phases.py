@@ -146,7 +146,7 @@ class MBarriers:
         if at and "tensor" not in i.mods:
             at = [k for k in at if races is not None and races.base[int(keys[k]) // per] < self.unfenced[int(keys[k])]]
         if at:
-            what = f"the mbarrier at {self.name(int(keys[at[0]]))} is used by an asynchronous copy"
+            what = f"the mbarrier at {self.name(int(keys[at[0]]))} is used by {i.name}"
             message = f"{what}, but no fence.mbarrier_init (or fence.proxy.async) is behind its mbarrier.init"
             self.memory.findings.report("proxy", message, i, lanes, int(row[at[0]]), count=len(at))
 
