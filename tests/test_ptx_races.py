@@ -303,7 +303,8 @@ def test_named_barriers_hand_on_what_atomics_told(seed: int | None) -> None:
     # Without the barrier, and in a warp that has not met the one that knows.
     assert races(launch(LOCK.replace('"bar.sync 1, 64;"', '""'), 3, 128, seed)) == {line_of(LOCK, "y[t]")}
     alone = 'if (t < 32) asm volatile("bar.sync 1, 32;" ::: "memory");'
-    assert races(launch(LOCK.replace('asm volatile("bar.sync 1, 64;" ::: "memory");', alone), 3, 128, seed)) == {line_of(LOCK, "y[t]")}
+    part = LOCK.replace('asm volatile("bar.sync 1, 64;" ::: "memory");', alone)
+    assert races(launch(part, 3, 128, seed)) == {line_of(LOCK, "y[t]")}
 
 
 PIPELINE = """__shared__ __align__(16) unsigned s[2][128];

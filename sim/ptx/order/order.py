@@ -40,8 +40,8 @@ DEVICE, CLUSTER, BLOCK = range(3)
 
 
 class Released(NamedTuple):
-    """What an arrival at a barrier hands on: until when all of each warp of the cluster is over, what its lanes heard of lanes, what
-    they fenced for the asynchronous proxy, and what they learnt of other blocks through atomics."""
+    """What an arrival at a barrier hands on: until when all of each warp of the cluster is over, what its lanes heard of lanes,
+    what they fenced for the asynchronous proxy, and what they learnt of other blocks through atomics."""
 
     moments: Array
     rows: Array | None
