@@ -141,7 +141,8 @@ class Order:
         released = self.known[cluster, warps].max(axis=0)
         released[warps] = self.now
         self.now += 1
-        learnt = [self._lane_knows[lane] for lane in (lanes.index + self.first).tolist() if lane in self._lane_knows]
+        knows = self._lane_knows
+        learnt = [knows[lane] for lane in (lanes.index + self.first).tolist() if lane in knows] if knows else []
         fenced = None if self.proxy is None else self.proxy.told(lanes)
         return Released(released, self.heard.of_all(lanes), fenced, highest(learnt) if learnt else None)
 
