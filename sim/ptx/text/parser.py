@@ -342,6 +342,7 @@ class _Parser:
             Instruction(opcode, tuple(mods), operands, predicate, line, self.source, clean, self.inlined_at)
         )
 
+
 def parse(text: str) -> Program:
     """Parse a PTX module. Raises `PtxError` on text that is no PTX; what it cannot read is in `Program.unsupported`."""
     return _Parser(text).parse()
