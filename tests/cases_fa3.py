@@ -197,7 +197,8 @@ def cases(draw: st.DrawFn, dtype: str, most: int = 420) -> list[Case]:
 def packed(draw: st.DrawFn, dtype: str, most: int = 300) -> VarlenSchedule:
     """Up to five sequences of nothing to `most` queries and keys."""
     lengths = st.integers(0, most) | st.sampled_from([0, 1, 64, 128, 192])
-    seqlens = tuple(draw(st.lists(st.tuples(lengths, lengths), min_size=1, max_size=5)))
+    seqlens = ((draw(st.integers(1, most)), draw(st.integers(1, most))), *draw(st.lists(st.tuples(lengths, lengths), max_size=4)))
+    seqlens = tuple(draw(st.permutations(seqlens)))
     d = draw(widths.map(eights))
     d_v = draw(st.just(d) | widths.map(eights))
     windowed, causal, sinks = (draw(st.sampled_from([False, True])) for _ in range(3))

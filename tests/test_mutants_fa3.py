@@ -225,7 +225,15 @@ MUTANTS = {
         problem="sections",
     ),
     # the softmax
-    "O is not rescaled": mutant("        scale_values(rescale);\n", "", "numbers", problem="sharp"),
+    "O is not rescaled": mutant("      if (grown) scale_values(rescale);\n", "", "numbers", problem="sharp"),
+    "O is rescaled late": mutant("--j >= until && !grown", "--j >= until", "numbers", problem="sharp"),
+    "warps wait apart": mutant(
+        "        end_turn(before, j > w.first);",
+        "        if (grown) end_turn(before, true);\n        else end_turn(before, j > w.first);",
+        "disagreement",
+        "",
+        problem="sharp",
+    ),
     "l is not rescaled": mutant("l[h] *= rescale[h];", "", "numbers", problem="sharp"),
     "the offset is the old one": mutant("      offset[h] = now.offset;\n", "", "numbers", problem="sharp"),
     "the maximum is forgotten": mutant("      minus_m[h] = -m_new;\n", "", "numbers", problem="sharp"),
