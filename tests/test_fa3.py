@@ -12,7 +12,7 @@ import test_magnitudes
 from hypothesis import strategies as st
 
 import cupyflash
-from cases_fa3 import H100, Case, Layout, cases, check
+from cases_fa3 import H100, Case, Layout, cases, check, check_packed, packed
 from cupyflash import Device, Problem, plan
 from cupyflash.schedules import choose, fa3_tiles
 from cupyflash.sim import execution
@@ -35,6 +35,12 @@ def one(problem: Problem, tiling: tuple[int, int] | None = None, order: int | No
 def test_random_problems(dtype: str, data: st.DataObject) -> None:
     for case in data.draw(cases(dtype)):
         check(case)
+
+
+@pytest.mark.parametrize("dtype", [wide("float16"), "bfloat16"])
+@sweep(1, 2)
+def test_random_batches_of_packed_sequences(dtype: str, data: st.DataObject) -> None:
+    check_packed(data.draw(packed(dtype)), data.draw(st.integers(0, 99)))
 
 
 SMALL = Problem(1, 1, 1, 150, 45, 64, "float16", causal=True, padded=True, key_lengths=(41,), sinks=True)
