@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..order.races import Access
+from ..order.shadow import Touch
 from ..state.lanes import Lanes, Wave
 from ..state.segments import IN_FLIGHT, WRITTEN
 from ..text.types import ELEMENT, Array
@@ -32,7 +32,7 @@ class Copy:
     sizes: Array | None
     group: Array
     landed: Array
-    readings: list[Access]
+    readings: list[Touch]
     serial: int
 
     def data(self) -> Array:

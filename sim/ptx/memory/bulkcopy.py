@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from ..order import transfers
-from ..order.races import Access
+from ..order.shadow import Access, TileAccess, Touch
 from ..state.lanes import Lanes, Wave
 from ..state.segments import IN_FLIGHT, UNWRITTEN, WRITTEN
 from ..text.syntax import Instruction
@@ -57,8 +57,8 @@ class Load:
     to: Arrival
     instruction: Instruction
     reduction: Reduction | None
-    readings: list[Access]
-    target: Access | None
+    readings: list[Touch]
+    target: TileAccess | None
     moved: bool = False
 
     def move(self) -> None:
@@ -80,7 +80,7 @@ class Load:
             else:
                 memory.swizzles.landed(start, tile.size, f"{tile.swizzle} bytes" if tile.swizzle else "none")
         if memory.races is not None and self.target is not None and self.reduction is None:
-            transfers.stamp(memory.races, self.target)
+            memory.races.stamp(self.target, self.target.shadow.writes)
 
     def land(self, at: int) -> None:
         """Destination `at` has its bytes, and its mbarrier knows."""
@@ -113,7 +113,7 @@ class Store:
     to: Region
     instruction: Instruction
     reduction: Reduction | None
-    readings: list[Access]
+    readings: list[Touch]
     target: Access | None
     data: Array = field(init=False)
     read: Array = field(init=False)
@@ -270,7 +270,7 @@ class Bulks:
     def fetch(self, source: Region | Tile) -> Array:
         return source.fetch() if isinstance(source, Region) else self.memory.shared_view(CHUNK)[source.chunks]
 
-    def reading(self, lanes: Lanes, source: Region | Tile, i: Instruction, to: Region | None = None) -> list[Access]:
+    def reading(self, lanes: Lanes, source: Region | Tile, i: Instruction, to: Region | None = None) -> list[Touch]:
         """Check, count and note what copies read; it lasts until they are over.
 
         What a store leaves out, as it would go `to` outside of the tensor, may be anything.

@@ -17,61 +17,15 @@ from ..text.syntax import Instruction
 from ..text.types import Array
 from .order import LANE, LANES, LOW, ONE, STAMP
 from .proxy import Proxy
+from .shadow import Boxes, Shadow, Touch, windows
 from .sharing import is_async
 
 UNIT = 16
 REMEMBERED = 1 << 16
 """Pairs of a reader and a write that are remembered to be in order."""
 
-PERIOD = 64
-"""Units after which most tiles are read as from their beginning: eight rows of 128 bytes, swizzled."""
-
 GROUP = 4
 """Warps of a warpgroup."""
-
-
-class Written(Protocol):
-    """The last writers of the granules of shared memory, and their instructions."""
-
-    used: bool
-
-    @property
-    def entries(self) -> Array: ...
-
-    @property
-    def by(self) -> Array: ...
-
-
-class SharedMemory(Protocol):
-    @property
-    def writes(self) -> Written: ...
-
-
-class Lane(Protocol):
-    """Who makes an access: the lane of the grid of each granule, and its position."""
-
-    lane: Array
-    position: Array
-
-
-class Access(Protocol):
-    """An access to shared memory as its granules (`order.races`)."""
-
-    instruction: Instruction
-    lanes: Lanes
-    addresses: Array
-    rows: Array
-
-    @property
-    def who(self) -> Lane: ...
-
-    chunks: Array | None
-    """Of tiles that bulk copies move, by lanes in the order of `who`: their 16-byte elements, a row a tile."""
-    last: Array | None
-
-    @property
-    def different(self) -> Array:
-        """The rows without those that are there again for other lanes of a warp."""
 
 
 class Detector(Protocol):
@@ -88,7 +42,10 @@ class Detector(Protocol):
     shared_shift: int
 
     @property
-    def shared(self) -> SharedMemory: ...
+    def shared(self) -> Shadow: ...
+
+    def alike(self, lanes: Lanes) -> bool:
+        """Whether nothing is known to some lanes only of the warps of these."""
 
     def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
         """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
@@ -215,27 +172,38 @@ class Tiles:
 
     # -- who comes later ------------------------------------------------------------------------------------------------------
 
-    def look(self, access: Access, verb: str) -> None:
+    def look(self, access: Touch, verb: str) -> None:
         """Report products that may still read what this access writes."""
         if self.count == 1:
             return
-        races, who = self.races, access.who
-        lane, found = who.lane, None
+        races = self.races
+        if access.boxes is not None:
+            per = UNIT >> races.shared_shift
+            found = windows(self.latest, access.boxes.count // per)[access.boxes.starts // per]
+            if self.clear(access.boxes.lane, found):
+                return
         if access.last is not None and not self.latest.take(access.different * (1 << races.shared_shift) // UNIT, 0).any():
             return
-        if access.chunks is not None:
-            tiles = self.latest.take(access.chunks, 0)
-            if not tiles.any():
-                return
-            if tiles.shape[1] > PERIOD and not np.count_nonzero(tiles[:, PERIOD:] != tiles[:, :-PERIOD]):
-                # The same products read each part of a tile as the one before it.
-                lane = np.repeat(who.lane.reshape(len(tiles), -1)[:, 0], PERIOD)
-                found = tiles[:, :PERIOD].reshape(-1, self.columns)
-        if found is None:
-            found = self.latest.take(access.rows * (1 << races.shared_shift) // UNIT, 0)
+        found = self.latest.take(access.rows * (1 << races.shared_shift) // UNIT, 0)
         if not found.any():
             return
-        mine, number = distinct_pairs(lane, found)
+        lanes = access.lanes
+        if access.boxes is None and lanes.whole_warps and races.alike(lanes):
+            if self.clear(lanes.warp_ids * WARP + races.first, found.reshape(lanes.warps, -1, self.columns)):
+                return
+        for mine, number in self.open(*distinct_pairs(access.who.lane, found)):
+            self.report(access, verb, mine, number)
+
+    def clear(self, mine: Array, found: Array) -> bool:
+        """Whether of these readings (lanes, any, columns) none is open for its lane of the grid. A warp waits for its products in
+        order: the newest one of a column says so for all."""
+        newest = found.max(axis=1)
+        at, column = np.nonzero(newest)
+        return not self.open(mine[at], newest[at, column].astype(np.int64))
+
+    def open(self, mine: Array, number: Array) -> list[tuple[int, int]]:
+        """The pairs of a lane of the grid and a reading that are not known to be in order."""
+        races = self.races
         moments = self.waited[number]
         floor = self.floor((mine - races.first) // races.wave.lanes_per_block)
         race = moments.max(axis=1) == 0
@@ -250,10 +218,9 @@ class Tiles:
             # A warp that has waited is behind its own wait.
             four &= (moments[open_] == 0) | (lane >> 5 != mine[open_][:, None] >> 5)
             race[open_] = four.all(axis=1)
-        for one in np.flatnonzero(race).tolist():
-            self.report(access, verb, int(mine[one]), int(number[one]))
+        return list(zip(mine[race].tolist(), number[race].tolist(), strict=True))
 
-    def report(self, access: Access, verb: str, mine: int, number: int) -> None:
+    def report(self, access: Touch, verb: str, mine: int, number: int) -> None:
         i, theirs = access.instruction, self.by[number - 1]
         k = int(np.flatnonzero(access.who.lane == mine)[0])
         position = int(access.who.position[k])
