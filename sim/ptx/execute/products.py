@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..decode.code import runs
 from ..decode.ops.rounding import half_bits
 from ..decode.ops.tensor import Decode
 from ..decode.registry import Arg, Multiply
@@ -18,6 +19,7 @@ from ..state.lanes import WARP, Lanes
 from ..text.syntax import Instruction
 from ..text.types import Array
 from .host import Host
+from .operands import Operand
 
 GROUP = 4
 THREADS = GROUP * WARP
@@ -45,7 +47,7 @@ class Bound:
 class Product:
     """One executed wgmma of some warpgroups. Arrays have one entry a warpgroup; `over` one a warp.
 
-    `first`: the first warp of each; `units`: of A (none where it is in registers) and B; `total`: where the sums go, shared by
+    `first`: the first warp of each; `operands`: A (none where it is in registers) and B; `total`: where the sums go, shared by
     a chain; `adds`: scale-d; `group`: commits before it; `reading`: its numbers in the race detector.
     """
 
@@ -53,7 +55,7 @@ class Product:
     bound: Bound
     lanes: Lanes
     first: Array
-    units: tuple[Array | None, Array]
+    operands: tuple[Operand | None, Operand]
     adds: Array
     total: Array
     group: Array
@@ -116,9 +118,9 @@ def factor(machine: Host, run: list[Product], side: int, at: Array | None) -> Ar
     k_major = control.k_major[side]
     tiles = []
     for p in run:
-        units = p.units[side]
-        assert units is not None
-        tiles.append(units[where])
+        operand = p.operands[side]
+        assert operand is not None
+        tiles.append(operand.units()[where])
     units = tiles[0] if len(tiles) == 1 else np.concatenate(tiles, axis=2 if k_major else 1)
     data = machine.memory.shared_view(UNIT).take(units)
     size = 32 // control.depth
@@ -130,8 +132,24 @@ def factor(machine: Host, run: list[Product], side: int, at: Array | None) -> Ar
 
 def rows_of(machine: Host, places: Array, lanes: Lanes) -> Array:
     """Registers of 32 bits as (registers, lanes)."""
-    file = machine.full.files[32]
-    return file[places, lanes.slice] if lanes.slice is not None else file[places[:, None], lanes.index]
+    file, grid = machine.full.files[32], lanes.grid
+    if grid is None:
+        return file[places[:, None], lanes.index]
+    out, there = np.empty((len(places), *grid.counts), file.dtype), grid.of(file)
+    for at, run in runs(places):
+        out[at] = there[run]
+    return out.reshape(len(places), lanes.n)
+
+
+def put_rows(machine: Host, places: Array, lanes: Lanes, values: Array) -> None:
+    """Write registers of 32 bits, (registers, lanes)."""
+    file, grid = machine.full.files[32], lanes.grid
+    if grid is None:
+        file[places[:, None], lanes.index] = values
+        return
+    held, there = values.reshape(len(places), *grid.counts), grid.of(file)
+    for at, run in runs(places):
+        there[run] = held[at]
 
 
 def fragments(machine: Host, product: Product) -> Array:

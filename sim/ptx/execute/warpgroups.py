@@ -9,7 +9,6 @@ registers run in order, and those of one chain that are due together as one prod
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -24,10 +23,8 @@ from ..text.syntax import Instruction, Reg
 from ..text.types import Array
 from .flights import SLOTS, Flights
 from .host import Host
-from .products import GROUP, ROWS, THREADS, Bound, Product, compute, joins, matrix, rows_of
-
-REMEMBERED = 512
-"""Tiles whose units are kept."""
+from .operands import Operand, Operands
+from .products import GROUP, ROWS, THREADS, Bound, Product, compute, joins, matrix, put_rows, rows_of
 
 MODE_NUMBERS = np.array([MODES[Descriptor.of(bits << 62).mode] for bits in range(4)], np.uint8)
 """Swizzles as the record of tensor copies has them, by the descriptor's bits."""
@@ -50,8 +47,7 @@ class Warpgroups:
         self.products: dict[int, Product] = {}
         self.waiting: dict[tuple[int, int], list[Lanes]] = {}
         self._whole: dict[Lanes, Array | None] = {}
-        self._units: dict[tuple[Any, ...], Array] = {}
-        self._tiles: dict[tuple[int, tuple[int, int, bool]], Array] = {}
+        self.operands = Operands(machine)
         self._bound: dict[int, Bound] = {}
 
     def __bool__(self) -> bool:
@@ -142,10 +138,10 @@ class Warpgroups:
         machine.flush()
         *descriptors, adds = (self.uniform(one, bound.instruction, lanes, len(first)) for one in bound.others)
         control, k_major = bound.control, bound.control.k_major
-        b_units = self.units(descriptors[-1], lanes, control.columns, k_major[1], bound)
-        a_units = None if control.a_in_registers else self.units(descriptors[0], lanes, ROWS, k_major[0], bound)
-        tiles = [one for one in (a_units, b_units) if one is not None]
-        self.look(bound.instruction, lanes, tiles)
+        b = self.operand(descriptors[-1], lanes, control.columns, k_major[1], bound)
+        a = None if control.a_in_registers else self.operand(descriptors[0], lanes, ROWS, k_major[0], bound)
+        operands = [one for one in (a, b) if one is not None]
+        self.look(bound.instruction, lanes, operands)
         total = self.chain(bound, lanes, first, adds)
         number = self.flights.issue(bound.instruction, lanes, bound.d_rows, bound.a_rows)
         count = len(first)
@@ -154,7 +150,7 @@ class Warpgroups:
             bound,
             lanes,
             first,
-            (a_units, b_units),
+            (a, b),
             adds,
             total,
             self.committed[first],
@@ -163,7 +159,7 @@ class Warpgroups:
         )
         races = machine.memory.races
         if races is not None and races.tiles is not None:
-            product.reading = races.tiles.issue(bound.instruction, first, [one.reshape(count, -1) for one in tiles])
+            product.reading = races.tiles.issue(bound.instruction, first, operands)
         for one in first.tolist():
             self.flying.setdefault(one, []).append(product)
         self.products[number] = product
@@ -182,27 +178,22 @@ class Warpgroups:
             self.machine.memory.findings.report("disagreement", message, i, lanes, at, count=int(np.count_nonzero(differ)))
         return found[:, 0].copy()
 
-    def units(self, descriptors: Array, lanes: Lanes, rows: int, k_major: bool, bound: Bound) -> Array:
-        """The 16-byte units of the wave's shared memory that hold `rows` of M or N: (warpgroups, rows of units, units of a row)."""
+    def operand(self, descriptors: Array, lanes: Lanes, rows: int, k_major: bool, bound: Bound) -> Operand:
+        """`rows` of M or N in shared memory, for each warpgroup."""
         shape = (rows, 2, True) if k_major else (bound.control.depth, rows // 8, False)
-        key = lanes, descriptors.tobytes(), shape
-        found = self._units.get(key)
-        if found is None:
-            if len(self._units) > REMEMBERED:
-                self._units.clear()
-            memory = self.machine.memory
-            base = lanes.block.reshape(-1, THREADS)[:, 0] * (memory.shared_stride // UNIT)
-            matrices = [self.tile(bits, shape, bound.instruction, lanes) for bits in descriptors.tolist()]
-            found = (np.stack(matrices) + base[:, None]).reshape(len(descriptors), shape[0], shape[1])
-            self._units[key] = found
+        found = self.operands.of(descriptors, lanes, shape, bound.instruction)
         if self.machine.memory.swizzles.modes is not None:
-            self.look_at_swizzles(descriptors, found, bound.instruction, lanes)
+            self.look_at_swizzles(found, bound.instruction, lanes)
         return found
 
-    def look_at_swizzles(self, descriptors: Array, units: Array, i: Instruction, lanes: Lanes) -> None:
+    def look_at_swizzles(self, operand: Operand, i: Instruction, lanes: Lanes) -> None:
         """Report tiles that tensor copies wrote in another swizzle than that of the descriptor."""
-        memory = self.machine.memory
-        if memory.swizzles.all_are(units, MODE_NUMBERS[(descriptors >> np.uint64(62)).astype(np.int64)][:, None, None]):
+        memory, descriptors = self.machine.memory, operand.descriptors
+        modes = MODE_NUMBERS[(descriptors >> np.uint64(62)).astype(np.int64)]
+        if memory.swizzles.pages_are(operand.pages, modes[:, None]):
+            return
+        units = operand.units()
+        if memory.swizzles.all_are(units, modes[:, None, None]):
             return
         for bits in np.unique(descriptors).tolist():
             at = np.flatnonzero(descriptors == bits)
@@ -215,37 +206,20 @@ class Warpgroups:
                 count = THREADS * len(at)
                 memory.findings.report("swizzle", message, i, lanes, int(at[0]) * THREADS, count=count)
 
-    def tile(self, bits: int, shape: tuple[int, int, bool], i: Instruction, lanes: Lanes) -> Array:
-        """The units of one matrix in its block's shared memory, in bounds."""
-        found = self._tiles.get((bits, shape))
-        if found is not None:
-            return found
-        units = Descriptor.of(bits).units(*shape)
-        limit = self.machine.memory.shared_size // UNIT
-        if units.max() >= limit:
-            last = int(units.max()) * UNIT
-            message = f"wgmma reads up to offset {last + UNIT:#x} of shared memory, which has {limit * UNIT:#x} bytes"
-            self.machine.memory.findings.report("out of bounds", message, i, lanes, 0, count=lanes.n, address=last)
-            units = np.minimum(units, limit - 1)
-        if len(self._tiles) > REMEMBERED:
-            self._tiles.clear()
-        self._tiles[bits, shape] = units
-        return units
-
-    def look(self, i: Instruction, lanes: Lanes, tiles: list[Array]) -> None:
+    def look(self, i: Instruction, lanes: Lanes, operands: list[Operand]) -> None:
         """Count what a product reads; report what nobody wrote, and what is on its way."""
         memory = self.machine.memory
         counts = memory.tally.shared[i, "wgmma", UNIT]
-        counts.requests += tiles[0].shape[0] * len(tiles)
-        for units in tiles:
-            counts.bytes += units.size * UNIT
-            counts.wavefronts += units.size // 8
-            counts.ideal_wavefronts += units.size // 8
-            if memory.settled:
+        counts.requests += len(operands[0].blocks) * len(operands)
+        for operand in operands:
+            counts.bytes += operand.size * UNIT
+            counts.wavefronts += operand.size // 8
+            counts.ideal_wavefronts += operand.size // 8
+            if memory.settled or memory.all_written(operand.pages):
                 continue
-            states = memory.state_view(8).reshape(-1, 2).take(units.reshape(-1), 0)
+            states = memory.state_view(8).reshape(-1, 2).take(operand.units().reshape(-1), 0)
             if states.any():
-                flat = states.view(np.uint8).reshape(len(units), -1)
+                flat = states.view(np.uint8).reshape(len(operand.blocks), -1)
                 for state, kind, text in (
                     (UNWRITTEN, "uninitialised", "that nobody wrote"),
                     (IN_FLIGHT, "in flight", "whose asynchronous copy has not been waited for"),
@@ -272,10 +246,10 @@ class Warpgroups:
             self.machine.deactivate()
             self.land(self.of(first), lambda p: p.of(first))
             self.deliver(lanes, codes.max(initial=0) // SLOTS, bound.d_rows, bound.d_places)
-        total = np.zeros((len(first), ROWS, control.columns), np.float32)
-        if adds.any():
-            held = rows_of(self.machine, bound.d_places, lanes)
-            np.copyto(total, matrix(held, len(first), control), where=adds[:, None, None])
+        if not adds.any():
+            return np.zeros((len(first), ROWS, control.columns), np.float32)
+        total = np.ascontiguousarray(matrix(rows_of(self.machine, bound.d_places, lanes), len(first), control))
+        total[~adds] = 0
         return total
 
     def mixed(self, bound: Bound, lanes: Lanes, codes: Array, pending: Array) -> None:
@@ -334,10 +308,7 @@ class Warpgroups:
                 values = held[codes[some, 0] % SLOTS]
                 if product.lanes is not lanes:
                     values = values.reshape(len(some), -1, WARP)[:, column].reshape(len(some), -1)
-                if lanes.slice is not None:
-                    file[places[some], lanes.slice] = values
-                else:
-                    file[places[some][:, None], lanes.index] = values
+                put_rows(self.machine, places[some], lanes, values)
                 continue
             of = np.flatnonzero(mine.any(axis=0))
             block = codes[some[:, None], of]

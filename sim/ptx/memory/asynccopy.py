@@ -70,7 +70,7 @@ class Copies:
         copy = Copy(lanes, size, destination, whole, pieces, sizes, group, landed, readings, self.serial)
         self.serial += 1
         self.memory.state_view(size)[destination] = element(IN_FLIGHT, size)
-        self.memory.settled = False
+        self.memory.unsettle()
         self.pending.append(copy)
         self.memory.flying = len(self.pending)
 

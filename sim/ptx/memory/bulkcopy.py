@@ -24,7 +24,7 @@ from .maps import Maps
 from .memory import Memory
 from .phases import MBarriers
 from .ports import element
-from .regions import CHUNK, Region, Tile
+from .regions import CHUNK, Region, Tile, extent
 
 Update = Callable[[Array, Array, Array], Array]
 """A reduction: old value, operand, and one that is not looked at."""
@@ -80,7 +80,7 @@ class Load:
             else:
                 memory.swizzles.landed(start, tile.size, f"{tile.swizzle} bytes" if tile.swizzle else "none")
         if memory.races is not None and self.target is not None and self.reduction is None:
-            memory.races.stamp(self.target, self.target.shadow.writes)
+            memory.races.stamp(self.target)
 
     def land(self, at: int) -> None:
         """Destination `at` has its bytes, and its mbarrier knows."""
@@ -193,7 +193,7 @@ class Bulks:
             memory.races.judge(target, "cp.async" if reduction is None else "atom")
         if reduction is None:
             memory.state_view(CHUNK)[tile.chunks] = element(IN_FLIGHT, CHUNK)
-            memory.settled = False
+            memory.unsettle(tile.blocks * memory.shared_stride + tile.offsets, extent(tile.size, tile.swizzle))
             memory.landing += len(to.row)
         copy = Load(self, lanes, source, to, i, reduction, readings, target)
         for at, (row, key) in enumerate(zip(to.row.tolist(), to.keys.tolist(), strict=True)):

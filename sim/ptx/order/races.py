@@ -198,9 +198,12 @@ class Races(Order):
         table = access.shadow.writes
         table.used = True
         if access.boxes is not None:
-            self.stamp(access, table)
+            assert isinstance(access, TileAccess)
+            self.stamp(access)
             windows(table.by, access.boxes.count)[access.boxes.starts] = self.number(access.instruction)
             return
+        if self.tiles is not None and access.shadow.shared:
+            self.tiles.wrote(access.different)
         who = access.who
         values = self.values(who, LANES if access.collective else ONE)
         entries = table.entries.reshape(-1)
@@ -214,12 +217,19 @@ class Races(Order):
             if len(lost):
                 self.report(access, lost, won[lost], np.full(len(lost), number), ("write", "write"))
 
-    def stamp(self, access: Touch, table: Table) -> None:
-        """Entries of the lanes of an access, each alone, at this moment."""
-        if access.boxes is None:
+    def stamp(self, access: TileAccess) -> None:
+        """The lanes of an access write now, each alone."""
+        table = access.shadow.writes
+        boxes = access.boxes
+        if boxes is None:
             table.entries.reshape(-1)[access.rows] = self.values(access.who, ONE)
-        else:
-            windows(table.entries, access.boxes.count)[access.boxes.starts] = self.entries(access.boxes.lane, ONE)[:, None, None]
+            if self.tiles is not None:
+                self.tiles.wrote(access.rows)
+            return
+        entries = self.entries(boxes.lane, ONE)
+        windows(table.entries, boxes.count)[boxes.starts] = entries[:, None, None]
+        if self.tiles is not None:
+            self.tiles.wrote_ranges(boxes, entries)
 
     def _area_number(self, segment: Segment) -> int:
         area = self.area(segment)
@@ -464,6 +474,8 @@ class Races(Order):
         if count > 1:
             rows = rows[who.position] + np.tile(np.arange(count), lanes.n)
         self.shared.writes.entries.reshape(-1)[rows] = self.values(who, ONE)
+        if self.tiles is not None:
+            self.tiles.wrote(rows)
 
     def issue_ordered(self, lanes: Lanes, size: int, elements: Array) -> Array:
         """Whether each lane is behind the issue of the copy that is in flight to its element."""
