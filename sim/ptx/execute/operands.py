@@ -46,6 +46,10 @@ class Operand:
         """Units of all of them."""
         return len(self.blocks) * len(self.matrices[0].units)
 
+    def keys(self) -> Array:
+        """(warpgroups, 2): equal where the matrix is the same."""
+        return np.stack((self.descriptors, self.blocks.astype(np.uint64)), axis=1)
+
     def units(self) -> Array:
         """(warpgroups, rows of units, units of a row) of the wave."""
         each = self.matrices[0].units

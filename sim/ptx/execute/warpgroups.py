@@ -21,10 +21,10 @@ from ..state.lanes import WARP, Lanes
 from ..state.segments import IN_FLIGHT, UNWRITTEN
 from ..text.syntax import Instruction, Reg
 from ..text.types import Array
-from .flights import SLOTS, Flights
+from .flights import BITS, SLOTS, Flights
 from .host import Host
 from .operands import Operand, Operands
-from .products import GROUP, ROWS, THREADS, Bound, Product, compute, joins, matrix, put_rows, rows_of
+from .products import GROUP, ROWS, THREADS, Bound, Product, Sums, land, matrix, put_rows, rows_of
 
 MODE_NUMBERS = np.array([MODES[Descriptor.of(bits << 62).mode] for bits in range(4)], np.uint8)
 """Swizzles as the record of tensor copies has them, by the descriptor's bits."""
@@ -48,6 +48,10 @@ class Warpgroups:
         self.waiting: dict[tuple[int, int], list[Lanes]] = {}
         self._whole: dict[Lanes, Array | None] = {}
         self.operands = Operands(machine)
+        self._sums: dict[int, Sums] = {}
+        # The newest product, and how often registers on their way had changed hands when it was issued.
+        self.last: Product | None = None
+        self.last_change = 0
         self._bound: dict[int, Bound] = {}
 
     def __bool__(self) -> bool:
@@ -142,7 +146,7 @@ class Warpgroups:
         a = None if control.a_in_registers else self.operand(descriptors[0], lanes, ROWS, k_major[0], bound)
         operands = [one for one in (a, b) if one is not None]
         self.look(bound.instruction, lanes, operands)
-        total = self.chain(bound, lanes, first, adds)
+        slots = self.chain(bound, lanes, first, adds)
         number = self.flights.issue(bound.instruction, lanes, bound.d_rows, bound.a_rows)
         count = len(first)
         product = Product(
@@ -152,7 +156,8 @@ class Warpgroups:
             first,
             (a, b),
             adds,
-            total,
+            self.sums(control.columns),
+            slots,
             self.committed[first],
             np.zeros(count, np.bool_),
             np.zeros((count, GROUP), np.bool_),
@@ -163,6 +168,8 @@ class Warpgroups:
         for one in first.tolist():
             self.flying.setdefault(one, []).append(product)
         self.products[number] = product
+        product.sums.newest[slots] = number
+        self.last, self.last_change = product, self.flights.changes
 
     def uniform(self, one: Arg, i: Instruction, lanes: Lanes, count: int) -> Array:
         """An operand that all threads of a warpgroup must agree on: one value for each."""
@@ -231,33 +238,61 @@ class Warpgroups:
             memory.settle()
 
     def chain(self, bound: Bound, lanes: Lanes, first: Array, adds: Array) -> Array:
-        """Where the sums of a product go: on with those of the product before it, or from what the registers hold."""
-        codes = self.flights.codes[bound.d_rows[:, None], lanes.warp_ids]
-        pending = codes // SLOTS > self.flights.done[lanes.warp_ids]
-        control = bound.control
+        """Where the sums of a product go (slots): on with those of the product before it, or from what the registers hold."""
+        before = self.last
+        if before is not None and before.lanes is lanes and self.last_change == self.flights.changes and not before.over.any():
+            if before.bound.goes_on(bound) and np.array_equal(before.bound.d_rows, bound.d_rows):
+                return before.slots
+        warps, control = lanes.warp_ids, bound.control
+        codes = self.flights.codes[bound.d_rows[:, None], warps]
+        pending = codes >> BITS > self.flights.done[warps]
+        slots = np.full(len(first), -1)
         if pending.any():
-            before = self.products.get(int(codes[0, 0]) // SLOTS)
-            expected = (0 if before is None else before.number * SLOTS) + np.arange(len(codes))[:, None]
-            if before is not None and (codes == expected).all() and np.array_equal(before.first, first):
-                known = before.bound.control
-                if (known.columns, known.result) == (control.columns, control.result):
-                    return before.total
-            self.mixed(bound, lanes, codes, pending)
-            self.machine.deactivate()
-            self.land(self.of(first), lambda p: p.of(first))
-            self.deliver(lanes, codes.max(initial=0) // SLOTS, bound.d_rows, bound.d_places)
-        if not adds.any():
-            return np.zeros((len(first), ROWS, control.columns), np.float32)
-        total = np.ascontiguousarray(matrix(rows_of(self.machine, bound.d_places, lanes), len(first), control))
-        total[~adds] = 0
-        return total
+            waits = pending.reshape(-1, len(first), GROUP).any(axis=(0, 2))
+            heads = codes[0, ::GROUP] >> BITS
+            expected = np.repeat(heads, GROUP) * SLOTS + np.arange(len(codes))[:, None]
+            whole = (codes == expected).reshape(-1, len(first), GROUP).all(axis=(0, 2)) & waits
+            for number in np.unique(heads[whole]).tolist():
+                other = self.products.get(number)
+                if other is not None and other.bound.goes_on(bound):
+                    mine = np.flatnonzero(whole & (heads == number))
+                    slots[mine] = other.slots[np.searchsorted(other.first, first[mine])]
+            rest = np.flatnonzero(waits & (slots < 0))
+            if len(rest):
+                self.begin_anew(bound, lanes, rest, (codes, pending))
+        new = np.flatnonzero(slots < 0)
+        if len(new):
+            sums = self.sums(control.columns)
+            slots[new] = sums.take(len(new))
+            sums.pool[slots[new]] = 0
+            added = new[adds[new]]
+            if len(added):
+                some = lanes if len(added) == len(first) else lanes.subset(lanes_of(added))
+                sums.pool[slots[added]] = matrix(rows_of(self.machine, bound.d_places, some), len(added), control)
+        return slots
+
+    def begin_anew(self, bound: Bound, lanes: Lanes, which: Array, found: tuple[Array, Array]) -> None:
+        """Some of the warpgroups are to add to what products of other registers make: those must be over first."""
+        some = lanes if which.size * THREADS == lanes.n else lanes.subset(lanes_of(which))
+        columns = (which[:, None] * GROUP + np.arange(GROUP)).reshape(-1)
+        codes, pending = (each[:, columns] for each in found)
+        self.mixed(bound, some, codes, pending)
+        self.machine.deactivate()
+        first = some.warp_ids[::GROUP]
+        land(self.machine, self.of(first), lambda p: p.of(first))
+        self.deliver(some, codes.max(initial=0) >> BITS, bound.d_rows, bound.d_places)
+
+    def sums(self, columns: int) -> Sums:
+        if columns not in self._sums:
+            self._sums[columns] = Sums(columns)
+        return self._sums[columns]
 
     def mixed(self, bound: Bound, lanes: Lanes, codes: Array, pending: Array) -> None:
         """Accumulators of products of another shape, or of other registers of them, must be waited for."""
-        for number in np.unique(codes[pending] // SLOTS).tolist():
+        for number in np.unique(codes[pending] >> BITS).tolist():
             other = self.products.get(number)
             same = codes == number * SLOTS + np.arange(len(codes))[:, None]
-            if other is None or (other.bound.control.columns == bound.control.columns and same[codes // SLOTS == number].all()):
+            if other is None or (other.bound.control.columns == bound.control.columns and same[codes >> BITS == number].all()):
                 continue
             message = f"accumulates in registers of {source(other.bound.instruction)}, another shape, which has not been waited for"
             self.machine.memory.findings.report("in flight", message, bound.instruction, lanes, 0, count=lanes.n)
@@ -269,30 +304,11 @@ class Warpgroups:
 
     # -- landing --------------------------------------------------------------------------------------------------------------
 
-    def land(self, products: list[Product], due: Callable[[Product], Array]) -> None:
-        """Compute what is due (booleans, a warpgroup each) of these products, oldest first."""
-        run: list[Product] = []
-        for product in products:
-            now = due(product) & ~product.landed
-            if not now.any():
-                continue
-            product.landed |= now
-            if not now.all():
-                compute(self.machine, run)
-                run = []
-                compute(self.machine, [product], np.flatnonzero(now))
-                continue
-            if run and not (run[-1].total is product.total and joins(run[-1], product)):
-                compute(self.machine, run)
-                run = []
-            run.append(product)
-        compute(self.machine, run)
-
     def deliver(self, lanes: Lanes, newest: int | Array, rows: Array, places: Array) -> None:
         """Write the sums of products up to `newest` (of all, or of each warp) to those of these registers that wait for them."""
         warps = lanes.warp_ids
         codes = self.flights.codes[rows[:, None], warps]
-        numbers = codes // SLOTS
+        numbers = codes >> BITS
         due = (numbers > self.flights.done[warps]) & (numbers <= newest)
         if not due.any():
             return
@@ -305,7 +321,8 @@ class Warpgroups:
             some = np.flatnonzero(mine.any(axis=1))
             column = np.searchsorted(product.lanes.warp_ids, warps)
             if mine[some].all() and (codes[some] == codes[some, :1]).all():
-                values = held[codes[some, 0] % SLOTS]
+                of = codes[some, 0] % SLOTS
+                values = held if len(of) == len(held) and (of == np.arange(len(of))).all() else held[of]
                 if product.lanes is not lanes:
                     values = values.reshape(len(some), -1, WARP)[:, column].reshape(len(some), -1)
                 put_rows(self.machine, places[some], lanes, values)
@@ -330,7 +347,7 @@ class Warpgroups:
         over = self.finished(lanes, self.committed[lanes.warp_ids] - control.newest)
         if over:
             self.machine.deactivate()
-            self.land([self.products[number] for number in over], lambda p: np.asarray(over[p.number].any(axis=1)))
+            land(self.machine, [self.products[number] for number in over], lambda p: np.asarray(over[p.number].any(axis=1)))
             facts = self.machine.code.in_flight
             assert facts is not None
             names = facts.waits[pc]
@@ -373,6 +390,7 @@ class Warpgroups:
 
     def forget(self, product: Product) -> None:
         del self.products[product.number]
+        product.sums.newest[product.slots[product.sums.newest[product.slots] == product.number]] = 0
         for one in product.first.tolist():
             self.flying[one].remove(product)
             if not self.flying[one]:
@@ -385,7 +403,7 @@ class Warpgroups:
             return
         chosen = self.products[list(self.products)[int(self.random.integers(len(self.products)))]]
         self.machine.deactivate()
-        self.land([p for p in self.of(chosen.first) if p.number <= chosen.number], lambda p: p.of(chosen.first))
+        land(self.machine, [p for p in self.of(chosen.first) if p.number <= chosen.number], lambda p: p.of(chosen.first))
         if self.random.random() < 0.5:
             facts = self.machine.code.in_flight
             assert facts is not None
@@ -400,3 +418,8 @@ class Warpgroups:
         for product in list(self.products.values()):
             if (gone[product.first[:, None] + np.arange(GROUP)] | product.over).all():
                 self.forget(product)
+
+
+def lanes_of(warpgroups: Array) -> Array:
+    """Positions of the lanes of some of the warpgroups of a set."""
+    return np.asarray((warpgroups[:, None] * THREADS + np.arange(THREADS)).reshape(-1))
