@@ -66,6 +66,10 @@ class Wave:
 
     def meet(self, some: Lanes, others: Lanes) -> bool:
         """Whether two sets, of which the second one is of this wave, have a lane in common."""
+        if not some.warp_bits & others.warp_bits:
+            return False
+        if some.whole_warps or others.whole_warps:
+            return True
         key = some, others
         found = self._meet.get(key)
         if found is None:
@@ -168,7 +172,15 @@ class Lanes:
     @cached_property
     def warp_ids(self) -> Array:
         """The warps of which at least one lane is in the set."""
-        return np.unique(self.warp)
+        warp = self.warp
+        return np.asarray(warp[np.concatenate(([True], warp[1:] != warp[:-1]))])
+
+    @cached_property
+    def warp_bits(self) -> int:
+        """The warps of which at least one lane is in the set, as bits."""
+        member = np.zeros(int(self.warp_ids[-1]) + 1, np.bool_)
+        member[self.warp_ids] = True
+        return int.from_bytes(np.packbits(member, bitorder="little").tobytes(), "little")
 
     @cached_property
     def block_ids(self) -> Array:
