@@ -25,6 +25,9 @@ GROUP = 4
 THREADS = GROUP * WARP
 ROWS = 64
 
+EIGHT = np.dtype("V32")
+"""Eight float32 that lie together."""
+
 ALONE = 1 << 18
 """Multiplications of a matrix product that OpenBLAS makes in one thread."""
 
@@ -277,8 +280,11 @@ def registers(total: Array, control: Multiply) -> Array:
         halves = half_bits(total).reshape(count, GROUP, 2, 8, columns // 8, 4, 2)
         turned = np.ascontiguousarray(halves.transpose(4, 2, 0, 1, 3, 5, 6))
         return turned.view(np.uint32).reshape(columns // 4, count * THREADS)
-    parts = total.view(np.uint32).reshape(count, GROUP, 2, 8, columns // 8, 4, 2)
-    return parts.transpose(4, 2, 6, 0, 1, 3, 5).reshape(columns // 2, count * THREADS)
+    # Eight columns of a row at a time, then one register at a time: twice as fast as at once.
+    parts = np.ascontiguousarray(total.reshape(-1, columns).view(EIGHT).T).view(np.uint32)
+    turned = np.empty((columns // 8, 2, 2, count * GROUP, WARP), np.uint32)
+    np.copyto(turned, parts.reshape(columns // 8, count * GROUP, 2, WARP, 2).transpose(0, 2, 4, 1, 3))
+    return turned.reshape(columns // 2, count * THREADS)
 
 
 def matrix(held: Array, count: int, control: Multiply) -> Array:

@@ -65,7 +65,9 @@ class Load:
         """All bytes at once: those of later destinations nobody may read yet, they are marked in flight."""
         self.moved = True
         memory, tile = self.bulks.memory, self.to.tile
-        data = self.bulks.fetch(self.source)[self.to.row]
+        data = self.bulks.fetch(self.source)
+        if len(self.to.row) != len(data):
+            data = data[self.to.row]  # a multicast
         shared = memory.shared_view(CHUNK)
         if self.reduction is None:
             shared[tile.chunks] = data
@@ -73,12 +75,11 @@ class Load:
             for chunks, operand in zip(tile.chunks, data, strict=True):
                 shared[chunks] = self.reduction(shared[chunks], operand)
         description = self.source.description if isinstance(self.source, Region) else None
-        for block, offset in zip(tile.blocks.tolist(), tile.offsets.tolist(), strict=True):
-            start = block * memory.shared_stride + offset
-            if description is None:
-                memory.swizzles.forget(start, tile.size)
-            else:
-                memory.swizzles.landed(start, tile.size, f"{tile.swizzle} bytes" if tile.swizzle else "none")
+        starts = tile.blocks * memory.shared_stride + tile.offsets
+        if description is None:
+            memory.swizzles.forget(starts, tile.size)
+        else:
+            memory.swizzles.landed(starts, tile.size, f"{tile.swizzle} bytes" if tile.swizzle else "none")
         if memory.races is not None and self.target is not None and self.reduction is None:
             memory.races.stamp(self.target)
 

@@ -29,21 +29,22 @@ class Swizzles:
         self.modes: Array | None = None
         self._of_pages = np.zeros(pages.count, np.uint8)
 
-    def landed(self, start: int, size: int, mode: str) -> None:
-        """A tensor copy of this mode (a key of MODES) wrote `size` bytes from byte `start` of the wave's shared memory."""
+    def landed(self, starts: Array, size: int, mode: str) -> None:
+        """Tensor copies of this mode (a key of MODES) wrote `size` bytes from these bytes of the wave's shared memory on."""
         if self.modes is None:
             self.modes = np.zeros(self.pages.count // self.pages.per_block * self.pages.stride // UNIT, np.uint8)
-        self.put(start, size, MODES[mode])
+        self.put(starts, size, MODES[mode])
 
-    def forget(self, start: int, size: int) -> None:
+    def forget(self, starts: Array, size: int) -> None:
         """Something else writes there."""
         if self.modes is not None:
-            self.put(start, size, UNKNOWN)
+            self.put(starts, size, UNKNOWN)
 
-    def put(self, start: int, size: int, mode: int) -> None:
+    def put(self, starts: Array, size: int, mode: int) -> None:
         assert self.modes is not None
-        self.modes[start // UNIT : -(-(start + size) // UNIT)] = mode
-        (pages,), whole = self.pages.of_ranges(np.array([start]), size)
+        for start in starts.tolist():
+            self.modes[start // UNIT : -(-(start + size) // UNIT)] = mode
+        pages, whole = self.pages.of_ranges(starts, size)
         self._of_pages[pages] = mode if whole else UNKNOWN
 
     def pages_are(self, pages: Array, modes: Array) -> bool:
