@@ -117,6 +117,9 @@ class Product:
 Step = list[tuple[Product, Array]]
 """A step along K of some warpgroups: products of one instruction, and which warpgroups of each."""
 
+Chain = list[tuple[Product, int]]
+"""Steps along K of one warpgroup: a product, and the warpgroup's place in it."""
+
 
 def land(machine: Host, products: list[Product], due: Callable[[Product], Array]) -> None:
     """Compute what is due (booleans, a warpgroup each) of these products, oldest first: chains of steps at once, also of warpgroups
@@ -138,21 +141,22 @@ def land(machine: Host, products: list[Product], due: Callable[[Product], Array]
         if steps:
             compute(machine, steps)
         return
-    chains: dict[int, list[list[tuple[Product, int]]]] = {}
+    chains: dict[int, list[Chain]] = {}
     for product, at in pending:
         for k, one in zip(at.tolist(), product.first[at].tolist(), strict=True):
             mine = chains.setdefault(one, [])
             before, place = mine[-1][-1] if mine else (None, 0)
-            goes_on = before is not None and joins(before, product) and product.adds[k] and before.slots[place] == product.slots[k]
-            if goes_on:
+            if before is not None and joins(before, product) and product.adds[k] and before.slots[place] == product.slots[k]:
                 mine[-1].append((product, k))
             else:
                 mine.append([(product, k)])
     for turn in range(max(map(len, chains.values()))):
-        alike: dict[tuple[object, ...], list[list[tuple[Product, int]]]] = {}
+        alike: dict[tuple[object, ...], list[Chain]] = {}
         for mine in chains.values():
             if turn < len(mine):
-                alike.setdefault((bool(mine[turn][0][0].adds[mine[turn][0][1]]), *(id(p.bound) for p, _ in mine[turn])), []).append(mine[turn])
+                product, k = mine[turn][0]
+                key = bool(product.adds[k]), *(id(p.bound) for p, _ in mine[turn])
+                alike.setdefault(key, []).append(mine[turn])
         for group in alike.values():
             compute(machine, [together(step) for step in zip(*group, strict=True)])
 

@@ -8,8 +8,6 @@ registers run in order, and those of one chain that are due together as one prod
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from ..decode.ops.tensor import decoder
@@ -240,9 +238,15 @@ class Warpgroups:
     def chain(self, bound: Bound, lanes: Lanes, first: Array, adds: Array) -> Array:
         """Where the sums of a product go (slots): on with those of the product before it, or from what the registers hold."""
         before = self.last
-        if before is not None and before.lanes is lanes and self.last_change == self.flights.changes and not before.over.any():
-            if before.bound.goes_on(bound) and np.array_equal(before.bound.d_rows, bound.d_rows):
-                return before.slots
+        if (
+            before is not None
+            and before.lanes is lanes
+            and self.last_change == self.flights.changes
+            and not before.over.any()
+            and before.bound.goes_on(bound)
+            and np.array_equal(before.bound.d_rows, bound.d_rows)
+        ):
+            return before.slots
         warps, control = lanes.warp_ids, bound.control
         codes = self.flights.codes[bound.d_rows[:, None], warps]
         pending = codes >> BITS > self.flights.done[warps]

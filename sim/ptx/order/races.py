@@ -53,7 +53,7 @@ class Races(Order):
     def begin_wave(self, wave: Wave) -> None:
         super().begin_wave(wave)
         self.granules = self.shared_stride >> self.shared_shift
-        self.shared = Shadow.of(wave.blocks * self.granules, self.warps, True, self.numbers)
+        self.shared = Shadow.of(wave.blocks * self.granules, self.warps, True, self.numbers, self.sharing.proxies)
         self.tiles = Tiles(self) if self.sharing.products else None
 
     # -- accesses -----------------------------------------------------------------------------------------------------

@@ -21,22 +21,22 @@ from ..text.syntax import Instruction
 from ..text.types import Array
 
 
-LARGE = 1 << 25
-"""Bytes of a table from which on it matters that it is mostly empty."""
-
-
 @dataclass
 class Table:
-    """Entries of all granules, one row a granule, with the number of the instruction of each entry; made when first used."""
+    """Entries of all granules, one row a granule, with the number of the instruction of each entry; made when first used.
+
+    `sparse`: few of them are ever touched, and only those take memory.
+    """
 
     rows: int
     columns: int
     numbers: np.dtype[Any]
+    sparse: bool = False
     used: bool = False
 
     @cached_property
     def entries(self) -> Array:
-        return zeros((self.rows, self.columns), np.dtype(np.uint64))
+        return zeros((self.rows, self.columns), np.dtype(np.uint64), self.sparse)
 
     @cached_property
     def touched(self) -> Array:
@@ -45,13 +45,13 @@ class Table:
 
     @cached_property
     def by(self) -> Array:
-        return zeros((self.rows, self.columns), self.numbers)
+        return zeros((self.rows, self.columns), self.numbers, self.sparse)
 
 
-def zeros(shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
-    """Zeros. Of large tables with many columns little is touched: only that takes memory, where NumPy's takes 2 MiB about each place."""
+def zeros(shape: tuple[int, int], dtype: np.dtype[Any], sparse: bool) -> Array:
+    """Zeros; `sparse` ones take memory where they are touched, a page at a time, not 2 MiB at a time as NumPy's large arrays do."""
     size = shape[0] * shape[1] * dtype.itemsize
-    if shape[1] == 1 or size < LARGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
+    if not sparse or not size or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return np.zeros(shape, dtype)
     memory = mmap.mmap(-1, size)
     memory.madvise(mmap.MADV_NOHUGEPAGE)
@@ -72,8 +72,10 @@ class Shadow:
     landing: Table | None = None
 
     @classmethod
-    def of(cls, granules: int, columns: int, shared: bool, numbers: np.dtype[Any]) -> Shadow:
-        return cls(Table(granules, 1, numbers), Table(granules, columns, numbers), Table(granules, columns, numbers), shared)
+    def of(cls, granules: int, columns: int, shared: bool, numbers: np.dtype[Any], sparse: bool = False) -> Shadow:
+        """`sparse`: bulk copies are what reads most of it, each for one warp."""
+        reads, atomics = (Table(granules, columns, numbers, sparse) for _ in range(2))
+        return cls(Table(granules, 1, numbers), reads, atomics, shared)
 
 
 @dataclass

@@ -260,9 +260,9 @@ class Tiles:
             near = self.newest[self.pages.of(access.different << shift)]
             if not near.any():
                 return
-            if lanes.whole_warps and self.races.alike(lanes) and len(near) % lanes.warps == 0:
-                if self.clear(lanes.warp_ids * WARP + self.races.first, near.reshape(lanes.warps, -1, self.columns)):
-                    return
+            by_warps = lanes.whole_warps and len(near) % lanes.warps == 0 and self.races.alike(lanes)
+            if by_warps and self.clear(lanes.warp_ids * WARP + self.races.first, near.reshape(lanes.warps, -1, self.columns)):
+                return
         found = self.by_unit()[access.rows * (1 << shift) // UNIT]
         if not found.any():
             return

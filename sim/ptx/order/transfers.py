@@ -14,7 +14,7 @@ from ..text.syntax import Instruction
 from ..text.types import Array
 from .order import LANE, ONE, STAMP
 from .races import Races
-from .shadow import Access, Table, TileAccess, Touch, Who
+from .shadow import Access, Table, TileAccess, Who
 
 
 def tile_access(races: Races, lanes: Lanes, row: Array, chunks: Array, offsets: Array, i: Instruction) -> TileAccess:

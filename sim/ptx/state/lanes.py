@@ -115,7 +115,9 @@ class Grid(NamedTuple):
             step = int(distances[0]) if len(distances) else 0
             other = np.flatnonzero(distances != step)
             count = int(other[0]) + 1 if len(other) else len(starts)
-            if len(starts) % count or ((starts - np.repeat(starts[::count], count)).reshape(-1, count) != np.arange(count) * step).any():
+            if len(starts) % count:
+                return None
+            if (starts - np.repeat(starts[::count], count) != np.tile(np.arange(count) * step, len(starts) // count)).any():
                 return None
             counts.append(count)
             steps.append(step)

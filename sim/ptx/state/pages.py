@@ -1,6 +1,6 @@
 """Pages of shared memory: what is true of all bytes of a page need not be asked byte by byte.
 
-Tiles of wgmma and of bulk copies are mostly whole pages: 1024 bytes are eight rows of the widest swizzle. Blocks have pages of their own.
+Tiles of wgmma and of bulk copies are mostly whole pages: 1024 bytes are eight rows of the widest swizzle. Each block has its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pages:
         return np.asarray(block * self.per_block + (at - block * self.stride) // PAGE)
 
     def of_ranges(self, starts: Array, size: int) -> tuple[Array, bool]:
-        """The pages of ranges of `size` bytes, (ranges, n) (the last one is there again where it must be), and whether they are whole."""
+        """The pages of ranges of `size` bytes, (ranges, n), the last again where there are fewer; and whether they are whole."""
         first, last = self.of(starts), self.of(starts + (size - 1))
         found = np.minimum(first[:, None] + np.arange(int((last - first).max()) + 1), last[:, None])
         return found, size % PAGE == 0 and not (starts % self.stride % PAGE).any()
