@@ -19,6 +19,7 @@ from ..state.lanes import WARP, Lanes
 from ..state.segments import IN_FLIGHT, UNWRITTEN
 from ..text.syntax import Instruction, Reg
 from ..text.types import Array
+from .agreement import Agreement
 from .flights import BITS, SLOTS, Flights
 from .host import Host
 from .operands import Operand, Operands
@@ -39,12 +40,12 @@ class Warpgroups:
         self.flights = flights
         self.random = random
         self.per_block = machine.wave.warps_per_block
+        self.agreement = Agreement(machine)
         self.committed = np.zeros(machine.wave.size // WARP, np.int64)
         # By first warp: the products that it, or a warp of its group, has yet to wait for, oldest first.
         self.flying: dict[int, list[Product]] = {}
         self.products: dict[int, Product] = {}
         self.waiting: dict[tuple[int, int], list[Lanes]] = {}
-        self._whole: dict[Lanes, Array | None] = {}
         self.operands = Operands(machine)
         self._sums: dict[int, Sums] = {}
         # The newest product, and how often registers on their way had changed hands when it was issued.
@@ -57,29 +58,19 @@ class Warpgroups:
 
     # -- simple ones ----------------------------------------------------------------------------------------------------------
 
-    def fence(self, lanes: Lanes) -> None:
+    def fence(self, i: Instruction, lanes: Lanes) -> None:
+        self.agreement.come(i, lanes)
         self.flights.fence(lanes.warp_ids)
 
-    def commit(self, lanes: Lanes) -> None:
+    def commit(self, i: Instruction, lanes: Lanes) -> None:
+        self.agreement.come(i, lanes)
         self.committed[lanes.warp_ids] += 1
 
     # -- meeting --------------------------------------------------------------------------------------------------------------
 
-    def whole(self, lanes: Lanes) -> Array | None:
-        """The first warps of the warpgroups that these lanes are, if they are whole ones."""
-        if lanes not in self._whole:
-            found = None
-            if lanes.whole_warps and lanes.warps % GROUP == 0:
-                warps = lanes.warp_ids.reshape(-1, GROUP)
-                local = warps % self.per_block
-                if (local[:, 0] % GROUP == 0).all() and (local - local[:, :1] == np.arange(GROUP)).all():
-                    found = warps[:, 0].copy()
-            self._whole[lanes] = found
-        return self._whole[lanes]
-
     def arrive(self, pc: int, lanes: Lanes) -> None:
         """Lanes come to a wgmma.mma_async: it runs for the warpgroups that are all there."""
-        first = self.whole(lanes)
+        first = self.agreement.whole(lanes)
         if first is not None:
             self.issue(pc, lanes, first)
             self.machine.push(pc + 1, lanes)
@@ -93,7 +84,7 @@ class Warpgroups:
                 complete.append(np.concatenate([part.index for part in self.waiting.pop((number, pc))]))
         if complete:
             together = wave.lanes(np.sort(np.concatenate(complete)))
-            first = self.whole(together)
+            first = self.agreement.whole(together)
             assert first is not None
             self.issue(pc, together, first)
             self.machine.push(pc + 1, together)
@@ -137,6 +128,7 @@ class Warpgroups:
 
     def issue(self, pc: int, lanes: Lanes, first: Array) -> None:
         machine, bound = self.machine, self.bound(pc)
+        self.agreement.come(bound.instruction, lanes)
         machine.flush()
         *descriptors, adds = (self.uniform(one, bound.instruction, lanes, len(first)) for one in bound.others)
         control, k_major = bound.control, bound.control.k_major
@@ -351,6 +343,7 @@ class Warpgroups:
 
     def wait(self, pc: int, control: MultiplyWait, lanes: Lanes) -> None:
         """Until at most `newest` of each warp's newest groups are pending."""
+        self.agreement.come(self.machine.code.instructions[pc], lanes)
         over = self.finished(lanes, self.committed[lanes.warp_ids] - control.newest)
         if over:
             self.machine.deactivate()
@@ -419,6 +412,8 @@ class Warpgroups:
 
     def leave(self) -> None:
         """Threads have exited: what is on its way for warps that are gone nobody sees."""
+        if self.agreement.ahead:
+            self.agreement.leave()
         if not self.products:
             return
         gone = self.machine.wave.alive_by_warp == 0
