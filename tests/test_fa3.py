@@ -49,8 +49,8 @@ SMALL = Problem(1, 1, 1, 150, 45, 64, "float16", causal=True, padded=True, key_l
 
 @pytest.mark.parametrize("orders", [1, wide(3)])
 def test_the_same_bits_each_time_and_in_every_order(orders: int) -> None:
-    """Also when one thread block does all the work. A block's 16 keys are one product of V, which adds up in one way."""
-    case = one(SMALL, (128, 16), exact=True)
+    """Also when one thread block does all the work."""
+    case = one(SMALL, (128, 16))
     first, _ = check(case)
     alone = replace(case, device=replace(H100, sm_count=1))
     for again in (case, alone, *(replace((alone, case)[seed % 2], order=seed) for seed in range(orders))):

@@ -178,7 +178,7 @@ MUTANTS = {
     # what is copied
     "K a row on": mutant("K_SLABS, w.place.first_key + j * BC, w", "K_SLABS, w.place.first_key + j * BC + 1, w", "numbers"),
     "slabs have the same columns": mutant("full, slab * SLAB, row", "full, 0, row", "bytes"),
-    "O a row on": mutant("slab * SLAB, query, place", "slab * SLAB, query + 1, place", "race|uninitialised", STORE),
+    "O a row on": mutant("slab * SLAB, query, place", "slab * SLAB, query + 1, place", "bytes"),
     "warpgroups store the same rows": mutant("first = place.i * BR + c.group * 64;", "first = place.i * BR;", "race", STORE),
     "O is stored before the warpgroup has put it down": mutant(
         "  publish_writes();\n  meet(1 + c.group, WARPGROUP);", "  publish_writes();", "race", STORE, PUT
