@@ -35,7 +35,7 @@ class Fa3Schedule(Fa2Schedule):
     @property
     def config(self) -> fa3_tiles.Config:
         """How the kernel runs these block sizes. ValueError where it cannot, with the reason."""
-        return fa3_tiles.choose(self.problem, self.device, (self.block_rows, self.block_cols)).config
+        return fa3_tiles.config_of(self.problem, self.device, (self.block_rows, self.block_cols))
 
     def _tiles(self) -> tuple[Room, ...]:
         return tuple(Room(name, nbytes) for name, nbytes in fa3_tiles.rooms(self.problem, self._replayed).items())

@@ -239,6 +239,11 @@ def choose(problem: Problem, device: Device, blocks: tuple[int, int] | None = No
     )
 
 
+def config_of(problem: Problem, device: Device, blocks: tuple[int, int]) -> Config:
+    """How the kernel runs (Br, Bc). Raises as `choose` does."""
+    return choose(problem, device, blocks).config
+
+
 def fit(problem: Problem, device: Device) -> TileSize:
     """The chosen configuration's block sizes, with the reason. Raises as `choose` does."""
     best = choose(problem, device)
