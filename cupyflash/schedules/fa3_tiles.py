@@ -48,8 +48,9 @@ IN_STEP = 1.1
 class Team:
     """The consumer warpgroups of a thread block.
 
-    `registers`: of a consumer's and of a producer's thread, where `setmaxnreg` has moved them; together they are what the block has
-    at launch. The second pair is for a producer with more to keep than a causal mask: a window, key lengths, packed sequences.
+    `registers`: of a consumer's and of a producer's thread, once `setmaxnreg` has moved them. Together they are what the block has
+    at launch: a multiprocessor's 65,536 over its threads, rounded down to eights. The second pair is for a producer with more
+    to keep than a causal mask: a window, key lengths, packed sequences.
     `accumulators`: of a thread, for O, S and P, up to which `.ci/compile_gate.py` sees neither spills nor serialised products,
     with none, one or both of a window and packed sequences, which keep bounds through the loops.
     """
