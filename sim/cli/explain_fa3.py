@@ -127,22 +127,18 @@ def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
 
 def show_roles(report: dict[str, Any], best: dict[str, Any]) -> None:
     """Threads and registers by role."""
-    found, groups = report["roles"], best["consumers"]
     say(
-        f"Registers, {report['launch_registers']} a thread at launch, then moved between the roles by setmaxnreg, of "
-        f"{report['device']['registers_per_sm']:,}:"
+        f"Registers: {report['launch_registers']} a thread at launch, which setmaxnreg then moves between the roles. The producer is "
+        "one warp of a warpgroup, which copies by TMA; "
+        f"{plural(best['consumers'], 'consumer warpgroup')} of {fa3_tiles.WARPGROUP_ROWS} rows do all else. Of "
+        f"{report['device']['registers_per_sm']:,} they have:"
     )
     click.echo()
-    what = {
-        "producer": "one warp of a warpgroup, which copies by TMA",
-        "consumers": f"{groups} warpgroups of {fa3_tiles.WARPGROUP_ROWS} rows each: products, exponentials, O",
-    }
     rows = [
-        (role, does, str(threads), str(each), f"{threads * each:,}")
-        for role, does in what.items()
-        for threads, each in [found[role].values()]
+        (role, str(threads), str(each), f"{threads * each:,}")
+        for role, (threads, each) in ((role, found.values()) for role, found in report["roles"].items())
     ]
-    show_table(("role", "", "threads", "a thread", "together"), rows, left=(0, 1))
+    show_table(("role", "threads", "a thread", "together"), rows)
 
 
 def order(report: dict[str, Any], request: Request) -> str:
