@@ -128,8 +128,8 @@ def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
 def show_roles(report: dict[str, Any], best: dict[str, Any]) -> None:
     """Threads and registers by role."""
     say(
-        f"Registers: {report['launch_registers']} a thread at launch, which setmaxnreg then moves between the roles. The producer is "
-        "one warp of a warpgroup, which copies by TMA; "
+        f"Registers: {report['launch_registers']} a thread at launch, which setmaxnreg then moves between the roles. The "
+        "producer is one warp of a warpgroup, which copies by TMA; "
         f"{plural(best['consumers'], 'consumer warpgroup')} of {fa3_tiles.WARPGROUP_ROWS} rows do all else. Of "
         f"{report['device']['registers_per_sm']:,} they have:"
     )
