@@ -6,6 +6,7 @@ Everything here is a pure function of the problem and the device.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -182,6 +183,15 @@ def accumulators(problem: Problem, block_cols: int) -> int:
     return padded_dim(problem.head_dim_v) // 2 + block_cols // 2 + block_cols // 4
 
 
+def packed_heads(problem: Problem, block_rows: int) -> int:
+    """Query heads whose rows share blocks of so many rows: those that share K and V, as far as the kernel can, where this makes
+    fewer blocks, which is where queries are few."""
+    p = problem
+    pack = math.gcd(p.heads // max(1, p.kv_heads), WARPGROUP_ROWS)
+    apart, together = pack * -(-p.seqlen_q // block_rows), -(-pack * p.seqlen_q // block_rows)
+    return pack if together < apart and not p.options.packed and block_rows % pack == 0 else 1
+
+
 def bounds_kept(problem: Problem) -> int:
     """How many kinds of bounds are kept through the loops, beside a causal mask's."""
     return (problem.options.window is not None) + problem.options.packed
@@ -240,11 +250,6 @@ def choose(problem: Problem, device: Device, blocks: tuple[int, int] | None = No
     )
 
 
-def config_of(problem: Problem, device: Device, blocks: tuple[int, int]) -> Config:
-    """How the kernel runs (Br, Bc). Raises as `choose` does."""
-    return choose(problem, device, blocks).config
-
-
 def fit(problem: Problem, device: Device) -> TileSize:
     """The chosen configuration's block sizes, with the reason. Raises as `choose` does."""
     best = choose(problem, device)
@@ -274,11 +279,13 @@ def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, f
 
 def clocks(problem: Problem, device: Device, best: Candidate) -> float:
     """What the model takes the problem to need, in clocks; row blocks are spread over the multiprocessors."""
-    p, block_rows, block_cols = problem, best.config.team.block_rows, best.config.block_cols
+    p, block_cols = problem, best.config.block_cols
+    pack = packed_heads(p, best.config.team.block_rows)
+    block_rows = best.config.team.block_rows // pack  # queries
     row_blocks = -(-p.seqlen_q // block_rows)
     starts = np.arange(0, row_blocks, max(1, row_blocks // 128)) * block_rows  # a sample
     first, _ = p.keys_seen(starts, p.seqlen_k)
     _, end = p.keys_seen(np.minimum(starts + block_rows, p.seqlen_q) - 1, p.seqlen_k)
     turns = np.maximum(0, -(-end // block_cols) - first // block_cols)
-    rounds = -(-row_blocks * p.head_count // device.sm_count)
+    rounds = -(-row_blocks * (p.head_count // pack) // device.sm_count)
     return max(rounds * float(turns.mean()), float(turns.max())) * best.turn + rounds * WORK_LATENCY

@@ -21,7 +21,7 @@ def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
     """What was tried, and of what was chosen: rooms, roles, clocks of a turn and the grid, for JSON."""
     assert isinstance(schedule, Fa3Schedule)
     problem, device = schedule.problem, schedule.device
-    blocks = schedule.block_rows, schedule.block_cols
+    blocks = schedule.tiling.used.block_rows, schedule.block_cols
     chosen = fa3_tiles.choose(problem, device, blocks)
     tried = fa3_tiles.candidates(problem, device, None if request.tiling is None else blocks)
     return {
@@ -35,7 +35,8 @@ def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
         "grid": {
             "row_blocks": schedule.works,
             "thread_blocks": schedule.grid,
-            "heads_at_a_time": schedule.section,
+            "heads_a_row_block": schedule.pack,
+            "heads_at_a_time": schedule.pack * schedule.section,
             "products_in_turns": chosen.config.ping_pong,
         },
     }
@@ -150,11 +151,13 @@ def order(report: dict[str, Any], request: Request) -> str:
         if grid["products_in_turns"]
         else "Each warpgroup issues its products when it can"
     )
+    heads = grid["heads_a_row_block"]
+    together = f" A row block has rows of {heads} heads, which share K and V: queries are few." if heads > 1 else ""
     return (
         f"{plural(grid['row_blocks'], 'row block')} of all heads on {plural(grid['thread_blocks'], 'thread block')}, one a "
         f"multiprocessor, the longest first: {grid['row_blocks'] / grid['thread_blocks']:.2f} each. "
         f"{plural(grid['heads_at_a_time'], 'head')} at a time, whose K and V are {megabytes:,.1f} MB: as many as take half of the "
-        f"L2 ({request.device.l2_bytes / 2**20:.0f} MB), and at least one. {turns}."
+        f"L2 ({request.device.l2_bytes / 2**20:.0f} MB), and at least one.{together} {turns}."
     )
 
 
