@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from click.testing import CliRunner, Result
 
 import cupyflash
 from cupyflash import Device, Problem, plan
-from cupyflash.schedules import choose
+from cupyflash.schedules import choose, fa3_tiles
 from cupyflash.sim import plot, theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.estimate import seconds
@@ -161,6 +162,17 @@ def test_the_benchmark_times_it_on_a_hopper(monkeypatch: pytest.MonkeyPatch) -> 
     for device, other in ((A100, case), (H100, replace(case, dtype="float32"))):
         assert list(dict(forward.others(device, other))) == ["fa1", "standard"]
     assert "fa3_forward" in {kernel.name for kernel in forward.kernels(H100, case)}
+
+
+def test_the_tiles_in_the_documents_are_those_that_are_planned() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "kernels.md").read_text().split("**Tiles**")[1]
+    kinds: tuple[dict[str, Any], ...] = ({}, {"causal": True}, {"window": (100, 0)}, {"packed": True})
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", text, re.MULTILINE)
+    assert [int(d) for d, _ in rows] == [64, 96, 128, 192, 256]
+    for d, cells in rows:
+        for kind, cell in zip(kinds, cells.split(" | "), strict=True):
+            config = fa3_tiles.choose(Problem(1, 1, 1, 4096, 4096, int(d), "float16", **kind), H100).config
+            assert cell == f"{config.team.block_rows} x {config.block_cols}, {config.stages}", (d, kind)
 
 
 EXECUTED = "--head-dim", "64", *ON_H100, "--algorithm", "fa3"
