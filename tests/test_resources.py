@@ -424,3 +424,12 @@ def test_another_nvrtc_is_called_as_cupy_s_is(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(other.NVRTCError):
         other.compileProgram(program, [])
     assert "NUMBER" in other.getProgramLog(program)
+
+
+def test_a_document_keeps_what_was_written_by_hand(gate: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "markdown", lambda: iter(["# Tables", "anew"]))
+    path = tmp_path / "kernels.md"
+    assert gate.documented(path) == "# Tables\nanew\n"
+    path.write_text(f"# Tables\nof before\n\n{gate.BY_HAND}\n\n## By hand\n")
+    assert gate.documented(path) == f"# Tables\nanew\n\n{gate.BY_HAND}\n\n## By hand\n"
+    assert (Path(__file__).parents[1] / "docs" / "kernels.md").read_text().count(gate.BY_HAND) == 1
