@@ -199,6 +199,7 @@ FROM_MACHINE_CODE: Mapping[str, Callable[[], Iterator[str]]] = {
     "instructions": tables.instructions,
     "shares": tables.shares,
     "calls": tables.calls,
+    "fa3": tables.fa3,
 }
 
 
