@@ -107,7 +107,7 @@ def beside_3(pair: hopper.Pair, given: argparse.Namespace) -> tuple[dict[str, An
     record |= {"subject": str(pair), "causal": pair.subject.causal, "flash_attention_3": pair.theirs.record()}
     record |= {"instructions_over_its": round(pair.issue, 3), "exposed_over_its": round(pair.exposure, 3)}
     return record, [
-        f"{pair}: instructions a key {pair.issue:.2f} of FlashAttention-3's, exposed clocks a tensor clock {pair.exposure:.2f} of its",
+        f"{pair}: instructions a key {pair.issue:.2f} of FlashAttention-3's, exposed clocks a tensor clock {pair.exposure:.2f}",
         *(f"    {each}" for each in text),
         *(f"    FlashAttention-3: {each}" for each in pair.theirs.lines()),
     ]
@@ -144,7 +144,8 @@ def whole_calls(peer: Peer, quick: bool) -> Iterator[tuple[dict[str, Any], list[
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help="forward or backward, 80 or 90, 64 or 128, causal or full; fa3, 64, 128 or 256, causal or full")
+    known = "forward or backward, 80 or 90, 64 or 128, causal or full; fa3, 64, 128 or 256, causal or full"
+    parser.add_argument("words", nargs="*", help=known)
     parser.add_argument("--cubin", type=Path, help="another kernel's machine code")
     parser.add_argument("--kernel", default="", help="of a cubin: part of the kernel's name")
     parser.add_argument("--threads", type=int, default=128, help="of a cubin: threads a block")

@@ -165,7 +165,7 @@ class Turn:
             found = Counter(map(kind, code))
             parts = ", ".join(f"{found[name]} {name}" for name in ("HGMMA", *KINDS) if found[name])
             now = " ".join(held) if held[:1] == (ISSUING,) else f"{' and '.join(held)} in flight" if held else "nothing in flight"
-            yield f"{code[0].address:05x} {now:16} {len(code):4} instructions, {clocks(code):4} clocks: {parts}"
+            yield f"{code[0].address:05x} {now:23} {len(code):4} instructions, {clocks(code):4} clocks: {parts}"
 
 
 def follow(code: Sequence[Instruction], loop: Loop) -> tuple[Instruction, ...]:
@@ -270,7 +270,8 @@ class Figures:
 
     def lines(self) -> Iterator[str]:
         """For a reader."""
-        yield f"{self.tile}, registers {self.roles}, {self.stack} bytes of stack; {self.hidden} of {self.counts['MUFU']} exponentials under a product"
+        under = f"{self.hidden} of {self.counts['MUFU']} exponentials under a product"
+        yield f"{self.tile}, registers {self.roles}, {self.stack} bytes of stack; {under}"
         yield (
             f"{self.issued} instructions besides HGMMA, {self.per_key:.2f} a key; {self.exposed} of {self.stalls} clocks exposed, "
             f"{self.exposure:.2f} a tensor clock"
