@@ -25,7 +25,8 @@ AXES = ("batch", "head", "row", "column")
 
 @dataclass(frozen=True)
 class Box:
-    """What one copy moves of a tensor (batch, head, row, column): `rows` x `columns` of one head.
+    """What one copy moves of a tensor (batch, head, row, column): `rows` x `columns` of one head, or of each of `heads`, all heads'
+    parts of a row one behind the other.
 
     In shared memory it lies in rows of `columns`, whose 16-byte pieces are exchanged within `swizzle` bytes (0, 32, 64 or 128).
     What is outside of the tensor is zero there, and not stored.
@@ -35,9 +36,11 @@ class Box:
     rows: int
     columns: int
     swizzle: int
+    heads: int = 1
 
     def of(self, array: Array) -> TensorMap:
-        """The map of an array (..., n, d), or of a layout: dimensions (d, N, H, B), of which missing ones are 1.
+        """The map of an array (..., n, d), or of a layout: dimensions (d, N, H, B), of which missing ones are 1; for several heads
+        (d, heads, N, H / heads, B).
 
         ValueError where `refusal` has one.
         """
@@ -47,7 +50,11 @@ class Box:
         # One line for each dimension, the innermost first: elements, bytes from one to the next, and how many a copy moves.
         size = array.dtype.itemsize
         lengths, steps = (1,) * (4 - array.ndim) + array.shape, (0,) * (4 - array.ndim) + array.strides
-        boxes = (1, 1, self.rows, self.columns)
+        boxes: tuple[int, ...] = (1, 1, self.rows, self.columns)
+        if self.heads > 1:
+            lengths = (lengths[0], lengths[1] // self.heads, lengths[2], self.heads, lengths[3])
+            steps = (steps[0], steps[1] * self.heads, steps[2], steps[1], steps[3])
+            boxes = (1, 1, self.rows, self.heads, self.columns)
         whole = -(-array.shape[-1] * size // UNIT) * UNIT  # a stride that no copy takes has to be a legal one all the same
         dimensions = [
             (length, step if length > 1 else whole, box) for length, step, box in zip(lengths, steps, boxes, strict=True)

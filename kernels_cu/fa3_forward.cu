@@ -7,6 +7,7 @@
 //   BR, BC      rows of a Q block, of a K/V block     STAGES     slots of the ring, a K and a V block each
 //   CONSUMER_REGISTERS, PRODUCER_REGISTERS            of a thread, once the roles are known
 //   PING_PONG   whether warpgroups issue their products in turns
+//   PACK        query heads of one K/V head whose rows share blocks: row r of a block is of query r / PACK, of the head r % PACK
 //   CAUSAL, WINDOW, PADDED, SINKS  0 or 1: mask.cuh, sinks.cuh            VARLEN  sequence.cuh
 #define SUB BC
 #include "tensor_map.cuh"
@@ -51,7 +52,7 @@ struct Slot {
   __device__ __forceinline__ Slot next() const { return index + 1 < STAGES ? Slot{index + 1, parity} : Slot{0, parity ^ 1}; }
 };
 
-// One row block of a query head, and the K/V blocks that some row of it sees: from `first` on. Every row sees all of those from
+// One row block of a query head (of PACK heads from that one on), and the K/V blocks that some row of it sees: from `first` on. Every row sees all of those from
 // `whole_begin` to `whole_end`.
 struct Work {
   RowBlock place;
@@ -74,9 +75,9 @@ struct Works {
   __device__ __forceinline__ bool left(const Params& p) const { return index() < p.works; }
 
   __device__ __forceinline__ RowBlock place(const Params& p) const {
-    const int blocks = VARLEN ? p.total_q / BR + p.sequences : (p.Nq + BR - 1) / BR, in_section = p.section * blocks;
+    const int blocks = VARLEN ? p.total_q / BR + p.sequences : (p.Nq * PACK + BR - 1) / BR, in_section = p.section * blocks;
     const int work = index(), section = work / in_section, rest = work - section * in_section;
-    const int heads = min(p.section, (VARLEN ? p.heads : p.heads * p.sequences) - section * p.section);
+    const int heads = min(p.section, (VARLEN ? p.heads : p.heads / PACK * p.sequences) - section * p.section);
     const int pair = section * p.section + rest % heads, block = rest / heads;
     if constexpr (VARLEN) {
       const Sequence sequence = find_sequence<BR>(p, block);
@@ -85,8 +86,9 @@ struct Works {
       return {Tr - 1 - sequence.block, 0,     pair, pair / p.group, sequence.queries, sequence.keys, sequence.first_query,
               sequence.first_key,      L_row, sequence.block < Tr};
     } else {
-      const int head = pair % p.heads;
-      return {blocks - 1 - block, pair / p.heads, head, head / p.group, p.Nq, p.Nk, 0, 0, static_cast<long long>(pair) * p.Nq, true};
+      const int batch = pair / (p.heads / PACK), head = pair * PACK - batch * p.heads;
+      const long long L_row = static_cast<long long>(pair) * PACK * p.Nq;
+      return {blocks - 1 - block, batch, head, head / p.group, p.Nq, p.Nk, 0, 0, L_row, true};
     }
   }
 
@@ -99,19 +101,19 @@ struct Works {
       keys = __shfl_sync(~0u, keys, 0);
     }
     w.masks = masks_of(p, w.place.batch, w.place.head, w.place.Nq, w.place.Nk, keys);
-    const int last_row = min(w.row() + BR, w.place.Nq) - 1;
-    const int first_key = visible_begin(w.masks, w.row()), end_key = visible_end(w.masks, last_row);
+    const int row = w.row() / PACK, last_row = min((w.row() + BR) / PACK, w.place.Nq) - 1;
+    const int first_key = visible_begin(w.masks, row), end_key = visible_end(w.masks, last_row);
     w.first = first_key / BC, w.end = first_key < end_key ? (end_key + BC - 1) / BC : w.first;
-    w.whole_begin = (visible_begin(w.masks, last_row) + BC - 1) / BC, w.whole_end = visible_end(w.masks, w.row()) / BC;
+    w.whole_begin = (visible_begin(w.masks, last_row) + BC - 1) / BC, w.whole_end = visible_end(w.masks, row) / BC;
     return w;
   }
 };
 
 // --- the producer: one warp, whose first lane copies
 
-template <int ROWS>
+template <int ROWS, int HEADS = 1>
 __device__ __forceinline__ void load_tile(unsigned to, const TensorMap& map, unsigned full, int slabs, int row, int head, int batch) {
-  for (int slab = 0; slab < slabs; slab++) load_box(to + slab * ROWS * SLAB_ROW, map, full, slab * SLAB, row, head, batch);
+  for (int slab = 0; slab < slabs; slab++) load_box<HEADS>(to + slab * ROWS * SLAB_ROW, map, full, slab * SLAB, row, head, batch);
 }
 
 // Rows of V behind the last key, where the tensor has something else: zeros, since a weight of 0 does not make nothing of an infinity.
@@ -161,7 +163,7 @@ __device__ __forceinline__ void produce(const Params& p, const Params& given, co
       wait_for(s.Q_empty, parity);
       if (w.turns() > 0) {
         arrive_expecting(s.Q_full, BR * SLAB_ROW * K_SLABS);
-        load_tile<BR>(s.Q, given.Q, s.Q_full, K_SLABS, w.place.first_query + w.row(), w.place.head, w.place.batch);
+        load_tile<BR, PACK>(s.Q, given.Q, s.Q_full, K_SLABS, w.place.first_query + w.row() / PACK, w.place.head / PACK, w.place.batch);
       } else {
         arrive(s.Q_full);
       }
@@ -368,13 +370,13 @@ __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const P
   float by[2];
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    const int row = place.i * BR + c.group * 64 + warp * 16 + lane / 4 + 8 * h;
+    const int row = place.i * BR + c.group * 64 + warp * 16 + lane / 4 + 8 * h, query = row / PACK, of_pack = row % PACK;
     const float l = row_sum(c.l[h]);
     const Origin origin = origin_of(-c.minus_m[h], c.factor);
     by[h] = l == 0.f ? 0.f : 1.f / l;
     float L = p.scale * origin.score + LN_2 * (log2f(l) - origin.offset);
-    by[h] *= join_sink(L, sink_of(p, place.head, row < place.Nq));
-    if (p.L && lane % 4 == 0 && row < place.Nq) p.L[place.L_row + row] = L;
+    by[h] *= join_sink(L, sink_of(p, place.head + of_pack, query < place.Nq));
+    if (p.L && lane % 4 == 0 && query < place.Nq) p.L[place.L_row + static_cast<long long>(of_pack) * place.Nq + query] = L;
   }
   c.scale_values(by);
   const int row = c.group * 64 + warp * 16 + lane % 16;  // of four 8 x 8 matrices, the row whose address this lane gives
@@ -388,7 +390,7 @@ __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const P
   publish_writes();
   meet(1 + c.group, WARPGROUP);
   const int first = place.i * BR + c.group * 64;
-  const long long query = place.first_query + first;
+  const long long query = place.first_query + first / PACK;
   const unsigned from = s.Q + c.group * 64 * SLAB_ROW;
 #if VARLEN
   // Of the last rows of a sequence each goes by itself, since those behind them are another sequence's.
@@ -397,7 +399,7 @@ __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const P
     if (warp == 0) {
       for (int r = lane; r < rows; r += 32)
         for (int slab = 0; slab < V_SLABS; slab++) {
-          store_box(given.O_row, from + (slab * BR + r) * SLAB_ROW, slab * SLAB, query + r, place.head, place.batch);
+          store_box<1>(given.O_row, from + (slab * BR + r) * SLAB_ROW, slab * SLAB, query + r, place.head, place.batch);
         }
       wait_for_stores();
       __syncwarp();
@@ -408,7 +410,7 @@ __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const P
 #endif
   if (warp == 0 && lane == 0) {
     for (int slab = 0; slab < V_SLABS; slab++)
-      store_box(given.O, from + slab * BR * SLAB_ROW, slab * SLAB, query, place.head, place.batch);
+      store_box<PACK>(given.O, from + slab * BR * SLAB_ROW, slab * SLAB, query, place.head / PACK, place.batch);
     wait_for_stores();
     arrive(s.Q_empty);
   }

@@ -23,15 +23,28 @@ __device__ __forceinline__ void wait_for(unsigned barrier, int parity) {
                ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// --- copies: a box of a tensor (d, row, head, batch), as its map says. What lies outside of the tensor comes as zeros, and stays unwritten.
+// --- copies: a box of a tensor (d, row, head, batch), as its map says. What lies outside of the tensor comes as zeros, and stays
+// unwritten. Where the map takes HEADS heads together, it is (d, head of them, row, which of these sets, batch).
 
+template <int HEADS>
 __device__ __forceinline__ void load_box(unsigned to, const TensorMap& map, unsigned barrier, int column, int row, int head, int batch) {
-  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
-               ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+  if constexpr (HEADS == 1) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+                 ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+  } else {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, 0, %4, %5, %6}], [%2];"
+                 ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+  }
 }
+template <int HEADS>
 __device__ __forceinline__ void store_box(const TensorMap& map, unsigned from, int column, int row, int head, int batch) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
-               ::"l"(&map), "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+  if constexpr (HEADS == 1) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+                 ::"l"(&map), "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+  } else {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, 0, %3, %4, %5}], [%1];"
+                 ::"l"(&map), "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+  }
 }
 // Until the stores have read shared memory
 __device__ __forceinline__ void wait_for_stores() {

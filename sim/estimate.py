@@ -106,13 +106,15 @@ def _fa2(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
 
 def _fa3(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     assert isinstance(schedule, Fa3Schedule)
-    config = schedule.config
-    works = schedule.works
-    if isinstance(schedule, VarlenSchedule):
-        works = sum(count * one.works for one, count in schedule.sequences().items())
-    rounds = max(1, math.ceil(works / max(1, schedule.grid)))
-    # Of a turn: products are computed by warpgroup, the rest by element of S.
-    yield rounds * (_most_visits(schedule) * (9 * config.block_cols / 2 + 400) + 1200), schedule.grid * config.team.threads
+    p = schedule.problem
+    every = schedule.sequences() if isinstance(schedule, VarlenSchedule) else {schedule: 1}
+    works = sum(count * one.works for one, count in every.items())
+    turns = sum(count * one.repeats * visits_of(one, one.problem.seqlen_k).blocks for one, count in every.items())
+    # Fitted. A warpgroup's product is one step however warps are scheduled, and costs by its FMAs; beside it, the first block of a
+    # row block, whose scores are masked one by one, takes most.
+    fmas = schedule.block_rows * schedule.block_cols * (padded_dim(p.head_dim) + padded_dim(p.head_dim_v))
+    yield turns * fmas / 1280, WARP
+    yield 18000 * math.ceil(works / max(1, schedule.grid)), schedule.grid * schedule.config.team.threads
 
 
 def _standard(schedule: TileSchedule) -> Iterator[tuple[float, int]]:

@@ -134,7 +134,12 @@ def test_what_does_not_fit_is_told_with_bytes_and_device() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("--causal", "--heads", "8", "--device", "H100-SXM"), ("--dtype", "float32", "--device", "T4")]
+    "options",
+    [
+        (),
+        ("--causal", "--heads", "8", "--device", "H100-SXM", "--algorithm", "fa2"),
+        ("--dtype", "float32", "--device", "T4"),
+    ],
 )
 def test_json_holds_all_candidates_and_the_theory(options: tuple[str, ...]) -> None:
     report = explained("--seqlen", "1000", "--head-dim", "96", *options)
@@ -182,7 +187,8 @@ def test_one_warp_is_one_warp() -> None:
 
 
 def test_text_names_finalists_reasons_and_that_it_is_a_model() -> None:
-    text = cupyflash("--head-dim", "128", "--device", "H100-SXM").stdout
+    asked = ("--head-dim", "128", "--device", "H100-SXM", "--algorithm", "fa2")
+    text = cupyflash(*asked).stdout
     for word in (
         "Chosen:",
         "model",
@@ -196,7 +202,7 @@ def test_text_names_finalists_reasons_and_that_it_is_a_model() -> None:
         "tiling=(Br, Bc)",
     ):
         assert word in text, word
-    everything = cupyflash("--head-dim", "128", "--device", "H100-SXM", "--all").stdout
+    everything = cupyflash(*asked, "--all").stdout
     found = fa2_tiles.candidates(Problem(1, 1, 1, 4096, 4096, 128, "float16"), Device.named("H100-SXM"))
     rejected = everything.split("Rejected (")[1].split("HBM bytes")[0]
     assert rejected.count(" stage") == sum(bool(each.rejected) for each in found)

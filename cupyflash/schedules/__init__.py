@@ -117,7 +117,6 @@ class Choice:
     reason: str
 
 
-@lru_cache(maxsize=1024)
 def choose(problem: Problem, device: Device, tiling: TilingChoice = None, refused: str | None = None) -> Choice:
     """Which algorithm "auto" is for a problem on a device: "fa3" where it runs and the models take it to be faster, else "fa2".
 
@@ -125,17 +124,20 @@ def choose(problem: Problem, device: Device, tiling: TilingChoice = None, refuse
     """
     if tiling is not None:
         return Choice("fa2", "tiling= speaks of fa2's blocks")
+    return _choose(problem, device, refused)
+
+
+@lru_cache(maxsize=1024)
+def _choose(problem: Problem, device: Device, refused: str | None) -> Choice:
     reason = fa3_tiles.refusal(problem, device) or refused
     if reason:
         return Choice("fa2", f"fa3 does not run this: {reason}")
     try:
-        size = fa3_tiles.fit(problem, device)
-        own = fa3_tiles.clocks(problem, device, (size.block_rows, size.block_cols))
+        own = fa3_tiles.clocks(problem, device, fa3_tiles.choose(problem, device))
         other = fa2_tiles.choose(problem, device).clocks
     except DoesNotFit as error:
-        return Choice("fa2", f"fa3 does not run this: {error}")
-    faster = f"by the models, {own:,.0f} clocks of fa3 against {other:,.0f} of fa2"
-    return Choice("fa3" if own <= other else "fa2", faster)
+        return Choice("fa2", str(error))
+    return Choice("fa3" if own <= other else "fa2", f"by the models, {own:,.0f} clocks of fa3 against {other:,.0f} of fa2")
 
 
 def _checked(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:

@@ -197,7 +197,7 @@ class TileSchedule(Schedule):
             return
         counted = {None: p.batch} if p.options.key_lengths is None else Counter(p.options.key_lengths)
         for keys, batches in counted.items():
-            yield batches * p.heads, self.phases(literal=literal, keys=keys)
+            yield batches * self.repeats // p.batch, self.phases(literal=literal, keys=keys)
 
     def maps(self) -> Mapping[str, Box]:
         """What its kernels copy by tensor maps: by the map's field in the struct, the tensor and the box of one copy."""

@@ -80,10 +80,10 @@ class Fa2Schedule(TileSchedule):
         )
         enter = list(self._length_moves())
         if visits:
-            enter.append(Move("Q", self._copied_rows(rows) * p.head_dim, p.itemsize, tile="Q"))
-        leave = [Move("O", rows * p.head_dim_v, p.itemsize, write=True, tile="Q")]
+            enter.append(Move("Q", self.pack * self._copied_rows(rows) * p.head_dim, p.itemsize, tile="Q"))
+        leave = [Move("O", self.pack * rows * p.head_dim_v, p.itemsize, write=True, tile="Q")]
         if self.lse:
-            leave.append(Move("L", rows, FLOAT32, write=True))
+            leave.append(Move("L", self.pack * rows, FLOAT32, write=True))
         return Phase(times, enter=tuple(enter), visits=visits, leave=tuple(leave), tiles=self._tiles())
 
     def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
@@ -106,6 +106,11 @@ class Fa2Schedule(TileSchedule):
             yield self._row_block(len(blocks), rows, *visits, tail_cols)
         yield Phase(1, enter=block_mask_moves(p, visited.blocks))
         yield Phase(1, enter=mask_moves(p, visited_scores(self, visited, keys)))
+
+    @property
+    def pack(self) -> int:
+        """Query heads whose rows share a row block."""
+        return 1
 
     def _length_moves(self) -> tuple[Move, ...]:
         """What a row block reads to learn how many keys its batch has."""

@@ -35,10 +35,7 @@ class Fa3Schedule(Fa2Schedule):
     @property
     def config(self) -> fa3_tiles.Config:
         """How the kernel runs these block sizes. ValueError where it cannot, with the reason."""
-        reason = fa3_tiles.refusal(self.problem, self.device)
-        if reason:
-            raise ValueError(f"fa3 does not run this: {reason}")
-        return fa3_tiles.config_of(self.problem, self.device, (self.block_rows, self.block_cols))
+        return fa3_tiles.choose(self.problem, self.device, (self.tiling.used.block_rows, self.block_cols)).config
 
     def _tiles(self) -> tuple[Room, ...]:
         return tuple(Room(name, nbytes) for name, nbytes in fa3_tiles.rooms(self.problem, self._replayed).items())
@@ -49,8 +46,21 @@ class Fa3Schedule(Fa2Schedule):
         try:
             return self.config
         except ValueError:
-            team = replace(fa3_tiles.TEAMS[0], consumers=-(-self.block_rows // fa3_tiles.WARPGROUP_ROWS))
+            team = replace(fa3_tiles.TEAMS[0], consumers=-(-self.tiling.used.block_rows // fa3_tiles.WARPGROUP_ROWS))
             return fa3_tiles.Config(team, self.block_cols, fa3_tiles.STAGES[-1], False, team.registers[0])
+
+    @property
+    def pack(self) -> int:
+        return fa3_tiles.packed_heads(self.problem, self.tiling.used.block_rows)
+
+    @property
+    def block_rows(self) -> int:
+        """Queries of a row block: Br, or a part of it where the block has them of several heads."""
+        return self.tiling.used.block_rows // self.pack
+
+    @property
+    def repeats(self) -> int:
+        return self.problem.head_count // self.pack
 
     @property
     def room_q(self) -> int:
@@ -64,7 +74,7 @@ class Fa3Schedule(Fa2Schedule):
     def warps(self) -> int:
         """Those with something to do: the producer and the consumers. Roles do not wait for one another at the start of a row
         block, so each of these warps finds out by itself what there is to do."""
-        return 1 + self.block_rows // GRANULE
+        return 1 + self.tiling.used.block_rows // GRANULE
 
     def _length_moves(self) -> tuple[Move, ...]:
         return (Move("key_lengths", self.warps, LENGTH),) if self.problem.options.padded else ()
@@ -76,16 +86,20 @@ class Fa3Schedule(Fa2Schedule):
         return min(self.block_cols, self.room_k - tail * self.block_cols)
 
     def maps(self) -> Mapping[str, Box]:
-        rows = {"Q": self.block_rows, "K": self.block_cols, "V": self.block_cols, "O": fa3_tiles.WARPGROUP_ROWS}
-        return {tensor: Box(tensor, each, fa3_tiles.SLAB, SWIZZLE) for tensor, each in rows.items()}
+        rows = {"Q": self.block_rows, "O": fa3_tiles.WARPGROUP_ROWS // self.pack}
+        return {
+            **{tensor: Box(tensor, each, fa3_tiles.SLAB, SWIZZLE, heads=self.pack) for tensor, each in rows.items()},
+            **{tensor: Box(tensor, self.block_cols, fa3_tiles.SLAB, SWIZZLE) for tensor in "KV"},
+        }
 
     @property
     def section(self) -> int:
-        """Heads whose row blocks are taken together, so that their K and V stay in L2: whole groups that share them."""
+        """Heads (or sets of `pack` heads) whose row blocks are taken together, so that their K and V stay in L2: whole groups that
+        share them."""
         p = self.problem
         group = p.heads // p.kv_heads
         keys = p.seqlen_k * (p.head_dim + p.head_dim_v) * p.itemsize
-        return min(p.head_count, max(1, self.device.l2_bytes // L2_SHARE // max(1, keys)) * group)
+        return min(self.repeats, max(1, self.device.l2_bytes // L2_SHARE // max(1, keys)) * group // self.pack)
 
     def numbers(self) -> Mapping[str, int]:
         return {"works": self.works, "section": self.section}
@@ -104,6 +118,7 @@ class Fa3Schedule(Fa2Schedule):
             ("CONSUMER_REGISTERS", config.registers[0]),
             ("PRODUCER_REGISTERS", config.registers[1]),
             ("PING_PONG", int(config.ping_pong)),
+            ("PACK", self.pack),
             ("VARLEN", int(p.options.packed)),
         )
         shared = sum(fa3_tiles.rooms(p, config).values())

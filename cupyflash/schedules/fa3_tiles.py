@@ -5,7 +5,9 @@ Everything here is a pure function of the problem and the device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,11 +17,18 @@ from cupyflash.problem import Problem
 from cupyflash.schedules.base import GRANULE, padded_dim
 from cupyflash.tiling import DoesNotFit, TileSize
 
+COMPUTE_CAPABILITY = (9, 0)
 WARPGROUP = 128
 WARPGROUP_ROWS = 64
 """Rows of a warpgroup's product (wgmma m64nNk16)."""
 MOST_COLS = 256
 """Columns of one product."""
+MOST_CAUSAL_COLS = 128
+"""Under a causal mask: what is masked of a block on the diagonal is computed in vain."""
+MOST_DIM_IN_TURNS = 128
+"""Of V: beyond it warpgroups issue their products when they can, since the tensor cores bind by far."""
+REGISTERS, REGISTER_UNIT = 65536, 8
+"""Of a multiprocessor; a thread's come in so many."""
 SLAB = 64
 """Columns of a half type in a row of 128 bytes, which is what the 128-byte swizzle exchanges 16-byte pieces in."""
 SLAB_BYTES = 128
@@ -40,9 +49,9 @@ IN_STEP = 1.1
 class Team:
     """The consumer warpgroups of a thread block.
 
-    `registers`: of a consumer's and of a producer's thread, once `setmaxnreg` has moved them. Together they are what the block has at
-    launch: a multiprocessor's 65,536 over its threads, rounded down to eights. The second pair is for a producer with more to
-    keep than a causal mask: a window, key lengths, packed sequences.
+    `registers`: of a consumer's and of a producer's thread, once `setmaxnreg` has moved them. Together they are what the block has
+    at launch: a multiprocessor's 65,536 over its threads, rounded down to eights. The second pair is for a producer with more
+    to keep than a causal mask: a window, key lengths, packed sequences.
     `accumulators`: of a thread, for O, S and P, up to which `.ci/compile_gate.py` sees neither spills nor serialised products,
     with none, one or both of a window and packed sequences, which keep bounds through the loops.
     """
@@ -59,6 +68,11 @@ class Team:
     @property
     def threads(self) -> int:
         return WARPGROUP * (1 + self.consumers)
+
+    @property
+    def launch_registers(self) -> int:
+        """Of every thread at launch, before the roles are known."""
+        return REGISTERS // self.threads // REGISTER_UNIT * REGISTER_UNIT
 
 
 TEAMS = (
@@ -77,15 +91,60 @@ class Config:
     ping_pong: bool
     registers: tuple[int, int]
 
+    @property
+    def roles(self) -> dict[str, dict[str, int]]:
+        """By role: threads, and registers of each."""
+        consumer, producer = self.registers
+        return {
+            "producer": {"threads": WARPGROUP, "registers": producer},
+            "consumers": {"threads": WARPGROUP * self.team.consumers, "registers": consumer},
+        }
+
     def __str__(self) -> str:
         order = "in turns" if self.ping_pong else "each when it can"
         return f"a producer and {self.team.consumers} consumer warpgroups, {order}, {self.stages} stages"
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration with what it needs, and why it was rejected or how long the model takes a turn of it to be.
+
+    `rooms`: bytes of shared memory by what is held. `registers`: of a consumer's thread, for O, S and P, of `most_registers` that
+    are free for them. `parts`: clocks that a turn of the whole block takes of a multiprocessor's tensor cores, exponential units
+    and so on.
+    """
+
+    config: Config
+    rooms: tuple[tuple[str, int], ...]
+    registers: int
+    most_registers: int
+    rejected: str | None = None
+    parts: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def shared_bytes(self) -> int:
+        return sum(nbytes for _, nbytes in self.rooms)
+
+    @property
+    def bound(self) -> str:
+        """The part that takes longest."""
+        return max(self.parts, key=lambda part: part[1])[0]
+
+    @property
+    def turn(self) -> float:
+        """Clocks of a turn."""
+        return IN_STEP * max(clocks for _, clocks in self.parts)
+
+    @property
+    def rate(self) -> float:
+        """Scores a clock of a multiprocessor that runs such turns."""
+        return self.config.team.block_rows * self.config.block_cols / self.turn
+
+
 def refusal(problem: Problem, device: Device) -> str | None:
     """Why the kernel does not run a problem, whatever the tile, in one sentence; None where it does."""
     p, asked = problem, problem.options
-    if device.compute_capability != (9, 0):
+    if device.compute_capability != COMPUTE_CAPABILITY:
         return f"warpgroup products are compute capability 9.0's, and {device.name} has " + "{}.{}".format(
             *device.compute_capability
         )
@@ -124,80 +183,109 @@ def accumulators(problem: Problem, block_cols: int) -> int:
     return padded_dim(problem.head_dim_v) // 2 + block_cols // 2 + block_cols // 4
 
 
-def config_of(problem: Problem, device: Device, blocks: tuple[int, int]) -> Config:
-    """How the kernel runs (Br, Bc). ValueError where it does not run such blocks, `DoesNotFit` where they do not fit."""
-    team = next((team for team in TEAMS if team.block_rows == blocks[0]), None)
-    if team is None or blocks[1] % GRANULE or not 0 < blocks[1] <= MOST_COLS:
-        rows = " or ".join(str(team.block_rows) for team in reversed(TEAMS))
-        raise ValueError(
-            f"the fa3 kernel runs blocks of {rows} rows and a multiple of {GRANULE} up to {MOST_COLS} columns, got {blocks}"
-        )
-    asked, held = problem.options, accumulators(problem, blocks[1])
-    kept = (asked.window is not None) + asked.packed
-    most = team.accumulators[kept]
+def packed_heads(problem: Problem, block_rows: int) -> int:
+    """Query heads whose rows share blocks of so many rows: those that share K and V, as far as the kernel can, where this makes
+    fewer blocks, which is where queries are few."""
+    p = problem
+    pack = math.gcd(p.heads // max(1, p.kv_heads), WARPGROUP_ROWS)
+    apart, together = pack * -(-p.seqlen_q // block_rows), -(-pack * p.seqlen_q // block_rows)
+    return pack if together < apart and not p.options.packed and block_rows % pack == 0 else 1
+
+
+def bounds_kept(problem: Problem) -> int:
+    """How many kinds of bounds are kept through the loops, beside a causal mask's."""
+    return (problem.options.window is not None) + problem.options.packed
+
+
+def candidate(problem: Problem, device: Device, team: Team, block_cols: int) -> Candidate:
+    """A configuration, with as many slots as fit; its needs, and its rejection or its clocks."""
+    turns, registers = problem.head_dim_v <= MOST_DIM_IN_TURNS, team.registers[bool(bounds_kept(problem) or problem.options.padded)]
+    held, most = accumulators(problem, block_cols), team.accumulators[bounds_kept(problem)]
+    configs = [Config(team, block_cols, stages, turns, registers) for stages in STAGES]
+    needs = [Candidate(config, tuple(rooms(problem, config).items()), held, most) for config in configs]
+    each = next((each for each in needs if each.shared_bytes <= device.sram_per_block), needs[-1])
     if held > most:
-        sizes = f"blocks of {blocks[0]} x {blocks[1]}"
-        raise DoesNotFit(f"fa3 with {sizes} needs {held} registers of a thread for O, S and P; {most} are free")
-    registers = team.registers[bool(kept or asked.padded)]
-    for stages in STAGES:
-        config = Config(team, blocks[1], stages, problem.head_dim_v <= 128, registers)
-        need = sum(rooms(problem, config).values())
-        if need <= device.sram_per_block:
-            break
-    else:
-        raise DoesNotFit(
-            f"fa3 with blocks of {blocks[0]} x {blocks[1]} needs {need:,} bytes of shared memory; {device.name} gives a block "
-            f"{device.sram_per_block:,}"
-        )
-    return config
+        return replace(each, rejected=f"registers: O, S and P take {held} of {most}")
+    if each.shared_bytes > device.sram_per_block:
+        return replace(each, rejected=f"shared memory: {each.shared_bytes:,} of {device.sram_per_block:,} bytes")
+    return replace(each, parts=tuple(part_clocks(problem, device, each.config).items()))
 
 
-def fit(problem: Problem, device: Device) -> TileSize:
-    """The widest blocks that registers and shared memory hold, of three warpgroups where O is narrow.
+def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> tuple[Candidate, ...]:
+    """The configurations in the order in which they are tried: three warpgroups where O is narrow, then two, of each the widest
+    blocks first. `blocks` fixes (Br, Bc).
 
-    ValueError where `refusal` has a reason, `DoesNotFit` where nothing fits.
+    ValueError for blocks that the kernel does not run.
+    """
+    if blocks is not None:
+        team = next((team for team in TEAMS if team.block_rows == blocks[0]), None)
+        if team is None or blocks[1] % GRANULE or not 0 < blocks[1] <= MOST_COLS:
+            rows = " or ".join(str(team.block_rows) for team in reversed(TEAMS))
+            raise ValueError(
+                f"the fa3 kernel runs blocks of {rows} rows and a multiple of {GRANULE} up to {MOST_COLS} columns, got {blocks}"
+            )
+        return (candidate(problem, device, team, blocks[1]),)
+    teams = TEAMS if max(problem.head_dim, problem.head_dim_v) <= SLAB else TEAMS[1:]
+    widest = MOST_CAUSAL_COLS if problem.options.causal else MOST_COLS
+    tried = itertools.product(teams, range(widest, 0, -GRANULE))
+    return tuple(candidate(problem, device, team, cols) for team, cols in tried)
+
+
+def choose(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> Candidate:
+    """The first configuration that registers and shared memory hold.
+
+    ValueError where `refusal` has a reason or the kernel does not run `blocks`, `DoesNotFit` where nothing fits.
     """
     reason = refusal(problem, device)
     if reason:
         raise ValueError(f"fa3 does not run this: {reason}")
-    widest = 128 if problem.options.causal else MOST_COLS  # what is masked of a block on the diagonal is computed in vain
-    for team in TEAMS if max(problem.head_dim, problem.head_dim_v) <= SLAB else TEAMS[1:]:
-        for block_cols in range(widest, 0, -GRANULE):
-            try:
-                config = config_of(problem, device, (team.block_rows, block_cols))
-            except DoesNotFit:
-                continue
-            return TileSize(team.block_rows, block_cols, f"the widest that registers and shared memory hold: {config}")
-    need = sum(rooms(problem, Config(TEAMS[-1], GRANULE, STAGES[-1], False, TEAMS[-1].registers[0])).values())
+    found = candidates(problem, device, blocks)
+    able = next((each for each in found if not each.rejected), None)
+    if able is not None:
+        return able
+    least = min(found, key=lambda each: each.shared_bytes)
     raise DoesNotFit(
-        f"fa3 at head_dim {problem.head_dim} needs at least {need:,} bytes of SRAM; {device.name} gives a block "
-        f"{device.sram_per_block:,} bytes"
+        f"fa3 at head_dim {problem.head_dim} does not fit {device.name} with blocks of {least.config.team.block_rows} x "
+        f"{least.config.block_cols}{'' if blocks else ', the smallest'}: {least.rejected}"
     )
+
+
+def fit(problem: Problem, device: Device) -> TileSize:
+    """The chosen configuration's block sizes, with the reason. Raises as `choose` does."""
+    best = choose(problem, device)
+    reason = f"the widest that fits; {best.config}; {best.shared_bytes:,} of {device.sram_per_block:,} bytes; bound by {best.bound}"
+    return TileSize(best.config.team.block_rows, best.config.block_cols, reason)
+
+
+def fma_rate(problem: Problem, device: Device) -> float:
+    """FMAs of the two products in a clock of one multiprocessor, by warpgroup products."""
+    peak, scalar = device.tensor_peak.get(problem.dtype), device.tensor_peak.get("float32")
+    lanes = Multiprocessor.like(device.compute_capability).fma_lanes
+    return peak / scalar * lanes if peak and scalar else 2048.0  # both of the same clock
 
 
 def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, float]:
     """Clocks of one multiprocessor for one turn of a whole block (Br x Bc, both products), by what it is spent on."""
     sm = Multiprocessor.like(device.compute_capability)
-    peak, scalar = device.tensor_peak.get(problem.dtype), device.tensor_peak.get("float32")
-    fma_rate = peak / scalar * sm.fma_lanes if peak and scalar else 2048.0  # both of the same clock
     rows, cols = config.team.block_rows, config.block_cols
     each, all_ = ISSUED
     return {
-        "tensor": rows * cols * (padded_dim(problem.head_dim) + padded_dim(problem.head_dim_v)) / fma_rate,
+        "tensor": rows * cols * (padded_dim(problem.head_dim) + padded_dim(problem.head_dim_v)) / fma_rate(problem, device),
         "exp": rows * cols / EXPONENTIALS,
         "float32": rows * cols * 2 / sm.fma_lanes,
         "issue": rows // GRANULE * (each * cols + all_) / PARTITIONS,
     }
 
 
-def clocks(problem: Problem, device: Device, blocks: tuple[int, int]) -> float:
+def clocks(problem: Problem, device: Device, best: Candidate) -> float:
     """What the model takes the problem to need, in clocks; row blocks are spread over the multiprocessors."""
-    p, (block_rows, block_cols) = problem, blocks
-    turn = IN_STEP * max(part_clocks(p, device, config_of(p, device, blocks)).values())
+    p, block_cols = problem, best.config.block_cols
+    pack = packed_heads(p, best.config.team.block_rows)
+    block_rows = best.config.team.block_rows // pack  # queries
     row_blocks = -(-p.seqlen_q // block_rows)
     starts = np.arange(0, row_blocks, max(1, row_blocks // 128)) * block_rows  # a sample
     first, _ = p.keys_seen(starts, p.seqlen_k)
     _, end = p.keys_seen(np.minimum(starts + block_rows, p.seqlen_q) - 1, p.seqlen_k)
     turns = np.maximum(0, -(-end // block_cols) - first // block_cols)
-    rounds = -(-row_blocks * p.head_count // device.sm_count)
-    return max(rounds * float(turns.mean()), float(turns.max())) * turn + rounds * WORK_LATENCY
+    rounds = -(-row_blocks * (p.head_count // pack) // device.sm_count)
+    return max(rounds * float(turns.mean()), float(turns.max())) * best.turn + rounds * WORK_LATENCY

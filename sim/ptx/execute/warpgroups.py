@@ -22,6 +22,7 @@ from ..state.lanes import WARP, Lanes
 from ..state.segments import IN_FLIGHT, UNWRITTEN
 from ..text.syntax import Instruction, Reg
 from ..text.types import Array
+from .agreement import Agreement
 from .flights import SLOTS, Flights
 from .host import Host
 from .products import GROUP, ROWS, THREADS, Bound, Product, compute, joins, matrix, rows_of
@@ -44,12 +45,12 @@ class Warpgroups:
         self.flights = flights
         self.random = random
         self.per_block = machine.wave.warps_per_block
+        self.agreement = Agreement(machine)
         self.committed = np.zeros(machine.wave.size // WARP, np.int64)
         # By first warp: the products that it, or a warp of its group, has yet to wait for, oldest first.
         self.flying: dict[int, list[Product]] = {}
         self.products: dict[int, Product] = {}
         self.waiting: dict[tuple[int, int], list[Lanes]] = {}
-        self._whole: dict[Lanes, Array | None] = {}
         self._units: dict[tuple[Any, ...], Array] = {}
         self._tiles: dict[tuple[int, tuple[int, int, bool]], Array] = {}
         self._bound: dict[int, Bound] = {}
@@ -59,29 +60,19 @@ class Warpgroups:
 
     # -- simple ones ----------------------------------------------------------------------------------------------------------
 
-    def fence(self, lanes: Lanes) -> None:
+    def fence(self, i: Instruction, lanes: Lanes) -> None:
+        self.agreement.come(i, lanes)
         self.flights.fence(lanes.warp_ids)
 
-    def commit(self, lanes: Lanes) -> None:
+    def commit(self, i: Instruction, lanes: Lanes) -> None:
+        self.agreement.come(i, lanes)
         self.committed[lanes.warp_ids] += 1
 
     # -- meeting --------------------------------------------------------------------------------------------------------------
 
-    def whole(self, lanes: Lanes) -> Array | None:
-        """The first warps of the warpgroups that these lanes are, if they are whole ones."""
-        if lanes not in self._whole:
-            found = None
-            if lanes.whole_warps and lanes.warps % GROUP == 0:
-                warps = lanes.warp_ids.reshape(-1, GROUP)
-                local = warps % self.per_block
-                if (local[:, 0] % GROUP == 0).all() and (local - local[:, :1] == np.arange(GROUP)).all():
-                    found = warps[:, 0].copy()
-            self._whole[lanes] = found
-        return self._whole[lanes]
-
     def arrive(self, pc: int, lanes: Lanes) -> None:
         """Lanes come to a wgmma.mma_async: it runs for the warpgroups that are all there."""
-        first = self.whole(lanes)
+        first = self.agreement.whole(lanes)
         if first is not None:
             self.issue(pc, lanes, first)
             self.machine.push(pc + 1, lanes)
@@ -95,7 +86,7 @@ class Warpgroups:
                 complete.append(np.concatenate([part.index for part in self.waiting.pop((number, pc))]))
         if complete:
             together = wave.lanes(np.sort(np.concatenate(complete)))
-            first = self.whole(together)
+            first = self.agreement.whole(together)
             assert first is not None
             self.issue(pc, together, first)
             self.machine.push(pc + 1, together)
@@ -139,6 +130,7 @@ class Warpgroups:
 
     def issue(self, pc: int, lanes: Lanes, first: Array) -> None:
         machine, bound = self.machine, self.bound(pc)
+        self.agreement.come(bound.instruction, lanes)
         machine.flush()
         *descriptors, adds = (self.uniform(one, bound.instruction, lanes, len(first)) for one in bound.others)
         control, k_major = bound.control, bound.control.k_major
@@ -356,6 +348,7 @@ class Warpgroups:
 
     def wait(self, pc: int, control: MultiplyWait, lanes: Lanes) -> None:
         """Until at most `newest` of each warp's newest groups are pending."""
+        self.agreement.come(self.machine.code.instructions[pc], lanes)
         over = self.finished(lanes, self.committed[lanes.warp_ids] - control.newest)
         if over:
             self.machine.deactivate()
@@ -423,6 +416,8 @@ class Warpgroups:
 
     def leave(self) -> None:
         """Threads have exited: what is on its way for warps that are gone nobody sees."""
+        if self.agreement.ahead:
+            self.agreement.leave()
         if not self.products:
             return
         gone = self.machine.wave.alive_by_warp == 0

@@ -250,7 +250,8 @@ class Bulks:
         for store, due in self.due(lanes, self.committed + 1):
             late = due[store.known[due] < READ]
             if len(late):
-                message = "the thread exits before its bulk copy has read shared memory: a wait_group.read is missing"
+                name = store.instruction.name
+                message = f"the thread exits before its {name} has read shared memory: a cp.async.bulk.wait_group.read is missing"
                 self.memory.findings.report("in flight", message, store.instruction, store.lanes, int(late[0]), count=len(late))
             store.put(self.memory, due)
             store.known[due] = DONE
@@ -292,10 +293,10 @@ class Bulks:
             fresh, what, name = np.flatnonzero((states == UNWRITTEN).any(axis=1)), "shared memory that", None
             flying = np.flatnonzero((states == IN_FLIGHT).any(axis=1))
             if len(flying):
-                message = "bulk copy of shared memory: the asynchronous copy to it has not been waited for"
+                message = f"{i.name} reads shared memory: the asynchronous copy to it has not been waited for"
                 memory.findings.report("in flight", message, i, lanes, int(flying[0]), count=len(flying))
         if len(fresh):
-            message = f"bulk copy of {what} nobody wrote"
+            message = f"{i.name} reads {what} nobody wrote"
             memory.findings.report("uninitialised", message, i, lanes, int(fresh[0]), count=len(fresh), tensor=name)
         if races is None:
             return []

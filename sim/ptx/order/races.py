@@ -432,7 +432,7 @@ class Races(Order):
             name = f"{access.segment.name!r}" if access.segment is not None else "shared memory"
             address = int(access.addresses[position])
             message = (
-                f"{i.opcode} reads {name} through the asynchronous proxy; what {source_and_call(theirs)} wrote there, "
+                f"{i.name} reads {name} through the asynchronous proxy; what {source_and_call(theirs)} wrote there, "
                 f"by block {block}, warp {thread // WARP}, lane {thread % WARP}, has no fence.proxy.async behind it"
             )
             key = ("proxy", place_of(i), place_of(theirs), access.segment.name if access.segment is not None else None)
@@ -533,7 +533,7 @@ class Races(Order):
             (_, did, at_fault, main), (_, had, second, rest) = sides
             crowd = ("", " and other lanes", " and other warps", *[" and other blocks"] * 2)[(first & LEVEL) >> 29]
             message = (
-                f"{did} at offset {offset:#x} of {name} and {had} at {source_and_call(second)} "
+                f"{told(did, at_fault)} at offset {offset:#x} of {name} and {told(had, second)} at {source_and_call(second)} "
                 f"by block {rest[0]}, warp {rest[1]}, lane {rest[2]}{crowd} {what}"
             )
             key = ("race", *sorted((place_of(i), place_of(theirs)), key=str), segment.name if segment else None)
@@ -547,6 +547,13 @@ class Races(Order):
                 address=address,
                 tensor=segment.name if segment is not None else None,
             )
+
+
+def told(verb: str, i: Instruction) -> str:
+    """What an instruction did; a copy by its name."""
+    if i.opcode != "cp":
+        return verb
+    return i.name if verb == COPY else f"{verb.removesuffix(f' of an {COPY}')} of {i.name}"
 
 
 def same_for_warps(lanes: Lanes, rows: Array) -> Array | None:
