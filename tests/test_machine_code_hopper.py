@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -77,8 +78,12 @@ template <bool UNDER> __device__ __forceinline__ void roles(unsigned long long q
     consume<UNDER>(q, out, turns);
   }
 }
-extern "C" __global__ void __launch_bounds__(384, 1) under(unsigned long long q, float* out, int turns) { roles<true>(q, out, turns); }
-extern "C" __global__ void __launch_bounds__(384, 1) behind(unsigned long long q, float* out, int turns) { roles<false>(q, out, turns); }
+#define KERNEL(name, under) \
+  extern "C" __global__ void __launch_bounds__(384, 1) name(unsigned long long q, float* out, int turns) { \
+    roles<under>(q, out, turns); \
+  }
+KERNEL(under, true)
+KERNEL(behind, false)
 """
 
 
@@ -104,7 +109,7 @@ LOOP = """
 2 UIADD3 UR4
 1 WARPGROUP.ARRIVE
 5 HGMMA.64x16x16.F32 R24 gdesc[UR4] RZ !UPT
-7 UMOV UR5
+7 MUFU.EX2 R23
 5 HGMMA.64x16x16.F32 R24 gdesc[UR4] R24 gsb0
 3 FADD R1
 5 HGMMA.64x8x16.F32 R32 R8 gdesc[UR4] R32 gsb0
@@ -145,7 +150,7 @@ def test_a_turn_waits_once_and_stays() -> None:
     (turn,) = hopper.turns(code_of(LOOP))
     assert [each.address for each in turn.instructions] == [16 * at for at in range(IN_TURN)]
     assert (turn.keys, turn.tensor_clocks) == (16, (2 * 64 * 16 * 16 + 64 * 8 * 16) / 2048)
-    kinds = {"MUFU": 2, "float32": 2, "waits": 5, "uniform": 2, "branch": 3}
+    kinds = {"MUFU": 3, "float32": 2, "waits": 5, "uniform": 1, "branch": 3}
     assert turn.counts == {**dict.fromkeys(hopper.KINDS, 0), **kinds}
 
 
@@ -153,7 +158,7 @@ def test_what_is_in_flight_is_what_no_wait_came_to() -> None:
     (turn,) = hopper.turns(code_of(LOOP))
     assert list(turn.flight) == [(), (), *[ISSUING_QK] * 3, ("QK",), ISSUING_PV, ("QK", "PV"), *[("PV",)] * 5, *[()] * 4]
     assert turn.exposed == (2 + 1) + (2 + 6 + 1 + 5) and turn.stalls == 65  # a stall count of 0 is a clock, too
-    assert turn.hidden == 1
+    assert turn.hidden == 1  # and one between the products of a group
 
 
 def test_what_the_turn_before_left_in_flight_still_is() -> None:
@@ -176,8 +181,8 @@ def test_of_two_loops_the_shorter_is_first_and_what_leaves_is_none() -> None:
     masked = ["1 FSEL R24", *lines[:-1], "5 @P1 BRA 0"]
     found = hopper.turns(code_of("\n".join([*masked, *lines[:-1], f"5 @P1 BRA {len(masked)}", "1 EXIT"])))
     assert [len(each.instructions) for each in found] == [len(lines), len(masked)]
-    lines[5] = f"5 BRA {len(lines)}"
-    assert hopper.turns(code_of("\n".join([*lines, "1 EXIT"]))) == []
+    for end in (f"5 BRA {len(lines)}", "1 EXIT"):
+        assert hopper.turns(code_of("\n".join([*lines[:5], end, *lines[6:], "5 BRA 0"]))) == []
 
 
 @pytest.mark.parametrize(("kernel", "exponentials", "hidden"), [("under", 8, 8), ("behind", 4, 0)])
@@ -222,13 +227,14 @@ PAIRS = list(hopper.pairs())
 
 
 def test_flash_attention_3_s_figures_agree_with_themselves() -> None:
-    assert {(pair.subject.d, pair.subject.causal) for pair in PAIRS} == {(d, causal) for d in (64, 128, 256) for causal in (False, True)}
+    assert [(pair.subject.d, pair.subject.causal) for pair in PAIRS] == list(itertools.product((64, 128, 256), (False, True)))
     for pair in PAIRS:
         theirs = pair.theirs
         assert set(theirs.counts) == set(hopper.KINDS) and theirs.counts["MUFU"] * 2 >= theirs.keys
         assert theirs.tensor_clocks == 64 * theirs.keys * 2 * theirs.d / hopper.FMA_RATE
         assert theirs.hidden <= theirs.counts["MUFU"] and theirs.exposed < theirs.stalls and "fa3" in pair.words
-    assert [f"{pair.theirs.per_key:.2f} {pair.theirs.exposure:.2f}" for pair in PAIRS[:3]] == ["3.19 1.15", "3.24 0.95", "3.24 0.46"]
+    assert [f"{pair.theirs.per_key:.2f}" for pair in PAIRS] == ["3.19", "3.24", "3.24", "3.51", "5.49", "5.35"]
+    assert [f"{pair.theirs.exposure:.2f}" for pair in PAIRS] == ["1.15", "0.95", "0.46", "0.49", "0.21", "0.23"]
 
 
 def test_the_page_has_flash_attention_3_s_figures() -> None:
@@ -243,7 +249,7 @@ def test_fa3_issues_less_and_exposes_less_than_flash_attention_3(pair: Pair, too
     ours, opcodes = pair.ours, {each.opcode for each in pair.code.instructions}
     assert pair.code.remarks == () and ours.stack == 0
     assert "HGMMA" in opcodes and not opcodes & {"HMMA", "LDL", "STL"}
-    assert ours.d == pair.subject.d and (ours.counts["MUFU"], ours.hidden) == (ours.keys // 2, ours.keys // 2)
+    assert ours.d == pair.subject.d and ours.hidden == ours.counts["MUFU"] >= ours.keys // 2
     assert pair.issue <= 1 and pair.exposure <= 0.8
 
 
@@ -259,4 +265,5 @@ def test_the_page_has_fa3_s_figures(tools: None) -> None:
 def test_the_command_sets_fa3_beside_flash_attention_3(tools: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["fa3", "64", "causal", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert record["causal"] and record["d"] == 64 and record["flash_attention_3"]["exposed"] == 487 and record["exposed_over_its"] < 0.8
+    assert (record["causal"], record["d"], record["flash_attention_3"]["exposed"]) == (True, 64, 487)
+    assert record["exposed_over_its"] < 0.8

@@ -182,7 +182,7 @@ def follow(code: Sequence[Instruction], loop: Loop) -> tuple[Instruction, ...]:
         target = place.get(each.target) if jumps(each) and each.target is not None else None
         always = target is not None and not conditional(each)
         ends = each.opcode in ("EXIT", "RET") and not each.guard
-        if ends or (always and target not in loop) or at not in loop or len(found) > LONGEST:
+        if ends or at not in loop or len(found) > LONGEST:
             raise ValueError(f"the loop from {code[loop.head].address:x} is left at {each.address:x}")
         answered = "PHASECHK" in code[at - 1].modifiers  # a wait that is repeated right there
         taken = always or target == loop.head or (answered and target is not None and at < target and target in loop)
