@@ -176,6 +176,16 @@ def test_a_wait_that_is_repeated_on_the_spot_succeeds_at_once() -> None:
     assert [each.address // 16 for each in turn.instructions] == [*range(12), *range(14, 18)]
 
 
+@pytest.mark.parametrize(("near", "far"), [(1, 3), (3, 1)])
+def test_of_two_ways_a_turn_takes_the_shorter(near: int, far: int) -> None:
+    lines = [line for line in LOOP.strip().splitlines()[:IN_TURN] if "P0" not in line and "P2" not in line]
+    ways = [f"5 @P3 BRA {11 + near}", *["1 FMUL R1"] * near, f"5 BRA {11 + near + far}", *["1 FADD R1"] * far]
+    (turn,) = hopper.turns(code_of("\n".join([*lines[:9], *ways, *lines[9:]])))
+    opcodes = [each.opcode for each in turn.instructions[9:]]
+    taken = ["BRA", "FMUL", "BRA"] if near < far else ["BRA", "FADD"]
+    assert opcodes == [*taken, *[line.split()[1].split(".")[0] if "@" not in line else "BRA" for line in lines[9:]]]
+
+
 def test_of_two_loops_the_shorter_is_first_and_what_leaves_is_none() -> None:
     lines = [line for line in LOOP.strip().splitlines()[:IN_TURN] if "P0" not in line and "P2" not in line]
     masked = ["1 FSEL R24", *lines[:-1], "5 @P1 BRA 0"]

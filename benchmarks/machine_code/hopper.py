@@ -169,7 +169,8 @@ class Turn:
 
 
 def follow(code: Sequence[Instruction], loop: Loop) -> tuple[Instruction, ...]:
-    """One turn of a loop in the steady state: waits succeed at once, whatever leaves the loop does not, else straight on.
+    """One turn of a loop in the steady state: waits succeed at once, nothing leaves the loop, of two ways it is the shorter, and
+    what may be skipped is not.
 
     ValueError where that does not come back to the loop's first instruction.
     """
@@ -184,10 +185,21 @@ def follow(code: Sequence[Instruction], loop: Loop) -> tuple[Instruction, ...]:
         ends = each.opcode in ("EXIT", "RET") and not each.guard
         if ends or at not in loop or len(found) > LONGEST:
             raise ValueError(f"the loop from {code[loop.head].address:x} is left at {each.address:x}")
-        answered = "PHASECHK" in code[at - 1].modifiers  # a wait that is repeated right there
-        taken = always or target == loop.head or (answered and target is not None and at < target and target in loop)
+        taken = target is not None and (
+            always or target == loop.head or (at < target and target in loop and _passes(code, place, at))
+        )
         at = target if taken and target is not None else at + 1
     return tuple(found)
+
+
+def _passes(code: Sequence[Instruction], place: Mapping[int, int], at: int) -> bool:
+    """Whether a conditional branch forward passes over what stands there: a wait's repetition, or the longer of two ways."""
+    target = place[code[at].target or 0]
+    last = code[target - 1]
+    if "PHASECHK" in code[at - 1].modifiers:
+        return True
+    joined = place.get(last.target or 0, 0) if jumps(last) and not conditional(last) else 0
+    return joined > target and joined - target < target - at - 1
 
 
 def turns(code: Sequence[Instruction]) -> list[Turn]:
