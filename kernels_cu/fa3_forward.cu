@@ -254,13 +254,18 @@ struct Consumer {
       for (int n = 0; n < BC / 8; n++) S[n][2 * h] -= now.score, S[n][2 * h + 1] -= now.score;
     }
   }
-  // S = exp(S - m), l += rowsum(S)
-  __device__ __forceinline__ void weigh(const float (&offset)[2]) {
+  // S = exp(S - m), l += rowsum(S). APART keeps the compiler from making one of two copies.
+  template <bool APART = false> __device__ __forceinline__ void weigh(const float (&offset)[2]) {
 #pragma unroll
     for (int n = 0; n < BC / 8; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) {
-        S[n][e] = exp2_of(fmaf(S[n][e], factor, offset[e / 2]));
+        S[n][e] = fmaf(S[n][e], factor, offset[e / 2]);
+        if constexpr (APART) {
+          asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(S[n][e]));
+        } else {
+          S[n][e] = exp2_of(S[n][e]);
+        }
         l[e / 2] += S[n][e];
       }
   }
@@ -303,53 +308,37 @@ struct Consumer {
     wait_for_products<1>(S);
     release(s.K_empty + 8 * slot.index);
   }
-  // Its second half: P_j, while P V of the block before is added to O. The wait for the next K block stands behind the exponentials to
-  // keep the compiler from moving them behind the wait for O.
-  __device__ __forceinline__ void weigh_under_product(Slot before, const float (&offset)[2], bool more) {
-    weigh(offset);
+  // Its second half, behind the exponentials: P_j, as soon as P V of the block before has been added to O. The wait for the next K block
+  // stands first, to keep the compiler from moving the exponentials behind the wait for O.
+  __device__ __forceinline__ void end_turn(Slot before, bool more) {
     if (more) wait_for(s.K_full + 8 * slot.next().index, slot.next().parity);
     wait_for_products<0>(O);
     release(s.V_empty + 8 * before.index);
     round_weights();
   }
 
-  // Turns from block j down to `until`, of blocks that all rows see. Where m grows, the turn's second half is that behind the loop, so
-  // that the loop has no more than what every turn needs.
-  __device__ __forceinline__ void turns(int& j, int until, const Work& w) {
-    float m_tilde[2], offset[2];
+  // Turns from block j down to `until`. Where m grows, there is a copy of the exponentials for that, and O is rescaled behind the inner
+  // loop: what every turn needs stays straight code.
+  template <bool MASKED> __device__ __forceinline__ void turns(int& j, int until, const Work& w, int row) {
     while (j >= until) {
-      Slot before;
       bool grown;
+      float rescale[2];
 #pragma unroll 1
       do {
-        before = slot;
+        const Slot before = slot;
         slot = slot.next();
         multiply_both(before);
+        if constexpr (MASKED) scale_and_mask(S, 1.f, LOG2_E, w.masks, row, j * BC, w.place.Nq);
+        float m_tilde[2], offset[2];
         grown = find_maximum(m_tilde, offset);
-        if (grown) break;
-        weigh_under_product(before, offset, j > w.first);
-      } while (--j >= until);
-      if (grown) {
-        float rescale[2];
-        raise_maximum(m_tilde, offset, rescale);
-        weigh_under_product(before, offset, j > w.first);
-        scale_values(rescale);
-        j--;
-      }
-    }
-  }
-  // The same of any blocks
-  __device__ __forceinline__ void masked_turns(int& j, int until, const Work& w, int row) {
-#pragma unroll 1
-    for (; j >= until; j--) {
-      const Slot before = slot;
-      slot = slot.next();
-      multiply_both(before);
-      scale_and_mask(S, 1.f, LOG2_E, w.masks, row, j * BC, w.place.Nq);
-      float m_tilde[2], offset[2], rescale[2];
-      const bool grown = find_maximum(m_tilde, offset);
-      if (grown) raise_maximum(m_tilde, offset, rescale);
-      weigh_under_product(before, offset, j > w.first);
+        if (!grown) {
+          weigh<false>(offset);
+        } else {
+          raise_maximum(m_tilde, offset, rescale);
+          weigh<true>(offset);
+        }
+        end_turn(before, j > w.first);
+      } while (--j >= until && !grown);
       if (grown) scale_values(rescale);
     }
   }
@@ -437,9 +426,9 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
       int j = w.end - 1;
       c.begin(j, w, row);
       j--;
-      if constexpr (CAUSAL || WINDOW) c.masked_turns(j, max(w.whole_end, w.first), w, row);
-      c.turns(j, max(w.whole_begin, w.first), w);
-      if constexpr (WINDOW) c.masked_turns(j, w.first, w, row);
+      if constexpr (CAUSAL || WINDOW) c.turns<true>(j, max(w.whole_end, w.first), w, row);
+      c.turns<false>(j, max(w.whole_begin, w.first), w, row);
+      if constexpr (WINDOW) c.turns<true>(j, w.first, w, row);
       c.end();
     }
     const RowBlock place = VARLEN ? w.place : works.place(p);  // the same; registers are free again

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOMS: dict[str, tuple[str, ...]] = {
     # kernels_cu/ and cupyflash/schedules/, forward; then backward
-    "forward": ("execution", "sparse", "varlen", "sinks", "softmax", "magnitudes", "mutants", "mutants_fa2"),
+    "forward": ("execution", "sparse", "varlen", "sinks", "softmax", "magnitudes", "mutants", "mutants_fa2", "fa3", "mutants_fa3"),
     "backward": ("backward", "backward_algorithms", "backward_sparse", "mutants_backward"),
     # sim/ptx/
     "machine": ("ptx_*", "profile", "rawkernel", "mutants_pipeline"),

@@ -91,6 +91,10 @@ class Fa3Sequence(Fa3Schedule):
     room_q: int = 0
     room_k: int = 0
 
+    @property
+    def pack(self) -> int:
+        return 1
+
 
 @dataclass(frozen=True)
 class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):

@@ -14,6 +14,7 @@ from ..decode.ops.rounding import half_bits
 from ..decode.ops.tensor import Decode
 from ..decode.registry import Arg, Multiply
 from ..memory.descriptors import UNIT
+from ..state.fpenv import ENVIRONMENT, KEEP
 from ..state.lanes import WARP, Lanes
 from ..text.syntax import Instruction
 from ..text.types import Array
@@ -78,8 +79,13 @@ class Product:
 
 def compute(machine: Host, run: list[Product], at: Array | None = None) -> None:
     """Products of one chain, together as one along K; `at`: only of these warpgroups."""
-    if not run:
-        return
+    if run:
+        ENVIRONMENT.setter(KEEP)()  # tensor cores flush nothing, whatever instructions around them do
+        _compute(machine, run, at)
+        ENVIRONMENT.setter(machine.code.base_mode)()
+
+
+def _compute(machine: Host, run: list[Product], at: Array | None) -> None:
     control = run[0].bound.control
     a, b = factor(machine, run, 0, at), factor(machine, run, 1, at)
     total, adds = (run[0].total, run[0].adds) if at is None else (run[0].total[at], run[0].adds[at])
