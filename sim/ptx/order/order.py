@@ -236,6 +236,10 @@ class Order:
             together = highest(learnt)
             self._lane_knows |= dict.fromkeys(lanes, together)
 
+    def alike(self, lanes: Lanes) -> bool:
+        """Whether nothing is known to some lanes only of the warps of these."""
+        return not (self.partial or self._lane_knows) and self.heard.by_warps(lanes)
+
     def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
         """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
         if len(mine) > MANY:
