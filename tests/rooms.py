@@ -22,7 +22,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("tensor_maps", "torch"),
     ),
     # all else: packaging, documents, benchmarks, examples
-    "project": ("package", "readme", "benchmarks", "timing*", "accuracy", "machine_code", "on_gpu", "example", "suites"),
+    "project": ("package", "readme", "benchmarks", "timing*", "accuracy", "machine_code*", "on_gpu", "example", "suites"),
 }
 
 
