@@ -18,7 +18,7 @@ from cupyflash.sim.execution import Execution
 from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.yardstick import measure
 from mutants import Mutant, check_mutant, check_unbroken
-from suites import sample
+from suites import MORE, sample
 
 FA3, PRODUCTS, COPIES = "fa3_forward.cu", "wgmma.cuh", "tma.cuh"
 LOAD, STORE, PRODUCT = "d.shared::cluster.global.tile", "d.global.shared::cta.tile", "PRODUCT("
@@ -178,7 +178,7 @@ MUTANTS = {
     # what is copied
     "K a row on": mutant("K_SLABS, w.place.first_key + j * BC, w", "K_SLABS, w.place.first_key + j * BC + 1, w", "numbers"),
     "slabs have the same columns": mutant("full, slab * SLAB, row", "full, 0, row", "bytes"),
-    "O a row on": mutant("slab * SLAB, query, place", "slab * SLAB, query + 1, place", "race|uninitialised", STORE),
+    "O a row on": mutant("slab * SLAB, query, place", "slab * SLAB, query + 1, place", "bytes"),
     "warpgroups store the same rows": mutant("first = place.i * BR + c.group * 64;", "first = place.i * BR;", "race", STORE),
     "O is stored before the warpgroup has put it down": mutant(
         "  publish_writes();\n  meet(1 + c.group, WARPGROUP);", "  publish_writes();", "race", STORE, PUT
@@ -225,7 +225,15 @@ MUTANTS = {
         problem="sections",
     ),
     # the softmax
-    "O is not rescaled": mutant("        scale_values(rescale);\n", "", "numbers", problem="sharp"),
+    "O is not rescaled": mutant("      if (grown) scale_values(rescale);\n", "", "numbers", problem="sharp"),
+    "O is rescaled late": mutant("--j >= until && !grown", "--j >= until", "numbers", problem="sharp"),
+    "warps wait apart": mutant(
+        "        end_turn(before, j > w.first);",
+        "        if (grown) end_turn(before, true);\n        else end_turn(before, j > w.first);",
+        "disagreement",
+        "",
+        problem="sharp",
+    ),
     "l is not rescaled": mutant("l[h] *= rescale[h];", "", "numbers", problem="sharp"),
     "the offset is the old one": mutant("      offset[h] = now.offset;\n", "", "numbers", problem="sharp"),
     "the maximum is forgotten": mutant("      minus_m[h] = -m_new;\n", "", "numbers", problem="sharp"),
@@ -334,7 +342,59 @@ def run_packed(schedule: VarlenSchedule, seed: int | None) -> tuple[Execution, b
     return execution, good
 
 
-@pytest.mark.parametrize("name", sample(MUTANTS, {"O is not published", "V is released before its product"}))
+# The wide suite has one or two of each kind, and with CUPYFLASH_TEST_EXAMPLES all.
+WIDE = {
+    "O is not published",
+    "zeros are not published",
+    "barriers are not published",
+    "K is released before its product",
+    "V is released before its product",
+    "Q is released before O has left",
+    "V's slot is not empty at first",
+    "the parity stays",
+    "K is waited for with the other parity",
+    "V is waited for with the other parity",
+    "Q is not waited for",
+    "Q's parity stays",
+    "Q's room is taken early",
+    "a cut block is there before it is cut",
+    "K is expected a row short",
+    "V is expected a row long",
+    "S is not fenced",
+    "O is not fenced",
+    "S is read before it is there",
+    "P is overwritten while it is read",
+    "another swizzle",
+    "eight rows are half as far apart",
+    "slabs of V are a row off",
+    "the second slab of Q is K's",
+    "slots overlap",
+    "K a row on",
+    "O is stored before the warpgroup has put it down",
+    "O is not swizzled",
+    "zeros begin a row late",
+    "the diagonal is taken for whole",
+    "the mask is a key off",
+    "a round skips a row block",
+    "a section is as long as the others",
+    "O is not rescaled",
+    "warps wait apart",
+    "the offset is the old one",
+    "l is not rescaled",
+    "the sink is forgotten",
+    "L without its offset",
+    "nobody has the first turn",
+    "warpgroups want more registers",
+    "the mask knows one head",
+    "a sequence's last rows go together",
+    "what is behind a sequence counts",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    sample([name for name in MUTANTS if MORE > 1 or name in WIDE], {"O is not published", "V is released before its product"}),
+)
 def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = MUTANTS[name].problem
     check_mutant(MUTANTS[name], schedule_of(problem), partial(of_case, problem), tmp_path, monkeypatch)
