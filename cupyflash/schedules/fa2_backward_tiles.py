@@ -128,6 +128,15 @@ def query_warps_for(problem: Problem, device: Device, block_rows: int, block_col
     return Warps(16, block_cols)
 
 
+def narrower(warps: Warps, at_once: int) -> tuple[Warps, ...]:
+    """Others for the same blocks that take fewer registers: of 16 keys (in dQ's kernel rows), and ever less of `at_once`, all
+    columns, at once."""
+    parts = [size for size in range(at_once, 0, -GRANULE) if at_once % size == 0]
+    if warps.own == GRANULE:
+        parts = [size for size in parts if size < warps.at_once]
+    return tuple(Warps(GRANULE, size) for size in parts)
+
+
 def _half_widths(problem: Problem, device: Device) -> tuple[bool, bool]:
     """Of half types on tensor cores that multiply 16 deep, with no element a score: whether d and d_v are at most 64; both 128."""
     d, dv = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
