@@ -41,7 +41,7 @@ constexpr int ROW_SIZE = larger(KeyTile::PAD, ValueTile::PAD);  // elements that
 
 // The stream of the visited blocks, from the last one down, through STAGES slots for a K_j and its V_j each. With two, the next block
 // is under way from the middle of a turn to its end, and a turn takes one barrier; with one, V_j during S = Q K_j^T and the next K_j
-// from then on. Only the last block may be short.
+// from then on. Only the last block may be short; all of that is fetched at the start.
 struct Stream {
   const Element *K, *V;  // the last rows that this thread copies: of block 0; without a block mask, of the block to be fetched next
   const Element* anywhere;  // can be read, as rows that there are not cannot
@@ -61,7 +61,7 @@ struct Stream {
     slot = (STAGES - 1) * SLOT;
     if (j >= blocks.begin) {
       fetch_keys<false>(j);
-      if constexpr (STAGES == 2) fetch_values<false>(j);
+      if (STAGES == 2 || is_short(j)) fetch_values<false>(j);
     }
     close_group();
   }
@@ -72,11 +72,7 @@ struct Stream {
     __syncthreads();
     slot = other_slot();
     if constexpr (STAGES == 1) {
-      if (keys - j * BC >= BC) {
-        fetch_values<true>(j);
-      } else {
-        fetch_values<false>(j);
-      }
+      if (!is_short(j)) fetch_values<true>(j);
       close_group();
     }
     return ring + slot;
@@ -98,6 +94,7 @@ struct Stream {
   }
 
  private:
+  __device__ __forceinline__ bool is_short(int j) const { return keys - j * BC < BC; }
   __device__ __forceinline__ int other_slot() const { return STAGES == 2 ? slot ^ SLOT : 0; }
 
   // Into the other slot, or the only one
