@@ -30,8 +30,8 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 constexpr float MOST_GROWTH = 8.f;
 constexpr float MOST_OFFSET = 4096.f;  // up to here what float32 rounds off it changes no weight of a half type
 
-// Whether no block goes unmasked: every score has something of its own, or the loops before, in and after the blocks that all
-// rows see would take more registers than there are.
+// Whether no block goes unmasked: every score has something of its own, or to know which blocks all rows see would take more
+// registers than there are.
 constexpr bool ALL_MASKED = MASK || SCALE_FIRST || (SCARCE && WINDOW);
 
 typedef SwizzledTile<HEAD_DIM> KeyTile;    // of Q and K
@@ -215,7 +215,7 @@ struct Warp {
     stream.next_values(j);
   }
 
-  // A block of which some row may not see every key, if `masked`
+  // A block of which, if `masked`, some row may not see every key
   template <class Rows>
   __device__ __forceinline__ void visit(int j, bool masked, State& state, const Rows& Q_rows, Stream& stream, const Masks& masks) const {
     float S[M][N][4];

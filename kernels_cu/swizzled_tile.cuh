@@ -98,7 +98,7 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
     const int place = BACK ? index(row0, col0) : unknown(index(row0, col0));
     // Of wide rows ptxas for sm_90 would otherwise keep its sums with constants through the forward's loop.
     Element* first = BACK && PAD > 64 && __CUDA_ARCH__ >= 900 ? unknown(tile_smem + place) : tile_smem + place;
-    // Tiles that may be short come before and after the others: a few copies at a time are quick to compile.
+    // Tiles that may be short come before the others and behind them: a loop is quick to compile.
 #pragma unroll(MANY || !WHOLE ? 1 : ROWS)
     for (int turn = 0; turn <= LAST; turn += ROWS_AT_ONCE) {
       const int r = BACK ? LAST - turn : turn, row = row0 + r;

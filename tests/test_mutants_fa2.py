@@ -92,7 +92,7 @@ MUTANTS = {
     "O leaves before the warp has put it down": Mutant(
         FA2, "  __syncwarp();\n", "", "race|uninitialised", ("store_two", "uint4*>")
     ),
-    "every lane writes L": Mutant(FA2, "writes = t == own &&", "writes =", "bytes"),
+    "half of the rows have no L": Mutant(FA2, "own = t % (2 * M)", "own = t % 2", "bytes"),
     "a row has another's sum": Mutant(FA2, "if (own == 2 * m + h)", "if (own != 2 * m + h)", "numbers"),
     "a warp that sees nothing copies nothing": Mutant(
         FA2, "stream.next_keys(j);\n    stream.next_values(j);", "stream.next_keys(j);", "bytes", (), "causal"
