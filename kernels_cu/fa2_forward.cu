@@ -202,6 +202,7 @@ __device__ __forceinline__ void weigh(float (&S)[M][N][4], State& state, float f
 struct Warp {
   int row, Nq;  // the first of its rows
   float scale_log2, factor;
+  unsigned at_keys;  // place_of_keys
 
   // Whether any of its rows sees a key of block j
   __device__ __forceinline__ bool sees(int j, const Masks& masks) const {
@@ -219,7 +220,7 @@ struct Warp {
   template <class Rows>
   __device__ __forceinline__ void visit(int j, bool masked, State& state, const Rows& Q_rows, Stream& stream, const Masks& masks) const {
     float S[M][N][4];
-    scores(S, Q_rows, stream.next_keys(j));
+    scores(S, Q_rows, stream.next_keys(j), at_keys);
     // Its place is found again: kept, it would take registers in all turns.
     auto mask = [&](float (&S)[M][N][4]) {
       const int first = (VARLEN ? row : find_block<BR>(Nq) * BR + threadIdx.x / 32 * WARP_ROWS) + threadIdx.x % 32 / 4;
@@ -291,7 +292,9 @@ fa2_forward(__grid_constant__ const Params given) {
   }
 
   // Lines 6 to 11: S = Q K_j^T, P = exp(S - m), O += P V_j
-  const Warp work = {warp_row, Nq, p.scale_log2, factor};
+  // By a shuffle: ptxas would else find it anew in each turn.
+  const unsigned at_keys = __shfl_sync(~0u, place_of_keys<KeyTile>(), lane);
+  const Warp work = {warp_row, Nq, p.scale_log2, factor, at_keys};
   int j = first_block;
   for (; j >= blocks.begin && !work.sees(j, masks); j = blocks.below(j)) work.pass(j, stream);
   for (; j >= blocks.begin && (!WINDOW || work.sees(j, masks)); j = blocks.below(j))

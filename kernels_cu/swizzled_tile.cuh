@@ -109,7 +109,7 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
           copy_chunk(ALIKE ? first + r * PAD + c : tile_smem + index(row, col0 + c), inside ? from + c : anywhere, inside);
         }
       }
-      from += step;
+      from = BACK ? unknown(from + step) : from + step;
     }
   }
 };
