@@ -118,8 +118,9 @@ def warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int
 
 def query_warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> Warps:
     """The same for the kernel of dQ, where up to d 64 Q and dO stay in registers too, and at d 128 two warps share their rows;
-    the bounds of a window or a sequence have no room beside them."""
-    narrow, wide = (width and not positioned(problem) for width in _half_widths(problem, device))
+    the bounds of a window or a sequence have no room beside them, and on compute capability 12.0 ptxas spills."""
+    room = not positioned(problem) and device.compute_capability < (12, 0)
+    narrow, wide = (width and room for width in _half_widths(problem, device))
     rooms = query_tiles(problem, block_rows, block_cols, 2)
     if narrow and block_rows == 128 and block_cols in (32, 64) and _two_fit(rooms, device):
         return Warps(32, 32)
