@@ -228,6 +228,34 @@ def test_a_kernel_with_local_memory_makes_way_for_the_next_of_its_blocks(cupy: R
     assert cupy.launches[-1][1] == (kernel.threads,) and cupy.launches[-1][3] == kernel.shared_bytes
 
 
+@pytest.mark.parametrize("name", ["fa2_backward", "fa2_backward_queries"])
+def test_a_kernel_of_the_backward_makes_way_too(cupy: Recorded, name: str) -> None:
+    """32 keys (in dQ's kernel rows) a warp are said to spill, then 16 with all columns at once too; the others stay as they are."""
+    arrays = {each: cupy.array(64, 4096, 128) for each in ("dout", "q", "k", "v", "out")}
+    arrays["lse"] = cupy.array(64, 4096, dtype=np.float32)
+    problem = Problem.from_arrays(arrays["q"], arrays["k"], arrays["v"])
+    kernels = plan_backward(problem, Device.named("H100-SXM"), deterministic=True).kernels()
+    place, kernel = next((place, each) for place, each in enumerate(kernels) if each.name == name)
+    own, at_once = ("WARP_ROWS", "WARP_COLS") if name == "fa2_backward_queries" else ("WARP_KEYS", "WARP_ROWS")
+    whole = {"WARP_COLS": "BC", "WARP_ROWS": "BR"}[at_once]
+    ways = [tuple(dict(each.constants)[of] for of in (own, at_once, whole)) for each in (kernel, *kernel.instead)]
+    assert ways == [(32, 32, 64), (16, 64, 64), (16, 32, 64), (16, 16, 64)]
+    sizes = [{of: dict(each.constants)[of] for of in ("BR", "BC")} for each in (kernel, *kernel.instead)]
+    assert all(each == sizes[0] for each in sizes) and {each.grid for each in kernel.instead} == {kernel.grid}
+
+    spilled: list[str] = []
+    for taken, also in ((1, f"{own}=32"), (2, f"{at_once}=64")):
+        spilled.append(also)
+        cupy.spilled = set(spilled)
+        cupy.launches.clear()
+        launcher._kept.cache_clear()
+        compiler._functions.clear()
+        attention_backward(**arrays, deterministic=True)
+        other = kernel.instead[taken - 1]
+        assert cupy.launches[place][:2] == ((kernel.grid,), (other.threads,)) and cupy.launches[place][3] == other.shared_bytes
+        assert [launch[0] for launch in cupy.launches] == [(each.grid,) for each in kernels]
+
+
 def test_compiled_once_a_configuration_whatever_the_sizes(cupy: Recorded) -> None:
     """fa1 is compiled once; fa2 once for each of the three Br that lengths and heads choose from."""
     sizes = [(heads, n) for n in (1, 64, 100, 300, 5000, 40_000) for heads in (1, 3, 100)]
