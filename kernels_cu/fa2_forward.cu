@@ -21,14 +21,10 @@ constexpr int SCARCE =
 #include "row_products.cuh"
 #include "sequence.cuh"
 #include "sinks.cuh"
+#include "softmax_origin.cuh"
 
 constexpr int WARPS = BR / WARP_ROWS, THREADS = 32 * WARPS;
 constexpr int M = WARP_ROWS / 16, N = BC / 8;  // tensor core tiles of a warp's part of S
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-// A larger maximum rescales O and l only when the weights would grow beyond 2 to this; until then they are relative to
-// the old one. That changes no result, since O and l are relative to the same.
-constexpr float MOST_GROWTH = 8.f;
-constexpr float MOST_OFFSET = 4096.f;  // up to here what float32 rounds off it changes no weight of a half type
 
 // Whether no block goes unmasked: every score has something of its own, or to know which blocks all rows see would take more
 // registers than there are.
@@ -120,17 +116,6 @@ struct State {
   float O[M][ValueTile::PAD / 8][4];
   float minus_m[M][2], l[M][2];  // of rows 16 i + g + 8 h: -m, which saves negating it; l is this lane's part of the sum
 };
-
-// What the weights of a row are relative to: they are exp2((S - score) factor + offset), about 1 where S is m. The offset alone costs
-// least. It is rounded, by which all weights of the row are off alike: where m is large, by powers of two, beyond their range.
-struct Origin {
-  float score, offset;
-};
-__device__ __forceinline__ Origin origin_of(float m, float factor) {
-  if (m == NEG_INF) return {0.f, 0.f};  // no key was seen
-  const float offset = -m * factor;
-  return fabsf(offset) > MOST_OFFSET ? Origin{m, 0.f} : Origin{0.f, offset};
-}
 
 // The largest score of each row; `growth` and `most`: by how much that is beyond m, and the largest offset, of any row.
 __device__ __forceinline__ void find_maxima(const float (&S)[M][N][4], const State& state, float factor, float (&m_tilde)[M][2],
