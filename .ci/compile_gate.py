@@ -303,6 +303,15 @@ def rows(found: list[tuple[Job, Resources]]) -> list[dict[str, Any]]:
     return [{"for": job.label, "device": job.device.name, "sm": job.device.sm} | asdict(needs) for job, needs in found]
 
 
+BY_HAND = "<!-- by hand from here on -->"
+
+
+def documented(path: Path) -> str:
+    """What docs/kernels.md is to be: the tables anew, and behind them what was written by hand."""
+    before = path.read_text() if path.exists() else ""
+    return "\n".join(markdown()) + "\n" + (f"\n{BY_HAND}{before.partition(BY_HAND)[2]}" if BY_HAND in before else "")
+
+
 def markdown() -> Iterator[str]:
     """docs/kernels.md: registers and occupancy of the configurations that are used by default."""
     yield "# Registers and occupancy"
@@ -345,7 +354,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="keep what was compiled in .ci/accounts")
     arguments = parser.parse_args(argv)
     if arguments.markdown:
-        arguments.markdown.write_text("\n".join(markdown()) + "\n")
+        arguments.markdown.write_text(documented(arguments.markdown))
         return 0
     start, work = time.perf_counter(), jobs(arguments.all)
     use(arguments.nvrtc)

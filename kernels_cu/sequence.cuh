@@ -79,6 +79,12 @@ __device__ __forceinline__ int block_index() {
   return index;
 }
 
+// Which row block of SIZE rows this is, of sequences that are alike
+template <int SIZE> __device__ __forceinline__ int find_block(int Nq) {
+  const int Tr = (Nq + SIZE - 1) / SIZE;
+  return Tr - 1 - block_index() % Tr;
+}
+
 // Row blocks of SIZE rows of one head are neighbours, so that they share K and V in L2; the longest (of a sequence) come first.
 template <int SIZE> __device__ __forceinline__ RowBlock find_row_block(const Params& p, void* scratch) {
   if constexpr (VARLEN) {

@@ -11,22 +11,19 @@ constexpr int WARPGROUP = 128;
 constexpr int SLAB = 64, SLAB_ROW = 2 * SLAB;  // columns, and bytes of a row
 __device__ constexpr int slabs(int columns) { return (columns + SLAB - 1) / SLAB; }
 
-// What a product is told of a tile: the low word of its matrix descriptor, which steps through the tile as the address in it does.
+// What a product is told of a tile: its matrix descriptor, whose low word steps through the tile as the address in it does.
 // The high word says: 128-byte swizzle, 1,024 bytes from eight rows to the next.
 struct Operand {
-  unsigned low;
+  static constexpr unsigned long long HIGH = (1024ull >> 4 | 1ull << 30) << 32;
+  unsigned long long descriptor;
 
   // Rows of K columns (K-major); `leading` does not count, since a product takes 16 columns of one slab.
-  static __device__ __forceinline__ Operand rows(unsigned smem) { return {(smem & 0x3ffff) >> 4}; }
+  static __device__ __forceinline__ Operand rows(unsigned smem) { return {HIGH | (smem & 0x3ffff) >> 4}; }
   // Columns of K rows (MN-major), with `leading` bytes from one slab to the next
   static __device__ __forceinline__ Operand columns(unsigned smem, int leading) {
-    return {(smem & 0x3ffff) >> 4 | static_cast<unsigned>(leading >> 4) << 16};
+    return {HIGH | (smem & 0x3ffff) >> 4 | static_cast<unsigned>(leading >> 4) << 16};
   }
-  __device__ __forceinline__ Operand operator+(int bytes) const { return {low + (bytes >> 4)}; }
-  __device__ __forceinline__ unsigned long long descriptor() const {
-    constexpr unsigned HIGH = 1024 >> 4 | 1u << 30;
-    return static_cast<unsigned long long>(HIGH) << 32 | low;
-  }
+  __device__ __forceinline__ Operand operator+(int bytes) const { return {descriptor + static_cast<unsigned>(bytes >> 4)}; }
 };
 
 // Accumulators may be touched again, and what was written to shared memory or registers may be read, by products from here on.
@@ -92,12 +89,12 @@ template <int N> __device__ __forceinline__ void multiply(float (&C)[N / 8][4], 
   template <> __device__ __forceinline__ void multiply<N>(float (&C)[N / 8][4], Operand A, Operand B, bool add) { \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " R2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." \
                  WGMMA_TYPE_OF(ELEMENT) "." WGMMA_TYPE_OF(ELEMENT) " {" TEXT_##N "}, " R0 ", " R1 ", p, 1, 1, 0, 0;\n}" \
-                 : REGS_##N(C, 0) : "l"(A.descriptor()), "l"(B.descriptor()), "r"(static_cast<int>(add))); \
+                 : REGS_##N(C, 0) : "l"(A.descriptor), "l"(B.descriptor), "r"(static_cast<int>(add))); \
   } \
   template <> __device__ __forceinline__ void multiply<N>(float (&C)[N / 8][4], const unsigned (&A)[4], Operand B) { \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." WGMMA_TYPE_OF(ELEMENT) "." WGMMA_TYPE_OF(ELEMENT) \
                  " {" TEXT_##N "}, {" R0 ", " R1 ", " R2 ", " R3 "}, " R4 ", 1, 1, 1, 1;" \
-                 : REGS_##N(C, 0) : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B.descriptor())); \
+                 : REGS_##N(C, 0) : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B.descriptor)); \
   }
 PRODUCT(16, "%8", "%9", "%10", "%11", "%12")
 PRODUCT(32, "%16", "%17", "%18", "%19", "%20")

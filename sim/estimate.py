@@ -112,9 +112,9 @@ def _fa3(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     turns = sum(count * one.repeats * visits_of(one, one.problem.seqlen_k).blocks for one, count in every.items())
     # Fitted. A warpgroup's product is one step however warps are scheduled, and costs by its FMAs; beside it, the first block of a
     # row block, whose scores are masked one by one, takes most.
-    fmas = schedule.block_rows * schedule.block_cols * (padded_dim(p.head_dim) + padded_dim(p.head_dim_v))
-    yield turns * fmas / 1280, WARP
-    yield 18000 * math.ceil(works / max(1, schedule.grid)), schedule.grid * schedule.config.team.threads
+    fmas = schedule.tiling.used.block_rows * schedule.block_cols * (padded_dim(p.head_dim) + padded_dim(p.head_dim_v))
+    yield turns * fmas / 1800, WARP
+    yield 13000 * math.ceil(works / max(1, schedule.grid)), schedule.grid * schedule.config.team.threads
 
 
 def _standard(schedule: TileSchedule) -> Iterator[tuple[float, int]]:

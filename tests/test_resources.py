@@ -258,6 +258,9 @@ def test_the_gate_compiles_every_kernel_dtype_and_head_dimension_on_every_chip(g
     backward = {name: seen.pop(name) for name in list(seen) if "backward" in name or name == "large_rows"}
     assert {"fa1_backward", "fa2_backward", "fa2_backward_queries", "large_rows"} <= set(backward)
     assert {sm for found in backward.values() for sm, _, _ in found} == {"sm_75", "sm_80", "sm_90", "sm_120"}
+    hopper = seen.pop("fa3_forward")
+    assert {(sm, element) for sm, element, _ in hopper} == {("sm_90", "__half"), ("sm_90", "__nv_bfloat16")}
+    assert {64, 96, 128, 192, 256} <= {d for _, _, d in hopper}
     alike = {"sm_86", "sm_89"}  # between them
     for name, found in seen.items():
         assert {sm for sm, _, _ in found} == architectures
@@ -424,3 +427,12 @@ def test_another_nvrtc_is_called_as_cupy_s_is(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(other.NVRTCError):
         other.compileProgram(program, [])
     assert "NUMBER" in other.getProgramLog(program)
+
+
+def test_a_document_keeps_what_was_written_by_hand(gate: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "markdown", lambda: iter(["# Tables", "anew"]))
+    path = tmp_path / "kernels.md"
+    assert gate.documented(path) == "# Tables\nanew\n"
+    path.write_text(f"# Tables\nof before\n\n{gate.BY_HAND}\n\n## By hand\n")
+    assert gate.documented(path) == f"# Tables\nanew\n\n{gate.BY_HAND}\n\n## By hand\n"
+    assert (Path(__file__).parents[1] / "docs" / "kernels.md").read_text().count(gate.BY_HAND) == 1

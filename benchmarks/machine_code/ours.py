@@ -12,6 +12,7 @@ from typing import Any
 from cupyflash import Device, Problem, cubins, plan
 from cupyflash.compiler import program
 from cupyflash.multiprocessor import WARP, occupancy
+from cupyflash.nvrtc import remarks
 from cupyflash.schedules import Kernel, plan_backward
 from cupyflash.schedules.base import TileSchedule
 from machine_code import sass
@@ -66,7 +67,7 @@ def architecture(device: Device) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Code:
-    """A kernel's machine code with its launch."""
+    """A kernel's machine code with its launch, and the compiler's remarks on it."""
 
     name: str
     instructions: tuple[sass.Instruction, ...]
@@ -74,6 +75,7 @@ class Code:
     threads: int
     shared_bytes: int
     device: Device
+    remarks: tuple[str, ...] = ()
 
     @property
     def architecture(self) -> int:
@@ -98,14 +100,15 @@ class Code:
 
 
 @cache
-def _read(program: cubins.Program) -> sass.Cubin:
-    return sass.read(cubins.compiled(program).code)
+def _read(program: cubins.Program) -> tuple[sass.Cubin, tuple[str, ...]]:
+    made = cubins.compiled(program)
+    return sass.read(made.code), remarks(made.log)
 
 
 @cache
 def _code(name: str, program: cubins.Program, launch: tuple[int, int], device: Device) -> Code:
-    found = _read(program)
-    return Code(name, tuple(found.kernels[name]), found.resources[name], *launch, device)
+    found, remarked = _read(program)
+    return Code(name, tuple(found.kernels[name]), found.resources[name], *launch, device, remarked)
 
 
 def read(kernel: Kernel, device: Device) -> Code:

@@ -52,13 +52,14 @@ class Team:
     `registers`: of a consumer's and of a producer's thread, once `setmaxnreg` has moved them. Together they are what the block has
     at launch: a multiprocessor's 65,536 over its threads, rounded down to eights. The second pair is for a producer with more
     to keep than a causal mask: a window, key lengths, packed sequences.
-    `accumulators`: of a thread, for O, S and P, up to which `.ci/compile_gate.py` sees neither spills nor serialised products,
-    with none, one or both of a window and packed sequences, which keep bounds through the loops.
+    `accumulators`: of a thread, for O, S and P, and `block_cols`: Bc, up to which `.ci/compile_gate.py` sees neither spills nor
+    serialised products, with none, one or both of a window and packed sequences, which keep bounds through the loops.
     """
 
     consumers: int
     registers: tuple[tuple[int, int], tuple[int, int]]
     accumulators: tuple[int, int, int]
+    block_cols: tuple[int, int, int]
 
     @property
     def block_rows(self) -> int:
@@ -76,8 +77,8 @@ class Team:
 
 
 TEAMS = (
-    Team(3, ((160, 32), (152, 56)), (128, 104, 88)),
-    Team(2, ((240, 24), (232, 40)), (200, 176, 160)),
+    Team(3, ((160, 32), (160, 32)), (128, 104, 88), (256, 96, 80)),
+    Team(2, ((240, 24), (232, 40)), (200, 176, 160), (256, 128, 112)),
 )
 
 
@@ -206,6 +207,9 @@ def candidate(problem: Problem, device: Device, team: Team, block_cols: int) -> 
     each = next((each for each in needs if each.shared_bytes <= device.sram_per_block), needs[-1])
     if held > most:
         return replace(each, rejected=f"registers: O, S and P take {held} of {most}")
+    widest = team.block_cols[bounds_kept(problem)]
+    if block_cols > widest:
+        return replace(each, rejected=f"registers: beside the bounds that are kept, S has up to {widest} columns")
     if each.shared_bytes > device.sram_per_block:
         return replace(each, rejected=f"shared memory: {each.shared_bytes:,} of {device.sram_per_block:,} bytes")
     return replace(each, parts=tuple(part_clocks(problem, device, each.config).items()))

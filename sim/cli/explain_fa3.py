@@ -21,7 +21,7 @@ def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
     """What was tried, and of what was chosen: rooms, roles, clocks of a turn and the grid, for JSON."""
     assert isinstance(schedule, Fa3Schedule)
     problem, device = schedule.problem, schedule.device
-    blocks = schedule.block_rows, schedule.block_cols
+    blocks = schedule.tiling.used.block_rows, schedule.block_cols
     chosen = fa3_tiles.choose(problem, device, blocks)
     tried = fa3_tiles.candidates(problem, device, None if request.tiling is None else blocks)
     return {
@@ -35,7 +35,8 @@ def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
         "grid": {
             "row_blocks": schedule.works,
             "thread_blocks": schedule.grid,
-            "heads_at_a_time": schedule.section,
+            "heads_a_row_block": schedule.pack,
+            "heads_at_a_time": schedule.pack * schedule.section,
             "products_in_turns": chosen.config.ping_pong,
         },
     }
@@ -127,22 +128,18 @@ def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
 
 def show_roles(report: dict[str, Any], best: dict[str, Any]) -> None:
     """Threads and registers by role."""
-    found, groups = report["roles"], best["consumers"]
     say(
-        f"Registers, {report['launch_registers']} a thread at launch, then moved between the roles by setmaxnreg, of "
-        f"{report['device']['registers_per_sm']:,}:"
+        f"Registers: {report['launch_registers']} a thread at launch, which setmaxnreg then moves between the roles. The "
+        "producer is one warp of a warpgroup, which copies by TMA; "
+        f"{plural(best['consumers'], 'consumer warpgroup')} of {fa3_tiles.WARPGROUP_ROWS} rows do all else. Of "
+        f"{report['device']['registers_per_sm']:,} they have:"
     )
     click.echo()
-    what = {
-        "producer": "one warp of a warpgroup, which copies by TMA",
-        "consumers": f"{groups} warpgroups of {fa3_tiles.WARPGROUP_ROWS} rows each: products, exponentials, O",
-    }
     rows = [
-        (role, does, str(threads), str(each), f"{threads * each:,}")
-        for role, does in what.items()
-        for threads, each in [found[role].values()]
+        (role, str(threads), str(each), f"{threads * each:,}")
+        for role, (threads, each) in ((role, found.values()) for role, found in report["roles"].items())
     ]
-    show_table(("role", "", "threads", "a thread", "together"), rows, left=(0, 1))
+    show_table(("role", "threads", "a thread", "together"), rows)
 
 
 def order(report: dict[str, Any], request: Request) -> str:
@@ -154,11 +151,13 @@ def order(report: dict[str, Any], request: Request) -> str:
         if grid["products_in_turns"]
         else "Each warpgroup issues its products when it can"
     )
+    heads = grid["heads_a_row_block"]
+    together = f" A row block has rows of {heads} heads, which share K and V: queries are few." if heads > 1 else ""
     return (
         f"{plural(grid['row_blocks'], 'row block')} of all heads on {plural(grid['thread_blocks'], 'thread block')}, one a "
         f"multiprocessor, the longest first: {grid['row_blocks'] / grid['thread_blocks']:.2f} each. "
         f"{plural(grid['heads_at_a_time'], 'head')} at a time, whose K and V are {megabytes:,.1f} MB: as many as take half of the "
-        f"L2 ({request.device.l2_bytes / 2**20:.0f} MB), and at least one. {turns}."
+        f"L2 ({request.device.l2_bytes / 2**20:.0f} MB), and at least one.{together} {turns}."
     )
 
 

@@ -93,7 +93,8 @@ def side_by_side(request: Request, asked: TileSchedule, standard: Traffic) -> di
             told[algorithm] = {"refused": str(error)}
             continue
         form = theory.traffic(schedule)
-        blocks = {"block_rows": schedule.block_rows, "block_cols": schedule.block_cols}
+        used = schedule.tiling.used
+        blocks = {"block_rows": used.block_rows, "block_cols": used.block_cols}
         told[algorithm] = blocks | moved(form, standard)
     return told | {"standard_ideal": moved(standard, standard)}
 
