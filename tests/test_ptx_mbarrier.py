@@ -90,3 +90,76 @@ def test_an_mbarrier_is_used_before_its_thread_is_known_to_have_made_it(seed: in
         @%p3 mbarrier.arrive.shared.b64 %rd9, [%r2];"""
         launch = Module.from_ptx(program(body, ".param .u64 m")).launch("k", 1, 64, [None], seed=seed)
         assert {f.kind for f in launch.findings} - {"uninitialised"} == kinds  # where the arrival comes first there is none yet
+
+
+# -- relaxed --------------------------------------------------------------------------------------------------------------
+
+FENCES = "fence.acq_rel.cta;"
+MESSAGES = {
+    # What the arrival is, what the waiter does, and what is found.
+    "plain": ("ARRIVE.shared::cta.b64 _, [%r2];", "WAIT.shared::cta.b64", "", ""),
+    "relaxed arrival": ("ARRIVE.relaxed.cta.shared::cta.b64 _, [%r2];", "WAIT.shared::cta.b64", "", "race"),
+    "relaxed wait": ("ARRIVE.shared::cta.b64 _, [%r2];", "WAIT.relaxed.cta.shared::cta.b64", "", "race"),
+    "relaxed wait of a cluster": (
+        "ARRIVE.release.cluster.shared::cta.b64 _, [%r2];",
+        "WAIT.relaxed.cluster.shared::cta.b64",
+        "",
+        "race",
+    ),
+    "fenced arrival": (f"{FENCES} ARRIVE.relaxed.cta.shared::cta.b64 _, [%r2];", "WAIT.shared::cta.b64", "", ""),
+    "fenced wait": ("ARRIVE.shared::cta.b64 _, [%r2];", "WAIT.relaxed.cta.shared::cta.b64", FENCES, ""),
+    "fenced by somebody else": ("ARRIVE.shared::cta.b64 _, [%r2];", "WAIT.relaxed.cta.shared::cta.b64", f"@%p1 {FENCES}", "race"),
+    "both fenced": (f"{FENCES} ARRIVE.relaxed.cta.shared::cta.b64 _, [%r2];", "WAIT.relaxed.cta.shared::cta.b64", FENCES, ""),
+    "the fence before the store": (
+        f"{FENCES} st.shared.u32 [%r1], %r0; ARRIVE.relaxed.cta.shared::cta.b64 _, [%r2];",
+        "WAIT.shared::cta.b64",
+        "",
+        "race",
+    ),
+}
+WAYS = [("mbarrier.arrive", "mbarrier.try_wait.parity"), ("mbarrier.arrive_drop", "mbarrier.test_wait.parity")]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_relaxed_orders_nothing_without_a_fence(way: tuple[str, str], seed: int | None) -> None:
+    """Thread 0 stores and arrives, thread 32 waits and loads."""
+    for name, (arrive, wait, then, kind) in MESSAGES.items():
+        body = f"""@%p1 mbarrier.init.shared.b64 [%r2], 1; bar.sync 0; setp.eq.u32 %p3, %r0, 32; @%p3 bra OTHER; @!%p1 bra DONE;
+        st.shared.u32 [%r1], %r0; {arrive.replace("ARRIVE", way[0])} bra DONE;
+        OTHER: W: {wait.replace("WAIT", way[1])} %p2, [%r2], 0; @!%p2 bra W; {then} ld.shared.u32 %r5, [%r1]; DONE:"""
+        launch = Module.from_ptx(program(body, ".param .u64 m")).launch("k", 1, 64, [None], seed=seed)
+        assert [f.kind for f in launch.findings] == [kind] * bool(kind), (name, launch.findings)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_copy_is_not_there_for_a_relaxed_wait(seed: int | None) -> None:
+    """The tile of a bulk copy is read behind the wait of the thread that issued it, and of another one."""
+    x = np.arange(64, dtype=np.uint32)
+    for reader in (0, 32):
+        early = "race" if reader else "in flight"
+        for wait, then, kinds in (("", "", []), (".relaxed.cta", "", [early]), (".relaxed.cta", FENCES, [])):
+            body = f"""ld.param.u64 %rd1, [m]; @%p1 mbarrier.init.shared.b64 [%r2], 1; @%p1 fence.mbarrier_init.release.cluster;
+            bar.sync 0; @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 256;
+            @%p1 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1], 256, [%r2];
+            setp.ne.u32 %p3, %r0, {reader}; @%p3 bra DONE;
+            W: mbarrier.try_wait.parity{wait}.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra W;
+            {then} ld.shared.u32 %r5, [%r1]; DONE:"""
+            launch = Module.from_ptx(program(body, ".param .u64 m")).launch("k", 1, 64, [x], seed=seed)
+            assert [f.kind for f in launch.findings] == kinds, (reader, wait, then)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_relaxed_arrival_at_another_block(seed: int | None) -> None:
+    """It says that its block has begun; what it wrote is told by a fence for the cluster, not for the block."""
+    for fence, kinds in (("fence.acq_rel.cluster;", []), (FENCES, ["race"]), ("", ["race"])):
+        body = f"""mov.u32 %r5, %cluster_ctarank; setp.eq.u32 %p3, %r5, 0; and.pred %p2, %p1, %p3;
+        @%p2 mbarrier.init.shared.b64 [%r2], 1; barrier.cluster.arrive; barrier.cluster.wait; @!%p1 bra OVER;
+        mapa.shared::cluster.u32 %r6, %r2, 0;
+        @%p3 bra FIRST; st.shared.u32 [%r1], %r0; {fence}
+        mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%r6]; bra OVER;
+        FIRST: W: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r2], 0; @!%p2 bra W;
+        mapa.shared::cluster.u32 %r6, %r1, 1; ld.shared::cluster.u32 %r7, [%r6];
+        OVER: barrier.cluster.arrive; barrier.cluster.wait;"""
+        launch = Module.from_ptx(program(body, ".param .u64 m")).launch("k", 2, 32, [None], seed=seed, cluster=(2, 1, 1))
+        assert [f.kind for f in launch.findings] == kinds, fence

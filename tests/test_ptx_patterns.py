@@ -14,7 +14,8 @@ from test_ptx_harness import compile_cuda
 from cupyflash import Device, Problem, plan
 from cupyflash.sim.execution import allocate, run
 from cupyflash.sim.ptx.decode.ops.tensor import HALF_VALUES, widen_halves
-from cupyflash.sim.ptx.state.lanes import Lanes, Wave
+from cupyflash.sim.ptx.state.lanes import Grid, Lanes, Wave
+from cupyflash.sim.ptx.state.pages import PAGE, Pages
 from cupyflash.sim.ptx.state.patterns import REMEMBERED_LANES, wavefronts
 from suites import wide
 
@@ -111,6 +112,47 @@ def test_memory_of_attention_is_that_of_its_tensors_and_of_one_wave(masked: bool
         call()  # compiled and decoded
         peaks.append(peak(call))
     assert peaks[1] - peaks[0] < 3 * (tensors[1] - tensors[0])
+
+
+@given(st.integers(0, 50), st.lists(st.integers(1, 4), min_size=3, max_size=3), st.lists(st.integers(0, 5), min_size=3, max_size=3))
+def test_lanes_at_equal_distances_are_a_grid(first: int, counts: list[int], gaps: list[int]) -> None:
+    """Columns of an array by the grid of their numbers are the columns; a set with one lane moved is no grid, or that one."""
+    inner, middle, outer = counts
+    step = inner + gaps[0]
+    jump = middle * step + gaps[1]
+    index = (first + np.arange(outer)[:, None, None] * jump + np.arange(middle)[:, None] * step + np.arange(inner)).reshape(-1)
+    rows = np.arange(3 * (int(index[-1]) + 9)).reshape(3, -1)
+    for chosen in (index, np.append(index, index[-1] + 1 + gaps[2]), np.setdiff1d(index, index[len(index) // 2])):
+        grid = Grid.find(chosen) if len(chosen) else None
+        assert grid is not None or chosen is not index
+        if grid is not None:
+            assert (grid.of(rows).reshape(3, -1) == rows[:, chosen]).all()
+
+
+@given(st.integers(8, 40), st.integers(1, 4), st.integers(0, 2**16), st.integers(1, 24))
+def test_pages_of_ranges(lines: int, blocks: int, draw: int, units: int) -> None:
+    """Every byte of a range is in a page of it, pages are of one block, and whole ranges are all bytes of their pages."""
+    stride, size = 128 * lines, 16 * units
+    pages, block = Pages(stride, blocks), draw % blocks
+    start = block * stride + draw * 16 % max(16, stride - size)
+    if start + size > (block + 1) * stride:
+        return
+    (found,), whole = pages.of_ranges(np.array([start]), size)
+    every = pages.of(np.arange(blocks * stride))
+    assert set(found.tolist()) == set(every[start : start + size].tolist())
+    assert (every.reshape(blocks, -1) // pages.per_block == np.arange(blocks)[:, None]).all()
+    assert whole == (int(np.isin(every, found).sum()) == size and size % PAGE == 0)
+    assert (every[pages.start(found)] == found).all() and (np.bincount(every)[found] == PAGE)[pages.whole(found)].all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_sets_of_lanes_meet(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    wave = Wave(0, 3, 96, 128, 32)
+    for _ in range(20):
+        some, others = some_lanes(wave, rng), some_lanes(wave, rng)
+        assert wave.meet(some, others) == bool(np.isin(some.index, others.index).any())
+        assert (some.warp_ids == np.unique(some.warp)).all()
 
 
 COPY = """extern "C" __global__ void copy(const TYPE* x, TYPE* y, int n) {

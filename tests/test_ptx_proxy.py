@@ -61,7 +61,7 @@ def test_a_missing_fence_is_found(write: str, seed: int | None) -> None:
     for name, between in MISSING.items():
         launch, _ = stored(WRITES[write], between, seed=seed)
         assert [f.kind for f in launch.findings] == ["proxy"], name
-        assert "cp reads shared memory" in launch.findings[0].message
+        assert "cp.async.bulk reads shared memory" in launch.findings[0].message
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -121,3 +121,22 @@ def test_a_copy_over_what_was_read_needs_no_fence(seed: int | None) -> None:
     ld.shared.u32 %r5, [%r4];"""
     launch = run(kernel(body, [".u64 x"], REGISTERS), {"x": np.zeros(64, np.uint32)}, block=64, seed=seed)
     assert launch.findings == ()
+
+
+def test_findings_name_the_whole_instruction() -> None:
+    """A copy is what it is called in the PTX, also where another instruction's finding speaks of it."""
+    for write, between, part in (
+        ("", "bar.sync 0;", "cp.async.bulk reads shared memory that nobody wrote"),
+        (WRITES["st"], "bar.sync 0; @%p1 add.u32 %r2, %r2, 4;", "cp.async.bulk of 256 bytes at 0x4 of shared memory: "),
+        (WRITES["st"], f"{FENCE} bar.sync 0; add.u64 %rd1, %rd1, 16;", "cp.async.bulk of 256 bytes, some at offset 0x10 of 'y'"),
+    ):
+        launch, _ = stored(write, between)
+        assert any(part in f.message for f in launch.findings), launch.findings
+    late = STORE.replace("cp.async.bulk.wait_group 0;", "") + "st.shared.u32 [%r4], 7;"
+    body = f"""ld.param.u64 %rd1, [y]; mov.u32 %r1, %tid.x; mov.u32 %r2, s; shl.b32 %r3, %r1, 2; add.u32 %r4, %r2, %r3;
+    setp.eq.u32 %p1, %r1, 0; {WRITES["st"]} {FENCE} bar.sync 0; @!%p1 bra DONE; {late} DONE:"""
+    launch = run(kernel(body, [".u64 y"], REGISTERS), {"y": np.zeros(64, np.uint32)}, block=64)
+    messages = sorted(f.message for f in launch.findings)
+    late = "has read shared memory: a cp.async.bulk.wait_group.read is missing"
+    assert messages[0] == f"the thread exits before its cp.async.bulk {late}"
+    assert messages[1].startswith("write at offset 0x0 of shared memory and cp.async.bulk at PTX line")

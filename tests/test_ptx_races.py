@@ -278,6 +278,35 @@ y[t] = s[t ^ %d];"""
         assert races(launch(body % 64, 1, 128, seed))
 
 
+LOCK = """if (blockIdx.x < 2) {
+x[blockIdx.x * 128 + t] = t;
+__threadfence();
+asm volatile("bar.sync 1, 128;" ::: "memory");
+if (t == 0) atomicAdd(n, 1);
+} else {
+if (t < 64) {
+if (t == 0) while (atomicAdd(n, 0) < 2) {}
+asm volatile("bar.sync 1, 64;" ::: "memory");
+//
+y[t] = x[t + 64] + x[t + 128];
+}
+}"""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_named_barriers_hand_on_what_atomics_told(seed: int | None) -> None:
+    """As split-K does: one thread waits for the other blocks and meets some warps of its block."""
+    assert launch(LOCK, 3, 128, seed).findings == ()
+    # Once more, so that those who know already are told more.
+    again = LOCK.replace("//", 'if (t == 32) atomicAdd(n, 0);\nasm volatile("bar.sync 1, 64;" ::: "memory");')
+    assert launch(again, 3, 128, seed).findings == ()
+    # Without the barrier, and in a warp that has not met the one that knows.
+    assert races(launch(LOCK.replace('"bar.sync 1, 64;"', '""'), 3, 128, seed)) == {line_of(LOCK, "y[t]")}
+    alone = 'if (t < 32) asm volatile("bar.sync 1, 32;" ::: "memory");'
+    part = LOCK.replace('asm volatile("bar.sync 1, 64;" ::: "memory");', alone)
+    assert races(launch(part, 3, 128, seed)) == {line_of(LOCK, "y[t]")}
+
+
 PIPELINE = """__shared__ __align__(16) unsigned s[2][128];
 unsigned to = (unsigned)__cvta_generic_to_shared(&s[0][t]), sum = 0;
 asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\\ncp.async.commit_group;" :: "r"(to), "l"(x + t) : "memory");

@@ -318,7 +318,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"interleave": 16}, "3 to 5 dimensions with interleave"),
     ({"interleave": 32, "dims": (8, 4, 4), "box": (8, 4, 4), "strides": (48, 192)}, "multiples of 32 bytes"),
     ({"interleave": 32, "dims": (8, 4, 4), "box": (8, 4, 4)}, "needs a swizzle of 32 bytes"),
-    ({"interleave": 16, "dims": (8, 4, 4), "box": (8, 4, 4)}, "no interleaved layouts"),
+    ({"interleave": 16, "dims": (8, 4, 4), "box": (8, 4, 4)}, "names NC/8HWC8, but has no stride"),
+    ({"interleave": 32, "dims": (8, 4, 4), "box": (8, 4, 4), "swizzle": 32}, "names NC/16HWC16"),
     ({"strides": (256,)}, "strides without dims"),
     ({"box": (8.0, 4)}, "box must be whole numbers"),
 ]

@@ -197,6 +197,71 @@ def test_one_thread_may_give_a_stage_back(seed: int | None) -> None:
     assert [(f.kind, f.ptx_line) for f in launch.findings] == [("race", line)]
 
 
+# -- the same instruction in all four warps -------------------------------------------------------------------------------------
+
+LAST = "setp.ge.u32 %p2, %t, 96;"
+DONE = f"{READY} {FENCE} MMA {COMMIT} {WAIT} {LAST}"
+ARRIVE = "mbarrier.arrive.shared.b64 %rd1, [bar];"
+REGISTERS = "setmaxnreg.dec.sync.aligned.u32"
+ALIGNED: dict[str, tuple[str, str, str]] = {
+    "wgmma.fence": (f"@%p2 bra OVER;\n {FENCE}\n OVER:", FENCE, "warp 3 runs wgmma.commit_group at PTX line"),
+    "wgmma.commit_group": (f"@%p2 bra OVER;\n {COMMIT}\n OVER:", COMMIT, "warp 3 runs wgmma.commit_group at PTX line"),
+    "wgmma.wait_group": (f"@!%p2 bra OVER;\n {WAIT}\n OVER:", WAIT, "warp 0 runs wgmma.commit_group at PTX line"),
+    "setmaxnreg.dec": (f"@%p2 bra OVER;\n {REGISTERS} 40;\n OVER:", REGISTERS, "warp 3 runs wgmma.commit_group at PTX line"),
+    "wgmma.wait_group ": (
+        f"@%p2 bra OTHER;\n {WAIT}\n bra OVER; OTHER: wgmma.wait_group.sync.aligned 0x0; OVER:",
+        WAIT,
+        "warp 3 runs wgmma.wait_group at PTX line",
+    ),
+    "wgmma.fence ": (f"@%p2 ret;\n {FENCE}\n", FENCE, "warp 3 has exited"),
+    "wgmma.commit_group ": (f"setp.ne.u32 %p2, %t, 40;\n @%p2 {COMMIT}\n", f"@%p2 {COMMIT}", "for some threads of a warp only"),
+}
+"""By the instruction that not all run (a blank tells two apart): code behind a whole product, the line, a part of the message."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", ALIGNED)
+def test_not_all_warps_run_it(name: str, seed: int | None) -> None:
+    body, part, message = ALIGNED[name]
+    case = Case()
+    text = program(case, f"{DONE.replace('MMA', case.instruction())}\n {body} {COMMIT}")
+    launch = run(text, data(case).args, block=128, seed=seed)
+    assert [f.kind for f in launch.findings] == ["disagreement"], [str(f) for f in launch.findings]
+    assert text.splitlines()[launch.findings[0].ptx_line - 1].strip() == part + (" 40;" if part == REGISTERS else "")
+    assert launch.findings[0].message.startswith(f"{name.strip()} must be run by all") and message in launch.findings[0].message
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_warps_that_part_and_run_the_same_do_not_disagree(seed: int | None) -> None:
+    """At different times, with an ordinary branch between; also in a block whose last warpgroup has only one warp."""
+    spin = "mov.u32 %r7, 0; SPIN: add.u32 %r7, %r7, 1; setp.lt.u32 %p1, %r7, %t; @%p1 bra SPIN;"
+    body = f"{REGISTERS} 40; setp.ge.u32 %p2, %t, 128; @%p2 bra OVER; {FENCE} MMA {spin} {COMMIT} {WAIT} OVER: {spin} bar.sync 0;"
+    case, block = Case(), 160
+    found = data(case)
+    found.args |= {name: np.concatenate([found.args[name], found.args[name][:32]]) for name in "yz"}
+    text = program(case, f"{READY} {body.replace('MMA', case.instruction()).replace('SPIN', 'TURN', 2)}")
+    launch = run(text, found.args, block=block, seed=seed)
+    found.args["y"] = found.args["y"][:128]
+    assert launch.findings == () and right(case, found)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_warps_of_two_blocks_are_no_warpgroup(seed: int | None) -> None:
+    """Two warps of one block and the other two of the next come first, together."""
+    body = f"""{READY} mov.u32 %r7, %ctaid.x; shr.u32 %r8, %t, 6; setp.eq.u32 %p2, %r7, %r8; @!%p2 bra LATER;
+    GO: {FENCE} MMA {COMMIT} {WAIT} mul.wide.u32 %rd9, %r7, 16384; add.s64 %rd2, %rd2, %rd9; add.s64 %rd2, %rd2, 16384; bra OVER;
+    LATER: add.u32 %r9, %r7, 0; bra GO; OVER:"""
+    case = Case()
+    found = data(case)
+    found.args["y"] = np.concatenate([found.args["y"]] * 3)
+    launch = run(program(case, body.replace("MMA", case.instruction())), found.args, grid=2, block=128, seed=seed)
+    assert launch.findings == ()
+    results = found.args["y"]
+    for k in (1, 2):
+        found.args["y"] = results[128 * k : 128 * (k + 1)]
+        assert right(case, found)
+
+
 # -- setmaxnreg -----------------------------------------------------------------------------------------------------------------
 
 
@@ -209,13 +274,18 @@ def test_one_thread_may_give_a_stage_back(seed: int | None) -> None:
         ("dec 24", "inc 232", ".maxntid 256, 1, 1 .minnctapersm 2", []),
         ("inc 240", "dec 40", ".maxnreg 136", ["deadlock"]),
         ("dec 24", "inc 240", ".reqntid 256 .minnctapersm 2", ["deadlock"]),
-        ("inc 40", "dec 24", ".maxnreg 136", ["register budget"]),
+        ("inc 40", "inc 232", ".maxnreg 136", ["register budget"]),
+        ("inc 40", "dec 24", ".maxnreg 136", []),
+        ("inc 240", "dec 40", ".maxntid 256 .minnctapersm 1", []),
         ("dec 24", "dec 144", ".maxnreg 136", ["register budget"]),
         ("inc 240", "inc 240", "", []),
     ],
 )
 def test_register_pools(first: str, second: str, directives: str, kinds: list[str], seed: int | None) -> None:
-    """What is asked for beyond the pool is never there; without directives ptxas ignores the instruction."""
+    """What is asked for beyond the pool is never there; without directives ptxas ignores the instruction.
+
+    At launch a thread has no more than the largest .inc asks for: so has ptxas 13.0 it (-v).
+    """
     a, b = (f"setmaxnreg.{one.split()[0]}.sync.aligned.u32 {one.split()[1]};" for one in (first, second))
     body = f"mov.u32 %t, %tid.x; setp.ge.u32 %p1, %t, 128; @%p1 bra SECOND; {a} bra DONE; SECOND: {b} DONE:"
     text = kernel(body, [], ".reg .b32 %t; .reg .pred %p1;").replace("k()", f"k() {directives}")
@@ -223,6 +293,24 @@ def test_register_pools(first: str, second: str, directives: str, kinds: list[st
     assert [f.kind for f in launch.findings] == kinds
     if kinds == ["deadlock"]:
         assert "of the block's" in launch.findings[0].message and "registers a thread" in launch.findings[0].message
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_between_two_setmaxnreg_the_warpgroup_synchronises(seed: int | None) -> None:
+    for between, kinds in (
+        ("", ["register budget"]),
+        ("bar.warp.sync -1;", ["register budget"]),
+        ("setp.lt.u32 %p1, %t, 64; @%p1 bar.sync 2, 64; @!%p1 bar.sync 3, 64;", ["register budget"]),
+        ("bar.sync 0;", []),
+        ("bar.sync 1, 128;", []),
+        (f"{ARRIVE} LOOK: mbarrier.try_wait.parity.shared.b64 %p1, [bar], 0; @!%p1 bra LOOK;", []),
+    ):
+        body = f"""mov.u32 %t, %tid.x; setp.eq.u32 %p1, %t, 0; @%p1 mbarrier.init.shared.b64 [bar], 128; bar.sync 0;
+        {REGISTERS} 64;\n {between}\n {REGISTERS} 40;"""
+        text = kernel(body, [], ".shared .align 8 .b64 bar; .reg .b32 %t; .reg .b64 %rd1; .reg .pred %p1;")
+        launch = run(text.replace("k()", "k() .maxnreg 128"), {}, block=128, seed=seed)
+        assert [(f.kind, f.ptx_line) for f in launch.findings] == [(kind, line_of(text, "40;")) for kind in kinds], between
+        assert not kinds or "must synchronise between the two" in launch.findings[0].message
 
 
 @pytest.mark.parametrize("count", ["16", "260", "28"])

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -113,7 +114,7 @@ class Code:
         self.communicates = any(may_wait_for_other_blocks(i) for i in self.instructions)
         self._regions: dict[tuple[int, bool], Region] = {}
         self._mixes: dict[tuple[int, int], Mix] = {}
-        self._rows: dict[int, list[tuple[int, Array]]] = {0: []}
+        self._rows: dict[int, list[tuple[int, Array, list[slice]]]] = {0: []}
 
     @cached_property
     def read_somewhere(self) -> frozenset[str]:
@@ -326,15 +327,16 @@ class Code:
             registers ^= low
         return mask
 
-    def rows(self, mask: int) -> list[tuple[int, Array]]:
-        """A mask of rows as (width, row numbers) for each file that has some."""
+    def rows(self, mask: int) -> list[tuple[int, Array, list[slice]]]:
+        """A mask of rows as (width, row numbers, the same as runs) for each file that has some."""
         found = self._rows.get(mask)
         if found is None:
             found = []
             for width in WIDTHS:
                 part = (mask >> self.row_base[width]) & ((1 << self.rows_of_width[width]) - 1)
                 if part:
-                    found.append((width, np.array([n for n in range(part.bit_length()) if part >> n & 1])))
+                    numbers = np.array([n for n in range(part.bit_length()) if part >> n & 1])
+                    found.append((width, numbers, [run for _, run in runs(numbers)]))
             self._rows[mask] = found
         return found
 
@@ -395,6 +397,13 @@ class Code:
     def executed(self) -> Iterator[tuple[Mix, int, int]]:
         """The regions that ran: what is in each, how many warps and how many threads ran it."""
         return ((self.mix(one), one.executed, one.threads) for one in self.regions() if one.executed)
+
+
+def runs(numbers: Array) -> list[tuple[slice, slice]]:
+    """Where `numbers` go up by one: the positions of each such run, and its numbers."""
+    ends = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1] + 1) + 1).tolist(), len(numbers)]
+    pairs = [(a, b, int(numbers[a])) for a, b in pairwise(ends) if b > a]
+    return [(slice(a, b), slice(first, first + b - a)) for a, b, first in pairs]
 
 
 def is_constant(register: Reg) -> bool:

@@ -28,10 +28,10 @@ Temp = Callable[[str, tuple[int, ...], Any], Array]
 class Warpgroups(Protocol):
     """Products of warpgroups on their way (`execute.warpgroups`)."""
 
-    def fence(self, lanes: Lanes) -> None:
+    def fence(self, i: Instruction, lanes: Lanes) -> None:
         """wgmma.fence of whole warps."""
 
-    def commit(self, lanes: Lanes) -> None:
+    def commit(self, i: Instruction, lanes: Lanes) -> None:
         """wgmma.commit_group of whole warps."""
 
 

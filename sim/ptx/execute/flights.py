@@ -19,7 +19,8 @@ from ..text.syntax import Instruction
 from ..text.types import TYPES, Array
 from .registers import Frame
 
-SLOTS = 256
+BITS = 8
+SLOTS = 1 << BITS
 """A code is a product's number times this, plus the number of its register."""
 
 
@@ -43,6 +44,8 @@ class Flights:
         self.touched = np.zeros(shape, np.int64)
         self.done = np.zeros(shape[1], np.int64)
         self.fenced = np.zeros(shape[1], np.bool_)
+        self.changes = 0
+        """How often codes were changed."""
         self.products.clear()
 
     def numbers(self, names: list[str]) -> Array:
@@ -73,6 +76,7 @@ class Flights:
                 other = self.code.instructions[int(found[at, warp]) - 1]
                 message = f"no wgmma.fence between {source(other)}, which accesses register {name}, and the wgmma that uses it"
                 self.report("missing fence", message, i, lanes, (found != 0).any(axis=0))
+        self.changes += 1
         self.codes[written[:, None], warps] = (number * SLOTS + np.arange(len(written)))[:, None]
         if len(read):
             self.reading[read[:, None], warps] = number
@@ -113,12 +117,13 @@ class Flights:
             now = 0 if start is None else self.codes[start, warps]
             before = self.codes[target, warps]
             # Another register has the old contents, if anybody still wants them; or nobody does, and the product writes over these.
-            lost = (before >> 8 > self.done[warps]) & (before != now)
+            lost = (before >> BITS > self.done[warps]) & (before != now)
             if lost.any():
                 lost &= (self.codes[:, warps] == before).sum(axis=0) == 1
             lost |= self.reading[target, warps] > self.done[warps]
             if lost.any():
                 self.complain("writes", np.array([target]), i, lanes, lost[None])
+            self.changes += 1
             self.codes[target, warps] = now
             self.touched[target, warps] = 0 if start is None else self.touched[start, warps]
 
@@ -133,12 +138,13 @@ class Flights:
             warps = lanes.warp_ids
             for rows, verb in ((written, "writes"), (read, "reads")) if flying else ():
                 if len(rows):
-                    bad = (self.codes[rows[:, None], warps] >> 8 > self.done[warps]) | (
+                    bad = (self.codes[rows[:, None], warps] >> BITS > self.done[warps]) | (
                         self.reading[rows[:, None], warps] > self.done[warps]
                     )
                     if bad.any():
                         self.complain(verb, rows, i, lanes, bad)
             if flying and len(written):
+                self.changes += 1
                 self.codes[written[:, None], warps] = 0
             if touching:
                 self.touched[both[:, None], warps] = pc + 1
@@ -152,8 +158,8 @@ class Flights:
         at, warp = (int(k[0]) for k in np.nonzero(bad))
         row, number = int(rows[at]), int(lanes.warp_ids[warp])
         assert self.facts is not None
-        written = int(self.codes[row, number]) >> 8 > int(self.done[number])
-        product = int(self.codes[row, number]) >> 8 if written else int(self.reading[row, number])
+        written = int(self.codes[row, number]) >> BITS > int(self.done[number])
+        product = int(self.codes[row, number]) >> BITS if written else int(self.reading[row, number])
         role = "accumulates in" if written else "reads as A"
         name = list(self.facts.rows)[row]
         message = (

@@ -202,7 +202,7 @@ class Machine:
         self.mbarriers = MBarriers(memory)
         self.bulks = Bulks(self.wave, memory, self.mbarriers, self.maps)
         self.warpgroups = Warpgroups(self, self.flights, self.random)
-        self.pools = RegisterPools(self)
+        self.pools = RegisterPools(self, self.warpgroups.agreement)
         self.ready.push(0, self.wave.lanes(np.flatnonzero(self.wave.alive)))
         while True:
             while self.ready or self.mbarriers.answers:

@@ -5,11 +5,12 @@ With g = lane >> 2, t = lane & 3, warp w of a group has rows 16 w + g and 8 more
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from ..decode.code import runs
 from ..decode.ops.rounding import half_bits
 from ..decode.ops.tensor import Decode
 from ..decode.registry import Arg, Multiply
@@ -18,10 +19,14 @@ from ..state.lanes import WARP, Lanes
 from ..text.syntax import Instruction
 from ..text.types import Array
 from .host import Host
+from .operands import Operand
 
 GROUP = 4
 THREADS = GROUP * WARP
 ROWS = 64
+
+EIGHT = np.dtype("V32")
+"""Eight float32 that lie together."""
 
 ALONE = 1 << 18
 """Multiplications of a matrix product that OpenBLAS makes in one thread."""
@@ -40,12 +45,44 @@ class Bound:
     others: tuple[Arg, ...]
     decode: tuple[Decode, Decode]
 
+    def goes_on(self, other: Bound) -> bool:
+        """Whether a product of `other` may go on with the sums of one of this."""
+        mine, theirs = self.control, other.control
+        return (mine.columns, mine.result) == (theirs.columns, theirs.result)
+
+
+class Sums:
+    """Accumulators of warpgroups, (slots, 64, columns) float32: those of products on their way."""
+
+    def __init__(self, columns: int):
+        self.pool = np.zeros((0, ROWS, columns), np.float32)
+        self.newest = np.zeros(0, np.int64)
+        """The newest product that adds to each; 0: nobody does."""
+
+    def take(self, count: int) -> Array:
+        """Slots that nobody uses; what they hold is to be set."""
+        free = np.flatnonzero(self.newest == 0)
+        if len(free) < count:
+            size = len(self.pool)
+            more = max(count, size)
+            self.pool = np.concatenate((self.pool, np.empty((more, *self.pool.shape[1:]), np.float32)))
+            self.newest = np.concatenate((self.newest, np.zeros(more, np.int64)))
+            free = np.concatenate((free, np.arange(size, size + more)))
+        return free[:count]
+
+    def of(self, slots: Array) -> Array:
+        """The sums in these slots, without a copy where they are in a row."""
+        first = int(slots[0])
+        if np.count_nonzero(slots - first != np.arange(len(slots))):
+            return np.asarray(self.pool[slots])
+        return self.pool[first : first + len(slots)]
+
 
 @dataclass(eq=False)
 class Product:
     """One executed wgmma of some warpgroups. Arrays have one entry a warpgroup; `over` one a warp.
 
-    `first`: the first warp of each; `units`: of A (none where it is in registers) and B; `total`: where the sums go, shared by
+    `first`: the first warp of each; `operands`: A (none where it is in registers) and B; `slots`: where its sums are, shared by
     a chain; `adds`: scale-d; `group`: commits before it; `reading`: its numbers in the race detector.
     """
 
@@ -53,9 +90,10 @@ class Product:
     bound: Bound
     lanes: Lanes
     first: Array
-    units: tuple[Array | None, Array]
+    operands: tuple[Operand | None, Operand]
     adds: Array
-    total: Array
+    sums: Sums
+    slots: Array
     group: Array
     landed: Array
     over: Array
@@ -66,7 +104,7 @@ class Product:
         """D as (registers, lanes of the warpgroups); kept, once everything of it has landed."""
         if self.held is not None:
             return self.held
-        found = registers(self.total, self.bound.control)
+        found = registers(self.sums.of(self.slots), self.bound.control)
         if self.landed.all():
             self.held = found
         return found
@@ -76,51 +114,102 @@ class Product:
         return np.asarray((self.first[:, None] == first).any(axis=1))
 
 
-def compute(machine: Host, run: list[Product], at: Array | None = None) -> None:
-    """Products of one chain, together as one along K; `at`: only of these warpgroups."""
-    if not run:
+Step = list[tuple[Product, Array]]
+"""A step along K of some warpgroups: products of one instruction, and which warpgroups of each."""
+
+Chain = list[tuple[Product, int]]
+"""Steps along K of one warpgroup: a product, and the warpgroup's place in it."""
+
+
+def land(machine: Host, products: list[Product], due: Callable[[Product], Array]) -> None:
+    """Compute what is due (booleans, a warpgroup each) of these products, oldest first: chains of steps at once, also of warpgroups
+    that came to the same instructions one after the other."""
+    pending: list[tuple[Product, Array]] = []
+    for product in products:
+        now = due(product) & ~product.landed
+        if now.any():
+            product.landed |= now
+            pending.append((product, np.flatnonzero(now)))
+    if all(len(at) == len(p.first) and np.array_equal(p.first, pending[0][0].first) for p, at in pending):
+        steps: list[Step] = []
+        for product, at in pending:
+            before = steps[-1][0][0] if steps else None
+            if before is not None and not (joins(before, product) and product.adds.all() and (before.slots == product.slots).all()):
+                compute(machine, steps)
+                steps = []
+            steps.append([(product, at)])
+        if steps:
+            compute(machine, steps)
         return
-    control = run[0].bound.control
-    a, b = factor(machine, run, 0, at), factor(machine, run, 1, at)
-    total, adds = (run[0].total, run[0].adds) if at is None else (run[0].total[at], run[0].adds[at])
-    if control.result == "f32" and at is None and control.sign > 0 and not adds.any():
-        multiply(a, b, total)
-        return
-    product = np.empty(total.shape, np.float32)
-    multiply(a, b, product)
+    chains: dict[int, list[Chain]] = {}
+    for product, at in pending:
+        for k, one in zip(at.tolist(), product.first[at].tolist(), strict=True):
+            mine = chains.setdefault(one, [])
+            before, place = mine[-1][-1] if mine else (None, 0)
+            if before is not None and joins(before, product) and product.adds[k] and before.slots[place] == product.slots[k]:
+                mine[-1].append((product, k))
+            else:
+                mine.append([(product, k)])
+    for turn in range(max(map(len, chains.values()))):
+        alike: dict[tuple[object, ...], list[Chain]] = {}
+        for mine in chains.values():
+            if turn < len(mine):
+                product, k = mine[turn][0]
+                key = bool(product.adds[k]), *(id(p.bound) for p, _ in mine[turn])
+                alike.setdefault(key, []).append(mine[turn])
+        for group in alike.values():
+            compute(machine, [together(step) for step in zip(*group, strict=True)])
+
+
+def together(step: Sequence[tuple[Product, int]]) -> Step:
+    """Warpgroups of one step, in order, those of one product at once."""
+    out: list[tuple[Product, list[int]]] = []
+    for product, k in step:
+        if out and out[-1][0] is product:
+            out[-1][1].append(k)
+        else:
+            out.append((product, [k]))
+    return [(product, np.array(at)) for product, at in out]
+
+
+def compute(machine: Host, steps: list[Step]) -> None:
+    """Steps of one chain as one product along K."""
+    control, sums = steps[0][0][0].bound.control, steps[0][0][0].sums
+    slots, adds = (gathered([getattr(p, name)[at] for p, at in steps[0]]) for name in ("slots", "adds"))
+    a, b = factor(machine, steps, 0), factor(machine, steps, 1)
+    product = np.empty((len(slots), ROWS, control.columns), np.float32)
+    # Warpgroups that have B in common are one with more rows.
+    rows = len(slots) // len(b) * ROWS
+    multiply(a.reshape(len(b), rows, a.shape[2]), b, product.reshape(len(b), rows, control.columns))
     if control.sign < 0:
         np.negative(product, product)
+    total = sums.of(slots)
     if adds.all():
         product += total
     elif adds.any():
         np.add(product, total, out=product, where=adds[:, None, None])
     if control.result == "f16":
         product = half_bits(product).view(np.float16).astype(np.float32)
-    if at is None:
-        np.copyto(total, product)
-    else:
-        run[0].total[at] = product
+    sums.pool[slots] = product
 
 
-def factor(machine: Host, run: list[Product], side: int, at: Array | None) -> Array:
-    """A (side 0) as (warpgroups, 64, K), or B as (warpgroups, K, N), of products side by side along K."""
-    control = run[0].bound.control
-    where: Any = slice(None) if at is None else at
-    decode = run[0].bound.decode[side]
+def gathered(parts: list[Array], axis: int = 0) -> Array:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)
+
+
+def factor(machine: Host, steps: list[Step], side: int) -> Array:
+    """A (side 0) as (warpgroups, 64, K), or B as (warpgroups, K, N), of steps side by side along K; B is there once for the
+    warpgroups in a row that have it in common, if they are equally many everywhere."""
+    control, decode = steps[0][0][0].bound.control, steps[0][0][0].bound.decode[side]
     if side == 0 and control.a_in_registers:
-        parts = [fragments(machine, p)[where] for p in run]
-        bits = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
-        out = np.empty((bits.shape[0], ROWS, control.depth * len(run)), np.float32)
+        bits = gathered([gathered([fragments(machine, p)[at] for p, at in step]) for step in steps], axis=2)
+        out = np.empty((bits.shape[0], ROWS, control.depth * len(steps)), np.float32)
         decode(np.ascontiguousarray(bits), out)
         return out
     k_major = control.k_major[side]
-    tiles = []
-    for p in run:
-        units = p.units[side]
-        assert units is not None
-        tiles.append(units[where])
-    units = tiles[0] if len(tiles) == 1 else np.concatenate(tiles, axis=2 if k_major else 1)
-    data = machine.memory.shared_view(UNIT).take(units)
+    shared = 1 if side == 0 else min(in_common(step) for step in steps)
+    tiles = [gathered([operand_of(p, side).units()[at] for p, at in step])[::shared] for step in steps]
+    data = machine.memory.shared_view(UNIT).take(gathered(tiles, axis=2 if k_major else 1))
     size = 32 // control.depth
     out = np.empty((data.shape[0], data.shape[1], data.shape[2] * UNIT // size), np.float32)
     decode(data.view(np.uint32), out)
@@ -128,10 +217,43 @@ def factor(machine: Host, run: list[Product], side: int, at: Array | None) -> Ar
     return out if k_major == (side == 0) else out.transpose(0, 2, 1)
 
 
+def operand_of(product: Product, side: int) -> Operand:
+    operand = product.operands[side]
+    assert operand is not None
+    return operand
+
+
+def in_common(step: Step) -> int:
+    """How many warpgroups in a row have the same B, if it is the same number everywhere; else 1."""
+    keys = gathered([operand_of(p, 1).keys()[at] for p, at in step])
+    other = np.flatnonzero((keys != keys[0]).any(axis=1))
+    count = int(other[0]) if len(other) else len(keys)
+    if len(keys) % count:
+        return 1
+    runs = keys.reshape(-1, count, 2)
+    return 1 if np.count_nonzero(runs != runs[:, :1]) else count
+
+
 def rows_of(machine: Host, places: Array, lanes: Lanes) -> Array:
     """Registers of 32 bits as (registers, lanes)."""
-    file = machine.full.files[32]
-    return file[places, lanes.slice] if lanes.slice is not None else file[places[:, None], lanes.index]
+    file, grid = machine.full.files[32], lanes.grid
+    if grid is None:
+        return file[places[:, None], lanes.index]
+    out, there = np.empty((len(places), *grid.counts), file.dtype), grid.of(file)
+    for at, run in runs(places):
+        out[at] = there[run]
+    return out.reshape(len(places), lanes.n)
+
+
+def put_rows(machine: Host, places: Array, lanes: Lanes, values: Array) -> None:
+    """Write registers of 32 bits, (registers, lanes)."""
+    file, grid = machine.full.files[32], lanes.grid
+    if grid is None:
+        file[places[:, None], lanes.index] = values
+        return
+    held, there = values.reshape(len(places), *grid.counts), grid.of(file)
+    for at, run in runs(places):
+        there[run] = held[at]
 
 
 def fragments(machine: Host, product: Product) -> Array:
@@ -144,15 +266,15 @@ def fragments(machine: Host, product: Product) -> Array:
 
 def multiply(a: Array, b: Array, out: Array) -> None:
     """a b for each warpgroup, some columns at a time: for larger products OpenBLAS calls other threads, and waits for them."""
-    step = max(8, ALONE // (ROWS * a.shape[2]))
+    step = max(8, ALONE // (a.shape[1] * a.shape[2]))
     for first in range(0, out.shape[2], step):
         np.matmul(a, b[:, :, first : first + step], out=out[:, :, first : first + step])
 
 
 def joins(before: Product, after: Product) -> bool:
-    """Whether two products of one chain may be one along K."""
+    """Whether two products may be one along K, if the second adds to the sums of the first."""
     mine, theirs = before.bound.control, after.bound.control
-    return mine == theirs and mine.result == "f32" and bool(after.adds.all())
+    return mine == theirs and mine.result == "f32"
 
 
 def registers(total: Array, control: Multiply) -> Array:
@@ -162,8 +284,11 @@ def registers(total: Array, control: Multiply) -> Array:
         halves = half_bits(total).reshape(count, GROUP, 2, 8, columns // 8, 4, 2)
         turned = np.ascontiguousarray(halves.transpose(4, 2, 0, 1, 3, 5, 6))
         return turned.view(np.uint32).reshape(columns // 4, count * THREADS)
-    parts = total.view(np.uint32).reshape(count, GROUP, 2, 8, columns // 8, 4, 2)
-    return parts.transpose(4, 2, 6, 0, 1, 3, 5).reshape(columns // 2, count * THREADS)
+    # Eight columns of a row at a time, then one register at a time: twice as fast as at once.
+    parts = np.ascontiguousarray(total.reshape(-1, columns).view(EIGHT).T).view(np.uint32)
+    turned = np.empty((columns // 8, 2, 2, count * GROUP, WARP), np.uint32)
+    np.copyto(turned, parts.reshape(columns // 8, count * GROUP, 2, WARP, 2).transpose(0, 2, 4, 1, 3))
+    return turned.reshape(columns // 2, count * THREADS)
 
 
 def matrix(held: Array, count: int, control: Multiply) -> Array:

@@ -1,7 +1,8 @@
 """setmaxnreg: how many registers the warps of a block hold (PTX ISA, "Miscellaneous Instructions: setmaxnreg").
 
-A block gets the registers per thread that its directives say (`Function.registers`), times its threads. A warp gives some back
-(.dec) or takes more (.inc), which waits until the block's pool has them. Without such directives ptxas ignores the instruction.
+A block gets the registers per thread that its directives say (`Function.registers`), times its threads; but no more than the
+largest count that an .inc of the kernel asks for, as ptxas 13.0 has it. A warp gives some back (.dec) or takes more (.inc), which
+waits until the block's pool has them. Without such directives ptxas ignores the instruction.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ import numpy as np
 from ..decode.registry import RegisterCount
 from ..report.findings import Stuck
 from ..state.lanes import WARP, Lanes
+from .agreement import Agreement
 from .host import Host
 
 
 class RegisterPools:
     """The pools of a wave's blocks. `held`: registers per thread of each warp; `free`: registers of each block."""
 
-    def __init__(self, machine: Host):
+    def __init__(self, machine: Host, agreement: Agreement):
         self.machine = machine
+        self.agreement = agreement
         self.launch = machine.code.registers
+        counts = [p.control.count for p in machine.code.plans if isinstance(p.control, RegisterCount) and p.control.more]
+        if self.launch is not None and counts:
+            self.launch = min(self.launch, max(counts))
         self.per_block = machine.wave.warps_per_block
         self.held = np.full(machine.wave.size // WARP, self.launch or 0, np.int64)
         self.free = np.zeros(machine.wave.blocks, np.int64)
@@ -30,6 +36,7 @@ class RegisterPools:
 
     def arrive(self, pc: int, lanes: Lanes) -> None:
         """Whole warps come to a setmaxnreg."""
+        self.agreement.resize(self.machine.code.instructions[pc], lanes)
         if self.launch is None:
             self.machine.push(pc + 1, lanes)
             return

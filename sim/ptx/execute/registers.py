@@ -29,6 +29,9 @@ FILE_DTYPES: dict[int, np.dtype[Any]] = {
     64: np.dtype(np.uint64),
 }
 
+MANY = 256
+"""Lanes from which on registers are copied run by run, where the lanes are a grid."""
+
 
 def immediate(value: Imm, dtype: np.dtype[Any]) -> Array:
     """A constant as a 0-d array of `dtype`; floating constants may be written wider than they are used."""
@@ -260,21 +263,32 @@ class Frame:
         missing = mask & ~self.valid
         if not missing:
             return
-        where: Any = self.lanes.slice or self.lanes.index
-        for width, rows in self.code.rows(missing):
-            source = full.files[width]
-            self.files[width][rows] = source[rows, where] if self.lanes.slice else source[rows[:, None], where]
+        grid = self.lanes.grid if self.n >= MANY else None
+        for width, rows, runs in self.code.rows(missing):
+            source, target = full.files[width], self.files[width]
+            if grid is not None:
+                there = grid.of(source)
+                for run in runs:
+                    target[run].reshape(-1, *grid.counts)[...] = there[run]
+            elif self.lanes.slice:
+                target[rows] = source[rows, self.lanes.slice]
+            else:
+                target[rows] = source[rows[:, None], self.lanes.index]
         self.valid |= missing
 
     def store(self, full: Frame) -> None:
         """Give back the rows that were written and are still alive."""
-        where: Any = self.lanes.slice or self.lanes.index
-        for width, rows in self.code.rows(self.dirty & self.live):
-            target = full.files[width]
-            if self.lanes.slice:
-                target[rows, where] = self.files[width][rows]
+        grid = self.lanes.grid if self.n >= MANY else None
+        for width, rows, runs in self.code.rows(self.dirty & self.live):
+            source, target = self.files[width], full.files[width]
+            if grid is not None:
+                there = grid.of(target)
+                for run in runs:
+                    there[run] = source[run].reshape(-1, *grid.counts)
+            elif self.lanes.slice:
+                target[rows, self.lanes.slice] = source[rows]
             else:
-                target[rows[:, None], where] = self.files[width][rows]
+                target[rows[:, None], self.lanes.index] = source[rows]
         self.dirty = 0
 
 

@@ -87,6 +87,7 @@ class SeededReady(Ready):
         self.stretch = 0
         # Where each warp was last seen to go on: what is not ready waits there.
         self.place = np.full(wave.blocks * wave.warps_per_block, GONE)
+        self.exits = wave.exits
         self.draw()
 
     def __bool__(self) -> bool:
@@ -97,6 +98,7 @@ class SeededReady(Ready):
         blocks, warps = self.wave.blocks, self.wave.warps_per_block
         first = self.random.permutation(blocks) * warps
         self.team_of = ((first[:, None] + self.random.random((blocks, warps)).argsort(axis=1)) % TEAMS).reshape(-1)
+        self.members = [np.flatnonzero(self.team_of == team) for team in range(TEAMS)]
         self.picks = int(self.random.geometric(1 / self.random.choice(DRAWS)))
         self._parts: dict[Lanes, list[tuple[int, Lanes]]] = {}
         old, self.teams = self.teams, {}
@@ -129,8 +131,10 @@ class SeededReady(Ready):
 
     def held(self, team: int) -> bool:
         """Whether some of a team wait at a lower instruction than those that are ready."""
-        waiting = self.place[(self.team_of == team) & (self.wave.alive_by_warp > 0)]
-        return len(waiting) > 0 and int(waiting.min()) < min(self.teams[team])
+        if self.exits != self.wave.exits:
+            self.exits = self.wave.exits
+            self.place[self.wave.alive_by_warp == 0] = GONE
+        return int(self.place[self.members[team]].min(initial=GONE)) < min(self.teams[team])
 
     def pop(self) -> tuple[int, Lanes]:
         """Of a team that is at several instructions mostly the lowest first, so that it meets: if those wait, another team."""

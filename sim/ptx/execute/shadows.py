@@ -38,6 +38,8 @@ class Shadows:
         self.open: set[str] = set()
         # By set of lanes: registers of which none of them has such bits, though others do (warps of other roles, mostly).
         self.clean: dict[Lanes, set[str]] = {}
+        self._touched: dict[int, set[str]] = {}
+        """Registers with a shadow that a control instruction names."""
 
     def begin_wave(self, wave: Wave) -> None:
         code = self.code
@@ -155,7 +157,11 @@ class Shadows:
         if not self.open:
             return
         plan, i = self.code.plans[pc], self.code.instructions[pc]
-        if self.known(lanes, [*names((*plan.reads, *plan.writes)), *([i.predicate[0].name] if i.predicate else [])]):
+        touched = self._touched.get(pc)
+        if touched is None:
+            named = [*names((*plan.reads, *plan.writes)), *([i.predicate[0].name] if i.predicate else [])]
+            touched = self._touched[pc] = self.rows.keys() & set(named)
+        if self.known(lanes, touched):
             return
         self.judge(pc, lanes, None if i.predicate is None else frame.array(Arg(i.predicate[0], TYPES["pred"].dtype)))
         if isinstance(plan.control, Multiply):

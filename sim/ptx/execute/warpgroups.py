@@ -8,9 +8,6 @@ registers run in order, and those of one chain that are due together as one prod
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from ..decode.ops.tensor import decoder
@@ -22,12 +19,11 @@ from ..state.lanes import WARP, Lanes
 from ..state.segments import IN_FLIGHT, UNWRITTEN
 from ..text.syntax import Instruction, Reg
 from ..text.types import Array
-from .flights import SLOTS, Flights
+from .agreement import Agreement
+from .flights import BITS, SLOTS, Flights
 from .host import Host
-from .products import GROUP, ROWS, THREADS, Bound, Product, compute, joins, matrix, rows_of
-
-REMEMBERED = 512
-"""Tiles whose units are kept."""
+from .operands import Operand, Operands
+from .products import GROUP, ROWS, THREADS, Bound, Product, Sums, land, matrix, put_rows, rows_of
 
 MODE_NUMBERS = np.array([MODES[Descriptor.of(bits << 62).mode] for bits in range(4)], np.uint8)
 """Swizzles as the record of tensor copies has them, by the descriptor's bits."""
@@ -44,14 +40,17 @@ class Warpgroups:
         self.flights = flights
         self.random = random
         self.per_block = machine.wave.warps_per_block
+        self.agreement = Agreement(machine)
         self.committed = np.zeros(machine.wave.size // WARP, np.int64)
         # By first warp: the products that it, or a warp of its group, has yet to wait for, oldest first.
         self.flying: dict[int, list[Product]] = {}
         self.products: dict[int, Product] = {}
         self.waiting: dict[tuple[int, int], list[Lanes]] = {}
-        self._whole: dict[Lanes, Array | None] = {}
-        self._units: dict[tuple[Any, ...], Array] = {}
-        self._tiles: dict[tuple[int, tuple[int, int, bool]], Array] = {}
+        self.operands = Operands(machine)
+        self._sums: dict[int, Sums] = {}
+        # The newest product, and how often registers on their way had changed hands when it was issued.
+        self.last: Product | None = None
+        self.last_change = 0
         self._bound: dict[int, Bound] = {}
 
     def __bool__(self) -> bool:
@@ -59,29 +58,19 @@ class Warpgroups:
 
     # -- simple ones ----------------------------------------------------------------------------------------------------------
 
-    def fence(self, lanes: Lanes) -> None:
+    def fence(self, i: Instruction, lanes: Lanes) -> None:
+        self.agreement.come(i, lanes)
         self.flights.fence(lanes.warp_ids)
 
-    def commit(self, lanes: Lanes) -> None:
+    def commit(self, i: Instruction, lanes: Lanes) -> None:
+        self.agreement.come(i, lanes)
         self.committed[lanes.warp_ids] += 1
 
     # -- meeting --------------------------------------------------------------------------------------------------------------
 
-    def whole(self, lanes: Lanes) -> Array | None:
-        """The first warps of the warpgroups that these lanes are, if they are whole ones."""
-        if lanes not in self._whole:
-            found = None
-            if lanes.whole_warps and lanes.warps % GROUP == 0:
-                warps = lanes.warp_ids.reshape(-1, GROUP)
-                local = warps % self.per_block
-                if (local[:, 0] % GROUP == 0).all() and (local - local[:, :1] == np.arange(GROUP)).all():
-                    found = warps[:, 0].copy()
-            self._whole[lanes] = found
-        return self._whole[lanes]
-
     def arrive(self, pc: int, lanes: Lanes) -> None:
         """Lanes come to a wgmma.mma_async: it runs for the warpgroups that are all there."""
-        first = self.whole(lanes)
+        first = self.agreement.whole(lanes)
         if first is not None:
             self.issue(pc, lanes, first)
             self.machine.push(pc + 1, lanes)
@@ -95,7 +84,7 @@ class Warpgroups:
                 complete.append(np.concatenate([part.index for part in self.waiting.pop((number, pc))]))
         if complete:
             together = wave.lanes(np.sort(np.concatenate(complete)))
-            first = self.whole(together)
+            first = self.agreement.whole(together)
             assert first is not None
             self.issue(pc, together, first)
             self.machine.push(pc + 1, together)
@@ -139,14 +128,15 @@ class Warpgroups:
 
     def issue(self, pc: int, lanes: Lanes, first: Array) -> None:
         machine, bound = self.machine, self.bound(pc)
+        self.agreement.come(bound.instruction, lanes)
         machine.flush()
         *descriptors, adds = (self.uniform(one, bound.instruction, lanes, len(first)) for one in bound.others)
         control, k_major = bound.control, bound.control.k_major
-        b_units = self.units(descriptors[-1], lanes, control.columns, k_major[1], bound)
-        a_units = None if control.a_in_registers else self.units(descriptors[0], lanes, ROWS, k_major[0], bound)
-        tiles = [one for one in (a_units, b_units) if one is not None]
-        self.look(bound.instruction, lanes, tiles)
-        total = self.chain(bound, lanes, first, adds)
+        b = self.operand(descriptors[-1], lanes, control.columns, k_major[1], bound)
+        a = None if control.a_in_registers else self.operand(descriptors[0], lanes, ROWS, k_major[0], bound)
+        operands = [one for one in (a, b) if one is not None]
+        self.look(bound.instruction, lanes, operands)
+        slots = self.chain(bound, lanes, first, adds)
         number = self.flights.issue(bound.instruction, lanes, bound.d_rows, bound.a_rows)
         count = len(first)
         product = Product(
@@ -154,19 +144,22 @@ class Warpgroups:
             bound,
             lanes,
             first,
-            (a_units, b_units),
+            (a, b),
             adds,
-            total,
+            self.sums(control.columns),
+            slots,
             self.committed[first],
             np.zeros(count, np.bool_),
             np.zeros((count, GROUP), np.bool_),
         )
         races = machine.memory.races
         if races is not None and races.tiles is not None:
-            product.reading = races.tiles.issue(bound.instruction, first, [one.reshape(count, -1) for one in tiles])
+            product.reading = races.tiles.issue(bound.instruction, first, operands)
         for one in first.tolist():
             self.flying.setdefault(one, []).append(product)
         self.products[number] = product
+        product.sums.newest[slots] = number
+        self.last, self.last_change = product, self.flights.changes
 
     def uniform(self, one: Arg, i: Instruction, lanes: Lanes, count: int) -> Array:
         """An operand that all threads of a warpgroup must agree on: one value for each."""
@@ -182,27 +175,22 @@ class Warpgroups:
             self.machine.memory.findings.report("disagreement", message, i, lanes, at, count=int(np.count_nonzero(differ)))
         return found[:, 0].copy()
 
-    def units(self, descriptors: Array, lanes: Lanes, rows: int, k_major: bool, bound: Bound) -> Array:
-        """The 16-byte units of the wave's shared memory that hold `rows` of M or N: (warpgroups, rows of units, units of a row)."""
+    def operand(self, descriptors: Array, lanes: Lanes, rows: int, k_major: bool, bound: Bound) -> Operand:
+        """`rows` of M or N in shared memory, for each warpgroup."""
         shape = (rows, 2, True) if k_major else (bound.control.depth, rows // 8, False)
-        key = lanes, descriptors.tobytes(), shape
-        found = self._units.get(key)
-        if found is None:
-            if len(self._units) > REMEMBERED:
-                self._units.clear()
-            memory = self.machine.memory
-            base = lanes.block.reshape(-1, THREADS)[:, 0] * (memory.shared_stride // UNIT)
-            matrices = [self.tile(bits, shape, bound.instruction, lanes) for bits in descriptors.tolist()]
-            found = (np.stack(matrices) + base[:, None]).reshape(len(descriptors), shape[0], shape[1])
-            self._units[key] = found
+        found = self.operands.of(descriptors, lanes, shape, bound.instruction)
         if self.machine.memory.swizzles.modes is not None:
-            self.look_at_swizzles(descriptors, found, bound.instruction, lanes)
+            self.look_at_swizzles(found, bound.instruction, lanes)
         return found
 
-    def look_at_swizzles(self, descriptors: Array, units: Array, i: Instruction, lanes: Lanes) -> None:
+    def look_at_swizzles(self, operand: Operand, i: Instruction, lanes: Lanes) -> None:
         """Report tiles that tensor copies wrote in another swizzle than that of the descriptor."""
-        memory = self.machine.memory
-        if memory.swizzles.all_are(units, MODE_NUMBERS[(descriptors >> np.uint64(62)).astype(np.int64)][:, None, None]):
+        memory, descriptors = self.machine.memory, operand.descriptors
+        modes = MODE_NUMBERS[(descriptors >> np.uint64(62)).astype(np.int64)]
+        if memory.swizzles.pages_are(operand.pages, modes[:, None]):
+            return
+        units = operand.units()
+        if memory.swizzles.all_are(units, modes[:, None, None]):
             return
         for bits in np.unique(descriptors).tolist():
             at = np.flatnonzero(descriptors == bits)
@@ -215,37 +203,20 @@ class Warpgroups:
                 count = THREADS * len(at)
                 memory.findings.report("swizzle", message, i, lanes, int(at[0]) * THREADS, count=count)
 
-    def tile(self, bits: int, shape: tuple[int, int, bool], i: Instruction, lanes: Lanes) -> Array:
-        """The units of one matrix in its block's shared memory, in bounds."""
-        found = self._tiles.get((bits, shape))
-        if found is not None:
-            return found
-        units = Descriptor.of(bits).units(*shape)
-        limit = self.machine.memory.shared_size // UNIT
-        if units.max() >= limit:
-            last = int(units.max()) * UNIT
-            message = f"wgmma reads up to offset {last + UNIT:#x} of shared memory, which has {limit * UNIT:#x} bytes"
-            self.machine.memory.findings.report("out of bounds", message, i, lanes, 0, count=lanes.n, address=last)
-            units = np.minimum(units, limit - 1)
-        if len(self._tiles) > REMEMBERED:
-            self._tiles.clear()
-        self._tiles[bits, shape] = units
-        return units
-
-    def look(self, i: Instruction, lanes: Lanes, tiles: list[Array]) -> None:
+    def look(self, i: Instruction, lanes: Lanes, operands: list[Operand]) -> None:
         """Count what a product reads; report what nobody wrote, and what is on its way."""
         memory = self.machine.memory
         counts = memory.tally.shared[i, "wgmma", UNIT]
-        counts.requests += tiles[0].shape[0] * len(tiles)
-        for units in tiles:
-            counts.bytes += units.size * UNIT
-            counts.wavefronts += units.size // 8
-            counts.ideal_wavefronts += units.size // 8
-            if memory.settled:
+        counts.requests += len(operands[0].blocks) * len(operands)
+        for operand in operands:
+            counts.bytes += operand.size * UNIT
+            counts.wavefronts += operand.size // 8
+            counts.ideal_wavefronts += operand.size // 8
+            if memory.settled or memory.all_written(operand.pages):
                 continue
-            states = memory.state_view(8).reshape(-1, 2).take(units.reshape(-1), 0)
+            states = memory.state_view(8).reshape(-1, 2).take(operand.units().reshape(-1), 0)
             if states.any():
-                flat = states.view(np.uint8).reshape(len(units), -1)
+                flat = states.view(np.uint8).reshape(len(operand.blocks), -1)
                 for state, kind, text in (
                     (UNWRITTEN, "uninitialised", "that nobody wrote"),
                     (IN_FLIGHT, "in flight", "whose asynchronous copy has not been waited for"),
@@ -257,33 +228,67 @@ class Warpgroups:
             memory.settle()
 
     def chain(self, bound: Bound, lanes: Lanes, first: Array, adds: Array) -> Array:
-        """Where the sums of a product go: on with those of the product before it, or from what the registers hold."""
-        codes = self.flights.codes[bound.d_rows[:, None], lanes.warp_ids]
-        pending = codes // SLOTS > self.flights.done[lanes.warp_ids]
-        control = bound.control
+        """Where the sums of a product go (slots): on with those of the product before it, or from what the registers hold."""
+        before = self.last
+        if (
+            before is not None
+            and before.lanes is lanes
+            and self.last_change == self.flights.changes
+            and not before.over.any()
+            and before.bound.goes_on(bound)
+            and np.array_equal(before.bound.d_rows, bound.d_rows)
+        ):
+            return before.slots
+        warps, control = lanes.warp_ids, bound.control
+        codes = self.flights.codes[bound.d_rows[:, None], warps]
+        pending = codes >> BITS > self.flights.done[warps]
+        slots = np.full(len(first), -1)
         if pending.any():
-            before = self.products.get(int(codes[0, 0]) // SLOTS)
-            expected = (0 if before is None else before.number * SLOTS) + np.arange(len(codes))[:, None]
-            if before is not None and (codes == expected).all() and np.array_equal(before.first, first):
-                known = before.bound.control
-                if (known.columns, known.result) == (control.columns, control.result):
-                    return before.total
-            self.mixed(bound, lanes, codes, pending)
-            self.machine.deactivate()
-            self.land(self.of(first), lambda p: p.of(first))
-            self.deliver(lanes, codes.max(initial=0) // SLOTS, bound.d_rows, bound.d_places)
-        total = np.zeros((len(first), ROWS, control.columns), np.float32)
-        if adds.any():
-            held = rows_of(self.machine, bound.d_places, lanes)
-            np.copyto(total, matrix(held, len(first), control), where=adds[:, None, None])
-        return total
+            waits = pending.reshape(-1, len(first), GROUP).any(axis=(0, 2))
+            heads = codes[0, ::GROUP] >> BITS
+            expected = np.repeat(heads, GROUP) * SLOTS + np.arange(len(codes))[:, None]
+            whole = (codes == expected).reshape(-1, len(first), GROUP).all(axis=(0, 2)) & waits
+            for number in np.unique(heads[whole]).tolist():
+                other = self.products.get(number)
+                if other is not None and other.bound.goes_on(bound):
+                    mine = np.flatnonzero(whole & (heads == number))
+                    slots[mine] = other.slots[np.searchsorted(other.first, first[mine])]
+            rest = np.flatnonzero(waits & (slots < 0))
+            if len(rest):
+                self.begin_anew(bound, lanes, rest, (codes, pending))
+        new = np.flatnonzero(slots < 0)
+        if len(new):
+            sums = self.sums(control.columns)
+            slots[new] = sums.take(len(new))
+            sums.pool[slots[new]] = 0
+            added = new[adds[new]]
+            if len(added):
+                some = lanes if len(added) == len(first) else lanes.subset(lanes_of(added))
+                sums.pool[slots[added]] = matrix(rows_of(self.machine, bound.d_places, some), len(added), control)
+        return slots
+
+    def begin_anew(self, bound: Bound, lanes: Lanes, which: Array, found: tuple[Array, Array]) -> None:
+        """Some of the warpgroups are to add to what products of other registers make: those must be over first."""
+        some = lanes if which.size * THREADS == lanes.n else lanes.subset(lanes_of(which))
+        columns = (which[:, None] * GROUP + np.arange(GROUP)).reshape(-1)
+        codes, pending = (each[:, columns] for each in found)
+        self.mixed(bound, some, codes, pending)
+        self.machine.deactivate()
+        first = some.warp_ids[::GROUP]
+        land(self.machine, self.of(first), lambda p: p.of(first))
+        self.deliver(some, codes.max(initial=0) >> BITS, bound.d_rows, bound.d_places)
+
+    def sums(self, columns: int) -> Sums:
+        if columns not in self._sums:
+            self._sums[columns] = Sums(columns)
+        return self._sums[columns]
 
     def mixed(self, bound: Bound, lanes: Lanes, codes: Array, pending: Array) -> None:
         """Accumulators of products of another shape, or of other registers of them, must be waited for."""
-        for number in np.unique(codes[pending] // SLOTS).tolist():
+        for number in np.unique(codes[pending] >> BITS).tolist():
             other = self.products.get(number)
             same = codes == number * SLOTS + np.arange(len(codes))[:, None]
-            if other is None or (other.bound.control.columns == bound.control.columns and same[codes // SLOTS == number].all()):
+            if other is None or (other.bound.control.columns == bound.control.columns and same[codes >> BITS == number].all()):
                 continue
             message = f"accumulates in registers of {source(other.bound.instruction)}, another shape, which has not been waited for"
             self.machine.memory.findings.report("in flight", message, bound.instruction, lanes, 0, count=lanes.n)
@@ -295,31 +300,15 @@ class Warpgroups:
 
     # -- landing --------------------------------------------------------------------------------------------------------------
 
-    def land(self, products: list[Product], due: Callable[[Product], Array]) -> None:
-        """Compute what is due (booleans, a warpgroup each) of these products, oldest first."""
-        run: list[Product] = []
-        for product in products:
-            now = due(product) & ~product.landed
-            if not now.any():
-                continue
-            product.landed |= now
-            if not now.all():
-                compute(self.machine, run)
-                run = []
-                compute(self.machine, [product], np.flatnonzero(now))
-                continue
-            if run and not (run[-1].total is product.total and joins(run[-1], product)):
-                compute(self.machine, run)
-                run = []
-            run.append(product)
-        compute(self.machine, run)
-
     def deliver(self, lanes: Lanes, newest: int | Array, rows: Array, places: Array) -> None:
         """Write the sums of products up to `newest` (of all, or of each warp) to those of these registers that wait for them."""
         warps = lanes.warp_ids
-        codes = self.flights.codes[rows[:, None], warps]
-        numbers = codes // SLOTS
-        due = (numbers > self.flights.done[warps]) & (numbers <= newest)
+        codes, done = self.flights.codes[rows[:, None], warps], self.flights.done[warps]
+        if (codes[:, 1:] == codes[:, :-1]).all() and (done == done[0]).all() and np.all(newest == np.ravel(newest)[0]):
+            # The same for all warps: one says it.
+            codes, done, newest = codes[:, :1], done[:1], np.ravel(newest)[:1]
+        numbers = codes >> BITS
+        due = (numbers > done) & (numbers <= newest)
         if not due.any():
             return
         file, start = self.machine.full.files[32], self.machine.code.row_base[32]
@@ -331,13 +320,11 @@ class Warpgroups:
             some = np.flatnonzero(mine.any(axis=1))
             column = np.searchsorted(product.lanes.warp_ids, warps)
             if mine[some].all() and (codes[some] == codes[some, :1]).all():
-                values = held[codes[some, 0] % SLOTS]
+                of = codes[some, 0] % SLOTS
+                values = held if len(of) == len(held) and (of == np.arange(len(of))).all() else held[of]
                 if product.lanes is not lanes:
                     values = values.reshape(len(some), -1, WARP)[:, column].reshape(len(some), -1)
-                if lanes.slice is not None:
-                    file[places[some], lanes.slice] = values
-                else:
-                    file[places[some][:, None], lanes.index] = values
+                put_rows(self.machine, places[some], lanes, values)
                 continue
             of = np.flatnonzero(mine.any(axis=0))
             block = codes[some[:, None], of]
@@ -356,10 +343,11 @@ class Warpgroups:
 
     def wait(self, pc: int, control: MultiplyWait, lanes: Lanes) -> None:
         """Until at most `newest` of each warp's newest groups are pending."""
+        self.agreement.come(self.machine.code.instructions[pc], lanes)
         over = self.finished(lanes, self.committed[lanes.warp_ids] - control.newest)
         if over:
             self.machine.deactivate()
-            self.land([self.products[number] for number in over], lambda p: np.asarray(over[p.number].any(axis=1)))
+            land(self.machine, [self.products[number] for number in over], lambda p: np.asarray(over[p.number].any(axis=1)))
             facts = self.machine.code.in_flight
             assert facts is not None
             names = facts.waits[pc]
@@ -402,6 +390,7 @@ class Warpgroups:
 
     def forget(self, product: Product) -> None:
         del self.products[product.number]
+        product.sums.newest[product.slots[product.sums.newest[product.slots] == product.number]] = 0
         for one in product.first.tolist():
             self.flying[one].remove(product)
             if not self.flying[one]:
@@ -414,7 +403,7 @@ class Warpgroups:
             return
         chosen = self.products[list(self.products)[int(self.random.integers(len(self.products)))]]
         self.machine.deactivate()
-        self.land([p for p in self.of(chosen.first) if p.number <= chosen.number], lambda p: p.of(chosen.first))
+        land(self.machine, [p for p in self.of(chosen.first) if p.number <= chosen.number], lambda p: p.of(chosen.first))
         if self.random.random() < 0.5:
             facts = self.machine.code.in_flight
             assert facts is not None
@@ -423,9 +412,16 @@ class Warpgroups:
 
     def leave(self) -> None:
         """Threads have exited: what is on its way for warps that are gone nobody sees."""
+        if self.agreement.ahead:
+            self.agreement.leave()
         if not self.products:
             return
         gone = self.machine.wave.alive_by_warp == 0
         for product in list(self.products.values()):
             if (gone[product.first[:, None] + np.arange(GROUP)] | product.over).all():
                 self.forget(product)
+
+
+def lanes_of(warpgroups: Array) -> Array:
+    """Positions of the lanes of some of the warpgroups of a set."""
+    return np.asarray((warpgroups[:, None] * THREADS + np.arange(THREADS)).reshape(-1))

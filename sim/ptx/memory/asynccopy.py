@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..order.races import Access
+from ..order.shadow import Touch
 from ..state.lanes import Lanes, Wave
 from ..state.segments import IN_FLIGHT, WRITTEN
 from ..text.types import ELEMENT, Array
@@ -32,7 +32,7 @@ class Copy:
     sizes: Array | None
     group: Array
     landed: Array
-    readings: list[Access]
+    readings: list[Touch]
     serial: int
 
     def data(self) -> Array:
@@ -70,7 +70,7 @@ class Copies:
         copy = Copy(lanes, size, destination, whole, pieces, sizes, group, landed, readings, self.serial)
         self.serial += 1
         self.memory.state_view(size)[destination] = element(IN_FLIGHT, size)
-        self.memory.settled = False
+        self.memory.unsettle()
         self.pending.append(copy)
         self.memory.flying = len(self.pending)
 

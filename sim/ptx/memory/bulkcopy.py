@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from ..order import transfers
-from ..order.races import Access
+from ..order.shadow import Access, TileAccess, Touch
 from ..state.lanes import Lanes, Wave
 from ..state.segments import IN_FLIGHT, UNWRITTEN, WRITTEN
 from ..text.syntax import Instruction
@@ -24,7 +24,7 @@ from .maps import Maps
 from .memory import Memory
 from .phases import MBarriers
 from .ports import element
-from .regions import CHUNK, Region, Tile
+from .regions import CHUNK, Region, Tile, extent
 
 Update = Callable[[Array, Array, Array], Array]
 """A reduction: old value, operand, and one that is not looked at."""
@@ -57,15 +57,17 @@ class Load:
     to: Arrival
     instruction: Instruction
     reduction: Reduction | None
-    readings: list[Access]
-    target: Access | None
+    readings: list[Touch]
+    target: TileAccess | None
     moved: bool = False
 
     def move(self) -> None:
         """All bytes at once: those of later destinations nobody may read yet, they are marked in flight."""
         self.moved = True
         memory, tile = self.bulks.memory, self.to.tile
-        data = self.bulks.fetch(self.source)[self.to.row]
+        data = self.bulks.fetch(self.source)
+        if len(self.to.row) != len(data):
+            data = data[self.to.row]  # a multicast
         shared = memory.shared_view(CHUNK)
         if self.reduction is None:
             shared[tile.chunks] = data
@@ -73,14 +75,13 @@ class Load:
             for chunks, operand in zip(tile.chunks, data, strict=True):
                 shared[chunks] = self.reduction(shared[chunks], operand)
         description = self.source.description if isinstance(self.source, Region) else None
-        for block, offset in zip(tile.blocks.tolist(), tile.offsets.tolist(), strict=True):
-            start = block * memory.shared_stride + offset
-            if description is None:
-                memory.swizzles.forget(start, tile.size)
-            else:
-                memory.swizzles.landed(start, tile.size, f"{tile.swizzle} bytes" if tile.swizzle else "none")
+        starts = tile.blocks * memory.shared_stride + tile.offsets
+        if description is None:
+            memory.swizzles.forget(starts, tile.size)
+        else:
+            memory.swizzles.landed(starts, tile.size, f"{tile.swizzle} bytes" if tile.swizzle else "none")
         if memory.races is not None and self.target is not None and self.reduction is None:
-            transfers.stamp(memory.races, self.target)
+            memory.races.stamp(self.target)
 
     def land(self, at: int) -> None:
         """Destination `at` has its bytes, and its mbarrier knows."""
@@ -113,7 +114,7 @@ class Store:
     to: Region
     instruction: Instruction
     reduction: Reduction | None
-    readings: list[Access]
+    readings: list[Touch]
     target: Access | None
     data: Array = field(init=False)
     read: Array = field(init=False)
@@ -193,7 +194,7 @@ class Bulks:
             memory.races.judge(target, "cp.async" if reduction is None else "atom")
         if reduction is None:
             memory.state_view(CHUNK)[tile.chunks] = element(IN_FLIGHT, CHUNK)
-            memory.settled = False
+            memory.unsettle(tile.blocks * memory.shared_stride + tile.offsets, extent(tile.size, tile.swizzle))
             memory.landing += len(to.row)
         copy = Load(self, lanes, source, to, i, reduction, readings, target)
         for at, (row, key) in enumerate(zip(to.row.tolist(), to.keys.tolist(), strict=True)):
@@ -250,7 +251,8 @@ class Bulks:
         for store, due in self.due(lanes, self.committed + 1):
             late = due[store.known[due] < READ]
             if len(late):
-                message = "the thread exits before its bulk copy has read shared memory: a wait_group.read is missing"
+                name = store.instruction.name
+                message = f"the thread exits before its {name} has read shared memory: a cp.async.bulk.wait_group.read is missing"
                 self.memory.findings.report("in flight", message, store.instruction, store.lanes, int(late[0]), count=len(late))
             store.put(self.memory, due)
             store.known[due] = DONE
@@ -270,7 +272,7 @@ class Bulks:
     def fetch(self, source: Region | Tile) -> Array:
         return source.fetch() if isinstance(source, Region) else self.memory.shared_view(CHUNK)[source.chunks]
 
-    def reading(self, lanes: Lanes, source: Region | Tile, i: Instruction, to: Region | None = None) -> list[Access]:
+    def reading(self, lanes: Lanes, source: Region | Tile, i: Instruction, to: Region | None = None) -> list[Touch]:
         """Check, count and note what copies read; it lasts until they are over.
 
         What a store leaves out, as it would go `to` outside of the tensor, may be anything.
@@ -292,10 +294,10 @@ class Bulks:
             fresh, what, name = np.flatnonzero((states == UNWRITTEN).any(axis=1)), "shared memory that", None
             flying = np.flatnonzero((states == IN_FLIGHT).any(axis=1))
             if len(flying):
-                message = "bulk copy of shared memory: the asynchronous copy to it has not been waited for"
+                message = f"{i.name} reads shared memory: the asynchronous copy to it has not been waited for"
                 memory.findings.report("in flight", message, i, lanes, int(flying[0]), count=len(flying))
         if len(fresh):
-            message = f"bulk copy of {what} nobody wrote"
+            message = f"{i.name} reads {what} nobody wrote"
             memory.findings.report("uninitialised", message, i, lanes, int(fresh[0]), count=len(fresh), tensor=name)
         if races is None:
             return []

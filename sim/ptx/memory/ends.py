@@ -71,14 +71,14 @@ class Ends:
         crooked = (addresses | sizes) % CHUNK != 0
         if crooked.any():
             first = int(np.flatnonzero(crooked)[0])
-            message = f"bulk copy of {plural(int(sizes[first]), 'byte')}: addresses and size are multiples of {CHUNK}"
+            message = f"{i.name} of {plural(int(sizes[first]), 'byte')}: addresses and size are multiples of {CHUNK}"
             self.report("misaligned", message, lanes, np.flatnonzero(crooked), i)
         numbers = addresses >> WINDOW_BITS
         for number, size in sorted(set(zip(numbers[~crooked].tolist(), sizes[~crooked].tolist(), strict=True))):
             at = np.flatnonzero(~crooked & (numbers == number) & (sizes == size))
             segment = self.memory.segments.get(number)
             if segment is None:
-                message = f"bulk copy of {plural(size, 'byte')} at {int(addresses[at[0]]):#x} of no tensor"
+                message = f"{i.name} of {plural(size, 'byte')} at {int(addresses[at[0]]):#x} of no tensor"
                 self.report("out of bounds", message, lanes, at, i)
             elif size:
                 region = byte_region(segment, addresses[at], size)
@@ -91,7 +91,7 @@ class Ends:
         for size in set(sizes.tolist()):
             at = np.flatnonzero(sizes == size)
             if size % CHUNK:
-                message = f"bulk copy of {plural(size, 'byte')}: the size is a multiple of {CHUNK}"
+                message = f"{i.name} of {plural(size, 'byte')}: the size is a multiple of {CHUNK}"
                 self.report("misaligned", message, lanes, at, i)
             elif size and (good := self.own(lanes.subset(at), addresses[at], Shape(size), i)):
                 found.append((at[good[0]], good[1]))
@@ -104,14 +104,15 @@ class Ends:
             return [(at, region)]
         where = f"{segment.name!r}, which has {plural(segment.size, 'byte')}"
         first = int(region.starts[np.flatnonzero(region.row == bad[0])].max()) - segment.start
-        message = f"bulk copy of {plural(region.size, 'byte')}, some at offset {first:#x} of {where}"
+        message = f"{i.name} of {plural(region.size, 'byte')}, some at offset {first:#x} of {where}"
         self.report("out of bounds", message, lanes, at[bad], i, segment.name)
         good = np.setdiff1d(np.arange(len(at)), bad)
         return [(at[good], region.take(good))] if len(good) else []
 
     def writable(self, segment: Segment, lanes: Lanes, i: Instruction) -> bool:
         if not segment.writable:
-            self.memory.findings.report("read-only", f"bulk copy: {segment.name!r} is read-only", i, lanes, 0, count=lanes.n)
+            message = f"{i.name} to {segment.name!r}, which is read-only"
+            self.memory.findings.report("read-only", message, i, lanes, 0, count=lanes.n)
         return segment.writable
 
     # -- shared memory ------------------------------------------------------------------------------------------------------
@@ -121,7 +122,8 @@ class Ends:
         spot = Spot.of(lanes, addresses)
         foreign = np.flatnonzero(spot.blocks != lanes.block)
         if len(foreign):
-            self.report("out of bounds", "bulk copy of shared memory: the source is another block's", lanes, foreign, i)
+            message = f"{i.name} of another block's shared memory: the source is the own block's"
+            self.report("out of bounds", message, lanes, foreign, i)
         good = np.flatnonzero(self.places(lanes, spot, shape, i) & (spot.blocks == lanes.block))
         if not len(good):
             return None
@@ -167,7 +169,7 @@ class Ends:
             ("out of bounds", (offsets < 0) | (offsets > room), f"it has {plural(self.room, 'byte')}"),
             ("exited block", self.wave.alive_by_block[blocks] == 0, "the block that is to get it has exited"),
         )
-        what = f"bulk copy of {plural(shape.size, 'byte')}"
+        what = f"{i.name} of {plural(shape.size, 'byte')}"
         return self.judged(checks, lanes, spot, i, lambda at: f"{what} at {int(offsets[at]):#x} of shared memory: ")
 
     def barriers(self, lanes: Lanes, spot: Spot, barrier: Spot, i: Instruction) -> Array:
@@ -177,7 +179,7 @@ class Ends:
             ("out of bounds", (barrier.offsets < 0) | (barrier.offsets > self.room - 8), "is not in shared memory"),
             ("out of bounds", barrier.blocks != spot.blocks, "is not in the block that gets the bytes"),
         )
-        return self.judged(checks, lanes, spot, i, lambda at: f"bulk copy: the mbarrier at {int(barrier.offsets[at]):#x} ")
+        return self.judged(checks, lanes, spot, i, lambda at: f"{i.name}: the mbarrier at {int(barrier.offsets[at]):#x} ")
 
     def judged(
         self, checks: Sequence[tuple[str, Array, str]], lanes: Lanes, spot: Spot, i: Instruction, subject: Callable[[int], str]

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..order.lifetimes import Lifetimes
 from ..order.races import Races
+from ..order.shadow import windows
 from ..report.counters import Tally
 from ..report.findings import Findings
 from ..state.lanes import Lanes, Wave
+from ..state.pages import PAGE, Pages
 from ..state.patterns import wavefronts
 from ..state.segments import UNWRITTEN, WINDOW_BITS, WRITTEN, Segment
 from ..text.syntax import Instruction
@@ -26,6 +29,9 @@ from .swizzles import Swizzles
 SHARED_WINDOW = 1 << 56
 LOCAL_WINDOW = 2 << 56
 SPACE_BITS = 56
+
+LOOK = 1 << 16
+"""Bytes of shared memory that are looked at together for one that nobody wrote."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +109,15 @@ class Memory:
             self._shared.reshape(wave.blocks, -1)[:, own] = 0
             self._state.reshape(wave.blocks, -1)[:, own] = WRITTEN
         self.settled = False
-        self.swizzles = Swizzles(len(self._shared))
+        self.pages = Pages(self.shared_stride, wave.blocks)
+        self.swizzles = Swizzles(self.pages)
+        self._written_pages = np.zeros(self.pages.count, np.bool_)
         self.flying = 0
         """Asynchronous copies that somebody has yet to wait for."""
         self.landing = 0
         """Bulk copies to shared memory that nobody has seen to be over."""
         self._checks = 0
+        self._unwritten = 0
         self._shared_views = {size: self._shared.view(dtype) for size, dtype in ELEMENT.items()}
         self._state_views = {size: self._state.view(dtype) for size, dtype in ELEMENT.items()}
         self._local_views = {size: self._local.view(dtype) for size, dtype in ELEMENT.items()}
@@ -159,8 +168,33 @@ class Memory:
     def settle(self) -> None:
         """Now and then: once every shared byte is written, reads need no check any more."""
         self._checks += 1
-        if self._checks % 32 == 0:
-            self.settled = bool((self._state == WRITTEN).all())
+        if self._checks % 32:
+            return
+        # Most often the byte is still unwritten that was last time.
+        while self._unwritten < len(self._state):
+            part = self._state[self._unwritten : self._unwritten + LOOK]
+            if part[0] != WRITTEN or part.any():
+                self._unwritten += int(np.argmax(part != WRITTEN))
+                return
+            self._unwritten += LOOK
+        self._unwritten = 0
+        self.settled = not self._state.any()
+
+    def unsettle(self, starts: Array | None = None, size: int = 0) -> None:
+        """Shared memory is not written any more in `size` bytes from each of these places of the wave on; None: somewhere."""
+        self.settled = False
+        where: Any = slice(None) if starts is None else self.pages.of_ranges(starts, size)[0]
+        self._written_pages[where] = False
+
+    def all_written(self, pages: Array) -> bool:
+        """Whether all bytes of these pages are written."""
+        if self._written_pages[pages].all():
+            return True
+        some = np.unique(pages[~self._written_pages[pages]])
+        some = some[self.pages.whole(some)]
+        words = windows(self.state_view(8), PAGE // 8)[self.pages.start(some) // 8]
+        self._written_pages[some] = ~words.any(axis=1)
+        return bool(self._written_pages[pages].all())
 
     # -- the one place that every access passes ---------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from cupyflash.words import plural
 
+from ..order.order import BLOCK, CLUSTER
 from ..report.findings import Stuck
 from ..state.lanes import Lanes, merged
 from ..state.segments import WRITTEN
@@ -87,6 +88,16 @@ class Arrivals:
     sums: Array
 
 
+@dataclass(frozen=True)
+class Relaxed:
+    """Lanes whose relaxed wait has seen `phase` phases complete, and what their arrivals handed on: heard of at a fence."""
+
+    lanes: Lanes
+    barrier: Phases
+    phase: int
+    heard: Array | None
+
+
 Answer = tuple[Wait, Lanes, bool]
 """Lanes that are told at their wait whether the phase is complete."""
 
@@ -101,6 +112,8 @@ class MBarriers:
         """By object."""
         self.answers: list[tuple[Waiter, Phases | None, bool]] = []
         """What the run loop will fetch between two steps: within one the registers of lanes are somewhere on the way."""
+        self.relaxed: list[Relaxed] = []
+        """Waits that order nothing until their lanes fence."""
         self.refusals = 0
         self.unfenced: dict[int, int] = {}
         """Objects whose initialisation no fence has made visible to asynchronous copies, and when that was."""
@@ -133,7 +146,7 @@ class MBarriers:
         if at and "tensor" not in i.mods:
             at = [k for k in at if races is not None and races.base[int(keys[k]) // per] < self.unfenced[int(keys[k])]]
         if at:
-            what = f"the mbarrier at {self.name(int(keys[at[0]]))} is used by an asynchronous copy"
+            what = f"the mbarrier at {self.name(int(keys[at[0]]))} is used by {i.name}"
             message = f"{what}, but no fence.mbarrier_init (or fence.proxy.async) is behind its mbarrier.init"
             self.memory.findings.report("proxy", message, i, lanes, int(row[at[0]]), count=len(at))
 
@@ -159,7 +172,7 @@ class MBarriers:
     def arrive(self, lanes: Lanes, keys: Array, counts: Array, drop: bool, i: Instruction) -> Array:
         """Each lane arrives `counts` times; the states before, phase << 32 | pending. With `drop` for all phases to come."""
         starts = runs(keys)
-        if starts is not None:
+        if starts is not None and "relaxed" not in i.mods:
             sums = np.add.reduceat(counts, starts)
             found = [self.objects.get(key) for key in keys[starts].tolist()]
             if all(barrier is not None and count <= barrier.pending for barrier, count in zip(found, sums.tolist(), strict=True)):
@@ -182,10 +195,19 @@ class MBarriers:
                 states[some] = (barrier.phase << 32) + before
                 if drop:
                     barrier.expected -= count
-                races = self.memory.races
-                told = None if races is None else races.heard.released(lanes.subset(some))
-                self.arrived(key, barrier, told, count)
+                self.arrived(key, barrier, self.told(lanes.subset(some), key, i), count)
         return states
+
+    def told(self, lanes: Lanes, key: int, i: Instruction) -> Array | None:
+        """What an arrival of lanes of one cluster hands on: if relaxed, no more than they fenced, and that they have begun."""
+        races = self.memory.races
+        if races is None or "relaxed" not in i.mods:
+            return None if races is None else races.heard.released(lanes)
+        near = (lanes.block_ids == key // (self.memory.shared_stride >> 3)).all()
+        told = races.fenced(lanes, BLOCK if near else CLUSTER)
+        mine = lanes.index % races.per
+        told[mine] = np.maximum(told[mine], races.start)
+        return told
 
     def arrive_at(self, barriers: list[Phases], many: Arrivals, drop: bool) -> Array:
         """Arrivals at several objects, of which each completes one phase at most: they release together."""
@@ -321,19 +343,38 @@ class MBarriers:
         groups: dict[tuple[int, bool], tuple[Wait, list[Lanes]]] = {}
         for waiter, barrier, done in answers:
             groups.setdefault((waiter.wait.pc, done), (waiter.wait, []))[1].append(waiter.lanes)
-            if done and barrier is not None:
-                self.see(barrier)
-                if barrier.heard is not None:
-                    news.append((waiter.lanes, barrier.heard))
+            if not done or barrier is None:
+                continue
+            heard = barrier.heard
+            if "relaxed" not in waiter.wait.instruction.mods:
+                self.see(barrier, barrier.phase)
+            else:
+                self.relaxed.append(Relaxed(waiter.lanes, barrier, barrier.phase, heard))
+                # That those who arrived have begun is so whatever is ordered.
+                heard = None if heard is None or races is None else np.minimum(heard, races.start)
+            if heard is not None:
+                news.append((waiter.lanes, heard))
         if races is not None and news:
             races.heard.hear_all(news)
         return [(wait, merged(some), done) for (_, done), (wait, some) in groups.items()]
 
-    def see(self, barrier: Phases) -> None:
-        """Somebody has seen the last phase complete: what its copies brought is there."""
-        over = [chunks for phase, chunks in barrier.unseen if phase < barrier.phase]
+    def acquire(self, lanes: Lanes) -> None:
+        """A fence: lanes that saw phases complete by relaxed waits hear now of what their arrivals handed on."""
+        pending, self.relaxed = self.relaxed, []
+        for one in pending:
+            here = np.isin(one.lanes.index, lanes.index)
+            if here.any():
+                self.see(one.barrier, one.phase)
+                if self.memory.races is not None and one.heard is not None:
+                    self.memory.races.heard.hear(one.lanes.subset(np.flatnonzero(here)), one.heard)
+            if not here.all():
+                self.relaxed.append(Relaxed(one.lanes.subset(np.flatnonzero(~here)), one.barrier, one.phase, one.heard))
+
+    def see(self, barrier: Phases, now: int) -> None:
+        """Somebody has seen all phases before `now` complete: what their copies brought is there."""
+        over = [chunks for phase, chunks in barrier.unseen if phase < now]
         if over:
-            barrier.unseen = [(phase, chunks) for phase, chunks in barrier.unseen if phase >= barrier.phase]
+            barrier.unseen = [(phase, chunks) for phase, chunks in barrier.unseen if phase >= now]
             self.memory.landing -= len(over)
             for chunks in over:
                 self.memory.state_view(16)[chunks] = element(WRITTEN, 16)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..state.pages import Pages
 from ..text.types import Array
 
 UNIT = 16
@@ -23,20 +24,32 @@ MODES = {"none": 1, "32 bytes": 2, "64 bytes": 3, "128 bytes": 4}
 class Swizzles:
     """The record of a wave: a mode for each 16-byte unit of the shared memory of all its blocks; made by the first copy."""
 
-    def __init__(self, shared_bytes: int):
-        self.units = shared_bytes // UNIT
+    def __init__(self, pages: Pages):
+        self.pages = pages
         self.modes: Array | None = None
+        self._of_pages = np.zeros(pages.count, np.uint8)
 
-    def landed(self, start: int, size: int, mode: str) -> None:
-        """A tensor copy of this mode (a key of MODES) wrote `size` bytes from byte `start` of the wave's shared memory."""
+    def landed(self, starts: Array, size: int, mode: str) -> None:
+        """Tensor copies of this mode (a key of MODES) wrote `size` bytes from these bytes of the wave's shared memory on."""
         if self.modes is None:
-            self.modes = np.zeros(self.units, np.uint8)
-        self.modes[start // UNIT : -(-(start + size) // UNIT)] = MODES[mode]
+            self.modes = np.zeros(self.pages.count // self.pages.per_block * self.pages.stride // UNIT, np.uint8)
+        self.put(starts, size, MODES[mode])
 
-    def forget(self, start: int, size: int) -> None:
+    def forget(self, starts: Array, size: int) -> None:
         """Something else writes there."""
         if self.modes is not None:
-            self.modes[start // UNIT : -(-(start + size) // UNIT)] = UNKNOWN
+            self.put(starts, size, UNKNOWN)
+
+    def put(self, starts: Array, size: int, mode: int) -> None:
+        assert self.modes is not None
+        for start in starts.tolist():
+            self.modes[start // UNIT : -(-(start + size) // UNIT)] = mode
+        pages, whole = self.pages.of_ranges(starts, size)
+        self._of_pages[pages] = mode if whole else UNKNOWN
+
+    def pages_are(self, pages: Array, modes: Array) -> bool:
+        """Whether tensor copies are known to have written all of these pages in these modes (numbers)."""
+        return not np.count_nonzero(self._of_pages[pages] != modes)
 
     def all_are(self, units: Array, modes: Array) -> bool:
         """Whether tensor copies wrote all of these units in these modes (numbers)."""

@@ -129,7 +129,12 @@ class Description:
         if self.fill == "nan" and "float" not in self.dtype:
             raise ValueError(f"fill='nan' needs a floating-point dtype, got {self.dtype!r}")
         if self.interleave:
-            raise ValueError(f"interleave={self.interleave}: the machine executes no interleaved layouts, only 0")
+            layout = {16: "NC/8HWC8", 32: "NC/16HWC16"}[self.interleave]
+            raise ValueError(
+                f"interleave={self.interleave}: the machine executes no interleaved layouts, only 0. The CUDA Driver API "
+                f"(cuTensorMapEncodeTiled) names {layout}, but has no stride from one slice of channels to the next, and "
+                "neither it nor the PTX ISA (Tensors) says how the slices of a box lie in shared memory"
+            )
 
     def encode(self, address: int) -> bytes:
         """The 128 bytes of a map of the tensor at this address."""

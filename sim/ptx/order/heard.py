@@ -105,6 +105,10 @@ class Heard:
             rows.free += used.tolist()
             rows.slots[index] = 0
 
+    def by_warps(self, lanes: Lanes) -> bool:
+        """Whether none of these lanes has heard something alone."""
+        return self.rows is None or not self.rows.slots[lanes.index].any()
+
     def row(self, lane: int) -> Array | None:
         """What a lane of the wave has heard of its cluster; None: nothing."""
         rows = self.rows

@@ -41,11 +41,12 @@ DEVICE, CLUSTER, BLOCK = range(3)
 
 class Released(NamedTuple):
     """What an arrival at a barrier hands on: until when all of each warp of the cluster is over, what its lanes heard of lanes,
-    and what they fenced for the asynchronous proxy."""
+    what they fenced for the asynchronous proxy, and what they learnt of other blocks through atomics."""
 
     moments: Array
     rows: Array | None
     fenced: Array | None = None
+    learnt: Array | None = None
 
 
 class Order:
@@ -140,7 +141,10 @@ class Order:
         released = self.known[cluster, warps].max(axis=0)
         released[warps] = self.now
         self.now += 1
-        return Released(released, self.heard.of_all(lanes), None if self.proxy is None else self.proxy.told(lanes))
+        knows = self._lane_knows
+        learnt = [knows[lane] for lane in (lanes.index + self.first).tolist() if lane in knows] if knows else []
+        fenced = None if self.proxy is None else self.proxy.told(lanes)
+        return Released(released, self.heard.of_all(lanes), fenced, highest(learnt) if learnt else None)
 
     def depart(self, lanes: Lanes, released: list[Released]) -> None:
         """Lanes of one cluster have waited for the arrivals that released this."""
@@ -154,7 +158,18 @@ class Order:
         self.synced[lanes.warp_ids] = np.maximum(self.synced[lanes.warp_ids], heard[warps])
         if told := [each.rows for each in released if each.rows is not None]:
             self.heard.hear(lanes, highest(told))
+        if learnt := [each.learnt for each in released if each.learnt is not None]:
+            self._learn(lanes, highest(learnt))
         self._floors.clear()
+
+    def _learn(self, lanes: Lanes, news: Array) -> None:
+        """Lanes are told what others learnt through atomics; those that knew the same before share what they know now."""
+        together: dict[int, Array] = {}
+        for lane in (lanes.index + self.first).tolist():
+            known = self._lane_knows.get(lane)
+            if known is not None and id(known) not in together:
+                together[id(known)] = highest([known, news])
+            self._lane_knows[lane] = news if known is None else together[id(known)]
 
     def cluster_barrier(self, cluster: int, relaxed: bool, split: bool) -> None:
         """All threads of a cluster of the wave have met; what was ordered at `relaxed` or `split` arrivals, those say."""
@@ -220,6 +235,10 @@ class Order:
         if learnt:
             together = highest(learnt)
             self._lane_knows |= dict.fromkeys(lanes, together)
+
+    def alike(self, lanes: Lanes) -> bool:
+        """Whether nothing is known to some lanes only of the warps of these."""
+        return not (self.partial or self._lane_knows) and self.heard.by_warps(lanes)
 
     def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
         """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
@@ -299,12 +318,13 @@ class Order:
         self._inits |= dict.fromkeys((lanes.index + self.first).tolist(), self.now)
         self.now += 1
 
-    def fenced(self, lanes: Lanes) -> Array:
-        """What lanes of one cluster hand on that arrive without a release: for each lane of the cluster until when it is over."""
+    def fenced(self, lanes: Lanes, scope: int = CLUSTER) -> Array:
+        """What lanes of one cluster hand on that arrive without a release, by their fences for `scope` or more: for each lane of
+        the cluster until when it is over."""
         start = int(lanes.index[0]) // self.per * self.per + self.first
         out = np.zeros(self.per, np.int64)
         for lane in (lanes.index + self.first).tolist():
-            fences = None if self._fenced is None else self._fenced[CLUSTER]
+            fences = None if self._fenced is None else self._fenced[scope]
             moment = max(self._inits.get(lane, 0), 0 if fences is None else int(fences[lane]))
             if moment > self.start:
                 np.maximum(out, self._release(lane, moment, fences)[start : start + self.per], out=out)

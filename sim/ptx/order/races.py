@@ -2,17 +2,11 @@
 
 Two accesses to the same bytes, one of them writing, race unless one happens before the other (`order.order` says what does).
 Atomics and strong accesses (volatile, relaxed, acquire, release) do not race with each other.
-
-Memory is looked at in granules: the smallest width with which the kernel accesses shared memory, or a tensor, so that an
-access of 16 bytes is often one entry. There is one for the last writer of a granule, and a summary of who read it. In
-shared memory each warp of the cluster has its own summary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +16,7 @@ from ..state.segments import Segment
 from ..text.syntax import Instruction
 from ..text.types import Array
 from .order import BLOCKS, CLUSTERS, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, Order
+from .shadow import Access, Area, Boxes, Rows, Shadow, Table, TileAccess, Touch, Who, same_for_warps, windows
 from .sharing import Sharing, is_async, is_phase, is_strong
 from .tiles import Tiles
 
@@ -35,98 +30,6 @@ COPY, LANDING = "asynchronous copy", "write of an asynchronous copy"
 
 NOT_ORDERED = "are not ordered"
 LOCKSTEP = "work only in lockstep: both are volatile, but nothing lets the lanes of the warp wait for each other (__syncwarp would)"
-
-
-@dataclass
-class Table:
-    """Entries of all granules, one row a granule, with the number of the instruction of each entry; made when first used."""
-
-    rows: int
-    columns: int
-    numbers: np.dtype[Any]
-    used: bool = False
-
-    @cached_property
-    def entries(self) -> Array:
-        return np.zeros((self.rows, self.columns), np.uint64)
-
-    @cached_property
-    def touched(self) -> Array:
-        """Rows of shared memory in which there is any entry."""
-        return np.zeros(self.rows, np.bool_)
-
-    @cached_property
-    def by(self) -> Array:
-        return np.zeros((self.rows, self.columns), self.numbers)
-
-
-@dataclass
-class Shadow:
-    """Who touched each granule: the last plain writer, the plain readers, the atomics; what asynchronous copies may yet read
-    (`copies`) and, in tensors, write (`landing`); the last `volatile` writer of shared memory, as far as lockstep matters."""
-
-    writes: Table
-    reads: Table
-    atomics: Table
-    shared: bool
-    copies: Table | None = None
-    volatile: Table | None = None
-    landing: Table | None = None
-
-    @classmethod
-    def of(cls, granules: int, columns: int, shared: bool, numbers: np.dtype[Any]) -> Shadow:
-        return cls(Table(granules, 1, numbers), Table(granules, columns, numbers), Table(granules, columns, numbers), shared)
-
-
-@dataclass
-class Who:
-    """The lanes of an access, one entry for each granule: grid-wide lane, position in the `Lanes`, shared row, column."""
-
-    lane: Array
-    position: Array
-    row: Array
-    column: Array
-
-
-@dataclass(slots=True)
-class Access:
-    """One access as its granules: `rows` of the shadow (and `columns`, where readers have one each), and who made it.
-
-    `collective`: the lanes of a warp made it together, so that none of them made it alone.
-    """
-
-    instruction: Instruction
-    lanes: Lanes
-    addresses: Array
-    segment: Segment | None
-    shadow: Shadow
-    rows: Array
-    columns: Array | None
-    who: Who
-    collective: bool = False
-    last: Array | None = None
-    """Where the last lane of each warp is in `rows`, if the warps are whole and the lanes of each access the same granules."""
-
-    chunks: Array | None = None
-    """Of tiles that bulk copies move, by lanes in the order of `who`: their 16-byte elements, a row a tile."""
-
-    @property
-    def different(self) -> Array:
-        """The rows without those that are there again for other lanes of a warp."""
-        return self.rows if self.last is None else self.rows[self.last]
-
-
-Rows = tuple[Shadow, Array, Array | None, Who]
-"""Shadow, rows and columns of an access, and who made it."""
-
-
-@dataclass(frozen=True)
-class Area:
-    """Tensors that share memory have one shadow: granules of 1 << shift bytes from host address `low` on."""
-
-    low: int
-    shift: int
-    shadow: Shadow
 
 
 class Races(Order):
@@ -145,12 +48,12 @@ class Races(Order):
         self.has_atomics, self.fences = sharing.atomics, sharing.releases
         self.segments = segments
         self._areas: dict[int, Area | None] = {}
-        self._readings: list[Access] = []
+        self._readings: list[Touch] = []
 
     def begin_wave(self, wave: Wave) -> None:
         super().begin_wave(wave)
         self.granules = self.shared_stride >> self.shared_shift
-        self.shared = Shadow.of(wave.blocks * self.granules, self.warps, True, self.numbers)
+        self.shared = Shadow.of(wave.blocks * self.granules, self.warps, True, self.numbers, self.sharing.proxies)
         self.tiles = Tiles(self) if self.sharing.products else None
 
     # -- accesses -----------------------------------------------------------------------------------------------------
@@ -231,7 +134,7 @@ class Races(Order):
         rows = (rows if len(who.row) == lanes.n else rows[who.position]) + who.row
         return self.shared, rows, who.column, who
 
-    def judge(self, access: Access, kind: str) -> None:
+    def judge(self, access: Touch, kind: str) -> None:
         """What the access is not ordered behind; then it is in the shadow itself."""
         i, lanes, shadow, segment, rows = access.instruction, access.lanes, access.shadow, access.segment, access.rows
         if shadow.landing is not None:
@@ -274,7 +177,7 @@ class Races(Order):
                 self.look(access, shadow.atomics, "write", "atomic access")
             self.overwrite(access)
 
-    def lockstep(self, access: Access) -> None:
+    def lockstep(self, access: Touch) -> None:
         """A volatile access to shared memory: what another lane of the warp wrote is not there unless the lanes have met."""
         shadow, who = access.shadow, access.who
         if shadow.volatile is None:
@@ -290,11 +193,19 @@ class Races(Order):
         if len(where):
             self.report(access, where, written[where], by[access.rows[where]], ("read", "write"), LOCKSTEP)
 
-    def overwrite(self, access: Access) -> None:
+    def overwrite(self, access: Touch) -> None:
         """The access is the last writer of its granules."""
-        table, who = access.shadow.writes, access.who
-        values = self.values(who, LANES if access.collective else ONE)
+        table = access.shadow.writes
         table.used = True
+        if access.boxes is not None:
+            assert isinstance(access, TileAccess)
+            self.stamp(access)
+            windows(table.by, access.boxes.count)[access.boxes.starts] = self.number(access.instruction)
+            return
+        if self.tiles is not None and access.shadow.shared:
+            self.tiles.wrote(access.different)
+        who = access.who
+        values = self.values(who, LANES if access.collective else ONE)
         entries = table.entries.reshape(-1)
         entries[access.rows] = values
         table.by.reshape(-1)[access.rows] = number = self.number(access.instruction)
@@ -306,24 +217,40 @@ class Races(Order):
             if len(lost):
                 self.report(access, lost, won[lost], np.full(len(lost), number), ("write", "write"))
 
+    def stamp(self, access: TileAccess) -> None:
+        """The lanes of an access write now, each alone."""
+        table = access.shadow.writes
+        boxes = access.boxes
+        if boxes is None:
+            table.entries.reshape(-1)[access.rows] = self.values(access.who, ONE)
+            if self.tiles is not None:
+                self.tiles.wrote(access.rows)
+            return
+        entries = self.entries(boxes.lane, ONE)
+        windows(table.entries, boxes.count)[boxes.starts] = entries[:, None, None]
+        if self.tiles is not None:
+            self.tiles.wrote_ranges(boxes, entries)
+
     def _area_number(self, segment: Segment) -> int:
         area = self.area(segment)
         assert area is not None
         return area.low
 
     def values(self, who: Who, level: int) -> Array:
-        return (who.lane | (self.now << STAMP | level)).view(np.uint64)
+        return self.entries(who.lane, level)
 
-    def look(self, access: Access, table: Table, verb: str, other: str) -> None:
+    def entries(self, lane: Array, level: int) -> Array:
+        """Of lanes of the grid at this moment."""
+        return (lane | (self.now << STAMP | level)).view(np.uint64)
+
+    def look(self, access: Touch, table: Table, verb: str, other: str) -> None:
         """Find and report what an access is not ordered behind. A copy is over for nobody, its own lane included."""
+        if not table.used or (access.boxes is not None and self.clear(access, access.boxes, table, other)):
+            return
         lanes, who, rows = access.lanes, access.who, access.rows
         collective = access.collective or other in (COPY, LANDING)
-        if not table.used:
-            return
-        width = table.entries.shape[1]
+        width = table.columns
         if access.last is not None and not self.recent(access, table):
-            return
-        if access.chunks is not None and width > 1 and not table.touched.take(rows).any():
             return
         entries = table.entries.reshape(-1).take(rows) if width == 1 else table.entries.take(rows, 0)
         if access.shadow.shared and other not in (COPY, LANDING):
@@ -353,18 +280,40 @@ class Races(Order):
             column = 0 if width == 1 else at[1][race]
             self.report(access, where, chosen, table.by[rows[where], column], (verb, other))
 
-    def recent(self, access: Access, table: Table) -> bool:
+    def clear(self, access: Touch, boxes: Boxes, table: Table, other: str) -> bool:
+        """Whether all that `look` would look at in some ranges is in order."""
+        if table.columns > 1 and not windows(table.touched, boxes.count)[boxes.starts].any():
+            return True
+        found = windows(table.entries, boxes.count)[boxes.starts]
+        shared = access.shadow.shared and other not in (COPY, LANDING)
+        if int(found.max()) >> STAMP <= (self.floors(access.lanes)[0] if shared else 0):
+            return True
+        # A range is mostly what one or two copies wrote: one entry for all of its rows that are equal in a row.
+        flat = found.transpose(0, 2, 1).reshape(-1)
+        heads = flat[1:] != flat[:-1]
+        heads[boxes.count - 1 :: boxes.count] = True
+        at = np.concatenate(([0], np.flatnonzero(heads) + 1))
+        entries, lane = flat[at], boxes.lane[at // (boxes.count * table.columns)]
+        some = entries != 0
+        if other not in (COPY, LANDING):
+            some &= (entries & LOW) != lane.astype(np.uint64)
+        return not self.unordered(lane[some], entries[some], other in (COPY, LANDING)).any()
+
+    def recent(self, access: Touch, table: Table) -> bool:
         """Whether somebody touched the granules of an access to shared memory since all of the cluster last met."""
         rows = access.different
-        entries = table.entries.reshape(-1).take(rows) if table.entries.shape[1] == 1 else table.entries.take(rows, 0)
+        entries = table.entries.reshape(-1).take(rows) if table.columns == 1 else table.entries.take(rows, 0)
         return int(entries.max()) >> STAMP > self.floors(access.lanes)[0]
 
-    def note(self, access: Access, table: Table) -> None:
+    def note(self, access: Touch, table: Table) -> None:
         """Add readers (or atomics) to the summaries of their granules."""
-        who, columns, number = access.who, access.columns, self.number(access.instruction)
+        number = self.number(access.instruction)
         table.used = True
+        if access.boxes is not None and self.note_ranges(access, access.boxes, table, number):
+            return
+        who, columns = access.who, access.columns
         flat, by = table.entries.reshape(-1), table.by.reshape(-1)
-        at = access.rows if columns is None else access.rows * table.entries.shape[1] + columns
+        at = access.rows if columns is None else access.rows * table.columns + columns
         if columns is not None and self.sharing.proxies:
             table.touched[access.different] = True
         if access.collective:
@@ -403,7 +352,21 @@ class Races(Order):
             many, levels = many[order], levels[order]
             flat[at[many]] = (after[many] & ~np.uint64(LEVEL)) | levels
 
-    def through_proxy(self, access: Access) -> None:
+    def note_ranges(self, access: Touch, boxes: Boxes, table: Table, number: int) -> bool:
+        """`note` where nobody else of their warps has read these ranges since they met; False: that is not so."""
+        floor, synced = self.floors(access.lanes)
+        places, values = boxes.column, self.entries(boxes.lane, ONE)
+        entries, by = windows(table.entries, boxes.count), windows(table.by, boxes.count)
+        before = entries[boxes.starts, :, places]
+        if int(before.max()) >> STAMP > (floor if self.partial else synced):
+            return False
+        entries[boxes.starts, :, places] = values[:, None]
+        by[boxes.starts, :, places] = number
+        if table.columns > 1 and self.sharing.proxies:
+            windows(table.touched, boxes.count)[boxes.starts] = True
+        return True
+
+    def through_proxy(self, access: Touch) -> None:
         """Report what the asynchronous proxy reads and ordinary instructions wrote, with no fence between the two."""
         shadow, who, rows = access.shadow, access.who, access.rows
         for table in (shadow.writes, shadow.atomics):
@@ -414,10 +377,10 @@ class Races(Order):
             ordinary = np.array([not is_async(one) for one in self.instructions])
             at = at[ordinary[by[at]]]
             if len(at):
-                where = at // table.entries.shape[1]
+                where = at // table.columns
                 self.judge_proxy(access, where, flat[at], by[at], who.lane[where])
 
-    def judge_proxy(self, access: Access, where: Array, entries: Array, by: Array, reader: Array) -> None:
+    def judge_proxy(self, access: Touch, where: Array, entries: Array, by: Array, reader: Array) -> None:
         """One finding for each instruction that wrote some of `entries` without a fence on the way to these readers."""
         assert self.proxy is not None
         stamp, low = (entries >> np.uint64(STAMP)).astype(np.int64), (entries & LOW).astype(np.int64)
@@ -432,7 +395,7 @@ class Races(Order):
             name = f"{access.segment.name!r}" if access.segment is not None else "shared memory"
             address = int(access.addresses[position])
             message = (
-                f"{i.opcode} reads {name} through the asynchronous proxy; what {source_and_call(theirs)} wrote there, "
+                f"{i.name} reads {name} through the asynchronous proxy; what {source_and_call(theirs)} wrote there, "
                 f"by block {block}, warp {thread // WARP}, lane {thread % WARP}, has no fence.proxy.async behind it"
             )
             key = ("proxy", place_of(i), place_of(theirs), access.segment.name if access.segment is not None else None)
@@ -452,28 +415,35 @@ class Races(Order):
 
     # -- asynchronous copies ----------------------------------------------------------------------------------------------
 
-    def copying(self, access: Access) -> None:
+    def copying(self, access: Touch) -> None:
         """Copies read their sources at any time until their threads have waited: nobody can be ordered behind that yet."""
         shadow = access.shadow
         if shadow.copies is None:
             shadow.copies = Table(shadow.writes.rows, 1, self.numbers)
-        shadow.copies.used = True
-        shadow.copies.entries[access.rows, 0] = self.latest(access.who)
-        shadow.copies.by[access.rows, 0] = self.number(access.instruction)
+        self.pending(access, shadow.copies)
         self._readings.append(access)
 
-    def latest(self, who: Who) -> Array:
-        """Entries of lanes that nobody is ordered behind."""
-        return who.lane.astype(np.uint64) | LATEST
+    def pending(self, access: Touch, table: Table) -> None:
+        """Entries that nobody is ordered behind."""
+        table.used, number, boxes = True, self.number(access.instruction), access.boxes
+        if boxes is None:
+            table.entries[access.rows, 0] = access.who.lane.astype(np.uint64) | LATEST
+            table.by[access.rows, 0] = number
+        else:
+            windows(table.entries, boxes.count)[boxes.starts] = (boxes.lane.astype(np.uint64) | LATEST)[:, None, None]
+            windows(table.by, boxes.count)[boxes.starts] = number
 
-    def issued(self) -> list[Access]:
+    def issued(self) -> list[Touch]:
         """What the copies that have just been issued read."""
         readings, self._readings = self._readings, []
         return readings
 
-    def copied(self, lanes: Lanes, readings: list[Access]) -> None:
+    def copied(self, lanes: Lanes, readings: list[Touch]) -> None:
         """The lanes have waited for copies that read these: a read at this moment."""
         for reading in readings:
+            if isinstance(reading, TileAccess):
+                self.copied_tiles(reading, lanes)
+                continue
             mine = np.isin(reading.who.lane, lanes.index + self.first)
             rows, lane = reading.rows[mine], reading.who.lane[mine]
             assert reading.shadow.copies is not None
@@ -483,6 +453,19 @@ class Races(Order):
                 replace(reading, lanes=lanes, rows=rows, columns=columns, who=Who(lane, lane, lane, lane)), reading.shadow.reads
             )
 
+    def copied_tiles(self, reading: TileAccess, lanes: Lanes) -> None:
+        """The tiles of these lanes have been read."""
+        at = np.flatnonzero(np.isin(reading.lane, lanes.index + self.first))
+        if not len(at):
+            return
+        some, copies = reading.take(at, lanes), reading.shadow.copies
+        assert copies is not None
+        if some.boxes is None:
+            copies.entries[some.rows] = 0
+        else:
+            windows(copies.entries, some.boxes.count)[some.boxes.starts] = 0
+        self.note(some, reading.shadow.reads)
+
     def landed(self, lanes: Lanes, size: int, elements: Array) -> None:
         """The lanes have waited for their copies into `elements` of `size` bytes: a write at this moment."""
         count = max(1, size >> self.shared_shift)
@@ -491,6 +474,8 @@ class Races(Order):
         if count > 1:
             rows = rows[who.position] + np.tile(np.arange(count), lanes.n)
         self.shared.writes.entries.reshape(-1)[rows] = self.values(who, ONE)
+        if self.tiles is not None:
+            self.tiles.wrote(rows)
 
     def issue_ordered(self, lanes: Lanes, size: int, elements: Array) -> Array:
         """Whether each lane is behind the issue of the copy that is in flight to its element."""
@@ -511,7 +496,7 @@ class Races(Order):
         return f"the shared memory of block {self.wave.number(block + self.wave.first_block)}"
 
     def report(
-        self, access: Access, where: Array, entries: Array, by: Array, verbs: tuple[str, str], what: str = NOT_ORDERED
+        self, access: Touch, where: Array, entries: Array, by: Array, verbs: tuple[str, str], what: str = NOT_ORDERED
     ) -> None:
         """One finding for each pair of instructions, at the later one in the code; `verbs`: what each did, `what`: how it ended."""
         lanes, segment, i = access.lanes, access.segment, access.instruction
@@ -533,7 +518,7 @@ class Races(Order):
             (_, did, at_fault, main), (_, had, second, rest) = sides
             crowd = ("", " and other lanes", " and other warps", *[" and other blocks"] * 2)[(first & LEVEL) >> 29]
             message = (
-                f"{did} at offset {offset:#x} of {name} and {had} at {source_and_call(second)} "
+                f"{told(did, at_fault)} at offset {offset:#x} of {name} and {told(had, second)} at {source_and_call(second)} "
                 f"by block {rest[0]}, warp {rest[1]}, lane {rest[2]}{crowd} {what}"
             )
             key = ("race", *sorted((place_of(i), place_of(theirs)), key=str), segment.name if segment else None)
@@ -549,12 +534,8 @@ class Races(Order):
             )
 
 
-def same_for_warps(lanes: Lanes, rows: Array) -> Array | None:
-    """Where the granules of the last lane of each warp are in `rows`, if all lanes of whole warps access the same; None: not so."""
-    count = len(rows) // lanes.n
-    if lanes.n < WARP or rows[0] != rows[count] or not lanes.whole_warps:
-        return None
-    each = rows.reshape(-1, WARP, count)
-    if np.count_nonzero(each != each[:, :1]):
-        return None
-    return np.asarray((np.arange(0, len(rows), WARP * count)[:, None] + np.arange((WARP - 1) * count, WARP * count)).reshape(-1))
+def told(verb: str, i: Instruction) -> str:
+    """What an instruction did; a copy by its name."""
+    if i.opcode != "cp":
+        return verb
+    return i.name if verb == COPY else f"{verb.removesuffix(f' of an {COPY}')} of {i.name}"

@@ -7,71 +7,31 @@ written before must be over for each of the four, and be visible to the asynchro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
 from ..report.findings import Findings, source
 from ..state.lanes import WARP, Lanes, Wave
+from ..state.pages import Pages
 from ..text.syntax import Instruction
 from ..text.types import Array
 from .order import LANE, LANES, LOW, ONE, STAMP
 from .proxy import Proxy
+from .shadow import Boxes, Shadow, Touch
 from .sharing import is_async
 
 UNIT = 16
 REMEMBERED = 1 << 16
 """Pairs of a reader and a write that are remembered to be in order."""
 
-PERIOD = 64
-"""Units after which most tiles are read as from their beginning: eight rows of 128 bytes, swizzled."""
+LOGGED = 1 << 12
+"""Readings that are kept by page and operand before they are noted unit by unit."""
 
 GROUP = 4
 """Warps of a warpgroup."""
-
-
-class Written(Protocol):
-    """The last writers of the granules of shared memory, and their instructions."""
-
-    used: bool
-
-    @property
-    def entries(self) -> Array: ...
-
-    @property
-    def by(self) -> Array: ...
-
-
-class SharedMemory(Protocol):
-    @property
-    def writes(self) -> Written: ...
-
-
-class Lane(Protocol):
-    """Who makes an access: the lane of the grid of each granule, and its position."""
-
-    lane: Array
-    position: Array
-
-
-class Access(Protocol):
-    """An access to shared memory as its granules (`order.races`)."""
-
-    instruction: Instruction
-    lanes: Lanes
-    addresses: Array
-    rows: Array
-
-    @property
-    def who(self) -> Lane: ...
-
-    chunks: Array | None
-    """Of tiles that bulk copies move, by lanes in the order of `who`: their 16-byte elements, a row a tile."""
-    last: Array | None
-
-    @property
-    def different(self) -> Array:
-        """The rows without those that are there again for other lanes of a warp."""
 
 
 class Detector(Protocol):
@@ -88,14 +48,26 @@ class Detector(Protocol):
     shared_shift: int
 
     @property
-    def shared(self) -> SharedMemory: ...
+    def shared(self) -> Shadow: ...
+
+    def alike(self, lanes: Lanes) -> bool:
+        """Whether nothing is known to some lanes only of the warps of these."""
 
     def unordered(self, mine: Array, entries: Array, collective: bool) -> Array:
         """Which of the accesses `entries` did not happen before what the grid-wide lanes `mine` do now."""
 
 
+class Operand(Protocol):
+    """A matrix for each warpgroup: its pages and its 16-byte units, a row each, of the wave (`execute.operands`)."""
+
+    @property
+    def pages(self) -> Array: ...
+
+    def units(self) -> Array: ...
+
+
 class Tiles:
-    """The readings of a wave: their numbers by 16-byte unit, a column for each warpgroup of a block.
+    """The readings of a wave: their numbers by page, a column for each warpgroup of a block; by 16-byte unit when asked.
 
     `waited[number]` has when each of the four warps waited, 0 before; `readers` the first warp of the wave, `by` the instruction.
     """
@@ -104,28 +76,63 @@ class Tiles:
         wave = races.wave
         self.races = races
         self.columns = -(-wave.warps_per_block // GROUP)
-        self.latest = np.zeros((wave.blocks * races.shared_stride // UNIT, self.columns), np.int32)
+        self.pages = Pages(races.shared_stride, wave.blocks)
+        self.newest = np.zeros((self.pages.count, self.columns), np.int32)
+        self.units = wave.blocks * races.shared_stride // UNIT
+        self.log: list[tuple[Operand, Array, Array]] = []
+        """Readings that `by_unit` has not yet: (operand, column, number)."""
         self.waited, self.readers = np.zeros((64, GROUP), np.int64), np.zeros(64, np.int64)
         self.by: list[Instruction] = []
         self.count = 1
         self.over: set[tuple[int, int]] = set()
         """Warpgroups (by first warp) and entries that were looked at."""
+        self.written = np.zeros(self.pages.count, np.uint64)
+        """Of pages that one lane wrote the entry of that write, of others 0."""
+        self.seen = np.zeros((self.pages.count, self.columns), np.uint64)
+        """Of such a write, by warpgroup, that it was in order."""
         self._asynchronous = np.zeros(0, np.bool_)
 
-    def issue(self, i: Instruction, first: Array, tiles: list[Array]) -> Array:
-        """Products of warpgroups, whose first warps these are, read units of the wave, a row each of every tile. Their numbers."""
-        for units in tiles:
-            self.look_back(i, first, units)
+    @cached_property
+    def latest(self) -> Array:
+        return np.zeros((self.units, self.columns), np.int32)
+
+    def by_unit(self) -> Array:
+        """The newest reading of each unit, by column."""
+        for operand, column, numbers in self.log:
+            units = operand.units().reshape(len(column), -1)
+            self.latest.reshape(-1)[units * self.columns + column[:, None]] = numbers[:, None]
+        self.log.clear()
+        return self.latest
+
+    def issue(self, i: Instruction, first: Array, operands: Sequence[Operand]) -> Array:
+        """Products of warpgroups, whose first warps these are, read their operands. Their numbers."""
+        column = first % self.races.wave.warps_per_block // GROUP
+        for one in operands:
+            self.look_back(i, first, column, one)
         numbers = np.arange(self.count, self.count + len(first))
         self.count += len(first)
         while self.count > len(self.readers):
             self.waited, self.readers = np.concatenate((self.waited, 0 * self.waited)), np.concatenate((self.readers, self.readers))
         self.readers[numbers] = first
         self.by += [i] * len(first)
-        column = first % self.races.wave.warps_per_block // GROUP
-        for units in tiles:
-            self.latest.reshape(-1)[units * self.columns + column[:, None]] = numbers[:, None]
+        for one in operands:
+            self.newest[one.pages, column[:, None]] = numbers[:, None]
+            self.log.append((one, column, numbers))
+        if len(self.log) > LOGGED:
+            self.by_unit()
         return numbers
+
+    # -- who writes -----------------------------------------------------------------------------------------------------------
+
+    def wrote(self, rows: Array) -> None:
+        """Somebody wrote these granules."""
+        self.written[self.pages.of(rows << self.races.shared_shift)] = 0
+
+    def wrote_ranges(self, boxes: Boxes, entries: Array) -> None:
+        """Somebody wrote these ranges, each with one entry."""
+        shift = self.races.shared_shift
+        pages, whole = self.pages.of_ranges(boxes.starts << shift, boxes.count << shift)
+        self.written[pages] = entries[:, None] if whole else np.uint64(0)
 
     def wait(self, numbers: Array, over: Array) -> None:
         """Of these readings (product by product) the warps of `over` have waited now."""
@@ -151,11 +158,12 @@ class Tiles:
 
     # -- what was there before ------------------------------------------------------------------------------------------------
 
-    def look_back(self, i: Instruction, first: Array, units: Array) -> None:
+    def look_back(self, i: Instruction, first: Array, column: Array, operand: Operand) -> None:
         """Report writes that are not over for all of the warps, or that the asynchronous proxy may not see."""
-        table = self.races.shared.writes
-        if not table.used:
+        if not self.races.shared.writes.used or self.in_order(first, column, operand.pages):
             return
+        units = operand.units()
+        table = self.races.shared.writes
         wide = UNIT >> self.races.shared_shift
         entries = table.entries.reshape(-1, wide).take(units.reshape(-1), 0).reshape(len(first), -1)
         head, end = entries[:, 0], entries[:, -1]
@@ -179,10 +187,46 @@ class Tiles:
         rows = units.reshape(len(first), -1)[who, where // wide] * wide + where % wide
         self.judge(i, first[who], found, rows)
 
+    def in_order(self, first: Array, column: Array, pages: Array) -> bool:
+        """Whether one lane wrote each of these pages, all of it, and that is over for all four warps and visible to them."""
+        entries = self.written[pages]
+        fresh = entries != self.seen[pages, column[:, None]]
+        if not fresh.any():
+            return bool(entries.all())
+        if not entries.all():
+            return False
+        at, k = np.nonzero(fresh)
+        entry, page = entries[at, k], pages[at, k]
+        heads = np.concatenate(([True], (entry[1:] != entry[:-1]) | (at[1:] != at[:-1])))
+        rows = self.pages.start(page[heads]) >> self.races.shared_shift
+        race, bad = self.verdicts(first[at[heads]], entry[heads], self.races.shared.writes.by.reshape(-1)[rows])
+        if race.any() or bad.any():
+            return False
+        self.seen[page, column[at]] = entry
+        return True
+
     def judge(self, i: Instruction, first: Array, entries: Array, rows: Array) -> None:
         """The entries at these granules, each read by the warpgroup of a first warp."""
         races, per = self.races, self.races.wave.lanes_per_block
         by = races.shared.writes.by.reshape(-1)[rows]
+        race, bad = self.verdicts(first, entries, by)
+        for kind, which in (("race", race), ("proxy", bad)):
+            for number in np.unique(by[which]).tolist():
+                mine = np.flatnonzero(which & (by == number))
+                theirs, writer = races.instructions[number], int(entries[mine[0]]) & LANE
+                who = f"by block {writer // per}, warp {writer % per // WARP}, lane {writer % WARP}"
+                address = int(rows[mine[0]] << races.shared_shift) % races.shared_stride
+                message = (
+                    f"read at offset {address:#x} of shared memory and write at {source(theirs)} {who} are not ordered"
+                    if kind == "race"
+                    else f"wgmma reads shared memory through the asynchronous proxy; what {source(theirs)} wrote at offset "
+                    f"{address:#x}, {who}, has no fence.proxy.async behind it"
+                )
+                self.record(kind, message, (i, theirs), self.place(int(first[mine[0]])), (len(mine), address))
+
+    def verdicts(self, first: Array, entries: Array, by: Array) -> tuple[Array, Array]:
+        """Which of the writes `entries`, by these instructions, are not over for all warps of a group, or not visible to one."""
+        races = self.races
         readers = (first[:, None] + np.arange(GROUP)) * WARP + races.first
         stamps = (entries >> np.uint64(STAMP)).astype(np.int64)
         race = stamps > self.floor(first // races.wave.warps_per_block)
@@ -199,43 +243,42 @@ class Tiles:
                 lane, several = np.repeat(low & LANE, GROUP), np.repeat(low & ~LANE != ONE, GROUP)
                 four = races.proxy.unfenced("shared", readers[at].reshape(-1), lane, np.repeat(stamps[at], GROUP), several)
                 bad[at] = four.reshape(-1, GROUP).any(axis=1)
-        for kind, which in (("race", race), ("proxy", bad)):
-            for number in np.unique(by[which]).tolist():
-                mine = np.flatnonzero(which & (by == number))
-                theirs, writer = races.instructions[number], int(entries[mine[0]]) & LANE
-                who = f"by block {writer // per}, warp {writer % per // WARP}, lane {writer % WARP}"
-                address = int(rows[mine[0]] << races.shared_shift) % races.shared_stride
-                message = (
-                    f"read at offset {address:#x} of shared memory and write at {source(theirs)} {who} are not ordered"
-                    if kind == "race"
-                    else f"wgmma reads shared memory through the asynchronous proxy; what {source(theirs)} wrote at offset "
-                    f"{address:#x}, {who}, has no fence.proxy.async behind it"
-                )
-                self.record(kind, message, (i, theirs), self.place(int(first[mine[0]])), (len(mine), address))
+        return race, bad
 
     # -- who comes later ------------------------------------------------------------------------------------------------------
 
-    def look(self, access: Access, verb: str) -> None:
+    def look(self, access: Touch, verb: str) -> None:
         """Report products that may still read what this access writes."""
         if self.count == 1:
             return
-        races, who = self.races, access.who
-        lane, found = who.lane, None
-        if access.last is not None and not self.latest.take(access.different * (1 << races.shared_shift) // UNIT, 0).any():
-            return
-        if access.chunks is not None:
-            tiles = self.latest.take(access.chunks, 0)
-            if not tiles.any():
+        shift, lanes = self.races.shared_shift, access.lanes
+        if access.boxes is not None:
+            pages, _ = self.pages.of_ranges(access.boxes.starts << shift, access.boxes.count << shift)
+            if self.clear(access.boxes.lane, self.newest[pages]):
                 return
-            if tiles.shape[1] > PERIOD and not np.count_nonzero(tiles[:, PERIOD:] != tiles[:, :-PERIOD]):
-                # The same products read each part of a tile as the one before it.
-                lane = np.repeat(who.lane.reshape(len(tiles), -1)[:, 0], PERIOD)
-                found = tiles[:, :PERIOD].reshape(-1, self.columns)
-        if found is None:
-            found = self.latest.take(access.rows * (1 << races.shared_shift) // UNIT, 0)
+        else:
+            near = self.newest[self.pages.of(access.different << shift)]
+            if not near.any():
+                return
+            by_warps = lanes.whole_warps and len(near) % lanes.warps == 0 and self.races.alike(lanes)
+            if by_warps and self.clear(lanes.warp_ids * WARP + self.races.first, near.reshape(lanes.warps, -1, self.columns)):
+                return
+        found = self.by_unit()[access.rows * (1 << shift) // UNIT]
         if not found.any():
             return
-        mine, number = distinct_pairs(lane, found)
+        for mine, number in self.open(*distinct_pairs(access.who.lane, found)):
+            self.report(access, verb, mine, number)
+
+    def clear(self, mine: Array, found: Array) -> bool:
+        """Whether of these readings (lanes, any, columns) none is open for its lane of the grid. A warp waits for its products in
+        order: the newest one of a column says so for all."""
+        newest = found.max(axis=1)
+        at, column = np.nonzero(newest)
+        return not self.open(mine[at], newest[at, column].astype(np.int64))
+
+    def open(self, mine: Array, number: Array) -> list[tuple[int, int]]:
+        """The pairs of a lane of the grid and a reading that are not known to be in order."""
+        races = self.races
         moments = self.waited[number]
         floor = self.floor((mine - races.first) // races.wave.lanes_per_block)
         race = moments.max(axis=1) == 0
@@ -250,10 +293,9 @@ class Tiles:
             # A warp that has waited is behind its own wait.
             four &= (moments[open_] == 0) | (lane >> 5 != mine[open_][:, None] >> 5)
             race[open_] = four.all(axis=1)
-        for one in np.flatnonzero(race).tolist():
-            self.report(access, verb, int(mine[one]), int(number[one]))
+        return list(zip(mine[race].tolist(), number[race].tolist(), strict=True))
 
-    def report(self, access: Access, verb: str, mine: int, number: int) -> None:
+    def report(self, access: Touch, verb: str, mine: int, number: int) -> None:
         i, theirs = access.instruction, self.by[number - 1]
         k = int(np.flatnonzero(access.who.lane == mine)[0])
         position = int(access.who.position[k])

@@ -13,22 +13,16 @@ from ..state.segments import Segment
 from ..text.syntax import Instruction
 from ..text.types import Array
 from .order import LANE, ONE, STAMP
-from .races import Access, Races, Table, Who
+from .races import Races
+from .shadow import Access, Table, TileAccess, Who
 
 
-def tile_access(races: Races, lanes: Lanes, row: Array, chunks: Array, offsets: Array, i: Instruction) -> Access:
+def tile_access(races: Races, lanes: Lanes, row: Array, chunks: Array, offsets: Array, i: Instruction) -> TileAccess:
     """Tiles of shared memory, the k-th by lane row[k]: (tiles, chunks) 16-byte elements of the wave's, `offsets` of each tile."""
-    rows = chunks
-    per = 4 - races.shared_shift
-    if per:
-        rows = (chunks[:, :, None] << per) + np.arange(1 << per)
-    rows = rows.reshape(-1)
-    count = len(rows) // len(row)
     addresses = np.zeros(lanes.n, np.int64)
     addresses[row] = offsets
     lane, column = lanes.index[row] + races.first, lanes.warp[row] % races.warps
-    who = Who(np.repeat(lane, count), np.repeat(row, count), rows, np.repeat(column, count))
-    return Access(i, lanes, addresses, None, races.shared, rows, who.column, who, chunks=chunks)
+    return TileAccess(i, lanes, addresses, races.shared, chunks, 4 - races.shared_shift, row, lane, column)
 
 
 def piece_access(
@@ -59,19 +53,12 @@ def read(races: Races, access: Access) -> None:
     races.note(access, access.shadow.reads)
 
 
-def stamp(races: Races, access: Access) -> None:
-    """What the access wrote, it wrote now."""
-    access.shadow.writes.entries.reshape(-1)[access.rows] = races.values(access.who, ONE)
-
-
 def writing(races: Races, access: Access) -> None:
     """A copy to a tensor writes at any time until its thread has waited: nobody is ordered behind that, the thread included."""
     shadow = access.shadow
     if shadow.landing is None:
         shadow.landing = Table(shadow.writes.rows, 1, races.numbers)
-    shadow.landing.used = True
-    shadow.landing.entries[access.rows, 0] = races.latest(access.who)
-    shadow.landing.by[access.rows, 0] = races.number(access.instruction)
+    races.pending(access, shadow.landing)
 
 
 def written(races: Races, access: Access, lanes: Array) -> None:

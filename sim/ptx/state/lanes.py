@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from ..text.types import Array
 from .patterns import Pattern, Patterns
@@ -64,6 +66,10 @@ class Wave:
 
     def meet(self, some: Lanes, others: Lanes) -> bool:
         """Whether two sets, of which the second one is of this wave, have a lane in common."""
+        if not some.warp_bits & others.warp_bits:
+            return False
+        if some.whole_warps or others.whole_warps:
+            return True
         key = some, others
         found = self._meet.get(key)
         if found is None:
@@ -88,6 +94,43 @@ class Wave:
         self.patterns = Patterns()
 
 
+class Grid(NamedTuple):
+    """Lanes at equal distances on each of three levels: the same warps of many blocks, mostly."""
+
+    first: int
+    counts: tuple[int, int, int]
+    steps: tuple[int, int, int]
+
+    @classmethod
+    def find(cls, index: Array) -> Grid | None:
+        """The sorted lane numbers `index` as a grid, if they are one."""
+        breaks = np.flatnonzero(index[1:] - index[:-1] != 1) + 1
+        length, rest = divmod(len(index), len(breaks) + 1)
+        if rest or (breaks != np.arange(length, len(index), length)).any():
+            return None
+        counts, steps = [length], [1]
+        starts = index[::length]
+        for _ in range(2):
+            distances = starts[1:] - starts[:-1]
+            step = int(distances[0]) if len(distances) else 0
+            other = np.flatnonzero(distances != step)
+            count = int(other[0]) + 1 if len(other) else len(starts)
+            if len(starts) % count:
+                return None
+            if (starts - np.repeat(starts[::count], count) != np.tile(np.arange(count) * step, len(starts) // count)).any():
+                return None
+            counts.append(count)
+            steps.append(step)
+            starts = starts[::count]
+        return cls(int(index[0]), (counts[2], counts[1], counts[0]), (steps[2], steps[1], 1)) if len(starts) == 1 else None
+
+    def of(self, rows: Array) -> Array:
+        """The columns of contiguous `rows` at these lanes, (rows, *counts), without a copy."""
+        size = rows.itemsize
+        steps = (rows.strides[0], *(step * size for step in self.steps))
+        return as_strided(rows[:, self.first :], (len(rows), *self.counts), steps)
+
+
 class Lanes:
     """A non-empty sorted set of lanes of a wave, with what instructions need to know about it (computed when asked)."""
 
@@ -109,6 +152,11 @@ class Lanes:
         return self.wave.lanes(self.index[positions])
 
     @cached_property
+    def grid(self) -> Grid | None:
+        """The set as a grid, if it is one."""
+        return Grid.find(self.index)
+
+    @cached_property
     def warp(self) -> Array:
         """Warp within the wave, of each lane."""
         return self.index >> 5
@@ -126,7 +174,15 @@ class Lanes:
     @cached_property
     def warp_ids(self) -> Array:
         """The warps of which at least one lane is in the set."""
-        return np.unique(self.warp)
+        warp = self.warp
+        return np.asarray(warp[np.concatenate(([True], warp[1:] != warp[:-1]))])
+
+    @cached_property
+    def warp_bits(self) -> int:
+        """The warps of which at least one lane is in the set, as bits."""
+        member = np.zeros(int(self.warp_ids[-1]) + 1, np.bool_)
+        member[self.warp_ids] = True
+        return int.from_bytes(np.packbits(member, bitorder="little").tobytes(), "little")
 
     @cached_property
     def block_ids(self) -> Array:

@@ -1,4 +1,6 @@
-"""PTX text to instructions: opcode, modifiers, typed operands, predicate, PTX line and CUDA source line.
+"""PTX text to functions, variables and instructions, each of these with its predicate, PTX line and CUDA source line.
+
+What stands between commas is read by `text.operands`.
 
 Grammar: PTX ISA, chapters "Syntax" and "State Spaces, Types, and Variables". Nothing is executed or checked for
 support here except directives, which have no decoder of their own.
@@ -10,44 +12,25 @@ import bisect
 import math
 import re
 import struct
-from collections.abc import Iterator
 
-from .syntax import SINK, Function, Group, Imm, Instruction, Mem, Not, Operand, Pair, Program, Refusal, Reg, Sym, Variable, Vec
+from .operands import DECIMAL, FLOAT, INTEGER, NAME, SPLIT, Scope, integer, operand, split_operands
+from .syntax import Function, Instruction, Program, Refusal, Variable
 from .types import TYPES, PtxError, PtxType
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
-_NAME = r"[A-Za-z_$%][\w$]*"
-_LABEL = re.compile(rf"({_NAME})\s*:(?!:)")
-_PREDICATE = re.compile(rf"@(!?)\s*({_NAME})\s*")
+_LABEL = re.compile(rf"({NAME})\s*:(?!:)")
+_PREDICATE = re.compile(rf"@(!?)\s*({NAME})\s*")
 _OPCODE = re.compile(r"([a-z][\w.:]*)\s*")
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:[^\n]*\binlined_at\s+(\d+)\s+(\d+)\s+(\d+))?[^\n]*")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"[^\n]*')
 _VARIABLE = re.compile(
     rf"\.(?P<space>global|const|shared|local|param|reg)\b(?P<quals>(?:\s*\.\w+(?:\s+\d+)?)*?)\s*\.(?P<type>\w+)"
-    rf"(?P<quals2>(?:\s+\.ptr(?:\s*\.\w+)?(?:\s*\.align\s+\d+)?)?)\s+(?P<name>{_NAME})(?P<rest>.*)",
+    rf"(?P<quals2>(?:\s+\.ptr(?:\s*\.\w+)?(?:\s*\.align\s+\d+)?)?)\s+(?P<name>{NAME})(?P<rest>.*)",
     re.S,
 )
-_DECLARED = re.compile(rf"({_NAME})\s*(?:\[[^\]]*\]\s*)*(?:=.*)?$", re.S)
+_DECLARED = re.compile(rf"({NAME})\s*(?:\[[^\]]*\]\s*)*(?:=.*)?$", re.S)
 _ALIGN = re.compile(r"\.align\s+(\d+)")
-_SPLIT = re.compile(r"[,\s]+")
-_DELIMITER = re.compile(r"[,{}\[\]()]")
 _BLANK = re.compile(r"\s*")
-_FLOAT = re.compile(r"0([fFdD])([0-9a-fA-F]{8,16})$")
-_INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
-_DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?$")
-_SPECIAL = re.compile(
-    r"%(tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)\.[xyz]$|%(laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock_hi|clock64|globaltimer"
-    r"|globaltimer_lo|globaltimer_hi|lanemask_(eq|le|lt|ge|gt)|envreg([0-9]|[12][0-9]|3[01])|dynamic_smem_size|total_smem_size|aggr_smem_size"
-    r"|cluster_ctarank|cluster_nctarank|is_explicit_cluster|reserved_smem_offset_(begin|end|cap|0|1)|current_graph_exec)$"
-)
-_NUMBERED = re.compile(r"%[A-Za-z]{1,2}\d+$")
-"""What compilers call the registers that they declare."""
-
-_ANY_SPECIAL = re.compile(
-    r"%(n?(tid|ctaid|clusterid)|cluster_n?cta(id|rank)|is_explicit_cluster|laneid|n?(warpid|smid)|gridid|lanemask_\w\w|clock\w*"
-    r"|globaltimer\w*|pm\d\w*|envreg\d+|reserved_smem_offset_\w+|(total|aggr|dynamic)_smem_size|current_graph_exec)(\.[xyzw])?$"
-)
-"""All that the PTX ISA has, "Special Registers", executed or not."""
 
 
 def file_name(text: str) -> str:
@@ -55,56 +38,6 @@ def file_name(text: str) -> str:
     escaped = re.compile(rb"\\([0-7]{1,3})|\\(.)")
     name = escaped.sub(lambda m: bytes([int(m[1], 8) & 0xFF]) if m[1] else m[2], text.encode(errors="surrogateescape"))
     return name.decode(errors="surrogateescape")
-
-
-def integer(text: str) -> int:
-    """An integer constant; a leading 0 means octal as in C."""
-    text = text.rstrip("U")
-    sign, body = (-1, text[1:]) if text.startswith("-") else (1, text)
-    if re.fullmatch(r"0[0-7]+", body):
-        return sign * int(body, 8)
-    return sign * int(body, 0)
-
-
-class _Scope:
-    """Names of one brace level of a function body; inner levels may redeclare registers and labels."""
-
-    def __init__(self, parent: _Scope | None, suffix: str):
-        self.parent = parent
-        self.suffix = suffix
-        self.registers: dict[str, PtxType] = {}
-        self.ranges: dict[str, tuple[PtxType, int]] = {}
-        self.labels: set[str] = set()
-        self._seen: dict[str, Reg] = {}
-
-    def register(self, name: str) -> Reg | None:
-        """The register that a name means here, until `declare` may change that."""
-        found = self._seen.get(name)
-        if found is None and (register := self.find(name)) is not None:
-            found = self._seen[name] = register
-        return found
-
-    def declare(self, names: str, kind: PtxType) -> None:
-        """Registers as `.reg` has them: names with commas between, name<n> for name0 to name(n - 1)."""
-        self._seen.clear()
-        for name in _SPLIT.split(names.strip()):
-            if ranged := re.fullmatch(r"(.*)<(\d+)>", name):
-                self.ranges[ranged[1]] = (kind, int(ranged[2]))
-            else:
-                self.registers[name] = kind
-
-    def find(self, name: str) -> Reg | None:
-        scope: _Scope | None = self
-        while scope is not None:
-            found = scope.registers.get(name)
-            if found is None and (match := re.fullmatch(r"(.*?)(0|[1-9]\d*)", name)):
-                prefix = scope.ranges.get(match[1])
-                if prefix and int(match[2]) < prefix[1]:
-                    found = prefix[0]
-            if found is not None:
-                return Reg(name + scope.suffix, found)
-            scope = scope.parent
-        return None
 
 
 class _Parser:
@@ -224,13 +157,13 @@ class _Parser:
 
     def initialise(self, variable: Variable, elem: PtxType, init: str) -> None:
         data = bytearray()
-        for item in _SPLIT.split(re.sub(r"[{}]", " ", init).strip()):
+        for item in SPLIT.split(re.sub(r"[{}]", " ", init).strip()):
             width = elem.bytes
-            if match := _FLOAT.match(item):
+            if match := FLOAT.match(item):
                 data += int(match[2], 16).to_bytes(width, "little")
-            elif _INTEGER.match(item):
+            elif INTEGER.match(item):
                 data += (integer(item) & ((1 << (8 * width)) - 1)).to_bytes(width, "little")
-            elif _DECIMAL.match(item):
+            elif DECIMAL.match(item):
                 data += struct.pack("<f" if width == 4 else "<d", float(item))
             else:
                 name, _, offset = item.replace("generic(", "").replace(")", "").partition("+")
@@ -251,7 +184,7 @@ class _Parser:
 
     def function(self, pos: int) -> int:
         head = re.compile(
-            rf"\.(entry|func)\s*(?:\((?P<ret>[^)]*)\)\s*)?(?P<name>{_NAME})\s*(?:\((?P<params>[^)]*)\))?"
+            rf"\.(entry|func)\s*(?:\((?P<ret>[^)]*)\)\s*)?(?P<name>{NAME})\s*(?:\((?P<params>[^)]*)\))?"
             r"(?P<attrs>[^{;]*)(?P<end>[{;])"
         ).match(self.text, pos)
         if not head:
@@ -289,7 +222,7 @@ class _Parser:
 
     def body(self, function: Function, pos: int) -> int:
         # Kernels keep their names; those of device functions are told apart, for a call runs in the same registers.
-        scope: _Scope | None = _Scope(None, "" if function.is_entry else f"@{function.name}")
+        scope: Scope | None = Scope(None, "" if function.is_entry else f"@{function.name}")
         assert scope is not None
         for variable in function.params + function.returns:
             if variable.space == "reg":
@@ -302,7 +235,7 @@ class _Parser:
             assert scope is not None
             if self.text[pos] == "{":
                 self.scopes += 1
-                scope = _Scope(scope, f"#{self.scopes}")
+                scope = Scope(scope, f"#{self.scopes}")
                 pos += 1
                 self.collect(scope, pos)
             elif self.text[pos] == "}":
@@ -316,7 +249,7 @@ class _Parser:
             elif match := _LABEL.match(self.text, pos):
                 table = re.compile(r"\s*\.branchtargets\s+([^;]*);").match(self.text, match.end())
                 if table:
-                    targets = [self.label(scope, t) for t in _SPLIT.split(table[1].strip())]
+                    targets = [self.label(scope, t) for t in SPLIT.split(table[1].strip())]
                     function.tables[match[1] + scope.suffix] = targets
                     pos = table.end()
                 elif proto := re.compile(r"\s*\.(callprototype|calltargets)\b[^;]*;").match(self.text, match.end()):
@@ -336,10 +269,10 @@ class _Parser:
                     self.refuse((self.line(pos), " ".join(self.text[pos:end].split()), str(error)))
                 pos = end + 1
 
-    def collect(self, scope: _Scope, pos: int) -> None:
+    def collect(self, scope: Scope, pos: int) -> None:
         """Note the labels of this brace level beforehand: branches may go forward."""
         depth = 0
-        for match in re.compile(rf"[{{}}]|(?:^|(?<=[;{{}}\n]))\s*({_NAME})\s*:(?!:)").finditer(self.text, pos):
+        for match in re.compile(rf"[{{}}]|(?:^|(?<=[;{{}}\n]))\s*({NAME})\s*:(?!:)").finditer(self.text, pos):
             if match[0] == "{":
                 depth += 1
             elif match[0] == "}":
@@ -349,15 +282,15 @@ class _Parser:
             elif depth == 0:
                 scope.labels.add(match[1])
 
-    def label(self, scope: _Scope, name: str) -> str:
-        at: _Scope | None = scope
+    def label(self, scope: Scope, name: str) -> str:
+        at: Scope | None = scope
         while at is not None:
             if name in at.labels:
                 return name + at.suffix
             at = at.parent
         return name
 
-    def directive(self, function: Function, scope: _Scope, pos: int) -> int:
+    def directive(self, function: Function, scope: Scope, pos: int) -> int:
         if match := _LOC.match(self.text, pos):
             if int(match[2]) > 0:
                 self.source = self.place(match[1], match[2])
@@ -390,7 +323,7 @@ class _Parser:
     def place(self, file: str, line: str) -> tuple[str, int]:
         return self.files.get(int(file), "?"), int(line)
 
-    def instruction(self, function: Function, scope: _Scope, pos: int, end: int) -> None:
+    def instruction(self, function: Function, scope: Scope, pos: int, end: int) -> None:
         text = self.text[pos:end]
         at, predicate = 0, None
         if match := _PREDICATE.match(text):
@@ -402,95 +335,12 @@ class _Parser:
         if not match:
             raise PtxError("this is no instruction")
         opcode, *mods = match[1].split(".")
-        operands = tuple(self.operand(function, scope, t, pos) for t in split_operands(text[match.end() :]))
+        operands = tuple(operand(function, scope, t) for t in split_operands(text[match.end() :]))
         clean = " ".join(text.split())
         line = self.line(pos)
         function.instructions.append(
             Instruction(opcode, tuple(mods), operands, predicate, line, self.source, clean, self.inlined_at)
         )
-
-    def operand(self, function: Function, scope: _Scope, text: str, pos: int) -> Operand:
-        if (reg := scope.register(text)) is not None:
-            return reg
-
-        def sub(part: str) -> Operand:
-            return self.operand(function, scope, part, pos)
-
-        if text.startswith("{"):
-            return Vec(tuple(sub(t) for t in split_operands(text[1:-1])))
-        if text.startswith("("):
-            return Group(tuple(sub(t) for t in split_operands(text[1:-1])))
-        if text.startswith("["):
-            address, *rest = split_operands(text[1:-1])
-            coordinates = sub(rest[0]) if len(rest) == 1 else Vec(())
-            if len(rest) > 1 or not isinstance(coordinates, Vec):
-                raise PtxError(f"address {text} has a form that is not executed")
-            found = self.memory(function, scope, address, pos)
-            return Mem(found.base, found.offset, coordinates.items)
-        if "|" in text:
-            first, second = text.split("|")
-            return Pair(sub(first.strip()), sub(second.strip()))
-        if text.startswith("!"):
-            inner = sub(text[1:].strip())
-            assert isinstance(inner, Reg)
-            return Not(inner)
-        if text == "_":
-            return SINK
-        if match := _FLOAT.match(text):
-            return Imm(int(match[2], 16), 32 if match[1] in "fF" else 64)
-        if _INTEGER.match(text):
-            return Imm(integer(text))
-        if _DECIMAL.match(text):
-            return Imm(struct.unpack("<Q", struct.pack("<d", float(text)))[0], 64)
-        if match := _SPECIAL.match(text):
-            wide = text in ("%clock64", "%globaltimer", "%current_graph_exec")
-            return Reg(text, TYPES["u64" if wide else "pred" if text == "%is_explicit_cluster" else "u32"])
-        if text == "WARP_SZ":
-            return Imm(32)
-        if match := re.fullmatch(rf"({_NAME})\s*([+-]\s*\d+)?", text):
-            if text.startswith("%"):
-                if _ANY_SPECIAL.match(text):
-                    raise PtxError(f"special register {text} is not executed")
-                raise PtxError(f"register {text} is not declared" if _NUMBERED.match(text) else f"unknown special register {text}")
-            return Sym(self.symbol(function, scope, match[1]), integer((match[2] or "0").replace(" ", "").lstrip("+")))
-        raise PtxError(f"operand {text} has a form that is not executed")
-
-    def symbol(self, function: Function, scope: _Scope, name: str) -> str:
-        at: _Scope | None = scope
-        names = {v.name for v in (*function.variables, *function.params, *function.returns)}
-        while at is not None:
-            if name in at.labels or name + at.suffix in names:
-                return name + at.suffix
-            at = at.parent
-        return name
-
-    def memory(self, function: Function, scope: _Scope, text: str, pos: int) -> Mem:
-        match = re.fullmatch(r"(.+?)\s*(?:\+\s*(-?\s*\w+)|(-\s*\d\w*))?", text, re.S)
-        assert match is not None
-        base = self.operand(function, scope, match[1].strip(), pos)
-        offset = integer((match[2] or match[3] or "0").replace(" ", ""))
-        if isinstance(base, Sym):
-            return Mem(Sym(base.name), base.offset + offset)
-        if not isinstance(base, (Reg, Imm)):
-            raise PtxError(f"address [{text}] has a form that is not executed")
-        return Mem(base, offset)
-
-
-def split_operands(text: str) -> Iterator[str]:
-    """Split at commas outside of brackets; empty parts are dropped."""
-    depth, start = 0, 0
-    for match in _DELIMITER.finditer(text):
-        char = match[0]
-        if char in "{[(":
-            depth += 1
-        elif char in "}])":
-            depth -= 1
-        elif depth == 0:
-            if part := text[start : match.start()].strip():
-                yield part
-            start = match.end()
-    if part := text[start:].strip():
-        yield part
 
 
 def parse(text: str) -> Program:

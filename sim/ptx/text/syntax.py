@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from .types import TYPES, PtxError, PtxType
 
@@ -13,6 +14,9 @@ Line = tuple[str, int]
 
 Refusal = tuple[int, str, str]
 """A statement that is not executed: (line of the PTX, text, reason)."""
+
+SPACES = {"global", "shared", "local", "param", "const"}
+"""State spaces, as modifiers name them."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,12 @@ class Instruction:
     source: tuple[str, int] | None
     text: str
     inlined_at: tuple[Line, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Opcode and modifiers, up to a state space: cp.async.bulk.tensor.2d, wgmma.fence.sync.aligned."""
+        names = (self.opcode, *self.mods)
+        return ".".join(takewhile(lambda one: one.partition("::")[0] not in SPACES, names))
 
     @property
     def place(self) -> Line:

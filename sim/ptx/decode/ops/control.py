@@ -162,6 +162,8 @@ def fence(i: Instruction) -> Plan:
                 machine.mbarriers.fence(frame.lanes)
             if races is not None:
                 races.fence(frame.lanes, scope)
+            if machine.mbarriers.relaxed and "release" not in i.mods:
+                machine.mbarriers.acquire(frame.lanes)
 
         if inits or proxy:
             return announce

@@ -58,8 +58,8 @@ def wgmma(i: Instruction) -> Plan:
 
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
         if action == "fence":
-            return lambda: frame.machine.warpgroups.fence(frame.lanes)
-        return lambda: frame.machine.warpgroups.commit(frame.lanes)
+            return lambda: frame.machine.warpgroups.fence(i, frame.lanes)
+        return lambda: frame.machine.warpgroups.commit(i, frame.lanes)
 
     return Plan((), (), bind, collective=WHOLE_WARP, pure=False)
 
