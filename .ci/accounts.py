@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from cupyflash import kernels_cu
-from cupyflash.compiler import FLUSH_DENORMALS, options
+from cupyflash.compiler import FLUSH_DENORMALS, architecture, options
 from cupyflash.nvrtc import header_directories
 from cupyflash.resources import Resources
 from cupyflash.schedules import Kernel
@@ -39,9 +39,9 @@ class Accounts:
         if figures is None or not all(kernel.name in figures for kernel in program[1]):
             return None
         return tuple(
-            Resources(each.name, each.threads, registers, stack, spills, each.shared_bytes + static)
+            Resources(each.name, each.threads, registers, stack, spills, each.shared_bytes + static, tuple(remarks))
             for each in program[1]
-            for registers, stack, spills, static in [figures[each.name]]
+            for registers, stack, spills, static, *remarks in [figures[each.name]]
         )
 
     def write(self, programs: Iterable[tuple[Program, Sequence[Resources]]]) -> None:
@@ -50,7 +50,10 @@ class Accounts:
         for program, found in programs:
             label, kernels, capability = program
             figures = {
-                needs.name: (needs.registers, needs.stack_bytes, needs.spill_bytes, needs.shared_bytes - kernel.shared_bytes)
+                needs.name: (
+                    *(needs.registers, needs.stack_bytes, needs.spill_bytes, needs.shared_bytes - kernel.shared_bytes),
+                    *needs.remarks,
+                )
                 for kernel, needs in zip(kernels, found, strict=True)
             }
             what = "sm_{}{} ".format(*capability) + label
@@ -65,7 +68,7 @@ def digest(program: Program) -> str:
     first = kernels[0]
     sources = f"-DCUPYFLASH_SOURCES=0x{kernels_cu.fingerprint()}", f"-I{kernels_cu.DIRECTORY}"  # the files are told apart here
     given = [option for option in options(first) if option not in sources]
-    whole = "sm_{}{}".format(*capability), FLUSH_DENORMALS, given, _text(first.source), _headers()
+    whole = f"sm_{architecture(first, capability)}", FLUSH_DENORMALS, given, _text(first.source), _headers()
     return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
 
 

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Compile every kernel to machine code for every architecture, without a GPU, and fail where one spills or has a stack.
+"""Compile every kernel to machine code for every architecture, without a GPU, and fail where one spills, has a stack, or has its
+tensor cores wait: where ptxas remarks on wgmma (C75xx), or where a kernel for an architecture's own instructions has older products
+(HMMA; that takes a disassembler).
 
     python .ci/compile_gate.py [--all] [--write] [--processes N] [--json FILE] [--markdown docs/kernels.md] [--nvrtc FOLDER]
 
@@ -33,8 +35,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from accounts import Accounts, Program
+from machine_code import sass
 
 from cupyflash import Device, Problem, plan
 from cupyflash.arrays import MAX_ALIGNMENT
@@ -79,6 +83,9 @@ EXTRAS = ((7, 5), (9, 0))
 TILINGS: tuple[TilingChoice, ...] = ((16, 16), (128, 32), (16, 48), (128, 64))
 VALUE_DIMS = ((64, 128), (192, 128), (128, 40), (256, 16))
 SOFTMAX_COLS = (2, 20, 1000, 5000)
+# Of FlashAttention-3: each number of slabs and each team of warpgroups, and the options that take registers.
+FA3_HEADS = (16, 40, 64, 96, 128, 160, 192, 256)
+FA3_MASKS = ((), ("causal",), ("window",), ("padded", "causal"), ("packed",), ("packed", "window"))
 # Of the programs whose account is known, one in so many is compiled all the same.
 SAMPLED = 24
 
@@ -115,7 +122,7 @@ def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) ->
 
 def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str, Schedule]]:
     """Every kind of attention kernel that a device has."""
-    for algorithm in ALGORITHMS:
+    for algorithm in (each for each in ALGORITHMS if each != "fa3"):
         cases: list[tuple[Problem, TilingChoice]] = []
         for dtype in DTYPES:
             if dtype == "bfloat16" and device.compute_capability < (8, 0):
@@ -145,6 +152,18 @@ def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str,
             masks = [name for name in (*MASKS, "window") if getattr(problem.options, name)]
             sizes = f"d {problem.head_dim}, d_v {problem.head_dim_v}, {problem.dtype}, copies of {problem.alignment} bytes"
             yield ", ".join([f"{algorithm} {sizes}", *masks, str(schedule.tiling.used)]), schedule
+
+
+def fa3_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+    """FlashAttention-3's kernel, whose tile follows from the head dimension, the causal mask and what is kept through its loops."""
+    if device.compute_capability != (9, 0):
+        return
+    for turn, d in enumerate(FA3_HEADS):
+        for masks in FA3_MASKS:
+            problem = posed(d, ("float16", "bfloat16")[turn % 2], ((*masks, *(("sinks",) if turn % 2 else ())), False))
+            make = plan_varlen if problem.options.packed else plan
+            schedule = make(problem, device, algorithm="fa3", lse=True)
+            yield ", ".join([f"fa3 d {d}, {problem.dtype}", *masks, str(schedule.tiling.used)]), schedule
 
 
 def of_finalists(
@@ -219,6 +238,7 @@ def jobs(everything: bool = False) -> list[Job]:
         for label, schedule in (
             *attention_schedules(device, everything),
             *(backward_schedules(device, everything) if everything or device.compute_capability in KINDS else ()),
+            *fa3_schedules(device),
             *varlen_schedules(device),
             *(varlen_backward_schedules(device) if everything or device.compute_capability in KINDS else ()),
             *softmax_schedules(device),
@@ -232,7 +252,16 @@ def jobs(everything: bool = False) -> list[Job]:
 
 
 def compiled(job: Job) -> tuple[Resources, ...]:
-    return resources(job.kernels, job.device.compute_capability)
+    return resources(job.kernels, job.device.compute_capability, old_products)
+
+
+def old_products(kernel: Kernel, cubin: bytes) -> Iterator[str]:
+    """A remark where a kernel that should multiply by wgmma has HMMA as well; none where no disassembler is at hand."""
+    if kernel.accelerated and sass.disassembler():
+        code = sass.read(cubin).kernels[kernel.name]
+        found = sum(each.opcode == "HMMA" for each in code)
+        if found:
+            yield f"{found} HMMA beside {sum(each.opcode == 'HGMMA' for each in code)} HGMMA"
 
 
 def use(folder: Path | None) -> None:
@@ -272,6 +301,15 @@ def table(found: list[tuple[Job, Resources]]) -> Iterator[str]:
 def rows(found: list[tuple[Job, Resources]]) -> list[dict[str, Any]]:
     """For JSON: every compiled kernel."""
     return [{"for": job.label, "device": job.device.name, "sm": job.device.sm} | asdict(needs) for job, needs in found]
+
+
+BY_HAND = "<!-- by hand from here on -->"
+
+
+def documented(path: Path) -> str:
+    """What docs/kernels.md is to be: the tables anew, and behind them what was written by hand."""
+    before = path.read_text() if path.exists() else ""
+    return "\n".join(markdown()) + "\n" + (f"\n{BY_HAND}{before.partition(BY_HAND)[2]}" if BY_HAND in before else "")
 
 
 def markdown() -> Iterator[str]:
@@ -316,7 +354,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="keep what was compiled in .ci/accounts")
     arguments = parser.parse_args(argv)
     if arguments.markdown:
-        arguments.markdown.write_text("\n".join(markdown()) + "\n")
+        arguments.markdown.write_text(documented(arguments.markdown))
         return 0
     start, work = time.perf_counter(), jobs(arguments.all)
     use(arguments.nvrtc)
@@ -338,9 +376,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for job, needs in dirty:
         print(
             f"{job.device.sm} {needs.name}, {job.label}: {needs.registers} registers, {needs.stack_bytes} bytes of stack, "
-            f"{needs.spill_bytes} bytes of spills; {dict(job.kernels[0].constants)}"
+            f"{needs.spill_bytes} bytes of spills; {dict(job.kernels[0].constants)}",
+            *(f"  {remark}" for remark in needs.remarks),
+            sep="\n",
         )
-    told = f"{len(work)} programs, {len(found)} kernels, {len(dirty)} with stack or spills"
+    told = f"{len(work)} programs, {len(found)} kernels, {len(dirty)} with stack, spills or remarks"
     print(f"{told}; {len(fresh)} compiled, the others as in {kept.path.name}, {time.perf_counter() - start:.0f} s")
     if wrong:
         print("\n".join(["not as it was kept (--write keeps what it is now):", *wrong]))

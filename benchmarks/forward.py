@@ -2,9 +2,9 @@
 
     python benchmarks/forward.py [--out FOLDER] [--quick] [--budget SECONDS] [--dry-run]
 
-In one run, on the same memory and stream: cupyflash by algorithm, and fa2 with each of the tiles that its model chooses between,
-with the clocks that its model gives them; PyTorch's scaled_dot_product_attention with each backend that answers; `flash_attn`
-when it can be imported. TFLOP/s count 4 B H N^2 d, half when causal. README.md has the format.
+In one run, on the same memory and stream: cupyflash by algorithm, fa3 on a Hopper, and fa2 with each of the tiles that its model
+chooses between, with the clocks that its model gives them; PyTorch's scaled_dot_product_attention with each backend that answers;
+`flash_attn` when it can be imported. TFLOP/s count 4 B H N^2 d, half when causal. README.md has the format.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from timing import Implementation, Pass  # noqa: E402
 
 import cupyflash  # noqa: E402
 from cupyflash import Device, plan  # noqa: E402
-from cupyflash.schedules import Kernel, fa2_tiles  # noqa: E402
+from cupyflash.schedules import Kernel, fa2_tiles, fa3_tiles  # noqa: E402
 from cupyflash.sim import theory  # noqa: E402
 
 DEFAULT, OTHERS = "fa2", ("fa1", "standard")
@@ -54,6 +54,16 @@ def tiles(device: Device, case: Case) -> Iterator[tuple[str, tuple[int, int], Ma
         yield f"{DEFAULT} {size}" if rank else DEFAULT, blocks, says
 
 
+def others(device: Device, case: Case) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The algorithms beside the default, with what a model says of them: fa3 where it runs."""
+    if not fa3_tiles.refusal(case.problem, device):
+        best = fa3_tiles.choose(case.problem, device)
+        size = f"{best.config.team.block_rows}x{best.config.block_cols}"
+        clocks = fa3_tiles.clocks(case.problem, device, best)
+        yield "fa3", {"tile": size, "model_clocks": clocks, "model_bound": best.bound}
+    yield from ((algorithm, {}) for algorithm in OTHERS)
+
+
 def ours(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implementation]:
     """O by cupyflash: what a call takes, then the other tiles and algorithms."""
     q, k, v = arrays
@@ -63,14 +73,14 @@ def ours(machine: Machine, case: Case, arrays: Sequence[Any]) -> Iterator[Implem
 
     for name, blocks, says in tiles(machine.device, case):
         yield Implementation(name, by(DEFAULT, None if name == DEFAULT else blocks), ours=True, facts=says)
-    for algorithm in OTHERS:
-        yield Implementation(algorithm, by(algorithm), ours=True)
+    for algorithm, says in others(machine.device, case):
+        yield Implementation(algorithm, by(algorithm), ours=True, facts=says)
 
 
 def kernels(device: Device, case: Case) -> Iterator[Kernel]:
     for _, blocks, _ in tiles(device, case):
         yield from plan(case.problem, device, DEFAULT, blocks).kernels()
-    for algorithm in OTHERS:
+    for algorithm, _ in others(device, case):
         yield from plan(case.problem, device, algorithm).kernels()
 
 
@@ -132,14 +142,14 @@ def profiled(case: Case, seconds: float) -> dict[str, Any]:
         raise RuntimeError("ncu is not on the PATH")
     code = (
         f"import cupy, cupyflash; q, k, v = (cupy.ones({case.shape}, cupy.{case.dtype}) for _ in range(3)); "
-        f"cupyflash.attention(q, k, v, causal={case.causal}); cupy.cuda.Device().synchronize()"
+        f"cupyflash.attention(q, k, v, causal={case.causal}, algorithm={DEFAULT!r}); cupy.cuda.Device().synchronize()"
     )
     ncu = ["ncu", "--csv", "--print-units", "base", "--metrics", ",".join(NCU_METRICS), "--kernel-name", "fa2_forward"]
     done = subprocess.run([*ncu, sys.executable, "-c", code], env=_environment(), capture_output=True, text=True, timeout=seconds)
     theirs = ncu_metrics(done.stdout)
     if not theirs:
         raise RuntimeError((done.stdout + done.stderr).strip()[-250:])
-    form = theory.traffic(plan(case.problem, Device.current()))
+    form = theory.traffic(plan(case.problem, Device.current(), DEFAULT))
     return asdict(case) | {"ncu": theirs, "theory": {"read_bytes": form.read_bytes, "write_bytes": form.write_bytes}}
 
 

@@ -1,7 +1,8 @@
 """Host time of calls without a GPU:  python benchmarks/host.py [--runs N]
 
-The arrays are CuPy's own, at addresses that nobody reads, and so is `cupy.empty`, but for where its memory comes from. Device,
-stream and kernels are stand-ins that do nothing: what is left out is the driver (and CuPy's memory pool). `forward.py` times the
+The arrays are CuPy's own, at addresses that nobody reads, and so is `cupy.empty`, but for where its memory comes from. Device
+(an H100), stream, kernels and what makes tensor maps are stand-ins that do nothing: what is left out is the driver (and CuPy's
+memory pool). `forward.py` times the
 whole call where there is a GPU.
 """
 
@@ -69,12 +70,14 @@ class WithoutGpu(types.ModuleType):
 
 def without_gpu() -> WithoutGpu:
     """From here on cupyflash finds this in CuPy's place, and an H100."""
-    from cupyflash import Device, dispatch
+    from cupyflash import Device, cubins, dispatch, driver
 
     cupy.cuda.set_allocator(memory)
     sys.modules["cupy"] = stand_in = WithoutGpu()
     device = Device.named("H100-SXM")
     dispatch.current_gpu = lambda ordinal: device
+    cubins.function = lambda program, name: (stand_in.kernel, ())
+    driver.functions = lambda: driver.Functions(lambda *map: 0, lambda *map: 0)
     return stand_in
 
 
@@ -94,6 +97,7 @@ def warm(runs: int) -> Iterator[str]:
     for name, call in {
         "causal": lambda: attention(q, k, v, causal=True),
         "causal, out given": lambda: attention(q, k, v, causal=True, out=out),
+        "fa2, causal": lambda: attention(q, k, v, causal=True, algorithm="fa2"),
         "causal, with log-sum-exp": lambda: attention(q, k, v, causal=True, return_lse=True),
         "fa1, causal": lambda: attention(q, k, v, causal=True, algorithm="fa1"),
         "varlen, causal": lambda: attention_varlen(*packed, *bounds, 1024, 1024, causal=True),
@@ -123,18 +127,15 @@ def arguments(stand_in: WithoutGpu, runs: int) -> str:
 
 def cold() -> Iterator[str]:
     """NVRTC's time for the kernels of plain calls, to machine code."""
-    from cupyflash import Device, Problem, kernels_cu, plan
-    from cupyflash.compiler import FLUSH_DENORMALS, options
-    from cupyflash.nvrtc import compile_to_cubin
+    from cupyflash import Device, Problem, cubins, plan
+    from cupyflash.compiler import program
 
     for name in DEVICES:
         for d in HEAD_DIMS:
             device = Device.named(name)
             (kernel,) = plan(Problem(4, 16, 16, 1024, 1024, d, "float16"), device).kernels()
             start = time.perf_counter()
-            compile_to_cubin(
-                kernels_cu.source(kernel.source), (f"-arch={device.sm}", FLUSH_DENORMALS, *options(kernel)), kernel.source
-            )
+            cubins.compiled(program(kernel, device.compute_capability))
             yield f"compiling for {device.sm}, d {d}: {time.perf_counter() - start:.2f} s"
 
 

@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
-from machine_code import rates, sass, tables  # noqa: E402
+from machine_code import rates, sass, tables, whole  # noqa: E402
 
 from cupyflash import Device, Problem, kernels_cu  # noqa: E402
 from cupyflash.multiprocessor import EXPONENTIALS, Multiprocessor  # noqa: E402
-from cupyflash.schedules import BackwardSchedule, fa2_tiles, plan_backward  # noqa: E402
+from cupyflash.schedules import BackwardSchedule, fa2_tiles, fa3_tiles, plan_backward  # noqa: E402
 from cupyflash.sim import execute_backward, ptx  # noqa: E402
 from cupyflash.sim.ptx import Counters  # noqa: E402
 from cupyflash.sim.yardstick import draw, draw_gradient  # noqa: E402
@@ -64,6 +64,26 @@ def tiles() -> Iterator[str]:
             yield (
                 f"| {name}, d {d} | {sizes}, {config.warps} x {config.warp_rows} rows, {config.blocks} blocks | {clocks} "
                 f"| {best.bound} | {parts['tensor'] / serial:.0%} | {reached / rate:.0%} | {reached / full:.0%} |"
+            )
+
+
+def warpgroups() -> Iterator[str]:
+    """fa3's turn on an H100 by the planner's model, and the TFLOP/s that it gives rows of 16k, of 2,048 columns in all."""
+    device = Device.named("H100-SXM")
+    parts = ("tensor", "exp", "float32", "issue")
+    yield f"| | tile | consumers, stages | {' | '.join(parts)} | binds | TFLOP/s |"
+    yield "| --- |" + " --- |" * (len(parts) + 4)
+    for d in (64, 128, 256):
+        for causal in (False, True):
+            problem = Problem(1, 2048 // d, 2048 // d, 16384, 16384, d, "float16", causal=causal)
+            best = fa3_tiles.choose(problem, device)
+            config, found = best.config, dict(best.parts)
+            seconds = fa3_tiles.clocks(problem, device, best) / whole.clock_rate(device)
+            rate = problem.flops / (2 if causal else 1) / seconds / 1e12
+            clocks = " | ".join(f"{found[part]:,.0f}" for part in parts)
+            yield (
+                f"| d {d}{', causal' if causal else ''} | {config.team.block_rows} x {config.block_cols} "
+                f"| {config.team.consumers}, {config.stages} | {clocks} | {best.bound} | {rate:.0f} |"
             )
 
 
@@ -190,6 +210,7 @@ def replaced(page: str, name: str, lines: Iterator[str]) -> str:
 
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "tiles": tiles,
+    "warpgroups": warpgroups,
     "split": split,
     "lazy": lazy,
     "backward": backward,
@@ -199,6 +220,7 @@ FROM_MACHINE_CODE: Mapping[str, Callable[[], Iterator[str]]] = {
     "instructions": tables.instructions,
     "shares": tables.shares,
     "calls": tables.calls,
+    "fa3": tables.fa3,
 }
 
 

@@ -13,11 +13,12 @@ from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, plac
 from cupyflash.launcher import Prepared, kept, prepare, require_lengths, vectors_on_device
 from cupyflash.options import Options, require_choice, require_flag
 from cupyflash.problem import Problem
-from cupyflash.schedules import plan
+from cupyflash.schedules import choose, plan
 from cupyflash.simulated import PreparedSimulation
+from cupyflash.tensor_maps import first_refusal
 from cupyflash.tiling import TilingChoice
 
-ALGORITHMS = ("auto", "fa1", "fa2", "standard")
+ALGORITHMS = ("auto", "fa1", "fa2", "fa3", "standard")
 
 
 def attention(
@@ -58,11 +59,12 @@ def attention(
     masked row of v may still show in rows that share a tile with it. (Lengths on a GPU are not looked at beforehand: one that is
     out of range there is taken as 0 or n_k.)
 
-    `algorithm`: "auto", the default, runs "fa2", FlashAttention-2, whose tile is the one that a model of the chip predicts to be
-    fastest, and not the FlashAttention paper's Bc = ceil(M / 4d), Br = min(Bc, d). "fa1" (FlashAttention, Algorithm 1) is that
-    formula at work, rounded to what fits. "standard" is Algorithm 0, with S and P in memory in q's dtype, so that scores beyond
-    its range overflow. `tiling`: None for these, (block_rows, block_cols) that the kernel runs, or "paper" for the formula to
-    the letter, which runs where it gives multiples of 16 that fit.
+    `algorithm`: "auto", the default, runs "fa3", FlashAttention-3, on a Hopper where that takes the call and a model predicts it to
+    be faster (`cupyflash explain` says why not), and else "fa2", FlashAttention-2. The tile is the one that a model of the chip
+    predicts to be fastest, and not the FlashAttention paper's Bc = ceil(M / 4d), Br = min(Bc, d). "fa1" (FlashAttention,
+    Algorithm 1) is that formula at work, rounded to what fits. "standard" is Algorithm 0, with S and P in memory in q's dtype, so
+    that scores beyond its range overflow. `tiling`: None for these, (block_rows, block_cols) that the kernel runs, or "paper" for
+    the formula to the letter, which runs where it gives multiples of 16 that fit.
     `out`, if given, receives O: q's dtype, shape (..., n_q, d_v), positive strides, no memory shared with an input.
 
     Returns O in q's dtype on q's device; with `return_lse` also L, the natural logarithm of the sum of exponentials of each
@@ -83,7 +85,6 @@ def attention(
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, beside = placed(arrays, lengths)
-    algorithm = "fa2" if algorithm == "auto" else algorithm
     with device_of(gpu, **arrays, **beside):
         call = kept(_prepare, gpu, arrays | lengths, options, algorithm, tiling, bool(return_lse))
         if out is not None:
@@ -100,9 +101,12 @@ def _prepare(
 ) -> Prepared | PreparedSimulation:
     problem = Problem.from_arrays(**arrays, options=options)
     device, simulation = target(gpu)
-    schedule = plan(problem, device, algorithm, tiling, lse=lse)
     q, v = arrays["q"], arrays["v"]
     made = {} if "out" in arrays else {"O": Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)}
     if lse:
         made["L"] = Layout.contiguous(q.shape[:-1], np.float32)
-    return prepare(schedule, simulation, by_tensor(arrays) | made, made)
+    by_name = by_tensor(arrays) | made
+    if algorithm == "auto":
+        algorithm = choose(problem, device, tiling, first_refusal({tensor: by_name[tensor] for tensor in "QKVO"})).algorithm
+    schedule = plan(problem, device, algorithm, tiling, lse=lse)
+    return prepare(schedule, simulation, by_name, made)

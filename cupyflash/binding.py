@@ -22,7 +22,8 @@ def by_tensor(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 def argument_values(schedule: TileSchedule, arrays: Mapping[str, Array | None]) -> dict[str, Any]:
     """What the kernels' struct holds for arrays (or layouts) by the kernels' names, workspaces too; an array is in place of its
-    address, None of a null pointer. TypeError for an array of another type than the kernels read."""
+    address, None of a null pointer. TypeError for an array of another type than the kernels read, ValueError for one that a tensor
+    map of the schedule's does not take."""
     p, q = schedule.problem, arrays["Q"]
     assert q is not None
     # No limit is one that no row reaches, and that no sum with a row exceeds 32 bits.
@@ -40,5 +41,13 @@ def argument_values(schedule: TileSchedule, arrays: Mapping[str, Array | None]) 
         "rows": math.prod(q.shape[:-1]),
         "scale": p.softmax_scale,
         "scale_log2": np.float32(p.softmax_scale) * np.float32(math.log2(math.e)),  # for exponents of two
+        **schedule.numbers(),
     }
-    return schedule.params.values({**arrays, **numbers}, p.dtype)
+    maps = {name: box.of(_there(box.tensor, arrays)) for name, box in schedule.maps().items()}
+    return schedule.params.values({**arrays, **numbers, **maps}, p.dtype)
+
+
+def _there(tensor: str, arrays: Mapping[str, Array | None]) -> Array:
+    array = arrays[tensor]
+    assert array is not None
+    return array

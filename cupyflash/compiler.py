@@ -1,4 +1,7 @@
-"""A schedule's kernel to PTX (for the simulated device) or to a CuPy function (for a GPU), from the same options."""
+"""A schedule's kernel to PTX (for the simulated device) or to a CuPy function (for a GPU), from the same options.
+
+CuPy compiles, but for kernels that need their architecture's own instructions, whose machine code is `cupyflash.cubins`'.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,12 @@ import threading
 from functools import cache
 from typing import Any
 
-from cupyflash import kernels_cu
+from cupyflash import cubins, dispatch, kernels_cu
 from cupyflash.nvrtc import compile_to_ptx, header_directories
 from cupyflash.schedules import Kernel
 
 # Dynamic shared memory above this has to be asked for (CUDA C Programming Guide, "Shared Memory").
 SHARED_WITHOUT_ASKING = 48 * 1024
-# CuPy's switch for compiling without its disk cache.
-CACHE_IN_MEMORY = "CUPY_CACHE_IN_MEMORY"
 # CuPy compiles with this, so everything else here does.
 FLUSH_DENORMALS = "-ftz=true"
 
@@ -33,30 +34,40 @@ def options(kernel: Kernel) -> tuple[str, ...]:
     )
 
 
+def architecture(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
+    """What a kernel is compiled for, less "sm_" or "compute_": "90", or "90a" where it needs its own generation's instructions."""
+    return "{}{}".format(*compute_capability) + ("a" if kernel.accelerated else "")
+
+
 def ptx(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
-    """The PTX of a kernel's file for compute_XY."""
-    return _ptx(kernel.source, options(kernel), compute_capability)
+    """The PTX of a kernel's file for compute_XY, or compute_XYa."""
+    return _ptx(kernel.source, options(kernel), architecture(kernel, compute_capability))
 
 
 @cache
-def _ptx(source: str, options: tuple[str, ...], compute_capability: tuple[int, int]) -> str:
-    arch = "-arch=compute_{}{}".format(*compute_capability)
-    return compile_to_ptx(kernels_cu.source(source), (arch, FLUSH_DENORMALS, *options), source)
+def _ptx(source: str, options: tuple[str, ...], architecture: str) -> str:
+    return compile_to_ptx(kernels_cu.source(source), (f"-arch=compute_{architecture}", FLUSH_DENORMALS, *options), source)
+
+
+def program(kernel: Kernel, compute_capability: tuple[int, int]) -> cubins.Program:
+    """What NVRTC makes a kernel's machine code of, for sm_XY or sm_XYa."""
+    whole = (FLUSH_DENORMALS, *options(kernel))
+    return cubins.Program(kernels_cu.source(kernel.source), kernel.source, whole, architecture(kernel, compute_capability))
 
 
 def gpu_kernel(kernel: Kernel, device_id: int) -> tuple[Kernel, Any]:
     """The kernel and its CuPy RawKernel on device `device_id`, which must be the current one.
 
-    Where the compiler at hand puts something of a thread's into local memory, the first of the kernels `instead` of it with which
-    it does not; the kernel itself where there is none. Threads compile one at a time.
+    Where the compiler at hand puts something of a thread's into local memory, or makes the tensor cores wait, the first of the
+    kernels `instead` of it with which it does not; the kernel itself where there is none. Threads compile one at a time.
     """
-    key = (kernel.source, kernel.name, options(kernel), kernel.shared_bytes, device_id)
+    key = (kernel.source, kernel.name, options(kernel), kernel.shared_bytes, kernel.accelerated, device_id)
     found = _functions.get(key)
     if found is None:
         with _compiling:
             found = _functions.get(key)
             if found is None:
-                found = _functions[key] = _in_registers(kernel)
+                found = _functions[key] = _without_fault(kernel, device_id)
     place, function = found
     return (kernel, *kernel.instead)[place], function
 
@@ -65,16 +76,29 @@ _functions: dict[tuple[object, ...], tuple[int, Any]] = {}
 _compiling = threading.Lock()
 
 
-def _in_registers(kernel: Kernel) -> tuple[int, Any]:
+def _without_fault(kernel: Kernel, device_id: int) -> tuple[int, Any]:
     """Which of the kernel and those instead of it is taken (their grids are each call's own), and the function."""
-    first = _compile_for_gpu(kernel)
-    if first.local_size_bytes == 0:
+    first, good = _compile_for_gpu(kernel, device_id)
+    if good:
         return 0, first
-    others = ((place, _compile_for_gpu(each)) for place, each in enumerate(kernel.instead, 1))
-    return next((each for each in others if each[1].local_size_bytes == 0), (0, first))
+    others = ((place, *_compile_for_gpu(each, device_id)) for place, each in enumerate(kernel.instead, 1))
+    return next(((place, function) for place, function, good in others if good), (0, first))
 
 
-def _compile_for_gpu(kernel: Kernel) -> Any:
+def _compile_for_gpu(kernel: Kernel, device_id: int) -> tuple[Any, bool]:
+    """The function, and whether the compiler made of it what it should."""
+    remarks: tuple[str, ...] = ()
+    if kernel.accelerated:
+        function, remarks = cubins.function(program(kernel, dispatch.current_gpu(device_id).compute_capability), kernel.name)
+    else:
+        function = _by_cupy(kernel)
+    good = function.local_size_bytes == 0 and not remarks
+    if kernel.shared_bytes > SHARED_WITHOUT_ASKING:
+        function.max_dynamic_shared_size_bytes = kernel.shared_bytes
+    return function, good
+
+
+def _by_cupy(kernel: Kernel) -> Any:
     import cupy
 
     includes = tuple(f"-I{path}" for path in header_directories())
@@ -83,15 +107,12 @@ def _compile_for_gpu(kernel: Kernel) -> Any:
         module.compile()
     except OSError:
         # A cache directory that cannot be made or written: compile all the same, and keep the result in memory only.
-        before = os.environ.get(CACHE_IN_MEMORY)
-        os.environ[CACHE_IN_MEMORY] = "1"
+        before = os.environ.get(cubins.IN_MEMORY)
+        os.environ[cubins.IN_MEMORY] = "1"
         try:
             module.compile()
         finally:
-            del os.environ[CACHE_IN_MEMORY]
+            del os.environ[cubins.IN_MEMORY]
             if before is not None:
-                os.environ[CACHE_IN_MEMORY] = before
-    function = module.get_function(kernel.name)
-    if kernel.shared_bytes > SHARED_WITHOUT_ASKING:
-        function.max_dynamic_shared_size_bytes = kernel.shared_bytes
-    return function
+                os.environ[cubins.IN_MEMORY] = before
+    return module.get_function(kernel.name)

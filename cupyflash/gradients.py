@@ -266,8 +266,8 @@ def attention_vjp(
     dsinks where there are sinks, then dbias with `return_dbias`.
 
     The pullback holds q, k, v, out and the log-sum-exps, 4 bytes a row; it may be called as often as one likes. `algorithm` and
-    `tiling` are those of both passes; `options` are `attention`'s, but for `return_lse` and `out`. Raises as `attention` and
-    `attention_backward` do, for both before anything is computed.
+    `tiling` are those of both passes ("auto" is what each takes by default); `options` are `attention`'s, but for `return_lse` and
+    `out`. Raises as `attention` and `attention_backward` do, for both before anything is computed.
     """
     if unknown := {"return_lse", "out"} & set(options):
         raise TypeError(f"attention_vjp has no {unknown.pop()}")

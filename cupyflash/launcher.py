@@ -6,6 +6,7 @@ element, so that it is kept: the next call of the same layouts and options only 
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash import driver
 from cupyflash.arrays import Array, Layout, numpy_dtype
 from cupyflash.binding import argument_values
 from cupyflash.compiler import gpu_kernel
 from cupyflash.options import check_key_lengths
 from cupyflash.schedules import Kernel, TileSchedule
 from cupyflash.simulated import PreparedSimulation, Simulation
+from cupyflash.tensor_maps import ALIGNMENT, TensorMap
 
 # What the kernels are given contiguous and of one type, whatever a call has
 VECTORS: dict[str, type[np.generic]] = {
@@ -33,7 +36,8 @@ VECTORS: dict[str, type[np.generic]] = {
 class Prepared:
     """Kernels to be launched one after another, all given one struct, in which the arrays' addresses are yet to be set.
 
-    `values` are the struct's, with arrays or layouts in place of addresses. It makes `outputs` and `workspaces`, contiguous.
+    `values` are the struct's, with arrays or layouts in place of addresses. It makes `outputs` and `workspaces`, contiguous. Each
+    launch has a struct of its own, so that threads may launch at once.
     """
 
     def __init__(
@@ -44,7 +48,10 @@ class Prepared:
         workspaces: Mapping[str, Layout] | None = None,
     ) -> None:
         self._params = kernels[0].params
-        self._words, self._places = self._params.packed(values)
+        words, places = self._params.packed(values)
+        self._maps = [(8 * place, values[name]) for name, place in places.items() if isinstance(values[name], TensorMap)]
+        self._places = {name: place for name, place in places.items() if not isinstance(values[name], TensorMap)}
+        self._template = words, not self._maps  # and whether its maps are encoded
         self._kernels = tuple(kernel for kernel in kernels if kernel.grid)
         self._outputs, self._workspaces = outputs or {}, workspaces or {}
 
@@ -65,13 +72,36 @@ class Prepared:
         if workspaces:
             hold_for_graph(workspaces)
         every = {**arrays, **outputs, **workspaces}
-        words = self._words.copy()
-        for name, place in self._places.items():
-            words[place] = every[name].data.ptr
-        struct = (np.ndarray((), self._params.dtype, words)[()],)  # a view would be checked at length
+        struct = (np.ndarray((), self._params.dtype, self._words(every))[()],)  # a view would be checked at length
         for kernel, function in self._functions:
             function((kernel.grid,), (kernel.threads,), struct, shared_mem=kernel.shared_bytes)
         return outputs
+
+    def _words(self, arrays: Mapping[str, Any]) -> np.ndarray:
+        """The struct's words of one call. Tensor maps are encoded at the first one; later ones bring their addresses."""
+        template, encoded = self._template
+        if not self._maps:
+            words = template.copy()
+        else:
+            words, start = aligned_copy(template)
+            set_map = driver.replace_address if encoded else driver.encode
+            for offset, tensor_map in self._maps:
+                set_map(tensor_map, arrays[tensor_map.tensor].data.ptr, start + offset)
+            if not encoded:
+                self._template = words.copy(), True
+        for name, place in self._places.items():
+            words[place] = arrays[name].data.ptr
+        return words
+
+
+def aligned_copy(words: np.ndarray) -> tuple[np.ndarray, int]:
+    """A copy of words of 8 bytes that lies where tensor maps may begin, and its address."""
+    room: Any = (ctypes.c_uint64 * (len(words) + ALIGNMENT // 8))()  # its address costs a tenth of what that of NumPy's array does
+    start = ctypes.addressof(room)
+    skipped = -start % ALIGNMENT
+    copy: np.ndarray = np.ndarray(words.shape, words.dtype, room, skipped)
+    copy[:] = words
+    return copy, start + skipped
 
 
 def prepare(

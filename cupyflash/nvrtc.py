@@ -6,6 +6,7 @@ import glob
 import os
 import re
 import shutil
+import struct
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -98,7 +99,24 @@ def compile_to_cubin(source: str, options: Sequence[str], name: str, expressions
     Raises as `compile_to_ptx` does.
     """
     made = _compile(source, (*options, "--ptxas-options=-v"), name, "getCUBIN", expressions)
-    return made.code, made.log
+    return whole(made.code), made.log
+
+
+def whole(cubin: bytes) -> bytes:
+    """Machine code with its last byte, a zero of the ELF file's last table, which CuPy's binding takes for the end of a text.
+
+    CuPy loads from memory, where a zero follows anyway; a file would be short of it.
+    """
+    # ELF-64's header: where the tables of segments and of sections begin; how long an entry is, and how many each has.
+    tables, entries = struct.unpack_from("<QQ", cubin, 32), struct.unpack_from("<HHHH", cubin, 54)
+    end = max(table + length * count for table, length, count in zip(tables, entries[::2], entries[1::2], strict=True))
+    return cubin.ljust(end, b"\0") if end == len(cubin) + 1 else cubin
+
+
+def remarks(log: str) -> tuple[str, ...]:
+    """The lines of ptxas' account that say what it did to wgmma: products that it made wait for each other (C7510 to C7519), which
+    costs most of their speed."""
+    return tuple(line.strip() for line in log.splitlines() if re.search(r"\(C75\d\d\)", line))
 
 
 def _compile(source: str, options: Sequence[str], name: str, product: str, expressions: Sequence[str] = ()) -> Compiled:

@@ -1,6 +1,7 @@
 """What a kernel is given: one struct by value, described once for C, for NumPy and for what fills it.
 
-A field is a number, a pointer, or an array with the strides that the kernels need (`Rows` and `Scores` of kernels_cu/params.cuh).
+A field is a number, a pointer, an array with the strides that the kernels need (`Rows` and `Scores` of kernels_cu/params.cuh), or a
+tensor map (kernels_cu/tensor_map.cuh). Maps come first, where their alignment asks for no gaps.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import Array, numpy_dtype
+from cupyflash.tensor_maps import ALIGNMENT, WORDS, TensorMap
 
+MAP = "TensorMap"
 NUMBERS = {"int": np.int32, "long long": np.int64, "float": np.float32}
 # The axes whose strides, in elements, lie beside the pointer of an array: none of one that is contiguous.
 POINTER: tuple[str, ...] = ()
@@ -26,7 +29,7 @@ ELEMENTS = {"float": "float32", "int": "int32", "unsigned char": "bool", "Base":
 
 @dataclass(frozen=True)
 class Field:
-    """One field: a number of a C type, or where `axes` is not None an array of such elements, null where a call has none."""
+    """One field: a number of a C type or a tensor map, or where `axes` is not None an array, null where a call has none."""
 
     name: str
     type: str
@@ -42,12 +45,16 @@ class Field:
     @property
     def dtype(self) -> Any:
         """In NumPy, where a pointer is an address."""
+        if self.type == MAP:
+            return np.uint64, (WORDS,)
         if self.axes is None:
             return NUMBERS[self.type]
         return [("at", np.uint64), *((axis, np.int64) for axis in self.axes)] if self.axes else np.uint64
 
     def value(self, given: Any, element: str) -> Any:
-        """A number or array as the machine takes it. TypeError for an array of another type than the kernel reads."""
+        """A number, array or map as the machine takes it. TypeError for an array of another type than the kernel reads."""
+        if self.type == MAP:
+            return given
         if self.axes is None:
             return NUMBERS[self.type](given)
         if given is not None:
@@ -79,10 +86,24 @@ class Params:
     fields: tuple[Field, ...]
 
     @cached_property
+    def maps(self) -> tuple[str, ...]:
+        """The fields that are tensor maps. ValueError where they are not the first."""
+        names = tuple(field.name for field in self.fields if field.type == MAP)
+        if names != tuple(field.name for field in self.fields[: len(names)]):
+            raise ValueError(f"tensor maps come first in a struct, got {', '.join(field.name for field in self.fields)}")
+        return names
+
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         """The same in NumPy, a field of a structured array each."""
-        nested = [(field.name, np.dtype(field.dtype, align=True)) for field in self.fields]
-        return np.dtype(nested, align=True)
+        nested = np.dtype([(field.name, np.dtype(field.dtype, align=True)) for field in self.fields], align=True)
+        if not self.maps:
+            return nested
+        # NumPy aligns to 16 bytes at most, which the places do not feel as maps come first; C's struct is as long as its alignment.
+        found: Mapping[str, Any] = nested.fields or {}
+        formats, offsets = ([found[name][part] for name in found] for part in (0, 1))
+        size = -(-nested.itemsize // ALIGNMENT) * ALIGNMENT
+        return np.dtype({"names": list(found), "formats": formats, "offsets": offsets, "itemsize": size}, align=True)
 
     @cached_property
     def constants(self) -> tuple[tuple[str, str], ...]:
@@ -102,7 +123,8 @@ class Params:
         return {field.name: field.value(there[field.name], element) for field in self.fields}
 
     def packed(self, values: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, int]]:
-        """The struct in words of 8 bytes, with null for each pointer, and which words are to be the addresses of which arrays."""
+        """The struct in words of 8 bytes, with null for each pointer and map; which words are to be the addresses of which arrays,
+        and the first ones of which maps."""
         struct = np.zeros((), self.dtype)
         places = {}
         for name, value in values.items():
@@ -130,6 +152,8 @@ def with_arrays(values: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[st
     """The values of a struct with arrays in place of those that it has, or of their layouts."""
 
     def at(name: str, before: Any) -> Any:
+        if isinstance(before, TensorMap):
+            return before.over(arrays[before.tensor])
         return before if before is None or isinstance(before, np.generic) else arrays[name]
 
     return {
@@ -146,3 +170,8 @@ def numbers(type_: str, *names: str) -> tuple[Field, ...]:
 def arrays(type_: str, axes: tuple[str, ...], names: Iterable[str]) -> tuple[Field, ...]:
     """Fields of one array each."""
     return tuple(Field(name, type_, axes) for name in names)
+
+
+def maps(*names: str) -> tuple[Field, ...]:
+    """Fields of one tensor map each."""
+    return tuple(Field(name, MAP) for name in names)

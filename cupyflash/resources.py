@@ -6,15 +6,15 @@ Compiled by NVRTC for any compute capability, without a GPU.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cupyflash import kernels_cu
-from cupyflash.compiler import FLUSH_DENORMALS, options
+from cupyflash.compiler import program
+from cupyflash.cubins import Cubin, Program, compiled
 from cupyflash.device import Device
 from cupyflash.multiprocessor import Occupancy, occupancy
-from cupyflash.nvrtc import compile_to_cubin
+from cupyflash.nvrtc import remarks
 from cupyflash.schedules import Kernel
 
 _ENTRY = re.compile(r"Compiling entry function '(?P<name>\w+)'(?P<account>.*?)(?=Compiling entry function|\Z)", re.DOTALL)
@@ -25,11 +25,15 @@ _FIGURES = {
     "loads": re.compile(r"(\d+) bytes spill loads"),
 }
 _STATIC = re.compile(r"(\d+) bytes smem")
+Examine = Callable[[Kernel, bytes], Iterable[str]]
 
 
 @dataclass(frozen=True)
 class Resources:
-    """One kernel's needs: registers a thread, bytes of stack and of spills a thread, bytes of shared memory a block."""
+    """One kernel's needs: registers a thread, bytes of stack and of spills a thread, bytes of shared memory a block.
+
+    `remarks` are ptxas' on what it did to wgmma, which a kernel at its full speed has none of, and those of whoever examined it.
+    """
 
     name: str
     threads: int
@@ -37,11 +41,12 @@ class Resources:
     stack_bytes: int
     spill_bytes: int
     shared_bytes: int
+    remarks: tuple[str, ...] = ()
 
     @property
     def clean(self) -> bool:
-        """Whether everything is in registers: no spills, no local memory."""
-        return self.stack_bytes == 0 and self.spill_bytes == 0
+        """Whether everything is in registers, no spills, no local memory, and there are no remarks."""
+        return self.stack_bytes == 0 and self.spill_bytes == 0 and not self.remarks
 
     def occupancy(self, device: Device) -> Occupancy:
         """Blocks that one multiprocessor of a device holds, and what limits them."""
@@ -58,20 +63,25 @@ class Resources:
         }
 
 
-def resources(kernels: Iterable[Kernel], compute_capability: tuple[int, int]) -> tuple[Resources, ...]:
-    """Compile kernels to machine code for sm_XY and read ptxas' account of them, each file with its constants once.
+def resources(
+    kernels: Iterable[Kernel], compute_capability: tuple[int, int], examine: Examine | None = None
+) -> tuple[Resources, ...]:
+    """Compile kernels to machine code for sm_XY (or sm_XYa) and read ptxas' account of them, each file with its constants once.
 
-    Needs NVRTC, no GPU. Raises `cupyflash.nvrtc.CompileError` for a kernel that does not compile.
+    `examine` is given each kernel with its machine code, and its remarks are added. Needs NVRTC, no GPU. Raises
+    `cupyflash.nvrtc.CompileError` for a kernel that does not compile.
     """
-    arch = "-arch=sm_{}{}".format(*compute_capability)
-    accounts: dict[tuple[str, tuple[str, ...]], dict[str, tuple[dict[str, int], int]]] = {}
+    made: dict[Program, tuple[Cubin, dict[str, tuple[dict[str, int], int]]]] = {}
     found = []
     for kernel in kernels:
-        program = kernel.source, options(kernel)
-        if program not in accounts:
-            full = (arch, FLUSH_DENORMALS, *program[1])
-            accounts[program] = parse_account(compile_to_cubin(kernels_cu.source(kernel.source), full, kernel.source)[1])
-        figures, static_shared = accounts[program][kernel.name]
+        of = program(kernel, compute_capability)
+        if of not in made:
+            cubin = compiled(of)
+            made[of] = cubin, parse_account(cubin.log)
+        cubin, account = made[of]
+        figures, static_shared = account[kernel.name]
+        others = [f"'{name}'" for name in account if name != kernel.name]
+        said = [remark for remark in remarks(cubin.log) if not any(other in remark for other in others)]
         found.append(
             Resources(
                 kernel.name,
@@ -80,6 +90,7 @@ def resources(kernels: Iterable[Kernel], compute_capability: tuple[int, int]) ->
                 figures["stack"],
                 figures["stores"] + figures["loads"],
                 kernel.shared_bytes + static_shared,
+                (*said, *(examine(kernel, cubin.code) if examine else ())),
             )
         )
     return tuple(found)

@@ -16,8 +16,9 @@ from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, plac
 from cupyflash.launcher import Prepared, capturing, kept, prepare, vectors_on_device
 from cupyflash.options import MAX_LENGTH, Options, require_flag
 from cupyflash.problem import Problem
-from cupyflash.schedules import plan_varlen
+from cupyflash.schedules import choose, plan_varlen
 from cupyflash.simulated import PreparedSimulation
+from cupyflash.tensor_maps import first_refusal
 from cupyflash.tiling import TilingChoice
 
 BOUNDS = ("cu_seqlens_q", "cu_seqlens_k")
@@ -40,7 +41,7 @@ def attention_varlen(
     return_lse: bool = False,
     out: Any | None = None,
 ) -> Any:
-    """O = softmax(scale Q K^T) V of each sequence of a batch without padding, by FlashAttention-2; as `attention` otherwise.
+    """O = softmax(scale Q K^T) V of each sequence of a batch without padding, by FlashAttention-2 or 3; as `attention` otherwise.
 
     Shapes: q (total_q, h, d), k (total_k, h_kv, d), v (total_k, h_kv, d_v). Sequence b has the rows cu_seqlens_q[b] to
     cu_seqlens_q[b + 1] - 1 of q, and those of k and v that cu_seqlens_k says: both are int32 of shape (b + 1,) or lists, begin
@@ -77,12 +78,15 @@ def _prepare(
     problem = sequences.of(posed(gpu, arrays, options))
     device, simulation = target(gpu)
     q, k, v = (arrays[name] for name in "qkv")
-    schedule = plan_varlen(problem, device, sequences.lengths, tiling, lse=lse, totals=(q.shape[0], k.shape[0]))
     made = {} if "out" in arrays else {"O": Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)}
     views = {name: heads_first(array) for name, array in (by_tensor(arrays) | made).items() if name in "QKVO"}
     if lse:
         made["L"] = Layout.contiguous(q.shape[1::-1], np.float32)
-    return prepare(schedule, simulation, by_tensor(arrays) | made | views, made)
+    by_name = by_tensor(arrays) | made | views
+    algorithm = choose(problem, device, tiling, first_refusal({tensor: by_name[tensor] for tensor in "QKVO"})).algorithm
+    totals = q.shape[0], k.shape[0]
+    schedule = plan_varlen(problem, device, sequences.lengths, tiling, lse=lse, totals=totals, algorithm=algorithm)
+    return prepare(schedule, simulation, by_name, made)
 
 
 def bounds_of(arrays: Mapping[str, Array], cu_seqlens_q: Any, cu_seqlens_k: Any) -> tuple[bool, dict[str, Array], dict[str, Array]]:

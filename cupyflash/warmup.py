@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from cupyflash.arrays import MAX_ALIGNMENT
 from cupyflash.device import Device
 from cupyflash.options import Options, require_choice, require_flag
 from cupyflash.problem import Problem
-from cupyflash.schedules import ALGORITHMS, plan, plan_varlen
-from cupyflash.schedules.fa2_tiles import finalists
+from cupyflash.schedules import ALGORITHMS, TileSchedule, fa2_tiles, plan, plan_varlen
 from cupyflash.simulated import current_simulation
 from cupyflash.tiling import TilingChoice
 
@@ -33,9 +34,10 @@ def warmup(
     """Compile the kernels of such calls, so that the first of them is as quick as the others.
 
     `mask`, `bias` and `padded` say whether calls will have a mask, a bias, key lengths; `varlen` is for `attention_varlen`, which
-    has none of the three. Sizes (of a window too) do not matter, since kernels are compiled for none. Contiguous arrays are
-    assumed. On the current GPU the kernels are loaded too; without a GPU it is the simulated device's kernels that are compiled
-    and parsed. Raises as `attention` does.
+    has none of the three. Sizes (of a window too) do not matter, since kernels are compiled for none: where they choose between
+    kernels, and on a Hopper between "fa3" and "fa2", all of those are compiled (but for "fa3" with rows of several heads in a
+    block, which takes few queries and grouped heads). Contiguous arrays are assumed. On the current GPU the kernels are loaded
+    too; without a GPU it is the simulated device's kernels that are compiled and parsed. Raises as `attention` does.
     """
     require_flag("varlen", varlen)
     require_choice("algorithm", algorithm, ("auto", *ALGORITHMS))
@@ -47,14 +49,9 @@ def warmup(
         device, simulated = Device.current(), False
     except (ImportError, RuntimeError):
         device, simulated = current_simulation().device, True
-    algorithm = "fa2" if algorithm == "auto" else algorithm
-    if varlen and algorithm != "fa2":
+    if varlen and algorithm not in ("auto", "fa2"):
         raise ValueError(f"algorithm must be 'auto' or 'fa2' for varlen, got {algorithm!r}")
-    tilings = [tiling]
-    if algorithm == "fa2" and tiling is None:
-        # Lengths and heads choose between these.
-        tilings = [(each.config.block_rows, each.config.block_cols) for each in finalists(problem, device)]
-    schedules = [plan_varlen(problem, device, None, each) if varlen else plan(problem, device, algorithm, each) for each in tilings]
+    schedules = list(_schedules(problem, device, algorithm, tiling))
     for kernel in [kernel for schedule in schedules for kernel in schedule.kernels()]:
         if simulated:
             from cupyflash.sim.execution import module
@@ -64,3 +61,21 @@ def warmup(
             from cupyflash.compiler import gpu_kernel
 
             gpu_kernel(kernel, sys.modules["cupy"].cuda.runtime.getDevice())
+
+
+def _schedules(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice) -> Iterator[TileSchedule]:
+    """What calls that differ in lengths and heads run."""
+
+    def planned(algorithm: str, tiling: TilingChoice) -> TileSchedule:
+        if problem.options.packed:
+            return plan_varlen(problem, device, None, tiling, algorithm=algorithm)
+        return plan(problem, device, algorithm, tiling)
+
+    if algorithm == "auto" and tiling is None:
+        with suppress(ValueError):  # where it does not run such calls
+            yield planned("fa3", None)
+    if algorithm in ("auto", "fa2") and tiling is None:
+        for each in fa2_tiles.finalists(problem, device):
+            yield planned("fa2", (each.config.block_rows, each.config.block_cols))
+    else:
+        yield planned("fa2" if algorithm == "auto" else algorithm, tiling)

@@ -162,7 +162,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       // Nothing branches from here on, so that weights are made beside products.
       to_weights(P);
       // dP = dO V_j^T, dS = P * (dP - D), dQ += dS K_j
-      scores<ValueTile, 4>(dS, dO_rows, V_smem + col * ValueTile::PAD);
+      scores<ValueTile, 2>(dS, dO_rows, V_smem + col * ValueTile::PAD);
 #pragma unroll
       for (int m = 0; m < M; m++)
 #pragma unroll
@@ -225,6 +225,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   put_tile<KeyTile>(Q_smem + own_rows * KeyTile::PAD + own_col, own);
   __syncthreads();
   constexpr int LEAVING = BR / WARPS;  // rows that a warp takes to HBM
-  const int row = warp * LEAVING;
-  KeyTile::store<LEAVING>(place.query(p.dQ, row_block + row), Q_smem + row * KeyTile::PAD, p.dQ.row, rows - row, lane);
+  const RowBlock end = VARLEN ? place : find_row_block<BR>(p, sram);  // what `place` is: kept through the loop, it would take registers
+  const int row = warp * LEAVING, end_row = end.i * BR + row;
+  KeyTile::store<LEAVING>(end.query(p.dQ, end_row), Q_smem + row * KeyTile::PAD, p.dQ.row, end.Nq - end_row, lane);
 }

@@ -21,17 +21,13 @@ constexpr int SCARCE =
 #include "row_products.cuh"
 #include "sequence.cuh"
 #include "sinks.cuh"
+#include "softmax_origin.cuh"
 
 constexpr int WARPS = BR / WARP_ROWS, THREADS = 32 * WARPS;
 constexpr int M = WARP_ROWS / 16, N = BC / 8;  // tensor core tiles of a warp's part of S
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-// A larger maximum rescales O and l only when the weights would grow beyond 2 to this; until then they are relative to
-// the old one. That changes no result, since O and l are relative to the same.
-constexpr float MOST_GROWTH = 8.f;
-constexpr float MOST_OFFSET = 4096.f;  // up to here what float32 rounds off it changes no weight of a half type
 
-// Whether no block goes unmasked: every score has something of its own, or the loops before, in and after the blocks that all
-// rows see would take more registers than there are.
+// Whether no block goes unmasked: every score has something of its own, or to know which blocks all rows see would take more
+// registers than there are.
 constexpr bool ALL_MASKED = MASK || SCALE_FIRST || (SCARCE && WINDOW);
 
 typedef SwizzledTile<HEAD_DIM> KeyTile;    // of Q and K
@@ -41,7 +37,7 @@ constexpr int ROW_SIZE = larger(KeyTile::PAD, ValueTile::PAD);  // elements that
 
 // The stream of the visited blocks, from the last one down, through STAGES slots for a K_j and its V_j each. With two, the next block
 // is under way from the middle of a turn to its end, and a turn takes one barrier; with one, V_j during S = Q K_j^T and the next K_j
-// from then on. Only the last block may be short.
+// from then on. Only the last block may be short; all of that is fetched at the start.
 struct Stream {
   const Element *K, *V;  // the last rows that this thread copies: of block 0; without a block mask, of the block to be fetched next
   const Element* anywhere;  // can be read, as rows that there are not cannot
@@ -59,18 +55,20 @@ struct Stream {
       V += static_cast<long long>(j) * BC * V_row;
     }
     slot = (STAGES - 1) * SLOT;
-    fetch_keys<false>(j);
-    if constexpr (STAGES == 2) fetch_values<false>(j);
+    if (j >= blocks.begin) {
+      fetch_keys<false>(j);
+      if (STAGES == 2 || is_short(j)) fetch_values<false>(j);
+    }
     close_group();
   }
 
   // K_j, as soon as it is there for all threads, which are done with the block before.
-  template <bool WHOLE> __device__ __forceinline__ const Element* next_keys(int j) {
+  __device__ __forceinline__ const Element* next_keys(int j) {
     wait_for_groups<0>();
     __syncthreads();
     slot = other_slot();
     if constexpr (STAGES == 1) {
-      fetch_values<WHOLE>(j);
+      if (!is_short(j)) fetch_values<true>(j);
       close_group();
     }
     return ring + slot;
@@ -83,13 +81,16 @@ struct Stream {
       __syncthreads();
     }
     const int next = blocks.below(j);
-    fetch_keys<true>(next);
-    if constexpr (STAGES == 2) fetch_values<true>(next);
+    if (next >= blocks.begin) {
+      fetch_keys<true>(next);
+      if constexpr (STAGES == 2) fetch_values<true>(next);
+    }
     close_group();
     return ring + slot + SLOT / 2;
   }
 
  private:
+  __device__ __forceinline__ bool is_short(int j) const { return keys - j * BC < BC; }
   __device__ __forceinline__ int other_slot() const { return STAGES == 2 ? slot ^ SLOT : 0; }
 
   // Into the other slot, or the only one
@@ -101,7 +102,6 @@ struct Stream {
   }
   template <class Tile, bool WHOLE>
   __device__ __forceinline__ void fetch(int j, Element* to, const Element*& next, long long row) const {
-    if (j < blocks.begin) return;
     if constexpr (SPARSE) {
       const Element* from = next + static_cast<long long>(j) * BC * row;
       Tile::load_back<BC, THREADS, WHOLE>(to, from, anywhere, row, keys - j * BC, threadIdx.x);
@@ -117,21 +117,10 @@ struct State {
   float minus_m[M][2], l[M][2];  // of rows 16 i + g + 8 h: -m, which saves negating it; l is this lane's part of the sum
 };
 
-// What the weights of a row are relative to: they are exp2((S - score) factor + offset), about 1 where S is m. The offset alone costs
-// least. It is rounded, by which all weights of the row are off alike: where m is large, by powers of two, beyond their range.
-struct Origin {
-  float score, offset;
-};
-__device__ __forceinline__ Origin origin_of(float m, float factor) {
-  if (m == NEG_INF) return {0.f, 0.f};  // no key was seen
-  const float offset = -m * factor;
-  return fabsf(offset) > MOST_OFFSET ? Origin{m, 0.f} : Origin{0.f, offset};
-}
-
-// Lines 8 to 10, but for P: O and l rescaled where m has grown; what exponents of P are offset by.
-__device__ __forceinline__ void rescale(float (&S)[M][N][4], State& state, float factor, float (&offset)[M][2]) {
-  float m_tilde[M][2];
-  float growth = NEG_INF, most = 0.f;
+// The largest score of each row; `growth` and `most`: by how much that is beyond m, and the largest offset, of any row.
+__device__ __forceinline__ void find_maxima(const float (&S)[M][N][4], const State& state, float factor, float (&m_tilde)[M][2],
+                                            float (&offset)[M][2], float& growth, float& most) {
+  growth = NEG_INF, most = 0.f;
 #pragma unroll
   for (int i = 0; i < M; i++)
 #pragma unroll
@@ -144,7 +133,19 @@ __device__ __forceinline__ void rescale(float (&S)[M][N][4], State& state, float
       growth = fmaxf(growth, fmaf(m_tilde[i][h], factor, offset[i][h]));
       most = fmaxf(most, fabsf(offset[i][h]));
     }
-  if (__any_sync(~0u, (growth > MOST_GROWTH) | (most > MOST_OFFSET))) {
+}
+
+// Lines 8 to 10, but for P: O and l rescaled where m has grown; what exponents of P are offset by. Where a block is `masked`, which is
+// rare as well, `mask(S)` comes before.
+template <class Mask>
+__device__ __forceinline__ void rescale(float (&S)[M][N][4], State& state, float factor, float (&offset)[M][2], bool masked, Mask mask) {
+  float m_tilde[M][2], growth, most;
+  find_maxima(S, state, factor, m_tilde, offset, growth, most);
+  if (__any_sync(~0u, masked | (growth > MOST_GROWTH) | (most > MOST_OFFSET))) {
+    if (__any_sync(~0u, masked)) {
+      mask(S);
+      find_maxima(S, state, factor, m_tilde, offset, growth, most);
+    }
 #pragma unroll
     for (int i = 0; i < M; i++)
 #pragma unroll
@@ -182,49 +183,47 @@ __device__ __forceinline__ void weigh(float (&S)[M][N][4], State& state, float f
       }
 }
 
-// Lines 8 to 11: P = exp2(S factor - m), O += P V_j. The exponentials of 16 keys come right before the product that takes them, so
-// that they run beside the one before it.
-__device__ __forceinline__ void add_block(float (&S)[M][N][4], State& state, float factor, const Element* V_smem) {
-  float offset[M][2];
-  rescale(S, state, factor, offset);
-#pragma unroll
-  for (int k = 0; k < N / 2; k++) {
-    weigh(S, state, factor, offset, k);
-    if constexpr (sizeof(Element) == 2) add_sixteen<ValueTile>(state.O, S, V_smem, k);
-  }
-  if constexpr (sizeof(Element) == 4) add_weighted_values<ValueTile>(state.O, S, V_smem);
-}
-
 // A warp's part of lines 6 to 11 for one K/V block: S = Q K_j^T, P = exp(S - m), O += P V_j
 struct Warp {
   int row, Nq;  // the first of its rows
   float scale_log2, factor;
+  unsigned at_keys;  // place_of_keys
 
-  // A block of which every row sees every key
-  template <class Rows> __device__ __forceinline__ void visit(int j, State& state, const Rows& Q_rows, Stream& stream) const {
-    float S[M][N][4];
-    scores(S, Q_rows, stream.next_keys<true>(j));
-    const Element* V_smem = stream.next_values(j);
-    add_block(S, state, factor, V_smem);
+  // Whether any of its rows sees a key of block j
+  __device__ __forceinline__ bool sees(int j, const Masks& masks) const {
+    const int last = min(row + WARP_ROWS, Nq) - 1;
+    return row < Nq && j * BC < visible_end(masks, last) && (j + 1) * BC > visible_begin(masks, row);
   }
 
-  // Any block; where the warp sees nothing of it, it only keeps step with the others.
+  // A block of which it sees nothing: it only keeps step with the others.
+  __device__ __forceinline__ void pass(int j, Stream& stream) const {
+    stream.next_keys(j);
+    stream.next_values(j);
+  }
+
+  // A block of which, if `masked`, some row may not see every key
   template <class Rows>
-  __device__ __forceinline__ void visit_masked(int j, State& state, const Rows& Q_rows, Stream& stream, const Masks& masks) const {
+  __device__ __forceinline__ void visit(int j, bool masked, State& state, const Rows& Q_rows, Stream& stream, const Masks& masks) const {
     float S[M][N][4];
-    const int last = min(row + WARP_ROWS, Nq) - 1;
-    const bool seen = row < Nq && j * BC < visible_end(masks, last) && (j + 1) * BC > visible_begin(masks, row);
-    const Element* K_smem = stream.next_keys<false>(j);
-    if (seen) {
-      scores(S, Q_rows, K_smem);
+    scores(S, Q_rows, stream.next_keys(j), at_keys);
+    // Its place is found again: kept, it would take registers in all turns.
+    auto mask = [&](float (&S)[M][N][4]) {
+      const int first = (VARLEN ? row : find_block<BR>(Nq) * BR + threadIdx.x / 32 * WARP_ROWS) + threadIdx.x % 32 / 4;
 #pragma unroll
-      for (int m = 0; m < M; m++) {
-        const int lane_row = row + 16 * m + threadIdx.x % 32 / 4;
-        scale_and_mask(S[m], SCALE_FIRST ? scale_log2 : 1.f, LOG2_E, masks, lane_row, j * BC, Nq);
-      }
-    }
+      for (int m = 0; m < M; m++)
+        scale_and_mask(S[m], SCALE_FIRST ? scale_log2 : 1.f, LOG2_E, masks, first + 16 * m, j * BC, Nq);
+    };
+    if constexpr (ALL_MASKED) mask(S);
     const Element* V_smem = stream.next_values(j);
-    if (seen) add_block(S, state, factor, V_smem);
+    float offset[M][2];
+    rescale(S, state, factor, offset, !ALL_MASKED && masked, mask);
+    // The exponentials of 16 keys come right before the product that takes them, so that they run beside the one before it.
+#pragma unroll
+    for (int k = 0; k < N / 2; k++) {
+      weigh(S, state, factor, offset, k);
+      if constexpr (sizeof(Element) == 2) add_sixteen<ValueTile>(state.O, S, V_smem, k);
+    }
+    if constexpr (sizeof(Element) == 4) add_weighted_values<ValueTile>(state.O, S, V_smem);
   }
 };
 
@@ -278,14 +277,15 @@ fa2_forward(__grid_constant__ const Params given) {
   }
 
   // Lines 6 to 11: S = Q K_j^T, P = exp(S - m), O += P V_j
-  const Warp work = {warp_row, Nq, p.scale_log2, factor};
+  // By a shuffle: ptxas would else find it anew in each turn.
+  const unsigned at_keys = __shfl_sync(~0u, place_of_keys<KeyTile>(), lane);
+  const Warp work = {warp_row, Nq, p.scale_log2, factor, at_keys};
   int j = first_block;
-  if constexpr (!ALL_MASKED) {
-    for (; j >= max(whole_end, blocks.begin); j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
-    for (; j >= max(whole_begin, blocks.begin); j = blocks.below(j)) work.visit(j, state, Q_rows, stream);
-  }
-  if constexpr (ALL_MASKED || WINDOW) {
-    for (; j >= blocks.begin; j = blocks.below(j)) work.visit_masked(j, state, Q_rows, stream, masks);
+  for (; j >= blocks.begin && !work.sees(j, masks); j = blocks.below(j)) work.pass(j, stream);
+  for (; j >= blocks.begin && (!WINDOW || work.sees(j, masks)); j = blocks.below(j))
+    work.visit(j, j < whole_begin || j >= whole_end, state, Q_rows, stream, masks);
+  if constexpr (WINDOW) {
+    for (; j >= blocks.begin; j = blocks.below(j)) work.pass(j, stream);
   }
 
   // Lines 12 to 15: O = diag(l)^-1 O, L = m + log(l). O goes through the room of the Q block: with one slot all are done with that since
@@ -300,23 +300,34 @@ fa2_forward(__grid_constant__ const Params given) {
   const RowBlock end = VARLEN ? place : find_row_block<BR>(p, sram);  // what `place` is; registers are free again
   const int end_row = end.i * BR + warp * WARP_ROWS, end_rows = end.Nq - end_row;
   Element* O_warp = Q_smem + warp * WARP_ROWS * ROW_SIZE;
+  // Each of the four lanes that share rows finds what one of them is divided by, for all.
+  const int own = t % (2 * M), own_row = own * 8 + g;
+  float l = 0.f, minus_m = 0.f;
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const int row = 16 * m + g + 8 * h;
-      const float l = row_sum(state.l[m][h]);
-      const Origin origin = origin_of(-state.minus_m[m][h], factor);
-      float inverse = l == 0.f ? 0.f : 1.f / l;
-      float L = (SCALE_FIRST ? LN_2 : p.scale) * origin.score + LN_2 * (log2f(l) - origin.offset);
-      inverse *= join_sink(L, sink_of(p, end.head, row < end_rows));
+      const float sum = row_sum(state.l[m][h]);
+      if (own == 2 * m + h) l = sum, minus_m = state.minus_m[m][h];
+    }
+  const Origin origin = origin_of(-minus_m, factor);
+  float inverse = l == 0.f ? 0.f : 1.f / l;
+  float L = (SCALE_FIRST ? LN_2 : p.scale) * origin.score + LN_2 * (log2f(l) - origin.offset);
+  const bool writes = t == own && own_row < end_rows;
+  inverse *= join_sink(L, sink_of<1>(p, end.head, writes));
+  if (p.L && writes) p.L[end.L_row + end_row + own_row] = L;
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const float of_row = __shfl_sync(~0u, inverse, 2 * m + h, 4);
 #pragma unroll
       for (int n = 0; n < ValueTile::PAD / 8; n++) {
-        store_two(O_warp + ValueTile::index(row, 8 * n + 2 * t), state.O[m][n][2 * h] * inverse,
-                  state.O[m][n][2 * h + 1] * inverse);
+        state.O[m][n][2 * h] *= of_row;
+        state.O[m][n][2 * h + 1] *= of_row;
       }
-      if (p.L && t == 0 && row < end_rows) p.L[end.L_row + end_row + row] = L;
     }
+  put_tile<ValueTile>(O_warp, state.O);
   __syncwarp();
   ValueTile::store<WARP_ROWS>(end.query(p.O, end_row), O_warp, p.O.row, end_rows, lane);
 }

@@ -1,10 +1,14 @@
 // Which keys a query row sees, and what is added to their scores. Causal is aligned bottom-right: row r sees columns up to
 // r + diagonal, where diagonal = Nk - Nq; a window those from r + diagonal - left to r + diagonal + right; keys from `keys` on
 // do not exist; a boolean mask and a bias speak for each score.
-// Constants: CAUSAL, WINDOW, MASK, BIAS, PADDED (0 or 1: what is 0 is compiled out), SUB.
+// Constants: CAUSAL, WINDOW, MASK, BIAS, PADDED (0 or 1: what is 0 is compiled out), SUB; PACK, where it is not 1: the query heads
+// whose rows are in one tile, so that row r is query r / PACK.
 #pragma once
 #include "element.cuh"
 #include "params.cuh"
+#ifndef PACK
+#define PACK 1
+#endif
 
 // The masks of one (batch, head).
 struct Masks {
@@ -64,13 +68,13 @@ template <typename T> __device__ __forceinline__ float load_in_place(const T* at
 
 // Scales S, adds `bias_scale` times the bias, and sets what a row does not see to -inf. Each step rounds, so that a score is the
 // same number in every kernel: of a large one the last digits count.
-//   S_regs (16 x SUB): rows row0 + 8 h, columns from col0 on, in the accumulator layout of warp_product.cuh
+//   S_regs (16 x SUB): rows (row0 + 8 h) / PACK, columns from col0 on, in the accumulator layout of warp_product.cuh
 __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], float scale, float bias_scale, const Masks& masks,
                                                int row0, int col0, int Nq) {
   const int first = col0 + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    const int row = row0 + 8 * h, begin = visible_begin(masks, row), end = row < Nq ? visible_end(masks, row) : 0;
+    const int row = (row0 + 8 * h) / PACK, begin = visible_begin(masks, row), end = row < Nq ? visible_end(masks, row) : 0;
     const unsigned char* mask = masks.mask + row * masks.mask_row + first * masks.mask_col;
     const Element* bias = masks.bias + row * masks.bias_row + first * masks.bias_col;
 #pragma unroll

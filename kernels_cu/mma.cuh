@@ -20,6 +20,11 @@ __device__ __forceinline__ void load_matrices_transposed(unsigned (&r)[4], unsig
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
 
+// The same way round to memory: lane 4 r + t gives two elements of row r of each
+__device__ __forceinline__ void store_matrices(unsigned at, unsigned a, unsigned b, unsigned c, unsigned d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
 // C += A B with A (16 x 16), B (16 x 8), C (16 x 8) spread over the warp.
 __device__ __forceinline__ void mma(__half, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 #if __CUDA_ARCH__ >= 800

@@ -37,9 +37,16 @@ template <class Tile, int M, bool IN_REGS> struct QueryRows {
   }
 };
 
-// S = Q K^T:  Q (16 M x PAD), K_smem (8 N x PAD) -> S_regs (16 M x 8 N)
+// Where in a tile of keys a lane loads from, in bytes: alike in all tiles, so that it takes registers once.
+template <class Tile> __device__ __forceinline__ unsigned place_of_keys() {
+  const int lane = threadIdx.x % 32;
+  return Tile::index(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * sizeof(Element);
+}
+
+// S = Q K^T:  Q (16 M x PAD), K_smem (8 N x PAD), place_of_keys -> S_regs (16 M x 8 N)
 template <class Tile, int STEPS = (SCARCE ? SCARCE : 64), int M, int N, bool IN_REGS>
-__device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows<Tile, M, IN_REGS>& Q, const Element* K_smem) {
+__device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows<Tile, M, IN_REGS>& Q, const Element* K_smem,
+                                       unsigned at = place_of_keys<Tile>()) {
   typedef typename Tile::Type T;
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -49,8 +56,6 @@ __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows
 #pragma unroll
       for (int e = 0; e < 4; e++) S_regs[i][n][e] = 0.f;
   if constexpr (sizeof(T) == 2) {
-    // Where in a tile a lane loads from: alike in all tiles, so that it takes registers once.
-    const unsigned at = Tile::index(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * sizeof(T);
 #pragma unroll(IN_REGS ? Tile::PAD : STEPS)
     for (int k = 0; k < Tile::PAD / 16; k++) {
       unsigned Q_frag[M][4], K_frag[4];

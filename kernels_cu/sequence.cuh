@@ -13,29 +13,47 @@ struct Sequence {
 };
 
 // Whose blocks of SIZE rows thread block `index` of a head has. Along one axis, of which `cu_seqlens` has the bounds, sequence b has the
-// thread blocks from cu_seqlens[b] / SIZE + b on: enough for its rows, wherever they begin, and at most one too many. The first warp looks
-// for b among 32 bounds at a time, and tells the others through 20 bytes of `scratch` in shared memory, which are free again when
-// this returns.
+// thread blocks from cu_seqlens[b] / SIZE + b on: enough for its rows, wherever they begin, and at most one too many. A warp looks
+// for b among 32 bounds at a time; its lanes 0 to 3 then have the bounds of b's queries and of its keys.
+template <int SIZE>
+__device__ __forceinline__ int search_sequence(const Params& p, const int* cu_seqlens, int index, int& bound) {
+  const int lane = threadIdx.x % 32;
+  int step = 1, first = 0;  // the thread blocks of sequence `first` begin at `index` or before
+  while (32 * step < p.sequences) step *= 32;
+  for (; step > 0; step /= 32) {
+    const int b = first + lane * step;
+    const bool before = cu_seqlens[min(b, p.sequences - 1)] / SIZE + b <= index && b < p.sequences;
+    first += (__popc(__ballot_sync(~0u, before)) - 1) * step;
+  }
+  if (lane < 4) bound = (lane < 2 ? p.cu_seqlens_q : p.cu_seqlens_k)[first + lane % 2];
+  return first;
+}
+
+// The first warp looks for all, and tells the others through 20 bytes of `scratch` in shared memory, which are free again when this
+// returns.
 template <int SIZE>
 __device__ __forceinline__ Sequence find_sequence(const Params& p, const int* cu_seqlens, int index, void* scratch) {
   int* found = static_cast<int*>(scratch);
   if (threadIdx.x < 32) {
-    const int lane = threadIdx.x;
-    int step = 1, first = 0;  // the thread blocks of sequence `first` begin at `index` or before
-    while (32 * step < p.sequences) step *= 32;
-    for (; step > 0; step /= 32) {
-      const int b = first + lane * step;
-      const bool before = cu_seqlens[min(b, p.sequences - 1)] / SIZE + b <= index && b < p.sequences;
-      first += (__popc(__ballot_sync(~0u, before)) - 1) * step;
-    }
-    if (lane < 4) found[lane] = (lane < 2 ? p.cu_seqlens_q : p.cu_seqlens_k)[first + lane % 2];
-    if (lane == 0) found[4] = first;
+    int bound;
+    const int first = search_sequence<SIZE>(p, cu_seqlens, index, bound);
+    if (threadIdx.x < 4) found[threadIdx.x] = bound;
+    if (threadIdx.x == 0) found[4] = first;
   }
   __syncthreads();
   const int begin = cu_seqlens == p.cu_seqlens_q ? found[0] : found[2];
   const Sequence sequence = {index - begin / SIZE - found[4], found[1] - found[0], found[3] - found[2], found[0], found[2]};
   __syncthreads();
   return sequence;
+}
+
+// Each warp looks for itself, among the bounds of the queries.
+template <int SIZE> __device__ __forceinline__ Sequence find_sequence(const Params& p, int index) {
+  int bound = 0;
+  const int first = search_sequence<SIZE>(p, p.cu_seqlens_q, index, bound);
+  const int query = __shfl_sync(~0u, bound, 0), end_query = __shfl_sync(~0u, bound, 1);
+  const int key = __shfl_sync(~0u, bound, 2), end_key = __shfl_sync(~0u, bound, 3);
+  return {index - query / SIZE - first, end_query - query, end_key - key, query, key};
 }
 
 // What a thread block has that is a row block of a query head
@@ -59,6 +77,12 @@ __device__ __forceinline__ int block_index() {
   int index;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
   return index;
+}
+
+// Which row block of SIZE rows this is, of sequences that are alike
+template <int SIZE> __device__ __forceinline__ int find_block(int Nq) {
+  const int Tr = (Nq + SIZE - 1) / SIZE;
+  return Tr - 1 - block_index() % Tr;
 }
 
 // Row blocks of SIZE rows of one head are neighbours, so that they share K and V in L2; the longest (of a sequence) come first.

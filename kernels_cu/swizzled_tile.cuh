@@ -98,7 +98,8 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
     const int place = BACK ? index(row0, col0) : unknown(index(row0, col0));
     // Of wide rows ptxas for sm_90 would otherwise keep its sums with constants through the forward's loop.
     Element* first = BACK && PAD > 64 && __CUDA_ARCH__ >= 900 ? unknown(tile_smem + place) : tile_smem + place;
-#pragma unroll(MANY ? 1 : ROWS)
+    // In the forward one that may be short comes before all others: a loop is quick to compile.
+#pragma unroll(MANY || (BACK && !WHOLE) ? 1 : ROWS)
     for (int turn = 0; turn <= LAST; turn += ROWS_AT_ONCE) {
       const int r = BACK ? LAST - turn : turn, row = row0 + r;
       if (ROWS % ROWS_AT_ONCE == 0 || row < ROWS) {
@@ -108,7 +109,7 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
           copy_chunk(ALIKE ? first + r * PAD + c : tile_smem + index(row, col0 + c), inside ? from + c : anywhere, inside);
         }
       }
-      from += step;
+      from = BACK ? unknown(from + step) : from + step;
     }
   }
 };

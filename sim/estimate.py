@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from cupyflash.schedules import BackwardSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
 from cupyflash.schedules.base import WARP, padded_dim, sub_tile
 from cupyflash.schedules.fa2 import Fa2Schedule
+from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim.theory.visits import seen_blocks, span, visits_of
 from cupyflash.words import plural
 
@@ -56,7 +57,7 @@ def _kernels(schedule: TileSchedule | SoftmaxSchedule) -> Iterator[tuple[float, 
         return _softmax(schedule)
     if isinstance(schedule, BackwardSchedule):
         return _backward(schedule)
-    return {"fa1": _fa1, "fa2": _fa2, "standard": _standard}[schedule.algorithm](schedule)
+    return {"fa1": _fa1, "fa2": _fa2, "fa3": _fa3, "standard": _standard}[schedule.algorithm](schedule)
 
 
 def _softmax(schedule: SoftmaxSchedule) -> Iterator[tuple[float, int]]:
@@ -101,6 +102,19 @@ def _fa2(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     if isinstance(schedule, VarlenSchedule):  # the others leave at once
         blocks = sum(count * one.repeats * one.row_blocks for one, count in schedule.sequences().items())
     yield steps, blocks * config.threads
+
+
+def _fa3(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
+    assert isinstance(schedule, Fa3Schedule)
+    p = schedule.problem
+    every = schedule.sequences() if isinstance(schedule, VarlenSchedule) else {schedule: 1}
+    works = sum(count * one.works for one, count in every.items())
+    turns = sum(count * one.repeats * visits_of(one, one.problem.seqlen_k).blocks for one, count in every.items())
+    # Fitted. A warpgroup's product is one step however warps are scheduled, and costs by its FMAs; beside it, the first block of a
+    # row block, whose scores are masked one by one, takes most.
+    fmas = schedule.tiling.used.block_rows * schedule.block_cols * (padded_dim(p.head_dim) + padded_dim(p.head_dim_v))
+    yield turns * fmas / 1800, WARP
+    yield 13000 * math.ceil(works / max(1, schedule.grid)), schedule.grid * schedule.config.team.threads
 
 
 def _standard(schedule: TileSchedule) -> Iterator[tuple[float, int]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash import tensor_maps
 from cupyflash.arrays import check_array, numpy_dtype
 from cupyflash.binding import argument_values, by_tensor
 from cupyflash.compiler import ptx
@@ -26,7 +27,7 @@ from cupyflash.schedules import (
     VarlenSchedule,
     require_schedule,
 )
-from cupyflash.sim.ptx import Counters, Finding, Module
+from cupyflash.sim.ptx import Counters, Finding, Module, TensorMap
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from cupyflash.varlen import heads_first, pose
 
@@ -273,13 +274,15 @@ def run_kernels(
     """Run a schedule's kernels with `values` for their parameters: traffic, counters by kernel, findings.
 
     `values` are of the kernels' struct. `made` names the outputs and workspaces: until a kernel has stored there, nobody may
-    read them.
+    read them. What goes through a tensor map is its tensor's traffic.
     """
     tensors: dict[str, TensorTraffic] = {}
     counters: dict[str, Counters] = {}
     findings: list[Finding] = []
-    given = flat(values)
-    unwritten: dict[str, Any] = {name: True for name in made if given[name] is not None}
+    given = {name: machine_value(value) for name, value in flat(values).items()}
+    mapped = {name: value.tensor for name, value in values.items() if isinstance(value, tensor_maps.TensorMap)}
+    fields = {tensor: name for name, tensor in mapped.items()} | {name: name for name in given}
+    unwritten: dict[str, Any] = {fields[name]: True for name in made if given[fields[name]] is not None}
     for kernel in schedule.kernels():
         if kernel.grid == 0:
             continue
@@ -295,11 +298,27 @@ def run_kernels(
         )
         unwritten = dict(launch.unwritten)
         for name, moved in launch.traffic.items():
-            before = tensors.get(name, TensorTraffic())
-            tensors[name] = TensorTraffic(before.read_bytes + moved.read_bytes, before.write_bytes + moved.write_bytes)
+            tensor = mapped.get(name, name)
+            before = tensors.get(tensor, TensorTraffic())
+            tensors[tensor] = TensorTraffic(before.read_bytes + moved.read_bytes, before.write_bytes + moved.write_bytes)
         counters.setdefault(kernel.name, Counters()).join(launch.counters)
         findings.extend((*launch.findings, *launch.warnings))
     return Traffic(tensors), counters, tuple(findings)
+
+
+def machine_value(value: Any) -> Any:
+    """A field's value as the PTX machine takes it: tensor maps as its own."""
+    if not isinstance(value, tensor_maps.TensorMap):
+        return value
+    return TensorMap(
+        value.array,
+        value.box,
+        dims=value.dims,
+        strides=value.strides,
+        dtype=value.dtype,
+        swizzle=value.swizzle,
+        l2_promotion=tensor_maps.L2_PROMOTION,
+    )
 
 
 _modules: dict[str, Module] = {}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
+from cupyflash.schedules import fa3_tiles
 from cupyflash.sim.sweep import Axis, Sweep, at, sweep
 from cupyflash.sim.theory import theorem2_holds_for
 from cupyflash.tiling import TilingChoice
@@ -21,6 +22,11 @@ SERIES: tuple[tuple[str, str, TilingChoice, dict[str, Any]], ...] = (
     ("FlashAttention, the paper's tiling", "fa1", "paper", {"color": "#9cc3e6", "marker": "o", "linewidth": 5, "markersize": 8}),
     ("FlashAttention, fitted to the kernel", "fa1", None, {"color": "#0b5394", "marker": "s"}),
     ("FlashAttention-2 (the default), tile of long rows", "fa2", None, {"color": "#38761d", "marker": "^"}),
+)
+# On a Hopper, for problems that fa3 runs, in place of the last one.
+HOPPER: tuple[tuple[str, str, TilingChoice, dict[str, Any]], ...] = (
+    ("FlashAttention-2, tile of long rows", "fa2", None, {"color": "#38761d", "marker": "^"}),
+    ("FlashAttention-3 (the default of long rows)", "fa3", None, {"color": "#b45f06", "marker": "v"}),
 )
 NOTE = (
     "Counted is what kernels ask for. FlashAttention-2 asks for K and V again for each row block: on a chip mostly the L2 cache\n"
@@ -46,7 +52,8 @@ def plot_sweep(path: Path, problem: Problem, device: Device, over: Axis, values:
 
 
 def draw(problem: Problem, device: Device, over: Axis, values: list[int]) -> Figure:
-    """The bytes of FlashAttention (both tilings), FlashAttention-2 and standard attention along an axis.
+    """The bytes of FlashAttention (both tilings), FlashAttention-2, on a Hopper FlashAttention-3, and standard attention along an
+    axis.
 
     Raises ImportError without matplotlib.
     """
@@ -59,7 +66,7 @@ def draw(problem: Problem, device: Device, over: Axis, values: list[int]) -> Fig
     axes: Any = figure.add_subplot()
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    for label, algorithm, tiling, style in SERIES:
+    for label, algorithm, tiling, style in series(problem, device):
         found = sweep(problem, device, over, values, algorithm, tiling)
         points = [point for point in found.points if point.total_bytes]
         if points:
@@ -78,6 +85,11 @@ def draw(problem: Problem, device: Device, over: Axis, values: list[int]) -> Fig
     legend: Any = figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9.5, title=NOTE, alignment="left")
     legend.get_title().set(fontsize=9, color="#444444", linespacing=1.3)
     return figure
+
+
+def series(problem: Problem, device: Device) -> tuple[tuple[str, str, TilingChoice, dict[str, Any]], ...]:
+    """The lines to draw, fa3's only where it runs."""
+    return SERIES if fa3_tiles.refusal(problem, device) else (*SERIES[:-1], *HOPPER)
 
 
 def _slope(axes: Any, problem: Problem, device: Device, over: Axis, found: Sweep) -> None:

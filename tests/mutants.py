@@ -48,7 +48,7 @@ class Mutant:
             for number, line in enumerate(text, 1):
                 if any(part in line for part in self.lines):
                     places.add((path.name, number))
-                    while "asm volatile" in line and not text[number - 1].endswith(";"):
+                    while "asm volatile" in line and number < len(text) and not text[number - 1].endswith((";", "}", "\\")):
                         number += 1  # NVRTC 13.0 gives an asm statement the line that it ends on
                     places.add((path.name, number))
         kinds = self.finds.split("|")
@@ -74,7 +74,7 @@ def check_mutant(
         if mutant.file.endswith(".cu") and kernel.source != mutant.file:
             return ours(kernel, capability)
         includes = (o.replace(str(kernels_cu.DIRECTORY), str(directory)) for o in compiler.options(kernel))
-        arch = "-arch=compute_{}{}".format(*capability)
+        arch = f"-arch=compute_{compiler.architecture(kernel, capability)}"
         return _patched(directory, kernel.source, (arch, compiler.FLUSH_DENORMALS, *includes))
 
     monkeypatch.setattr(execution, "module", module)

@@ -8,18 +8,21 @@ from pathlib import Path
 
 ROOMS: dict[str, tuple[str, ...]] = {
     # kernels_cu/ and cupyflash/schedules/, forward; then backward
-    "forward": ("execution", "sparse", "varlen", "sinks", "softmax", "magnitudes", "mutants", "mutants_fa2"),
+    "forward": ("execution", "sparse", "varlen", "sinks", "softmax", "magnitudes", "mutants", "mutants_fa2", "fa3", "mutants_fa3"),
     "backward": ("backward", "backward_algorithms", "backward_sparse", "mutants_backward"),
     # sim/ptx/
     "machine": ("ptx_*", "profile", "rawkernel", "mutants_pipeline"),
     # sim/theory/, sim/machine.py and what a schedule says
     "theory": ("counts", "schedule", "theorem2", "theorem5", "sweep"),
     # sim/cli/
-    "commands": ("cli", "demo", "explain", "resources", "verify", "pictures"),
+    "commands": ("cli", "demo", "explain", "fa3_commands", "resources", "verify", "pictures"),
     # what a user calls: cupyflash/
-    "calls": ("attention", "gradients", "launcher", "prepared", "merge", "problem", "device", "refusals", "stand_in", "torch"),
+    "calls": (
+        *("attention", "cubins", "device", "gradients", "launcher", "merge", "prepared", "problem", "refusals", "stand_in"),
+        *("tensor_maps", "torch"),
+    ),
     # all else: packaging, documents, benchmarks, examples
-    "project": ("package", "readme", "benchmarks", "timing*", "accuracy", "machine_code", "on_gpu", "example", "suites"),
+    "project": ("package", "readme", "benchmarks", "timing*", "accuracy", "machine_code*", "on_gpu", "example", "suites"),
 }
 
 

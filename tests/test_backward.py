@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from cupyflash import Device, Problem
 from cupyflash.schedules import BackwardSchedule, plan_backward
+from cupyflash.schedules import fa2_backward_tiles as tiles
+from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.sim import replay, theory
 from cupyflash.sim.execution import BackwardExecution, execute_backward
 from cupyflash.sim.inputs import Inputs
@@ -72,6 +75,24 @@ def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) 
 
 
 LENGTHS = ((1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320))
+
+
+@pytest.mark.parametrize(
+    ("d", "deterministic", "place"),
+    sample([(16, False, 2), (64, True, 0), (128, True, 1), (128, False, 2)], [(16, False, 2)]),
+)
+def test_what_runs_where_a_compiler_has_no_registers_does_the_same(d: int, deterministic: bool, place: int) -> None:
+    """The main kernel's and dQ's: all but how the warps share a block stays, so the traffic does as well."""
+    kept = plan_backward(Problem(1, 2, 1, 75, 101, d, "float16", causal=True), A100, deterministic=deterministic)
+    assert isinstance(kept, Fa2BackwardSchedule)
+    schedule = replace(kept)
+    expected = theory.traffic(schedule)
+    for each in (schedule, schedule.queries) if schedule.queries else (schedule,):
+        ways = tiles.narrower(each.warps, each.block_rows if each is schedule else each.block_cols)
+        kernel = next(kernel for kernel in each.kernels() if kernel.instead)
+        vars(each)["warps"] = ways[place]
+        assert kernel.instead[place] in each.kernels() and kernel not in each.kernels()
+    assert check_backward(schedule, v_mean=1.0).traffic == expected
 
 
 @pytest.mark.parametrize(

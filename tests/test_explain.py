@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, plan
 from cupyflash.arrays import ITEMSIZE
-from cupyflash.schedules import fa2_tiles
+from cupyflash.schedules import choose, fa2_tiles, fa3_tiles
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
@@ -134,7 +134,12 @@ def test_what_does_not_fit_is_told_with_bytes_and_device() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("--causal", "--heads", "8", "--device", "H100-SXM"), ("--dtype", "float32", "--device", "T4")]
+    "options",
+    [
+        (),
+        ("--causal", "--heads", "8", "--device", "H100-SXM", "--algorithm", "fa2"),
+        ("--dtype", "float32", "--device", "T4"),
+    ],
 )
 def test_json_holds_all_candidates_and_the_theory(options: tuple[str, ...]) -> None:
     report = explained("--seqlen", "1000", "--head-dim", "96", *options)
@@ -182,7 +187,8 @@ def test_one_warp_is_one_warp() -> None:
 
 
 def test_text_names_finalists_reasons_and_that_it_is_a_model() -> None:
-    text = cupyflash("--head-dim", "128", "--device", "H100-SXM").stdout
+    asked = ("--head-dim", "128", "--device", "H100-SXM", "--algorithm", "fa2")
+    text = cupyflash(*asked).stdout
     for word in (
         "Chosen:",
         "model",
@@ -196,8 +202,145 @@ def test_text_names_finalists_reasons_and_that_it_is_a_model() -> None:
         "tiling=(Br, Bc)",
     ):
         assert word in text, word
-    everything = cupyflash("--head-dim", "128", "--device", "H100-SXM", "--all").stdout
+    everything = cupyflash(*asked, "--all").stdout
     found = fa2_tiles.candidates(Problem(1, 1, 1, 4096, 4096, 128, "float16"), Device.named("H100-SXM"))
     rejected = everything.split("Rejected (")[1].split("HBM bytes")[0]
     assert rejected.count(" stage") == sum(bool(each.rejected) for each in found)
     assert len(everything.splitlines()) > len(found)
+
+
+# -- FlashAttention-3 ----------------------------------------------------------------------------------------------------
+
+H100 = ("--device", "H100-SXM")
+FA3 = ("--heads", "16", *H100)
+
+
+def words(*arguments: str) -> str:
+    """What is shown, in one line."""
+    result = cupyflash(*arguments)
+    assert result.exit_code == 0, result.output
+    return " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "algorithm", "says"),
+    [
+        (FA3, "fa3", "By default attention runs FlashAttention-3 (fa3) here: by the models, "),
+        (
+            (*H100, "--seqlen", "256", "--causal"),
+            "fa2",
+            "runs FlashAttention-2 (fa2) here: by the models, ",
+        ),
+        ((*FA3, "--dtype", "float32"), "fa2", "fa3 does not run this: warpgroup products are of half types, and this is float32."),
+        ((*FA3, "--mask"), "fa2", "fa3 does not run this: the kernel has no place for a mask."),
+        ((*FA3, "--bias"), "fa2", "fa3 does not run this: the kernel has no place for a bias."),
+        ((*FA3, "--head-dim", "20"), "fa2", "TMA takes rows at multiples of 16 bytes, and here they are at multiples of 8."),
+        ((*FA3, "--seqlen-k", "0"), "fa2", "TMA copies from tensors with elements, and one here has none."),
+        ((*FA3, "--tiling", "64x32"), "fa2", "here: tiling= speaks of fa2's blocks."),
+        (
+            (*FA3, "--sram", "20KB"),
+            "fa2",
+            "fa3 at head_dim 64 does not fit H100-SXM with blocks of 128 x 16, the smallest: shared memory:",
+        ),
+        ((*FA3, "--algorithm", "fa2"), "fa2", "of fa2. Asked for is FlashAttention-2 (fa2)."),
+        ((*H100, "--seqlen", "256", "--causal", "--algorithm", "fa3"), "fa3", "of fa2. Asked for is FlashAttention-3 (fa3)."),
+    ],
+)
+def test_on_a_hopper_it_is_told_which_kernel_runs_and_why_not_the_other(
+    options: tuple[str, ...], algorithm: str, says: str
+) -> None:
+    report, shown = explained(*options), words(*options)
+    assert report["algorithm"] == algorithm and says in shown
+    assert report["auto"]["reason"] in shown
+    assert ("runs " + {"fa2": "FlashAttention-2", "fa3": "FlashAttention-3"}[report["auto"]["algorithm"]]) in shown
+
+
+def test_elsewhere_nothing_is_said_of_fa3_and_it_is_refused_in_one_line() -> None:
+    for device in ("A100-40GB", "B200", "T4"):
+        assert "fa3" not in words("--device", device)
+        refused = cupyflash("--device", device, "--algorithm", "fa3")
+        assert refused.exit_code == 2 and refused.stderr.count("\n") == 1
+        assert "fa3 does not run this: warpgroup products are compute capability 9.0's" in refused.stderr
+
+
+@sweep(15, 80, problem=problems(), tiling=st.sampled_from([None, (128, 64), (192, 48)]))
+def test_fa3_s_candidates_are_tried_in_order_and_the_first_that_fits_is_what_runs(
+    problem: Problem, tiling: tuple[int, int] | None
+) -> None:
+    device = Device.named("H100-SXM")
+    if fa3_tiles.refusal(problem, device):
+        with pytest.raises(ValueError, match="fa3 does not run this"):
+            plan(problem, device, "fa3")
+        return
+    found = fa3_tiles.candidates(problem, device, tiling)
+    able = [each for each in found if not each.rejected]
+    for each in found:
+        fits = each.registers <= each.most_registers and each.shared_bytes <= device.sram_per_block
+        assert bool(each.rejected) is not fits and bool(each.parts) is fits
+        assert not each.rejected or each.rejected.split(":")[0] in ("registers", "shared memory")
+        team = each.config.team
+        assert sum(role["threads"] * role["registers"] for role in each.config.roles.values()) <= 65536
+        assert team.launch_registers * team.threads <= 65536 < (team.launch_registers + 8) * team.threads
+    if not able:
+        with pytest.raises(DoesNotFit, match="fa3 at head_dim"):
+            plan(problem, device, "fa3", tiling)
+        return
+    schedule = plan(problem, device, "fa3", tiling)
+    (kernel,) = schedule.kernels()
+    constants, best = dict(kernel.constants), able[0].config
+    assert (constants["BR"], constants["BC"], constants["STAGES"]) == (best.team.block_rows, best.block_cols, best.stages)
+    assert (constants["CONSUMER_REGISTERS"], constants["PRODUCER_REGISTERS"]) == best.registers
+    assert kernel.shared_bytes == able[0].shared_bytes and kernel.threads == best.team.threads
+
+
+@pytest.mark.parametrize("options", [(), ("--head-dim", "128", "--causal"), ("--head-dim", "256", "--window", "99,0")])
+def test_fa3_s_json_is_what_is_planned(options: tuple[str, ...]) -> None:
+    report = explained(*FA3, "--algorithm", "fa3", *options)
+    device, problem = Device.named("H100-SXM"), Problem(**report["problem"])
+    schedule = plan(problem, device, "fa3")
+    (kernel,) = schedule.kernels()
+    (chosen,) = (each for each in report["candidates"] if each["verdict"] == "chosen")
+    assert [each["verdict"] for each in report["candidates"]].index("chosen") == next(
+        at for at, each in enumerate(report["candidates"]) if "reason" not in each
+    )
+    assert (chosen["block_rows"], chosen["block_cols"]) == (schedule.block_rows, schedule.block_cols)
+    assert sum(report["rooms"].values()) == chosen["shared_bytes"] == kernel.shared_bytes
+    assert sum(role["threads"] for role in report["roles"].values()) == kernel.threads
+    assert report["grid"]["thread_blocks"] == kernel.grid
+    assert report["grid"]["row_blocks"] == 16 * -(-4096 // schedule.block_rows)
+    assert report["traffic"] == theory.traffic(schedule).as_dict()
+    assert f"{report['clocks']:,.0f} clocks of fa3" in choose(problem, device).reason
+
+
+def test_fa3_s_text_has_what_was_tried_rooms_roles_parts_and_grid() -> None:
+    device, problem = Device.named("H100-SXM"), Problem(1, 16, 16, 4096, 4096, 128, "float16")
+    found, schedule = fa3_tiles.candidates(problem, device), plan(problem, device, "fa3")
+    at = next(at for at, each in enumerate(found) if not each.rejected)
+    before, best, config = found[at - 1], found[at], found[at].config
+    shown = words("--head-dim", "128", *FA3)
+
+    def line(each: fa3_tiles.Candidate, verdict: str) -> str:
+        sizes = f"{each.config.team.block_rows} x {each.config.block_cols}"
+        return f"{sizes} {each.registers} of {each.most_registers} {each.shared_bytes:,} {verdict}"
+
+    consumer, producer = config.registers
+    for told in (
+        line(before, "- rejected: registers"),
+        line(best, f"{best.rate:.2f} chosen"),
+        line(found[at + 1], f"{found[at + 1].rate:.2f} later"),
+        f"and {len(found) - at - 2} more that would have come later (--all)",
+        f"Q, which O leaves through {config.team.block_rows} x 128 {dict(best.rooms)['Q']:,}",
+        f"K {config.stages} slots of {config.block_cols} x 128 {dict(best.rooms)['K']:,}",
+        f"Registers: {config.team.launch_registers} a thread at launch",
+        f"producer 128 {producer} {128 * producer:,} consumers 256 {consumer} {256 * consumer:,}",
+        "Br x Bc tensor exp float32 issue scores a clock",
+        f"{16 * schedule.row_blocks} row blocks of all heads on {device.sm_count} thread blocks",
+        "12 heads at a time",  # of 2 MB each, of half of 50 MB
+        "addresses or strides that are no multiples of 16 bytes, which TMA does not take, are fa2's",
+        "the paper's formula Br 128 Bc 227",
+        "HBM bytes by theory",
+    ):
+        assert told in shown, told
+    everything = words("--head-dim", "256", *FA3, "--all")
+    assert "- rejected: shared memory" in everything and "Each warpgroup issues its products when it can" in everything
+    assert "128 x 16 " in everything and "more that would" not in everything

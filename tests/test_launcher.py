@@ -182,7 +182,7 @@ class Recorded(types.ModuleType):
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
     recorded = Recorded()
     monkeypatch.setitem(sys.modules, "cupy", recorded)
-    monkeypatch.setattr("cupyflash.dispatch.current_gpu", lambda ordinal: Device.named("H100-SXM"))
+    monkeypatch.setattr("cupyflash.dispatch.current_gpu", lambda ordinal: Device.named("B200"))
     monkeypatch.setattr(compiler, "_functions", {})
     launcher._kept.cache_clear()
     yield recorded
@@ -192,7 +192,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
 def test_one_launch_with_the_schedules_constants(cupy: Recorded) -> None:
     q, k, v = cupy.array(2, 4, 100, 64), cupy.array(2, 2, 200, 64), cupy.array(2, 2, 200, 64)
     out, lse = attention(q, k, v, causal=True, return_lse=True)
-    schedule = plan(Problem.from_arrays(q, k, v, causal=True), Device.named("H100-SXM"), lse=True)
+    schedule = plan(Problem.from_arrays(q, k, v, causal=True), Device.named("B200"), lse=True)
     (kernel,) = schedule.kernels()
     assert cupy.launches[0][:2] == ((kernel.grid,), (kernel.threads,))
     assert cupy.launches[0][3] == kernel.shared_bytes > compiler.SHARED_WITHOUT_ASKING and cupy.opted_in == [kernel.shared_bytes]
@@ -209,7 +209,7 @@ def test_one_launch_with_the_schedules_constants(cupy: Recorded) -> None:
 def test_a_kernel_with_local_memory_makes_way_for_the_next_of_its_blocks(cupy: Recorded) -> None:
     """Whatever the compiler: two stages are said to spill, then all."""
     arrays = [cupy.array(64, 4096, 64) for _ in range(3)]
-    (kernel,) = plan(Problem.from_arrays(*arrays), Device.named("H100-SXM")).kernels()
+    (kernel,) = plan(Problem.from_arrays(*arrays), Device.named("B200")).kernels()
     assert ("STAGES", 2) in kernel.constants
     sizes = [(name, value) for name, value in kernel.constants if name in ("BR", "BC")]
     other = next(each for each in kernel.instead if ("STAGES", 2) not in each.constants)
@@ -226,6 +226,34 @@ def test_a_kernel_with_local_memory_makes_way_for_the_next_of_its_blocks(cupy: R
     cupy.spilled = {f"BR={dict(sizes)['BR']}"}
     attention(*arrays)
     assert cupy.launches[-1][1] == (kernel.threads,) and cupy.launches[-1][3] == kernel.shared_bytes
+
+
+@pytest.mark.parametrize("name", ["fa2_backward", "fa2_backward_queries"])
+def test_a_kernel_of_the_backward_makes_way_too(cupy: Recorded, name: str) -> None:
+    """32 keys (in dQ's kernel rows) a warp are said to spill, then 16 with all columns at once too; the others stay as they are."""
+    arrays = {each: cupy.array(64, 4096, 128) for each in ("dout", "q", "k", "v", "out")}
+    arrays["lse"] = cupy.array(64, 4096, dtype=np.float32)
+    problem = Problem.from_arrays(arrays["q"], arrays["k"], arrays["v"])
+    kernels = plan_backward(problem, Device.named("H100-SXM"), deterministic=True).kernels()
+    place, kernel = next((place, each) for place, each in enumerate(kernels) if each.name == name)
+    own, at_once = ("WARP_ROWS", "WARP_COLS") if name == "fa2_backward_queries" else ("WARP_KEYS", "WARP_ROWS")
+    whole = {"WARP_COLS": "BC", "WARP_ROWS": "BR"}[at_once]
+    ways = [tuple(dict(each.constants)[of] for of in (own, at_once, whole)) for each in (kernel, *kernel.instead)]
+    assert ways == [(32, 32, 64), (16, 64, 64), (16, 32, 64), (16, 16, 64)]
+    sizes = [{of: dict(each.constants)[of] for of in ("BR", "BC")} for each in (kernel, *kernel.instead)]
+    assert all(each == sizes[0] for each in sizes) and {each.grid for each in kernel.instead} == {kernel.grid}
+
+    spilled: list[str] = []
+    for taken, also in ((1, f"{own}=32"), (2, f"{at_once}=64")):
+        spilled.append(also)
+        cupy.spilled = set(spilled)
+        cupy.launches.clear()
+        launcher._kept.cache_clear()
+        compiler._functions.clear()
+        attention_backward(**arrays, deterministic=True)
+        other = kernel.instead[taken - 1]
+        assert cupy.launches[place][:2] == ((kernel.grid,), (other.threads,)) and cupy.launches[place][3] == other.shared_bytes
+        assert [launch[0] for launch in cupy.launches] == [(each.grid,) for each in kernels]
 
 
 def test_compiled_once_a_configuration_whatever_the_sizes(cupy: Recorded) -> None:
@@ -285,7 +313,7 @@ def test_packed_sequences_are_one_launch_and_looked_at_only_without_their_longes
         assert cupy.looked_at == looks
         assert out.shape == (40, 4, 32) and lse.shape == (4, 40) and lse.dtype == np.float32
         posed = Problem(2, 4, 2, 30, 20, 64, "float16", causal=True, head_dim_v=32)
-        schedule = plan_varlen(posed, Device.named("H100-SXM"), lse=True, totals=(40, 25))
+        schedule = plan_varlen(posed, Device.named("B200"), lse=True, totals=(40, 25))
         (kernel,) = schedule.kernels()
         assert cupy.launches[-1][:2] == ((kernel.grid,), (kernel.threads,)) and kernel.grid == 4 * (40 // schedule.block_rows + 2)
         given = cupy.launches[-1][2]
@@ -378,7 +406,7 @@ def test_every_array_of_a_captured_backward_that_its_caller_does_not_have_stays_
     arrays_passed = [value for value in passed if isinstance(value, cupy.ndarray)]
     assert arrays_passed and all(id(value) in given for value in arrays_passed)
     made = {"lse": 1, "dbias": 1, "broadcast dout": 1, "sinks": 1, "everything": 4}[changed]
-    assert len(kept) == made + len(plan_backward(Problem(1, 1, 1, 16, 16, 64, "float16"), Device.named("H100-SXM")).workspaces())
+    assert len(kept) == made + len(plan_backward(Problem(1, 1, 1, 16, 16, 64, "float16"), Device.named("B200")).workspaces())
 
 
 def test_the_log_sum_exps_that_a_pullback_alone_has_stay_alive(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,7 +552,7 @@ def test_numpy_and_cupy_do_not_mix(cupy: Recorded) -> None:
 
 
 def test_the_options_change_with_a_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = plan(Problem(1, 1, 1, 16, 16, 64, "float16"), Device.named("H100-SXM")).kernels()[0]
+    kernel = plan(Problem(1, 1, 1, 16, 16, 64, "float16"), Device.named("B200")).kernels()[0]
     before = compiler.options(kernel)
     monkeypatch.setattr(compiler.kernels_cu, "fingerprint", lambda: "0" * 16)
     assert compiler.options(kernel) != before

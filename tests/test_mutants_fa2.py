@@ -88,11 +88,19 @@ MUTANTS = {
     "rows past the end of O are stored": Mutant(
         FA2, "end_rows, lane)", "WARP_ROWS, lane)", "out of bounds|race|uninitialised", ("reinterpret_cast<uint4*>",)
     ),
-    "L is written past the end": Mutant(FA2, "t == 0 && row < end_rows", "t == 0", "out of bounds|race", ("L[end.L_row",)),
+    "L is written past the end": Mutant(FA2, "t == own && own_row < end_rows", "t == own", "out of bounds|race", ("L[end.L_row",)),
     "O leaves before the warp has put it down": Mutant(
         FA2, "  __syncwarp();\n", "", "race|uninitialised", ("store_two", "uint4*>")
     ),
-    "every lane writes L": Mutant(FA2, "if (p.L && t == 0 &&", "if (p.L &&", "bytes"),
+    "half of the rows have no L": Mutant(FA2, "own = t % (2 * M)", "own = t % 2", "bytes"),
+    "a row has another's sum": Mutant(FA2, "if (own == 2 * m + h)", "if (own != 2 * m + h)", "numbers"),
+    "a warp that sees nothing copies nothing": Mutant(
+        FA2, "stream.next_keys(j);\n    stream.next_values(j);", "stream.next_keys(j);", "bytes", (), "causal"
+    ),
+    "a warp that sees nothing goes on": Mutant(
+        FA2, "work.pass(j, stream);\n  for", "continue;\n  for", "race|in flight|uninitialised|divergent|deadlock", MOVED, "causal"
+    ),
+    "masks are forgotten": Mutant(FA2, "!ALL_MASKED && masked, mask", "false, mask", "numbers", (), "causal"),
     "O is not rescaled": Mutant(FA2, "state.O[i][n][2 * h] *= rescale;", "", "numbers"),
     "l is not rescaled": Mutant(FA2, "state.l[i][h] *= rescale;", "", "numbers"),
     "the maximum is forgotten": Mutant(FA2, "state.minus_m[i][h] = -m_new;", "", "numbers"),

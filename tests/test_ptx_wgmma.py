@@ -275,6 +275,18 @@ def test_signs_and_no_addend() -> None:
     check(Case(types=("tf32", "tf32"), signs=(-1, 1), a=None))
 
 
+def test_subnormal_factors_count_where_others_are_flushed() -> None:
+    """.ftz is of the instructions that have it: a kernel that has hardly any others multiplies subnormal halves all the same."""
+    case = Case(a=None, adds=False)
+    found = data(case)
+    small = (found.a * 2.0**-18).astype(np.float16)
+    found.args["z"], found.a = fragments(small), small.astype(np.float64) * 2.0**18
+    flushing = "add.ftz.f32 %e0, %d0, %d1; mul.ftz.f32 %e1, %d0, %d1;"
+    launch = run(program(case, flushing + WHOLE.replace("MMA", case.instruction())), found.args, block=128)
+    found.args["y"] = found.args["y"].view(np.float32) * np.float32(2.0**18)
+    assert launch.findings == () and right(case, found)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_products_of_a_chain_run_in_order(seed: int | None) -> None:
     """Four to the same registers in two groups, of all of which only the last is waited for; two more behind a fence."""

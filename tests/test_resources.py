@@ -21,6 +21,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cupyflash import Device, Problem, plan, resources
+from cupyflash.cubins import Cubin, Program, compiled
 from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.nvrtc import CompileError, compile_to_cubin, header_directories
 from cupyflash.resources import Resources, parse_account
@@ -140,11 +141,11 @@ def test_kernels_of_one_file_are_compiled_once(monkeypatch: pytest.MonkeyPatch) 
     pytest.importorskip("cupy")
     device, calls = Device.named("H100-SXM"), []
 
-    def counted(*arguments: object) -> tuple[bytes, str]:
-        calls.append(arguments)
-        return compile_to_cubin(*arguments)  # type: ignore[arg-type]
+    def counted(program: Program) -> Cubin:
+        calls.append(program)
+        return compiled(program)
 
-    monkeypatch.setattr(resources, "compile_to_cubin", counted)
+    monkeypatch.setattr(resources, "compiled", counted)
     kernels = plan(Problem(1, 1, 1, 64, 64, 64, "float16"), device, "standard").kernels()
     found = resources.resources(kernels, device.compute_capability)
     assert len(calls) == 1 and [each.name for each in found] == [kernel.name for kernel in kernels]
@@ -200,6 +201,22 @@ def test_inspect_as_text() -> None:
     assert "local memory" not in result.stdout
 
 
+def test_inspect_shows_what_ptxas_remarked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    remark = "ptxas info : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized in function '{}'"
+
+    def compiled_with(program: Program) -> Cubin:
+        made = compiled(program)
+        said = [remark.format(name) for name in ("standard_values", "another", "standard_values")]
+        return Cubin(made.code, "\n".join([*said, made.log]))
+
+    monkeypatch.setattr(resources, "compiled", compiled_with)
+    arguments = "--algorithm", "standard", "--head-dim", "33"
+    assert f"wait: {remark.format('standard_values')}" in " ".join(inspect(*arguments).stdout.split())
+    kernels = {row["name"]: row["remarks"] for row in json.loads(inspect(*arguments, "--json").stdout)["kernels"]}
+    assert [len(said) for said in kernels.values()] == [1, 1, 3] and list(kernels)[2] == "standard_values"
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -241,6 +258,9 @@ def test_the_gate_compiles_every_kernel_dtype_and_head_dimension_on_every_chip(g
     backward = {name: seen.pop(name) for name in list(seen) if "backward" in name or name == "large_rows"}
     assert {"fa1_backward", "fa2_backward", "fa2_backward_queries", "large_rows"} <= set(backward)
     assert {sm for found in backward.values() for sm, _, _ in found} == {"sm_75", "sm_80", "sm_90", "sm_120"}
+    hopper = seen.pop("fa3_forward")
+    assert {(sm, element) for sm, element, _ in hopper} == {("sm_90", "__half"), ("sm_90", "__nv_bfloat16")}
+    assert {64, 96, 128, 192, 256} <= {d for _, _, d in hopper}
     alike = {"sm_86", "sm_89"}  # between them
     for name, found in seen.items():
         assert {sm for sm, _, _ in found} == architectures
@@ -271,6 +291,59 @@ def test_the_gate_fails_on_a_spill(
     out = capsys.readouterr().out
     assert ("8 bytes of spills" in out) == bool(spills) and "sm_86" in out
     assert json.loads((tmp_path / "gate.json").read_text())[0]["registers"] == 255
+
+
+WGMMA = r"""extern "C" __global__ void k(float* y, unsigned long long a) {
+  float c[4] = {};
+  for (int i = 0; i < 4; i++) {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    for (int k = 0; k < 2; k++) {
+      asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %4, 1, 1, 1, 0, 0;"
+                   : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "l"(a + k));
+      if (SERIAL) c[1] += 1.f;
+    }
+    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) :: "memory");
+  }
+  if (HMMA) asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %4, %4, %4}, {%4, %4}, "
+                         "{%0, %1, %2, %3};" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(int(a)));
+  for (int i = 0; i < 4; i++) y[4 * threadIdx.x + i] = c[i];
+}"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        pytest.param("", "", marks=pytest.mark.wide),
+        ("SERIAL", "(C75"),
+        pytest.param("HMMA", "1 HMMA beside 8 HGMMA", marks=pytest.mark.wide),
+    ],
+)
+def test_the_gate_fails_where_tensor_cores_wait(
+    gate: types.ModuleType,
+    jobs: list[Any],
+    fault: str,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """And keeps what was remarked on with the account."""
+    pytest.importorskip("cupy")
+    if fault == "HMMA" and not gate.sass.disassembler():
+        pytest.skip("needs cuobjdump")
+    (tmp_path / "k.cu").write_text(WGMMA)
+    constants = tuple((name, int(name == fault)) for name in ("SERIAL", "HMMA"))
+    job = next(job for job in jobs if job.device.name == "H100-SXM" and len(job.kernels) == 1)
+    kernel = replace(job.kernels[0], source=str(tmp_path / "k.cu"), name="k", constants=constants, accelerated=True)
+    job, accounts = replace(job, kernels=(kernel,)), gate.Accounts
+    monkeypatch.setattr(gate, "jobs", lambda everything: [job])
+    monkeypatch.setattr(gate, "Accounts", lambda version: accounts(version, tmp_path))
+    monkeypatch.setattr(gate, "compiled_everywhere", lambda jobs, *_: [gate.compiled(each) for each in jobs])
+    assert gate.main(["--write"]) == (1 if fault else 0)
+    out = capsys.readouterr().out
+    assert says in out and ("sm_90 k, " in out) == bool(fault)
+    assert accounts(gate.nvrtc_version(), tmp_path).find(job.program)[0].clean == (not fault)
 
 
 def test_the_gate_compiles_what_has_no_account_and_a_sample_of_the_rest(
@@ -354,3 +427,12 @@ def test_another_nvrtc_is_called_as_cupy_s_is(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(other.NVRTCError):
         other.compileProgram(program, [])
     assert "NUMBER" in other.getProgramLog(program)
+
+
+def test_a_document_keeps_what_was_written_by_hand(gate: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "markdown", lambda: iter(["# Tables", "anew"]))
+    path = tmp_path / "kernels.md"
+    assert gate.documented(path) == "# Tables\nanew\n"
+    path.write_text(f"# Tables\nof before\n\n{gate.BY_HAND}\n\n## By hand\n")
+    assert gate.documented(path) == f"# Tables\nanew\n\n{gate.BY_HAND}\n\n## By hand\n"
+    assert (Path(__file__).parents[1] / "docs" / "kernels.md").read_text().count(gate.BY_HAND) == 1

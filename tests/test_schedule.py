@@ -78,7 +78,7 @@ def test_bad_tilings_are_refused(tiling: object) -> None:
 
 
 def test_unknown_algorithm_is_refused() -> None:
-    with pytest.raises(ValueError, match="fa1, fa2, standard"):
+    with pytest.raises(ValueError, match="fa1, fa2, fa3, standard"):
         plan(square(64, 64), A100, "fa9")
 
 

@@ -1,6 +1,7 @@
-"""What fa2's machine code costs beside FlashAttention-2's, by counts and by a clock model; no GPU.
+"""What our machine code costs beside FlashAttention's, fa2's by counts and a clock model, fa3's by counts; no GPU.
 
     python benchmarks/machine_code [forward|backward] [80|90] [64|128] [causal|full] [--quick] [--whole] [--list] [--json]
+    python benchmarks/machine_code fa3 [64|128|256] [causal|full] [--list] [--json]
     python benchmarks/machine_code --cubin FILE [--kernel NAME] [--threads N] [--shared BYTES]
     python benchmarks/machine_code --assumptions
 
@@ -24,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from cupyflash import Device  # noqa: E402
-from machine_code import costs, rates, sass, whole  # noqa: E402
+from machine_code import costs, hopper, rates, sass, whole  # noqa: E402
 from machine_code.clocks import Effort  # noqa: E402
 from machine_code.costs import Cost, Figure  # noqa: E402
 from machine_code.ours import DEVICES, Code, Ours, Peer, peers  # noqa: E402
@@ -90,14 +91,40 @@ def beside(peer: Peer, given: argparse.Namespace) -> tuple[dict[str, Any], list[
     return record, [*lines, *([f"    DOUBT: {doubt}"] if doubt else [])]
 
 
+def warpgroups(code: Code, given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """A kernel whose warpgroups have roles: for JSON, and lines for a reader."""
+    figures, turn = hopper.figures(code), hopper.steady(code)
+    record = {"kernel": code.name, "architecture": code.architecture, **figures.record(), "remarks": code.remarks}
+    text = [*figures.lines(), *turn.stretches(), *code.remarks]
+    if given.list:
+        text += [f"{' '.join(held) or '-':10} {each}" for each, held in zip(turn.instructions, turn.flight, strict=True)]
+    return record, text
+
+
+def beside_3(pair: hopper.Pair, given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Our kernel beside FlashAttention-3's."""
+    record, text = warpgroups(pair.code, given)
+    record |= {"subject": str(pair), "causal": pair.subject.causal, "flash_attention_3": pair.theirs.record()}
+    record |= {"instructions_over_its": round(pair.issue, 3), "exposed_over_its": round(pair.exposure, 3)}
+    return record, [
+        f"{pair}: instructions a key {pair.issue:.2f} of FlashAttention-3's, exposed clocks a tensor clock {pair.exposure:.2f}",
+        *(f"    {each}" for each in text),
+        *(f"    FlashAttention-3: {each}" for each in pair.theirs.lines()),
+    ]
+
+
 def of_cubin(given: argparse.Namespace) -> Iterator[tuple[dict[str, Any], list[str]]]:
     """Each kernel of a cubin that has tensor cores' instructions."""
     found = sass.read(given.cubin.read_bytes())
     device = Device.named(DEVICES[found.architecture])
     for name, instructions in found.kernels.items():
-        if given.kernel in name and any(each.opcode == "HMMA" for each in instructions):
+        products = {each.opcode for each in instructions} & {"HMMA", "HGMMA"}
+        if given.kernel in name and products:
             code = Code(name, tuple(instructions), found.resources[name], given.threads, given.shared, device)
-            record, _, text = described(code, code.cost(given.turns), given)
+            if "HGMMA" in products:
+                record, text = warpgroups(code, given)
+            else:
+                record, _, text = described(code, code.cost(given.turns), given)
             yield record, [name, *(f"    {each}" for each in text)]
 
 
@@ -117,7 +144,8 @@ def whole_calls(peer: Peer, quick: bool) -> Iterator[tuple[dict[str, Any], list[
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", help="forward or backward, 80 or 90, 64 or 128, causal or full")
+    known = "forward or backward, 80 or 90, 64 or 128, causal or full; fa3, 64, 128 or 256, causal or full"
+    parser.add_argument("words", nargs="*", help=known)
     parser.add_argument("--cubin", type=Path, help="another kernel's machine code")
     parser.add_argument("--kernel", default="", help="of a cubin: part of the kernel's name")
     parser.add_argument("--threads", type=int, default=128, help="of a cubin: threads a block")
@@ -142,6 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = [peer for peer in peers() if set(given.words) <= peer.subject.words]
     if given.cubin:
         found = of_cubin(given)
+    elif "fa3" in given.words:
+        found = (beside_3(pair, given) for pair in hopper.pairs() if set(given.words) <= pair.words)
     elif given.whole:
         found = itertools.chain.from_iterable(whole_calls(peer, given.quick) for peer in chosen)
     else:

@@ -28,6 +28,8 @@ STORES = (
     *("STS", "STG", "STL", "ST", "STSM", "RED", "REDG", "LDGSTS", "LDGDEPBAR"),
     *("BAR", "DEPBAR", "BRA", "EXIT", "NOP", "BSSY", "BSYNC"),
 )
+# Scores that a turn with masks chooses between, each with -inf, at least
+FEWEST_MASKED = 16
 VOTES = ("VOTE", "VOTEU", "B2R")
 HANDED_ON = ("ISETP", "UISETP", "PLOP3", "UPLOP3", "R2UR", "MOV", "UMOV", "IMAD", "LOP3")
 MOVES = ("MOV", "UMOV", "MOV32I")
@@ -328,6 +330,8 @@ class Tracer:
             if any(self.code[each].opcode == "CALL" and not jumps(self.code[each]) for each in only[side]):
                 return decision(not side, "subroutines are for rare arguments")
         if any(each.lstrip("!") in voted for each in (branch.guard, *branch.operands)):
+            if self.masked and sum(self.code[each].opcode == "FSEL" for each in only[not lesser]) >= FEWEST_MASKED:
+                return decision(not lesser, "this turn is masked")
             return decision(lesser, "a vote skips what is rare")
         if any(_PREDICATE.match(each) for each in branch.operands):
             return decision(lesser != self.masked, "this turn is masked" if self.masked else "nothing is masked")

@@ -9,10 +9,10 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from cupyflash import Device, Problem, kernels_cu, plan
-from cupyflash.compiler import FLUSH_DENORMALS, options
+from cupyflash import Device, Problem, cubins, plan
+from cupyflash.compiler import program
 from cupyflash.multiprocessor import WARP, occupancy
-from cupyflash.nvrtc import compile_to_cubin
+from cupyflash.nvrtc import remarks
 from cupyflash.schedules import Kernel, plan_backward
 from cupyflash.schedules.base import TileSchedule
 from machine_code import sass
@@ -67,7 +67,7 @@ def architecture(device: Device) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Code:
-    """A kernel's machine code with its launch."""
+    """A kernel's machine code with its launch, and the compiler's remarks on it."""
 
     name: str
     instructions: tuple[sass.Instruction, ...]
@@ -75,6 +75,7 @@ class Code:
     threads: int
     shared_bytes: int
     device: Device
+    remarks: tuple[str, ...] = ()
 
     @property
     def architecture(self) -> int:
@@ -99,20 +100,20 @@ class Code:
 
 
 @cache
-def _read(source: str, constants: tuple[str, ...], architecture: str) -> sass.Cubin:
-    cubin, _ = compile_to_cubin(kernels_cu.source(source), (f"-arch={architecture}", FLUSH_DENORMALS, *constants), source)
-    return sass.read(cubin)
+def _read(program: cubins.Program) -> tuple[sass.Cubin, tuple[str, ...]]:
+    made = cubins.compiled(program)
+    return sass.read(made.code), remarks(made.log)
 
 
 @cache
-def _code(name: str, source: str, constants: tuple[str, ...], launch: tuple[int, int], device: Device) -> Code:
-    found = _read(source, constants, device.sm)
-    return Code(name, tuple(found.kernels[name]), found.resources[name], *launch, device)
+def _code(name: str, program: cubins.Program, launch: tuple[int, int], device: Device) -> Code:
+    found, remarked = _read(program)
+    return Code(name, tuple(found.kernels[name]), found.resources[name], *launch, device, remarked)
 
 
 def read(kernel: Kernel, device: Device) -> Code:
     """Compiles a planned kernel and reads its machine code; the same one again for the same binary and block."""
-    return _code(kernel.name, kernel.source, options(kernel), (kernel.threads, kernel.shared_bytes), device)
+    return _code(kernel.name, program(kernel, device.compute_capability), (kernel.threads, kernel.shared_bytes), device)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 
-from machine_code import whole
+from machine_code import hopper, whole
 from machine_code.clocks import Effort
 from machine_code.costs import REST, Cost, Figure
 from machine_code.ours import Ours, Subject, peers
@@ -89,3 +89,32 @@ def calls() -> Iterator[str]:
                 main = max(each.least for each in pieces)
                 cells.append(f"{rate:.0f}" + (f" ({main / clocks:.0%})" if len(pieces) > 1 else ""))
         yield f"| {named(full)} | " + " | ".join(cells) + " |"
+
+
+# What stands together in fa3's table.
+OF_A_TURN: Mapping[str, tuple[str, ...]] = {
+    "MUFU": ("MUFU",),
+    "float32": ("float32",),
+    "shared": ("shared", "spills"),
+    "waits": ("waits",),
+    "rest": ("uniform", "integer", "branch", "other"),
+}
+
+
+def fa3() -> Iterator[str]:
+    """A consumer's turn of fa3 without masks beside FlashAttention-3's: instructions of a warp, and clocks by stall counts."""
+    columns = (*OF_A_TURN, "all", "a key", "exposed", "a tensor clock", "MUFU under a product")
+    yield row("", "", "tile", "registers", "stack", *columns)
+    yield "| --- |" + " --- |" * (4 + len(columns))
+    for pair in hopper.pairs():
+        name = f"d {pair.subject.d}{', causal' if pair.subject.causal else ''}"
+        yield row(name, "ours", *of_a_turn(pair.ours))
+        yield row("", "FlashAttention-3", *of_a_turn(pair.theirs))
+
+
+def of_a_turn(found: hopper.Figures) -> Iterator[str]:
+    yield from (found.tile, found.roles, str(found.stack))
+    for kinds in OF_A_TURN.values():
+        yield str(sum(found.counts[kind] for kind in kinds))
+    yield from (str(found.issued), f"{found.per_key:.2f}", str(found.exposed), f"{found.exposure:.2f}")
+    yield f"{found.hidden} of {found.counts['MUFU']}"

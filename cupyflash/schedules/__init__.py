@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
 from typing import Any, TypeVar
@@ -12,7 +13,18 @@ from typing import Any, TypeVar
 from cupyflash.device import Device
 from cupyflash.options import BlockMask, require_choice, require_flag
 from cupyflash.problem import Problem
-from cupyflash.schedules import fa1, fa1_backward, fa2, fa2_backward, fa2_backward_tiles, fa2_tiles, standard, standard_backward
+from cupyflash.schedules import (
+    fa1,
+    fa1_backward,
+    fa2,
+    fa2_backward,
+    fa2_backward_tiles,
+    fa2_tiles,
+    fa3,
+    fa3_tiles,
+    standard,
+    standard_backward,
+)
 from cupyflash.schedules.backward import BackwardSchedule
 from cupyflash.schedules.base import (
     GRANULE,
@@ -28,13 +40,14 @@ from cupyflash.schedules.base import (
     require_schedule,
 )
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
-from cupyflash.schedules.varlen import Seqlens, VarlenBackwardSchedule, VarlenSchedule, packed_totals
+from cupyflash.schedules.varlen import Fa3VarlenSchedule, Seqlens, VarlenBackwardSchedule, VarlenSchedule, packed_totals
 from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_blocks
 
 __all__ = [
     "ALGORITHMS",
     "BACKWARD_ALGORITHMS",
     "BackwardSchedule",
+    "Choice",
     "Kernel",
     "Move",
     "Phase",
@@ -46,6 +59,7 @@ __all__ = [
     "VarlenSchedule",
     "Visit",
     "Workspace",
+    "choose",
     "plan",
     "plan_backward",
     "plan_softmax",
@@ -57,9 +71,11 @@ __all__ = [
 _SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] = {
     "fa1": fa1.Fa1Schedule,
     "fa2": fa2.Fa2Schedule,
+    "fa3": fa3.Fa3Schedule,
     "standard": standard.StandardSchedule,
 }
 ALGORITHMS = tuple(_SCHEDULES)
+_VARLEN: dict[str, type[VarlenSchedule]] = {"fa2": VarlenSchedule, "fa3": Fa3VarlenSchedule}
 _BACKWARD: dict[str, Any] = {
     "fa1": (fa1_backward.Fa1BackwardSchedule, fa1_backward.fit),
     "fa2": (fa2_backward.Fa2BackwardSchedule, fa2_backward_tiles.fit),
@@ -78,7 +94,7 @@ def plan(
     *,
     lse: bool = False,
 ) -> TileSchedule:
-    """The tile schedule of `algorithm` ("fa1", "fa2" or "standard") for a problem on a device.
+    """The tile schedule of `algorithm` ("fa1", "fa2", "fa3" or "standard") for a problem on a device.
 
     `tiling` is None for the sizes fitted to the kernel's layout, "paper" for the formula's own, or (block_rows, block_cols) that
     the kernel runs. "paper", and a `TileSize`, are taken as they are: where no kernel runs them, theory and replay count them
@@ -91,6 +107,37 @@ def plan(
     if isinstance(problem, Problem) and problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen")
     return _checked(problem, device, algorithm, tiling, lse)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The forward that "auto" takes, and why in one sentence."""
+
+    algorithm: str
+    reason: str
+
+
+def choose(problem: Problem, device: Device, tiling: TilingChoice = None, refused: str | None = None) -> Choice:
+    """Which algorithm "auto" is for a problem on a device: "fa3" where it runs and the models take it to be faster, else "fa2".
+
+    Blocks that are asked for are "fa2"'s. `refused` is why "fa3" does not take the arrays, where they are known.
+    """
+    if tiling is not None:
+        return Choice("fa2", "tiling= speaks of fa2's blocks")
+    return _choose(problem, device, refused)
+
+
+@lru_cache(maxsize=1024)
+def _choose(problem: Problem, device: Device, refused: str | None) -> Choice:
+    reason = fa3_tiles.refusal(problem, device) or refused
+    if reason:
+        return Choice("fa2", f"fa3 does not run this: {reason}")
+    try:
+        own = fa3_tiles.clocks(problem, device, fa3_tiles.choose(problem, device))
+        other = fa2_tiles.choose(problem, device).clocks
+    except DoesNotFit as error:
+        return Choice("fa2", str(error))
+    return Choice("fa3" if own <= other else "fa2", f"by the models, {own:,.0f} clocks of fa3 against {other:,.0f} of fa2")
 
 
 def _checked(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:
@@ -180,16 +227,18 @@ def plan_varlen(
     *,
     lse: bool = False,
     totals: tuple[int, int] | None = None,
+    algorithm: str = "fa2",
 ) -> VarlenSchedule:
     """The schedule of `problem.batch` packed sequences, the longest of `seqlen_q` queries and `seqlen_k` keys.
 
     `seqlens` has the (queries, keys) of each, None where the host does not know them; `totals` are the queries and keys of all
-    together, where `seqlens` does not say: by default as many as if all were as long as the longest. Raises as `plan` does, and
-    ValueError for seqlens of another batch or longer than the longest.
+    together, where `seqlens` does not say: by default as many as if all were as long as the longest. `algorithm` is "fa2" or "fa3".
+    Raises as `plan` does, and ValueError for seqlens of another batch or longer than the longest.
     """
     packed = _packed(problem)
-    longest = _checked(packed, device, "fa2", tiling, lse)
-    return VarlenSchedule(packed, device, longest.tiling, lse, seqlens, packed_totals(packed, seqlens, totals))
+    require_choice("algorithm", algorithm, tuple(_VARLEN))
+    longest = _checked(packed, device, algorithm, tiling, lse)
+    return _VARLEN[algorithm](packed, device, longest.tiling, lse, seqlens, packed_totals(packed, seqlens, totals))
 
 
 def plan_backward(
@@ -267,7 +316,7 @@ def _plan_backward(
 @lru_cache(maxsize=1024)
 def _plan(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:
     paper = standard.paper_blocks(problem) if algorithm == "standard" else paper_blocks(problem, device)
-    fit = {"fa1": fa1, "fa2": fa2_tiles, "standard": standard}[algorithm].fit
+    fit = {"fa1": fa1, "fa2": fa2_tiles, "fa3": fa3_tiles, "standard": standard}[algorithm].fit
     return _SCHEDULES[algorithm](problem, device, _tiling(paper, fit, problem, device, tiling), lse)
 
 

@@ -20,6 +20,7 @@ from cupyflash.arrays import ITEMSIZE
 from cupyflash.device import Device
 from cupyflash.params import Field, Params
 from cupyflash.problem import Problem
+from cupyflash.tensor_maps import Box
 from cupyflash.tiling import DoesNotFit, Tiling
 
 # Rows and columns of one tensor core tile (mma m16n8k16): blocks are whole multiples of it.
@@ -89,7 +90,8 @@ class Kernel:
     """One launch: entry `name` of `source` compiled with `constants`, on `grid` blocks of `threads`.
 
     Its one argument is the struct `params`, which `cupyflash.binding` fills. `instead` are others for the same grid that do the
-    same, the fastest first: a compiler that has no registers for the first may have them for one of those.
+    same, the fastest first: a compiler that has no registers for the first may have them for one of those. `accelerated`: it needs
+    its architecture's own instructions (wgmma, say), which machine code for sm_90a has and that for sm_90 has not.
     """
 
     source: str
@@ -100,6 +102,7 @@ class Kernel:
     shared_bytes: int
     params: Params
     instead: tuple[Kernel, ...] = field(default=(), compare=False, repr=False)
+    accelerated: bool = False
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,15 @@ class TileSchedule(Schedule):
             return
         counted = {None: p.batch} if p.options.key_lengths is None else Counter(p.options.key_lengths)
         for keys, batches in counted.items():
-            yield batches * p.heads, self.phases(literal=literal, keys=keys)
+            yield batches * self.repeats // p.batch, self.phases(literal=literal, keys=keys)
+
+    def maps(self) -> Mapping[str, Box]:
+        """What its kernels copy by tensor maps: by the map's field in the struct, the tensor and the box of one copy."""
+        return {}
+
+    def numbers(self) -> Mapping[str, int]:
+        """The fields of its kernels' struct that no other algorithm's has."""
+        return {}
 
     @property
     def block_rows(self) -> int:
@@ -381,12 +392,13 @@ def element_constants(problem: Problem) -> tuple[tuple[str, int | str], ...]:
     )
 
 
-def attention_params(*own: Field) -> Params:
-    """The struct of an algorithm's kernels: what all of them are given, and fields of its `own`."""
+def attention_params(*own: Field, maps: tuple[str, ...] = ()) -> Params:
+    """The struct of an algorithm's kernels: what all of them are given, and fields of its `own`; with tensor `maps` in place of
+    Q, K, V and O where it has any."""
+    tensors = (*params.arrays("const Element", params.ROWS, "QKV"), Field("O", "Element", params.ROWS))
     return Params(
         (
-            *params.arrays("const Element", params.ROWS, "QKV"),
-            Field("O", "Element", params.ROWS),
+            *(params.maps(*maps) if maps else tensors),
             Field("L", "float", params.POINTER),
             *own,
             Field("mask", "const unsigned char", params.SCORES),

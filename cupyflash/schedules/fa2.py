@@ -41,6 +41,8 @@ class Fa2Schedule(TileSchedule):
 
     algorithm: ClassVar[str] = "fa2"
     params: ClassVar[Params] = attention_params()
+    # Where K and V blocks are held
+    rings: ClassVar[Mapping[str, str]] = {"K": "K, V", "V": "K, V"}
 
     @property
     def candidate(self) -> fa2_tiles.Candidate:
@@ -69,19 +71,19 @@ class Fa2Schedule(TileSchedule):
             Visit(
                 count,
                 (
-                    Move("K", cols * p.head_dim, p.itemsize, tile="K, V"),
-                    Move("V", cols * p.head_dim_v, p.itemsize, tile="K, V"),
+                    Move("K", cols * p.head_dim, p.itemsize, tile=self.rings["K"]),
+                    Move("V", cols * p.head_dim_v, p.itemsize, tile=self.rings["V"]),
                 ),
             )
             for count, cols in ((full_visits, self.block_cols), (tail_visits, tail_cols))
             if count
         )
-        enter = list(length_moves(p))
+        enter = list(self._length_moves())
         if visits:
-            enter.append(Move("Q", rows * p.head_dim, p.itemsize, tile="Q"))
-        leave = [Move("O", rows * p.head_dim_v, p.itemsize, write=True, tile="Q")]
+            enter.append(Move("Q", self.pack * self._copied_rows(rows) * p.head_dim, p.itemsize, tile="Q"))
+        leave = [Move("O", self.pack * rows * p.head_dim_v, p.itemsize, write=True, tile="Q")]
         if self.lse:
-            leave.append(Move("L", rows, FLOAT32, write=True))
+            leave.append(Move("L", self.pack * rows, FLOAT32, write=True))
         return Phase(times, enter=tuple(enter), visits=visits, leave=tuple(leave), tiles=self._tiles())
 
     def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
@@ -91,7 +93,7 @@ class Fa2Schedule(TileSchedule):
             return
         visited = Visited.of(self, keys, block_mask)
         tail = -(-keys // self.block_cols) - 1  # of the column blocks, the one that may be short
-        tail_rows, tail_cols = p.seqlen_q - (self.row_blocks - 1) * self.block_rows, keys - tail * self.block_cols
+        tail_rows, tail_cols = p.seqlen_q - (self.row_blocks - 1) * self.block_rows, self._tail_cols(tail, keys)
         full_visits, tail_visits = visited.count(0, tail), visited.count(tail, tail + 1)
         every = np.arange(self.row_blocks)
         last, none = every == self.row_blocks - 1, full_visits + tail_visits == 0
@@ -106,9 +108,31 @@ class Fa2Schedule(TileSchedule):
         yield Phase(1, enter=mask_moves(p, visited_scores(self, visited, keys)))
 
     @property
+    def pack(self) -> int:
+        """Query heads whose rows share a row block."""
+        return 1
+
+    def _length_moves(self) -> tuple[Move, ...]:
+        """What a row block reads to learn how many keys its batch has."""
+        return length_moves(self.problem)
+
+    def _copied_rows(self, rows: int) -> int:
+        """Rows that are copied of a row block of so many."""
+        return rows
+
+    def _tail_cols(self, tail: int, keys: int) -> int:
+        """Columns that are copied of the column block `tail`, where the keys end."""
+        return keys - tail * self.block_cols
+
+    @property
+    def works(self) -> int:
+        """Row blocks of all heads."""
+        return self.repeats * self.row_blocks
+
+    @property
     def grid(self) -> int:
         """Thread blocks."""
-        return self.repeats * self.row_blocks
+        return self.works
 
     def workspaces(self) -> Mapping[str, Workspace]:
         return {}

@@ -131,16 +131,19 @@ class QueriesSchedule(_Fa2Kernels):
         return {}
 
     def kernels(self) -> tuple[Kernel, ...]:
-        shared, threads = total_bytes(self._tiles()), self.warps.count(self.block_rows) * WARP
+        others = tuple(self._kernel(each) for each in tiles.narrower(self.warps, self.block_cols))
+        return (replace(self._kernel(self.warps), instead=others),)
+
+    def _kernel(self, warps: Warps) -> Kernel:
         constants = (
             *self.constants(),
             ("STAGES", self.stages),
-            ("WARP_ROWS", self.warps.own),
-            ("WARP_COLS", self.warps.at_once),
-            ("COL_WARPS", self.warps.beside),
+            ("WARP_ROWS", warps.own),
+            ("WARP_COLS", warps.at_once),
+            ("COL_WARPS", warps.beside),
         )
-        name = "fa2_backward_queries"
-        return (Kernel(f"{name}.cu", name, constants, self.grid, threads, shared, self.params),)
+        name, threads = "fa2_backward_queries", warps.count(self.block_rows) * WARP
+        return Kernel(f"{name}.cu", name, constants, self.grid, threads, total_bytes(self._tiles()), self.params)
 
     @property
     def large_rows(self) -> Kernel:
@@ -191,7 +194,10 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         return self.by_rows if self.deterministic else None
 
     def _tiles(self) -> tuple[Room, ...]:
-        return tiles.main_tiles(self.problem, self.block_rows, self.block_cols, self.stages, self.warps.beside)
+        return self._rooms(self.warps)
+
+    def _rooms(self, warps: Warps) -> tuple[Room, ...]:
+        return tiles.main_tiles(self.problem, self.block_rows, self.block_cols, self.stages, warps.beside)
 
     def _visit(self, launch: Launch, times: int, rows: int) -> Visit:
         p = self.problem
@@ -274,32 +280,35 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         if self.dbias and not p.options.bias:
             raise ValueError("dbias is the gradient of a bias, and there is none")
 
-        def constants(launch: Launch) -> tuple[tuple[str, int | str], ...]:
-            return (
-                *self.constants(),
-                ("STAGES", self.stages),
-                ("WARP_KEYS", self.warps.own),
-                ("WARP_ROWS", self.warps.at_once),
-                ("ROW_WARPS", self.warps.beside),
-                ("WITH_DK", int(launch.dk)),
-                ("WITH_DV", int(launch.dv)),
-                ("WITH_DQ", int(launch.dk and not self.deterministic)),
-                ("DBIAS", int(launch.dk and self.dbias)),
-            )
-
         source, made = "fa2_backward.cu", launches(p)
+        beside_main = self._constants(made[-1], self.warps)
         # The kernels before and behind are compiled with the launch that makes dK.
         pairs, total_q = self.query_shape
         row_grid = pairs * -(-total_q // (ROW_THREADS // tiles.row_lanes(p)))
-        rows = Kernel(source, "fa2_backward_rows", constants(made[-1]), row_grid, ROW_THREADS, 0, self.params)
-        shared = total_bytes(self._tiles())
-        threads = self.warps.count(self.block_cols) * WARP
-        main = [Kernel(source, "fa2_backward", constants(each), self.grid, threads, shared, self.params) for each in made]
+        rows = Kernel(source, "fa2_backward_rows", beside_main, row_grid, ROW_THREADS, 0, self.params)
+        others = tiles.narrower(self.warps, self.block_rows)
+        main = [replace(self._main(each, self.warps), instead=tuple(self._main(each, warps) for warps in others)) for each in made]
         before_main = rows, self.by_rows.large_rows
         if self.queries is not None:
             return (*before_main, *main, *self.queries.kernels())
         of_block = ROW_THREADS // SUMMED_ROWS // (padded_dim(p.head_dim) // GRANULE) * SUMMED_ROWS
-        finish = Kernel(
-            source, "fa2_backward_finish", constants(made[-1]), pairs * -(-total_q // of_block), ROW_THREADS, 0, self.params
-        )
+        finish = Kernel(source, "fa2_backward_finish", beside_main, pairs * -(-total_q // of_block), ROW_THREADS, 0, self.params)
         return (*before_main, *main, finish)
+
+    def _main(self, launch: Launch, warps: Warps) -> Kernel:
+        """The main kernel, whose warps share a block so."""
+        threads, shared = warps.count(self.block_cols) * WARP, total_bytes(self._rooms(warps))
+        return Kernel("fa2_backward.cu", "fa2_backward", self._constants(launch, warps), self.grid, threads, shared, self.params)
+
+    def _constants(self, launch: Launch, warps: Warps) -> tuple[tuple[str, int | str], ...]:
+        return (
+            *self.constants(),
+            ("STAGES", self.stages),
+            ("WARP_KEYS", warps.own),
+            ("WARP_ROWS", warps.at_once),
+            ("ROW_WARPS", warps.beside),
+            ("WITH_DK", int(launch.dk)),
+            ("WITH_DV", int(launch.dv)),
+            ("WITH_DQ", int(launch.dk and not self.deterministic)),
+            ("DBIAS", int(launch.dk and self.dbias)),
+        )

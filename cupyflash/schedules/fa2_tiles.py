@@ -147,8 +147,7 @@ def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
         most = 144
     else:
         most = 144 if config.warps <= 2 or capability < (8, 0) else 160
-        one_slot = capability == (8, 0) and config.stages == 1  # on sm_80 the places in a second slot take the registers
-        if config.warps > 2 and not odd(problem) and (capability == (9, 0) or one_slot):
+        if config.warps > 2 and not odd(problem) and capability in ((8, 0), (9, 0)):
             most = 176
     if config.block_cols == max(BLOCK_COLS):
         most -= 40  # S takes twice the registers of the next narrower, and P half as much again

@@ -7,12 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
+from typing import ClassVar
 
+from cupyflash.params import Params
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import Move, Phase
+from cupyflash.schedules.base import Move, Phase, attention_params
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
 from cupyflash.schedules.fa2_backward_tiles import launches
+from cupyflash.schedules.fa3 import MAPPED, OWN, Fa3Schedule
+from cupyflash.tensor_maps import Box
 
 Seqlens = tuple[tuple[int, int], ...]
 # Bounds that the first warp of a thread block looks at in a step of its search
@@ -57,8 +61,13 @@ class VarlenSchedule(Fa2Schedule):
         _require_packed(self.problem, self.seqlens)
 
     @property
-    def grid(self) -> int:
+    def works(self) -> int:
         return self.problem.heads * self.packed.blocks("q", self.block_rows)
+
+    @property
+    def searches(self) -> int:
+        """How often a row block's sequence is looked for."""
+        return 1
 
     def sequences(self) -> Mapping[Fa2Schedule, int]:
         """The schedule of each sequence, as a batch of its own, and how many are like it."""
@@ -66,10 +75,53 @@ class VarlenSchedule(Fa2Schedule):
         return {Fa2Schedule(problem, self.device, self.tiling, self.lse): count for problem, count in counted.items()}
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        yield 1, iter([self.packed.search("q", self.grid)])
+        yield 1, iter([self.packed.search("q", self.works * self.searches)])
         for schedule, count in self.sequences().items():
             for repeats, phases in schedule.parts(literal=literal):
                 yield count * repeats, phases
+
+
+@dataclass(frozen=True)
+class Fa3Sequence(Fa3Schedule):
+    """One of several packed sequences: its last blocks are copied with what the tensors have behind it, to their end.
+
+    `room_q` and `room_k` are the rows of Q and of K from the sequence's first on, as far as its blocks reach.
+    """
+
+    room_q: int = 0
+    room_k: int = 0
+
+    @property
+    def pack(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
+    """The same by FlashAttention-3: each warp looks for its thread block's sequence."""
+
+    algorithm: ClassVar[str] = "fa3"
+    params: ClassVar[Params] = attention_params(*OWN, maps=(*MAPPED, "O_row"))
+
+    @property
+    def searches(self) -> int:
+        return self.warps
+
+    def maps(self) -> Mapping[str, Box]:
+        return {**super().maps(), "O_row": replace(super().maps()["O"], rows=1)}
+
+    def sequences(self) -> Mapping[Fa2Schedule, int]:
+        p, packed = self.problem, self.packed
+        each = ((p.seqlen_q, p.seqlen_k),) * p.batch if self.seqlens is None else self.seqlens
+        found: Counter[Fa2Schedule] = Counter()
+        first_q = first_k = 0
+        for n_q, n_k in each:
+            room_q = min(packed.total_q - first_q, -(-n_q // self.block_rows) * self.block_rows)
+            room_k = min(packed.total_k - first_k, -(-n_k // self.block_cols) * self.block_cols)
+            one = replace(p.asking(packed=False), batch=1, seqlen_q=n_q, seqlen_k=n_k)
+            found[Fa3Sequence(one, self.device, self.tiling, self.lse, room_q, room_k)] += 1
+            first_q, first_k = first_q + n_q, first_k + n_k
+        return found
 
 
 @dataclass(frozen=True)

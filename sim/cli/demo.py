@@ -12,7 +12,7 @@ import numpy as np
 from cupyflash.attention import attention
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules import BackwardSchedule, TileSchedule, plan, plan_backward
+from cupyflash.schedules import ALGORITHMS, BackwardSchedule, TileSchedule, plan, plan_backward
 from cupyflash.sim import machine, theory
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, DEVICE, MAX_SECONDS, SRAM, examples, on, refuse_longer
@@ -22,30 +22,43 @@ from cupyflash.sim.reference import reference, reference_gradients
 from cupyflash.sim.traffic import Traffic
 from cupyflash.words import plural
 
-EXAMPLES = examples("cupyflash demo", "cupyflash demo --seqlen 200 --heads 2 --device T4 --sram 16KB")
+EXAMPLES = examples(
+    "cupyflash demo",
+    "cupyflash demo --seqlen 200 --heads 2 --device T4 --sram 16KB",
+    "cupyflash demo --algorithm fa3 --device H100-SXM",
+)
 WITNESSES = ("theory", "replay", "executed")
+FLASH = tuple(name for name in ALGORITHMS if name != "standard")
 
 
 @click.command(epilog=EXAMPLES)
 @click.option("--seqlen", metavar="N", default=512, show_default=True, type=click.IntRange(1), help="Queries and keys a head.")
 @click.option("--heads", metavar="N", default=4, show_default=True, type=click.IntRange(1), help="Heads of Q, K and V.")
+@click.option(
+    "--algorithm",
+    default="fa1",
+    show_default=True,
+    type=click.Choice(FLASH),
+    help="Which FlashAttention is beside standard attention; fa3 needs a Hopper.",
+)
 @DEVICE
 @SRAM
 @MAX_SECONDS
 @AS_JSON
-def demo(seqlen: int, heads: int, device: Device, sram: str | None, max_seconds: float, as_json: bool) -> None:
+def demo(seqlen: int, heads: int, algorithm: str, device: Device, sram: str | None, max_seconds: float, as_json: bool) -> None:
     """Run the kernels, count their bytes.
 
     A causal problem (d 64, float16), forward and backward, on a simulated device: standard attention and FlashAttention
-    side by side (the paper's, of which Theorem 2 speaks; `attention` runs FlashAttention-2 by default), with what theory,
-    replay and execution count. Where there is a GPU, the forward runs there, too.
+    side by side (the paper's, of which Theorem 2 speaks, unless --algorithm says otherwise; `attention` runs FlashAttention-2 by
+    default, on a Hopper FlashAttention-3), with what theory, replay and execution count. Where there is a GPU, the forward runs
+    there, too.
     """
     from cupyflash.sim.execution import execute
 
     gpu = detected()
     device = on(device, sram)
     problem = Problem(1, heads, heads, seqlen, seqlen, 64, "float16", causal=True)
-    schedules = {algorithm: plan(problem, device, algorithm) for algorithm in ("standard", "fa1")}
+    schedules = {algorithm: plan(problem, device, algorithm) for algorithm in ("standard", algorithm)}
     backward = plan_backward(problem, device)
     refuse_longer(sum(seconds(schedule) for schedule in (*schedules.values(), backward)), max_seconds)
     rng = np.random.default_rng(0)
@@ -54,16 +67,16 @@ def demo(seqlen: int, heads: int, device: Device, sram: str | None, max_seconds:
 
     report: dict[str, Any] = {"problem": flat(problem), "device": device.name, "sram_bytes": device.sram_per_block}
     counts: dict[str, dict[str, Traffic]] = {}
-    for algorithm, schedule in schedules.items():
-        click.echo(f"compiling and executing {NAMES[algorithm]} on the simulated {device.name} ...", err=True)
+    for name, schedule in schedules.items():
+        click.echo(f"compiling and executing {NAMES[name]} on the simulated {device.name} ...", err=True)
         execution = execute(schedule, q, k, v)
-        counts[algorithm], report[algorithm] = witnesses(schedule, execution.traffic, execution.findings)
-        report[algorithm]["error"] = worst_error(execution.out, expected)
+        counts[name], report[name] = witnesses(schedule, execution.traffic, execution.findings)
+        report[name]["error"] = worst_error(execution.out, expected)
     click.echo(f"compiling and executing the backward on the simulated {device.name} ...", err=True)
     report["backward"] = backward_demo(backward, rng.standard_normal(q.shape).astype(q.dtype), q, k, v)
     if gpu is not None:
         report["gpu"] = gpu_demo(gpu, q, k, v, expected)
-    flash = counts["fa1"]["executed"].total_bytes
+    flash = counts[algorithm]["executed"].total_bytes
     report["ratio"] = counts["standard"]["executed"].total_bytes / flash
     report["standard_ideal_bytes"] = theory.standard_ideal(problem).total_bytes
     report["ratio_to_ideal"] = report["standard_ideal_bytes"] / flash
@@ -102,17 +115,19 @@ def backward_demo(schedule: BackwardSchedule, dout: np.ndarray, q: np.ndarray, k
 
 def show_demo(report: dict[str, Any], problem: Problem, device: Device, counts: dict[str, dict[str, Traffic]]) -> None:
     """The demo's report as text."""
+    flash = next(algorithm for algorithm in counts if algorithm != "standard")
     say(
         f"softmax(Q K' / sqrt(d)) V, causal: {plural(problem.heads, 'head')}, N {problem.seqlen_q:,}, d {problem.head_dim}, "
         f"{problem.dtype}, on a simulated {device.name} with {device.sram_per_block:,} bytes of SRAM a block"
     )
-    click.echo("\nFlashAttention's tiling")
-    show_tiling(report["fa1"]["tiling"])
+    click.echo(f"\n{NAMES[flash]}'s tiling")
+    show_tiling(report[flash]["tiling"])
     click.echo("\nLargest error against float64")
+    across = max(len(NAMES[algorithm]) for algorithm in counts) + 2
     for algorithm in counts:
-        click.echo(f"  {NAMES[algorithm]:<16}{report[algorithm]['error']:.2e}")
+        click.echo(f"  {NAMES[algorithm]:<{across}}{report[algorithm]['error']:.2e}")
     if "gpu" in report:
-        click.echo(f"  on the GPU      {report['gpu']['error']:.2e}  ({report['gpu']['device']})")
+        click.echo(f"  {'on the GPU':<{across}}{report['gpu']['error']:.2e}  ({report['gpu']['device']})")
     click.echo()
     say("HBM bytes per tensor, read + written (executed: counted while the kernels' own PTX ran)")
     tensors = [
@@ -125,16 +140,16 @@ def show_demo(report: dict[str, Any], problem: Problem, device: Device, counts: 
     rows.append(("total", *(f"{traffic.total_bytes:,}" for traffic in every)))
     titles = ("", *(NAMES[algorithm] for algorithm in counts for _ in WITNESSES))
     show_table(("", *WITNESSES * len(counts)), rows, titles=titles)
-    agree = all(report[algorithm]["agree"] for algorithm in counts)
+    agree, whose = all(report[algorithm]["agree"] for algorithm in counts), "" if flash == "fa1" else ", of FlashAttention (fa1),"
     click.echo()
     say(f"theory == replay == executed, tensor by tensor: {'yes' if agree else 'NO'}")
     say(
-        f"standard / FlashAttention: {report['ratio']:.2f} times the bytes; {report['ratio_to_ideal']:.2f} times if standard "
+        f"standard / {NAMES[flash]}: {report['ratio']:.2f} times the bytes; {report['ratio_to_ideal']:.2f} times if standard "
         f"attention read each input once, as the paper counts it ({report['standard_ideal_bytes']:,})"
     )
     say(
-        f"Theorem 2 to leading order, with one item size: 12 N^2 d^2 / M against 4 N^2 elements. FlashAttention wins above M = "
-        f"3 d^2 = {theory.break_even_sram(problem.head_dim):,} elements; here M = {device.sram_per_block // problem.itemsize:,}"
+        f"Theorem 2{whose} to leading order, with one item size: 12 N^2 d^2 / M against 4 N^2 elements. FlashAttention wins above "
+        f"M = 3 d^2 = {theory.break_even_sram(problem.head_dim):,} elements; here M = {device.sram_per_block // problem.itemsize:,}"
     )
     show_backward(report["backward"])
 

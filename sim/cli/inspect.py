@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
 from cupyflash.sim.cli.show import say, show_table, show_tiling, tiling_report
 
@@ -48,6 +49,8 @@ def inspect(request: Request, as_json: bool) -> None:
             for kernel, needs in zip(kernels, found, strict=True)
         ],
     }
+    if isinstance(schedule, Fa3Schedule):
+        report["roles"] = schedule.config.roles
     click.echo(json.dumps(report, indent=2)) if as_json else show(report, request)
 
 
@@ -81,5 +84,10 @@ def show(report: dict[str, Any], request: Request) -> None:
     show_table(heads, rows, left=(0, 9))
     click.echo()
     say("registers, stack and spills (bytes) are a thread's; shared: bytes of a block; an SM: blocks that share a multiprocessor")
+    if "roles" in report:
+        roles = [f"{role} {each['registers']} ({each['threads']} threads)" for role, each in report["roles"].items()]
+        say(f"registers are those at launch, which setmaxnreg then moves between the roles: {', '.join(roles)}")
     if any(row["stack_bytes"] or row["spill_bytes"] for row in report["kernels"]):
         say("stack and spills are local memory: traffic that no count here knows of")
+    for remark in dict.fromkeys(remark for row in report["kernels"] for remark in row["remarks"]):
+        say(f"the tensor cores wait: {remark}")

@@ -17,7 +17,7 @@ from cupyflash.attention import ALGORITHMS
 from cupyflash.device import Device
 from cupyflash.options import FLAGS, Window
 from cupyflash.problem import Problem
-from cupyflash.schedules import TileSchedule, plan, plan_backward
+from cupyflash.schedules import Choice, TileSchedule, choose, plan, plan_backward
 from cupyflash.sim.cli.show import NAMES, describe, flat
 from cupyflash.simulated import DEFAULT_DEVICE, DEFAULT_SECONDS
 from cupyflash.tiling import TilingChoice
@@ -150,23 +150,27 @@ def problem_options(
     *,
     seqlen: int | None = None,
     head_dim: int | None = None,
-    algorithm: str | None = "auto",
+    algorithm: str = "auto",
+    algorithms: Sequence[str] = ALGORITHMS,
     tiling: str = "fitted",
     backward: bool = False,
 ) -> Callable[[Command], Command]:
     """The options that pose a problem; the command gets them as one `Request`, the options that it names itself beside it.
 
-    `algorithm` is --algorithm's default, None for a command that is about FlashAttention-2 alone and takes no such option.
-    `backward`: whether it knows the backward pass.
+    `algorithm` is --algorithm's default, and `algorithms` are those that the command knows. `backward`: whether it knows the
+    backward pass.
     """
-    which = "What runs; auto is what `attention` runs by default, fa2 (FlashAttention-2); fa1 is FlashAttention, the paper's."
-    algorithms = click.option("--algorithm", default=algorithm, show_default=True, type=click.Choice(ALGORITHMS), help=which)
+    paper = "; fa1 is FlashAttention, the paper's" if "fa1" in algorithms else ""
+    which = (
+        "What runs; auto is what `attention` runs by default: fa3 (FlashAttention-3) on a Hopper where it is taken to be faster, "
+        f"else fa2 (FlashAttention-2){paper}."
+    )
     options = (
         *size_options(seqlen, head_dim),
         DEVICE,
         SRAM,
         *MASKS,
-        *([algorithms] if algorithm else []),
+        click.option("--algorithm", default=algorithm, show_default=True, type=click.Choice(algorithms), help=which),
         *(BACKWARD if backward else ()),
         click.option(
             "--tiling",
@@ -229,10 +233,16 @@ class Request:
             raise click.UsageError("--lse is for the forward pass: a backward reads L")
         if deterministic and not backward:
             raise click.UsageError("--deterministic is for --backward: the forward pass has one order")
-        device = on(given["device"], given["sram"])
-        algorithm = given.get("algorithm", "auto")
-        algorithm = "fa2" if algorithm == "auto" else algorithm
-        return cls(contiguous(problem), device, algorithm, parse_tiling(given["tiling"]), lse, backward, deterministic)
+        problem, device = contiguous(problem), on(given["device"], given["sram"])
+        algorithm, tiling = given["algorithm"], parse_tiling(given["tiling"])
+        if algorithm == "auto":
+            algorithm = "fa2" if backward else choose(problem, device, tiling).algorithm
+        return cls(problem, device, algorithm, tiling, lse, backward, deterministic)
+
+    @property
+    def choice(self) -> Choice:
+        """What "auto" takes for the forward, and why, whatever was asked for."""
+        return choose(self.problem, self.device, self.tiling)
 
     def schedule(self) -> TileSchedule:
         if self.backward:

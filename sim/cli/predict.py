@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cupyflash.schedules import TileSchedule
+from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.sim import machine, theory
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
@@ -30,8 +30,8 @@ EXAMPLES = examples(
 def predict(request: Request, as_json: bool) -> None:
     """Predict HBM reads and writes.
 
-    By tensor, by the closed form, with the schedule replayed on an SRAM of M bytes beside it; then FlashAttention-2,
-    FlashAttention (the paper's, of which Theorem 2 speaks) and standard attention side by side.
+    By tensor, by the closed form, with the schedule replayed on an SRAM of M bytes beside it; then FlashAttention-3 (on a
+    Hopper), FlashAttention-2, FlashAttention (the paper's, of which Theorem 2 speaks) and standard attention side by side.
     """
     problem, device, schedule = request.problem, request.device, request.schedule()
     form = theory.traffic(schedule)
@@ -79,9 +79,13 @@ def ratio(form: Traffic, standard: Traffic) -> float | None:
 
 
 def side_by_side(request: Request, asked: TileSchedule, standard: Traffic) -> dict[str, dict[str, Any]]:
-    """The algorithms for one problem, by name: the one that was asked for as it was, the others in their fitted tiling."""
+    """The algorithms for one problem, by name: the one that was asked for as it was, the others in their fitted tiling.
+
+    FlashAttention-3 is there on the devices whose instructions its forward is made of.
+    """
     told: dict[str, dict[str, Any]] = {}
-    for algorithm in ("fa2", "fa1", "standard"):
+    hopper = request.device.compute_capability == fa3_tiles.COMPUTE_CAPABILITY and not request.backward
+    for algorithm in (*["fa3"] * hopper, "fa2", "fa1", "standard"):
         try:
             own = algorithm == request.algorithm
             schedule = asked if own else replace(request, algorithm=algorithm, tiling=None).schedule()
@@ -89,7 +93,8 @@ def side_by_side(request: Request, asked: TileSchedule, standard: Traffic) -> di
             told[algorithm] = {"refused": str(error)}
             continue
         form = theory.traffic(schedule)
-        blocks = {"block_rows": schedule.block_rows, "block_cols": schedule.block_cols}
+        used = schedule.tiling.used
+        blocks = {"block_rows": used.block_rows, "block_cols": used.block_cols}
         told[algorithm] = blocks | moved(form, standard)
     return told | {"standard_ideal": moved(standard, standard)}
 
@@ -154,6 +159,8 @@ def show_side_by_side(algorithms: dict[str, dict[str, Any]], request: Request) -
     show_table(("", "Br x Bc", "bytes read", "bytes written", "bytes", "ratio"), rows)
     click.echo()
     refused = [row["refused"] for row in algorithms.values() if "refused" in row]
+    if "fa3" not in algorithms and not request.backward:
+        refused.append("FlashAttention-3 (fa3) needs compute capability {}.{}".format(*fa3_tiles.COMPUTE_CAPABILITY))
     for reason in refused:
         say(reason)
     if refused:
@@ -161,8 +168,9 @@ def show_side_by_side(algorithms: dict[str, dict[str, Any]], request: Request) -
     problem, device = request.problem, request.device
     if not request.backward and "refused" not in algorithms["fa2"]:
         keys = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * problem.itemsize
+        read = "FlashAttention-2 and 3 read" if "fa3" in algorithms else "FlashAttention-2 reads"
         say(
-            "FlashAttention-2 reads K and V once for each block of Br rows, and each time is counted here as HBM's. A chip's L2 "
+            f"{read} K and V once for each block of Br rows, and each time is counted here as HBM's. A chip's L2 "
             f"({device.l2_bytes / 2**20:.0f} MB; K and V of one head take {keys / 2**20:,.1f} MB) serves what blocks that run "
             "together read again, which no count here knows of."
         )

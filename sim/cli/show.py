@@ -18,7 +18,7 @@ from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule
 from cupyflash.sim import text
 
-NAMES = {"standard": "standard", "fa1": "FlashAttention", "fa2": "FlashAttention-2"}
+NAMES = {"standard": "standard", "fa1": "FlashAttention", "fa2": "FlashAttention-2", "fa3": "FlashAttention-3"}
 NARROWEST = 40
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from cupyflash.arrays import ITEMSIZE
 from cupyflash.problem import Problem
 from cupyflash.schedules import SoftmaxSchedule, TileSchedule, VarlenSchedule
+from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim.theory.visits import (
     FLOAT32,
     blocks_in,
@@ -18,6 +19,7 @@ from cupyflash.sim.theory.visits import (
     mask_bytes,
     masks_and_lengths,
     searched_bytes,
+    seen_blocks,
     visits_of,
 )
 from cupyflash.sim.traffic import TensorTraffic, Traffic
@@ -29,12 +31,14 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
         return softmax_traffic(schedule.rows, schedule.cols, schedule.dtype, schedule.algorithm)
     if isinstance(schedule, VarlenSchedule):
         return _varlen(schedule)
-    form = {"fa1": _fa1, "fa2": _fa2, "standard": _standard}[schedule.algorithm]
+    form = {"fa1": _fa1, "fa2": _fa2, "fa3": _fa3, "standard": _standard}[schedule.algorithm]
     p = schedule.problem
     total: Counter[tuple[str, bool]] = Counter()
+    together = schedule.pack if isinstance(schedule, Fa3Schedule) else 1
     for times, keys, kept in _heads(p):
+        times //= together
         of_all = form(schedule, keys, kept)
-        of_all["sinks"] = p.options.sinks * p.seqlen_q * FLOAT32, 0
+        of_all["sinks"] = p.options.sinks * together * p.seqlen_q * FLOAT32, 0
         of_all |= mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols))
         for name, moved in of_all.items():
             for write, nbytes in enumerate(moved):
@@ -61,7 +65,8 @@ def _varlen(schedule: VarlenSchedule) -> Traffic:
             total[name, False] += count * moved.read_bytes
             total[name, True] += count * moved.write_bytes
     looked, given = searched_bytes(p.heads, p.batch, packed.total_q, schedule.block_rows)
-    total["cu_seqlens_q", False], total["cu_seqlens_k", False] = looked, given
+    warps = 1 + schedule.block_rows // 16 if schedule.algorithm == "fa3" else 1
+    total["cu_seqlens_q", False], total["cu_seqlens_k", False] = warps * looked, warps * given
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 
@@ -101,6 +106,25 @@ def _fa2(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str
         "L": (0, p.seqlen_q * FLOAT32 if schedule.lse else 0),
         "key_lengths": (4 * blocks_in(p.seqlen_q, schedule.block_rows) if p.options.padded else 0, 0),
         "block_mask": (0 if kept is None else visits.blocks, 0),
+    }
+
+
+def _fa3(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
+    """As FlashAttention-2, but that blocks come whole as far as the tensors go, that each warp asks how many keys there are, and
+    that `pack` heads may have their rows in one block."""
+    assert isinstance(schedule, Fa3Schedule)
+    p, visits = schedule.problem, visits_of(schedule, keys, kept)
+    Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(keys, schedule.block_cols)
+    behind_q = min(Tr * schedule.block_rows, schedule.room_q) - p.seqlen_q if Tr - 1 in seen_blocks(schedule, keys) else 0
+    behind_k = visits.ends * (min(Tc * schedule.block_cols, schedule.room_k) - keys)
+    warps = 1 + schedule.pack * schedule.block_rows // 16
+    return _fa2(schedule, keys, kept) | {
+        "Q": (schedule.pack * (visits.rows + behind_q) * p.head_dim * p.itemsize, 0),
+        "O": (0, schedule.pack * p.seqlen_q * p.head_dim_v * p.itemsize),
+        "L": (0, schedule.pack * p.seqlen_q * FLOAT32 if schedule.lse else 0),
+        "K": ((visits.keys + behind_k) * p.head_dim * p.itemsize, 0),
+        "V": ((visits.keys + behind_k) * p.head_dim_v * p.itemsize, 0),
+        "key_lengths": (4 * warps * Tr if p.options.padded else 0, 0),
     }
 
 

@@ -28,12 +28,14 @@ class Visits:
 
     row_visits: R = sum of r_i c_i, with r_i the rows of row block i and c_i the column blocks that it visits. rows: r_i where
     c_i > 0. keys: those in the c_i column blocks. blocks: the column blocks that position leaves, of which a block mask speaks.
+    ends: row blocks that visit the last of the column blocks, where the keys end.
     """
 
     row_visits: int
     rows: int
     keys: int
     blocks: int
+    ends: int
 
     @classmethod
     def of_heads(cls, counted: Iterable[tuple[int, Visits]]) -> Visits:
@@ -102,7 +104,7 @@ def visits_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None = None)
         begin, end = span(schedule, keys, full)
         row_visits, rows, blocks = row_visits + tail * (end - begin), rows + tail, blocks + end - begin
         in_last += 1  # the last row sees the last key
-    return Visits(row_visits, rows, blocks * bc - in_last * (-keys % bc), blocks)
+    return Visits(row_visits, rows, blocks * bc - in_last * (-keys % bc), blocks, in_last)
 
 
 def columns_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None = None) -> int:
@@ -132,7 +134,8 @@ def _kept_visits(schedule: TileSchedule, keys: int, kept: np.ndarray) -> Visits:
     rows = np.minimum(schedule.problem.seqlen_q - starts, br)
     visited = kept & (begin[:, None] <= j) & (j < end[:, None])
     visits, widths = visited.sum(axis=1), np.clip(keys - j * bc, 0, bc)
-    return Visits(int(rows @ visits), int(rows[visits > 0].sum()), int((visited @ widths).sum()), int((end - begin).sum()))
+    ends = int(visited[:, blocks_in(keys, bc) - 1].sum()) if keys else 0
+    return Visits(int(rows @ visits), int(rows[visits > 0].sum()), int((visited @ widths).sum()), int((end - begin).sum()), ends)
 
 
 def scores_of(p: Problem, keys: int, kept: np.ndarray | None = None, blocks: tuple[int, int] = (1, 1)) -> int:

@@ -26,9 +26,11 @@ from cupy.cuda import nvrtc
 from numpy.lib import stride_tricks
 
 from cupyflash import Device as Figures
+from cupyflash import cubins, driver
 
 from .array import Memory, MemoryPointer, MemoryPool, elementwise, empty, host_of, ndarray, using_allocator
-from .raw import RawKernel, RawModule
+from .maps import functions
+from .raw import RawKernel, RawModule, compiler, machine_code
 from .streams import Device, Event, Stream, enqueue, get_current_stream, runtime
 
 __version__ = real.__version__
@@ -146,6 +148,8 @@ cuda = types.SimpleNamespace(
 def install(device: str = "1") -> None:
     """Be `cupy` from now on, on `device` ("1": the A100-40GB). `import cupy.cuda` and below stay the real one's."""
     nvrtc.getVersion()  # loads the library, while `cupy` is still the one that knows where it lies
+    cubins.compiled, cubins.compiler = machine_code, compiler
+    driver.functions = lambda: functions
     if device != "1":
         runtime.figures = Figures.named(device)
     for lazy in ("cupyx", "cupy.testing"):  # they load when somebody looks at them, as hypothesis does at all modules

@@ -12,8 +12,10 @@ import numpy as np
 from cupy._core._scalar import CScalar
 from cupy.cuda._compiler_cache import DiskKernelCacheBackend
 
+from cupyflash import cubins
 from cupyflash.nvrtc import compile_to_ptx
-from cupyflash.sim.ptx import Module
+from cupyflash.sim.ptx import Module, TensorMap
+from cupyflash.sim.ptx.memory.tensormap import MAP_BYTES, Description, decode
 
 from .array import ndarray
 from .streams import enqueue, runtime
@@ -38,6 +40,17 @@ def _load(code: str | None, path: str | None, options: tuple[str, ...], device_i
         if _disk.load(name) is None:
             _disk.save(name, b"cubin", code)  # OSError where CuPy's folder has gone or cannot be written
     return module
+
+
+def machine_code(program: cubins.Program) -> cubins.Cubin:
+    """What stands in for a cubin is PTX, which RawModule reads from a file, as CuPy's does."""
+    options = f"-arch=compute_{program.architecture}", *program.options
+    return cubins.Cubin(compile_to_ptx(program.source, options, program.name).encode(), "")
+
+
+def compiler() -> str:
+    """No real cubin and none of these are taken for one another."""
+    return "PTX"
 
 
 @functools.cache
@@ -100,11 +113,14 @@ class RawKernel:
         if len(args) != len(params):
             raise AssertionError(f"{self.name} takes {len(params)} arguments and would read what it was not given: {len(args)}")
         flat: dict[Any, Any] = {}  # by the argument's place and, of a struct, the field
+        maps: dict[tuple[int, str], Description] = {}  # of the arrays that a tensor map is over
         for place, (arg, param) in enumerate(zip(args, params, strict=True)):
             if isinstance(arg, np.void) and arg.dtype.names:
                 if arg.dtype.itemsize != param.size:
                     raise AssertionError(f"{self.name}: a struct of {arg.dtype.itemsize} bytes; {param.name} of {param.size}")
-                flat |= {(place, field): value for field, value in _fields(arg)}
+                fields = dict(_fields(arg))
+                maps |= {(place, field): value[0] for field, value in fields.items() if isinstance(value, tuple)}
+                flat |= {(place, field): value[1] if isinstance(value, tuple) else value for field, value in fields.items()}
             else:
                 flat[place] = arg if isinstance(arg, ndarray) else _value(self.name, arg, param)
         arrays = {key: value for key, value in flat.items() if isinstance(value, ndarray)}
@@ -118,6 +134,8 @@ class RawKernel:
                     given[key[0]][key[1]] = value
                 else:
                     given[key] = value
+            for (place, field), description in maps.items():
+                given[place][field] = _map(description, given[place][field])
             launch = _execute(module, name, grid, block, given, shared_bytes=shared_mem, races=False)
             if launch.findings:
                 raise AssertionError(f"{name} has {len(launch.findings)} faults, the first: {launch.findings[0]}")
@@ -126,15 +144,26 @@ class RawKernel:
 
 
 def _fields(struct: np.void, name: str = "") -> Iterator[tuple[str, Any]]:
-    """A struct's fields one behind the other, as they lie there; an unsigned 64-bit integer is an address, 0 is null."""
+    """A struct's fields one behind the other, as they lie there; an unsigned 64-bit integer is an address, 0 is null. 16 of them
+    are a tensor map: its description and its array."""
     for field in struct.dtype.names or ():
         value, path = struct[field], f"{name}.{field}" if name else field
         if isinstance(value, np.void):
             yield from _fields(value, path)
+        elif value.shape == (MAP_BYTES // 8,):
+            found = decode(value.tobytes())
+            if found is None:
+                raise AssertionError(f"{path} is no tensor map that the driver encoded")
+            yield path, (found[0], ndarray.at(found[1]))
         elif value.dtype == np.uint64:
             yield path, ndarray.at(int(value)) if value else None
         else:
             yield path, value
+
+
+def _map(of: Description, array: np.ndarray) -> TensorMap:
+    how: dict[str, Any] = {"element_strides": of.element_strides, "swizzle": of.swizzle, "l2_promotion": of.l2_promotion}
+    return TensorMap(array, of.box, dims=of.dims, strides=of.strides, dtype=of.dtype, fill=of.fill, **how)
 
 
 def _value(kernel: str, arg: Any, param: Any) -> Any:

@@ -15,6 +15,7 @@ from ..decode.ops.rounding import half_bits
 from ..decode.ops.tensor import Decode
 from ..decode.registry import Arg, Multiply
 from ..memory.descriptors import UNIT
+from ..state.fpenv import ENVIRONMENT, KEEP
 from ..state.lanes import WARP, Lanes
 from ..text.syntax import Instruction
 from ..text.types import Array
@@ -174,23 +175,36 @@ def together(step: Sequence[tuple[Product, int]]) -> Step:
 
 def compute(machine: Host, steps: list[Step]) -> None:
     """Steps of one chain as one product along K."""
+    ENVIRONMENT.setter(KEEP)()  # tensor cores flush nothing, whatever instructions around them do
+    _compute(machine, steps)
+    ENVIRONMENT.setter(machine.code.base_mode)()
+
+
+def _compute(machine: Host, steps: list[Step]) -> None:
     control, sums = steps[0][0][0].bound.control, steps[0][0][0].sums
     slots, adds = (gathered([getattr(p, name)[at] for p, at in steps[0]]) for name in ("slots", "adds"))
     a, b = factor(machine, steps, 0), factor(machine, steps, 1)
-    product = np.empty((len(slots), ROWS, control.columns), np.float32)
     # Warpgroups that have B in common are one with more rows.
-    rows = len(slots) // len(b) * ROWS
-    multiply(a.reshape(len(b), rows, a.shape[2]), b, product.reshape(len(b), rows, control.columns))
-    if control.sign < 0:
-        np.negative(product, product)
+    a = a.reshape(len(b), len(slots) // len(b) * ROWS, a.shape[2])
+    product = np.empty((len(slots), ROWS, control.columns), np.float32)
     total = sums.of(slots)
-    if adds.all():
-        product += total
-    elif adds.any():
-        np.add(product, total, out=product, where=adds[:, None, None])
-    if control.result == "f16":
-        product = half_bits(product).view(np.float16).astype(np.float32)
-    sums.pool[slots] = product
+    # Step after step, so that sums have the same bits whichever steps of a chain are computed at a time.
+    for first in range(0, a.shape[2], control.depth):
+        depth = slice(first, first + control.depth)
+        multiply(a[:, :, depth], b[:, depth], product.reshape(*a.shape[:2], control.columns))
+        if control.sign < 0:
+            np.negative(product, product)
+        if first == 0 and not adds.all():
+            if adds.any():
+                np.add(product, total, out=product, where=adds[:, None, None])
+        else:
+            product += total
+        if control.result == "f16":
+            product = half_bits(product).view(np.float16).astype(np.float32)
+        if first == 0:
+            total = np.empty_like(product)
+        product, total = total, product
+    sums.pool[slots] = total
 
 
 def gathered(parts: list[Array], axis: int = 0) -> Array:

@@ -1,0 +1,295 @@
+"""The tile of FlashAttention-3's kernel: which sizes a Hopper runs, which of them a problem gets, and why a problem gets none.
+
+Everything here is a pure function of the problem and the device.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cupyflash.device import Device
+from cupyflash.multiprocessor import EXPONENTIALS, PARTITIONS, Multiprocessor
+from cupyflash.problem import Problem
+from cupyflash.schedules.base import GRANULE, padded_dim
+from cupyflash.tiling import DoesNotFit, TileSize
+
+COMPUTE_CAPABILITY = (9, 0)
+WARPGROUP = 128
+WARPGROUP_ROWS = 64
+"""Rows of a warpgroup's product (wgmma m64nNk16)."""
+MOST_COLS = 256
+"""Columns of one product."""
+MOST_CAUSAL_COLS = 128
+"""Under a causal mask: what is masked of a block on the diagonal is computed in vain."""
+MOST_DIM_IN_TURNS = 128
+"""Of V: beyond it warpgroups issue their products when they can, since the tensor cores bind by far."""
+REGISTERS, REGISTER_UNIT = 65536, 8
+"""Of a multiprocessor; a thread's come in so many."""
+SLAB = 64
+"""Columns of a half type in a row of 128 bytes, which is what the 128-byte swizzle exchanges 16-byte pieces in."""
+SLAB_BYTES = 128
+STAGES = (4, 3, 2)
+"""Slots of the rings: as many as fit."""
+BARRIER_BYTES = 8
+ALIGNMENT = 16
+"""Bytes that TMA wants to divide every row's address."""
+ISSUED = 2.75, 70
+"""Instructions of a warp's turn besides its products: for each column, and for all of them (machine code of d 64, 128 and 256)."""
+WORK_LATENCY = 2000
+"""Clocks from a row block's start to its first products and from its last to its end."""
+IN_STEP = 1.1
+"""A turn takes so much longer than what binds it: warpgroups wait for one another."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """The consumer warpgroups of a thread block.
+
+    `registers`: of a consumer's and of a producer's thread, once `setmaxnreg` has moved them. Together they are what the block has
+    at launch: a multiprocessor's 65,536 over its threads, rounded down to eights. The second pair is for a producer with more
+    to keep than a causal mask: a window, key lengths, packed sequences.
+    `accumulators`: of a thread, for O, S and P, and `block_cols`: Bc, up to which `.ci/compile_gate.py` sees neither spills nor
+    serialised products, with none, one or both of a window and packed sequences, which keep bounds through the loops.
+    """
+
+    consumers: int
+    registers: tuple[tuple[int, int], tuple[int, int]]
+    accumulators: tuple[int, int, int]
+    block_cols: tuple[int, int, int]
+
+    @property
+    def block_rows(self) -> int:
+        """Br."""
+        return WARPGROUP_ROWS * self.consumers
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (1 + self.consumers)
+
+    @property
+    def launch_registers(self) -> int:
+        """Of every thread at launch, before the roles are known."""
+        return REGISTERS // self.threads // REGISTER_UNIT * REGISTER_UNIT
+
+
+TEAMS = (
+    Team(3, ((160, 32), (160, 32)), (128, 104, 88), (256, 96, 80)),
+    Team(2, ((240, 24), (232, 40)), (200, 176, 160), (256, 128, 112)),
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """One configuration of the kernel."""
+
+    team: Team
+    block_cols: int
+    stages: int
+    ping_pong: bool
+    registers: tuple[int, int]
+
+    @property
+    def roles(self) -> dict[str, dict[str, int]]:
+        """By role: threads, and registers of each."""
+        consumer, producer = self.registers
+        return {
+            "producer": {"threads": WARPGROUP, "registers": producer},
+            "consumers": {"threads": WARPGROUP * self.team.consumers, "registers": consumer},
+        }
+
+    def __str__(self) -> str:
+        order = "in turns" if self.ping_pong else "each when it can"
+        return f"a producer and {self.team.consumers} consumer warpgroups, {order}, {self.stages} stages"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration with what it needs, and why it was rejected or how long the model takes a turn of it to be.
+
+    `rooms`: bytes of shared memory by what is held. `registers`: of a consumer's thread, for O, S and P, of `most_registers` that
+    are free for them. `parts`: clocks that a turn of the whole block takes of a multiprocessor's tensor cores, exponential units
+    and so on.
+    """
+
+    config: Config
+    rooms: tuple[tuple[str, int], ...]
+    registers: int
+    most_registers: int
+    rejected: str | None = None
+    parts: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def shared_bytes(self) -> int:
+        return sum(nbytes for _, nbytes in self.rooms)
+
+    @property
+    def bound(self) -> str:
+        """The part that takes longest."""
+        return max(self.parts, key=lambda part: part[1])[0]
+
+    @property
+    def turn(self) -> float:
+        """Clocks of a turn."""
+        return IN_STEP * max(clocks for _, clocks in self.parts)
+
+    @property
+    def rate(self) -> float:
+        """Scores a clock of a multiprocessor that runs such turns."""
+        return self.config.team.block_rows * self.config.block_cols / self.turn
+
+
+def refusal(problem: Problem, device: Device) -> str | None:
+    """Why the kernel does not run a problem, whatever the tile, in one sentence; None where it does."""
+    p, asked = problem, problem.options
+    if device.compute_capability != COMPUTE_CAPABILITY:
+        return f"warpgroup products are compute capability 9.0's, and {device.name} has " + "{}.{}".format(
+            *device.compute_capability
+        )
+    if p.itemsize != 2:
+        return f"warpgroup products are of half types, and this is {p.dtype}"
+    for name, has in (("a mask", asked.mask), ("a bias", asked.bias), ("a block mask", asked.block_mask is not None)):
+        if has:
+            return f"the kernel has no place for {name}"
+    if p.softmax_scale <= 0:
+        return f"the kernel's scale is positive, and this is {p.softmax_scale}"
+    if not (p.seqlen_q and p.seqlen_k and p.head_count):
+        return "TMA copies from tensors with elements, and one here has none"
+    if p.alignment < ALIGNMENT:
+        return f"TMA takes rows at multiples of {ALIGNMENT} bytes, and here they are at multiples of {p.alignment}"
+    return None
+
+
+def slab_bytes(columns: int) -> int:
+    """Bytes that a row of so many elements takes in shared memory."""
+    return -(-columns // SLAB) * SLAB_BYTES
+
+
+def rooms(problem: Problem, config: Config) -> dict[str, int]:
+    """Bytes of shared memory by what is held there: Q, which O leaves through, the two rings, and the barriers."""
+    k, v = slab_bytes(problem.head_dim), slab_bytes(problem.head_dim_v)
+    return {
+        "Q": config.team.block_rows * max(k, v),
+        "K": config.stages * config.block_cols * k,
+        "V": config.stages * config.block_cols * v,
+        "barriers": BARRIER_BYTES * (3 + 4 * config.stages),
+    }
+
+
+def accumulators(problem: Problem, block_cols: int) -> int:
+    """Registers of a thread for O, S and P."""
+    return padded_dim(problem.head_dim_v) // 2 + block_cols // 2 + block_cols // 4
+
+
+def packed_heads(problem: Problem, block_rows: int) -> int:
+    """Query heads whose rows share blocks of so many rows: those that share K and V, as far as the kernel can, where this makes
+    fewer blocks, which is where queries are few."""
+    p = problem
+    pack = math.gcd(p.heads // max(1, p.kv_heads), WARPGROUP_ROWS)
+    apart, together = pack * -(-p.seqlen_q // block_rows), -(-pack * p.seqlen_q // block_rows)
+    return pack if together < apart and not p.options.packed and block_rows % pack == 0 else 1
+
+
+def bounds_kept(problem: Problem) -> int:
+    """How many kinds of bounds are kept through the loops, beside a causal mask's."""
+    return (problem.options.window is not None) + problem.options.packed
+
+
+def candidate(problem: Problem, device: Device, team: Team, block_cols: int) -> Candidate:
+    """A configuration, with as many slots as fit; its needs, and its rejection or its clocks."""
+    turns, registers = problem.head_dim_v <= MOST_DIM_IN_TURNS, team.registers[bool(bounds_kept(problem) or problem.options.padded)]
+    held, most = accumulators(problem, block_cols), team.accumulators[bounds_kept(problem)]
+    configs = [Config(team, block_cols, stages, turns, registers) for stages in STAGES]
+    needs = [Candidate(config, tuple(rooms(problem, config).items()), held, most) for config in configs]
+    each = next((each for each in needs if each.shared_bytes <= device.sram_per_block), needs[-1])
+    if held > most:
+        return replace(each, rejected=f"registers: O, S and P take {held} of {most}")
+    widest = team.block_cols[bounds_kept(problem)]
+    if block_cols > widest:
+        return replace(each, rejected=f"registers: beside the bounds that are kept, S has up to {widest} columns")
+    if each.shared_bytes > device.sram_per_block:
+        return replace(each, rejected=f"shared memory: {each.shared_bytes:,} of {device.sram_per_block:,} bytes")
+    return replace(each, parts=tuple(part_clocks(problem, device, each.config).items()))
+
+
+def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> tuple[Candidate, ...]:
+    """The configurations in the order in which they are tried: three warpgroups where O is narrow, then two, of each the widest
+    blocks first. `blocks` fixes (Br, Bc).
+
+    ValueError for blocks that the kernel does not run.
+    """
+    if blocks is not None:
+        team = next((team for team in TEAMS if team.block_rows == blocks[0]), None)
+        if team is None or blocks[1] % GRANULE or not 0 < blocks[1] <= MOST_COLS:
+            rows = " or ".join(str(team.block_rows) for team in reversed(TEAMS))
+            raise ValueError(
+                f"the fa3 kernel runs blocks of {rows} rows and a multiple of {GRANULE} up to {MOST_COLS} columns, got {blocks}"
+            )
+        return (candidate(problem, device, team, blocks[1]),)
+    teams = TEAMS if max(problem.head_dim, problem.head_dim_v) <= SLAB else TEAMS[1:]
+    widest = MOST_CAUSAL_COLS if problem.options.causal else MOST_COLS
+    tried = itertools.product(teams, range(widest, 0, -GRANULE))
+    return tuple(candidate(problem, device, team, cols) for team, cols in tried)
+
+
+def choose(problem: Problem, device: Device, blocks: tuple[int, int] | None = None) -> Candidate:
+    """The first configuration that registers and shared memory hold.
+
+    ValueError where `refusal` has a reason or the kernel does not run `blocks`, `DoesNotFit` where nothing fits.
+    """
+    reason = refusal(problem, device)
+    if reason:
+        raise ValueError(f"fa3 does not run this: {reason}")
+    found = candidates(problem, device, blocks)
+    able = next((each for each in found if not each.rejected), None)
+    if able is not None:
+        return able
+    least = min(found, key=lambda each: each.shared_bytes)
+    raise DoesNotFit(
+        f"fa3 at head_dim {problem.head_dim} does not fit {device.name} with blocks of {least.config.team.block_rows} x "
+        f"{least.config.block_cols}{'' if blocks else ', the smallest'}: {least.rejected}"
+    )
+
+
+def fit(problem: Problem, device: Device) -> TileSize:
+    """The chosen configuration's block sizes, with the reason. Raises as `choose` does."""
+    best = choose(problem, device)
+    reason = f"the widest that fits; {best.config}; {best.shared_bytes:,} of {device.sram_per_block:,} bytes; bound by {best.bound}"
+    return TileSize(best.config.team.block_rows, best.config.block_cols, reason)
+
+
+def fma_rate(problem: Problem, device: Device) -> float:
+    """FMAs of the two products in a clock of one multiprocessor, by warpgroup products."""
+    peak, scalar = device.tensor_peak.get(problem.dtype), device.tensor_peak.get("float32")
+    lanes = Multiprocessor.like(device.compute_capability).fma_lanes
+    return peak / scalar * lanes if peak and scalar else 2048.0  # both of the same clock
+
+
+def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, float]:
+    """Clocks of one multiprocessor for one turn of a whole block (Br x Bc, both products), by what it is spent on."""
+    sm = Multiprocessor.like(device.compute_capability)
+    rows, cols = config.team.block_rows, config.block_cols
+    each, all_ = ISSUED
+    return {
+        "tensor": rows * cols * (padded_dim(problem.head_dim) + padded_dim(problem.head_dim_v)) / fma_rate(problem, device),
+        "exp": rows * cols / EXPONENTIALS,
+        "float32": rows * cols * 2 / sm.fma_lanes,
+        "issue": rows // GRANULE * (each * cols + all_) / PARTITIONS,
+    }
+
+
+def clocks(problem: Problem, device: Device, best: Candidate) -> float:
+    """What the model takes the problem to need, in clocks; row blocks are spread over the multiprocessors."""
+    p, block_cols = problem, best.config.block_cols
+    pack = packed_heads(p, best.config.team.block_rows)
+    block_rows = best.config.team.block_rows // pack  # queries
+    row_blocks = -(-p.seqlen_q // block_rows)
+    starts = np.arange(0, row_blocks, max(1, row_blocks // 128)) * block_rows  # a sample
+    first, _ = p.keys_seen(starts, p.seqlen_k)
+    _, end = p.keys_seen(np.minimum(starts + block_rows, p.seqlen_q) - 1, p.seqlen_k)
+    turns = np.maximum(0, -(-end // block_cols) - first // block_cols)
+    rounds = -(-row_blocks * (p.head_count // pack) // device.sm_count)
+    return max(rounds * float(turns.mean()), float(turns.max())) * best.turn + rounds * WORK_LATENCY

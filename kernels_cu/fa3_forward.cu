@@ -1,0 +1,454 @@
+// A forward pass for Hopper (FlashAttention-3, arXiv 2407.08608, Algorithm 2): a producer warp copies tiles by TMA, warpgroups of 64
+// rows each consume them. S = Q K_j^T and O += P V_j are warpgroup products that run by themselves; under O += P V_j of one block the
+// warpgroup takes the exponentials of the next, and between two warpgroups one multiplies while the other takes exponentials.
+//
+// Constants, all from the tile schedule:
+//   ELEMENT     __half or __nv_bfloat16               HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
+//   BR, BC      rows of a Q block, of a K/V block     STAGES     slots of the ring, a K and a V block each
+//   CONSUMER_REGISTERS, PRODUCER_REGISTERS            of a thread, once the roles are known
+//   PING_PONG   whether warpgroups issue their products in turns
+//   PACK        query heads of one K/V head whose rows share blocks: row r of a block is of query r / PACK, of the head r % PACK
+//   CAUSAL, WINDOW, PADDED, SINKS  0 or 1: mask.cuh, sinks.cuh            VARLEN  sequence.cuh
+#define SUB BC
+#include "tensor_map.cuh"
+#include "params.cuh"
+#include "mask.cuh"
+#include "mma.cuh"
+#include "sequence.cuh"
+#include "sinks.cuh"
+#include "softmax_origin.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+constexpr int CONSUMERS = BR / 64, WARPS = 4 * CONSUMERS, THREADS = WARPGROUP * (1 + CONSUMERS);
+constexpr int K_SLABS = slabs(HEAD_DIM), V_SLABS = slabs(VALUE_DIM);
+constexpr int DV = (VALUE_DIM + 15) / 16 * 16;  // columns of O that products make
+constexpr int Q_BYTES = BR * SLAB_ROW * (K_SLABS > V_SLABS ? K_SLABS : V_SLABS), K_BYTES = BC * SLAB_ROW * K_SLABS, V_BYTES = BC * SLAB_ROW * V_SLABS;
+constexpr int TURN = 1 + CONSUMERS;  // named barriers: 1 + g where a warpgroup meets itself, TURN + g where it waits for its turn
+
+// Shared memory: addresses. Of a slot's barriers `full` says that a block is there, `empty` that all warps are done with it.
+struct Shared {
+  unsigned Q, K, V;  // (BR x d), later O (BR x d_v); STAGES x (BC x d); STAGES x (BC x d_v)
+  unsigned Q_full, Q_empty, V_came, K_full, K_empty, V_full, V_empty;
+
+  __device__ __forceinline__ explicit Shared(unsigned base) {
+    Q = base, K = Q + Q_BYTES, V = K + STAGES * K_BYTES;
+    Q_full = V + STAGES * V_BYTES, Q_empty = Q_full + 8, V_came = Q_full + 16, K_full = Q_full + 24;
+    K_empty = K_full + 8 * STAGES, V_full = K_full + 16 * STAGES, V_empty = K_full + 24 * STAGES;
+  }
+  __device__ __forceinline__ void init_barriers() const {
+    init_barrier(Q_full, 1), init_barrier(Q_empty, CONSUMERS), init_barrier(V_came, 1);
+    for (int slot = 0; slot < STAGES; slot++) {
+      init_barrier(K_full + 8 * slot, 1), init_barrier(K_empty + 8 * slot, WARPS);
+      init_barrier(V_full + 8 * slot, 1), init_barrier(V_empty + 8 * slot, WARPS);
+    }
+    publish_barriers();
+  }
+};
+
+// A place in the ring: the slot, and the parity of the phase in which it is filled
+struct Slot {
+  int index, parity;
+  __device__ __forceinline__ Slot next() const { return index + 1 < STAGES ? Slot{index + 1, parity} : Slot{0, parity ^ 1}; }
+};
+
+// One row block of a query head (of PACK heads from that one on), and the K/V blocks that some row of it sees: from `first` on. Every row sees all of those from
+// `whole_begin` to `whole_end`.
+struct Work {
+  RowBlock place;
+  Masks masks;
+  int first, end, whole_begin, whole_end;
+
+  __device__ __forceinline__ int row() const { return place.i * BR; }
+  __device__ __forceinline__ int turns() const { return end - first; }
+};
+
+// The work of a thread block, one after the other: in each round the thread blocks take the longest that is left, in turn from the front
+// and from the back. Heads come by sections whose K and V stay in L2.
+struct Works {
+  int round = 0;
+
+  __device__ __forceinline__ int index() const {
+    const int block = block_index();
+    return round * gridDim.x + (round & 1 ? gridDim.x - 1 - block : block);
+  }
+  __device__ __forceinline__ bool left(const Params& p) const { return index() < p.works; }
+
+  __device__ __forceinline__ RowBlock place(const Params& p) const {
+    const int blocks = VARLEN ? p.total_q / BR + p.sequences : (p.Nq * PACK + BR - 1) / BR, in_section = p.section * blocks;
+    const int work = index(), section = work / in_section, rest = work - section * in_section;
+    const int heads = min(p.section, (VARLEN ? p.heads : p.heads / PACK * p.sequences) - section * p.section);
+    const int pair = section * p.section + rest % heads, block = rest / heads;
+    if constexpr (VARLEN) {
+      const Sequence sequence = find_sequence<BR>(p, block);
+      const int Tr = (sequence.queries + BR - 1) / BR;
+      const long long L_row = pair * static_cast<long long>(p.total_q) + sequence.first_query;
+      return {Tr - 1 - sequence.block, 0,     pair, pair / p.group, sequence.queries, sequence.keys, sequence.first_query,
+              sequence.first_key,      L_row, sequence.block < Tr};
+    } else {
+      const int batch = pair / (p.heads / PACK), head = pair * PACK - batch * p.heads;
+      const long long L_row = static_cast<long long>(pair) * PACK * p.Nq;
+      return {blocks - 1 - block, batch, head, head / p.group, p.Nq, p.Nk, 0, 0, L_row, true};
+    }
+  }
+
+  __device__ __forceinline__ Work work(const Params& p) const {
+    Work w;
+    w.place = place(p);
+    int keys = w.place.Nk;
+    if constexpr (PADDED) {
+      if (threadIdx.x % 32 == 0) keys = max(0, min(keys, p.key_lengths[w.place.batch]));
+      keys = __shfl_sync(~0u, keys, 0);
+    }
+    w.masks = masks_of(p, w.place.batch, w.place.head, w.place.Nq, w.place.Nk, keys);
+    const int row = w.row() / PACK, last_row = min((w.row() + BR) / PACK, w.place.Nq) - 1;
+    const int first_key = visible_begin(w.masks, row), end_key = visible_end(w.masks, last_row);
+    w.first = first_key / BC, w.end = first_key < end_key ? (end_key + BC - 1) / BC : w.first;
+    w.whole_begin = (visible_begin(w.masks, last_row) + BC - 1) / BC, w.whole_end = visible_end(w.masks, row) / BC;
+    return w;
+  }
+};
+
+// --- the producer: one warp, whose first lane copies
+
+template <int ROWS, int HEADS = 1>
+__device__ __forceinline__ void load_tile(unsigned to, const TensorMap& map, unsigned full, int slabs, int row, int head, int batch) {
+  for (int slab = 0; slab < slabs; slab++) load_box<HEADS>(to + slab * ROWS * SLAB_ROW, map, full, slab * SLAB, row, head, batch);
+}
+
+// Rows of V behind the last key, where the tensor has something else: zeros, since a weight of 0 does not make nothing of an infinity.
+__device__ __forceinline__ void clear_rows(unsigned V, int from) {
+  for (int chunk = from * 8 + threadIdx.x % 32; chunk < BC * 8; chunk += 32)
+    for (int slab = 0; slab < V_SLABS; slab++)
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(V + slab * BC * SLAB_ROW + chunk * 16), "r"(0) : "memory");
+  publish_writes();
+  __syncwarp();
+}
+
+__device__ __forceinline__ void produce(const Params& p, const Params& given, const Shared& s) {
+  const bool copies = threadIdx.x == 0;
+  Slot K_slot = {0, 1}, V_slot = {0, 1};  // a slot is empty at first, as if a phase before had ended
+  int parity = 1, came = 0;
+
+  const auto load_keys = [&](const Work& w, int j) {
+    if (copies) {
+      wait_for(s.K_empty + 8 * K_slot.index, K_slot.parity);
+      arrive_expecting(s.K_full + 8 * K_slot.index, K_BYTES);
+      load_tile<BC>(s.K + K_slot.index * K_BYTES, given.K, s.K_full + 8 * K_slot.index, K_SLABS, w.place.first_key + j * BC, w.place.kv_head, w.place.batch);
+    }
+    K_slot = K_slot.next();
+  };
+  const auto load_values = [&](const Work& w, int j) {
+    const unsigned full = s.V_full + 8 * V_slot.index, V = s.V + V_slot.index * V_BYTES;
+    const bool cut = (PADDED || VARLEN) && (j + 1) * BC > w.masks.keys;  // then the warp has something to do to it
+    if (copies) {
+      wait_for(s.V_empty + 8 * V_slot.index, V_slot.parity);
+      arrive_expecting(cut ? s.V_came : full, V_BYTES);
+      load_tile<BC>(V, given.V, cut ? s.V_came : full, V_SLABS, w.place.first_key + j * BC, w.place.kv_head, w.place.batch);
+    }
+    if (cut) {
+      wait_for(s.V_came, came);
+      came ^= 1;
+      clear_rows(V, w.masks.keys - j * BC);
+      if (copies) arrive(full);
+    }
+    V_slot = V_slot.next();
+  };
+
+  for (Works works; works.left(p); works.round++) {
+    const Work w = works.work(p);
+    if (!w.place.exists) continue;
+    if (w.turns() > 0) load_keys(w, w.end - 1);
+    if (copies) {
+      wait_for(s.Q_empty, parity);
+      if (w.turns() > 0) {
+        arrive_expecting(s.Q_full, BR * SLAB_ROW * K_SLABS);
+        load_tile<BR, PACK>(s.Q, given.Q, s.Q_full, K_SLABS, w.place.first_query + w.row() / PACK, w.place.head / PACK, w.place.batch);
+      } else {
+        arrive(s.Q_full);
+      }
+    }
+    parity ^= 1;
+    for (int j = w.end - 1; j >= w.first; j--) {
+      if (j > w.first) load_keys(w, j - 1);
+      load_values(w, j);
+    }
+  }
+}
+
+// --- a consumer: one warpgroup, each warp of which has 16 rows, each lane parts of rows g and g + 8 of those
+
+__device__ __forceinline__ void meet(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+__device__ __forceinline__ void let_pass(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+struct Consumer {
+  const Shared& s;
+  int group;
+  float factor;  // of S, for exponents of two
+  Slot slot;     // of the K and V block of this turn
+
+  float S[BC / 8][4], O[DV / 8][4];
+  unsigned P[BC / 16][4];
+  float minus_m[2], l[2];  // l is this lane's part of the sum
+
+  // Where warpgroups issue their products in turns: one after the other, so that the exponentials of one are under the products of the next
+  __device__ __forceinline__ void take_turn() const {
+    if constexpr (PING_PONG) meet(TURN + group, 2 * WARPGROUP);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if constexpr (PING_PONG) let_pass(TURN + (group + 1 < CONSUMERS ? group + 1 : 0), 2 * WARPGROUP);
+  }
+  __device__ __forceinline__ void release(unsigned empty) const {
+    if (threadIdx.x % 32 == 0) arrive(empty);
+  }
+
+  // S = Q K_j^T
+  __device__ __forceinline__ void multiply_scores(Slot at) {
+    const Operand Q = Operand::rows(s.Q) + group * 64 * SLAB_ROW, K = Operand::rows(s.K) + at.index * K_BYTES;
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < (HEAD_DIM + 15) / 16; k++) {
+      const int inside = k % 4 * 32;
+      multiply<BC>(S, Q + (k / 4 * BR * SLAB_ROW + inside), K + (k / 4 * BC * SLAB_ROW + inside), k > 0);
+    }
+    commit_products();
+  }
+  // O += P V_j
+  __device__ __forceinline__ void multiply_values(Slot at) {
+    const Operand V = Operand::columns(s.V, BC * SLAB_ROW) + at.index * V_BYTES;
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < BC / 16; k++) multiply<DV>(O, P[k], V + k * 16 * SLAB_ROW);
+    commit_products();
+  }
+
+  // Line 10 but for m: each row's largest score, and whether m and l are to follow it. The weights are relative to the m that there is
+  // until they would grow beyond 2 to MOST_GROWTH. `offset` is what their exponents are offset by.
+  __device__ __forceinline__ bool find_maximum(float (&m_tilde)[2], float (&offset)[2]) const {
+    float growth = NEG_INF, most = 0.f;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      float largest = S[0][2 * h];
+#pragma unroll
+      for (int n = 0; n < BC / 8; n++) largest = fmaxf(largest, fmaxf(S[n][2 * h], S[n][2 * h + 1]));
+      m_tilde[h] = row_max(largest);
+      offset[h] = minus_m[h] * factor;  // infinite before any key was seen
+      growth = fmaxf(growth, fmaf(m_tilde[h], factor, offset[h]));
+      most = fmaxf(most, fabsf(offset[h]));
+    }
+    return __any_sync(~0u, (growth > MOST_GROWTH) | (most > MOST_OFFSET));
+  }
+  // m grows, and l with it; O is to be multiplied by `rescale`.
+  __device__ __forceinline__ void raise_maximum(const float (&m_tilde)[2], float (&offset)[2], float (&rescale)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const float m = -minus_m[h], m_new = fmaxf(m, m_tilde[h]);
+      const Origin before = origin_of(m, factor), now = origin_of(m_new, factor);
+      rescale[h] = m == NEG_INF ? 0.f : exp2_of(fmaf(before.score - now.score, factor, now.offset - before.offset));
+      minus_m[h] = -m_new;
+      l[h] *= rescale[h];
+      offset[h] = now.offset;
+#pragma unroll
+      for (int n = 0; n < BC / 8; n++) S[n][2 * h] -= now.score, S[n][2 * h + 1] -= now.score;
+    }
+  }
+  // S = exp(S - m), l += rowsum(S). APART keeps the compiler from making one of two copies.
+  template <bool APART = false> __device__ __forceinline__ void weigh(const float (&offset)[2]) {
+#pragma unroll
+    for (int n = 0; n < BC / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        S[n][e] = fmaf(S[n][e], factor, offset[e / 2]);
+        if constexpr (APART) {
+          asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(S[n][e]));
+        } else {
+          S[n][e] = exp2_of(S[n][e]);
+        }
+        l[e / 2] += S[n][e];
+      }
+  }
+  // P = S, rounded; an accumulator's layout is that of a factor
+  __device__ __forceinline__ void round_weights() {
+#pragma unroll
+    for (int n = 0; n < BC / 8; n++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) P[n / 2][n % 2 * 2 + h] = pack(Element(), S[n][2 * h], S[n][2 * h + 1]);
+  }
+  __device__ __forceinline__ void scale_values(const float (&by)[2]) {
+#pragma unroll
+    for (int n = 0; n < DV / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) O[n][e] *= by[e / 2];
+  }
+
+  // The first block: nothing to add to O yet
+  __device__ __forceinline__ void begin(int j, const Work& w, int row) {
+    wait_for(s.K_full + 8 * slot.index, slot.parity);
+    multiply_scores(slot);
+    wait_for_products<0>(S);
+    release(s.K_empty + 8 * slot.index);
+    scale_and_mask(S, 1.f, LOG2_E, w.masks, row, j * BC, w.place.Nq);
+    float m_tilde[2], offset[2], rescale[2];
+    find_maximum(m_tilde, offset);
+    raise_maximum(m_tilde, offset, rescale);
+    weigh(offset);
+    round_weights();
+    if (j > w.first) wait_for(s.K_full + 8 * slot.next().index, slot.next().parity);
+  }
+
+  // A turn's first half: both products under way, S_j as soon as it is there
+  __device__ __forceinline__ void multiply_both(Slot before) {
+    take_turn();
+    multiply_scores(slot);
+    wait_for(s.V_full + 8 * before.index, before.parity);
+    multiply_values(before);
+    pass_turn();
+    wait_for_products<1>(S);
+    release(s.K_empty + 8 * slot.index);
+  }
+  // Its second half, behind the exponentials: P_j, as soon as P V of the block before has been added to O. The wait for the next K block
+  // stands first, to keep the compiler from moving the exponentials behind the wait for O.
+  __device__ __forceinline__ void end_turn(Slot before, bool more) {
+    if (more) wait_for(s.K_full + 8 * slot.next().index, slot.next().parity);
+    wait_for_products<0>(O);
+    release(s.V_empty + 8 * before.index);
+    round_weights();
+  }
+
+  // Turns from block j down to `until`. Where m grows, there is a copy of the exponentials for that, and O is rescaled behind the inner
+  // loop: what every turn needs stays straight code.
+  template <bool MASKED> __device__ __forceinline__ void turns(int& j, int until, const Work& w, int row) {
+    while (j >= until) {
+      bool grown;
+      float rescale[2];
+#pragma unroll 1
+      do {
+        const Slot before = slot;
+        slot = slot.next();
+        multiply_both(before);
+        if constexpr (MASKED) scale_and_mask(S, 1.f, LOG2_E, w.masks, row, j * BC, w.place.Nq);
+        float m_tilde[2], offset[2];
+        grown = find_maximum(m_tilde, offset);
+        if (!grown) {
+          weigh<false>(offset);
+        } else {
+          raise_maximum(m_tilde, offset, rescale);
+          weigh<true>(offset);
+        }
+        end_turn(before, j > w.first);
+      } while (--j >= until && !grown);
+      if (grown) scale_values(rescale);
+    }
+  }
+
+  // The last block is to be added to O
+  __device__ __forceinline__ void end() {
+    wait_for(s.V_full + 8 * slot.index, slot.parity);
+    multiply_values(slot);
+    wait_for_products<0>(O);
+    release(s.V_empty + 8 * slot.index);
+    slot = slot.next();
+  }
+};
+
+// O = diag(l)^-1 O, L = m + log(l). O leaves through the room of the warpgroup's rows of Q.
+__device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const Params& given, const RowBlock& place, int warp, int lane) {
+  const Shared& s = c.s;
+  float by[2];
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const int row = place.i * BR + c.group * 64 + warp * 16 + lane / 4 + 8 * h, query = row / PACK, of_pack = row % PACK;
+    const float l = row_sum(c.l[h]);
+    const Origin origin = origin_of(-c.minus_m[h], c.factor);
+    by[h] = l == 0.f ? 0.f : 1.f / l;
+    float L = p.scale * origin.score + LN_2 * (log2f(l) - origin.offset);
+    by[h] *= join_sink(L, sink_of(p, place.head + of_pack, query < place.Nq));
+    if (p.L && lane % 4 == 0 && query < place.Nq) p.L[place.L_row + static_cast<long long>(of_pack) * place.Nq + query] = L;
+  }
+  c.scale_values(by);
+  const int row = c.group * 64 + warp * 16 + lane % 16;  // of four 8 x 8 matrices, the row whose address this lane gives
+#pragma unroll
+  for (int n = 0; n < DV / 16; n++) {
+    const unsigned chunk = (n % 4 * 2 + lane / 16) ^ row % 8, at = s.Q + n / 4 * BR * SLAB_ROW + row * SLAB_ROW + chunk * 16;
+    const float(&left)[4] = c.O[2 * n], (&right)[4] = c.O[2 * n + 1];
+    store_matrices(at, pack(Element(), left[0], left[1]), pack(Element(), left[2], left[3]), pack(Element(), right[0], right[1]),
+                   pack(Element(), right[2], right[3]));
+  }
+  publish_writes();
+  meet(1 + c.group, WARPGROUP);
+  const int first = place.i * BR + c.group * 64;
+  const long long query = place.first_query + first / PACK;
+  const unsigned from = s.Q + c.group * 64 * SLAB_ROW;
+#if VARLEN
+  // Of the last rows of a sequence each goes by itself, since those behind them are another sequence's.
+  const int rows = place.Nq - first;
+  if (rows < 64) {
+    if (warp == 0) {
+      for (int r = lane; r < rows; r += 32)
+        for (int slab = 0; slab < V_SLABS; slab++) {
+          store_box<1>(given.O_row, from + (slab * BR + r) * SLAB_ROW, slab * SLAB, query + r, place.head, place.batch);
+        }
+      wait_for_stores();
+      __syncwarp();
+      if (lane == 0) arrive(s.Q_empty);
+    }
+    return;
+  }
+#endif
+  if (warp == 0 && lane == 0) {
+    for (int slab = 0; slab < V_SLABS; slab++)
+      store_box<PACK>(given.O, from + slab * BR * SLAB_ROW, slab * SLAB, query, place.head / PACK, place.batch);
+    wait_for_stores();
+    arrive(s.Q_empty);
+  }
+}
+
+__device__ __forceinline__ void consume(const Params& p, const Params& given, const Shared& s, int group) {
+  const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
+  Consumer c = {s, group, p.scale_log2, {0, 0}};
+  int Q_parity = 0;
+  if (PING_PONG && group == CONSUMERS - 1) c.pass_turn();
+  for (Works works; works.left(p); works.round++) {
+    const Work w = works.work(p);
+    if (!w.place.exists) continue;
+    const int row = w.row() + group * 64 + warp * 16 + lane / 4;
+#pragma unroll
+    for (int h = 0; h < 2; h++) c.minus_m[h] = -NEG_INF, c.l[h] = 0.f;
+#pragma unroll
+    for (int n = 0; n < DV / 8; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) c.O[n][e] = 0.f;
+    wait_for(s.Q_full, Q_parity);
+    Q_parity ^= 1;
+    if (w.turns() > 0) {
+      int j = w.end - 1;
+      c.begin(j, w, row);
+      j--;
+      if constexpr (CAUSAL || WINDOW) c.turns<true>(j, max(w.whole_end, w.first), w, row);
+      c.turns<false>(j, max(w.whole_begin, w.first), w, row);
+      if constexpr (WINDOW) c.turns<true>(j, w.first, w, row);
+      c.end();
+    }
+    const RowBlock place = VARLEN ? w.place : works.place(p);  // the same; registers are free again
+    write_rows(c, p, given, place, warp, lane);
+  }
+  if (PING_PONG && group == 0) c.take_turn();  // which is passed once more than it is taken
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) fa3_forward(const __grid_constant__ Params given) {
+  const Params p = given;
+  extern __shared__ __align__(1024) unsigned char sram[];
+  const Shared s(shared_address(sram));
+  if (threadIdx.x == 0) s.init_barriers();
+  __syncthreads();
+  const int group = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0);
+  if (group == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+    if (threadIdx.x < 32) produce(p, given, s);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+    consume(p, given, s, group - 1);
+  }
+}

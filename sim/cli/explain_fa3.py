@@ -1,0 +1,165 @@
+"""What `cupyflash explain` says of FlashAttention-3's tile: what was tried, what the chosen one takes, and how it is run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cupyflash.multiprocessor import Multiprocessor
+from cupyflash.schedules import TileSchedule, fa3_tiles
+from cupyflash.schedules.fa3 import Fa3Schedule
+from cupyflash.schedules.fa3_tiles import Candidate
+from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.show import say, show_table
+from cupyflash.words import plural
+
+FITTED = "the widest that fits"
+
+
+def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
+    """What was tried, and of what was chosen: rooms, roles, clocks of a turn and the grid, for JSON."""
+    assert isinstance(schedule, Fa3Schedule)
+    problem, device = schedule.problem, schedule.device
+    blocks = schedule.tiling.used.block_rows, schedule.block_cols
+    chosen = fa3_tiles.choose(problem, device, blocks)
+    tried = fa3_tiles.candidates(problem, device, None if request.tiling is None else blocks)
+    return {
+        "fmas_a_clock": fa3_tiles.fma_rate(problem, device),
+        "float32_fmas_a_clock": Multiprocessor.like(device.compute_capability).fma_lanes,
+        "candidates": [row(each, chosen) for each in tried],
+        "clocks": fa3_tiles.clocks(problem, device, chosen),
+        "rooms": dict(chosen.rooms),
+        "launch_registers": chosen.config.team.launch_registers,
+        "roles": chosen.config.roles,
+        "grid": {
+            "row_blocks": schedule.works,
+            "thread_blocks": schedule.grid,
+            "heads_a_row_block": schedule.pack,
+            "heads_at_a_time": schedule.pack * schedule.section,
+            "products_in_turns": chosen.config.ping_pong,
+        },
+    }
+
+
+def row(candidate: Candidate, chosen: Candidate) -> dict[str, Any]:
+    """A candidate for JSON, with no more than is known of it."""
+    config = candidate.config
+    verdict = "rejected" if candidate.rejected else "chosen" if candidate == chosen else "later"
+    known = {
+        "verdict": verdict,
+        "block_rows": config.team.block_rows,
+        "block_cols": config.block_cols,
+        "consumers": config.team.consumers,
+        "stages": config.stages,
+        "shared_bytes": candidate.shared_bytes,
+        "registers": candidate.registers,
+        "most_registers": candidate.most_registers,
+    }
+    if candidate.rejected:
+        return known | {"reason": candidate.rejected}
+    return known | {"turn_clocks": dict(candidate.parts), "bound_by": candidate.bound, "scores_a_clock": candidate.rate}
+
+
+def show(report: dict[str, Any], request: Request, everything: bool) -> None:
+    """What was tried and what is run, as text."""
+    (best,) = (each for each in report["candidates"] if each["verdict"] == "chosen")
+    say(
+        "O, S and P are a consumer's registers, Q and the slots of K and V shared memory. The widest blocks that both hold are "
+        "taken, since a turn has instructions that do not depend on its columns: first three warpgroups of 64 rows, where head "
+        f"dimensions are at most {fa3_tiles.SLAB}, then two. Under a causal mask Bc is at most {fa3_tiles.MOST_CAUSAL_COLS}: what "
+        'is masked of a block on the diagonal is computed in vain. tiling=(Br, Bc) with algorithm="fa3" fixes both. Arrays with '
+        f"addresses or strides that are no multiples of {fa3_tiles.ALIGNMENT} bytes, which TMA does not take, are fa2's."
+    )
+    click.echo()
+    show_tried(report["candidates"], everything)
+    click.echo()
+    show_rooms(report, best)
+    click.echo()
+    show_roles(report, best)
+    click.echo()
+    say("Clocks that one turn of the block (Br x Bc, both products) takes of a multiprocessor, by a model's parts:")
+    click.echo()
+    parts = best["turn_clocks"]
+    cells = (_sizes(best), *(f"{clocks:,.0f}" for clocks in parts.values()), f"{best['scores_a_clock']:.2f}")
+    show_table(("Br x Bc", *parts, "scores a clock"), [cells])
+    click.echo()
+    say(f"Bound by {best['bound_by']}; {report['clocks']:,.0f} clocks in all, by the model. {order(report, request)}")
+
+
+def show_tried(rows: list[dict[str, Any]], everything: bool) -> None:
+    """What was tried up to the chosen tile, with reasons, and the widest of what would have come later; or all of it."""
+    chosen = next(at for at, each in enumerate(rows) if each["verdict"] == "chosen")
+    later = rows[chosen + 1 :]
+    shown = later if everything else [each for each in later if each["verdict"] == "later"][:1]
+    say("Tried, in this order (registers of a consumer's thread for O, S and P; bytes of a block; by the model):")
+    click.echo()
+    cells = [
+        (
+            _sizes(each),
+            f"{each['registers']} of {each['most_registers']}",
+            f"{each['shared_bytes']:,}",
+            f"{each['scores_a_clock']:.2f}" if "scores_a_clock" in each else "-",
+            f"rejected: {each['reason'].split(':')[0]}" if "reason" in each else each["verdict"],
+        )
+        for each in (*rows[: chosen + 1], *shown)
+    ]
+    show_table(("Br x Bc", "registers", "shared", "scores a clock", ""), cells, left=(0, 4))
+    if len(shown) < len(later):
+        say(f"and {len(later) - len(shown)} more that would have come later (--all)", first="  ")
+
+
+def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
+    """Shared memory by what is held."""
+    p, rows, cols, slots = report["problem"], best["block_rows"], best["block_cols"], best["stages"]
+    held = {
+        "Q": ("Q, which O leaves through", f"{rows} x {max(p['head_dim'], p['head_dim_v'])}"),
+        "K": ("K", f"{slots} slots of {cols} x {p['head_dim']}"),
+        "V": ("V", f"{slots} slots of {cols} x {p['head_dim_v']}"),
+        "barriers": ("barriers", ""),
+    }
+    say(
+        f"Shared memory, {best['shared_bytes']:,} of {report['device']['sram_per_block']:,} bytes; rows are in slabs of "
+        f"{fa3_tiles.SLAB} elements, the last filled with zeros:"
+    )
+    click.echo()
+    show_table(("held", "", "bytes"), [(*held[name], f"{nbytes:,}") for name, nbytes in report["rooms"].items()], left=(0, 1))
+
+
+def show_roles(report: dict[str, Any], best: dict[str, Any]) -> None:
+    """Threads and registers by role."""
+    say(
+        f"Registers: {report['launch_registers']} a thread at launch, which setmaxnreg then moves between the roles. The "
+        "producer is one warp of a warpgroup, which copies by TMA; "
+        f"{plural(best['consumers'], 'consumer warpgroup')} of {fa3_tiles.WARPGROUP_ROWS} rows do all else. Of "
+        f"{report['device']['registers_per_sm']:,} they have:"
+    )
+    click.echo()
+    rows = [
+        (role, str(threads), str(each), f"{threads * each:,}")
+        for role, (threads, each) in ((role, found.values()) for role, found in report["roles"].items())
+    ]
+    show_table(("role", "threads", "a thread", "together"), rows)
+
+
+def order(report: dict[str, Any], request: Request) -> str:
+    """How row blocks come to thread blocks, and products to the tensor cores."""
+    p, grid = request.problem, report["grid"]
+    megabytes = grid["heads_at_a_time"] * p.kv_heads // p.heads * p.seqlen_k * (p.head_dim + p.head_dim_v) * p.itemsize / 2**20
+    turns = (
+        "Warpgroups issue their products in turns: one takes exponentials while another multiplies"
+        if grid["products_in_turns"]
+        else "Each warpgroup issues its products when it can"
+    )
+    heads = grid["heads_a_row_block"]
+    together = f" A row block has rows of {heads} heads, which share K and V: queries are few." if heads > 1 else ""
+    return (
+        f"{plural(grid['row_blocks'], 'row block')} of all heads on {plural(grid['thread_blocks'], 'thread block')}, one a "
+        f"multiprocessor, the longest first: {grid['row_blocks'] / grid['thread_blocks']:.2f} each. "
+        f"{plural(grid['heads_at_a_time'], 'head')} at a time, whose K and V are {megabytes:,.1f} MB: as many as take half of the "
+        f"L2 ({request.device.l2_bytes / 2**20:.0f} MB), and at least one.{together} {turns}."
+    )
+
+
+def _sizes(each: dict[str, Any]) -> str:
+    return f"{each['block_rows']:>3} x {each['block_cols']:<3}"

@@ -1,0 +1,291 @@
+"""Machine code for an architecture's own instructions: what is kept on disk, when it is compiled anew, how it is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import sys
+import types
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tile_copy import TileCopy
+
+from cupyflash import Problem, compiler, cubins, nvrtc
+from cupyflash.cubins import Cubin, Program
+from cupyflash.nvrtc import CompileError, remarks
+from cupyflash.resources import parse_account
+
+ELF = b"\x7fELF"
+PROGRAM = Program('extern "C" __global__ void set(int* x) { *x = VALUE; }', "set.cu", ("-DVALUE=1",), "90a")
+KEPT = Cubin(ELF + bytes(1000), "a log")
+
+
+class Recorded:
+    """CuPy's RawModule for paths, as far as it is used: it reads the file at get_function, once a path, as CuPy's memo has it."""
+
+    def __init__(self) -> None:
+        self.paths: list[Path] = []
+        self.modules: dict[str, bytes] = {}
+
+    def RawModule(self, *, path: str) -> Any:
+        def get_function(name: str) -> Any:
+            self.paths.append(Path(path))
+            if path not in self.modules:
+                try:
+                    self.modules[path] = Path(path).read_bytes()
+                except FileNotFoundError as error:
+                    raise RuntimeError("CUDA_ERROR_FILE_NOT_FOUND") from error
+            if not self.modules[path].startswith(ELF):
+                raise RuntimeError("CUDA_ERROR_INVALID_IMAGE")
+            return types.SimpleNamespace(name=name, code=self.modules[path], local_size_bytes=0)
+
+        return types.SimpleNamespace(get_function=get_function)
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Recorded]:
+    cubins.compiler()  # while CuPy, which has NVRTC's binding, is itself
+    for name in (cubins.IN_MEMORY, cubins.SAVE_SOURCE, cubins.DUMP):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(cubins.FOLDER, str(tmp_path / "cache"))
+    recorded = Recorded()
+    monkeypatch.setitem(sys.modules, "cupy", recorded)
+    yield recorded
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
+    """The programs that were compiled, to what `KEPT` has."""
+    found: list[Program] = []
+    monkeypatch.setattr(cubins, "compiled", lambda program: found.append(program) or KEPT)
+    return found
+
+
+def folder() -> Path:
+    return Path(os.environ[cubins.FOLDER])
+
+
+def files() -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder().iterdir()}
+
+
+# -- kept -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_is_compiled_once_and_read_from_its_file(cupy: Recorded, compiled: list[Program]) -> None:
+    for _ in range(2):
+        function, said = cubins.function(PROGRAM, "set")
+        assert (function.name, function.code, said) == ("set", KEPT.code, ())
+    assert compiled == [PROGRAM] and set(cupy.paths) == {folder() / f"cupyflash_{PROGRAM.key}.cubin"}
+    told = json.loads(files()[f"cupyflash_{PROGRAM.key}.json"])
+    assert told == {"sha256": hashlib.sha256(KEPT.code).hexdigest(), "log": "a log"} and len(files()) == 2
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "the source": {"source": PROGRAM.source + " "},
+    "an option": {"options": ("-DVALUE=2",)},
+    "the sources that it includes": {"options": ("-DVALUE=1", "-DCUPYFLASH_SOURCES=0x2")},
+    "the architecture": {"architecture": "100a"},
+}
+
+
+def test_all_that_can_change_the_machine_code_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {PROGRAM.key, *(PROGRAM._replace(**change).key for change in CHANGES.values())}
+    (kernel,) = TileCopy.of(Problem(1, 1, 1, 16, 16, 64, "float16")).kernels()
+    assert any(option.startswith("-DCUPYFLASH_SOURCES=") for option in compiler.options(kernel))
+    assert "release" in cubins.compiler() and "Build ID" in cubins.compiler()
+    monkeypatch.setattr(cubins, "compiler", lambda: "another")
+    keys.add(PROGRAM.key)
+    monkeypatch.setattr(cubins, "header_directories", lambda: ("/elsewhere",))
+    assert len({*keys, PROGRAM.key}) == len(CHANGES) + 3
+
+
+DAMAGE = {
+    "truncated": lambda cubin, told: cubin.write_bytes(cubin.read_bytes()[:500]),
+    "emptied": lambda cubin, told: cubin.write_bytes(b""),
+    "a bit that flipped": lambda cubin, told: cubin.write_bytes(ELF + b"\1" + cubin.read_bytes()[5:]),
+    "another's hash": lambda cubin, told: told.write_text(json.dumps({"sha256": "0" * 64, "log": ""})),
+    "half of what tells of it": lambda cubin, told: told.write_text(told.read_text()[:20]),
+    "something else there": lambda cubin, told: told.write_text("[]"),
+    "nothing beside it": lambda cubin, told: told.unlink(),
+    "only what tells of it": lambda cubin, told: cubin.unlink(),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_file_is_compiled_again(name: str, cupy: Recorded, compiled: list[Program]) -> None:
+    cubins.function(PROGRAM, "set")
+    whole = files()
+    DAMAGE[name](*(folder() / f"cupyflash_{PROGRAM.key}.{kind}" for kind in ("cubin", "json")))
+    assert files() != whole
+    cupy.modules.clear()  # another process
+    assert cubins.function(PROGRAM, "set")[0].code == KEPT.code
+    assert compiled == [PROGRAM] * 2 and files() == whole
+
+
+def test_many_may_write_and_read_at_once(tmp_path: Path) -> None:
+    """Compilers that do not agree to the byte: a reader has one of them whole, or none."""
+    path, options = tmp_path / "cupyflash_1.cubin", [Cubin(bytes([n]) * (1000 + n), str(n)) for n in range(8)]
+
+    def work(turn: int) -> Cubin | None:
+        assert cubins.write(path, options[turn % 8], "")
+        return cubins.read(path)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(work, range(64))) <= {None, *options}
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["cupyflash_1.cubin", "cupyflash_1.json"]
+
+
+@pytest.mark.parametrize("mode", ["a file", "below a file", "full"])
+def test_an_unusable_folder_is_no_error(
+    mode: str, cupy: Recorded, compiled: list[Program], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cubin is then loaded from a file that goes, at another path each time."""
+    (tmp_path / "file").touch()
+    if mode == "full":
+
+        def full(path: Path, data: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(cubins, "_put", full)
+    else:
+        monkeypatch.setenv(cubins.FOLDER, str(tmp_path / "file" / ("below" if mode == "below a file" else "")))
+    for _ in range(2):
+        assert cubins.function(PROGRAM, "set")[0].code == KEPT.code
+    assert len(set(cupy.paths)) == 2 and not any(path.exists() or path.parent.exists() for path in cupy.paths)
+    assert compiled == [PROGRAM] * 2
+
+
+def test_a_full_disk_leaves_nothing_half(cupy: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace(before: str, after: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", replace)
+    assert not cubins.write(tmp_path / "cupyflash_1.cubin", KEPT, "") and list(tmp_path.iterdir()) == []
+
+
+def test_cupys_switches(
+    cupy: Recorded, compiled: list[Program], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(cubins.IN_MEMORY, "1")
+    cubins.function(PROGRAM, "set")
+    assert not folder().exists() and not cupy.paths[0].exists()
+    for off in ("0", "", "yes"):  # as CuPy reads it
+        monkeypatch.setenv(cubins.IN_MEMORY, off)
+        cubins.function(PROGRAM, "set")
+    assert len(compiled) == 2 and len(files()) == 2
+    monkeypatch.setenv(cubins.SAVE_SOURCE, "1")
+    other = PROGRAM._replace(name="other.cu")
+    cubins.function(other, "set")
+    assert files()[f"cupyflash_{other.key}.cubin.cu"].decode() == PROGRAM.source
+    monkeypatch.delenv(cubins.FOLDER)
+    monkeypatch.setenv("HOME", str(folder().parent if cubins.FOLDER in os.environ else Path(cupy.paths[-1]).parents[1]))
+    cubins.function(PROGRAM, "set")
+    assert cupy.paths[-1].parent == Path.home() / ".cupy" / "kernel_cache"
+
+
+def test_a_folder_that_is_emptied_meanwhile(cupy: Recorded, compiled: list[Program], monkeypatch: pytest.MonkeyPatch) -> None:
+    cubins.function(PROGRAM, "set")
+    cupy.modules.clear()
+    read = cubins.read
+
+    def read_and_lose(path: Path) -> Cubin | None:
+        found = read(path)
+        shutil.rmtree(path.parent)
+        return found
+
+    monkeypatch.setattr(cubins, "read", read_and_lose)
+    assert cubins.function(PROGRAM, "set")[0].code == KEPT.code and compiled == [PROGRAM]
+    monkeypatch.setattr(cubins, "read", lambda path: Cubin(b"no ELF", ""))
+    monkeypatch.setattr(cubins, "compiled", lambda program: pytest.fail("compiled"))
+    with pytest.raises(RuntimeError, match="INVALID_IMAGE"):  # what the driver refuses is no other file's fault
+        folder().mkdir()
+        (folder() / f"cupyflash_{PROGRAM.key}.cubin").write_bytes(b"no ELF")
+        cubins.function(PROGRAM, "set")
+
+
+# -- compiled ---------------------------------------------------------------------------------------------------------------
+
+
+def test_nvrtc_makes_machine_code_for_sm_90a_and_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instructions that sm_90 has not, and ptxas' account."""
+    source = 'extern "C" __global__ void k(int* x) { asm volatile("wgmma.fence.sync.aligned;"); *x = VALUE; }'
+    made = cubins.compiled(Program(source, "k.cu", ("-DVALUE=1",), "90a"))
+    assert made.code.startswith(ELF) and b"sm_90a" in made.code and set(parse_account(made.log)) == {"k"}
+    segments, length, count = struct.unpack_from("<32xQ14xHH", made.code)
+    assert segments + length * count == len(made.code)  # a file has no zero behind it, as a text in memory has
+    assert nvrtc.whole(made.code) == nvrtc.whole(made.code[:-1]) == made.code and nvrtc.whole(made.code[:-2]) == made.code[:-2]
+    with pytest.raises(CompileError, match="wgmma"):
+        cubins.compiled(Program(source, "k.cu", ("-DVALUE=1",), "90"))
+
+
+def test_a_source_that_does_not_compile_is_shown_if_asked(
+    cupy: Recorded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(source: str, options: Any, name: str) -> Any:
+        raise CompileError(name, "expected a ';'")
+
+    monkeypatch.setattr(cubins, "compile_to_cubin", refuse)
+    for asked in ("0", "1"):
+        monkeypatch.setenv(cubins.DUMP, asked)
+        with pytest.raises(CompileError, match=r"set\.cu does not compile"):
+            cubins.function(PROGRAM, "set")
+        said = capsys.readouterr().err
+        assert ("expected a ';'" in said and "   1 extern" in said and "-arch=sm_90a -DVALUE=1" in said) == (asked == "1")
+    assert not folder().exists()
+
+
+SERIAL = r"""#define R(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+extern "C" __global__ void k(float* y, unsigned long long a, unsigned long long b, int n) {
+  float c[4] = {};
+  for (int i = 0; i < n; i++) {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    for (int k = 0; k < 2; k++) {
+      asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;" : R(0)
+                   : "l"(a + k), "l"(b + i));
+      BETWEEN
+    }
+    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" : R(0)::"memory");
+  }
+  for (int i = 0; i < 4; i++) y[4 * threadIdx.x + i] = c[i];
+}"""
+
+
+def test_products_that_wait_for_each_other_are_remarked_on() -> None:
+    said = [
+        remarks(cubins.compiled(Program(SERIAL, "k.cu", (f"-DBETWEEN={between}",), "90a")).log) for between in ("", "c[1]+=1.f;")
+    ]
+    assert said[0] == ()
+    assert any("wgmma" in line and "in function 'k'" in line.replace("the function", "function") for line in said[1])
+
+
+def test_a_kernel_that_waits_makes_way_for_the_next(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one with local memory does; an ordinary kernel never comes here."""
+    (kernel,) = TileCopy.of(Problem(1, 1, 1, 16, 16, 64, "float16")).kernels()
+    others = tuple(type(kernel)(**{**kernel.__dict__, "constants": (*kernel.constants, ("OTHER", n))}) for n in (1, 2))
+    first = type(kernel)(**{**kernel.__dict__, "instead": others})
+    asked: list[Program] = []
+    remark = "ptxas info : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized"
+
+    def made(program: Program) -> Cubin:
+        asked.append(program)
+        return Cubin(KEPT.code, "" if "-DOTHER=2" in program.options else remark)
+
+    monkeypatch.setattr(cubins, "compiled", made)
+    monkeypatch.setattr(compiler, "_functions", {})
+    monkeypatch.setattr("cupyflash.dispatch.current_gpu", lambda ordinal: types.SimpleNamespace(compute_capability=(9, 0)))
+    found, function = compiler.gpu_kernel(first, 0)
+    assert found == others[1] and function.code == KEPT.code and len(asked) == 3
+    assert all(each.architecture == "90a" and "-ftz=true" in each.options for each in asked)
+    assert all(set(compiler.options(kernel)) <= set(each.options) for each in asked)
+    compiler._functions.clear()  # the remarks are kept, too
+    assert compiler.gpu_kernel(first, 0)[0] == others[1] and len(asked) == 3
+    assert compiler.gpu_kernel(first, 1)[0] == others[1] and len(cupy.paths) == 9  # each device loads its own
+    assert nvrtc.remarks(remark) == (remark,)

@@ -1,0 +1,402 @@
+"""Seeded faults in FlashAttention-3's kernel: each is found, and what is not broken is clean under any order of execution."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import test_varlen
+
+from cases_fa3 import H100, Case, Layout, executed
+from cupyflash import Problem, TileSchedule
+from cupyflash.schedules import VarlenSchedule, plan_varlen
+from cupyflash.sim import execute_varlen
+from cupyflash.sim.execution import Execution
+from cupyflash.sim.inputs import Inputs
+from cupyflash.sim.yardstick import measure
+from mutants import Mutant, check_mutant, check_unbroken
+from suites import MORE, sample
+
+FA3, PRODUCTS, COPIES = "fa3_forward.cu", "wgmma.cuh", "tma.cuh"
+LOAD, STORE, PRODUCT = "d.shared::cluster.global.tile", "d.global.shared::cta.tile", "PRODUCT("
+PUT, WAIT, ARRIVE = "stmatrix", "mbarrier.try_wait", "mbarrier.arrive"
+LOADED = (LOAD, PRODUCT)
+
+PROBLEM = Problem(1, 1, 1, 150, 77, 80, "float16")
+"""Two row blocks, ragged, of five turns each in blocks of 128 x 16; rows of two slabs in shared memory."""
+TWO_STAGES = H100.with_sram("50KB")
+CASES = {
+    "": PROBLEM,
+    "causal": PROBLEM.asking(causal=True),
+    "window": PROBLEM.asking(window=(20, 10)),
+    "lengths": Problem(2, 1, 1, 150, 77, 80, "float16", padded=True, key_lengths=(51, 55)),
+    "sinks": PROBLEM.asking(sinks=True),
+    "sharp": PROBLEM.asking(scale=3.0),
+    "heads": Problem(1, 8, 1, 20, 77, 80, "float16", causal=True, sinks=True),
+    "groups": Problem(1, 3, 1, 100, 20, 80, "float16"),
+    "few": replace(PROBLEM.asking(causal=True), seqlen_q=200, seqlen_k=20),
+    "sections": Problem(3, 2, 1, 250, 20, 80, "float16"),
+}
+
+
+def mutant(old: str, new: str, finds: str, *lines: str, problem: str = "", file: str = FA3) -> Mutant:
+    return Mutant(file, old, new, finds, lines, problem)
+
+
+def swapped(first: str, second: str, finds: str, *lines: str, **others: str) -> Mutant:
+    """The second of two neighbouring lines before the first."""
+    return mutant(f"    {first}\n    {second}\n", f"    {second}\n    {first}\n", finds, *lines, **others)
+
+
+MUTANTS = {
+    # what generic writes are to copies and products
+    "O is not published": mutant("publish_writes();\n  meet", "meet", "proxy", STORE, PUT),
+    "zeros are not published": mutant(
+        "publish_writes();\n  __syncwarp();", "__syncwarp();", "proxy", PRODUCT, "st.shared.v4", problem="lengths"
+    ),
+    "zeros are there for one lane": mutant(
+        "publish_writes();\n  __syncwarp();", "publish_writes();", "race|proxy", PRODUCT, "st.shared.v4", problem="lengths"
+    ),
+    "barriers are not published": mutant("    publish_barriers();\n", "", "proxy|missing fence|race", LOAD, "mbarrier"),
+    "nobody waits for barriers": mutant("s.init_barriers();\n  __syncthreads();", "s.init_barriers();", "race", "mbarrier"),
+    # slots that are given back early
+    "K is released before its product": swapped(
+        "wait_for_products<1>(S);", "release(s.K_empty + 8 * slot.index);", "race", *LOADED
+    ),
+    "the first K is released before its product": swapped(
+        "wait_for_products<0>(S);", "release(s.K_empty + 8 * slot.index);", "race", *LOADED
+    ),
+    "V is released before its product": swapped(
+        "wait_for_products<0>(O);", "release(s.V_empty + 8 * before.index);", "race", *LOADED
+    ),
+    "a warp releases K for all": mutant(
+        "init_barrier(K_empty + 8 * slot, WARPS)", "init_barrier(K_empty + 8 * slot, 1)", "race|deadlock", *LOADED, WAIT
+    ),
+    "a warp releases V for all": mutant(
+        "init_barrier(V_empty + 8 * slot, WARPS)", "init_barrier(V_empty + 8 * slot, 1)", "race|deadlock", *LOADED, WAIT
+    ),
+    "a warpgroup releases Q for all": mutant(
+        "init_barrier(Q_empty, CONSUMERS)", "init_barrier(Q_empty, 1)", "race|deadlock", LOAD, STORE, PUT, WAIT
+    ),
+    "Q is released before O has left": swapped("wait_for_stores();", "arrive(s.Q_empty);", "race", LOAD, STORE),
+    "nobody waits until O has left": mutant("    wait_for_stores();\n", "", "race", LOAD, STORE),
+    # barriers
+    "a slot is not empty at first": mutant("K_slot = {0, 1}", "K_slot = {0, 0}", "deadlock", WAIT),
+    "V's slot is not empty at first": mutant("V_slot = {0, 1}", "V_slot = {0, 0}", "deadlock", WAIT),
+    "the parity stays": mutant("Slot{0, parity ^ 1}", "Slot{0, parity}", "race|in flight|deadlock", *LOADED, WAIT),
+    "the first K is not waited for": mutant(
+        "wait_for(s.K_full + 8 * slot.index, slot.parity);", "", "in flight|race|uninitialised", *LOADED
+    ),
+    "K is waited for with the other parity": mutant(
+        "slot.next().index, slot.next().parity",
+        "slot.next().index, slot.next().parity ^ 1",
+        "in flight|race|uninitialised|deadlock",
+        *LOADED,
+    ),
+    "V is waited for with the other parity": mutant(
+        "before.index, before.parity", "before.index, before.parity ^ 1", "in flight|race|uninitialised|deadlock", *LOADED
+    ),
+    "the last V is not waited for": mutant(
+        "    wait_for(s.V_full + 8 * slot.index, slot.parity);\n    multiply_values(slot);",
+        "    multiply_values(slot);",
+        "in flight|race|uninitialised|deadlock",
+        *LOADED,
+        WAIT,
+    ),
+    "Q is not waited for": mutant("    wait_for(s.Q_full, Q_parity);\n", "", "in flight|race|uninitialised", *LOADED),
+    "Q's parity stays": mutant("    Q_parity ^= 1;\n", "", "in flight|race|deadlock", *LOADED, WAIT),
+    "Q's room is taken early": mutant("      wait_for(s.Q_empty, parity);\n", "", "race", *LOADED),
+    "Q's room has one parity": mutant("    parity ^= 1;\n", "", "race|deadlock", *LOADED, WAIT),
+    "cut blocks have one parity": mutant(
+        "      came ^= 1;\n", "", "race|in flight|deadlock", *LOADED, "st.shared.v4", WAIT, problem="lengths"
+    ),
+    "a cut block is there before it is cut": mutant(
+        "      clear_rows(V, w.masks.keys - j * BC);\n      if (copies) arrive(full);",
+        "      if (copies) arrive(full);\n      clear_rows(V, w.masks.keys - j * BC);",
+        "race|proxy",
+        PRODUCT,
+        "st.shared.v4",
+        problem="lengths",
+    ),
+    "K is expected a row short": mutant(
+        "full + 8 * K_slot.index, K_BYTES);",
+        "full + 8 * K_slot.index, K_BYTES - SLAB_ROW);",
+        "in flight|race|bad arrival|deadlock",
+        *LOADED,
+        ARRIVE,
+        WAIT,
+    ),
+    "V is expected a row long": mutant("s.V_came : full, V_BYTES", "s.V_came : full, V_BYTES + SLAB_ROW", "deadlock", WAIT),
+    "Q is expected a row short": mutant(
+        "BR * SLAB_ROW * K_SLABS);", "(BR - 1) * SLAB_ROW * K_SLABS);", "in flight|race|bad arrival|deadlock", *LOADED, ARRIVE, WAIT
+    ),
+    "a row block without keys does not count": mutant("        arrive(s.Q_full);\n", "", "deadlock", WAIT, problem="few"),
+    # products
+    "S is not fenced": mutant(
+        "    begin_products();\n#pragma unroll\n    for (int k = 0; k < (HEAD",
+        "#pragma unroll\n    for (int k = 0; k < (HEAD",
+        "missing fence|in flight",
+        PRODUCT,
+    ),
+    "O is not fenced": mutant(
+        "    begin_products();\n#pragma unroll\n    for (int k = 0; k < BC",
+        "#pragma unroll\n    for (int k = 0; k < BC",
+        "missing fence|in flight",
+        PRODUCT,
+    ),
+    "S is read before it is there": mutant("wait_for_products<1>(S)", "wait_for_products<2>(S)", "in flight", ""),
+    "O is given on before it is there": mutant(
+        "wait_for_products<0>(O);\n    release(s.V_empty + 8 * before",
+        "wait_for_products<1>(O);\n    release(s.V_empty + 8 * before",
+        "in flight|race",
+        "",
+    ),
+    "S has no group of its own": mutant("k > 0);\n    }\n    commit_products();", "k > 0);\n    }", "in flight", ""),
+    "P is overwritten while it is read": mutant(
+        "    wait_for_products<0>(O);\n    release(s.V_empty + 8 * before.index);\n    round_weights();",
+        "    round_weights();\n    wait_for_products<0>(O);\n    release(s.V_empty + 8 * before.index);",
+        "in flight",
+        "",
+    ),
+    "S is added to": mutant(", k > 0);", ", true);", "numbers"),
+    # descriptors
+    "another swizzle": mutant("| 1ull << 30", "| 2ull << 30", "swizzle", PRODUCT, file=PRODUCTS),
+    "no swizzle": mutant("| 1ull << 30", "| 0ull << 30", "swizzle", PRODUCT, file=PRODUCTS),
+    "eight rows are half as far apart": mutant("1024ull >> 4 |", "512ull >> 4 |", "numbers", file=PRODUCTS),
+    "slabs of V are a row off": mutant("columns(s.V, BC * SLAB_ROW)", "columns(s.V, (BC + 1) * SLAB_ROW)", "numbers"),
+    "slabs of V do not count": mutant("<< 16};", "<< 15};", "numbers", file=PRODUCTS),
+    "warpgroups have one another's rows": mutant(
+        "+ group * 64 * SLAB_ROW, K", "+ (CONSUMERS - 1 - group) * 64 * SLAB_ROW, K", "numbers"
+    ),
+    "steps of Q and K are half as long": mutant("k % 4 * 32;", "k % 4 * 16;", "numbers"),
+    "the second slab of Q is K's": mutant("k / 4 * BR * SLAB_ROW", "k / 4 * BC * SLAB_ROW", "numbers"),
+    "K's first slab twice": mutant("k / 4 * BC * SLAB_ROW + inside", "inside", "numbers"),
+    "slots overlap": mutant("V = K + STAGES * K_BYTES", "V = K + STAGES * K_BYTES - 1024", "race|in flight", *LOADED),
+    # what is copied
+    "K a row on": mutant("K_SLABS, w.place.first_key + j * BC, w", "K_SLABS, w.place.first_key + j * BC + 1, w", "numbers"),
+    "slabs have the same columns": mutant("full, slab * SLAB, row", "full, 0, row", "bytes"),
+    "O a row on": mutant("slab * SLAB, query, place", "slab * SLAB, query + 1, place", "bytes"),
+    "warpgroups store the same rows": mutant("first = place.i * BR + c.group * 64;", "first = place.i * BR;", "race", STORE),
+    "O is stored before the warpgroup has put it down": mutant(
+        "  publish_writes();\n  meet(1 + c.group, WARPGROUP);", "  publish_writes();", "race", STORE, PUT
+    ),
+    "O is not swizzled": mutant("(n % 4 * 2 + lane / 16) ^ row % 8", "(n % 4 * 2 + lane / 16)", "numbers"),
+    "O's slabs are one": mutant("from + slab * BR * SLAB_ROW", "from", "numbers"),
+    "every key head is its query head": mutant("head, head / p.group, p.Nq", "head, head, p.Nq", "bytes", problem="groups"),
+    "zeros begin a row late": mutant("chunk = from * 8 + ", "chunk = (from + 1) * 8 + ", "numbers", problem="lengths"),
+    "no block is cut": mutant("cut = (PADDED || VARLEN) &&", "cut = false &&", "numbers", problem="lengths"),
+    "the batch's length is the first's": mutant("p.key_lengths[w.place.batch]", "p.key_lengths[0]", "numbers", problem="lengths"),
+    "every lane asks for the length": mutant("if (threadIdx.x % 32 == 0) keys", "keys", "bytes", problem="lengths"),
+    # which blocks
+    "the diagonal is taken for whole": mutant(
+        "visible_end(w.masks, row) / BC", "(visible_end(w.masks, row) + BC) / BC", "numbers", problem="causal"
+    ),
+    "the window's left edge is taken for whole": mutant(
+        "(visible_begin(w.masks, last_row) + BC - 1) / BC", "visible_begin(w.masks, row) / BC", "numbers", problem="window"
+    ),
+    "the mask is a key off": mutant(
+        "w.masks, row, j * BC, w.place.Nq", "w.masks, row, j * BC + 1, w.place.Nq", "numbers", problem="causal"
+    ),
+    "the mask is a row off": mutant(
+        "w.row() + group * 64 + warp * 16 + lane / 4;",
+        "w.row() + group * 64 + warp * 16 + lane / 4 + 1;",
+        "numbers",
+        problem="causal",
+    ),
+    "the last keys are not visited": mutant("(end_key + BC - 1) / BC", "end_key / BC", "bytes"),
+    "the first keys are not visited": mutant(
+        "w.first = first_key / BC", "w.first = (first_key + BC - 1) / BC", "bytes", problem="window"
+    ),
+    "a row block is done twice": mutant("{blocks - 1 - block, batch", "{max(0, blocks - 2 - block), batch", "bytes"),
+    "a round skips a row block": mutant("? gridDim.x - 1 - block", "? gridDim.x - block", "bytes"),
+    "a section is as long as the others": mutant(
+        "min(p.section, (VARLEN ? p.heads : p.heads / PACK * p.sequences) - section * p.section)",
+        "p.section",
+        "bytes",
+        problem="sections",
+    ),
+    "batches are heads": mutant(
+        "pair / (p.heads / PACK), head = pair * PACK - batch * p.heads",
+        "pair % p.sequences, head = pair / p.sequences",
+        "numbers",
+        problem="sections",
+    ),
+    # the softmax
+    "O is not rescaled": mutant("      if (grown) scale_values(rescale);\n", "", "numbers", problem="sharp"),
+    "O is rescaled late": mutant("--j >= until && !grown", "--j >= until", "numbers", problem="sharp"),
+    "warps wait apart": mutant(
+        "        end_turn(before, j > w.first);",
+        "        if (grown) end_turn(before, true);\n        else end_turn(before, j > w.first);",
+        "disagreement",
+        "",
+        problem="sharp",
+    ),
+    "l is not rescaled": mutant("l[h] *= rescale[h];", "", "numbers", problem="sharp"),
+    "the offset is the old one": mutant("      offset[h] = now.offset;\n", "", "numbers", problem="sharp"),
+    "the maximum is forgotten": mutant("      minus_m[h] = -m_new;\n", "", "numbers", problem="sharp"),
+    "m never grows": mutant("(growth > MOST_GROWTH) | ", "", "numbers", problem="sharp"),
+    "the maximum is a lane's": mutant("row_max(largest)", "largest", "numbers", problem="sharp"),
+    "l is a lane's": mutant("row_sum(c.l[h])", "c.l[h]", "numbers"),
+    "l begins with the block before": mutant(
+        "c.minus_m[h] = -NEG_INF, c.l[h] = 0.f;", "c.minus_m[h] = -NEG_INF;", "numbers", problem="few"
+    ),
+    "the sink is forgotten": mutant(
+        "by[h] *= join_sink(L, sink_of(p, place.head + of_pack, query < place.Nq));", "", "numbers", problem="sinks"
+    ),
+    "the sink is another head's": mutant("sink_of(p, place.head + of_pack,", "sink_of(p, place.head,", "numbers", problem="heads"),
+    "L without its offset": mutant("(log2f(l) - origin.offset)", "log2f(l)", "numbers"),
+    "L is another head's": mutant("p.L[place.L_row + ", "p.L[", "numbers", problem="groups"),
+    "L is written past the end": mutant(
+        "lane % 4 == 0 && query < place.Nq) p.L", "lane % 4 == 0) p.L", "out of bounds|race", "p.L["
+    ),
+    "every lane writes L": mutant("p.L && lane % 4 == 0 && query", "p.L && query", "bytes"),
+    # rows of several heads in a block
+    "the rows of a head are neighbours": mutant(
+        "query = row / PACK, of_pack = row % PACK",
+        "query = row % (BR / PACK), of_pack = row / (BR / PACK)",
+        "race|out of bounds",
+        "p.L[",
+        problem="heads",
+    ),
+    "the mask knows one head": mutant("(row0 + 8 * h) / PACK", "row0 + 8 * h", "numbers", problem="heads", file="mask.cuh"),
+    "the block's last query is a head's": mutant("(w.row() + BR) / PACK", "w.row() / PACK + 1", "bytes", problem="heads"),
+    "O of one head": mutant("first / PACK;", "first;", "bytes", problem="heads"),
+    # packed sequences
+    "a sequence's last rows go together": mutant("if (rows < 64) {", "if (rows < 0) {", "race", STORE, problem="packed"),
+    "a sequence's rows go to the next": mutant("query + r, place", "query + r + 1, place", "race", STORE, problem="packed"),
+    "Q is released while rows leave": mutant(
+        "      wait_for_stores();\n      __syncwarp();", "      wait_for_stores();", "race", LOAD, STORE, problem="packed"
+    ),
+    "nobody waits until rows have left": mutant(
+        "      wait_for_stores();\n      __syncwarp();", "      __syncwarp();", "race", LOAD, STORE, problem="packed"
+    ),
+    "what is behind a sequence counts": mutant("(PADDED || VARLEN) &&", "PADDED &&", "numbers", problem="packed"),
+    "the keys are the first sequence's": mutant("w.place.first_key + j * BC", "j * BC", "numbers", problem="packed"),
+    "the queries are the first sequence's": mutant("w.place.first_query + w.row()", "w.row()", "numbers", problem="packed"),
+    "a block too many is done": mutant(
+        "L_row, sequence.block < Tr}", "L_row, true}", "out of bounds|race|deadlock", "", problem="packed"
+    ),
+    # warpgroups and their registers
+    "nobody has the first turn": mutant("  if (PING_PONG && group == CONSUMERS - 1) c.pass_turn();\n", "", "deadlock", ""),
+    "a turn is passed to oneself": mutant("TURN + (group + 1 < CONSUMERS ? group + 1 : 0)", "TURN + group", "deadlock", ""),
+    "warpgroups meet at one barrier": mutant(
+        "meet(1 + c.group, WARPGROUP)", "meet(1, WARPGROUP)", "race|deadlock|partial barrier", ""
+    ),
+    "warpgroups want more registers": mutant('"n"(CONSUMER_REGISTERS)', '"n"(CONSUMER_REGISTERS + 8)', "deadlock", "setmaxnreg"),
+    "the producer gives none back": mutant(
+        '    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));\n', "", "deadlock", "setmaxnreg"
+    ),
+}
+
+
+def case_of(problem: str) -> Case:
+    layouts = dict.fromkeys(("q", "k", "v", "out"), Layout())
+    device = replace(
+        TWO_STAGES, sm_count=2 if problem == "sections" else 1, l2_bytes=25_600 if problem == "sections" else H100.l2_bytes
+    )
+    return Case(CASES[problem], device, (128, 16), layouts, axes=4, seed=0, order=None, v_mean=1.0, lse=True)
+
+
+SEQLENS = ((70, 20), (0, 5), (150, 77), (30, 0), (100, 40))
+POISONED = 2  # of the sequences, one with NaN for K and V, which is its own affair
+
+
+def schedule_of(problem: str) -> TileSchedule:
+    if problem != "packed":
+        return case_of(problem).schedule
+    posed = Problem(len(SEQLENS), 1, 1, 150, 77, 80, "float16")
+    return plan_varlen(posed, replace(TWO_STAGES, sm_count=2), SEQLENS, (128, 16), lse=True, algorithm="fa3")
+
+
+def of_case(problem: str, schedule: TileSchedule, seed: int | None) -> tuple[Execution, bool]:
+    """An execution, and whether its numbers are right."""
+    if isinstance(schedule, VarlenSchedule):
+        return run_packed(schedule, seed)
+    execution, numbers = executed(replace(case_of(problem), order=seed))
+    return execution, all(each.good for each in numbers.values())
+
+
+def run_packed(schedule: VarlenSchedule, seed: int | None) -> tuple[Execution, bool]:
+    q, k, v, cu_q, cu_k = test_varlen.packed(SEQLENS, 1, 1, 80, 80)
+    k[cu_k[POISONED] : cu_k[POISONED + 1]] = v[cu_k[POISONED] : cu_k[POISONED + 1]] = np.nan
+    execution = execute_varlen(schedule, q, k, v, seed=seed)
+    assert execution.lse is not None
+    good = True
+    for each in range(len(SEQLENS)):
+        if each != POISONED:
+            rows, keys = slice(*cu_q[each : each + 2]), slice(*cu_k[each : each + 2])
+            inputs = Inputs(*(array.swapaxes(0, 1) for array in (q[rows], k[keys], v[keys])))
+            numbers = measure(execution.out[rows].swapaxes(0, 1), execution.lse[:, rows], inputs)
+            good &= all(one.good for one in numbers.values())
+    return execution, good
+
+
+# The wide suite has one or two of each kind, and with CUPYFLASH_TEST_EXAMPLES all.
+WIDE = {
+    "O is not published",
+    "zeros are not published",
+    "barriers are not published",
+    "K is released before its product",
+    "V is released before its product",
+    "Q is released before O has left",
+    "V's slot is not empty at first",
+    "the parity stays",
+    "K is waited for with the other parity",
+    "V is waited for with the other parity",
+    "Q is not waited for",
+    "Q's parity stays",
+    "Q's room is taken early",
+    "a cut block is there before it is cut",
+    "K is expected a row short",
+    "V is expected a row long",
+    "S is not fenced",
+    "O is not fenced",
+    "S is read before it is there",
+    "P is overwritten while it is read",
+    "another swizzle",
+    "eight rows are half as far apart",
+    "slabs of V are a row off",
+    "the second slab of Q is K's",
+    "slots overlap",
+    "K a row on",
+    "O is stored before the warpgroup has put it down",
+    "O is not swizzled",
+    "zeros begin a row late",
+    "the diagonal is taken for whole",
+    "the mask is a key off",
+    "a round skips a row block",
+    "a section is as long as the others",
+    "O is not rescaled",
+    "warps wait apart",
+    "the offset is the old one",
+    "l is not rescaled",
+    "the sink is forgotten",
+    "L without its offset",
+    "nobody has the first turn",
+    "warpgroups want more registers",
+    "the mask knows one head",
+    "a sequence's last rows go together",
+    "what is behind a sequence counts",
+}
+
+
+# Where warps run together, these do no harm.
+IN_ANOTHER_ORDER = {"warpgroups meet at one barrier"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    sample([name for name in MUTANTS if MORE > 1 or name in WIDE], {"O is not published", "V is released before its product"}),
+)
+def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, seed = MUTANTS[name].problem, 0 if name in IN_ANOTHER_ORDER else None
+    check_mutant(MUTANTS[name], schedule_of(problem), lambda schedule, _: of_case(problem, schedule, seed), tmp_path, monkeypatch)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("problem", [*CASES, "packed"])
+def test_what_is_not_broken_is_clean(problem: str) -> None:
+    check_unbroken(schedule_of(problem), partial(of_case, problem), range(1))
