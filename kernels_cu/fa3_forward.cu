@@ -23,7 +23,8 @@
 constexpr int CONSUMERS = BR / 64, WARPS = 4 * CONSUMERS, THREADS = WARPGROUP * (1 + CONSUMERS);
 constexpr int K_SLABS = slabs(HEAD_DIM), V_SLABS = slabs(VALUE_DIM);
 constexpr int DV = (VALUE_DIM + 15) / 16 * 16;  // columns of O that products make
-constexpr int Q_BYTES = BR * SLAB_ROW * (K_SLABS > V_SLABS ? K_SLABS : V_SLABS), K_BYTES = BC * SLAB_ROW * K_SLABS, V_BYTES = BC * SLAB_ROW * V_SLABS;
+constexpr int Q_BYTES = BR * SLAB_ROW * (K_SLABS > V_SLABS ? K_SLABS : V_SLABS);
+constexpr int K_BYTES = BC * SLAB_ROW * K_SLABS, V_BYTES = BC * SLAB_ROW * V_SLABS;
 constexpr int TURN = 1 + CONSUMERS;  // named barriers: 1 + g where a warpgroup meets itself, TURN + g where it waits for its turn
 
 // Shared memory: addresses. Of a slot's barriers `full` says that a block is there, `empty` that all warps are done with it.
@@ -52,8 +53,8 @@ struct Slot {
   __device__ __forceinline__ Slot next() const { return index + 1 < STAGES ? Slot{index + 1, parity} : Slot{0, parity ^ 1}; }
 };
 
-// One row block of a query head (of PACK heads from that one on), and the K/V blocks that some row of it sees: from `first` on. Every row sees all of those from
-// `whole_begin` to `whole_end`.
+// One row block of a query head (of PACK heads from that one on), and the K/V blocks that some row of it sees: from `first` to
+// before `end`. Every row sees all of those from `whole_begin` to `whole_end`.
 struct Work {
   RowBlock place;
   Masks masks;
@@ -134,7 +135,8 @@ __device__ __forceinline__ void produce(const Params& p, const Params& given, co
     if (copies) {
       wait_for(s.K_empty + 8 * K_slot.index, K_slot.parity);
       arrive_expecting(s.K_full + 8 * K_slot.index, K_BYTES);
-      load_tile<BC>(s.K + K_slot.index * K_BYTES, given.K, s.K_full + 8 * K_slot.index, K_SLABS, w.place.first_key + j * BC, w.place.kv_head, w.place.batch);
+      load_tile<BC>(s.K + K_slot.index * K_BYTES, given.K, s.K_full + 8 * K_slot.index, K_SLABS, w.place.first_key + j * BC,
+                    w.place.kv_head, w.place.batch);
     }
     K_slot = K_slot.next();
   };
@@ -178,7 +180,9 @@ __device__ __forceinline__ void produce(const Params& p, const Params& given, co
 
 // --- a consumer: one warpgroup, each warp of which has 16 rows, each lane parts of rows g and g + 8 of those
 
-__device__ __forceinline__ void meet(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+__device__ __forceinline__ void meet(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 __device__ __forceinline__ void let_pass(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -193,7 +197,8 @@ struct Consumer {
   unsigned P[BC / 16][4];
   float minus_m[2], l[2];  // l is this lane's part of the sum
 
-  // Where warpgroups issue their products in turns: one after the other, so that the exponentials of one are under the products of the next
+  // Where warpgroups issue their products in turns: one after the other, so that the exponentials of one are under the next one's
+  // products
   __device__ __forceinline__ void take_turn() const {
     if constexpr (PING_PONG) meet(TURN + group, 2 * WARPGROUP);
   }
