@@ -56,6 +56,7 @@ def check_backward(
     return execution
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("d", "causal", "dtype", "algorithm"),
     sample(
@@ -95,6 +96,7 @@ def test_what_runs_where_a_compiler_has_no_registers_does_the_same(d: int, deter
     assert check_backward(schedule, v_mean=1.0).traffic == expected
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("n_q", "n_k", "causal", "algorithm"),
     sample(

@@ -38,6 +38,7 @@ def test_every_schedule_seed_gives_the_same_bits(algorithm: str, dtype: str) -> 
     assert len({(run.dq.tobytes(), run.dk.tobytes(), run.dv.tobytes()) for run in runs}) == 1
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("algorithm", ["fa1", wide("standard")])
 def test_through_the_call(algorithm: str) -> None:
     """Strided views, and a tiling for forward and backward."""

@@ -116,6 +116,7 @@ def test_the_packed_call() -> None:
         cupyflash.attention_varlen_backward(dout, q, k, v, out, lse, cu_q, cu_k, deterministic=1)  # type: ignore[arg-type]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("shape", [wide((2, 3, 40, 50)), (1, 3, 40, 50), wide((3, 1, 50)), wide((50,))])
 @pytest.mark.parametrize("causal", [wide(False), True])
 def test_the_gradient_of_a_bias(shape: tuple[int, ...], causal: bool) -> None:

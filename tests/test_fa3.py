@@ -75,6 +75,7 @@ def test_no_bank_conflicts(d: int, d_v: int, tiling: tuple[int, int] | None) -> 
     assert {"stmatrix", "st", "wgmma"} <= kinds
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("dtype", "kind"), [("float16", "causal"), wide("float16", "plain"), wide("bfloat16", "lengths")])
 def test_scores_of_any_size(dtype: str, kind: str) -> None:
     """Scores from 1e-40 to 1e38, of which many are equal: weights and L to the last digits; four turns."""
@@ -215,6 +216,7 @@ def test_packed_sequences(columns: int, algorithm: str, executed: bool, ran: lis
 # --- with FlashAttention-2's backward
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("dtype", "options"),
     [

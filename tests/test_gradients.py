@@ -38,6 +38,7 @@ def check_gradients(arrays: Arrays, gradients: tuple[Any, Any, Any], **options: 
     assert all(each.good for each in numbers.values()), numbers
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "options",
     [
@@ -176,6 +177,7 @@ def test_empty_arrays_have_gradients_of_zero(q: tuple[int, ...], k: tuple[int, .
     assert not any(gradient.any() for gradient in gradients)
 
 
+@pytest.mark.wide
 def test_rows_without_keys_and_keys_without_rows_have_gradients_of_zero() -> None:
     """Causal with more rows than keys, and keys behind the length; what k and v hold there is never looked at."""
     q, k, v = (normal(2, 2, n, 16, dtype=np.float16, seed=n) for n in (30, 20, 20))
@@ -198,6 +200,7 @@ def test_the_pullback_may_be_called_again_and_is_linear() -> None:
         np.testing.assert_allclose(2 * first, double, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.wide
 def test_vjp_hands_its_options_to_both_passes() -> None:
     q, k, v = (normal(2, 2, n, 16, dtype=np.float16, seed=n) for n in (20, 28, 28))
     options = {"causal": True, "scale": 0.4, "key_lengths": np.array([28, 9]), "bias": normal(20, 28).astype(np.float16)}
@@ -206,6 +209,7 @@ def test_vjp_hands_its_options_to_both_passes() -> None:
     check_gradients({"dout": dout, "q": q, "k": k, "v": v}, pullback(dout), **options)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("device", ["T4", wide("H100-SXM")])
 def test_gradients_run_on_the_device_that_is_simulated(device: str) -> None:
     with cupyflash.simulated_device(device, sram="24KB"):

@@ -101,6 +101,7 @@ def errors(found: dict[str, np.ndarray], arrays: list[np.ndarray], options: dict
     return {name: float("inf") if np.isnan(part) else part for name, part in parts.items()}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("dtype", "kind", "deterministic"),
     [

@@ -423,6 +423,7 @@ def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     check_mutant(MUTANTS[name], schedule(MUTANTS[name].problem), backward, tmp_path, monkeypatch)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", sample(FIXED_MUTANTS, {"nobody waits for K and V"}))
 def test_mutant_of_the_kernel_of_dq(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_mutant(FIXED_MUTANTS[name], schedule("fixed: " + FIXED_MUTANTS[name].problem), backward, tmp_path, monkeypatch)
@@ -445,6 +446,7 @@ ORDERED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "fixed", "orders"), [("window", True, 1), *(wide(name, fixed, 20) for name in ORDERED for fixed in (False, True))]
 )
@@ -455,6 +457,7 @@ def test_many_orders(name: str, fixed: bool, orders: int) -> None:
     check_unbroken(plan_backward(problem, A100, "fa2", (16, 32), deterministic=fixed), backward, range(orders))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("d", "device"),
     sample([(32, A100), (64, A100), (64, T4), (80, A100), (128, A100), (128, T4), (256, A100), (256, H100)], [(32, A100)]),

@@ -298,6 +298,7 @@ def test_one_device_after_the_other(cupy: Recorded) -> None:
     assert cupy.functions[0] is cupy.functions[2] is not cupy.functions[1]
 
 
+@pytest.mark.wide
 def test_what_is_kept_is_bounded_and_holds_no_array(cupy: Recorded) -> None:
     arrays = {"x": array(cupy, 16, 64)}
     made = []

@@ -69,6 +69,7 @@ def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> Non
         assert replay(schedule) == replay(schedule, literal=True)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("deterministic", [False, wide(True)])
 @pytest.mark.parametrize("dtype", ["float16", wide("float32")])
 @sweep(1, 2)
@@ -78,6 +79,7 @@ def test_random_gradients(dtype: str, deterministic: bool, data: st.DataObject) 
         assert found.good and all("dsinks" in numbers for numbers in found.numbers)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("algorithm", ["fa1", wide("fa2"), wide("standard")])
 def test_a_row_without_keys_has_the_sink_alone(algorithm: str) -> None:
     q, k, v = arrays(n_q=20, n_k=16, dtype=np.float16)
@@ -147,6 +149,7 @@ def test_gradients_through_the_call() -> None:
         assert np.isclose(dsinks[head], (high - low) / 2e-2, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.wide
 def test_packed_sequences_and_their_gradients() -> None:
     rng = np.random.default_rng(2)
     cu_q, cu_k = np.array([0, 5, 25, 25, 40], np.int32), np.array([0, 17, 17, 30, 60], np.int32)

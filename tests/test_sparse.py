@@ -58,6 +58,7 @@ def test_heads_that_take_half_of_the_registers(device: str, dtype: str, d: int, 
     assert found.good
 
 
+@pytest.mark.wide
 @sweep(2, 20, n_q=st.integers(1, 100), n_k=st.integers(0, 100), left=sides, right=sides, causal=st.booleans())
 def test_a_window_in_standard_attention(n_q: int, n_k: int, left: int | None, right: int | None, causal: bool) -> None:
     """Algorithm 0 skips nothing, but masks alike."""
@@ -90,6 +91,7 @@ def test_proposition_4(algorithm: str, kept_of_8: int) -> None:
     assert sparse["O"] == dense["O"] and sparse["block_mask"].read_bytes == 64
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("algorithm", ["fa1", wide("fa2")])
 def test_what_is_left_out_is_not_looked_at(algorithm: str) -> None:
     """NaN in the keys and values of blocks that nobody visits, and behind a window's edge in other blocks, does not show."""

@@ -108,6 +108,7 @@ PUBLIC = {
 }
 
 
+@pytest.mark.wide
 def test_no_function_but_public_calls_has_more_than_eight_parameters() -> None:
     root, crowded = Path(__file__).parents[1], set()
     for path in [path for folder in ("cupyflash", "sim", "benchmarks", "tests", ".ci") for path in (root / folder).rglob("*.py")]:

@@ -262,6 +262,7 @@ def test_schedules_refuse_what_they_cannot_say() -> None:
         cupyflash.warmup(head_dim=64, varlen=True, algorithm="fa1")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("window", [wide((5, 0)), (12, 3), wide((None, 2))])
 def test_a_window_in_each_sequence(window: tuple[int | None, int | None]) -> None:
     """As if each sequence were called by itself, to the bit with the same blocks."""

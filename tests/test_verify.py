@@ -37,6 +37,7 @@ def report(*options: str) -> dict[str, Any]:
     return json.loads(result.stdout)  # type: ignore[no-any-return]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("causal", [wide([]), ["--causal"]])
 @pytest.mark.parametrize(
     ("dtype", "where"),
@@ -60,6 +61,7 @@ def test_it_passes(dtype: str, where: list[str], causal: list[str]) -> None:
         assert row["good"] and (0 if row["tensor"] == "L" else 1e-9) <= row["error"] <= row["allowed"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "options",
     [
@@ -110,6 +112,7 @@ def test_8_kb_hold_a_half_type_and_not_float32() -> None:
     assert result.exit_code == 2 and "13,056 bytes" in result.stderr and "Traceback" not in result.stderr
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "options",
     [
