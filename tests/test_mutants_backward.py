@@ -281,7 +281,7 @@ MUTANTS = {
     ),
     "dK's rows are put down twice": Mutant(PRODUCTS, "(16 * m + 8 * h) * Tile::ROW_BYTES", "16 * m * Tile::ROW_BYTES", "numbers"),
     "sequences are looked for one too late": Mutant(
-        SEQUENCE, "/ SIZE + b <= index", "/ SIZE + b < index", "out of bounds", ("found[lane] =",), "packed"
+        SEQUENCE, "/ SIZE + b <= index", "/ SIZE + b < index", "out of bounds", ("bound = (lane < 2",), "packed"
     ),
     "bounds are read before they are there": Mutant(
         SEQUENCE,
@@ -369,7 +369,9 @@ FIXED_MUTANTS = {
         DQ, "p.V.row, cols, threadIdx.x", "p.V.row, BC, threadIdx.x", "out of bounds", (COPY,), "rows"
     ),
     "L and D are read past their end": Mutant(DQ, "inside = r < rows", "inside = r < BR", "out of bounds", (COPY_FLOAT,), "rows"),
-    "rows past the end are stored": Mutant(DQ, "rows - row, lane", "LEAVING, lane", "out of bounds|race", (STORE_TILE,), "rows"),
+    "rows past the end are stored": Mutant(
+        DQ, "end.Nq - end_row, lane", "LEAVING, lane", "out of bounds|race", (STORE_TILE,), "rows"
+    ),
     "dQ does not begin with zeros": Mutant(
         DQ, "dQ_regs[M][KeyTile::PAD / 8][4] = {}", "dQ_regs[M][KeyTile::PAD / 8][4]", "uninitialised", (MMA,), "rows"
     ),
@@ -394,8 +396,8 @@ FIXED_MUTANTS = {
     ),
     "dQ goes to the first sequence": Mutant(
         DQ,
-        "place.query(p.dQ, row_block + row)",
-        "p.dQ.of(place.batch, place.head) + (row_block + row) * p.dQ.row",
+        "end.query(p.dQ, end_row)",
+        "p.dQ.of(end.batch, end.head) + end_row * p.dQ.row",
         "race",
         (STORE_TILE,),
         "packed",
