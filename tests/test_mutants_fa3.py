@@ -176,7 +176,7 @@ MUTANTS = {
     "K's first slab twice": mutant("k / 4 * BC * SLAB_ROW + inside", "inside", "numbers"),
     "slots overlap": mutant("V = K + STAGES * K_BYTES", "V = K + STAGES * K_BYTES - 1024", "race|in flight", *LOADED),
     # what is copied
-    "K a row on": mutant("K_SLABS, w.place.first_key + j * BC, w", "K_SLABS, w.place.first_key + j * BC + 1, w", "numbers"),
+    "K a row on": mutant("K_SLABS, w.place.first_key + j * BC,", "K_SLABS, w.place.first_key + j * BC + 1,", "numbers"),
     "slabs have the same columns": mutant("full, slab * SLAB, row", "full, 0, row", "bytes"),
     "O a row on": mutant("slab * SLAB, query, place", "slab * SLAB, query + 1, place", "bytes"),
     "warpgroups store the same rows": mutant("first = place.i * BR + c.group * 64;", "first = place.i * BR;", "race", STORE),
