@@ -93,7 +93,7 @@ def test_a_row_without_keys_has_the_sink_alone(algorithm: str) -> None:
 MUTANTS = {
     "the keys keep their weights": Mutant("sinks.cuh", "return expf(of_keys - L);", "return 1.f;", "numbers"),
     "L has no sink": Mutant("sinks.cuh", "L = fmaxf(of_keys, sink) + log1pf(expf(-fabsf(of_keys - sink)));", "", "numbers"),
-    "every lane reads the sink": Mutant("sinks.cuh", "wanted && threadIdx.x % LANES == 0 ?", "wanted ?", "bytes"),
+    "every lane reads the sink": Mutant("sinks.cuh", "wanted && threadIdx.x % LANES == 0 ?", "true ?", "bytes"),
     "the head's neighbour": Mutant("sinks.cuh", "p.sinks + head", "p.sinks + head + 1", "out of bounds", ("ld.global.f32",)),
 }
 OF_GRADIENTS = {
