@@ -5,9 +5,11 @@ CUPYFLASH_TEST_EXAMPLES=10 tries ten times as many random problems, and other on
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -89,6 +91,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """What has been imported and collected stays, and need not be looked through."""
     gc.freeze()
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """After the whole wide suite a process leaves at once: to take apart what it has kept, object by object, takes minutes."""
+    if not hasattr(session.config, "workerinput"):
+        atexit.register(_leave, int(exitstatus))
+
+
+def _leave(status: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 @pytest.fixture(autouse=True)
