@@ -108,7 +108,8 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
         return self.warps
 
     def maps(self) -> Mapping[str, Box]:
-        return {**super().maps(), "O_row": replace(super().maps()["O"], rows=1)}
+        maps = super().maps()
+        return {**maps, "O_row": replace(maps["O"], rows=1)}
 
     def sequences(self) -> Mapping[Fa2Schedule, int]:
         p, packed = self.problem, self.packed
