@@ -259,18 +259,13 @@ struct Consumer {
       for (int n = 0; n < BC / 8; n++) S[n][2 * h] -= now.score, S[n][2 * h + 1] -= now.score;
     }
   }
-  // S = exp(S - m), l += rowsum(S). APART keeps the compiler from making one of two copies.
-  template <bool APART = false> __device__ __forceinline__ void weigh(const float (&offset)[2]) {
+  // S = exp(S - m), l += rowsum(S)
+  __device__ __forceinline__ void weigh(const float (&offset)[2]) {
 #pragma unroll
     for (int n = 0; n < BC / 8; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) {
-        S[n][e] = fmaf(S[n][e], factor, offset[e / 2]);
-        if constexpr (APART) {
-          asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(S[n][e]));
-        } else {
-          S[n][e] = exp2_of(S[n][e]);
-        }
+        S[n][e] = exp2_of(fmaf(S[n][e], factor, offset[e / 2]));
         l[e / 2] += S[n][e];
       }
   }
@@ -337,10 +332,10 @@ struct Consumer {
         float m_tilde[2], offset[2];
         grown = find_maximum(m_tilde, offset);
         if (!grown) {
-          weigh<false>(offset);
+          weigh(offset);
         } else {
           raise_maximum(m_tilde, offset, rescale);
-          weigh<true>(offset);
+          weigh(offset);
         }
         end_turn(before, j > w.first);
       } while (--j >= until && !grown);
