@@ -250,8 +250,8 @@ struct Consumer {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const float m = -minus_m[h], m_new = fmaxf(m, m_tilde[h]);
-      const Origin before = origin_of(m, factor), now = origin_of(m_new, factor);
-      rescale[h] = m == NEG_INF ? 0.f : exp2_of(fmaf(before.score - now.score, factor, now.offset - before.offset));
+      const Origin now = origin_of(m_new, factor);
+      rescale[h] = weight_kept(m, now, factor);
       minus_m[h] = -m_new;
       l[h] *= rescale[h];
       offset[h] = now.offset;

@@ -18,3 +18,8 @@ __device__ __forceinline__ Origin origin_of(float m, float factor) {
   const float offset = -m * factor;
   return fabsf(offset) > MOST_OFFSET ? Origin{m, 0.f} : Origin{0.f, offset};
 }
+// What is left of weights relative to m when they become relative to `now`
+__device__ __forceinline__ float weight_kept(float m, Origin now, float factor) {
+  const Origin before = origin_of(m, factor);
+  return m == NEG_INF ? 0.f : exp2_of(fmaf(before.score - now.score, factor, now.offset - before.offset));
+}

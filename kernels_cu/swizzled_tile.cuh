@@ -61,6 +61,35 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
     return (rows - 1) / rows_at_once(threads) * rows_at_once(threads);
   }
 
+  // Starts the copies of ROWS rows that each have a place of their own, `row_at(row)`; those from `valid` on become zeros.
+  template <int ROWS, int THREADS, class RowAt>
+  static __device__ __forceinline__ void gather(Element* tile_smem, RowAt row_at, const Element* anywhere, int valid, int thread) {
+    constexpr int WIDE = side_by_side(THREADS), ROWS_AT_ONCE = rows_at_once(THREADS);
+    constexpr bool MANY = PAD / (WIDE * COPY) * ROWS / ROWS_AT_ONCE > 32;
+    const int col0 = thread % WIDE * COPY, row0 = thread / WIDE;
+#pragma unroll(MANY ? 1 : ROWS)
+    for (int r = 0; r < ROWS; r += ROWS_AT_ONCE) {
+      const int row = row0 + r;
+      if (ROWS % ROWS_AT_ONCE != 0 && row >= ROWS) break;
+      const Element* from = row < valid ? row_at(row) : anywhere;
+#pragma unroll(MANY ? 4 : PAD)
+      for (int c = 0; c < PAD; c += WIDE * COPY) {
+        const bool inside = row < valid && (PAD == WIDTH || col0 + c < WIDTH);
+        copy_chunk(tile_smem + index(row, col0 + c), inside ? from + col0 + c : anywhere, inside);
+      }
+    }
+  }
+
+  // Writes rows `first` to `end` - 1 of a tile to HBM, each to a place of its own.
+  template <int THREADS, class RowAt>
+  static __device__ __forceinline__ void scatter(RowAt row_at, const Element* tile_smem, int first, int end, int thread) {
+    constexpr int WIDE = side_by_side(THREADS), ROWS_AT_ONCE = rows_at_once(THREADS);
+    for (int row = first + thread / WIDE; row < end; row += ROWS_AT_ONCE) {
+      Element* to = row_at(row);
+      for (int col = thread % WIDE * COPY; col < WIDTH; col += WIDE * COPY) store_chunk(to + col, tile_smem + index(row, col));
+    }
+  }
+
   // Writes the first `valid` rows of a tile to HBM, by the lanes of a warp.
   //   tile_smem (valid x PAD), tile_gmem (valid x WIDTH, row_stride elements apart)
   template <int ROWS>
