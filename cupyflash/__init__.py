@@ -9,6 +9,7 @@ runs on the GPU for CuPy arrays, and for NumPy arrays the same kernel on a simul
 from __future__ import annotations
 
 from cupyflash.attention import attention
+from cupyflash.decode import attention_decode
 from cupyflash.device import Device
 from cupyflash.gradients import attention_backward, attention_varlen_backward, attention_vjp
 from cupyflash.merge import merge_states
@@ -31,6 +32,7 @@ __all__ = [
     "Tiling",
     "attention",
     "attention_backward",
+    "attention_decode",
     "attention_varlen",
     "attention_varlen_backward",
     "attention_vjp",

@@ -116,13 +116,13 @@ def device_of(gpu: bool, **arrays: Any) -> AbstractContextManager[object]:
     return here
 
 
-def refuse_overlap(out: Any, **inputs: Any) -> None:
-    """ValueError when `out` shares memory with an input: the kernels read inputs after they have begun to write."""
+def refuse_overlap(out: Any, written: str = "out", /, **inputs: Any) -> None:
+    """ValueError when what is written shares memory with an input: the kernels read inputs after they have begun to write."""
     first, end = _span(out)
     for name, array in inputs.items():
         other_first, other_end = _span(array)
         if other_first < end and first < other_end and np.shares_memory(_Extent.of(out), _Extent.of(array)):
-            raise ValueError(f"out must not overlap {name}, but they share memory")
+            raise ValueError(f"{written} must not overlap {name}, but they share memory")
 
 
 def _span(array: Any) -> tuple[int, int]:

@@ -103,7 +103,7 @@ class Problem:
         if q.ndim == 4 and k.shape[0] != q.shape[0]:
             raise ValueError(f"k and v must have q's batch size {q.shape[0]}, got shape {k.shape}")
         if out is not None:
-            _check_out(out, (*q.shape[:-1], v.shape[-1]))
+            check_out(out, (*q.shape[:-1], v.shape[-1]))
         _check_beside(q, k, **beside)
         heads, kv_heads = (q.shape[-3], k.shape[-3]) if q.ndim > 2 else (1, 1)
         return cls(
@@ -170,7 +170,7 @@ def _checked_size(name: str, value: Any) -> int:
     return size
 
 
-def _check_out(out: Array, shape: tuple[int, ...]) -> None:
+def check_out(out: Array, shape: tuple[int, ...]) -> None:
     """ValueError for an array that O cannot be written to."""
     if out.shape != shape:
         raise ValueError(f"out must have shape {shape}, got {out.shape}")
@@ -204,6 +204,11 @@ def _check_beside(
         if key_lengths.shape != (batch,):
             raise ValueError(f"key_lengths must have shape {(batch,)}, a length for each of the batch, got {key_lengths.shape}")
     if sinks is not None:
-        check_array("sinks", sinks)
-        if sinks.shape != (heads := q.shape[-3:-2] or (1,)) or sinks.dtype != np.float32:
-            raise ValueError(f"sinks must be float32 of shape {heads}, a number a head, got {sinks.dtype} of {sinks.shape}")
+        check_sinks(q, sinks)
+
+
+def check_sinks(q: Array, sinks: Array) -> None:
+    """TypeError or ValueError for sinks that do not go with q."""
+    check_array("sinks", sinks)
+    if sinks.shape != (heads := q.shape[-3:-2] or (1,)) or sinks.dtype != np.float32:
+        raise ValueError(f"sinks must be float32 of shape {heads}, a number a head, got {sinks.dtype} of {sinks.shape}")

@@ -39,6 +39,7 @@ from cupyflash.schedules.base import (
     has_dtype,
     require_schedule,
 )
+from cupyflash.schedules.decode import Cache, DecodeSchedule, plan_decode
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
 from cupyflash.schedules.varlen import Fa3VarlenSchedule, Seqlens, VarlenBackwardSchedule, VarlenSchedule, packed_totals
 from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_blocks
@@ -47,7 +48,9 @@ __all__ = [
     "ALGORITHMS",
     "BACKWARD_ALGORITHMS",
     "BackwardSchedule",
+    "Cache",
     "Choice",
+    "DecodeSchedule",
     "Kernel",
     "Move",
     "Phase",
@@ -62,6 +65,7 @@ __all__ = [
     "choose",
     "plan",
     "plan_backward",
+    "plan_decode",
     "plan_softmax",
     "plan_varlen",
     "plan_varlen_backward",

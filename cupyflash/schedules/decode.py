@@ -87,8 +87,8 @@ class Cache:
 class DecodeSchedule(TileSchedule):
     """A phase is a split of a row tile of a key head, its visits the blocks of keys that it has.
 
-    `problem.options.key_lengths` are the keys that each sequence has cached, before any are appended; None where they are not known to
-    the host: counts are then of full length.
+    `problem.options.key_lengths` are the keys that each sequence has cached, before any are appended; None where they are not known
+    to the host: counts are then of full length.
     """
 
     algorithm: ClassVar[str] = "decode"
@@ -223,7 +223,7 @@ class DecodeSchedule(TileSchedule):
 
 @dataclass(frozen=True)
 class _RowTile:
-    """A row tile of a sequence's key head: rows, which of the sequence's keys were cached, and the blocks of keys it goes through."""
+    """A row tile of a sequence's key head: which of the sequence's keys were cached, and the blocks of keys it goes through."""
 
     schedule: DecodeSchedule
     tile: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -38,8 +39,8 @@ MOST_REGISTERS = 255
 
 @dataclass(frozen=True)
 class Config:
-    """One configuration of the kernel: `row_tiles` tiles of 16 rows a warp, `row_warps` warps that share out rows and `key_warps` the
-    keys of a block, `block_cols` keys a block and `stages` slots of the ring."""
+    """One configuration of the kernel: `row_tiles` tiles of 16 rows a warp, `row_warps` warps that share out rows and `key_warps`
+    the keys of a block, `block_cols` keys a block and `stages` slots of the ring."""
 
     row_tiles: int
     row_warps: int
@@ -63,8 +64,8 @@ class Config:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration on a device: bytes of shared memory by what is held, thread blocks that share a multiprocessor, and splits with
-    the seconds that the model takes it to need; or why it was rejected."""
+    """A configuration on a device: bytes of shared memory by what is held, thread blocks that share a multiprocessor, and splits
+    with the seconds that the model takes it to need; or why it was rejected."""
 
     config: Config
     rooms: tuple[tuple[str, int], ...]
@@ -134,13 +135,13 @@ def works(problem: Problem, config: Config) -> int:
 
 
 def seconds(problem: Problem, device: Device, config: Config, resident: int, splits: int) -> float:
-    """What the model takes so many splits to need: the multiprocessor with the most keys, as fast as the memory or what it has under
-    way lets it, and what splits write and read again."""
+    """What the model takes so many splits to need: the multiprocessor with the most keys, as fast as the memory or what it has
+    under way lets it, and what splits write and read again."""
     p, bandwidth = problem, device.hbm_bandwidth or BANDWIDTH
     every = works(p, config)
     most = -(-every * splits // device.sm_count)  # thread blocks of a multiprocessor
     together = min(most, resident)
-    keys = -(-(-(-p.seqlen_k // config.block_cols)) // splits) * config.block_cols
+    keys = math.ceil(math.ceil(p.seqlen_k / config.block_cols) / splits) * config.block_cols
     rate = min(2 * bandwidth / device.sm_count, in_flight(p, config, together) / LATENCY)
     busiest = most * keys * key_bytes(p) / rate
     parts = 2 * splits * p.head_count * p.seqlen_q * (part_width(p) + 2) * FLOAT32 / bandwidth + LAUNCH if splits > 1 else 0.0

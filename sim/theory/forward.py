@@ -9,8 +9,9 @@ import numpy as np
 
 from cupyflash.arrays import ITEMSIZE
 from cupyflash.problem import Problem
-from cupyflash.schedules import SoftmaxSchedule, TileSchedule, VarlenSchedule
+from cupyflash.schedules import DecodeSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
 from cupyflash.schedules.fa3 import Fa3Schedule
+from cupyflash.sim.theory.decode import decode_traffic
 from cupyflash.sim.theory.visits import (
     FLOAT32,
     blocks_in,
@@ -31,6 +32,8 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
         return softmax_traffic(schedule.rows, schedule.cols, schedule.dtype, schedule.algorithm)
     if isinstance(schedule, VarlenSchedule):
         return _varlen(schedule)
+    if isinstance(schedule, DecodeSchedule):
+        return decode_traffic(schedule)
     form = {"fa1": _fa1, "fa2": _fa2, "fa3": _fa3, "standard": _standard}[schedule.algorithm]
     p = schedule.problem
     total: Counter[tuple[str, bool]] = Counter()
