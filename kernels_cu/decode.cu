@@ -267,7 +267,7 @@ __device__ __forceinline__ void write_rows(State& state, const Params& p, const 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) decode(__grid_constant__ const Params given) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(__grid_constant__ const Params given) {
   const Params p = given;
   extern __shared__ __align__(128) unsigned char sram[];
   Element* Q_smem = reinterpret_cast<Element*>(sram);           // (BR x d)
@@ -357,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode(__grid_constant__ c
 // O = sum of the splits' weights times their O, L = log of the sum of exponentials of all. A thread block has one row; each of its
 // warps adds up some of the splits.
 constexpr int MERGE_WARPS = 4;
-extern "C" __global__ void __launch_bounds__(32 * MERGE_WARPS) merge_splits(__grid_constant__ const Params given) {
+extern "C" __global__ void __launch_bounds__(32 * MERGE_WARPS, 8) merge_splits(__grid_constant__ const Params given) {
   const Params p = given;
   __shared__ float weights[MOST_SPLITS], ls[MOST_SPLITS];
   __shared__ __align__(16) float sums[MERGE_WARPS][PART_WIDTH];
