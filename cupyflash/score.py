@@ -15,7 +15,7 @@ from cupyflash.arrays import check_array, check_strides
 from cupyflash.expressions.c import ELEMENTS, Statements
 from cupyflash.expressions.derivative import derivative
 from cupyflash.expressions.parse import ArrayType, out_of_range, parse
-from cupyflash.expressions.tree import FUNCTIONS, POSITIONS, Load, Name, Node, Type, convert, counted, loads, walk
+from cupyflash.expressions.tree import FUNCTIONS, POSITIONS, Load, Name, Node, Type, convert, counted, depends_on, loads, walk
 
 MAX_AXES = 4
 
@@ -185,3 +185,76 @@ def statements(form: Form, names: Mapping[str, str], with_derivative: bool = Fal
         return Lines(tuple(written.lines), value, None)
     slope = "0.0f" if form.derivative is None else written.value(form.derivative)
     return Lines(tuple(written.lines), value, slope)
+
+
+# In the kernels' C (score.cuh), of the names that every expression has.
+PLACES = {
+    "s": "s",
+    "b": "at.batch",
+    "h": "at.head",
+    "kv_h": "(at.head / p.group)",
+    "row": "at.row",
+    "q": "(at.row + at.keys - at.queries)",
+    "k": "at.key",
+    "n_q": "at.queries",
+    "n_k": "at.keys",
+}
+C_TYPES = {"bool": "int", "int": "int", "float": "float"}
+
+
+def field(name: str) -> str:
+    """What the kernels' struct calls a captured array or number."""
+    return f"score_{name}"
+
+
+@lru_cache(maxsize=256)
+def of_head(form: Form) -> tuple[Load, ...]:
+    """The loads that are one for a whole head."""
+    return tuple(load for load in form.loads if depends_on(load) <= {"batch", "head"})
+
+
+@lru_cache(maxsize=256)
+def constants(form: Form) -> tuple[tuple[str, int | str], ...]:
+    """What the kernels are compiled with."""
+    names = PLACES | {one.name: f"p.{field(one.name)}" for one in form.captured}
+    head, found = Statements(names, "head_"), of_head(form)
+    values = [head.value(load) for load in found]
+    known: dict[Node, str] = {load: f"of_head.load_{place}" for place, load in enumerate(found)}
+    kept = [f"of_head.load_{place} = {value};" for place, value in enumerate(values)]
+    written = Statements(names, known=known)
+    value = written.value(form.tree)
+    return (
+        ("SCORE", 1),
+        ("SCORE_OF_HEAD", " ".join(f"{C_TYPES[load.type]} load_{place};" for place, load in enumerate(found))),
+        ("SCORE_HEAD_LINES", " ".join([*head.lines, *kept])),
+        ("SCORE_LINES", " ".join([*written.lines, f"const float value = {value};"])),
+    )
+
+
+def itemsize(form: Form, load: Load) -> int:
+    """Bytes of what a load reads."""
+    dtype = next(one.dtype for one in form.captured if one.name == load.name)
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+def captured_values(score: Score | None) -> tuple[dict[str, Any], tuple[tuple[str, float], ...]]:
+    """A call's captured arrays and numbers, by the names of the kernels' struct. TypeError for what is no Score."""
+    if score is None:
+        return {}, ()
+    if not isinstance(score, Score):
+        raise TypeError(f"score must be a cupyflash.Score or None, got {type(score).__name__}")
+    arrays = {field(name): array for name, array in score.arrays.items()}
+    return arrays, tuple((field(name), number) for name, number in score.numbers.items())
+
+
+def is_captured(name: str) -> bool:
+    """Whether an array of a call is one that its score function has captured."""
+    return name.startswith(field(""))
+
+
+def check_captured(problem: Any, arrays: Mapping[str, Any]) -> None:
+    """ValueError unless captured arrays, by the struct's names, fit a problem."""
+    p = problem
+    if p.options.score is not None:
+        sizes = {"b": p.batch, "h": p.heads, "kv_h": p.kv_heads, "row": p.seqlen_q, "k": p.seqlen_k}
+        p.options.score.check({name.removeprefix(field("")): array.shape for name, array in arrays.items()}, sizes)

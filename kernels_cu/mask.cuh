@@ -14,6 +14,7 @@
 // The masks of one (batch, head).
 struct Masks {
   const Params* p;
+  ScoreOfHead of_head;
   int batch, head, keys, diagonal, left, right;
   const unsigned char* mask;  // (Nq x Nk), nonzero where row and column go together
   long long mask_row, mask_col;
@@ -32,7 +33,7 @@ __device__ __forceinline__ int visible_end(const Masks& masks, int row) {
 
 // Those of a (batch, head) with so many queries, and of Nk keys `keys` that there are.
 __device__ __forceinline__ Masks masks_of(const Params& p, int batch, int head, int Nq, int Nk, int keys) {
-  return {&p,         batch,      head,
+  return {&p,         {},         batch,      head,
           keys,       Nk - Nq,    p.left,
           p.right,    p.mask.of(batch, head),
           p.mask.row, p.mask.col, p.bias.of(batch, head),
@@ -89,7 +90,7 @@ __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], floa
         float s = __fmul_rn(S_regs[n][2 * h + e], SCORE ? masks.p->scale : scale);
         if constexpr (SCORE) {
           const int key = first + 8 * n + e;
-          if (seen) s = bias_scale * score_of(*masks.p, s, {masks.batch, masks.head, row, key, Nq, Nq + masks.diagonal});
+          if (seen) s = bias_scale * score_of(*masks.p, masks.of_head, s, {masks.batch, masks.head, row, key, Nq, Nq + masks.diagonal});
         }
         if constexpr (BIAS) {
           if (seen) s = fmaf(bias_scale, load_in_place(bias + e * masks.bias_col), s);

@@ -37,6 +37,13 @@ template <typename T> struct Scores {
   }
 };
 
+// An array that a score function reads: score.cuh
+template <typename T, int AXES> struct Captured {
+  const T* at;
+  long long stride[AXES > 0 ? AXES : 1];
+  int length[AXES > 0 ? AXES : 1];
+};
+
 struct Base;  // weight.cuh
 
 struct Params {

@@ -48,12 +48,13 @@ class Statements:
     names: in C, s, the positions, captured numbers, and captured arrays (each a `Captured`), where trees have them. Positions must
         be those of a score: an index that is b, h, kv_h, row or k alone is not clamped. float s; ints otherwise.
     prefix: that of the temporaries' names, which a number follows.
+    known: what has been computed elsewhere, and what it is called.
     """
 
-    def __init__(self, names: Mapping[str, str], prefix: str = "score_"):
+    def __init__(self, names: Mapping[str, str], prefix: str = "score_", known: Mapping[Node, str] | None = None):
         self.names, self.prefix = names, prefix
         self.lines: list[str] = []
-        self._known: dict[Node, str] = {}
+        self._known = dict(known or {})
 
     def value(self, node: Node) -> str:
         """The C name, or the literal, that has a node's value behind the lines."""
@@ -76,7 +77,7 @@ class Statements:
             if counted(index) is None:
                 place = f"min(max({place}, 0), {array}.length[{axis}] - 1)"
             places.append(f"{array}.stride[{axis}] * {place}")
-        return LOADED[node.type].format(f"{array}.at[{' + '.join(places) or 0}]")
+        return LOADED[node.type].format(f"score_load({array}.at + ({' + '.join(places) or 0}))")
 
     def _operation(self, node: Apply) -> str:
         operation, minus = OPERATIONS[node.operation], "-" if node.operation == "-" else ""

@@ -16,6 +16,7 @@ from cupyflash.sim.theory.visits import (
     FLOAT32,
     blocks_in,
     columns_of,
+    head_bytes,
     lengths,
     mask_bytes,
     masks_and_lengths,
@@ -42,7 +43,11 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
         times //= together
         of_all = form(schedule, keys, kept)
         of_all["sinks"] = p.options.sinks * together * p.seqlen_q * FLOAT32, 0
-        of_all |= mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols))
+        own = mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols))
+        blocks = blocks_in(p.seqlen_q, schedule.block_rows)
+        for name, (moved, _) in head_bytes(p, {"fa1": 1, "standard": blocks * blocks_in(p.seqlen_k, schedule.block_cols)}.get(schedule.algorithm, blocks)).items():
+            own[name] = own.get(name, (0, 0))[0] + moved, 0
+        of_all |= own
         for name, moved in of_all.items():
             for write, nbytes in enumerate(moved):
                 total[name, bool(write)] += times * nbytes
