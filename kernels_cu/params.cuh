@@ -4,6 +4,7 @@
 // memory (fa1 at d 256 in float32: 91 loads of parameters in its PTX and spills, for 23 and none).
 // Constants: PARAMS (the fields), PARAMS_AGREE (that they lie where Python has them).
 #pragma once
+#include "captured.cuh"
 #include "element.cuh"
 
 // Rows of d elements, of one head
@@ -35,13 +36,6 @@ template <typename T> struct Scores {
   __device__ __forceinline__ T* of(long long which_batch, long long which_head) const {
     return at + which_batch * batch + which_head * head;
   }
-};
-
-// An array that a score function reads: score.cuh
-template <typename T, int AXES> struct Captured {
-  const T* at;
-  long long stride[AXES > 0 ? AXES : 1];
-  int length[AXES > 0 ? AXES : 1];
 };
 
 struct Base;  // weight.cuh

@@ -98,6 +98,8 @@ def verify(
     """
     if isinstance(schedule, StandardSchedule) and schedule.ideal:
         raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
+    if schedule.problem.options.score is not None:
+        raise ValueError("the arrays of a score function are not drawn: execute, replay and theory take such a schedule")
     schedule.kernels()  # refuses what no kernel runs, before anything is drawn
     form, replayed = theory.traffic(schedule), replay(schedule)
     executions: list[Traffic] = []
@@ -117,7 +119,7 @@ def verify(
 
 
 def _forward(schedule: TileSchedule, inputs: Inputs, seed: int | None) -> Run:
-    execution = execute(schedule, *inputs.qkv, **inputs.beside, seed=seed)
+    execution = execute(schedule, *inputs.qkv, seed=seed, score=None, **inputs.beside)
     return execution.traffic, measure(execution.out, execution.lse, inputs, score_dtype(schedule)), execution.findings
 
 

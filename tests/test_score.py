@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cupyflash import kernels_cu
 from cupyflash.expressions.c import ELEMENTS, FUNCTIONS
 from cupyflash.expressions.evaluate import evaluate, positions
-from cupyflash.expressions.tree import POSITIONS, Load, Name, depends_on
+from cupyflash.expressions.tree import POSITIONS, depends_on
 from cupyflash.nvrtc import compile_to_ptx
 from cupyflash.score import Form, Score, statements
 from cupyflash.sim.ptx import Module
@@ -62,7 +62,9 @@ def program(forms: list[Form]) -> str:
         results = f"values[{place * COUNT} + i] = {made.value}; slopes[{place * COUNT} + i] = {made.derivative};"
         lines.append("\n    ".join(["  {", *made.lines, results]) + "\n  }")
     pointers = ", ".join(f"const {ELEMENTS[view.dtype.name]}* {name}" for name, view in ARRAYS.items())
-    head = f"const float* s, const int* at, {pointers}, const float cap, const int few, const bool yes, float* values, float* slopes"
+    head = (
+        f"const float* s, const int* at, {pointers}, const float cap, const int few, const bool yes, float* values, float* slopes"
+    )
     return "\n".join(
         [
             '#include "element.cuh"',
@@ -124,7 +126,13 @@ def test_c_at_the_edges() -> None:
 
 def test_what_is_not_chosen_does_not_enter_a_derivative() -> None:
     infinite, none = float("inf"), float("nan")
-    for text in ("where(k <= q, s, -big)", "s + where(k > q, big, 0)", "s if k <= q else big - big", "min(s, none)", "max(none, s)"):
+    for text in (
+        "where(k <= q, s, -big)",
+        "s + where(k > q, big, 0)",
+        "s if k <= q else big - big",
+        "min(s, none)",
+        "max(none, s)",
+    ):
         names = {name: value for name, value in (("big", infinite), ("none", none)) if name in text}
         form = Score(text, **names).form
         found = evaluate(form.derivative, VALUES | names)

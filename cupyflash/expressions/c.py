@@ -1,4 +1,4 @@
-"""An expression in C, a statement for each operation."""
+"""An expression in C, a statement for each operation. What the statements call is in kernels_cu/captured.cuh."""
 
 from __future__ import annotations
 
@@ -6,24 +6,6 @@ from collections.abc import Mapping
 
 from cupyflash.expressions.tree import OPERATIONS, Apply, Load, Name, Node, Number, counted
 
-# What the statements call, and the type by which a kernel is given a captured array; strides are in elements.
-FUNCTIONS = """
-template <typename T, int AXES> struct Captured {
-  const T* at;
-  long long stride[AXES > 0 ? AXES : 1];
-  int length[AXES > 0 ? AXES : 1];
-};
-
-// Python's %: of the divisor's sign. An int modulo 0 is 0.
-__device__ __forceinline__ float score_mod(float a, float b) {
-  const float r = fmodf(a, b);
-  return r != 0.0f && (r < 0.0f) != (b < 0.0f) ? __fadd_rn(r, b) : r;
-}
-__device__ __forceinline__ int score_mod(int a, int b) {
-  const int r = b == 0 || b == -1 ? 0 : a % b;
-  return r != 0 && (r < 0) != (b < 0) ? r + b : r;
-}
-"""
 # An element of a captured array, in C, by its NumPy dtype.
 ELEMENTS = {
     "float16": "__half",

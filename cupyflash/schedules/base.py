@@ -19,6 +19,7 @@ import numpy as np
 from cupyflash import params, score
 from cupyflash.arrays import ITEMSIZE
 from cupyflash.device import Device
+from cupyflash.expressions.c import ELEMENTS
 from cupyflash.params import CapturedField, Field, Params
 from cupyflash.problem import Problem
 from cupyflash.tensor_maps import Box
@@ -435,7 +436,7 @@ def with_captured(struct: Params, form: score.Form | None) -> Params:
     if form is None:
         return struct
     fields = [
-        CapturedField.of(score.field(one.name), score.ELEMENTS[one.dtype], one.axes)
+        CapturedField.of(score.field(one.name), ELEMENTS[one.dtype], one.axes)
         if one.axes is not None
         else Field(score.field(one.name), score.C_TYPES[one.type])
         for one in form.captured

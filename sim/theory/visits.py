@@ -182,7 +182,9 @@ def head_bytes(p: Problem, blocks: int) -> dict[str, tuple[int, int]]:
 
 def _loaded(form: Form | None, times: int, of_head: bool) -> dict[str, tuple[int, int]]:
     read: Counter[str] = Counter()
-    for load in form.loads if form else ():
+    if form is None:
+        return {}
+    for load in form.loads:
         if (load in score.of_head(form)) == of_head:
             read[score.field(load.name)] += times * score.itemsize(form, load)
     return {name: (nbytes, 0) for name, nbytes in read.items()}
