@@ -85,7 +85,7 @@ class _Writer:
 
     def exact(self, depth: int) -> str:
         if depth == 0:
-            loads = "slope[h]", "pair[b, k]", f"table[{self.integer(1)}]"
+            loads = "slope[h]", "pair[b, k]", f"table[h + {self.integer(1)}]"
             return self.one("s", "s", "s", "cap", str(self.random.randrange(12) / 4), self.integer(1), *loads)
         a, b, c = self.exact(depth - 1), self.exact(depth - 1), self.condition(depth - 1)
         joined = f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", f"min({a}, {b})", f"max({a}, {b})", f"({a} if {c} else {b})"

@@ -62,10 +62,16 @@ def program(forms: list[Form]) -> str:
         results = f"values[{place * COUNT} + i] = {made.value}; slopes[{place * COUNT} + i] = {made.derivative};"
         lines.append("\n    ".join(["  {", *made.lines, results]) + "\n  }")
     pointers = ", ".join(f"const {ELEMENTS[view.dtype.name]}* {name}" for name, view in ARRAYS.items())
-    head = f"const float* s, const int* at, {pointers}, const float cap, const int few, const bool yes, float* values, float* slopes"
+    head = (
+        f"const float* s, const int* at, {pointers}, const float cap, const int few, const bool yes, float* values, float* slopes"
+    )
     return "\n".join(
         [
             '#include "element.cuh"',
+            *(
+                f"__device__ __noinline__ float one_{name}(float x) {{ return {name}(x); }}\n#define {name} one_{name}"
+                for name in LONG
+            ),
             FUNCTIONS,
             f'extern "C" __global__ void scores({head}) {{',
             f"  const int i = threadIdx.x; if (i >= {COUNT}) return; const float score = s[i];",
@@ -76,6 +82,7 @@ def program(forms: list[Form]) -> str:
 
 
 ARRAYS = {name: value for name, value in CAPTURED.items() if isinstance(value, np.ndarray)}
+LONG = "sinf", "cosf", "tanhf", "logf"  # what is compiled once, and called, to save time
 OPTIONS = (f"-I{kernels_cu.DIRECTORY}", "-DELEMENT=float", "-ftz=true")
 
 
@@ -124,7 +131,13 @@ def test_c_at_the_edges() -> None:
 
 def test_what_is_not_chosen_does_not_enter_a_derivative() -> None:
     infinite, none = float("inf"), float("nan")
-    for text in ("where(k <= q, s, -big)", "s + where(k > q, big, 0)", "s if k <= q else big - big", "min(s, none)", "max(none, s)"):
+    for text in (
+        "where(k <= q, s, -big)",
+        "s + where(k > q, big, 0)",
+        "s if k <= q else big - big",
+        "min(s, none)",
+        "max(none, s)",
+    ):
         names = {name: value for name, value in (("big", infinite), ("none", none)) if name in text}
         form = Score(text, **names).form
         found = evaluate(form.derivative, VALUES | names)
