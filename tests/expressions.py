@@ -50,7 +50,7 @@ def captured() -> dict[str, Any]:
 CAPTURED = captured()
 # Odd eighths, beside which no quarter is: comparisons of what is computed exactly come out alike in any precision.
 SCORES = ((2 * np.random.default_rng(5).integers(-15, 16, SHAPE) + 1) / 8).astype(np.float32)
-VALUES = positions(SIZES) | {"s": SCORES} | {name: value for name, value in CAPTURED.items()}
+VALUES = positions(SIZES) | {"s": SCORES} | CAPTURED
 
 
 def score(text: str) -> Score:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cupyflash import kernels_cu
 from cupyflash.expressions.c import ELEMENTS, FUNCTIONS
 from cupyflash.expressions.evaluate import evaluate, positions
-from cupyflash.expressions.tree import POSITIONS, Load, Name, depends_on
+from cupyflash.expressions.tree import POSITIONS, depends_on
 from cupyflash.nvrtc import compile_to_ptx
 from cupyflash.score import Form, Score, statements
 from cupyflash.sim.ptx import Module
@@ -122,11 +122,40 @@ EDGES = [
     "-(-s) - - s + 1 * s",
     "s * s * s - s * s + s",
     "2 if s > 1 else 3 if s > 0 else s",
+    "min(log(-1), s) + max(log(-1), s) + min(s, log(-1)) + max(s, log(-1))",  # not a number beside one
 ]
 
 
 def test_c_at_the_edges() -> None:
     check_kernel(EDGES)
+
+
+BY_HAND = [
+    ("cap * tanh(s / cap)", "1 - tanh(s / cap) * tanh(s / cap)"),
+    ("7.5 % s + s % 2", "1 - floor(7.5 / s)"),
+    ("s * s / (s + 9)", "s * (s + 18) / ((s + 9) * (s + 9))"),
+    ("exp(s) + log(s + 9) + sqrt(s + 9)", "exp(s) + 1 / (s + 9) + 0.5 / sqrt(s + 9)"),
+    ("sin(s) * cos(s)", "cos(s) * cos(s) - sin(s) * sin(s)"),
+    ("abs(s) - -s + floor(s)", "where(s < 0, 0, 2)"),
+    ("max(s, s * s) + min(s, 2 * s)", "where(0 < s < 1, 1, 2 * s) + where(s < 0, 2, 1)"),
+    ("abs(k - k) * s + abs(s - s + cap * s - cap * s)", "0"),
+    ("s if seen[row, k] and s > 0 else slope[h] * s", "1 if seen[row, k] and s > 0 else slope[h]"),
+]
+
+
+@pytest.mark.parametrize(("text", "derived"), BY_HAND)
+def test_derivatives_by_hand(text: str, derived: str) -> None:
+    found, want = values_of(score(text).form.derivative), values_of(score(derived).form.tree)
+    np.testing.assert_allclose(found, want, rtol=1e-12, atol=1e-12)
+
+
+def test_positions() -> None:
+    """Four heads of q on two of k, and two rows aligned with the last two of five keys."""
+    made = positions({"b": 1, "h": 4, "kv_h": 2, "row": 2, "k": 5})
+    heads = {"b": [0], "h": [0, 1, 2, 3], "kv_h": [0, 0, 1, 1]}
+    scores = {"row": [0, 1], "q": [3, 4], "k": [0, 1, 2, 3, 4], "n_q": [2], "n_k": [5]}
+    assert {name: np.ravel(value).tolist() for name, value in made.items()} == heads | scores
+    assert [made[name].shape for name in ("h", "q", "k")] == [(1, 4, 1, 1), (1, 1, 2, 1), (1, 1, 1, 5)]
 
 
 def test_what_is_not_chosen_does_not_enter_a_derivative() -> None:
@@ -158,6 +187,7 @@ def test_equal_texts_and_types_have_equal_forms() -> None:
         Score("s + slope[h, 0] * (k - q)", slope=one[:, None]).form,
     ]
     assert form not in others and len({form, *others}) == 4
+    assert Score("1 * s * 1").form == Score("s").form
     assert Score("s * 2").form == Score("s * 2.0").form != Score("s + a", a=2).form != Score("s + a", a=2.0).form
     made = Score(text, slope=one)
     assert made.arrays["slope"] is one and Score("s * n", n=np.int8(3)).numbers == {"n": 3}

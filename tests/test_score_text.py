@@ -1,4 +1,4 @@
-"""What a score function's text and captured values may be: what is refused, with the place and the words, and what the limits are."""
+"""What a score function's text and captured values may be: what is refused, with its place, and what the limits are."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ REFUSED = [
     ("s + 3000000000", 5, "3000000000 is no integer of 32 bits"),
     ("s + 1e39", 5, "1e+39 is beyond the range of float32"),
     ("s + 1e999", 5, "'1e999' is infinite: capture such a number by a name"),
-    ("é + s.x", 1, "'é' is not a name here"),
-    ("s + 'é' * s.x", 5, "\"'é'\" is not allowed"),
+    ("ö + s.x", 1, "'ö' is not a name here"),
+    ("é * s.x", 5, "'s.x' is not allowed"),
     ("s +", 0, "not a Python expression"),
     ("(s", 0, "not a Python expression: '(' was never closed"),
     ("", 0, "not a Python expression"),
@@ -86,7 +86,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("text", "column", "said"), REFUSED)
 def test_a_refusal_shows_the_place(text: str, column: int, said: str) -> None:
-    arrays = {name: value for name, value in (("table", TABLE), ("pair", PAIR), ("number", 2)) if name in text}
+    arrays = {name: value for name, value in (("table", TABLE), ("pair", PAIR), ("number", 2), ("é", 2)) if name in text}
     with pytest.raises(ValueError) as error:
         Score(text, **arrays)
     first, line, mark = str(error.value).split("\n")
@@ -133,7 +133,7 @@ def test_a_text_is_a_str() -> None:
         Score(b"s")  # type: ignore[arg-type]
 
 
-WORDS = "s k q ( ) [ ] , + - * / % < == and or not if else where abs 1 2.5 é \n # : . '".split(" ")
+WORDS = [*"skq()[],+-*/%<>.:#'12é\n", "==", "and", "or", "not", "if", "else", "where", "abs", "2.5"]
 
 
 @sweep(50, 500, text=st.text() | st.lists(st.sampled_from(WORDS)))
