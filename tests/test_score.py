@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from expressions import CAPTURED, COUNT, SCORES, SHAPE, SIZES, VALUES, by_python, score, texts
 from hypothesis import strategies as st
 
 from cupyflash import kernels_cu
-from cupyflash.expressions.c import ELEMENTS, FUNCTIONS
+from cupyflash.expressions.c import ELEMENTS, FUNCTIONS, Statements
 from cupyflash.expressions.evaluate import evaluate, positions
 from cupyflash.expressions.tree import POSITIONS, depends_on
 from cupyflash.nvrtc import compile_to_ptx
 from cupyflash.score import Form, Score, statements
 from cupyflash.sim.ptx import Module
+from expressions import CAPTURED, COUNT, SCORES, SHAPE, SIZES, VALUES, by_python, score, texts
 from suites import sweep
 
 seeds = {"seed": st.integers(0, 2**32)}
@@ -198,6 +198,18 @@ def test_subtrees_are_computed_once_with_the_derivative() -> None:
     assert sum("tanhf" in line for line in made.lines) == 1
     assert statements(Score("s").form, {"s": "x"}, with_derivative=True) == ((), "x", "1.0f")
     assert statements(Score("k").form, {"k": "col"}, with_derivative=True)[1:] == ("score_0", "0.0f")
+
+
+def test_loads_may_be_written_before_the_rest() -> None:
+    form = score("s + slope[h] * table[document[q] - k]").form
+    written = Statements({name: name for name in (*POSITIONS, *CAPTURED, "s")})
+    for load in form.loads:
+        if "column" not in depends_on(load):
+            written.value(load)
+    assert [".at[" in line for line in written.lines].count(True) == 2  # slope[h] and document[q], once a row
+    before = len(written.lines)
+    written.value(form.tree)
+    assert sum(".at[" in line for line in written.lines[before:]) == 1
 
 
 def test_loads_say_what_they_depend_on() -> None:

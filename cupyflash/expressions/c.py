@@ -1,4 +1,4 @@
-"""An expression in C, a statement for each operation."""
+"""An expression in C: float32 throughout, a statement for each operation, an FMA for a sum or difference with a product."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Statements:
 
     names: in C, s, the positions, captured numbers, and captured arrays (each a `Captured`), where trees have them. Positions must
         be those of a score: an index that is b, h, kv_h, row or k alone is not clamped. float s; ints otherwise.
-    prefix: that of the temporaries' names, which a number follows.
+    prefix: that of the temporaries' names, which a number follows. Names of the user's never come into C.
     """
 
     def __init__(self, names: Mapping[str, str], prefix: str = "score_"):
