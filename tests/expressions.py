@@ -50,7 +50,7 @@ def captured() -> dict[str, Any]:
 CAPTURED = captured()
 # Odd eighths, beside which no quarter is: comparisons of what is computed exactly come out alike in any precision.
 SCORES = ((2 * np.random.default_rng(5).integers(-15, 16, SHAPE) + 1) / 8).astype(np.float32)
-VALUES = positions(SIZES) | {"s": SCORES} | {name: value for name, value in CAPTURED.items()}
+VALUES = positions(SIZES) | {"s": SCORES} | CAPTURED
 
 
 def score(text: str) -> Score:
@@ -85,7 +85,7 @@ class _Writer:
 
     def exact(self, depth: int) -> str:
         if depth == 0:
-            loads = "slope[h]", "pair[b, k]", f"table[{self.integer(1)}]"
+            loads = "slope[h]", "pair[b, k]", f"table[h + {self.integer(1)}]"
             return self.one("s", "s", "s", "cap", str(self.random.randrange(12) / 4), self.integer(1), *loads)
         a, b, c = self.exact(depth - 1), self.exact(depth - 1), self.condition(depth - 1)
         joined = f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", f"min({a}, {b})", f"max({a}, {b})", f"({a} if {c} else {b})"

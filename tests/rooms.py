@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # what a user calls: cupyflash/
     "calls": (
         *("attention", "cubins", "device", "gradients", "launcher", "merge", "prepared", "problem", "refusals", "stand_in"),
-        *("tensor_maps", "torch"),
+        *("score*", "tensor_maps", "torch"),
     ),
     # all else: packaging, documents, benchmarks, examples
     "project": ("package", "readme", "benchmarks", "timing*", "accuracy", "machine_code*", "on_gpu", "example", "suites"),

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from expressions import CAPTURED, COUNT, SCORES, SHAPE, SIZES, VALUES, by_python, score, texts
 from hypothesis import strategies as st
 
 from cupyflash import kernels_cu
-from cupyflash.expressions.c import ELEMENTS, FUNCTIONS
+from cupyflash.expressions.c import ELEMENTS, Statements
 from cupyflash.expressions.evaluate import evaluate, positions
 from cupyflash.expressions.tree import POSITIONS, depends_on
 from cupyflash.nvrtc import compile_to_ptx
 from cupyflash.score import Form, Score, statements
 from cupyflash.sim.ptx import Module
+from expressions import CAPTURED, COUNT, SCORES, SHAPE, SIZES, VALUES, by_python, score, texts
 from suites import sweep
 
 seeds = {"seed": st.integers(0, 2**32)}
@@ -68,7 +68,11 @@ def program(forms: list[Form]) -> str:
     return "\n".join(
         [
             '#include "element.cuh"',
-            FUNCTIONS,
+            *(
+                f"__device__ __noinline__ float one_{name}(float x) {{ return {name}(x); }}\n#define {name} one_{name}"
+                for name in LONG
+            ),
+            '#include "captured.cuh"',
             f'extern "C" __global__ void scores({head}) {{',
             f"  const int i = threadIdx.x; if (i >= {COUNT}) return; const float score = s[i];",
             *lines,
@@ -78,6 +82,7 @@ def program(forms: list[Form]) -> str:
 
 
 ARRAYS = {name: value for name, value in CAPTURED.items() if isinstance(value, np.ndarray)}
+LONG = "sinf", "cosf", "tanhf", "logf"  # what is compiled once, and called, to save time
 OPTIONS = (f"-I{kernels_cu.DIRECTORY}", "-DELEMENT=float", "-ftz=true")
 
 
@@ -117,11 +122,40 @@ EDGES = [
     "-(-s) - - s + 1 * s",
     "s * s * s - s * s + s",
     "2 if s > 1 else 3 if s > 0 else s",
+    "min(log(-1), s) + max(log(-1), s) + min(s, log(-1)) + max(s, log(-1))",  # not a number beside one
 ]
 
 
 def test_c_at_the_edges() -> None:
     check_kernel(EDGES)
+
+
+BY_HAND = [
+    ("cap * tanh(s / cap)", "1 - tanh(s / cap) * tanh(s / cap)"),
+    ("7.5 % s + s % 2", "1 - floor(7.5 / s)"),
+    ("s * s / (s + 9)", "s * (s + 18) / ((s + 9) * (s + 9))"),
+    ("exp(s) + log(s + 9) + sqrt(s + 9)", "exp(s) + 1 / (s + 9) + 0.5 / sqrt(s + 9)"),
+    ("sin(s) * cos(s)", "cos(s) * cos(s) - sin(s) * sin(s)"),
+    ("abs(s) - -s + floor(s)", "where(s < 0, 0, 2)"),
+    ("max(s, s * s) + min(s, 2 * s)", "where(0 < s < 1, 1, 2 * s) + where(s < 0, 2, 1)"),
+    ("abs(k - k) * s + abs(s - s + cap * s - cap * s)", "0"),
+    ("s if seen[row, k] and s > 0 else slope[h] * s", "1 if seen[row, k] and s > 0 else slope[h]"),
+]
+
+
+@pytest.mark.parametrize(("text", "derived"), BY_HAND)
+def test_derivatives_by_hand(text: str, derived: str) -> None:
+    found, want = values_of(score(text).form.derivative), values_of(score(derived).form.tree)
+    np.testing.assert_allclose(found, want, rtol=1e-12, atol=1e-12)
+
+
+def test_positions() -> None:
+    """Four heads of q on two of k, and two rows aligned with the last two of five keys."""
+    made = positions({"b": 1, "h": 4, "kv_h": 2, "row": 2, "k": 5})
+    heads = {"b": [0], "h": [0, 1, 2, 3], "kv_h": [0, 0, 1, 1]}
+    scores = {"row": [0, 1], "q": [3, 4], "k": [0, 1, 2, 3, 4], "n_q": [2], "n_k": [5]}
+    assert {name: np.ravel(value).tolist() for name, value in made.items()} == heads | scores
+    assert [made[name].shape for name in ("h", "q", "k")] == [(1, 4, 1, 1), (1, 1, 2, 1), (1, 1, 1, 5)]
 
 
 def test_what_is_not_chosen_does_not_enter_a_derivative() -> None:
@@ -153,6 +187,7 @@ def test_equal_texts_and_types_have_equal_forms() -> None:
         Score("s + slope[h, 0] * (k - q)", slope=one[:, None]).form,
     ]
     assert form not in others and len({form, *others}) == 4
+    assert Score("1 * s * 1").form == Score("s").form
     assert Score("s * 2").form == Score("s * 2.0").form != Score("s + a", a=2).form != Score("s + a", a=2.0).form
     made = Score(text, slope=one)
     assert made.arrays["slope"] is one and Score("s * n", n=np.int8(3)).numbers == {"n": 3}
@@ -163,6 +198,18 @@ def test_subtrees_are_computed_once_with_the_derivative() -> None:
     assert sum("tanhf" in line for line in made.lines) == 1
     assert statements(Score("s").form, {"s": "x"}, with_derivative=True) == ((), "x", "1.0f")
     assert statements(Score("k").form, {"k": "col"}, with_derivative=True)[1:] == ("score_0", "0.0f")
+
+
+def test_loads_may_be_written_before_the_rest() -> None:
+    form = score("s + slope[h] * table[document[q] - k]").form
+    written = Statements({name: name for name in (*POSITIONS, *CAPTURED, "s")})
+    for load in form.loads:
+        if "column" not in depends_on(load):
+            written.value(load)
+    assert [".at[" in line for line in written.lines].count(True) == 2  # slope[h] and document[q], once a row
+    before = len(written.lines)
+    written.value(form.tree)
+    assert sum(".at[" in line for line in written.lines[before:]) == 1
 
 
 def test_loads_say_what_they_depend_on() -> None:

@@ -1,4 +1,7 @@
-"""An expression in C, a statement for each operation. What the statements call is in kernels_cu/captured.cuh."""
+"""An expression in C: float32 throughout, a statement for each operation, an FMA for a sum or difference with a product.
+
+What the statements call is in kernels_cu/captured.cuh.
+"""
 
 from __future__ import annotations
 

@@ -107,9 +107,8 @@ class _Reader:
             case None if name in FUNCTIONS:
                 self.refuse(node, f"{name} is a function: {name}(...)")
             case None:
-                self.refuse(
-                    node, f"{name!r} is not a name here; names are {', '.join(self.names)}, others are captured: {name}=..."
-                )
+                known = ", ".join(self.names)
+                self.refuse(node, f"{name!r} is not a name here; names are {known}, others are captured: {name}=...")
             case ArrayType(type, 0):
                 return Load(type, name, ())
             case ArrayType(type, axes):
@@ -162,7 +161,8 @@ def _refusal(reason: str, text: str, line: int, column: int, length: int = 1) ->
     """What is wrong, and where in the text; lines and columns count from 1."""
     lines = text.split("\n")
     place = f"column {column}" if len(lines) == 1 else f"line {line}, column {column}"
-    return ValueError(f"at {place}: {reason}\n    {lines[line - 1]}\n    {' ' * (column - 1)}{'^' * length}")
+    shown = lines[min(line, len(lines)) - 1]
+    return ValueError(f"at {place}: {reason}\n    {shown}\n    {' ' * (column - 1)}{'^' * length}")
 
 
 def out_of_range(value: int | float) -> str:

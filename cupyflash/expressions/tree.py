@@ -123,22 +123,18 @@ FUNCTIONS = ("where", "abs", "min", "max", "floor", "exp", "log", "sqrt", "sin",
 def apply(operation: str, *operands: Node) -> Node:
     """An operation of operands in whatever types, converted to what it takes. TypeError for a number in place of a condition."""
     kind = OPERATIONS[operation].kind
-    if kind == "condition" or kind == "choice":
-        for operand in operands[: 1 if kind == "choice" else None]:
-            if operand.type != "bool":
-                wanted = "conditions" if kind == "condition" else "a condition"
-                raise TypeError(f"{operation} takes {wanted} (a comparison, say), not a number")
+    conditions, values = {"condition": (operands, ()), "choice": (operands[:1], operands[1:])}.get(kind, ((), operands))
+    if any(one.type != "bool" for one in conditions):
+        wanted = "a condition" if kind == "choice" else "conditions"
+        raise TypeError(f"{operation} takes {wanted} (a comparison, say), not a number")
     if kind == "condition":
-        return Apply("bool", operation, operands)
-    if kind == "choice":
-        values = operands[1:]
-        common = _common(values)
-        return Apply(common, operation, (operands[0], *(convert(value, common) for value in values)))
-    common = "float" if kind == "float" else max(_common(operands), "int", key=TYPES.index)
-    converted = tuple(convert(operand, common) for operand in operands)
+        return Apply("bool", operation, conditions)
+    least: Type = "bool" if kind == "choice" else "float" if kind == "float" else "int"
+    common = max(least, *(one.type for one in values), key=TYPES.index)
+    converted = tuple(convert(one, common) for one in values)
     if operation == "*" and ONE in converted:
         return converted[converted[0] == ONE]
-    return Apply("bool" if kind == "compare" else common, operation, converted)
+    return Apply("bool" if kind == "compare" else common, operation, (*conditions, *converted))
 
 
 def convert(node: Node, to: Type) -> Node:
@@ -148,10 +144,6 @@ def convert(node: Node, to: Type) -> Node:
     if isinstance(node, Number):
         return Number(to, float(node.value) if to == "float" else int(node.value))
     return Apply(to, to, (node,))
-
-
-def _common(nodes: tuple[Node, ...]) -> Type:
-    return max((node.type for node in nodes), key=TYPES.index)
 
 
 def children(node: Node) -> tuple[Node, ...]:
