@@ -13,6 +13,7 @@ from cupyflash.options import ARRAYS, Options
 from cupyflash.problem import Problem
 
 NOTHING = Options()
+NEWEST = Options(causal=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,7 @@ class Decoding:
     """
 
     arrays: Mapping[str, np.ndarray]
-    options: Options = Options(causal=True)
+    options: Options = NEWEST
     softcap: float | None = None
 
     @classmethod
@@ -79,11 +80,13 @@ class Decoding:
             own: np.ndarray = cache[sequence]
             return own
         pages = cache[np.clip(table[sequence], 0, len(cache) - 1)]  # (pages of the sequence, h_kv, page_size, d)
-        return np.moveaxis(pages, 1, 0).reshape(cache.shape[1], -1, cache.shape[3])
+        behind: np.ndarray = np.moveaxis(pages, 1, 0).reshape(cache.shape[1], -1, cache.shape[3])
+        return behind
 
     def appended(self, name: str) -> np.ndarray:
         """`k_cache` or `v_cache` as it is to be when the new keys are in their places."""
-        cache, new, table = self.arrays[name].copy(), self.arrays.get(name[0]), self.arrays.get("block_table")
+        cache: np.ndarray = self.arrays[name].copy()
+        new, table = self.arrays.get(name[0]), self.arrays.get("block_table")
         if new is None:
             return cache
         for b, length in enumerate(self.arrays["cache_seqlens"]):
