@@ -134,18 +134,48 @@ def works(problem: Problem, config: Config) -> int:
     return problem.batch * problem.kv_heads * -(-problem.seqlen_q * group(problem) // config.block_rows)
 
 
-def seconds(problem: Problem, device: Device, config: Config, resident: int, splits: int) -> float:
-    """What the model takes so many splits to need: the multiprocessor with the most keys, as fast as the memory or what it has
-    under way lets it, and what splits write and read again."""
+def split_keys(problem: Problem, config: Config, splits: int) -> int:
+    """Keys of the longest of so many splits, in whole blocks."""
+    return math.ceil(math.ceil(problem.seqlen_k / config.block_cols) / splits) * config.block_cols
+
+
+def at_a_time(problem: Problem, device: Device, candidate: Candidate) -> int:
+    """Thread blocks that run together on the whole device."""
+    return min(works(problem, candidate.config) * candidate.splits, candidate.resident * device.sm_count)
+
+
+def under_way(problem: Problem, device: Device, candidate: Candidate) -> int:
+    """Bytes of K and V that a multiprocessor with any thread block has under way, on the average. A split may have fewer blocks of
+    keys than its ring has slots."""
+    c, together = candidate, at_a_time(problem, device, candidate)
+    each = min(in_flight(problem, c.config, 1), split_keys(problem, c.config, c.splits) * key_bytes(problem))
+    return together * each // max(1, min(together, device.sm_count))
+
+
+def times(problem: Problem, device: Device, config: Config, resident: int, splits: int) -> dict[str, float]:
+    """The seconds of the model's parts. memory: all of K and V, at the bandwidth or at what all thread blocks together have under
+    way. busiest: the multiprocessor with the most keys, which may have twice its share of the bandwidth. latency: of the first
+    loads of its waves. parts: what splits write and read again, and the launch for it."""
     p, bandwidth = problem, device.hbm_bandwidth or BANDWIDTH
     every = works(p, config)
-    most = -(-every * splits // device.sm_count)  # thread blocks of a multiprocessor
+    grid = every * splits
+    most = -(-grid // device.sm_count)  # thread blocks of a multiprocessor
     together = min(most, resident)
-    keys = math.ceil(math.ceil(p.seqlen_k / config.block_cols) / splits) * config.block_cols
+    all_rate = min(bandwidth, in_flight(p, config, min(grid, resident * device.sm_count)) / (BUSY * LATENCY))
     rate = min(2 * bandwidth / device.sm_count, in_flight(p, config, together) / LATENCY)
-    busiest = most * keys * key_bytes(p) / rate
-    parts = 2 * splits * p.head_count * p.seqlen_q * (part_width(p) + 2) * FLOAT32 / bandwidth + LAUNCH if splits > 1 else 0.0
-    return max(busiest, every * p.seqlen_k * key_bytes(p) / bandwidth) + LATENCY * -(-most // together) + parts
+    again = 2 * splits * p.head_count * p.seqlen_q * (part_width(p) + 2) * FLOAT32 / bandwidth + LAUNCH
+    return {
+        "memory": every * p.seqlen_k * key_bytes(p) / all_rate,
+        "busiest": most * split_keys(p, config, splits) * key_bytes(p) / rate,
+        "latency": LATENCY * -(-most // together),
+        "parts": again if splits > 1 else 0.0,
+    }
+
+
+def seconds(problem: Problem, device: Device, config: Config, resident: int, splits: int) -> float:
+    """What the model takes so many splits to need: memory or busiest multiprocessor, and the rest."""
+    parts = times(problem, device, config, resident, splits)
+    return max(parts["memory"], parts["busiest"]) + parts["latency"] + parts["parts"]
 
 
 def candidates(problem: Problem, device: Device, splits: int | None = None) -> tuple[Candidate, ...]:
