@@ -137,6 +137,8 @@ def split_row(schedule: DecodeSchedule, splits: int) -> dict[str, Any]:
 def notes(schedule: DecodeSchedule) -> list[str]:
     """What is not as one would have it, and why."""
     p, told = schedule.problem, []
+    if not p.seqlen_k:
+        return ["The cache has room for no keys."]
     if schedule.row_tiles > 1:
         told.append(
             f"A key head is read {schedule.row_tiles} times: it has {schedule.rows} rows ({plural(schedule.group, 'query head')} x "
@@ -350,6 +352,8 @@ def enough(report: dict[str, Any], best: dict[str, Any]) -> str:
         return "That is enough."
     share = report["in_flight"]["cache_bytes"]
     busy = min(best["thread_blocks"], report["device"]["sm_count"])
+    if not share:
+        return "There are no keys."
     if share < 4 * flight["needed_bytes"] * busy:
         return (
             f"That is less, for the cache is short: all of its K and V are {share:,} bytes, {share // busy:,} for each "

@@ -62,10 +62,9 @@ def prediction(request: Request, schedule: DecodeSchedule, form: Traffic) -> dic
 
 
 def operations(schedule: DecodeSchedule) -> int:
-    """Floating point operations of the two products with the keys that the sequences have, nothing skipped or padded."""
+    """Floating point operations of the two products of all queries with every key that some query sees."""
     p = schedule.problem
-    keys = sum(batches * (cached + schedule.cache.appended) for cached, batches in schedule.lengths().items())
-    return 2 * p.heads * p.seqlen_q * keys * (p.head_dim + p.head_dim_v)
+    return 2 * p.seqlen_q * schedule.group * theory.key_bytes(schedule) // p.itemsize
 
 
 def moved(form: Traffic, bandwidth: float | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ OVER = "cache"
 HEADINGS = {
     "cache": "keys",
     "splits": "splits",
-    "thread_blocks": "thread blocks",
+    "thread_blocks": "blocks",
     "read_bytes": "bytes read",
     "write_bytes": "bytes written",
     "total_bytes": "bytes",
@@ -91,9 +91,9 @@ def table(request: Request, points: tuple[CachePoint, ...]) -> str:
     title = f"Decoding: {told}; {device.name}, {device.sm_count} multiprocessors"
     cells = [[cell(name, row[name]) for name in HEADINGS] for row in rows(points)]
     legend = (
-        "keys: of a full cache, a sequence; partial: what share of all bytes the splits' results are, written and read again; "
-        "fa2: how many times as many bytes FlashAttention-2 would move for the same queries, of keys that are gathered in one array; us, "
-        "model: the planner's microseconds, nothing is measured"
+        "keys: of a full cache, a sequence; blocks: thread blocks; partial: what share of all bytes the splits' results are, "
+        "written and read again; fa2: how many times as many bytes FlashAttention-2 would move for the same queries, of keys that "
+        "are gathered in one array; us, model: the planner's microseconds, nothing is measured"
     )
     across = width()
     lines = [
