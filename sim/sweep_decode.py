@@ -59,13 +59,13 @@ def sweep_cache(
 ) -> tuple[CachePoint, ...]:
     """Decoding of `problem`'s queries against full caches of `values` keys, all else as `problem`, `device` and `cache` say.
 
-    Lengths are rounded up to whole pages, and to room for the new keys. Raises as `plan_decode` does.
+    Lengths are rounded up to whole pages, and to room for the new keys; how many pages there are changes nothing. Raises as
+    `plan_decode` does.
     """
     page, points = cache.page_size or 1, []
     for value in sorted({-(-max(value, cache.appended) // page) * page for value in values}):
         posed = replace(problem.asking(padded=True, key_lengths=None), seqlen_k=value)
-        own = replace(cache, pages=posed.batch * value // page if cache.page_size else 0)
-        schedule = plan_decode(posed, device, own, num_splits=num_splits, lse=lse)
+        schedule = plan_decode(posed, device, cache, num_splits=num_splits, lse=lse)
         traffic = theory.traffic(schedule)
         try:
             fa2 = together(gathered(schedule)).total_bytes

@@ -22,7 +22,7 @@ EXAMPLES = examples(
     "cupyflash predict --seqlen 8192 --head-dim 128 --heads 16 --causal",
     "cupyflash predict --seqlen 4096 --head-dim 64 --algorithm fa1 --sram 8KB",
     "cupyflash predict --seqlen 4096 --head-dim 64 --backward --json",
-    "cupyflash predict --decode --batch 2 --cache-seqlens 8000,100 --page-size 16 --append 1",
+    "cupyflash predict --decode --seqlen-k 4096 --page-size 16 --append 1",
 )
 
 

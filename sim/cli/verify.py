@@ -23,7 +23,7 @@ EXAMPLES = examples(
     "cupyflash verify --causal",
     "cupyflash verify --algorithm fa1 --sram 16KB --seqlen 128 --lse",
     "cupyflash verify --backward --seqlen 64 --head-dim 32",
-    "cupyflash verify --decode --cache-seqlens 130,47 --page-size 16 --append 1",
+    "cupyflash verify --decode --cache-seqlens 130,47 --page-size 16",
 )
 # A cache that is executed in a few seconds
 SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2}
