@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
-from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule
+from cupyflash.schedules import BackwardSchedule, Cache, DecodeSchedule, TileSchedule
 from cupyflash.schedules.standard import StandardSchedule
 from cupyflash.sim import theory
 from cupyflash.sim.execution import execute, execute_backward, execute_decode
@@ -119,7 +119,7 @@ def verify(
     if isinstance(schedule, StandardSchedule) and schedule.ideal:
         raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
     schedule.kernels()  # refuses what no kernel runs, before anything is drawn
-    if isinstance(schedule, DecodeSchedule) and schedule.problem.options.key_lengths is None:
+    if _has_cache(schedule) and schedule.problem.options.key_lengths is None:
         full = (schedule.problem.seqlen_k - schedule.cache.appended,) * schedule.problem.batch
         schedule = replace(schedule, problem=schedule.problem.asking(padded=True, key_lengths=full))
     form, replayed = theory.traffic(schedule), replay(schedule)
@@ -137,8 +137,13 @@ def verify(
     )
 
 
+def _has_cache(schedule: TileSchedule) -> TypeGuard[DecodeSchedule]:
+    """Whether a schedule is `attention_decode`'s; one without lengths and cache is `attention`'s, whose keys are split."""
+    return isinstance(schedule, DecodeSchedule) and (schedule.problem.options.padded or schedule.cache != Cache())
+
+
 def _run(schedule: TileSchedule, data_seed: int, v_mean: float, seed: int | None) -> Run:
-    if isinstance(schedule, DecodeSchedule):
+    if _has_cache(schedule):
         return _decode(schedule, draw_decode(schedule.problem, schedule.cache, data_seed, v_mean), seed)
     inputs = drawn(schedule.problem, data_seed, v_mean, mask_blocks(schedule))
     if isinstance(schedule, BackwardSchedule):

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cupyflash.schedules import TileSchedule, fa3_tiles, plan
+from cupyflash.schedules import DecodeSchedule, TileSchedule, fa3_tiles, plan
 from cupyflash.sim import theory
 from cupyflash.sim.cli import explain_decode, explain_fa2, explain_fa3
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
@@ -25,7 +25,7 @@ WAYS = {"fa2": explain_fa2, "fa3": explain_fa3}
 
 
 @click.command(epilog=EXAMPLES)
-@problem_options(seqlen=4096, head_dim=64, algorithms=("auto", *WAYS), decode={})
+@problem_options(seqlen=4096, head_dim=64, algorithms=("auto", *WAYS, "decode"), decode={})
 @click.option("--all", "everything", is_flag=True, help="Every runner-up and every rejected tile, not a few and a count.")
 @AS_JSON
 def explain(request: Request, everything: bool, as_json: bool) -> None:
@@ -38,10 +38,10 @@ def explain(request: Request, everything: bool, as_json: bool) -> None:
 
     With --decode, of `attention_decode`: into how many parts the keys are split, and how many bytes are under way.
     """
-    if request.cache is not None:
-        explain_decode.explain(request, everything, as_json)
-        return
     schedule = request.schedule()
+    if isinstance(schedule, DecodeSchedule):
+        explain_decode.explain(request, schedule, as_json)
+        return
     of, device, problem = WAYS[request.algorithm], request.device, request.problem
     found = of.explanation(schedule, request)
     rates = {name: found.pop(name) for name in ("fmas_a_clock", "float32_fmas_a_clock")}

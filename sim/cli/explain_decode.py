@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import click
+import numpy as np
 
 from cupyflash.schedules import DecodeSchedule, decode_tiles
 from cupyflash.schedules.base import GRANULE
 from cupyflash.schedules.decode_tiles import Candidate, Config
 from cupyflash.sim import theory
 from cupyflash.sim.cli.options import Request
-from cupyflash.sim.cli.show import say, show_table
+from cupyflash.sim.cli.show import NAMES, say, show_table
 from cupyflash.words import plural
 
-RUNNERS_UP = 5  # shown, unless --all
 
-
-def explain(request: Request, everything: bool, as_json: bool) -> None:
+def explain(request: Request, schedule: DecodeSchedule, as_json: bool) -> None:
     """Print it, as text or as JSON."""
-    report = explanation(request)
-    click.echo(json.dumps(report, indent=2)) if as_json else show(report, request, everything)
+    report = explanation(request, schedule)
+    click.echo(json.dumps(report, indent=2)) if as_json else show(report, request)
 
 
-def explanation(request: Request) -> dict[str, Any]:
+def explanation(request: Request, schedule: DecodeSchedule) -> dict[str, Any]:
     """All that was to be chosen from and what it comes to, for JSON; seconds are the model's."""
-    schedule = request.decode_schedule()
     problem, device, chosen = schedule.problem, schedule.device, schedule.candidate
     found = [row(schedule, each) for each in decode_tiles.candidates(problem, device, request.num_splits)]
-    order = {"chosen": 0, "no faster": 1, "fewer blocks": 2, "rejected": 3}
     return {
         **request.report,
+        **({"auto": asdict(request.choice)} if request.cache is None else {}),
         "device": {
             "name": device.name,
             "sm_count": device.sm_count,
@@ -47,7 +46,7 @@ def explanation(request: Request) -> dict[str, Any]:
             "tile_rows": schedule.block_rows,
             "row_tiles": schedule.row_tiles,
         },
-        "candidates": sorted(found, key=lambda each: (order[each["verdict"]], each.get("seconds", 0.0))),
+        "candidates": found,
         "rooms": dict(chosen.rooms),
         "splits": [split_row(schedule, splits) for splits in splits_to_show(schedule, request.num_splits)],
         "in_flight": {
@@ -95,8 +94,10 @@ def verdict(schedule: DecodeSchedule, candidate: Candidate) -> str:
         return "rejected"
     if candidate == schedule.candidate:
         return "chosen"
-    fewer = decode_tiles.works(schedule.problem, candidate.config) * candidate.splits < min(schedule.grid, schedule.device.sm_count)
-    return "fewer blocks" if fewer else "no faster"
+    if decode_tiles.works(schedule.problem, candidate.config) * candidate.splits < min(schedule.grid, schedule.device.sm_count):
+        return "fewer blocks"
+    # The chosen one may itself be slower than the fastest, by less than NOISE.
+    return "slower" if candidate.seconds > schedule.candidate.seconds * (1 + decode_tiles.NOISE) else "about as fast"
 
 
 def most_splits(schedule: DecodeSchedule, config: Config) -> int:
@@ -121,7 +122,7 @@ def split_row(schedule: DecodeSchedule, splits: int) -> dict[str, Any]:
     """The chosen configuration with so many splits, for JSON."""
     problem, device, candidate = schedule.problem, schedule.device, schedule.candidate
     grid = decode_tiles.works(problem, candidate.config) * splits
-    asked = problem, device, candidate.config, candidate.resident, splits
+    asked = problem, device, candidate.config, candidate.resident, np.array([splits])
     return {
         "splits": splits,
         "chosen": splits == schedule.splits,
@@ -129,8 +130,8 @@ def split_row(schedule: DecodeSchedule, splits: int) -> dict[str, Any]:
         "thread_blocks": grid,
         "idle_multiprocessors": max(0, device.sm_count - grid),
         "waves": grid / (candidate.resident * device.sm_count),
-        "parts": decode_tiles.times(*asked),
-        "seconds": decode_tiles.seconds(*asked),
+        "parts": {name: float(part[0]) for name, part in decode_tiles.times(*asked).items()},
+        "seconds": float(decode_tiles.seconds(*asked)[0]),
     }
 
 
@@ -169,9 +170,10 @@ def why_so_few(schedule: DecodeSchedule) -> str:
     return f"{few}, since the cache has no more to share out: {limit}, and there {heads}."
 
 
-def show(report: dict[str, Any], request: Request, everything: bool) -> None:
+def show(report: dict[str, Any], request: Request) -> None:
     """An explanation as text."""
-    device, rows, best = request.device, report["rows"], report["candidates"][0]
+    device, rows = request.device, report["rows"]
+    (best,) = (each for each in report["candidates"] if each["verdict"] == "chosen")
     say(request.title, rest="  ")
     bandwidth = f"{device.hbm_bandwidth / 1e9:,.0f} GB/s" if device.hbm_bandwidth else "no bandwidth known"
     say(
@@ -179,14 +181,18 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
         f"block) and {device.registers_per_sm:,} registers; memory: {bandwidth}"
     )
     click.echo()
+    if request.cache is None:
+        say(which(request))
+        click.echo()
     show_rows(rows, best)
     click.echo()
     say(
-        "Decoding is bound by memory: K and V are to be read once, and what can be chosen is how many thread blocks share that, "
-        "and how much each has under way. Candidates, the fastest first; the times are a model's, none is measured:"
+        "With few queries K and V are most of what moves: they are to be read once, and what can be chosen is how many thread "
+        "blocks share that, and how much each has under way. All that was tried, the widest first; the times are a model's, none "
+        f"is measured, and those that differ by less than {decode_tiles.NOISE:.0%} count as the same:"
     )
     click.echo()
-    show_candidates(report["candidates"], everything)
+    show_candidates(report["candidates"])
     click.echo()
     show_rooms(report, best)
     click.echo()
@@ -199,9 +205,16 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
     click.echo()
     total = report["traffic"]["total"]
     say(
-        f"HBM bytes by theory: {total['read_bytes']:,} read, {total['write_bytes']:,} written (cupyflash predict --decode tells "
-        "them by tensor)"
+        f"HBM bytes by theory: {total['read_bytes']:,} read, {total['write_bytes']:,} written (cupyflash predict"
+        f"{' --decode' * (request.cache is not None)} tells them by tensor)"
     )
+
+
+def which(request: Request) -> str:
+    """Which algorithm an ordinary call runs, and why."""
+    auto = request.choice
+    other = "" if auto.algorithm == request.algorithm else f" Asked for is {NAMES[request.algorithm]} ({request.algorithm})."
+    return f"By default attention(q, k, v) runs {NAMES[auto.algorithm]} ({auto.algorithm}) here: {auto.reason}.{other}"
 
 
 def show_rows(rows: dict[str, int], best: dict[str, Any]) -> None:
@@ -225,10 +238,9 @@ def show_rows(rows: dict[str, int], best: dict[str, Any]) -> None:
     )
 
 
-def show_candidates(rows: list[dict[str, Any]], everything: bool) -> None:
-    """All that could be run, or the fastest; and what could not."""
-    able = [each for each in rows if "reason" not in each]
-    shown = able if everything else able[: 1 + RUNNERS_UP]
+def show_candidates(rows: list[dict[str, Any]]) -> None:
+    """All that could be run; and what could not."""
+    shown = [each for each in rows if "reason" not in each]
     heads = ("keys", "slots", "warps", "splits", "thread blocks", "an SM", "waves", "in flight", "shared", "model", "")
     cells = [
         (
@@ -247,8 +259,6 @@ def show_candidates(rows: list[dict[str, Any]], everything: bool) -> None:
         for each in shown
     ]
     show_table(heads, cells, left=(10,))
-    if len(shown) < len(able):
-        say(f"and {len(able) - len(shown)} more (--all)", first="  ")
     click.echo()
     fewer = any(each["verdict"] == "fewer blocks" for each in shown)
     say(
@@ -268,7 +278,7 @@ def show_candidates(rows: list[dict[str, Any]], everything: bool) -> None:
 
 def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
     """Shared memory by what is held."""
-    p, pages = report["problem"], report["cache"]["page_size"]
+    p, pages = report["problem"], "cache" in report and report["cache"]["page_size"]
     held = {
         "Q": ("Q", f"{best['block_rows']} rows of {p['head_dim']}"),
         "K, V": (
@@ -288,7 +298,7 @@ def show_splits(report: dict[str, Any], request: Request) -> None:
     (own,) = (each for each in rows if each["chosen"])
     say(f"Splits: {splits_of(own, request)} The same configuration with fewer and more, in the model's microseconds:")
     click.echo()
-    heads = ("splits", "keys", "thread blocks", "idle", "waves", "memory", "busiest", "latency", "partial", "model", "")
+    heads = ("splits", "keys", "blocks", "idle", "waves", "memory", "loads", "arithmetic", "start", "partial", "model", "")
     cells = [
         (
             str(each["splits"]),
@@ -302,13 +312,13 @@ def show_splits(report: dict[str, Any], request: Request) -> None:
         )
         for each in rows
     ]
-    show_table(heads, cells, left=(10,))
+    show_table(heads, cells, left=(11,))
     click.echo()
     say(
-        "keys: of a split, at most; idle: multiprocessors without a thread block; memory: K and V once, at the bandwidth or as "
-        "fast as what is under way lets them come; busiest: the multiprocessor with the most keys (the longer of the two counts); "
-        "latency: of the first loads of each wave; partial: O, m and l of each split, written and read again, and the start of the "
-        "kernel that merges them",
+        "keys: of a split, at most; blocks: thread blocks; idle: multiprocessors without one; memory: all that is read of K and V, "
+        "at the bandwidth; loads: the multiprocessor with the most keys, as fast as what it has under way and twice its share of "
+        "the bandwidth let it; arithmetic: its products and exponentials; the longest of these three counts, and start: of thread "
+        "blocks; partial: O, m and l of each split, written and read again, and the launch of the kernel that merges them",
         first="  ",
         rest="  ",
     )
@@ -319,11 +329,15 @@ def splits_of(own: dict[str, Any], request: Request) -> str:
     count, alone, asked = request.device.sm_count, own["thread_blocks"] // own["splits"], request.num_splits is not None
     without = f"{plural(alone, 'thread block')} for {count} multiprocessors"
     waves = f"{own['waves']:.2f} waves of as many as run at a time"
-    room = "" if asked else " They are chosen by the cache's room, not by lengths, which only the device may know."
+    room = (
+        ""
+        if asked or request.cache is None
+        else " They are chosen by the cache's room, not by lengths, which only the device may know."
+    )
     if own["splits"] == 1:
         why = "asked for" if asked else "no more are needed" if alone >= count else "as the model has it"
         return f"1 ({why}): {without}, {waves}.{room}"
-    why = "asked for" if asked else "the model's fastest of those that give each multiprocessor a thread block, if any do"
+    why = "asked for" if asked else "the fastest, by the model, of those that give each multiprocessor a thread block, if any do"
     return (
         f"{own['splits']} ({why}). Without a split there would be {without}; with {own['splits']} there are "
         f"{own['thread_blocks']:,}, {waves}.{room}"
@@ -359,7 +373,7 @@ def enough(report: dict[str, Any], best: dict[str, Any]) -> str:
             f"That is less, for the cache is short: all of its K and V are {share:,} bytes, {share // busy:,} for each "
             "multiprocessor in use."
         )
-    return "That is less; no candidate has more and, by the model, a shorter time."
+    return "That is less: by the model no candidate that has more is faster by more than others have it."
 
 
 def microseconds(seconds: float) -> str:

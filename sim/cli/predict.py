@@ -89,11 +89,12 @@ def ratio(form: Traffic, standard: Traffic) -> float | None:
 def side_by_side(request: Request, asked: TileSchedule, standard: Traffic) -> dict[str, dict[str, Any]]:
     """The algorithms for one problem, by name: the one that was asked for as it was, the others in their fitted tiling.
 
-    FlashAttention-3 is there on the devices whose instructions its forward is made of.
+    FlashAttention-3 is there on the devices whose instructions its forward is made of, and decoding where it was asked for.
     """
     told: dict[str, dict[str, Any]] = {}
     hopper = request.device.compute_capability == fa3_tiles.COMPUTE_CAPABILITY and not request.backward
-    for algorithm in (*["fa3"] * hopper, "fa2", "fa1", "standard"):
+    split = request.algorithm == "decode"
+    for algorithm in (*["decode"] * split, *["fa3"] * hopper, "fa2", "fa1", "standard"):
         try:
             own = algorithm == request.algorithm
             schedule = asked if own else replace(request, algorithm=algorithm, tiling=None).schedule()

@@ -24,7 +24,7 @@ NAMES = {
     "fa1": "FlashAttention",
     "fa2": "FlashAttention-2",
     "fa3": "FlashAttention-3",
-    "decode": "Decoding",
+    "decode": "Flash-Decoding",
 }
 NARROWEST = 40
 

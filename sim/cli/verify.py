@@ -81,7 +81,11 @@ def report_of(request: Request, schedule: TileSchedule, found: Verification, see
             for tensor, numbers in run.items()
         ],
         "findings": list(found.findings),
-        **({"splits": schedule.splits, "caches": list(found.caches)} if isinstance(schedule, DecodeSchedule) else {}),
+        **(
+            {"splits": schedule.splits, "caches": list(found.caches)}
+            if isinstance(schedule, DecodeSchedule) and request.cache
+            else {}
+        ),
         "good": found.good,
     }
 
