@@ -132,6 +132,25 @@ def test_splits_are_the_least_that_give_each_multiprocessor_a_thread_block_or_mo
     assert least_splits(schedule) == 17 <= schedule.splits
 
 
+ORDINARY = ("--seqlen", "1", "--seqlen-k", "8192", "--heads", "8", "--head-dim", "64")
+
+
+def test_an_ordinary_call_whose_keys_are_split_is_explained_and_predicted_too() -> None:
+    found = report("explain", *ORDINARY)
+    assert found["algorithm"] == found["auto"]["algorithm"] == "decode" and "cache" not in found
+    text = words("explain", *ORDINARY)
+    assert "By default attention(q, k, v) runs Flash-Decoding (decode) here: by the models" in text
+    assert "only the device may know" not in text and "--decode" not in text
+    other = words("explain --algorithm decode --seqlen 512")
+    assert "By default attention(q, k, v) runs FlashAttention-2 (fa2) here" in other
+    assert "Asked for is Flash-Decoding (decode)" in other
+    predicted = report("predict", *ORDINARY)
+    schedule = plan(Problem(**predicted["problem"]), Device.named("A100-40GB"), "decode")
+    assert predicted["traffic"] == theory.traffic(schedule).as_dict() and predicted["replay_agrees"] is True
+    assert next(iter(predicted["algorithms"])) == "decode"
+    assert predicted["algorithms"]["decode"]["total_bytes"] == sum(predicted["traffic"]["total"].values())
+
+
 # -- predict ------------------------------------------------------------------------------------------------------------
 
 PAGED = ("--batch", "2", "--cache-seqlens", "8000,100", "--page-size", "16", "--append", "2", "--tree", "--seqlen", "4")
@@ -238,6 +257,14 @@ def test_the_text_says_that_all_holds() -> None:
     pytest.importorskip("cupy")
     text = words(EXECUTED)
     assert "the caches are, bit for bit, as they should be" in text and "the keys of a sequence in 2 splits" in text
+
+
+@pytest.mark.wide
+def test_verify_executes_an_ordinary_call_whose_keys_are_split() -> None:
+    pytest.importorskip("cupy")
+    found = report("verify --algorithm decode --seqlen 2 --seqlen-k 100 --head-dim 16")
+    assert found["good"] and found["traffic"]["theory"] == found["traffic"]["replay"] == found["traffic"]["executed"]
+    assert "cache_seqlens" not in found["traffic"]["theory"] and "caches" not in found
 
 
 @pytest.mark.wide
