@@ -11,6 +11,7 @@ import numpy as np
 from cupyflash.schedules import BackwardSchedule, Cache, DecodeSchedule, TileSchedule
 from cupyflash.schedules.standard import StandardSchedule
 from cupyflash.sim import theory
+from cupyflash.sim.estimate import seconds
 from cupyflash.sim.execution import execute, execute_backward, execute_decode
 from cupyflash.sim.inputs import Decoding, Inputs
 from cupyflash.sim.machine import replay
@@ -30,6 +31,8 @@ from cupyflash.words import plural
 
 # The means of V that are drawn: about zero, an error in the weights hides; about one, it shows.
 V_MEANS = (0.0, 1.0)
+# Of K and V of each query head: to draw it, and to compute with it in float64 and plainly. Fitted on a two-core machine.
+SECONDS_PER_ELEMENT = 4e-8
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,15 @@ def verify(
         tuple(dict.fromkeys(str(finding) for run in runs for finding in run.findings)),
         tuple(dict.fromkeys(wrong for run in runs for wrong in run.caches)),
     )
+
+
+def estimated_seconds(schedule: TileSchedule, seed: int | None) -> float:
+    """About how long `verify` takes; of long caches most of it goes into drawing them and into float64's results."""
+    measured = 0.0
+    if isinstance(schedule, DecodeSchedule):
+        p = schedule.problem
+        measured = SECONDS_PER_ELEMENT * p.head_count * p.seqlen_k * (p.head_dim + p.head_dim_v)
+    return len(V_MEANS) * (seconds(schedule, seeded=seed is not None) + measured)
 
 
 def _has_cache(schedule: TileSchedule) -> TypeGuard[DecodeSchedule]:

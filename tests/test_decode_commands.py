@@ -441,6 +441,7 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
         ("sweep --over cache --cache-seqlens 64", "without --cache-seqlens"),
         ("sweep --over cache --tiling paper", "--tiling cannot go with --decode"),
         ("verify --decode --max-seconds 0.0001", "--max-seconds"),
+        ("verify --decode --batch 64 --heads 32 --kv-heads 8 --seqlen-k 8192", "estimated to take"),
         ("predict", "--seqlen"),
     ],
 )

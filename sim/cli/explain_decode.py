@@ -329,11 +329,8 @@ def splits_of(own: dict[str, Any], request: Request) -> str:
     count, alone, asked = request.device.sm_count, own["thread_blocks"] // own["splits"], request.num_splits is not None
     without = f"{plural(alone, 'thread block')} for {count} multiprocessors"
     waves = f"{own['waves']:.2f} waves of as many as run at a time"
-    room = (
-        ""
-        if asked or request.cache is None
-        else " They are chosen by the cache's room, not by lengths, which only the device may know."
-    )
+    by_room = " They are chosen by the cache's room, not by lengths, which only the device may know."
+    room = by_room * (request.cache is not None and not asked)
     if own["splits"] == 1:
         why = "asked for" if asked else "no more are needed" if alone >= count else "as the model has it"
         return f"1 ({why}): {without}, {waves}.{room}"
@@ -373,7 +370,11 @@ def enough(report: dict[str, Any], best: dict[str, Any]) -> str:
             f"That is less, for the cache is short: all of its K and V are {share:,} bytes, {share // busy:,} for each "
             "multiprocessor in use."
         )
-    return "That is less: by the model no candidate that has more is faster by more than others have it."
+    (parts,) = (each["parts"] for each in report["splits"] if each["chosen"])
+    longest = max(("loads", "memory", "arithmetic"), key=lambda name: parts[name])
+    if longest == "loads":
+        return "That is less, and loads are what takes the time, by the model."
+    return f"That is less; by the model the {longest} takes longer than loads do."
 
 
 def microseconds(seconds: float) -> str:

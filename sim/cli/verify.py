@@ -13,7 +13,6 @@ from cupyflash.schedules import DecodeSchedule, TileSchedule
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, Request, examples, problem_options, refuse_longer
 from cupyflash.sim.cli.show import say, show_table, show_tiling, tiling_report
-from cupyflash.sim.estimate import seconds
 from cupyflash.words import plural
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def verify(request: Request, seed: int | None, data_seed: int, max_seconds: floa
 
     schedule = request.schedule()
     schedule.kernels()  # refuses what no kernel runs
-    estimate = len(verification.V_MEANS) * seconds(schedule, seeded=seed is not None)
+    estimate = verification.estimated_seconds(schedule, seed)
     refuse_longer(estimate, max_seconds)
 
     def progress(doing: str) -> None:
