@@ -161,9 +161,9 @@ def show_beside(report: dict[str, Any], request: Request, schedule: DecodeSchedu
 
     ratios = tuple(times(name) for name in ("key_bytes", "read_bytes", "write_bytes", "total_bytes"))
     rows = [
-        cells("decoding", ours),
-        cells(f"{NAMES['fa2']} (fa2)", theirs),
-        ("fa2 / decoding", *ratios, times("total_bytes") if request.device.hbm_bandwidth else "-"),
+        cells(NAMES["decode"], ours),
+        cells(NAMES["fa2"], theirs),
+        ("fa2 / decode", *ratios, times("total_bytes") if request.device.hbm_bandwidth else "-"),
     ]
     show_table(("", "K and V read", "bytes read", "bytes written", "bytes", "us, model"), rows)
     click.echo()

@@ -10,7 +10,7 @@ from typing import Any
 
 from cupyflash.sim import text
 from cupyflash.sim.cli.options import Request
-from cupyflash.sim.cli.show import describe_cache, width
+from cupyflash.sim.cli.show import NAMES, describe_cache, width
 from cupyflash.sim.sweep_decode import CachePoint, sweep_cache
 
 OVER = "cache"
@@ -88,7 +88,7 @@ def table(request: Request, points: tuple[CachePoint, ...]) -> str:
     assert request.cache is not None
     device = request.device
     told = describe_cache(request.problem, request.cache, swept=True)
-    title = f"Decoding: {told}; {device.name}, {device.sm_count} multiprocessors"
+    title = f"{NAMES[request.algorithm]}: {told}; {device.name}, {device.sm_count} multiprocessors"
     cells = [[cell(name, row[name]) for name in HEADINGS] for row in rows(points)]
     legend = (
         "keys: of a full cache, a sequence; blocks: thread blocks; partial: what share of all bytes the splits' results are, "
