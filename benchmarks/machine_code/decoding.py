@@ -63,7 +63,8 @@ class Turn:
     def products(self) -> int:
         """FMAs of a warp in a turn, with the columns that the tensor core pads d and d_v to."""
         config, p = self.schedule.config, self.schedule.problem
-        return config.block_rows * config.block_cols * (padded_dim(p.head_dim) + padded_dim(p.head_dim_v)) // (config.threads // WARP)
+        scores = config.block_rows * config.block_cols // (config.threads // WARP)
+        return scores * (padded_dim(p.head_dim) + padded_dim(p.head_dim_v))
 
     @cached_property
     def counts(self) -> Counter[str]:
