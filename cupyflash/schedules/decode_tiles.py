@@ -12,9 +12,13 @@ from cupyflash.problem import Problem
 from cupyflash.schedules.base import FLOAT32, GRANULE, padded_dim, require_dtype
 from cupyflash.tiling import DoesNotFit
 
-# Keys of a block, and slots of the ring; before sm_80 copies are not asynchronous, and one slot does.
+# Keys of a block, and slots of the ring: those that are tried first are taken where others are not faster.
 BLOCK_COLS = (64, 32, 16)
-STAGES = (4, 3, 2, 1)
+STAGES = (4, 3, 2)
+# Without asynchronous copies more slots than one are of no use.
+ASYNCHRONOUS = (8, 0)
+# What a model's seconds are good for: a candidate that is faster by less is not taken to be.
+NOISE = 0.03
 # Warps of a thread block, where rows do not ask for more
 WARPS = 4
 MOST_ROW_WARPS = 8
@@ -154,7 +158,7 @@ def candidates(problem: Problem, device: Device, splits: int | None = None) -> t
     found = []
     for cols in BLOCK_COLS:
         key_warps = max(1, min(WARPS // row_warps, cols // GRANULE))
-        for stages in STAGES:
+        for stages in STAGES if device.compute_capability >= ASYNCHRONOUS else (1,):
             found.append(_candidate(problem, device, Config(row_tiles, row_warps, key_warps, cols, stages), splits))
     return tuple(found)
 
@@ -180,8 +184,8 @@ def _candidate(p: Problem, device: Device, config: Config, splits: int | None) -
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, device: Device, splits: int | None = None) -> Candidate:
-    """The configuration that the model predicts to be fastest of those that give every multiprocessor a thread block, or if none
-    does the most of them. `splits` fixes their number.
+    """The widest configuration that the model predicts to be about as fast as any, of those that give every multiprocessor a thread
+    block, or if none does the most of them. `splits` fixes their number.
 
     ValueError where the device has not the element type, `DoesNotFit` where nothing fits.
     """
@@ -196,4 +200,7 @@ def choose(problem: Problem, device: Device, splits: int | None = None) -> Candi
         """Multiprocessors without a thread block."""
         return max(0, device.sm_count - works(problem, each.config) * each.splits)
 
-    return min(able, key=lambda each: (short(each), each.seconds))
+    least_short = min(map(short, able))
+    able = [each for each in able if short(each) == least_short]
+    fastest = min(each.seconds for each in able)
+    return next(each for each in able if each.seconds <= (1 + NOISE) * fastest)
