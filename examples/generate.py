@@ -20,7 +20,7 @@ import cupyflash
 
 PAGE = 16  # keys
 LENGTH = 64  # of a text at most
-SHARPNESS = 3.0  # by which logits are multiplied before a character is drawn
+SHARPNESS = 2.0  # by which logits are multiplied before a character is drawn
 PROMPTS = ("Shall I", "So long as men", "Thy")
 
 
