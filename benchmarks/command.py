@@ -161,7 +161,10 @@ def main(
     budget = Budget(given.budget)
     dry, effort = given.dry_run, DRY if given.dry_run else QUICK if given.quick else FULL
     with simulated() if dry else Gpu() as machine:
-        cases = [what.tiny or TINY] if dry else what.cases(machine, given.quick)
+        if dry:
+            cases: Sequence[Case] = [what.tiny or TINY]
+        else:
+            cases = what.cases(machine, given.quick) if what.cases else chosen(machine.device, given.quick)
         name = f"{'simulated ' if dry else ''}{machine.device.name} {what.name}"
         with Records(given.out, name) as records:
             print(f"writing {records.path}\n{report.heading(what.name)}")

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import accuracy
-from cases import Case, chosen
+from cases import Case
 from machine import Call, Machine, Sample
 from records import Budget, Records, attempt, told
 
@@ -52,7 +52,7 @@ class Pass:
     peers: Implementations
     reference: Callable[[Any, Sequence[Any], bool], tuple[Any, ...]]
     kernels: Callable[[Device, Case], Iterable[Kernel]]
-    cases: Callable[[Machine, bool], Sequence[Case]] = lambda machine, quick: chosen(machine.device, quick)
+    cases: Callable[[Machine, bool], Sequence[Case]] | None = None
     tiny: Case | None = None
     small: Case | None = None
     sets: int | None = None

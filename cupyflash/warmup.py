@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -74,18 +75,20 @@ def warmup_decode(
     """Compile the kernels of `attention_decode` for such calls, so that the first of them is as quick as the others.
 
     The model that chooses kernels and splits looks at sizes, so they are asked for: `batch`, one or all that will be, as
-    range(1, 65); `heads` and `kv_heads` (None: as many); `queries` of each sequence; `room`, the keys that a sequence has room for:
-    a cache's n, or `page_size` times the pages in a row of the block table. `append`, `tree_mask`, `softcap` and `sinks` say whether
-    calls will have new keys, the mask, a cap, sinks. Lengths do not matter, nor how many keys are new, nor a window's size. The scale
-    is positive, arrays are contiguous or views of contiguous ones. On the current GPU the kernels are loaded too; without a GPU it is
-    the simulated device's kernels that are compiled and parsed. Nothing is run. Raises as `attention_decode` does.
+    range(1, 65); `heads` and `kv_heads` (None: as many); `queries` of each sequence; `room`, the keys that a sequence has room
+    for: a cache's n, or `page_size` times the pages in a row of the block table. `append`, `tree_mask`, `softcap` and `sinks` say
+    whether calls will have new keys, the mask, a cap, sinks. Lengths do not matter, nor how many keys are new, nor a window's size.
+    A positive scale and contiguous arrays, or views of such, are assumed. On the current GPU the kernels are loaded too; without
+    a GPU it is the simulated device's kernels that are compiled and parsed. Nothing is run. Raises as `attention_decode` does.
     """
     for name, value in (("append", append), ("tree_mask", tree_mask), ("softcap", softcap)):
         require_flag(name, value)
-    batches = [batch] if isinstance(batch, str | bytes | np.ndarray) or not isinstance(batch, Iterable) else list(batch)
-    for name, value in (*(("batch", each) for each in batches), ("queries", queries), ("room", room)):
-        if not checked_size(name, value):
+    every: Iterable[Any] = [batch] if isinstance(batch, str | bytes | np.ndarray) or not isinstance(batch, Iterable) else batch
+    batches = [checked_size("batch", each) for each in every]
+    for name, least in (("batch", min(batches, default=1)), ("queries", checked_size("queries", queries))):
+        if not least:
             raise ValueError(f"{name} must be at least 1, got 0")
+    checked_size("room", room)
     options = Options(causal=causal, window=window, padded=True, sinks=sinks)
     cache = Cache(int(append), page_size, 0, tree_mask, 1.0 if softcap else None)
     if page_size is not None and room % page_size:
