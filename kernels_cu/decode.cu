@@ -14,7 +14,8 @@
 //   APPEND      whether there are new keys, which belong behind the cached ones
 //   TREE        whether a mask says which of the newest keys a query sees
 //   SOFTCAP     whether scores are softcap tanh(S / softcap)    SCALE_FIRST  whether S is scaled before its maximum is taken
-//   CAUSAL, WINDOW, SINKS  0 or 1: mask.cuh, sinks.cuh          COPY_BYTES   width of a copy
+//   PADDED      whether sequences have lengths; else all keys are cached     COPY_BYTES   width of a copy
+//   CAUSAL, WINDOW, SINKS  0 or 1: mask.cuh, sinks.cuh
 #define SUB (BC / KEY_WARPS)
 constexpr int SCARCE = VALUE_DIM > 128 ? 4 : 0;
 #include "element.cuh"
@@ -277,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(__grid_constant_
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row_warp = warp % ROW_WARPS, key_warp = warp / ROW_WARPS;
   const int split = blockIdx.x % p.splits, tile = blockIdx.x / p.splits % p.row_tiles;
   const int pair = blockIdx.x / p.splits / p.row_tiles, kv_heads = p.heads / PACK;
-  if (threadIdx.x == 0) *scratch = p.cache_seqlens[pair / kv_heads];
+  if (threadIdx.x == 0) *scratch = PADDED ? p.cache_seqlens[pair / kv_heads] : p.Nk;
   __syncthreads();
   const Keys keys = keys_of(p, pair / kv_heads, pair % kv_heads, tile, *scratch);
   if (SPLIT && split >= keys.splits(p)) return;
@@ -364,7 +365,7 @@ extern "C" __global__ void __launch_bounds__(32 * MERGE_WARPS, 8) merge_splits(_
   __shared__ int found;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int query = blockIdx.x % p.Nq, pair = blockIdx.x / p.Nq, head = pair % p.heads, batch = pair / p.heads;
-  if (threadIdx.x == 0) found = p.cache_seqlens[batch];
+  if (threadIdx.x == 0) found = PADDED ? p.cache_seqlens[batch] : p.Nk;
   __syncthreads();
   const int tile = (query * PACK + head % PACK) / BR;
   const Keys keys = keys_of(p, batch, head / PACK, tile, found);
