@@ -4,7 +4,7 @@ The model is that of train_characters.py, for longer texts. Each prompt is one c
 its characters; then all texts go on together, a character a call, which also appends that character's K and V to the cache. A text
 gets another page when its last one is full, from a list of those that are free. `--check` compares each call with plain attention
 over the text so far. On a GPU all of it runs on CuPy arrays, without one on NumPy arrays and the simulated device, where the
-training takes about two minutes and the writing ten seconds.
+training takes one or two minutes and the writing some seconds.
 """
 
 from __future__ import annotations

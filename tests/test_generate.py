@@ -28,7 +28,6 @@ def test_each_call_is_attention_over_the_whole_text_and_texts_get_pages_as_they_
     assert [text[: len(prompt)] for text, prompt in zip(texts, PROMPTS, strict=True)] == list(PROMPTS)
     assert [len(text) for text in texts] == [17, 6]  # the first has a second page by now
     assert len(differences) == 2 + 3 and 0 < max(differences) < 1e-5
-    assert generate.generate(np, parameters, PROMPTS, 3, seed=2) == (texts, [])
 
 
 def test_a_page_that_is_lost_is_seen(parameters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
