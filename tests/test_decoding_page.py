@@ -56,13 +56,18 @@ def test_the_table_of_bytes_is_the_closed_form_s() -> None:
 
 def test_vllm_s_layouts_are_the_views_that_the_page_says() -> None:
     k, v = np.arange(2 * 5 * 16 * 2 * 8).reshape(2, 5, 16, 2, 8)  # (blocks, block_size, h_kv, d)
-    shown = dict(re.findall(r"^\| (FLASH_ATTN|TRITON_ATTN, FLASHINFER|FLASH_ATTN_DIFFKV) .*`(.*)` \|$", PAGE, re.M))
-    caches = {"FLASH_ATTN": np.stack([k, v]), "TRITON_ATTN, FLASHINFER": np.stack([k, v], 1)}
-    caches["FLASH_ATTN_DIFFKV"] = np.concatenate([k, v], -1)
-    assert set(shown) == set(caches)
-    for name, line in shown.items():
-        names = {"kv_cache": caches[name], "d": 8}
+    shown = re.findall(r"^\| (?:today's|before, .*?) \| (\(.*?\)) \| `(.*)` \|$", PAGE, re.M)
+    packed = np.concatenate([k, v], -1)
+    caches = {
+        "(blocks, h_kv, block_size, 2 d)": packed.swapaxes(1, 2).copy(),
+        "(blocks, 2, block_size, h_kv, d)": np.stack([k, v], 1),
+        "(2, blocks, block_size, h_kv, d)": np.stack([k, v]),
+        "(blocks, block_size, h_kv, d + d_v)": packed,
+    }
+    assert [shape for shape, _ in shown] == list(caches)
+    for shape, line in shown:
+        names: dict[str, Any] = {"kv_cache": caches[shape], "d": 8}
         exec(line, names)
         for view, right in ((names["k"], k), (names["v"], v)):
-            assert np.shares_memory(view, caches[name]) and np.array_equal(view, right.swapaxes(1, 2))
+            assert np.shares_memory(view, caches[shape]) and np.array_equal(view, right.swapaxes(1, 2))
             assert view.strides[-1] == view.itemsize and view.shape[2] == cupyflash.schedules.decode.PAGE_STEP
