@@ -19,10 +19,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # what a user calls: cupyflash/
     "calls": (
         *("attention", "cubins", "device", "gradients", "launcher", "merge", "prepared", "problem", "refusals", "stand_in"),
-        *("score*", "tensor_maps", "torch"),
+        *("score*", "tensor_maps", "torch", "warmup_decode"),
     ),
     # all else: packaging, documents, benchmarks, examples
-    "project": ("package", "readme", "benchmarks", "timing*", "accuracy", "machine_code*", "on_gpu", "example", "suites"),
+    "project": (
+        *("package", "readme", "decoding_page", "benchmarks", "benchmark_decode", "timing*", "accuracy", "machine_code*", "on_gpu"),
+        *("example", "generate", "suites"),
+    ),
 }
 
 
