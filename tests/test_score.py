@@ -206,7 +206,7 @@ def test_loads_may_be_written_before_the_rest() -> None:
     for load in form.loads:
         if "column" not in depends_on(load):
             written.value(load)
-    assert [".at[" in line for line in written.lines].count(True) == 2  # slope[h] and document[q], once a row
+    assert ["score_load(" in line for line in written.lines].count(True) == 2  # slope[h] and document[q], once a row
     before = len(written.lines)
     written.value(form.tree)
     assert sum(".at[" in line for line in written.lines[before:]) == 1
