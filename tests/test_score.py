@@ -209,7 +209,7 @@ def test_loads_may_be_written_before_the_rest() -> None:
     assert ["score_load(" in line for line in written.lines].count(True) == 2  # slope[h] and document[q], once a row
     before = len(written.lines)
     written.value(form.tree)
-    assert sum(".at[" in line for line in written.lines[before:]) == 1
+    assert sum("score_load(" in line for line in written.lines[before:]) == 1
 
 
 def test_loads_say_what_they_depend_on() -> None:
