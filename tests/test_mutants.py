@@ -83,7 +83,7 @@ FA1_MUTANTS = {
         FA1, "l_tilde[2] = {}", "l_tilde[2]", "uninitialised", ("l_tilde[h] *= rescale", "l_tilde[h] += S_regs")
     ),
     "O is not rescaled": Mutant(FA1, "old_weight * old.x", "old.x", "numbers"),
-    "the scale is forgotten": Mutant("mask.cuh", "__fmul_rn(S_regs[n][2 * h + e], scale)", "S_regs[n][2 * h + e]", "numbers"),
+    "the scale is forgotten": Mutant("mask.cuh", "SCORE ? masks.p->scale : scale)", "1.f)", "numbers"),
     "the row sum misses two lanes": Mutant("mma.cuh", "return x + __shfl_xor_sync(~0u, x, 2);", "return x;", "numbers"),
     "a row of V is read one on": Mutant(FA1, "V_smem + col * DV_ROW)", "V_smem + (col + 1) * DV_ROW)", "numbers"),
 }
