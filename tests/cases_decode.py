@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from cupyflash.sim import replay, theory
 from cupyflash.sim.execution import Execution, execute_decode
 from cupyflash.sim.yardstick import DTYPES, Numbers, to, ulp
 from cupyflash.tiling import DoesNotFit, TileSize
+from suites import problems_each
 
 Arrays = dict[str, np.ndarray]
 CACHES = ("k_cache", "v_cache")
@@ -274,18 +275,18 @@ def alike(group: int, n_q: int) -> list[int]:
 
 
 @st.composite
-def cases(draw: st.DrawFn, each: int = 4, dtype: str | None = None) -> list[Case]:
-    """`each` cases of one kernel, or one of what the schedule chooses by itself."""
+def cases(draw: st.DrawFn, pages: Sequence[int | None] = PAGES) -> list[Case]:
+    """Cases of one kernel, or one of what the schedule chooses by itself; `pages` has sizes to choose from, None for no pages."""
     flag = st.sampled_from([False, False, True])
     device = Device.named(draw(st.sampled_from(DEVICES)))
     types = ["float16", "float16", "bfloat16", "float32"]
-    dtype = dtype or draw(st.sampled_from(types if device.compute_capability >= (8, 0) else types[::3]))
+    dtype = draw(st.sampled_from(types if device.compute_capability >= (8, 0) else types[::3]))
     d = draw(widths if dtype != "float32" else widths.map(lambda width: -(-width // 2)))
     d_v = draw(st.just(d) | widths)
     group, n_q = draw(st.sampled_from(GROUPS)), draw(st.integers(1, 4) | st.integers(1, 20) | st.integers(40, 48))
     if dtype == "float32":  # ordinary FMAs take long to execute
         n_q = min(n_q, 40 // group)
-    same, page = alike(group, n_q), draw(st.sampled_from(PAGES))
+    same, page = alike(group, n_q), draw(st.sampled_from(pages))
     causal, windowed = draw(st.booleans()), draw(flag)
     appends, tree, sinks, capped, upside_down, off = (draw(flag) for _ in range(6))
     split, free = draw(flag) is False, draw(flag)
@@ -326,7 +327,7 @@ def cases(draw: st.DrawFn, each: int = 4, dtype: str | None = None) -> list[Case
             draw(st.booleans()),
         )
 
-    return [fitting(one()) for _ in range(1 if free else each)]
+    return [fitting(one()) for _ in range(1 if free else problems_each() + 1)]
 
 
 def fitting(case: Case) -> Case:
@@ -339,8 +340,3 @@ def fitting(case: Case) -> Case:
         assert "does not run" in str(error), error
         return replace(case, blocks=None)
     return case
-
-
-def ratios(numbers: dict[str, Numbers]) -> Iterator[float]:
-    """Errors, as parts of what is allowed."""
-    yield from (each.error / each.allowed for each in numbers.values())
