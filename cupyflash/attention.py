@@ -18,7 +18,7 @@ from cupyflash.simulated import PreparedSimulation
 from cupyflash.tensor_maps import first_refusal
 from cupyflash.tiling import TilingChoice
 
-ALGORITHMS = ("auto", "fa1", "fa2", "fa3", "standard")
+ALGORITHMS = ("auto", "fa1", "fa2", "fa3", "standard", "decode")
 
 
 def attention(

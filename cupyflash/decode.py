@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import Array, Layout, check_array, check_operand, overlaps_itself, row_alignment
-from cupyflash.dispatch import as_array, as_integers, device_of, placed, refuse_out, refuse_overlap, target
+from cupyflash.dispatch import as_array, as_integers, device_of, placed, refuse_overlap, target
 from cupyflash.launcher import Prepared, kept, prepare, vectors_on_device
 from cupyflash.options import Options, require_flag
 from cupyflash.problem import Problem, check_out, check_sinks
@@ -142,6 +142,10 @@ def pose(arrays: Mapping[str, Any], options: Options, softcap: float | None = No
                 raise ValueError(f"{name} must be ({axes}) = {expected}, got {arrays[name].shape}")
         if k.shape[2] > room:
             raise ValueError(f"k must have at most {room} new keys, the cache's room for each sequence, got {k.shape[2]}")
+        for name in ("k_cache", "v_cache"):
+            if 0 not in arrays[name].shape and overlaps_itself(arrays[name]):
+                strides, shape = arrays[name].strides, arrays[name].shape
+                raise ValueError(f"{name} must have a place for every new element, got strides {strides} bytes for shape {shape}")
     _check_masks(q, arrays)
     if "out" in arrays:
         check_out(arrays["out"], (*q.shape[:-1], d_v))
@@ -237,17 +241,9 @@ def _check_own_pages(used: Sequence[np.ndarray], cached: Sequence[int]) -> None:
 
 def _refuse_shared(arrays: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
     """ValueError where what is written, O and with new keys the caches, cannot be or is something else's memory."""
-    if "out" in arrays:
-        refuse_out(arrays["out"], **{name: array for name, array in arrays.items() if name != "out"}, **beside)
-    if "k" not in arrays:
-        return
-    for name in ("k_cache", "v_cache"):
-        cache = arrays[name]
-        if isinstance(cache, np.ndarray) and not cache.flags.writeable:
-            raise ValueError(f"{name} must be writeable for new keys, got a read-only array")
-        if 0 not in cache.shape and overlaps_itself(cache):
-            raise ValueError(
-                f"{name} must have a place for every new element, got strides {cache.strides} bytes for shape {cache.shape}"
-            )
-        others = {other: array for other, array in arrays.items() if other not in (name, "out")}
-        refuse_overlap(cache, name, **others, **beside)
+    written = [name for name in (("k_cache", "v_cache", "out") if "k" in arrays else ("out",)) if name in arrays]
+    for name in written:
+        if isinstance(arrays[name], np.ndarray) and not arrays[name].flags.writeable:
+            raise ValueError(f"{name} must be writeable, got a read-only array")
+    if written:
+        refuse_overlap({**arrays, **beside}, *written)

@@ -14,7 +14,8 @@
 //   APPEND      whether there are new keys, which belong behind the cached ones
 //   TREE        whether a mask says which of the newest keys a query sees
 //   SOFTCAP     whether scores are softcap tanh(S / softcap)    SCALE_FIRST  whether S is scaled before its maximum is taken
-//   CAUSAL, WINDOW, SINKS  0 or 1: mask.cuh, sinks.cuh          COPY_BYTES   width of a copy
+//   PADDED      whether sequences have lengths; else all keys are cached     COPY_BYTES   width of a copy
+//   CAUSAL, WINDOW, SINKS  0 or 1: mask.cuh, sinks.cuh
 #define SUB (BC / KEY_WARPS)
 constexpr int SCARCE = VALUE_DIM > 128 ? 4 : 0;
 #include "element.cuh"
@@ -267,7 +268,7 @@ __device__ __forceinline__ void write_rows(State& state, const Params& p, const 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) decode(__grid_constant__ const Params given) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(__grid_constant__ const Params given) {
   const Params p = given;
   extern __shared__ __align__(128) unsigned char sram[];
   Element* Q_smem = reinterpret_cast<Element*>(sram);           // (BR x d)
@@ -277,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode(__grid_constant__ c
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row_warp = warp % ROW_WARPS, key_warp = warp / ROW_WARPS;
   const int split = blockIdx.x % p.splits, tile = blockIdx.x / p.splits % p.row_tiles;
   const int pair = blockIdx.x / p.splits / p.row_tiles, kv_heads = p.heads / PACK;
-  if (threadIdx.x == 0) *scratch = p.cache_seqlens[pair / kv_heads];
+  if (threadIdx.x == 0) *scratch = PADDED ? p.cache_seqlens[pair / kv_heads] : p.Nk;
   __syncthreads();
   const Keys keys = keys_of(p, pair / kv_heads, pair % kv_heads, tile, *scratch);
   if (SPLIT && split >= keys.splits(p)) return;
@@ -357,14 +358,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode(__grid_constant__ c
 // O = sum of the splits' weights times their O, L = log of the sum of exponentials of all. A thread block has one row; each of its
 // warps adds up some of the splits.
 constexpr int MERGE_WARPS = 4;
-extern "C" __global__ void __launch_bounds__(32 * MERGE_WARPS) merge_splits(__grid_constant__ const Params given) {
+extern "C" __global__ void __launch_bounds__(32 * MERGE_WARPS, 8) merge_splits(__grid_constant__ const Params given) {
   const Params p = given;
   __shared__ float weights[MOST_SPLITS], ls[MOST_SPLITS];
   __shared__ __align__(16) float sums[MERGE_WARPS][PART_WIDTH];
   __shared__ int found;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int query = blockIdx.x % p.Nq, pair = blockIdx.x / p.Nq, head = pair % p.heads, batch = pair / p.heads;
-  if (threadIdx.x == 0) found = p.cache_seqlens[batch];
+  if (threadIdx.x == 0) found = PADDED ? p.cache_seqlens[batch] : p.Nk;
   __syncthreads();
   const int tile = (query * PACK + head % PACK) / BR;
   const Keys keys = keys_of(p, batch, head / PACK, tile, found);

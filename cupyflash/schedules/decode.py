@@ -150,10 +150,14 @@ class DecodeSchedule(TileSchedule):
         cached = self.problem.seqlen_k - self.cache.appended if keys is None else keys
         for tile in range(self.row_tiles):
             row_tile = _RowTile.of(self, cached, tile)
-            yield Phase(self.splits, enter=(Move("cache_seqlens", 1, LENGTH),))
+            yield Phase(self.splits, enter=self._length_moves())
             yield from row_tile.phases(literal)
         if self.splits > 1:
-            yield Phase(self.rows, enter=(Move("cache_seqlens", 1, LENGTH),), leave=self._results(1))
+            yield Phase(self.rows, enter=self._length_moves(), leave=self._results(1))
+
+    def _length_moves(self) -> tuple[Move, ...]:
+        """What a thread block reads to learn how many keys its sequence has."""
+        return (Move("cache_seqlens", 1, LENGTH),) if self.problem.options.padded else ()
 
     def _results(self, rows: int) -> tuple[Move, ...]:
         """What is written of so many rows in the end, and read for it."""

@@ -18,7 +18,13 @@ from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule
 from cupyflash.sim import text
 
-NAMES = {"standard": "standard", "fa1": "FlashAttention", "fa2": "FlashAttention-2", "fa3": "FlashAttention-3"}
+NAMES = {
+    "standard": "standard",
+    "fa1": "FlashAttention",
+    "fa2": "FlashAttention-2",
+    "fa3": "FlashAttention-3",
+    "decode": "Flash-Decoding",
+}
 NARROWEST = 40
 
 

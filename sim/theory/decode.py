@@ -35,7 +35,7 @@ def _key_head(schedule: DecodeSchedule, cached: int) -> dict[str, tuple[int, int
         queries += here * splits
         parts += here * splits
         pages += _pages(schedule, begin, end, splits)
-    tiles = blocks_in(rows, schedule.block_rows)
+    looks = blocks_in(rows, schedule.block_rows) * schedule.splits + (rows if split else 0)
     width = blocks_in(p.head_dim_v, 4) * 4
     form = {
         "Q": (queries * p.head_dim * p.itemsize, 0),
@@ -46,7 +46,7 @@ def _key_head(schedule: DecodeSchedule, cached: int) -> dict[str, tuple[int, int
         "O": (0, rows * p.head_dim_v * p.itemsize),
         "L": (0, rows * FLOAT32 if schedule.lse else 0),
         "sinks": (rows * FLOAT32 if p.options.sinks else 0, 0),
-        "cache_seqlens": ((tiles * schedule.splits + (rows if split else 0)) * INT32, 0),
+        "cache_seqlens": (looks * INT32 if p.options.padded else 0, 0),
         "block_table": (pages * INT32, 0),
         "tree_mask": (_tree_scores(schedule, keys) if cache.tree else 0, 0),
     }
