@@ -1,4 +1,4 @@
-"""Decoding: numbers by the 2x rule, theory == replay == execution, no finding, and of the caches only new keys' places are written."""
+"""Decoding: numbers by the 2x rule, theory == replay == execution, no finding, and of the caches only new keys' places change."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 import cupyflash
-from cases_decode import CACHES, Arrays, Case, Placing, cases, check, executed, measure
-from cases_fa3 import Layout
+from cases_decode import CACHES, Arrays, Case, cases, check, measure
 from cupyflash import Device, Problem, decode
 from cupyflash.binding import argument_values
 from cupyflash.schedules import Cache, plan_decode
