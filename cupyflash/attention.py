@@ -60,7 +60,8 @@ def attention(
     out of range there is taken as 0 or n_k.)
 
     `algorithm`: "auto", the default, runs "fa3", FlashAttention-3, on a Hopper where that takes the call and a model predicts it to
-    be faster (`cupyflash explain` says why not), and else "fa2", FlashAttention-2. The tile is the one that a model of the chip
+    be faster (`cupyflash explain` says why not); "decode", which splits the keys over thread blocks, for few queries against many
+    keys where the models predict that to be faster; and else "fa2", FlashAttention-2. The tile is the one that a model of the chip
     predicts to be fastest, and not the FlashAttention paper's Bc = ceil(M / 4d), Br = min(Bc, d). "fa1" (FlashAttention,
     Algorithm 1) is that formula at work, rounded to what fits. "standard" is Algorithm 0, with S and P in memory in q's dtype, so
     that scores beyond its range overflow. `tiling`: None for these, (block_rows, block_cols) that the kernel runs, or "paper" for

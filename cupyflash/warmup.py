@@ -36,8 +36,9 @@ def warmup(
     `mask`, `bias` and `padded` say whether calls will have a mask, a bias, key lengths; `varlen` is for `attention_varlen`, which
     has none of the three. Sizes (of a window too) do not matter, since kernels are compiled for none: where they choose between
     kernels, and on a Hopper between "fa3" and "fa2", all of those are compiled (but for "fa3" with rows of several heads in a
-    block, which takes few queries and grouped heads). Contiguous arrays are assumed. On the current GPU the kernels are loaded
-    too; without a GPU it is the simulated device's kernels that are compiled and parsed. Raises as `attention` does.
+    block, which takes few queries and grouped heads, and for "decode", few queries against many keys). Contiguous arrays are
+    assumed. On the current GPU the kernels are loaded too; without a GPU it is the simulated device's kernels that are compiled and
+    parsed. Raises as `attention` does.
     """
     require_flag("varlen", varlen)
     require_choice("algorithm", algorithm, ("auto", *ALGORITHMS))
