@@ -207,7 +207,7 @@ Result = tuple[np.ndarray, np.ndarray]
 
 
 def attended(case: Case, arrays: Arrays, b: int) -> tuple[Result, Result, float]:
-    """O and L of a sequence in float64, the same plainly in q's dtype, and the largest score of all."""
+    """O and L of a sequence in float64, the same plainly in q's dtype, and the largest score before any cap."""
     p, keys = case.problem, case.lengths[b] + case.cache.appended
     places = case.places(arrays, b, keys)
     shape = (p.kv_heads, 0)
@@ -220,9 +220,9 @@ def attended(case: Case, arrays: Arrays, b: int) -> tuple[Result, Result, float]
     found: list[Any] = []
     for dtype, rounded in ((np.float64, lambda x: x), (np.float32, to(arrays["q"].dtype))):
         S = dtype(p.softmax_scale) * (arrays["q"][b].astype(dtype) @ K.astype(dtype).swapaxes(1, 2))
+        most = float(np.abs(S).max(initial=0))
         if case.cache.softcap is not None:
             S = dtype(case.cache.softcap) * np.tanh(S / dtype(case.cache.softcap))
-        most = float(np.abs(S).max(initial=0))
         S, sink = rounded(np.where(seen, S, dtype(-np.inf))), sinks.astype(dtype)[:, None, None]
         m = np.maximum(S.max(-1, keepdims=True, initial=-np.inf), sink)
         m = np.where(np.isneginf(m), dtype(0), m)
