@@ -338,6 +338,8 @@ def plan_decode(
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
     if not isinstance(device, Device):
         raise TypeError(f"device must be a Device (Device.named finds one by name), got {device!r}")
+    if not isinstance(cache, Cache | None):
+        raise TypeError(f"cache must be a Cache or None, got {cache!r}")
     cache = cache or Cache()
     asked = problem.options
     if asked.mask or asked.bias or asked.block_mask is not None or asked.packed:
