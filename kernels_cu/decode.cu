@@ -64,16 +64,14 @@ __device__ __forceinline__ Keys keys_of(const Params& p, int batch, int kv_head,
   keys.masks = masks_of(p, batch, 0, p.Nq, keys.all, keys.all);
   keys.tree = p.tree_mask.of(batch, 0);
   const int rows = p.Nq * PACK, query = tile * BR / PACK, last_query = (min((tile + 1) * BR, rows) - 1) / PACK;
-  int begin = visible_begin(keys.masks, query), end = visible_end(keys.masks, last_query);
+  int begin = visible_begin(keys.masks, query);
+  const int end = visible_end(keys.masks, last_query);
   keys.whole_begin = (visible_begin(keys.masks, last_query) + BC - 1) / BC;
   keys.whole_end = visible_end(keys.masks, query) / BC;
   if (TREE) keys.whole_end = min(keys.whole_end, max(0, keys.all - p.Nq) / BC);
-  // The last rows see up to the last key, so that what they do not see of the new ones is before.
+  // The last row sees the last key, so that what this tile does not see of the new ones is before.
   keys.appends = APPEND && tile == p.row_tiles - 1;
-  if (keys.appends) {
-    begin = begin < end ? min(begin, keys.cached) : keys.cached;
-    end = keys.all;
-  }
+  if (keys.appends) begin = min(begin, keys.cached);
   keys.first = begin < end ? begin / BC : 0;
   keys.end = begin < end ? (end + BC - 1) / BC : 0;
   return keys;

@@ -242,7 +242,7 @@ class _RowTile:
         every = cached + schedule.cache.appended
         begin, behind = schedule_keys(schedule, every, *queries(schedule, tile))
         if schedule.cache.appended and tile == schedule.row_tiles - 1:
-            begin, behind = min(begin, cached) if begin < behind else cached, every
+            begin = min(begin, cached)  # it sees the last key
         first, end = (begin // cols, -(-behind // cols)) if begin < behind and p.seqlen_q else (0, 0)
         return cls(schedule, tile, cached, every, first, end)
 
