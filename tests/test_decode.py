@@ -14,7 +14,7 @@ import cupyflash
 from cases_decode import CACHES, Arrays, Case, cases, check, measure
 from cupyflash import Device, Problem, decode
 from cupyflash.binding import argument_values
-from cupyflash.schedules import Cache, plan_decode
+from cupyflash.schedules import Cache, decode_tiles, plan_decode
 from cupyflash.sim.execution import allocate, execute_decode, run_kernels
 from cupyflash.sim.theory import traffic
 from suites import sweep, wide
@@ -109,6 +109,14 @@ def test_keys_and_values_are_read_once_whatever_the_splits() -> None:
             assert moved[tensor].write_bytes == moved[f"{tensor}_new"].read_bytes == 3 * n_q * 2 * 128 * 2
 
 
+def test_what_would_spill_is_rejected() -> None:
+    """Two tiles of rows a warp at d 128, whose O has half of the registers, beside S of 64 keys."""
+    problem = posed((0,), 4096, 20, 128, 16)
+    found = {(each.config.row_tiles, each.config.block_cols): each.rejected for each in decode_tiles.candidates(problem, A100)}
+    assert found[2, 64] is not None and "registers: a thread needs about 272 of 255" in found[2, 64]
+    assert found[2, 32] is None
+
+
 # --- the call
 
 
@@ -162,6 +170,21 @@ def test_token_by_token_it_is_attention_over_the_prefix() -> None:
         )
         assert np.abs(made.astype(np.float32) - whole[:, :, one]).max() < 2e-3
     assert (k_cache[1, :, :7] == k[0]).all() and np.isnan(k_cache[[0, 2]]).all() and np.isnan(k_cache[1, :, 7:]).all()
+
+
+@pytest.mark.wide
+def test_a_cache_of_more_elements_than_32_bits_count() -> None:
+    """Its first pages and its last; the others take no memory."""
+    shape = (2**31 // (16 * 64) + 4, 1, 16, 64)
+    k_cache, v_cache = (np.empty(shape, np.float16) for _ in CACHES)
+    table, rng = np.array([[shape[0] - 1, 3, shape[0] - 2]], np.int32), np.random.default_rng(0)
+    pages = {name: rng.standard_normal((3, 1, 16, 64)).astype(np.float16) for name in "kv"}
+    k_cache[table[0]], v_cache[table[0]] = pages["k"], pages["v"]
+    q, k, v = (rng.standard_normal((1, heads, 1, 64)).astype(np.float16) for heads in (2, 1, 1))
+    out = cupyflash.attention_decode(q, k_cache, v_cache, [40], k=k, v=v, block_table=table)
+    assert (k_cache[table[0, 2], :, 8] == k[0, :, 0]).all() and (v_cache[table[0, 2], :, 8] == v[0, :, 0]).all()
+    whole = [np.concatenate([*pages[name][:2, 0], pages[name][2, 0, :8], new[0, 0]])[None] for name, new in (("k", k), ("v", v))]
+    assert np.abs(out[0].astype(np.float32) - cupyflash.attention(q[0], *whole)).max() < 2e-3
 
 
 def test_nothing_to_see_and_nothing_to_do() -> None:
