@@ -13,7 +13,8 @@ lengths choose between where that is common, else on one of them in turns): from
 attention and the backward, the lightest and the heaviest in turns; FlashAttention-2 in float16 at d 64 and 128 causal, too.
 On two architectures also other tilings, each kind of mask by
 itself, and a d of V that is not d. FlashAttention-2 at d 256: without a mask, and two of four other kinds in turns; at some d a
-window with the narrowest copies. bfloat16, whose kernels differ from float16's in few registers, is done for fewer. `--all` is
+window with the narrowest copies. Decoding: each number of rows on every architecture at two head dimensions, and in turns what a
+call may bring. bfloat16, whose kernels differ from float16's in few registers, is done for fewer. `--all` is
 every combination, and takes an hour. `--nvrtc` takes another compiler (other_nvrtc.py).
 
 What a program came to is kept in .ci/accounts/ (accounts.py): only programs that are not there as they are now are compiled, and a
