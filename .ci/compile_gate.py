@@ -96,7 +96,7 @@ DECODE_CALLS: tuple[tuple[dict[str, Any], Cache], ...] = (
     ({"causal": True}, Cache(appended=1)),
     ({"causal": True}, Cache(appended=4, page_size=16, pages=4096)),
     ({"window": WINDOW, "sinks": True}, Cache(page_size=48, pages=4096, softcap=30.0)),
-    ({}, Cache()),
+    ({"padded": False}, Cache()),
     ({"causal": True, "scale": -1.0}, Cache(appended=20, page_size=256, pages=400, tree=True)),
 )
 # Of the programs whose account is known, one in so many is compiled all the same.
@@ -135,7 +135,7 @@ def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) ->
 
 def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str, Schedule]]:
     """Every kind of attention kernel that a device has."""
-    for algorithm in (each for each in ALGORITHMS if each != "fa3"):
+    for algorithm in (each for each in ALGORITHMS if each not in ("fa3", "decode")):
         cases: list[tuple[Problem, TilingChoice]] = []
         for dtype in DTYPES:
             if dtype == "bfloat16" and device.compute_capability < (8, 0):
@@ -181,13 +181,13 @@ def fa3_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
 
 def decode_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
     """Decoding: for each number of rows each head dimension in two dtypes, and in turns what a call may bring."""
-    place = DEVICES.index(device)
+    place, others = DEVICES.index(device), ("float32", "bfloat16")
     for turn, (group, queries) in enumerate(DECODE_ROWS, place):
-        for dtype, d in (("float16", DECODE_HEADS[turn % 4]), (("float32", "bfloat16")[turn % 2], DECODE_HEADS[(turn + 2) % 4])):
+        for dtype, d in (("float16", DECODE_HEADS[turn % 4]), (others[(turn // 2 + place // 2) % 2], DECODE_HEADS[(turn + 2) % 4])):
             if dtype == "bfloat16" and device.compute_capability < (8, 0):
                 continue
             asked, cache = DECODE_CALLS[(turn + place) % len(DECODE_CALLS)]
-            problem = Problem(8, 2 * group, 2, queries, 3840, d, dtype, padded=True, **asked)
+            problem = Problem(8, 2 * group, 2, queries, 3840, d, dtype, **{"padded": True} | asked)
             try:
                 schedule = plan_decode(problem, device, cache, num_splits=8, lse=True)
             except DoesNotFit:
