@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 
 import cupyflash
 from cases_decode import CACHES, Arrays, Case, cases, check, measure
-from cupyflash import Device, Problem, decode
+from cupyflash import Device, Problem, decode, plan
 from cupyflash.binding import argument_values
 from cupyflash.schedules import Cache, decode_tiles, plan_decode
+from cupyflash.sim import execute, replay
 from cupyflash.sim.execution import allocate, execute_decode, run_kernels
 from cupyflash.sim.reference import reference
 from cupyflash.sim.theory import traffic
+from cupyflash.sim.yardstick import drawn
+from cupyflash.sim.yardstick import measure as measure_attention
 from suites import sweep, wide
 
 A100 = Device.named("A100-40GB")
@@ -116,6 +119,24 @@ def test_what_would_spill_is_rejected() -> None:
     found = {(each.config.row_tiles, each.config.block_cols): each.rejected for each in decode_tiles.candidates(problem, A100)}
     assert found[2, 64] is not None and "registers: a thread needs about 272 of 255" in found[2, 64]
     assert found[2, 32] is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "asked"),
+    [
+        ((1, 2, 1, 3, 150, 16), {"causal": True}),
+        wide((2, 8, 2, 5, 300, 64), {"window": (70, 3), "sinks": True}),
+        wide((2, 4, 4, 1, 200, 40), {"scale": -0.2}),
+        wide((1, 16, 1, 20, 90, 128), {}),
+    ],
+)
+def test_attention_takes_it_for_all_keys_of_a_sequence(shape: tuple[int, ...], asked: dict[str, Any]) -> None:
+    problem = Problem(*shape, "float16", **asked)
+    schedule, inputs = plan(problem, replace(A100, sm_count=8), "decode", lse=True), drawn(problem, 0, 1.0)
+    execution = execute(schedule, *inputs.qkv, **inputs.beside)
+    assert execution.findings == () and traffic(schedule) == replay(schedule) == execution.traffic
+    numbers = measure_attention(execution.out, execution.lse, inputs)
+    assert all(each.good for each in numbers.values()), numbers
 
 
 # --- the call
