@@ -17,7 +17,7 @@ from cupyflash.sim.execution import Execution, allocate, run_kernels
 from mutants import Mutant, check_mutant, check_unbroken
 from suites import MORE, sample
 
-DECODE, COPIES = "decode.cu", "tile_copy.cuh"
+DECODE = "decode.cu"
 LOAD, READ, STORE = "cp.async.c", "ldmatrix", "*reinterpret_cast<uint4*>(to_gmem)"
 PARTS = ("p.m_part[part]", "p.l_part[part]", "reinterpret_cast<float2*>(row + col)")
 PLACE, LOOK_UP = "pages[key / PAGE", "pages[page % KNOWN_PAGES]"
