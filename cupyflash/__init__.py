@@ -20,7 +20,7 @@ from cupyflash.simulated import simulated_device
 from cupyflash.softmax import softmax
 from cupyflash.tiling import TileSize, Tiling
 from cupyflash.varlen import attention_varlen
-from cupyflash.warmup import warmup
+from cupyflash.warmup import warmup, warmup_decode
 
 __version__ = "0.1.0"
 __all__ = [
@@ -41,4 +41,5 @@ __all__ = [
     "simulated_device",
     "softmax",
     "warmup",
+    "warmup_decode",
 ]

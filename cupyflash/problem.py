@@ -68,7 +68,7 @@ class Problem:
         dims = {"head_dim": head_dim, "head_dim_v": head_dim if head_dim_v is None else head_dim_v}
         sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k, **dims}
         for name, value in sizes.items():
-            object.__setattr__(self, name, _checked_size(name, value))
+            object.__setattr__(self, name, checked_size(name, value))
         if self.heads and (not self.kv_heads or self.heads % self.kv_heads):
             raise ValueError(f"heads must be a multiple of kv_heads, got heads={self.heads} and kv_heads={self.kv_heads}")
         object.__setattr__(self, "dtype", dtype_name(dtype))
@@ -160,7 +160,8 @@ class Problem:
         return 2 * self.head_count * self.seqlen_q * self.seqlen_k * (3 * self.head_dim + 2 * self.head_dim_v)
 
 
-def _checked_size(name: str, value: Any) -> int:
+def checked_size(name: str, value: Any) -> int:
+    """A size of a problem as Python's integer. TypeError or ValueError that names it."""
     least, most = (1, MAX_HEAD_DIM) if name.startswith("head_dim") else (0, MAX_LENGTH)
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {value!r}")

@@ -177,9 +177,10 @@ def least_seconds(problem: Problem, device: Device) -> float:
     return p.batch * p.kv_heads * max(0, int(end[0] - first[0])) * key_bytes(p) / (device.hbm_bandwidth or BANDWIDTH)
 
 
-def seconds(problem: Problem, device: Device, config: Config, resident: int, splits: np.ndarray) -> np.ndarray:
-    """What the model takes each of so many splits to need: the multiprocessor with the most keys, as fast as the memory, what it
-    has under way and its arithmetic let it, and what splits write and read again."""
+def times(problem: Problem, device: Device, config: Config, resident: int, splits: np.ndarray) -> dict[str, np.ndarray]:
+    """The model's seconds with each of so many splits, by part. memory: what row tiles read, at the bandwidth. loads: the
+    multiprocessor with the most keys, as fast as what it has under way and twice its share of the bandwidth let it. arithmetic: its
+    products and exponentials. start: of its thread blocks. partial: what splits write and read again, and the launch for it."""
     p, bandwidth = problem, device.hbm_bandwidth or BANDWIDTH
     most = -(-works(p, config) * splits // device.sm_count)  # thread blocks of a multiprocessor
     together = np.clip(most, 1, resident)
@@ -188,12 +189,41 @@ def seconds(problem: Problem, device: Device, config: Config, resident: int, spl
     turns = -(-math.ceil(longest / config.block_cols) // splits)
     rate = np.minimum(2 * bandwidth / device.sm_count, in_flight(p, config, together) / LATENCY)
     clocks = np.array([turn(p, device, config, each) for each in range(1, resident + 1)])[together - 1]
-    of_memory = most * turns * config.block_cols * key_bytes(p) / rate
-    of_arithmetic = rounds * turns * clocks / clock_rate(device)
-    parts = 2 * splits * p.head_count * p.seqlen_q * (part_width(p) + 2) * FLOAT32 / bandwidth + LAUNCH
-    found: np.ndarray = np.maximum(np.maximum(of_memory, of_arithmetic), all_keys * key_bytes(p) / bandwidth)
-    found += rounds * fa2_tiles.BLOCK_LATENCY / clock_rate(device) + np.where(splits > 1, parts, 0)
-    return found
+    again = 2 * splits * p.head_count * p.seqlen_q * (part_width(p) + 2) * FLOAT32 / bandwidth + LAUNCH
+    return {
+        "memory": np.full(len(splits), all_keys * key_bytes(p) / bandwidth),
+        "loads": most * turns * config.block_cols * key_bytes(p) / rate,
+        "arithmetic": rounds * turns * clocks / clock_rate(device),
+        "start": rounds * fa2_tiles.BLOCK_LATENCY / clock_rate(device),
+        "partial": np.where(splits > 1, again, 0.0),
+    }
+
+
+def seconds(problem: Problem, device: Device, config: Config, resident: int, splits: np.ndarray) -> np.ndarray:
+    """What the model takes each of so many splits to need: the longest of memory, loads and arithmetic, and the rest."""
+    parts = times(problem, device, config, resident, splits)
+    longest = np.maximum(np.maximum(parts["memory"], parts["loads"]), parts["arithmetic"])
+    needed: np.ndarray = longest + parts["start"] + parts["partial"]
+    return needed
+
+
+def split_keys(problem: Problem, config: Config, splits: int) -> int:
+    """Keys that the longest of so many splits reads, in whole blocks."""
+    longest, _ = keys_read(problem, config)
+    return -(-math.ceil(longest / config.block_cols) // splits) * config.block_cols
+
+
+def at_a_time(problem: Problem, device: Device, candidate: Candidate) -> int:
+    """Thread blocks that run together on the whole device."""
+    return min(works(problem, candidate.config) * candidate.splits, candidate.resident * device.sm_count)
+
+
+def under_way(problem: Problem, device: Device, candidate: Candidate) -> int:
+    """Bytes of K and V that a multiprocessor with any thread block has under way, on the average. A split may have fewer blocks of
+    keys than its ring has slots."""
+    c, together = candidate, at_a_time(problem, device, candidate)
+    each = min(in_flight(problem, c.config, 1), split_keys(problem, c.config, c.splits) * key_bytes(problem))
+    return int(together * each // max(1, min(together, device.sm_count)))
 
 
 def candidates(problem: Problem, device: Device, splits: int | None = None) -> tuple[Candidate, ...]:

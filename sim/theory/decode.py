@@ -55,6 +55,29 @@ def _key_head(schedule: DecodeSchedule, cached: int) -> dict[str, tuple[int, int
     return form
 
 
+def key_bytes(schedule: DecodeSchedule) -> int:
+    """Bytes of K and V, each row once, that some query of its sequence sees or that are new."""
+    p, appended = schedule.problem, schedule.cache.appended
+    rows = 0
+    for cached, batches in schedule.lengths().items():
+        keys = cached + appended
+        left, right = _sides(schedule, keys)
+        begin, end = max(0, -left), max(0, min(keys, p.seqlen_q + right))
+        seen = range(begin, end)
+        rows += batches * (len(seen) + appended - len(range(max(begin, cached), end)))
+    return rows * p.kv_heads * (p.head_dim + p.head_dim_v) * p.itemsize
+
+
+def splits_with_keys(schedule: DecodeSchedule) -> int:
+    """Thread blocks that read any keys, of all sequences."""
+    total = 0
+    for cached, batches in schedule.lengths().items():
+        for tile in range(schedule.row_tiles):
+            begin, end = _read(schedule, cached, tile)
+            total += batches * schedule.problem.kv_heads * min(schedule.splits, blocks_in(end - begin, schedule.block_cols))
+    return total
+
+
 def _sides(schedule: DecodeSchedule, keys: int) -> tuple[int, int]:
     """(left, right): query i sees the keys from i - left to i + right; no limit is beyond all keys."""
     p, far = schedule.problem, schedule.problem.seqlen_q + keys
