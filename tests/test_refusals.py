@@ -12,7 +12,6 @@ import pytest
 import cupyflash
 from cupyflash import Device, Problem, plan, schedules, sim
 from cupyflash.sim import ptx, theory
-from cupyflash.sim.execution import execute_decode
 
 A100 = Device.named("A100-40GB")
 PROBLEM = Problem(1, 2, 2, 20, 20, 16, "float16")
@@ -52,7 +51,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
     "plan_decode": (schedules.plan_decode, {"problem": PROBLEM, "device": A100}, ("cache", "num_splits", "lse")),
     "Cache": (schedules.Cache, {}, ("appended", "page_size", "pages", "tree", "softcap")),
     "execute_decode": (
-        execute_decode,
+        sim.execute_decode,
         caches | {"schedule": schedules.plan_decode(PROBLEM.asking(padded=True, key_lengths=(7,)), A100)},
         ("k", "v", "block_table", "tree_mask", "sinks"),
     ),
