@@ -178,6 +178,7 @@ def test_the_call(page: int | None) -> None:
     assert all(array.tobytes() == arrays[name].tobytes() for name, array in before.items())
 
 
+@pytest.mark.wide
 def test_token_by_token_it_is_attention_over_the_prefix() -> None:
     """Each call appends a key, of which the next ones know."""
     rng = np.random.default_rng(5)
