@@ -16,6 +16,7 @@ from cupyflash.merge import merge_states
 from cupyflash.options import Options
 from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule, plan
+from cupyflash.score import Score
 from cupyflash.simulated import simulated_device
 from cupyflash.softmax import softmax
 from cupyflash.tiling import TileSize, Tiling
@@ -27,6 +28,7 @@ __all__ = [
     "Device",
     "Options",
     "Problem",
+    "Score",
     "TileSchedule",
     "TileSize",
     "Tiling",

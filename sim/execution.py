@@ -28,6 +28,7 @@ from cupyflash.schedules import (
     VarlenSchedule,
     require_schedule,
 )
+from cupyflash.score import Score, captured_values, check_captured
 from cupyflash.sim.ptx import Counters, Finding, Module, TensorMap
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from cupyflash.varlen import heads_first, pose
@@ -52,10 +53,17 @@ class Execution:
 
 
 def execute(
-    schedule: TileSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None, **beside: np.ndarray | None
+    schedule: TileSchedule,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    seed: int | None = None,
+    score: Score | None = None,
+    **beside: np.ndarray | None,
 ) -> Execution:
-    """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v and, by name, what comes `beside` them (mask,
-    bias, key_lengths, block_mask).
+    """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v, the `score` function, if it has one, and, by
+    name, what comes `beside` them (mask, bias, key_lengths, block_mask).
 
     `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it.
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
@@ -64,7 +72,12 @@ def execute(
     _require_posed(schedule.problem, q, k, v, beside)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
-    return run(schedule, {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside}, seed=seed)
+    captured, numbers = captured_values(score)
+    if (score and score.form) != schedule.problem.options.score:
+        raise ValueError(f"the schedule has another score function than {score!r}")
+    check_captured(schedule.problem, captured)
+    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside, **captured}
+    return run(schedule, arrays | dict(numbers), seed=seed)
 
 
 def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Mapping[str, np.ndarray | None]) -> None:

@@ -121,6 +121,8 @@ def verify(
     """
     if isinstance(schedule, StandardSchedule) and schedule.ideal:
         raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
+    if schedule.problem.options.score is not None:
+        raise ValueError("the arrays of a score function are not drawn: execute, replay and theory take such a schedule")
     schedule.kernels()  # refuses what no kernel runs, before anything is drawn
     if _has_cache(schedule) and schedule.problem.options.key_lengths is None:
         full = (schedule.problem.seqlen_k - schedule.cache.appended,) * schedule.problem.batch
@@ -164,7 +166,7 @@ def _run(schedule: TileSchedule, data_seed: int, v_mean: float, seed: int | None
 
 
 def _forward(schedule: TileSchedule, inputs: Inputs, seed: int | None) -> Run:
-    execution = execute(schedule, *inputs.qkv, **inputs.beside, seed=seed)
+    execution = execute(schedule, *inputs.qkv, seed=seed, score=None, **inputs.beside)
     return Run(execution.traffic, measure(execution.out, execution.lse, inputs, score_dtype(schedule)), execution.findings)
 
 

@@ -169,7 +169,7 @@ def _choose(problem: Problem, device: Device, refused: str | None) -> Choice:
 def _splits_keys(problem: Problem) -> bool:
     """Whether a call that has no cache may have its keys split: few queries against many keys, and masks by position only."""
     p, asked = problem, problem.options
-    plain = not (asked.mask or asked.bias or asked.padded or asked.packed) and asked.block_mask is None
+    plain = not (asked.of_scores or asked.padded or asked.packed) and asked.block_mask is None
     return plain and p.head_count > 0 and p.seqlen_k >= KEYS_A_QUERY * p.seqlen_q > 0
 
 
@@ -293,6 +293,8 @@ def plan_backward(
     require_flag("dbias", dbias)
     if problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen_backward")
+    if problem.options.score is not None:
+        raise ValueError("the backward has no score function")
 
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
         return _plan_backward(problem, device, algorithm, tiling, deterministic, dbias)
