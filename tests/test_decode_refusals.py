@@ -195,7 +195,7 @@ def test_every_argument_is_among_them() -> None:
         ({}, Cache(70), None, "room for the 70 new keys, got room for 64"),
         ({"padded": True, "key_lengths": (64, 60)}, Cache(2), None, "at most 62, .* less the 2 new ones, got 64"),
         ({}, Cache(page_size=48, pages=3), None, "whole pages of 48 keys, got 64"),
-        ({"mask": True}, None, None, "no mask, bias, block mask or packed sequences"),
+        ({"mask": True}, None, None, "decoding has no mask, bias, block mask"),
         ({}, None, 257, "num_splits must be between 1 and 256, got 257"),
     ],
 )
