@@ -13,7 +13,8 @@ lengths choose between where that is common, else on one of them in turns): from
 attention and the backward, the lightest and the heaviest in turns; FlashAttention-2 in float16 at d 64 and 128 causal, too.
 On two architectures also other tilings, each kind of mask by
 itself, and a d of V that is not d. FlashAttention-2 at d 256: without a mask, and two of four other kinds in turns; at some d a
-window with the narrowest copies. bfloat16, whose kernels differ from float16's in few registers, is done for fewer. `--all` is
+window with the narrowest copies. Decoding: each number of rows on every architecture at two head dimensions, and in turns what a
+call may bring. bfloat16, whose kernels differ from float16's in few registers, is done for fewer. `--all` is
 every combination, and takes an hour. `--nvrtc` takes another compiler (other_nvrtc.py).
 
 What a program came to is kept in .ci/accounts/ (accounts.py): only programs that are not there as they are now are compiled, and a
@@ -46,10 +47,12 @@ from cupyflash.resources import Resources, resources
 from cupyflash.schedules import (
     ALGORITHMS,
     BACKWARD_ALGORITHMS,
+    Cache,
     Kernel,
     Schedule,
     fa2_tiles,
     plan_backward,
+    plan_decode,
     plan_softmax,
     plan_varlen,
     plan_varlen_backward,
@@ -86,6 +89,16 @@ SOFTMAX_COLS = (2, 20, 1000, 5000)
 # Of FlashAttention-3: each number of slabs and each team of warpgroups, and the options that take registers.
 FA3_HEADS = (16, 40, 64, 96, 128, 160, 192, 256)
 FA3_MASKS = ((), ("causal",), ("window",), ("padded", "causal"), ("packed",), ("packed", "window"))
+# Of decoding: (query heads of a key head, queries), from one warp's rows to two tiles of them; and what a call brings.
+DECODE_ROWS = ((1, 1), (4, 1), (16, 2), (8, 8), (16, 8), (16, 20))
+DECODE_HEADS = (64, 128, 256, 96)
+DECODE_CALLS: tuple[tuple[dict[str, Any], Cache], ...] = (
+    ({"causal": True}, Cache(appended=1)),
+    ({"causal": True}, Cache(appended=4, page_size=16, pages=4096)),
+    ({"window": WINDOW, "sinks": True}, Cache(page_size=48, pages=4096, softcap=30.0)),
+    ({"padded": False}, Cache()),
+    ({"causal": True, "scale": -1.0}, Cache(appended=20, page_size=256, pages=400, tree=True)),
+)
 # Of the programs whose account is known, one in so many is compiled all the same.
 SAMPLED = 24
 
@@ -122,7 +135,7 @@ def variants(algorithm: str, dtype: str, d: int, turn: int, everything: bool) ->
 
 def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str, Schedule]]:
     """Every kind of attention kernel that a device has."""
-    for algorithm in (each for each in ALGORITHMS if each != "fa3"):
+    for algorithm in (each for each in ALGORITHMS if each not in ("fa3", "decode")):
         cases: list[tuple[Problem, TilingChoice]] = []
         for dtype in DTYPES:
             if dtype == "bfloat16" and device.compute_capability < (8, 0):
@@ -164,6 +177,23 @@ def fa3_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
             make = plan_varlen if problem.options.packed else plan
             schedule = make(problem, device, algorithm="fa3", lse=True)
             yield ", ".join([f"fa3 d {d}, {problem.dtype}", *masks, str(schedule.tiling.used)]), schedule
+
+
+def decode_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+    """Decoding: for each number of rows each head dimension in two dtypes, and in turns what a call may bring."""
+    place, others = DEVICES.index(device), ("float32", "bfloat16")
+    for turn, (group, queries) in enumerate(DECODE_ROWS, place):
+        for dtype, d in (("float16", DECODE_HEADS[turn % 4]), (others[(turn // 2 + place // 2) % 2], DECODE_HEADS[(turn + 2) % 4])):
+            if dtype == "bfloat16" and device.compute_capability < (8, 0):
+                continue
+            asked, cache = DECODE_CALLS[(turn + place) % len(DECODE_CALLS)]
+            problem = Problem(8, 2 * group, 2, queries, 3840, d, dtype, **{"padded": True} | asked)
+            try:
+                schedule = plan_decode(problem, device, cache, num_splits=8, lse=True)
+            except DoesNotFit:
+                continue
+            given = ", ".join([*asked, *(f"{name} {value}" for name, value in asdict(cache).items() if value)])
+            yield f"decode d {d}, {dtype}, {queries} queries, groups of {group}, {given}, {schedule.config}", schedule
 
 
 def of_finalists(
@@ -239,6 +269,7 @@ def jobs(everything: bool = False) -> list[Job]:
             *attention_schedules(device, everything),
             *(backward_schedules(device, everything) if everything or device.compute_capability in KINDS else ()),
             *fa3_schedules(device),
+            *decode_schedules(device),
             *varlen_schedules(device),
             *(varlen_backward_schedules(device) if everything or device.compute_capability in KINDS else ()),
             *softmax_schedules(device),

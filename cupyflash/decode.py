@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import combinations
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from cupyflash.launcher import Prepared, kept, prepare, vectors_on_device
 from cupyflash.options import Options, require_flag
 from cupyflash.problem import Problem, check_out, check_sinks
 from cupyflash.schedules import Cache, plan_decode
+from cupyflash.schedules.decode import PAGE_STEP
 from cupyflash.simulated import PreparedSimulation
 
 TENSORS = {"q": "Q", "k_cache": "K", "v_cache": "V", "out": "O", "k": "K_new", "v": "V_new"}
@@ -140,6 +140,8 @@ def pose(arrays: Mapping[str, Any], options: Options, softcap: float | None = No
             axes = "b, h_kv, n_new, d" if name == "k" else "b, h_kv, n_new, d_v"
             if arrays[name].shape != expected:
                 raise ValueError(f"{name} must be ({axes}) = {expected}, got {arrays[name].shape}")
+        if k.shape[2] > room:
+            raise ValueError(f"k must have at most {room} new keys, the cache's room for each sequence, got {k.shape[2]}")
         for name in ("k_cache", "v_cache"):
             if 0 not in arrays[name].shape and overlaps_itself(arrays[name]):
                 strides, shape = arrays[name].strides, arrays[name].shape
@@ -185,6 +187,9 @@ def _check_table(batch: int, k_cache: Array, table: Array) -> None:
         raise ValueError(f"block_table must be (b, pages of a sequence) with b = {batch}, got shape {table.shape}")
     if not k_cache.shape[0]:
         raise ValueError(f"k_cache must have a page at least, got shape {k_cache.shape}")
+    if not k_cache.shape[2] or k_cache.shape[2] % PAGE_STEP:
+        what = f"(pages, h_kv, page_size, d) with a page_size that is a multiple of {PAGE_STEP}"
+        raise ValueError(f"k_cache must be {what}, got shape {k_cache.shape}")
 
 
 def _check_masks(q: Array, arrays: Mapping[str, Any]) -> None:
@@ -221,15 +226,17 @@ def _check_contents(arrays: Mapping[str, Any]) -> None:
         bad = pages[(pages < 0) | (pages >= k_cache.shape[0])]
         if bad.size:
             raise ValueError(f"block_table must be pages from 0 to {k_cache.shape[0] - 1}, got {bad[0]} for sequence {b}")
-    if added:
-        written = [pages[length // page :] for pages, length in zip(used, lengths.tolist(), strict=True)]
-        for one, other in combinations(range(len(used)), 2):
-            shared = np.intersect1d(written[one], used[other]), np.intersect1d(used[one], written[other])
-            for pages in shared:
-                if pages.size:
-                    raise ValueError(
-                        f"block_table must give new keys a page of their sequence's own, got page {pages[0]} for {one} and {other}"
-                    )
+    if added and used:
+        _check_own_pages(used, [length // page for length in lengths.tolist()])
+
+
+def _check_own_pages(used: Sequence[np.ndarray], cached: Sequence[int]) -> None:
+    """ValueError where new keys, which go to a sequence's pages behind so many, would go to one that is used twice."""
+    pages, uses = np.unique(np.concatenate(used), return_counts=True)
+    for b, (own, whole) in enumerate(zip(used, cached, strict=True)):
+        shared = np.intersect1d(own[whole:], pages[uses > 1])
+        if shared.size:
+            raise ValueError(f"block_table must give new keys a page of their own, got page {shared[0]} of sequence {b} twice")
 
 
 def _refuse_shared(arrays: Mapping[str, Any], beside: Mapping[str, Any]) -> None:

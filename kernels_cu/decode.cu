@@ -64,16 +64,14 @@ __device__ __forceinline__ Keys keys_of(const Params& p, int batch, int kv_head,
   keys.masks = masks_of(p, batch, 0, p.Nq, keys.all, keys.all);
   keys.tree = p.tree_mask.of(batch, 0);
   const int rows = p.Nq * PACK, query = tile * BR / PACK, last_query = (min((tile + 1) * BR, rows) - 1) / PACK;
-  int begin = visible_begin(keys.masks, query), end = visible_end(keys.masks, last_query);
+  int begin = visible_begin(keys.masks, query);
+  const int end = visible_end(keys.masks, last_query);
   keys.whole_begin = (visible_begin(keys.masks, last_query) + BC - 1) / BC;
   keys.whole_end = visible_end(keys.masks, query) / BC;
   if (TREE) keys.whole_end = min(keys.whole_end, max(0, keys.all - p.Nq) / BC);
-  // The last rows see up to the last key, so that what they do not see of the new ones is before.
+  // The last row sees the last key, so that what this tile does not see of the new ones is before.
   keys.appends = APPEND && tile == p.row_tiles - 1;
-  if (keys.appends) {
-    begin = begin < end ? min(begin, keys.cached) : keys.cached;
-    end = keys.all;
-  }
+  if (keys.appends) begin = min(begin, keys.cached);
   keys.first = begin < end ? begin / BC : 0;
   keys.end = begin < end ? (end + BC - 1) / BC : 0;
   return keys;
@@ -159,8 +157,24 @@ struct Stream {
   }
 };
 
-// Scores of rows row0 + 8 h and columns from col0 on: scaled, capped, and -inf where a row does not see the key
-__device__ __forceinline__ void scale_and_mask(float (&S)[N][4], const Params& p, const Keys& keys, int row0, int col0) {
+// Scores, where they are scaled before their maximum is taken: capped, if they are to be, and as exponents of two
+__device__ __forceinline__ void scale_scores(float (&S)[M][N][4], const Params& p) {
+#pragma unroll
+  for (int i = 0; i < M; i++)
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        if constexpr (SOFTCAP) {
+          S[i][n][e] = p.softcap * LOG2_E * tanhf(__fmul_rn(S[i][n][e], p.scale) / p.softcap);
+        } else {
+          S[i][n][e] = __fmul_rn(S[i][n][e], p.scale_log2);
+        }
+      }
+}
+
+// Scores of rows row0 + 8 h and columns from col0 on: -inf where a row does not see the key
+__device__ __forceinline__ void mask_scores(float (&S)[N][4], const Params& p, const Keys& keys, int row0, int col0) {
   const int first = col0 + threadIdx.x % 4 * 2, newest = keys.all - p.Nq;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -174,13 +188,7 @@ __device__ __forceinline__ void scale_and_mask(float (&S)[N][4], const Params& p
         const int col = first + 8 * n + e;
         bool seen = col < end && (!WINDOW || col >= begin);
         if (TREE && seen && col >= newest) seen = load_in_place(tree + (col - newest) * p.tree_mask.col);
-        float s = S[n][2 * h + e];
-        if constexpr (SOFTCAP) {
-          s = p.softcap * LOG2_E * tanhf(__fmul_rn(s, p.scale) / p.softcap);
-        } else if (SCALE_FIRST) {
-          s = __fmul_rn(s, p.scale_log2);
-        }
-        S[n][2 * h + e] = seen ? s : NEG_INF;
+        if (!seen) S[n][2 * h + e] = NEG_INF;
       }
   }
 }
@@ -331,11 +339,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(__grid_constant_
     scores(S, Q_rows, K_smem, at_keys);
     auto mask = [&](float (&S)[M][N][4]) {
 #pragma unroll
-      for (int i = 0; i < M; i++) scale_and_mask(S[i], p, keys, row0 + 16 * i, j * BC + key_warp * SUB);
+      for (int i = 0; i < M; i++) mask_scores(S[i], p, keys, row0 + 16 * i, j * BC + key_warp * SUB);
     };
-    const bool masked = j < keys.whole_begin || j >= keys.whole_end;
-    if constexpr (SCALE_FIRST) mask(S);
-    rescale(S, state, factor, offset, !SCALE_FIRST && masked, mask);
+    if constexpr (SCALE_FIRST) scale_scores(S, p);
+    rescale(S, state, factor, offset, j < keys.whole_begin || j >= keys.whole_end, mask);
 #pragma unroll
     for (int k = 0; k < (N + 1) / 2; k++) weigh(S, state, factor, offset, k);
     add_weighted_values<ValueTile>(state.O, S, V_smem);

@@ -8,7 +8,10 @@ from pathlib import Path
 
 ROOMS: dict[str, tuple[str, ...]] = {
     # kernels_cu/ and cupyflash/schedules/, forward; then backward
-    "forward": ("execution", "sparse", "varlen", "sinks", "softmax", "magnitudes", "mutants", "mutants_fa2", "fa3", "mutants_fa3"),
+    "forward": (
+        *("execution", "sparse", "varlen", "sinks", "softmax", "magnitudes", "mutants", "mutants_fa2", "fa3", "mutants_fa3"),
+        *("decode", "mutants_decode"),
+    ),
     "backward": ("backward", "backward_algorithms", "backward_sparse", "mutants_backward"),
     # sim/ptx/
     "machine": ("ptx_*", "profile", "rawkernel", "mutants_pipeline"),
@@ -18,8 +21,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "commands": ("cli", "decode_commands", "demo", "explain", "fa3_commands", "resources", "verify", "pictures"),
     # what a user calls: cupyflash/
     "calls": (
-        *("attention", "cubins", "device", "gradients", "launcher", "merge", "prepared", "problem", "refusals", "stand_in"),
-        *("score*", "tensor_maps", "torch", "warmup_decode"),
+        *("attention", "cubins", "decode_refusals", "device", "gradients", "launcher", "merge", "prepared", "problem", "refusals"),
+        *("score*", "stand_in", "tensor_maps", "torch", "warmup_decode"),
     ),
     # all else: packaging, documents, benchmarks, examples
     "project": (

@@ -25,6 +25,7 @@ qkv, packed = dict.fromkeys("qkv", heads), dict.fromkeys("qkv", rows)
 backward = {"dout": heads, "out": heads, "lse": lse}
 packed_backward = {"dout": rows, "out": rows, "lse": packed_lse}
 cu_seqlens = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
+caches = {"q": heads, "k_cache": heads, "v_cache": heads, "cache_seqlens": np.array([7])}
 
 MASKS = ("causal", "window", "mask", "bias", "key_lengths", "block_mask", "scale", "algorithm", "tiling")
 VARLEN = ("max_seqlen_q", "max_seqlen_k", "causal", "window", "scale", "tiling")
@@ -38,6 +39,21 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
         cupyflash.attention_varlen_backward,
         packed | packed_backward | cu_seqlens,
         (*VARLEN, "deterministic"),
+    ),
+    "attention_decode": (
+        cupyflash.attention_decode,
+        caches,
+        (
+            *("k", "v", "block_table", "causal", "window", "scale", "softcap", "tree_mask", "sinks", "num_splits", "return_lse"),
+            "out",
+        ),
+    ),
+    "plan_decode": (schedules.plan_decode, {"problem": PROBLEM, "device": A100}, ("cache", "num_splits", "lse")),
+    "Cache": (schedules.Cache, {}, ("appended", "page_size", "pages", "tree", "softcap")),
+    "execute_decode": (
+        sim.execute_decode,
+        caches | {"schedule": schedules.plan_decode(PROBLEM.asking(padded=True, key_lengths=(7,)), A100)},
+        ("k", "v", "block_table", "tree_mask", "sinks"),
     ),
     "merge_states": (cupyflash.merge_states, {"o_a": heads, "lse_a": lse, "o_b": heads, "lse_b": lse}, ("out",)),
     "softmax": (cupyflash.softmax, {"x": heads}, ("algorithm", "axis", "out")),

@@ -261,6 +261,10 @@ def test_the_gate_compiles_every_kernel_dtype_and_head_dimension_on_every_chip(g
     hopper = seen.pop("fa3_forward")
     assert {(sm, element) for sm, element, _ in hopper} == {("sm_90", "__half"), ("sm_90", "__nv_bfloat16")}
     assert {64, 96, 128, 192, 256} <= {d for _, _, d in hopper}
+    of_decoding = seen.pop("decode") | seen.pop("merge_splits")
+    assert {sm for sm, _, _ in of_decoding} == architectures
+    for element in ("__half", "__nv_bfloat16", "float"):
+        assert {d for _, of, d in of_decoding if of == element} == {64, 96, 128, 256}
     alike = {"sm_86", "sm_89"}  # between them
     for name, found in seen.items():
         assert {sm for sm, _, _ in found} == architectures
@@ -270,6 +274,17 @@ def test_the_gate_compiles_every_kernel_dtype_and_head_dimension_on_every_chip(g
         for group in () if name.startswith("softmax") else ({"sm_75"}, {"sm_80"}, alike, {"sm_90"}, {"sm_100"}, {"sm_120"}):
             where = group if name == "fa2_forward" else architectures
             assert {d for sm, element, d in found if sm in where and element == "float"} == set(gate.HEAD_DIMS)
+
+
+def test_the_gate_compiles_decoding_for_every_number_of_rows_and_what_a_call_may_bring(jobs: list[Any]) -> None:
+    constants = [dict(job.kernels[0].constants) for job in jobs if job.kernels[0].name == "decode"]
+    assert 60 <= len(constants) <= 90
+    found = {name: {each[name] for each in constants} for name in constants[0]}
+    assert found["PACK"] == {1, 4, 8, 16} and found["ROW_WARPS"] == {1, 2, 4, 8} and found["ROW_TILES"] == {1, 2}
+    assert found["PAGE"] >= {0, 16} and len(found["PAGE"]) > 2
+    assert all(
+        found[name] == {0, 1} for name in ("APPEND", "PADDED", "TREE", "SOFTCAP", "SCALE_FIRST", "CAUSAL", "WINDOW", "SINKS")
+    )
 
 
 @pytest.mark.parametrize("spills", [0, 8])

@@ -120,6 +120,8 @@ def plan(
     if isinstance(algorithm, str) and algorithm == "decode":
         if tiling is not None:
             raise ValueError(f"algorithm 'decode' has no tiling, got {tiling!r}")
+        if isinstance(problem, Problem) and problem.options.padded:
+            raise ValueError("algorithm 'decode' has no key_lengths: attention_decode takes a cache and how long its sequences are")
         return plan_decode(problem, device, lse=lse)
     return _checked(problem, device, algorithm, tiling, lse)
 

@@ -242,7 +242,7 @@ class _RowTile:
         every = cached + schedule.cache.appended
         begin, behind = schedule_keys(schedule, every, *queries(schedule, tile))
         if schedule.cache.appended and tile == schedule.row_tiles - 1:
-            begin, behind = min(begin, cached) if begin < behind else cached, every
+            begin = min(begin, cached)  # it sees the last key
         first, end = (begin // cols, -(-behind // cols)) if begin < behind and p.seqlen_q else (0, 0)
         return cls(schedule, tile, cached, every, first, end)
 
@@ -338,6 +338,8 @@ def plan_decode(
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
     if not isinstance(device, Device):
         raise TypeError(f"device must be a Device (Device.named finds one by name), got {device!r}")
+    if not isinstance(cache, Cache | None):
+        raise TypeError(f"cache must be a Cache or None, got {cache!r}")
     cache = cache or Cache()
     asked = problem.options
     if asked.of_scores or asked.block_mask is not None or asked.packed:

@@ -125,7 +125,7 @@ def registers(problem: Problem, config: Config) -> int:
     """What a thread needs about."""
     own = padded_dim(problem.head_dim_v) // 2 + config.block_cols // config.key_warps // 2
     fragments = padded_dim(problem.head_dim) // 4 if in_registers(problem, config) else 0
-    return min(MOST_REGISTERS, config.row_tiles * own + fragments + OTHER_REGISTERS)
+    return config.row_tiles * own + fragments + OTHER_REGISTERS
 
 
 def needed_in_flight(device: Device) -> float:
@@ -247,6 +247,8 @@ def _candidate(p: Problem, device: Device, config: Config, splits: int | None) -
         return replace(one, rejected="shared memory: the ring does not hold what the warps that share out keys make")
     if one.shared_bytes > device.sram_per_block:
         return replace(one, rejected=f"shared memory: {one.shared_bytes:,} of {device.sram_per_block:,} bytes")
+    if registers(p, config) > MOST_REGISTERS:
+        return replace(one, rejected=f"registers: a thread needs about {registers(p, config)} of {MOST_REGISTERS}")
     resident = occupancy(device, config.threads, registers(p, config), one.shared_bytes, estimate=True).blocks
     if not resident:
         return replace(one, rejected="registers: a thread block has more than a multiprocessor")

@@ -92,7 +92,7 @@ def _read(schedule: DecodeSchedule, cached: int, tile: int) -> tuple[int, int]:
     first, last = tile * rows // schedule.group, (min((tile + 1) * rows, schedule.rows) - 1) // schedule.group
     begin, end = max(0, first - left), max(0, min(keys, last + right + 1))
     if schedule.cache.appended and tile == blocks_in(schedule.rows, rows) - 1:
-        begin, end = min(begin, cached) if begin < end else cached, keys
+        begin = min(begin, cached)
     return (begin // cols * cols, min(keys, blocks_in(end, cols) * cols)) if begin < end else (0, 0)
 
 
