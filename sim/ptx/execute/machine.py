@@ -193,7 +193,7 @@ class Machine:
         self.shadows.begin_wave(self.wave)
         self.flights.begin_wave(self.wave)
         self.steps.begin_wave(self.wave)
-        self.ready: Ready = make_ready(self.random, self.wave)
+        self.ready: Ready = make_ready(self.random, self.wave, self.code.in_flight is not None)
         self.parked: dict[int, Lanes] = {}
         self.functions = Functions(self)
         self.barriers = Barriers(self)
