@@ -64,9 +64,19 @@ class Operands:
     def __init__(self, machine: Host):
         self.machine = machine
         self._matrices: dict[tuple[int, Shape], Matrix] = {}
+        self._operands: dict[tuple[bytes, Lanes, Shape], Operand] = {}
 
     def of(self, descriptors: Array, lanes: Lanes, shape: Shape, i: Instruction) -> Operand:
         """The matrices of these descriptors, one for each warpgroup of `lanes`."""
+        key = descriptors.tobytes(), lanes, shape
+        found = self._operands.get(key)
+        if found is None:
+            if len(self._operands) > REMEMBERED:
+                self._operands.clear()
+            found = self._operands[key] = self.made(descriptors, lanes, shape, i)
+        return found
+
+    def made(self, descriptors: Array, lanes: Lanes, shape: Shape, i: Instruction) -> Operand:
         memory = self.machine.memory
         blocks = lanes.block[:: lanes.n // len(descriptors)]
         if np.count_nonzero(descriptors != descriptors[0]):
