@@ -163,12 +163,10 @@ class Warpgroups:
 
     def uniform(self, one: Arg, i: Instruction, lanes: Lanes, count: int) -> Array:
         """An operand that all threads of a warpgroup must agree on: one value for each."""
-        machine = self.machine
-        here = machine.current is lanes
-        value = (machine.frame if here else machine.full).array(one)
+        value = self.machine.full.array(one)
         if not value.ndim:
             return np.full(count, value)
-        found = (value if here else value[lanes.slice or lanes.index]).reshape(count, THREADS)
+        found = value[lanes.slice or lanes.index].reshape(count, THREADS)
         differ = found != found[:, :1]
         if differ.any():
             at = int(np.flatnonzero(differ)[0])
