@@ -51,27 +51,19 @@ class Execution:
 
 
 def execute(
-    schedule: TileSchedule,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    *,
-    seed: int | None = None,
-    processes: int = 1,
-    **beside: np.ndarray | None,
+    schedule: TileSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None, **beside: np.ndarray | None
 ) -> Execution:
     """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v and, by name, what comes `beside` them (mask,
     bias, key_lengths, block_mask).
 
     `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it.
-    `processes`: in how many at most thread blocks run (`sim.ptx.Module.launch`), with the same outcome.
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
     """
     require_schedule(schedule, TileSchedule, "plan", (BackwardSchedule, VarlenSchedule))
     _require_posed(schedule.problem, q, k, v, beside)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
-    return run(schedule, {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside}, seed=seed, processes=processes)
+    return run(schedule, {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside}, seed=seed)
 
 
 def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Mapping[str, np.ndarray | None]) -> None:
@@ -239,14 +231,12 @@ def run(
     workspaces: Mapping[str, np.ndarray] | None = None,
     seed: int | None = None,
     on_barrier: OnBarrier | None = None,
-    processes: int = 1,
 ) -> Execution:
     """Run the kernels on arrays by `attention`'s names, into given "out" and "lse" and, where given, workspaces, whose contents
     count as nobody's; `on_barrier` may look at them while a kernel runs."""
     spaces = allocate(schedule) if workspaces is None else workspaces
     values = argument_values(schedule, _as_given({**arrays, **spaces}))
-    made = (*schedule.results, *spaces)
-    found = run_kernels(schedule, values, made, seed=seed, on_barrier=on_barrier, processes=processes)
+    found = run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed, on_barrier=on_barrier)
     out = arrays["out"]
     assert out is not None
     return Execution(out, arrays.get("lse"), *found)
@@ -280,7 +270,6 @@ def run_kernels(
     *,
     seed: int | None = None,
     on_barrier: OnBarrier | None = None,
-    processes: int = 1,
 ) -> tuple[Traffic, dict[str, Counters], tuple[Finding, ...]]:
     """Run a schedule's kernels with `values` for their parameters: traffic, counters by kernel, findings.
 
@@ -306,7 +295,6 @@ def run_kernels(
             seed=seed,
             on_barrier=on_barrier,
             unwritten=unwritten,
-            processes=processes,
         )
         unwritten = dict(launch.unwritten)
         for name, moved in launch.traffic.items():

@@ -15,7 +15,7 @@ from .decode.calls import function_addresses
 from .decode.code import Code
 from .decode.resolve import decode_all
 from .execute.machine import Machine
-from .execute.processes import run_apart
+from .execute.processes import processes_asked, run_apart
 from .execute.setup import Geometry, Setup
 from .execute.steps import MAX_STEPS
 from .memory.memory import Memory, Observer
@@ -170,7 +170,7 @@ class Module:
         max_steps: int = MAX_STEPS,
         approximate: bool = True,
         cluster: int | Sequence[int] | None = None,
-        processes: int = 1,
+        processes: int | None = None,
     ) -> Launch:
         """Run a kernel to its end.
 
@@ -192,8 +192,9 @@ class Module:
         with an "endless" finding. approximate: whether approximate instructions (ex2.approx and so on) have an error of the size
         that the PTX ISA allows; without, their results are rounded to nearest. cluster: blocks of a cluster, a number or up to
         three (x, y, z), of which the grid is a multiple; None: what the kernel says (__cluster_dims__), else one block.
-        processes: in how many at most the blocks of a large grid run, as far as there are processors and blocks do not depend on
-        each other; what comes out is the same. Processes are forked (on Linux, from a program with one thread).
+        processes: in how many at most the blocks of a large grid run (None: CUPYFLASH_PROCESSES of the environment, else 1), as
+        far as there are processors and the blocks do not depend on each other. What comes out is the same. It needs races, no
+        seed and nobody that looks on, and forks: on Linux, in a program with one thread.
 
         Raises ValueError or TypeError for arguments that do not fit the kernel, `UnsupportedPTX` for a kernel in `refused`.
         What is wrong with the kernel itself is in `Launch.findings`.
@@ -203,9 +204,9 @@ class Module:
         geometry = geometry_of(self.program, entry, triple(grid, "grid"), triple(block, "block"), cluster)
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0):
             raise ValueError(f"seed must be None or a whole number from 0, got {seed!r}")
-        for name, number in (("max_steps", max_steps), ("processes", processes)):
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
+        if max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+        processes = processes_asked(processes)
         code = self.code(kernel)
         segments, symbols = self._placed_variables()
         bound = bind(kernel, code.params, args, self._variables)

@@ -27,6 +27,9 @@ from ..text.syntax import Instruction
 from ..text.types import Array
 from .machine import Machine
 
+VARIABLE = "CUPYFLASH_PROCESSES"
+"""In the environment: in how many processes launches that do not say so run."""
+
 TABLES = ("traffic", "shared", "distributed")
 COUNTS = ("predicated_off", "divergent")
 
@@ -66,6 +69,14 @@ def run_apart(machine: Machine, processes: int) -> bool:
         add(machine, done)
     machine.tally.waves = machine.waves
     return True
+
+
+def processes_asked(processes: int | None) -> int:
+    """The number of an argument, or of the environment. Raises ValueError for what is none."""
+    name, value = ("processes", processes) if processes is not None else (VARIABLE, os.environ.get(VARIABLE, "1"))
+    if isinstance(value, bool) or not str(value).isdecimal() or int(value) < 1:
+        raise ValueError(f"{name} must be a whole number from 1, got {value!r}")
+    return int(value)
 
 
 def cores() -> int:
