@@ -64,19 +64,9 @@ class Operands:
     def __init__(self, machine: Host):
         self.machine = machine
         self._matrices: dict[tuple[int, Shape], Matrix] = {}
-        self._operands: dict[tuple[bytes, Lanes, Shape], Operand] = {}
 
     def of(self, descriptors: Array, lanes: Lanes, shape: Shape, i: Instruction) -> Operand:
         """The matrices of these descriptors, one for each warpgroup of `lanes`."""
-        key = descriptors.tobytes(), lanes, shape
-        found = self._operands.get(key)
-        if found is None:
-            if len(self._operands) > REMEMBERED:
-                self._operands.clear()
-            found = self._operands[key] = self.made(descriptors, lanes, shape, i)
-        return found
-
-    def made(self, descriptors: Array, lanes: Lanes, shape: Shape, i: Instruction) -> Operand:
         memory = self.machine.memory
         blocks = lanes.block[:: lanes.n // len(descriptors)]
         if np.count_nonzero(descriptors != descriptors[0]):
@@ -84,9 +74,12 @@ class Operands:
         else:
             each, which = descriptors[:1], np.zeros(len(descriptors), np.int64)
         matrices = [self.matrix(bits, shape, i, lanes) for bits in each.tolist()]
-        most = max(len(one.pages) for one in matrices)
-        pages = np.stack([np.pad(one.pages, (0, most - len(one.pages)), "edge") for one in matrices])[which]
-        pages += (blocks * memory.pages.per_block)[:, None]
+        if len(matrices) == 1:
+            pages = matrices[0].pages
+        else:
+            most = max(len(one.pages) for one in matrices)
+            pages = np.stack([np.pad(one.pages, (0, most - len(one.pages)), "edge") for one in matrices])[which]
+        pages = pages + (blocks * memory.pages.per_block)[:, None]
         return Operand(descriptors, shape, blocks, blocks * (memory.shared_stride // UNIT), matrices, which, pages)
 
     def matrix(self, bits: int, shape: Shape, i: Instruction, lanes: Lanes) -> Matrix:
