@@ -48,8 +48,59 @@ class Case:
         """Of a forward pass' two products, as FlashAttention's own benchmarks count them."""
         return 4 * self.scores * self.d / (2 if self.causal else 1)
 
+    def shapes(self, count: int) -> list[tuple[int, ...]]:
+        """Of so many inputs: Q, K, V and others."""
+        return [self.shape] * count
+
+    def read_bytes(self, count: int) -> int:
+        """Of so many inputs."""
+        return count * self.tensor_bytes
+
+    def rates(self, cost: float, seconds: float) -> dict[str, float]:
+        """What follows from the time of a pass that costs `cost` forward passes' FLOPs."""
+        return {"tflops": cost * self.flops / seconds / 1e12}
+
     def __str__(self) -> str:
         return f"{self.dtype}, d {self.d}, N {self.n}{', causal' if self.causal else ''}"
+
+
+@dataclass(frozen=True)
+class DecodeCase(Case):
+    """One query of each of B sequences, of H heads, against its cache of N keys, of `kv_heads` heads."""
+
+    kv_heads: int
+
+    @property
+    def scores(self) -> int:
+        return self.batch * self.heads * self.n
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of K and V."""
+        return 2 * self.batch * self.kv_heads * self.n * self.d * self.problem.itemsize
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(self.batch, self.heads, self.kv_heads, 1, self.n, self.d, self.dtype, causal=self.causal)
+
+    @property
+    def flops(self) -> float:
+        return 4 * self.scores * self.d
+
+    def shapes(self, count: int) -> list[tuple[int, ...]]:
+        cache = self.batch, self.kv_heads, self.n, self.d
+        return [(self.batch, self.heads, 1, self.d), cache, cache]
+
+    def read_bytes(self, count: int) -> int:
+        return self.cache_bytes
+
+    def rates(self, cost: float, seconds: float) -> dict[str, float]:
+        """GB/s count K and V once."""
+        return {**super().rates(cost, seconds), "gb_s": self.cache_bytes / seconds / 1e9}
+
+    def __str__(self) -> str:
+        group = self.heads // self.kv_heads
+        return f"{self.dtype}, d {self.d}, batch {self.batch}, cache {self.n}, {group} query heads a key head"
 
 
 def grid(dtypes: Sequence[str], head_dims: Sequence[int], lengths: Sequence[int], tokens: int, width: int) -> list[Case]:
@@ -67,5 +118,20 @@ def chosen(device: Device, quick: bool) -> list[Case]:
     return grid(dtypes, HEAD_DIMS, LENGTHS, TOKENS, WIDTH)
 
 
+# Of decoding, each in order of importance; 32 query heads.
+BATCHES, CACHES, GROUPS = (8, 1, 128, 32, 2, 64), (16384, 4096, 1024, 131072, 32768), (4, 1, 8)
+DECODE_HEADS, DECODE_DIM = 32, 128
+
+
+def decoding(quick: bool, memory: float) -> list[DecodeCase]:
+    """What decoding is timed on: all whose K and V are at most so many bytes."""
+    parts = (GROUPS[:2], CACHES[:3], BATCHES[:3]) if quick else (GROUPS, CACHES, BATCHES)
+    ranked = itertools.product(*(enumerate(each) for each in parts))
+    ordered = [(group, n, batch) for (_, group), (_, n), (_, batch) in sorted(ranked, key=lambda each: sum(at for at, _ in each))]
+    every = (DecodeCase("float16", DECODE_DIM, n, True, batch, DECODE_HEADS, DECODE_HEADS // group) for group, n, batch in ordered)
+    return [case for case in every if case.cache_bytes <= memory]
+
+
 SMALL = Case("float16", 64, 128, False, 1, 1)  # of which a call's host time is told
 TINY = Case("float16", 16, 32, True, 1, 2)  # of a dry run
+TINY_DECODE = DecodeCase("float16", 16, 64, True, 2, 4, 2)

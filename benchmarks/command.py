@@ -70,8 +70,8 @@ def distinct(what: Pass, machine: Machine, cases: Sequence[Case]) -> Iterator[Ke
 def host_seconds(session: Session) -> dict[str, float]:
     """Host time of one warm call of the default, from entry to return, nothing waited for: median and spread; a small problem's."""
     machine, what = session.machine, session.what
-    case = TINY if isinstance(machine, Simulated) else SMALL
-    arrays = machine.draw(case, 0, what.inputs)
+    case = what.tiny or TINY if isinstance(machine, Simulated) else what.small or SMALL
+    arrays = what.draw(machine, case, 0)
     call = next(each.call for each in what.ours(machine, case, arrays) if each.name == what.default)
     call()
     times = []
@@ -99,6 +99,8 @@ def run(session: Session, cases: Sequence[Case], header: Mapping[str, Any], extr
         if not header["simulated"]:
             kernels, share = list(distinct(session.what, machine, cases)), AHEAD_SHARE * budget.left()
             records.extra("compiled ahead", lambda: ahead.compile_all(kernels, share, ahead.processes()))
+        if known := session.what.known:
+            session.known = records.extra("machine", lambda: known(machine)) or {}
         session.budget = Budget(budget.left() * (1 - EXTRAS_SHARE))
         session.measure(cases)
         records.extra("warm call, host", lambda: host_seconds(session))
@@ -159,10 +161,13 @@ def main(
     budget = Budget(given.budget)
     dry, effort = given.dry_run, DRY if given.dry_run else QUICK if given.quick else FULL
     with simulated() if dry else Gpu() as machine:
-        cases = [TINY] if dry else chosen(machine.device, given.quick)
+        if dry:
+            cases: Sequence[Case] = [what.tiny or TINY]
+        else:
+            cases = what.cases(machine, given.quick) if what.cases else chosen(machine.device, given.quick)
         name = f"{'simulated ' if dry else ''}{machine.device.name} {what.name}"
         with Records(given.out, name) as records:
-            print(f"writing {records.path}\n{report.HEAD}")
+            print(f"writing {records.path}\n{report.heading(what.name)}")
             session = Session(machine, what, records, budget, effort, given.without, show)
             header = {"what": what.name, "default": what.default, "quick": given.quick, "simulated": dry}
             status = run(session, cases, header, extras(dry))

@@ -47,7 +47,7 @@ class Machine(Protocol):
     def __exit__(self, *raised: Any) -> None: ...
 
     def draw(self, case: Case, seed: int, count: int) -> list[Any]:
-        """So many arrays of the case's shape, of standard normal numbers."""
+        """So many arrays of the case's shapes, of standard normal numbers."""
 
     def sample(self, call: Call) -> Sample:
         """Times one call."""
@@ -60,6 +60,9 @@ class Machine(Protocol):
 
     def release(self) -> None:
         """Give cached memory back, so that one library's is there for the other."""
+
+    def memory(self) -> float:
+        """Bytes that are free."""
 
     def clocks(self) -> dict[str, Any]:
         """MHz, degrees Celsius and watts as they are now."""
@@ -127,10 +130,11 @@ class Gpu:
         self._stack.close()
 
     def draw(self, case: Case, seed: int, count: int) -> list[Any]:
-        return [self._rounded(self._drawn(case, count * seed + number), case.dtype) for number in range(count)]
+        shapes = enumerate(case.shapes(count))
+        return [self._rounded(self._drawn(shape, count * seed + number), case.dtype) for number, shape in shapes]
 
-    def _drawn(self, case: Case, seed: int) -> Any:
-        array = self.cupy.empty(case.shape, np.float32)
+    def _drawn(self, shape: tuple[int, ...], seed: int) -> Any:
+        array = self.cupy.empty(shape, np.float32)
         self._normal((8 * self.device.sm_count,), (256,), (array, np.uint64(array.size), np.uint64(seed)))
         return array
 
@@ -166,6 +170,9 @@ class Gpu:
         self.cupy.get_default_memory_pool().free_all_blocks()
         if self._torch:
             self._torch.cuda.empty_cache()
+
+    def memory(self) -> float:
+        return float(self.cupy.cuda.runtime.memGetInfo()[0])
 
     def clocks(self) -> dict[str, Any]:
         if self._nvml is None:
@@ -216,7 +223,7 @@ def gpu_versions() -> dict[str, Any]:
 def library_versions() -> dict[str, str | None]:
     """Of the libraries by name, None where one is not installed; none is imported that was not."""
     found: dict[str, str | None] = {"cupy": sys.modules["cupy"].__version__ if "cupy" in sys.modules else None}
-    for name in ("numpy", "torch", "flash_attn"):
+    for name in ("numpy", "torch", "flash_attn", "flashinfer-python"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -274,8 +281,8 @@ class Simulated:
         self._context.__exit__(None, None, None)
 
     def draw(self, case: Case, seed: int, count: int) -> list[Any]:
-        dtype = numpy_dtype(case.dtype)
-        return [array.astype(dtype) for array in np.random.default_rng(seed).standard_normal((count, *case.shape), np.float32)]
+        random, dtype = np.random.default_rng(seed), numpy_dtype(case.dtype)
+        return [random.standard_normal(shape, np.float32).astype(dtype) for shape in case.shapes(count)]
 
     def sample(self, call: Call) -> Sample:
         begun = self._clock()
@@ -291,6 +298,9 @@ class Simulated:
 
     def release(self) -> None:
         pass
+
+    def memory(self) -> float:
+        return math.inf
 
     def clocks(self) -> dict[str, Any]:
         return {}

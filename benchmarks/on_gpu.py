@@ -1,9 +1,9 @@
 """Tests and times cupyflash on the GPU at hand, in one command:
 
-    python benchmarks/on_gpu.py [--quick] [--only tests] [--only forward] [--only backward] FOLDER
+    python benchmarks/on_gpu.py [--quick] [--only tests|forward|backward|decode] FOLDER
 
-Runs tests/gpu, then forward.py and backward.py, and writes FOLDER/DEVICE-DATE.jsonl, a line as soon as it is known, and
-FOLDER/tests.txt, what pytest prints. Each of the three takes under 8 minutes on a machine of 16 cores, under 2 with --quick, or is
+Runs tests/gpu, then forward.py, backward.py and decode.py, and writes FOLDER/DEVICE-DATE.jsonl, a line as soon as it is known, and
+FOLDER/tests.txt, what pytest prints. Each of the four takes under 8 minutes on a machine of 16 cores, under 2 with --quick, or is
 stopped. The .jsonl file names no user and no machine: CONTRIBUTING.md says what is in it, and how to send it in.
 """
 
@@ -28,7 +28,7 @@ from records import Budget, Records, read  # noqa: E402
 
 from cupyflash import Device  # noqa: E402
 
-STEPS = ("tests", "forward", "backward")
+STEPS = ("tests", "forward", "backward", "decode")
 MOST_PROCESSES = 16
 BYTES_EACH = 3 << 29  # of GPU memory, for a process of the tests
 GRACE = 20  # seconds between the signal to stop and the one that does not ask
@@ -85,7 +85,7 @@ def finished(command: Sequence[str], seconds: float, log: Path | None = None) ->
 
 
 def step(name: str, records: Path, folder: Path, given: argparse.Namespace) -> int:
-    """One of the three; its exit status."""
+    """One of the four; its exit status."""
     if name != "tests":
         seconds = QUICK_SECONDS if given.quick else SECONDS
         return finished(benchmark_command(name, records, given.quick, given.dry_run), seconds + GRACE)
@@ -97,7 +97,7 @@ def step(name: str, records: Path, folder: Path, given: argparse.Namespace) -> i
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where the files go")
-    parser.add_argument("--quick", action="store_true", help="under 2 minutes for each of the three")
+    parser.add_argument("--quick", action="store_true", help="under 2 minutes for each of the four")
     parser.add_argument("--only", action="append", choices=STEPS, help="leave out the others")
     parser.add_argument("--tests", type=Path, default=ROOT / "tests" / "gpu", help="other tests than tests/gpu")
     parser.add_argument("--dry-run", action="store_true", help="on the simulated device, tiny: no figure means anything")

@@ -15,12 +15,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+import decode as decoding  # noqa: E402
 import numpy as np  # noqa: E402
+from cases import DecodeCase  # noqa: E402
 from machine_code import rates, sass, tables, whole  # noqa: E402
 
 from cupyflash import Device, Problem, kernels_cu  # noqa: E402
 from cupyflash.multiprocessor import EXPONENTIALS, Multiprocessor  # noqa: E402
-from cupyflash.schedules import BackwardSchedule, fa2_tiles, fa3_tiles, plan_backward  # noqa: E402
+from cupyflash.schedules import BackwardSchedule, decode_tiles, fa2_tiles, fa3_tiles, plan_backward  # noqa: E402
 from cupyflash.sim import execute_backward, ptx  # noqa: E402
 from cupyflash.sim.ptx import Counters  # noqa: E402
 from cupyflash.sim.yardstick import draw, draw_gradient  # noqa: E402
@@ -202,6 +204,23 @@ def backward() -> Iterator[str]:
             )
 
 
+def decode() -> Iterator[str]:
+    """What decoding plans of 32 query heads, four a key head, in float16: for few thread blocks, some, and many."""
+    yield "| | batch, cache | configuration | splits | thread blocks | waves | kB in flight (needed) | copies a turn |"
+    yield "| --- |" + " --- |" * 7
+    for name in ("A100-40GB", "H100-SXM"):
+        device = Device.named(name)
+        needed = decode_tiles.needed_in_flight(device)
+        for d in (64, 128, 256):
+            for batch, n in ((1, 4096), (8, 16384), (128, 4096)):
+                schedule = decoding.planned(device, DecodeCase("float16", d, n, True, batch, 32, 8))
+                says = decoding.facts(schedule)
+                blocks = f"{says['splits']} | {says['blocks']:,} | {says['waves']:.2f}"
+                flight = f"{says['in_flight'] / 1e3:.0f} ({needed / 1e3:.0f})"
+                case = f"{name}, d {d} | {batch}, {n:,} | {schedule.config}"
+                yield f"| {case} | {blocks} | {flight} | {says['loads_a_turn']} |"
+
+
 def replaced(page: str, name: str, lines: Iterator[str]) -> str:
     """The page with the block between `<!-- name -->` and `<!-- end -->` written anew."""
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -214,6 +233,7 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "split": split,
     "lazy": lazy,
     "backward": backward,
+    "decode": decode,
     "assumptions": rates.markdown,
 }
 FROM_MACHINE_CODE: Mapping[str, Callable[[], Iterator[str]]] = {
@@ -221,6 +241,7 @@ FROM_MACHINE_CODE: Mapping[str, Callable[[], Iterator[str]]] = {
     "shares": tables.shares,
     "calls": tables.calls,
     "fa3": tables.fa3,
+    "decode loops": tables.decode_loops,
 }
 
 

@@ -15,16 +15,44 @@ import records  # noqa: E402
 CASE = ("pass", "dtype", "d", "n", "causal")
 HEAD = f"{'':<9}{'dtype':<9}{'d':>4}{'N':>7} {'causal':<7}{'implementation':<20}{'ms':>9}{'spread':>8}{'TFLOP/s':>9}{'RMS':>9}"
 
+DECODE_HEAD = (
+    f"{'':<8}{'dtype':<9}{'d':>4}{'batch':>6}{'cache':>7}{'group':>6} {'implementation':<29}{'ms':>9}{'spread':>8}{'GB/s':>9}"
+    f"{'of a copy':>10}{'RMS':>9}"
+)
+
+
+def heading(what: str) -> str:
+    """Of a pass' measurements."""
+    return DECODE_HEAD if what == "decode" else HEAD
+
 
 def line(row: Mapping[str, Any]) -> str:
     """A measurement."""
+    if "kv_heads" in row:
+        return decode_line(row)
     named = f"{row['pass']:<9}{row['dtype']:<9}{row['d']:>4}{row['n']:>7} {row['causal']!s:<7}{row['implementation']:<20}"
     if "seconds" not in row:
         return f"{named}  {row['error'][:70]}"
     rate = f"{row['tflops']:.1f}" if "tflops" in row else "-"
+    return f"{named}{row['seconds'] * 1e3:>9.3f}{row['spread_s'] * 1e3:>8.3f}{rate:>9}{off(row):>9}{''.join(doubts(row))}"
+
+
+def decode_line(row: Mapping[str, Any]) -> str:
+    """A measurement of decoding."""
+    named = f"{row['pass']:<8}{row['dtype']:<9}{row['d']:>4}{row['batch']:>6}{row['n']:>7}{row['heads'] // row['kv_heads']:>6} "
+    named += f"{row['implementation']:<29}"
+    if "seconds" not in row:
+        return f"{named}  {row['error'][:70]}"
+    rate = f"{row['gb_s']:.0f}" if "gb_s" in row else "-"
+    share = f"{row['of_copy']:.0%}" if "of_copy" in row else "-"
+    times = f"{row['seconds'] * 1e3:>9.4f}{row['spread_s'] * 1e3:>8.4f}"
+    return f"{named}{times}{rate:>9}{share:>10}{off(row):>9}{''.join(doubts(row))}"
+
+
+def off(row: Mapping[str, Any]) -> str:
+    """The largest of its errors."""
     errors = row.get("rms") or {}
-    off = "" if not errors else "inf" if None in errors.values() else f"{max(errors.values()):.1e}"
-    return f"{named}{row['seconds'] * 1e3:>9.3f}{row['spread_s'] * 1e3:>8.3f}{rate:>9}{off:>9}{''.join(doubts(row))}"
+    return "" if not errors else "inf" if None in errors.values() else f"{max(errors.values()):.1e}"
 
 
 def doubts(row: Mapping[str, Any]) -> Iterator[str]:
@@ -39,12 +67,18 @@ def doubts(row: Mapping[str, Any]) -> Iterator[str]:
 
 def ratios(rows: Sequence[Mapping[str, Any]], default: str) -> Iterator[str]:
     """For each case `default`'s TFLOP/s in relation to those of the best other that is right too."""
-    for case in dict.fromkeys(tuple(row[name] for name in CASE) for row in rows):
-        good = [row for row in rows if tuple(row[name] for name in CASE) == case and "tflops" in row and row["right"] is not False]
+    for case in dict.fromkeys(map(problem_of, rows)):
+        good = [row for row in rows if problem_of(row) == case and "tflops" in row and row["right"] is not False]
         mine = next((row for row in good if row["implementation"] == default), None)
         best = max((row for row in good if not row["ours"]), key=lambda row: row["tflops"], default=None)
         if mine and best:
-            yield f"{case_of(mine)}: {default} has {mine['tflops'] / best['tflops']:.2f} of the TFLOP/s of {best['implementation']}"
+            share, unit = mine["tflops"] / best["tflops"], "GB/s" if "gb_s" in mine else "TFLOP/s"
+            yield f"{case_of(mine)}: {default} has {share:.2f} of the {unit} of {best['implementation']}"
+
+
+def problem_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What rows of the same case have in common."""
+    return tuple(row.get(name) for name in (*CASE, "batch", "heads", "kv_heads"))
 
 
 MODEL = "clock model"  # the extra that has the model's seconds
@@ -62,6 +96,9 @@ def against(rows: Sequence[Mapping[str, Any]], modelled: Sequence[Mapping[str, A
 
 
 def case_of(row: Mapping[str, Any]) -> str:
+    if "kv_heads" in row:
+        group = row["heads"] // row["kv_heads"]
+        return f"{row['dtype']}, d {row['d']}, batch {row['batch']}, cache {row['n']}, {group} query heads a key head"
     return f"{row['dtype']}, d {row['d']}, N {row['n']}{', causal' if row['causal'] else ''}"
 
 
@@ -76,7 +113,7 @@ def summary(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             measured, default = [], each.get("default", "")
             of = f"{each['device']['name']}, {each['date']}, cupyflash {each['cupyflash']}, commit {each['commit']}"
             yield f"{each['what']} on {of}"
-            yield from [HEAD] if default else []
+            yield from [heading(each["what"])] if default else []
         elif kind == "measurement":
             measured.append(each)
             yield line(each)

@@ -38,7 +38,9 @@ class Pass:
     """What is timed: a pass over attention, which costs `cost` forward passes' FLOPs and makes `outputs` from `inputs` arrays.
 
     `ours` are cupyflash's implementations, `default` the one that a call takes; `peers` the others. `reference(xp, arrays, causal)`
-    is what is right, in float32. `kernels` are those that ours launch.
+    is what is right, in float32. `kernels` are those that ours launch. `cases` are what it is timed on, `tiny` that of a dry run,
+    `small` the one whose host time is told, where they are not those of the other passes; `sets` the sets of inputs at most.
+    `prepare` makes of the inputs what follows them, as arrays in another layout. `known` is measured once, before anything else.
     """
 
     name: str
@@ -50,6 +52,17 @@ class Pass:
     peers: Implementations
     reference: Callable[[Any, Sequence[Any], bool], tuple[Any, ...]]
     kernels: Callable[[Device, Case], Iterable[Kernel]]
+    cases: Callable[[Machine, bool], Sequence[Case]] | None = None
+    tiny: Case | None = None
+    small: Case | None = None
+    sets: int | None = None
+    prepare: Callable[[Machine, Any, Sequence[Any]], Iterable[Any]] = lambda machine, case, arrays: ()
+    known: Callable[[Machine], dict[str, float]] | None = None
+
+    def draw(self, machine: Machine, case: Case, seed: int) -> list[Any]:
+        """A case's inputs, and what follows them."""
+        arrays = machine.draw(case, seed, self.inputs)
+        return [*arrays, *self.prepare(machine, case, arrays)]
 
 
 @dataclass(frozen=True)
@@ -86,7 +99,7 @@ def refused(device: Device, what: Pass, case: Case, seconds: float) -> str | Non
     peak, rate = max(peaks), what.cost * case.flops / seconds
     if peak and rate > peak:
         return f"{rate / 1e12:,.1f} TFLOP/s are above the device's peak of {peak / 1e12:,.1f}"
-    bandwidth, read = device.hbm_bandwidth, what.inputs * case.tensor_bytes / seconds
+    bandwidth, read = device.hbm_bandwidth, case.read_bytes(what.inputs) / seconds
     if bandwidth and read > bandwidth:
         return f"inputs read at {read / 1e9:,.0f} GB/s are above the device's {bandwidth / 1e9:,.0f}"
     return None
@@ -109,14 +122,14 @@ def figures(machine: Machine, what: Pass, case: Case, samples: Sequence[Sample])
     row["exposed"] = fill is not None and host > fill  # the device may have waited for the host
     if reason := refused(machine.device, what, case, median):
         return row | {"invalid": reason}
-    return row | {"tflops": what.cost * case.flops / median / 1e12}
+    return row | case.rates(what.cost, median)
 
 
 @dataclass
 class Session:
     """One run of a benchmark: what it times, where, for how long, and the lines that it has written.
 
-    `without` are names that are left out; `show` is given each line too.
+    `without` are names that are left out; `show` is given each line too. `known` is what was measured of the machine before.
     """
 
     machine: Machine
@@ -126,7 +139,13 @@ class Session:
     effort: Effort
     without: Sequence[str] = ()
     show: Callable[[Mapping[str, Any]], None] = lambda line: None
+    known: Mapping[str, float] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def sets(self) -> int:
+        """Of inputs."""
+        return min(self.effort.sets, self.what.sets or self.effort.sets)
 
     def write(self, case: Case, implementation: Implementation, found: Mapping[str, Any]) -> None:
         named = {"implementation": implementation.name, "ours": implementation.ours, **implementation.facts}
@@ -168,7 +187,7 @@ class Measurement:
         self._clocks: dict[str, Any] = {}
 
     def run(self) -> None:
-        sets = [self._machine.draw(self._case, seed, self._what.inputs) for seed in range(self._session.effort.sets)]
+        sets = [self._what.draw(self._machine, self._case, seed) for seed in range(self._session.sets)]
         lists = [list(self._what.ours(self._machine, self._case, arrays)) for arrays in sets]
         peers = attempt(lambda: [list(self._what.peers(self._machine, self._case, arrays)) for arrays in sets])
         if "error" in peers:
@@ -189,7 +208,9 @@ class Measurement:
 
     def _reference(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         machine = self._machine
-        return self._what.reference(machine.xp, [machine.as_float32(array) for array in arrays], self._case.causal)
+        return self._what.reference(
+            machine.xp, [machine.as_float32(array) for array in arrays[: self._what.inputs]], self._case.causal
+        )
 
     def _prepare(self, same: Sequence[Implementation], reference: Mapping[str, Any]) -> None:
         """Compiles, warms up and judges one implementation, here for each set of inputs; one that fails takes no turns."""
@@ -248,4 +269,6 @@ class Measurement:
     def _finish(self) -> None:
         for name, samples in self._samples.items():
             timed = figures(self._machine, self._what, self._case, samples) if len(samples) > 1 else {"error": "not timed"}
+            if "gb_s" in timed and "copy_gb_s" in self._session.known:
+                timed["of_copy"] = timed["gb_s"] / self._session.known["copy_gb_s"]
             self._write(self._every[name], {**self._judged[name], **timed, "clocks": self._clocks})

@@ -9,28 +9,32 @@ runs on the GPU for CuPy arrays, and for NumPy arrays the same kernel on a simul
 from __future__ import annotations
 
 from cupyflash.attention import attention
+from cupyflash.decode import attention_decode
 from cupyflash.device import Device
 from cupyflash.gradients import attention_backward, attention_varlen_backward, attention_vjp
 from cupyflash.merge import merge_states
 from cupyflash.options import Options
 from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule, plan
+from cupyflash.score import Score
 from cupyflash.simulated import simulated_device
 from cupyflash.softmax import softmax
 from cupyflash.tiling import TileSize, Tiling
 from cupyflash.varlen import attention_varlen
-from cupyflash.warmup import warmup
+from cupyflash.warmup import warmup, warmup_decode
 
 __version__ = "0.1.0"
 __all__ = [
     "Device",
     "Options",
     "Problem",
+    "Score",
     "TileSchedule",
     "TileSize",
     "Tiling",
     "attention",
     "attention_backward",
+    "attention_decode",
     "attention_varlen",
     "attention_varlen_backward",
     "attention_vjp",
@@ -39,4 +43,5 @@ __all__ = [
     "simulated_device",
     "softmax",
     "warmup",
+    "warmup_decode",
 ]

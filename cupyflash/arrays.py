@@ -128,7 +128,7 @@ def check_operand(name: str, array: Any, q: Array) -> None:
         raise TypeError(f"{name} must have q's dtype {q.dtype}, got {array.dtype}")
     if not last_axis_contiguous(array):
         raise ValueError(f"{name} must be contiguous along its last axis, got strides {array.strides} bytes for {array.dtype}")
-    _check_strides(name, array)
+    check_strides(name, array)
 
 
 def last_axis_contiguous(array: Array) -> bool:
@@ -144,7 +144,7 @@ def check_array(name: str, array: Any) -> None:
         raise TypeError(f"{name} must have its bytes in the machine's own order, got dtype {array.dtype.str}")
 
 
-def _check_strides(name: str, array: Array) -> None:
+def check_strides(name: str, array: Array) -> None:
     size = array.dtype.itemsize
     if any(stride % size for stride in array.strides):
         raise ValueError(f"{name} must have strides in whole elements, got {array.strides} bytes for {array.dtype}")
@@ -157,7 +157,7 @@ def check_scores_like(name: str, array: Array, scores: tuple[int, ...], dtype: s
     check_array(name, array)
     if array.dtype.name != dtype:
         raise TypeError(f"{name} must be of dtype {dtype}, got {array.dtype}")
-    _check_strides(name, array)
+    check_strides(name, array)
     tail = scores[len(scores) - array.ndim :] if array.ndim <= len(scores) else None
     if tail is None or any(length not in (1, whole) for length, whole in zip(array.shape, tail, strict=True)):
         raise ValueError(f"{name} must broadcast to (..., n_q, n_k) = {scores}, got shape {array.shape}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from cupyflash.launcher import Prepared, kept, prepare, require_lengths, vectors
 from cupyflash.options import Options, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import choose, plan
+from cupyflash.score import Score, captured_values, check_captured, is_captured
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tensor_maps import first_refusal
 from cupyflash.tiling import TilingChoice
 
-ALGORITHMS = ("auto", "fa1", "fa2", "fa3", "standard")
+ALGORITHMS = ("auto", "fa1", "fa2", "fa3", "standard", "decode")
 
 
 def attention(
@@ -33,6 +35,7 @@ def attention(
     key_lengths: Any | None = None,
     block_mask: Any | None = None,
     sinks: Any | None = None,
+    score: Score | None = None,
     scale: float | None = None,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
@@ -53,6 +56,8 @@ def attention(
     hold behind them is never read. `block_mask`, of bool, (b or 1, h or 1, Tr, Tc) with fewer axes at will, keeps blocks of
     `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
     and "fa2"). The masks add up.
+    `score`, a `Score`, is what becomes of each scaled score before bias and masks: one line, compiled into the kernels
+    ("fa1", "fa2" and "standard"; gradients have none yet).
     `sinks`, float32 of shape (h,), is one more score of each of a head's rows, without a value. L has it, also where no key is
     seen; where parts of the keys are merged, one of them gets the sinks.
     A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight zero, but a NaN or infinity in a
@@ -60,7 +65,8 @@ def attention(
     out of range there is taken as 0 or n_k.)
 
     `algorithm`: "auto", the default, runs "fa3", FlashAttention-3, on a Hopper where that takes the call and a model predicts it to
-    be faster (`cupyflash explain` says why not), and else "fa2", FlashAttention-2. The tile is the one that a model of the chip
+    be faster (`cupyflash explain` says why not); "decode", which splits the keys over thread blocks, for few queries against many
+    keys where the models predict that to be faster; and else "fa2", FlashAttention-2. The tile is the one that a model of the chip
     predicts to be fastest, and not the FlashAttention paper's Bc = ceil(M / 4d), Br = min(Bc, d). "fa1" (FlashAttention,
     Algorithm 1) is that formula at work, rounded to what fits. "standard" is Algorithm 0, with S and P in memory in q's dtype, so
     that scores beyond its range overflow. `tiling`: None for these, (block_rows, block_cols) that the kernel runs, or "paper" for
@@ -81,12 +87,15 @@ def attention(
     options = Options.asked(causal, window, scale)
     require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
-    inputs = as_arrays(q=q, k=k, v=v, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks)
+    captured, numbers = captured_values(score)
+    if score is not None:
+        options = replace(options, score=score.form)
+    inputs = as_arrays(q=q, k=k, v=v, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks, **captured)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, beside = placed(arrays, lengths)
     with device_of(gpu, **arrays, **beside):
-        call = kept(_prepare, gpu, arrays | lengths, options, algorithm, tiling, bool(return_lse))
+        call = kept(_prepare, gpu, arrays | lengths, options, algorithm, tiling, bool(return_lse), numbers)
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
         require_lengths(gpu, inputs | lengths)
@@ -97,15 +106,23 @@ def attention(
 
 
 def _prepare(
-    gpu: bool, arrays: Mapping[str, Array], options: Options, algorithm: str, tiling: TilingChoice, lse: bool
+    gpu: bool,
+    arrays: Mapping[str, Array],
+    options: Options,
+    algorithm: str,
+    tiling: TilingChoice,
+    lse: bool,
+    numbers: tuple[tuple[str, float], ...] = (),
 ) -> Prepared | PreparedSimulation:
-    problem = Problem.from_arrays(**arrays, options=options)
+    captured = {name: array for name, array in arrays.items() if is_captured(name)}
+    problem = Problem.from_arrays(**{name: array for name, array in arrays.items() if name not in captured}, options=options)
+    check_captured(problem, captured)
     device, simulation = target(gpu)
     q, v = arrays["q"], arrays["v"]
     made = {} if "out" in arrays else {"O": Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)}
     if lse:
         made["L"] = Layout.contiguous(q.shape[:-1], np.float32)
-    by_name = by_tensor(arrays) | made
+    by_name = by_tensor(arrays) | made | dict(numbers)
     if algorithm == "auto":
         algorithm = choose(problem, device, tiling, first_refusal({tensor: by_name[tensor] for tensor in "QKVO"})).algorithm
     schedule = plan(problem, device, algorithm, tiling, lse=lse)

@@ -44,7 +44,7 @@ def argument_values(schedule: TileSchedule, arrays: Mapping[str, Array | None]) 
         **schedule.numbers(),
     }
     maps = {name: box.of(_there(box.tensor, arrays)) for name, box in schedule.maps().items()}
-    return schedule.params.values({**arrays, **numbers, **maps}, p.dtype)
+    return schedule.struct.values({**arrays, **numbers, **maps}, p.dtype)
 
 
 def _there(tensor: str, arrays: Mapping[str, Array | None]) -> Array:

@@ -116,13 +116,15 @@ def device_of(gpu: bool, **arrays: Any) -> AbstractContextManager[object]:
     return here
 
 
-def refuse_overlap(out: Any, **inputs: Any) -> None:
-    """ValueError when `out` shares memory with an input: the kernels read inputs after they have begun to write."""
-    first, end = _span(out)
-    for name, array in inputs.items():
-        other_first, other_end = _span(array)
-        if other_first < end and first < other_end and np.shares_memory(_Extent.of(out), _Extent.of(array)):
-            raise ValueError(f"out must not overlap {name}, but they share memory")
+def refuse_overlap(arrays: Mapping[str, Any], *written: str) -> None:
+    """ValueError when one of those that are written shares memory with another: the kernels read after they have begun to write."""
+    spans = {name: _span(array) for name, array in arrays.items()}
+    for one in written:
+        first, end = spans[one]
+        for other, (other_first, other_end) in spans.items():
+            near = other_first < end and first < other_end and other != one
+            if near and np.shares_memory(_Extent.of(arrays[one]), _Extent.of(arrays[other])):
+                raise ValueError(f"{one} must not overlap {other}, but they share memory")
 
 
 def _span(array: Any) -> tuple[int, int]:
@@ -145,7 +147,7 @@ def refuse_out(out: Any, **inputs: Any) -> None:
     """ValueError when `out` cannot be written, or shares memory with an input."""
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out must be writeable, got a read-only array")
-    refuse_overlap(out, **inputs)
+    refuse_overlap({"out": out, **inputs}, "out")
 
 
 class _Extent:

@@ -30,6 +30,8 @@ VECTORS: dict[str, type[np.generic]] = {
     "cu_seqlens_q": np.int32,
     "cu_seqlens_k": np.int32,
     "sinks": np.float32,
+    "cache_seqlens": np.int32,
+    "block_table": np.int32,
 }
 
 

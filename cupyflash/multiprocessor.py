@@ -18,6 +18,7 @@ REGISTER_UNIT = 256
 EXPONENTIALS = 16
 SHARED_BYTES = 128
 L2_BYTES = 64
+GUESSED_CLOCK = 1.4e9
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ class Multiprocessor:
     def like(cls, compute_capability: tuple[int, int]) -> Multiprocessor:
         """Of a compute capability or, where that is not known, of the last one before it."""
         return _MULTIPROCESSORS[max((known for known in _MULTIPROCESSORS if known <= compute_capability), default=(7, 5))]
+
+
+def clock_rate(device: Device) -> float:
+    """Clocks a second at the device's peaks, as its float32 FMAs say; a guess where they are not known."""
+    peak = device.tensor_peak.get("float32")
+    return peak / (2 * Multiprocessor.like(device.compute_capability).fma_lanes * device.sm_count) if peak else GUESSED_CLOCK
 
 
 # CCCL's cuda/__device/arch_traits.h; cuda_occupancy.h agrees, and has the units. FMA lanes: CUDA C++ Programming Guide,

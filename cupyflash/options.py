@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import check_array
+from cupyflash.score import Form
 
 # Of a scale but 0: as float32's normal numbers have it, and so that it stays finite times log2(e). Kernels take smaller ones for 0.
 SCALES = (2.0**-126, 2.0**127)
@@ -75,6 +76,7 @@ class Options:
     are then of full length); with `mask`, a boolean a (row, column) says so too; with `bias`, a number is added to each
     score; with `block_mask`, only blocks of S that it keeps are visited. Scores are multiplied by `scale`, 1 / sqrt(head_dim)
     when None. `packed`: batches are sequences of their own lengths, one behind the other (`plan_varlen`).
+    `score` is the form of a score function: what becomes of each scaled score before the bias is added.
     `sinks`: a number a head joins the softmax of its rows as one more score, which has no value.
 
     Raises TypeError or ValueError that names the argument, its value and what is allowed.
@@ -90,6 +92,7 @@ class Options:
     block_mask: BlockMask | None = None
     packed: bool = False
     sinks: bool = False
+    score: Form | None = None
 
     def __post_init__(self) -> None:
         for name in FLAGS:
@@ -105,6 +108,8 @@ class Options:
             raise ValueError(f"key_lengths are those of a padded problem, got {self.key_lengths!r} with padded=False")
         if self.block_mask is not None:
             object.__setattr__(self, "block_mask", BlockMask.of(self.block_mask))
+        if not isinstance(self.score, Form | None):
+            raise TypeError(f"score must be a Score's form or None, got {self.score!r}")
 
     @cached_property
     def _hash(self) -> int:
@@ -139,6 +144,11 @@ class Options:
         if self.key_lengths is None:
             return self
         return replace(self, key_lengths=check_key_lengths(self.key_lengths, batch, keys))
+
+    @property
+    def of_scores(self) -> bool:
+        """Whether each score has something of its own: a mask, a bias, a score function."""
+        return self.mask or self.bias or self.score is not None
 
     @property
     def left(self) -> int | None:

@@ -80,6 +80,34 @@ def strides(array: Array | None, axes: tuple[str, ...]) -> dict[str, np.int64]:
 
 
 @dataclass(frozen=True)
+class CapturedField(Field):
+    """An array that a score function reads, with as many strides and lengths as axes (one of each for none)."""
+
+    count: int = 0
+
+    @classmethod
+    def of(cls, name: str, element: str, count: int) -> CapturedField:
+        """`element` is the C type of an element, `count` the number of axes."""
+        axes = range(max(1, count))
+        return cls(name, element, (*(f"stride{axis}" for axis in axes), *(f"length{axis}" for axis in axes)), count)
+
+    @property
+    def declaration(self) -> str:
+        return f"Captured<{self.type}, {self.count}> {self.name};"
+
+    @property
+    def dtype(self) -> Any:
+        assert self.axes is not None
+        return [("at", np.uint64), *((axis, np.int64 if axis.startswith("stride") else np.int32) for axis in self.axes)]
+
+    def value(self, given: Any, element: str) -> Any:
+        strides = {f"stride{axis}": np.int64(step // given.dtype.itemsize) for axis, step in enumerate(given.strides)}
+        lengths = {f"length{axis}": np.int32(length) for axis, length in enumerate(given.shape)}
+        none = {} if self.count else {"stride0": np.int64(0), "length0": np.int32(0)}
+        return {"at": given, **strides, **lengths, **none}
+
+
+@dataclass(frozen=True)
 class Params:
     """The struct: fields in order, laid out as C does."""
 

@@ -68,7 +68,7 @@ class Problem:
         dims = {"head_dim": head_dim, "head_dim_v": head_dim if head_dim_v is None else head_dim_v}
         sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k, **dims}
         for name, value in sizes.items():
-            object.__setattr__(self, name, _checked_size(name, value))
+            object.__setattr__(self, name, checked_size(name, value))
         if self.heads and (not self.kv_heads or self.heads % self.kv_heads):
             raise ValueError(f"heads must be a multiple of kv_heads, got heads={self.heads} and kv_heads={self.kv_heads}")
         object.__setattr__(self, "dtype", dtype_name(dtype))
@@ -103,7 +103,7 @@ class Problem:
         if q.ndim == 4 and k.shape[0] != q.shape[0]:
             raise ValueError(f"k and v must have q's batch size {q.shape[0]}, got shape {k.shape}")
         if out is not None:
-            _check_out(out, (*q.shape[:-1], v.shape[-1]))
+            check_out(out, (*q.shape[:-1], v.shape[-1]))
         _check_beside(q, k, **beside)
         heads, kv_heads = (q.shape[-3], k.shape[-3]) if q.ndim > 2 else (1, 1)
         return cls(
@@ -160,7 +160,8 @@ class Problem:
         return 2 * self.head_count * self.seqlen_q * self.seqlen_k * (3 * self.head_dim + 2 * self.head_dim_v)
 
 
-def _checked_size(name: str, value: Any) -> int:
+def checked_size(name: str, value: Any) -> int:
+    """A size of a problem as Python's integer. TypeError or ValueError that names it."""
     least, most = (1, MAX_HEAD_DIM) if name.startswith("head_dim") else (0, MAX_LENGTH)
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {value!r}")
@@ -170,7 +171,7 @@ def _checked_size(name: str, value: Any) -> int:
     return size
 
 
-def _check_out(out: Array, shape: tuple[int, ...]) -> None:
+def check_out(out: Array, shape: tuple[int, ...]) -> None:
     """ValueError for an array that O cannot be written to."""
     if out.shape != shape:
         raise ValueError(f"out must have shape {shape}, got {out.shape}")
@@ -204,6 +205,11 @@ def _check_beside(
         if key_lengths.shape != (batch,):
             raise ValueError(f"key_lengths must have shape {(batch,)}, a length for each of the batch, got {key_lengths.shape}")
     if sinks is not None:
-        check_array("sinks", sinks)
-        if sinks.shape != (heads := q.shape[-3:-2] or (1,)) or sinks.dtype != np.float32:
-            raise ValueError(f"sinks must be float32 of shape {heads}, a number a head, got {sinks.dtype} of {sinks.shape}")
+        check_sinks(q, sinks)
+
+
+def check_sinks(q: Array, sinks: Array) -> None:
+    """TypeError or ValueError for sinks that do not go with q."""
+    check_array("sinks", sinks)
+    if sinks.shape != (heads := q.shape[-3:-2] or (1,)) or sinks.dtype != np.float32:
+        raise ValueError(f"sinks must be float32 of shape {heads}, a number a head, got {sinks.dtype} of {sinks.shape}")

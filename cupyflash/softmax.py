@@ -103,4 +103,4 @@ def _check_out(out: Any, x: Any) -> None:
     if 0 not in out.shape and overlaps_itself(out):
         raise ValueError(f"out must have a place for every element, got strides {out.strides} bytes for shape {out.shape}")
     if (address(out), out.strides) != (address(x), x.strides):  # x itself may be written: a thread reads what it writes
-        refuse_overlap(out, x=x)
+        refuse_overlap({"out": out, "x": x}, "out")

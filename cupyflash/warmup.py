@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from cupyflash.arrays import MAX_ALIGNMENT
 from cupyflash.device import Device
 from cupyflash.options import Options, require_choice, require_flag
-from cupyflash.problem import Problem
-from cupyflash.schedules import ALGORITHMS, TileSchedule, fa2_tiles, plan, plan_varlen
+from cupyflash.problem import Problem, checked_size
+from cupyflash.schedules import ALGORITHMS, Cache, Kernel, TileSchedule, fa2_tiles, plan, plan_decode, plan_varlen
 from cupyflash.simulated import current_simulation
 from cupyflash.tiling import TilingChoice
 
@@ -36,23 +39,87 @@ def warmup(
     `mask`, `bias` and `padded` say whether calls will have a mask, a bias, key lengths; `varlen` is for `attention_varlen`, which
     has none of the three. Sizes (of a window too) do not matter, since kernels are compiled for none: where they choose between
     kernels, and on a Hopper between "fa3" and "fa2", all of those are compiled (but for "fa3" with rows of several heads in a
-    block, which takes few queries and grouped heads). Contiguous arrays are assumed. On the current GPU the kernels are loaded
-    too; without a GPU it is the simulated device's kernels that are compiled and parsed. Raises as `attention` does.
+    block, which takes few queries and grouped heads, and for "decode", few queries against many keys). Contiguous arrays are
+    assumed. On the current GPU the kernels are loaded too; without a GPU it is the simulated device's kernels that are compiled and
+    parsed. Raises as `attention` does.
     """
     require_flag("varlen", varlen)
     require_choice("algorithm", algorithm, ("auto", *ALGORITHMS))
     options = Options(causal=causal, window=window, mask=mask, bias=bias, padded=padded, packed=varlen, sinks=sinks)
-    problem = Problem(1, 1, 1, 1, 1, head_dim, dtype, options, head_dim_v)
-    bits = problem.head_dim * problem.itemsize | problem.head_dim_v * problem.itemsize | MAX_ALIGNMENT
-    problem = replace(problem, alignment=bits & -bits)
-    try:
-        device, simulated = Device.current(), False
-    except (ImportError, RuntimeError):
-        device, simulated = current_simulation().device, True
+    problem = _contiguous(Problem(1, 1, 1, 1, 1, head_dim, dtype, options, head_dim_v))
+    device, simulated = _here()
     if varlen and algorithm not in ("auto", "fa2"):
         raise ValueError(f"algorithm must be 'auto' or 'fa2' for varlen, got {algorithm!r}")
     schedules = list(_schedules(problem, device, algorithm, tiling))
-    for kernel in [kernel for schedule in schedules for kernel in schedule.kernels()]:
+    _compile([kernel for schedule in schedules for kernel in schedule.kernels()], device, simulated)
+
+
+def warmup_decode(
+    *,
+    batch: int | Iterable[int],
+    heads: int,
+    head_dim: int,
+    room: int,
+    kv_heads: int | None = None,
+    queries: int = 1,
+    dtype: str = "float16",
+    head_dim_v: int | None = None,
+    page_size: int | None = None,
+    append: bool = False,
+    tree_mask: bool = False,
+    causal: bool = True,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: bool = False,
+    sinks: bool = False,
+    num_splits: int | None = None,
+) -> None:
+    """Compile the kernels of `attention_decode` for such calls, so that the first of them is as quick as the others.
+
+    The model that chooses kernels and splits looks at sizes, so they are asked for: `batch`, one or all that will be, as
+    range(1, 65); `heads` and `kv_heads` (None: as many); `queries` of each sequence; `room`, the keys that a sequence has room
+    for: a cache's n, or `page_size` times the pages in a row of the block table. `append`, `tree_mask`, `softcap` and `sinks` say
+    whether calls will have new keys, the mask, a cap, sinks. Lengths do not matter, nor how many keys are new, nor a window's size.
+    A positive scale and contiguous arrays, or views of such, are assumed. On the current GPU the kernels are loaded too; without
+    a GPU it is the simulated device's kernels that are compiled and parsed. Nothing is run. Raises as `attention_decode` does.
+    """
+    for name, value in (("append", append), ("tree_mask", tree_mask), ("softcap", softcap)):
+        require_flag(name, value)
+    every: Iterable[Any] = [batch] if isinstance(batch, str | bytes | np.ndarray) or not isinstance(batch, Iterable) else batch
+    batches = [checked_size("batch", each) for each in every]
+    for name, least in (("batch", min(batches, default=1)), ("queries", checked_size("queries", queries))):
+        if not least:
+            raise ValueError(f"{name} must be at least 1, got 0")
+    checked_size("room", room)
+    options = Options(causal=causal, window=window, padded=True, sinks=sinks)
+    cache = Cache(int(append), page_size, 0, tree_mask, 1.0 if softcap else None)
+    if page_size is not None and room % page_size:
+        raise ValueError(f"room must be whole pages of {page_size} keys (page_size), got {room}")
+    device, simulated = _here()
+    found: dict[tuple[str, object], Kernel] = {}
+    for each in batches:
+        sizes = each, heads, heads if kv_heads is None else kv_heads, queries, room
+        problem = _contiguous(Problem(*sizes, head_dim, dtype, options, head_dim_v))
+        for kernel in plan_decode(problem, device, cache, num_splits=num_splits).kernels():
+            found[kernel.name, kernel.constants] = kernel
+    _compile(found.values(), device, simulated)
+
+
+def _contiguous(problem: Problem) -> Problem:
+    """Of arrays whose rows are whole, one behind the other."""
+    bits = problem.head_dim * problem.itemsize | problem.head_dim_v * problem.itemsize | MAX_ALIGNMENT
+    return replace(problem, alignment=bits & -bits)
+
+
+def _here() -> tuple[Device, bool]:
+    """The current GPU, or the simulated device; and whether it is that."""
+    try:
+        return Device.current(), False
+    except (ImportError, RuntimeError):
+        return current_simulation().device, True
+
+
+def _compile(kernels: Iterable[Kernel], device: Device, simulated: bool) -> None:
+    for kernel in kernels:
         if simulated:
             from cupyflash.sim.execution import module
 

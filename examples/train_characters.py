@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,14 +35,17 @@ When in eternal lines to time thou grow'st:
 So long as men can breathe or eyes can see,
 So long lives this, and this gives life to thee.
 """
+ALPHABET = sorted(set(TEXT))
 HEADS, HEAD_DIM, LENGTH, BATCH = 2, 16, 32, 8
 WIDTH, HIDDEN = HEADS * HEAD_DIM, 4 * HEADS * HEAD_DIM
 
 Parameters = dict[str, Any]
+# O of Q, K and V, (b, h, n, d) each, and its pullback
+Attention = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
-def initial(xp: Any, characters: int, seed: int) -> Parameters:
-    """Random float32 parameters, each scaled by the width that feeds it."""
+def initial(xp: Any, characters: int, seed: int, length: int = LENGTH) -> Parameters:
+    """Random float32 parameters of a model for texts of up to `length`, each scaled by the width that feeds it."""
     rng = np.random.default_rng(seed)
 
     def normal(rows: int, cols: int, scale: float) -> Any:
@@ -48,7 +53,7 @@ def initial(xp: Any, characters: int, seed: int) -> Parameters:
 
     return {
         "embedding": normal(characters, WIDTH, 0.5),
-        "position": normal(LENGTH, WIDTH, 0.5),
+        "position": normal(length, WIDTH, 0.5),
         "qkv": normal(WIDTH, 3 * WIDTH, WIDTH**-0.5),
         "project": normal(WIDTH, WIDTH, WIDTH**-0.5),
         "widen": normal(WIDTH, HIDDEN, WIDTH**-0.5),
@@ -73,43 +78,62 @@ def weight_gradient(x: Any, dy: Any) -> Any:
     return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
 
 
-def loss_and_gradients(xp: Any, p: Parameters, tokens: Any, targets: Any) -> tuple[float, Parameters]:
-    """The mean cross-entropy of predicting `targets` from `tokens`, both (b, n), and its gradient by each parameter."""
-    b, n = tokens.shape
+@dataclass(frozen=True)
+class Forward:
+    """The logits (b, n, characters) of what comes behind each token, and what the gradients are made of."""
 
-    # Forward. Each line that needs one remembers its pullback.
-    x0 = p["embedding"][tokens] + p["position"][:n]
+    logits: Any
+    y0: Any
+    joined: Any
+    y1: Any
+    hidden: Any
+    y2: Any
+    pullbacks: tuple[Any, Any, Any, Any]
+
+
+def forward(xp: Any, p: Parameters, tokens: Any, places: Any, attention: Attention) -> Forward:
+    """The model on `tokens` (b, n), which stand at `places`, (n,) or (b, n), of their texts. Each line that needs one keeps its
+    pullback."""
+    b, n = tokens.shape
+    x0 = p["embedding"][tokens] + p["position"][places]
     y0, pull_y0 = normalise(xp, x0)
     qkv = (y0 @ p["qkv"]).reshape(b, n, 3, HEADS, HEAD_DIM)
     q, k, v = (qkv[:, :, i].swapaxes(1, 2) for i in range(3))  # (b, h, n, d): views, nothing is copied
-    out, pull_attention = cupyflash.attention_vjp(q, k, v, causal=True)
+    out, pull_attention = attention(q, k, v)
     joined = out.swapaxes(1, 2).reshape(b, n, WIDTH)
     x1 = x0 + joined @ p["project"]
     y1, pull_y1 = normalise(xp, x1)
     hidden = xp.maximum(y1 @ p["widen"], 0)
     x2 = x1 + hidden @ p["narrow"]
     y2, pull_y2 = normalise(xp, x2)
-    logits = y2 @ p["logits"]
-    logits -= logits.max(axis=-1, keepdims=True)
+    return Forward(y2 @ p["logits"], y0, joined, y1, hidden, y2, (pull_y0, pull_attention, pull_y1, pull_y2))
+
+
+def loss_and_gradients(xp: Any, p: Parameters, tokens: Any, targets: Any) -> tuple[float, Parameters]:
+    """The mean cross-entropy of predicting `targets` from `tokens`, both (b, n), and its gradient by each parameter."""
+    b, n = tokens.shape
+    found = forward(xp, p, tokens, xp.arange(n), partial(cupyflash.attention_vjp, causal=True))
+    pull_y0, pull_attention, pull_y1, pull_y2 = found.pullbacks
+    logits = found.logits - found.logits.max(axis=-1, keepdims=True)
     log_sum = xp.log(xp.exp(logits).sum(axis=-1, keepdims=True))
     right = (xp.arange(b)[:, None], xp.arange(n), targets)
     loss = float((log_sum[..., 0] - logits[right]).mean())
 
-    # Backward, the same lines from the last to the first.
+    # Backward: forward's lines from the last to the first.
     grad: Parameters = {}
     dlogits = xp.exp(logits - log_sum)
     dlogits[right] -= 1
     dlogits /= b * n
-    grad["logits"] = weight_gradient(y2, dlogits)
+    grad["logits"] = weight_gradient(found.y2, dlogits)
     dx2 = pull_y2(dlogits @ p["logits"].T)
-    grad["narrow"] = weight_gradient(hidden, dx2)
-    dhidden = (dx2 @ p["narrow"].T) * (hidden > 0)
-    grad["widen"] = weight_gradient(y1, dhidden)
+    grad["narrow"] = weight_gradient(found.hidden, dx2)
+    dhidden = (dx2 @ p["narrow"].T) * (found.hidden > 0)
+    grad["widen"] = weight_gradient(found.y1, dhidden)
     dx1 = dx2 + pull_y1(dhidden @ p["widen"].T)
-    grad["project"] = weight_gradient(joined, dx1)
+    grad["project"] = weight_gradient(found.joined, dx1)
     dout = (dx1 @ p["project"].T).reshape(b, n, HEADS, HEAD_DIM).swapaxes(1, 2)
     dqkv = xp.stack([gradient.swapaxes(1, 2) for gradient in pull_attention(dout)], axis=2).reshape(b, n, 3 * WIDTH)
-    grad["qkv"] = weight_gradient(y0, dqkv)
+    grad["qkv"] = weight_gradient(found.y0, dqkv)
     dx0 = dx1 + pull_y0(dqkv @ p["qkv"].T)
     grad["position"] = xp.zeros_like(p["position"])
     grad["position"][:n] = dx0.sum(axis=0)
@@ -136,23 +160,24 @@ class Adam:
             parameters[name] -= rate * mean / (self.xp.sqrt(square) + 1e-8)
 
 
-def train(xp: Any, steps: int, seed: int, tell: Callable[[str], Any] = print) -> list[float]:
-    """Train on TEXT; the loss of each step."""
-    alphabet = sorted(set(TEXT))
-    text = np.array([alphabet.index(character) for character in TEXT])
+def train(
+    xp: Any, steps: int, seed: int, tell: Callable[[str], Any] = print, length: int = LENGTH, batch: int = BATCH
+) -> tuple[Parameters, list[float]]:
+    """Train on pieces of TEXT, `batch` of `length` a step: the parameters, and the loss of each step."""
+    text = np.array([ALPHABET.index(character) for character in TEXT])
     rng = np.random.default_rng(seed)
-    parameters = initial(xp, len(alphabet), seed)
+    parameters = initial(xp, len(ALPHABET), seed, length)
     optimiser = Adam(xp, parameters)
     losses: list[float] = []
     for step in range(steps):
-        starts = rng.integers(0, len(text) - LENGTH, (BATCH, 1))
-        tokens, targets = (xp.asarray(text[starts + np.arange(LENGTH) + shift]) for shift in (0, 1))
+        starts = rng.integers(0, len(text) - length, (batch, 1))
+        tokens, targets = (xp.asarray(text[starts + np.arange(length) + shift]) for shift in (0, 1))
         loss, gradients = loss_and_gradients(xp, parameters, tokens, targets)
         optimiser.step(parameters, gradients)
         losses.append(loss)
         if step % 10 == 0 or step == steps - 1:
             tell(f"step {step:>4}  loss {loss:.3f}")
-    return losses
+    return parameters, losses
 
 
 def plot(losses: list[float], path: str) -> None:
@@ -164,8 +189,8 @@ def plot(losses: list[float], path: str) -> None:
 
     figure, axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
     axes.plot(losses, linewidth=1.5)
-    axes.axhline(np.log(len(set(TEXT))), color="gray", linestyle="--", linewidth=1)
-    axes.text(len(losses) - 1, np.log(len(set(TEXT))) - 0.04, "guessing", color="gray", ha="right", va="top")
+    axes.axhline(np.log(len(ALPHABET)), color="gray", linestyle="--", linewidth=1)
+    axes.text(len(losses) - 1, np.log(len(ALPHABET)) - 0.04, "guessing", color="gray", ha="right", va="top")
     axes.set(xlabel="step", ylabel="cross-entropy (nats a character)", ylim=(0, None))
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
@@ -182,6 +207,11 @@ def arrays() -> Any:
     return cupy
 
 
+def where(xp: Any) -> str:
+    """On what it runs."""
+    return "the simulated device (NumPy)" if xp is np else "the GPU (CuPy)"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=150)
@@ -189,10 +219,8 @@ def main() -> None:
     parser.add_argument("--plot", metavar="PNG", help="draw the loss (needs matplotlib)")
     arguments = parser.parse_args()
     xp = arrays()
-    print(
-        f"{'the GPU (CuPy)' if xp is not np else 'the simulated device (NumPy)'}: {len(TEXT)} characters of {len(set(TEXT))} kinds"
-    )
-    losses = train(xp, arguments.steps, arguments.seed)
+    print(f"{where(xp)}: {len(TEXT)} characters of {len(ALPHABET)} kinds")
+    _, losses = train(xp, arguments.steps, arguments.seed)
     if arguments.plot:
         plot(losses, arguments.plot)
 

@@ -14,7 +14,8 @@
 //   APPEND      whether there are new keys, which belong behind the cached ones
 //   TREE        whether a mask says which of the newest keys a query sees
 //   SOFTCAP     whether scores are softcap tanh(S / softcap)    SCALE_FIRST  whether S is scaled before its maximum is taken
-//   CAUSAL, WINDOW, SINKS  0 or 1: mask.cuh, sinks.cuh          COPY_BYTES   width of a copy
+//   PADDED      whether sequences have lengths; else all keys are cached     COPY_BYTES   width of a copy
+//   CAUSAL, WINDOW, SINKS  0 or 1: mask.cuh, sinks.cuh
 #define SUB (BC / KEY_WARPS)
 constexpr int SCARCE = VALUE_DIM > 128 ? 4 : 0;
 #include "element.cuh"
@@ -37,6 +38,7 @@ constexpr bool Q_IN_REGS = M == 1 && HEAD_DIM <= 128 && VALUE_DIM <= 128;
 constexpr int PART_WIDTH = (VALUE_DIM + 3) / 4 * 4;  // floats of a row of a split's O
 // Pages whose places are known at a time; a warp's lanes look up so many at once.
 constexpr int KNOWN_PAGES = 128, LOOKED_UP = 32;
+__device__ constexpr int together(int a, int b) { return b == 0 ? a : together(b, a % b); }  // the greatest common divisor
 
 // A sequence's keys, and which of them a row tile's rows see
 struct Keys {
@@ -77,64 +79,83 @@ __device__ __forceinline__ Keys keys_of(const Params& p, int batch, int kv_head,
   return keys;
 }
 
-// Where rows of K and V are: in the cache, in pages or not, or among the new ones
-struct Rooms {
-  const Params& p;
-  const Keys& keys;
-  const int* pages;  // the place of page x of the sequence at x % KNOWN_PAGES
-
-  __device__ __forceinline__ Element* cached(const Rows<Element>& cache, int key) const {
-    if constexpr (PAGE) return cache.of(pages[key / PAGE % KNOWN_PAGES], keys.kv_head) + key % PAGE * cache.row;
-    return cache.of(keys.batch, keys.kv_head) + key * cache.row;
-  }
-  __device__ __forceinline__ const Element* row(const Rows<Element>& cache, const Rows<const Element>& added, int key) const {
-    if (APPEND && key >= keys.cached) return added.of(keys.batch, keys.kv_head) + (key - keys.cached) * added.row;
-    return cached(cache, key);
+// Where in the cache a key is: of which page, or sequence, which row
+struct Place {
+  int page, row;
+  template <typename T> __device__ __forceinline__ T* of(const Rows<T>& cache, int kv_head) const {
+    return cache.of(page, kv_head) + row * cache.row;
   }
 };
 
 // The blocks of a split, through a ring of slots for a K_j and its V_j each
 struct Stream {
-  Rooms rooms;
+  const Params& p;
+  const Keys& keys;
   Element* ring;
-  int* pages;
+  int* pages;  // page x of the sequence is which, at x % KNOWN_PAGES
   int end;     // of the split's blocks
   int looked;  // pages from this one on have yet to be looked up
 
-  __device__ __forceinline__ Element* slot(int which) const { return ring + which * SLOT; }
+  static constexpr int TOGETHER = PAGE ? together(PAGE, BC) : BC;  // keys of a block that are of one page, at least
 
-  // The places of the pages that hold keys before `key`, and of more, each once. A bad one is taken for the first or the last page.
+  __device__ __forceinline__ Element* K_smem(int slot) const { return ring + slot * SLOT; }
+  __device__ __forceinline__ Element* V_smem(int slot) const { return ring + slot * SLOT + BC * KeyTile::PAD; }
+
+  // The pages that hold keys before `key`, and some more, each once. A bad one is taken for the first or the last.
   __device__ __forceinline__ void look_up(int key) {
     if constexpr (PAGE) {
-      const int wanted = (min(key, rooms.keys.all) + PAGE - 1) / PAGE, there = (min(end * BC, rooms.keys.all) + PAGE - 1) / PAGE;
+      const int wanted = (min(key, keys.all) + PAGE - 1) / PAGE, there = (min(end * BC, keys.all) + PAGE - 1) / PAGE;
       for (; looked < wanted; looked += LOOKED_UP) {
         const int page = looked + static_cast<int>(threadIdx.x);
         if (threadIdx.x < LOOKED_UP && page < there) {
-          const int found = rooms.p.block_table[static_cast<long long>(rooms.keys.batch) * rooms.p.table_row + page];
-          pages[page % KNOWN_PAGES] = max(0, min(found, rooms.p.pages - 1));
+          const int found = p.block_table[static_cast<long long>(keys.batch) * p.table_row + page];
+          pages[page % KNOWN_PAGES] = max(0, min(found, p.pages - 1));
         }
       }
     }
   }
 
-  __device__ __forceinline__ void fetch(int j, int which) const {
+  __device__ __forceinline__ void fetch(int j, int slot) const {
     if (j >= end) return;
-    const Params& p = rooms.p;
-    const int first = j * BC, valid = rooms.keys.all - first;
-    auto key = [&](int row) { return rooms.row(p.K, p.K_new, first + row); };
-    auto value = [&](int row) { return rooms.row(p.V, p.V_new, first + row); };
-    KeyTile::template gather<BC, THREADS>(slot(which), key, p.K.at, valid, threadIdx.x);
-    ValueTile::template gather<BC, THREADS>(slot(which) + BC * KeyTile::PAD, value, p.V.at, valid, threadIdx.x);
+    if ((j + 1) * BC <= keys.cached) {
+#pragma unroll
+      for (int k = 0; k < BC; k += TOGETHER) {
+        const Place at = place(j * BC + k);
+        KeyTile::template load<TOGETHER, THREADS, true>(K_smem(slot) + k * KeyTile::PAD, at.of(p.K, keys.kv_head), p.K.row, TOGETHER,
+                                                        threadIdx.x);
+        ValueTile::template load<TOGETHER, THREADS, true>(V_smem(slot) + k * ValueTile::PAD, at.of(p.V, keys.kv_head), p.V.row, TOGETHER,
+                                                          threadIdx.x);
+      }
+    } else {
+      gather<KeyTile>(j, K_smem(slot), p.K, p.K_new);
+      gather<ValueTile>(j, V_smem(slot), p.V, p.V_new);
+    }
   }
 
   // The new rows of block j, which is in SRAM, to the cache
-  __device__ __forceinline__ void append(int j, int which) const {
-    const Params& p = rooms.p;
-    const int first = max(rooms.keys.cached - j * BC, 0), behind = min(rooms.keys.all - j * BC, BC);
-    auto key = [&](int row) { return rooms.cached(p.K, j * BC + row); };
-    auto value = [&](int row) { return rooms.cached(p.V, j * BC + row); };
-    KeyTile::template scatter<THREADS>(key, slot(which), first, behind, threadIdx.x);
-    ValueTile::template scatter<THREADS>(value, slot(which) + BC * KeyTile::PAD, first, behind, threadIdx.x);
+  __device__ __forceinline__ void append(int j, int slot) const {
+    const int first = max(keys.cached - j * BC, 0), behind = min(keys.all - j * BC, BC);
+    auto key = [&](int row) { return place(j * BC + row).of(p.K, keys.kv_head); };
+    auto value = [&](int row) { return place(j * BC + row).of(p.V, keys.kv_head); };
+    KeyTile::template scatter<THREADS>(key, K_smem(slot), first, behind, threadIdx.x);
+    ValueTile::template scatter<THREADS>(value, V_smem(slot), first, behind, threadIdx.x);
+  }
+
+ private:
+  __device__ __forceinline__ Place place(int key) const {
+    if constexpr (PAGE) return {pages[key / PAGE % KNOWN_PAGES], key % PAGE};
+    return {keys.batch, key};
+  }
+
+  // A block that ends behind what was cached, row by row: new rows are read where they come from
+  template <class Tile>
+  __device__ __forceinline__ void gather(int j, Element* to, const Rows<Element>& cache, const Rows<const Element>& added) const {
+    auto row_at = [&](int row) -> const Element* {
+      const int key = j * BC + row;
+      if (APPEND && key >= keys.cached) return added.of(keys.batch, keys.kv_head) + (key - keys.cached) * added.row;
+      return place(key).of(cache, keys.kv_head);
+    };
+    Tile::template gather<BC, THREADS>(to, row_at, cache.at, keys.all - j * BC, threadIdx.x);
   }
 };
 
@@ -247,7 +268,7 @@ __device__ __forceinline__ void write_rows(State& state, const Params& p, const 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) decode(__grid_constant__ const Params given) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(__grid_constant__ const Params given) {
   const Params p = given;
   extern __shared__ __align__(128) unsigned char sram[];
   Element* Q_smem = reinterpret_cast<Element*>(sram);           // (BR x d)
@@ -257,14 +278,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode(__grid_constant__ c
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row_warp = warp % ROW_WARPS, key_warp = warp / ROW_WARPS;
   const int split = blockIdx.x % p.splits, tile = blockIdx.x / p.splits % p.row_tiles;
   const int pair = blockIdx.x / p.splits / p.row_tiles, kv_heads = p.heads / PACK;
-  if (threadIdx.x == 0) *scratch = p.cache_seqlens[pair / kv_heads];
+  if (threadIdx.x == 0) *scratch = PADDED ? p.cache_seqlens[pair / kv_heads] : p.Nk;
   __syncthreads();
   const Keys keys = keys_of(p, pair / kv_heads, pair % kv_heads, tile, *scratch);
   if (SPLIT && split >= keys.splits(p)) return;
   const int begin = keys.begin_of(p, split), end = SPLIT ? keys.begin_of(p, split + 1) : keys.end;
   __syncthreads();  // the length's place becomes a page's
 
-  Stream stream = {{p, keys, scratch}, ring, scratch, end, PAGE ? begin * BC / PAGE : 0};
+  Stream stream = {p, keys, ring, scratch, end, PAGE ? begin * BC / PAGE : 0};
   stream.look_up((begin + STAGES) * BC);
   if (PAGE) __syncthreads();
   if (begin < end) {
@@ -304,8 +325,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode(__grid_constant__ c
     if (Q_IN_REGS && j == begin) Q_rows.keep();
     if (keys.appends && (j + 1) * BC > keys.cached) stream.append(j, slot);
 
-    const Element* K_smem = stream.slot(slot) + key_warp * SUB * KeyTile::PAD;
-    const Element* V_smem = stream.slot(slot) + BC * KeyTile::PAD + key_warp * SUB * ValueTile::PAD;
+    const Element* K_smem = stream.K_smem(slot) + key_warp * SUB * KeyTile::PAD;
+    const Element* V_smem = stream.V_smem(slot) + key_warp * SUB * ValueTile::PAD;
     float S[M][N][4], offset[M][2];
     scores(S, Q_rows, K_smem, at_keys);
     auto mask = [&](float (&S)[M][N][4]) {
@@ -337,14 +358,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode(__grid_constant__ c
 // O = sum of the splits' weights times their O, L = log of the sum of exponentials of all. A thread block has one row; each of its
 // warps adds up some of the splits.
 constexpr int MERGE_WARPS = 4;
-extern "C" __global__ void __launch_bounds__(32 * MERGE_WARPS) merge_splits(__grid_constant__ const Params given) {
+extern "C" __global__ void __launch_bounds__(32 * MERGE_WARPS, 8) merge_splits(__grid_constant__ const Params given) {
   const Params p = given;
   __shared__ float weights[MOST_SPLITS], ls[MOST_SPLITS];
   __shared__ __align__(16) float sums[MERGE_WARPS][PART_WIDTH];
   __shared__ int found;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int query = blockIdx.x % p.Nq, pair = blockIdx.x / p.Nq, head = pair % p.heads, batch = pair / p.heads;
-  if (threadIdx.x == 0) found = p.cache_seqlens[batch];
+  if (threadIdx.x == 0) found = PADDED ? p.cache_seqlens[batch] : p.Nk;
   __syncthreads();
   const int tile = (query * PACK + head % PACK) / BR;
   const Keys keys = keys_of(p, batch, head / PACK, tile, found);

@@ -37,7 +37,8 @@ fa1_forward(__grid_constant__ const Params given) {
   float *O_acc = p.O_acc + first * VALUE_DIM, *l = p.l + first, *m = p.m + first;  // O_acc is not looked at when O is float32 itself
 
   const int keys = count_keys(p, batch, p.Nk, sram);
-  const Masks masks = masks_of(p, batch, head, Nq, p.Nk, keys);
+  Masks masks = masks_of(p, batch, head, Nq, p.Nk, keys);
+  masks.of_head = score_of_head(p, batch, head, Nq, p.Nk, sram);
 
   const int Tr = (Nq + BR - 1) / BR;
   const int first_key = visible_begin(masks, 0), end_key = visible_end(masks, Nq - 1);

@@ -2,17 +2,20 @@
 // r + diagonal, where diagonal = Nk - Nq; a window those from r + diagonal - left to r + diagonal + right; keys from `keys` on
 // do not exist; a boolean mask and a bias speak for each score.
 // Constants: CAUSAL, WINDOW, MASK, BIAS, PADDED (0 or 1: what is 0 is compiled out), SUB; PACK, where it is not 1: the query heads
-// whose rows are in one tile, so that row r is query r / PACK.
+// whose rows are in one tile, so that row r is query r / PACK; SCORE (score.cuh).
 #pragma once
 #include "element.cuh"
 #include "params.cuh"
+#include "score.cuh"
 #ifndef PACK
 #define PACK 1
 #endif
 
 // The masks of one (batch, head).
 struct Masks {
-  int keys, diagonal, left, right;
+  const Params* p;
+  ScoreOfHead of_head;
+  int batch, head, keys, diagonal, left, right;
   const unsigned char* mask;  // (Nq x Nk), nonzero where row and column go together
   long long mask_row, mask_col;
   const Element* bias;  // (Nq x Nk)
@@ -30,7 +33,8 @@ __device__ __forceinline__ int visible_end(const Masks& masks, int row) {
 
 // Those of a (batch, head) with so many queries, and of Nk keys `keys` that there are.
 __device__ __forceinline__ Masks masks_of(const Params& p, int batch, int head, int Nq, int Nk, int keys) {
-  return {keys,       Nk - Nq,    p.left,
+  return {&p,         {},         batch,      head,
+          keys,       Nk - Nq,    p.left,
           p.right,    p.mask.of(batch, head),
           p.mask.row, p.mask.col, p.bias.of(batch, head),
           p.bias.row, p.bias.col};
@@ -67,7 +71,8 @@ template <typename T> __device__ __forceinline__ float load_in_place(const T* at
 }
 
 // Scales S, adds `bias_scale` times the bias, and sets what a row does not see to -inf. Each step rounds, so that a score is the
-// same number in every kernel: of a large one the last digits count.
+// same number in every kernel: of a large one the last digits count. Where there is a score function, S is scaled as that takes it,
+// and what becomes of it is multiplied by `bias_scale`, too.
 //   S_regs (16 x SUB): rows (row0 + 8 h) / PACK, columns from col0 on, in the accumulator layout of warp_product.cuh
 __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], float scale, float bias_scale, const Masks& masks,
                                                int row0, int col0, int Nq) {
@@ -82,7 +87,11 @@ __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], floa
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         bool seen = first + 8 * n + e < end && (!WINDOW || first + 8 * n + e >= begin);
-        float s = __fmul_rn(S_regs[n][2 * h + e], scale);
+        float s = __fmul_rn(S_regs[n][2 * h + e], SCORE ? masks.p->scale : scale);
+        if constexpr (SCORE) {
+          const int key = first + 8 * n + e;
+          if (seen) s = bias_scale * score_of(*masks.p, masks.of_head, s, {masks.batch, masks.head, row, key, Nq, Nq + masks.diagonal});
+        }
         if constexpr (BIAS) {
           if (seen) s = fmaf(bias_scale, load_in_place(bias + e * masks.bias_col), s);
         }

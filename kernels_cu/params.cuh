@@ -4,6 +4,7 @@
 // memory (fa1 at d 256 in float32: 91 loads of parameters in its PTX and spills, for 23 and none).
 // Constants: PARAMS (the fields), PARAMS_AGREE (that they lie where Python has them).
 #pragma once
+#include "captured.cuh"
 #include "element.cuh"
 
 // Rows of d elements, of one head

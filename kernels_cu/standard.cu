@@ -19,7 +19,8 @@ standard_scores(__grid_constant__ const Params given) {
   extern __shared__ __align__(16) unsigned char sram[];
   const Place at(p);
   const int keys = count_keys(p, at.batch, p.Nk, sram);
-  const Masks masks = masks_of(p, at.batch, at.head, p.Nq, p.Nk, keys);
+  Masks masks = masks_of(p, at.batch, at.head, p.Nq, p.Nk, keys);
+  masks.of_head = score_of_head(p, at.batch, at.head, p.Nq, p.Nk, sram);
   tile_product<HEAD_DIM>(sram, at.query(p.Q), at.keys(p.K), at, keys, p.S + at.score, p.Nk,
                          [&](float(&S_regs)[SUB / 8][4], int row, int col) {
                            scale_and_mask(S_regs, p.scale, 1.f, masks, at.i * BR + row, at.j * BC + col, p.Nq);

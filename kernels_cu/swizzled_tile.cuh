@@ -65,17 +65,13 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
   template <int ROWS, int THREADS, class RowAt>
   static __device__ __forceinline__ void gather(Element* tile_smem, RowAt row_at, const Element* anywhere, int valid, int thread) {
     constexpr int WIDE = side_by_side(THREADS), ROWS_AT_ONCE = rows_at_once(THREADS);
-    constexpr bool MANY = PAD / (WIDE * COPY) * ROWS / ROWS_AT_ONCE > 32;
-    const int col0 = thread % WIDE * COPY, row0 = thread / WIDE;
-#pragma unroll(MANY ? 1 : ROWS)
-    for (int r = 0; r < ROWS; r += ROWS_AT_ONCE) {
-      const int row = row0 + r;
-      if (ROWS % ROWS_AT_ONCE != 0 && row >= ROWS) break;
+#pragma unroll 1
+    for (int row = thread / WIDE; row < ROWS; row += ROWS_AT_ONCE) {
       const Element* from = row < valid ? row_at(row) : anywhere;
-#pragma unroll(MANY ? 4 : PAD)
-      for (int c = 0; c < PAD; c += WIDE * COPY) {
-        const bool inside = row < valid && (PAD == WIDTH || col0 + c < WIDTH);
-        copy_chunk(tile_smem + index(row, col0 + c), inside ? from + col0 + c : anywhere, inside);
+#pragma unroll 1
+      for (int col = thread % WIDE * COPY; col < PAD; col += WIDE * COPY) {
+        const bool inside = row < valid && (PAD == WIDTH || col < WIDTH);
+        copy_chunk(tile_smem + index(row, col), inside ? from + col : anywhere, inside);
       }
     }
   }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from cupyflash.schedules import BackwardSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
+from cupyflash.schedules import BackwardSchedule, DecodeSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
 from cupyflash.schedules.base import WARP, padded_dim, sub_tile
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import Fa3Schedule
@@ -57,7 +57,7 @@ def _kernels(schedule: TileSchedule | SoftmaxSchedule) -> Iterator[tuple[float, 
         return _softmax(schedule)
     if isinstance(schedule, BackwardSchedule):
         return _backward(schedule)
-    return {"fa1": _fa1, "fa2": _fa2, "fa3": _fa3, "standard": _standard}[schedule.algorithm](schedule)
+    return {"fa1": _fa1, "fa2": _fa2, "fa3": _fa3, "standard": _standard, "decode": _decode}[schedule.algorithm](schedule)
 
 
 def _softmax(schedule: SoftmaxSchedule) -> Iterator[tuple[float, int]]:
@@ -115,6 +115,21 @@ def _fa3(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
     fmas = schedule.tiling.used.block_rows * schedule.block_cols * (padded_dim(p.head_dim) + padded_dim(p.head_dim_v))
     yield turns * fmas / 1800, WARP
     yield 13000 * math.ceil(works / max(1, schedule.grid)), schedule.grid * schedule.config.team.threads
+
+
+def _decode(schedule: TileSchedule) -> Iterator[tuple[float, int]]:
+    """A split's blocks of keys, and what its key warps join; then the merge."""
+    assert isinstance(schedule, DecodeSchedule)
+    p, config = schedule.problem, schedule.config
+    d, dv = padded_dim(p.head_dim), padded_dim(p.head_dim_v)
+    scores = config.row_tiles * config.block_cols / config.key_warps / 2
+    products = scores * (d + dv) * (1.3 if p.dtype == "float32" else 1 / 48)
+    copies = config.block_cols * (d + dv) * p.itemsize / p.alignment / config.threads
+    keys = max(schedule.lengths(), default=0) + schedule.cache.appended
+    turns = math.ceil(math.ceil(keys / config.block_cols) / schedule.splits)
+    yield turns * (products + 9 * scores + 12 * copies + 250) + 800 + 8 * dv, schedule.grid * config.threads
+    if schedule.splits > 1:
+        yield 250 + 3 * schedule.splits, p.head_count * p.seqlen_q * 128
 
 
 def _standard(schedule: TileSchedule) -> Iterator[tuple[float, int]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash import tensor_maps
+from cupyflash import decode, tensor_maps
 from cupyflash.arrays import check_array, numpy_dtype
 from cupyflash.binding import argument_values, by_tensor
 from cupyflash.compiler import ptx
@@ -19,6 +19,7 @@ from cupyflash.problem import Problem
 from cupyflash.rows import Rows, softmax_values
 from cupyflash.schedules import (
     BackwardSchedule,
+    DecodeSchedule,
     Kernel,
     Schedule,
     SoftmaxSchedule,
@@ -27,6 +28,7 @@ from cupyflash.schedules import (
     VarlenSchedule,
     require_schedule,
 )
+from cupyflash.score import Score, captured_values, check_captured
 from cupyflash.sim.ptx import Counters, Finding, Module, TensorMap
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from cupyflash.varlen import heads_first, pose
@@ -51,10 +53,17 @@ class Execution:
 
 
 def execute(
-    schedule: TileSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None, **beside: np.ndarray | None
+    schedule: TileSchedule,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    seed: int | None = None,
+    score: Score | None = None,
+    **beside: np.ndarray | None,
 ) -> Execution:
-    """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v and, by name, what comes `beside` them (mask,
-    bias, key_lengths, block_mask).
+    """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v, the `score` function, if it has one, and, by
+    name, what comes `beside` them (mask, bias, key_lengths, block_mask).
 
     `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it.
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
@@ -63,7 +72,12 @@ def execute(
     _require_posed(schedule.problem, q, k, v, beside)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
-    return run(schedule, {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside}, seed=seed)
+    captured, numbers = captured_values(score)
+    if (score and score.form) != schedule.problem.options.score:
+        raise ValueError(f"the schedule has another score function than {score!r}")
+    check_captured(schedule.problem, captured)
+    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside, **captured}
+    return run(schedule, arrays | dict(numbers), seed=seed)
 
 
 def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Mapping[str, np.ndarray | None]) -> None:
@@ -217,6 +231,38 @@ def _posed_varlen(
     posed, _ = pose({"q": q, "k": k, "v": v, **bounds, **beside}, p.options, p.seqlen_q, p.seqlen_k)
     _require_same(posed, p)
     return bounds
+
+
+def execute_decode(
+    schedule: DecodeSchedule,
+    q: np.ndarray,
+    k_cache: np.ndarray,
+    v_cache: np.ndarray,
+    cache_seqlens: np.ndarray,
+    *,
+    seed: int | None = None,
+    **beside: np.ndarray | None,
+) -> Execution:
+    """Run the real kernels on `attention_decode`'s arrays; new keys go into the caches.
+
+    `beside` are k, v, block_table, tree_mask, (n_q, n_q) or (b, 1, n_q, n_q), and sinks, by name. `seed`, and what this raises, as
+    for `execute`.
+    """
+    require_schedule(schedule, DecodeSchedule, "plan_decode")
+    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
+    arrays |= {name: array for name, array in beside.items() if array is not None}
+    _require_numpy(**arrays)
+    posed, cache = decode.pose(arrays, replace(schedule.problem.options, key_lengths=None), schedule.cache.softcap)
+    _require_same(posed, schedule.problem)
+    if cache != schedule.cache:
+        raise ValueError(f"the arrays pose {cache}, but the schedule is for {schedule.cache}")
+    out = np.empty((*q.shape[:-1], v_cache.shape[-1]), q.dtype)
+    lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
+    spaces = allocate(schedule)
+    vectors = {name: np.ascontiguousarray(array, VECTORS[name]) for name, array in arrays.items() if name in VECTORS}
+    named = {decode.TENSORS.get(name, name): array for name, array in (arrays | vectors).items()}
+    values = argument_values(schedule, {**named, "O": out, "L": lse, **spaces})
+    return Execution(out, lse, *run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed))
 
 
 def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:

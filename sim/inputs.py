@@ -1,4 +1,4 @@
-"""One call on NumPy arrays, as the simulator hands it on: q, k and v, what comes beside them, and what is asked for."""
+"""Calls on NumPy arrays, as the simulator hands them on: q, k and v, what comes beside them, and what is asked for."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from cupyflash.options import ARRAYS, Options
 from cupyflash.problem import Problem
 
 NOTHING = Options()
+NEWEST = Options(causal=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """Arrays as `cupyflash.attention` takes them: q, k, v and, by name, those `beside` them (`cupyflash.options.ARRAYS`).
 
-    `blocks` (Br, Bc) are a block mask's. `options` need not say which arrays there are.
+    `blocks` (Br, Bc) are a block mask's. `options` need not say which arrays there are. `softcap` is decoding's: scores become
+    softcap tanh(score / softcap), of which there are no gradients.
     """
 
     q: np.ndarray
@@ -28,6 +30,7 @@ class Inputs:
     options: Options = NOTHING
     beside: Mapping[str, np.ndarray] = field(default_factory=dict)
     blocks: tuple[int, int] | None = None
+    softcap: float | None = None
 
     @classmethod
     def of(cls, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, blocks: tuple[int, int] | None = None, **asked: Any) -> Inputs:
@@ -48,3 +51,67 @@ class Inputs:
     def problem(self) -> Problem:
         """What the arrays pose. Raises as `Problem.from_arrays` does."""
         return Problem.from_arrays(self.q, self.k, self.v, self.options, **self.beside)
+
+
+@dataclass(frozen=True, eq=False)
+class Decoding:
+    """Arrays as `cupyflash.attention_decode` takes them, by its names, with what it is asked for; None among them is as not given.
+
+    A tree mask is (n_q, n_q) or (b, n_q, n_q).
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    options: Options = NEWEST
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, q: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray, cache_seqlens: Any, **asked: Any) -> Decoding:
+        """From `attention_decode`'s arguments. TypeError for what is none of them."""
+        beside = {name: asked.pop(name, None) for name in ("k", "v", "block_table", "tree_mask", "sinks")}
+        softcap, causal = asked.pop("softcap", None), asked.pop("causal", True)
+        arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": np.asarray(cache_seqlens)}
+        arrays |= {name: array for name, array in beside.items() if array is not None}
+        return cls(arrays, Options(causal=causal, **asked), softcap)
+
+    def rows(self, name: str, sequence: int) -> np.ndarray:
+        """All rows of `k_cache` or `v_cache` that there is room for in a sequence, (h_kv, n, d): its pages one behind the other."""
+        cache, table = self.arrays[name], self.arrays.get("block_table")
+        if table is None:
+            own: np.ndarray = cache[sequence]
+            return own
+        pages = cache[np.clip(table[sequence], 0, len(cache) - 1)]  # (pages of the sequence, h_kv, page_size, d)
+        behind: np.ndarray = np.moveaxis(pages, 1, 0).reshape(cache.shape[1], -1, cache.shape[3])
+        return behind
+
+    def appended(self, name: str) -> np.ndarray:
+        """`k_cache` or `v_cache` as it is to be when the new keys are in their places."""
+        cache: np.ndarray = self.arrays[name].copy()
+        new, table = self.arrays.get(name[0]), self.arrays.get("block_table")
+        if new is None:
+            return cache
+        for b, length in enumerate(self.arrays["cache_seqlens"]):
+            for row, key in enumerate(range(length, length + new.shape[2])):
+                page, place = (b, key) if table is None else (table[b, key // cache.shape[2]], key % cache.shape[2])
+                cache[page, :, place] = new[b, :, row]
+        return cache
+
+    @cached_property
+    def sequences(self) -> tuple[Inputs, ...]:
+        """Each sequence as an ordinary call of a batch of one, with its new keys behind those of the cache before the call."""
+        return tuple(self._sequence(b, int(length)) for b, length in enumerate(self.arrays["cache_seqlens"]))
+
+    def _sequence(self, b: int, length: int) -> Inputs:
+        q, tree = self.arrays["q"][b : b + 1], self.arrays.get("tree_mask")
+        both = []
+        for cache, new in (("k_cache", "k"), ("v_cache", "v")):
+            rows = self.rows(cache, b)[:, :length]
+            both.append(np.concatenate([rows, self.arrays[new][b]], axis=1) if new in self.arrays else rows)
+        k, v = (rows[None].copy() for rows in both)
+        beside = {name: self.arrays[name] for name in ("sinks",) if name in self.arrays}
+        if tree is not None:
+            n_q, keys = q.shape[2], k.shape[2]
+            seen = np.ones((n_q, keys), bool)
+            newest = min(n_q, keys)  # a sequence may have fewer keys than queries: the mask's last columns are its newest
+            seen[:, keys - newest :] = (tree if tree.ndim == 2 else tree[b])[:, n_q - newest :]
+            beside["mask"] = seen
+        return Inputs(q, k, v, self.options, beside, softcap=self.softcap)

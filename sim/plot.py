@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.schedules import fa3_tiles
+from cupyflash.sim import text
 from cupyflash.sim.sweep import Axis, Sweep, at, sweep
+from cupyflash.sim.sweep_decode import CachePoint
 from cupyflash.sim.theory import theorem2_holds_for
 from cupyflash.tiling import TilingChoice
 
@@ -32,6 +35,7 @@ NOTE = (
     "Counted is what kernels ask for. FlashAttention-2 asks for K and V again for each row block: on a chip mostly the L2 cache\n"
     "answers, at the cost of an L2 access, and memory sees less, down to Q, K, V and O once."
 )
+TITLE_WIDTH = 90  # letters of a title's line
 MANY = 60  # points, from which on markers would hide the lines
 XLABELS = {
     "sram": "SRAM of one thread block, M (bytes)",
@@ -51,12 +55,36 @@ def plot_sweep(path: Path, problem: Problem, device: Device, over: Axis, values:
     draw(problem, device, over, values).savefig(path, dpi=150)
 
 
-def draw(problem: Problem, device: Device, over: Axis, values: list[int]) -> Figure:
-    """The bytes of FlashAttention (both tilings), FlashAttention-2, on a Hopper FlashAttention-3, and standard attention along an
-    axis.
+def plot_cache(path: Path, points: Sequence[CachePoint], problem: str, device: str) -> None:
+    """Write the picture that `draw_cache` draws; raises as `plot_sweep` does."""
+    draw_cache(points, problem, device).savefig(path, dpi=150)
+
+
+def draw_cache(points: Sequence[CachePoint], problem: str, device: str) -> Figure:
+    """The bytes of decoding and of what it has apart along the length of the cache, and those of fa2; a problem in words.
 
     Raises ImportError without matplotlib.
     """
+    figure, axes = _log_log()
+    lines: dict[str, tuple[list[int], dict[str, Any]]] = {
+        "FlashAttention-2, of gathered keys": ([p.fa2_bytes or 0 for p in points], {"color": "#38761d", "marker": "^"}),
+        "decoding": ([p.total_bytes for p in points], {"color": "#0b5394", "marker": "s"}),
+        "of it partial results of splits": ([p.part_bytes for p in points], {"color": "#c0392b", "marker": "D"}),
+        "of it the table of pages": ([p.page_bytes for p in points], {"color": "#b45f06", "marker": "v"}),
+    }
+    for label, (counts, style) in lines.items():
+        drawn = [(point.value, count) for point, count in zip(points, counts, strict=True) if count]
+        if drawn:
+            axes.plot(*zip(*drawn, strict=True), label=label, linewidth=1.8, markersize=4.5, **style)
+    _axes(axes, "keys of a sequence in the cache", lambda x: f"{x:,.0f}")
+    words = text.paragraph(problem, width=TITLE_WIDTH)
+    axes.set_title("\n".join([f"HBM traffic of decoding, {device}:", *words]), fontsize=11, loc="left")
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9.5)
+    return figure
+
+
+def _log_log() -> tuple[Figure, Any]:
+    """A figure and its axes. Raises ImportError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -66,6 +94,16 @@ def draw(problem: Problem, device: Device, over: Axis, values: list[int]) -> Fig
     axes: Any = figure.add_subplot()
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    return figure, axes
+
+
+def draw(problem: Problem, device: Device, over: Axis, values: list[int]) -> Figure:
+    """The bytes of FlashAttention (both tilings), FlashAttention-2, on a Hopper FlashAttention-3, and standard attention along an
+    axis.
+
+    Raises ImportError without matplotlib.
+    """
+    figure, axes = _log_log()
     for label, algorithm, tiling, style in series(problem, device):
         found = sweep(problem, device, over, values, algorithm, tiling)
         points = [point for point in found.points if point.total_bytes]
@@ -124,19 +162,24 @@ def _least(axes: Any, problem: Problem, device: Device, over: Axis, values: list
 
 def _label(axes: Any, problem: Problem, device: Device, over: Axis) -> None:
     """Axes, grid and title."""
+    _axes(axes, XLABELS[over], _size if over == "sram" else lambda x: f"{x:,.0f}")
+    axes.set_title(_title(problem, device, over), fontsize=11, loc="left")
+
+
+def _axes(axes: Any, label: str, told: Callable[[float], str]) -> None:
+    """Both axes, that of x with a label and its values in words, and the grid."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    axes.set_xlabel(XLABELS[over], fontsize=11)
+    axes.set_xlabel(label, fontsize=11)
     axes.set_ylabel("HBM traffic, read + written (bytes)", fontsize=11)
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=14))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _size(x) if over == "sram" else f"{x:,.0f}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: told(x)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _amount(y)))
     axes.grid(True, which="major", color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.set_title(_title(problem, device, over), fontsize=11, loc="left")
 
 
 def _title(problem: Problem, device: Device, over: Axis) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash.sim.inputs import Inputs
+from cupyflash.sim.inputs import Decoding, Inputs
 
 # What is done to S, P, O, dP and dS when they are stored.
 Rounding = Callable[[np.ndarray], np.ndarray]
@@ -55,11 +55,13 @@ def sinks_of(inputs: Inputs, dtype: type[np.floating[Any]]) -> np.ndarray:
 
 
 def masked_scores(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64) -> np.ndarray:
-    """S = scale Q K^T + bias in `dtype`, with -inf where a row does not see a key."""
+    """S = scale Q K^T + bias in `dtype`, capped where there is a softcap, with -inf where a row does not see a key."""
     p = inputs.problem
     S = dtype(p.softmax_scale) * (inputs.q.astype(dtype) @ np.swapaxes(every_head(inputs, inputs.k.astype(dtype)), -1, -2))
     if "bias" in inputs.beside:
         S += inputs.beside["bias"].astype(dtype)
+    if inputs.softcap is not None:
+        S = dtype(inputs.softcap) * np.tanh(S / dtype(inputs.softcap))
     return np.where(visible(inputs, S.shape), S, dtype(-np.inf))
 
 
@@ -145,6 +147,15 @@ def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, **asked: Any) -> tupl
     """O and L in float64; arguments as `cupyflash.attention` takes them, and `blocks` (Br, Bc) of a block mask."""
     made = forward(Inputs.of(q, k, v, **asked))
     return made.O, made.L
+
+
+def reference_decode(*arrays: Any, **asked: Any) -> tuple[np.ndarray, np.ndarray]:
+    """O and L of decoding in float64, each sequence by itself; arguments as `cupyflash.attention_decode` takes them.
+
+    New keys, `k` and `v`, count, and the cache is left as it is.
+    """
+    made = [forward(inputs) for inputs in Decoding.of(*arrays, **asked).sequences]
+    return np.concatenate([each.O for each in made]), np.concatenate([each.L for each in made])
 
 
 def reference_gradients(dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, **asked: Any) -> dict[str, np.ndarray]:

@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
 
 import numpy as np
 
-from cupyflash.schedules import BackwardSchedule, TileSchedule
+from cupyflash.schedules import BackwardSchedule, Cache, DecodeSchedule, TileSchedule
 from cupyflash.schedules.standard import StandardSchedule
 from cupyflash.sim import theory
-from cupyflash.sim.execution import execute, execute_backward
-from cupyflash.sim.inputs import Inputs
+from cupyflash.sim.estimate import seconds
+from cupyflash.sim.execution import execute, execute_backward, execute_decode
+from cupyflash.sim.inputs import Decoding, Inputs
 from cupyflash.sim.machine import replay
 from cupyflash.sim.reference import forward
 from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
-from cupyflash.sim.yardstick import DTYPES, Numbers, draw_gradient, drawn, measure, measure_gradients
+from cupyflash.sim.yardstick import (
+    DTYPES,
+    Numbers,
+    draw_decode,
+    draw_gradient,
+    drawn,
+    measure,
+    measure_decode,
+    measure_gradients,
+)
+from cupyflash.words import plural
 
-# A run's traffic, numbers by tensor, and findings.
-Run = tuple[Traffic, dict[str, Numbers], tuple[object, ...]]
 # The means of V that are drawn: about zero, an error in the weights hides; about one, it shows.
 V_MEANS = (0.0, 1.0)
+# Of K and V of each query head: to draw it, and to compute with it in float64 and plainly. Fitted on a two-core machine.
+SECONDS_PER_ELEMENT = 4e-8
+
+
+@dataclass(frozen=True)
+class Run:
+    """One execution: numbers by tensor, what the machine found, and what is wrong in the caches."""
+
+    traffic: Traffic
+    numbers: dict[str, Numbers]
+    findings: tuple[object, ...]
+    caches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,7 +61,7 @@ class Verification:
 
     `executions` has the traffic of each run, in the order of V_MEANS; counts do not depend on the values, so all must
     agree. `numbers` are each run's, by tensor: O and L of a forward pass, dQ, dK and dV of a backward. `findings` are the
-    machine's, as text.
+    machine's, as text; `caches` says what is not as it should be in decoding's caches, to the bit.
     """
 
     theory: Traffic
@@ -48,6 +69,7 @@ class Verification:
     executions: tuple[Traffic, ...]
     numbers: tuple[dict[str, Numbers], ...]
     findings: tuple[str, ...]
+    caches: tuple[str, ...] = ()
 
     @property
     def witnesses(self) -> dict[str, Traffic]:
@@ -74,7 +96,7 @@ class Verification:
     @property
     def good(self) -> bool:
         """Whether the three counts agree, the numbers are within what is allowed and nothing was found."""
-        return not self.differences and not self.findings and not self.wrong_tensors
+        return not (self.differences or self.findings or self.wrong_tensors or self.caches)
 
     @property
     def wrong_tensors(self) -> tuple[str, ...]:
@@ -92,33 +114,75 @@ def verify(
     """Count a schedule's traffic by closed form, by replay and by executing its kernels, and measure their numbers.
 
     q, k, v, the masks that the problem has and, for a backward schedule, dO are drawn from `data_seed`, V about each of
-    V_MEANS; O and L are then float64's, rounded. `seed` is the schedule's, as for `execute`.
+    V_MEANS; O and L are then float64's, rounded. `seed` is the schedule's, as for `execute`. Decoding's caches are drawn as
+    `draw_decode` does, and compared with what they should be afterwards, bit by bit.
     Raises ValueError when no kernel runs the schedule, ImportError without a compiler, SramOverflow when a tile does not
     fit.
     """
     if isinstance(schedule, StandardSchedule) and schedule.ideal:
         raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
+    if schedule.problem.options.score is not None:
+        raise ValueError("the arrays of a score function are not drawn: execute, replay and theory take such a schedule")
     schedule.kernels()  # refuses what no kernel runs, before anything is drawn
+    if _has_cache(schedule) and schedule.problem.options.key_lengths is None:
+        full = (schedule.problem.seqlen_k - schedule.cache.appended,) * schedule.problem.batch
+        schedule = replace(schedule, problem=schedule.problem.asking(padded=True, key_lengths=full))
     form, replayed = theory.traffic(schedule), replay(schedule)
-    executions: list[Traffic] = []
-    numbers: list[dict[str, Numbers]] = []
-    findings: list[str] = []
+    runs: list[Run] = []
     for v_mean in V_MEANS:
         progress(f"executing with V about {v_mean:g}")
-        inputs = drawn(schedule.problem, data_seed, v_mean, mask_blocks(schedule))
-        if isinstance(schedule, BackwardSchedule):
-            moved, measured, found = _backward(schedule, inputs, draw_gradient(schedule.problem, data_seed), seed)
-        else:
-            moved, measured, found = _forward(schedule, inputs, seed)
-        executions.append(moved)
-        numbers.append(measured)
-        findings.extend(str(finding) for finding in found)
-    return Verification(form, replayed, tuple(executions), tuple(numbers), tuple(dict.fromkeys(findings)))
+        runs.append(_run(schedule, data_seed, v_mean, seed))
+    return Verification(
+        form,
+        replayed,
+        tuple(run.traffic for run in runs),
+        tuple(run.numbers for run in runs),
+        tuple(dict.fromkeys(str(finding) for run in runs for finding in run.findings)),
+        tuple(dict.fromkeys(wrong for run in runs for wrong in run.caches)),
+    )
+
+
+def estimated_seconds(schedule: TileSchedule, seed: int | None) -> float:
+    """About how long `verify` takes; of long caches most of it goes into drawing them and into float64's results."""
+    measured = 0.0
+    if isinstance(schedule, DecodeSchedule):
+        p = schedule.problem
+        measured = SECONDS_PER_ELEMENT * p.head_count * p.seqlen_k * (p.head_dim + p.head_dim_v)
+    return len(V_MEANS) * (seconds(schedule, seeded=seed is not None) + measured)
+
+
+def _has_cache(schedule: TileSchedule) -> TypeGuard[DecodeSchedule]:
+    """Whether a schedule is `attention_decode`'s; one without lengths and cache is `attention`'s, whose keys are split."""
+    return isinstance(schedule, DecodeSchedule) and (schedule.problem.options.padded or schedule.cache != Cache())
+
+
+def _run(schedule: TileSchedule, data_seed: int, v_mean: float, seed: int | None) -> Run:
+    if _has_cache(schedule):
+        return _decode(schedule, draw_decode(schedule.problem, schedule.cache, data_seed, v_mean), seed)
+    inputs = drawn(schedule.problem, data_seed, v_mean, mask_blocks(schedule))
+    if isinstance(schedule, BackwardSchedule):
+        return _backward(schedule, inputs, draw_gradient(schedule.problem, data_seed), seed)
+    return _forward(schedule, inputs, seed)
 
 
 def _forward(schedule: TileSchedule, inputs: Inputs, seed: int | None) -> Run:
-    execution = execute(schedule, *inputs.qkv, **inputs.beside, seed=seed)
-    return execution.traffic, measure(execution.out, execution.lse, inputs, score_dtype(schedule)), execution.findings
+    execution = execute(schedule, *inputs.qkv, seed=seed, score=None, **inputs.beside)
+    return Run(execution.traffic, measure(execution.out, execution.lse, inputs, score_dtype(schedule)), execution.findings)
+
+
+def _decode(schedule: DecodeSchedule, decoding: Decoding, seed: int | None) -> Run:
+    given = dict(decoding.arrays)
+    tree = given.pop("tree_mask", None)
+    expected = {name: decoding.appended(name) for name in ("k_cache", "v_cache")}
+    sequences = decoding.sequences  # of the caches as they are before the call
+    execution = execute_decode(schedule, **given, tree_mask=None if tree is None else tree[:, None], seed=seed)
+    wrong = []
+    for name, cache in expected.items():
+        bits = np.dtype(f"u{cache.itemsize}")
+        others = int((given[name].view(bits) != cache.view(bits)).sum())
+        if others:
+            wrong.append(f"{name}: {plural(others, 'element')} are not, to the bit, what they were or what was appended")
+    return Run(execution.traffic, measure_decode(execution.out, execution.lse, sequences), execution.findings, tuple(wrong))
 
 
 def _backward(schedule: BackwardSchedule, inputs: Inputs, dout: np.ndarray, seed: int | None) -> Run:
@@ -126,7 +190,7 @@ def _backward(schedule: BackwardSchedule, inputs: Inputs, dout: np.ndarray, seed
     out, lse = made.O.astype(inputs.q.dtype), made.L.astype(np.float32)
     execution = execute_backward(schedule, dout, *inputs.qkv, out, lse, **inputs.beside, seed=seed)
     numbers = measure_gradients(execution.gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
-    return execution.traffic, numbers, execution.findings
+    return Run(execution.traffic, numbers, execution.findings)
 
 
 def mask_blocks(schedule: TileSchedule) -> tuple[int, int]:

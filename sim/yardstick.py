@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,8 @@ from cupyflash.arrays import numpy_dtype
 from cupyflash.gradients import of_heads
 from cupyflash.options import Options
 from cupyflash.problem import Problem
-from cupyflash.sim.inputs import Inputs
+from cupyflash.schedules import Cache
+from cupyflash.sim.inputs import Decoding, Inputs
 from cupyflash.sim.reference import Rounding, backward, forward, masked_scores, products
 
 
@@ -88,6 +89,50 @@ def drawn(problem: Problem, seed: int = 0, v_mean: float = 0.0, blocks: tuple[in
     return Inputs(*draw(problem, seed, v_mean), replace(problem.options, block_mask=None), draw_masks(problem, seed), blocks)
 
 
+def draw_decode(problem: Problem, cache: Cache, seed: int = 0, v_mean: float = 0.0) -> Decoding:
+    """Decoding's arrays, as `draw` and `draw_masks` draw them; caches are NaN wherever no sequence has a key.
+
+    Lengths that the problem does not know are as many as there is room for. Pages are in random order, and places of the table
+    that are not to be read name none. The tree mask lets each query see its own key.
+    """
+    p, rng = problem, np.random.default_rng([seed, 3])
+    room = p.seqlen_k - cache.appended
+    lengths = p.options.key_lengths or (room,) * p.batch
+    q, *kv = draw(p, seed, v_mean)
+    arrays: dict[str, np.ndarray] = {"q": q, "cache_seqlens": np.array(lengths, np.int32)}
+    places = np.full((p.batch, p.seqlen_k // (cache.page_size or max(1, p.seqlen_k))), -1, np.int32)
+    if cache.page_size:
+        used = [-(-(length + cache.appended) // cache.page_size) for length in lengths]
+        if sum(used) > cache.pages:
+            raise ValueError(f"pages must be at least {sum(used)}, what the sequences fill, got {cache.pages}")
+        places[np.arange(places.shape[1]) < np.array(used)[:, None]] = rng.permutation(cache.pages)[: sum(used)]
+        arrays["block_table"] = places
+    for (name, new), rows in zip((("k_cache", "k"), ("v_cache", "v")), kv, strict=True):
+        drawn = rows[:, :, :room].copy()
+        if cache.appended:
+            arrays[new] = rows[:, :, room:].copy()
+        for own, length in zip(drawn, lengths, strict=True):
+            own[:, length:] = np.nan
+        arrays[name] = _in_places(drawn, places, cache, p.seqlen_k)
+    if cache.tree:
+        arrays["tree_mask"] = (rng.random((p.batch, p.seqlen_q, p.seqlen_q)) < 0.6) | np.eye(p.seqlen_q, dtype=bool)
+    arrays |= {name: array for name, array in draw_masks(p, seed).items() if name == "sinks"}
+    return Decoding(arrays, p.options.beside({}), cache.softcap)
+
+
+def _in_places(rows: np.ndarray, places: np.ndarray, cache: Cache, keys: int) -> np.ndarray:
+    """A cache with room for so many keys that holds rows (b, h_kv, fewer, d), in pages where it has any; NaN in the rest."""
+    b, heads, given, d = rows.shape
+    filled = np.full((b, heads, keys, d), np.nan, rows.dtype)
+    filled[:, :, :given] = rows
+    if cache.page_size is None:
+        return filled
+    pages = np.full((cache.pages, heads, cache.page_size, d), np.nan, rows.dtype)
+    of_sequences = np.moveaxis(filled.reshape(b, heads, -1, cache.page_size, d), 1, 2)
+    pages[places[places >= 0]] = of_sequences[places >= 0]
+    return pages
+
+
 def to(dtype: Any) -> Rounding:
     """Rounding to a dtype, in float32."""
     return lambda x: x.astype(dtype).astype(np.float32)
@@ -124,10 +169,17 @@ def measure(out: np.ndarray, lse: np.ndarray | None, inputs: Inputs, score_dtype
     return numbers | {"L": Numbers(error, least + 4 * ulp(largest_score(inputs), score_dtype))}
 
 
+def measure_decode(out: np.ndarray, lse: np.ndarray | None, sequences: Sequence[Inputs]) -> dict[str, Numbers]:
+    """As `measure`, of each of `Decoding.sequences` by itself: the numbers of the one that is nearest to what is allowed of it, or
+    beyond."""
+    each = [measure(out[b : b + 1], None if lse is None else lse[b : b + 1], inputs) for b, inputs in enumerate(sequences)]
+    return {name: max((numbers[name] for numbers in each), key=lambda own: own.error / own.allowed) for name in each[0]}
+
+
 def largest_score(inputs: Inputs) -> float:
     """Of all scores, seen or not."""
     bias = {name: array for name, array in inputs.beside.items() if name == "bias"}
-    S = masked_scores(Inputs(inputs.q, inputs.k, inputs.v, Options(scale=inputs.options.scale), bias))
+    S = masked_scores(Inputs(inputs.q, inputs.k, inputs.v, Options(scale=inputs.options.scale), bias, softcap=inputs.softcap))
     return float(np.abs(S[np.isfinite(S)]).max(initial=0))
 
 

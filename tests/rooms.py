@@ -15,14 +15,17 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # sim/theory/, sim/machine.py and what a schedule says
     "theory": ("counts", "schedule", "theorem2", "theorem5", "sweep"),
     # sim/cli/
-    "commands": ("cli", "demo", "explain", "fa3_commands", "resources", "verify", "pictures"),
+    "commands": ("cli", "decode_commands", "demo", "explain", "fa3_commands", "resources", "verify", "pictures"),
     # what a user calls: cupyflash/
     "calls": (
         *("attention", "cubins", "device", "gradients", "launcher", "merge", "prepared", "problem", "refusals", "stand_in"),
-        *("tensor_maps", "torch"),
+        *("score*", "tensor_maps", "torch", "warmup_decode"),
     ),
     # all else: packaging, documents, benchmarks, examples
-    "project": ("package", "readme", "benchmarks", "timing*", "accuracy", "machine_code*", "on_gpu", "example", "suites"),
+    "project": (
+        *("package", "readme", "decoding_page", "benchmarks", "benchmark_decode", "timing*", "accuracy", "machine_code*", "on_gpu"),
+        *("example", "generate", "suites"),
+    ),
 }
 
 

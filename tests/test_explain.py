@@ -243,7 +243,7 @@ def words(*arguments: str) -> str:
             "fa3 at head_dim 64 does not fit H100-SXM with blocks of 128 x 16, the smallest: shared memory:",
         ),
         ((*FA3, "--algorithm", "fa2"), "fa2", "of fa2. Asked for is FlashAttention-2 (fa2)."),
-        ((*H100, "--seqlen", "256", "--causal", "--algorithm", "fa3"), "fa3", "of fa2. Asked for is FlashAttention-3 (fa3)."),
+        ((*H100, "--seqlen", "256", "--causal", "--algorithm", "fa3"), "fa3", "of fa3. Asked for is FlashAttention-3 (fa3)."),
     ],
 )
 def test_on_a_hopper_it_is_told_which_kernel_runs_and_why_not_the_other(

@@ -67,7 +67,7 @@ def test_failures_and_counts_of_tests_are_lines_as_they_come(tmp_path: Path) -> 
     assert "1 passed, 1 failed, 1 skipped, 1 error" in list(report.summary(records.read(path)))
 
 
-def test_one_command_runs_the_three_and_a_step_that_fails_takes_no_other_along(
+def test_one_command_runs_the_four_and_a_step_that_fails_takes_no_other_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ran = []
@@ -85,10 +85,11 @@ def test_one_command_runs_the_three_and_a_step_that_fails_takes_no_other_along(
     assert path.name.startswith("T4-2") and f"written: {path}" in capsys.readouterr().out
     header, *ends = records.read(path)
     assert header["device"]["name"] == "T4" and header["versions"] == {"cupy": "14"} and not header["simulated"]
-    assert [end["reason"] for end in ends] == ["tests: exit status 1", "forward: exit status 0", "backward: exit status 0"]
+    passes = [f"{name}: exit status 0" for name in ("forward", "backward", "decode")]
+    assert [end["reason"] for end in ends] == ["tests: exit status 1", *passes]
     for command, seconds in ran:
         assert str(path) in command and seconds <= 125 and ("--quick" in command) == ("pytest" not in command)
-    assert on_gpu.main(["--only", "forward", str(tmp_path)]) == 0 and len(ran) == 4 and ran[-1][1] < 8 * 60
+    assert on_gpu.main(["--only", "forward", str(tmp_path)]) == 0 and len(ran) == 5 and ran[-1][1] < 8 * 60
     assert on_gpu.main(["--only", "tests", str(tmp_path)]) == 1 and ran[-1][0][ran[-1][0].index("-m", 3) + 1] == ""
 
 
@@ -132,7 +133,7 @@ def test_the_one_command_s_dry_run_measures_every_implementation(tmp_path: Path)
     assert on_gpu.main(["--dry-run", "--tests", str(test), str(tmp_path / "out")]) == 0
     (path,) = (tmp_path / "out").glob("*.jsonl")
     lines = list(records.read(path))
-    assert [line["what"] for line in lines if line["kind"] == "run"] == ["on_gpu", "forward", "backward"]
+    assert [line["what"] for line in lines if line["kind"] == "run"] == ["on_gpu", "forward", "backward", "decode"]
     assert all(line["simulated"] for line in lines if line["kind"] == "run")
     assert [line["counts"] for line in lines if line["kind"] == "tests"] == [{"passed": 1}]
     ours = {"forward": {"fa2", "fa1", "standard"}, "backward": {*BACKWARD_ALGORITHMS, "fa2 deterministic"}}
@@ -140,6 +141,8 @@ def test_the_one_command_s_dry_run_measures_every_implementation(tmp_path: Path)
         rows = {line["implementation"]: line for line in lines if line.get("pass") == name}
         assert {*ours[name], "numpy"} <= set(rows) and all(row["right"] for row in rows.values())
         assert all(set(row["rms"]) == outputs for row in rows.values())
+    rows = {line["implementation"]: line for line in lines if line.get("pass") == "decode"}
+    assert set(rows) == {"decode", "decode, pages of 16", "numpy"} and all(row["right"] for row in rows.values())
     (first,) = (line["value"] for line in lines if line.get("name") == "first call")
     assert first["cold"]["first_call_s"] > 0 and set(first) == {"cold", "warm"}
 

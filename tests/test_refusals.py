@@ -46,6 +46,23 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
         {"head_dim": 16},
         ("dtype", "head_dim_v", "causal", "window", "mask", "bias", "padded", "varlen", "algorithm", "tiling"),
     ),
+    "warmup_decode": (
+        cupyflash.warmup_decode,
+        {"batch": 2, "heads": 2, "head_dim": 16, "room": 64},
+        (
+            "kv_heads",
+            "queries",
+            "dtype",
+            "head_dim_v",
+            "page_size",
+            "append",
+            "tree_mask",
+            "causal",
+            "window",
+            "softcap",
+            "num_splits",
+        ),
+    ),
     "plan": (plan, {"problem": PROBLEM, "device": A100}, ("algorithm", "tiling", "lse")),
     "plan_backward": (
         schedules.plan_backward,

@@ -16,6 +16,8 @@ from functools import cached_property
 from machine_code.sass import Instruction
 
 LONGEST = 20_000
+# Rules that decide a branch where no other does.
+NOTHING_MASKED, STRAIGHT_ON = "nothing is masked", "no rule: straight on"
 EXIT = -1
 """The end of a path that goes on until the kernel's."""
 WORD = 1 << 32
@@ -334,8 +336,8 @@ class Tracer:
                 return decision(not lesser, "this turn is masked")
             return decision(lesser, "a vote skips what is rare")
         if any(_PREDICATE.match(each) for each in branch.operands):
-            return decision(lesser != self.masked, "this turn is masked" if self.masked else "nothing is masked")
-        return decision(False, "no rule: straight on")
+            return decision(lesser != self.masked, "this turn is masked" if self.masked else NOTHING_MASKED)
+        return decision(False, STRAIGHT_ON)
 
     def _leaves(self, at: int, target: int, seen: Collection[int]) -> bool:
         """Whether a branch leaves a loop that else goes round without end, and whose head was seen: an inner one."""

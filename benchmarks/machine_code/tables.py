@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 
-from machine_code import hopper, whole
+from cupyflash import Device, Problem
+from cupyflash.schedules import Cache, plan_decode
+from machine_code import decoding, hopper, whole
 from machine_code.clocks import Effort
 from machine_code.costs import REST, Cost, Figure
-from machine_code.ours import Ours, Subject, peers
+from machine_code.ours import DEVICES, Ours, Subject, peers
 
 LENGTHS = (1024, 4096, 16384)
 # Groups of instructions that stand together: a table's columns.
@@ -118,3 +120,33 @@ def of_a_turn(found: hopper.Figures) -> Iterator[str]:
         yield str(sum(found.counts[kind] for kind in kinds))
     yield from (str(found.issued), f"{found.per_key:.2f}", str(found.exposed), f"{found.exposure:.2f}")
     yield f"{found.hidden} of {found.counts['MUFU']}"
+
+
+def decode_turn(architecture: int, d: int, page: int | None) -> decoding.Turn:
+    """Of decoding batch 8, 32 query heads, four a key head, against a cache of 16k, in float16."""
+    problem = Problem(8, 32, 8, 1, 16384, d, "float16", causal=True, padded=True)
+    cache = Cache(page_size=page, pages=0 if page is None else 8 * 16384 // page)
+    return decoding.Turn(plan_decode(problem, Device.named(DEVICES[architecture]), cache))
+
+
+def decode_row(turn: decoding.Turn) -> str:
+    s, held, counts, used = turn.schedule, turn.code.residents, turn.counts, turn.code.resources
+    name = f"sm_{turn.code.architecture}, d {s.problem.head_dim}{f', pages of {s.cache.page_size}' if s.cache.page_size else ''}"
+    addresses = sum(counts[each] for each in decoding.ADDRESSES)
+    shared = sum(counts[each] for each in decoding.SHARED)
+    cells = f"{held.warps} x {held.blocks}", f"{used['REG']}, {used['STACK']}", str(turn.copies), str(turn.issued)
+    cells += f"{turn.issued / turn.copies:.0f}", str(counts["HMMA"]), str(shared), str(addresses), f"{turn.stalls:,}"
+    return row(
+        name, *cells, f"{turn.issue_clocks:,.0f} of {turn.memory_clocks:,.0f} ({turn.issue_clocks / turn.memory_clocks:.0%})"
+    )
+
+
+def decode_loops() -> Iterator[str]:
+    """A steady turn of decoding's main loop: instructions of a warp, and clocks of a multiprocessor's blocks together."""
+    columns = "warps x blocks", "registers, stack", "copies", "instructions", "a copy", "HMMA", "shared", "addresses, branches"
+    yield row("", *columns, "stalls", "to issue, of memory's clocks")
+    yield "| --- |" + " --- |" * (len(columns) + 2)
+    for architecture in DEVICES:
+        for d in (64, 128, 256):
+            for page in (None, 16):
+                yield decode_row(decode_turn(architecture, d, page))

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
 from typing import Any, TypeVar
 
 from cupyflash.device import Device
+from cupyflash.multiprocessor import clock_rate
 from cupyflash.options import BlockMask, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import (
+    decode_tiles,
     fa1,
     fa1_backward,
     fa2,
@@ -39,6 +42,7 @@ from cupyflash.schedules.base import (
     has_dtype,
     require_schedule,
 )
+from cupyflash.schedules.decode import Cache, DecodeSchedule, plan_decode
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
 from cupyflash.schedules.varlen import Fa3VarlenSchedule, Seqlens, VarlenBackwardSchedule, VarlenSchedule, packed_totals
 from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_blocks
@@ -47,7 +51,9 @@ __all__ = [
     "ALGORITHMS",
     "BACKWARD_ALGORITHMS",
     "BackwardSchedule",
+    "Cache",
     "Choice",
+    "DecodeSchedule",
     "Kernel",
     "Move",
     "Phase",
@@ -62,6 +68,7 @@ __all__ = [
     "choose",
     "plan",
     "plan_backward",
+    "plan_decode",
     "plan_softmax",
     "plan_varlen",
     "plan_varlen_backward",
@@ -74,7 +81,7 @@ _SCHEDULES: dict[str, Callable[[Problem, Device, Tiling, bool], TileSchedule]] =
     "fa3": fa3.Fa3Schedule,
     "standard": standard.StandardSchedule,
 }
-ALGORITHMS = tuple(_SCHEDULES)
+ALGORITHMS = (*_SCHEDULES, "decode")
 _VARLEN: dict[str, type[VarlenSchedule]] = {"fa2": VarlenSchedule, "fa3": Fa3VarlenSchedule}
 _BACKWARD: dict[str, Any] = {
     "fa1": (fa1_backward.Fa1BackwardSchedule, fa1_backward.fit),
@@ -82,6 +89,10 @@ _BACKWARD: dict[str, Any] = {
     "standard": (standard_backward.StandardBackwardSchedule, standard_backward.fit),
 }
 BACKWARD_ALGORITHMS = tuple(_BACKWARD)
+# Keys are split over thread blocks where the models have that faster by so much, at least: two launches are no gain if they err.
+SPLIT_GAIN = 1.25
+# ... and where each query has so many keys, at least.
+KEYS_A_QUERY = 4
 # Eight warps of 32 rows: no kernel has more.
 MOST_ROWS = 256
 
@@ -94,18 +105,22 @@ def plan(
     *,
     lse: bool = False,
 ) -> TileSchedule:
-    """The tile schedule of `algorithm` ("fa1", "fa2", "fa3" or "standard") for a problem on a device.
+    """The tile schedule of `algorithm` ("fa1", "fa2", "fa3", "standard" or "decode") for a problem on a device.
 
-    `tiling` is None for the sizes fitted to the kernel's layout, "paper" for the formula's own, or (block_rows, block_cols) that
-    the kernel runs. "paper", and a `TileSize`, are taken as they are: where no kernel runs them, theory and replay count them
-    all the same, and `.kernels()` refuses. `lse` says whether L is written. Kernels, launch and simulator read everything from
-    what this returns.
+    "decode" splits the keys over thread blocks and has no tiling to choose (`plan_decode` plans it with a cache). `tiling` is None
+    for the sizes fitted to the kernel's layout, "paper" for the formula's own, or (block_rows, block_cols) that the kernel runs.
+    "paper", and a `TileSize`, are taken as they are: where no kernel runs them, theory and replay count them all the same, and
+    `.kernels()` refuses. `lse` says whether L is written. Kernels, launch and simulator read everything from what this returns.
 
     Raises ValueError for an unknown algorithm, a tiling that is none of these, (block_rows, block_cols) that the kernel does not
     run, with the nearest that it does, or an SRAM too small for the least block.
     """
     if isinstance(problem, Problem) and problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen")
+    if isinstance(algorithm, str) and algorithm == "decode":
+        if tiling is not None:
+            raise ValueError(f"algorithm 'decode' has no tiling, got {tiling!r}")
+        return plan_decode(problem, device, lse=lse)
     return _checked(problem, device, algorithm, tiling, lse)
 
 
@@ -118,7 +133,8 @@ class Choice:
 
 
 def choose(problem: Problem, device: Device, tiling: TilingChoice = None, refused: str | None = None) -> Choice:
-    """Which algorithm "auto" is for a problem on a device: "fa3" where it runs and the models take it to be faster, else "fa2".
+    """Which algorithm "auto" is for a problem on a device, by their models: "fa2", or where they run and are faster "fa3", or
+    "decode" for few queries of few heads, whose keys are then split over thread blocks.
 
     Blocks that are asked for are "fa2"'s. `refused` is why "fa3" does not take the arrays, where they are known.
     """
@@ -129,15 +145,30 @@ def choose(problem: Problem, device: Device, tiling: TilingChoice = None, refuse
 
 @lru_cache(maxsize=1024)
 def _choose(problem: Problem, device: Device, refused: str | None) -> Choice:
+    needed: dict[str, float] = {}  # clocks
     reason = fa3_tiles.refusal(problem, device) or refused
-    if reason:
-        return Choice("fa2", f"fa3 does not run this: {reason}")
+    least = decode_tiles.least_seconds(problem, device) * clock_rate(device)  # of which the other models know nothing
     try:
-        own = fa3_tiles.clocks(problem, device, fa3_tiles.choose(problem, device))
-        other = fa2_tiles.choose(problem, device).clocks
+        if not reason:
+            needed["fa3"] = max(least, fa3_tiles.clocks(problem, device, fa3_tiles.choose(problem, device)))
+        needed["fa2"] = max(least, fa2_tiles.choose(problem, device).clocks)
     except DoesNotFit as error:
         return Choice("fa2", str(error))
-    return Choice("fa3" if own <= other else "fa2", f"by the models, {own:,.0f} clocks of fa3 against {other:,.0f} of fa2")
+    if _splits_keys(problem):
+        with suppress(DoesNotFit):
+            needed["decode"] = decode_tiles.choose(problem, device).seconds * clock_rate(device)
+    best = min(needed, key=lambda name: needed[name] * (SPLIT_GAIN if name == "decode" else 1.0))
+    if best == "fa2" and reason:
+        return Choice("fa2", f"fa3 does not run this: {reason}")
+    others = " and ".join(f"{clocks:,.0f} of {name}" for name, clocks in needed.items() if name != best)
+    return Choice(best, f"by the models, {needed[best]:,.0f} clocks of {best} against {others}")
+
+
+def _splits_keys(problem: Problem) -> bool:
+    """Whether a call that has no cache may have its keys split: few queries against many keys, and masks by position only."""
+    p, asked = problem, problem.options
+    plain = not (asked.of_scores or asked.padded or asked.packed) and asked.block_mask is None
+    return plain and p.head_count > 0 and p.seqlen_k >= KEYS_A_QUERY * p.seqlen_q > 0
 
 
 def _checked(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:
@@ -260,6 +291,8 @@ def plan_backward(
     require_flag("dbias", dbias)
     if problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen_backward")
+    if problem.options.score is not None:
+        raise ValueError("the backward has no score function")
 
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
         return _plan_backward(problem, device, algorithm, tiling, deterministic, dbias)

@@ -11,14 +11,16 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
-from cupyflash import params
+from cupyflash import params, score
 from cupyflash.arrays import ITEMSIZE
 from cupyflash.device import Device
-from cupyflash.params import Field, Params
+from cupyflash.expressions.c import ELEMENTS
+from cupyflash.params import CapturedField, Field, Params
 from cupyflash.problem import Problem
 from cupyflash.tensor_maps import Box
 from cupyflash.tiling import DoesNotFit, Tiling
@@ -208,6 +210,11 @@ class TileSchedule(Schedule):
         return {}
 
     @property
+    def struct(self) -> Params:
+        """What its kernels are given."""
+        return with_captured(self.params, self.problem.options.score)
+
+    @property
     def block_rows(self) -> int:
         """Br."""
         return self.tiling.used.block_rows
@@ -314,7 +321,7 @@ def scores_seen(problem: Problem, rows: range, cols: range) -> int:
 def visited_scores(schedule: TileSchedule, visited: Visited, keys: int) -> int:
     """How many scores are seen for their position, in blocks that are visited."""
     p = schedule.problem
-    if visited.kept is None or not (p.options.mask or p.options.bias):
+    if visited.kept is None or not p.options.of_scores:
         return scores_seen(p, range(p.seqlen_q), range(keys))
     rows, cols = np.arange(p.seqlen_q), np.arange(schedule.col_blocks) * schedule.block_cols
     first, end = p.keys_seen(rows, keys)
@@ -325,7 +332,16 @@ def visited_scores(schedule: TileSchedule, visited: Visited, keys: int) -> int:
 def mask_moves(problem: Problem, scores: int) -> tuple[Move, ...]:
     """What `scores` scores read of the boolean mask and of the bias."""
     mask = (Move("mask", scores, 1),) if problem.options.mask else ()
-    return mask + ((Move("bias", scores, problem.itemsize),) if problem.options.bias else ())
+    bias = (Move("bias", scores, problem.itemsize),) if problem.options.bias else ()
+    form = problem.options.score
+    own = [load for load in form.loads if load not in score.of_head(form)] if form else []
+    return mask + bias + tuple(Move(score.field(load.name), scores, score.itemsize(form, load)) for load in own if form)
+
+
+def head_moves(problem: Problem) -> tuple[Move, ...]:
+    """What a thread block reads of a score function's arrays that is one for its head."""
+    form = problem.options.score
+    return tuple(Move(score.field(load.name), 1, score.itemsize(form, load)) for load in score.of_head(form)) if form else ()
 
 
 def block_mask_moves(problem: Problem, blocks: int) -> tuple[Move, ...]:
@@ -368,7 +384,7 @@ def sub_tile(problem: Problem, block_cols: int) -> int:
     d = max(problem.head_dim, problem.head_dim_v)
     if d > 128:
         widest = 16
-    elif problem.itemsize == 4 or (d > 64 and (problem.options.mask or problem.options.bias)):
+    elif problem.itemsize == 4 or (d > 64 and problem.options.of_scores):
         widest = 32
     else:
         widest = 64
@@ -389,6 +405,7 @@ def element_constants(problem: Problem) -> tuple[tuple[str, int | str], ...]:
         ("SPARSE", int(problem.options.block_mask is not None)),
         ("SINKS", int(problem.options.sinks)),
         ("COPY_BYTES", problem.alignment),
+        *(score.constants(problem.options.score) if problem.options.score else ()),
     )
 
 
@@ -411,6 +428,21 @@ def attention_params(*own: Field, maps: tuple[str, ...] = ()) -> Params:
             *params.numbers("float", "scale", "scale_log2"),
         )
     )
+
+
+@lru_cache(maxsize=256)
+def with_captured(struct: Params, form: score.Form | None) -> Params:
+    """A struct with what a score function has captured: before the first pointer, which C aligns as Python does."""
+    if form is None:
+        return struct
+    fields = [
+        CapturedField.of(score.field(one.name), ELEMENTS[one.dtype], one.axes)
+        if one.axes is not None
+        else Field(score.field(one.name), score.C_TYPES[one.type])
+        for one in form.captured
+    ]
+    arrays = [each for each in fields if each.axes is not None]
+    return Params((*arrays, *struct.fields, *(each for each in fields if each.axes is None)))
 
 
 def require_kernel_tiling(schedule: TileSchedule, shared_bytes: int) -> None:

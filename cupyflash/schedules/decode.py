@@ -87,8 +87,8 @@ class Cache:
 class DecodeSchedule(TileSchedule):
     """A phase is a split of a row tile of a key head, its visits the blocks of keys that it has.
 
-    `problem.options.key_lengths` are the keys that each sequence has cached, before any are appended; None where they are not known to
-    the host: counts are then of full length.
+    `problem.options.key_lengths` are the keys that each sequence has cached, before any are appended; None where they are not known
+    to the host: counts are then of full length.
     """
 
     algorithm: ClassVar[str] = "decode"
@@ -150,10 +150,14 @@ class DecodeSchedule(TileSchedule):
         cached = self.problem.seqlen_k - self.cache.appended if keys is None else keys
         for tile in range(self.row_tiles):
             row_tile = _RowTile.of(self, cached, tile)
-            yield Phase(self.splits, enter=(Move("cache_seqlens", 1, LENGTH),))
+            yield Phase(self.splits, enter=self._length_moves())
             yield from row_tile.phases(literal)
         if self.splits > 1:
-            yield Phase(self.rows, enter=(Move("cache_seqlens", 1, LENGTH),), leave=self._results(1))
+            yield Phase(self.rows, enter=self._length_moves(), leave=self._results(1))
+
+    def _length_moves(self) -> tuple[Move, ...]:
+        """What a thread block reads to learn how many keys its sequence has."""
+        return (Move("cache_seqlens", 1, LENGTH),) if self.problem.options.padded else ()
 
     def _results(self, rows: int) -> tuple[Move, ...]:
         """What is written of so many rows in the end, and read for it."""
@@ -223,7 +227,7 @@ class DecodeSchedule(TileSchedule):
 
 @dataclass(frozen=True)
 class _RowTile:
-    """A row tile of a sequence's key head: rows, which of the sequence's keys were cached, and the blocks of keys it goes through."""
+    """A row tile of a sequence's key head: which of the sequence's keys were cached, and the blocks of keys it goes through."""
 
     schedule: DecodeSchedule
     tile: int
@@ -336,8 +340,8 @@ def plan_decode(
         raise TypeError(f"device must be a Device (Device.named finds one by name), got {device!r}")
     cache = cache or Cache()
     asked = problem.options
-    if asked.mask or asked.bias or asked.block_mask is not None or asked.packed:
-        raise ValueError("decoding has no mask, bias, block mask or packed sequences")
+    if asked.of_scores or asked.block_mask is not None or asked.packed:
+        raise ValueError("decoding has no mask, bias, block mask, score function or packed sequences")
     if cache.appended > problem.seqlen_k:
         raise ValueError(f"the cache must have room for the {cache.appended} new keys, got room for {problem.seqlen_k}")
     longest = max(asked.key_lengths or (0,))

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
+
+import numpy as np
 
 from cupyflash.device import Device
-from cupyflash.multiprocessor import WARP, occupancy
+from cupyflash.multiprocessor import PARTITIONS, WARP, clock_rate, occupancy
 from cupyflash.problem import Problem
+from cupyflash.schedules import fa2_tiles
 from cupyflash.schedules.base import FLOAT32, GRANULE, padded_dim, require_dtype
 from cupyflash.tiling import DoesNotFit
 
-# Keys of a block, and slots of the ring; before sm_80 copies are not asynchronous, and one slot does.
+# Keys of a block, and slots of the ring: those that are tried first are taken where others are not faster.
 BLOCK_COLS = (64, 32, 16)
-STAGES = (4, 3, 2, 1)
+STAGES = (4, 3, 2)
+# Without asynchronous copies more slots than one are of no use.
+ASYNCHRONOUS = (8, 0)
+# What a model's seconds are good for: a candidate that is faster by less is not taken to be.
+NOISE = 0.03
 # Warps of a thread block, where rows do not ask for more
 WARPS = 4
-MOST_ROW_WARPS = 8
 # d_v up to which a warp's O of two tiles of 16 rows is in registers
 MOST_DIM_OF_TWO = 128
 # What the merging kernel has room for
@@ -32,14 +40,14 @@ BANDWIDTH = 1e12
 # Seconds that a second kernel takes to begin behind the first.
 LAUNCH = 2e-6
 # Beside O, S and fragments a thread needs so many registers.
-OTHER_REGISTERS = 70
+OTHER_REGISTERS = 80
 MOST_REGISTERS = 255
 
 
 @dataclass(frozen=True)
 class Config:
-    """One configuration of the kernel: `row_tiles` tiles of 16 rows a warp, `row_warps` warps that share out rows and `key_warps` the
-    keys of a block, `block_cols` keys a block and `stages` slots of the ring."""
+    """One configuration of the kernel: `row_tiles` tiles of 16 rows a warp, `row_warps` warps that share out rows and `key_warps`
+    the keys of a block, `block_cols` keys a block and `stages` slots of the ring."""
 
     row_tiles: int
     row_warps: int
@@ -63,8 +71,8 @@ class Config:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration on a device: bytes of shared memory by what is held, thread blocks that share a multiprocessor, and splits with
-    the seconds that the model takes it to need; or why it was rejected."""
+    """A configuration on a device: bytes of shared memory by what is held, thread blocks that share a multiprocessor, and splits
+    with the seconds that the model takes it to need; or why it was rejected."""
 
     config: Config
     rooms: tuple[tuple[str, int], ...]
@@ -103,19 +111,21 @@ def rooms(problem: Problem, config: Config) -> dict[str, int]:
     }
 
 
-def row_shape(problem: Problem) -> tuple[int, int]:
-    """(tiles of 16 rows a warp, warps that share out rows): as few as hold all rows that read a key head, if any do."""
+def row_shapes(problem: Problem) -> tuple[tuple[int, int], ...]:
+    """(tiles of 16 rows a warp, warps that share out rows): first what holds all rows that read a key head, or most of them, then
+    what takes less shared memory and reads K and V more often."""
     tiles = -(-problem.seqlen_q * group(problem) // GRANULE)
-    if tiles > MOST_ROW_WARPS:
-        return (2 if problem.head_dim_v <= MOST_DIM_OF_TWO and problem.head_dim <= MOST_DIM_OF_TWO else 1), MOST_ROW_WARPS
-    return 1, next(warps for warps in (1, 2, 4, 8) if warps >= tiles)
+    narrow = max(problem.head_dim, problem.head_dim_v) <= MOST_DIM_OF_TWO
+    shapes = [(2, 8), *((1, warps) for warps in (8, 4, 2, 1))] if narrow else [(1, warps) for warps in (8, 4, 2, 1)]
+    enough = [shape for shape in shapes if math.prod(shape) >= tiles]
+    return tuple(shapes[len(enough) - 1 if enough else 0 :])
 
 
 def registers(problem: Problem, config: Config) -> int:
     """What a thread needs about."""
     own = padded_dim(problem.head_dim_v) // 2 + config.block_cols // config.key_warps // 2
-    in_registers = padded_dim(problem.head_dim) // 4 if config.row_tiles == 1 and problem.head_dim <= MOST_DIM_OF_TWO else 0
-    return min(MOST_REGISTERS, config.row_tiles * own + in_registers + OTHER_REGISTERS)
+    fragments = padded_dim(problem.head_dim) // 4 if in_registers(problem, config) else 0
+    return min(MOST_REGISTERS, config.row_tiles * own + fragments + OTHER_REGISTERS)
 
 
 def needed_in_flight(device: Device) -> float:
@@ -123,8 +133,8 @@ def needed_in_flight(device: Device) -> float:
     return BUSY * LATENCY * (device.hbm_bandwidth or BANDWIDTH) / device.sm_count
 
 
-def in_flight(problem: Problem, config: Config, blocks: int) -> int:
-    """Bytes of K and V that so many thread blocks of a multiprocessor have under way."""
+def in_flight(problem: Problem, config: Config, blocks: Any) -> Any:
+    """Bytes of K and V that so many thread blocks (an integer, or an array of them) of a multiprocessor have under way."""
     return blocks * max(1, config.stages - 1) * config.block_cols * key_bytes(problem)
 
 
@@ -133,28 +143,100 @@ def works(problem: Problem, config: Config) -> int:
     return problem.batch * problem.kv_heads * -(-problem.seqlen_q * group(problem) // config.block_rows)
 
 
-def seconds(problem: Problem, device: Device, config: Config, resident: int, splits: int) -> float:
-    """What the model takes so many splits to need: the multiprocessor with the most keys, as fast as the memory or what it has under
-    way lets it, and what splits write and read again."""
+def in_registers(problem: Problem, config: Config) -> bool:
+    """Whether a warp's rows of Q are in registers, as the kernel has them."""
+    return config.row_tiles == 1 and max(problem.head_dim, problem.head_dim_v) <= MOST_DIM_OF_TWO
+
+
+def turn(problem: Problem, device: Device, config: Config, together: int) -> float:
+    """Clocks in which so many thread blocks of a multiprocessor all go a block of keys further: what `fa2`'s turn would cost, with
+    the keys shared out among the warps that have the same rows."""
+    rows = GRANULE * config.row_tiles
+    alike = fa2_tiles.Config(config.block_rows, config.block_cols, rows, config.stages, in_registers(problem, config))
+    parts = fa2_tiles.part_clocks(problem, device, alike)
+    busy = together * max(1.0, PARTITIONS * WARP / config.threads) * max(parts.values())
+    serial = sum(clocks for name, clocks in parts.items() if name not in ("shared", "L2")) * PARTITIONS * WARP / config.threads
+    return max(busy, serial + fa2_tiles.TILE_LATENCY)
+
+
+def keys_read(problem: Problem, config: Config) -> tuple[int, int]:
+    """Keys that row tiles read, of a cache that is full: the most that one does, and all together."""
+    p, rows = problem, problem.seqlen_q * group(problem)
+    starts = np.arange(0, rows, config.block_rows)
+    first, _ = p.keys_seen(starts // group(p), p.seqlen_k)
+    _, end = p.keys_seen((np.minimum(starts + config.block_rows, rows) - 1) // group(p), p.seqlen_k)
+    keys = np.maximum(0, end - first)
+    return int(keys.max(initial=0)), p.batch * p.kv_heads * int(keys.sum())
+
+
+def least_seconds(problem: Problem, device: Device) -> float:
+    """What the memory needs for K and V once a key head, as far as they are seen."""
+    p = problem
+    first, _ = p.keys_seen(np.array([0]), p.seqlen_k)
+    _, end = p.keys_seen(np.array([max(0, p.seqlen_q - 1)]), p.seqlen_k)
+    return p.batch * p.kv_heads * max(0, int(end[0] - first[0])) * key_bytes(p) / (device.hbm_bandwidth or BANDWIDTH)
+
+
+def times(problem: Problem, device: Device, config: Config, resident: int, splits: np.ndarray) -> dict[str, np.ndarray]:
+    """The model's seconds with each of so many splits, by part. memory: what row tiles read, at the bandwidth. loads: the
+    multiprocessor with the most keys, as fast as what it has under way and twice its share of the bandwidth let it. arithmetic: its
+    products and exponentials. start: of its thread blocks. partial: what splits write and read again, and the launch for it."""
     p, bandwidth = problem, device.hbm_bandwidth or BANDWIDTH
-    every = works(p, config)
-    most = -(-every * splits // device.sm_count)  # thread blocks of a multiprocessor
-    together = min(most, resident)
-    keys = -(-(-(-p.seqlen_k // config.block_cols)) // splits) * config.block_cols
-    rate = min(2 * bandwidth / device.sm_count, in_flight(p, config, together) / LATENCY)
-    busiest = most * keys * key_bytes(p) / rate
-    parts = 2 * splits * p.head_count * p.seqlen_q * (part_width(p) + 2) * FLOAT32 / bandwidth + LAUNCH if splits > 1 else 0.0
-    return max(busiest, every * p.seqlen_k * key_bytes(p) / bandwidth) + LATENCY * -(-most // together) + parts
+    most = -(-works(p, config) * splits // device.sm_count)  # thread blocks of a multiprocessor
+    together = np.clip(most, 1, resident)
+    rounds = -(-most // together)
+    longest, all_keys = keys_read(p, config)
+    turns = -(-math.ceil(longest / config.block_cols) // splits)
+    rate = np.minimum(2 * bandwidth / device.sm_count, in_flight(p, config, together) / LATENCY)
+    clocks = np.array([turn(p, device, config, each) for each in range(1, resident + 1)])[together - 1]
+    again = 2 * splits * p.head_count * p.seqlen_q * (part_width(p) + 2) * FLOAT32 / bandwidth + LAUNCH
+    return {
+        "memory": np.full(len(splits), all_keys * key_bytes(p) / bandwidth),
+        "loads": most * turns * config.block_cols * key_bytes(p) / rate,
+        "arithmetic": rounds * turns * clocks / clock_rate(device),
+        "start": rounds * fa2_tiles.BLOCK_LATENCY / clock_rate(device),
+        "partial": np.where(splits > 1, again, 0.0),
+    }
+
+
+def seconds(problem: Problem, device: Device, config: Config, resident: int, splits: np.ndarray) -> np.ndarray:
+    """What the model takes each of so many splits to need: the longest of memory, loads and arithmetic, and the rest."""
+    parts = times(problem, device, config, resident, splits)
+    longest = np.maximum(np.maximum(parts["memory"], parts["loads"]), parts["arithmetic"])
+    needed: np.ndarray = longest + parts["start"] + parts["partial"]
+    return needed
+
+
+def split_keys(problem: Problem, config: Config, splits: int) -> int:
+    """Keys that the longest of so many splits reads, in whole blocks."""
+    longest, _ = keys_read(problem, config)
+    return -(-math.ceil(longest / config.block_cols) // splits) * config.block_cols
+
+
+def at_a_time(problem: Problem, device: Device, candidate: Candidate) -> int:
+    """Thread blocks that run together on the whole device."""
+    return min(works(problem, candidate.config) * candidate.splits, candidate.resident * device.sm_count)
+
+
+def under_way(problem: Problem, device: Device, candidate: Candidate) -> int:
+    """Bytes of K and V that a multiprocessor with any thread block has under way, on the average. A split may have fewer blocks of
+    keys than its ring has slots."""
+    c, together = candidate, at_a_time(problem, device, candidate)
+    each = min(in_flight(problem, c.config, 1), split_keys(problem, c.config, c.splits) * key_bytes(problem))
+    return int(together * each // max(1, min(together, device.sm_count)))
 
 
 def candidates(problem: Problem, device: Device, splits: int | None = None) -> tuple[Candidate, ...]:
-    """Every configuration with its best splits, or with those that are asked for."""
-    row_tiles, row_warps = row_shape(problem)
-    found = []
-    for cols in BLOCK_COLS:
-        key_warps = max(1, min(WARPS // row_warps, cols // GRANULE))
-        for stages in STAGES:
-            found.append(_candidate(problem, device, Config(row_tiles, row_warps, key_warps, cols, stages), splits))
+    """Every configuration with its best splits, or with those that are asked for: of the first rows of which any fits."""
+    found: list[Candidate] = []
+    for row_tiles, row_warps in row_shapes(problem):
+        found = []
+        for cols in BLOCK_COLS:
+            key_warps = max(1, min(WARPS // row_warps, cols // GRANULE))
+            for stages in STAGES if device.compute_capability >= ASYNCHRONOUS else (1,):
+                found.append(_candidate(problem, device, Config(row_tiles, row_warps, key_warps, cols, stages), splits))
+        if not all(each.rejected for each in found):
+            break
     return tuple(found)
 
 
@@ -172,15 +254,16 @@ def _candidate(p: Problem, device: Device, config: Config, splits: int | None) -
     most = max(1, min(MOST_SPLITS, -(-p.seqlen_k // config.block_cols)))
     # At least as many thread blocks as multiprocessors, where there are so many blocks of keys.
     least = min(most, -(-device.sm_count // max(1, every)))
-    tried = range(least, most + 1) if splits is None else (splits,)
-    best = min(tried, key=lambda s: (seconds(p, device, config, resident, s), s))
-    return replace(one, resident=resident, splits=best, seconds=seconds(p, device, config, resident, best))
+    tried = np.arange(least, most + 1) if splits is None else np.array([splits])
+    needed = seconds(p, device, config, resident, tried)
+    best = int(np.argmin(needed))
+    return replace(one, resident=resident, splits=int(tried[best]), seconds=float(needed[best]))
 
 
 @lru_cache(maxsize=1024)
 def choose(problem: Problem, device: Device, splits: int | None = None) -> Candidate:
-    """The configuration that the model predicts to be fastest of those that give every multiprocessor a thread block, or if none
-    does the most of them. `splits` fixes their number.
+    """The widest configuration that the model predicts to be about as fast as any, of those that give every multiprocessor a thread
+    block, or if none does the most of them. `splits` fixes their number.
 
     ValueError where the device has not the element type, `DoesNotFit` where nothing fits.
     """
@@ -195,4 +278,7 @@ def choose(problem: Problem, device: Device, splits: int | None = None) -> Candi
         """Multiprocessors without a thread block."""
         return max(0, device.sm_count - works(problem, each.config) * each.splits)
 
-    return min(able, key=lambda each: (short(each), each.seconds))
+    least_short = min(map(short, able))
+    able = [each for each in able if short(each) == least_short]
+    fastest = min(each.seconds for each in able)
+    return next(each for each in able if each.seconds <= (1 + NOISE) * fastest)

@@ -25,6 +25,7 @@ from cupyflash.schedules.base import (
     block_mask_bytes,
     block_mask_moves,
     element_constants,
+    head_moves,
     length_moves,
     require_block_mask,
     require_kernel_tiling,
@@ -75,6 +76,7 @@ class Fa1Schedule(ColumnsOutside):
         unseen = int(self._rows()[visited.last < 0].sum())
         moves = [
             *length_moves(p),
+            *head_moves(p),
             *block_mask_moves(p, visited.blocks),
             Move(self._accumulator, (p.seqlen_q - unseen) * p.head_dim_v, FLOAT32, write=True),
             Move("O", unseen * p.head_dim_v, p.itemsize, write=True),
@@ -147,6 +149,6 @@ class Fa1Schedule(ColumnsOutside):
                 self.repeats if self.row_blocks else 0,
                 self.block_rows // GRANULE * WARP,
                 shared,
-                self.params,
+                self.struct,
             ),
         )

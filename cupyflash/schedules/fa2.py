@@ -25,6 +25,7 @@ from cupyflash.schedules.base import (
     block_mask_bytes,
     block_mask_moves,
     element_constants,
+    head_moves,
     length_moves,
     mask_moves,
     require_block_mask,
@@ -78,7 +79,7 @@ class Fa2Schedule(TileSchedule):
             for count, cols in ((full_visits, self.block_cols), (tail_visits, tail_cols))
             if count
         )
-        enter = list(self._length_moves())
+        enter = [*self._length_moves(), *head_moves(p)]
         if visits:
             enter.append(Move("Q", self.pack * self._copied_rows(rows) * p.head_dim, p.itemsize, tile="Q"))
         leave = [Move("O", self.pack * rows * p.head_dim_v, p.itemsize, write=True, tile="Q")]
@@ -154,7 +155,7 @@ class Fa2Schedule(TileSchedule):
             ("STAGES", config.stages),
             ("BLOCKS", config.blocks),
             ("Q_IN_REGS", int(config.q_in_regs)),
-            ("SCALE_FIRST", int(p.options.bias or p.softmax_scale <= 0)),
+            ("SCALE_FIRST", int(p.options.bias or p.options.score is not None or p.softmax_scale <= 0)),
             ("VARLEN", int(p.options.packed)),
         )
-        return Kernel("fa2_forward.cu", "fa2_forward", constants, self.grid, config.threads, candidate.shared_bytes, self.params)
+        return Kernel("fa2_forward.cu", "fa2_forward", constants, self.grid, config.threads, candidate.shared_bytes, self.struct)

@@ -156,7 +156,7 @@ def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
 
 def masked(problem: Problem) -> bool:
     """Whether each score has something of its own in memory."""
-    return problem.options.mask or problem.options.bias
+    return problem.options.of_scores
 
 
 def positioned(problem: Problem) -> bool:

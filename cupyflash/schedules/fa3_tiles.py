@@ -151,7 +151,12 @@ def refusal(problem: Problem, device: Device) -> str | None:
         )
     if p.itemsize != 2:
         return f"warpgroup products are of half types, and this is {p.dtype}"
-    for name, has in (("a mask", asked.mask), ("a bias", asked.bias), ("a block mask", asked.block_mask is not None)):
+    for name, has in (
+        ("a mask", asked.mask),
+        ("a bias", asked.bias),
+        ("a block mask", asked.block_mask is not None),
+        ("a score function", asked.score is not None),
+    ):
         if has:
             return f"the kernel has no place for {name}"
     if p.softmax_scale <= 0:

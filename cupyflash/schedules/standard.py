@@ -26,6 +26,7 @@ from cupyflash.schedules.base import (
     Workspace,
     attention_params,
     element_constants,
+    head_moves,
     length_moves,
     mask_moves,
     require_kernel_tiling,
@@ -113,6 +114,7 @@ class StandardSchedule(TileSchedule):
                     row_times * col_times,
                     enter=(
                         *length_moves(p),
+                        *head_moves(p),
                         Move("Q", rows * p.head_dim, p.itemsize, tile="Q"),
                     ),
                     leave=(Move("S", rows * cols, p.itemsize, write=True),),
@@ -164,7 +166,7 @@ class StandardSchedule(TileSchedule):
             scores_grid,
             threads,
             shared,
-            self.params,
+            self.struct,
         )
         softmax = Kernel(
             "standard.cu",
@@ -173,7 +175,7 @@ class StandardSchedule(TileSchedule):
             -(-self.repeats * p.seqlen_q // SOFTMAX_WARPS),
             SOFTMAX_WARPS * WARP,
             0,
-            self.params,
+            self.struct,
         )
         values = Kernel(
             "standard.cu",
@@ -182,6 +184,6 @@ class StandardSchedule(TileSchedule):
             self.row_blocks * self.repeats,
             threads,
             self.block_cols * value_row_bytes(p),
-            self.params,
+            self.struct,
         )
         return (scores, softmax, values) if scores_grid else (softmax, values)

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from cupyflash.schedules import TileSchedule, fa3_tiles, plan
+from cupyflash.schedules import DecodeSchedule, TileSchedule, fa3_tiles, plan
 from cupyflash.sim import theory
-from cupyflash.sim.cli import explain_fa2, explain_fa3
+from cupyflash.sim.cli import explain_decode, explain_fa2, explain_fa3
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
 from cupyflash.sim.cli.show import NAMES, flat, say, show_tiling, tiling_report
 from cupyflash.tiling import DoesNotFit
@@ -19,12 +19,13 @@ EXAMPLES = examples(
     "cupyflash explain --head-dim 128 --heads 16 --device H100-SXM",
     "cupyflash explain --seqlen 512 --dtype float32 --all",
     "cupyflash explain --tiling 64x32",
+    "cupyflash explain --decode --batch 4 --seqlen-k 32768 --device H100-SXM",
 )
 WAYS = {"fa2": explain_fa2, "fa3": explain_fa3}
 
 
 @click.command(epilog=EXAMPLES)
-@problem_options(seqlen=4096, head_dim=64, algorithms=("auto", *WAYS))
+@problem_options(seqlen=4096, head_dim=64, algorithms=("auto", *WAYS, "decode"), decode={})
 @click.option("--all", "everything", is_flag=True, help="Every runner-up and every rejected tile, not a few and a count.")
 @AS_JSON
 def explain(request: Request, everything: bool, as_json: bool) -> None:
@@ -34,8 +35,13 @@ def explain(request: Request, everything: bool, as_json: bool) -> None:
     faster: told is which and why. Neither's tile is the paper's Bc = ceil(M / 4d): both are shown.
     Every configuration of the kernel is a candidate: it is rejected with a reason, or a model of one multiprocessor says how
     many clocks its tiles take. The times are the model's, none measured. Needs neither compiler nor GPU.
+
+    With --decode, of `attention_decode`: into how many parts the keys are split, and how many bytes are under way.
     """
     schedule = request.schedule()
+    if isinstance(schedule, DecodeSchedule):
+        explain_decode.explain(request, schedule, as_json)
+        return
     of, device, problem = WAYS[request.algorithm], request.device, request.problem
     found = of.explanation(schedule, request)
     rates = {name: found.pop(name) for name in ("fmas_a_clock", "float32_fmas_a_clock")}

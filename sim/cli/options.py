@@ -5,22 +5,24 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from cupyflash.arrays import ITEMSIZE, MAX_ALIGNMENT
 from cupyflash.attention import ALGORITHMS
 from cupyflash.device import Device
 from cupyflash.options import FLAGS, Window
 from cupyflash.problem import Problem
-from cupyflash.schedules import Choice, TileSchedule, choose, plan, plan_backward
-from cupyflash.sim.cli.show import NAMES, describe, flat
+from cupyflash.schedules import Cache, Choice, DecodeSchedule, TileSchedule, choose, plan, plan_backward, plan_decode
+from cupyflash.sim.cli.show import NAMES, describe, describe_cache, flat
 from cupyflash.simulated import DEFAULT_DEVICE, DEFAULT_SECONDS
 from cupyflash.tiling import TilingChoice
+from cupyflash.words import plural
 
 Command = Callable[..., None]
 
@@ -137,13 +139,45 @@ def size_options(seqlen: int | None, head_dim: int | None) -> tuple[Any, ...]:
 
 
 MASKS = (
-    click.option("--causal", is_flag=True, help="A row sees the keys up to its own."),
+    click.option("--causal/--no-causal", help="A row sees the keys up to its own; with --decode it does unless --no-causal."),
     click.option("--window", metavar="LEFT,RIGHT", help="How far from its own key a row sees: 128,0 say; '-' for no limit."),
     click.option("--mask", is_flag=True, help="With a boolean mask, one entry a score."),
     click.option("--bias", is_flag=True, help="With a number added to each score."),
     click.option("--sinks", is_flag=True, help="With a score a head that joins each row's softmax and has no value."),
     click.option("--key-lengths", metavar="N,N,...", help="Keys of each of the batch, when fewer than all."),
 )
+
+
+# Of the options above, what decoding has not; and sizes of --decode where no others are given.
+NOT_DECODING = ("backward", "deterministic", "mask", "bias", "key_lengths", "algorithm", "tiling")
+DECODING = {"seqlen": 1, "seqlen_k": 8192, "head_dim": 128, "heads": 32, "kv_heads": 8, "causal": True}
+
+
+def decode_options(sizes: Mapping[str, int]) -> tuple[Any, ...]:
+    """The options of decoding, of which `sizes` are a command's own beside `DECODING`."""
+
+    def decoding(context: click.Context, param: click.Parameter, value: bool) -> bool:
+        """--decode: what the others' defaults are then; it is looked at before them."""
+        if value:
+            context.default_map = {**(context.default_map or {}), **DECODING, **sizes}
+        return value
+
+    own = ", ".join(f"--{name.replace('_', '-')} {size}" for name, size in {**DECODING, **sizes}.items() if name != "causal")
+    about = "What `attention_decode` does: --seqlen queries of each sequence against a cache with room for --seqlen-k keys."
+    at_least_0, at_least_1 = click.IntRange(0), click.IntRange(1)
+    lengths = "Keys that each sequence has in the cache, or all have.  [default: what there is room for]"
+    return (
+        click.option("--decode", is_flag=True, is_eager=True, callback=decoding, help=f"{about}  [default then: {own}]"),
+        click.option("--cache-seqlens", metavar="N,N,...", help=lengths),
+        click.option("--page-size", metavar="N", type=at_least_1, help="The cache is in pages of N keys, a multiple of 16."),
+        click.option("--append", metavar="N", type=at_least_0, default=0, help="New keys, put behind those of each sequence."),
+        click.option("--tree", is_flag=True, help="With a mask over the newest keys, for drafts that branch."),
+        click.option("--softcap", metavar="X", type=float, help="Scores become X tanh(score / X)."),
+        click.option("--num-splits", metavar="N", type=int, help="Parts of a sequence's keys.  [default: the model's choice]"),
+    )
+
+
+DECODE_ONLY = ("cache_seqlens", "page_size", "append", "tree", "softcap", "num_splits")
 
 
 def problem_options(
@@ -154,11 +188,12 @@ def problem_options(
     algorithms: Sequence[str] = ALGORITHMS,
     tiling: str = "fitted",
     backward: bool = False,
+    decode: Mapping[str, int] | None = None,
 ) -> Callable[[Command], Command]:
     """The options that pose a problem; the command gets them as one `Request`, the options that it names itself beside it.
 
     `algorithm` is --algorithm's default, and `algorithms` are those that the command knows. `backward`: whether it knows the
-    backward pass.
+    backward pass. `decode`: where it knows decoding, the sizes that are its own.
     """
     paper = "; fa1 is FlashAttention, the paper's" if "fa1" in algorithms else ""
     which = (
@@ -180,6 +215,7 @@ def problem_options(
             help="Block sizes: fitted to the kernel's layout, the paper's formula to the letter, or your own.",
         ),
         click.option("--lse", is_flag=True, help="With L, the log-sum-exp of each row."),
+        *(() if decode is None else decode_options(decode)),
     )
 
     def decorate(command: Command) -> Command:
@@ -199,7 +235,7 @@ def problem_options(
 class Request:
     """A problem on a device, with an algorithm and a tiling to plan it by: what the shared options say.
 
-    `lse` is for a forward pass, `deterministic` for a `backward`.
+    `lse` is for a forward pass, `deterministic` for a `backward`; a `cache` and perhaps `num_splits` for decoding.
     """
 
     problem: Problem
@@ -209,10 +245,16 @@ class Request:
     lse: bool
     backward: bool = False
     deterministic: bool = False
+    cache: Cache | None = None
+    num_splits: int | None = None
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Request:
         """From the values of `problem_options`, by name. Raises ValueError or click.UsageError for what does not go together."""
+        if given.get("decode"):
+            return cls.decoding(given)
+        if alone := first_given(DECODE_ONLY):
+            raise click.UsageError(f"{alone} is for --decode")
         key_lengths, window, seqlen_k = given["key_lengths"], given["window"], given["seqlen_k"]
         problem = Problem(
             given["batch"],
@@ -239,19 +281,68 @@ class Request:
             algorithm = "fa2" if backward else choose(problem, device, tiling).algorithm
         return cls(problem, device, algorithm, tiling, lse, backward, deterministic)
 
+    @classmethod
+    def decoding(cls, given: dict[str, Any]) -> Request:
+        """From the same values, of --decode."""
+        if other := first_given(NOT_DECODING):
+            instead = ": --cache-seqlens has the keys of each sequence" if other == "--key-lengths" else ""
+            raise click.UsageError(f"{other} cannot go with --decode{instead}")
+        heads, kv_heads = given["heads"], given["kv_heads"]
+        if first_given(("heads",)) and not first_given(("kv_heads",)):
+            kv_heads = heads
+        room, page, appended = given["seqlen_k"], given["page_size"], given["append"]
+        if page and not first_given(("seqlen_k",)):  # a default is made whole pages
+            room = -(-room // page) * page
+        if not given["seqlen"]:
+            raise click.BadParameter("at least one query, got 0", param_hint="--seqlen")
+        if appended > room:
+            raise click.BadParameter(
+                f"at most the {room:,} keys that the cache has room for, got {appended:,}", param_hint="--append"
+            )
+        if page and room % page:
+            raise click.BadParameter(f"must divide --seqlen-k, {room:,} keys, got {page:,}", param_hint="--page-size")
+        batch, window = given["batch"], given["window"]
+        pages = batch * room // page if page else 0
+        problem = Problem(
+            batch,
+            heads,
+            kv_heads,
+            given["seqlen"],
+            room,
+            given["head_dim"],
+            given["dtype"],
+            head_dim_v=given["head_dim_v"],
+            causal=given["causal"],
+            sinks=given["sinks"],
+            window=None if window is None else parse_window(window),
+            padded=True,
+            key_lengths=cached_lengths(given["cache_seqlens"], batch, room - appended, appended),
+        )
+        cache = Cache(appended, page, pages, given["tree"], given["softcap"])
+        device = on(given["device"], given["sram"])
+        return cls(contiguous(problem), device, "decode", None, given["lse"], cache=cache, num_splits=given["num_splits"])
+
     @property
     def choice(self) -> Choice:
         """What "auto" takes for the forward, and why, whatever was asked for."""
         return choose(self.problem, self.device, self.tiling)
 
     def schedule(self) -> TileSchedule:
+        if self.cache is not None:
+            return self.decode_schedule()
         if self.backward:
             return plan_backward(self.problem, self.device, self.algorithm, self.tiling, deterministic=self.deterministic)
         return plan(self.problem, self.device, self.algorithm, self.tiling, lse=self.lse)
 
+    def decode_schedule(self) -> DecodeSchedule:
+        """Of decoding."""
+        return plan_decode(self.problem, self.device, self.cache, num_splits=self.num_splits, lse=self.lse)
+
     @property
     def title(self) -> str:
         """Algorithm and problem in one line."""
+        if self.cache is not None:
+            return f"{NAMES[self.algorithm]}: {describe_cache(self.problem, self.cache)}"
         how = ", backward" * self.backward + ", deterministic" * self.deterministic
         return f"{NAMES[self.algorithm]}{how}: {describe(self.problem)}"
 
@@ -259,6 +350,8 @@ class Request:
     def report(self) -> dict[str, Any]:
         """What was asked for, for JSON: the head of a command's report."""
         report: dict[str, Any] = {"problem": flat(self.problem), "algorithm": self.algorithm}
+        if self.cache is not None:
+            return report | {"cache": asdict(self.cache), "num_splits": self.num_splits}
         return report | ({"backward": True, "deterministic": self.deterministic} if self.backward else {})
 
 
@@ -281,12 +374,37 @@ def contiguous(problem: Problem) -> Problem:
     return replace(problem, alignment=math.gcd(*rows, MAX_ALIGNMENT))
 
 
-def parse_lengths(text: str) -> tuple[int, ...]:
-    """--key-lengths' value: whole numbers with commas between."""
+def parse_lengths(text: str, option: str = "--key-lengths") -> tuple[int, ...]:
+    """The value of --key-lengths, or of another option: whole numbers with commas between."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
-        raise click.BadParameter(f"lengths such as 100,80, got {text!r}", param_hint="--key-lengths")
+        raise click.BadParameter(f"lengths such as 100,80, got {text!r}", param_hint=option)
     return tuple(int(part) for part in parts)
+
+
+def cached_lengths(text: str | None, batch: int, most: int, appended: int) -> tuple[int, ...] | None:
+    """--cache-seqlens' value: a length for each of the batch; None, for as much as there is room for, where nothing is said."""
+    if text is None:
+        return None
+    option = "--cache-seqlens"
+    lengths = parse_lengths(text, option)
+    if len(lengths) not in (1, batch):
+        raise click.BadParameter(
+            f"one length, or one for each of {plural(batch, 'sequence')}, got {len(lengths)}", param_hint=option
+        )
+    if max(lengths) > most:
+        new = f" less {plural(appended, 'new one')}" if appended else ""
+        raise click.BadParameter(
+            f"at most {most:,}, the keys that the cache has room for{new}, got {max(lengths):,}", param_hint=option
+        )
+    return lengths * batch if len(lengths) == 1 else lengths
+
+
+def first_given(names: Sequence[str]) -> str | None:
+    """The first of some options, by their names in Python, that is on the command line, as it is written there."""
+    context = click.get_current_context()
+    found = (name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE)
+    return next((f"--{name.replace('_', '-')}" for name in found), None)
 
 
 def parse_window(text: str) -> Window:

@@ -10,6 +10,7 @@ import click
 
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.sim import machine, theory
+from cupyflash.sim.cli import predict_decode
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
 from cupyflash.sim.cli.show import NAMES, say, show_table, show_tiling, tiling_report
@@ -21,18 +22,25 @@ EXAMPLES = examples(
     "cupyflash predict --seqlen 8192 --head-dim 128 --heads 16 --causal",
     "cupyflash predict --seqlen 4096 --head-dim 64 --algorithm fa1 --sram 8KB",
     "cupyflash predict --seqlen 4096 --head-dim 64 --backward --json",
+    "cupyflash predict --decode --seqlen-k 4096 --page-size 16 --append 1",
 )
 
 
 @click.command(epilog=EXAMPLES)
-@problem_options(backward=True)
+@problem_options(backward=True, decode={})
 @AS_JSON
 def predict(request: Request, as_json: bool) -> None:
     """Predict HBM reads and writes.
 
     By tensor, by the closed form, with the schedule replayed on an SRAM of M bytes beside it; then FlashAttention-3 (on a
     Hopper), FlashAttention-2, FlashAttention (the paper's, of which Theorem 2 speaks) and standard attention side by side.
+
+    With --decode, of `attention_decode`: how often K and V are read, what partial results and pages take, and what
+    FlashAttention-2 would move instead.
     """
+    if request.cache is not None:
+        predict_decode.predict(request, as_json)
+        return
     problem, device, schedule = request.problem, request.device, request.schedule()
     form = theory.traffic(schedule)
     try:
@@ -81,11 +89,12 @@ def ratio(form: Traffic, standard: Traffic) -> float | None:
 def side_by_side(request: Request, asked: TileSchedule, standard: Traffic) -> dict[str, dict[str, Any]]:
     """The algorithms for one problem, by name: the one that was asked for as it was, the others in their fitted tiling.
 
-    FlashAttention-3 is there on the devices whose instructions its forward is made of.
+    FlashAttention-3 is there on the devices whose instructions its forward is made of, and decoding where it was asked for.
     """
     told: dict[str, dict[str, Any]] = {}
     hopper = request.device.compute_capability == fa3_tiles.COMPUTE_CAPABILITY and not request.backward
-    for algorithm in (*["fa3"] * hopper, "fa2", "fa1", "standard"):
+    split = request.algorithm == "decode"
+    for algorithm in (*["decode"] * split, *["fa3"] * hopper, "fa2", "fa1", "standard"):
         try:
             own = algorithm == request.algorithm
             schedule = asked if own else replace(request, algorithm=algorithm, tiling=None).schedule()

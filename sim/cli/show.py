@@ -15,10 +15,17 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.options import FLAGS
 from cupyflash.problem import Problem
-from cupyflash.schedules import TileSchedule
+from cupyflash.schedules import Cache, TileSchedule
 from cupyflash.sim import text
+from cupyflash.words import plural
 
-NAMES = {"standard": "standard", "fa1": "FlashAttention", "fa2": "FlashAttention-2", "fa3": "FlashAttention-3"}
+NAMES = {
+    "standard": "standard",
+    "fa1": "FlashAttention",
+    "fa2": "FlashAttention-2",
+    "fa3": "FlashAttention-3",
+    "decode": "Flash-Decoding",
+}
 NARROWEST = 40
 
 
@@ -64,6 +71,21 @@ def describe(problem: Problem, swept: Sequence[str] = ()) -> str:
     if p.options.window:
         masks.append("window of {} and {}".format(*("-" if side is None else side for side in p.options.window)))
     return ", ".join([size for name, size in sizes.items() if size and name not in swept] + masks)
+
+
+def describe_cache(problem: Problem, cache: Cache, swept: bool = False) -> str:
+    """Decoding in one line, less the cache's length where that is `swept`."""
+    lengths = set(problem.options.key_lengths or ())
+    told = [describe(problem.asking(padded=False, key_lengths=None), ("seqlen_k",) * swept)]
+    if lengths and not swept:
+        least, most = min(lengths), max(lengths)
+        told.append(f"{most:,} keys cached" if least == most else f"{least:,} to {most:,} keys cached")
+    if cache.appended:
+        told.append(f"{plural(cache.appended, 'new key')} a sequence")
+    if cache.page_size:
+        told.append(f"pages of {cache.page_size} keys")
+    told += ["a tree mask"] * cache.tree + ([] if cache.softcap is None else [f"softcap {cache.softcap:g}"])
+    return ", ".join(told)
 
 
 def tiling_report(schedule: TileSchedule) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import io
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -16,21 +16,30 @@ from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.sim import sweep as sweeping
 from cupyflash.sim import text
-from cupyflash.sim.cli.options import NewFile, Request, examples, gathered, problem_options
+from cupyflash.sim.cli import sweep_decode
+from cupyflash.sim.cli.options import NewFile, Request, examples, first_given, gathered, problem_options
 from cupyflash.sim.cli.show import NAMES, describe, flat, width
 from cupyflash.sim.sweep import AXES, Axis, Point, Sweep, default_range, spaced
+from cupyflash.sim.sweep_decode import DEFAULT_RANGE
 from cupyflash.words import plural
 
 HEADINGS = {"sram": "SRAM bytes", "seqlen": "N", "head-dim": "d", "block-cols": "paper's Bc"}
 COLUMNS = {"sram": "sram_bytes", "seqlen": "seqlen", "head-dim": "head_dim", "block-cols": "paper_block_cols"}
 
 # The options that say what an axis varies.
-SETS = {"sram": ("sram",), "seqlen": ("seqlen",), "head-dim": ("head_dim",), "block-cols": ("sram",)}
+SETS = {
+    "sram": ("sram",),
+    "seqlen": ("seqlen",),
+    "head-dim": ("head_dim",),
+    "block-cols": ("sram",),
+    "cache": ("seqlen_k", "cache_seqlens"),
+}
 LONGEST = 12  # digits of a value: no axis has longer ones
 EXAMPLES = examples(
     "cupyflash sweep --over sram",
     "cupyflash sweep --over seqlen --from 128 --to 16384 --causal --format csv",
     "cupyflash sweep --over sram --seqlen 8192 --plot theorem2.png",
+    "cupyflash sweep --over cache --batch 4 --page-size 16 --device H100-SXM",
 )
 
 
@@ -43,9 +52,9 @@ class Span:
     points: int | None
     log: bool | None
 
-    def values(self, problem: Problem, over: Axis) -> list[int]:
+    def values(self, problem: Problem, over: Axis | Literal["cache"]) -> list[int]:
         """Of a problem's axis. UsageError for what are none."""
-        start, end, count, in_log = default_range(problem, over)
+        start, end, count, in_log = DEFAULT_RANGE if over == "cache" else default_range(problem, over)
         return spaced(
             start if self.first is None else parse_value(over, "--from", self.first),
             end if self.last is None else parse_value(over, "--to", self.last),
@@ -63,14 +72,38 @@ class Report:
     output: Path | None
     plot: Path | None
 
+    @property
+    def kind(self) -> str:
+        """table, csv or json."""
+        return "json" if self.as_json else self.form or "table"
+
+    def check(self) -> None:
+        """UsageError for two kinds at once."""
+        if self.as_json and self.form not in (None, "json"):
+            raise click.UsageError(f"--json is --format json: it cannot go with --format {self.form}")
+
+
+def decodes(context: click.Context, param: click.Parameter, value: str) -> str:
+    """--over: of a cache it is decoding, whether that is asked for or not."""
+    if value == sweep_decode.OVER:
+        context.default_map = {**(context.default_map or {}), "decode": True}
+    return value
+
 
 @click.command(epilog=EXAMPLES)
-@click.option("--over", required=True, type=click.Choice(AXES), help="What to vary; block-cols varies Bc, and with it M = 4 d Bc.")
+@click.option(
+    "--over",
+    required=True,
+    type=click.Choice((*AXES, sweep_decode.OVER)),
+    is_eager=True,
+    callback=decodes,
+    help="What to vary; block-cols varies Bc, and with it M = 4 d Bc; cache the keys of --decode.",
+)
 @click.option("--from", "first", metavar="VALUE", help="Where to begin; sram takes sizes such as 8KB.")
 @click.option("--to", "last", metavar="VALUE", help="Where to end.")
 @click.option("--points", metavar="N", type=click.IntRange(1, 100_000), help="How many values at most.")
 @click.option("--log/--linear", default=None, help="Spaced evenly in the logarithm, or evenly.  [default: log, head-dim: linear]")
-@problem_options(seqlen=4096, head_dim=64, algorithm="fa1", tiling="paper")
+@problem_options(seqlen=4096, head_dim=64, algorithm="fa1", tiling="paper", decode={})
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), help="What to print.  [default: table]")
 @click.option("--json", "as_json", is_flag=True, help="As --format json.")
 @click.option("--output", metavar="FILE", type=NewFile(), help="Write there instead of to stdout.")
@@ -81,15 +114,35 @@ class Report:
     help="Draw a picture too, log-log: a .png (which is added where nothing ends the name), .svg or .pdf.",
 )
 @gathered(span=Span, report=Report)
-def sweep(request: Request, over: Axis, span: Span, report: Report) -> None:
+def sweep(request: Request, over: Axis | Literal["cache"], span: Span, report: Report) -> None:
     """Count HBM bytes along one axis.
 
     By the closed forms, beside standard attention and N^2 d^2 / M. The algorithm is FlashAttention and the tiling the paper's
     own unless --algorithm and --tiling say otherwise: Theorem 2 is about those.
+
+    Over cache it is `attention_decode`: bytes, splits, thread blocks and partial results by the keys of a full cache, beside
+    FlashAttention-2's bytes.
     """
-    if report.as_json and report.form not in (None, "json"):
-        raise click.UsageError(f"--json is --format json: it cannot go with --format {report.form}")
+    report.check()
     refuse_swept(request, over)
+    if over == "cache":
+        values = span.values(request.problem, over)
+        content = sweep_decode.content(request, values, report.kind, report.plot)
+    elif request.cache is not None:
+        raise click.UsageError(f"--decode is swept over the keys of its cache, --over cache: got --over {over}")
+    else:
+        content = of_axis(request, over, span, report)
+    if report.plot is not None:
+        click.echo(f"wrote {report.plot}", err=True)
+    if report.output is None:
+        click.echo(content, nl=False)
+    else:
+        report.output.write_text(content)
+        click.echo(f"wrote {report.output}", err=True)
+
+
+def of_axis(request: Request, over: Axis, span: Span, report: Report) -> str:
+    """What is to be printed of one of the theorem's axes; the picture is drawn on the way."""
     request = replace(request, problem=posed(request.problem, over))
     values = span.values(request.problem, over)
     found = sweeping.sweep(request.problem, request.device, over, values, request.algorithm, request.tiling, lse=request.lse)
@@ -103,25 +156,15 @@ def sweep(request: Request, over: Axis, span: Span, report: Report) -> None:
         from cupyflash.sim.plot import plot_sweep
 
         plot_sweep(report.plot, request.problem, request.device, over, values)
-        click.echo(f"wrote {report.plot}", err=True)
-    written = {"table": table, "csv": comma_separated, "json": json_report}["json" if report.as_json else report.form or "table"]
-    content = written(request, over, found)
-    if report.output is None:
-        click.echo(content, nl=False)
-    else:
-        report.output.write_text(content)
-        click.echo(f"wrote {report.output}", err=True)
+    return {"table": table, "csv": comma_separated, "json": json_report}[report.kind](request, over, found)
 
 
-def refuse_swept(request: Request, over: Axis) -> None:
+def refuse_swept(request: Request, over: Axis | Literal["cache"]) -> None:
     """UsageError for an option that says what the axis varies."""
     if over == "block-cols" and isinstance(request.tiling, tuple):
         raise click.UsageError("--over block-cols chooses the block sizes itself: --tiling can be paper or fitted")
-    context = click.get_current_context()
-    for name in SETS[over]:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = "--" + name.replace("_", "-")
-            raise click.UsageError(f"--over {over} varies what {option} fixes: give --from and --to, without {option}")
+    if option := first_given(SETS[over]):
+        raise click.UsageError(f"--over {over} varies what {option} fixes: give --from and --to, without {option}")
 
 
 def posed(problem: Problem, over: Axis) -> Problem:
@@ -150,7 +193,7 @@ def swept_fields(problem: Problem, over: Axis) -> tuple[str, ...]:
     return ()
 
 
-def parse_value(over: Axis, option: str, value: str) -> int:
+def parse_value(over: Axis | Literal["cache"], option: str, value: str) -> int:
     """A value on an axis: a size for sram, else a whole number."""
     if over == "sram":
         try:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cupyflash.schedules import TileSchedule
+from cupyflash.schedules import DecodeSchedule, TileSchedule
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, Request, examples, problem_options, refuse_longer
 from cupyflash.sim.cli.show import say, show_table, show_tiling, tiling_report
-from cupyflash.sim.estimate import seconds
 from cupyflash.words import plural
 
 if TYPE_CHECKING:
@@ -23,11 +22,14 @@ EXAMPLES = examples(
     "cupyflash verify --causal",
     "cupyflash verify --algorithm fa1 --sram 16KB --seqlen 128 --lse",
     "cupyflash verify --backward --seqlen 64 --head-dim 32",
+    "cupyflash verify --decode --cache-seqlens 130,47 --page-size 16",
 )
+# A cache that is executed in a few seconds
+SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2}
 
 
 @click.command(epilog=EXAMPLES)
-@problem_options(seqlen=256, head_dim=64, backward=True)
+@problem_options(seqlen=256, head_dim=64, backward=True, decode=SMALL)
 @click.option("--seed", type=click.IntRange(0), help="Run warps apart from each other, in a random order drawn from this.")
 @click.option("--data-seed", default=0, show_default=True, type=click.IntRange(0), help="Draws q, k and v.")
 @MAX_SECONDS
@@ -40,12 +42,15 @@ def verify(request: Request, seed: int | None, data_seed: int, max_seconds: floa
 
     Exit status 1, with the difference per tensor, when the counts disagree, when a number is further from float64 than
     twice the same computation done plainly in the low precision, or when the machine finds a fault in a kernel.
+
+    With --decode, of `attention_decode`: pages are in random order, and afterwards the caches must be, to the bit, what they were
+    with the new keys in their places.
     """
     from cupyflash.sim import verification
 
     schedule = request.schedule()
     schedule.kernels()  # refuses what no kernel runs
-    estimate = len(verification.V_MEANS) * seconds(schedule, seeded=seed is not None)
+    estimate = verification.estimated_seconds(schedule, seed)
     refuse_longer(estimate, max_seconds)
 
     def progress(doing: str) -> None:
@@ -75,6 +80,11 @@ def report_of(request: Request, schedule: TileSchedule, found: Verification, see
             for tensor, numbers in run.items()
         ],
         "findings": list(found.findings),
+        **(
+            {"splits": schedule.splits, "caches": list(found.caches)}
+            if isinstance(schedule, DecodeSchedule) and request.cache
+            else {}
+        ),
         "good": found.good,
     }
 
@@ -85,7 +95,10 @@ def show(report: dict[str, Any], request: Request, found: Verification) -> None:
     say(request.title, rest="  ")
     say(f"on a simulated {device.name}: {device.sram_per_block:,} bytes of SRAM a block")
     click.echo()
-    show_tiling(report["tiling"])
+    if request.cache is None:
+        show_tiling(report["tiling"])
+    else:
+        say(f"the keys of a sequence in {plural(report['splits'], 'split')}; {report['tiling']['used']['reason'].split(';')[0]}")
     click.echo()
     counts, sides = report["traffic"], {"read_bytes": "bytes read", "write_bytes": "bytes written"}
     tensors = dict.fromkeys(tensor for traffic in counts.values() for tensor in traffic if tensor != "total")
@@ -108,12 +121,13 @@ def show(report: dict[str, Any], request: Request, found: Verification) -> None:
             first="  ",
             rest="    ",
         )
-    for finding in found.findings:
+    for finding in (*found.findings, *found.caches):
         click.echo()
         say(finding, first="  ", rest="    ")
     if found.good:
         click.echo()
-        say("theory == replay == executed, tensor by tensor; the numbers hold; the machine found nothing wrong")
+        caches = "" if request.cache is None else "the caches are, bit for bit, as they should be; "
+        say(f"theory == replay == executed, tensor by tensor; the numbers hold; {caches}the machine found nothing wrong")
 
 
 def faults(found: Verification) -> list[str]:
@@ -126,4 +140,6 @@ def faults(found: Verification) -> list[str]:
         told.append(f"the numbers are further off than allowed in {', '.join(found.wrong_tensors)}")
     if found.findings:
         told.append(f"the machine found {plural(len(found.findings), 'fault')} in the kernels")
+    if found.caches:
+        told.append("the caches are not as they should be")
     return told

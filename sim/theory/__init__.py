@@ -19,13 +19,16 @@ from cupyflash.sim.theory.bounds import (
     theorem5_flash,
     theorem5_standard,
 )
+from cupyflash.sim.theory.decode import key_bytes, splits_with_keys
 from cupyflash.sim.theory.forward import forward_traffic, softmax_traffic, standard_ideal
 from cupyflash.sim.traffic import Traffic
 
 __all__ = [
     "break_even_sram",
+    "key_bytes",
     "lower_bound",
     "softmax_traffic",
+    "splits_with_keys",
     "standard_backward_ideal",
     "standard_ideal",
     "theorem2_flash",

@@ -9,12 +9,14 @@ import numpy as np
 
 from cupyflash.arrays import ITEMSIZE
 from cupyflash.problem import Problem
-from cupyflash.schedules import SoftmaxSchedule, TileSchedule, VarlenSchedule
+from cupyflash.schedules import DecodeSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
 from cupyflash.schedules.fa3 import Fa3Schedule
+from cupyflash.sim.theory.decode import decode_traffic
 from cupyflash.sim.theory.visits import (
     FLOAT32,
     blocks_in,
     columns_of,
+    head_bytes,
     lengths,
     mask_bytes,
     masks_and_lengths,
@@ -31,6 +33,8 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
         return softmax_traffic(schedule.rows, schedule.cols, schedule.dtype, schedule.algorithm)
     if isinstance(schedule, VarlenSchedule):
         return _varlen(schedule)
+    if isinstance(schedule, DecodeSchedule):
+        return decode_traffic(schedule)
     form = {"fa1": _fa1, "fa2": _fa2, "fa3": _fa3, "standard": _standard}[schedule.algorithm]
     p = schedule.problem
     total: Counter[tuple[str, bool]] = Counter()
@@ -39,11 +43,20 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
         times //= together
         of_all = form(schedule, keys, kept)
         of_all["sinks"] = p.options.sinks * together * p.seqlen_q * FLOAT32, 0
-        of_all |= mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols))
+        own = mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols))
+        of_head = head_bytes(p, _blocks_of_scores(schedule))
+        of_all |= own | {name: (own.get(name, (0, 0))[0] + read, 0) for name, (read, _) in of_head.items()}
         for name, moved in of_all.items():
             for write, nbytes in enumerate(moved):
                 total[name, bool(write)] += times * nbytes
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
+
+
+def _blocks_of_scores(schedule: TileSchedule) -> int:
+    """Thread blocks of a head that compute scores."""
+    p = schedule.problem
+    Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(p.seqlen_k, schedule.block_cols)
+    return {"fa1": 1, "standard": Tr * Tc}.get(schedule.algorithm, Tr)
 
 
 def _heads(p: Problem) -> Iterator[tuple[int, int, np.ndarray | None]]:

@@ -13,8 +13,10 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
+from cupyflash import score
 from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule
+from cupyflash.score import Form
 from cupyflash.sim.theory.sums import clipped_sum, count_below
 
 FLOAT32 = 4
@@ -166,10 +168,26 @@ def mask_bytes(
     p: Problem, keys: int, kept: np.ndarray | None = None, blocks: tuple[int, int] = (1, 1)
 ) -> dict[str, tuple[int, int]]:
     """Mask and bias: each score of the visited blocks that causal mask and window leave reads its own element."""
-    if not (p.options.mask or p.options.bias):
+    if not p.options.of_scores:
         return {}
     scores = scores_of(p, keys, kept, blocks)
-    return {"mask": (scores if p.options.mask else 0, 0), "bias": (scores * p.itemsize if p.options.bias else 0, 0)}
+    found = {"mask": (scores if p.options.mask else 0, 0), "bias": (scores * p.itemsize if p.options.bias else 0, 0)}
+    return found | _loaded(p.options.score, scores, of_head=False)
+
+
+def head_bytes(p: Problem, blocks: int) -> dict[str, tuple[int, int]]:
+    """What `blocks` thread blocks read of a score function's arrays that is one for a head."""
+    return _loaded(p.options.score, blocks, of_head=True)
+
+
+def _loaded(form: Form | None, times: int, of_head: bool) -> dict[str, tuple[int, int]]:
+    read: Counter[str] = Counter()
+    if form is None:
+        return {}
+    for load in form.loads:
+        if (load in score.of_head(form)) == of_head:
+            read[score.field(load.name)] += times * score.itemsize(form, load)
+    return {name: (nbytes, 0) for name, nbytes in read.items()}
 
 
 def searched_bytes(heads: int, sequences: int, total: int, block: int) -> tuple[int, int]:

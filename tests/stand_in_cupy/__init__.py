@@ -34,7 +34,7 @@ from .raw import RawKernel, RawModule, compiler, machine_code
 from .streams import Device, Event, Stream, enqueue, get_current_stream, runtime
 
 __version__ = real.__version__
-float16, float32 = np.float16, np.float32
+float16, float32, int32 = np.float16, np.float32, np.int32
 
 
 def full(shape: Any, value: Any, dtype: Any = None) -> ndarray:

@@ -210,6 +210,10 @@ class ndarray:
         else:
             enqueue(lambda out: out.__setitem__(..., given), view)
 
+    def __iadd__(self, number: int) -> ndarray:
+        enqueue(lambda out: np.add(out, number, out=out), self)
+        return self
+
     def fill(self, value: Any) -> None:
         self[...] = value
 

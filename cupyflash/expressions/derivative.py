@@ -1,0 +1,40 @@
+"""The derivative by the score, as a tree of the same kind.
+
+The rules stand beside each operation (`tree.OPERATIONS`), in the language itself. What does not depend on s has no term at all: it
+may be infinite, or not a number, and the derivative is none the less right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cupyflash.expressions.parse import parse
+from cupyflash.expressions.tree import ONE, OPERATIONS, Apply, Name, Node, Number, apply
+
+ZERO = Number("float", 0.0)
+
+
+def derivative(tree: Node) -> Node | None:
+    """d tree / ds; None where the tree does not depend on s, or by steps only."""
+    if tree == Name("float", "s"):
+        return ONE
+    if not isinstance(tree, Apply) or tree.type != "float":
+        return None
+    return _of_operation(tree, [derivative(operand) for operand in tree.operands])
+
+
+def _of_operation(tree: Apply, inner: Sequence[Node | None]) -> Node | None:
+    """By the rule of the operation, whose operands have the derivatives `inner`."""
+    rule, operands = OPERATIONS[tree.operation], list(tree.operands)
+    if not any(inner):
+        return None
+    if rule.choice:
+        condition = {"c": operands.pop(0)} if tree.operation == "where" else {}
+        tangents = [ZERO if one is None else one for one in inner[-2:]]
+        return parse(rule.choice, condition | dict(zip(("a", "b", "da", "db", "y"), (*operands, *tangents, tree), strict=True)))
+    names = dict(zip("ab", operands, strict=False)) | {"y": tree}
+    terms = [parse(term, names | {"d": one}) for term, one in zip(rule.terms, inner, strict=False) if one is not None]
+    total = None
+    for term in terms:
+        total = term if total is None else apply("+", total, term)
+    return total

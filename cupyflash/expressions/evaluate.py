@@ -1,0 +1,49 @@
+"""An expression evaluated by NumPy, for all scores at a time: the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cupyflash.expressions.tree import OPERATIONS, Load, Name, Node, Number
+
+
+def positions(sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The positions of every score, by name, as arrays that broadcast to (batch, heads, n_q, n_k).
+
+    `sizes` are the lengths of "b", "h", "kv_h", "row" and "k", as `Form.check` takes them.
+    """
+    b, h, row, k = np.ogrid[: sizes["b"], : sizes["h"], : sizes["row"], : sizes["k"]]
+    n_q, n_k = sizes["row"], sizes["k"]
+    kv_h = h // (sizes["h"] // sizes["kv_h"])
+    return {"b": b, "h": h, "kv_h": kv_h, "row": row, "q": row + n_k - n_q, "k": k, "n_q": n_q, "n_k": n_k}
+
+
+def evaluate(tree: Node, values: Mapping[str, Any], dtype: type[np.floating[Any]] = np.float64) -> Any:
+    """The value of a tree, with floats in `dtype`, of the shape to which what it names broadcasts.
+
+    `values` has, by name, s and the positions (arrays that broadcast with each other), captured numbers and captured NumPy arrays.
+    """
+    types = {"bool": np.bool_, "int": np.int32, "float": dtype}
+    known: dict[Node, Any] = {}
+
+    def value(node: Node) -> Any:
+        if node not in known:
+            known[node] = np.asarray(compute(node)).astype(types[node.type])
+        return known[node]
+
+    def compute(node: Node) -> Any:
+        if isinstance(node, Number):
+            return node.value
+        if isinstance(node, Name):
+            return values[node.name]
+        if isinstance(node, Load):
+            array = np.asarray(values[node.name])
+            places = zip(node.indices, array.shape, strict=True)
+            return array[tuple(np.clip(value(index), 0, length - 1) for index, length in places)]
+        return OPERATIONS[node.operation].numpy(*(value(operand) for operand in node.operands))
+
+    with np.errstate(all="ignore"):
+        return value(tree)

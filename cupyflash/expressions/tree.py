@@ -1,0 +1,177 @@
+"""What an expression is made of, and what each operation is: in types, in NumPy, in C, and its derivative.
+
+Types: an int has 32 bits and wraps around; a float has 32 bits in the kernels, 64 in the reference; a bool is a condition. Where
+types meet, the operands become the latest of bool, int and float; an int beyond 2**24 is rounded by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+Type = Literal["bool", "int", "float"]
+TYPES: tuple[Type, ...] = ("bool", "int", "float")
+
+# The names that every expression has, each with what it depends on. q is on the keys' axis: q = row + n_k - n_q.
+POSITIONS = {"b": "batch", "h": "head", "kv_h": "head", "row": "row", "q": "row", "k": "column", "n_q": "", "n_k": ""}
+# Those that go from 0 to a length, which an axis that they index by themselves has.
+COUNTED = ("b", "h", "kv_h", "row", "k")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that stands in the text."""
+
+    type: Type
+    value: int | float
+
+
+@dataclass(frozen=True)
+class Name:
+    """The score s, a position, or a captured number."""
+
+    type: Type
+    name: str
+
+
+@dataclass(frozen=True)
+class Load:
+    """An element of a captured array, with an int for each axis. An index outside is clamped into the axis."""
+
+    type: Type
+    name: str
+    indices: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Apply:
+    """An operation of the table below, of operands that have the types it takes."""
+
+    type: Type
+    operation: str
+    operands: tuple[Node, ...]
+
+
+Node = Number | Name | Load | Apply
+ONE = Number("float", 1.0)
+
+
+class Operation(NamedTuple):
+    """What an operation is, everywhere.
+
+    `kind`: what it takes and gives. "number": ints or floats, and gives one of the same; "float": floats; "compare": numbers, and
+    gives a condition; "condition": conditions; "choice": a condition and two alike, and gives one of these; or the type into which
+    it converts. `c` has {0}, {1}, ... where operands go, and is `c_int` for ints.
+
+    The derivative is written in the language itself: a and b are operands, y is the value. `terms` are added up, one for each
+    operand that has a derivative, d; `choice` selects among da and db, so that what is not chosen may be infinite.
+    """
+
+    kind: str
+    arity: int
+    numpy: Callable[..., Any]
+    c: str
+    c_int: str = ""
+    terms: tuple[str, ...] = ()
+    choice: str = ""
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+# Sums and products are rounded as they are written here, whatever stands around them, so that a score is the same number in every
+# kernel (`c` makes an FMA of a sum with a product). Ints are unsigned to C, which may then assume nothing of an overflow. fminf and
+# fmaxf give the other operand for a NaN. At a tie, min and max have their first operand's derivative; abs has 1 at 0.
+OPERATIONS = {
+    "+": Operation("number", 2, np.add, "__fadd_rn({0}, {1})", "int(unsigned({0}) + unsigned({1}))", ("d", "d")),
+    "-": Operation("number", 2, np.subtract, "__fsub_rn({0}, {1})", "int(unsigned({0}) - unsigned({1}))", ("d", "-d")),
+    "*": Operation("number", 2, np.multiply, "__fmul_rn({0}, {1})", "int(unsigned({0}) * unsigned({1}))", ("d * b", "d * a")),
+    "/": Operation("float", 2, np.divide, "{0} / {1}", "", ("d / b", "-d * y / b")),
+    "%": Operation("number", 2, np.remainder, "score_mod({0}, {1})", "score_mod({0}, {1})", ("d", "-d * floor(a / b)")),
+    "negate": Operation("number", 1, np.negative, "-{0}", "int(0u - unsigned({0}))", ("-d",)),
+    "abs": Operation("number", 1, np.abs, "fabsf({0})", "{0} < 0 ? int(0u - unsigned({0})) : {0}", ("where(a < 0, -d, d)",)),
+    "min": Operation("number", 2, np.fmin, "fminf({0}, {1})", "min({0}, {1})", (), "where(a == y, da, db)"),
+    "max": Operation("number", 2, np.fmax, "fmaxf({0}, {1})", "max({0}, {1})", (), "where(a == y, da, db)"),
+    "floor": Operation("float", 1, np.floor, "floorf({0})"),
+    "exp": Operation("float", 1, np.exp, "expf({0})", "", ("d * y",)),
+    "log": Operation("float", 1, np.log, "logf({0})", "", ("d / a",)),
+    "sqrt": Operation("float", 1, np.sqrt, "sqrtf({0})", "", ("d * 0.5 / y",)),
+    "sin": Operation("float", 1, np.sin, "sinf({0})", "", ("d * cos(a)",)),
+    "cos": Operation("float", 1, np.cos, "cosf({0})", "", ("-d * sin(a)",)),
+    "tanh": Operation("float", 1, np.tanh, "tanhf({0})", "", ("d * (1 - y * y)",)),
+    "<": Operation("compare", 2, np.less, "{0} < {1}"),
+    "<=": Operation("compare", 2, np.less_equal, "{0} <= {1}"),
+    ">": Operation("compare", 2, np.greater, "{0} > {1}"),
+    ">=": Operation("compare", 2, np.greater_equal, "{0} >= {1}"),
+    "==": Operation("compare", 2, np.equal, "{0} == {1}"),
+    "!=": Operation("compare", 2, np.not_equal, "{0} != {1}"),
+    "and": Operation("condition", 2, np.logical_and, "{0} && {1}"),
+    "or": Operation("condition", 2, np.logical_or, "{0} || {1}"),
+    "not": Operation("condition", 1, np.logical_not, "!{0}"),
+    "where": Operation("choice", 3, np.where, "{0} ? {1} : {2}", "", (), "where(c, da, db)"),
+    "int": Operation("int", 1, _same, "int({0})"),
+    "float": Operation("float", 1, _same, "float({0})"),
+}
+# Those that are called by their names.
+FUNCTIONS = ("where", "abs", "min", "max", "floor", "exp", "log", "sqrt", "sin", "cos", "tanh")
+
+
+def apply(operation: str, *operands: Node) -> Node:
+    """An operation of operands in whatever types, converted to what it takes. TypeError for a number in place of a condition."""
+    kind = OPERATIONS[operation].kind
+    conditions, values = {"condition": (operands, ()), "choice": (operands[:1], operands[1:])}.get(kind, ((), operands))
+    if any(one.type != "bool" for one in conditions):
+        wanted = "a condition" if kind == "choice" else "conditions"
+        raise TypeError(f"{operation} takes {wanted} (a comparison, say), not a number")
+    if kind == "condition":
+        return Apply("bool", operation, conditions)
+    least: Type = "bool" if kind == "choice" else "float" if kind == "float" else "int"
+    common = max(least, *(one.type for one in values), key=TYPES.index)
+    converted = tuple(convert(one, common) for one in values)
+    if operation == "*" and ONE in converted:
+        return converted[converted[0] == ONE]
+    return Apply("bool" if kind == "compare" else common, operation, (*conditions, *converted))
+
+
+def convert(node: Node, to: Type) -> Node:
+    """A node as a type that is not before its own."""
+    if node.type == to:
+        return node
+    if isinstance(node, Number):
+        return Number(to, float(node.value) if to == "float" else int(node.value))
+    return Apply(to, to, (node,))
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """What a node is made of."""
+    return node.operands if isinstance(node, Apply) else node.indices if isinstance(node, Load) else ()
+
+
+def counted(index: Node) -> str | None:
+    """The position that an index is, if it is one that needs no clamping; None for others."""
+    return index.name if isinstance(index, Name) and index.name in COUNTED else None
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """A node and all that it is made of, the parts first."""
+    for child in children(node):
+        yield from walk(child)
+    yield node
+
+
+def loads(*trees: Node) -> tuple[Load, ...]:
+    """The loads of trees, equal ones once, each behind those that its indices need."""
+    return tuple(dict.fromkeys(node for tree in trees for node in walk(tree) if isinstance(node, Load)))
+
+
+def depends_on(node: Node) -> frozenset[str]:
+    """Along what a value changes: of "batch", "head", "row" and "column"; and "score" where s is in it.
+
+    Of a load that is what its indices depend on: it need be done no more than once for each of them. n_q and n_k count as constant.
+    """
+    names = {part.name for part in walk(node) if isinstance(part, Name)}
+    return frozenset("score" if name == "s" else POSITIONS.get(name, "") for name in names) - {""}

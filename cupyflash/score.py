@@ -1,0 +1,260 @@
+"""A score function: one expression that becomes a part of the kernels, with its derivative."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cupyflash.arrays import check_array, check_strides
+from cupyflash.expressions.c import ELEMENTS, Statements
+from cupyflash.expressions.derivative import derivative
+from cupyflash.expressions.parse import ArrayType, out_of_range, parse
+from cupyflash.expressions.tree import FUNCTIONS, POSITIONS, Load, Name, Node, Type, convert, counted, depends_on, loads, walk
+
+MAX_AXES = 4
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What the kernels are compiled for of a captured array, or, where `axes` is None, of a captured number.
+
+    `dtype` is an array's NumPy name, one of `ELEMENTS`; a number's is "bool", "int" or "float".
+    """
+
+    name: str
+    dtype: str
+    axes: int | None = None
+
+    @property
+    def type(self) -> Type:
+        """That of the number, or of an element, in the expression."""
+        return "bool" if self.dtype == "bool" else "float" if "float" in self.dtype else "int"
+
+
+@dataclass(frozen=True)
+class Form:
+    """All of a score function but the captured values: what a kernel is compiled for. Equal for equal texts and types."""
+
+    tree: Node
+    captured: tuple[Captured, ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.tree, self.captured))
+
+    def __hash__(self) -> int:
+        """Each warm call looks up by it: it is gone through once."""
+        return self._hash
+
+    @cached_property
+    def derivative(self) -> Node | None:
+        """By s, a tree too; None where it is 0 whatever s is."""
+        return derivative(self.tree)
+
+    @cached_property
+    def loads(self) -> tuple[Load, ...]:
+        """The loads of the value, equal ones once. The derivative has no others."""
+        return loads(self.tree)
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> None:
+        """ValueError unless captured arrays of these shapes fit a problem.
+
+        `sizes` are the lengths of "b" (batch), "h" (heads), "kv_h" (heads of K and V), "row" (n_q) and "k" (n_k). An axis that
+        one of these indexes alone must have just this length, so that the kernel need not clamp it (what is the same along an axis
+        is said by leaving it out, or by `broadcast_to`); every other one may have any from 1 to 2**31 - 1.
+        """
+        for load in self.loads:
+            shape = shapes[load.name]
+            for axis, (index, length) in enumerate(zip(load.indices, shape, strict=True)):
+                position = counted(index)
+                if position and length != sizes[position]:
+                    wanted = f"length {sizes[position]:,} along axis {axis}, which {position} indexes"
+                    raise ValueError(f"{load.name} must have {wanted}, got shape {shape}")
+                if not 1 <= length < 2**31:
+                    raise ValueError(f"{load.name} must have a length from 1 to {2**31 - 1:,} along axis {axis}, got shape {shape}")
+
+
+class Score:
+    """What becomes of a scaled score s before bias and masks: one expression, compiled into the kernels, with its derivative.
+
+        Score("s + slope[h] * (k - q)", slope=slopes)
+
+    text: one Python expression of `+ - * / %`, comparisons (chained too), `and or not`, `where(c, a, b)` or `a if c else b`,
+        abs, min, max, floor, exp, log, sqrt, sin, cos, tanh, numbers, and names: s, the score times scale; the positions q and k on
+        the keys' axis (q = row + n_k - n_q: rows are aligned with the last keys), row, b (batch), h (head), kv_h (head of K and V),
+        and the lengths n_q and n_k.
+    captured: further names. Numbers, Python's or NumPy's, infinite or NaN too. NumPy or CuPy arrays of up to four axes and any
+        strides: of floats (float16, bfloat16, float32), conditions (bool) or integers (int8, uint8, int16, int32, int64, whose
+        elements are taken modulo 2**32: those that fit 32 bits are what they are). An element is `array[i, j]`, with an integer for
+        each axis that does not depend on s; an array without axes is its element. An index outside an axis is clamped into it.
+
+    Types are int (32 bits, wrapping around), float (float32, numbers in the text too) and bool. Where they meet, the later of bool,
+    int, float is taken, True as 1. / gives a float (1 / 2 is 0.5), floor too. % has the sign of the divisor, as in Python; an int
+    modulo 0 is 0. and, or, not, where and if take conditions (comparisons, bool arrays), never numbers. min and max ignore a NaN
+    beside a number. Both sides of where are computed, one is taken. An integer result becomes a float; a condition is no score.
+
+    The derivative by s: at a tie min and max have their first argument's; abs has 1 at 0; floor and comparisons have 0. What does
+    not depend on s, or is not chosen, does not enter it, whatever its value.
+
+    form: tree and types, hashable; arrays, numbers: the captured values by name.
+
+    Raises ValueError with the place in the text for what is not allowed there, and for captured names that the text does not use;
+    TypeError for a text that is not str, or captured values of other types.
+    """
+
+    def __init__(self, text: str, /, **captured: Any) -> None:
+        if not isinstance(text, str):
+            raise TypeError(f"a score is an expression in a str, got {type(text).__name__}")
+        for name in captured:
+            if name == "s" or name in POSITIONS or name in FUNCTIONS or keyword.iskeyword(name):
+                raise ValueError(f"{name} already has a meaning in an expression: capture it by another name")
+        self.text = text
+        self.numbers: dict[str, bool | int | float] = {}
+        self.arrays: dict[str, Any] = {}
+        for name, value in captured.items():
+            if hasattr(value, "shape") and not isinstance(value, np.generic):
+                _check_captured(name, value)
+                self.arrays[name] = value
+            else:
+                self.numbers[name] = _number(name, value)
+        kinds = [Captured(name, array.dtype.name, array.ndim) for name, array in self.arrays.items()]
+        kinds += [Captured(name, type(number).__name__) for name, number in self.numbers.items()]
+        self.form = _form(text, tuple(sorted(kinds, key=lambda one: one.name)))
+
+    def __repr__(self) -> str:
+        return f"Score({', '.join([repr(self.text), *(f'{one.name}=...' for one in self.form.captured)])})"
+
+
+@lru_cache(maxsize=256)
+def _form(text: str, captured: tuple[Captured, ...]) -> Form:
+    names: dict[str, Node | ArrayType] = {"s": Name("float", "s")}
+    names |= {name: Name("int", name) for name in POSITIONS}
+    names |= {one.name: Name(one.type, one.name) if one.axes is None else ArrayType(one.type, one.axes) for one in captured}
+    tree = parse(text, names)
+    if tree.type == "bool":
+        raise ValueError(f"a score is a number, {text!r} is a condition: where({text.strip()}, s, ...), say")
+    used = {node.name for node in walk(tree) if isinstance(node, Name | Load)}
+    for one in captured:
+        if one.name not in used:
+            raise ValueError(f"{one.name} is captured, but {text!r} does not use it")
+    return Form(convert(tree, "float"), captured)
+
+
+def _check_captured(name: str, array: Any) -> None:
+    """TypeError or ValueError unless the kernels can load elements of an array."""
+    check_array(name, array)
+    if array.dtype.name not in ELEMENTS:
+        raise TypeError(f"{name} must be of dtype {', '.join(ELEMENTS)}, got {array.dtype}")
+    if array.ndim > MAX_AXES:
+        raise ValueError(f"{name} must have at most {MAX_AXES} axes, got shape {array.shape}")
+    check_strides(name, array)
+
+
+def _number(name: str, value: Any) -> bool | int | float:
+    """A captured number as Python's."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, or a NumPy or CuPy array, got {type(value).__name__}")
+    number = int(value) if isinstance(value, Integral) else float(value)
+    reason = out_of_range(number)
+    if reason:
+        raise ValueError(f"{name} must be a number that a kernel can have: {reason}")
+    return number
+
+
+class Lines(NamedTuple):
+    """A score function in C: the statements, and the names that then have value and derivative (None where it was not asked)."""
+
+    lines: tuple[str, ...]
+    value: str
+    derivative: str | None
+
+
+def statements(form: Form, names: Mapping[str, str], with_derivative: bool = False) -> Lines:
+    """A form in C; `names` as `Statements` takes them. The derivative is "0.0f" where it is 0 whatever s is."""
+    written = Statements(names)
+    value = written.value(form.tree)
+    if not with_derivative:
+        return Lines(tuple(written.lines), value, None)
+    slope = "0.0f" if form.derivative is None else written.value(form.derivative)
+    return Lines(tuple(written.lines), value, slope)
+
+
+# In the kernels' C (score.cuh), of the names that every expression has.
+PLACES = {
+    "s": "s",
+    "b": "at.batch",
+    "h": "at.head",
+    "kv_h": "(at.head / p.group)",
+    "row": "at.row",
+    "q": "(at.row + at.keys - at.queries)",
+    "k": "at.key",
+    "n_q": "at.queries",
+    "n_k": "at.keys",
+}
+C_TYPES = {"bool": "int", "int": "int", "float": "float"}
+
+
+def field(name: str) -> str:
+    """What the kernels' struct calls a captured array or number."""
+    return f"score_{name}"
+
+
+@lru_cache(maxsize=256)
+def of_head(form: Form) -> tuple[Load, ...]:
+    """The loads that are one for a whole head."""
+    return tuple(load for load in form.loads if depends_on(load) <= {"batch", "head"})
+
+
+@lru_cache(maxsize=256)
+def constants(form: Form) -> tuple[tuple[str, int | str], ...]:
+    """What the kernels are compiled with."""
+    names = PLACES | {one.name: f"p.{field(one.name)}" for one in form.captured}
+    head, found = Statements(names, "head_"), of_head(form)
+    values = [head.value(load) for load in found]
+    known: dict[Node, str] = {load: f"of_head.load_{place}" for place, load in enumerate(found)}
+    kept = [f"of_head.load_{place} = {value};" for place, value in enumerate(values)]
+    written = Statements(names, known=known)
+    value = written.value(form.tree)
+    return (
+        ("SCORE", 1),
+        ("SCORE_OF_HEAD", " ".join(f"{C_TYPES[load.type]} load_{place};" for place, load in enumerate(found))),
+        ("SCORE_HEAD_LINES", " ".join([*head.lines, *kept])),
+        ("SCORE_LINES", " ".join([*written.lines, f"const float value = {value};"])),
+    )
+
+
+def itemsize(form: Form, load: Load) -> int:
+    """Bytes of what a load reads."""
+    dtype = next(one.dtype for one in form.captured if one.name == load.name)
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+
+
+def captured_values(score: Score | None) -> tuple[dict[str, Any], tuple[tuple[str, float], ...]]:
+    """A call's captured arrays and numbers, by the names of the kernels' struct. TypeError for what is no Score."""
+    if score is None:
+        return {}, ()
+    if not isinstance(score, Score):
+        raise TypeError(f"score must be a cupyflash.Score or None, got {type(score).__name__}")
+    arrays = {field(name): array for name, array in score.arrays.items()}
+    return arrays, tuple((field(name), number) for name, number in score.numbers.items())
+
+
+def is_captured(name: str) -> bool:
+    """Whether an array of a call is one that its score function has captured."""
+    return name.startswith(field(""))
+
+
+def check_captured(problem: Any, arrays: Mapping[str, Any]) -> None:
+    """ValueError unless captured arrays, by the struct's names, fit a problem."""
+    p = problem
+    if p.options.score is not None:
+        sizes = {"b": p.batch, "h": p.heads, "kv_h": p.kv_heads, "row": p.seqlen_q, "k": p.seqlen_k}
+        p.options.score.check({name.removeprefix(field("")): array.shape for name, array in arrays.items()}, sizes)

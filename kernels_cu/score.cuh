@@ -1,0 +1,46 @@
+// The score function of a call, generated from its expression (cupyflash/expressions/), where SCORE is 1:
+//   SCORE_OF_HEAD     declarations of what is read once a thread block, since it is one for a whole head
+//   SCORE_HEAD_LINES  statements that read it into `of_head`         SCORE_LINES  statements that make `value` of the scaled score s
+// Both know the place, `at`, and read what the call has captured through the struct.
+#pragma once
+#include "params.cuh"
+#ifndef SCORE
+#define SCORE 0
+#define SCORE_OF_HEAD
+#define SCORE_HEAD_LINES
+#define SCORE_LINES const float value = s;
+#endif
+
+struct ScoreOfHead {
+  SCORE_OF_HEAD
+};
+
+// Which score it is, and how many queries and keys its head has
+struct ScoreAt {
+  int batch, head, row, key, queries, keys;
+};
+
+// What is one for all scores of a head: one thread reads it for the block, through `scratch` in shared memory, which is free again
+// when this returns.
+__device__ __forceinline__ ScoreOfHead score_of_head(const Params& p, int batch, int head, int queries, int keys, void* scratch) {
+  ScoreOfHead of_head = {};
+#if SCORE
+  if constexpr (sizeof(ScoreOfHead) > 1) {
+    ScoreOfHead* shared = static_cast<ScoreOfHead*>(scratch);
+    if (threadIdx.x == 0) {
+      const ScoreAt at = {batch, head, 0, 0, queries, keys};
+      SCORE_HEAD_LINES
+      *shared = of_head;
+    }
+    __syncthreads();
+    of_head = *shared;
+    __syncthreads();
+  }
+#endif
+  return of_head;
+}
+
+__device__ __forceinline__ float score_of(const Params& p, const ScoreOfHead& of_head, float s, const ScoreAt& at) {
+  SCORE_LINES
+  return value;
+}

@@ -1,0 +1,178 @@
+"""What `cupyflash predict --decode` says: bytes by tensor, how often K and V are read, what else moves, and fa2's beside it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from cupyflash.schedules import DecodeSchedule
+from cupyflash.sim import machine, theory
+from cupyflash.sim.cli.group import Found
+from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.show import NAMES, say, show_table
+from cupyflash.sim.gathered import KEYS, PAGES, PARTS, bytes_of, gathered, together
+from cupyflash.sim.traffic import Traffic
+from cupyflash.words import plural
+
+
+def predict(request: Request, as_json: bool) -> None:
+    """Print it, as text or as JSON; `Found` where replay and closed form disagree."""
+    schedule = request.decode_schedule()
+    form = theory.traffic(schedule)
+    report = prediction(request, schedule, form)
+    click.echo(json.dumps(report, indent=2)) if as_json else show(report, request, schedule, form)
+    if report["replay_agrees"] is False:
+        raise Found("the replay disagrees with the closed form")
+
+
+def prediction(request: Request, schedule: DecodeSchedule, form: Traffic) -> dict[str, Any]:
+    """The prediction for JSON."""
+    device, problem = request.device, request.problem
+    try:
+        replayed: machine.Replay | None = machine.run(schedule)
+        refused = None
+    except (machine.SramOverflow, machine.TooLong) as error:  # the closed form stands by itself: say why
+        replayed, refused = None, str(error)
+    peak, bandwidth = device.tensor_peak.get(problem.dtype), device.hbm_bandwidth
+    flops = operations(schedule)
+    return {
+        **request.report,
+        "device": {"name": device.name, "sram_bytes": device.sram_per_block, "hbm_bandwidth": bandwidth},
+        "splits": schedule.splits,
+        "thread_blocks": schedule.grid,
+        "configuration": str(schedule.config),
+        "traffic": form.as_dict(),
+        "replay_agrees": None if replayed is None else replayed.traffic == form,
+        "peak_sram_bytes": None if replayed is None else replayed.peak_sram_bytes,
+        "replay_refused": refused,
+        "extra_memory_bytes": schedule.workspace_bytes,
+        "keys": {"once_bytes": theory.key_bytes(schedule), "read_bytes": sum(form[name].read_bytes for name in KEYS)},
+        "apart": {
+            name: {"bytes": moved, "share": moved / form.total_bytes if form.total_bytes else 0.0}
+            for name, moved in (("partial_results", bytes_of(form, PARTS)), ("pages", bytes_of(form, PAGES)))
+        },
+        "flops": flops,
+        "arithmetic_intensity": flops / form.total_bytes if form.total_bytes else None,
+        "machine_balance": peak / bandwidth if peak and bandwidth else None,
+        "hbm_seconds": form.total_bytes / bandwidth if bandwidth else None,
+        "beside": {"decode": moved(form, bandwidth), "fa2": of_fa2(schedule, bandwidth)},
+    }
+
+
+def operations(schedule: DecodeSchedule) -> int:
+    """Floating point operations of the two products of all queries with every key that some query sees."""
+    p = schedule.problem
+    return 2 * p.seqlen_q * schedule.group * theory.key_bytes(schedule) // p.itemsize
+
+
+def moved(form: Traffic, bandwidth: float | None) -> dict[str, Any]:
+    """One way's bytes, for JSON."""
+    return {
+        "key_bytes": sum(form[name].read_bytes for name in KEYS),
+        "read_bytes": form.read_bytes,
+        "write_bytes": form.write_bytes,
+        "total_bytes": form.total_bytes,
+        "hbm_seconds": form.total_bytes / bandwidth if bandwidth else None,
+    }
+
+
+def of_fa2(schedule: DecodeSchedule, bandwidth: float | None) -> dict[str, Any]:
+    """What calls of fa2 would move for the same queries, on keys that are gathered first."""
+    try:
+        schedules = gathered(schedule)
+    except ValueError as error:  # its blocks do not fit the SRAM
+        return {"refused": str(error)}
+    return moved(together(schedules), bandwidth)
+
+
+def show(report: dict[str, Any], request: Request, schedule: DecodeSchedule, form: Traffic) -> None:
+    """A prediction as text."""
+    device = request.device
+    say(request.title, rest="  ")
+    say(
+        f"{device.name}: {plural(schedule.splits, 'split')} of the keys, {plural(schedule.grid, 'thread block')} for "
+        f"{device.sm_count} multiprocessors; {schedule.config} (cupyflash explain --decode says why)"
+    )
+    click.echo()
+    rows = [(name, f"{row['read_bytes']:,}", f"{row['write_bytes']:,}") for name, row in form.as_dict().items()]
+    show_table(("tensor", "bytes read", "bytes written"), rows)
+    click.echo()
+    if report["replay_refused"]:
+        say(f"replay on the SRAM machine refused: {report['replay_refused']}")
+    else:
+        agrees = "agrees" if report["replay_agrees"] else "DISAGREES"
+        say(f"replay on the SRAM machine {agrees}; it held {report['peak_sram_bytes']:,} bytes at most")
+    say(f"extra memory: {report['extra_memory_bytes']:,} bytes")
+    click.echo()
+    say(of_keys(report["keys"], schedule))
+    shown = {"partial_results": "partial results (O_part, m_part, l_part)", "pages": "pages (block_table)"}
+    for name, what in shown.items():
+        apart = report["apart"][name]
+        if apart["bytes"]:
+            say(f"{what}: {apart['bytes']:,} bytes, {apart['share']:.2%} of all", first="  ", rest="    ")
+    intensity, balance, bandwidth = report["arithmetic_intensity"], report["machine_balance"], device.hbm_bandwidth
+    if intensity is not None:
+        bound = ": the memory takes the time" if balance and intensity < balance else ""
+        beside = f"; the device balances at {balance:.0f}{bound}" if balance else ""
+        say(f"arithmetic intensity: {intensity:.1f} FLOP a byte{beside}")
+    if bandwidth:
+        say(
+            f"time of the memory, a model: {report['hbm_seconds'] * 1e6:,.2f} us, all bytes at {bandwidth / 1e9:,.0f} GB/s "
+            "(as if the L2 had none of them; nothing is measured)"
+        )
+    click.echo()
+    show_beside(report, request, schedule)
+
+
+def of_keys(keys: dict[str, int], schedule: DecodeSchedule) -> str:
+    """How often K and V are read."""
+    once, read = keys["once_bytes"], keys["read_bytes"]
+    told = f"K and V: {once:,} bytes that queries see, {read:,} read: "
+    if not once:
+        return f"{told}there are no keys."
+    if schedule.row_tiles > 1:
+        return (
+            f"{told}{read / once:.2f} times, since the {schedule.rows} rows of a key head are {schedule.row_tiles} tiles of "
+            f"{schedule.block_rows} at most, which each read the keys that their rows see."
+        )
+    if read == once:
+        several = f", not once for each of its {schedule.group} query heads" if schedule.group > 1 else ""
+        return f"{told}each row once a key head{several}."
+    return f"{told}each once a key head, and the rest of the blocks that a window begins or ends in."
+
+
+def show_beside(report: dict[str, Any], request: Request, schedule: DecodeSchedule) -> None:
+    """Decoding's bytes beside a call of fa2."""
+    ours, theirs = report["beside"]["decode"], report["beside"]["fa2"]
+    if "refused" in theirs:
+        say(f"A call of {NAMES['fa2']} on the same problem: {theirs['refused']}")
+        return
+    say(f"Beside it what `attention` would move by {NAMES['fa2']} for the same queries, of keys that are gathered in one array:")
+    click.echo()
+
+    def times(name: str) -> str:
+        return f"{theirs[name] / ours[name]:.2f}" if ours[name] else "-"
+
+    def cells(label: str, row: dict[str, Any]) -> tuple[str, ...]:
+        model = "-" if row["hbm_seconds"] is None else f"{row['hbm_seconds'] * 1e6:,.2f}"
+        return (label, *(f"{row[name]:,}" for name in ("key_bytes", "read_bytes", "write_bytes", "total_bytes")), model)
+
+    ratios = tuple(times(name) for name in ("key_bytes", "read_bytes", "write_bytes", "total_bytes"))
+    rows = [
+        cells(NAMES["decode"], ours),
+        cells(NAMES["fa2"], theirs),
+        ("fa2 / decode", *ratios, times("total_bytes") if request.device.hbm_bandwidth else "-"),
+    ]
+    show_table(("", "K and V read", "bytes read", "bytes written", "bytes", "us, model"), rows)
+    click.echo()
+    left_out = [name for name, there in (("tree mask", schedule.cache.tree), ("softcap", schedule.cache.softcap)) if there]
+    told = f"fa2 reads K and V for each block of rows of each query head: {schedule.group} query heads share a key head here. "
+    if schedule.group == 1:
+        told = "fa2 reads K and V for each block of rows of each query head; here each has a key head of its own. "
+    if schedule.cache.page_size:
+        told += "It takes no pages: these would be read and written once more to be gathered, which is not counted. "
+    if left_out:
+        told += f"It has no {' and no '.join(left_out)}, without which it is counted. "
+    say(told.rstrip())

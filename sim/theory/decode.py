@@ -1,0 +1,113 @@
+"""The closed form of decoding's HBM traffic: K and V once a key head and row tile, partial results written and read again."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from cupyflash.schedules import DecodeSchedule
+from cupyflash.sim.theory.visits import FLOAT32, blocks_in
+from cupyflash.sim.traffic import TensorTraffic, Traffic
+
+INT32 = 4
+
+
+def decode_traffic(schedule: DecodeSchedule) -> Traffic:
+    """Bytes per tensor, of every sequence by its own length."""
+    total: Counter[tuple[str, bool]] = Counter()
+    for cached, batches in schedule.lengths().items():
+        for name, moved in _key_head(schedule, cached).items():
+            for write, nbytes in enumerate(moved):
+                total[name, bool(write)] += batches * schedule.problem.kv_heads * nbytes
+    return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
+
+
+def _key_head(schedule: DecodeSchedule, cached: int) -> dict[str, tuple[int, int]]:
+    """Of a key head whose sequence has so many keys cached: (bytes read, bytes written)."""
+    p, cache, group = schedule.problem, schedule.cache, schedule.group
+    rows, keys, split = p.seqlen_q * group, cached + cache.appended, schedule.splits > 1
+    old = new = queries = parts = pages = 0  # keys of the cache, new keys, rows, rows of splits, places of pages
+    for tile in range(blocks_in(rows, schedule.block_rows)):
+        here = min(schedule.block_rows, rows - tile * schedule.block_rows)
+        begin, end = _read(schedule, cached, tile)
+        splits = min(schedule.splits, blocks_in(end - begin, schedule.block_cols))
+        old += max(0, min(end, cached) - begin)
+        new += max(0, end - max(begin, cached))
+        queries += here * splits
+        parts += here * splits
+        pages += _pages(schedule, begin, end, splits)
+    looks = blocks_in(rows, schedule.block_rows) * schedule.splits + (rows if split else 0)
+    width = blocks_in(p.head_dim_v, 4) * 4
+    form = {
+        "Q": (queries * p.head_dim * p.itemsize, 0),
+        "K": (old * p.head_dim * p.itemsize, cache.appended * p.head_dim * p.itemsize),
+        "V": (old * p.head_dim_v * p.itemsize, cache.appended * p.head_dim_v * p.itemsize),
+        "K_new": (new * p.head_dim * p.itemsize, 0),
+        "V_new": (new * p.head_dim_v * p.itemsize, 0),
+        "O": (0, rows * p.head_dim_v * p.itemsize),
+        "L": (0, rows * FLOAT32 if schedule.lse else 0),
+        "sinks": (rows * FLOAT32 if p.options.sinks else 0, 0),
+        "cache_seqlens": (looks * INT32 if p.options.padded else 0, 0),
+        "block_table": (pages * INT32, 0),
+        "tree_mask": (_tree_scores(schedule, keys) if cache.tree else 0, 0),
+    }
+    if split:
+        form |= {"O_part": (parts * width * FLOAT32,) * 2, "m_part": (parts * FLOAT32,) * 2, "l_part": (parts * FLOAT32,) * 2}
+    return form
+
+
+def key_bytes(schedule: DecodeSchedule) -> int:
+    """Bytes of K and V, each row once, that some query of its sequence sees or that are new."""
+    p, appended = schedule.problem, schedule.cache.appended
+    rows = 0
+    for cached, batches in schedule.lengths().items():
+        keys = cached + appended
+        left, right = _sides(schedule, keys)
+        begin, end = max(0, -left), max(0, min(keys, p.seqlen_q + right))
+        seen = range(begin, end)
+        rows += batches * (len(seen) + appended - len(range(max(begin, cached), end)))
+    return rows * p.kv_heads * (p.head_dim + p.head_dim_v) * p.itemsize
+
+
+def splits_with_keys(schedule: DecodeSchedule) -> int:
+    """Thread blocks that read any keys, of all sequences."""
+    total = 0
+    for cached, batches in schedule.lengths().items():
+        for tile in range(schedule.row_tiles):
+            begin, end = _read(schedule, cached, tile)
+            total += batches * schedule.problem.kv_heads * min(schedule.splits, blocks_in(end - begin, schedule.block_cols))
+    return total
+
+
+def _sides(schedule: DecodeSchedule, keys: int) -> tuple[int, int]:
+    """(left, right): query i sees the keys from i - left to i + right; no limit is beyond all keys."""
+    p, far = schedule.problem, schedule.problem.seqlen_q + keys
+    left, right = (far if side is None else side for side in (p.options.left, p.options.right))
+    return left - (keys - p.seqlen_q), right + keys - p.seqlen_q
+
+
+def _read(schedule: DecodeSchedule, cached: int, tile: int) -> tuple[int, int]:
+    """The keys begin <= key < end that a row tile reads: whole blocks, up to the last key. The last tile has all new ones."""
+    keys, cols, rows = cached + schedule.cache.appended, schedule.block_cols, schedule.block_rows
+    left, right = _sides(schedule, keys)
+    first, last = tile * rows // schedule.group, (min((tile + 1) * rows, schedule.rows) - 1) // schedule.group
+    begin, end = max(0, first - left), max(0, min(keys, last + right + 1))
+    if schedule.cache.appended and tile == blocks_in(schedule.rows, rows) - 1:
+        begin, end = min(begin, cached) if begin < end else cached, keys
+    return (begin // cols * cols, min(keys, blocks_in(end, cols) * cols)) if begin < end else (0, 0)
+
+
+def _pages(schedule: DecodeSchedule, begin: int, end: int, splits: int) -> int:
+    """Pages that hold some of these keys; one that two splits share, twice."""
+    page, cols = schedule.cache.page_size, schedule.block_cols
+    if page is None or begin == end:
+        return 0
+    blocks = blocks_in(end - begin, cols)
+    bounds = [begin + blocks * split // splits * cols for split in range(1, splits)]
+    return blocks_in(end, page) - begin // page + sum(bound % page != 0 for bound in bounds)
+
+
+def _tree_scores(schedule: DecodeSchedule, keys: int) -> int:
+    """Scores of the newest keys, as many as queries, that position lets a query see."""
+    n_q, (left, right) = schedule.problem.seqlen_q, _sides(schedule, keys)
+    first = max(0, keys - n_q)
+    return schedule.group * sum(max(0, min(keys, i + right + 1) - max(first, i - left)) for i in range(n_q))

@@ -1,0 +1,135 @@
+"""Random score functions, as texts, with all that they may name: captured arrays of every type, positions, scores."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from cupyflash.arrays import numpy_dtype
+from cupyflash.expressions.evaluate import positions
+from cupyflash.score import Score
+
+SIZES = {"b": 2, "h": 4, "kv_h": 2, "row": 3, "k": 5}
+SHAPE = (2, 4, 3, 5)
+COUNT = math.prod(SHAPE)
+
+
+# That do not depend on the score, so that they may choose an index.
+CONDITIONS = ("seen[row, k]", "yes", "k <= q", "document[q] == document[k]", "0 <= q - k < few")
+
+
+def captured() -> dict[str, Any]:
+    """Arrays of each dtype, of zero to four axes, some of them with odd strides, and numbers. Floats are quarters."""
+    random = np.random.default_rng(18)
+
+    def floats(*shape: int) -> np.ndarray:
+        return random.integers(-8, 9, shape) / 4
+
+    def ints(*shape: int) -> np.ndarray:
+        return random.integers(-3, 6, shape)
+
+    return {
+        "slope": floats(8).astype(np.float32)[::-2],
+        "pair": floats(5, 2).astype(np.float16).T,
+        "table": floats(7).astype(numpy_dtype("bfloat16")),
+        "document": np.abs(ints(5)).astype(np.int64),
+        "length": ints(2).astype(np.int32),
+        "tiny": ints(4, 3).astype(np.int8)[::2],
+        "deep": np.broadcast_to(ints(4, 1, 5).astype(np.int16), SHAPE),
+        "seen": random.random((3, 5)) < 0.5,
+        "single": np.array(3, np.uint8),
+        "cap": 2.5,
+        "few": np.int64(3),
+        "yes": True,
+    }
+
+
+CAPTURED = captured()
+# Odd eighths, beside which no quarter is: comparisons of what is computed exactly come out alike in any precision.
+SCORES = ((2 * np.random.default_rng(5).integers(-15, 16, SHAPE) + 1) / 8).astype(np.float32)
+VALUES = positions(SIZES) | {"s": SCORES} | CAPTURED
+
+
+def score(text: str) -> Score:
+    """A score function with those of the captured values that its text names."""
+    names = {node.strip() for node in "".join(c if c.isalnum() or c == "_" else " " for c in text).split()}
+    return Score(text, **{name: value for name, value in CAPTURED.items() if name in names})
+
+
+def texts(seed: int, count: int) -> list[str]:
+    """Random expressions that are defined for every score, and, for the most part, depend on it."""
+    write = _Writer(Random(seed))
+    return [write.number(3) for _ in range(count)]
+
+
+class _Writer:
+    """Texts of each type, nested to a depth. What steps is applied to what floats hold exactly."""
+
+    def __init__(self, random: Random):
+        self.random = random
+
+    def one(self, *texts: str) -> str:
+        return self.random.choice(texts)
+
+    def integer(self, depth: int) -> str:
+        if depth == 0:
+            index = self.one("q", "k - q", "row + 3", "h * k", "k", "document[q]")
+            loads = "document[k]", "length[b]", "tiny[kv_h, row]", "deep[b, h, row, k]", f"document[{index}]", "single", "few"
+            return self.one("b", "h", "kv_h", "row", "q", "k", "n_q", "n_k", str(self.random.randrange(6)), *loads)
+        a, b, c = self.integer(depth - 1), self.integer(depth - 1), self.one(*CONDITIONS)
+        steps = f"({a} % {self.one('3', '(-4)', '7')})", f"(-{a})", f"abs({a})", f"min({a}, {b})", f"max({a}, {b}, 2)"
+        return self.one(f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", *steps, f"where({c}, {a}, {b})")
+
+    def exact(self, depth: int) -> str:
+        if depth == 0:
+            loads = "slope[h]", "pair[b, k]", f"table[h + {self.integer(1)}]"
+            return self.one("s", "s", "s", "cap", str(self.random.randrange(12) / 4), self.integer(1), *loads)
+        a, b, c = self.exact(depth - 1), self.exact(depth - 1), self.condition(depth - 1)
+        joined = f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", f"min({a}, {b})", f"max({a}, {b})", f"({a} if {c} else {b})"
+        return self.one(*joined, f"({a} / 2)", f"(-{a})", f"abs({a})", f"floor({a})", f"({a} % {self.one('1.5', '(-0.75)', '2')})")
+
+    def condition(self, depth: int) -> str:
+        if depth == 0:
+            return self.one(*CONDITIONS, "s > 0.25")
+        a, b, c = self.exact(depth - 1), self.exact(depth - 1), self.condition(depth - 1)
+        compared = f"{a} {self.one('<', '<=', '>', '>=', '==', '!=')} {b}"
+        return self.one(f"({compared})", f"({compared} and {c})", f"({c} or not {compared})", f"({a} < {b} <= {self.exact(0)})")
+
+    def number(self, depth: int) -> str:
+        if depth == 0:
+            return self.exact(1)
+        a, b, c = self.number(depth - 1), self.number(depth - 1), self.condition(1)
+        joined = f"({a} + {b})", f"({a} - {b})", f"({a} * tanh({b}))", f"({a} / (abs({b}) + 1))", f"where({c}, {a}, {b})"
+        called = f"exp(min({a}, 1.5))", f"log(abs({a}) + 1)", f"sqrt(abs({a}) + 0.5)", f"sin({a})", f"cos({a})", f"tanh({a})"
+        return self.one(*joined, *called, f"max({a}, {b})", f"({c}) * {a}")
+
+
+class Clamped:
+    """A captured array as Python indexes it, of Python's numbers."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+
+    def __getitem__(self, index: Any) -> Any:
+        places = index if isinstance(index, tuple) else (index,)
+        clamped = tuple(min(max(place, 0), length - 1) for place, length in zip(places, self.array.shape, strict=True))
+        found = self.array[clamped]
+        return bool(found) if found.dtype == bool else int(found) if found.dtype.kind in "iu" else float(found)
+
+
+def by_python(text: str, places: list[tuple[int, ...]]) -> list[float]:
+    """What Python's own eval makes of a text at some of the scores."""
+    code = compile(text, "score", "eval")
+    shared: dict[str, Any] = {name: getattr(math, name) for name in ("floor", "exp", "log", "sqrt", "sin", "cos", "tanh")}
+    shared["where"] = lambda condition, a, b: a if condition else b
+    for name, value in CAPTURED.items():
+        shared[name] = Clamped(value) if np.ndim(value) else value.item() if isinstance(value, np.ndarray | np.generic) else value
+    found = []
+    at = {name: np.broadcast_to(value, SHAPE) for name, value in positions(SIZES).items()}
+    for place in places:
+        here = {name: int(value[place]) for name, value in at.items()} | {"s": float(SCORES[place])}
+        found.append(float(eval(code, shared, here)))
+    return found
