@@ -10,7 +10,8 @@ import pytest
 from test_ptx_harness import kernel, run
 
 from cupyflash.sim.ptx.execute.machine import Machine
-from cupyflash.sim.ptx.state.lanes import Lanes
+from cupyflash.sim.ptx.execute.scheduler import SeededReady
+from cupyflash.sim.ptx.state.lanes import Lanes, Wave
 
 REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<20>; .reg .pred %p<6>;"
 PLACES = """ld.param.u64 %rd1, [y]; ld.param.u64 %rd2, [ticket]; mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r4, %ntid.x;
@@ -104,3 +105,22 @@ def test_a_seed_takes_a_few_times_the_steps(steps: list[int], trips: str, most: 
         assert launch.counters.barriers == rounds.sum()
         counts.append(len(steps))
     assert max(counts[1:]) <= most * counts[0], counts
+
+
+@pytest.mark.parametrize("blocks", [1, 16])
+def test_with_wgmma_three_of_four_blocks_keep_their_warpgroups_together(blocks: int) -> None:
+    wave = Wave(0, blocks, 12 * 32, 0, 0)
+    for seed in range(8):
+        ready = SeededReady(np.random.default_rng(seed), wave, warpgroups=True)
+        chosen = set()
+        for _ in range(3):
+            teams = ready.team_of.reshape(blocks, 3, 4)
+            whole = (teams == teams[:, :, :1]).all(axis=(1, 2))
+            assert whole.sum() == blocks * 3 // 4
+            assert all(len(set(groups)) == 3 for groups in teams[whole, :, 0].tolist())
+            assert (np.sort(teams[~whole].reshape(-1, 12)) == np.repeat(np.arange(4), 3)).all()
+            # Blocks that are spread alike stay in step; who that is stays so.
+            assert len(np.unique(teams, axis=0)) <= 4
+            chosen.add(tuple(whole.tolist()))
+            ready.draw()
+        assert len(chosen) == 1

@@ -9,6 +9,8 @@ import pytest
 from test_ptx_harness import compile_cuda
 
 from cupyflash.sim.ptx import Launch, Module, TensorMap
+from cupyflash.sim.ptx.execute.machine import Machine
+from cupyflash.sim.ptx.state.lanes import Lanes
 
 SEEDS = [None, 0, 1]
 
@@ -125,6 +127,22 @@ def test_gemm(seed: int | None) -> None:
     assert found.counters.mma_flops == 2 * m * n * k
     # Every block reads its rows of A and its columns of B once.
     assert found.traffic["arg0"].read_bytes == n // 64 * m * k * 2 and found.traffic["arg1"].read_bytes == m // 128 * n * k * 2
+
+
+def test_a_random_order_takes_a_few_times_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a launch costs is by its steps, each for all warps that are together: of sixteen blocks many must stay so."""
+    steps = {None: 0, 2: 0}
+    step = Machine.step
+    for seed in steps:
+
+        def counted(machine: Machine, pc: int, lanes: Lanes, seed: int | None = seed) -> None:
+            steps[seed] += 1
+            step(machine, pc, lanes)
+
+        monkeypatch.setattr(Machine, "step", counted)
+        found, _ = launch(module(), (512, 256, 192), seed)
+        assert found.findings == ()
+    assert steps[None] < steps[2] < 7 * steps[None], steps
 
 
 @pytest.mark.wide

@@ -15,6 +15,7 @@ from .decode.calls import function_addresses
 from .decode.code import Code
 from .decode.resolve import decode_all
 from .execute.machine import Machine
+from .execute.processes import processes_asked, run_apart
 from .execute.setup import Geometry, Setup
 from .execute.steps import MAX_STEPS
 from .memory.memory import Memory, Observer
@@ -169,6 +170,7 @@ class Module:
         max_steps: int = MAX_STEPS,
         approximate: bool = True,
         cluster: int | Sequence[int] | None = None,
+        processes: int | None = None,
     ) -> Launch:
         """Run a kernel to its end.
 
@@ -190,6 +192,9 @@ class Module:
         with an "endless" finding. approximate: whether approximate instructions (ex2.approx and so on) have an error of the size
         that the PTX ISA allows; without, their results are rounded to nearest. cluster: blocks of a cluster, a number or up to
         three (x, y, z), of which the grid is a multiple; None: what the kernel says (__cluster_dims__), else one block.
+        processes: in how many at most the blocks of a large grid run (None: CUPYFLASH_PROCESSES of the environment, else 1), as
+        far as there are processors and the blocks do not depend on each other. What comes out is the same. It needs races, no
+        seed and nobody that looks on, and forks: on Linux, in a program with one thread.
 
         Raises ValueError or TypeError for arguments that do not fit the kernel, `UnsupportedPTX` for a kernel in `refused`.
         What is wrong with the kernel itself is in `Launch.findings`.
@@ -201,6 +206,7 @@ class Module:
             raise ValueError(f"seed must be None or a whole number from 0, got {seed!r}")
         if max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+        processes = processes_asked(processes)
         code = self.code(kernel)
         segments, symbols = self._placed_variables()
         bound = bind(kernel, code.params, args, self._variables)
@@ -224,7 +230,8 @@ class Module:
             memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)
         schedule = seed, on_barrier, max_steps
         setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate)
-        ended = Machine(code, setup, memory, findings, tally).run()
+        machine = Machine(code, setup, memory, findings, tally)
+        ended = run_apart(machine, processes) or machine.run()
         written = [s for s in (*segments, *tensors) if tally.wrote(s)]
         doubted = bool(findings.doubts)
         warnings = findings.settle(doubted and (not ended or code.integer_products or any(map(may_hold_nan, written))))

@@ -391,12 +391,17 @@ class Code:
             self._mixes[region.start, end] = found
         return found
 
-    def regions(self) -> list[Region]:
-        return list(self._regions.values())
+    def regions(self) -> dict[tuple[int, bool], Region]:
+        """By what `region` was asked for."""
+        return self._regions
+
+    def forget_counts(self) -> None:
+        for region in self._regions.values():
+            region.executed = region.threads = 0
 
     def executed(self) -> Iterator[tuple[Mix, int, int]]:
         """The regions that ran: what is in each, how many warps and how many threads ran it."""
-        return ((self.mix(one), one.executed, one.threads) for one in self.regions() if one.executed)
+        return ((self.mix(one), one.executed, one.threads) for one in self._regions.values() if one.executed)
 
 
 def runs(numbers: Array) -> list[tuple[slice, slice]]:

@@ -8,7 +8,7 @@ arrives (bar.arrive) and then waits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,46 +23,84 @@ from .host import Host
 
 @dataclass
 class Arrival:
-    """Lanes of one block that came to a barrier at `pc`; `values` are their predicates for bar.red."""
+    """Lanes that came to a barrier of their blocks at `pc`, the `number`-th to come to any; `values` are predicates for bar.red.
 
+    `released`: what they hand on, a row a block; None where a barrier of the whole block says it all.
+    """
+
+    number: int
     pc: int
     lanes: Lanes
     waits: bool
-    values: Array | None
+    values: Array | None = None
     released: Released | None = None
 
+    def of(self, chosen: Array) -> Arrival | None:
+        """Those in the chosen blocks (booleans, one a block of the wave), if there are any."""
+        mine = chosen[self.lanes.block_ids]
+        if mine.all():
+            return self
+        if not mine.any():
+            return None
+        at = np.flatnonzero(chosen[self.lanes.block])
+        values = None if self.values is None else self.values[at]
+        released = None if self.released is None else self.released.of(np.flatnonzero(mine))
+        return replace(self, lanes=self.lanes.subset(at), values=values, released=released)
 
-@dataclass
-class Pending:
-    """A barrier of a block that is not complete. `expected` threads, 0 for all that live."""
 
-    expected: int
-    arrivals: list[Arrival] = field(default_factory=list)
-
-
-@dataclass
 class Meeting:
-    """Threads that wait for all others of their blocks at one barrier: how many of each block of the wave, and who where."""
+    """Who has come to one barrier, in all blocks of a wave.
 
-    arrived: Array
-    groups: list[tuple[int, Lanes]] = field(default_factory=list)
+    Of each block: `arrived`, how many; `expected` threads, 0 for all that live; `apart`, whether each arrival hands on
+    something of its own (with a thread count, or for a reduction).
+    """
+
+    def __init__(self, blocks: int):
+        self.arrived, self.expected = np.zeros(blocks, np.int64), np.zeros(blocks, np.int64)
+        self.apart = np.zeros(blocks, np.bool_)
+        self.arrivals: list[Arrival] = []
+
+    def add(self, arrival: Arrival, expected: Array, apart: bool) -> None:
+        """Lanes come, the first ones of a block with what that waits for (`expected`, one a block of them)."""
+        blocks = arrival.lanes.block_ids
+        fresh = self.arrived[blocks] == 0
+        self.expected[blocks[fresh]] = expected[fresh]
+        self.apart[blocks[fresh]] = apart
+        self.arrived += np.bincount(arrival.lanes.block, minlength=len(self.arrived))
+        self.arrivals.append(arrival)
+
+    def take(self, blocks: Array) -> list[Arrival]:
+        """Who has come in these blocks; the meeting forgets them."""
+        chosen = self.chosen(blocks)
+        every = self.arrivals
+        self.arrivals = [left for arrival in every if (left := arrival.of(~chosen)) is not None]
+        self.arrived[blocks] = 0
+        return parts_of(every, chosen)
+
+    def chosen(self, blocks: Array) -> Array:
+        """These blocks as booleans."""
+        found = np.zeros(len(self.arrived), np.bool_)
+        found[blocks] = True
+        return found
+
+
+def parts_of(arrivals: list[Arrival], chosen: Array) -> list[Arrival]:
+    return [mine for arrival in arrivals if (mine := arrival.of(chosen)) is not None]
 
 
 class Barriers:
-    """The sixteen barriers of each block of a wave.
-
-    `meetings`: by number, those at which nobody does anything but wait for the whole block; `pending`: by block and number,
-    those with a thread count or a reduction.
-    """
+    """The sixteen barriers of each block of a wave: `meetings`, by number, at which somebody has come."""
 
     def __init__(self, machine: Host):
         self.machine = machine
-        self.pending: dict[tuple[int, int], Pending] = {}
         self.meetings: dict[int, Meeting] = {}
         self.completed = np.zeros(machine.wave.blocks, np.int64)
+        self.arrivals = 0
 
     def __bool__(self) -> bool:
-        return bool(self.meetings) or any(a.waits for p in self.pending.values() for a in p.arrivals)
+        return any(arrival.waits for meeting in self.meetings.values() for arrival in meeting.arrivals)
+
+    # -- arrivals ---------------------------------------------------------------------------------------------------------
 
     def arrive(self, pc: int, lanes: Lanes) -> None:
         machine = self.machine
@@ -70,194 +108,205 @@ class Barriers:
         control = plan.control
         assert isinstance(control, Barrier)
         number = machine.read(lanes, plan.reads[0])
-        same = lanes.n == 1 or not np.count_nonzero(number != number[0])
-        if same and not control.counted and control.waits and not control.reduction:
-            if not self.pending:
-                self.meet(pc, lanes, int(number[0]))
-                return
-            blocks = [block for block, barrier in self.pending if barrier == number[0]]
-            here = np.isin(lanes.block, blocks)
-            if not here.all():
-                self.meet(pc, lanes.subset(np.flatnonzero(~here)), int(number[0]))
-            if not here.any():
-                return
-            lanes = lanes.subset(np.flatnonzero(here))
-        for barrier in np.unique(number).tolist():
-            self.tell_apart(barrier, lanes.block_ids)
-        expected = machine.read(lanes, plan.reads[1]).copy() if control.counted else np.zeros(lanes.n, np.int64)
-        values = None
+        expected = values = None
+        if control.counted:
+            expected = machine.read(lanes, plan.reads[1]).copy()
         if control.reduction:
             values = machine.read(lanes, plan.reads[-1]).copy()
             values = ~values if control.negated else values
-        number = number.copy()[: lanes.n]
-        for block in lanes.block_ids:
-            for barrier in np.unique(number[lanes.block == block]):
-                at = np.flatnonzero((lanes.block == block) & (number == barrier))
-                part = lanes.subset(at)
-                pending = self.pending.setdefault((int(block), int(barrier)), Pending(int(expected[at[0]])))
-                arrival = Arrival(pc, part, control.waits, None if values is None else values[at])
-                if machine.memory.races is not None:
-                    arrival.released = machine.memory.races.arrive(part)
-                pending.arrivals.append(arrival)
-                if not control.waits:
-                    machine.push(pc + 1, part)
-                self.check(int(block), int(barrier))
-
-    def meet(self, pc: int, lanes: Lanes, barrier: int) -> None:
-        """Lanes come to a barrier at which they wait for all of their blocks."""
-        meeting = self.meetings.get(barrier)
-        if meeting is None:
-            if lanes.whole_blocks:
-                self.release(lanes.block_ids, [(pc, lanes)])
-                return
-            meeting = self.meetings[barrier] = Meeting(np.zeros(self.machine.wave.blocks, np.int64))
-        meeting.arrived += np.bincount(lanes.block, minlength=len(meeting.arrived))
-        meeting.groups.append((pc, lanes))
-        self.recheck_meeting(barrier, lanes.block_ids)
-
-    def recheck_meeting(self, barrier: int, blocks: Array) -> None:
-        """Let those of `blocks` go on of which all threads that live have come."""
-        meeting = self.meetings[barrier]
-        here = meeting.arrived[blocks]
-        done = blocks[(here > 0) & (here >= self.machine.wave.alive_by_block[blocks])]
-        if len(done):
-            self.release(done, self.taken(barrier, done))
-
-    def taken(self, barrier: int, blocks: Array) -> list[tuple[int, Lanes]]:
-        """Who waits at a barrier in these blocks, and no longer does."""
-        meeting = self.meetings[barrier]
-        out, kept = [], []
-        chosen = np.zeros(len(meeting.arrived), np.bool_)
-        chosen[blocks] = True
-        for pc, lanes in meeting.groups:
-            mine = chosen[lanes.block]
-            if mine.any():
-                out.append((pc, lanes if mine.all() else lanes.subset(np.flatnonzero(mine))))
-            if not mine.all():
-                kept.append((pc, lanes.subset(np.flatnonzero(~mine)) if mine.any() else lanes))
-        meeting.arrived[blocks], meeting.groups = 0, kept
-        if not kept:
-            del self.meetings[barrier]
-        return out
-
-    def release(self, blocks: Array, groups: list[tuple[int, Lanes]]) -> None:
-        """All of these blocks have met: their threads go on."""
-        if self.machine.memory.races is not None:
-            self.machine.memory.races.block_barrier(blocks)
-        left = set(blocks.tolist())
-        for pc, lanes in groups:
-            for block in lanes.block_ids.tolist():
-                if block in left:
-                    left.remove(block)
-                    self.complete(block, pc, lanes)
-            self.machine.push(pc + 1, lanes)
-
-    def tell_apart(self, barrier: int, blocks: Array) -> None:
-        """What waits at a barrier in these blocks becomes arrivals, each at its own block's."""
-        if barrier not in self.meetings:
+        self.arrivals += 1
+        arrival = Arrival(self.arrivals, pc, lanes, control.waits, values)
+        if lanes.n == 1 or not np.count_nonzero(number != number[0]):
+            self.come(int(number[0]), arrival, expected)
             return
+        number = number.copy()
+        for barrier in np.unique(number).tolist():
+            at = np.flatnonzero(number == barrier)
+            part = replace(arrival, lanes=lanes.subset(at), values=None if values is None else values[at])
+            self.come(barrier, part, None if expected is None else expected[at])
+
+    def come(self, barrier: int, arrival: Arrival, expected: Array | None) -> None:
+        """Lanes come to a barrier: for so many threads (one number a lane), or for all of the block (None)."""
+        lanes, meeting = arrival.lanes, self.meetings.get(barrier)
+        plain = arrival.waits and arrival.values is None and expected is None
+        if meeting is None:
+            if plain and lanes.whole_blocks:
+                self.release(lanes.block_ids, [arrival])
+                return
+            meeting = self.meetings[barrier] = Meeting(self.machine.wave.blocks)
+        every = np.zeros(len(lanes.block_ids), np.int64) if expected is None else expected[lanes.block_starts].astype(np.int64)
+        apart = arrival
+        if plain:
+            chosen = meeting.apart & (meeting.arrived > 0)
+            simple, rest = arrival.of(~chosen), arrival.of(chosen)
+            if simple is not None:
+                meeting.add(simple, every, False)
+                self.check(barrier, simple.lanes.block_ids)
+            if rest is None:
+                return
+            apart = rest
+        self.come_apart(barrier, meeting, apart, every)
+
+    def come_apart(self, barrier: int, meeting: Meeting, arrival: Arrival, expected: Array) -> None:
+        """Lanes come that hand on something of their own."""
+        lanes = arrival.lanes
+        blocks = lanes.block_ids
+        self.tell_apart(meeting, blocks[(meeting.arrived[blocks] > 0) & ~meeting.apart[blocks]])
+        meeting.add(replace(arrival, released=self.released(lanes)), expected, True)
+        if not arrival.waits:
+            self.machine.push(arrival.pc + 1, lanes)
+        self.check(barrier, blocks)
+
+    def tell_apart(self, meeting: Meeting, blocks: Array) -> None:
+        """What waits in these blocks for all of its block hands on something of its own, too."""
+        if not len(blocks):
+            return
+        meeting.apart[blocks] = True
+        chosen, every = meeting.chosen(blocks), meeting.arrivals
+        meeting.arrivals = []
+        for arrival in every:
+            mine = arrival.of(chosen) if arrival.released is None else None
+            left = arrival if mine is None else arrival.of(~chosen)
+            meeting.arrivals += [] if left is None else [left]
+            meeting.arrivals += [] if mine is None else [replace(mine, released=self.released(mine.lanes))]
+
+    def released(self, lanes: Lanes) -> Released | None:
         races = self.machine.memory.races
-        for pc, lanes in self.taken(barrier, blocks):
-            for block in lanes.block_ids.tolist():
-                part = lanes.subset(np.flatnonzero(lanes.block == block))
-                arrival = Arrival(pc, part, True, None, None if races is None else races.arrive(part))
-                self.pending.setdefault((block, barrier), Pending(0)).arrivals.append(arrival)
+        return None if races is None else races.arrive(races.heard.groups(lanes, lanes.block_starts))
+
+    # -- who goes on ------------------------------------------------------------------------------------------------------
 
     def recheck(self) -> None:
         """Threads have exited: barriers may be complete without them."""
         for barrier in list(self.meetings):
-            self.recheck_meeting(barrier, np.flatnonzero(self.meetings[barrier].arrived))
-        for block, barrier in list(self.pending):
-            self.check(block, barrier)
+            self.check(barrier, np.flatnonzero(self.meetings[barrier].arrived))
 
-    def arrived(self, block: int, pending: Pending) -> int:
-        """Threads that count as arrived at a barrier with a thread count: 32 each time that a warp arrives, be it the same one."""
+    def check(self, barrier: int, blocks: Array) -> None:
+        """Let those of `blocks` go on of which enough threads have come."""
+        meeting = self.meetings[barrier]
+        here = blocks[meeting.arrived[blocks] > 0]
+        over = meeting.arrived[here] >= self.machine.wave.alive_by_block[here]
+        counted = meeting.expected[here] > 0
+        if counted.any():
+            over[counted] = self.counted(meeting, here[counted]) >= meeting.expected[here[counted]]
+        done = here[over]
+        if not len(done):
+            return
+        arrivals, apart = meeting.take(done), meeting.apart[done]
+        if not meeting.arrivals:
+            del self.meetings[barrier]
+        if not apart.all():
+            self.release(done[~apart], parts_of(arrivals, meeting.chosen(done[~apart])))
+            done = done[apart]
+            arrivals = parts_of(arrivals, meeting.chosen(done))
+        # Blocks at a time in which the same arrivals met.
+        present = np.array([meeting.chosen(arrival.lanes.block_ids)[done] for arrival in arrivals])
+        while len(done):
+            alike = (present == present[:, :1]).all(axis=0)
+            mine = meeting.chosen(done[alike])
+            self.release_apart(done[alike], parts_of(arrivals, mine), meeting.expected[done[alike]])
+            done, present = done[~alike], present[:, ~alike]
+
+    def counted(self, meeting: Meeting, blocks: Array) -> Array:
+        """Threads of these blocks that count as arrived at a barrier with a thread count: 32 each time that a warp arrives."""
         wave = self.machine.wave
-        first = block * wave.lanes_per_block
-        times = np.zeros(wave.lanes_per_block, np.int64)
-        for arrival in pending.arrivals:
-            times[arrival.lanes.index - first] += 1
-        by_warp, alive = times.reshape(-1, WARP), wave.alive[first : first + wave.lanes_per_block].reshape(-1, WARP)
-        living = np.where(alive, by_warp, len(pending.arrivals)).min(axis=1)
-        return WARP * int(np.where(alive.any(axis=1), living, by_warp.max(axis=1)).sum())
+        times = np.zeros((wave.blocks, wave.warps_per_block, WARP), np.int64)
+        for arrival in meeting.arrivals:
+            times.reshape(-1)[arrival.lanes.index] += 1
+        times, alive = times[blocks], wave.alive.reshape(times.shape)[blocks]
+        living = np.where(alive, times, len(meeting.arrivals)).min(axis=2)
+        found: Array = WARP * np.where(alive.any(axis=2), living, times.max(axis=2)).sum(axis=1)
+        return found
 
-    def check(self, block: int, barrier: int) -> None:
-        pending = self.pending[block, barrier]
-        if pending.expected:
-            done = self.arrived(block, pending) >= pending.expected
-        else:
-            done = sum(a.lanes.n for a in pending.arrivals) >= self.machine.wave.alive_by_block[block]
-        if done:
-            del self.pending[block, barrier]
-            waiting = [a for a in pending.arrivals if a.waits]
-            self.reduce(pending)
-            self.order(block, pending, waiting)
-            if waiting:
-                self.complete(block, waiting[0].pc, waiting[0].lanes)
-            for arrival in waiting:
-                self.machine.push(arrival.pc + 1, arrival.lanes)
+    def release(self, blocks: Array, arrivals: list[Arrival]) -> None:
+        """All of these blocks have met: their threads go on."""
+        if self.machine.memory.races is not None:
+            self.machine.memory.races.block_barrier(blocks)
+        left = np.zeros(self.machine.wave.blocks, np.bool_)
+        left[blocks] = True
+        for arrival in arrivals:
+            first = arrival.lanes.block_ids[left[arrival.lanes.block_ids]]
+            left[first] = False
+            self.complete(first, arrival)
+            self.machine.push(arrival.pc + 1, arrival.lanes)
 
-    def order(self, block: int, pending: Pending, waiting: list[Arrival]) -> None:
-        """Who waited is behind what everybody did before arriving."""
+    def release_apart(self, blocks: Array, arrivals: list[Arrival], expected: Array) -> None:
+        """The same arrivals have met in each of these blocks: who waits goes on, behind what everybody did before arriving."""
+        waiting = [arrival for arrival in arrivals if arrival.waits]
+        self.reduce(blocks, arrivals)
         races = self.machine.memory.races
-        if races is None:
-            return
-        if not pending.expected and len(waiting) == len(pending.arrivals):
-            races.block_barrier(np.array([block]))
-            return
-        released = [a.released for a in pending.arrivals if a.released is not None]
+        if races is not None:
+            counted = (expected > 0) | (len(waiting) < len(arrivals))
+            if not counted.all():
+                races.block_barrier(blocks[~counted])
+            if counted.any():
+                chosen = np.zeros(self.machine.wave.blocks, np.bool_)
+                chosen[blocks[counted]] = True
+                parts = parts_of(arrivals, chosen)
+                released = [arrival.released for arrival in parts if arrival.released is not None]
+                for lanes in (arrival.lanes for arrival in parts if arrival.waits):
+                    races.depart(races.heard.groups(lanes, lanes.block_starts), released)
+        if waiting:
+            self.complete(blocks, waiting[0])
         for arrival in waiting:
-            races.depart(arrival.lanes, released)
+            self.machine.push(arrival.pc + 1, arrival.lanes)
 
-    def reduce(self, pending: Pending) -> None:
-        """bar.red: every waiting lane gets the reduction over all arrived ones."""
-        values = [a.values for a in pending.arrivals if a.values is not None]
-        if not values:
+    def reduce(self, blocks: Array, arrivals: list[Arrival]) -> None:
+        """bar.red: every waiting lane gets the reduction over all arrived ones of its block."""
+        if all(arrival.values is None for arrival in arrivals):
             return
-        everyone = np.concatenate(values)
         machine = self.machine
-        for arrival in pending.arrivals:
-            plan = machine.code.plans[arrival.pc]
-            assert isinstance(plan.control, Barrier)
-            result: object = {"popc": everyone.sum(), "and": everyone.all(), "or": everyone.any()}[plan.control.reduction]
-            # Straight into the registers of the wave: no frame may hold these lanes meanwhile.
-            machine.deactivate()
-            target: Arg = plan.writes[0]
-            machine.full.array(target)[arrival.lanes.index] = result
-            machine.rewritten(-1)
+        for block in blocks:
+            here = parts_of(arrivals, np.arange(machine.wave.blocks) == block)
+            everyone = np.concatenate([arrival.values for arrival in here if arrival.values is not None])
+            for arrival in here:
+                plan = machine.code.plans[arrival.pc]
+                assert isinstance(plan.control, Barrier)
+                result: object = {"popc": everyone.sum(), "and": everyone.all(), "or": everyone.any()}[plan.control.reduction]
+                # Straight into the registers of the wave: no frame may hold these lanes meanwhile.
+                machine.deactivate()
+                target: Arg = plan.writes[0]
+                machine.full.array(target)[arrival.lanes.index] = result
+                machine.rewritten(-1)
 
-    def complete(self, block: int, pc: int, lanes: Lanes) -> None:
-        machine = self.machine
-        machine.memory.tally.barriers += 1
-        control = machine.code.plans[pc].control
-        alive = int(machine.wave.alive_by_block[block])
-        if isinstance(control, Barrier) and not control.counted and alive < machine.wave.threads:
-            first = int(np.flatnonzero(lanes.block == block)[0])
-            missing = machine.wave.threads - alive
-            message = f"{missing} of {machine.wave.threads} threads of the block had exited before this barrier"
-            machine.memory.findings.report("partial barrier", message, machine.code.instructions[pc], lanes, first)
-        self.completed[block] += 1
+    def complete(self, blocks: Array, arrival: Arrival) -> None:
+        """A barrier of each of these blocks is complete, at which this arrival waited."""
+        machine, lanes = self.machine, arrival.lanes
+        machine.memory.tally.barriers += len(blocks)
+        self.completed[blocks] += 1
+        control = machine.code.plans[arrival.pc].control
+        missing = machine.wave.threads - machine.wave.alive_by_block[blocks]
+        if isinstance(control, Barrier) and not control.counted and missing.any():
+            for block, count in zip(blocks[missing > 0].tolist(), missing[missing > 0].tolist(), strict=True):
+                first = int(np.flatnonzero(lanes.block == block)[0])
+                message = f"{count} of {machine.wave.threads} threads of the block had exited before this barrier"
+                i = machine.code.instructions[arrival.pc]
+                machine.memory.findings.report("partial barrier", message, i, lanes, first)
         if machine.on_barrier is not None:
             # The callback is not part of the kernel: it computes in the ordinary floating-point environment.
             ENVIRONMENT.setter(KEEP)()
-            machine.on_barrier(machine.wave.number(machine.wave.first_block + block), int(self.completed[block]))
+            for block in blocks.tolist():
+                machine.on_barrier(machine.wave.number(machine.wave.first_block + block), int(self.completed[block]))
             ENVIRONMENT.setter(machine.code.base_mode)()
 
     def stuck(self) -> list[Stuck]:
-        machine, out = self.machine, []
-        for barrier in list(self.meetings):
-            self.tell_apart(barrier, np.arange(machine.wave.blocks))
-        for (block, barrier), pending in self.pending.items():
-            for arrival in pending.arrivals:
-                if not arrival.waits:
-                    continue
-                alive = int(machine.wave.alive_by_block[block])
-                here = sum(a.lanes.n for a in pending.arrivals)
-                what = (
-                    f"at barrier {barrier}: {here} of {pending.expected or alive} have arrived, "
-                    f"{alive} of {machine.wave.threads} threads of the block are alive"
-                )
-                out.append(Stuck(machine.code.instructions[arrival.pc], arrival.lanes, what))
+        """Who waits in each block, at barriers of the whole block last."""
+        wave = self.machine.wave
+        found: dict[tuple[bool, int, int], list[Arrival]] = {}
+        every = [(arrival, barrier) for barrier, meeting in self.meetings.items() for arrival in meeting.arrivals]
+        for arrival, barrier in sorted(every, key=lambda pair: pair[0].number):
+            for block in arrival.lanes.block_ids.tolist():
+                key = not self.meetings[barrier].apart[block], block, barrier
+                found.setdefault(key, []).extend(parts_of([arrival], np.arange(wave.blocks) == block))
+        out = []
+        for (plain, block, barrier), arrivals in sorted(found.items(), key=lambda item: item[0][0]):
+            alive, meeting = int(wave.alive_by_block[block]), self.meetings[barrier]
+            expected = 0 if plain else int(meeting.expected[block])
+            what = (
+                f"at barrier {barrier}: {int(meeting.arrived[block])} of {expected or alive} have arrived, "
+                f"{alive} of {wave.threads} threads of the block are alive"
+            )
+            out += [Stuck(self.machine.code.instructions[a.pc], a.lanes, what) for a in arrivals if a.waits]
         return out
 
 

@@ -17,6 +17,9 @@ from ..state.lanes import WARP, Lanes
 from ..text.types import Array
 from .host import Host
 
+ALL = np.zeros(1, np.int64)
+"""Lanes as one group: where it begins."""
+
 
 @dataclass
 class Told:
@@ -96,7 +99,7 @@ class ClusterBarriers:
         then = code.plans[pc + 1].control if code.instructions[pc + 1].predicate is None else None
         told.split |= not (isinstance(then, ClusterBarrier) and then.waits)
         if not relaxed and lanes.converged:
-            told.warps.append(races.arrive(lanes))
+            told.warps.append(races.arrive(races.heard.groups(lanes, ALL)))
             return
         told.relaxed |= relaxed
         released = races.fenced(lanes) if relaxed else races.heard.released(lanes)
@@ -115,17 +118,17 @@ class ClusterBarriers:
         races, heard = self.machine.memory.races, phases.heard
         if races is not None:
             # Whatever is ordered or not: all threads of the cluster have begun.
-            begun = np.full(races.warps, races.start)
+            begun = np.full((1, races.warps), races.start)
             moments = [*heard.warps, Released(begun, None)]
             if lanes.converged:
-                races.depart(lanes, moments)
+                races.depart(races.heard.groups(lanes, ALL), moments)
             else:
-                races.heard.hear(lanes, np.repeat(highest([each.moments for each in moments]), WARP))
+                races.heard.hear(lanes, np.repeat(highest([each.moments[0] for each in moments]), WARP))
                 for each in heard.warps:
                     if each.rows is not None:
-                        races.heard.hear(lanes, each.rows)
+                        races.heard.hear(lanes, each.rows[0])
                     if each.fenced is not None and races.proxy is not None:
-                        races.proxy.hear(lanes, each.fenced)
+                        races.proxy.hear(lanes, each.fenced[0])
             if heard.lanes is not None:
                 races.heard.hear(lanes, heard.lanes)
         self.machine.push(pc + 1, lanes)

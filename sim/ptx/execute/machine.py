@@ -140,27 +140,52 @@ class Machine:
                 return operand.base.name in self.code.call_params
         return False
 
+    @property
+    def asked_time(self) -> bool:
+        """Whether any instruction has read a clock."""
+        return self._clock > 0
+
     def clock(self) -> int:
         self._clock += 1
         return self._clock * 16
 
     # -- waves ----------------------------------------------------------------------------------------------------------
 
-    def run(self) -> bool:
-        """Run all blocks; False if a fault ended the launch. Findings and counts are in `findings` and `tally` afterwards."""
+    def wave_size(self) -> int:
+        """Blocks of a wave; the last one may have fewer."""
         geometry = self.setup.geometry
         lanes_per_block = -(-geometry.threads // WARP) * WARP
         lanes = COMMUNICATING_LANES if self.code.communicates else PRODUCT_LANES if self.code.in_flight else WAVE_LANES
         together, clusters = geometry.cluster_blocks, geometry.blocks // geometry.cluster_blocks
         most = max(1, min(lanes // lanes_per_block, WAVE_BYTES // (2 * self.memory.shared_stride)) // together)
         waves = -(-clusters // most)
-        size = -(-clusters // waves) * together
-        for region in self.code.regions():
-            region.executed = region.threads = 0
+        return -(-clusters // waves) * together
+
+    @property
+    def waves(self) -> int:
+        return -(-self.setup.geometry.blocks // self.wave_size())
+
+    def clean(self) -> bool:
+        """Whether there is nothing to report so far."""
+        return not (self.findings.found or self.findings.doubts)
+
+    def run(self, part: int = 0, of: int = 1) -> bool:
+        """Run all blocks; False if a fault ended the launch. Findings and counts are in `findings` and `tally` afterwards.
+
+        Of several processes: those waves that are for number `part` of `of`, up to the first one with something to report. They
+        are dealt to and fro, as blocks often have the more to do the earlier they come.
+        """
+        geometry, size = self.setup.geometry, self.wave_size()
+        turn = [*range(of), *reversed(range(of))]
+        self.code.forget_counts()
         with np.errstate(all="ignore"):
             try:
                 ENVIRONMENT.setter(self.code.base_mode)()
-                for first in range(0, geometry.blocks, size):
+                for number, first in enumerate(range(0, geometry.blocks, size)):
+                    if turn[number % len(turn)] != part:
+                        continue
+                    if of > 1 and not self.clean():
+                        return False
                     self.tally.waves += 1
                     try:
                         self.run_wave(first, min(size, geometry.blocks - first))
@@ -193,7 +218,7 @@ class Machine:
         self.shadows.begin_wave(self.wave)
         self.flights.begin_wave(self.wave)
         self.steps.begin_wave(self.wave)
-        self.ready: Ready = make_ready(self.random, self.wave)
+        self.ready: Ready = make_ready(self.random, self.wave, self.code.in_flight is not None)
         self.parked: dict[int, Lanes] = {}
         self.functions = Functions(self)
         self.barriers = Barriers(self)

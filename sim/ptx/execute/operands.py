@@ -74,9 +74,12 @@ class Operands:
         else:
             each, which = descriptors[:1], np.zeros(len(descriptors), np.int64)
         matrices = [self.matrix(bits, shape, i, lanes) for bits in each.tolist()]
-        most = max(len(one.pages) for one in matrices)
-        pages = np.stack([np.pad(one.pages, (0, most - len(one.pages)), "edge") for one in matrices])[which]
-        pages += (blocks * memory.pages.per_block)[:, None]
+        if len(matrices) == 1:
+            pages = matrices[0].pages
+        else:
+            most = max(len(one.pages) for one in matrices)
+            pages = np.stack([np.pad(one.pages, (0, most - len(one.pages)), "edge") for one in matrices])[which]
+        pages = pages + (blocks * memory.pages.per_block)[:, None]
         return Operand(descriptors, shape, blocks, blocks * (memory.shared_stride // UNIT), matrices, which, pages)
 
     def matrix(self, bits: int, shape: Shape, i: Instruction, lanes: Lanes) -> Matrix:

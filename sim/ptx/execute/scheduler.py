@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..state.lanes import Lanes, Wave, merged
+from ..text.types import Array
 
 PATIENCE = 512
 """Picks by lowest instruction before the groups that have waited longest get their turn."""
@@ -57,6 +58,11 @@ STRETCHES = (1, 4, 32, 256)
 ASIDE = 0.1
 """How often a team's warps that are not at its lowest instruction go on all the same."""
 
+KINDS = 4
+"""Of how many kinds the blocks of a kernel with wgmma are."""
+
+WARPGROUP = 4
+
 GONE = np.iinfo(np.int64).max
 """The place of a warp that is not known to wait anywhere."""
 
@@ -76,9 +82,12 @@ class SeededReady(Ready):
     to time. A team runs together where its warps are at the same instruction: a launch takes a few times what one without
     a seed takes, however many warps it has. Stretches are geometric with a mean that is itself random, so that some teams run
     far ahead of the others.
+
+    With `warpgroups` (the kernel has wgmma) blocks are of `KINDS` kinds, and blocks of a kind are spread alike: else few of the
+    warps that meet at a wgmma are there at a time. In blocks of the first kind warps are apart, in the others warpgroups.
     """
 
-    def __init__(self, random: np.random.Generator, wave: Wave):
+    def __init__(self, random: np.random.Generator, wave: Wave, warpgroups: bool):
         super().__init__()
         self.random = random
         self.wave = wave
@@ -88,6 +97,7 @@ class SeededReady(Ready):
         # Where each warp was last seen to go on: what is not ready waits there.
         self.place = np.full(wave.blocks * wave.warps_per_block, GONE)
         self.exits = wave.exits
+        self.kinds = random.permutation(wave.blocks) % KINDS if warpgroups else None
         self.draw()
 
     def __bool__(self) -> bool:
@@ -95,9 +105,7 @@ class SeededReady(Ready):
 
     def draw(self) -> None:
         """Who is in which team, until when."""
-        blocks, warps = self.wave.blocks, self.wave.warps_per_block
-        first = self.random.permutation(blocks) * warps
-        self.team_of = ((first[:, None] + self.random.random((blocks, warps)).argsort(axis=1)) % TEAMS).reshape(-1)
+        self.team_of = (self.by_warps() if self.kinds is None else self.by_kinds(self.kinds)).reshape(-1)
         self.members = [np.flatnonzero(self.team_of == team) for team in range(TEAMS)]
         self.picks = int(self.random.geometric(1 / self.random.choice(DRAWS)))
         self._parts: dict[Lanes, list[tuple[int, Lanes]]] = {}
@@ -106,6 +114,24 @@ class SeededReady(Ready):
             for pc, parts in groups.items():
                 for lanes in parts:
                     self.push(pc, lanes)
+
+    def by_warps(self) -> Array:
+        """A team for each warp, (blocks, warps)."""
+        blocks, warps = self.wave.blocks, self.wave.warps_per_block
+        first = self.random.permutation(blocks) * warps
+        return np.asarray((first[:, None] + self.random.random((blocks, warps)).argsort(axis=1)) % TEAMS)
+
+    def by_kinds(self, kinds: Array) -> Array:
+        """The same where blocks are of these kinds: in those of the first one warps are apart, in the others warpgroups."""
+        teams, warps = self.by_warps(), self.wave.warps_per_block
+        for kind in np.unique(kinds).tolist():
+            mine = np.flatnonzero(kinds == kind)
+            if kind == 0:
+                teams[mine] = teams[mine[0]]
+            else:
+                order = self.random.permutation(-(-warps // WARPGROUP)).repeat(WARPGROUP)[:warps]
+                teams[mine] = (order + int(self.random.integers(TEAMS))) % TEAMS
+        return teams
 
     def push(self, pc: int, lanes: Lanes) -> None:
         self.place[lanes.warp_ids] = GONE
@@ -159,5 +185,5 @@ class SeededReady(Ready):
         return pc, lanes
 
 
-def make_ready(random: np.random.Generator | None, wave: Wave) -> Ready:
-    return Ready() if random is None else SeededReady(random, wave)
+def make_ready(random: np.random.Generator | None, wave: Wave, warpgroups: bool) -> Ready:
+    return Ready() if random is None else SeededReady(random, wave, warpgroups)

@@ -320,8 +320,7 @@ class Warpgroups:
             some = np.flatnonzero(mine.any(axis=1))
             column = np.searchsorted(product.lanes.warp_ids, warps)
             if mine[some].all() and (codes[some] == codes[some, :1]).all():
-                of = codes[some, 0] % SLOTS
-                values = held if len(of) == len(held) and (of == np.arange(len(of))).all() else held[of]
+                values = chosen(held, codes[some, 0] % SLOTS)
                 if product.lanes is not lanes:
                     values = values.reshape(len(some), -1, WARP)[:, column].reshape(len(some), -1)
                 put_rows(self.machine, places[some], lanes, values)
@@ -329,9 +328,12 @@ class Warpgroups:
             of = np.flatnonzero(mine.any(axis=0))
             block = codes[some[:, None], of]
             if mine[some[:, None], of].all() and (block == block[:, :1]).all():
-                # All of some warps: under seeds they come with others than those that the product began with.
-                to, there = ((each[of][:, None] * WARP + np.arange(WARP)).reshape(-1) for each in (warps, column))
-                file[places[some][:, None], to] = held[(block[:, 0] % SLOTS)[:, None], there]
+                # All of some warps: they come with others than those that the product began with.
+                values, part = chosen(held, block[:, 0] % SLOTS), product.lanes
+                if len(of) < part.warps:
+                    part = lanes.subset(np.flatnonzero(np.isin(lanes.warp, warps[of])))
+                    values = values.reshape(len(some), -1, WARP)[:, column[of]].reshape(len(some), -1)
+                put_rows(self.machine, places[some], part, values)
                 continue
             for row in some.tolist():
                 at = np.flatnonzero(mine[row])
@@ -420,6 +422,11 @@ class Warpgroups:
         for product in list(self.products.values()):
             if (gone[product.first[:, None] + np.arange(GROUP)] | product.over).all():
                 self.forget(product)
+
+
+def chosen(held: Array, rows: Array) -> Array:
+    """Some rows, without a copy where they are all."""
+    return held if len(rows) == len(held) and (rows == np.arange(len(rows))).all() else np.asarray(held[rows])
 
 
 def lanes_of(warpgroups: Array) -> Array:

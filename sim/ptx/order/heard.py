@@ -181,6 +181,18 @@ class Heard:
         """Lanes of one cluster are told what others handed on."""
         self.hear_all([(lanes, told)])
 
+    def hear_by(self, groups: Groups, told: Array) -> None:
+        """Groups that have no warp in common are told what others heard, a row each."""
+        rows, lanes = self.made(), groups.lanes
+        whole = np.bincount(groups.number) == WARP * np.bincount(groups.owner)
+        mine = whole[groups.owner]
+        warps = groups.warps[mine]
+        rows.warps[warps] = np.maximum(rows.warps[warps], told[groups.owner[mine]])
+        alone = np.flatnonzero(~whole[groups.number])
+        if len(alone):
+            slots = self.slots(lanes.index[alone])
+            rows.lanes[slots] = np.maximum(rows.lanes[slots], told[groups.number[alone]])
+
     def hear_all(self, news: Sequence[tuple[Lanes, Array]]) -> None:
         """Disjoint sets of lanes, each of one cluster, are told what others handed on."""
         if self.order.proxy is not None:

@@ -24,7 +24,7 @@ import numpy as np
 from ..state.lanes import WARP, Lanes, Wave
 from ..text.types import Array
 from .heard import Heard
-from .proxy import Proxy
+from .proxy import Groups, Proxy
 
 STAMP = 32
 ONE, LANES, WARPS, BLOCKS, CLUSTERS = (k << 29 for k in range(5))
@@ -40,13 +40,19 @@ DEVICE, CLUSTER, BLOCK = range(3)
 
 
 class Released(NamedTuple):
-    """What an arrival at a barrier hands on: until when all of each warp of the cluster is over, what its lanes heard of lanes,
-    what they fenced for the asynchronous proxy, and what they learnt of other blocks through atomics."""
+    """What arrivals at barriers hand on, a row for each group of lanes: until when all of each warp of the cluster is over, what
+    its lanes heard of lanes, what they fenced for the asynchronous proxy, and (by group) what they learnt of other blocks
+    through atomics."""
 
     moments: Array
     rows: Array | None
     fenced: Array | None = None
-    learnt: Array | None = None
+    learnt: tuple[Array | None, ...] = ()
+
+    def of(self, groups: Array) -> Released:
+        """Only these groups."""
+        rows, fenced = (None if each is None else each[groups] for each in (self.rows, self.fenced))
+        return Released(self.moments[groups], rows, fenced, tuple(self.learnt[k] for k in groups) if self.learnt else ())
 
 
 class Order:
@@ -134,32 +140,38 @@ class Order:
             found = self._floors[lanes] = floor, max(floor, int(self.synced[lanes.warp_ids].min()))
         return found
 
-    def arrive(self, lanes: Lanes) -> Released:
-        """Lanes of one cluster come to a barrier of it, or to one with a thread count: what they release, at this moment."""
-        cluster = int(lanes.index[0]) // self.per
-        warps = lanes.warp_ids % self.warps
-        released = self.known[cluster, warps].max(axis=0)
-        released[warps] = self.now
+    def arrive(self, groups: Groups) -> Released:
+        """Groups of lanes, each of one cluster, come to a barrier of it, or of a part of it: what they release, at this moment."""
+        warps = groups.warps % self.warps
+        released = groups.highest(self.known[groups.warps // self.warps, warps])
+        released[groups.owner, warps] = self.now
         self.now += 1
-        knows = self._lane_knows
-        learnt = [knows[lane] for lane in (lanes.index + self.first).tolist() if lane in knows] if knows else []
-        fenced = None if self.proxy is None else self.proxy.told(lanes)
-        return Released(released, self.heard.of_all(lanes), fenced, highest(learnt) if learnt else None)
+        learnt: list[list[Array | None]] = []
+        if self._lane_knows:
+            learnt = [[] for _ in groups.first]
+            for lane, group in zip((groups.lanes.index + self.first).tolist(), groups.number.tolist(), strict=True):
+                if lane in self._lane_knows:
+                    learnt[group].append(self._lane_knows[lane])
+        fenced = None if self.proxy is None else self.proxy.told_by(groups)
+        together = tuple(highest(some) if some else None for some in learnt)
+        return Released(released, self.heard.of(groups), fenced, together)
 
-    def depart(self, lanes: Lanes, released: list[Released]) -> None:
-        """Lanes of one cluster have waited for the arrivals that released this."""
-        cluster = int(lanes.index[0]) // self.per
+    def depart(self, groups: Groups, released: list[Released]) -> None:
+        """Groups of lanes have waited for the arrivals of as many groups each that released this."""
         heard = np.maximum.reduce([each.moments for each in released])
         for each in released:
             if self.proxy is not None and each.fenced is not None:
-                self.proxy.hear(lanes, each.fenced)
-        warps = lanes.warp_ids % self.warps
-        self.known[cluster, warps] = np.maximum(self.known[cluster, warps], heard)
-        self.synced[lanes.warp_ids] = np.maximum(self.synced[lanes.warp_ids], heard[warps])
+                self.proxy.hear_by(groups, each.fenced)
+        cluster, warps = groups.warps // self.warps, groups.warps % self.warps
+        self.known[cluster, warps] = np.maximum(self.known[cluster, warps], heard[groups.owner])
+        self.synced[groups.warps] = np.maximum(self.synced[groups.warps], heard[groups.owner, warps])
         if told := [each.rows for each in released if each.rows is not None]:
-            self.heard.hear(lanes, highest(told))
-        if learnt := [each.learnt for each in released if each.learnt is not None]:
-            self._learn(lanes, highest(learnt))
+            self.heard.hear_by(groups, highest(told))
+        if any(each.learnt for each in released):
+            for group in range(len(groups.first)):
+                news = [one for each in released if each.learnt and (one := each.learnt[group]) is not None]
+                if news:
+                    self._learn(groups.lanes.subset(np.flatnonzero(groups.number == group)), highest(news))
         self._floors.clear()
 
     def _learn(self, lanes: Lanes, news: Array) -> None:

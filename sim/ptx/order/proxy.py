@@ -133,6 +133,14 @@ class Proxy:
         """Lanes of one unit are told what others handed on."""
         self.hear_all([(lanes, told)])
 
+    def hear_by(self, groups: Groups, told: Array) -> None:
+        """Groups that have no warp in common are told what others handed on, a row each."""
+        every = told.reshape(len(told), len(SPACES), self.per)
+        for k, space in enumerate(SPACES):
+            if every[:, k].any():
+                rows = self.made(space)
+                rows[groups.warps] = np.maximum(rows[groups.warps], every[groups.owner, k])
+
     def hear_all(self, news: Sequence[tuple[Lanes, Array]]) -> None:
         """Disjoint sets of lanes, each of one unit, are told what others handed on. A warp hears what one of its lanes does."""
         some = [one for one in news if len(one[1])]

@@ -89,6 +89,10 @@ class Races(Order):
         self._areas |= {id(one): area for one in group}
         return area
 
+    def areas(self) -> list[Area]:
+        """The shadows of tensors that anybody has accessed."""
+        return list({area.low: area for area in self._areas.values() if area is not None}.values())
+
     def access(
         self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, kind: str, i: Instruction
     ) -> None:

@@ -38,6 +38,10 @@ class Table:
     def entries(self) -> Array:
         return zeros((self.rows, self.columns), np.dtype(np.uint64), self.sparse)
 
+    def marked(self) -> Array:
+        """Rows with an entry."""
+        return (self.entries != 0).any(axis=1) if "entries" in vars(self) else np.zeros(self.rows, np.bool_)
+
     @cached_property
     def touched(self) -> Array:
         """Rows of shared memory in which there is any entry."""
@@ -70,12 +74,22 @@ class Shadow:
     copies: Table | None = None
     volatile: Table | None = None
     landing: Table | None = None
+    ragged: bool = False
+    """Some copy to or from a tensor began or ended within a granule, which may then say nothing of it."""
 
     @classmethod
     def of(cls, granules: int, columns: int, shared: bool, numbers: np.dtype[Any], sparse: bool = False) -> Shadow:
         """`sparse`: bulk copies are what reads most of it, each for one warp."""
         reads, atomics = (Table(granules, columns, numbers, sparse) for _ in range(2))
         return cls(Table(granules, 1, numbers), reads, atomics, shared)
+
+    def touched(self) -> tuple[Array, Array]:
+        """Which granules somebody may have written, and which anybody may have touched."""
+        wrote = self.writes.marked() | self.atomics.marked() | self.ragged
+        touched = wrote | self.reads.marked()
+        for table in (self.landing, self.copies):
+            touched |= table.marked() if table is not None else False
+        return wrote if self.landing is None else wrote | self.landing.marked(), touched
 
 
 @dataclass

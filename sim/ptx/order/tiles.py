@@ -30,6 +30,9 @@ REMEMBERED = 1 << 16
 LOGGED = 1 << 12
 """Readings that are kept by page and operand before they are noted unit by unit."""
 
+PLACES = 8
+"""Writes of which a warpgroup remembers that it is behind them: a tile is often read by several products, some pages each."""
+
 GROUP = 4
 """Warps of a warpgroup."""
 
@@ -90,6 +93,9 @@ class Tiles:
         """Of pages that one lane wrote the entry of that write, of others 0."""
         self.seen = np.zeros((self.pages.count, self.columns), np.uint64)
         """Of such a write, by warpgroup, that it was in order."""
+        shape = wave.size // WARP, PLACES
+        self.behind, self.behind_by = np.zeros(shape, np.uint64), np.zeros(shape, np.int64)
+        """By first warp, the same for some of the latest writes wherever they went: entry and instruction."""
         self._asynchronous = np.zeros(0, np.bool_)
 
     @cached_property
@@ -199,9 +205,15 @@ class Tiles:
         entry, page = entries[at, k], pages[at, k]
         heads = np.concatenate(([True], (entry[1:] != entry[:-1]) | (at[1:] != at[:-1])))
         rows = self.pages.start(page[heads]) >> self.races.shared_shift
-        race, bad = self.verdicts(first[at[heads]], entry[heads], self.races.shared.writes.by.reshape(-1)[rows])
-        if race.any() or bad.any():
-            return False
+        reader, head, by = first[at[heads]], entry[heads], self.races.shared.writes.by.reshape(-1)[rows].astype(np.int64)
+        place = (head >> np.uint64(STAMP)).astype(np.int64) % PLACES
+        new = np.flatnonzero((self.behind[reader, place] != head) | (self.behind_by[reader, place] != by))
+        if len(new):
+            reader, place, head, by = reader[new], place[new], head[new], by[new]
+            race, bad = self.verdicts(reader, head, by)
+            if race.any() or bad.any():
+                return False
+            self.behind[reader, place], self.behind_by[reader, place] = head, by
         self.seen[page, column[at]] = entry
         return True
 

@@ -34,6 +34,7 @@ def piece_access(
         return None
     up = (1 << area.shift) - 1
     begin = starts + (segment.address - segment.start - area.low)
+    area.shadow.ragged |= bool(((begin | begin + lengths) & up).any())
     first = (begin + up) >> area.shift
     count = ((begin + lengths + up) >> area.shift) - first
     before = np.cumsum(count) - count

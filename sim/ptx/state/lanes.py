@@ -185,8 +185,14 @@ class Lanes:
         return int.from_bytes(np.packbits(member, bitorder="little").tobytes(), "little")
 
     @cached_property
+    def block_starts(self) -> Array:
+        """Positions at which the lanes of each block begin."""
+        block = self.block
+        return np.flatnonzero(np.concatenate(([True], block[1:] != block[:-1])))
+
+    @cached_property
     def block_ids(self) -> Array:
-        return np.unique(self.block)
+        return np.asarray(self.block[self.block_starts])
 
     @cached_property
     def warps(self) -> int:

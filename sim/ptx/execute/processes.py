@@ -1,0 +1,230 @@
+"""The waves of a launch in several processes: each runs some of them on its own copy of memory, and says what it did.
+
+Whether waves are independent shows afterwards, in what the race detector noted: if nothing that one process wrote was touched in
+another one, all that they did together is what one process does, wave after wave. If it was, or if there is anything to report,
+nothing of it is taken, and the caller runs the launch by itself. So the outcome is the same for any number of processes.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import pickle
+import sys
+import threading
+import warnings
+from dataclasses import dataclass
+from itertools import combinations
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import numpy as np
+
+from ..decode.registry import Call
+from ..state.segments import UNWRITTEN, WRITTEN, Segment
+from ..text.syntax import Instruction
+from ..text.types import Array
+from .machine import Machine
+
+VARIABLE = "CUPYFLASH_PROCESSES"
+"""In the environment: in how many processes launches that do not say so run."""
+
+TABLES = ("traffic", "shared", "distributed")
+COUNTS = ("predicated_off", "divergent")
+
+
+@dataclass
+class Done:
+    """What a process did. By number of the segment: `contents` of those that it wrote, `unwritten`, their bytes that nobody wrote.
+
+    `touched`: granules of a tensor, by its address: those that were written, and those that anybody touched. `executed`: warps
+    and threads of each region. `tally`: the tables of the tally, by name.
+    """
+
+    executed: dict[tuple[int, bool], tuple[int, int]]
+    tally: dict[str, dict[Any, Any]]
+    barriers: int
+    touched: dict[int, tuple[Array, Array]]
+    contents: dict[int, Array]
+    unwritten: dict[int, Array]
+
+
+def run_apart(machine: Machine, processes: int) -> bool:
+    """Run a launch in up to so many processes; False: nothing has happened, it must be run in this one."""
+    count = min(processes, machine.waves, cores())
+    if count < 2 or not may_run_apart(machine):
+        return False
+    found = results(machine, count)
+    if found is None or not independent(found):
+        return False
+    changes = [change for number in machine.memory.segments for change in changed(machine.memory.segments[number], number, found)]
+    if any(meet(view, [at for at, _ in parts]) for view, parts in changes):
+        return False
+    for view, parts in changes:
+        for at, values in parts:
+            view[at] = values
+    machine.code.forget_counts()
+    for done in found:
+        add(machine, done)
+    machine.tally.waves = machine.waves
+    return True
+
+
+def processes_asked(processes: int | None) -> int:
+    """The number of an argument, or of the environment. Raises ValueError for what is none."""
+    name, value = ("processes", processes) if processes is not None else (VARIABLE, os.environ.get(VARIABLE, "1"))
+    if isinstance(value, bool) or not str(value).isdecimal() or int(value) < 1:
+        raise ValueError(f"{name} must be a whole number from 1, got {value!r}")
+    return int(value)
+
+
+def cores() -> int:
+    """Processors that this process may use; 1 where it cannot be copied safely."""
+    alone = threading.active_count() == 1 and not multiprocessing.current_process().daemon
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" and alone else 1
+
+
+def may_run_apart(machine: Machine) -> bool:
+    """Whether waves can be told apart: nobody looks on, and no block of one can wait for one of another."""
+    code, memory = machine.code, machine.memory
+    if machine.random is not None or machine.on_barrier is not None or memory.observer is not None or memory.races is None:
+        return False
+    return not (
+        code.communicates
+        or any(i.opcode == "red" or (i.opcode == "cp" and "reduce" in i.mods) for i in code.instructions)
+        or any(isinstance(plan.control, Call) and plan.control.builtin for plan in code.plans)
+    )
+
+
+# -- in the other processes ------------------------------------------------------------------------------------------------------
+
+
+def work(machine: Machine, part: int, of: int, pipe: Connection) -> None:
+    """Run the waves of one of the processes, and send what was done; nothing (an empty message) if nobody must build on it."""
+    names = {id(i): ("instruction", k) for k, i in enumerate(machine.code.instructions)}
+    names |= {id(segment): ("segment", number) for number, segment in machine.memory.segments.items()}
+
+    class Out(pickle.Pickler):
+        def persistent_id(self, item: object) -> tuple[str, int] | None:
+            return names[id(item)] if isinstance(item, Instruction | Segment) else None
+
+    message = io.BytesIO()
+    try:
+        if machine.run(part, of) and machine.clean():
+            Out(message, pickle.HIGHEST_PROTOCOL).dump(done_by(machine))
+    except (Exception, KeyboardInterrupt):
+        message = io.BytesIO()  # the caller's own run will say what is wrong
+    pipe.send_bytes(message.getbuffer())
+    pipe.close()
+
+
+def done_by(machine: Machine) -> Done:
+    tally, memory, races = machine.tally, machine.memory, machine.memory.races
+    assert races is not None
+    if machine.asked_time:
+        raise RuntimeError("clocks go on from wave to wave")
+    wrote = {number: one for number, one in memory.segments.items() if tally.wrote(one)}
+    return Done(
+        {key: (region.executed, region.threads) for key, region in machine.code.regions().items() if region.executed},
+        {name: dict(getattr(tally, name)) for name in (*TABLES, *COUNTS)},
+        tally.barriers,
+        {area.low: area.shadow.touched() for area in races.areas()},
+        {number: one.window(1)[0] for number, one in wrote.items()},
+        {number: one.state for number, one in wrote.items() if one.state is not None},
+    )
+
+
+# -- in this one -----------------------------------------------------------------------------------------------------------------
+
+
+def results(machine: Machine, count: int) -> list[Done] | None:
+    """What each of `count` processes did; None if any of them has something to report."""
+    instructions, segments = machine.code.instructions, machine.memory.segments
+
+    class In(pickle.Unpickler):
+        def persistent_load(self, name: tuple[str, int]) -> object:
+            return (instructions if name[0] == "instruction" else segments)[name[1]]
+
+    context = multiprocessing.get_context("fork")
+    children, pipes = [], []
+    found: dict[Any, Done] = {}
+    try:
+        for part in range(count):
+            mine, theirs = context.Pipe(duplex=False)
+            child = context.Process(target=work, args=(machine, part, count, theirs), daemon=True)
+            with warnings.catch_warnings():
+                # Of the threads of a BLAS, which knows of forks; others there are none (`cores`).
+                warnings.simplefilter("ignore", DeprecationWarning)
+                child.start()
+            theirs.close()
+            children.append(child)
+            pipes.append(mine)
+        while len(found) < count:
+            for pipe in wait([one for one in pipes if one not in found]):
+                try:
+                    message = pipe.recv_bytes()  # type: ignore[union-attr]
+                except EOFError:
+                    message = b""
+                if not message:
+                    return None
+                found[pipe] = In(io.BytesIO(message)).load()
+        return [found[pipe] for pipe in pipes]
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+        for pipe in pipes:
+            pipe.close()
+
+
+def independent(found: list[Done]) -> bool:
+    """Whether no process touched what another one wrote."""
+    for one, other in combinations(found, 2):
+        for low in one.touched.keys() & other.touched.keys():
+            (wrote, touched), (wrote_too, touched_too) = one.touched[low], other.touched[low]
+            if (wrote & touched_too).any() or (wrote_too & touched).any():
+                return False
+    return True
+
+
+def meet(view: Array, places: list[Array]) -> bool:
+    """Whether two of these sets of places have one in common."""
+    count = np.zeros(len(view), np.uint8)
+    for at in places:
+        count[at] += 1
+    return bool((count > 1).any())
+
+
+Change = tuple[Array, list[tuple[Array, Array]]]
+"""Bytes, and of each process where it changed them and to what."""
+
+
+def changed(segment: Segment, number: int, found: list[Done]) -> list[Change]:
+    """What the processes changed in a tensor, and in what is known of its bytes; the tensor itself is as it was."""
+    view = segment.window(1)[0]
+    parts = [(np.flatnonzero(new != view), new) for done in found if (new := done.contents.get(number)) is not None]
+    out: list[Change] = [(view, [(at, new[at]) for at, new in parts])]
+    if segment.state is not None:
+        states = [done.unwritten[number] for done in found if number in done.unwritten]
+        now = [np.flatnonzero((state == WRITTEN) & (segment.state == UNWRITTEN)) for state in states]
+        out.append((segment.state, [(at, np.full(len(at), WRITTEN, np.uint8)) for at in now]))
+    return out
+
+
+def add(machine: Machine, done: Done) -> None:
+    """Enter what a process did in the counts of the launch."""
+    tally = machine.tally
+    for key, (warps, threads) in done.executed.items():
+        region = machine.code.region(*key)
+        region.executed += warps
+        region.threads += threads
+    for name in TABLES:
+        mine = getattr(tally, name)
+        for key, counts in done.tally[name].items():
+            mine[key].add(counts)
+    for name in COUNTS:
+        mine = getattr(tally, name)
+        for key, number in done.tally[name].items():
+            mine[key] += number
+    tally.barriers += done.barriers
