@@ -224,10 +224,10 @@ fa2_forward(__grid_constant__ const Params given) {
 
   QueryRows<KeyTile, M, Q_IN_REGS, EARLY> Q_rows;
   Q_rows.smem = Q_smem + warp * WARP_ROWS * KeyTile::PAD;
-  if constexpr (Q_IN_REGS) {
+  if constexpr (Q_rows.HELD > 0) {
     wait_for_groups<1>();
     __syncthreads();
-    if (seen) Q_rows.keep();
+    if (Q_IN_REGS && seen) Q_rows.keep();
   }
 
   // Lines 6 to 11: S = Q K_j^T, P = exp(S - m), O += P V_j
