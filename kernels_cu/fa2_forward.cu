@@ -176,7 +176,7 @@ struct Warp {
       rescale(S, state, factor, offset, !ALL_MASKED && masked, mask);
 #pragma unroll
       for (int k = 0; k < N / 2; k++) weigh(S, state, factor, offset, k);
-      add_weighted_values<ValueTile>(state.O, S, static_cast<const Element*>(__cvta_shared_to_generic(V_at)));
+      add_weighted_values<ValueTile>(state.O, S, V_at);
     }
   }
 };

@@ -141,15 +141,16 @@ __device__ __forceinline__ void add_sixteen(float (&O_regs)[M][C][4], const floa
   add_sixteen<Tile>(O_regs, P_frag, V_at);
 }
 
-// O += P V:  P_regs (16 M x 8 N), V_smem (8 N x 8 C, rows of PAD) -> O_regs (16 M x 8 C). Floats are summed SUMMED at a time (1 to 8),
+// O += P V:  P_regs (16 M x 8 N), (8 N x 8 C, rows of PAD) of V at `V_at` -> O_regs (16 M x 8 C). Floats are summed SUMMED at a time (1 to 8),
 // each time with a rounding of the long sum: more take more registers.
 template <class Tile, int SUMMED = 1, int M, int N, int C>
 __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][C][4], const float (&P_regs)[M][N][4],
-                                                    const Element* V_smem) {
+                                                    unsigned V_at) {
   if constexpr (sizeof(typename Tile::Type) == 2) {
 #pragma unroll
-    for (int k = 0; k < N / 2; k++) add_sixteen<Tile>(O_regs, P_regs, shared_address(V_smem) + k * 16 * Tile::ROW_BYTES, k);
+    for (int k = 0; k < N / 2; k++) add_sixteen<Tile>(O_regs, P_regs, V_at + k * 16 * Tile::ROW_BYTES, k);
   } else {
+    const Element* V_smem = static_cast<const Element*>(__cvta_shared_to_generic(V_at));
     const int t = threadIdx.x % 4;
     // Of each eight rows of V the first four, then the others, by the same code: they are permuted alike, but for the lowest bit.
     // (A loop takes registers, too.)
@@ -198,6 +199,12 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][C][4], co
           }
         }
   }
+}
+
+template <class Tile, int SUMMED = 1, int M, int N, int C>
+__device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][C][4], const float (&P_regs)[M][N][4],
+                                                    const Element* V_smem) {
+  add_weighted_values<Tile, SUMMED>(O_regs, P_regs, shared_address(V_smem));
 }
 
 // The same with weights in SRAM, of half types: 16 K of them a row, from column `col` on, a multiple of 16 K (a power of two).
