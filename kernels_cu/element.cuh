@@ -23,6 +23,10 @@ __device__ __forceinline__ int unknown(int x) {
   asm("" : "+r"(x));
   return x;
 }
+__device__ __forceinline__ unsigned unknown(unsigned x) {
+  asm("" : "+r"(x));
+  return x;
+}
 // The same place: what is some constant from it is then addressed by that, not by a sum of its own.
 template <typename T> __device__ __forceinline__ T* unknown(T* at) {
   asm("" : "+l"(at));

@@ -29,7 +29,45 @@ constexpr int PARTS = BC / (COL_WARPS * WARP_COLS);
 typedef SwizzledTile<HEAD_DIM> KeyTile;     // of Q, K and dQ
 typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V and dO
 
-constexpr bool IN_REGS = WARP_ROWS == 32 && COL_WARPS == 1;  // Q and dO, beside dQ, S and dP
+// The stream of the visited K/V blocks, from the last one down, through STAGES slots. Only the last block may be short.
+struct Stream {
+  const Element *K, *V;  // the last rows that this thread copies: of block 0 with a block mask, else of the block to be fetched next
+  const Element* anywhere;  // can be read, as rows that there are not cannot
+  long long K_row, V_row;
+  int keys;
+  unsigned slot, both;  // where the block at hand is in shared memory, and the sum of that and where the other slot is
+
+  static constexpr int K_BYTES = BC * KeyTile::PAD * sizeof(Element), SLOT = K_BYTES + BC * ValueTile::PAD * sizeof(Element);
+
+  __device__ __forceinline__ void start(const Element* ring, int j) {
+    const unsigned first = unknown(shared_address(ring));  // or it would be found anew in each turn
+    slot = first + (STAGES - 1) * SLOT;
+    both = 2 * first + (STAGES - 1) * SLOT;
+    if constexpr (!SPARSE) {
+      K += static_cast<long long>(j) * BC * K_row;
+      V += static_cast<long long>(j) * BC * V_row;
+    }
+    fetch<false>(j, true);
+    close_group();
+  }
+
+  // Block j to the other slot, or the only one, if it is `wanted`
+  template <bool WHOLE> __device__ __forceinline__ void fetch(int j, bool wanted) {
+    const unsigned to = both - slot;
+    const Element *K_j = K, *V_j = V;
+    if constexpr (SPARSE) {
+      K_j += static_cast<long long>(j) * BC * K_row;
+      V_j += static_cast<long long>(j) * BC * V_row;
+    }
+    KeyTile::load_back<BC, THREADS, WHOLE>(to, K_j, anywhere, K_row, keys - j * BC, threadIdx.x, wanted);
+    ValueTile::load_back<BC, THREADS, WHOLE>(to + K_BYTES, V_j, anywhere, V_row, keys - j * BC, threadIdx.x, wanted);
+    if constexpr (!SPARSE) K = K_j, V = V_j;
+  }
+};
+
+constexpr bool IN_REGS = WARP_ROWS == 32 && COL_WARPS == 1 && KeyTile::PAD <= 64;  // Q and dO, beside dQ, S and dP
+// Fragments of Q that are loaded before a turn's barrier, so that fewer are asked for at once behind it
+constexpr int EARLY = WARP_ROWS == 32 && !IN_REGS ? 2 : 0;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fa2_backward_queries(__grid_constant__ const Params given) {
@@ -48,9 +86,6 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   if (!place.exists) return;
   const int Nq = place.Nq, row_block = place.i * BR, rows = min(BR, Nq - row_block);
   const long long row0 = place.L_row + row_block;
-  // What this thread copies of K and V, from row 0 on
-  const Element* K = unknown(place.keys(p.K) + KeyTile::begin<THREADS>(p.K.row, threadIdx.x));
-  const Element* V = unknown(place.keys(p.V) + ValueTile::begin<THREADS>(p.V.row, threadIdx.x));
   const int keys = count_keys(p, place.batch, place.Nk, sram);
   const Masks masks = masks_of(p, place.batch, place.head, Nq, place.Nk, keys);
 
@@ -63,27 +98,16 @@ fa2_backward_queries(__grid_constant__ const Params given) {
     read_block_mask<KEPT_COLS>(kept, keep, place.i / KEPT_ROWS, blocks.begin, blocks.end, warp, WARPS);
     __syncthreads();
   }
-  auto fetch = [&](int j, int slot) {
-    Element* K_smem = ring + slot * BC * (KeyTile::PAD + ValueTile::PAD);
-    Element* V_smem = K_smem + BC * KeyTile::PAD;
-    const int cols = keys - j * BC;
-    const Element* K_j = K + static_cast<long long>(j) * BC * p.K.row;
-    const Element* V_j = V + static_cast<long long>(j) * BC * p.V.row;
-    if (cols >= BC) {
-      KeyTile::load_from<BC, THREADS, true>(K_smem, K_j, p.K.at, p.K.row, cols, threadIdx.x);
-      ValueTile::load_from<BC, THREADS, true>(V_smem, V_j, p.V.at, p.V.row, cols, threadIdx.x);
-    } else {
-      KeyTile::load_from<BC, THREADS, false>(K_smem, K_j, p.K.at, p.K.row, cols, threadIdx.x);
-      ValueTile::load_from<BC, THREADS, false>(V_smem, V_j, p.V.at, p.V.row, cols, threadIdx.x);
-    }
-  };
-  int j = blocks.below(blocks.end), which = 0;
+  Stream stream = {place.keys(p.K) + KeyTile::begin<THREADS>(p.K.row, threadIdx.x) + KeyTile::last_rows(BC, THREADS) * p.K.row,
+                   place.keys(p.V) + ValueTile::begin<THREADS>(p.V.row, threadIdx.x) + ValueTile::last_rows(BC, THREADS) * p.V.row,
+                   p.K.at, p.K.row, p.V.row, keys};
+  int j = blocks.below(blocks.end);
 
   const int warp_row = row_block + own_rows;
   Base base[M][2] = {};  // of rows 16 m + g and 8 below
   float D_i[M][2] = {};
   bool large = false;
-  QueryRows<KeyTile, M, IN_REGS> Q_rows;
+  QueryRows<KeyTile, M, IN_REGS, EARLY> Q_rows;
   QueryRows<ValueTile, M, IN_REGS> dO_rows;
   Q_rows.smem = Q_smem + own_rows * KeyTile::PAD;
   dO_rows.smem = dO_smem + own_rows * ValueTile::PAD;
@@ -96,8 +120,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       copy_float(D_smem + r, inside ? p.D + row0 + r : p.D, inside);
     }
     close_group();
-    fetch(j, which);
-    close_group();
+    stream.start(ring, j);
     wait_for_groups<1>();
     __syncthreads();  // Q, dO, L and D are there for all
     if constexpr (IN_REGS) {
@@ -117,26 +140,34 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   }
 
   float dQ_regs[M][KeyTile::PAD / 8][4] = {};
+  // By shuffles: ptxas would else find them anew in each turn.
+  const unsigned at_keys = __shfl_sync(~0u, place_of_keys<KeyTile>(), lane);
+  const unsigned at_values = KeyTile::PAD == ValueTile::PAD ? at_keys : __shfl_sync(~0u, place_of_keys<ValueTile>(), lane);
   while (j >= blocks.begin) {
     const int next = blocks.below(j);
-    const Element* K_smem = ring + which * BC * (KeyTile::PAD + ValueTile::PAD);
-    const Element* V_smem = K_smem + BC * KeyTile::PAD;
+    if constexpr (EARLY > 0) Q_rows.keep();
     wait_for_groups<0>();
     __syncthreads();  // K_j and V_j are there for all; all are done with the blocks before
-    if constexpr (STAGES == 2) {
-      which ^= 1;
-      if (next >= blocks.begin) fetch(next, which);
-      close_group();
-    }
+    stream.slot = stream.both - stream.slot;
+    auto ask_for_next = [&] {
+      if constexpr (STAGES == 2) {
+        stream.fetch<true>(next, next >= blocks.begin);
+        close_group();
+      }
+    };
+    const unsigned K_at = stream.slot, V_at = K_at + Stream::K_BYTES;
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
       const int col = (part * COL_WARPS + col_warp) * WARP_COLS, first = j * BC + col, end = first + WARP_COLS;
       const int last = min(warp_row + WARP_ROWS, Nq) - 1;
       const bool seen = warp_row < Nq && first < visible_end(masks, last) && end > visible_begin(masks, warp_row);
-      if (!seen) continue;
+      if (!seen) {
+        if (part == PARTS - 1) ask_for_next();
+        continue;
+      }
       // S = Q K_j^T, P = exp(S - L)
       float P[M][N][4], dS[M][N][4];
-      scores(P, Q_rows, K_smem + col * KeyTile::PAD);
+      scores(P, Q_rows, K_at + col * KeyTile::ROW_BYTES, at_keys);
       const bool whole = !MASK && !BIAS && end <= visible_end(masks, warp_row) && first >= visible_begin(masks, last);
       const float factor = BIAS ? 1.f : p.scale * UNIT;
       if (whole && !large) {
@@ -162,18 +193,19 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       // Nothing branches from here on, so that weights are made beside products.
       to_weights(P);
       // dP = dO V_j^T, dS = P * (dP - D), dQ += dS K_j
-      scores<ValueTile, 2>(dS, dO_rows, V_smem + col * ValueTile::PAD);
+      scores<ValueTile, 2>(dS, dO_rows, V_at + col * ValueTile::ROW_BYTES, at_values);
+      if (part == PARTS - 1) ask_for_next();
 #pragma unroll
       for (int m = 0; m < M; m++)
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
           for (int e = 0; e < 4; e++) dS[m][n][e] = P[m][n][e] * (dS[m][n][e] - D_i[m][e / 2]);
-      add_weighted_values<KeyTile, 8>(dQ_regs, dS, K_smem + col * KeyTile::PAD);
+      add_weighted_values<KeyTile, 8>(dQ_regs, dS, K_at + col * KeyTile::ROW_BYTES);
     }
     if constexpr (STAGES == 1) {
       __syncthreads();  // all are done with K_j and V_j
-      if (next >= blocks.begin) fetch(next, which);
+      stream.fetch<true>(next, next >= blocks.begin);
       close_group();
     }
     j = next;

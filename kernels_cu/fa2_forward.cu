@@ -35,8 +35,11 @@ typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V and O
 __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int ROW_SIZE = larger(KeyTile::PAD, ValueTile::PAD);  // elements that a row of any tile has room for
 
+// Fragments of Q that are loaded before a turn's barrier, so that fewer are asked for at once behind it
+constexpr int EARLY = !Q_IN_REGS && !SCARCE && sizeof(Element) == 2 ? (KeyTile::PAD > 16 ? 2 : 1) : 0;
+
 // The stream of the visited blocks, from the last one down, through STAGES slots for a K_j and its V_j each. With two, the next block
-// is under way from the middle of a turn to its end, and a turn takes one barrier; with one, V_j during S = Q K_j^T and the next K_j
+// is asked for among the products of P V_j, and a turn takes one barrier; with one, V_j is under way during S = Q K_j^T and the next K_j
 // from then on. Only the last block may be short; all of that is fetched at the start.
 struct Stream {
   const Element *K, *V;  // the last rows that this thread copies: of block 0; without a block mask, of the block to be fetched next
@@ -44,69 +47,78 @@ struct Stream {
   long long K_row, V_row;
   int keys;
   Blocks blocks;
-  Element* ring;  // STAGES x 2 x (BC x ROW_SIZE)
-  int slot;       // where in it the block at hand is, in elements
+  unsigned slot, both;  // where the block at hand is in shared memory, and the sum of that and where the other slot is
 
-  static constexpr int SLOT = 2 * BC * ROW_SIZE;
+  static constexpr int SLOT = 2 * BC * ROW_SIZE * sizeof(Element);
 
-  __device__ __forceinline__ void start(int j) {
+  // ring: STAGES x 2 x (BC x ROW_SIZE)
+  __device__ __forceinline__ void start(const Element* ring, int j) {
     if constexpr (!SPARSE) {
       K += static_cast<long long>(j) * BC * K_row;
       V += static_cast<long long>(j) * BC * V_row;
     }
-    slot = (STAGES - 1) * SLOT;
+    const unsigned first = unknown(shared_address(ring));  // or it would be found anew in each turn
+    slot = first + (STAGES - 1) * SLOT;
+    both = 2 * first + (STAGES - 1) * SLOT;
     if (j >= blocks.begin) {
-      fetch_keys<false>(j);
-      if (STAGES == 2 || is_short(j)) fetch_values<false>(j);
+      fetch_keys<false>(j, true);
+      if (STAGES == 2 || is_short(j)) fetch_values<false>(j, true);
     }
     close_group();
   }
 
   // K_j, as soon as it is there for all threads, which are done with the block before.
-  __device__ __forceinline__ const Element* next_keys(int j) {
+  __device__ __forceinline__ unsigned next_keys(int j) {
     wait_for_groups<0>();
     __syncthreads();
     slot = other_slot();
     if constexpr (STAGES == 1) {
-      if (!is_short(j)) fetch_values<true>(j);
+      if (!is_short(j)) fetch_values<true>(j, true);
       close_group();
     }
-    return ring + slot;
+    return slot;
   }
 
   // V_j, as soon as it is there for all threads, which with one slot are done with K_j.
-  __device__ __forceinline__ const Element* next_values(int j) {
+  __device__ __forceinline__ unsigned next_values(int j) {
     if constexpr (STAGES == 1) {
       wait_for_groups<0>();
       __syncthreads();
+      const int next = blocks.below(j);
+      if (next >= blocks.begin) fetch_keys<true>(next, true);
+      close_group();
     }
-    const int next = blocks.below(j);
-    if (next >= blocks.begin) {
-      fetch_keys<true>(next);
-      if constexpr (STAGES == 2) fetch_values<true>(next);
+    return slot + SLOT / 2;
+  }
+
+  // With two slots: asks for the next block, where there is one.
+  __device__ __forceinline__ void ask_for_next(int j) {
+    if constexpr (STAGES == 2) {
+      const int next = blocks.below(j);
+      fetch_keys<true>(next, next >= blocks.begin);
+      fetch_values<true>(next, next >= blocks.begin);
+      close_group();
     }
-    close_group();
-    return ring + slot + SLOT / 2;
   }
 
  private:
   __device__ __forceinline__ bool is_short(int j) const { return keys - j * BC < BC; }
-  __device__ __forceinline__ int other_slot() const { return STAGES == 2 ? slot ^ SLOT : 0; }
+  __device__ __forceinline__ unsigned other_slot() const { return both - slot; }
 
   // Into the other slot, or the only one
-  template <bool WHOLE> __device__ __forceinline__ void fetch_keys(int j) {
-    fetch<KeyTile, WHOLE>(j, ring + other_slot(), K, K_row);
+  template <bool WHOLE> __device__ __forceinline__ void fetch_keys(int j, bool wanted) {
+    fetch<KeyTile, WHOLE>(j, other_slot(), K, K_row, wanted);
   }
-  template <bool WHOLE> __device__ __forceinline__ void fetch_values(int j) {
-    fetch<ValueTile, WHOLE>(j, ring + other_slot() + SLOT / 2, V, V_row);
+  template <bool WHOLE> __device__ __forceinline__ void fetch_values(int j, bool wanted) {
+    fetch<ValueTile, WHOLE>(j, other_slot() + SLOT / 2, V, V_row, wanted);
   }
   template <class Tile, bool WHOLE>
-  __device__ __forceinline__ void fetch(int j, Element* to, const Element*& next, long long row) const {
+  __device__ __forceinline__ void fetch(int j, unsigned to, const Element*& next, long long row, bool wanted) const {
     if constexpr (SPARSE) {
       const Element* from = next + static_cast<long long>(j) * BC * row;
-      Tile::load_back<BC, THREADS, WHOLE>(to, from, anywhere, row, keys - j * BC, threadIdx.x);
+      Tile::load_back<BC, THREADS, WHOLE>(to, from, anywhere, row, keys - j * BC, threadIdx.x, wanted);
     } else {
-      Tile::load_back<BC, THREADS, WHOLE>(to, next, anywhere, row, keys - j * BC, threadIdx.x);
+      Tile::load_back<BC, THREADS, WHOLE>(to, next, anywhere, row, keys - j * BC, threadIdx.x, wanted);
     }
   }
 };
@@ -129,12 +141,14 @@ struct Warp {
   __device__ __forceinline__ void pass(int j, Stream& stream) const {
     stream.next_keys(j);
     stream.next_values(j);
+    stream.ask_for_next(j);
   }
 
   // A block of which, if `masked`, some row may not see every key
   template <class Rows>
-  __device__ __forceinline__ void visit(int j, bool masked, State& state, const Rows& Q_rows, Stream& stream, const Masks& masks) const {
+  __device__ __forceinline__ void visit(int j, bool masked, State& state, Rows& Q_rows, Stream& stream, const Masks& masks) const {
     float S[M][N][4];
+    if constexpr (EARLY > 0) Q_rows.keep();
     scores(S, Q_rows, stream.next_keys(j), at_keys);
     // Its place is found again: kept, it would take registers in all turns.
     auto mask = [&](float (&S)[M][N][4]) {
@@ -144,16 +158,26 @@ struct Warp {
         scale_and_mask(S[m], SCALE_FIRST ? scale_log2 : 1.f, LOG2_E, masks, first + 16 * m, j * BC, Nq);
     };
     if constexpr (ALL_MASKED) mask(S);
-    const Element* V_smem = stream.next_values(j);
+    const unsigned V_at = stream.next_values(j);
     float offset[M][2];
-    rescale(S, state, factor, offset, !ALL_MASKED && masked, mask);
-    // The exponentials of 16 keys come right before the product that takes them, so that they run beside the one before it.
+    if constexpr (sizeof(Element) == 2) {
+      // The exponentials of 16 keys come right before the product that takes them, so that they run beside the one before it.
+      float P[M][2][4];
+      rescale_and_weigh(S, state, factor, offset, !ALL_MASKED && masked, mask, P);
+      add_sixteen<ValueTile>(state.O, P, V_at, 0);
+      stream.ask_for_next(j);
 #pragma unroll
-    for (int k = 0; k < N / 2; k++) {
-      weigh(S, state, factor, offset, k);
-      if constexpr (sizeof(Element) == 2) add_sixteen<ValueTile>(state.O, S, V_smem, k);
+      for (int k = 1; k < N / 2; k++) {
+        weigh(S, state, factor, offset, k);
+        add_sixteen<ValueTile>(state.O, S, V_at + k * 16 * ValueTile::ROW_BYTES, k);
+      }
+    } else {
+      stream.ask_for_next(j);
+      rescale(S, state, factor, offset, !ALL_MASKED && masked, mask);
+#pragma unroll
+      for (int k = 0; k < N / 2; k++) weigh(S, state, factor, offset, k);
+      add_weighted_values<ValueTile>(state.O, S, V_at);
     }
-    if constexpr (sizeof(Element) == 4) add_weighted_values<ValueTile>(state.O, S, V_smem);
   }
 };
 
@@ -190,8 +214,8 @@ fa2_forward(__grid_constant__ const Params given) {
   close_group();
   Stream stream = {place.keys(p.K) + KeyTile::begin<THREADS>(p.K.row, threadIdx.x) + KeyTile::last_rows(BC, THREADS) * p.K.row,
                    place.keys(p.V) + ValueTile::begin<THREADS>(p.V.row, threadIdx.x) + ValueTile::last_rows(BC, THREADS) * p.V.row,
-                   p.K.at, p.K.row, p.V.row, keys, blocks, ring};
-  stream.start(first_block);
+                   p.K.at, p.K.row, p.V.row, keys, blocks};
+  stream.start(ring, first_block);
 
   const int warp_row = row_block + warp * WARP_ROWS;  // the first of the warp's rows
   State state = {};
@@ -199,12 +223,12 @@ fa2_forward(__grid_constant__ const Params given) {
   for (int m = 0; m < M; m++) state.minus_m[m][0] = state.minus_m[m][1] = -NEG_INF;
   const float factor = SCALE_FIRST ? 1.f : p.scale_log2;
 
-  QueryRows<KeyTile, M, Q_IN_REGS> Q_rows;
+  QueryRows<KeyTile, M, Q_IN_REGS, EARLY> Q_rows;
   Q_rows.smem = Q_smem + warp * WARP_ROWS * KeyTile::PAD;
-  if constexpr (Q_IN_REGS) {
+  if constexpr (Q_rows.HELD > 0) {
     wait_for_groups<1>();
     __syncthreads();
-    if (seen) Q_rows.keep();
+    if (Q_IN_REGS && seen) Q_rows.keep();
   }
 
   // Lines 6 to 11: S = Q K_j^T, P = exp(S - m), O += P V_j

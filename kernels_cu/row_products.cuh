@@ -6,19 +6,21 @@
 #include "mma.cuh"
 #include "swizzled_tile.cuh"
 
-// A warp's rows of Q: in SRAM, and if they are to stay IN_REGS also as first operands of the products, 16 columns each.
-template <class Tile, int M, bool IN_REGS> struct QueryRows {
+// A warp's rows of Q: in SRAM, and the first 16 KEPT columns, or all if they are to stay IN_REGS, also as first operands of the
+// products, 16 columns each.
+template <class Tile, int M, bool IN_REGS, int KEPT = 0> struct QueryRows {
+  static constexpr int HELD = IN_REGS ? Tile::PAD / 16 : KEPT;
   const Element* smem;  // (16 M x PAD)
-  unsigned regs[IN_REGS ? Tile::PAD / 16 : 1][M][4];
+  unsigned regs[HELD ? HELD : 1][M][4];
 
   __device__ __forceinline__ void keep() {
 #pragma unroll
-    for (int k = 0; k < Tile::PAD / 16; k++) load(regs[k], k);
+    for (int k = 0; k < HELD; k++) load(regs[k], k);
   }
 
   // Columns 16 k to 16 k + 15
   __device__ __forceinline__ void fragment(unsigned (&Q_frag)[M][4], int k) const {
-    if constexpr (IN_REGS) {
+    if (HELD > 0 && k < HELD) {
 #pragma unroll
       for (int i = 0; i < M; i++)
 #pragma unroll
@@ -43,10 +45,10 @@ template <class Tile> __device__ __forceinline__ unsigned place_of_keys() {
   return Tile::index(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * sizeof(Element);
 }
 
-// S = Q K^T:  Q (16 M x PAD), K_smem (8 N x PAD), place_of_keys -> S_regs (16 M x 8 N)
-template <class Tile, int STEPS = (SCARCE ? SCARCE : 64), int M, int N, bool IN_REGS>
-__device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows<Tile, M, IN_REGS>& Q, const Element* K_smem,
-                                       unsigned at = place_of_keys<Tile>()) {
+// S = Q K^T:  Q (16 M x PAD), (8 N x PAD) of K at `K_at`, place_of_keys -> S_regs (16 M x 8 N)
+template <class Tile, int STEPS = (SCARCE ? SCARCE : 64), int M, int N, bool IN_REGS, int KEPT>
+__device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows<Tile, M, IN_REGS, KEPT>& Q, unsigned K_at,
+                                       unsigned at) {
   typedef typename Tile::Type T;
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -56,13 +58,13 @@ __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows
 #pragma unroll
       for (int e = 0; e < 4; e++) S_regs[i][n][e] = 0.f;
   if constexpr (sizeof(T) == 2) {
-#pragma unroll(IN_REGS ? Tile::PAD : STEPS)
+#pragma unroll(IN_REGS || KEPT ? Tile::PAD : STEPS)
     for (int k = 0; k < Tile::PAD / 16; k++) {
       unsigned Q_frag[M][4], K_frag[4];
       Q.fragment(Q_frag, k);
 #pragma unroll
       for (int n = 0; n < N / 2; n++) {
-        load_matrices(K_frag, shared_address(K_smem) + Tile::right(at, 2 * k) + n * 16 * Tile::ROW_BYTES);
+        load_matrices(K_frag, K_at + Tile::right(at, 2 * k) + n * 16 * Tile::ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < M; i++) {
           mma(T(), S_regs[i][2 * n], Q_frag[i], K_frag[0], K_frag[1]);
@@ -71,6 +73,7 @@ __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows
       }
     }
   } else {
+    const Element* K_smem = static_cast<const Element*>(__cvta_shared_to_generic(K_at));
     const int g = lane / 4, t = lane % 4;
 #pragma unroll(SCARCE ? 1 : 2)
     for (int k = 0; k < Tile::PAD; k += 4) {
@@ -98,6 +101,12 @@ __device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows
   }
 }
 
+template <class Tile, int STEPS = (SCARCE ? SCARCE : 64), int M, int N, bool IN_REGS, int KEPT>
+__device__ __forceinline__ void scores(float (&S_regs)[M][N][4], const QueryRows<Tile, M, IN_REGS, KEPT>& Q, const Element* K_smem,
+                                       unsigned at = place_of_keys<Tile>()) {
+  scores<Tile, STEPS>(S_regs, Q, shared_address(K_smem), at);
+}
+
 // O += P V for 16 rows of V, whose weights are first operands:  P_frag (16 M x 16), 16 x 8 C of V at `V_at` -> O_regs (16 M x 8 C)
 template <class Tile, int M, int C>
 __device__ __forceinline__ void add_sixteen(float (&O_regs)[M][C][4], const unsigned (&P_frag)[M][4], unsigned V_at) {
@@ -117,10 +126,10 @@ __device__ __forceinline__ void add_sixteen(float (&O_regs)[M][C][4], const unsi
   }
 }
 
-// The same for rows 16 k to 16 k + 15 of V_smem, with weights that are accumulators: those are laid out as the first operand of the
-// next product, once rounded.
+// The same with weights that are accumulators, of columns 16 k to 16 k + 15: those are laid out as the first operand of the next
+// product, once rounded.
 template <class Tile, int M, int N, int C>
-__device__ __forceinline__ void add_sixteen(float (&O_regs)[M][C][4], const float (&P_regs)[M][N][4], const Element* V_smem, int k) {
+__device__ __forceinline__ void add_sixteen(float (&O_regs)[M][C][4], const float (&P_regs)[M][N][4], unsigned V_at, int k) {
   unsigned P_frag[M][4];
 #pragma unroll
   for (int i = 0; i < M; i++)
@@ -129,18 +138,19 @@ __device__ __forceinline__ void add_sixteen(float (&O_regs)[M][C][4], const floa
       const float(&p)[4] = P_regs[i][2 * k + r / 2];
       P_frag[i][r] = pack(typename Tile::Type(), p[r % 2 * 2], p[r % 2 * 2 + 1]);
     }
-  add_sixteen<Tile>(O_regs, P_frag, shared_address(V_smem) + k * 16 * Tile::ROW_BYTES);
+  add_sixteen<Tile>(O_regs, P_frag, V_at);
 }
 
-// O += P V:  P_regs (16 M x 8 N), V_smem (8 N x 8 C, rows of PAD) -> O_regs (16 M x 8 C). Floats are summed SUMMED at a time (1 to 8),
+// O += P V:  P_regs (16 M x 8 N), (8 N x 8 C, rows of PAD) of V at `V_at` -> O_regs (16 M x 8 C). Floats are summed SUMMED at a time (1 to 8),
 // each time with a rounding of the long sum: more take more registers.
 template <class Tile, int SUMMED = 1, int M, int N, int C>
 __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][C][4], const float (&P_regs)[M][N][4],
-                                                    const Element* V_smem) {
+                                                    unsigned V_at) {
   if constexpr (sizeof(typename Tile::Type) == 2) {
 #pragma unroll
-    for (int k = 0; k < N / 2; k++) add_sixteen<Tile>(O_regs, P_regs, V_smem, k);
+    for (int k = 0; k < N / 2; k++) add_sixteen<Tile>(O_regs, P_regs, V_at + k * 16 * Tile::ROW_BYTES, k);
   } else {
+    const Element* V_smem = static_cast<const Element*>(__cvta_shared_to_generic(V_at));
     const int t = threadIdx.x % 4;
     // Of each eight rows of V the first four, then the others, by the same code: they are permuted alike, but for the lowest bit.
     // (A loop takes registers, too.)
@@ -189,6 +199,12 @@ __device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][C][4], co
           }
         }
   }
+}
+
+template <class Tile, int SUMMED = 1, int M, int N, int C>
+__device__ __forceinline__ void add_weighted_values(float (&O_regs)[M][C][4], const float (&P_regs)[M][N][4],
+                                                    const Element* V_smem) {
+  add_weighted_values<Tile, SUMMED>(O_regs, P_regs, shared_address(V_smem));
 }
 
 // The same with weights in SRAM, of half types: 16 K of them a row, from column `col` on, a multiple of 16 K (a power of two).

@@ -5,7 +5,7 @@
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 // A larger maximum rescales O and l only when the weights would grow beyond 2 to this; until then they are relative to
 // the old one. That changes no result, since O and l are relative to the same.
-constexpr float MOST_GROWTH = 8.f;
+constexpr float MOST_GROWTH = 8.f, MOST_WEIGHT = 256.f;
 constexpr float MOST_OFFSET = 4096.f;  // up to here what float32 rounds off it changes no weight of a half type
 
 // Weights are exp2((S - score) factor + offset), about 1 where S is m. The offset alone costs least. It is rounded, by which all weights

@@ -46,15 +46,18 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
   template <int ROWS, int THREADS, bool WHOLE>
   static __device__ __forceinline__ void load_from(Element* tile_smem, const Element* from, const Element* anywhere,
                                                    long long row_stride, int valid, int thread) {
-    load_rows<ROWS, THREADS, WHOLE, false>(tile_smem, from, anywhere, rows_at_once(THREADS) * row_stride, valid, thread);
+    const long long step = rows_at_once(THREADS) * row_stride;
+    load_rows<ROWS, THREADS, WHOLE, false>(tile_smem, from, anywhere, step, valid, thread, true);
   }
 
   // The same from the last rows to the first, of tiles that come in this order, too: one pointer and one step go through all.
-  // `from` is where the last of the thread's rows begin (`last_rows` beyond `begin`), and becomes that in the tile before.
+  // `from` is where the last of the thread's rows begin (`last_rows` beyond `begin`), and becomes that in the tile before. A tile that
+  // is not `wanted` is passed over.
   template <int ROWS, int THREADS, bool WHOLE>
-  static __device__ __forceinline__ void load_back(Element* tile_smem, const Element*& from, const Element* anywhere,
-                                                   long long row_stride, int valid, int thread) {
-    load_rows<ROWS, THREADS, WHOLE, true>(tile_smem, from, anywhere, -rows_at_once(THREADS) * row_stride, valid, thread);
+  static __device__ __forceinline__ void load_back(unsigned tile_at, const Element*& from, const Element* anywhere,
+                                                   long long row_stride, int valid, int thread, bool wanted) {
+    const long long step = -rows_at_once(THREADS) * row_stride;
+    load_rows<ROWS, THREADS, WHOLE, true>(tile_at, from, anywhere, step, valid, thread, wanted);
     from += (last_rows(ROWS, THREADS) + rows_at_once(THREADS) - ROWS) * row_stride;  // 0 where all threads have rows in each turn
   }
   static __device__ constexpr int last_rows(int rows, int threads) {
@@ -109,10 +112,19 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
   }
   static __device__ constexpr int rows_at_once(int threads) { return threads / side_by_side(threads); }
 
-  // A thread's copies, `step` elements from those of some rows to those of the next, or, BACK, of the ones before
-  template <int ROWS, int THREADS, bool WHOLE, bool BACK>
-  static __device__ __forceinline__ void load_rows(Element* tile_smem, const Element*& from, const Element* anywhere, long long step,
-                                                   int valid, int thread) {
+  // Some elements beyond a place in shared memory, and the start of a copy to it
+  static __device__ __forceinline__ Element* beyond(Element* at, int elements) { return at + elements; }
+  static __device__ __forceinline__ unsigned beyond(unsigned at, int elements) { return at + elements * int(sizeof(Element)); }
+  static __device__ __forceinline__ void copy(Element* to, const Element* from, bool inside, bool) { copy_chunk(to, from, inside); }
+  static __device__ __forceinline__ void copy(unsigned to, const Element* from, bool inside, bool wanted) {
+    copy_chunk(to, from, inside, wanted);
+  }
+
+  // A thread's copies, `step` elements from those of some rows to those of the next, or, BACK, of the ones before. `tile` is a pointer,
+  // or, BACK, an address of shared memory.
+  template <int ROWS, int THREADS, bool WHOLE, bool BACK, class Place>
+  static __device__ __forceinline__ void load_rows(Place tile, const Element*& from, const Element* anywhere, long long step, int valid,
+                                                   int thread, bool wanted) {
     // A thread keeps to its columns and, where 8 rows or more are copied at once, to rows that are permuted alike.
     constexpr int WIDE = side_by_side(THREADS), ROWS_AT_ONCE = rows_at_once(THREADS), LAST = last_rows(ROWS, THREADS);
     const int col0 = thread % WIDE * COPY, row0 = thread / WIDE;
@@ -121,8 +133,8 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
     // Then all of its places follow from the first by constants.
     constexpr bool ALIKE = ROWS_AT_ONCE % 8 == 0 && (WIDE * COPY == PAD || WIDE * COPY * sizeof(Element) % (16 * GROUP) == 0);
     const int place = BACK ? index(row0, col0) : unknown(index(row0, col0));
-    // Of wide rows ptxas for sm_90 would otherwise keep its sums with constants through the forward's loop.
-    Element* first = BACK && PAD > 64 && __CUDA_ARCH__ >= 900 ? unknown(tile_smem + place) : tile_smem + place;
+    // ptxas would otherwise keep its sums with constants through the forward's loop.
+    const Place first = BACK ? unknown(beyond(tile, place)) : beyond(tile, place);
     // In the forward one that may be short comes before all others: a loop is quick to compile.
 #pragma unroll(MANY || (BACK && !WHOLE) ? 1 : ROWS)
     for (int turn = 0; turn <= LAST; turn += ROWS_AT_ONCE) {
@@ -131,7 +143,8 @@ template <int WIDTH, typename T = Element> struct SwizzledTile {
 #pragma unroll(MANY ? 4 : PAD)
         for (int c = 0; c < PAD; c += WIDE * COPY) {
           const bool inside = (WHOLE || row < valid) && (PAD == WIDTH || col0 + c < WIDTH);
-          copy_chunk(ALIKE ? first + r * PAD + c : tile_smem + index(row, col0 + c), inside ? from + c : anywhere, inside);
+          const Place to = ALIKE ? beyond(first, r * PAD + c) : beyond(tile, index(row, col0 + c));
+          copy(to, inside ? from + c : anywhere, inside, wanted);
         }
       }
       from = BACK ? unknown(from + step) : from + step;

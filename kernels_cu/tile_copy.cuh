@@ -38,6 +38,24 @@ __device__ __forceinline__ void copy_chunk(Element* to_smem, const Element* from
   }
 }
 
+// The same to an address of shared memory, if it is `wanted` at all: no branch, so that copies may stand among other work.
+__device__ __forceinline__ void copy_chunk(unsigned to, const Element* from_gmem, bool inside, bool wanted) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (COPY_BYTES >= 4) {
+    const int bytes = inside ? COPY_BYTES : 0, go = wanted;
+    if constexpr (COPY_BYTES == 16) {
+      asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0; @p cp.async.cg.shared.global [%0], [%1], 16, %2;}" ::"r"(to), "l"(from_gmem),
+                   "r"(bytes), "r"(go) : "memory");
+    } else {
+      asm volatile("{.reg .pred p; setp.ne.s32 p, %3, 0; @p cp.async.ca.shared.global [%0], [%1], %4, %2;}" ::"r"(to),
+                   "l"(from_gmem), "r"(bytes), "r"(go), "n"(COPY_BYTES) : "memory");
+    }
+    return;
+  }
+#endif
+  if (wanted) copy_chunk(static_cast<Element*>(__cvta_shared_to_generic(to)), from_gmem, inside);
+}
+
 // Starts the copy of one float, or of a zero when `inside` is false.
 __device__ __forceinline__ void copy_float(float* to_smem, const float* from_gmem, bool inside) {
 #if __CUDA_ARCH__ >= 800

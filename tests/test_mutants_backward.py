@@ -344,16 +344,19 @@ FIXED_MUTANTS = {
     "Q and dO are read early": Mutant(DQ, SYNC + "  // Q, dO, L and D are", "// Q, dO", "race", MOVED_ROWS, "rows"),
     "nobody waits for Q and dO": Mutant(DQ, "wait_for_groups<1>();\n", "", "in flight|race", MOVED_ROWS, "rows"),
     "the first K and V are not committed": Mutant(
-        DQ, "fetch(j, which);\n    close_group();\n    wait", "fetch(j, which);\n    wait", "in flight|race", MOVED_ROWS, "rows"
+        DQ, "fetch<false>(j, true);\n    close_group();", "fetch<false>(j, true);", "in flight|race", MOVED_ROWS, "rows"
     ),
-    "the ring has one slot": Mutant(DQ, "which ^= 1;", "", "race|in flight", MOVED, "rows"),
+    "the ring has one slot": Mutant(DQ, "stream.slot = stream.both - stream.slot;", "", "race|in flight|uninitialised", MOVED, "rows"),
+    "a block is asked for before the first": Mutant(
+        DQ, "stream.fetch<true>(next, next >= blocks.begin);\n        close", "stream.fetch<true>(next, true);\n        close", "out of bounds", (COPY,), "rows"
+    ),
     "dQ leaves before it is put down": Mutant(DQ, "own_col, own);\n  __syncthreads();", "own_col, own);", "race", LEFT, "rows"),
     "the block mask is used before it is there": Mutant(
         DQ, "warp, WARPS);\n    __syncthreads();", "warp, WARPS);", "race|uninitialised", ("kept[",), "blocks"
     ),
     "dO lies in Q's last row": Mutant(DQ, "Q_smem + BR *", "Q_smem + (BR - 1) *", "race", MOVED, "rows"),
     "the ring begins in dO's last row": Mutant(DQ, "dO_smem + BR *", "dO_smem + (BR - 1) *", "race|in flight", MOVED, "rows"),
-    "V lies in K's last row": Mutant(DQ, "K_smem + BC *", "K_smem + (BC - 1) *", "race|in flight", MOVED, "rows"),
+    "V lies in K's last row": Mutant(DQ, "K_BYTES = BC *", "K_BYTES = (BC - 1) *", "race|in flight", MOVED, "rows"),
     "L begins in the first slot": Mutant(DQ, "ring + STAGES * BC *", "ring + (BC - 1) *", "race|in flight", MOVED_ROWS, "rows"),
     "D lies in L": Mutant(DQ, "L_smem + BR;", "L_smem + BR - 1;", "race|in flight", (COPY_FLOAT,), "rows"),
     "the block mask begins in D": Mutant(
@@ -366,7 +369,7 @@ FIXED_MUTANTS = {
         DQ, "p.Q.row, rows, threadIdx.x", "p.Q.row, BR, threadIdx.x", "out of bounds", (COPY,), "rows"
     ),
     "V is read past its end": Mutant(
-        DQ, "p.V.row, cols, threadIdx.x", "p.V.row, BC, threadIdx.x", "out of bounds", (COPY,), "rows"
+        DQ, "V_row, keys - j * BC, threadIdx.x", "V_row, BC, threadIdx.x", "out of bounds", (COPY,), "rows"
     ),
     "L and D are read past their end": Mutant(DQ, "inside = r < rows", "inside = r < BR", "out of bounds", (COPY_FLOAT,), "rows"),
     "rows past the end are stored": Mutant(

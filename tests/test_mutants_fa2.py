@@ -20,7 +20,7 @@ from suites import sample, wide
 from yardstick import draw
 
 A100, H100, T4 = (Device.named(name) for name in ("A100-40GB", "H100-SXM", "T4"))
-FA2, TILE, PRODUCTS = "fa2_forward.cu", "swizzled_tile.cuh", "row_products.cuh"
+FA2, TILE, PRODUCTS, SOFTMAX = "fa2_forward.cu", "swizzled_tile.cuh", "row_products.cuh", "online_softmax.cuh"
 COPY, LDMATRIX = "cp.async.cg.shared.global", "ldmatrix.sync"
 MOVED = (COPY, LDMATRIX)
 
@@ -30,7 +30,7 @@ PROBLEMS = {
     "causal": Problem(1, 2, 1, 70, 90, 64, "float16", causal=True),
     "window": Problem(1, 2, 1, 70, 150, 64, "float16", window=(40, 20)),
     "blocks": Problem(1, 2, 1, 70, 90, 64, "float16", block_mask=KEPT),
-    "values are wider": Problem(1, 2, 1, 70, 90, 32, "float16", head_dim_v=64),
+    "values are wider": Problem(1, 2, 1, 70, 90, 64, "float16", head_dim_v=80),
     "one slot": Problem(1, 2, 1, 70, 90, 64, "float16"),
 }
 SMALL = Device.named("A100-40GB", sram="20KB")
@@ -48,10 +48,18 @@ MUTANTS = {
         "in flight|race",
         MOVED,
     ),
-    "blocks are not committed": Mutant(FA2, "    close_group();\n    return ring", "    return ring", "in flight|race", MOVED),
-    "the ring has a slot too many": Mutant(FA2, "slot ^ SLOT", "slot + SLOT", "race|uninitialised|out of bounds|in flight", MOVED),
+    "blocks are not committed": Mutant(
+        FA2, "next >= blocks.begin);\n      close_group();", "next >= blocks.begin);", "in flight|race", MOVED
+    ),
+    "a block is asked for behind the last": Mutant(
+        FA2, "fetch_values<true>(next, next >= blocks.begin)", "fetch_values<true>(next, true)", "out of bounds", (COPY,)
+    ),
+    "Q is read before it is there": Mutant(
+        FA2, "    wait_for_groups<1>();\n    __syncthreads();\n", "    __syncthreads();\n", "in flight|race", MOVED
+    ),
+    "the ring has a slot too many": Mutant(FA2, "both - slot", "slot + SLOT", "race|uninitialised|out of bounds|in flight", MOVED),
     "the next block goes to the slot at hand": Mutant(
-        FA2, "ring + other_slot(), K", "ring + slot, K", "race|in flight|uninitialised", MOVED
+        FA2, "WHOLE>(j, other_slot(), K", "WHOLE>(j, slot, K", "race|in flight|uninitialised", MOVED
     ),
     "slots overlap": Mutant(FA2, "SLOT = 2 * BC", "SLOT = 2 * (BC - 8)", "race|in flight", MOVED),
     "with one slot V_j takes K_j's": Mutant(FA2, "+ SLOT / 2, V", ", V", "race|in flight|uninitialised", MOVED, "one slot"),
@@ -95,15 +103,18 @@ MUTANTS = {
     "half of the rows have no L": Mutant(FA2, "own = t % (2 * M)", "own = t % 2", "bytes"),
     "a row has another's sum": Mutant(FA2, "if (own == 2 * m + h)", "if (own != 2 * m + h)", "numbers"),
     "a warp that sees nothing copies nothing": Mutant(
-        FA2, "stream.next_keys(j);\n    stream.next_values(j);", "stream.next_keys(j);", "bytes", (), "causal"
+        FA2, "stream.next_values(j);\n    stream.ask_for_next(j);", "stream.next_values(j);", "uninitialised|in flight|race", MOVED, "causal"
     ),
     "a warp that sees nothing goes on": Mutant(
         FA2, "work.pass(j, stream);\n  for", "continue;\n  for", "race|in flight|uninitialised|divergent|deadlock", MOVED, "causal"
     ),
     "masks are forgotten": Mutant(FA2, "!ALL_MASKED && masked, mask", "false, mask", "numbers", (), "causal"),
-    "O is not rescaled": Mutant(FA2, "state.O[i][n][2 * h] *= rescale;", "", "numbers"),
-    "l is not rescaled": Mutant(FA2, "state.l[i][h] *= rescale;", "", "numbers"),
-    "the maximum is forgotten": Mutant(FA2, "state.minus_m[i][h] = -m_new;", "", "numbers"),
+    "O is not rescaled": Mutant(SOFTMAX, "state.O[i][n][2 * h] *= rescale;", "", "numbers"),
+    "l is not rescaled": Mutant(SOFTMAX, "state.l[i][h] *= rescale;", "", "numbers"),
+    "the maximum is forgotten": Mutant(SOFTMAX, "state.minus_m[i][h] = -m_new;", "", "numbers"),
+    "the maximum is a lane's": Mutant(SOFTMAX, "row_max(largest)", "largest", "numbers"),
+    "the first weights are not made again": Mutant(SOFTMAX, "    weigh(S, factor, offset, P, sum);\n  }", "  }", "numbers"),
+    "the first weights have no sum": Mutant(SOFTMAX, "state.l[i][h] += sum[i][h];", "{}", "numbers"),
     "O begins with what is there": Mutant(FA2, "State state = {};", "State state;", "uninitialised|numbers", ("",)),
     "the diagonal is taken for whole": Mutant(
         FA2, "visible_end(masks, row_block) / BC;", "(visible_end(masks, row_block) + BC) / BC;", "numbers", (), "causal"

@@ -117,13 +117,16 @@ def warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int
 
 
 def query_warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> Warps:
-    """The same for the kernel of dQ, where up to d 64 Q and dO stay in registers too, and at d 128 two warps share their rows;
-    the bounds of a window or a sequence have no room beside them, and on compute capability 12.0 ptxas spills."""
+    """The same for the kernel of dQ, where up to d 64 Q and dO stay in registers too, and at d 128 two warps share their rows
+    where a multiprocessor has no room for two blocks whose warps do not; the bounds of a window or a sequence have no room beside
+    them, and on compute capability 12.0 ptxas spills."""
     room = not positioned(problem) and device.compute_capability < (12, 0)
     narrow, wide = (width and room for width in _half_widths(problem, device))
     rooms = query_tiles(problem, block_rows, block_cols, 2)
     if narrow and block_rows == 128 and block_cols in (32, 64) and _two_fit(rooms, device):
         return Warps(32, 32)
+    if wide and _two_fit(query_tiles(problem, 128, 32, 2), device):
+        return Warps(32, 32) if (block_rows, block_cols) == (128, 32) else Warps(16, block_cols)
     if wide and (block_rows, block_cols) == (128, 64) and total_bytes(rooms) <= device.sram_per_block:
         return Warps(32, 32, 2)
     return Warps(16, block_cols)
