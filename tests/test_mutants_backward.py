@@ -346,9 +346,16 @@ FIXED_MUTANTS = {
     "the first K and V are not committed": Mutant(
         DQ, "fetch<false>(j, true);\n    close_group();", "fetch<false>(j, true);", "in flight|race", MOVED_ROWS, "rows"
     ),
-    "the ring has one slot": Mutant(DQ, "stream.slot = stream.both - stream.slot;", "", "race|in flight|uninitialised", MOVED, "rows"),
+    "the ring has one slot": Mutant(
+        DQ, "stream.slot = stream.both - stream.slot;", "", "race|in flight|uninitialised", MOVED, "rows"
+    ),
     "a block is asked for before the first": Mutant(
-        DQ, "stream.fetch<true>(next, next >= blocks.begin);\n        close", "stream.fetch<true>(next, true);\n        close", "out of bounds", (COPY,), "rows"
+        DQ,
+        "stream.fetch<true>(next, next >= blocks.begin);\n        close",
+        "stream.fetch<true>(next, true);\n        close",
+        "out of bounds",
+        (COPY,),
+        "rows",
     ),
     "dQ leaves before it is put down": Mutant(DQ, "own_col, own);\n  __syncthreads();", "own_col, own);", "race", LEFT, "rows"),
     "the block mask is used before it is there": Mutant(

@@ -103,7 +103,12 @@ MUTANTS = {
     "half of the rows have no L": Mutant(FA2, "own = t % (2 * M)", "own = t % 2", "bytes"),
     "a row has another's sum": Mutant(FA2, "if (own == 2 * m + h)", "if (own != 2 * m + h)", "numbers"),
     "a warp that sees nothing copies nothing": Mutant(
-        FA2, "stream.next_values(j);\n    stream.ask_for_next(j);", "stream.next_values(j);", "uninitialised|in flight|race", MOVED, "causal"
+        FA2,
+        "stream.next_values(j);\n    stream.ask_for_next(j);",
+        "stream.next_values(j);",
+        "uninitialised|in flight|race",
+        MOVED,
+        "causal",
     ),
     "a warp that sees nothing goes on": Mutant(
         FA2, "work.pass(j, stream);\n  for", "continue;\n  for", "race|in flight|uninitialised|divergent|deadlock", MOVED, "causal"
