@@ -20,8 +20,7 @@ from cupyflash.expressions.tree import FUNCTIONS, POSITIONS, Load, Name, Node, T
 MAX_AXES = 4
 
 
-@dataclass(frozen=True)
-class Captured:
+class Captured(NamedTuple):
     """What the kernels are compiled for of a captured array, or, where `axes` is None, of a captured number.
 
     `dtype` is an array's NumPy name, one of `ELEMENTS`; a number's is "bool", "int" or "float".
@@ -123,7 +122,7 @@ class Score:
                 self.arrays[name] = value
             else:
                 self.numbers[name] = _number(name, value)
-        kinds = [Captured(name, array.dtype.name, array.ndim) for name, array in self.arrays.items()]
+        kinds = [Captured(name, _dtype_name(array.dtype), array.ndim) for name, array in self.arrays.items()]
         kinds += [Captured(name, type(number).__name__) for name, number in self.numbers.items()]
         self.form = _form(text, tuple(sorted(kinds, key=lambda one: one.name)))
 
@@ -146,10 +145,16 @@ def _form(text: str, captured: tuple[Captured, ...]) -> Form:
     return Form(convert(tree, "float"), captured)
 
 
+@lru_cache(maxsize=256)
+def _dtype_name(dtype: Any) -> str:
+    """NumPy takes as long for it as for the rest of a warm call's Score."""
+    return str(dtype.name)
+
+
 def _check_captured(name: str, array: Any) -> None:
     """TypeError or ValueError unless the kernels can load elements of an array."""
     check_array(name, array)
-    if array.dtype.name not in ELEMENTS:
+    if _dtype_name(array.dtype) not in ELEMENTS:
         raise TypeError(f"{name} must be of dtype {', '.join(ELEMENTS)}, got {array.dtype}")
     if array.ndim > MAX_AXES:
         raise ValueError(f"{name} must have at most {MAX_AXES} axes, got shape {array.shape}")
@@ -225,6 +230,7 @@ def constants(form: Form) -> tuple[tuple[str, int | str], ...]:
     value = written.value(form.tree)
     return (
         ("SCORE", 1),
+        ("SCORE_LOADS", int(len(found) < len(form.loads))),
         ("SCORE_OF_HEAD", " ".join(f"{C_TYPES[load.type]} load_{place};" for place, load in enumerate(found))),
         ("SCORE_HEAD_LINES", " ".join([*head.lines, *kept])),
         ("SCORE_LINES", " ".join([*written.lines, f"const float value = {value};"])),

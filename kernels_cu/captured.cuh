@@ -36,6 +36,18 @@ template <typename T> __device__ __forceinline__ T score_load(const T* at) {
   }
 }
 
+// To 2 units in the last place: exact ones branch to a function at each score.
+__device__ __forceinline__ float score_divide(float a, float b) {
+  float quotient;
+  asm("div.full.ftz.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
+  return quotient;
+}
+__device__ __forceinline__ float score_sqrt(float a) {
+  float root;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(a));
+  return root;
+}
+
 // Python's %: of the divisor's sign. An int modulo 0 is 0.
 __device__ __forceinline__ float score_mod(float a, float b) {
   const float r = fmodf(a, b);

@@ -90,7 +90,7 @@ __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], floa
         float s = __fmul_rn(S_regs[n][2 * h + e], SCORE ? masks.p->scale : scale);
         if constexpr (SCORE) {
           const int key = first + 8 * n + e;
-          if (seen) s = bias_scale * score_of(*masks.p, masks.of_head, s, {masks.batch, masks.head, row, key, Nq, Nq + masks.diagonal});
+          if (seen || !SCORE_LOADS) s = bias_scale * score_of(*masks.p, masks.of_head, s, {masks.batch, masks.head, row, key, Nq, Nq + masks.diagonal});
         }
         if constexpr (BIAS) {
           if (seen) s = fmaf(bias_scale, load_in_place(bias + e * masks.bias_col), s);

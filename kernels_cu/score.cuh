@@ -4,8 +4,10 @@
 // Both know the place, `at`, and read what the call has captured through the struct.
 #pragma once
 #include "params.cuh"
+//   SCORE_LOADS       1 where those read something; else they may be computed for scores that no row sees, without a branch
 #ifndef SCORE
 #define SCORE 0
+#define SCORE_LOADS 0
 #define SCORE_OF_HEAD
 #define SCORE_HEAD_LINES
 #define SCORE_LINES const float value = s;

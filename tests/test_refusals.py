@@ -27,11 +27,12 @@ packed_backward = {"dout": rows, "out": rows, "lse": packed_lse}
 cu_seqlens = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
 caches = {"q": heads, "k_cache": heads, "v_cache": heads, "cache_seqlens": np.array([7])}
 
+SCORES = ("score", "softcap", "alibi_slopes")
 MASKS = ("causal", "window", "mask", "bias", "key_lengths", "block_mask", "scale", "algorithm", "tiling")
 VARLEN = ("max_seqlen_q", "max_seqlen_k", "causal", "window", "scale", "tiling")
 # What is right, and further arguments.
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
-    "attention": (cupyflash.attention, qkv, (*MASKS, "return_lse", "out")),
+    "attention": (cupyflash.attention, qkv, (*MASKS, *SCORES, "return_lse", "out")),
     "attention_backward": (cupyflash.attention_backward, qkv | backward, (*MASKS, "deterministic", "return_dbias")),
     "attention_vjp": (cupyflash.attention_vjp, qkv, (*MASKS, "deterministic", "return_dbias")),
     "attention_varlen": (cupyflash.attention_varlen, packed | cu_seqlens, (*VARLEN, "return_lse", "out")),
