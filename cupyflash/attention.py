@@ -15,7 +15,7 @@ from cupyflash.named_scores import one_score
 from cupyflash.options import Options, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import choose, plan
-from cupyflash.score import Score, captured_values, check_captured, is_captured
+from cupyflash.score import Score, captured_among, captured_values, check_captured
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tensor_maps import first_refusal
 from cupyflash.tiling import TilingChoice
@@ -117,7 +117,7 @@ def _prepare(
     lse: bool,
     numbers: tuple[tuple[str, float], ...] = (),
 ) -> Prepared | PreparedSimulation:
-    captured = {name: array for name, array in arrays.items() if is_captured(name)}
+    captured = captured_among(arrays)
     problem = Problem.from_arrays(**{name: array for name, array in arrays.items() if name not in captured}, options=options)
     check_captured(problem, captured)
     device, simulation = target(gpu)

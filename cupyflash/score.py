@@ -258,6 +258,11 @@ def is_captured(name: str) -> bool:
     return name.startswith(field(""))
 
 
+def captured_among(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a call's arrays that its score function has captured."""
+    return {name: array for name, array in arrays.items() if is_captured(name)}
+
+
 def check_captured(problem: Any, arrays: Mapping[str, Any]) -> None:
     """ValueError unless captured arrays, by the struct's names, fit a problem."""
     p = problem

@@ -72,12 +72,18 @@ def execute(
     _require_posed(schedule.problem, q, k, v, beside)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
-    captured, numbers = captured_values(score)
-    if (score and score.form) != schedule.problem.options.score:
-        raise ValueError(f"the schedule has another score function than {score!r}")
+    captured, numbers = _captured(schedule.problem, score)
     check_captured(schedule.problem, captured)
-    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside, **captured}
-    return run(schedule, arrays | dict(numbers), seed=seed)
+    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside, **captured, **numbers}
+    return run(schedule, arrays, seed=seed)
+
+
+def _captured(p: Problem, score: Score | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Captured arrays and numbers by the names of the kernels' struct. ValueError for another function than a problem's."""
+    captured, numbers = captured_values(score)
+    if (None if score is None else score.form) != p.options.score:
+        raise ValueError(f"the schedule has another score function than {score!r}")
+    return captured, dict(numbers)
 
 
 def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Mapping[str, np.ndarray | None]) -> None:
@@ -174,18 +180,27 @@ def _as_given(arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
 
 
 def execute_varlen(
-    schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None, **beside: np.ndarray | None
+    schedule: VarlenSchedule,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    seed: int | None = None,
+    score: Score | None = None,
+    **beside: np.ndarray | None,
 ) -> Execution:
     """Run the real kernel on packed sequences, q (total_q, h, d), k and v likewise; `lse` is (h, total_q).
 
-    `seed` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another problem.
+    `seed` and `score` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another problem.
     """
     require_schedule(schedule, VarlenSchedule, "plan_varlen")
-    bounds = _posed_varlen(schedule, q, k, v, beside)
+    captured, numbers = _captured(schedule.problem, score)
+    bounds = _posed_varlen(schedule, q, k, v, beside | captured)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
     views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
-    return replace(run(schedule, {**views, "lse": lse, **bounds, **beside}, seed=seed), out=out)
+    arrays = {**views, "lse": lse, **bounds, **beside, **captured, **numbers}
+    return replace(run(schedule, arrays, seed=seed), out=out)
 
 
 def execute_varlen_backward(
