@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import keyword
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ class Captured(NamedTuple):
         """That of the number, or of an element, in the expression."""
         return "bool" if self.dtype == "bool" else "float" if "float" in self.dtype else "int"
 
+    def __str__(self) -> str:
+        return f"a number, {self.dtype}" if self.axes is None else f"{self.dtype}, ndim {self.axes}"
+
 
 @dataclass(frozen=True)
 class Form:
@@ -42,6 +46,7 @@ class Form:
 
     tree: Node
     captured: tuple[Captured, ...] = ()
+    text: str = dataclasses.field(default="", compare=False)
 
     @cached_property
     def _hash(self) -> int:
@@ -142,7 +147,7 @@ def _form(text: str, captured: tuple[Captured, ...]) -> Form:
     for one in captured:
         if one.name not in used:
             raise ValueError(f"{one.name} is captured, but {text!r} does not use it")
-    return Form(convert(tree, "float"), captured)
+    return Form(convert(tree, "float"), captured, text=text)
 
 
 @lru_cache(maxsize=256)
@@ -265,7 +270,12 @@ def captured_among(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_captured(problem: Any, arrays: Mapping[str, Any]) -> None:
     """ValueError unless captured arrays, by the struct's names, fit a problem."""
+    form = problem.options.score
+    if form is not None:
+        form.check({name.removeprefix(field("")): array.shape for name, array in arrays.items()}, sizes_of(problem))
+
+
+def sizes_of(problem: Any) -> dict[str, int]:
+    """A problem's lengths by the positions that count them."""
     p = problem
-    if p.options.score is not None:
-        sizes = {"b": p.batch, "h": p.heads, "kv_h": p.kv_heads, "row": p.seqlen_q, "k": p.seqlen_k}
-        p.options.score.check({name.removeprefix(field("")): array.shape for name, array in arrays.items()}, sizes)
+    return {"b": p.batch, "h": p.heads, "kv_h": p.kv_heads, "row": p.seqlen_q, "k": p.seqlen_k}

@@ -50,10 +50,10 @@ def attention_varlen(
 
     Shapes: q (total_q, h, d), k (total_k, h_kv, d), v (total_k, h_kv, d_v). Sequence b has the rows cu_seqlens_q[b] to
     cu_seqlens_q[b + 1] - 1 of q, and those of k and v that cu_seqlens_k says: both are int32 of shape (b + 1,) or lists, begin
-    with 0, do not decrease, and end with total_q and total_k. `causal` and `window` are aligned bottom-right in each sequence.
-    A sequence may have no queries, or no keys: its rows are then zeros with a log-sum-exp of -inf.
-    In a `score`'s line, b is the sequence's number, row, q and k count from its own beginning, and n_q and n_k are its own lengths; an
-    axis that row or k indexes has as many elements as the longest sequence has (`max_seqlen`). `alibi_slopes` are (h,) or (sequences, h).
+    with 0, do not decrease, and end with total_q and total_k. `causal` and `window` are aligned bottom-right in each sequence. A
+    sequence may have no queries, or no keys: its rows are then zeros with a log-sum-exp of -inf. In a `score`'s line, b is the
+    sequence's number, row, q and k count from its own beginning, and n_q and n_k are its own lengths; an axis that row or k
+    indexes has as many elements as the longest sequence has (`max_seqlen`). `alibi_slopes` are (h,) or (sequences, h).
 
     `max_seqlen_q` and `max_seqlen_k` are the lengths of the longest sequences, or more. Without them the bounds are looked at;
     where those are on a GPU that waits for the GPU, so pass both there, or pass the bounds as lists or NumPy arrays. (While a

@@ -36,11 +36,13 @@ template <typename T> __device__ __forceinline__ T score_load(const T* at) {
   }
 }
 
-// To 2 units in the last place: exact ones branch to a function at each score.
+// What CUDA makes of / and sqrtf branches to a function at each score. These do not: they are good to a unit in the last place, and a
+// divisor beyond 2^126 is taken for infinite.
 __device__ __forceinline__ float score_divide(float a, float b) {
-  float quotient;
-  asm("div.full.ftz.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
-  return quotient;
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(b));
+  const float quotient = __fmul_rn(a, inverse), better = fmaf(fmaf(-quotient, b, a), inverse, quotient);
+  return better == better ? better : quotient;  // of an infinity, or of one by 0, there is nothing to be made better
 }
 __device__ __forceinline__ float score_sqrt(float a) {
   float root;

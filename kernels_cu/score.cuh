@@ -22,18 +22,21 @@ struct ScoreAt {
   int batch, head, row, key, queries, keys;
 };
 
-// What is one for all scores of a head: one thread reads it for the block, through `scratch` in shared memory, which is free again
+// What is one for all scores of a head
+__device__ __forceinline__ ScoreOfHead read_of_head(const Params& p, const ScoreAt& at) {
+  ScoreOfHead of_head = {};
+  SCORE_HEAD_LINES
+  return of_head;
+}
+
+// The same: one thread reads it for the block, through `scratch` in shared memory, which is free again
 // when this returns.
 __device__ __forceinline__ ScoreOfHead score_of_head(const Params& p, int batch, int head, int queries, int keys, void* scratch) {
   ScoreOfHead of_head = {};
 #if SCORE
   if constexpr (sizeof(ScoreOfHead) > 1) {
     ScoreOfHead* shared = static_cast<ScoreOfHead*>(scratch);
-    if (threadIdx.x == 0) {
-      const ScoreAt at = {batch, head, 0, 0, queries, keys};
-      SCORE_HEAD_LINES
-      *shared = of_head;
-    }
+    if (threadIdx.x == 0) *shared = read_of_head(p, {batch, head, 0, 0, queries, keys});
     __syncthreads();
     of_head = *shared;
     __syncthreads();

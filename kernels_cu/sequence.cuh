@@ -98,8 +98,7 @@ template <int SIZE> __device__ __forceinline__ RowBlock find_row_block(const Par
             sequence.first_key,      L_row, sequence.block < Tr, sequence.number};
   } else {
     const int Tr = (p.Nq + SIZE - 1) / SIZE, index = block_index(), pair = index / Tr, head = pair % p.heads;
-    const int i = Tr - 1 - index % Tr;
-    const long long L_row = static_cast<long long>(pair) * p.total_q;
-    return {i, pair / p.heads, head, head / p.group, p.Nq, p.Nk, 0, 0, L_row, true, pair / p.heads};
+    const int i = Tr - 1 - index % Tr, batch = pair / p.heads;
+    return {i, batch, head, head / p.group, p.Nq, p.Nk, 0, 0, static_cast<long long>(pair) * p.total_q, true, batch};
   }
 }

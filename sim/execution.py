@@ -191,7 +191,8 @@ def execute_varlen(
 ) -> Execution:
     """Run the real kernel on packed sequences, q (total_q, h, d), k and v likewise; `lse` is (h, total_q).
 
-    `seed` and `score` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another problem.
+    `seed` and `score` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another
+    problem.
     """
     require_schedule(schedule, VarlenSchedule, "plan_varlen")
     captured, numbers = _captured(schedule.problem, score)
@@ -256,18 +257,21 @@ def execute_decode(
     cache_seqlens: np.ndarray,
     *,
     seed: int | None = None,
+    score: Score | None = None,
     **beside: np.ndarray | None,
 ) -> Execution:
     """Run the real kernels on `attention_decode`'s arrays; new keys go into the caches.
 
-    `beside` are k, v, block_table, tree_mask, (n_q, n_q) or (b, 1, n_q, n_q), and sinks, by name. `seed`, and what this raises, as
-    for `execute`.
+    `beside` are k, v, block_table, tree_mask, (n_q, n_q) or (b, 1, n_q, n_q), and sinks, by name. `seed`, `score`, and what this
+    raises, as for `execute`.
     """
     require_schedule(schedule, DecodeSchedule, "plan_decode")
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
     arrays |= {name: array for name, array in beside.items() if array is not None}
     _require_numpy(**arrays)
-    posed, cache = decode.pose(arrays, replace(schedule.problem.options, key_lengths=None), schedule.cache.softcap)
+    captured, numbers = _captured(schedule.problem, score)
+    arrays |= captured
+    posed, cache = decode.pose(arrays, replace(schedule.problem.options, key_lengths=None))
     _require_same(posed, schedule.problem)
     if cache != schedule.cache:
         raise ValueError(f"the arrays pose {cache}, but the schedule is for {schedule.cache}")
@@ -276,7 +280,7 @@ def execute_decode(
     spaces = allocate(schedule)
     vectors = {name: np.ascontiguousarray(array, VECTORS[name]) for name, array in arrays.items() if name in VECTORS}
     named = {decode.TENSORS.get(name, name): array for name, array in (arrays | vectors).items()}
-    values = argument_values(schedule, {**named, "O": out, "L": lse, **spaces})
+    values = argument_values(schedule, {**named, "O": out, "L": lse, **spaces, **numbers})
     return Execution(out, lse, *run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed))
 
 

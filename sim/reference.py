@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.expressions.evaluate import evaluate, positions
+from cupyflash.score import sizes_of
 from cupyflash.sim.inputs import Decoding, Inputs
 
 # What is done to S, P, O, dP and dS when they are stored.
@@ -55,14 +57,28 @@ def sinks_of(inputs: Inputs, dtype: type[np.floating[Any]]) -> np.ndarray:
 
 
 def masked_scores(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64) -> np.ndarray:
-    """S = scale Q K^T + bias in `dtype`, capped where there is a softcap, with -inf where a row does not see a key."""
+    """S = scale Q K^T in `dtype`, what the score function makes of it, + bias, with -inf where a row does not see a key."""
     p = inputs.problem
     S = dtype(p.softmax_scale) * (inputs.q.astype(dtype) @ np.swapaxes(every_head(inputs, inputs.k.astype(dtype)), -1, -2))
+    if inputs.score is not None:
+        S = np.broadcast_to(evaluate(inputs.score.form.tree, score_values(inputs, S), dtype), every_axis(inputs)).reshape(S.shape)
     if "bias" in inputs.beside:
-        S += inputs.beside["bias"].astype(dtype)
-    if inputs.softcap is not None:
-        S = dtype(inputs.softcap) * np.tanh(S / dtype(inputs.softcap))
+        S = S + inputs.beside["bias"].astype(dtype)
     return np.where(visible(inputs, S.shape), S, dtype(-np.inf))
+
+
+def every_axis(inputs: Inputs) -> tuple[int, int, int, int]:
+    """S's shape (b, h, n_q, n_k), whatever axes the arrays have."""
+    p = inputs.problem
+    return p.batch, p.heads, p.seqlen_q, p.seqlen_k
+
+
+def score_values(inputs: Inputs, S: np.ndarray) -> dict[str, Any]:
+    """What names mean to a score function, by name, for scores of shape (..., n_q, n_k)."""
+    p, score = inputs.problem, inputs.score
+    assert score is not None
+    at = positions(sizes_of(p))
+    return at | {"b": at["b"] + inputs.sequence, "s": S.reshape(every_axis(inputs))} | score.arrays | score.numbers
 
 
 def visible(inputs: Inputs, shape: tuple[int, ...]) -> np.ndarray:
