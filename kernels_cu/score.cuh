@@ -45,6 +45,21 @@ __device__ __forceinline__ ScoreOfHead score_of_head(const Params& p, int batch,
   return of_head;
 }
 
+// The same where the lanes of a warp have rows of several heads, HEADS from that of `at` on: the first lanes read it, of a head each, and
+// each lane gets that of its own.
+template <int HEADS> __device__ __forceinline__ ScoreOfHead score_of_heads(const Params& p, ScoreAt at, int own) {
+  ScoreOfHead of_head = {};
+  if constexpr (SCORE && sizeof(ScoreOfHead) > 1) {
+    const int lane = threadIdx.x % 32;
+    at.head += lane;
+    if (lane < HEADS) of_head = read_of_head(p, at);
+    int* words = reinterpret_cast<int*>(&of_head);
+#pragma unroll
+    for (int word = 0; word < sizeof(ScoreOfHead) / sizeof(int); word++) words[word] = __shfl_sync(~0u, words[word], own);
+  }
+  return of_head;
+}
+
 __device__ __forceinline__ float score_of(const Params& p, const ScoreOfHead& of_head, float s, const ScoreAt& at) {
   SCORE_LINES
   return value;
