@@ -145,9 +145,7 @@ def whole_calls(peer: Peer, quick: bool) -> Iterator[tuple[dict[str, Any], list[
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = (
-        "forward or backward, 80 or 90, 64 or 128, causal or full; fa3, 64, 128 or 256, causal or full; tiles and the first"
-    )
+    known = "forward or backward, 80 or 90, 64 or 128, causal or full; fa3, 64, 128 or 256, causal or full; tiles and the first"
     parser.add_argument("words", nargs="*", help=known)
     parser.add_argument("--cubin", type=Path, help="another kernel's machine code")
     parser.add_argument("--kernel", default="", help="of a cubin: part of the kernel's name")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,16 +47,17 @@ class Tile:
 
     def __str__(self) -> str:
         tile = f"{self.config.block_rows} x {self.config.block_cols}, {self.config}"
-        told = f"{self.registers} registers, {self.stack} bytes of stack, model {self.share:.2f}, planner {self.rate:.2f} scores a clock"
+        made = f"{self.registers} registers, {self.stack} bytes of stack"
+        told = f"{made}, model {self.share:.2f}, planner {self.rate:.2f} scores a clock"
         return f"{tile}: {told}" + (f"; refused: {self.refused}" if self.refused else "")
 
 
-def tiles(subject: Subject, effort: Effort = ROUGH) -> Iterator[Tile]:
-    """All tiles of a forward that have room in shared memory, but for those whose trace is in doubt."""
+def tiles(subject: Subject, effort: Effort = ROUGH, among: Iterable[Config] | None = None) -> Iterator[Tile]:
+    """All tiles of a forward, or those `among` some, that have room in shared memory, but for those whose trace is in doubt."""
     planned = Ours.of(subject)
     problem, device = subject.problem(), subject.device
     assert isinstance(planned.schedule, Fa2Schedule)
-    for config in fa2_tiles.configs(problem, None):
+    for config in fa2_tiles.configs(problem, None) if among is None else among:
         judged = fa2_tiles.candidate(problem, device, config)
         room = device.sram_per_sm // (judged.shared_bytes + 1024)
         wide = config.block_rows == ROWS and config.block_cols >= FEWEST_COLS and config.warps <= fa2_tiles.MOST_WARPS
@@ -84,9 +85,9 @@ def rank_correlation(one: list[float], other: list[float]) -> float:
     return float(np.corrcoef(ranks(one), ranks(other))[0, 1])
 
 
-def judged(subject: Subject, effort: Effort = ROUGH) -> tuple[dict[str, Any], list[str]]:
+def judged(subject: Subject, effort: Effort = ROUGH, among: Iterable[Config] | None = None) -> tuple[dict[str, Any], list[str]]:
     """The tiles of a subject, best first: for JSON, and lines for a reader."""
-    found = sorted(tiles(subject, effort), key=lambda each: -each.share)
+    found = sorted(tiles(subject, effort, among), key=lambda each: -each.share)
     planned = fa2_tiles.choose(subject.problem(), subject.device).config
     chosen = next(place for place, each in enumerate(found) if each.config == planned)
     runs = [each for each in found if not each.refused]
