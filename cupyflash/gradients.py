@@ -65,8 +65,8 @@ def attention_backward(
     an infinity in a masked row of k or v makes the dq of rows that share a tile with it NaN, being multiplied by a weight of zero;
     what is behind `key_lengths` is not read. Rows whose L is beyond 4096 take "fa2" longer: it goes through their scores once more,
     where the other two take P from what float32 leaves of L.
-    Through a `score` function go its derivatives by s; what it has captured gets no gradient. Where a score is masked, or its weight
-    is 0, they do not enter, whatever they are.
+    With a `score` function dq and dk have its derivative by s. Where a score is masked, or its weight is 0, that does not enter,
+    whatever it is. What the function has captured gets no gradient.
 
     `algorithm`: "fa2" (FlashAttention-2), or "auto", which is "fa2". It sums dq by atomics, in float32 and in no order;
     `deterministic` takes a kernel of its own for dq instead, which gives the same bits each time. "fa1" (FlashAttention's
@@ -284,7 +284,8 @@ def attention_vjp(
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=options.get("bias"))
     score = options.get("score")
     captured, _ = captured_values(score)
-    asked = Options(**{name: options[name] for name in ("causal", "window", "scale") if name in options}, score=score and score.form)
+    of_positions = {name: options[name] for name in ("causal", "window", "scale") if name in options}
+    asked = Options(**of_positions, score=score and score.form)
     given = {"q": q, "k": k, "v": v} | {name: options[name] for name in ARRAYS if options.get(name) is not None} | captured
     lengths = {name: as_integers(name, given.pop(name)) for name in ("key_lengths",) if name in given}
     arrays = {name: as_array(name, array) for name, array in given.items()}

@@ -57,8 +57,8 @@ def sinks_of(inputs: Inputs, dtype: type[np.floating[Any]]) -> np.ndarray:
 
 
 def masked_scores(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64) -> np.ndarray:
-    """S = scale Q K^T in `dtype`, or what a score function makes of it, and bias, capped where there is a softcap, with -inf where a
-    row does not see a key."""
+    """S = scale Q K^T in `dtype`, or what a score function makes of it, plus bias, capped where there is a softcap, with -inf where
+    a row does not see a key."""
     S = scaled_scores(inputs, dtype)
     if inputs.score is not None:
         S = of_scores(inputs, S, inputs.score.form.tree)

@@ -191,9 +191,9 @@ def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Form:
 def _standard(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
     """Of N^2, Algorithm 3 reads P, dP and dS twice, once and twice, and writes dP and dS: 7 in all, the paper's own P given.
 
-    The kernels write P, from Q, K and L, and read a row of P and dP once more. With a score function its slopes go through HBM, too,
-    in the place of dS. Tr x Tc tiles: what has Nq rows is read for each column of tiles, K and V, as many keys as there are, for each
-    row of tiles.
+    The kernels write P, from Q, K and L, and read a row of P and dP once more. The slopes of a score function go through HBM, too,
+    where dS then lies. Tr x Tc tiles: what has Nq rows is read for each column of tiles, K and V, as many keys as there are, for
+    each row of tiles.
     """
     p, group, size = schedule.problem, schedule.group, schedule.problem.itemsize
     Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(p.seqlen_k, schedule.block_cols)
