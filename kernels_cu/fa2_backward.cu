@@ -224,6 +224,7 @@ fa2_backward(__grid_constant__ const Params given) {
   const Element* dO = p.dO.of(batch, kv_head * p.group) + first_query * p.dO.row + ValueTile::begin<THREADS>(p.dO.row, threadIdx.x);
   float* sums = sums_of(p.dQ_acc, pair, p.total_q, first_query + g, 0, t) + item_at(warp).sum;
   long long row0 = pair * p.total_q + first_query;
+  int which = 0;  // slot: not the last one of the head before, which other warps may still read
   for (int h = 0; h < p.group; h++, Q += p.Q.head, dO += p.dO.head, sums += sums_of_a_head(unknown(p.total_q)), row0 += p.total_q) {
     Q = unknown(Q), dO = unknown(dO), sums = unknown(sums);  // and not sums of other things that would all be kept
     const int head = kv_head * p.group + h;
@@ -253,7 +254,6 @@ fa2_backward(__grid_constant__ const Params given) {
         if constexpr (WITH_DK) copy_float(slot.D_i + r, inside ? p.D + row0 + i * BR + r : p.D, inside);
       }
     };
-    int which = 0;
     fetch(i, slot_at(which));
     close_group();
 

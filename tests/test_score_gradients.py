@@ -112,7 +112,7 @@ def test_random_expressions(algorithm: str, dtype: Any, seed: int) -> None:
 
 @pytest.mark.wide
 def test_scores_that_are_large() -> None:
-    """Scores that float32 holds where it does not hold L: what weights are relative to is found once more, with the same function."""
+    """Scores that float32 holds, but not L: what weights are relative to is found once more, with the same function."""
     inputs, dout = random_inputs(0, np.float32), np.random.default_rng(0).standard_normal((2, 4, 20, 16)).astype(np.float32)
     far, near = (Score("s * sign[h] - base", sign=np.array([1, -1, 1, -1], np.int8), base=base) for base in (2**24 - 999, 0))
     inputs = replace(inputs, q=np.round(inputs.q), score=far)
