@@ -55,7 +55,7 @@ PROBLEMS = {
     "blocks": Problem(1, 2, 1, 300, 150, 32, "float16", block_mask=KEPT),
     "packed": Problem(4, 4, 2, 45, 70, 32, "float16", causal=True),
     "32 keys": Problem(1, 1, 1, 70, 150, 48, "float16", causal=True),
-    "shared keys": Problem(1, 1, 1, 150, 130, 128, "float16", causal=True),
+    "shared keys": Problem(1, 2, 1, 150, 130, 128, "float16", causal=True),
 }
 """Ragged both ways, several row blocks and column blocks of two warps; where there are more rows than keys, some see nothing."""
 PLANNED = ("32 keys", "shared keys")  # with the blocks that an A100 gets
