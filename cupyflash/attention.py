@@ -59,7 +59,7 @@ def attention(
     `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
     and "fa2"). The masks add up.
     `score`, a `Score`, is what becomes of each scaled score before bias and masks: one line, compiled into the kernels
-    ("fa1", "fa2" and "standard"; gradients have none yet). Two such lines have names: `softcap`, a positive number, makes scores
+    ("fa1", "fa2" and "standard"). Two such lines have names: `softcap`, a positive number, makes scores
     softcap tanh(s / softcap); `alibi_slopes`, float32 of shape (h,) or (b, h), then subtracts slope |q - k|, where q is the row's
     place on the keys' axis (r + n_k - n_q). Neither goes with `score`, which may say the same.
     `sinks`, float32 of shape (h,), is one more score of each of a head's rows, without a value. L has it, also where no key is
@@ -117,9 +117,7 @@ def _prepare(
     lse: bool,
     numbers: tuple[tuple[str, float], ...] = (),
 ) -> Prepared | PreparedSimulation:
-    captured = captured_among(arrays)
-    problem = Problem.from_arrays(**{name: array for name, array in arrays.items() if name not in captured}, options=options)
-    check_captured(problem, captured)
+    problem = posed(arrays, options)
     device, simulation = target(gpu)
     q, v = arrays["q"], arrays["v"]
     made = {} if "out" in arrays else {"O": Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)}
@@ -130,3 +128,11 @@ def _prepare(
         algorithm = choose(problem, device, tiling, first_refusal({tensor: by_name[tensor] for tensor in "QKVO"})).algorithm
     schedule = plan(problem, device, algorithm, tiling, lse=lse)
     return prepare(schedule, simulation, by_name, made)
+
+
+def posed(arrays: Mapping[str, Array], options: Options) -> Problem:
+    """The problem that a call's arrays pose, by its names for them, those that a score function has captured among them."""
+    captured = captured_among(arrays)
+    problem = Problem.from_arrays(**{name: array for name, array in arrays.items() if name not in captured}, options=options)
+    check_captured(problem, captured)
+    return problem

@@ -135,9 +135,11 @@ def execute_backward(
     *,
     dbias: np.ndarray | None = None,
     seed: int | None = None,
+    score: Score | None = None,
     **beside: np.ndarray | None,
 ) -> BackwardExecution:
-    """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`.
+    """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`, and the
+    `score` function that this had.
 
     `dbias`, zeros in float32 of the bias's shape, receives its gradient where the schedule makes it.
     `seed`, and what this raises, as for `execute`.
@@ -155,6 +157,9 @@ def execute_backward(
         )
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": np.ascontiguousarray(lse), "dout": dout, **beside}
+    captured, numbers = _captured(schedule.problem, score)
+    check_captured(schedule.problem, captured)
+    arrays |= captured | numbers
     rows = _of_rows(schedule, lse)
     made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows}
     return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -55,7 +55,8 @@ class Inputs:
     @cached_property
     def problem(self) -> Problem:
         """What the arrays pose. Raises as `Problem.from_arrays` does."""
-        return Problem.from_arrays(self.q, self.k, self.v, self.options, **self.beside)
+        options = self.options if self.score is None else replace(self.options, score=self.score.form)
+        return Problem.from_arrays(self.q, self.k, self.v, options, **self.beside)
 
 
 @dataclass(frozen=True, eq=False)

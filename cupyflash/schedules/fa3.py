@@ -81,8 +81,7 @@ class Fa3Schedule(Fa2Schedule):
 
     def _head_moves(self) -> tuple[Move, ...]:
         """Each consumer warp reads them, of each head that its rows have."""
-        reads = (self.warps - 1) * self.pack
-        return tuple(replace(move, elements=reads * move.elements) for move in head_moves(self.problem))
+        return head_moves(self.problem, (self.warps - 1) * self.pack)
 
     def _copied_rows(self, rows: int) -> int:
         return min(self.block_rows, self.room_q - (self.row_blocks - 1) * self.block_rows) if rows < self.block_rows else rows
