@@ -237,8 +237,8 @@ def of_head(form: Form) -> tuple[Load, ...]:
 
 @lru_cache(maxsize=256)
 def constants(form: Form, with_derivative: bool = False, by_tiles: bool = False) -> tuple[tuple[str, int | str], ...]:
-    """What the kernels are compiled with: score.cuh. The slope is 0 but `with_derivative`; `by_tiles` they read what is one for a row
-    or a key once for a tile."""
+    """What the kernels are compiled with: score.cuh. The slope is 0 but `with_derivative`; what is one for a row or a key is read
+    once for a tile if `by_tiles`."""
     names = PLACES | {one.name: f"p.{field(one.name)}" for one in form.captured}
     found = parts(form, by_tiles)
     known: dict[Node, str] = {}

@@ -25,7 +25,7 @@ from cupyflash.sim.yardstick import draw_gradient, drawn, measure
 from expressions import captured, score, texts
 from mutants import Mutant
 from problems import sparse_problems
-from suites import sample, sweep, wide
+from suites import sample, sweep
 
 A100 = Device.named("A100-40GB")
 # Of which any problem has an element: what is not indexed by a position alone is clamped.
@@ -252,7 +252,7 @@ def test_parts_without_a_fault() -> None:
 
 
 def test_what_is_one_for_a_row_or_a_key_is_read_once_for_a_tile() -> None:
-    """Ids in eight bytes, of each query of a tile and of each key of a visit; each score reads both where nothing is read by tiles."""
+    """Ids in eight bytes, of each query of a tile and of each key of a visit; fa1's scores read both, each."""
     same = Score("where(document[q] == document[k], s, -far)", document=np.zeros(80, np.int64), far=np.inf)
     problem = Problem(1, 4, 2, 50, 80, 32, "float16", score=same.form)
     fa2, fixed = (plan_backward(problem, A100, "fa2", (32, 32), deterministic=fixed) for fixed in (False, True))

@@ -331,8 +331,8 @@ def visited_scores(schedule: TileSchedule, visited: Visited, keys: int) -> int:
 
 
 def mask_moves(problem: Problem, scores: int, by_tiles: bool = False) -> tuple[Move, ...]:
-    """What `scores` scores read of the boolean mask, of the bias, and of a score function's arrays: where these are read `by_tiles`,
-    not what is one for a row or a key."""
+    """What `scores` scores read of the boolean mask, of the bias, and of a score function's arrays: not what is one for a row or a
+    key, where that is read `by_tiles`."""
     mask = (Move("mask", scores, 1),) if problem.options.mask else ()
     bias = (Move("bias", scores, problem.itemsize),) if problem.options.bias else ()
     form = problem.options.score

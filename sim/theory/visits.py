@@ -167,8 +167,8 @@ def _area(x: np.ndarray, most: np.ndarray) -> np.ndarray:
 def mask_bytes(
     p: Problem, keys: int, kept: np.ndarray | None = None, blocks: tuple[int, int] = (1, 1), by_tiles: bool = False
 ) -> dict[str, tuple[int, int]]:
-    """Mask, bias and a score function: each score of the visited blocks that causal mask and window leave reads its own element, and
-    what is one for its row or key, too, where that is not read `by_tiles`."""
+    """Mask, bias and a score function: each score of the visited blocks that causal mask and window leave reads its own elements,
+    those that are its row's or its key's too, where they are not read `by_tiles`."""
     if not p.options.of_scores:
         return {}
     scores = scores_of(p, keys, kept, blocks)
