@@ -37,6 +37,9 @@ constexpr int M = WARP_KEYS / 16, N = WARP_ROWS / 8;  // tensor core tiles of a 
 constexpr int PARTS = BR / (ROW_WARPS * WARP_ROWS);
 static_assert(ROW_WARPS == 1 || !SCORE, "P is not kept for another warp");
 static_assert(ROW_WARPS == 1 || (STAGES == 2 && PARTS == 1), "Q_i and dO_i are read to the end of a turn");
+// The next Q and dO are asked for as soon as there is room; where products without a branch follow later, and compute capability 9.0,
+// which has no registers left, does not mind, among those, which hide what it issues.
+constexpr bool FETCH_LATER = ROW_WARPS == 2 && __CUDA_ARCH__ < 900;
 
 typedef SwizzledTile<HEAD_DIM> KeyTile;     // of Q, K and their gradients
 typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V, O and their gradients
@@ -284,11 +287,12 @@ fa2_backward(__grid_constant__ const Params given) {
         if (slot.L[r] == NEG_INF) slot.L[r] = 0.f;  // a row that sees nothing, and has scores of -inf where they are not masked
       }
       large = __syncthreads_or(large);  // Q_i and dO_i are there for all; all are done with the step before
-      if constexpr (STAGES == 2) {
-        which ^= 1;
+      auto fetch_next = [&] {
+        which = STAGES == 2 ? 1 - which : 0;
         if (next >= blocks.begin) fetch(next, slot_at(which));
         close_group();
-      }
+      };
+      if constexpr (STAGES == 2 && !FETCH_LATER) fetch_next();
 
 #pragma unroll
       for (int part = 0; part < PARTS; part++) {
@@ -410,15 +414,13 @@ fa2_backward(__grid_constant__ const Params given) {
         }
       }
       __syncthreads();  // dS is there for all; all are done with Q_i and dO_i, or have a copy of their own
-      if constexpr (STAGES == 1) {
-        if (next >= blocks.begin) fetch(next, slot);
-        close_group();
-      }
+      if constexpr (STAGES == 1) fetch_next();
       if constexpr (ROW_WARPS > 1) {
         // dV_j += P^T dO_i, dK_j += dS^T Q_i for the other warp's rows
         const int row = (1 - row_warp) * WARP_ROWS;
         const int here = unknown(own_keys) * ScoreTile::PAD;
         add_stored_values<ValueTile, ScoreTile, N / 2>(dV_regs, P_smem + here, row, slot.dO + row * ValueTile::PAD + value_col);
+        if constexpr (FETCH_LATER) fetch_next();
         add_stored_values<KeyTile, ScoreTile, N / 2>(dK_regs, dS_smem + here, row, slot.Q + row * KeyTile::PAD + key_col);
       }
       if constexpr (WITH_DQ) {

@@ -100,7 +100,12 @@ MUTANTS = {
     "dS is read early": Mutant(BWD, SYNC + "  // dS is there", "// dS", "race", DS),
     "Q and dO are overwritten early": Mutant(BWD, SYNC + "  // dS is there", "// dS", "race", MOVED, "one stage: "),
     "one stage is not committed": Mutant(
-        BWD, "fetch(next, slot);\n        close_group();", "fetch(next, slot);", "in flight|race", MOVED, "one stage: "
+        BWD,
+        "fetch(next, slot_at(which));\n        close_group();",
+        "fetch(next, slot_at(which));",
+        "in flight|race",
+        MOVED,
+        "one stage: ",
     ),
     "a barrier that not all warps reach": Mutant(
         BWD,
@@ -116,7 +121,18 @@ MUTANTS = {
         BWD, "__syncthreads_or(any)", "true", "race|uninitialised", ("kept[",), "blocks"
     ),
     # Room
-    "the ring has one slot": Mutant(BWD, "which ^= 1;", "", "race|in flight", MOVED),
+    "the ring has one slot": Mutant(BWD, "which = STAGES == 2 ? 1 - which : 0;", "", "race|in flight", MOVED),
+    "the ring that shared keys go round has one slot": Mutant(
+        BWD, "which = STAGES == 2 ? 1 - which : 0;", "", "race|in flight", MOVED, "shared keys"
+    ),
+    "shared keys' next blocks are not committed": Mutant(
+        BWD,
+        "fetch(next, slot_at(which));\n        close_group();",
+        "fetch(next, slot_at(which));",
+        "in flight|race",
+        MOVED,
+        "shared keys",
+    ),
     "slots overlap": Mutant(BWD, "ring + s * BR", "ring + s * (BR - 1)", "race|in flight", MOVED),
     "slots of L and D overlap": Mutant(
         BWD,
