@@ -164,11 +164,15 @@ fa2_backward(__grid_constant__ const Params given) {
   Element* P_smem = dS_smem + BC * ScoreTile::PAD;        // (BC x BR), transposed, where two warps share their keys
   Element* ring = P_smem + (ROW_WARPS - 1) * BC * ScoreTile::PAD;  // STAGES x (BR x d), (BR x d_v)
   float* row_ring = reinterpret_cast<float*>(ring + STAGES * BR * (KeyTile::PAD + ValueTile::PAD));  // STAGES x 2 BR
-  unsigned* kept = reinterpret_cast<unsigned*>(row_ring + STAGES * 2 * BR);
+  unsigned* row_parts = reinterpret_cast<unsigned*>(row_ring + STAGES * 2 * BR);  // STAGES x those of score_parts.cuh
+  unsigned* key_parts = row_parts + STAGES * SCORE_ROW_LOADS * BR;
+  unsigned* kept = key_parts + SCORE_KEY_LOADS * BC;
   auto slot_at = [&](int s) {
     Element* at = ring + s * BR * (KeyTile::PAD + ValueTile::PAD);
     return Slot{at, at + BR * KeyTile::PAD, row_ring + s * 2 * BR, row_ring + s * 2 * BR + BR};
   };
+
+  auto parts_at = [&](int s) { return shared_address(row_parts + s * SCORE_ROW_LOADS * BR); };
 
   // By a shuffle: what all lanes of a warp have in common can be known to be so, and kept once for all of them.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -236,6 +240,13 @@ fa2_backward(__grid_constant__ const Params given) {
     const Blocks blocks = {first_block, end_block, kept + h * words};
     int i = blocks.below(blocks.end);
     if (i < blocks.begin) continue;
+    if constexpr (SCORE_KEY_LOADS > 0) {
+      KeyParts<BC, THREADS> own;
+      own.ask(p, masks.of_head, score_at(masks, 0, j * BC, Nq), cols);
+      own.store(shared_address(key_parts));
+      masks.of_keys = shared_address(key_parts) - 4 * j * BC;
+    }
+    RowParts<BR, THREADS> coming;  // those of the block that is asked for, until the end of the turn
 
     auto fetch = [&](int i, const Slot& slot) {
       const int rows = Nq - i * BR;
@@ -256,13 +267,16 @@ fa2_backward(__grid_constant__ const Params given) {
         copy_float(slot.L + r, inside ? p.L + row0 + i * BR + r : p.L, inside);
         if constexpr (WITH_DK) copy_float(slot.D_i + r, inside ? p.D + row0 + i * BR + r : p.D, inside);
       }
+      coming.ask(p, masks.of_head, score_at(masks, i * BR, 0, Nq), rows);
     };
     fetch(i, slot_at(which));
     close_group();
+    coming.store(parts_at(which));
 
     while (i >= blocks.begin) {
       const int next = blocks.below(i);
       const Slot slot = slot_at(which);
+      if constexpr (SCORE_ROW_LOADS > 0) masks.of_rows = parts_at(which) - 4 * i * BR;
       wait_for_groups<0>();
       bool large = false;  // any of the rows whose L this thread copied
 #pragma unroll
@@ -306,7 +320,7 @@ fa2_backward(__grid_constant__ const Params given) {
                 s = __fmul_rn(s, SCORE ? p.scale : p.scale * UNIT);  // rounded as scale_and_mask does
                 if constexpr (SCORE) {
                   Scored scored = {};
-                  if (seen) scored = scored_at(masks, s, row, key, Nq);
+                  if (seen) scored = scored_at(masks, of_row(masks, row), s, row, key, Nq);
                   s = UNIT * scored.value, slopes[m][n][e] = scored.slope;
                 }
                 if constexpr (BIAS) {
@@ -437,6 +451,7 @@ fa2_backward(__grid_constant__ const Params given) {
           for (int n = unknown(warp); n < ITEMS; n += WARPS) add_item(item_at(n), item_at(n).sum - item_at(warp).sum);
         }
       }
+      if (SCORE_ROW_LOADS > 0 && next >= blocks.begin) coming.store(parts_at(which));
       i = next;
     }
   }

@@ -78,7 +78,9 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   Element* ring = dO_smem + BR * ValueTile::PAD;       // STAGES x (BC x d), (BC x d_v); at the end sums of dQ
   float* L_smem = reinterpret_cast<float*>(ring + STAGES * BC * (KeyTile::PAD + ValueTile::PAD));  // (BR)
   float* D_smem = L_smem + BR;                                                                     // (BR)
-  unsigned* kept = reinterpret_cast<unsigned*>(D_smem + BR);
+  unsigned* row_parts = reinterpret_cast<unsigned*>(D_smem + BR);  // score_parts.cuh
+  unsigned* key_parts = row_parts + SCORE_ROW_LOADS * BR;          // two blocks'
+  unsigned* kept = key_parts + 2 * SCORE_KEY_LOADS * BC;
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int own_rows = warp % ROW_WARPS * WARP_ROWS, col_warp = warp / ROW_WARPS;
@@ -102,6 +104,10 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   Stream stream = {place.keys(p.K) + KeyTile::begin<THREADS>(p.K.row, threadIdx.x) + KeyTile::last_rows(BC, THREADS) * p.K.row,
                    place.keys(p.V) + ValueTile::begin<THREADS>(p.V.row, threadIdx.x) + ValueTile::last_rows(BC, THREADS) * p.V.row,
                    p.K.at, p.K.row, p.V.row, keys};
+  StreamOfParts<BC, THREADS> parts;
+  auto ask_for_parts = [&](int j) {
+    parts.ask(p, masks.of_head, score_at(masks, 0, j * BC, Nq), j >= blocks.begin ? keys - j * BC : 0);
+  };
   int j = blocks.below(blocks.end);
 
   const int warp_row = row_block + own_rows;
@@ -122,6 +128,17 @@ fa2_backward_queries(__grid_constant__ const Params given) {
     }
     close_group();
     stream.start(ring, j);
+    if constexpr (SCORE_KEY_LOADS > 0) {
+      parts.start(shared_address(key_parts));
+      ask_for_parts(j);
+      parts.put();
+    }
+    if constexpr (SCORE_ROW_LOADS > 0) {
+      RowParts<BR, THREADS> own;
+      own.ask(p, masks.of_head, score_at(masks, row_block, 0, Nq), rows);
+      own.store(shared_address(row_parts));
+      masks.of_rows = shared_address(row_parts) - 4 * row_block;
+    }
     wait_for_groups<1>();
     __syncthreads();  // Q, dO, L and D are there for all
     if constexpr (IN_REGS) {
@@ -150,6 +167,10 @@ fa2_backward_queries(__grid_constant__ const Params given) {
     wait_for_groups<0>();
     __syncthreads();  // K_j and V_j are there for all; all are done with the blocks before
     stream.slot = stream.both - stream.slot;
+    if constexpr (SCORE_KEY_LOADS > 0) {
+      masks.of_keys = parts.turn(j * BC);
+      ask_for_parts(next);
+    }
     auto ask_for_next = [&] {
       if constexpr (STAGES == 2) {
         stream.fetch<true>(next, next >= blocks.begin);
@@ -213,6 +234,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       stream.fetch<true>(next, next >= blocks.begin);
       close_group();
     }
+    parts.put();
     j = next;
   }
 

@@ -47,6 +47,7 @@ struct Stream {
   long long K_row, V_row;
   int keys;
   Blocks blocks;
+  StreamOfParts<BC, THREADS> parts;
   unsigned slot, both;  // where the block at hand is in shared memory, and the sum of that and where the other slot is
 
   static constexpr int SLOT = 2 * BC * ROW_SIZE * sizeof(Element);
@@ -77,6 +78,17 @@ struct Stream {
       close_group();
     }
     return slot;
+  }
+
+  // What a score function has for the keys of block j, which are there with K_j; asks for what it has for the next block's.
+  __device__ __forceinline__ void next_parts(int j, Masks& masks, int Nq) {
+    if constexpr (SCORE_KEY_LOADS > 0) {
+      masks.of_keys = parts.turn(j * BC);
+      ask_for_parts(blocks.below(j), masks, Nq);
+    }
+  }
+  __device__ __forceinline__ void ask_for_parts(int j, const Masks& masks, int Nq) {
+    parts.ask(*masks.p, masks.of_head, score_at(masks, 0, j * BC, Nq), j >= blocks.begin ? keys - j * BC : 0);
   }
 
   // V_j, as soon as it is there for all threads, which with one slot are done with K_j.
@@ -138,18 +150,22 @@ struct Warp {
   }
 
   // A block of which it sees nothing: it only keeps step with the others.
-  __device__ __forceinline__ void pass(int j, Stream& stream) const {
+  __device__ __forceinline__ void pass(int j, Stream& stream, Masks& masks) const {
     stream.next_keys(j);
+    stream.next_parts(j, masks, Nq);
     stream.next_values(j);
     stream.ask_for_next(j);
+    stream.parts.put();
   }
 
   // A block of which, if `masked`, some row may not see every key
   template <class Rows>
-  __device__ __forceinline__ void visit(int j, bool masked, State& state, Rows& Q_rows, Stream& stream, const Masks& masks) const {
+  __device__ __forceinline__ void visit(int j, bool masked, State& state, Rows& Q_rows, Stream& stream, Masks& masks) const {
     float S[M][N][4];
     if constexpr (EARLY > 0) Q_rows.keep();
-    scores(S, Q_rows, stream.next_keys(j), at_keys);
+    const unsigned K_at = stream.next_keys(j);
+    stream.next_parts(j, masks, Nq);
+    scores(S, Q_rows, K_at, at_keys);
     // Its place is found again: kept, it would take registers in all turns.
     auto mask = [&](float (&S)[M][N][4]) {
       const int first = (VARLEN ? row : find_block<BR>(Nq) * BR + threadIdx.x / 32 * WARP_ROWS) + threadIdx.x % 32 / 4;
@@ -178,6 +194,7 @@ struct Warp {
       for (int k = 0; k < N / 2; k++) weigh(S, state, factor, offset, k);
       add_weighted_values<ValueTile>(state.O, S, V_at);
     }
+    stream.parts.put();
   }
 };
 
@@ -200,7 +217,9 @@ fa2_forward(__grid_constant__ const Params given) {
   // The K/V blocks that some row sees. Every row sees all of those from `whole_begin` to `whole_end`.
   const int last_row = row_block + rows - 1;
   const int first_key = visible_begin(masks, row_block), end_key = visible_end(masks, last_row);
-  unsigned* kept = reinterpret_cast<unsigned*>(ring + STAGES * 2 * BC * ROW_SIZE);
+  unsigned* row_parts = reinterpret_cast<unsigned*>(ring + STAGES * 2 * BC * ROW_SIZE);  // score_parts.cuh
+  unsigned* key_parts = row_parts + SCORE_ROW_LOADS * BR;                                // two blocks'
+  unsigned* kept = key_parts + 2 * SCORE_KEY_LOADS * BC;
   const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
   const int whole_begin = (visible_begin(masks, last_row) + BC - 1) / BC;
   const int whole_end = visible_end(masks, row_block) / BC;
@@ -217,6 +236,17 @@ fa2_forward(__grid_constant__ const Params given) {
                    place.keys(p.V) + ValueTile::begin<THREADS>(p.V.row, threadIdx.x) + ValueTile::last_rows(BC, THREADS) * p.V.row,
                    p.K.at, p.K.row, p.V.row, keys, blocks};
   stream.start(ring, first_block);
+  if constexpr (SCORE_KEY_LOADS > 0) {
+    stream.parts.start(shared_address(key_parts));
+    stream.ask_for_parts(first_block, masks, Nq);
+    stream.parts.put();
+  }
+  if constexpr (SCORE_ROW_LOADS > 0) {
+    RowParts<BR, THREADS> own;
+    own.ask(p, masks.of_head, score_at(masks, row_block, 0, Nq), seen ? rows : 0);
+    own.store(shared_address(row_parts));
+    masks.of_rows = shared_address(row_parts) - 4 * row_block;
+  }
 
   const int warp_row = row_block + warp * WARP_ROWS;  // the first of the warp's rows
   State state = {};
@@ -237,11 +267,11 @@ fa2_forward(__grid_constant__ const Params given) {
   const unsigned at_keys = __shfl_sync(~0u, place_of_keys<KeyTile>(), lane);
   const Warp work = {warp_row, Nq, p.scale_log2, factor, at_keys};
   int j = first_block;
-  for (; j >= blocks.begin && !work.sees(j, masks); j = blocks.below(j)) work.pass(j, stream);
+  for (; j >= blocks.begin && !work.sees(j, masks); j = blocks.below(j)) work.pass(j, stream, masks);
   for (; j >= blocks.begin && (!WINDOW || work.sees(j, masks)); j = blocks.below(j))
     work.visit(j, j < whole_begin || j >= whole_end, state, Q_rows, stream, masks);
   if constexpr (WINDOW) {
-    for (; j >= blocks.begin; j = blocks.below(j)) work.pass(j, stream);
+    for (; j >= blocks.begin; j = blocks.below(j)) work.pass(j, stream, masks);
   }
 
   // Lines 12 to 15: O = diag(l)^-1 O, L = m + log(l). O goes through the room of the Q block: with one slot all are done with that since

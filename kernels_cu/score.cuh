@@ -1,9 +1,12 @@
 // The score function of a call, generated from its expression (cupyflash/expressions/), where SCORE is 1:
 //   SCORE_OF_HEAD     declarations of what is read once a thread block, since it is one for a whole head
 //   SCORE_HEAD_LINES  statements that read it into `of_head`
+//   SCORE_OF_ROW, SCORE_ROW_LINES, SCORE_OF_KEY, SCORE_KEY_LINES  the same of what is one for a row, or for a key: it is read once for
+//                     a tile of them into shared memory, where a kernel has room for it (else there is none)
+//   SCORE_ROW_LOADS, SCORE_KEY_LOADS  how many words that are
 //   SCORE_LINES       statements that make `value` of the scaled score s and, in a backward kernel, `slope`: the derivative by s
-//   SCORE_LOADS       1 where those read something; else they may be computed for scores that no row sees, without a branch
-// Lines know the place, `at`, and read what the call has captured through the struct.
+//   SCORE_LOADS       1 where those read more than a head's; else they may be computed for scores that no row sees, without a branch
+// All know the place, `at`, and read what the call has captured through the struct.
 #pragma once
 #include "params.cuh"
 #ifndef SCORE
@@ -13,9 +16,23 @@
 #define SCORE_HEAD_LINES
 #define SCORE_LINES const float value = s, slope = 1.f;
 #endif
+#ifndef SCORE_ROW_LOADS
+#define SCORE_ROW_LOADS 0
+#define SCORE_OF_ROW
+#define SCORE_ROW_LINES
+#define SCORE_KEY_LOADS 0
+#define SCORE_OF_KEY
+#define SCORE_KEY_LINES
+#endif
 
 struct ScoreOfHead {
   SCORE_OF_HEAD
+};
+struct ScoreOfRow {
+  SCORE_OF_ROW
+};
+struct ScoreOfKey {
+  SCORE_OF_KEY
 };
 
 // Which score it is, and how many queries and keys its head has
@@ -64,7 +81,8 @@ template <int HEADS> __device__ __forceinline__ ScoreOfHead score_of_heads(const
 struct Scored {
   float value, slope;
 };
-__device__ __forceinline__ Scored score_of(const Params& p, const ScoreOfHead& of_head, float s, const ScoreAt& at) {
+__device__ __forceinline__ Scored score_of(const Params& p, const ScoreOfHead& of_head, const ScoreOfRow& of_row,
+                                           const ScoreOfKey& of_key, float s, const ScoreAt& at) {
   SCORE_LINES
   return {value, slope};
 }

@@ -20,6 +20,7 @@ from cupyflash import params, score
 from cupyflash.arrays import ITEMSIZE
 from cupyflash.device import Device
 from cupyflash.expressions.c import ELEMENTS
+from cupyflash.expressions.tree import Load
 from cupyflash.params import CapturedField, Field, Params
 from cupyflash.problem import Problem
 from cupyflash.tensor_maps import Box
@@ -329,19 +330,41 @@ def visited_scores(schedule: TileSchedule, visited: Visited, keys: int) -> int:
     return int((np.maximum(0, each) * visited.kept[rows // schedule.block_rows]).sum())
 
 
-def mask_moves(problem: Problem, scores: int) -> tuple[Move, ...]:
-    """What `scores` scores read of the boolean mask and of the bias."""
+def mask_moves(problem: Problem, scores: int, by_tiles: bool = False) -> tuple[Move, ...]:
+    """What `scores` scores read of the boolean mask, of the bias, and of a score function's arrays: not what is one for a row or a
+    key, where that is read `by_tiles`."""
     mask = (Move("mask", scores, 1),) if problem.options.mask else ()
     bias = (Move("bias", scores, problem.itemsize),) if problem.options.bias else ()
     form = problem.options.score
-    own = [load for load in form.loads if load not in score.of_head(form)] if form else []
-    return mask + bias + tuple(Move(score.field(load.name), scores, score.itemsize(form, load)) for load in own if form)
+    return mask + bias + (_loads(form, score.parts(form, by_tiles).score, scores) if form else ())
 
 
 def head_moves(problem: Problem, heads: int = 1) -> tuple[Move, ...]:
     """What a thread block reads of a score function's arrays that is one for each of its heads."""
     form = problem.options.score
-    return tuple(Move(score.field(load.name), heads, score.itemsize(form, load)) for load in score.of_head(form)) if form else ()
+    return _loads(form, score.of_head(form), heads) if form else ()
+
+
+def row_moves(problem: Problem, rows: int) -> tuple[Move, ...]:
+    """What is read of them, by tiles, for so many rows."""
+    form = problem.options.score
+    return _loads(form, score.parts(form).row, rows) if form else ()
+
+
+def key_moves(problem: Problem, keys: int) -> tuple[Move, ...]:
+    """And for so many keys."""
+    form = problem.options.score
+    return _loads(form, score.parts(form).key, keys) if form else ()
+
+
+def _loads(form: score.Form, loads: tuple[Load, ...], times: int) -> tuple[Move, ...]:
+    return tuple(Move(score.field(load.name), times, score.itemsize(form, load)) for load in loads)
+
+
+def score_bytes(problem: Problem, rows: int, keys: int) -> int:
+    """Bytes of shared memory for what a score function reads by tiles, for so many rows and keys."""
+    form = problem.options.score
+    return FLOAT32 * (rows * len(score.parts(form).row) + keys * len(score.parts(form).key)) if form else 0
 
 
 def block_mask_moves(problem: Problem, blocks: int) -> tuple[Move, ...]:
@@ -391,9 +414,9 @@ def sub_tile(problem: Problem, block_cols: int) -> int:
     return next(width for width in range(widest, 0, -GRANULE) if block_cols % width == 0)
 
 
-def element_constants(problem: Problem, with_derivative: bool = False) -> tuple[tuple[str, int | str], ...]:
-    """The constants that every attention kernel takes: element type, d and d_v, masks and copy width; and the score function, for a
-    gradient of scores with its derivative."""
+def element_constants(problem: Problem, with_derivative: bool = False, by_tiles: bool = False) -> tuple[tuple[str, int | str], ...]:
+    """The constants that every attention kernel takes: element type, d and d_v, masks and copy width, and the score function as
+    `score.constants` has it."""
     return (
         ("ELEMENT", ELEMENT_TYPE[problem.dtype]),
         ("HEAD_DIM", problem.head_dim),
@@ -406,7 +429,7 @@ def element_constants(problem: Problem, with_derivative: bool = False) -> tuple[
         ("SPARSE", int(problem.options.block_mask is not None)),
         ("SINKS", int(problem.options.sinks)),
         ("COPY_BYTES", problem.alignment),
-        *(score.constants(problem.options.score, with_derivative) if problem.options.score else ()),
+        *(score.constants(problem.options.score, with_derivative, by_tiles) if problem.options.score else ()),
     )
 
 

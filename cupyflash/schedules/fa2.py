@@ -26,10 +26,13 @@ from cupyflash.schedules.base import (
     block_mask_moves,
     element_constants,
     head_moves,
+    key_moves,
     length_moves,
     mask_moves,
     require_block_mask,
     require_dtype,
+    row_moves,
+    score_bytes,
     visited_scores,
 )
 
@@ -44,6 +47,8 @@ class Fa2Schedule(TileSchedule):
     params: ClassVar[Params] = attention_params()
     # Where K and V blocks are held
     rings: ClassVar[Mapping[str, str]] = {"K": "K, V", "V": "K, V"}
+    # Whether what a score function reads for a row or a key is read once for a tile of them, and not for each score
+    by_tiles: ClassVar[bool] = True
 
     @property
     def candidate(self) -> fa2_tiles.Candidate:
@@ -63,7 +68,9 @@ class Fa2Schedule(TileSchedule):
             best = fa2_tiles.candidates(p, self.device, (self.block_rows, self.block_cols))[0]
             stages = LEAST_STAGES if best.rejected else best.config.stages
         kept = block_mask_bytes(p, 1, self.block_cols)
-        return Room("Q", self.block_rows * row), Room("K, V", 2 * stages * self.block_cols * row), Room("block_mask", kept)
+        ring = Room("K, V", 2 * stages * self.block_cols * row)
+        parts = Room("score", score_bytes(p, self.block_rows, 2 * self.block_cols))
+        return Room("Q", self.block_rows * row), ring, Room("block_mask", kept), parts
 
     def _row_block(self, times: int, rows: int, full_visits: int, tail_visits: int, tail_cols: int) -> Phase:
         """`times` row blocks of `rows` rows that visit full and ragged column blocks so often in all, or see none."""
@@ -74,6 +81,7 @@ class Fa2Schedule(TileSchedule):
                 (
                     Move("K", cols * p.head_dim, p.itemsize, tile=self.rings["K"]),
                     Move("V", cols * p.head_dim_v, p.itemsize, tile=self.rings["V"]),
+                    *(key_moves(p, cols) if self.by_tiles else ()),
                 ),
             )
             for count, cols in ((full_visits, self.block_cols), (tail_visits, tail_cols))
@@ -82,6 +90,7 @@ class Fa2Schedule(TileSchedule):
         enter = [*self._length_moves(), *self._head_moves()]
         if visits:
             enter.append(Move("Q", self.pack * self._copied_rows(rows) * p.head_dim, p.itemsize, tile="Q"))
+            enter += row_moves(p, rows) if self.by_tiles else ()
         leave = [Move("O", self.pack * rows * p.head_dim_v, p.itemsize, write=True, tile="Q")]
         if self.lse:
             leave.append(Move("L", self.pack * rows, FLOAT32, write=True))
@@ -106,7 +115,7 @@ class Fa2Schedule(TileSchedule):
             visits = int(full_visits[blocks].sum()), int(tail_visits[blocks].sum())
             yield self._row_block(len(blocks), rows, *visits, tail_cols)
         yield Phase(1, enter=block_mask_moves(p, visited.blocks))
-        yield Phase(1, enter=mask_moves(p, self.pack * visited_scores(self, visited, keys)))
+        yield Phase(1, enter=mask_moves(p, self.pack * visited_scores(self, visited, keys), self.by_tiles))
 
     @property
     def pack(self) -> int:
@@ -153,7 +162,7 @@ class Fa2Schedule(TileSchedule):
         """The kernel with a configuration, one of the schedule's blocks where it is to be launched."""
         p, config = self.problem, candidate.config
         constants = (
-            *element_constants(p),
+            *element_constants(p, by_tiles=True),
             ("BR", config.block_rows),
             ("BC", config.block_cols),
             ("WARP_ROWS", config.warp_rows),

@@ -31,6 +31,7 @@ class Fa3Schedule(Fa2Schedule):
     algorithm: ClassVar[str] = "fa3"
     params: ClassVar[Params] = attention_params(*OWN, maps=MAPPED)
     rings: ClassVar[Mapping[str, str]] = {"K": "K", "V": "V"}
+    by_tiles: ClassVar[bool] = False
 
     @property
     def config(self) -> fa3_tiles.Config:

@@ -10,6 +10,7 @@ import numpy as np
 from cupyflash.arrays import ITEMSIZE
 from cupyflash.problem import Problem
 from cupyflash.schedules import DecodeSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
+from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim.theory.decode import decode_traffic
 from cupyflash.sim.theory.visits import (
@@ -23,6 +24,7 @@ from cupyflash.sim.theory.visits import (
     masks_and_lengths,
     searched_bytes,
     seen_blocks,
+    tile_bytes,
     visits_of,
 )
 from cupyflash.sim.traffic import TensorTraffic, Traffic
@@ -44,13 +46,20 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
         times //= together
         of_all = form(schedule, keys, kept)
         of_all["sinks"] = p.options.sinks * together * p.seqlen_q * FLOAT32, 0
-        of_one = mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols))
+        by_tiles = isinstance(schedule, Fa2Schedule) and schedule.by_tiles
+        of_one = mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols), by_tiles)
         own = {name: (together * read, 0) for name, (read, _) in of_one.items()}
-        of_all |= added(own, head_bytes(p, _blocks_of_scores(schedule)))
+        of_all |= added(own, head_bytes(p, _blocks_of_scores(schedule)), _of_tiles(schedule, keys, kept) if by_tiles else {})
         for name, moved in of_all.items():
             for write, nbytes in enumerate(moved):
                 total[name, bool(write)] += times * nbytes
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
+
+
+def _of_tiles(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
+    """What a score function reads for rows, once where they visit any column block, and for keys, at each visit."""
+    visits = visits_of(schedule, keys, kept)
+    return tile_bytes(schedule.problem, visits.rows, visits.keys)
 
 
 def _blocks_of_scores(schedule: TileSchedule) -> int:
