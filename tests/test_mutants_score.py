@@ -19,7 +19,7 @@ from mutants import Mutant, check_mutant
 from suites import sample
 
 A100, H100 = Device.named("A100-40GB"), Device.named("H100-SXM")
-LINE = Score("s - a[b, h] * abs(q - k) + t[h, k] * (b + 1)", a=one(2), t=one(2, "float16")).form
+LINE = Score("s - a[b, h] * abs(q - k) + t[h % 2, k - q + 30] * (b + 1)", a=one(2), t=one(2, "float16")).form
 SEQLENS = ((5, 17), (40, 33), (20, 0), (30, 60))
 HEADS = Problem(2, 4, 1, 20, 70, 32, "float16", causal=True, score=LINE)
 CASE = Case(
