@@ -71,8 +71,10 @@ class Form:
 
         `sizes` are the lengths of "b" (batch), "h" (heads), "kv_h" (heads of K and V), "row" (n_q) and "k" (n_k). An axis that
         one of these indexes alone must have just this length, so that the kernel need not clamp it (what is the same along an axis
-        is said by leaving it out, or by `broadcast_to`); every other one may have any from 1 to 2**31 - 1.
+        is said by leaving it out, or by `broadcast_to`); every other one may have any from 1 to 2**31 - 1 (any, where
+        there are no rows).
         """
+        there = all(sizes[name] for name in ("b", "h", "row"))
         for load in self.loads:
             shape = shapes[load.name]
             for axis, (index, length) in enumerate(zip(load.indices, shape, strict=True)):
@@ -80,7 +82,7 @@ class Form:
                 if position and length != sizes[position]:
                     wanted = f"length {sizes[position]:,} along axis {axis}, which {position} indexes"
                     raise ValueError(f"{load.name} must have {wanted}, got shape {shape}")
-                if not 1 <= length < 2**31:
+                if there and not 1 <= length < 2**31:
                     raise ValueError(f"{load.name} must have a length from 1 to {2**31 - 1:,} along axis {axis}, got shape {shape}")
 
 

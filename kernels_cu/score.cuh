@@ -6,7 +6,7 @@
 //   SCORE_ROW_LOADS, SCORE_KEY_LOADS  how many words that are
 //   SCORE_LINES       statements that make `value` of the scaled score s and, in a backward kernel, `slope`: the derivative by s
 //   SCORE_LOADS       1 where those read more than a head's; else they may be computed for scores that no row sees, without a branch
-// All know the place, `at`, and read what the call has captured through the struct.
+// Lines know the place, `at`, and read what the call has captured through the struct.
 #pragma once
 #include "params.cuh"
 #ifndef SCORE
@@ -60,6 +60,21 @@ __device__ __forceinline__ ScoreOfHead score_of_head(const Params& p, int batch,
     __syncthreads();
   }
 #endif
+  return of_head;
+}
+
+// The same where the lanes of a warp have rows of several heads, HEADS from that of `at` on: the first lanes read it, of a head each, and
+// each lane gets that of its own.
+template <int HEADS> __device__ __forceinline__ ScoreOfHead score_of_heads(const Params& p, ScoreAt at, int own) {
+  ScoreOfHead of_head = {};
+  if constexpr (SCORE && sizeof(ScoreOfHead) > 1) {
+    const int lane = threadIdx.x % 32;
+    at.head += lane;
+    if (lane < HEADS) of_head = read_of_head(p, at);
+    int* words = reinterpret_cast<int*>(&of_head);
+#pragma unroll
+    for (int word = 0; word < sizeof(ScoreOfHead) / sizeof(int); word++) words[word] = __shfl_sync(~0u, words[word], own);
+  }
   return of_head;
 }
 

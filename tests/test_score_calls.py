@@ -103,9 +103,10 @@ def test_what_has_no_score_function_says_so() -> None:
     q, k, v = arrays("float16")
     problem = Problem.from_arrays(q, k, v, score=SCORES["ALiBi"].form)
     hopper = Device.named("H100-SXM")
-    assert choose(problem, hopper).algorithm == "fa2" and "score function" in choose(problem, hopper).reason
+    sine = problem.asking(score=Score("s + sin(s)").form)
+    assert choose(sine, hopper).algorithm == "fa2" and "score function's sin" in choose(sine, hopper).reason
     for refused in (
-        lambda: plan(problem, hopper, "fa3").kernels(),
+        lambda: plan(sine, hopper, "fa3"),
         lambda: plan_varlen_backward(problem, A100),
     ):
         with pytest.raises(ValueError, match="score function"):

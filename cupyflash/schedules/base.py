@@ -456,7 +456,7 @@ def attention_params(*own: Field, maps: tuple[str, ...] = ()) -> Params:
 
 @lru_cache(maxsize=256)
 def with_captured(struct: Params, form: score.Form | None) -> Params:
-    """A struct with what a score function has captured: before the first pointer, which C aligns as Python does."""
+    """A struct with what a score function has captured: before the first pointer, which C aligns as Python does, behind maps."""
     if form is None:
         return struct
     fields = [
@@ -466,7 +466,8 @@ def with_captured(struct: Params, form: score.Form | None) -> Params:
         for one in form.captured
     ]
     arrays = [each for each in fields if each.axes is not None]
-    return Params((*arrays, *struct.fields, *(each for each in fields if each.axes is None)))
+    maps = len(struct.maps)
+    return Params((*struct.fields[:maps], *arrays, *struct.fields[maps:], *(each for each in fields if each.axes is None)))
 
 
 def require_kernel_tiling(schedule: TileSchedule, shared_bytes: int) -> None:

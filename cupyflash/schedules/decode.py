@@ -259,7 +259,7 @@ class _RowTile:
         s = self.schedule
         p, cols, page = s.problem, s.block_cols, s.cache.page_size
         enter = [Move("Q", self.rows * p.head_dim, p.itemsize, tile="Q")]
-        enter += [replace(move, elements=self.rows * move.elements) for move in head_moves(p)]
+        enter += head_moves(p, self.rows)
         if page:
             pages = -(-min(end * cols, self.all) // page) - begin * cols // page
             enter.append(Move("block_table", pages, LENGTH))

@@ -87,7 +87,7 @@ class Fa2Schedule(TileSchedule):
             for count, cols in ((full_visits, self.block_cols), (tail_visits, tail_cols))
             if count
         )
-        enter = [*self._length_moves(), *head_moves(p)]
+        enter = [*self._length_moves(), *self._head_moves()]
         if visits:
             enter.append(Move("Q", self.pack * self._copied_rows(rows) * p.head_dim, p.itemsize, tile="Q"))
             enter += row_moves(p, rows) if self.by_tiles else ()
@@ -115,7 +115,7 @@ class Fa2Schedule(TileSchedule):
             visits = int(full_visits[blocks].sum()), int(tail_visits[blocks].sum())
             yield self._row_block(len(blocks), rows, *visits, tail_cols)
         yield Phase(1, enter=block_mask_moves(p, visited.blocks))
-        yield Phase(1, enter=mask_moves(p, visited_scores(self, visited, keys), self.by_tiles))
+        yield Phase(1, enter=mask_moves(p, self.pack * visited_scores(self, visited, keys), self.by_tiles))
 
     @property
     def pack(self) -> int:
@@ -125,6 +125,10 @@ class Fa2Schedule(TileSchedule):
     def _length_moves(self) -> tuple[Move, ...]:
         """What a row block reads to learn how many keys its batch has."""
         return length_moves(self.problem)
+
+    def _head_moves(self) -> tuple[Move, ...]:
+        """What a row block reads of a score function's arrays that is one for its head."""
+        return head_moves(self.problem)
 
     def _copied_rows(self, rows: int) -> int:
         """Rows that are copied of a row block of so many."""

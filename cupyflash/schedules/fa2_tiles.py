@@ -23,6 +23,7 @@ from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, occupancy
 from cupyflash.problem import MAX_HEAD_DIM, Problem
 from cupyflash.schedules.base import GRANULE, block_mask_bytes, padded_dim, score_bytes
+from cupyflash.schedules.score_cost import of_score
 from cupyflash.tiling import DoesNotFit, TileSize
 from cupyflash.words import plural
 
@@ -267,10 +268,11 @@ def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, f
         wavefronts = 4 * requests + 2 * values
         issued = products / WARP + requests + values
     # Of each element of S: scaled, maximum, exponential, sum, half a conversion. 60 others a warp; three a copy.
-    issued += rows * cols / WARP * 4.5 + warps * 60 + loaded / 16 / WARP * 3
+    each, special = of_score(problem)
+    issued += rows * cols / WARP * (4.5 + each) + warps * 60 + loaded / 16 / WARP * 3
     return {
         "tensor" if size == 2 else "FMA": products / fma_rate(problem, device),
-        "exp": rows * cols / EXPONENTIALS,
+        "exp": rows * cols * (1 + special) / EXPONENTIALS,
         "float32": rows * cols * 2 / sm.fma_lanes,
         "issue": issued / PARTITIONS,
         "shared": wavefronts + loaded / SHARED_BYTES,

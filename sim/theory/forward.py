@@ -47,7 +47,8 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
         of_all = form(schedule, keys, kept)
         of_all["sinks"] = p.options.sinks * together * p.seqlen_q * FLOAT32, 0
         by_tiles = isinstance(schedule, Fa2Schedule) and schedule.by_tiles
-        own = mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols), by_tiles)
+        of_one = mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols), by_tiles)
+        own = {name: (together * read, 0) for name, (read, _) in of_one.items()}
         of_all |= added(own, head_bytes(p, _blocks_of_scores(schedule)), _of_tiles(schedule, keys, kept) if by_tiles else {})
         for name, moved in of_all.items():
             for write, nbytes in enumerate(moved):
@@ -62,8 +63,10 @@ def _of_tiles(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dic
 
 
 def _blocks_of_scores(schedule: TileSchedule) -> int:
-    """Thread blocks of a head that compute scores."""
+    """How often what is one for a head is read for it: by each thread block that computes scores, or by each of its warps."""
     p = schedule.problem
+    if isinstance(schedule, Fa3Schedule):
+        return blocks_in(p.seqlen_q, schedule.block_rows) * (schedule.pack * schedule.block_rows // 16) * schedule.pack
     Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(p.seqlen_k, schedule.block_cols)
     return {"fa1": 1, "standard": Tr * Tc}.get(schedule.algorithm, Tr)
 
