@@ -173,7 +173,12 @@ def mask_bytes(
         return {}
     scores = scores_of(p, keys, kept, blocks)
     found = {"mask": (scores if p.options.mask else 0, 0), "bias": (scores * p.itemsize if p.options.bias else 0, 0)}
-    return found | _loaded(p.options.score, (("score", scores),), by_tiles)
+    return found | score_bytes(p, scores, by_tiles)
+
+
+def score_bytes(p: Problem, scores: int, by_tiles: bool = False) -> dict[str, tuple[int, int]]:
+    """What `scores` scores read of a score function's arrays that is each one's own."""
+    return _loaded(p.options.score, (("score", scores),), by_tiles)
 
 
 def head_bytes(p: Problem, blocks: int) -> dict[str, tuple[int, int]]:
