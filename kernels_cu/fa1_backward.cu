@@ -200,7 +200,7 @@ fa1_backward(__grid_constant__ const Params given) {
               float& s = P_regs[n][e];
               if constexpr (SCORE) {
                 Scored scored = {};
-                if (seen) scored = scored_at(masks, of_row(masks, row), __fmul_rn(s, p.scale), row, col, Nq);
+                if (seen || !SCORE_LOADS) scored = scored_at(masks, of_row(masks, row), __fmul_rn(s, p.scale), row, col, Nq);
                 s = scored.value, slopes[n][e] = scored.slope;
               } else {
                 s *= p.scale;

@@ -180,6 +180,7 @@ fa2_backward(__grid_constant__ const Params given) {
   ColumnBlock place;
   int Nq = p.Nq, Nk = p.Nk;
   long long first_query = 0, first_key = 0;  // row 0 of the sequence
+  int number;                                // of the sequence, or of the batch
   if constexpr (VARLEN) {
     const int blocks = gridDim.x / kv_heads;  // of a key head
     const Sequence sequence = find_sequence<BC>(p, p.cu_seqlens_k, blockIdx.x % blocks, sram);
@@ -187,11 +188,13 @@ fa2_backward(__grid_constant__ const Params given) {
     Nk = sequence.keys;
     place = {0, static_cast<int>(blockIdx.x) / blocks, sequence.block};
     if (place.j * BC >= Nk) return;
+    number = sequence.number;
     first_query = sequence.first_query;
     first_key = sequence.first_key;
   } else {
     place = column_block(Nk, kv_heads, blockIdx.x);
   }
+  if constexpr (!VARLEN) number = place.batch;
   const int batch = place.batch, kv_head = place.kv_head, j = place.j;
   const int keys = count_keys(p, batch, Nk, sram);
   const int cols = min(BC, keys - j * BC);  // keys that there are
@@ -236,7 +239,8 @@ fa2_backward(__grid_constant__ const Params given) {
     Q = unknown(Q), dO = unknown(dO), sums = unknown(sums);  // and not sums of other things that would all be kept
     const int head = kv_head * p.group + h;
     Masks masks = masks_of(p, batch, head, Nq, Nk, keys);
-    masks.of_head = score_of_head(p, batch, head, Nq, Nk, ring);
+    masks.batch = number;
+    masks.of_head = score_of_head(p, number, head, Nq, Nk, ring);
     const Blocks blocks = {first_block, end_block, kept + h * words};
     int i = blocks.below(blocks.end);
     if (i < blocks.begin) continue;
@@ -320,7 +324,7 @@ fa2_backward(__grid_constant__ const Params given) {
                 s = __fmul_rn(s, SCORE ? p.scale : p.scale * UNIT);  // rounded as scale_and_mask does
                 if constexpr (SCORE) {
                   Scored scored = {};
-                  if (seen) scored = scored_at(masks, of_row(masks, row), s, row, key, Nq);
+                  if (seen || !SCORE_LOADS) scored = scored_at(masks, of_row(masks, row), s, row, key, Nq);
                   s = UNIT * scored.value, slopes[m][n][e] = scored.slope;
                 }
                 if constexpr (BIAS) {

@@ -90,7 +90,8 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   const long long row0 = place.L_row + row_block;
   const int keys = count_keys(p, place.batch, place.Nk, sram);
   Masks masks = masks_of(p, place.batch, place.head, Nq, place.Nk, keys);
-  masks.of_head = score_of_head(p, place.batch, place.head, Nq, place.Nk, sram);
+  masks.batch = place.sequence;
+  masks.of_head = score_of_head(p, place.sequence, place.head, Nq, place.Nk, sram);
 
   // The K/V blocks that some row sees
   const int last_row = row_block + rows - 1;

@@ -95,7 +95,7 @@ __device__ __forceinline__ Scored scored_at(const Masks& masks, const ScoreOfRow
 
 // Scales S, adds `bias_scale` times the bias, and sets what a row does not see to -inf. Each step rounds, so that a score is the
 // same number in every kernel: of a large one the last digits count. Where there is a score function, S is scaled as that takes it,
-// and what becomes of it is multiplied by `bias_scale`, too; with SLOPES `slopes` has its derivative, 0 where a row does not see it.
+// and what becomes of it is multiplied by `bias_scale`, too; with SLOPES `slopes` has its derivative where a row sees it.
 //   S_regs (16 x SUB): rows (row0 + 8 h) / PACK, columns from col0 on, in the accumulator layout of warp_product.cuh
 template <bool SLOPES = false>
 __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], float scale, float bias_scale, const Masks& masks,

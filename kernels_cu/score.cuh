@@ -5,7 +5,8 @@
 //                     a tile of them into shared memory, where a kernel has room for it (else there is none)
 //   SCORE_ROW_LOADS, SCORE_KEY_LOADS  how many words that are
 //   SCORE_LINES       statements that make `value` of the scaled score s and, in a backward kernel, `slope`: the derivative by s
-//   SCORE_LOADS       1 where those read more than a head's; else they may be computed for scores that no row sees, without a branch
+//   SCORE_LOADS       1 where those take something that was read for a row, a key or a score; else they may be computed for scores
+//                     that no row sees, without a branch
 // All know the place, `at`, and read what the call has captured through the struct.
 #pragma once
 #include "params.cuh"

@@ -219,20 +219,23 @@ def execute_varlen_backward(
     lse: np.ndarray,
     *,
     seed: int | None = None,
+    score: Score | None = None,
     **beside: np.ndarray | None,
 ) -> BackwardExecution:
-    """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed` as in `execute`.
+    """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed` and `score` as in
+    `execute`.
 
     Raises as `execute_varlen` does.
     """
     require_schedule(schedule, VarlenBackwardSchedule, "plan_varlen_backward")
-    bounds = _posed_varlen(schedule, q, k, v, beside)
+    captured, numbers = _captured(schedule.problem, score)
+    bounds = _posed_varlen(schedule, q, k, v, beside | captured)
     check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[1::-1])
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
     named = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dQ": dq, "dK": dk, "dV": dv}
     arrays = {name: heads_first(array) for name, array in named.items()} | {"lse": np.ascontiguousarray(lse)} | bounds | beside
     rows = _of_rows(schedule, lse)
-    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | rows, seed=seed), rows)
+    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | rows | captured | numbers, seed=seed), rows)
 
 
 def _posed_varlen(

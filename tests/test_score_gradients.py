@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import test_backward
 from hypothesis import strategies as st
+from test_backward_sparse import run_packed
 
 import cupyflash
 import mutants
 from cupyflash import Device, Problem, Score, plan
 from cupyflash.options import BlockMask
-from cupyflash.schedules import BackwardSchedule, plan_backward
+from cupyflash.schedules import BackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.sim import execute, replay, theory
 from cupyflash.sim.execution import BackwardExecution
@@ -81,6 +82,19 @@ def test_what_is_masked_has_no_gradient(algorithm: str, deterministic: bool) -> 
     assert not made.dk[:, 0, keys].any() and not made.dv[:, 0, keys].any() and made.dk[:, 0, ~keys].any(axis=-1).all()
     assert not made.dq[:, 1, rows].any() and made.dq[:, 1, ~rows].any(axis=-1).all()
     assert not made.dq[:, 2].any() and not made.dk[:, 2].any() and made.dv[:, 2].any(axis=-1).all()
+
+
+@pytest.mark.wide
+def test_packed_sequences() -> None:
+    """b is the sequence, whose queries and keys are counted from its beginning."""
+    table = np.random.default_rng(0).standard_normal((4, 70)).astype(np.float32)
+    tree = Score("s * (1 + near[b] * 0.5) + table[b, k] - abs(table[b, q]) + near[row % 4 + h]", table=table, near=ODD[:4])
+    problem = Problem(4, 2, 1, 45, 70, 16, "float16", causal=True, score=tree.form)
+    lengths = (5, 40), (0, 9), (45, 70), (33, 0)
+    schedule = plan_varlen_backward(problem, A100, lengths, (16, 32), deterministic=True)
+    execution, numbers = run_packed(schedule, score=tree)
+    assert execution.findings == () and all(each.good for each in numbers), numbers
+    assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True) == execution.traffic
 
 
 @sweep(2, 20, data=st.data(), way=st.sampled_from(WAYS[:3]), tiling=st.sampled_from([(16, 16), (48, 32)]))
@@ -165,6 +179,23 @@ def test_calls() -> None:
         scaled = reference_gradients(dout, q, k, v, scale=gain / 4)
         for name, gradient in zip(("dQ", "dK", "dV"), made, strict=True):
             np.testing.assert_allclose(gradient, scaled[name], atol=5e-3)
+
+
+@pytest.mark.wide
+def test_functions_that_have_names() -> None:
+    """Of packed sequences too."""
+    packed = np.random.default_rng(3).standard_normal((4, 20, 2, 16)).astype(np.float16)
+    q, k, v, dout = packed.swapaxes(1, 2)
+    capped = Score("softcap * tanh(s / softcap)", softcap=1.5)
+    one, other = (
+        cupyflash.attention_vjp(q, k, v, algorithm="fa1", tiling=(16, 16), **asked)[1](dout)
+        for asked in ({"softcap": 1.5}, {"score": capped})
+    )
+    assert all(np.array_equal(*pair) for pair in zip(one, other, strict=True))
+    bounds, (out, lse) = [0, 20], cupyflash.attention(q, k, v, softcap=1.5, return_lse=True, algorithm="fa1", tiling=(16, 16))
+    of_one = packed[3], *packed[:3], out.swapaxes(0, 1), lse, bounds, bounds
+    made = cupyflash.attention_varlen_backward(*of_one, softcap=1.5, tiling=(16, 16))
+    assert all(np.allclose(array.swapaxes(0, 1), whole, atol=4e-3) for array, whole in zip(made, one, strict=True))
 
 
 def test_what_is_refused() -> None:
