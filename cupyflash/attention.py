@@ -11,6 +11,7 @@ import numpy as np
 from cupyflash.arrays import Array, Layout
 from cupyflash.binding import by_tensor
 from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, refuse_out, target
+from cupyflash.dropout import NO_ORIGIN, Dropout
 from cupyflash.launcher import Prepared, kept, prepare, require_lengths, vectors_on_device
 from cupyflash.options import Options, require_choice, require_flag
 from cupyflash.problem import Problem
@@ -36,6 +37,10 @@ def attention(
     block_mask: Any | None = None,
     sinks: Any | None = None,
     score: Score | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    dropout_origin: tuple[int, int, int, int] = NO_ORIGIN,
     scale: float | None = None,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
@@ -58,6 +63,12 @@ def attention(
     and "fa2"). The masks add up.
     `score`, a `Score`, is what becomes of each scaled score before bias and masks: one line, compiled into the kernels
     ("fa1", "fa2" and "standard"; gradients have none yet).
+    `dropout`, 0 to below 1, is the probability with which each weight of the softmax is dropped ("fa1", "fa2" and "standard"); those
+    that are kept are multiplied by 1 / (1 - dropout), and L is that without dropout. Which are dropped follows from `seed`, an
+    integer below 2**64, from `offset`, one below 2**32 that may count the calls, and from batch, head, row and key, whatever the
+    algorithm, its tiling, or the device: `dropout_mask` shows it, `cupyflash.dropout.Dropout` says how. Of a part of a larger
+    call `dropout_origin` says where in that its first (batch, head, row, key) is; the row must be a multiple of 32, the key of 16.
+    Probabilities are rounded to multiples of 2**-16. (A CUDA graph keeps the seed and offset that it was captured with.)
     `sinks`, float32 of shape (h,), is one more score of each of a head's rows, without a value. L has it, also where no key is
     seen; where parts of the keys are merged, one of them gets the sinks.
     A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight zero, but a NaN or infinity in a
@@ -88,8 +99,9 @@ def attention(
     require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
     captured, numbers = captured_values(score)
-    if score is not None:
-        options = replace(options, score=score.form)
+    dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
+    if score is not None or dropped is not None:
+        options = replace(options, score=score and score.form, dropout=dropped is not None)
     inputs = as_arrays(q=q, k=k, v=v, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks, **captured)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
@@ -100,7 +112,8 @@ def attention(
             refuse_out(arrays["out"], **inputs, **beside)
         require_lengths(gpu, inputs | lengths)
         inputs |= vectors_on_device(gpu, inputs | lengths)
-        made = call.launch(by_tensor(inputs if out is None else inputs | {"out": arrays["out"]}))
+        own = by_tensor(inputs if out is None else inputs | {"out": arrays["out"]})
+        made = call.launch(own) if dropped is None else call.launch(own, dropped.numbers)
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
 

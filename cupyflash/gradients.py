@@ -15,6 +15,7 @@ from cupyflash.attention import attention
 from cupyflash.binding import by_tensor
 from cupyflash.device import Device
 from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, target
+from cupyflash.dropout import ARGUMENTS, NO_ORIGIN, Dropout
 from cupyflash.launcher import (
     Prepared,
     as_contiguous,
@@ -48,6 +49,10 @@ def attention_backward(
     key_lengths: Any | None = None,
     block_mask: Any | None = None,
     sinks: Any | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    dropout_origin: tuple[int, int, int, int] = NO_ORIGIN,
     scale: float | None = None,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
@@ -75,6 +80,9 @@ def attention_backward(
     refuses). Raises as `attention` does.
     """
     options = Options.asked(causal, window, scale)
+    dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
+    if dropped is not None:
+        options = replace(options, dropout=True)
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=bias)
     arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks)
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
@@ -86,7 +94,7 @@ def attention_backward(
         arrays |= _beside(gpu, arrays)
         if return_dbias:
             arrays["dbias"] = zeros(gpu, arrays["bias"].shape, np.float32)
-        made = call.launch(by_tensor(arrays))
+        made = call.launch(by_tensor(arrays)) if dropped is None else call.launch(by_tensor(arrays), dropped.numbers)
     gradients = tuple(_returned(gpu, made))
     return (*gradients, arrays["dbias"].astype(arrays["q"].dtype)) if return_dbias else gradients
 
@@ -272,7 +280,10 @@ def attention_vjp(
     if unknown := {"return_lse", "out"} & set(options):
         raise TypeError(f"attention_vjp has no {unknown.pop()}")
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=options.get("bias"))
-    asked = Options(**{name: options[name] for name in ("causal", "window", "scale") if name in options})
+    asked = Options(
+        **{name: options[name] for name in ("causal", "window", "scale") if name in options},
+        dropout=Dropout.asked(*(options.get(name, default) for name, default in ARGUMENTS.items())) is not None,
+    )
     given = {"q": q, "k": k, "v": v} | {name: options[name] for name in ARRAYS if options.get(name) is not None}
     lengths = {name: as_integers(name, given.pop(name)) for name in ("key_lengths",) if name in given}
     arrays = {name: as_array(name, array) for name, array in given.items()}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import check_array
+from cupyflash.dropout import MOST_PAIRS
 from cupyflash.score import Form
 
 # Of a scale but 0: as float32's normal numbers have it, and so that it stays finite times log2(e). Kernels take smaller ones for 0.
@@ -78,6 +79,8 @@ class Options:
     when None. `packed`: batches are sequences of their own lengths, one behind the other (`plan_varlen`).
     `score` is the form of a score function: what becomes of each scaled score before the bias is added.
     `sinks`: a number a head joins the softmax of its rows as one more score, which has no value.
+    `dropout`: weights of the softmax are dropped at random (`cupyflash.dropout.Dropout` says which); batches and heads are then
+    65,536 at most.
 
     Raises TypeError or ValueError that names the argument, its value and what is allowed.
     """
@@ -92,6 +95,7 @@ class Options:
     block_mask: BlockMask | None = None
     packed: bool = False
     sinks: bool = False
+    dropout: bool = False
     score: Form | None = None
 
     def __post_init__(self) -> None:
@@ -141,6 +145,8 @@ class Options:
         """The same for so many batches, heads and keys. TypeError or ValueError for key lengths or a block mask of others."""
         if self.block_mask is not None:
             self.block_mask.require((batch, heads))
+        if self.dropout and max(batch, heads) > MOST_PAIRS:
+            raise ValueError(f"dropout is for at most {MOST_PAIRS:,} batches and heads, got {batch:,} and {heads:,}")
         if self.key_lengths is None:
             return self
         return replace(self, key_lengths=check_key_lengths(self.key_lengths, batch, keys))
@@ -167,7 +173,7 @@ def _asked(causal: bool, window: Window | None, scale: float | None, packed: boo
 
 
 # Which fields of `Options` are True or False, and the arrays that may come beside q, k and v.
-FLAGS = ("causal", "mask", "bias", "padded", "packed", "sinks")
+FLAGS = ("causal", "mask", "bias", "padded", "packed", "sinks", "dropout")
 ARRAYS = ("mask", "bias", "key_lengths", "block_mask", "sinks")
 
 

@@ -17,12 +17,14 @@
 //   WITH_DK, WITH_DV  whether a launch makes dK, and dV: wide heads take one for each
 //   WITH_DQ     whether dQ is summed by atomics      COPY_BYTES width of a copy
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, SINKS  0 or 1: mask.cuh, block_mask.cuh, sinks.cuh
+//   DROPOUT     whether weights are dropped: dropout.cuh
 //   DBIAS       whether the gradient of the bias is summed, by atomics
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB BR
 constexpr int SCARCE = WARP_KEYS == 16 ? 2 : 0;  // registers are, where there are not many keys a warp and so fewer loads
 #include "block_mask.cuh"
+#include "dropout.cuh"
 #include "element.cuh"
 #include "mask.cuh"
 #include "params.cuh"
@@ -227,6 +229,7 @@ fa2_backward(__grid_constant__ const Params given) {
     Q = unknown(Q), dO = unknown(dO), sums = unknown(sums);  // and not sums of other things that would all be kept
     const int head = kv_head * p.group + h;
     const Masks masks = masks_of(p, batch, head, Nq, Nk, keys);
+    const Dropout dropout = dropout_of(p, batch, head);
     const Blocks blocks = {first_block, end_block, kept + h * words};
     int i = blocks.below(blocks.end);
     if (i < blocks.begin) continue;
@@ -282,7 +285,7 @@ fa2_backward(__grid_constant__ const Params given) {
         const bool seen = first < Nq && warp_key < visible_end(masks, last) && warp_key + WARP_KEYS > visible_begin(masks, first);
         auto share = [&](const float (&P)[M][N][4], const float (&dS)[M][N][4]) {
           if constexpr (WITH_DQ || ROW_WARPS > 1) put_tile<ScoreTile>(dS_smem + own_keys * ScoreTile::PAD, dS, row);
-          if constexpr (ROW_WARPS > 1) put_tile<ScoreTile>(P_smem + own_keys * ScoreTile::PAD, P, row);
+          if constexpr (ROW_WARPS > 1) put_tile<ScoreTile>(P_smem + own_keys * ScoreTile::PAD, KeptWeights(P).of, row);
         };
         if (seen) {
           float P[M][N][4], dS[M][N][4];
@@ -347,8 +350,13 @@ fa2_backward(__grid_constant__ const Params given) {
           }
           // Nothing branches from here on, so that weights are made beside products.
           to_weights(P);
+          if constexpr (DROPOUT) {
+#pragma unroll
+            for (int m = 0; m < M; m++)
+              each_weight_transposed<BR % 32 == 0 && WARP_ROWS % 32 == 0>(P[m], dropout, warp_key + 16 * m, first, MarkDropped());
+          }
           // dV_j += P^T dO_i
-          if constexpr (WITH_DV) add_weighted_values<ValueTile, 8>(dV_regs, P, slot.dO + row * ValueTile::PAD + value_col);
+          if constexpr (WITH_DV) add_weighted_values<ValueTile, 8>(dV_regs, KeptWeights(P).of, slot.dO + row * ValueTile::PAD + value_col);
           // dP^T = V_j dO_i^T, a loop: with all its fragments loaded ahead, registers spill
           if constexpr (WITH_DK) scores<ValueTile, 2>(dS, V_rows, slot.dO + row * ValueTile::PAD);
           if constexpr (WITH_DK) {
@@ -359,7 +367,7 @@ fa2_backward(__grid_constant__ const Params given) {
 #pragma unroll
               for (int m = 0; m < M; m++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) dS[m][n][e] = P[m][n][e] * (dS[m][n][e] - (e % 2 ? d.y : d.x));
+                for (int e = 0; e < 4; e++) dS[m][n][e] = score_gradient(P[m][n][e], dS[m][n][e], e % 2 ? d.y : d.x, dropout.scale);
             }
             if constexpr (DBIAS) {
               float* sum = p.dbias.of(batch, head);
@@ -427,6 +435,7 @@ fa2_backward(__grid_constant__ const Params given) {
     multiply(dK_regs, p.scale);
     put_tile<KeyTile>(K_smem + own_keys * KeyTile::PAD + key_col, dK_regs);
   }
+  if constexpr (WITH_DV && DROPOUT) multiply(dV_regs, dropout_of(p, 0, 0).scale);
   if constexpr (WITH_DV) put_tile<ValueTile>(V_smem + own_keys * ValueTile::PAD + value_col, dV_regs);
   __syncthreads();
   // Whose keys they are is computed again: kept through the loop, it would take registers.

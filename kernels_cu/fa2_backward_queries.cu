@@ -9,12 +9,13 @@
 //   BR, BC      rows of a Q block, of a K/V block    STAGES     K/V blocks that there is room for: 1 or 2
 //   WARP_ROWS   rows that a warp has                 WARP_COLS  columns of S and dP that it makes at once
 //   COL_WARPS   warps that share their rows: 1 or 2  COPY_BYTES width of a copy
-//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, DROPOUT  0 or 1: mask.cuh, block_mask.cuh, dropout.cuh
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB WARP_COLS
 constexpr int SCARCE = WARP_ROWS == 16 ? 2 : 0;  // registers are, where there are not many rows a warp and so fewer loads
 #include "block_mask.cuh"
+#include "dropout.cuh"
 #include "element.cuh"
 #include "mask.cuh"
 #include "params.cuh"
@@ -88,6 +89,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   const long long row0 = place.L_row + row_block;
   const int keys = count_keys(p, place.batch, place.Nk, sram);
   const Masks masks = masks_of(p, place.batch, place.head, Nq, place.Nk, keys);
+  const Dropout dropout = dropout_of(p, place.batch, place.head);
 
   // The K/V blocks that some row sees
   const int last_row = row_block + rows - 1;
@@ -192,6 +194,10 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       }
       // Nothing branches from here on, so that weights are made beside products.
       to_weights(P);
+      if constexpr (DROPOUT) {
+#pragma unroll
+        for (int n = 0; n < N; n += 2) each_weight(P, dropout, n, warp_row, first + 8 * n, MarkDropped());
+      }
       // dP = dO V_j^T, dS = P * (dP - D), dQ += dS K_j
       scores<ValueTile, 2>(dS, dO_rows, V_at + col * ValueTile::ROW_BYTES, at_values);
       if (part == PARTS - 1) ask_for_next();
@@ -200,7 +206,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) dS[m][n][e] = P[m][n][e] * (dS[m][n][e] - D_i[m][e / 2]);
+          for (int e = 0; e < 4; e++) dS[m][n][e] = score_gradient(P[m][n][e], dS[m][n][e], D_i[m][e / 2], dropout.scale);
       add_weighted_values<KeyTile, 8>(dQ_regs, dS, K_at + col * KeyTile::ROW_BYTES);
     }
     if constexpr (STAGES == 1) {

@@ -79,13 +79,18 @@ __device__ __forceinline__ void tile_product(unsigned char* sram, Matrix<const E
   }
 }
 
+struct AsStored {
+  __device__ __forceinline__ void operator()(float (&)[SUB / 8][4], int) const {}
+};
+
 // sum += A B for the 16 rows of this warp, from `row0` on, by a block of `threads`; TILE rows of B at a time are in B_smem.
+// prepare(A_regs, col) may change what is taken of (16 x SUB) of A, whose columns begin at `col`.
 //   A (rows x depth), element (row, k) at A[row * A_row + k * A_col]; B (depth x WIDTH), whose rows from `valid` on, depth at most,
 //   are not read: they are 0; sum_regs (16 x padded(WIDTH))
-template <int WIDTH, int TILE>
+template <int WIDTH, int TILE, class Prepare = AsStored>
 __device__ __forceinline__ void add_tiled_product(float (&sum_regs)[padded(WIDTH) / 8][4], Element* B_smem, const Element* A,
                                                   long long A_row, long long A_col, int row0, int rows, int depth,
-                                                  Matrix<const Element> B, int valid, int threads) {
+                                                  Matrix<const Element> B, int valid, int threads, Prepare prepare = {}) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   for (int first = 0; first < depth; first += TILE) {
     const int extent = min(TILE, depth - first);
@@ -102,6 +107,7 @@ __device__ __forceinline__ void add_tiled_product(float (&sum_regs)[padded(WIDTH
           const int row = row0 + g + e / 2 * 8, at = first + k + 8 * n + 2 * t + e % 2;
           A_regs[n][e] = row < rows && at < depth ? to_float(A[row * A_row + at * A_col]) : 0.f;
         }
+      prepare(A_regs, first + k);
       add_weighted_values<row_elements(WIDTH)>(sum_regs, A_regs, B_smem + k * row_elements(WIDTH));
     }
   }

@@ -12,6 +12,7 @@ from cupyflash import decode, tensor_maps
 from cupyflash.arrays import check_array, numpy_dtype
 from cupyflash.binding import argument_values, by_tensor
 from cupyflash.compiler import ptx
+from cupyflash.dropout import Dropout
 from cupyflash.gradients import check_beside, of_heads
 from cupyflash.launcher import VECTORS
 from cupyflash.params import flat
@@ -60,10 +61,11 @@ def execute(
     *,
     seed: int | None = None,
     score: Score | None = None,
+    dropout: Dropout | None = None,
     **beside: np.ndarray | None,
 ) -> Execution:
-    """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v, the `score` function, if it has one, and, by
-    name, what comes `beside` them (mask, bias, key_lengths, block_mask).
+    """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v, the `score` function and the `dropout`, if it has
+    them, and, by name, what comes `beside` them (mask, bias, key_lengths, block_mask).
 
     `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it.
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
@@ -76,8 +78,16 @@ def execute(
     if (score and score.form) != schedule.problem.options.score:
         raise ValueError(f"the schedule has another score function than {score!r}")
     check_captured(schedule.problem, captured)
+    numbers += _numbers_of(schedule, dropout)
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside, **captured}
     return run(schedule, arrays | dict(numbers), seed=seed)
+
+
+def _numbers_of(schedule: TileSchedule, dropout: Dropout | None) -> tuple[tuple[str, Any], ...]:
+    """The struct's fields. ValueError for a dropout without a schedule that has one, or the other way round."""
+    if (dropout is not None) != schedule.problem.options.dropout:
+        raise ValueError(f"dropout must be {'a Dropout' if dropout is None else 'None'} for this schedule, got {dropout!r}")
+    return () if dropout is None else tuple(dropout.numbers.items())
 
 
 def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Mapping[str, np.ndarray | None]) -> None:
@@ -129,12 +139,13 @@ def execute_backward(
     *,
     dbias: np.ndarray | None = None,
     seed: int | None = None,
+    dropout: Dropout | None = None,
     **beside: np.ndarray | None,
 ) -> BackwardExecution:
     """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`.
 
     `dbias`, zeros in float32 of the bias's shape, receives its gradient where the schedule makes it.
-    `seed`, and what this raises, as for `execute`.
+    `seed`, `dropout`, and what this raises, as for `execute`.
     """
     require_schedule(schedule, BackwardSchedule, "plan_backward", (VarlenBackwardSchedule,))
     _require_posed(schedule.problem, q, k, v, beside)
@@ -150,7 +161,7 @@ def execute_backward(
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": np.ascontiguousarray(lse), "dout": dout, **beside}
     rows = _of_rows(schedule, lse)
-    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows}
+    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows, **dict(_numbers_of(schedule, dropout))}
     return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)
 
 

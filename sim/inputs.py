@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.dropout import ARGUMENTS, Dropout
 from cupyflash.options import ARRAYS, Options
 from cupyflash.problem import Problem
 
@@ -21,7 +22,7 @@ class Inputs:
     """Arrays as `cupyflash.attention` takes them: q, k, v and, by name, those `beside` them (`cupyflash.options.ARRAYS`).
 
     `blocks` (Br, Bc) are a block mask's. `options` need not say which arrays there are. `softcap` is decoding's: scores become
-    softcap tanh(score / softcap), of which there are no gradients.
+    softcap tanh(score / softcap), of which there are no gradients. `dropout` says which weights are dropped, where the options have it.
     """
 
     q: np.ndarray
@@ -31,12 +32,15 @@ class Inputs:
     beside: Mapping[str, np.ndarray] = field(default_factory=dict)
     blocks: tuple[int, int] | None = None
     softcap: float | None = None
+    dropout: Dropout | None = None
 
     @classmethod
     def of(cls, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, blocks: tuple[int, int] | None = None, **asked: Any) -> Inputs:
         """From `attention`'s keywords. TypeError or ValueError for what is none of them."""
         beside = {name: asked.pop(name) for name in ARRAYS if name in asked}
-        return cls(q, k, v, Options(**asked), {name: array for name, array in beside.items() if array is not None}, blocks)
+        dropout = Dropout.asked(*(asked.pop(name, default) for name, default in ARGUMENTS.items()))
+        arrays = {name: array for name, array in beside.items() if array is not None}
+        return cls(q, k, v, Options(**asked, dropout=dropout is not None), arrays, blocks, dropout=dropout)
 
     @property
     def qkv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -166,7 +166,7 @@ def _run(schedule: TileSchedule, data_seed: int, v_mean: float, seed: int | None
 
 
 def _forward(schedule: TileSchedule, inputs: Inputs, seed: int | None) -> Run:
-    execution = execute(schedule, *inputs.qkv, seed=seed, score=None, **inputs.beside)
+    execution = execute(schedule, *inputs.qkv, seed=seed, score=None, dropout=inputs.dropout, **inputs.beside)
     return Run(execution.traffic, measure(execution.out, execution.lse, inputs, score_dtype(schedule)), execution.findings)
 
 
@@ -188,7 +188,7 @@ def _decode(schedule: DecodeSchedule, decoding: Decoding, seed: int | None) -> R
 def _backward(schedule: BackwardSchedule, inputs: Inputs, dout: np.ndarray, seed: int | None) -> Run:
     made = forward(inputs)
     out, lse = made.O.astype(inputs.q.dtype), made.L.astype(np.float32)
-    execution = execute_backward(schedule, dout, *inputs.qkv, out, lse, **inputs.beside, seed=seed)
+    execution = execute_backward(schedule, dout, *inputs.qkv, out, lse, **inputs.beside, seed=seed, dropout=inputs.dropout)
     numbers = measure_gradients(execution.gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
     return Run(execution.traffic, numbers, execution.findings)
 

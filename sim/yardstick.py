@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import numpy_dtype
+from cupyflash.dropout import Dropout
 from cupyflash.gradients import of_heads
 from cupyflash.options import Options
 from cupyflash.problem import Problem
@@ -29,6 +30,8 @@ class _Dtypes(dict[str, np.dtype[Any]]):
 
 
 DTYPES = _Dtypes()
+# The probability with which weights are dropped where a problem does not say
+DROPPED = 0.25
 # Of bfloat16, which NumPy's own finfo does not know.
 BFLOAT16_EPS = 2.0**-7
 
@@ -86,7 +89,8 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
 
 def drawn(problem: Problem, seed: int = 0, v_mean: float = 0.0, blocks: tuple[int, int] | None = None) -> Inputs:
     """q, k, v and what a problem says comes beside them; a block mask is one of `blocks` (Br, Bc)."""
-    return Inputs(*draw(problem, seed, v_mean), replace(problem.options, block_mask=None), draw_masks(problem, seed), blocks)
+    options, dropout = replace(problem.options, block_mask=None), Dropout(DROPPED, seed, 1) if problem.options.dropout else None
+    return Inputs(*draw(problem, seed, v_mean), options, draw_masks(problem, seed), blocks, dropout=dropout)
 
 
 def draw_decode(problem: Problem, cache: Cache, seed: int = 0, v_mean: float = 0.0) -> Decoding:
@@ -217,7 +221,7 @@ def measure_gradients(
     dO, Q, K = (np.abs(array.astype(np.float64)) for array in (dout, inputs.q, inputs.k))
     left = np.abs(exact.P * (exact.dP - exact.D))
     terms = {name: np.abs(gradient) for name, gradient in exact.gradients.items()} | {"dbias": left}
-    terms |= {name: np.abs(sums) for name, sums in products(inputs, exact.P, left, dO, Q, K).items()}
+    terms |= {name: np.abs(sums) for name, sums in products(inputs, exact.weights, left, dO, Q, K).items()}
     cancels = (exact.P * (np.abs(exact.dP) + np.abs(exact.D))).max(initial=0)
     scale = abs(p.softmax_scale)
     cancelled = {"dQ": scale * cancels * K.max(initial=0), "dK": scale * cancels * Q.max(initial=0), "dV": 0.0}

@@ -172,4 +172,4 @@ class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
             ("SUB", next(width for width in SUB_TILES if self.block_rows % width == 0)),
         )
         threads = self.block_rows // GRANULE * WARP
-        return (Kernel("fa1_backward.cu", "fa1_backward", constants, self.repeats, threads, shared, self.params),)
+        return (Kernel("fa1_backward.cu", "fa1_backward", constants, self.repeats, threads, shared, self.struct),)

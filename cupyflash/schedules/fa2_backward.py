@@ -143,13 +143,13 @@ class QueriesSchedule(_Fa2Kernels):
             ("COL_WARPS", warps.beside),
         )
         name, threads = "fa2_backward_queries", warps.count(self.block_rows) * WARP
-        return Kernel(f"{name}.cu", name, constants, self.grid, threads, total_bytes(self._tiles()), self.params)
+        return Kernel(f"{name}.cu", name, constants, self.grid, threads, total_bytes(self._tiles()), self.struct)
 
     @property
     def large_rows(self) -> Kernel:
         """What finds `bases`, in the same blocks."""
         shared, threads = tiles.large_rows_bytes(self.problem, self.block_rows, self.block_cols), self.block_rows // GRANULE * WARP
-        return Kernel("large_rows.cu", "large_rows", self.constants(), self.grid, threads, shared, self.params)
+        return Kernel("large_rows.cu", "large_rows", self.constants(), self.grid, threads, shared, self.struct)
 
 
 @dataclass(frozen=True)
@@ -285,20 +285,20 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         # The kernels before and behind are compiled with the launch that makes dK.
         pairs, total_q = self.query_shape
         row_grid = pairs * -(-total_q // (ROW_THREADS // tiles.row_lanes(p)))
-        rows = Kernel(source, "fa2_backward_rows", beside_main, row_grid, ROW_THREADS, 0, self.params)
+        rows = Kernel(source, "fa2_backward_rows", beside_main, row_grid, ROW_THREADS, 0, self.struct)
         others = tiles.narrower(self.warps, self.block_rows)
         main = [replace(self._main(each, self.warps), instead=tuple(self._main(each, warps) for warps in others)) for each in made]
         before_main = rows, self.by_rows.large_rows
         if self.queries is not None:
             return (*before_main, *main, *self.queries.kernels())
         of_block = ROW_THREADS // SUMMED_ROWS // (padded_dim(p.head_dim) // GRANULE) * SUMMED_ROWS
-        finish = Kernel(source, "fa2_backward_finish", beside_main, pairs * -(-total_q // of_block), ROW_THREADS, 0, self.params)
+        finish = Kernel(source, "fa2_backward_finish", beside_main, pairs * -(-total_q // of_block), ROW_THREADS, 0, self.struct)
         return (*before_main, *main, finish)
 
     def _main(self, launch: Launch, warps: Warps) -> Kernel:
         """The main kernel, whose warps share a block so."""
         threads, shared = warps.count(self.block_cols) * WARP, total_bytes(self._rooms(warps))
-        return Kernel("fa2_backward.cu", "fa2_backward", self._constants(launch, warps), self.grid, threads, shared, self.params)
+        return Kernel("fa2_backward.cu", "fa2_backward", self._constants(launch, warps), self.grid, threads, shared, self.struct)
 
     def _constants(self, launch: Launch, warps: Warps) -> tuple[tuple[str, int | str], ...]:
         return (

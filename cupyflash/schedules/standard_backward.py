@@ -159,7 +159,7 @@ class StandardBackwardSchedule(BackwardSchedule):
 
         def kernel(step: str, grid: int, warps: int, shared: int) -> Kernel:
             name = f"standard_backward_{step}"
-            return Kernel("standard_backward.cu", name, constants, grid, warps * WARP, shared, self.params)
+            return Kernel("standard_backward.cu", name, constants, grid, warps * WARP, shared, self.struct)
 
         columns = self.repeats * self.col_blocks
         return (
