@@ -63,8 +63,8 @@ def attention(
     and "fa2"). The masks add up.
     `score`, a `Score`, is what becomes of each scaled score before bias and masks: one line, compiled into the kernels
     ("fa1", "fa2" and "standard"; gradients have none yet).
-    `dropout`, 0 to below 1, is the probability with which each weight of the softmax is dropped ("fa1", "fa2" and "standard"); those
-    that are kept are multiplied by 1 / (1 - dropout), and L is that without dropout. Which are dropped follows from `seed`, an
+    `dropout`, 0 to below 1, is the probability with which each weight of the softmax is dropped ("fa1", "fa2" and "standard");
+    those that are kept are multiplied by 1 / (1 - dropout), and L is that without dropout. Which are dropped follows from `seed`, an
     integer below 2**64, from `offset`, one below 2**32 that may count the calls, and from batch, head, row and key, whatever the
     algorithm, its tiling, or the device: `dropout_mask` shows it, `cupyflash.dropout.Dropout` says how. Of a part of a larger
     call `dropout_origin` says where in that its first (batch, head, row, key) is; the row must be a multiple of 32, the key of 16.
@@ -95,13 +95,13 @@ def attention(
     Raises TypeError or ValueError for bad arguments before anything is compiled or launched; RuntimeError for NumPy arrays
     that would take the simulated device too long.
     """
-    options = Options.asked(causal, window, scale)
+    dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
+    options = Options.asked(causal, window, scale, dropout=dropped is not None)
     require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
     captured, numbers = captured_values(score)
-    dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
-    if score is not None or dropped is not None:
-        options = replace(options, score=score and score.form, dropout=dropped is not None)
+    if score is not None:
+        options = replace(options, score=score.form)
     inputs = as_arrays(q=q, k=k, v=v, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks, **captured)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}

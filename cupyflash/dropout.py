@@ -27,12 +27,12 @@ FIELDS = (*numbers("unsigned", *UNSIGNED), *numbers("float", "dropout_scale"))
 class Dropout:
     """Each weight of the softmax is dropped with a probability of `p`, 0 < p < 1, and multiplied by 1 / (1 - p) if it is kept.
 
-    p is rounded to a multiple of 2**-16, 2**-16 at least and 1 - 2**-16 at most: `probability` is what it then is. Which weights are
-    dropped follows from `seed` (0 to 2**64 - 1), `offset` (0 to 2**32 - 1) and where a weight is: batch, head, row and key, counted
+    p is rounded to a multiple of 2**-16, 2**-16 at least and 1 - 2**-16 at most: `probability` is what it then is. Which weights
+    are dropped follows from `seed` (0 to 2**64 - 1), `offset` (0 to 2**32 - 1) and where a weight is: batch, head, row and key, counted
     from `origin`, of which the row must be a multiple of 32 and the key of 16.
 
     Source: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), with the key (seed % 2**32,
-    seed >> 32) and the counter (key // 16 * 8 + key % 8, row // 32 * 8 + row % 8, batch * 2**16 + head, offset). Of the four words
+    seed >> 32) and the counter (row // 32 * 8 + row % 8, key // 16 * 8 + key % 8, batch * 2**16 + head, offset). Of the four words
     of a call, word row // 8 % 4 is this row's; key // 8 % 2 says which half, the lower being 0.
 
     Raises TypeError or ValueError that names the argument, its value and what is allowed.
@@ -54,7 +54,9 @@ class Dropout:
         limits = (MOST_PAIRS, MOST_PAIRS, 2**31, 2**31)
         origin = tuple(_integer("dropout_origin", one, most) for one, most in zip(self.origin, limits, strict=True))
         if origin[2] % ROW_GROUP or origin[3] % KEY_GROUP:
-            raise ValueError(f"dropout_origin must have a row in steps of {ROW_GROUP} and a key of {KEY_GROUP}, got {self.origin!r}")
+            raise ValueError(
+                f"dropout_origin must have a row in steps of {ROW_GROUP}, a key of {KEY_GROUP}, got {self.origin!r}"
+            )
         object.__setattr__(self, "origin", origin)
 
     @classmethod
@@ -71,12 +73,12 @@ class Dropout:
     @property
     def threshold(self) -> int:
         """Numbers of `BITS` bits below this drop a weight."""
-        return min(max(round(self.p * 2**BITS), 1), 2**BITS - 1)
+        return min(max(int(self.p * (1 << BITS) + 0.5), 1), (1 << BITS) - 1)
 
     @property
     def probability(self) -> float:
         """p as the kernels have it."""
-        return self.threshold / 2**BITS
+        return self.threshold / float(1 << BITS)
 
     @property
     def scale(self) -> float:
@@ -102,7 +104,7 @@ class Dropout:
 # A call's arguments, with what they are by default
 ARGUMENTS: Mapping[str, Any] = {"dropout": 0.0, "seed": None, "offset": 0, "dropout_origin": NO_ORIGIN}
 # In place of a call's, which a launch brings.
-NO_NUMBERS: Mapping[str, Any] = {name: 0 for name in (*UNSIGNED, "dropout_scale")}
+NO_NUMBERS: Mapping[str, Any] = dict.fromkeys((*UNSIGNED, "dropout_scale"), 0)
 
 
 @lru_cache(maxsize=256)

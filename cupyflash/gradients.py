@@ -79,10 +79,8 @@ def attention_backward(
     with `return_dbias` also the bias's gradient, of its shape ("fa2"; what is broadcast adds up, by atomics, which `deterministic`
     refuses). Raises as `attention` does.
     """
-    options = Options.asked(causal, window, scale)
     dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
-    if dropped is not None:
-        options = replace(options, dropout=True)
+    options = Options.asked(causal, window, scale, dropout=dropped is not None)
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=bias)
     arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks)
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}

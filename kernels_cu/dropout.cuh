@@ -37,7 +37,7 @@ struct Dropout {
 
   // Of the rows and keys like these
   __device__ __forceinline__ RandomWords words(unsigned row, unsigned key) const {
-    return philox(this->key + key / 16 * 8 + key % 8, this->row + row / 32 * 8 + row % 8, pair, offset, seed_low, seed_high);
+    return philox(this->row + row / 32 * 8 + row % 8, this->key + key / 16 * 8 + key % 8, pair, offset, seed_low, seed_high);
   }
   // Of key k (`upper` 0) or k + 8 (1)
   __device__ __forceinline__ bool keeps(unsigned word, int upper) const { return (upper ? word : word << 16) >= threshold; }

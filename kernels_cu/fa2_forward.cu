@@ -161,19 +161,22 @@ struct Warp {
     };
     if constexpr (ALL_MASKED) mask(S);
     const unsigned V_at = stream.next_values(j);
-    const Dropout dropout = dropout_of(*masks.p, masks.batch, masks.head);
+    // Of the weights of 16 keys, behind their part of l; its row is unknown, or some of Philox's first rounds would be kept in all turns.
+    auto drop = [&](auto& P, int n, int col) {
+      if constexpr (DROPOUT) each_weight(P, dropout_of(*masks.p, masks.batch, masks.head), n, unknown(row), j * BC + col, Drop());
+    };
     float offset[M][2];
     if constexpr (sizeof(Element) == 2) {
       // The exponentials of 16 keys come right before the product that takes them, so that they run beside the one before it.
       float P[M][2][4];
       rescale_and_weigh(S, state, factor, offset, !ALL_MASKED && masked, mask, P);
-      if constexpr (DROPOUT) each_weight(P, dropout, 0, row, j * BC, Drop());
+      drop(P, 0, 0);
       add_sixteen<ValueTile>(state.O, P, V_at, 0);
       stream.ask_for_next(j);
 #pragma unroll
       for (int k = 1; k < N / 2; k++) {
         weigh(S, state, factor, offset, k);
-        if constexpr (DROPOUT) each_weight(S, dropout, 2 * k, row, j * BC + 16 * k, Drop());
+        drop(S, 2 * k, 16 * k);
         add_sixteen<ValueTile>(state.O, S, V_at + k * 16 * ValueTile::ROW_BYTES, k);
       }
     } else {
@@ -182,7 +185,7 @@ struct Warp {
 #pragma unroll
       for (int k = 0; k < N / 2; k++) {
         weigh(S, state, factor, offset, k);
-        if constexpr (DROPOUT) each_weight(S, dropout, 2 * k, row, j * BC + 16 * k, Drop());
+        drop(S, 2 * k, 16 * k);
       }
       add_weighted_values<ValueTile>(state.O, S, V_at);
     }

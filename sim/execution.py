@@ -64,8 +64,8 @@ def execute(
     dropout: Dropout | None = None,
     **beside: np.ndarray | None,
 ) -> Execution:
-    """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v, the `score` function and the `dropout`, if it has
-    them, and, by name, what comes `beside` them (mask, bias, key_lengths, block_mask).
+    """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v, the `score` function and the `dropout`, if it
+    has them, and, by name, what comes `beside` them (mask, bias, key_lengths, block_mask).
 
     `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it.
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.

@@ -22,7 +22,8 @@ class Inputs:
     """Arrays as `cupyflash.attention` takes them: q, k, v and, by name, those `beside` them (`cupyflash.options.ARRAYS`).
 
     `blocks` (Br, Bc) are a block mask's. `options` need not say which arrays there are. `softcap` is decoding's: scores become
-    softcap tanh(score / softcap), of which there are no gradients. `dropout` says which weights are dropped, where the options have it.
+    softcap tanh(score / softcap), of which there are no gradients. `dropout` says which weights are dropped, where
+    the options have it.
     """
 
     q: np.ndarray

@@ -67,8 +67,8 @@ def dropped(dropout: Dropout, shape: tuple[int, ...]) -> np.ndarray:
     sizes = (1,) * (2 - len(pairs)) + (*pairs, n_q, n_k)
     batch, head, row, key = (at + np.arange(size, dtype=np.uint64) for at, size in zip(dropout.origin, sizes, strict=True))
     counter = (
-        key // 16 * 8 + key % 8,
         (row // 32 * 8 + row % 8)[:, None],
+        key // 16 * 8 + key % 8,
         (batch[:, None] << 16 | head)[:, :, None, None],
         np.uint64(dropout.offset),
     )
@@ -168,7 +168,9 @@ def backward(
     return Backward(made.P, made.weights, dP, D, products(inputs, made.weights, dS, dO, q, k) | more)
 
 
-def products(inputs: Inputs, weights: np.ndarray, dS: np.ndarray, dO: np.ndarray, Q: np.ndarray, K: np.ndarray) -> dict[str, np.ndarray]:
+def products(
+    inputs: Inputs, weights: np.ndarray, dS: np.ndarray, dO: np.ndarray, Q: np.ndarray, K: np.ndarray
+) -> dict[str, np.ndarray]:
     """dQ = scale dS K, dK = scale dS^T Q and dV = weights^T dO, the last two summed over the query heads of each key head."""
     p, scale = inputs.problem, Q.dtype.type(inputs.problem.softmax_scale)
 

@@ -156,6 +156,7 @@ def refusal(problem: Problem, device: Device) -> str | None:
         ("a bias", asked.bias),
         ("a block mask", asked.block_mask is not None),
         ("a score function", asked.score is not None),
+        ("dropout", asked.dropout),
     ):
         if has:
             return f"the kernel has no place for {name}"

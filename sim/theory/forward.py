@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ import numpy as np
 from cupyflash.arrays import ITEMSIZE
 from cupyflash.problem import Problem
 from cupyflash.schedules import DecodeSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
+from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim.theory.decode import decode_traffic
 from cupyflash.sim.theory.visits import (
@@ -27,10 +29,12 @@ from cupyflash.sim.theory.visits import (
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 
-def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
+def forward_traffic(schedule: TileSchedule | SoftmaxSchedule | DropoutMaskSchedule) -> Traffic:
     """The closed form of a schedule's HBM traffic, per tensor, in bytes."""
     if isinstance(schedule, SoftmaxSchedule):
         return softmax_traffic(schedule.rows, schedule.cols, schedule.dtype, schedule.algorithm)
+    if isinstance(schedule, DropoutMaskSchedule):
+        return Traffic({"kept": TensorTraffic(0, math.prod(schedule.shape))})
     if isinstance(schedule, VarlenSchedule):
         return _varlen(schedule)
     if isinstance(schedule, DecodeSchedule):
