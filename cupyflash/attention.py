@@ -42,6 +42,7 @@ def attention(
     offset: int = 0,
     dropout_origin: tuple[int, int, int, int] = NO_ORIGIN,
     scale: float | None = None,
+    score_dtype: str | None = None,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
     return_lse: bool = False,
@@ -64,9 +65,9 @@ def attention(
     `score`, a `Score`, is what becomes of each scaled score before bias and masks: one line, compiled into the kernels
     ("fa1", "fa2" and "standard"; gradients have none yet).
     `dropout`, 0 to below 1, is the probability with which each weight of the softmax is dropped ("fa1", "fa2" and "standard");
-    those that are kept are multiplied by 1 / (1 - dropout), and L is that without dropout. Which are dropped follows from `seed`, an
-    integer below 2**64, from `offset`, one below 2**32 that may count the calls, and from batch, head, row and key, whatever the
-    algorithm, its tiling, or the device: `dropout_mask` shows it, `cupyflash.dropout.Dropout` says how. Of a part of a larger
+    those that are kept are multiplied by 1 / (1 - dropout), and L is that without dropout. Which are dropped follows from `seed`,
+    an integer below 2**64, from `offset`, one below 2**32 that may count the calls, and from batch, head, row and key, whatever
+    the algorithm, its tiling, or the device: `dropout_mask` shows it, `cupyflash.dropout.Dropout` says how. Of a part of a larger
     call `dropout_origin` says where in that its first (batch, head, row, key) is; the row must be a multiple of 32, the key of 16.
     Probabilities are rounded to multiples of 2**-16. (A CUDA graph keeps the seed and offset that it was captured with.)
     `sinks`, float32 of shape (h,), is one more score of each of a head's rows, without a value. L has it, also where no key is
@@ -80,8 +81,9 @@ def attention(
     keys where the models predict that to be faster; and else "fa2", FlashAttention-2. The tile is the one that a model of the chip
     predicts to be fastest, and not the FlashAttention paper's Bc = ceil(M / 4d), Br = min(Bc, d). "fa1" (FlashAttention,
     Algorithm 1) is that formula at work, rounded to what fits. "standard" is Algorithm 0, with S and P in memory in q's dtype, so
-    that scores beyond its range overflow. `tiling`: None for these, (block_rows, block_cols) that the kernel runs, or "paper" for
-    the formula to the letter, which runs where it gives multiples of 16 that fit.
+    that scores beyond its range overflow; with `score_dtype` "float32" it keeps S in that. `tiling`: None for these,
+    (block_rows, block_cols) that the kernel runs, or "paper" for the formula to the letter, which runs where it gives multiples of
+    16 that fit.
     `out`, if given, receives O: q's dtype, shape (..., n_q, d_v), positive strides, no memory shared with an input.
 
     Returns O in q's dtype on q's device; with `return_lse` also L, the natural logarithm of the sum of exponentials of each
@@ -100,8 +102,8 @@ def attention(
     require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
     captured, numbers = captured_values(score)
-    if score is not None:
-        options = replace(options, score=score.form)
+    if score is not None or score_dtype is not None:
+        options = replace(options, score=None if score is None else score.form, score_dtype=score_dtype)
     inputs = as_arrays(q=q, k=k, v=v, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks, **captured)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}

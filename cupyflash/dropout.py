@@ -28,8 +28,8 @@ class Dropout:
     """Each weight of the softmax is dropped with a probability of `p`, 0 < p < 1, and multiplied by 1 / (1 - p) if it is kept.
 
     p is rounded to a multiple of 2**-16, 2**-16 at least and 1 - 2**-16 at most: `probability` is what it then is. Which weights
-    are dropped follows from `seed` (0 to 2**64 - 1), `offset` (0 to 2**32 - 1) and where a weight is: batch, head, row and key, counted
-    from `origin`, of which the row must be a multiple of 32 and the key of 16.
+    are dropped follows from `seed` (0 to 2**64 - 1), `offset` (0 to 2**32 - 1) and where a weight is: batch, head, row and key,
+    counted from `origin`, of which the row must be a multiple of 32 and the key of 16.
 
     Source: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), with the key (seed % 2**32,
     seed >> 32) and the counter (row // 32 * 8 + row % 8, key // 16 * 8 + key % 8, batch * 2**16 + head, offset). Of the four words
@@ -54,9 +54,7 @@ class Dropout:
         limits = (MOST_PAIRS, MOST_PAIRS, 2**31, 2**31)
         origin = tuple(_integer("dropout_origin", one, most) for one, most in zip(self.origin, limits, strict=True))
         if origin[2] % ROW_GROUP or origin[3] % KEY_GROUP:
-            raise ValueError(
-                f"dropout_origin must have a row in steps of {ROW_GROUP}, a key of {KEY_GROUP}, got {self.origin!r}"
-            )
+            raise ValueError(f"dropout_origin must have a row in steps of {ROW_GROUP}, a key of {KEY_GROUP}, got {self.origin!r}")
         object.__setattr__(self, "origin", origin)
 
     @classmethod

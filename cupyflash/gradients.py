@@ -273,7 +273,8 @@ def attention_vjp(
 
     The pullback holds q, k, v, out and the log-sum-exps, 4 bytes a row; it may be called as often as one likes. `algorithm` and
     `tiling` are those of both passes ("auto" is what each takes by default); `options` are `attention`'s, but for `return_lse` and
-    `out`. Raises as `attention` and `attention_backward` do, for both before anything is computed.
+    `out` (`score_dtype` is for the forward: the pullback has S in registers, in float32). Raises as `attention` and
+    `attention_backward` do, for both before anything is computed.
     """
     if unknown := {"return_lse", "out"} & set(options):
         raise TypeError(f"attention_vjp has no {unknown.pop()}")
@@ -291,6 +292,7 @@ def attention_vjp(
         out, lse = attention(q, k, v, algorithm=algorithm, tiling=tiling, return_lse=True, **options)
         if gpu:
             hold_for_graph(lse)  # which nobody but the pullback has
+    options.pop("score_dtype", None)
     options |= {"algorithm": algorithm, "tiling": tiling, "deterministic": deterministic, "return_dbias": return_dbias}
 
     def pullback(dout: Any) -> tuple[Any, ...]:

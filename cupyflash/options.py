@@ -79,6 +79,7 @@ class Options:
     when None. `packed`: batches are sequences of their own lengths, one behind the other (`plan_varlen`).
     `score` is the form of a score function: what becomes of each scaled score before the bias is added.
     `sinks`: a number a head joins the softmax of its rows as one more score, which has no value.
+    `score_dtype`: "float32" where algorithm "standard" keeps S in that in memory, None where in q's dtype.
     `dropout`: weights of the softmax are dropped at random (`cupyflash.dropout.Dropout` says which); batches and heads are then
     65,536 at most.
 
@@ -96,6 +97,7 @@ class Options:
     packed: bool = False
     sinks: bool = False
     dropout: bool = False
+    score_dtype: str | None = None
     score: Form | None = None
 
     def __post_init__(self) -> None:
@@ -112,6 +114,8 @@ class Options:
             raise ValueError(f"key_lengths are those of a padded problem, got {self.key_lengths!r} with padded=False")
         if self.block_mask is not None:
             object.__setattr__(self, "block_mask", BlockMask.of(self.block_mask))
+        if not (self.score_dtype is None or self.score_dtype == "float32"):
+            raise ValueError(f"score_dtype must be 'float32' or None, got {self.score_dtype!r}")
         if not isinstance(self.score, Form | None):
             raise TypeError(f"score must be a Score's form or None, got {self.score!r}")
 

@@ -1,17 +1,20 @@
 // Standard attention, Algorithm 0 (arXiv 2205.14135): S = scale Q K^T, P = softmax(S), O = P V, with S and P in HBM in
-// the element type. Three kernels; masked entries of S are stored as -inf, and nothing is skipped.
+// the element type, or S in float32 (SCORE_TYPE), which scores beyond float16's range take. Three kernels; masked entries of S are stored as -inf, and nothing is skipped.
 //
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows and columns of a tile           SUB            columns of S held at a time; divides BC
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SINKS, DROPOUT  0 or 1: mask.cuh, sinks.cuh, dropout.cuh     SOFTMAX_WARPS  rows that a softmax block does at a time
-//   COPY_BYTES  width of a copy
+//   COPY_BYTES  width of a copy                      SCORE_TYPE     of S in HBM: ELEMENT where it is not defined
 #include "dropout.cuh"
 #include "element.cuh"
 #include "mask.cuh"
 #include "params.cuh"
 #include "sinks.cuh"
 #include "tiled_products.cuh"
+#ifndef SCORE_TYPE
+#define SCORE_TYPE Element
+#endif
 
 // S = scale Q K^T, a BR x BC tile a thread block
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -36,7 +39,7 @@ standard_softmax(__grid_constant__ const Params given) {
   const long long row = static_cast<long long>(blockIdx.x) * SOFTMAX_WARPS + threadIdx.x / 32;
   if (row >= p.rows) return;
   const int Nk = p.Nk;
-  const Element* S = p.S + row * Nk;
+  const SCORE_TYPE* S = p.S + row * Nk;
   Element* P = p.P + row * Nk;
 
   float m = NEG_INF, l = 0.f;  // of the columns that this lane saw

@@ -50,9 +50,9 @@ struct Band {
 // The tile of A B^T at a place, by THREADS threads. finish(C_regs, row, col) makes of (16 x SUB) of it what is stored: this thread's
 // rows are `row` and row + 8, the columns begin at `col`. No barrier is before the copies: `sram` must be free.
 //   A (rows x WIDTH), B (cols x WIDTH) -> out (rows x cols); rows of B behind a head's `keys` are not read: they are 0
-template <int WIDTH, class Finish>
+template <int WIDTH, typename Out, class Finish>
 __device__ __forceinline__ void tile_product(unsigned char* sram, Matrix<const Element> A, Matrix<const Element> B, const Place& place,
-                                             int keys, Element* out, long long out_row, Finish finish) {
+                                             int keys, Out* out, long long out_row, Finish finish) {
   const int rows = place.rows, cols = place.cols;
   constexpr int ROW = row_elements(WIDTH);
   Element* A_smem = reinterpret_cast<Element*>(sram);  // (BR x ROW)
@@ -74,7 +74,7 @@ __device__ __forceinline__ void tile_product(unsigned char* sram, Matrix<const E
 #pragma unroll
         for (int e = 0; e < 2; e++) {
           const int row = warp * 16 + g + 8 * h, col = first + 8 * n + 2 * t + e;
-          if (row < rows && col < cols) out[row * out_row + col] = from_float<Element>(C_regs[n][2 * h + e]);
+          if (row < rows && col < cols) out[row * out_row + col] = from_float<Out>(C_regs[n][2 * h + e]);
         }
   }
 }
