@@ -89,7 +89,10 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
 
 def drawn(problem: Problem, seed: int = 0, v_mean: float = 0.0, blocks: tuple[int, int] | None = None) -> Inputs:
     """q, k, v and what a problem says comes beside them; a block mask is one of `blocks` (Br, Bc)."""
-    options, dropout = replace(problem.options, block_mask=None), Dropout(DROPPED, seed, 1) if problem.options.dropout else None
+    options, dropout = (
+        replace(problem.options, block_mask=None),
+        Dropout(DROPPED, 2**40 + seed, 1) if problem.options.dropout else None,
+    )
     return Inputs(*draw(problem, seed, v_mean), options, draw_masks(problem, seed), blocks, dropout=dropout)
 
 

@@ -27,7 +27,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # all else: packaging, documents, benchmarks, examples
     "project": (
         *("package", "readme", "decoding_page", "benchmarks", "benchmark_decode", "timing*", "accuracy", "machine_code*", "on_gpu"),
-        *("example", "generate", "suites"),
+        *("example", "generate", "suites", "torch_example"),
     ),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +96,8 @@ def test_weights_are_dropped_as_often_as_asked_and_independently(p: float) -> No
 
 
 FORWARD = [
-    *product(["fa1", "fa2", "standard"], ["float16", "float32"], [16, 64, 128]),
-    *product(["fa2"], ["bfloat16"], [64]),
+    *(("fa2", "float16", 16), ("fa2", "float16", 128), ("fa2", "bfloat16", 64), ("fa2", "float32", 16)),
+    *(("fa1", "float16", 64), ("standard", "float16", 16), ("standard", "float32", 16)),
 ]
 
 
@@ -111,8 +110,11 @@ def test_forward_numbers_and_bytes(algorithm: str, dtype: str, d: int) -> None:
     assert verify(plan(posed(d, dtype), A100, algorithm, lse=True), data_seed=1).good
 
 
-BACKWARD = [*product(["fa2"], ["float16", "float32"], [16, 64, 128], [False, True])]
-BACKWARD += [*product(["fa1", "standard"], ["float16", "float32"], [16, 64], [False])]
+# Warps of 16 keys, of 32, and two that share theirs; and with a kernel for dQ
+BACKWARD = [
+    *(("fa2", "float16", d, fixed) for d in (16, 128) for fixed in (False, True)),
+    *(("fa2", "float32", 16, False), ("fa1", "float16", 16, False), ("standard", "float16", 16, False)),
+]
 
 
 @pytest.mark.parametrize(
@@ -137,27 +139,27 @@ def test_no_byte_is_added(algorithm: str) -> None:
     [
         {"mask": True, "bias": True, "padded": True, "key_lengths": (95,)},
         {"window": (30, 4), "sinks": True, "causal": False},
-        {"scale": -0.2, "head_dim_v": 33, "alignment": 2},
     ],
 )
 def test_beside_everything_else(asked: dict[str, Any]) -> None:
     sizes = {"batch": 1, "heads": 2, "kv_heads": 1, "seqlen_q": 75, "seqlen_k": 101, "head_dim": 40, "dtype": "float16"}
     problem = Problem(**sizes | asked, dropout=True)
     assert verify(plan(problem, A100, "fa2", lse=True)).good
-    for seed in (None, 5):
-        check_backward(plan_backward(problem, A100, "fa2", dbias=problem.options.bias), schedule_seed=seed)
+    check_backward(plan_backward(problem, A100, "fa2", dbias=problem.options.bias))
 
 
-# By algorithm and dtype the blocks in which it is run: one and two warps, 16 and 32 rows a warp, key blocks of 16, 32 and 48
+@pytest.mark.wide
+def test_every_order_gives_the_same() -> None:
+    problem = Problem(1, 1, 1, 34, 40, 16, "float16", dropout=True)
+    inputs, schedule = drawn(problem), plan(problem, A100, "fa2", (32, 16))
+    found = [execute(schedule, *inputs.qkv, dropout=inputs.dropout, seed=seed) for seed in (None, 1, 2)]
+    assert all(np.array_equal(each.out, found[0].out) and each.findings == () for each in found)
+
+
+# By algorithm and dtype the blocks in which it is run: 16 and 32 rows a warp, key blocks of 16, 48 and more
 TILINGS: list[tuple[str, str, tuple[int, int] | None]] = [
-    ("fa2", "float16", None),
-    ("fa2", "float16", (16, 48)),
-    ("fa2", "float16", (48, 16)),
-    ("fa2", "float32", (64, 32)),
-    ("fa1", "float16", (32, 48)),
-    ("fa1", "float32", (16, 16)),
-    ("standard", "float16", None),
-    ("standard", "float32", (48, 48)),
+    *(("fa2", "float16", None), ("fa2", "float16", (16, 48)), ("fa2", "float16", (48, 16)), ("fa2", "float32", (32, 32))),
+    *(("fa1", "float16", (32, 48)), ("standard", "float16", None)),
 ]
 
 
@@ -189,18 +191,15 @@ def test_parts_of_a_call_keep_what_the_whole_keeps() -> None:
         assert np.array_equal(found, kept[head:, row:, key:])
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "dtype", "fixed"),
-    sample(product(["fa1", "fa2", "standard"], ["float16", "float32"], [False]), []),
-)
-def test_the_backward_keeps_them_too(algorithm: str, dtype: str, fixed: bool) -> None:
+@pytest.mark.wide
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])
+def test_the_backward_keeps_them_too(algorithm: str) -> None:
     """dO is one at a row's own column, so that dV is the weights, keys by rows."""
     rng = np.random.default_rng(1)
-    q, k, v = (rng.standard_normal((2, 64, 16)).astype(dtype) for _ in range(3))
-    v = rng.standard_normal((2, 64, 64)).astype(dtype)
+    q, k, v = (rng.standard_normal((2, 64, width)).astype(np.float16) for width in (16, 16, 64))
     asked: dict[str, Any] = {"dropout": 0.4, "seed": SEED, "offset": OFFSET}
-    out, pullback = cupyflash.attention_vjp(q, k, v, algorithm=algorithm, deterministic=fixed, **asked)
-    _, _, dv = pullback(np.broadcast_to(np.eye(64, dtype=dtype), out.shape))
+    out, pullback = cupyflash.attention_vjp(q, k, v, algorithm=algorithm, **asked)
+    _, _, dv = pullback(np.broadcast_to(np.eye(64, dtype=np.float16), out.shape))
     assert np.array_equal(dv.swapaxes(1, 2) != 0, dropout_mask((2, 64, 64), 0.4, seed=SEED, offset=OFFSET))
 
 
@@ -293,28 +292,15 @@ def test_what_has_no_dropout_says_so() -> None:
 DROPOUT, FORWARD_KERNEL, BACKWARD_KERNEL = "dropout.cuh", "fa2_forward.cu", "fa2_backward.cu"
 FAULTS: dict[str, tuple[Mutant, bool]] = {
     "the offset is forgotten": (Mutant(DROPOUT, "p.dropout_offset,\n", "0u,\n", "numbers"), False),
-    "the upper half of the seed is forgotten": (Mutant(DROPOUT, "p.dropout_seed_high", "0u", "numbers"), False),
-    "the head is forgotten": (Mutant(DROPOUT, " + static_cast<unsigned>(head)", "", "numbers"), False),
-    "a round is left out": (Mutant(DROPOUT, "round < 10", "round < 9", "numbers"), False),
     "what is kept is not scaled": (Mutant(FORWARD_KERNEL, "inverse *= dropout_of(p, 0, 0).scale", "", "numbers"), False),
     "L is of what is kept": (
         Mutant("online_softmax.cuh", "state.l[i][e / 2] += S[i][n][e];", "state.l[i][e / 2] += S[i][n][e] / 2;", "numbers"),
-        False,
-    ),
-    "the last 16 keys of a block are kept": (
-        Mutant(
-            FORWARD_KERNEL,
-            "drop(S, 2 * k, 16 * k);\n        add",
-            "if (2 * k + 2 < N) drop(S, 2 * k, 16 * k);\n        add",
-            "numbers",
-        ),
         False,
     ),
     "the backward has other keys": (Mutant(BACKWARD_KERNEL, "dropout, warp_key +", "dropout, 16 + warp_key +", "numbers"), True),
     "the backward forgets the offset": (Mutant(DROPOUT, "p.dropout_offset,\n", "0u,\n", "numbers"), True),
     "dV has what was dropped": (Mutant(BACKWARD_KERNEL, "KeptWeights(P).of, slot.dO", "P, slot.dO", "numbers"), True),
     "dV is not scaled": (Mutant(BACKWARD_KERNEL, "multiply(dV_regs, dropout_of(p, 0, 0).scale)", "", "numbers"), True),
-    "dP is not scaled": (Mutant(DROPOUT, "weight < 0.f ? 0.f : scale", "weight < 0.f ? 0.f : 1.f", "numbers"), True),
     "dS has dP of what was dropped": (Mutant(DROPOUT, "weight < 0.f ? 0.f : scale", "scale", "numbers"), True),
 }
 
@@ -335,7 +321,7 @@ def forward(schedule: TileSchedule, seed: int | None) -> tuple[Execution, bool]:
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant, behind = FAULTS[name]
-    problem = Problem(1, 2, 1, 45, 70, 16, "float16", dropout=True)
+    problem = Problem(1, 1, 1, 40, 48, 16, "float16", dropout=True)
     if behind:
         check_mutant(mutant, plan_backward(problem, A100, "fa2"), backward, tmp_path, monkeypatch)
     else:
