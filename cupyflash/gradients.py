@@ -188,6 +188,10 @@ def attention_varlen_backward(
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     sinks: Any | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    dropout_origin: tuple[int, int, int, int] = NO_ORIGIN,
     tiling: TilingChoice = None,
     deterministic: bool = False,
 ) -> tuple[Any, ...]:
@@ -197,7 +201,8 @@ def attention_varlen_backward(
 
     On a GPU pass both `max_seqlen`, or the bounds as NumPy arrays, as there.
     """
-    options = Options.asked(causal, window, scale, packed=True)
+    dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
+    options = Options.asked(causal, window, scale, packed=True, dropout=dropped is not None)
     ways = _ways("fa2", tiling, deterministic=deterministic, dbias=False, bias=None)
     arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, sinks=sinks)
     gpu, bounds, beside = varlen.bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
@@ -205,7 +210,7 @@ def attention_varlen_backward(
         longest = max_seqlen_q, max_seqlen_k
         call = varlen.kept_sequences((_posed, _prepare_varlen), gpu, _readable(arrays), bounds, longest, options, ways)
         arrays |= vectors_on_device(gpu, arrays | bounds) | _beside(gpu, arrays)
-        made = call.launch(by_tensor(arrays))
+        made = call.launch(by_tensor(arrays)) if dropped is None else call.launch(by_tensor(arrays), dropped.numbers)
     return tuple(_returned(gpu, made))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from cupyflash.arrays import Array, Layout
 from cupyflash.binding import by_tensor
 from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, refuse_out, target
+from cupyflash.dropout import NO_ORIGIN, Dropout
 from cupyflash.launcher import Prepared, capturing, kept, prepare, vectors_on_device
 from cupyflash.options import MAX_LENGTH, Options, require_flag
 from cupyflash.problem import Problem
@@ -37,6 +38,10 @@ def attention_varlen(
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     sinks: Any | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    dropout_origin: tuple[int, int, int, int] = NO_ORIGIN,
     tiling: TilingChoice = None,
     return_lse: bool = False,
     out: Any | None = None,
@@ -47,6 +52,7 @@ def attention_varlen(
     cu_seqlens_q[b + 1] - 1 of q, and those of k and v that cu_seqlens_k says: both are int32 of shape (b + 1,) or lists, begin
     with 0, do not decrease, and end with total_q and total_k. `causal` and `window` are aligned bottom-right in each sequence.
     A sequence may have no queries, or no keys: its rows are then zeros with a log-sum-exp of -inf.
+    For `dropout` a sequence's number is its batch, and rows and keys count from its own beginning.
 
     `max_seqlen_q` and `max_seqlen_k` are the lengths of the longest sequences, or more. Without them the bounds are looked at;
     where those are on a GPU that waits for the GPU, so pass both there, or pass the bounds as lists or NumPy arrays. (While a
@@ -57,7 +63,8 @@ def attention_varlen(
     Returns O in q's dtype, of shape (total_q, h, d_v); with `return_lse` also L, float32 of shape (h, total_q), as
     flash-attention's `flash_attn_varlen_func` lays it out. Raises as `attention` does.
     """
-    options = Options.asked(causal, window, scale, packed=True)
+    dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
+    options = Options.asked(causal, window, scale, packed=True, dropout=dropped is not None)
     require_flag("return_lse", return_lse)
     inputs = as_arrays(q=q, k=k, v=v, sinks=sinks)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
@@ -67,7 +74,8 @@ def attention_varlen(
         call = kept_sequences((posed, _prepare), gpu, arrays, bounds, longest, options, tiling, bool(return_lse))
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
-        made = call.launch(by_tensor(arrays | vectors_on_device(gpu, arrays | bounds)))
+        given = by_tensor(arrays | vectors_on_device(gpu, arrays | bounds))
+        made = call.launch(given) if dropped is None else call.launch(given, dropped.numbers)
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
 

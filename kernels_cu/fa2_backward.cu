@@ -172,13 +172,14 @@ fa2_backward(__grid_constant__ const Params given) {
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int kv_heads = p.heads / p.group;
   ColumnBlock place;
-  int Nq = p.Nq, Nk = p.Nk;
+  int Nq = p.Nq, Nk = p.Nk, number = 0;  // number: which sequence
   long long first_query = 0, first_key = 0;  // row 0 of the sequence
   if constexpr (VARLEN) {
     const int blocks = gridDim.x / kv_heads;  // of a key head
     const Sequence sequence = find_sequence<BC>(p, p.cu_seqlens_k, blockIdx.x % blocks, sram);
     Nq = sequence.queries;
     Nk = sequence.keys;
+    number = sequence.number;
     place = {0, static_cast<int>(blockIdx.x) / blocks, sequence.block};
     if (place.j * BC >= Nk) return;
     first_query = sequence.first_query;
@@ -229,7 +230,7 @@ fa2_backward(__grid_constant__ const Params given) {
     Q = unknown(Q), dO = unknown(dO), sums = unknown(sums);  // and not sums of other things that would all be kept
     const int head = kv_head * p.group + h;
     const Masks masks = masks_of(p, batch, head, Nq, Nk, keys);
-    const Dropout dropout = dropout_of(p, batch, head);
+    const Dropout dropout = dropout_of(p, VARLEN ? number : batch, head);
     const Blocks blocks = {first_block, end_block, kept + h * words};
     int i = blocks.below(blocks.end);
     if (i < blocks.begin) continue;

@@ -89,7 +89,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   const long long row0 = place.L_row + row_block;
   const int keys = count_keys(p, place.batch, place.Nk, sram);
   const Masks masks = masks_of(p, place.batch, place.head, Nq, place.Nk, keys);
-  const Dropout dropout = dropout_of(p, place.batch, place.head);
+  const Dropout dropout = dropout_of(p, place.sequence, place.head);
 
   // The K/V blocks that some row sees
   const int last_row = row_block + rows - 1;

@@ -185,18 +185,27 @@ def _as_given(arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
 
 
 def execute_varlen(
-    schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None, **beside: np.ndarray | None
+    schedule: VarlenSchedule,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    seed: int | None = None,
+    dropout: Dropout | None = None,
+    **beside: np.ndarray | None,
 ) -> Execution:
     """Run the real kernel on packed sequences, q (total_q, h, d), k and v likewise; `lse` is (h, total_q).
 
-    `seed` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another problem.
+    `seed` and `dropout` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another
+    problem.
     """
     require_schedule(schedule, VarlenSchedule, "plan_varlen")
     bounds = _posed_varlen(schedule, q, k, v, beside)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
     views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
-    return replace(run(schedule, {**views, "lse": lse, **bounds, **beside}, seed=seed), out=out)
+    numbers = dict(_numbers_of(schedule, dropout))
+    return replace(run(schedule, {**views, "lse": lse, **bounds, **beside, **numbers}, seed=seed), out=out)
 
 
 def execute_varlen_backward(
@@ -209,9 +218,11 @@ def execute_varlen_backward(
     lse: np.ndarray,
     *,
     seed: int | None = None,
+    dropout: Dropout | None = None,
     **beside: np.ndarray | None,
 ) -> BackwardExecution:
-    """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed` as in `execute`.
+    """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed` and `dropout`
+    as in `execute`.
 
     Raises as `execute_varlen` does.
     """
@@ -222,7 +233,8 @@ def execute_varlen_backward(
     named = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dQ": dq, "dK": dk, "dV": dv}
     arrays = {name: heads_first(array) for name, array in named.items()} | {"lse": np.ascontiguousarray(lse)} | bounds | beside
     rows = _of_rows(schedule, lse)
-    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | rows, seed=seed), rows)
+    made = rows | dict(_numbers_of(schedule, dropout))
+    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)
 
 
 def _posed_varlen(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from test_backward import A100, check_backward
-from test_varlen import any_schedule, packed
+from test_varlen import any_schedule, dropout_of, packed
 
 import cupyflash
 from cupyflash import Problem
@@ -70,16 +70,17 @@ def run_packed(schedule: VarlenBackwardSchedule, seed: int | None = None) -> tup
     out, lse = np.zeros_like(dout), np.full(q.shape[1::-1], -np.inf, np.float32)
     asked = replace(p.options, packed=False)
     places = [(slice(cu_q[n], cu_q[n + 1]), slice(cu_k[n], cu_k[n + 1])) for n in range(p.batch)]
-    for rows, cols in places:
-        one = forward(Inputs(*(array.swapaxes(0, 1) for array in (q[rows], k[cols], v[cols])), asked))
+    for number, (rows, cols) in enumerate(places):
+        q_, k_, v_ = (array.swapaxes(0, 1) for array in (q[rows], k[cols], v[cols]))
+        one = forward(Inputs(q_, k_, v_, asked, dropout=dropout_of(asked, number)))
         out[rows], lse[:, rows] = one.O.swapaxes(0, 1).astype(q.dtype), one.L
-    execution = execute_varlen_backward(schedule, dout, q, k, v, out, lse, seed=seed)
+    execution = execute_varlen_backward(schedule, dout, q, k, v, out, lse, seed=seed, dropout=dropout_of(asked))
     numbers: list[Numbers] = []
-    for rows, cols in places:
+    for number, (rows, cols) in enumerate(places):
         gradients = {"dQ": execution.dq[rows], "dK": execution.dk[cols], "dV": execution.dv[cols]}
-        of_one, *qkv = (array.swapaxes(0, 1) for array in (dout[rows], q[rows], k[cols], v[cols]))
+        of_one, q_, k_, v_ = (array.swapaxes(0, 1) for array in (dout[rows], q[rows], k[cols], v[cols]))
         made = {name: each.swapaxes(0, 1) for name, each in gradients.items()}
-        numbers += measure_gradients(made, of_one, Inputs(*qkv, asked)).values()
+        numbers += measure_gradients(made, of_one, Inputs(q_, k_, v_, asked, dropout=dropout_of(asked, number))).values()
     return execution, numbers
 
 

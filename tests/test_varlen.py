@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import cupyflash
 from cupyflash import Device, Problem
+from cupyflash.dropout import Dropout
 from cupyflash.options import Options
 from cupyflash.schedules import VarlenSchedule, plan, plan_varlen
 from cupyflash.sim import execute_varlen, replay, theory
@@ -37,6 +38,11 @@ def packed(seqlens: Seqlens, heads: int, kv_heads: int, d: int, d_v: int, dtype:
     return q, k, v, cu_q, cu_k
 
 
+def dropout_of(options: Options, number: int = 0) -> Dropout | None:
+    """What a sequence of a problem with dropout drops."""
+    return Dropout(0.25, 2**40, 1, (number, 0, 0, 0)) if options.dropout else None
+
+
 def check_sequences(
     out: np.ndarray,
     lse: np.ndarray | None,
@@ -48,10 +54,11 @@ def check_sequences(
 ) -> None:
     """The 2x rule for each sequence on its own."""
     first_q = first_k = 0
-    for n_q, n_k in seqlens:
+    for number, (n_q, n_k) in enumerate(seqlens):
         rows, cols = slice(first_q, first_q + n_q), slice(first_k, first_k + n_k)
-        heads_first = (array.swapaxes(0, 1) for array in (q[rows], k[cols], v[cols]))
-        numbers = measure(out[rows].swapaxes(0, 1), None if lse is None else lse[:, rows], Inputs(*heads_first, options))
+        q_, k_, v_ = (array.swapaxes(0, 1) for array in (q[rows], k[cols], v[cols]))
+        inputs = Inputs(q_, k_, v_, options, dropout=dropout_of(options, number))
+        numbers = measure(out[rows].swapaxes(0, 1), None if lse is None else lse[:, rows], inputs)
         assert all(each.good for each in numbers.values()), numbers
         first_q, first_k = first_q + n_q, first_k + n_k
 
@@ -61,7 +68,7 @@ def check_packed(schedule: VarlenSchedule, data_seed: int = 0, seed: int | None 
     p, seqlens = schedule.problem, schedule.seqlens
     assert seqlens is not None
     q, k, v, _, _ = packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.head_dim_v, p.dtype, data_seed)
-    execution = execute_varlen(schedule, q, k, v, seed=seed)
+    execution = execute_varlen(schedule, q, k, v, seed=seed, dropout=dropout_of(p.options))
     assert execution.findings == ()
     assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True) == execution.traffic
     check_sequences(execution.out, execution.lse, q, k, v, seqlens, replace(p.options, packed=False))
