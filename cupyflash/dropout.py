@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
@@ -49,13 +49,8 @@ class Dropout:
             raise ValueError(f"dropout must be above 0 and below 1 where weights are dropped, got {self.p!r}")
         object.__setattr__(self, "seed", _integer("seed", self.seed, 2**64))
         object.__setattr__(self, "offset", _integer("offset", self.offset, 2**32))
-        if not isinstance(self.origin, tuple | list) or len(self.origin) != 4:
-            raise TypeError(f"dropout_origin must be (batch, head, row, key), got {self.origin!r}")
-        limits = (MOST_PAIRS, MOST_PAIRS, 2**31, 2**31)
-        origin = tuple(_integer("dropout_origin", one, most) for one, most in zip(self.origin, limits, strict=True))
-        if origin[2] % ROW_GROUP or origin[3] % KEY_GROUP:
-            raise ValueError(f"dropout_origin must have a row in steps of {ROW_GROUP}, a key of {KEY_GROUP}, got {self.origin!r}")
-        object.__setattr__(self, "origin", origin)
+        if self.origin is not NO_ORIGIN:
+            object.__setattr__(self, "origin", _checked_origin(self.origin))
 
     @classmethod
     def asked(cls, dropout: Any, seed: Any, offset: Any, origin: Any) -> Dropout | None:
@@ -83,20 +78,21 @@ class Dropout:
         """What weights that are kept are multiplied by: 1 / (1 - p)."""
         return 1 / (1 - self.probability)
 
-    @cached_property
-    def numbers(self) -> Mapping[str, Any]:
+    @property
+    def numbers(self) -> dict[str, Any]:
         """The fields of the kernels' struct."""
-        batch, head, row, key = self.origin
-        words = {
-            "threshold": self.threshold << 32 - BITS,  # compared with the upper half of a word
-            "seed_low": self.seed % 2**32,
-            "seed_high": self.seed >> 32,
-            "offset": self.offset,
-            "pair": batch << 16 | head,
-            "row": row // 4,
-            "key": key // 2,
-        }
-        return {f"dropout_{name}": np.uint32(word) for name, word in words.items()} | {"dropout_scale": np.float32(self.scale)}
+        words = {"low": self.seed % 2**32, "high": self.seed >> 32}
+        of_call = {f"dropout_seed_{half}": np.uint32(word) for half, word in words.items()}
+        return _same_numbers(self.p, self.origin) | of_call | {"dropout_offset": np.uint32(self.offset)}
+
+
+@lru_cache(maxsize=256)
+def _same_numbers(p: float, origin: tuple[int, int, int, int]) -> dict[str, Any]:
+    """Those that a training's calls have in common."""
+    asked, (batch, head, row, key) = Dropout(p, 0, 0, origin), origin
+    # The threshold is compared with the upper half of a word; rows and keys are counted as the counter does.
+    words = {"threshold": asked.threshold << 32 - BITS, "pair": batch << 16 | head, "row": row // 4, "key": key // 2}
+    return {f"dropout_{name}": np.uint32(word) for name, word in words.items()} | {"dropout_scale": np.float32(asked.scale)}
 
 
 # A call's arguments, with what they are by default
@@ -113,15 +109,25 @@ def with_dropout(struct: Params, dropout: bool) -> Params:
 
 def checked_probability(dropout: Any) -> float:
     """0 <= dropout < 1 as Python's number. TypeError or ValueError for anything else."""
-    if isinstance(dropout, bool) or not isinstance(dropout, Real):
+    if type(dropout) is not float and (isinstance(dropout, bool) or not isinstance(dropout, Real)):
         raise TypeError(f"dropout must be a real number, got {dropout!r}")
     if not 0 <= float(dropout) < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
     return float(dropout)
 
 
+def _checked_origin(origin: Any) -> tuple[int, int, int, int]:
+    if not isinstance(origin, tuple | list) or len(origin) != 4:
+        raise TypeError(f"dropout_origin must be (batch, head, row, key), got {origin!r}")
+    limits = (MOST_PAIRS, MOST_PAIRS, 2**31, 2**31)
+    batch, head, row, key = (_integer("dropout_origin", one, most) for one, most in zip(origin, limits, strict=True))
+    if row % ROW_GROUP or key % KEY_GROUP:
+        raise ValueError(f"dropout_origin must have a row in steps of {ROW_GROUP}, a key of {KEY_GROUP}, got {origin!r}")
+    return batch, head, row, key
+
+
 def _integer(name: str, value: Any, end: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, Integral)):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if not 0 <= int(value) < end:
         raise ValueError(f"{name} must be at least 0 and below {end:,}, got {value}")

@@ -117,7 +117,7 @@ def plan(
     """
     if isinstance(problem, Problem) and problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen")
-    if isinstance(problem, Problem) and algorithm != "standard":
+    if isinstance(problem, Problem) and isinstance(algorithm, str) and algorithm != "standard":
         _require_no_score_dtype(problem)
     if isinstance(algorithm, str) and algorithm == "decode":
         if tiling is not None:
