@@ -196,7 +196,8 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       to_weights(P);
       if constexpr (DROPOUT) {
 #pragma unroll
-        for (int n = 0; n < N; n += 2) each_weight(P, dropout, n, warp_row, first + 8 * n, MarkDropped());
+        for (int n = 0; n < N; n += 2)  // the row is unknown, or some of the first rounds would be kept in all turns
+          each_weight(P, dropout, n, unknown(warp_row), first + 8 * n, MarkDropped());
       }
       // dP = dO V_j^T, dS = P * (dP - D), dQ += dS K_j
       scores<ValueTile, 2>(dS, dO_rows, V_at + col * ValueTile::ROW_BYTES, at_values);
