@@ -38,11 +38,11 @@ def warmup(
     """Compile the kernels of such calls, so that the first of them is as quick as the others.
 
     `mask`, `bias`, `padded` and `dropout` say whether calls will have a mask, a bias, key lengths, dropout; `varlen` is for
-    `attention_varlen`, which has none of the first three. Sizes (of a window too) do not matter, since kernels are compiled for none:
-    where they choose between kernels, and on a Hopper between "fa3" and "fa2", all of those are compiled (but for "fa3" with rows of
-    several heads in a block, which takes few queries and grouped heads, and for "decode", few queries against many keys). Contiguous
-    arrays are assumed. On the current GPU the kernels are loaded too; without a GPU it is the simulated device's kernels that are
-    compiled and parsed. Raises as `attention` does.
+    `attention_varlen`, which has none of the first three. Sizes (of a window too) do not matter, since kernels are compiled for
+    none: where they choose between kernels, and on a Hopper between "fa3" and "fa2", all of those are compiled (but for "fa3" with
+    rows of several heads in a block, which takes few queries and grouped heads, and for "decode", few queries against many keys).
+    Contiguous arrays are assumed. On the current GPU the kernels are loaded too; without a GPU it is the simulated device's kernels
+    that are compiled and parsed. Raises as `attention` does.
     """
     require_flag("varlen", varlen)
     require_choice("algorithm", algorithm, ("auto", *ALGORITHMS))

@@ -162,6 +162,15 @@ def test_packed_sequences() -> None:
 
 
 @pytest.mark.wide
+def test_warmup_leaves_nothing_to_compile() -> None:
+    x = np.ones((2, 24, 48), np.float16)
+    cupyflash.warmup(head_dim=48, dropout=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cupyflash.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
+        cupyflash.attention(x, x, x, dropout=0.2, seed=1)
+
+
+@pytest.mark.wide
 def test_every_order_gives_the_same() -> None:
     problem = Problem(1, 1, 1, 34, 40, 16, "float16", dropout=True)
     inputs, schedule = drawn(problem), plan(problem, A100, "fa2", (32, 16))
