@@ -251,8 +251,8 @@ def varlen_backward_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
 
 
 def dropout_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
-    """FlashAttention-2 with dropout, whose generator takes registers: the common dimensions, and in turns the widest and float32; the
-    backward of one chip of each kind, whose dQ is summed and made by itself in turns."""
+    """FlashAttention-2 with dropout, whose generator takes registers: the common dimensions, and in turns the widest and float32;
+    the backward of one chip of each kind, whose dQ is summed and made by itself in turns."""
     place = DEVICES.index(device)
     cases = [*((d, "float16", CAUSAL if (turn + place) % 2 else LIGHT) for turn, d in enumerate(COMMON))]
     cases.append((max(HEAD_DIMS), "float16", LIGHT) if place % 2 else (96, "float32", HEAVY))
