@@ -79,6 +79,11 @@ class Dropout:
         return 1 / (1 - self.probability)
 
     @property
+    def keywords(self) -> dict[str, Any]:
+        """What a call is to be given by name."""
+        return dict(zip(ARGUMENTS, (self.p, self.seed, self.offset, self.origin), strict=True))
+
+    @property
     def numbers(self) -> dict[str, Any]:
         """The fields of the kernels' struct."""
         words = {"low": self.seed % 2**32, "high": self.seed >> 32}

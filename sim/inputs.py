@@ -50,7 +50,8 @@ class Inputs:
     @property
     def keywords(self) -> dict[str, Any]:
         """What `attention` is to be given by name."""
-        return {**self.beside, **{name: getattr(self.options, name) for name in ("causal", "window", "scale")}}
+        dropout = {} if self.dropout is None else self.dropout.keywords
+        return {**self.beside, **{name: getattr(self.options, name) for name in ("causal", "window", "scale")}, **dropout}
 
     @cached_property
     def problem(self) -> Problem:
