@@ -13,10 +13,11 @@ from cupyflash.binding import by_tensor
 from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, refuse_out, target
 from cupyflash.dropout import NO_ORIGIN, Dropout
 from cupyflash.launcher import Prepared, kept, prepare, require_lengths, vectors_on_device
+from cupyflash.named_scores import one_score
 from cupyflash.options import Options, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import choose, plan
-from cupyflash.score import Score, captured_values, check_captured, is_captured
+from cupyflash.score import Score, captured_among, captured_values, check_captured
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tensor_maps import first_refusal
 from cupyflash.tiling import TilingChoice
@@ -37,6 +38,8 @@ def attention(
     block_mask: Any | None = None,
     sinks: Any | None = None,
     score: Score | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any | None = None,
     dropout: float = 0.0,
     seed: int | None = None,
     offset: int = 0,
@@ -63,7 +66,9 @@ def attention(
     `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
     and "fa2"). The masks add up.
     `score`, a `Score`, is what becomes of each scaled score before bias and masks: one line, compiled into the kernels
-    ("fa1", "fa2" and "standard"; gradients have none yet).
+    ("fa1", "fa2" and "standard"). Two such lines have names: `softcap`, a positive number, makes scores
+    softcap tanh(s / softcap); `alibi_slopes`, float32 of shape (h,) or (b, h), then subtracts slope |q - k|, where q is the row's
+    place on the keys' axis (r + n_k - n_q). Neither goes with `score`, which may say the same.
     `dropout`, 0 to below 1, is the probability with which each weight of the softmax is dropped ("fa1", "fa2" and "standard");
     those that are kept are multiplied by 1 / (1 - dropout), and L is that without dropout. Which are dropped follows from `seed`,
     an integer below 2**64, from `offset`, one below 2**32 that may count the calls, and from batch, head, row and key, whatever
@@ -97,13 +102,15 @@ def attention(
     Raises TypeError or ValueError for bad arguments before anything is compiled or launched; RuntimeError for NumPy arrays
     that would take the simulated device too long.
     """
+    score = one_score(score, softcap, alibi_slopes)
+    captured, numbers = captured_values(score)
     dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
-    options = Options.asked(causal, window, scale, dropout=dropped is not None)
+    form = None if score is None else score.form
+    options = Options.asked(causal, window, scale, score=form, dropout=dropped is not None)
+    if score_dtype is not None:
+        options = replace(options, score_dtype=score_dtype)
     require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
-    captured, numbers = captured_values(score)
-    if score is not None or score_dtype is not None:
-        options = replace(options, score=None if score is None else score.form, score_dtype=score_dtype)
     inputs = as_arrays(q=q, k=k, v=v, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks, **captured)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
@@ -129,9 +136,7 @@ def _prepare(
     lse: bool,
     numbers: tuple[tuple[str, float], ...] = (),
 ) -> Prepared | PreparedSimulation:
-    captured = {name: array for name, array in arrays.items() if is_captured(name)}
-    problem = Problem.from_arrays(**{name: array for name, array in arrays.items() if name not in captured}, options=options)
-    check_captured(problem, captured)
+    problem = posed(arrays, options)
     device, simulation = target(gpu)
     q, v = arrays["q"], arrays["v"]
     made = {} if "out" in arrays else {"O": Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)}
@@ -142,3 +147,11 @@ def _prepare(
         algorithm = choose(problem, device, tiling, first_refusal({tensor: by_name[tensor] for tensor in "QKVO"})).algorithm
     schedule = plan(problem, device, algorithm, tiling, lse=lse)
     return prepare(schedule, simulation, by_name, made)
+
+
+def posed(arrays: Mapping[str, Array], options: Options) -> Problem:
+    """The problem that a call's arrays pose, by its names for them, those that a score function has captured among them."""
+    captured = captured_among(arrays)
+    problem = Problem.from_arrays(**{name: array for name, array in arrays.items() if name not in captured}, options=options)
+    check_captured(problem, captured)
+    return problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import keyword
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,8 +21,7 @@ from cupyflash.expressions.tree import FUNCTIONS, POSITIONS, Load, Name, Node, T
 MAX_AXES = 4
 
 
-@dataclass(frozen=True)
-class Captured:
+class Captured(NamedTuple):
     """What the kernels are compiled for of a captured array, or, where `axes` is None, of a captured number.
 
     `dtype` is an array's NumPy name, one of `ELEMENTS`; a number's is "bool", "int" or "float".
@@ -36,6 +36,9 @@ class Captured:
         """That of the number, or of an element, in the expression."""
         return "bool" if self.dtype == "bool" else "float" if "float" in self.dtype else "int"
 
+    def __str__(self) -> str:
+        return f"a number, {self.dtype}" if self.axes is None else f"{self.dtype}, ndim {self.axes}"
+
 
 @dataclass(frozen=True)
 class Form:
@@ -43,6 +46,7 @@ class Form:
 
     tree: Node
     captured: tuple[Captured, ...] = ()
+    text: str = dataclasses.field(default="", compare=False)
 
     @cached_property
     def _hash(self) -> int:
@@ -123,7 +127,7 @@ class Score:
                 self.arrays[name] = value
             else:
                 self.numbers[name] = _number(name, value)
-        kinds = [Captured(name, array.dtype.name, array.ndim) for name, array in self.arrays.items()]
+        kinds = [Captured(name, _dtype_name(array.dtype), array.ndim) for name, array in self.arrays.items()]
         kinds += [Captured(name, type(number).__name__) for name, number in self.numbers.items()]
         self.form = _form(text, tuple(sorted(kinds, key=lambda one: one.name)))
 
@@ -143,13 +147,19 @@ def _form(text: str, captured: tuple[Captured, ...]) -> Form:
     for one in captured:
         if one.name not in used:
             raise ValueError(f"{one.name} is captured, but {text!r} does not use it")
-    return Form(convert(tree, "float"), captured)
+    return Form(convert(tree, "float"), captured, text=text)
+
+
+@lru_cache(maxsize=256)
+def _dtype_name(dtype: Any) -> str:
+    """NumPy takes as long for it as for the rest of a warm call's Score."""
+    return str(dtype.name)
 
 
 def _check_captured(name: str, array: Any) -> None:
     """TypeError or ValueError unless the kernels can load elements of an array."""
     check_array(name, array)
-    if array.dtype.name not in ELEMENTS:
+    if _dtype_name(array.dtype) not in ELEMENTS:
         raise TypeError(f"{name} must be of dtype {', '.join(ELEMENTS)}, got {array.dtype}")
     if array.ndim > MAX_AXES:
         raise ValueError(f"{name} must have at most {MAX_AXES} axes, got shape {array.shape}")
@@ -177,9 +187,11 @@ class Lines(NamedTuple):
     derivative: str | None
 
 
-def statements(form: Form, names: Mapping[str, str], with_derivative: bool = False) -> Lines:
-    """A form in C; `names` as `Statements` takes them. The derivative is "0.0f" where it is 0 whatever s is."""
-    written = Statements(names)
+def statements(
+    form: Form, names: Mapping[str, str], with_derivative: bool = False, known: Mapping[Node, str] | None = None
+) -> Lines:
+    """A form in C; `names` and `known` as `Statements` takes them. The derivative is "0.0f" where it is 0 whatever s is."""
+    written = Statements(names, known=known)
     value = written.value(form.tree)
     if not with_derivative:
         return Lines(tuple(written.lines), value, None)
@@ -214,20 +226,21 @@ def of_head(form: Form) -> tuple[Load, ...]:
 
 
 @lru_cache(maxsize=256)
-def constants(form: Form) -> tuple[tuple[str, int | str], ...]:
-    """What the kernels are compiled with."""
+def constants(form: Form, with_derivative: bool = False) -> tuple[tuple[str, int | str], ...]:
+    """What the kernels are compiled with: score.cuh. Those that ask for the derivative get a `slope` that is not 0."""
     names = PLACES | {one.name: f"p.{field(one.name)}" for one in form.captured}
     head, found = Statements(names, "head_"), of_head(form)
     values = [head.value(load) for load in found]
     known: dict[Node, str] = {load: f"of_head.load_{place}" for place, load in enumerate(found)}
     kept = [f"of_head.load_{place} = {value};" for place, value in enumerate(values)]
-    written = Statements(names, known=known)
-    value = written.value(form.tree)
+    made = statements(form, names, with_derivative, known)
+    results = f"const float value = {made.value}, slope = {made.derivative or '0.0f'};"
     return (
         ("SCORE", 1),
+        ("SCORE_LOADS", int(len(found) < len(form.loads))),
         ("SCORE_OF_HEAD", " ".join(f"{C_TYPES[load.type]} load_{place};" for place, load in enumerate(found))),
         ("SCORE_HEAD_LINES", " ".join([*head.lines, *kept])),
-        ("SCORE_LINES", " ".join([*written.lines, f"const float value = {value};"])),
+        ("SCORE_LINES", " ".join([*made.lines, results])),
     )
 
 
@@ -252,9 +265,19 @@ def is_captured(name: str) -> bool:
     return name.startswith(field(""))
 
 
+def captured_among(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a call's arrays that its score function has captured."""
+    return {name: array for name, array in arrays.items() if is_captured(name)}
+
+
 def check_captured(problem: Any, arrays: Mapping[str, Any]) -> None:
     """ValueError unless captured arrays, by the struct's names, fit a problem."""
+    form = problem.options.score
+    if form is not None:
+        form.check({name.removeprefix(field("")): array.shape for name, array in arrays.items()}, sizes_of(problem))
+
+
+def sizes_of(problem: Any) -> dict[str, int]:
+    """A problem's lengths by the positions that count them."""
     p = problem
-    if p.options.score is not None:
-        sizes = {"b": p.batch, "h": p.heads, "kv_h": p.kv_heads, "row": p.seqlen_q, "k": p.seqlen_k}
-        p.options.score.check({name.removeprefix(field("")): array.shape for name, array in arrays.items()}, sizes)
+    return {"b": p.batch, "h": p.heads, "kv_h": p.kv_heads, "row": p.seqlen_q, "k": p.seqlen_k}

@@ -12,7 +12,7 @@
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    SUB         queries of S^T held at a time; divides BR
 //   COPY_BYTES  width of a copy
-//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, DROPOUT  0 or 1: mask.cuh, block_mask.cuh, dropout.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE, DROPOUT  0 or 1: mask.cuh, score.cuh, block_mask.cuh, dropout.cuh
 #include "block_mask.cuh"
 #include "dropout.cuh"
 #include "element.cuh"
@@ -155,7 +155,8 @@ fa1_backward(__grid_constant__ const Params given) {
     for (int member = 0; member < group; member++) {
       const int head = kv_head * group + member;
       const long long pair = static_cast<long long>(batch) * p.heads + head;
-      const Masks masks = masks_of(p, batch, head, Nq, Nk, keys);
+      Masks masks = masks_of(p, batch, head, Nq, Nk, keys);
+      masks.of_head = score_of_head(p, batch, head, Nq, Nk, Q_smem);
       const Dropout dropout = dropout_of(p, batch, head);
       for (int i = first_row / BR; i <= last_row / BR; i++) {
         const Blocks blocks = blocks_of(member, i);
@@ -194,10 +195,18 @@ fa1_backward(__grid_constant__ const Params given) {
 #pragma unroll 1
           for (int query = 0; query < BR; query += SUB) {
             // Lines 11 to 13: S^T = scale K_j Q_i^T, P^T = exp(S^T - L), 0 where a row does not see a key
-            float P_regs[SUB / 8][4], dS_regs[SUB / 8][4];  // (16 x SUB)
+            float P_regs[SUB / 8][4], dS_regs[SUB / 8][4], slopes[SUB / 8][4];  // (16 x SUB)
             scores(P_regs, K_smem + key * D_ROW, Q_smem + query * D_ROW);
-            each_score_transposed(P_regs, masks, j * BC + key + g, i * BR + query, Nq, [&](float& s, int row, int col, bool seen) {
-              s *= p.scale;
+            const int first = i * BR + query;
+            each_score_transposed<SUB / 8>(masks, j * BC + key + g, first, Nq, [&](int n, int e, int row, int col, bool seen) {
+              float& s = P_regs[n][e];
+              if constexpr (SCORE) {
+                Scored scored = {};
+                if (seen) scored = scored_at(masks, __fmul_rn(s, p.scale), row, col, Nq);
+                s = scored.value, slopes[n][e] = scored.slope;
+              } else {
+                s *= p.scale;
+              }
               if constexpr (BIAS) {
                 if (seen) s += load_in_place(masks.bias + row * masks.bias_row + col * masks.bias_col);
               }
@@ -210,14 +219,17 @@ fa1_backward(__grid_constant__ const Params given) {
               each_weight_transposed<BR % 32 == 0 && SUB % 32 == 0>(P_regs, dropout, j * BC + key, i * BR + query, MarkDropped());
             // Line 16: dV~_j += P^T dO_i
             add_to_sums<VALUE_DIM>(dV_smem + key * DV_PAD, KeptWeights(P_regs).of, dO_smem + query * DV_ROW);
+            if constexpr (SCORE && !DROPOUT) of_given_scores(P_regs, slopes);
             // Lines 17 and 20: dP^T = V_j dO_i^T, dS^T = P^T * (dP^T - D_i)
             scores<VALUE_DIM>(dS_regs, V_smem + key * DV_ROW, dO_smem + query * DV_ROW);
 #pragma unroll
             for (int n = 0; n < SUB / 8; n++) {
               const float2 d = *reinterpret_cast<const float2*>(D_smem + query + 8 * n + 2 * t);
 #pragma unroll
-              for (int e = 0; e < 4; e++)
+              for (int e = 0; e < 4; e++) {
                 dS_regs[n][e] = score_gradient(P_regs[n][e], dS_regs[n][e], e % 2 ? d.y : d.x, dropout.scale);
+                if constexpr (SCORE && DROPOUT) dS_regs[n][e] = of_given_score(dS_regs[n][e], slopes[n][e]);
+              }
 #pragma unroll
               for (int h = 0; h < 2; h++)
                 store_two(dS_smem + (key + g + 8 * h) * DS_ROW + query + 8 * n + 2 * t, dS_regs[n][2 * h], dS_regs[n][2 * h + 1]);

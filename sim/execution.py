@@ -74,20 +74,25 @@ def execute(
     _require_posed(schedule.problem, q, k, v, beside)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
-    captured, numbers = captured_values(score)
-    if (score and score.form) != schedule.problem.options.score:
-        raise ValueError(f"the schedule has another score function than {score!r}")
+    captured, numbers = _captured(schedule.problem, score)
     check_captured(schedule.problem, captured)
-    numbers += _numbers_of(schedule, dropout)
-    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside, **captured}
-    return run(schedule, arrays | dict(numbers), seed=seed)
+    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside, **captured, **numbers, **_numbers_of(schedule, dropout)}
+    return run(schedule, arrays, seed=seed)
 
 
-def _numbers_of(schedule: TileSchedule, dropout: Dropout | None) -> tuple[tuple[str, Any], ...]:
+def _captured(p: Problem, score: Score | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Captured arrays and numbers by the names of the kernels' struct. ValueError for another function than a problem's."""
+    captured, numbers = captured_values(score)
+    if (None if score is None else score.form) != p.options.score:
+        raise ValueError(f"the schedule has another score function than {score!r}")
+    return captured, dict(numbers)
+
+
+def _numbers_of(schedule: TileSchedule, dropout: Dropout | None) -> dict[str, Any]:
     """The struct's fields. ValueError for a dropout without a schedule that has one, or the other way round."""
     if (dropout is not None) != schedule.problem.options.dropout:
         raise ValueError(f"dropout must be {'a Dropout' if dropout is None else 'None'} for this schedule, got {dropout!r}")
-    return () if dropout is None else tuple(dropout.numbers.items())
+    return {} if dropout is None else dropout.numbers
 
 
 def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Mapping[str, np.ndarray | None]) -> None:
@@ -139,13 +144,15 @@ def execute_backward(
     *,
     dbias: np.ndarray | None = None,
     seed: int | None = None,
+    score: Score | None = None,
     dropout: Dropout | None = None,
     **beside: np.ndarray | None,
 ) -> BackwardExecution:
-    """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`.
+    """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`, and the
+    `score` function and the `dropout` that this had.
 
     `dbias`, zeros in float32 of the bias's shape, receives its gradient where the schedule makes it.
-    `seed`, `dropout`, and what this raises, as for `execute`.
+    `seed`, and what this raises, as for `execute`.
     """
     require_schedule(schedule, BackwardSchedule, "plan_backward", (VarlenBackwardSchedule,))
     _require_posed(schedule.problem, q, k, v, beside)
@@ -160,8 +167,11 @@ def execute_backward(
         )
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": np.ascontiguousarray(lse), "dout": dout, **beside}
+    captured, numbers = _captured(schedule.problem, score)
+    check_captured(schedule.problem, captured)
+    arrays |= captured | numbers
     rows = _of_rows(schedule, lse)
-    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows, **dict(_numbers_of(schedule, dropout))}
+    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows, **_numbers_of(schedule, dropout)}
     return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)
 
 
@@ -191,21 +201,23 @@ def execute_varlen(
     v: np.ndarray,
     *,
     seed: int | None = None,
+    score: Score | None = None,
     dropout: Dropout | None = None,
     **beside: np.ndarray | None,
 ) -> Execution:
     """Run the real kernel on packed sequences, q (total_q, h, d), k and v likewise; `lse` is (h, total_q).
 
-    `seed` and `dropout` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another
-    problem.
+    `seed`, `score` and `dropout` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose
+    another problem.
     """
     require_schedule(schedule, VarlenSchedule, "plan_varlen")
-    bounds = _posed_varlen(schedule, q, k, v, beside)
+    captured, numbers = _captured(schedule.problem, score)
+    bounds = _posed_varlen(schedule, q, k, v, beside | captured)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
     views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
-    numbers = dict(_numbers_of(schedule, dropout))
-    return replace(run(schedule, {**views, "lse": lse, **bounds, **beside, **numbers}, seed=seed), out=out)
+    arrays = {**views, "lse": lse, **bounds, **beside, **captured, **numbers, **_numbers_of(schedule, dropout)}
+    return replace(run(schedule, arrays, seed=seed), out=out)
 
 
 def execute_varlen_backward(
@@ -233,7 +245,7 @@ def execute_varlen_backward(
     named = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dQ": dq, "dK": dk, "dV": dv}
     arrays = {name: heads_first(array) for name, array in named.items()} | {"lse": np.ascontiguousarray(lse)} | bounds | beside
     rows = _of_rows(schedule, lse)
-    made = rows | dict(_numbers_of(schedule, dropout))
+    made = rows | _numbers_of(schedule, dropout)
     return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)
 
 
@@ -264,18 +276,21 @@ def execute_decode(
     cache_seqlens: np.ndarray,
     *,
     seed: int | None = None,
+    score: Score | None = None,
     **beside: np.ndarray | None,
 ) -> Execution:
     """Run the real kernels on `attention_decode`'s arrays; new keys go into the caches.
 
-    `beside` are k, v, block_table, tree_mask, (n_q, n_q) or (b, 1, n_q, n_q), and sinks, by name. `seed`, and what this raises, as
-    for `execute`.
+    `beside` are k, v, block_table, tree_mask, (n_q, n_q) or (b, 1, n_q, n_q), and sinks, by name. `seed`, `score`, and what this
+    raises, as for `execute`.
     """
     require_schedule(schedule, DecodeSchedule, "plan_decode")
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
     arrays |= {name: array for name, array in beside.items() if array is not None}
     _require_numpy(**arrays)
-    posed, cache = decode.pose(arrays, replace(schedule.problem.options, key_lengths=None), schedule.cache.softcap)
+    captured, numbers = _captured(schedule.problem, score)
+    arrays |= captured
+    posed, cache = decode.pose(arrays, replace(schedule.problem.options, key_lengths=None))
     _require_same(posed, schedule.problem)
     if cache != schedule.cache:
         raise ValueError(f"the arrays pose {cache}, but the schedule is for {schedule.cache}")
@@ -284,7 +299,7 @@ def execute_decode(
     spaces = allocate(schedule)
     vectors = {name: np.ascontiguousarray(array, VECTORS[name]) for name, array in arrays.items() if name in VECTORS}
     named = {decode.TENSORS.get(name, name): array for name, array in (arrays | vectors).items()}
-    values = argument_values(schedule, {**named, "O": out, "L": lse, **spaces})
+    values = argument_values(schedule, {**named, "O": out, "L": lse, **spaces, **numbers})
     return Execution(out, lse, *run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed))
 
 

@@ -12,7 +12,7 @@ import test_varlen
 from test_backward import backward_with_errors, check_backward
 
 import cupyflash
-from cupyflash import Device, Options, Problem, TileSchedule, dropout_mask, kernels_cu, plan
+from cupyflash import Device, Options, Problem, Score, TileSchedule, dropout_mask, kernels_cu, plan
 from cupyflash.dropout import ARGUMENTS, Dropout
 from cupyflash.nvrtc import compile_to_ptx
 from cupyflash.schedules import BackwardSchedule, choose, plan_backward, plan_decode, plan_varlen, plan_varlen_backward
@@ -141,6 +141,15 @@ def test_beside_everything_else() -> None:
     asked: dict[str, Any] = {"mask": True, "bias": True, "padded": True, "key_lengths": (66,), "sinks": True}
     problem = Problem(1, 2, 1, 50, 70, 16, "float16", dropout=True, **asked)
     check_backward(plan_backward(problem, A100, "fa2", dbias=True))
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("algorithm", "fixed"), [("fa2", False), ("fa2", True), ("fa1", False), ("standard", False)])
+def test_behind_a_score_function(algorithm: str, fixed: bool) -> None:
+    """One whose slopes are below 0, too: a dropped weight is told from a kept one all the same."""
+    score = Score("where(k % 3 == 0, s, -s / 2) + slope[h]", slope=np.ones(2, np.float32))
+    problem = Problem(1, 2, 1, 40, 48, 16, "float16", score=score.form, dropout=True)
+    check_backward(plan_backward(problem, A100, algorithm, deterministic=fixed))
 
 
 SEQLENS = ((5, 17), (70, 60), (0, 9), (33, 40))

@@ -302,8 +302,6 @@ def plan_backward(
     require_flag("dbias", dbias)
     if problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen_backward")
-    if problem.options.score is not None:
-        raise ValueError("the backward has no score function")
     _require_no_score_dtype(problem)
 
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
@@ -323,6 +321,8 @@ def plan_varlen_backward(
 ) -> VarlenBackwardSchedule:
     """The backward of `plan_varlen`'s problem; arguments and errors as there."""
     packed = _packed(problem)
+    if packed.options.score is not None:
+        raise ValueError("the backward of packed sequences has no score function")
     tiling = _checked_choice(packed, device, "fa2", tiling, BACKWARD_ALGORITHMS)
     require_flag("deterministic", deterministic)
 
