@@ -41,7 +41,7 @@ def test_each_is_one_line(asked: dict[str, Any], line: Any) -> None:
 
 def test_a_call_takes_them() -> None:
     made = cupyflash.attention(Q, K, V, softcap=2.5, alibi_slopes=SLOPES, causal=True)
-    line = Score("cap * tanh(s / cap) - slope[h] * abs(q - k)", cap=2.5, slope=SLOPES)
+    line = Score("softcap * tanh(s / softcap) - alibi_slopes[h] * abs(q - k)", softcap=2.5, alibi_slopes=SLOPES)
     np.testing.assert_array_equal(made, cupyflash.attention(Q, K, V, score=line, causal=True))
 
 
@@ -110,6 +110,7 @@ def test_warmup_takes_a_score_with_whatever_values() -> None:
             cupyflash.warmup_decode(batch=1, heads=2, head_dim=64, room=64, **wrong)
 
 
+@pytest.mark.wide
 def test_decoding_and_packed_sequences_take_them() -> None:
     """A sequence's newest row is the same among all rows, packed, and against a cache."""
     asked: dict[str, Any] = {"softcap": 2.5, "alibi_slopes": SLOPES}
@@ -118,8 +119,7 @@ def test_decoding_and_packed_sequences_take_them() -> None:
     np.testing.assert_allclose(newest.astype(np.float32), whole[:, :, -1:].astype(np.float32), atol=2e-3)
     rows, keys = (np.concatenate([array[b].swapaxes(0, 1) for b in range(2)]) for array in (Q, K))
     values = np.concatenate([V[b].swapaxes(0, 1) for b in range(2)])
-    packed = cupyflash.attention_varlen(
-        rows, keys, values, [0, 20, 40], [0, 50, 100], causal=True, **asked | {"alibi_slopes": EACH}
-    )
-    apart = cupyflash.attention(Q, K, V, causal=True, softcap=2.5, alibi_slopes=EACH)
+    asked["alibi_slopes"] = EACH
+    packed = cupyflash.attention_varlen(rows, keys, values, [0, 20, 40], [0, 50, 100], causal=True, **asked)
+    apart = cupyflash.attention(Q, K, V, causal=True, **asked)
     np.testing.assert_allclose(packed.astype(np.float32), np.concatenate(apart.swapaxes(1, 2)).astype(np.float32), atol=2e-3)
