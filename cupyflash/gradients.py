@@ -15,6 +15,7 @@ from cupyflash.attention import attention, posed
 from cupyflash.binding import by_tensor
 from cupyflash.device import Device
 from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, target
+from cupyflash.dropout import ARGUMENTS, NO_ORIGIN, Dropout
 from cupyflash.launcher import (
     Prepared,
     as_contiguous,
@@ -53,6 +54,10 @@ def attention_backward(
     score: Score | None = None,
     softcap: float | None = None,
     alibi_slopes: Any | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    dropout_origin: tuple[int, int, int, int] = NO_ORIGIN,
     scale: float | None = None,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
@@ -83,7 +88,8 @@ def attention_backward(
     """
     score = one_score(score, softcap, alibi_slopes)
     captured, numbers = captured_values(score)
-    options = Options.asked(causal, window, scale, score=None if score is None else score.form)
+    dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
+    options = Options.asked(causal, window, scale, score=None if score is None else score.form, dropout=dropped is not None)
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=bias)
     beside_them = {"mask": mask, "bias": bias, "block_mask": block_mask, "sinks": sinks, **captured}
     arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, **beside_them)
@@ -96,7 +102,7 @@ def attention_backward(
         arrays |= _beside(gpu, arrays)
         if return_dbias:
             arrays["dbias"] = zeros(gpu, arrays["bias"].shape, np.float32)
-        made = call.launch(by_tensor(arrays))
+        made = call.launch(by_tensor(arrays)) if dropped is None else call.launch(by_tensor(arrays), dropped.numbers)
     gradients = tuple(_returned(gpu, made))
     return (*gradients, arrays["dbias"].astype(arrays["q"].dtype)) if return_dbias else gradients
 
@@ -197,6 +203,10 @@ def attention_varlen_backward(
     alibi_slopes: Any | None = None,
     scale: float | None = None,
     sinks: Any | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    dropout_origin: tuple[int, int, int, int] = NO_ORIGIN,
     tiling: TilingChoice = None,
     deterministic: bool = False,
 ) -> tuple[Any, ...]:
@@ -208,7 +218,8 @@ def attention_varlen_backward(
     """
     score = one_score(score, softcap, alibi_slopes)
     captured, numbers = captured_values(score)
-    options = Options.asked(causal, window, scale, packed=True, score=None if score is None else score.form)
+    form, dropped = None if score is None else score.form, Dropout.asked(dropout, seed, offset, dropout_origin)
+    options = Options.asked(causal, window, scale, packed=True, score=form, dropout=dropped is not None)
     ways = _ways("fa2", tiling, deterministic=deterministic, dbias=False, bias=None)
     arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, sinks=sinks, **captured)
     gpu, bounds, beside = varlen.bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
@@ -216,7 +227,7 @@ def attention_varlen_backward(
         longest, functions = (max_seqlen_q, max_seqlen_k), (_posed, _prepare_varlen)
         call = varlen.kept_sequences(functions, gpu, _readable(arrays), bounds, longest, options, ways, numbers)
         arrays |= vectors_on_device(gpu, arrays | bounds) | _beside(gpu, arrays)
-        made = call.launch(by_tensor(arrays))
+        made = call.launch(by_tensor(arrays)) if dropped is None else call.launch(by_tensor(arrays), dropped.numbers)
     return tuple(_returned(gpu, made))
 
 
@@ -290,7 +301,8 @@ def attention_vjp(
 
     The pullback holds q, k, v, out and the log-sum-exps, 4 bytes a row; it may be called as often as one likes. `algorithm` and
     `tiling` are those of both passes ("auto" is what each takes by default); `options` are `attention`'s, but for `return_lse` and
-    `out`. Raises as `attention` and `attention_backward` do, for both before anything is computed.
+    `out` (`score_dtype` is for the forward: the pullback has S in registers, in float32). Raises as `attention` and
+    `attention_backward` do, for both before anything is computed.
     """
     if unknown := {"return_lse", "out"} & set(options):
         raise TypeError(f"attention_vjp has no {unknown.pop()}")
@@ -298,7 +310,8 @@ def attention_vjp(
     score = one_score(*(options.pop(name, None) for name in ("score", "softcap", "alibi_slopes")))
     captured, _ = captured_values(score)
     of_positions = {name: options[name] for name in ("causal", "window", "scale") if name in options}
-    asked = Options(**of_positions, score=None if score is None else score.form)
+    dropped = Dropout.asked(*(options.get(name, default) for name, default in ARGUMENTS.items()))
+    asked = Options(**of_positions, score=None if score is None else score.form, dropout=dropped is not None)
     given = {"q": q, "k": k, "v": v} | {name: options[name] for name in ARRAYS if options.get(name) is not None} | captured
     lengths = {name: as_integers(name, given.pop(name)) for name in ("key_lengths",) if name in given}
     arrays = {name: as_array(name, array) for name, array in given.items()}
@@ -308,6 +321,7 @@ def attention_vjp(
         out, lse = attention(q, k, v, algorithm=algorithm, tiling=tiling, return_lse=True, score=score, **options)
         if gpu:
             hold_for_graph(lse)  # which nobody but the pullback has
+    options.pop("score_dtype", None)
     options |= {
         "score": score,
         "algorithm": algorithm,

@@ -35,6 +35,7 @@ def warmup(
     score: Score | None = None,
     softcap: bool = False,
     alibi_slopes: bool = False,
+    dropout: bool = False,
     varlen: bool = False,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
@@ -42,17 +43,18 @@ def warmup(
     """Compile the kernels of such calls, so that the first of them is as quick as the others.
 
     `score` is one whose text and types calls will have: the values of what it captures and the lengths of axes do not matter, nor
-    where arrays are. `softcap` and `alibi_slopes` (h,) say whether calls will have those. `mask`, `bias` and `padded` say whether
-    calls will have a mask, a bias, key lengths; `varlen` is for `attention_varlen`, which has none of the three. Sizes (of a
-    window too) do not matter, since kernels are compiled for none: where they choose between kernels, and on a Hopper between
-    "fa3" and "fa2", all of those are compiled (but for "fa3" with rows of several heads in a block, which takes few queries and
-    grouped heads, and for "decode", few queries against many keys). Contiguous arrays are assumed. On the current GPU the kernels
-    are loaded too; without a GPU it is the simulated device's kernels that are compiled and parsed. Raises as `attention` does.
+    where arrays are. `softcap` and `alibi_slopes` (h,) say whether calls will have those. `mask`, `bias`, `padded` and `dropout`
+    say whether calls will have a mask, a bias, key lengths, dropout; `varlen` is for `attention_varlen`, which has none of the
+    first three. Sizes (of a window too) do not matter, since kernels are compiled for none: where they choose between kernels, and
+    on a Hopper between "fa3" and "fa2", all of those are compiled (but for "fa3" with rows of several heads in a block, which takes
+    few queries and grouped heads, and for "decode", few queries against many keys). Contiguous arrays are assumed. On the current
+    GPU the kernels are loaded too; without a GPU it is the simulated device's kernels that are compiled and parsed. Raises as
+    `attention` does.
     """
     require_flag("varlen", varlen)
     require_choice("algorithm", algorithm, ("auto", *ALGORITHMS))
-    form = _form(score, softcap, alibi_slopes)
-    options = Options(causal=causal, window=window, mask=mask, bias=bias, padded=padded, packed=varlen, sinks=sinks, score=form)
+    given = Options(causal=causal, window=window, mask=mask, bias=bias, padded=padded, packed=varlen, sinks=sinks)
+    options = replace(given, score=_form(score, softcap, alibi_slopes), dropout=dropout)
     problem = _contiguous(Problem(1, 1, 1, 1, 1, head_dim, dtype, options, head_dim_v))
     device, simulated = _here()
     if varlen and algorithm not in ("auto", "fa2"):

@@ -9,12 +9,13 @@
 //   BR, BC      rows of a Q block, of a K/V block    STAGES     K/V blocks that there is room for: 1 or 2
 //   WARP_ROWS   rows that a warp has                 WARP_COLS  columns of S and dP that it makes at once
 //   COL_WARPS   warps that share their rows: 1 or 2  COPY_BYTES width of a copy
-//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE  0 or 1: mask.cuh, score.cuh, block_mask.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE, DROPOUT  0 or 1: mask.cuh, score.cuh, block_mask.cuh, dropout.cuh
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB WARP_COLS
 constexpr int SCARCE = WARP_ROWS == 16 ? 2 : 0;  // registers are, where there are not many rows a warp and so fewer loads
 #include "block_mask.cuh"
+#include "dropout.cuh"
 #include "element.cuh"
 #include "mask.cuh"
 #include "params.cuh"
@@ -92,6 +93,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   Masks masks = masks_of(p, place.batch, place.head, Nq, place.Nk, keys);
   masks.batch = place.sequence;
   masks.of_head = score_of_head(p, place.sequence, place.head, Nq, place.Nk, sram);
+  const Dropout dropout = dropout_of(p, place.sequence, place.head);
 
   // The K/V blocks that some row sees
   const int last_row = row_block + rows - 1;
@@ -215,7 +217,12 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       }
       // Nothing branches from here on, so that weights are made beside products.
       to_weights(P);
-      if constexpr (SCORE) {
+      if constexpr (DROPOUT) {
+#pragma unroll
+        for (int n = 0; n < N; n += 2)  // the row is unknown, or some of the first rounds would be kept in all turns
+          each_weight(P, dropout, n, unknown(warp_row), first + 8 * n, MarkDropped());
+      }
+      if constexpr (SCORE && !DROPOUT) {
 #pragma unroll
         for (int m = 0; m < M; m++) of_given_scores(P[m], slopes[m]);
       }
@@ -227,7 +234,11 @@ fa2_backward_queries(__grid_constant__ const Params given) {
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) dS[m][n][e] = P[m][n][e] * (dS[m][n][e] - D_i[m][e / 2]);
+          for (int e = 0; e < 4; e++) dS[m][n][e] = score_gradient(P[m][n][e], dS[m][n][e], D_i[m][e / 2], dropout.scale);
+      if constexpr (SCORE && DROPOUT) {
+#pragma unroll
+        for (int m = 0; m < M; m++) of_given_scores(dS[m], slopes[m]);
+      }
       add_weighted_values<KeyTile, 8>(dQ_regs, dS, K_at + col * KeyTile::ROW_BYTES);
     }
     if constexpr (STAGES == 1) {

@@ -8,6 +8,7 @@
 //   Q_IN_REGS   whether Q stays in registers too     COPY_BYTES width of a copy
 //   SCALE_FIRST whether S is scaled before its maximum is taken: with a bias, or a scale that is not positive
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, SINKS  0 or 1: mask.cuh, block_mask.cuh, sinks.cuh
+//   DROPOUT     whether weights are dropped: dropout.cuh
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB BC
 // Whether registers are scarce: O takes up to half of them, and masks, the addresses of narrow copies or, before sm_80, what
@@ -15,6 +16,7 @@
 constexpr int SCARCE =
     VALUE_DIM > 176 && (COPY_BYTES < 16 || __CUDA_ARCH__ < 800 || MASK || BIAS || WINDOW || SPARSE || VARLEN) ? 4 : 0;
 #include "block_mask.cuh"
+#include "dropout.cuh"
 #include "element.cuh"
 #include "mask.cuh"
 #include "params.cuh"
@@ -175,23 +177,32 @@ struct Warp {
     };
     if constexpr (ALL_MASKED) mask(S);
     const unsigned V_at = stream.next_values(j);
+    // Of the weights of 16 keys, behind their part of l; its row is unknown, or some of Philox's first rounds would be kept in all turns.
+    auto drop = [&](auto& P, int n, int col) {
+      if constexpr (DROPOUT) each_weight(P, dropout_of(*masks.p, masks.batch, masks.head), n, unknown(row), j * BC + col, Drop());
+    };
     float offset[M][2];
     if constexpr (sizeof(Element) == 2) {
       // The exponentials of 16 keys come right before the product that takes them, so that they run beside the one before it.
       float P[M][2][4];
       rescale_and_weigh(S, state, factor, offset, !ALL_MASKED && masked, mask, P);
+      drop(P, 0, 0);
       add_sixteen<ValueTile>(state.O, P, V_at, 0);
       stream.ask_for_next(j);
 #pragma unroll
       for (int k = 1; k < N / 2; k++) {
         weigh(S, state, factor, offset, k);
+        drop(S, 2 * k, 16 * k);
         add_sixteen<ValueTile>(state.O, S, V_at + k * 16 * ValueTile::ROW_BYTES, k);
       }
     } else {
       stream.ask_for_next(j);
       rescale(S, state, factor, offset, !ALL_MASKED && masked, mask);
 #pragma unroll
-      for (int k = 0; k < N / 2; k++) weigh(S, state, factor, offset, k);
+      for (int k = 0; k < N / 2; k++) {
+        weigh(S, state, factor, offset, k);
+        drop(S, 2 * k, 16 * k);
+      }
       add_weighted_values<ValueTile>(state.O, S, V_at);
     }
     stream.parts.put();
@@ -301,6 +312,7 @@ fa2_forward(__grid_constant__ const Params given) {
   float L = (SCALE_FIRST ? LN_2 : p.scale) * origin.score + LN_2 * (log2f(l) - origin.offset);
   const bool writes = t == own && own_row < end_rows;
   inverse *= join_sink(L, sink_of<1>(p, end.head, writes));
+  if constexpr (DROPOUT) inverse *= dropout_of(p, 0, 0).scale;
   if (p.L && writes) p.L[end.L_row + end_row + own_row] = L;
 #pragma unroll
   for (int m = 0; m < M; m++)

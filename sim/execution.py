@@ -12,6 +12,7 @@ from cupyflash import decode, tensor_maps
 from cupyflash.arrays import check_array, numpy_dtype
 from cupyflash.binding import argument_values, by_tensor
 from cupyflash.compiler import ptx
+from cupyflash.dropout import Dropout
 from cupyflash.gradients import check_beside, of_heads
 from cupyflash.launcher import VECTORS
 from cupyflash.params import flat
@@ -60,10 +61,11 @@ def execute(
     *,
     seed: int | None = None,
     score: Score | None = None,
+    dropout: Dropout | None = None,
     **beside: np.ndarray | None,
 ) -> Execution:
-    """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v, the `score` function, if it has one, and, by
-    name, what comes `beside` them (mask, bias, key_lengths, block_mask).
+    """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v, the `score` function and the `dropout`, if it
+    has them, and, by name, what comes `beside` them (mask, bias, key_lengths, block_mask).
 
     `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it.
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
@@ -74,7 +76,7 @@ def execute(
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
     captured, numbers = _captured(schedule.problem, score)
     check_captured(schedule.problem, captured)
-    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside, **captured, **numbers}
+    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside, **captured, **numbers, **_numbers_of(schedule, dropout)}
     return run(schedule, arrays, seed=seed)
 
 
@@ -84,6 +86,13 @@ def _captured(p: Problem, score: Score | None) -> tuple[dict[str, Any], dict[str
     if (None if score is None else score.form) != p.options.score:
         raise ValueError(f"the schedule has another score function than {score!r}")
     return captured, dict(numbers)
+
+
+def _numbers_of(schedule: TileSchedule, dropout: Dropout | None) -> dict[str, Any]:
+    """The struct's fields. ValueError for a dropout without a schedule that has one, or the other way round."""
+    if (dropout is not None) != schedule.problem.options.dropout:
+        raise ValueError(f"dropout must be {'a Dropout' if dropout is None else 'None'} for this schedule, got {dropout!r}")
+    return {} if dropout is None else dropout.numbers
 
 
 def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Mapping[str, np.ndarray | None]) -> None:
@@ -136,10 +145,11 @@ def execute_backward(
     dbias: np.ndarray | None = None,
     seed: int | None = None,
     score: Score | None = None,
+    dropout: Dropout | None = None,
     **beside: np.ndarray | None,
 ) -> BackwardExecution:
     """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`, and the
-    `score` function that this had.
+    `score` function and the `dropout` that this had.
 
     `dbias`, zeros in float32 of the bias's shape, receives its gradient where the schedule makes it.
     `seed`, and what this raises, as for `execute`.
@@ -161,7 +171,7 @@ def execute_backward(
     check_captured(schedule.problem, captured)
     arrays |= captured | numbers
     rows = _of_rows(schedule, lse)
-    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows}
+    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows, **_numbers_of(schedule, dropout)}
     return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)
 
 
@@ -192,12 +202,13 @@ def execute_varlen(
     *,
     seed: int | None = None,
     score: Score | None = None,
+    dropout: Dropout | None = None,
     **beside: np.ndarray | None,
 ) -> Execution:
     """Run the real kernel on packed sequences, q (total_q, h, d), k and v likewise; `lse` is (h, total_q).
 
-    `seed` and `score` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another
-    problem.
+    `seed`, `score` and `dropout` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose
+    another problem.
     """
     require_schedule(schedule, VarlenSchedule, "plan_varlen")
     captured, numbers = _captured(schedule.problem, score)
@@ -205,7 +216,7 @@ def execute_varlen(
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
     views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
-    arrays = {**views, "lse": lse, **bounds, **beside, **captured, **numbers}
+    arrays = {**views, "lse": lse, **bounds, **beside, **captured, **numbers, **_numbers_of(schedule, dropout)}
     return replace(run(schedule, arrays, seed=seed), out=out)
 
 
@@ -220,10 +231,11 @@ def execute_varlen_backward(
     *,
     seed: int | None = None,
     score: Score | None = None,
+    dropout: Dropout | None = None,
     **beside: np.ndarray | None,
 ) -> BackwardExecution:
-    """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed` and `score` as in
-    `execute`.
+    """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed`, `score` and
+    `dropout` as in `execute`.
 
     Raises as `execute_varlen` does.
     """
@@ -235,7 +247,8 @@ def execute_varlen_backward(
     named = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dQ": dq, "dK": dk, "dV": dv}
     arrays = {name: heads_first(array) for name, array in named.items()} | {"lse": np.ascontiguousarray(lse)} | bounds | beside
     rows = _of_rows(schedule, lse)
-    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | rows | captured | numbers, seed=seed), rows)
+    made = rows | captured | numbers | _numbers_of(schedule, dropout)
+    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)
 
 
 def _posed_varlen(

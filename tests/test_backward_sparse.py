@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from test_backward import A100, check_backward
-from test_varlen import any_schedule, packed
+from test_varlen import any_schedule, dropout_of, packed
 
 import cupyflash
 from cupyflash import Problem, Score
@@ -75,10 +75,10 @@ def run_packed(
     of_each = []
     for n, (rows, cols) in enumerate(places):
         qkv = (array.swapaxes(0, 1) for array in (q[rows], k[cols], v[cols]))
-        of_each.append(Inputs(*qkv, asked, score=score, sequence=n))
+        of_each.append(Inputs(*qkv, asked, score=score, sequence=n, dropout=dropout_of(asked, n)))
         one = forward(of_each[-1])
         out[rows], lse[:, rows] = one.O.swapaxes(0, 1).astype(q.dtype), one.L
-    execution = execute_varlen_backward(schedule, dout, q, k, v, out, lse, seed=seed, score=score)
+    execution = execute_varlen_backward(schedule, dout, q, k, v, out, lse, seed=seed, score=score, dropout=dropout_of(asked))
     numbers: list[Numbers] = []
     for (rows, cols), inputs in zip(places, of_each, strict=True):
         gradients = {"dQ": execution.dq[rows], "dK": execution.dk[cols], "dV": execution.dv[cols]}

@@ -11,7 +11,7 @@ import pytest
 import cupyflash
 from cupyflash import Device, Options, Problem, Score, plan
 from cupyflash.expressions.evaluate import evaluate, positions
-from cupyflash.schedules import choose, plan_varlen_backward
+from cupyflash.schedules import choose
 from cupyflash.sim import theory
 from cupyflash.sim.execution import execute
 from cupyflash.sim.machine import replay
@@ -105,12 +105,8 @@ def test_what_has_no_score_function_says_so() -> None:
     hopper = Device.named("H100-SXM")
     sine = problem.asking(score=Score("s + sin(s)").form)
     assert choose(sine, hopper).algorithm == "fa2" and "score function's sin" in choose(sine, hopper).reason
-    for refused in (
-        lambda: plan(sine, hopper, "fa3"),
-        lambda: plan_varlen_backward(problem, A100),
-    ):
-        with pytest.raises(ValueError, match="score function"):
-            refused()
+    with pytest.raises(ValueError, match="score function"):
+        plan(sine, hopper, "fa3")
     for wrong, error, words in (
         ("s", TypeError, "score must be a cupyflash.Score or None, got str"),
         (Score("s * x[h]", x=SLOPES[:2]), ValueError, "x must have length 4 along axis 0, which h indexes"),

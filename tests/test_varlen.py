@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import cupyflash
 from cupyflash import Device, Problem
+from cupyflash.dropout import Dropout
 from cupyflash.options import Options
 from cupyflash.schedules import VarlenSchedule, plan, plan_varlen
 from cupyflash.score import Score
@@ -39,6 +40,11 @@ def packed(seqlens: Seqlens, heads: int, kv_heads: int, d: int, d_v: int, dtype:
     return q, k, v, cu_q, cu_k
 
 
+def dropout_of(options: Options, number: int = 0) -> Dropout | None:
+    """What a sequence of a problem with dropout drops."""
+    return Dropout(0.25, 2**40, 1, (number, 0, 0, 0)) if options.dropout else None
+
+
 def check_sequences(
     out: np.ndarray,
     lse: np.ndarray | None,
@@ -54,7 +60,7 @@ def check_sequences(
     for b, (n_q, n_k) in enumerate(seqlens):
         rows, cols = slice(first_q, first_q + n_q), slice(first_k, first_k + n_k)
         heads_first = (array.swapaxes(0, 1) for array in (q[rows], k[cols], v[cols]))
-        inputs = Inputs(*heads_first, options, score=score, sequence=b)
+        inputs = Inputs(*heads_first, options, score=score, sequence=b, dropout=dropout_of(options, b))
         numbers = measure(out[rows].swapaxes(0, 1), None if lse is None else lse[:, rows], inputs)
         assert all(each.good for each in numbers.values()), numbers
         first_q, first_k = first_q + n_q, first_k + n_k
@@ -66,7 +72,7 @@ def check_packed(schedule: VarlenSchedule, data_seed: int = 0, seed: int | None 
     assert seqlens is not None
     q, k, v, _, _ = packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.head_dim_v, p.dtype, data_seed)
     score = draw_score(p, data_seed)
-    execution = execute_varlen(schedule, q, k, v, seed=seed, score=score)
+    execution = execute_varlen(schedule, q, k, v, seed=seed, score=score, dropout=dropout_of(p.options))
     assert execution.findings == ()
     assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True) == execution.traffic
     check_sequences(execution.out, execution.lse, q, k, v, seqlens, replace(p.options, packed=False), score)

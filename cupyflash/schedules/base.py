@@ -19,6 +19,7 @@ import numpy as np
 from cupyflash import params, score
 from cupyflash.arrays import ITEMSIZE
 from cupyflash.device import Device
+from cupyflash.dropout import with_dropout
 from cupyflash.expressions.c import ELEMENTS
 from cupyflash.expressions.tree import Load
 from cupyflash.params import CapturedField, Field, Params
@@ -213,7 +214,7 @@ class TileSchedule(Schedule):
     @property
     def struct(self) -> Params:
         """What its kernels are given."""
-        return with_captured(self.params, self.problem.options.score)
+        return with_dropout(with_captured(self.params, self.problem.options.score), self.problem.options.dropout)
 
     @property
     def block_rows(self) -> int:
@@ -429,6 +430,7 @@ def element_constants(problem: Problem, with_derivative: bool = False, by_tiles:
         ("SPARSE", int(problem.options.block_mask is not None)),
         ("SINKS", int(problem.options.sinks)),
         ("COPY_BYTES", problem.alignment),
+        *((("DROPOUT", 1),) if problem.options.dropout else ()),
         *(score.constants(problem.options.score, with_derivative, by_tiles) if problem.options.score else ()),
     )
 

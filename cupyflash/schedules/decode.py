@@ -338,6 +338,8 @@ def plan_decode(
     asked = problem.options
     if asked.mask or asked.bias or asked.block_mask is not None or asked.packed:
         raise ValueError("decoding has no mask, bias, block mask or packed sequences")
+    if asked.dropout or asked.score_dtype is not None:
+        raise ValueError("decoding has no dropout, which 'fa1', 'fa2' and 'standard' have, and no score_dtype")
     if cache.appended > problem.seqlen_k:
         raise ValueError(f"the cache must have room for the {cache.appended} new keys, got room for {problem.seqlen_k}")
     longest = max(asked.key_lengths or (0,))

@@ -149,7 +149,7 @@ def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
         most = 144
     else:
         most = 144 if config.warps <= 2 or capability < (8, 0) else 160
-        if config.warps > 2 and not odd(problem) and capability in ((8, 0), (9, 0)):
+        if config.warps > 2 and not odd(problem) and capability in ((8, 0), (9, 0)) and not problem.options.dropout:
             most = 176
     if config.block_cols == max(BLOCK_COLS):
         most -= 40  # S takes twice the registers of the next narrower, and P half as much again

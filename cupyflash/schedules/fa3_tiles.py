@@ -161,6 +161,7 @@ def refusal(problem: Problem, device: Device) -> str | None:
         ("a mask", asked.mask),
         ("a bias", asked.bias),
         ("a block mask", asked.block_mask is not None),
+        ("dropout", asked.dropout),
     ):
         if has:
             return f"the kernel has no place for {name}"
