@@ -116,13 +116,13 @@ def attention(
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, beside = placed(arrays, lengths)
     with device_of(gpu, **arrays, **beside):
-        call = kept(_prepare, gpu, arrays | lengths, options, algorithm, tiling, bool(return_lse))
+        call = kept(_prepare, gpu, arrays | lengths, options, algorithm, tiling, bool(return_lse), numbers)
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
         require_lengths(gpu, inputs | lengths)
         inputs |= vectors_on_device(gpu, inputs | lengths)
         own = by_tensor(inputs if out is None else inputs | {"out": arrays["out"]})
-        made = call.launch(own, numbers if dropped is None else numbers | dropped.numbers)
+        made = call.launch(own) if dropped is None else call.launch(own, dropped.numbers)
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
 
@@ -134,6 +134,7 @@ def _prepare(
     algorithm: str,
     tiling: TilingChoice,
     lse: bool,
+    numbers: tuple[tuple[str, float], ...] = (),
 ) -> Prepared | PreparedSimulation:
     problem = posed(arrays, options)
     device, simulation = target(gpu)
@@ -141,7 +142,7 @@ def _prepare(
     made = {} if "out" in arrays else {"O": Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)}
     if lse:
         made["L"] = Layout.contiguous(q.shape[:-1], np.float32)
-    by_name = by_tensor(arrays) | made
+    by_name = by_tensor(arrays) | made | dict(numbers)
     if algorithm == "auto":
         algorithm = choose(problem, device, tiling, first_refusal({tensor: by_name[tensor] for tensor in "QKVO"})).algorithm
     schedule = plan(problem, device, algorithm, tiling, lse=lse)

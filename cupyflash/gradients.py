@@ -96,13 +96,13 @@ def attention_backward(
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, beside = placed(arrays, lengths)
     with device_of(gpu, **arrays, **beside):
-        call = kept(_prepare, gpu, _readable(arrays | lengths), options, ways)
+        call = kept(_prepare, gpu, _readable(arrays | lengths), options, ways, numbers)
         require_lengths(gpu, arrays | lengths)
         arrays |= vectors_on_device(gpu, arrays | lengths)
         arrays |= _beside(gpu, arrays)
         if return_dbias:
             arrays["dbias"] = zeros(gpu, arrays["bias"].shape, np.float32)
-        made = call.launch(by_tensor(arrays), numbers if dropped is None else numbers | dropped.numbers)
+        made = call.launch(by_tensor(arrays)) if dropped is None else call.launch(by_tensor(arrays), dropped.numbers)
     gradients = tuple(_returned(gpu, made))
     return (*gradients, arrays["dbias"].astype(arrays["q"].dtype)) if return_dbias else gradients
 
@@ -126,14 +126,16 @@ def _ways(algorithm: str, tiling: TilingChoice, *, deterministic: bool, dbias: b
     return Ways("fa2" if algorithm == "auto" else algorithm, tiling, bool(deterministic), bool(dbias))
 
 
-def _prepare(gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways) -> Prepared | PreparedSimulation:
+def _prepare(
+    gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways, numbers: tuple[tuple[str, float], ...]
+) -> Prepared | PreparedSimulation:
     problem = posed(_inputs(arrays), options)
     problem = _aligned(problem, check_beside(arrays, arrays["q"].shape[:-1]))
     device, simulation = target(gpu)
     schedule = _planned(problem, device, ways, arrays.get("bias"))
     made = _made(arrays) | _of_rows(schedule, arrays)
     sums = {"dbias": Layout.contiguous(arrays["bias"].shape, np.float32)} if ways.dbias else {}
-    return prepare(schedule, simulation, by_tensor(arrays) | made | sums, made)
+    return prepare(schedule, simulation, by_tensor(arrays) | made | sums | dict(numbers), made)
 
 
 def _of_rows(schedule: BackwardSchedule, arrays: Mapping[str, Array]) -> dict[str, Layout]:
@@ -223,9 +225,9 @@ def attention_varlen_backward(
     gpu, bounds, beside = varlen.bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
     with device_of(gpu, **arrays, **beside):
         longest, functions = (max_seqlen_q, max_seqlen_k), (_posed, _prepare_varlen)
-        call = varlen.kept_sequences(functions, gpu, _readable(arrays), bounds, longest, options, ways)
+        call = varlen.kept_sequences(functions, gpu, _readable(arrays), bounds, longest, options, ways, numbers)
         arrays |= vectors_on_device(gpu, arrays | bounds) | _beside(gpu, arrays)
-        made = call.launch(by_tensor(arrays), numbers if dropped is None else numbers | dropped.numbers)
+        made = call.launch(by_tensor(arrays)) if dropped is None else call.launch(by_tensor(arrays), dropped.numbers)
     return tuple(_returned(gpu, made))
 
 
@@ -241,6 +243,7 @@ def _prepare_varlen(
     sequences: varlen.Sequences,
     options: Options,
     ways: Ways,
+    numbers: tuple[tuple[str, float], ...],
 ) -> Prepared | PreparedSimulation:
     problem = sequences.of(_posed(gpu, arrays, options))
     check_captured(problem, captured_among(arrays))
@@ -249,7 +252,7 @@ def _prepare_varlen(
     schedule = plan_varlen_backward(problem, device, each, ways.tiling, deterministic=ways.deterministic, totals=totals)
     made, tensors = _made(arrays) | _of_rows(schedule, arrays), by_tensor(arrays)
     views = {name: varlen.heads_first(array) for name, array in (tensors | made).items() if name in ROWS}
-    return prepare(schedule, simulation, tensors | made | views, made)
+    return prepare(schedule, simulation, tensors | made | views | dict(numbers), made)
 
 
 # Tensors of (total, h, d), which the kernels take with their heads first

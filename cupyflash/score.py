@@ -276,24 +276,14 @@ def itemsize(form: Form, load: Load) -> int:
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
-def captured_values(score: Score | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def captured_values(score: Score | None) -> tuple[dict[str, Any], tuple[tuple[str, float], ...]]:
     """A call's captured arrays and numbers, by the names of the kernels' struct. TypeError for what is no Score."""
     if score is None:
-        return {}, {}
+        return {}, ()
     if not isinstance(score, Score):
         raise TypeError(f"score must be a cupyflash.Score or None, got {type(score).__name__}")
     arrays = {field(name): array for name, array in score.arrays.items()}
-    return arrays, {field(name): _as_given(number) for name, number in score.numbers.items()}
-
-
-def _as_given(number: float) -> np.generic:
-    """As the kernels' struct has it; ints and conditions have 32 bits there."""
-    return np.float32(number) if isinstance(number, float) else np.int32(number)
-
-
-def no_numbers(form: Form | None) -> dict[str, int]:
-    """Zeros in place of captured numbers, which each launch is given."""
-    return {field(one.name): 0 for one in form.captured if one.axes is None} if form else {}
+    return arrays, tuple((field(name), number) for name, number in score.numbers.items())
 
 
 def is_captured(name: str) -> bool:
