@@ -94,7 +94,7 @@ MUTANTS = {
     "K is read past its end": Mutant(TILE, "WHOLE || row < valid", "WHOLE || row <= valid", "out of bounds", (COPY,)),
     "rows past the end of Q are read": Mutant(FA2, "p.Q.row, rows, thread", "p.Q.row, BR, thread", "out of bounds", (COPY,)),
     "rows past the end of O are stored": Mutant(
-        FA2, "end_rows, lane)", "WARP_ROWS, lane)", "out of bounds|race|uninitialised", ("reinterpret_cast<uint4*>",)
+        FA2, "end_rows - first, lane)", "WARP_ROWS, lane)", "out of bounds|race|uninitialised", ("reinterpret_cast<uint4*>",)
     ),
     "L is written past the end": Mutant(FA2, "t == own && own_row < end_rows", "t == own", "out of bounds|race", ("L[end.L_row",)),
     "O leaves before the warp has put it down": Mutant(
