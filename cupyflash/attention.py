@@ -57,7 +57,7 @@ def attention(
     `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
     and "fa2"). The masks add up.
     `score`, a `Score`, is what becomes of each scaled score before bias and masks: one line, compiled into the kernels
-    ("fa1", "fa2" and "standard"; gradients have none yet).
+    ("fa1", "fa2" and "standard").
     `sinks`, float32 of shape (h,), is one more score of each of a head's rows, without a value. L has it, also where no key is
     seen; where parts of the keys are merged, one of them gets the sinks.
     A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight zero, but a NaN or infinity in a
@@ -114,9 +114,7 @@ def _prepare(
     lse: bool,
     numbers: tuple[tuple[str, float], ...] = (),
 ) -> Prepared | PreparedSimulation:
-    captured = {name: array for name, array in arrays.items() if is_captured(name)}
-    problem = Problem.from_arrays(**{name: array for name, array in arrays.items() if name not in captured}, options=options)
-    check_captured(problem, captured)
+    problem = posed(arrays, options)
     device, simulation = target(gpu)
     q, v = arrays["q"], arrays["v"]
     made = {} if "out" in arrays else {"O": Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)}
@@ -127,3 +125,11 @@ def _prepare(
         algorithm = choose(problem, device, tiling, first_refusal({tensor: by_name[tensor] for tensor in "QKVO"})).algorithm
     schedule = plan(problem, device, algorithm, tiling, lse=lse)
     return prepare(schedule, simulation, by_name, made)
+
+
+def posed(arrays: Mapping[str, Array], options: Options) -> Problem:
+    """The problem that a call's arrays pose, by its names for them, those that a score function has captured among them."""
+    captured = {name: array for name, array in arrays.items() if is_captured(name)}
+    problem = Problem.from_arrays(**{name: array for name, array in arrays.items() if name not in captured}, options=options)
+    check_captured(problem, captured)
+    return problem

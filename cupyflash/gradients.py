@@ -11,7 +11,7 @@ import numpy as np
 
 from cupyflash import varlen
 from cupyflash.arrays import Array, Layout, check_array, check_operand, last_axis_contiguous, row_alignment
-from cupyflash.attention import attention
+from cupyflash.attention import attention, posed
 from cupyflash.binding import by_tensor
 from cupyflash.device import Device
 from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, target
@@ -29,6 +29,7 @@ from cupyflash.launcher import (
 from cupyflash.options import ARRAYS, Options, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import BACKWARD_ALGORITHMS, BackwardSchedule, plan_backward, plan_varlen_backward
+from cupyflash.score import Score, captured_values
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiling import TilingChoice
 
@@ -48,6 +49,7 @@ def attention_backward(
     key_lengths: Any | None = None,
     block_mask: Any | None = None,
     sinks: Any | None = None,
+    score: Score | None = None,
     scale: float | None = None,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
@@ -63,6 +65,8 @@ def attention_backward(
     an infinity in a masked row of k or v makes the dq of rows that share a tile with it NaN, being multiplied by a weight of zero;
     what is behind `key_lengths` is not read. Rows whose L is beyond 4096 take "fa2" longer: it goes through their scores once more,
     where the other two take P from what float32 leaves of L.
+    With a `score` function dq and dk have its derivative by s. Where a score is masked, or its weight is 0, that does not enter,
+    whatever it is. What the function has captured gets no gradient.
 
     `algorithm`: "fa2" (FlashAttention-2), or "auto", which is "fa2". It sums dq by atomics, in float32 and in no order;
     `deterministic` takes a kernel of its own for dq instead, which gives the same bits each time. "fa1" (FlashAttention's
@@ -75,12 +79,16 @@ def attention_backward(
     refuses). Raises as `attention` does.
     """
     options = Options.asked(causal, window, scale)
+    captured, numbers = captured_values(score)
+    if score is not None:
+        options = replace(options, score=score.form)
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=bias)
-    arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks)
+    beside_them = {"mask": mask, "bias": bias, "block_mask": block_mask, "sinks": sinks, **captured}
+    arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, **beside_them)
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, beside = placed(arrays, lengths)
     with device_of(gpu, **arrays, **beside):
-        call = kept(_prepare, gpu, _readable(arrays | lengths), options, ways)
+        call = kept(_prepare, gpu, _readable(arrays | lengths), options, ways, numbers)
         require_lengths(gpu, arrays | lengths)
         arrays |= vectors_on_device(gpu, arrays | lengths)
         arrays |= _beside(gpu, arrays)
@@ -110,14 +118,16 @@ def _ways(algorithm: str, tiling: TilingChoice, *, deterministic: bool, dbias: b
     return Ways("fa2" if algorithm == "auto" else algorithm, tiling, bool(deterministic), bool(dbias))
 
 
-def _prepare(gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways) -> Prepared | PreparedSimulation:
-    problem = Problem.from_arrays(**_inputs(arrays), options=options)
+def _prepare(
+    gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways, numbers: tuple[tuple[str, float], ...]
+) -> Prepared | PreparedSimulation:
+    problem = posed(_inputs(arrays), options)
     problem = _aligned(problem, check_beside(arrays, arrays["q"].shape[:-1]))
     device, simulation = target(gpu)
     schedule = _planned(problem, device, ways, arrays.get("bias"))
     made = _made(arrays) | _of_rows(schedule, arrays)
     sums = {"dbias": Layout.contiguous(arrays["bias"].shape, np.float32)} if ways.dbias else {}
-    return prepare(schedule, simulation, by_tensor(arrays) | made | sums, made)
+    return prepare(schedule, simulation, by_tensor(arrays) | made | sums | dict(numbers), made)
 
 
 def _of_rows(schedule: BackwardSchedule, arrays: Mapping[str, Array]) -> dict[str, Layout]:
@@ -272,8 +282,11 @@ def attention_vjp(
     if unknown := {"return_lse", "out"} & set(options):
         raise TypeError(f"attention_vjp has no {unknown.pop()}")
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=options.get("bias"))
-    asked = Options(**{name: options[name] for name in ("causal", "window", "scale") if name in options})
-    given = {"q": q, "k": k, "v": v} | {name: options[name] for name in ARRAYS if options.get(name) is not None}
+    score = options.get("score")
+    captured, _ = captured_values(score)
+    of_positions = {name: options[name] for name in ("causal", "window", "scale") if name in options}
+    asked = Options(**of_positions, score=score and score.form)
+    given = {"q": q, "k": k, "v": v} | {name: options[name] for name in ARRAYS if options.get(name) is not None} | captured
     lengths = {name: as_integers(name, given.pop(name)) for name in ("key_lengths",) if name in given}
     arrays = {name: as_array(name, array) for name, array in given.items()}
     gpu, beside = placed(arrays, lengths)
@@ -292,7 +305,7 @@ def attention_vjp(
 
 def _check_planned(gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways) -> None:
     """Refuses what no backward kernel runs."""
-    problem = Problem.from_arrays(**arrays, options=options)
+    problem = posed(arrays, options)
     _planned(problem, target(gpu)[0], ways, arrays.get("bias")).kernels()
 
 

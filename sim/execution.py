@@ -72,12 +72,17 @@ def execute(
     _require_posed(schedule.problem, q, k, v, beside)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
-    captured, numbers = captured_values(score)
+    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside, **_captured(schedule, score)}
+    return run(schedule, arrays, seed=seed)
+
+
+def _captured(schedule: TileSchedule, score: Score | None) -> dict[str, Any]:
+    """What a score function has captured, by the struct's names. ValueError where it is not the schedule's, or does not fit it."""
+    arrays, numbers = captured_values(score)
     if (score and score.form) != schedule.problem.options.score:
         raise ValueError(f"the schedule has another score function than {score!r}")
-    check_captured(schedule.problem, captured)
-    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside, **captured}
-    return run(schedule, arrays | dict(numbers), seed=seed)
+    check_captured(schedule.problem, arrays)
+    return arrays | dict(numbers)
 
 
 def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Mapping[str, np.ndarray | None]) -> None:
@@ -129,9 +134,11 @@ def execute_backward(
     *,
     dbias: np.ndarray | None = None,
     seed: int | None = None,
+    score: Score | None = None,
     **beside: np.ndarray | None,
 ) -> BackwardExecution:
-    """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`.
+    """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`, and the
+    `score` function that this had.
 
     `dbias`, zeros in float32 of the bias's shape, receives its gradient where the schedule makes it.
     `seed`, and what this raises, as for `execute`.
@@ -149,6 +156,7 @@ def execute_backward(
         )
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": np.ascontiguousarray(lse), "dout": dout, **beside}
+    arrays |= _captured(schedule, score)
     rows = _of_rows(schedule, lse)
     made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows}
     return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)

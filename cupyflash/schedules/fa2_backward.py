@@ -29,6 +29,7 @@ from cupyflash.schedules.base import (
     Workspace,
     block_mask_moves,
     element_constants,
+    head_moves,
     length_moves,
     mask_moves,
     padded_dim,
@@ -50,10 +51,10 @@ class _Fa2Kernels(BackwardSchedule):
         Field("bases", "Base", POINTER), *arrays("float", POINTER, ("D", "dQ_acc", "dsinks"))
     )
 
-    def constants(self) -> tuple[tuple[str, int | str], ...]:
+    def constants(self, with_derivative: bool = True) -> tuple[tuple[str, int | str], ...]:
         rows, cols = self.shares
         return (
-            *element_constants(self.problem),
+            *element_constants(self.problem, with_derivative),
             ("BR", self.block_rows),
             ("BC", self.block_cols),
             ("KEPT_ROWS", rows),
@@ -65,10 +66,12 @@ class _Fa2Kernels(BackwardSchedule):
         """What each query head of the group visits."""
         return [Visited.of(self, keys, None if block_mask is None else block_mask[head]) for head in range(self.group)]
 
-    def extras(self, heads: list[Visited], keys: int, blocks: int) -> Iterator[Phase]:
-        """What `blocks` thread blocks read of masks, each its batch's length, and what the block mask says of it."""
+    def extras(self, heads: list[Visited], keys: int, blocks: int, heads_each: int) -> Iterator[Phase]:
+        """What `blocks` thread blocks read of masks, each its batch's length, what the block mask says of it, and what a score
+        function reads once for each of the heads that it has."""
         p = self.problem
         yield Phase(blocks, enter=length_moves(p))
+        yield Phase(blocks * heads_each, enter=head_moves(p))
         yield Phase(1, enter=block_mask_moves(p, sum(each.blocks for each in heads)))
         yield Phase(1, enter=mask_moves(p, sum(visited_scores(self, each, keys) for each in heads)))
 
@@ -88,7 +91,7 @@ class QueriesSchedule(_Fa2Kernels):
             visits = np.array([each.count(0, tail), each.count(tail, tail + 1)])
             for i in range(self.row_blocks) if literal else [slice(None)]:
                 yield self._row_blocks(np.atleast_1d(rows[i]), np.atleast_2d(visits[:, i].T).T, keys - tail * self.block_cols)
-        yield from self.extras(heads, keys, self.group * self.row_blocks)
+        yield from self.extras(heads, keys, self.group * self.row_blocks, 1)
 
     def _row_blocks(self, rows: np.ndarray, visits: np.ndarray, tail_cols: int) -> Phase:
         """Row blocks of `rows` rows that visit full and ragged column blocks so often (2, row blocks); in one phase."""
@@ -143,13 +146,13 @@ class QueriesSchedule(_Fa2Kernels):
             ("COL_WARPS", warps.beside),
         )
         name, threads = "fa2_backward_queries", warps.count(self.block_rows) * WARP
-        return Kernel(f"{name}.cu", name, constants, self.grid, threads, total_bytes(self._tiles()), self.params)
+        return Kernel(f"{name}.cu", name, constants, self.grid, threads, total_bytes(self._tiles()), self.struct)
 
     @property
     def large_rows(self) -> Kernel:
         """What finds `bases`, in the same blocks."""
         shared, threads = tiles.large_rows_bytes(self.problem, self.block_rows, self.block_cols), self.block_rows // GRANULE * WARP
-        return Kernel("large_rows.cu", "large_rows", self.constants(), self.grid, threads, shared, self.params)
+        return Kernel("large_rows.cu", "large_rows", self.constants(False), self.grid, threads, shared, self.struct)
 
 
 @dataclass(frozen=True)
@@ -237,7 +240,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
         for launch in launches(p):
             yield from self._launch(launch, literal, keys, heads)
-            yield from self.extras(heads, keys, self.col_blocks)
+            yield from self.extras(heads, keys, self.col_blocks, self.group)
             gradients = (("dK", p.head_dim, launch.dk), ("dV", p.head_dim_v, launch.dv))
             leave = (Move(name, p.seqlen_k * d, p.itemsize, write=True) for name, d, made in gradients if made)
             yield Phase(1, leave=tuple(leave))
@@ -285,20 +288,20 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         # The kernels before and behind are compiled with the launch that makes dK.
         pairs, total_q = self.query_shape
         row_grid = pairs * -(-total_q // (ROW_THREADS // tiles.row_lanes(p)))
-        rows = Kernel(source, "fa2_backward_rows", beside_main, row_grid, ROW_THREADS, 0, self.params)
+        rows = Kernel(source, "fa2_backward_rows", beside_main, row_grid, ROW_THREADS, 0, self.struct)
         others = tiles.narrower(self.warps, self.block_rows)
         main = [replace(self._main(each, self.warps), instead=tuple(self._main(each, warps) for warps in others)) for each in made]
         before_main = rows, self.by_rows.large_rows
         if self.queries is not None:
             return (*before_main, *main, *self.queries.kernels())
         of_block = ROW_THREADS // SUMMED_ROWS // (padded_dim(p.head_dim) // GRANULE) * SUMMED_ROWS
-        finish = Kernel(source, "fa2_backward_finish", beside_main, pairs * -(-total_q // of_block), ROW_THREADS, 0, self.params)
+        finish = Kernel(source, "fa2_backward_finish", beside_main, pairs * -(-total_q // of_block), ROW_THREADS, 0, self.struct)
         return (*before_main, *main, finish)
 
     def _main(self, launch: Launch, warps: Warps) -> Kernel:
         """The main kernel, whose warps share a block so."""
         threads, shared = warps.count(self.block_cols) * WARP, total_bytes(self._rooms(warps))
-        return Kernel("fa2_backward.cu", "fa2_backward", self._constants(launch, warps), self.grid, threads, shared, self.params)
+        return Kernel("fa2_backward.cu", "fa2_backward", self._constants(launch, warps), self.grid, threads, shared, self.struct)
 
     def _constants(self, launch: Launch, warps: Warps) -> tuple[tuple[str, int | str], ...]:
         return (
