@@ -180,10 +180,8 @@ def require_usual_head_dim(problem: Problem, what: str) -> None:
     """ValueError for a d or d_v that is beyond what all kernels take; `what` does not take it."""
     for name in ("head_dim", "head_dim_v"):
         if (size := getattr(problem, name)) > USUAL_HEAD_DIM:
-            raise ValueError(
-                f"{name} must be between 1 and {USUAL_HEAD_DIM} for {what}, got {size}; up to {MAX_HEAD_DIM} are 'fa2''s forward in float16 "
-                "and bfloat16"
-            )
+            takes = f"up to {MAX_HEAD_DIM} are 'fa2''s forward in float16 and bfloat16"
+            raise ValueError(f"{name} must be between 1 and {USUAL_HEAD_DIM} for {what}, got {size}; {takes}")
 
 
 def check_out(out: Array, shape: tuple[int, ...]) -> None:

@@ -54,7 +54,7 @@ class Fa2Schedule(TileSchedule):
         return fa2_tiles.choose(self.problem, self.device, (self.block_rows, self.block_cols))
 
     def _tiles(self) -> tuple[Room, ...]:
-        """The Q block, which O leaves through, the ring that K and V blocks go round, S on its way between warps, and the block mask."""
+        """The Q block, which O leaves through, the ring of K and V blocks, S on its way between warps, and the block mask."""
         p = self.problem
         if self.block_rows % GRANULE or self.block_cols % GRANULE:
             row, stages = max(p.head_dim, p.head_dim_v) * p.itemsize, LEAST_STAGES

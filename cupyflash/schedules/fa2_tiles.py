@@ -84,9 +84,8 @@ class Config:
 
     def __str__(self) -> str:
         held = "O, S and Q" if self.q_in_regs else "O and S"
-        shape = f"{plural(self.warps, 'warp')} of {self.warp_rows} rows, {held} in registers"
-        if self.col_warps > 1:
-            shape = f"{self.warps} warps, {self.col_warps} of them to {self.warp_rows} rows with half of d and d_v each, {held} in registers"
+        shared = f", {self.col_warps} to the same with half of d and d_v each" if self.col_warps > 1 else ""
+        shape = f"{plural(self.warps, 'warp')} of {self.warp_rows} rows{shared}, {held} in registers"
         return f"{shape}, {plural(self.stages, 'stage')}, {plural(self.blocks, 'block')} an SM"
 
 
@@ -201,8 +200,7 @@ def odd(problem: Problem) -> bool:
 
 
 def is_least(problem: Problem, device: Device, config: Config) -> bool:
-    """Whether no tile takes fewer registers, of four warps where the SRAM has room for them or of warps that share rows: taken in any
-    case."""
+    """Whether no tile takes fewer registers, of four warps where the SRAM has room for them: taken in any case."""
     if config.warp_rows != GRANULE or config.block_cols != GRANULE or config.q_in_regs:
         return False
     if config.col_warps > 1:
@@ -287,8 +285,8 @@ def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, f
     products = rows * cols * (d + dv)
     loaded = cols * (d + dv) * size
     if size == 2:
-        # Each warp reads its columns of K and V, and of its rows of Q; a request moves 512 bytes, a tensor core instruction 2,048 FMAs.
-        # Of S, warps that share rows write and read two halves each.
+        # Each warp reads its columns of K and V, and of its rows of Q; of S, those that share rows write and read two halves each.
+        # A request moves 512 bytes, a tensor core instruction 2,048 FMAs.
         given = 4 * score_bytes(problem, rows, cols)
         wavefronts = (warps // shared_by * loaded + (0 if config.q_in_regs else rows * d * size) + given) / SHARED_BYTES
         issued = products / 2048 + wavefronts / 4
