@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from accounts import Accounts, Program
 from machine_code import sass
 
-from cupyflash import Device, Problem, plan
+from cupyflash import Device, Problem, Score, plan
 from cupyflash.arrays import MAX_ALIGNMENT
 from cupyflash.resources import Resources, resources
 from cupyflash.schedules import (
@@ -76,6 +76,7 @@ HEAVY: Variant = (MASKS, True)
 # Of the widest d, where FlashAttention-2's O alone takes half of the registers: what takes more of them, two at a time in turns.
 WIDEST: tuple[Variant, ...] = (HEAVY, (("bias",), False), (("window",), True), (("mask",), False))
 WINDOW = (512, 64)
+SOFTCAP = Score("softcap * tanh(s / softcap)", softcap=30.0)
 # Copies of an element, whose addresses take registers, beside a window's bounds, which do too.
 NARROW_HEADS = (25, 40, 96, 154)
 PACKED = ((64, "float16"), (128, "float16"), (256, "float16"), (256, "float32"))
@@ -98,7 +99,7 @@ DECODE_HEADS = (64, 128, 256, 96)
 DECODE_CALLS: tuple[tuple[dict[str, Any], Cache], ...] = (
     ({"causal": True}, Cache(appended=1)),
     ({"causal": True}, Cache(appended=4, page_size=16, pages=4096)),
-    ({"window": WINDOW, "sinks": True}, Cache(page_size=48, pages=4096, softcap=30.0)),
+    ({"window": WINDOW, "sinks": True, "score": SOFTCAP.form}, Cache(page_size=48, pages=4096)),
     ({"padded": False}, Cache()),
     ({"causal": True, "scale": -1.0}, Cache(appended=20, page_size=256, pages=400, tree=True)),
 )
@@ -265,6 +266,22 @@ def varlen_backward_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
         yield f"varlen backward d {d}, float16, window, {schedule.tiling.used}", schedule
 
 
+def dropout_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+    """FlashAttention-2 with dropout, whose generator takes registers: the common dimensions, and in turns the widest and float32;
+    the backward of one chip of each kind, whose dQ is summed and made by itself in turns."""
+    place = DEVICES.index(device)
+    cases = [*((d, "float16", CAUSAL if (turn + place) % 2 else LIGHT) for turn, d in enumerate(COMMON))]
+    cases.append((max(HEAD_DIMS), "float16", LIGHT) if place % 2 else (96, "float32", HEAVY))
+    for d, dtype, variant in cases:
+        problem = posed(d, dtype, variant).asking(dropout=True)
+        for each in fa2_tiles.finalists(problem, device)[: None if d in COMMON else 1]:
+            schedule = plan(problem, device, "fa2", (each.config.block_rows, each.config.block_cols))
+            yield ", ".join([f"fa2 d {d}, {dtype}, dropout", *variant[0], str(schedule.tiling.used)]), schedule
+    for turn, d in enumerate(COMMON if device.compute_capability in KINDS else (), place):
+        backward = plan_backward(posed(d, "float16", LIGHT).asking(dropout=True), device, deterministic=bool(turn % 2))
+        yield f"fa2 backward d {d}, float16, dropout, {backward.tiling.used}", backward
+
+
 def softmax_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
     """Softmax by one thread, by part of a warp, by a warp and by a block a row."""
     for dtype in DTYPES:
@@ -288,6 +305,7 @@ def jobs(everything: bool = False) -> list[Job]:
             *decode_schedules(device),
             *varlen_schedules(device),
             *(varlen_backward_schedules(device) if everything or device.compute_capability in KINDS else ()),
+            *dropout_schedules(device),
             *softmax_schedules(device),
         ):
             for kernel in schedule.kernels():

@@ -11,11 +11,13 @@ import numpy as np
 from cupyflash.arrays import Array, Layout
 from cupyflash.binding import by_tensor
 from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, refuse_out, target
+from cupyflash.dropout import NO_ORIGIN, Dropout
 from cupyflash.launcher import Prepared, kept, prepare, require_lengths, vectors_on_device
+from cupyflash.named_scores import one_score
 from cupyflash.options import Options, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import choose, plan
-from cupyflash.score import Score, captured_values, check_captured, is_captured
+from cupyflash.score import Score, captured_among, captured_values, check_captured
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tensor_maps import first_refusal
 from cupyflash.tiling import TilingChoice
@@ -36,7 +38,14 @@ def attention(
     block_mask: Any | None = None,
     sinks: Any | None = None,
     score: Score | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    dropout_origin: tuple[int, int, int, int] = NO_ORIGIN,
     scale: float | None = None,
+    score_dtype: str | None = None,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
     return_lse: bool = False,
@@ -44,10 +53,10 @@ def attention(
 ) -> Any:
     """O = softmax(scale Q K^T + bias) V, computed exactly and by tiles.
 
-    Shapes: q (n_q, d), (h, n_q, d) or (b, h, n_q, d); k the same with n_k and h_kv heads, where h_kv divides h; v as k, with
-    d_v in place of d if you like. d and d_v are 1 to 256, and to 512 in half types for "fa2", which has no gradients there;
-    float16, bfloat16 (compute capability 8.0) or float32, all alike; any strides whose last axis is contiguous. `scale` is 1 / sqrt(d) when None. Scores are float32 numbers: what finite inputs make
-    of them up to 2e38 comes out right, beyond that as NaN.
+    Shapes: q (n_q, d), (h, n_q, d) or (b, h, n_q, d); k the same with n_k and h_kv heads, where h_kv divides h; v as k, with d_v
+    in place of d if you like. d and d_v are 1 to 256, and to 512 in half types for "fa2", which has no gradients there; float16,
+    bfloat16 (compute capability 8.0) or float32, all alike; any strides whose last axis is contiguous. `scale` is 1 / sqrt(d) when
+    None. Scores are float32 numbers: what finite inputs make of them up to 2e38 comes out right, beyond that as NaN.
 
     What a row sees: `causal` is aligned bottom-right, row r sees key c when c <= r + n_k - n_q; `window` = (left, right) lets
     it see the keys from r + n_k - n_q - left to r + n_k - n_q + right, None for no limit on a side. `mask`, of bool, is true
@@ -57,7 +66,15 @@ def attention(
     `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
     and "fa2"). The masks add up.
     `score`, a `Score`, is what becomes of each scaled score before bias and masks: one line, compiled into the kernels
-    ("fa1", "fa2" and "standard").
+    ("fa1", "fa2" and "standard"). Two such lines have names: `softcap`, a positive number, makes scores
+    softcap tanh(s / softcap); `alibi_slopes`, float32 of shape (h,) or (b, h), then subtracts slope |q - k|, where q is the row's
+    place on the keys' axis (r + n_k - n_q). Neither goes with `score`, which may say the same.
+    `dropout`, 0 to below 1, is the probability with which each weight of the softmax is dropped ("fa1", "fa2" and "standard");
+    those that are kept are multiplied by 1 / (1 - dropout), and L is that without dropout. Which are dropped follows from `seed`,
+    an integer below 2**64, from `offset`, one below 2**32 that may count the calls, and from batch, head, row and key, whatever
+    the algorithm, its tiling, or the device: `dropout_mask` shows it, `cupyflash.dropout.Dropout` says how. Of a part of a larger
+    call `dropout_origin` says where in that its first (batch, head, row, key) is; the row must be a multiple of 32, the key of 16.
+    Probabilities are rounded to multiples of 2**-16. (A CUDA graph keeps the seed and offset that it was captured with.)
     `sinks`, float32 of shape (h,), is one more score of each of a head's rows, without a value. L has it, also where no key is
     seen; where parts of the keys are merged, one of them gets the sinks.
     A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight zero, but a NaN or infinity in a
@@ -69,8 +86,9 @@ def attention(
     keys where the models predict that to be faster; and else "fa2", FlashAttention-2. The tile is the one that a model of the chip
     predicts to be fastest, and not the FlashAttention paper's Bc = ceil(M / 4d), Br = min(Bc, d). "fa1" (FlashAttention,
     Algorithm 1) is that formula at work, rounded to what fits. "standard" is Algorithm 0, with S and P in memory in q's dtype, so
-    that scores beyond its range overflow. `tiling`: None for these, (block_rows, block_cols) that the kernel runs, or "paper" for
-    the formula to the letter, which runs where it gives multiples of 16 that fit.
+    that scores beyond its range overflow; with `score_dtype` "float32" it keeps S in that. `tiling`: None for these,
+    (block_rows, block_cols) that the kernel runs, or "paper" for the formula to the letter, which runs where it gives multiples of
+    16 that fit.
     `out`, if given, receives O: q's dtype, shape (..., n_q, d_v), positive strides, no memory shared with an input.
 
     Returns O in q's dtype on q's device; with `return_lse` also L, the natural logarithm of the sum of exponentials of each
@@ -84,12 +102,15 @@ def attention(
     Raises TypeError or ValueError for bad arguments before anything is compiled or launched; RuntimeError for NumPy arrays
     that would take the simulated device too long.
     """
-    options = Options.asked(causal, window, scale)
+    score = one_score(score, softcap, alibi_slopes)
+    captured, numbers = captured_values(score)
+    dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
+    form = None if score is None else score.form
+    options = Options.asked(causal, window, scale, score=form, dropout=dropped is not None)
+    if score_dtype is not None:
+        options = replace(options, score_dtype=score_dtype)
     require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
-    captured, numbers = captured_values(score)
-    if score is not None:
-        options = replace(options, score=score.form)
     inputs = as_arrays(q=q, k=k, v=v, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks, **captured)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
@@ -100,7 +121,8 @@ def attention(
             refuse_out(arrays["out"], **inputs, **beside)
         require_lengths(gpu, inputs | lengths)
         inputs |= vectors_on_device(gpu, inputs | lengths)
-        made = call.launch(by_tensor(inputs if out is None else inputs | {"out": arrays["out"]}))
+        own = by_tensor(inputs if out is None else inputs | {"out": arrays["out"]})
+        made = call.launch(own) if dropped is None else call.launch(own, dropped.numbers)
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
 
@@ -129,7 +151,7 @@ def _prepare(
 
 def posed(arrays: Mapping[str, Array], options: Options) -> Problem:
     """The problem that a call's arrays pose, by its names for them, those that a score function has captured among them."""
-    captured = {name: array for name, array in arrays.items() if is_captured(name)}
+    captured = captured_among(arrays)
     problem = Problem.from_arrays(**{name: array for name, array in arrays.items() if name not in captured}, options=options)
     check_captured(problem, captured)
     return problem

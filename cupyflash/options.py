@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import check_array
+from cupyflash.dropout import MOST_PAIRS
 from cupyflash.score import Form
 
 # Of a scale but 0: as float32's normal numbers have it, and so that it stays finite times log2(e). Kernels take smaller ones for 0.
@@ -78,6 +79,9 @@ class Options:
     when None. `packed`: batches are sequences of their own lengths, one behind the other (`plan_varlen`).
     `score` is the form of a score function: what becomes of each scaled score before the bias is added.
     `sinks`: a number a head joins the softmax of its rows as one more score, which has no value.
+    `score_dtype`: "float32" where algorithm "standard" keeps S in that in memory, None where in q's dtype.
+    `dropout`: weights of the softmax are dropped at random (`cupyflash.dropout.Dropout` says which); batches and heads are then
+    65,536 at most.
 
     Raises TypeError or ValueError that names the argument, its value and what is allowed.
     """
@@ -92,6 +96,8 @@ class Options:
     block_mask: BlockMask | None = None
     packed: bool = False
     sinks: bool = False
+    dropout: bool = False
+    score_dtype: str | None = None
     score: Form | None = None
 
     def __post_init__(self) -> None:
@@ -108,6 +114,8 @@ class Options:
             raise ValueError(f"key_lengths are those of a padded problem, got {self.key_lengths!r} with padded=False")
         if self.block_mask is not None:
             object.__setattr__(self, "block_mask", BlockMask.of(self.block_mask))
+        if not (self.score_dtype is None or self.score_dtype == "float32"):
+            raise ValueError(f"score_dtype must be 'float32' or None, got {self.score_dtype!r}")
         if not isinstance(self.score, Form | None):
             raise TypeError(f"score must be a Score's form or None, got {self.score!r}")
 
@@ -120,7 +128,15 @@ class Options:
         return self._hash
 
     @classmethod
-    def asked(cls, causal: bool, window: Window | None, scale: float | None, packed: bool = False) -> Options:
+    def asked(
+        cls,
+        causal: bool,
+        window: Window | None,
+        scale: float | None,
+        packed: bool = False,
+        score: Form | None = None,
+        dropout: bool = False,
+    ) -> Options:
         """As the constructor, but what was made before is given again, as a warm call has no time to check it anew."""
         types = tuple(map(type, window)) if isinstance(window, tuple) else None  # (1, 0) and (True, False) are one to a cache
         make: Callable[..., Options] = _asked
@@ -128,7 +144,7 @@ class Options:
             hash((causal, window, scale))
         except TypeError:  # a window in a list, say
             make = _asked.__wrapped__
-        return make(causal, window, scale, packed, types)
+        return make(causal, window, scale, packed, score, dropout, types)
 
     def beside(self, arrays: Mapping[str, Any]) -> Options:
         """The same with the arrays that come beside q, k and v, by name: what NumPy's key lengths and block mask say is known."""
@@ -141,6 +157,8 @@ class Options:
         """The same for so many batches, heads and keys. TypeError or ValueError for key lengths or a block mask of others."""
         if self.block_mask is not None:
             self.block_mask.require((batch, heads))
+        if self.dropout and max(batch, heads) > MOST_PAIRS:
+            raise ValueError(f"dropout is for at most {MOST_PAIRS:,} batches and heads, got {batch:,} and {heads:,}")
         if self.key_lengths is None:
             return self
         return replace(self, key_lengths=check_key_lengths(self.key_lengths, batch, keys))
@@ -162,12 +180,14 @@ class Options:
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _asked(causal: bool, window: Window | None, scale: float | None, packed: bool, types: object) -> Options:
-    return Options(causal=causal, window=window, scale=scale, packed=packed)
+def _asked(
+    causal: bool, window: Window | None, scale: float | None, packed: bool, score: Form | None, dropout: bool, types: object
+) -> Options:
+    return Options(causal=causal, window=window, scale=scale, packed=packed, score=score, dropout=dropout)
 
 
 # Which fields of `Options` are True or False, and the arrays that may come beside q, k and v.
-FLAGS = ("causal", "mask", "bias", "padded", "packed", "sinks")
+FLAGS = ("causal", "mask", "bias", "padded", "packed", "sinks", "dropout")
 ARRAYS = ("mask", "bias", "key_lengths", "block_mask", "sinks")
 
 

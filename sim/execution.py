@@ -12,6 +12,7 @@ from cupyflash import decode, tensor_maps
 from cupyflash.arrays import check_array, numpy_dtype
 from cupyflash.binding import argument_values, by_tensor
 from cupyflash.compiler import ptx
+from cupyflash.dropout import Dropout
 from cupyflash.gradients import check_beside, of_heads
 from cupyflash.launcher import VECTORS
 from cupyflash.params import flat
@@ -60,10 +61,11 @@ def execute(
     *,
     seed: int | None = None,
     score: Score | None = None,
+    dropout: Dropout | None = None,
     **beside: np.ndarray | None,
 ) -> Execution:
-    """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v, the `score` function, if it has one, and, by
-    name, what comes `beside` them (mask, bias, key_lengths, block_mask).
+    """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v, the `score` function and the `dropout`, if it
+    has them, and, by name, what comes `beside` them (mask, bias, key_lengths, block_mask).
 
     `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it.
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
@@ -72,17 +74,25 @@ def execute(
     _require_posed(schedule.problem, q, k, v, beside)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
-    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside, **_captured(schedule, score)}
+    captured, numbers = _captured(schedule.problem, score)
+    check_captured(schedule.problem, captured)
+    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside, **captured, **numbers, **_numbers_of(schedule, dropout)}
     return run(schedule, arrays, seed=seed)
 
 
-def _captured(schedule: TileSchedule, score: Score | None) -> dict[str, Any]:
-    """What a score function has captured, by the struct's names. ValueError where it is not the schedule's, or does not fit it."""
-    arrays, numbers = captured_values(score)
-    if (score and score.form) != schedule.problem.options.score:
+def _captured(p: Problem, score: Score | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Captured arrays and numbers by the names of the kernels' struct. ValueError for another function than a problem's."""
+    captured, numbers = captured_values(score)
+    if (None if score is None else score.form) != p.options.score:
         raise ValueError(f"the schedule has another score function than {score!r}")
-    check_captured(schedule.problem, arrays)
-    return arrays | dict(numbers)
+    return captured, dict(numbers)
+
+
+def _numbers_of(schedule: TileSchedule, dropout: Dropout | None) -> dict[str, Any]:
+    """The struct's fields. ValueError for a dropout without a schedule that has one, or the other way round."""
+    if (dropout is not None) != schedule.problem.options.dropout:
+        raise ValueError(f"dropout must be {'a Dropout' if dropout is None else 'None'} for this schedule, got {dropout!r}")
+    return {} if dropout is None else dropout.numbers
 
 
 def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Mapping[str, np.ndarray | None]) -> None:
@@ -135,10 +145,11 @@ def execute_backward(
     dbias: np.ndarray | None = None,
     seed: int | None = None,
     score: Score | None = None,
+    dropout: Dropout | None = None,
     **beside: np.ndarray | None,
 ) -> BackwardExecution:
     """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`, and the
-    `score` function that this had.
+    `score` function and the `dropout` that this had.
 
     `dbias`, zeros in float32 of the bias's shape, receives its gradient where the schedule makes it.
     `seed`, and what this raises, as for `execute`.
@@ -156,9 +167,11 @@ def execute_backward(
         )
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": np.ascontiguousarray(lse), "dout": dout, **beside}
-    arrays |= _captured(schedule, score)
+    captured, numbers = _captured(schedule.problem, score)
+    check_captured(schedule.problem, captured)
+    arrays |= captured | numbers
     rows = _of_rows(schedule, lse)
-    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows}
+    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows, **_numbers_of(schedule, dropout)}
     return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)
 
 
@@ -182,18 +195,29 @@ def _as_given(arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
 
 
 def execute_varlen(
-    schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None, **beside: np.ndarray | None
+    schedule: VarlenSchedule,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    seed: int | None = None,
+    score: Score | None = None,
+    dropout: Dropout | None = None,
+    **beside: np.ndarray | None,
 ) -> Execution:
     """Run the real kernel on packed sequences, q (total_q, h, d), k and v likewise; `lse` is (h, total_q).
 
-    `seed` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another problem.
+    `seed`, `score` and `dropout` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose
+    another problem.
     """
     require_schedule(schedule, VarlenSchedule, "plan_varlen")
-    bounds = _posed_varlen(schedule, q, k, v, beside)
+    captured, numbers = _captured(schedule.problem, score)
+    bounds = _posed_varlen(schedule, q, k, v, beside | captured)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
     views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
-    return replace(run(schedule, {**views, "lse": lse, **bounds, **beside}, seed=seed), out=out)
+    arrays = {**views, "lse": lse, **bounds, **beside, **captured, **numbers, **_numbers_of(schedule, dropout)}
+    return replace(run(schedule, arrays, seed=seed), out=out)
 
 
 def execute_varlen_backward(
@@ -206,20 +230,25 @@ def execute_varlen_backward(
     lse: np.ndarray,
     *,
     seed: int | None = None,
+    score: Score | None = None,
+    dropout: Dropout | None = None,
     **beside: np.ndarray | None,
 ) -> BackwardExecution:
-    """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed` as in `execute`.
+    """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed`, `score` and
+    `dropout` as in `execute`.
 
     Raises as `execute_varlen` does.
     """
     require_schedule(schedule, VarlenBackwardSchedule, "plan_varlen_backward")
-    bounds = _posed_varlen(schedule, q, k, v, beside)
+    captured, numbers = _captured(schedule.problem, score)
+    bounds = _posed_varlen(schedule, q, k, v, beside | captured)
     check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[1::-1])
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
     named = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dQ": dq, "dK": dk, "dV": dv}
     arrays = {name: heads_first(array) for name, array in named.items()} | {"lse": np.ascontiguousarray(lse)} | bounds | beside
     rows = _of_rows(schedule, lse)
-    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | rows, seed=seed), rows)
+    made = rows | captured | numbers | _numbers_of(schedule, dropout)
+    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)
 
 
 def _posed_varlen(
@@ -249,18 +278,21 @@ def execute_decode(
     cache_seqlens: np.ndarray,
     *,
     seed: int | None = None,
+    score: Score | None = None,
     **beside: np.ndarray | None,
 ) -> Execution:
     """Run the real kernels on `attention_decode`'s arrays; new keys go into the caches.
 
-    `beside` are k, v, block_table, tree_mask, (n_q, n_q) or (b, 1, n_q, n_q), and sinks, by name. `seed`, and what this raises, as
-    for `execute`.
+    `beside` are k, v, block_table, tree_mask, (n_q, n_q) or (b, 1, n_q, n_q), and sinks, by name. `seed`, `score`, and what this
+    raises, as for `execute`.
     """
     require_schedule(schedule, DecodeSchedule, "plan_decode")
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
     arrays |= {name: array for name, array in beside.items() if array is not None}
     _require_numpy(**arrays)
-    posed, cache = decode.pose(arrays, replace(schedule.problem.options, key_lengths=None), schedule.cache.softcap)
+    captured, numbers = _captured(schedule.problem, score)
+    arrays |= captured
+    posed, cache = decode.pose(arrays, replace(schedule.problem.options, key_lengths=None))
     _require_same(posed, schedule.problem)
     if cache != schedule.cache:
         raise ValueError(f"the arrays pose {cache}, but the schedule is for {schedule.cache}")
@@ -269,7 +301,7 @@ def execute_decode(
     spaces = allocate(schedule)
     vectors = {name: np.ascontiguousarray(array, VECTORS[name]) for name, array in arrays.items() if name in VECTORS}
     named = {decode.TENSORS.get(name, name): array for name, array in (arrays | vectors).items()}
-    values = argument_values(schedule, {**named, "O": out, "L": lse, **spaces})
+    values = argument_values(schedule, {**named, "O": out, "L": lse, **spaces, **numbers})
     return Execution(out, lse, *run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed))
 
 

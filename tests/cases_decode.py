@@ -7,16 +7,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import lines
 import numpy as np
 from hypothesis import strategies as st
 
 from cases_fa3 import Layout
 from cupyflash import Device, Problem
 from cupyflash.decode import pose
+from cupyflash.expressions.evaluate import evaluate, positions
 from cupyflash.schedules import Cache, DecodeSchedule, decode_tiles, plan_decode
+from cupyflash.score import Score, captured_values, sizes_of
 from cupyflash.sim import replay, theory
 from cupyflash.sim.execution import Execution, execute_decode
-from cupyflash.sim.yardstick import DTYPES, Numbers, to, ulp
+from cupyflash.sim.yardstick import DTYPES, Numbers, draw_score, to, ulp
 from cupyflash.tiling import DoesNotFit, TileSize
 from suites import problems_each
 
@@ -137,9 +140,14 @@ class Case:
 
     def schedule_of(self, arrays: Arrays) -> DecodeSchedule:
         options = replace(self.problem.options, key_lengths=None, padded=False, sinks=False)
-        problem, cache = pose(arrays, options, self.cache.softcap)
+        problem, cache = pose(arrays | captured_values(self.score)[0], options)
         schedule = plan_decode(problem, self.device, cache, num_splits=self.splits, lse=self.lse)
         return schedule if self.blocks is None else configured(schedule, *self.blocks)
+
+    @cached_property
+    def score(self) -> Score | None:
+        """The problem's score function, with what it captures."""
+        return draw_score(self.problem, self.seed)
 
     @cached_property
     def schedule(self) -> DecodeSchedule:
@@ -164,7 +172,7 @@ def executed(case: Case) -> tuple[Execution, dict[str, Numbers], bool]:
     for b, length in enumerate(case.lengths):
         for new, at in enumerate(case.places(arrays, b, length + case.cache.appended)[length:]):
             expected["k_cache"][at], expected["v_cache"][at] = arrays["k"][b, :, new], arrays["v"][b, :, new]
-    execution = execute_decode(schedule, seed=case.order, **arrays)
+    execution = execute_decode(schedule, seed=case.order, score=case.score, **arrays)
     kept = all(found.tobytes() == right.tobytes() for found, right in zip(memories, wanted, strict=True))
     return execution, measure(execution.out, execution.lse, case, expected), kept
 
@@ -208,7 +216,7 @@ Result = tuple[np.ndarray, np.ndarray]
 
 def attended(case: Case, arrays: Arrays, b: int) -> tuple[Result, Result, float]:
     """O and L of a sequence in float64, the same plainly in q's dtype, and the largest score before any cap."""
-    p, keys = case.problem, case.lengths[b] + case.cache.appended
+    p, score, keys = case.problem, case.score, case.lengths[b] + case.cache.appended
     places = case.places(arrays, b, keys)
     shape = (p.kv_heads, 0)
     K, V = (
@@ -221,8 +229,10 @@ def attended(case: Case, arrays: Arrays, b: int) -> tuple[Result, Result, float]
     for dtype, rounded in ((np.float64, lambda x: x), (np.float32, to(arrays["q"].dtype))):
         S = dtype(p.softmax_scale) * (arrays["q"][b].astype(dtype) @ K.astype(dtype).swapaxes(1, 2))
         most = float(np.abs(S).max(initial=0))
-        if case.cache.softcap is not None:
-            S = dtype(case.cache.softcap) * np.tanh(S / dtype(case.cache.softcap))
+        if score is not None:
+            at = {name: value[0] for name, value in positions(sizes_of(p) | {"k": keys}).items() if np.ndim(value)}
+            at |= {"b": b, "q": at["row"] + keys - p.seqlen_q, "n_q": p.seqlen_q, "n_k": keys, "s": S}
+            S = evaluate(score.form.tree, at | score.arrays | score.numbers, dtype)
         S, sink = rounded(np.where(seen, S, dtype(-np.inf))), sinks.astype(dtype)[:, None, None]
         m = np.maximum(S.max(-1, keepdims=True, initial=-np.inf), sink)
         m = np.where(np.isneginf(m), dtype(0), m)
@@ -292,7 +302,8 @@ def cases(draw: st.DrawFn, pages: Sequence[int | None] = PAGES) -> list[Case]:
         n_q = min(n_q, 40 // group)
     same, page = alike(group, n_q), draw(st.sampled_from(pages))
     causal, windowed = draw(st.booleans()), draw(flag)
-    appends, tree, sinks, capped, upside_down, off = (draw(flag) for _ in range(6))
+    appends, tree, sinks, upside_down, off = (draw(flag) for _ in range(5))
+    line = draw(lines.some)
     split, free = draw(flag) is False, draw(flag)
     stages = (2, 3, 4) if device.compute_capability >= (8, 0) else (1,)
     chosen = None if free else (draw(st.sampled_from([16, 32, 64])), draw(st.sampled_from(stages)))
@@ -319,11 +330,10 @@ def cases(draw: st.DrawFn, pages: Sequence[int | None] = PAGES) -> list[Case]:
         asked: dict[str, Any] = {"scale": scale, "sinks": sinks, "padded": True, "key_lengths": lengths}
         asked |= {"window": (left, right)} if windowed else {"causal": causal}
         pages = 0 if page is None else batch * (room // page) + draw(st.integers(1, 3))
-        softcap = draw(st.sampled_from([0.5, 5.0, 30.0])) if capped else None
         small = batch * kv_heads * sum(lengths) < 400
         return Case(
-            Problem(batch, group * kv_heads, kv_heads, queries, room, d, dtype, head_dim_v=d_v, **asked),
-            Cache(new, page, pages, tree, softcap),
+            Problem(batch, group * kv_heads, kv_heads, queries, room, d, dtype, head_dim_v=d_v, score=line, **asked),
+            Cache(new, page, pages, tree),
             device if not free else replace(device, sm_count=draw(st.sampled_from([device.sm_count, 1, 5]))),
             (draw(st.none() | st.sampled_from(SPLITS)) if free else draw(st.sampled_from(SPLITS))) if split else 1,
             chosen,

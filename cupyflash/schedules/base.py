@@ -19,7 +19,9 @@ import numpy as np
 from cupyflash import params, score
 from cupyflash.arrays import ITEMSIZE
 from cupyflash.device import Device
+from cupyflash.dropout import with_dropout
 from cupyflash.expressions.c import ELEMENTS
+from cupyflash.expressions.tree import Load
 from cupyflash.params import CapturedField, Field, Params
 from cupyflash.problem import Problem
 from cupyflash.tensor_maps import Box
@@ -212,7 +214,7 @@ class TileSchedule(Schedule):
     @property
     def struct(self) -> Params:
         """What its kernels are given."""
-        return with_captured(self.params, self.problem.options.score)
+        return with_dropout(with_captured(self.params, self.problem.options.score), self.problem.options.dropout)
 
     @property
     def block_rows(self) -> int:
@@ -329,19 +331,41 @@ def visited_scores(schedule: TileSchedule, visited: Visited, keys: int) -> int:
     return int((np.maximum(0, each) * visited.kept[rows // schedule.block_rows]).sum())
 
 
-def mask_moves(problem: Problem, scores: int) -> tuple[Move, ...]:
-    """What `scores` scores read of the boolean mask and of the bias."""
+def mask_moves(problem: Problem, scores: int, by_tiles: bool = False) -> tuple[Move, ...]:
+    """What `scores` scores read of the boolean mask, of the bias, and of a score function's arrays: not what is one for a row or a
+    key, where that is read `by_tiles`."""
     mask = (Move("mask", scores, 1),) if problem.options.mask else ()
     bias = (Move("bias", scores, problem.itemsize),) if problem.options.bias else ()
     form = problem.options.score
-    own = [load for load in form.loads if load not in score.of_head(form)] if form else []
-    return mask + bias + tuple(Move(score.field(load.name), scores, score.itemsize(form, load)) for load in own if form)
+    return mask + bias + (_loads(form, score.parts(form, by_tiles).score, scores) if form else ())
 
 
 def head_moves(problem: Problem, heads: int = 1) -> tuple[Move, ...]:
     """What a thread block reads of a score function's arrays that is one for each of its heads."""
     form = problem.options.score
-    return tuple(Move(score.field(load.name), heads, score.itemsize(form, load)) for load in score.of_head(form)) if form else ()
+    return _loads(form, score.of_head(form), heads) if form else ()
+
+
+def row_moves(problem: Problem, rows: int) -> tuple[Move, ...]:
+    """What is read of them, by tiles, for so many rows."""
+    form = problem.options.score
+    return _loads(form, score.parts(form).row, rows) if form else ()
+
+
+def key_moves(problem: Problem, keys: int) -> tuple[Move, ...]:
+    """And for so many keys."""
+    form = problem.options.score
+    return _loads(form, score.parts(form).key, keys) if form else ()
+
+
+def _loads(form: score.Form, loads: tuple[Load, ...], times: int) -> tuple[Move, ...]:
+    return tuple(Move(score.field(load.name), times, score.itemsize(form, load)) for load in loads)
+
+
+def score_bytes(problem: Problem, rows: int, keys: int) -> int:
+    """Bytes of shared memory for what a score function reads by tiles, for so many rows and keys."""
+    form = problem.options.score
+    return FLOAT32 * (rows * len(score.parts(form).row) + keys * len(score.parts(form).key)) if form else 0
 
 
 def block_mask_moves(problem: Problem, blocks: int) -> tuple[Move, ...]:
@@ -391,9 +415,9 @@ def sub_tile(problem: Problem, block_cols: int) -> int:
     return next(width for width in range(widest, 0, -GRANULE) if block_cols % width == 0)
 
 
-def element_constants(problem: Problem, with_derivative: bool = False) -> tuple[tuple[str, int | str], ...]:
-    """The constants that every attention kernel takes: element type, d and d_v, masks and copy width; and the score function, for a
-    gradient of scores with its derivative."""
+def element_constants(problem: Problem, with_derivative: bool = False, by_tiles: bool = False) -> tuple[tuple[str, int | str], ...]:
+    """The constants that every attention kernel takes: element type, d and d_v, masks and copy width, and the score function as
+    `score.constants` has it."""
     return (
         ("ELEMENT", ELEMENT_TYPE[problem.dtype]),
         ("HEAD_DIM", problem.head_dim),
@@ -406,7 +430,8 @@ def element_constants(problem: Problem, with_derivative: bool = False) -> tuple[
         ("SPARSE", int(problem.options.block_mask is not None)),
         ("SINKS", int(problem.options.sinks)),
         ("COPY_BYTES", problem.alignment),
-        *(score.constants(problem.options.score, with_derivative) if problem.options.score else ()),
+        *((("DROPOUT", 1),) if problem.options.dropout else ()),
+        *(score.constants(problem.options.score, with_derivative, by_tiles) if problem.options.score else ()),
     )
 
 
@@ -433,7 +458,7 @@ def attention_params(*own: Field, maps: tuple[str, ...] = ()) -> Params:
 
 @lru_cache(maxsize=256)
 def with_captured(struct: Params, form: score.Form | None) -> Params:
-    """A struct with what a score function has captured: before the first pointer, which C aligns as Python does."""
+    """A struct with what a score function has captured: before the first pointer, which C aligns as Python does, behind maps."""
     if form is None:
         return struct
     fields = [
@@ -443,7 +468,8 @@ def with_captured(struct: Params, form: score.Form | None) -> Params:
         for one in form.captured
     ]
     arrays = [each for each in fields if each.axes is not None]
-    return Params((*arrays, *struct.fields, *(each for each in fields if each.axes is None)))
+    maps = len(struct.maps)
+    return Params((*struct.fields[:maps], *arrays, *struct.fields[maps:], *(each for each in fields if each.axes is None)))
 
 
 def require_kernel_tiling(schedule: TileSchedule, shared_bytes: int) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import FLOAT32, GRANULE, Room, block_mask_bytes, padded_dim, total_bytes
+from cupyflash.schedules.base import FLOAT32, GRANULE, Room, block_mask_bytes, padded_dim, score_bytes, total_bytes
 from cupyflash.schedules.fa2_tiles import masked as is_masked
 from cupyflash.schedules.fa2_tiles import positioned
 from cupyflash.tiling import DoesNotFit, TileSize
@@ -80,6 +80,7 @@ def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int, 
         Room("Q, dO", stages * block_rows * (row + value_row)),
         Room("L, D", stages * 2 * block_rows * FLOAT32),
         Room("block_mask", block_mask_column_bytes(problem, block_rows)),
+        Room("score", score_bytes(problem, stages * block_rows, block_cols)),
     )
 
 
@@ -93,6 +94,7 @@ def query_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int 
         Room("V", stages * block_cols * value_row),
         Room("L, D", 2 * block_rows * FLOAT32),
         Room("block_mask", block_mask_bytes(problem, 1, block_cols)),
+        Room("score", score_bytes(problem, block_rows, 2 * block_cols)),
     )
 
 

@@ -22,7 +22,8 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, occupancy
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import FLOAT32, GRANULE, block_mask_bytes, padded_dim
+from cupyflash.schedules.base import FLOAT32, GRANULE, block_mask_bytes, padded_dim, score_bytes
+from cupyflash.schedules.score_cost import of_score
 from cupyflash.tiling import DoesNotFit, TileSize
 from cupyflash.words import plural
 
@@ -129,15 +130,15 @@ def row_size(problem: Problem) -> int:
     return col_warps(problem) * part(problem, max(problem.head_dim, problem.head_dim_v)) * problem.itemsize
 
 
-def score_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
+def exchange_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
     """Bytes through which warps that share their rows give each other S."""
     return block_rows * block_cols * FLOAT32 if col_warps(problem) > 1 else 0
 
 
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int, stages: int) -> int:
     """Bytes of the Q block, which O leaves through, of the ring, of S, and of the row block's part of a block mask."""
-    tiles = (block_rows + 2 * stages * block_cols) * row_size(problem)
-    return tiles + score_bytes(problem, block_rows, block_cols) + block_mask_bytes(problem, 1, block_cols)
+    tiles = (block_rows + 2 * stages * block_cols) * row_size(problem) + exchange_bytes(problem, block_rows, block_cols)
+    return tiles + block_mask_bytes(problem, 1, block_cols) + score_bytes(problem, block_rows, 2 * block_cols)
 
 
 def accumulators(problem: Problem, config: Config) -> int:
@@ -172,7 +173,7 @@ def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
         most = 144
     else:
         most = 144 if config.warps <= 2 or capability < (8, 0) else 160
-        if config.warps > 2 and not odd(problem) and capability in ((8, 0), (9, 0)):
+        if config.warps > 2 and not odd(problem) and capability in ((8, 0), (9, 0)) and not problem.options.dropout:
             most = 176
     if config.block_cols == max(BLOCK_COLS):
         most -= 40  # S takes twice the registers of the next narrower, and P half as much again
@@ -287,7 +288,7 @@ def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, f
     if size == 2:
         # Each warp reads its columns of K and V, and of its rows of Q; of S, those that share rows write and read two halves each.
         # A request moves 512 bytes, a tensor core instruction 2,048 FMAs.
-        given = 4 * score_bytes(problem, rows, cols)
+        given = 4 * exchange_bytes(problem, rows, cols)
         wavefronts = (warps // shared_by * loaded + (0 if config.q_in_regs else rows * d * size) + given) / SHARED_BYTES
         issued = products / 2048 + wavefronts / 4
     else:
@@ -297,11 +298,12 @@ def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, f
         wavefronts = 4 * requests + 2 * values
         issued = products / WARP + requests + values
     # Of each element of S: scaled, maximum, exponential, sum, half a conversion. 60 others a warp; three a copy.
-    issued += shared_by * rows * cols / WARP * 4.5 + warps * 60 + loaded / 16 / WARP * 3
+    each, special = of_score(problem)
+    issued += rows * cols / WARP * (4.5 * shared_by + each) + warps * 60 + loaded / 16 / WARP * 3
     return {
         "tensor" if size == 2 else "FMA": products / fma_rate(problem, device),
-        "exp": shared_by * rows * cols / EXPONENTIALS,
-        "float32": shared_by * rows * cols * 2 / sm.fma_lanes,
+        "exp": rows * cols * (shared_by + special) / EXPONENTIALS,
+        "float32": rows * cols * 2 * shared_by / sm.fma_lanes,
         "issue": issued / PARTITIONS,
         "shared": wavefronts + loaded / SHARED_BYTES,
         "L2": loaded / L2_BYTES,

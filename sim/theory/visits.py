@@ -165,29 +165,51 @@ def _area(x: np.ndarray, most: np.ndarray) -> np.ndarray:
 
 
 def mask_bytes(
-    p: Problem, keys: int, kept: np.ndarray | None = None, blocks: tuple[int, int] = (1, 1)
+    p: Problem, keys: int, kept: np.ndarray | None = None, blocks: tuple[int, int] = (1, 1), by_tiles: bool = False
 ) -> dict[str, tuple[int, int]]:
-    """Mask and bias: each score of the visited blocks that causal mask and window leave reads its own element."""
+    """Mask, bias and a score function: each score of the visited blocks that causal mask and window leave reads its own elements,
+    those that are its row's or its key's too, where they are not read `by_tiles`."""
     if not p.options.of_scores:
         return {}
     scores = scores_of(p, keys, kept, blocks)
     found = {"mask": (scores if p.options.mask else 0, 0), "bias": (scores * p.itemsize if p.options.bias else 0, 0)}
-    return found | _loaded(p.options.score, scores, of_head=False)
+    return found | score_bytes(p, scores, by_tiles)
+
+
+def score_bytes(p: Problem, scores: int, by_tiles: bool = False) -> dict[str, tuple[int, int]]:
+    """What `scores` scores read of a score function's arrays that is each one's own."""
+    return _loaded(p.options.score, (("score", scores),), by_tiles)
 
 
 def head_bytes(p: Problem, blocks: int) -> dict[str, tuple[int, int]]:
     """What `blocks` thread blocks read of a score function's arrays that is one for a head."""
-    return _loaded(p.options.score, blocks, of_head=True)
+    return _loaded(p.options.score, (("head", blocks),))
 
 
-def _loaded(form: Form | None, times: int, of_head: bool) -> dict[str, tuple[int, int]]:
+def tile_bytes(p: Problem, rows: int, keys: int) -> dict[str, tuple[int, int]]:
+    """What is read of them by tiles that have so many rows and keys together."""
+    return _loaded(p.options.score, (("row", rows), ("key", keys)))
+
+
+def _loaded(form: Form | None, places: Iterable[tuple[str, int]], by_tiles: bool = True) -> dict[str, tuple[int, int]]:
+    """Bytes by array of the loads at each of some places (`score.Parts`), so often each."""
     read: Counter[str] = Counter()
     if form is None:
         return {}
-    for load in form.loads:
-        if (load in score.of_head(form)) == of_head:
+    for place, times in places:
+        for load in getattr(score.parts(form, by_tiles), place):
             read[score.field(load.name)] += times * score.itemsize(form, load)
     return {name: (nbytes, 0) for name, nbytes in read.items()}
+
+
+def added(*forms: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """The sum of what some read and write, by tensor."""
+    total: dict[str, tuple[int, int]] = {}
+    for form in forms:
+        for name, (read, written) in form.items():
+            before = total.get(name, (0, 0))
+            total[name] = before[0] + read, before[1] + written
+    return total
 
 
 def searched_bytes(heads: int, sequences: int, total: int, block: int) -> tuple[int, int]:
