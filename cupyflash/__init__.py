@@ -16,7 +16,7 @@ from cupyflash.merge import merge_states
 from cupyflash.options import Options
 from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule, plan
-from cupyflash.score import Score
+from cupyflash.score import Mask, Score
 from cupyflash.simulated import simulated_device
 from cupyflash.softmax import softmax
 from cupyflash.tiling import TileSize, Tiling
@@ -26,6 +26,7 @@ from cupyflash.warmup import warmup, warmup_decode
 __version__ = "0.1.0"
 __all__ = [
     "Device",
+    "Mask",
     "Options",
     "Problem",
     "Score",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,10 @@ from cupyflash.arrays import Array, Layout
 from cupyflash.binding import by_tensor
 from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, refuse_out, target
 from cupyflash.launcher import Prepared, kept, prepare, require_lengths, vectors_on_device
-from cupyflash.options import Options, require_choice, require_flag
+from cupyflash.options import Options, Pattern, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import choose, plan
-from cupyflash.score import Score, captured_values, check_captured, is_captured
+from cupyflash.score import Mask, Score, captured_by, captured_values, check_captured, is_captured, seen_by
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tensor_maps import first_refusal
 from cupyflash.tiling import TilingChoice
@@ -51,7 +51,10 @@ def attention(
 
     What a row sees: `causal` is aligned bottom-right, row r sees key c when c <= r + n_k - n_q; `window` = (left, right) lets
     it see the keys from r + n_k - n_q - left to r + n_k - n_q + right, None for no limit on a side. `mask`, of bool, is true
-    where row and key go together; `bias`, of q's dtype, is added to the scaled scores; both broadcast to (..., n_q, n_k).
+    where row and key go together, or it is a `Mask`, one condition that is compiled into the kernels; `bias`, of q's dtype, is
+    added to the scaled scores; arrays broadcast to (..., n_q, n_k). Of a mask it is found first which tiles it leaves empty, which
+    are then neither loaded nor computed, and which it leaves whole, which take the unmasked path ("fa2"; others ask the mask for
+    every score).
     `key_lengths`, integers of shape (b,) from 0 to n_k in an array or a list, says how many keys each batch has; what k and v
     hold behind them is never read. `block_mask`, of bool, (b or 1, h or 1, Tr, Tc) with fewer axes at will, keeps blocks of
     `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
@@ -87,9 +90,10 @@ def attention(
     options = Options.asked(causal, window, scale)
     require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
-    captured, numbers = captured_values(score)
-    if score is not None:
-        options = replace(options, score=score.form)
+    function, mask = (mask, None) if isinstance(mask, Mask) else (None, mask)
+    captured, numbers = captured_values(score, function)
+    if score is not None or function is not None:
+        options = replace(options, score=score.form if score else None, mask_function=function.form if function else None)
     inputs = as_arrays(q=q, k=k, v=v, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks, **captured)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
@@ -114,9 +118,7 @@ def _prepare(
     lse: bool,
     numbers: tuple[tuple[str, float], ...] = (),
 ) -> Prepared | PreparedSimulation:
-    captured = {name: array for name, array in arrays.items() if is_captured(name)}
-    problem = Problem.from_arrays(**{name: array for name, array in arrays.items() if name not in captured}, options=options)
-    check_captured(problem, captured)
+    problem = pose(gpu, arrays, options, numbers)
     device, simulation = target(gpu)
     q, v = arrays["q"], arrays["v"]
     made = {} if "out" in arrays else {"O": Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)}
@@ -127,3 +129,14 @@ def _prepare(
         algorithm = choose(problem, device, tiling, first_refusal({tensor: by_name[tensor] for tensor in "QKVO"})).algorithm
     schedule = plan(problem, device, algorithm, tiling, lse=lse)
     return prepare(schedule, simulation, by_name, made)
+
+
+def pose(gpu: bool, arrays: Mapping[str, Array], options: Options, numbers: Iterable[tuple[str, float]]) -> Problem:
+    """The problem of a call's arrays, captured ones among them, and captured numbers; of NumPy's also what a mask function says."""
+    captured = {name: array for name, array in arrays.items() if is_captured(name)}
+    problem = Problem.from_arrays(**{name: array for name, array in arrays.items() if name not in captured}, options=options)
+    check_captured(problem, captured)
+    form = options.mask_function
+    if gpu or form is None:
+        return problem
+    return problem.asking(pattern=Pattern.of(seen_by(form, problem, captured_by(form, {**captured, **dict(numbers)}))))

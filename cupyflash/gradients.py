@@ -11,7 +11,7 @@ import numpy as np
 
 from cupyflash import varlen
 from cupyflash.arrays import Array, Layout, check_array, check_operand, last_axis_contiguous, row_alignment
-from cupyflash.attention import attention
+from cupyflash.attention import attention, pose
 from cupyflash.binding import by_tensor
 from cupyflash.device import Device
 from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, target
@@ -29,8 +29,12 @@ from cupyflash.launcher import (
 from cupyflash.options import ARRAYS, Options, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import BACKWARD_ALGORITHMS, BackwardSchedule, plan_backward, plan_varlen_backward
+from cupyflash.score import Mask, captured_values
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiling import TilingChoice
+
+# Captured numbers by the names of the kernels' struct
+Numbers = tuple[tuple[str, float], ...]
 
 
 def attention_backward(
@@ -76,11 +80,16 @@ def attention_backward(
     """
     options = Options.asked(causal, window, scale)
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=bias)
-    arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks)
+    function, mask = (mask, None) if isinstance(mask, Mask) else (None, mask)
+    captured, numbers = captured_values(None, function)
+    if function is not None:
+        options = replace(options, mask_function=function.form)
+    beside = {"mask": mask, "bias": bias, "block_mask": block_mask, "sinks": sinks, **captured}
+    arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, **beside)
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
-    gpu, beside = placed(arrays, lengths)
-    with device_of(gpu, **arrays, **beside):
-        call = kept(_prepare, gpu, _readable(arrays | lengths), options, ways)
+    gpu, integers = placed(arrays, lengths)
+    with device_of(gpu, **arrays, **integers):
+        call = kept(_prepare, gpu, _readable(arrays | lengths), options, ways, numbers)
         require_lengths(gpu, arrays | lengths)
         arrays |= vectors_on_device(gpu, arrays | lengths)
         arrays |= _beside(gpu, arrays)
@@ -110,14 +119,16 @@ def _ways(algorithm: str, tiling: TilingChoice, *, deterministic: bool, dbias: b
     return Ways("fa2" if algorithm == "auto" else algorithm, tiling, bool(deterministic), bool(dbias))
 
 
-def _prepare(gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways) -> Prepared | PreparedSimulation:
-    problem = Problem.from_arrays(**_inputs(arrays), options=options)
+def _prepare(
+    gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways, numbers: Numbers = ()
+) -> Prepared | PreparedSimulation:
+    problem = pose(gpu, _inputs(arrays), options, numbers)
     problem = _aligned(problem, check_beside(arrays, arrays["q"].shape[:-1]))
     device, simulation = target(gpu)
     schedule = _planned(problem, device, ways, arrays.get("bias"))
     made = _made(arrays) | _of_rows(schedule, arrays)
     sums = {"dbias": Layout.contiguous(arrays["bias"].shape, np.float32)} if ways.dbias else {}
-    return prepare(schedule, simulation, by_tensor(arrays) | made | sums, made)
+    return prepare(schedule, simulation, by_tensor(arrays) | made | sums | dict(numbers), made)
 
 
 def _of_rows(schedule: BackwardSchedule, arrays: Mapping[str, Array]) -> dict[str, Layout]:
@@ -273,12 +284,17 @@ def attention_vjp(
         raise TypeError(f"attention_vjp has no {unknown.pop()}")
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=options.get("bias"))
     asked = Options(**{name: options[name] for name in ("causal", "window", "scale") if name in options})
-    given = {"q": q, "k": k, "v": v} | {name: options[name] for name in ARRAYS if options.get(name) is not None}
+    function = mask if isinstance(mask := options.get("mask"), Mask) else None
+    captured, numbers = captured_values(None, function)
+    if function is not None:
+        asked = replace(asked, mask_function=function.form)
+    beside = {name: options[name] for name in ARRAYS if options.get(name) is not None and options[name] is not function}
+    given = {"q": q, "k": k, "v": v, **beside, **captured}
     lengths = {name: as_integers(name, given.pop(name)) for name in ("key_lengths",) if name in given}
     arrays = {name: as_array(name, array) for name, array in given.items()}
-    gpu, beside = placed(arrays, lengths)
-    with device_of(gpu, **arrays, **beside):
-        kept(_check_planned, gpu, arrays | lengths, asked, ways)
+    gpu, integers = placed(arrays, lengths)
+    with device_of(gpu, **arrays, **integers):
+        kept(_check_planned, gpu, arrays | lengths, asked, ways, numbers)
         out, lse = attention(q, k, v, algorithm=algorithm, tiling=tiling, return_lse=True, **options)
         if gpu:
             hold_for_graph(lse)  # which nobody but the pullback has
@@ -290,9 +306,9 @@ def attention_vjp(
     return out, pullback
 
 
-def _check_planned(gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways) -> None:
+def _check_planned(gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways, numbers: Numbers) -> None:
     """Refuses what no backward kernel runs."""
-    problem = Problem.from_arrays(**arrays, options=options)
+    problem = pose(gpu, arrays, options, numbers)
     _planned(problem, target(gpu)[0], ways, arrays.get("bias")).kernels()
 
 

@@ -12,7 +12,7 @@
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    SUB         queries of S^T held at a time; divides BR
 //   COPY_BYTES  width of a copy
-//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  0 or 1: mask.cuh, block_mask.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  mask.cuh, mask_function.cuh, block_mask.cuh
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
@@ -200,7 +200,7 @@ fa1_backward(__grid_constant__ const Params given) {
                 if (seen) s += load_in_place(masks.bias + row * masks.bias_row + col * masks.bias_col);
               }
               if constexpr (MASK) {
-                if (seen) seen = load_in_place(masks.mask + row * masks.mask_row + col * masks.mask_col);
+                if (seen) seen = mask_says(masks, row, col, Nq);
               }
               s = seen ? exp_of(s - L_smem[row - i * BR]) : 0.f;
             });

@@ -21,6 +21,7 @@ from cupyflash.schedules.base import (
     Move,
     Phase,
     Room,
+    Tiles,
     TileSchedule,
     Visit,
     Workspace,
@@ -145,7 +146,7 @@ class DecodeSchedule(TileSchedule):
         for cached, batches in self.lengths().items():
             yield batches * self.problem.kv_heads, self.phases(literal=literal, keys=cached)
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
+    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
         """Of one key head of a sequence that has `keys` keys cached."""
         cached = self.problem.seqlen_k - self.cache.appended if keys is None else keys
         for tile in range(self.row_tiles):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import FLOAT32, GRANULE, Room, block_mask_bytes, padded_dim, total_bytes
+from cupyflash.schedules.base import FLOAT32, GRANULE, Room, padded_dim, total_bytes
 from cupyflash.schedules.fa2_tiles import masked as is_masked
 from cupyflash.schedules.fa2_tiles import positioned
+from cupyflash.schedules.mask_tiles import kept_bytes, words
 from cupyflash.tiling import DoesNotFit, TileSize
 from cupyflash.words import plural
 
@@ -61,10 +61,8 @@ def row_lanes(problem: Problem) -> int:
 
 def block_mask_column_bytes(problem: Problem, block_rows: int) -> int:
     """Bytes for what the block mask says of a column block, of each query head of a group, a bit a block in words of 32."""
-    if problem.options.block_mask is None:
-        return 0
     group = problem.heads // max(problem.kv_heads, 1)
-    return 4 * group * math.ceil(math.ceil(problem.seqlen_q / block_rows) / 32)
+    return kept_bytes(problem, group * words(problem.seqlen_q, block_rows))
 
 
 def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int, beside: int = 1) -> tuple[Room, ...]:
@@ -92,14 +90,14 @@ def query_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int 
         Room("K", stages * block_cols * row),
         Room("V", stages * block_cols * value_row),
         Room("L, D", 2 * block_rows * FLOAT32),
-        Room("block_mask", block_mask_bytes(problem, 1, block_cols)),
+        Room("block_mask", kept_bytes(problem, words(problem.seqlen_k, block_cols))),
     )
 
 
 def large_rows_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
     """Shared memory of the kernel that looks for rows with a large L, which has the same blocks: Q_i, K_j and the block mask."""
     row = padded_dim(problem.head_dim) * problem.itemsize
-    return (block_rows + block_cols) * row + block_mask_bytes(problem, 1, block_cols)
+    return (block_rows + block_cols) * row + kept_bytes(problem, words(problem.seqlen_k, block_cols))
 
 
 def warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> Warps:

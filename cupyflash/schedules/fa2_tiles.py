@@ -22,7 +22,8 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, occupancy
 from cupyflash.problem import MAX_HEAD_DIM, Problem
-from cupyflash.schedules.base import GRANULE, block_mask_bytes, padded_dim
+from cupyflash.schedules.base import GRANULE, padded_dim
+from cupyflash.schedules.mask_tiles import kept_bytes, words
 from cupyflash.tiling import DoesNotFit, TileSize
 from cupyflash.words import plural
 
@@ -112,7 +113,7 @@ def row_size(problem: Problem) -> int:
 
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int, stages: int) -> int:
     """Bytes of the Q block, which O leaves through, of the ring, and of the row block's part of a block mask."""
-    return (block_rows + 2 * stages * block_cols) * row_size(problem) + block_mask_bytes(problem, 1, block_cols)
+    return (block_rows + 2 * stages * block_cols) * row_size(problem) + kept_bytes(problem, words(problem.seqlen_k, block_cols))
 
 
 def accumulators(problem: Problem, config: Config) -> int:

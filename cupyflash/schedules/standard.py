@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 
-import numpy as np
-
 from cupyflash.device import Device
 from cupyflash.params import POINTER, Params, arrays
 from cupyflash.problem import Problem
@@ -21,6 +19,7 @@ from cupyflash.schedules.base import (
     Move,
     Phase,
     Room,
+    Tiles,
     TileSchedule,
     Visit,
     Workspace,
@@ -98,7 +97,7 @@ class StandardSchedule(TileSchedule):
         """How often softmax reads S: the kernel once for m and l and once for P, the paper once."""
         return 1 if self.ideal else 2
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
+    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
         p = self.problem
         keys = p.seqlen_k if keys is None else keys
         rows_of = extents(p.seqlen_q, self.block_rows, literal)
