@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from cupyflash.options import Pattern
 from cupyflash.schedules import BackwardSchedule, Cache, DecodeSchedule, TileSchedule
 from cupyflash.schedules.standard import StandardSchedule
 from cupyflash.sim import theory
@@ -22,6 +23,7 @@ from cupyflash.sim.yardstick import (
     Numbers,
     draw_decode,
     draw_gradient,
+    draw_masks,
     drawn,
     measure,
     measure_decode,
@@ -121,12 +123,16 @@ def verify(
     """
     if isinstance(schedule, StandardSchedule) and schedule.ideal:
         raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
-    if schedule.problem.options.score is not None:
-        raise ValueError("the arrays of a score function are not drawn: execute, replay and theory take such a schedule")
+    for what, function in (("score", schedule.problem.options.score), ("mask", schedule.problem.options.mask_function)):
+        if function is not None:
+            raise ValueError(f"the arrays of a {what} function are not drawn: execute, replay and theory take such a schedule")
     schedule.kernels()  # refuses what no kernel runs, before anything is drawn
     if _has_cache(schedule) and schedule.problem.options.key_lengths is None:
         full = (schedule.problem.seqlen_k - schedule.cache.appended,) * schedule.problem.batch
         schedule = replace(schedule, problem=schedule.problem.asking(padded=True, key_lengths=full))
+    if schedule.problem.options.mask and schedule.problem.options.pattern is None:
+        mask = draw_masks(schedule.problem, data_seed)["mask"]
+        schedule = replace(schedule, problem=schedule.problem.asking(pattern=Pattern.of(mask)))
     form, replayed = theory.traffic(schedule), replay(schedule)
     runs: list[Run] = []
     for v_mean in V_MEANS:

@@ -71,7 +71,9 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
     p, scores = problem, (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
     drawn: dict[str, np.ndarray] = {}
     if p.options.mask:
-        drawn["mask"] = rng.random(scores) < 0.7
+        known = p.options.pattern
+        random = rng.random(scores) < 0.7
+        drawn["mask"] = random if known is None or known.bits is None else known.kept
     if p.options.bias:
         drawn["bias"] = rng.standard_normal(scores).astype(np.float32).astype(DTYPES[p.dtype])
     if p.options.padded:
