@@ -17,6 +17,8 @@ MOST_TILES = 2**31 - 1
 # What a thread block that skips tiles keeps of the states in shared memory: two bits a tile, in words of 32, of so many bytes at
 # most. Where a mask has more tiles than either, none are skipped.
 MOST_STATE_BYTES = 16384
+# By so many bytes at a time, so that all usual lengths have one kernel.
+STEP_BYTES = 512
 
 
 def words(length: int, size: int) -> int:
@@ -27,7 +29,7 @@ def words(length: int, size: int) -> int:
 def kept_bytes(problem: Problem, words: int) -> int:
     """Bytes of shared memory for what masks say of tiles, where a bit of each takes so many words."""
     if problem.options.masked and 8 * words <= MOST_STATE_BYTES:
-        return 8 * words
+        return -(-8 * words // STEP_BYTES) * STEP_BYTES
     return 4 * words if problem.options.block_mask is not None else 0
 
 
