@@ -19,6 +19,7 @@ from cupyflash.schedules import TileSchedule, plan
 from cupyflash.score import Mask, Score
 from cupyflash.simulated import simulated_device
 from cupyflash.softmax import softmax
+from cupyflash.tiled_mask import block_mask
 from cupyflash.tiling import TileSize, Tiling
 from cupyflash.varlen import attention_varlen
 from cupyflash.warmup import warmup, warmup_decode
@@ -39,6 +40,7 @@ __all__ = [
     "attention_varlen",
     "attention_varlen_backward",
     "attention_vjp",
+    "block_mask",
     "merge_states",
     "plan",
     "simulated_device",

@@ -15,9 +15,10 @@ from cupyflash.launcher import Prepared, kept, prepare, require_lengths, vectors
 from cupyflash.options import Options, Pattern, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import choose, plan
-from cupyflash.score import Mask, Score, captured_by, captured_values, check_captured, is_captured, seen_by
+from cupyflash.score import Score, captured_by, captured_values, check_captured, is_captured, seen_by
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tensor_maps import first_refusal
+from cupyflash.tiled_mask import Given
 from cupyflash.tiling import TilingChoice
 
 ALGORITHMS = ("auto", "fa1", "fa2", "fa3", "standard", "decode")
@@ -54,7 +55,7 @@ def attention(
     where row and key go together, or it is a `Mask`, one condition that is compiled into the kernels; `bias`, of q's dtype, is
     added to the scaled scores; arrays broadcast to (..., n_q, n_k). Of a mask it is found first which tiles it leaves empty, which
     are then neither loaded nor computed, and which it leaves whole, which take the unmasked path ("fa2"; others ask the mask for
-    every score).
+    every score). `block_mask` finds it once for many calls.
     `key_lengths`, integers of shape (b,) from 0 to n_k in an array or a list, says how many keys each batch has; what k and v
     hold behind them is never read. `block_mask`, of bool, (b or 1, h or 1, Tr, Tc) with fewer axes at will, keeps blocks of
     `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
@@ -90,11 +91,12 @@ def attention(
     options = Options.asked(causal, window, scale)
     require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
-    function, mask = (mask, None) if isinstance(mask, Mask) else (None, mask)
-    captured, numbers = captured_values(score, function)
-    if score is not None or function is not None:
-        options = replace(options, score=score.form if score else None, mask_function=function.form if function else None)
-    inputs = as_arrays(q=q, k=k, v=v, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks, **captured)
+    given = Given.of(mask)
+    captured, numbers = captured_values(score, given.function)
+    if score is not None:
+        options = replace(options, score=score.form)
+    inputs = as_arrays(q=q, k=k, v=v, mask=given.array, bias=bias, block_mask=block_mask, sinks=sinks, **captured)
+    options = given.asked(options, inputs["q"], inputs["k"])
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, beside = placed(arrays, lengths)
@@ -104,6 +106,7 @@ def attention(
             refuse_out(arrays["out"], **inputs, **beside)
         require_lengths(gpu, inputs | lengths)
         inputs |= vectors_on_device(gpu, inputs | lengths)
+        inputs |= given.states(call.given_tiles, gpu, inputs | dict(numbers))
         made = call.launch(by_tensor(inputs if out is None else inputs | {"out": arrays["out"]}))
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o

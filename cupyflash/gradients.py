@@ -29,8 +29,9 @@ from cupyflash.launcher import (
 from cupyflash.options import ARRAYS, Options, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import BACKWARD_ALGORITHMS, BackwardSchedule, plan_backward, plan_varlen_backward
-from cupyflash.score import Mask, captured_values
+from cupyflash.score import captured_values
 from cupyflash.simulated import PreparedSimulation
+from cupyflash.tiled_mask import Given
 from cupyflash.tiling import TilingChoice
 
 # Captured numbers by the names of the kernels' struct
@@ -80,12 +81,11 @@ def attention_backward(
     """
     options = Options.asked(causal, window, scale)
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=bias)
-    function, mask = (mask, None) if isinstance(mask, Mask) else (None, mask)
-    captured, numbers = captured_values(None, function)
-    if function is not None:
-        options = replace(options, mask_function=function.form)
-    beside = {"mask": mask, "bias": bias, "block_mask": block_mask, "sinks": sinks, **captured}
+    given = Given.of(mask)
+    captured, numbers = captured_values(None, given.function)
+    beside = {"mask": given.array, "bias": bias, "block_mask": block_mask, "sinks": sinks, **captured}
     arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, **beside)
+    options = given.asked(options, arrays["q"], arrays["k"])
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, integers = placed(arrays, lengths)
     with device_of(gpu, **arrays, **integers):
@@ -93,6 +93,7 @@ def attention_backward(
         require_lengths(gpu, arrays | lengths)
         arrays |= vectors_on_device(gpu, arrays | lengths)
         arrays |= _beside(gpu, arrays)
+        arrays |= given.states(call.given_tiles, gpu, arrays | dict(numbers))
         if return_dbias:
             arrays["dbias"] = zeros(gpu, arrays["bias"].shape, np.float32)
         made = call.launch(by_tensor(arrays))
@@ -284,14 +285,13 @@ def attention_vjp(
         raise TypeError(f"attention_vjp has no {unknown.pop()}")
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=options.get("bias"))
     asked = Options(**{name: options[name] for name in ("causal", "window", "scale") if name in options})
-    function = mask if isinstance(mask := options.get("mask"), Mask) else None
-    captured, numbers = captured_values(None, function)
-    if function is not None:
-        asked = replace(asked, mask_function=function.form)
-    beside = {name: options[name] for name in ARRAYS if options.get(name) is not None and options[name] is not function}
-    given = {"q": q, "k": k, "v": v, **beside, **captured}
+    mask = Given.of(options.get("mask"))
+    captured, numbers = captured_values(None, mask.function)
+    beside = {**{name: options.get(name) for name in ARRAYS}, "mask": mask.array, **captured}
+    given = {"q": q, "k": k, "v": v} | {name: array for name, array in beside.items() if array is not None}
     lengths = {name: as_integers(name, given.pop(name)) for name in ("key_lengths",) if name in given}
     arrays = {name: as_array(name, array) for name, array in given.items()}
+    asked = mask.asked(asked, arrays["q"], arrays["k"])
     gpu, integers = placed(arrays, lengths)
     with device_of(gpu, **arrays, **integers):
         kept(_check_planned, gpu, arrays | lengths, asked, ways, numbers)

@@ -121,7 +121,8 @@ class Options:
     when None. `packed`: batches are sequences of their own lengths, one behind the other (`plan_varlen`).
     `score` is the form of a score function: what becomes of each scaled score before the bias is added.
     `mask_function` is that of a mask function, which then stands in the place of `mask`. What either says is `pattern`, where it is
-    known, and if not, how many batches and heads it is different for (None: for all).
+    known, and if not, how many batches and heads it is different for (None: for all). `tiles_given`: which tiles a mask leaves
+    empty or whole is known before (`block_mask`).
     `sinks`: a number a head joins the softmax of its rows as one more score, which has no value.
 
     Raises TypeError or ValueError that names the argument, its value and what is allowed.
@@ -140,6 +141,7 @@ class Options:
     score: Form | None = None
     mask_function: Form | None = None
     pattern: Pattern | None = None
+    tiles_given: bool = False
 
     def __post_init__(self) -> None:
         for name in FLAGS:
@@ -165,6 +167,8 @@ class Options:
             raise TypeError(f"pattern must be a Pattern or None, got {self.pattern!r}")
         if self.pattern is not None and not self.masked:
             raise ValueError("pattern is that of a mask, got one with mask=False")
+        if self.tiles_given and not self.masked:
+            raise ValueError("tiles_given is for a mask, got it with mask=False")
 
     @cached_property
     def _hash(self) -> int:
@@ -230,7 +234,7 @@ def _asked(causal: bool, window: Window | None, scale: float | None, packed: boo
 
 
 # Which fields of `Options` are True or False, and the arrays that may come beside q, k and v.
-FLAGS = ("causal", "mask", "bias", "padded", "packed", "sinks")
+FLAGS = ("causal", "mask", "bias", "padded", "packed", "sinks", "tiles_given")
 ARRAYS = ("mask", "bias", "key_lengths", "block_mask", "sinks")
 
 

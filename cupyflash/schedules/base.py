@@ -218,7 +218,7 @@ class TileSchedule(Schedule):
 
     def tile_parts(self) -> Iterator[tuple[int, Iterator[Phase]]]:
         """What finds the states of a mask's tiles."""
-        for each in self.mask_tiles:
+        for each in self.found_tiles:
             reads = tuple(Move(name, elements, itemsize) for name, elements, itemsize in each.reads())
             yield 1, iter([Phase(1, enter=reads, leave=(Move(each.field, each.count, 1, write=True),))])
 
@@ -233,6 +233,16 @@ class TileSchedule(Schedule):
         made, words = MaskTiles(self.problem, (self.block_rows, self.block_cols)), self.state_words
         fits = words is not None and 8 * words <= mask_tiles.MOST_STATE_BYTES
         return (made,) if self.problem.options.masked and fits and made.count <= mask_tiles.MOST_TILES else ()
+
+    @property
+    def found_tiles(self) -> tuple[MaskTiles, ...]:
+        """Those whose states its first kernels find."""
+        return () if self.problem.options.tiles_given else self.mask_tiles
+
+    @property
+    def given_tiles(self) -> tuple[MaskTiles, ...]:
+        """Those whose states are known before."""
+        return self.mask_tiles if self.problem.options.tiles_given else ()
 
     def kept_tiles(self) -> Tiles | None:
         """What block mask and mask say of the tiles of each (batch, head); None where all are visited alike."""
@@ -252,12 +262,12 @@ class TileSchedule(Schedule):
         """What finds the states of tiles, before all else."""
         return tuple(
             Kernel("mask_tiles.cu", "mask_tiles", each.constants(), each.count, mask_tiles.THREADS, 0, self.struct)
-            for each in self.mask_tiles
+            for each in self.found_tiles
         )
 
     def tile_workspaces(self) -> dict[str, Workspace]:
         """What they write."""
-        return {each.field: Workspace(each.shape, "uint8") for each in self.mask_tiles}
+        return {each.field: Workspace(each.shape, "uint8") for each in self.found_tiles}
 
     def maps(self) -> Mapping[str, Box]:
         """What its kernels copy by tensor maps: by the map's field in the struct, the tensor and the box of one copy."""

@@ -215,6 +215,10 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         """What makes dQ, where atomics do not."""
         return self.by_rows if self.deterministic else None
 
+    @property
+    def given_tiles(self) -> tuple[MaskTiles, ...]:
+        return (*super().given_tiles, *(self.queries.given_tiles if self.queries else ()))
+
     def _tiles(self) -> tuple[Room, ...]:
         return self._rooms(self.warps)
 

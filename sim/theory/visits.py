@@ -112,7 +112,7 @@ def states_made(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
     p, Nq, Nk = schedule.problem, schedule.problem.seqlen_q, schedule.problem.seqlen_k
     total: Counter[str] = Counter()
     written: Counter[str] = Counter()
-    for tiles in schedule.mask_tiles:
+    for tiles in schedule.found_tiles:
         Tr, Tc = blocks_in(Nq, tiles.blocks[0]), blocks_in(Nk, tiles.blocks[1])
         planes = math.prod(tiles.planes)
         written[tiles.field] += planes * Tr * Tc
