@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from numbers import Integral, Real
 from typing import Any
@@ -29,7 +29,7 @@ class BlockMask:
     """
 
     shape: tuple[int, int, int, int]
-    bits: bytes | None = None
+    bits: bytes | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, array: Any) -> BlockMask:
@@ -172,7 +172,7 @@ class Options:
 
     @cached_property
     def _hash(self) -> int:
-        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+        return hash(tuple(getattr(self, each.name) for each in fields(self)))
 
     def __hash__(self) -> int:
         """Each warm call looks up by its options, more than once: they are gone through once."""

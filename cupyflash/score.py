@@ -275,6 +275,15 @@ def of_row_and_column(form: Form) -> tuple[tuple[Load, ...], tuple[Load, ...]]:
 
 
 @lru_cache(maxsize=256)
+def loads_of_tile(form: Form) -> dict[Load, tuple[bool, bool, bool]]:
+    """Of each load of a mask whether it is made once a row of a tile, once a column, once a score; what a column's indices need is
+    loaded for it, whatever it changes along."""
+    rows, columns = of_row_and_column(form)
+    of_columns = loads(*columns)
+    return {load: (load in rows, load in of_columns, load not in (*rows, *columns)) for load in form.loads}
+
+
+@lru_cache(maxsize=256)
 def mask_constants(form: Form, hoisted: bool) -> tuple[tuple[str, int | str], ...]:
     """What kernels are compiled with for a mask function; `hoisted`: with what is loaded once a row or column of a tile."""
     names = PLACES | {one.name: f"p.{field(one.name, 'mask')}" for one in form.captured}

@@ -8,7 +8,6 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from cupyflash.options import Pattern
 from cupyflash.schedules import BackwardSchedule, Cache, DecodeSchedule, TileSchedule
 from cupyflash.schedules.standard import StandardSchedule
 from cupyflash.sim import theory
@@ -23,8 +22,8 @@ from cupyflash.sim.yardstick import (
     Numbers,
     draw_decode,
     draw_gradient,
-    draw_masks,
     drawn,
+    knowing_mask,
     measure,
     measure_decode,
     measure_gradients,
@@ -130,9 +129,7 @@ def verify(
     if _has_cache(schedule) and schedule.problem.options.key_lengths is None:
         full = (schedule.problem.seqlen_k - schedule.cache.appended,) * schedule.problem.batch
         schedule = replace(schedule, problem=schedule.problem.asking(padded=True, key_lengths=full))
-    if schedule.problem.options.mask and schedule.problem.options.pattern is None:
-        mask = draw_masks(schedule.problem, data_seed)["mask"]
-        schedule = replace(schedule, problem=schedule.problem.asking(pattern=Pattern.of(mask)))
+    schedule = knowing_mask(schedule, data_seed)
     form, replayed = theory.traffic(schedule), replay(schedule)
     runs: list[Run] = []
     for v_mean in V_MEANS:

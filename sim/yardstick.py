@@ -8,17 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cupyflash.arrays import numpy_dtype
 from cupyflash.gradients import of_heads
-from cupyflash.options import Options
+from cupyflash.options import Options, Pattern
 from cupyflash.problem import Problem
-from cupyflash.schedules import Cache
+from cupyflash.schedules import Cache, TileSchedule
 from cupyflash.sim.inputs import Decoding, Inputs
 from cupyflash.sim.reference import Rounding, backward, forward, masked_scores, products
+
+AnyTiles = TypeVar("AnyTiles", bound=TileSchedule)
 
 
 class _Dtypes(dict[str, np.dtype[Any]]):
@@ -84,6 +86,14 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
     if p.options.block_mask is not None:
         drawn["block_mask"] = p.options.block_mask.kept
     return drawn
+
+
+def knowing_mask(schedule: AnyTiles, seed: int = 0) -> AnyTiles:
+    """The schedule of a problem that knows what the mask says that is drawn for it, which its counts depend on."""
+    p = schedule.problem
+    if not p.options.mask or p.options.pattern is not None:
+        return schedule
+    return replace(schedule, problem=p.asking(pattern=Pattern.of(draw_masks(p, seed)["mask"])))
 
 
 def drawn(problem: Problem, seed: int = 0, v_mean: float = 0.0, blocks: tuple[int, int] | None = None) -> Inputs:

@@ -166,7 +166,7 @@ MUTANTS = {
         ("reinterpret_cast<", "four_sums(sums, k)"),
     ),
     "the mask is read past its end": Mutant(
-        BWD, "if (seen) seen = load", "seen = load", "out of bounds", ("ld.global.u8",), "mask"
+        BWD, "if (seen && asks) seen = mask", "seen = mask", "out of bounds", ("ld.global.u8",), "mask"
     ),
     "the bias is read past its end": Mutant(BWD, "if (seen) s = fmaf", "s = fmaf", "out of bounds", ("ld.global.u16",), "bias"),
     "the bias's gradient is summed past its end": Mutant(
@@ -254,7 +254,12 @@ MUTANTS = {
     ),
     "the window's right side is forgotten": Mutant(BWD, "(WINDOW ? p.right : 0)", "0", "numbers", (), "window"),
     "the mask is the row before's": Mutant(
-        BWD, "masks.mask + row * masks.mask_row", "masks.mask + (row ? row - 1 : 0) * masks.mask_row", "numbers", (), "mask"
+        MASK,
+        "masks.mask + row * masks.mask_row + key",
+        "masks.mask + max(row - 1, 0) * masks.mask_row + key",
+        "numbers",
+        (),
+        "mask",
     ),
     "heads share the block mask's words": Mutant(
         BWD, "read_block_mask<KEPT_ROWS>(kept + h * words", "read_block_mask<KEPT_ROWS>(kept", "numbers", (), "blocks"

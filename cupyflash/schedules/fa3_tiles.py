@@ -152,7 +152,7 @@ def refusal(problem: Problem, device: Device) -> str | None:
     if p.itemsize != 2:
         return f"warpgroup products are of half types, and this is {p.dtype}"
     for name, has in (
-        ("a mask", asked.mask),
+        ("a mask", asked.masked),
         ("a bias", asked.bias),
         ("a block mask", asked.block_mask is not None),
         ("a score function", asked.score is not None),

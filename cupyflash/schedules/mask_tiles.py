@@ -77,14 +77,12 @@ class MaskTiles:
         planes, form = batches * heads, p.options.mask_function
         if form is None:
             return (("mask", planes * p.seqlen_q * p.seqlen_k, 1),)
-        rows, columns = score.of_row_and_column(form)
-        found = []
-        for load in form.loads:
-            # Once a row of each tile, once a column, or once a score
-            times = p.seqlen_q * col_blocks if load in rows else p.seqlen_k * row_blocks if load in columns else None
-            elements = planes * (p.seqlen_q * p.seqlen_k if times is None else times)
-            found.append((score.field(load.name, "mask"), elements, score.itemsize(form, load)))
-        return tuple(found)
+        once = p.seqlen_q * col_blocks, p.seqlen_k * row_blocks, p.seqlen_q * p.seqlen_k  # a row of each tile, a column, a score
+        return tuple(
+            (score.field(load.name, "mask"), planes * sum(times for times, made in zip(once, where, strict=True) if made), size)
+            for load, where in score.loads_of_tile(form).items()
+            for size in (score.itemsize(form, load),)
+        )
 
     def constants(self) -> tuple[tuple[str, int | str], ...]:
         """What the kernel is compiled with."""

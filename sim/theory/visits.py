@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cupyflash import score
-from cupyflash.expressions.tree import depends_on
+from cupyflash.expressions.tree import Load, depends_on, walk
 from cupyflash.options import EMPTY, MIXED
 from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule, TileSchedule
@@ -120,16 +120,26 @@ def states_made(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
         if form is None:
             total["mask"] += planes * Nq * Nk
             continue
-        room = {"row": score.MOST_HOISTED, "column": score.MOST_HOISTED, "score": len(form.loads)}
-        for load in form.loads:
-            changes = depends_on(load)
-            where = "score" if changes >= {"row", "column"} else "column" if "column" in changes else "row"
-            if not room[where]:
-                where = "score"
-            room[where] -= 1
-            times = {"row": Nq * Tc, "column": Nk * Tr, "score": Nq * Nk}[where]
+        for load, times in _times_loaded(form, Nq * Tc, Nk * Tr, Nq * Nk):
             total[score.field(load.name, "mask")] += planes * times * score.itemsize(form, load)
     return {name: (total[name], written[name]) for name in {*total, *written}}
+
+
+def _times_loaded(form: Form, of_rows: int, of_columns: int, of_scores: int) -> Iterator[tuple[Load, int]]:
+    """How often the loads of a mask are made: up to MOST_HOISTED each that change along rows, or along columns, at those, a column
+    with what its indices need; the others at each score."""
+    room = [score.MOST_HOISTED] * 2
+    needed: set[Load] = set()
+    for load in form.loads:
+        changes = depends_on(load)
+        along = "column" in changes
+        if changes >= {"row", "column"} or not room[along]:
+            yield load, of_scores
+            continue
+        room[along] -= 1
+        yield load, of_columns if along else of_rows
+        needed |= {part for part in walk(load) if along and isinstance(part, Load) and "column" not in depends_on(part)}
+    yield from ((load, of_columns) for load in needed)
 
 
 def blocks_in(length: int, size: int) -> int:
