@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from cupyflash.arrays import Layout
 from cupyflash.binding import by_tensor
 from cupyflash.dispatch import as_array, target
-from cupyflash.launcher import capturing, prepare
+from cupyflash.launcher import capturing, hold_for_graph, prepare
 from cupyflash.options import Options
 from cupyflash.params import Params
 from cupyflash.schedules.base import Kernel, Phase, Tiles, TileSchedule, Workspace, attention_params
@@ -23,7 +23,8 @@ class TiledMask:
     """`mask`, as it was given, and which of its tiles are empty, mixed or whole, for calls of one shape of q and k.
 
     States are found by the first call that needs them, for each size of tiles, on that call's stream; other streams have to wait
-    for it, as for any array. What is found while a CUDA graph is captured stays in the graph. What the mask holds must not change.
+    for it, as for any array. A CUDA graph finds for itself what was not found before it was captured, and reads the rest: keep this
+    for as long as it lives. What the mask holds must not change.
     """
 
     def __init__(self, mask: Any, q: Any, k: Any) -> None:
@@ -48,7 +49,9 @@ class TiledMask:
             states = self._found.get(key)
             if states is None:
                 states = _find(each, gpu, arrays)
-                if not (gpu and capturing()):
+                if gpu and capturing():
+                    hold_for_graph(states)
+                else:
                     self._found[key] = states
             found[each.field] = states
         return found

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from test_launcher import Recorded
+from test_launcher import cupy as recorded_cupy  # noqa: F401 (a fixture)
+from test_prepared import array, cupy  # noqa: F401
 
 import cupyflash
-from cupyflash import Device, Mask, Problem, Score, TileSchedule, plan
+from cupyflash import Device, Mask, Problem, Score, TileSchedule, launcher, plan
 from cupyflash.attention import pose
 from cupyflash.expressions.evaluate import evaluate
 from cupyflash.options import EMPTY, MIXED, WHOLE, Options, Pattern
@@ -187,6 +190,20 @@ def test_tiles_that_are_found_once() -> None:
         cupyflash.block_mask(tiled, q, k)
     with pytest.raises(TypeError, match="mask must be"):
         cupyflash.block_mask("k <= q", q, k)
+
+
+def test_a_graph_finds_tiles_for_itself(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """What is found while it is captured is nobody else's, whose memory stays; calls behind it find them once."""
+    monkeypatch.setattr(launcher, "_held_for_graphs", [])
+    q, k, v = (array(cupy, 1, heads, 96, 64) for heads in (4, 2, 2))
+    tiled = cupyflash.block_mask(Mask("k <= q + by[h]", by=array(cupy, 4, dtype=np.int32)), q, k)
+    launches = []
+    for capturing in (True, False, False):
+        cupy.capturing, before = capturing, len(cupy.launches)
+        cupyflash.attention(q, k, v, mask=tiled)
+        launches.append(len(cupy.launches) - before)
+    assert launches == [2, 2, 1]
+    assert [held.shape[:2] for held in launcher._held_for_graphs] == [(1, 4)]
 
 
 @pytest.mark.wide
