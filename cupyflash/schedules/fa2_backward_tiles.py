@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import FLOAT32, GRANULE, Room, padded_dim, total_bytes
-from cupyflash.schedules.fa2_tiles import masked as is_masked
 from cupyflash.schedules.fa2_tiles import positioned
 from cupyflash.schedules.mask_tiles import kept_bytes, words
 from cupyflash.tiling import DoesNotFit, TileSize
@@ -142,7 +141,7 @@ def narrower(warps: Warps, at_once: int) -> tuple[Warps, ...]:
 def _half_widths(problem: Problem, device: Device) -> tuple[bool, bool]:
     """Of half types on tensor cores that multiply 16 deep, with no element a score: whether d and d_v are at most 64; both 128."""
     d, dv = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
-    served = problem.itemsize == 2 and device.compute_capability >= (8, 0) and not is_masked(problem)
+    served = problem.itemsize == 2 and device.compute_capability >= (8, 0) and not problem.options.of_scores
     return served and max(d, dv) <= 64, served and d == dv == 128
 
 
@@ -168,7 +167,7 @@ def query_stages_for(problem: Problem, device: Device, block_rows: int, block_co
 
 def most_rows(problem: Problem, device: Device) -> int:
     """Br beyond which S^T and dP^T, beside the gradients, were seen to spill; `.ci/compile_gate.py` holds it to that."""
-    d, masked = max(problem.head_dim, problem.head_dim_v), is_masked(problem)
+    d, masked = max(problem.head_dim, problem.head_dim_v), problem.options.of_scores
     if problem.itemsize == 4:
         return 32 if d <= 64 and not (masked and device.compute_capability < (8, 0)) else 16
     if d <= 64:

@@ -150,14 +150,16 @@ def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
         most = 144 if config.warps <= 2 or capability < (8, 0) else 160
         if config.warps > 2 and not odd(problem) and capability in ((8, 0), (9, 0)):
             most = 176
+    if problem.options.masked:
+        most = min(most, 160)  # of 176, some spill a little
     if config.block_cols == max(BLOCK_COLS):
         most -= 40  # S takes twice the registers of the next narrower, and P half as much again
     return most - (32 if one_warp else 0)
 
 
 def masked(problem: Problem) -> bool:
-    """Whether each score has something of its own in memory."""
-    return problem.options.of_scores
+    """Whether each score of every block has something of its own: a mask speaks of some blocks' only."""
+    return problem.options.bias or problem.options.score is not None
 
 
 def positioned(problem: Problem) -> bool:
@@ -180,7 +182,7 @@ def is_least(problem: Problem, device: Device, config: Config) -> bool:
     if config.warp_rows != GRANULE or config.block_cols != GRANULE or config.q_in_regs:
         return False
     one_warp = shared_bytes(problem, BLOCK_ROWS[1], GRANULE, STAGES[0]) > device.sram_per_block
-    if problem.itemsize == 4 and masked(problem) and padded_dim(problem.head_dim_v) == MAX_HEAD_DIM:
+    if problem.itemsize == 4 and problem.options.of_scores and padded_dim(problem.head_dim_v) == MAX_HEAD_DIM:
         one_warp |= device.compute_capability >= (12, 0)
     return one_warp == (config.warps == 1) and config.block_rows <= BLOCK_ROWS[1]
 
@@ -190,7 +192,7 @@ def registers(problem: Problem, device: Device, config: Config) -> int:
     slack = (32 if problem.itemsize == 2 else 80) + config.block_cols * config.warp_rows // 128
     if odd(problem):
         slack += 16
-    if masked(problem):
+    if problem.options.of_scores:
         slack += 32
     if positioned(problem):
         slack += 64 if narrow(problem) else 16
