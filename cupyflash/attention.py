@@ -61,7 +61,7 @@ def attention(
     `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
     and "fa2"). The masks add up.
     `score`, a `Score`, is what becomes of each scaled score before bias and masks: one line, compiled into the kernels
-    ("fa1", "fa2" and "standard"; gradients have none yet).
+    ("fa1", "fa2" and "standard").
     `sinks`, float32 of shape (h,), is one more score of each of a head's rows, without a value. L has it, also where no key is
     seen; where parts of the keys are merged, one of them gets the sinks.
     A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight zero, but a NaN or infinity in a

@@ -29,7 +29,7 @@ from cupyflash.launcher import (
 from cupyflash.options import ARRAYS, Options, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import BACKWARD_ALGORITHMS, BackwardSchedule, plan_backward, plan_varlen_backward
-from cupyflash.score import captured_values
+from cupyflash.score import Score, captured_values
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiled_mask import Given
 from cupyflash.tiling import TilingChoice
@@ -53,6 +53,7 @@ def attention_backward(
     key_lengths: Any | None = None,
     block_mask: Any | None = None,
     sinks: Any | None = None,
+    score: Score | None = None,
     scale: float | None = None,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
@@ -68,6 +69,8 @@ def attention_backward(
     an infinity in a masked row of k or v makes the dq of rows that share a tile with it NaN, being multiplied by a weight of zero;
     what is behind `key_lengths` is not read. Rows whose L is beyond 4096 take "fa2" longer: it goes through their scores once more,
     where the other two take P from what float32 leaves of L.
+    With a `score` function dq and dk have its derivative by s. Where a score is masked, or its weight is 0, that does not enter,
+    whatever it is. What the function has captured gets no gradient.
 
     `algorithm`: "fa2" (FlashAttention-2), or "auto", which is "fa2". It sums dq by atomics, in float32 and in no order;
     `deterministic` takes a kernel of its own for dq instead, which gives the same bits each time. "fa1" (FlashAttention's
@@ -82,7 +85,9 @@ def attention_backward(
     options = Options.asked(causal, window, scale)
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=bias)
     given = Given.of(mask)
-    captured, numbers = captured_values(None, given.function)
+    captured, numbers = captured_values(score, given.function)
+    if score is not None:
+        options = replace(options, score=score.form)
     beside = {"mask": given.array, "bias": bias, "block_mask": block_mask, "sinks": sinks, **captured}
     arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, **beside)
     options = given.asked(options, arrays["q"], arrays["k"])
@@ -121,7 +126,7 @@ def _ways(algorithm: str, tiling: TilingChoice, *, deterministic: bool, dbias: b
 
 
 def _prepare(
-    gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways, numbers: Numbers = ()
+    gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways, numbers: Numbers
 ) -> Prepared | PreparedSimulation:
     problem = pose(gpu, _inputs(arrays), options, numbers)
     problem = _aligned(problem, check_beside(arrays, arrays["q"].shape[:-1]))
@@ -284,9 +289,10 @@ def attention_vjp(
     if unknown := {"return_lse", "out"} & set(options):
         raise TypeError(f"attention_vjp has no {unknown.pop()}")
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=options.get("bias"))
-    asked = Options(**{name: options[name] for name in ("causal", "window", "scale") if name in options})
-    mask = Given.of(options.get("mask"))
-    captured, numbers = captured_values(None, mask.function)
+    score, mask = options.get("score"), Given.of(options.get("mask"))
+    captured, numbers = captured_values(score, mask.function)
+    of_positions = {name: options[name] for name in ("causal", "window", "scale") if name in options}
+    asked = Options(**of_positions, score=score and score.form)
     beside = {**{name: options.get(name) for name in ARRAYS}, "mask": mask.array, **captured}
     given = {"q": q, "k": k, "v": v} | {name: array for name, array in beside.items() if array is not None}
     lengths = {name: as_integers(name, given.pop(name)) for name in ("key_lengths",) if name in given}

@@ -208,9 +208,11 @@ class Lines(NamedTuple):
     derivative: str | None
 
 
-def statements(form: Form, names: Mapping[str, str], with_derivative: bool = False) -> Lines:
-    """A form in C; `names` as `Statements` takes them. The derivative is "0.0f" where it is 0 whatever s is."""
-    written = Statements(names)
+def statements(
+    form: Form, names: Mapping[str, str], with_derivative: bool = False, known: Mapping[Node, str] | None = None
+) -> Lines:
+    """A form in C; `names` and `known` as `Statements` takes them. The derivative is "0.0f" where it is 0 whatever s is."""
+    written = Statements(names, known=known)
     value = written.value(form.tree)
     if not with_derivative:
         return Lines(tuple(written.lines), value, None)
@@ -245,20 +247,20 @@ def of_head(form: Form) -> tuple[Load, ...]:
 
 
 @lru_cache(maxsize=256)
-def constants(form: Form) -> tuple[tuple[str, int | str], ...]:
-    """What the kernels are compiled with."""
+def constants(form: Form, with_derivative: bool = False) -> tuple[tuple[str, int | str], ...]:
+    """What the kernels are compiled with: score.cuh. Those that ask for the derivative get a `slope` that is not 0."""
     names = PLACES | {one.name: f"p.{field(one.name)}" for one in form.captured}
     head, found = Statements(names, "head_"), of_head(form)
     values = [head.value(load) for load in found]
     known: dict[Node, str] = {load: f"of_head.load_{place}" for place, load in enumerate(found)}
     kept = [f"of_head.load_{place} = {value};" for place, value in enumerate(values)]
-    written = Statements(names, known=known)
-    value = written.value(form.tree)
+    made = statements(form, names, with_derivative, known)
+    results = f"const float value = {made.value}, slope = {made.derivative or '0.0f'};"
     return (
         ("SCORE", 1),
         ("SCORE_OF_HEAD", " ".join(f"{C_TYPES[load.type]} load_{place};" for place, load in enumerate(found))),
         ("SCORE_HEAD_LINES", " ".join([*head.lines, *kept])),
-        ("SCORE_LINES", " ".join([*written.lines, f"const float value = {value};"])),
+        ("SCORE_LINES", " ".join([*made.lines, results])),
     )
 
 

@@ -12,7 +12,7 @@
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    SUB         queries of S^T held at a time; divides BR
 //   COPY_BYTES  width of a copy
-//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  mask.cuh, mask_function.cuh, block_mask.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE  mask.cuh, mask_function.cuh, score.cuh, block_mask.cuh
 #include "block_mask.cuh"
 #include "element.cuh"
 #include "mask.cuh"
@@ -154,7 +154,8 @@ fa1_backward(__grid_constant__ const Params given) {
     for (int member = 0; member < group; member++) {
       const int head = kv_head * group + member;
       const long long pair = static_cast<long long>(batch) * p.heads + head;
-      const Masks masks = masks_of(p, batch, head, Nq, Nk, keys);
+      Masks masks = masks_of(p, batch, head, Nq, Nk, keys);
+      masks.of_head = score_of_head(p, batch, head, Nq, Nk, Q_smem);
       for (int i = first_row / BR; i <= last_row / BR; i++) {
         const Blocks blocks = blocks_of(member, i);
         if (SPARSE && !blocks.visits(j)) continue;
@@ -192,10 +193,18 @@ fa1_backward(__grid_constant__ const Params given) {
 #pragma unroll 1
           for (int query = 0; query < BR; query += SUB) {
             // Lines 11 to 13: S^T = scale K_j Q_i^T, P^T = exp(S^T - L), 0 where a row does not see a key
-            float P_regs[SUB / 8][4], dS_regs[SUB / 8][4];  // (16 x SUB)
+            float P_regs[SUB / 8][4], dS_regs[SUB / 8][4], slopes[SUB / 8][4];  // (16 x SUB)
             scores(P_regs, K_smem + key * D_ROW, Q_smem + query * D_ROW);
-            each_score_transposed(P_regs, masks, j * BC + key + g, i * BR + query, Nq, [&](float& s, int row, int col, bool seen) {
-              s *= p.scale;
+            const int first = i * BR + query;
+            each_score_transposed<SUB / 8>(masks, j * BC + key + g, first, Nq, [&](int n, int e, int row, int col, bool seen) {
+              float& s = P_regs[n][e];
+              if constexpr (SCORE) {
+                Scored scored = {};
+                if (seen) scored = scored_at(masks, __fmul_rn(s, p.scale), row, col, Nq);
+                s = scored.value, slopes[n][e] = scored.slope;
+              } else {
+                s *= p.scale;
+              }
               if constexpr (BIAS) {
                 if (seen) s += load_in_place(masks.bias + row * masks.bias_row + col * masks.bias_col);
               }
@@ -206,6 +215,7 @@ fa1_backward(__grid_constant__ const Params given) {
             });
             // Line 16: dV~_j += P^T dO_i
             add_to_sums<VALUE_DIM>(dV_smem + key * DV_PAD, P_regs, dO_smem + query * DV_ROW);
+            if constexpr (SCORE) of_given_scores(P_regs, slopes);
             // Lines 17 and 20: dP^T = V_j dO_i^T, dS^T = P^T * (dP^T - D_i)
             scores<VALUE_DIM>(dS_regs, V_smem + key * DV_ROW, dO_smem + query * DV_ROW);
 #pragma unroll

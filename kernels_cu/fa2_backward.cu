@@ -16,7 +16,7 @@
 //   ROW_WARPS   warps that share their keys: 1 or 2
 //   WITH_DK, WITH_DV  whether a launch makes dK, and dV: wide heads take one for each
 //   WITH_DQ     whether dQ is summed by atomics      COPY_BYTES width of a copy
-//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, TILES, SINKS  mask.cuh, mask_function.cuh, block_mask.cuh, sinks.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE, TILES, SINKS  mask.cuh, mask_function.cuh, score.cuh, block_mask.cuh, sinks.cuh
 //   DBIAS       whether the gradient of the bias is summed, by atomics
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
@@ -35,7 +35,11 @@ constexpr int SCARCE = WARP_KEYS == 16 ? 2 : 0;  // registers are, where there a
 constexpr int KEY_WARPS = BC / WARP_KEYS, WARPS = KEY_WARPS * ROW_WARPS, THREADS = 32 * WARPS;
 constexpr int M = WARP_KEYS / 16, N = WARP_ROWS / 8;  // tensor core tiles of a warp's part of S^T
 constexpr int PARTS = BR / (ROW_WARPS * WARP_ROWS);
+static_assert(ROW_WARPS == 1 || !SCORE, "P is not kept for another warp");
 static_assert(ROW_WARPS == 1 || (STAGES == 2 && PARTS == 1), "Q_i and dO_i are read to the end of a turn");
+// The next Q and dO are asked for as soon as there is room; where products without a branch follow later, and compute capability 9.0,
+// which has no registers left, does not mind, among those, which hide what it issues.
+constexpr bool FETCH_LATER = ROW_WARPS == 2 && __CUDA_ARCH__ < 900;
 
 typedef SwizzledTile<HEAD_DIM> KeyTile;     // of Q, K and their gradients
 typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V, O and their gradients
@@ -223,10 +227,12 @@ fa2_backward(__grid_constant__ const Params given) {
   const Element* dO = p.dO.of(batch, kv_head * p.group) + first_query * p.dO.row + ValueTile::begin<THREADS>(p.dO.row, threadIdx.x);
   float* sums = sums_of(p.dQ_acc, pair, p.total_q, first_query + g, 0, t) + item_at(warp).sum;
   long long row0 = pair * p.total_q + first_query;
+  int which = 0;  // slot: not the last one of the head before, which other warps may still read
   for (int h = 0; h < p.group; h++, Q += p.Q.head, dO += p.dO.head, sums += sums_of_a_head(unknown(p.total_q)), row0 += p.total_q) {
     Q = unknown(Q), dO = unknown(dO), sums = unknown(sums);  // and not sums of other things that would all be kept
     const int head = kv_head * p.group + h;
-    const Masks masks = masks_of(p, batch, head, Nq, Nk, keys);
+    Masks masks = masks_of(p, batch, head, Nq, Nk, keys);
+    masks.of_head = score_of_head(p, batch, head, Nq, Nk, ring);
     const Blocks blocks = {first_block, end_block, kept + h * words};
     int i = blocks.below(blocks.end);
     if (i < blocks.begin) continue;
@@ -251,7 +257,6 @@ fa2_backward(__grid_constant__ const Params given) {
         if constexpr (WITH_DK) copy_float(slot.D_i + r, inside ? p.D + row0 + i * BR + r : p.D, inside);
       }
     };
-    int which = 0;
     fetch(i, slot_at(which));
     close_group();
 
@@ -268,11 +273,12 @@ fa2_backward(__grid_constant__ const Params given) {
         if (slot.L[r] == NEG_INF) slot.L[r] = 0.f;  // a row that sees nothing, and has scores of -inf where they are not masked
       }
       large = __syncthreads_or(large);  // Q_i and dO_i are there for all; all are done with the step before
-      if constexpr (STAGES == 2) {
-        which ^= 1;
+      auto fetch_next = [&] {
+        which = STAGES == 2 ? 1 - which : 0;
         if (next >= blocks.begin) fetch(next, slot_at(which));
         close_group();
-      }
+      };
+      if constexpr (STAGES == 2 && !FETCH_LATER) fetch_next();
 
 #pragma unroll
       for (int part = 0; part < PARTS; part++) {
@@ -286,22 +292,30 @@ fa2_backward(__grid_constant__ const Params given) {
           if constexpr (ROW_WARPS > 1) put_tile<ScoreTile>(P_smem + own_keys * ScoreTile::PAD, P, row);
         };
         if (seen) {
-          float P[M][N][4], dS[M][N][4];
+          float P[M][N][4], dS[M][N][4], slopes[M][N][4];
           // All their addresses, kept through the loop, would take registers.
           const int here = unknown(own_keys);
           const QueryRows<KeyTile, M, false> K_rows = {K_smem + here * KeyTile::PAD};
           const QueryRows<ValueTile, M, false> V_rows = {V_smem + here * ValueTile::PAD};
           // S^T = K_j Q_i^T, P^T = exp(S^T - L)
           scores(P, K_rows, slot.Q + row * KeyTile::PAD);
-          if constexpr (BIAS) {
+          if constexpr (SCALED) {
 #pragma unroll
             for (int m = 0; m < M; m++)
-              each_score_transposed(P[m], masks, warp_key + 16 * m + g, first, Nq, [&](float& s, int row, int key, bool seen) {
-                s = __fmul_rn(s, p.scale * UNIT);  // rounded as scale_and_mask does
-                if (seen) s = fmaf(UNIT, load_in_place(masks.bias + row * masks.bias_row + key * masks.bias_col), s);
+              each_score_transposed<N>(masks, warp_key + 16 * m + g, first, Nq, [&](int n, int e, int row, int key, bool seen) {
+                float& s = P[m][n][e];
+                s = __fmul_rn(s, SCORE ? p.scale : p.scale * UNIT);  // rounded as scale_and_mask does
+                if constexpr (SCORE) {
+                  Scored scored = {};
+                  if (seen) scored = scored_at(masks, s, row, key, Nq);
+                  s = UNIT * scored.value, slopes[m][n][e] = scored.slope;
+                }
+                if constexpr (BIAS) {
+                  if (seen) s = fmaf(UNIT, load_in_place(masks.bias + row * masks.bias_row + key * masks.bias_col), s);
+                }
               });
           }
-          const float factor = BIAS ? 1.f : p.scale * UNIT;
+          const float factor = SCALED ? 1.f : p.scale * UNIT;
           auto subtract = [&] {
 #pragma unroll
             for (int n = 0; n < N; n++) {
@@ -337,11 +351,11 @@ fa2_backward(__grid_constant__ const Params given) {
             }
 #pragma unroll
             for (int m = 0; m < M; m++)
-              each_score_transposed(P[m], masks, warp_key + 16 * m + g, first, Nq, [&](float& s, int row, int key, bool seen) {
+              each_score_transposed<N>(masks, warp_key + 16 * m + g, first, Nq, [&](int n, int e, int row, int key, bool seen) {
                 if constexpr (MASK) {
                   if (seen && asks) seen = mask_says(masks, row, key, Nq);
                 }
-                if (!seen) s = NEG_INF;
+                if (!seen) P[m][n][e] = NEG_INF;
               });
           } else {
             subtract();
@@ -350,6 +364,10 @@ fa2_backward(__grid_constant__ const Params given) {
           to_weights(P);
           // dV_j += P^T dO_i
           if constexpr (WITH_DV) add_weighted_values<ValueTile, 8>(dV_regs, P, slot.dO + row * ValueTile::PAD + value_col);
+          if constexpr (SCORE && !DBIAS) {
+#pragma unroll
+            for (int m = 0; m < M; m++) of_given_scores(P[m], slopes[m]);
+          }
           // dP^T = V_j dO_i^T, a loop: with all its fragments loaded ahead, registers spill
           if constexpr (WITH_DK) scores<ValueTile, 2>(dS, V_rows, slot.dO + row * ValueTile::PAD);
           if constexpr (WITH_DK) {
@@ -366,9 +384,13 @@ fa2_backward(__grid_constant__ const Params given) {
               float* sum = p.dbias.of(batch, head);
 #pragma unroll
               for (int m = 0; m < M; m++)
-                each_score_transposed(dS[m], masks, warp_key + 16 * m + g, first, Nq, [&](float ds, int row, int key, bool seen) {
-                  if (seen) atomicAdd(sum + row * p.dbias.row + key * p.dbias.col, ds);
+                each_score_transposed<N>(masks, warp_key + 16 * m + g, first, Nq, [&](int n, int e, int row, int key, bool seen) {
+                  if (seen) atomicAdd(sum + row * p.dbias.row + key * p.dbias.col, dS[m][n][e]);
                 });
+              if constexpr (SCORE) {  // of the scores that the bias is added to, until here
+#pragma unroll
+                for (int m = 0; m < M; m++) of_given_scores(dS[m], slopes[m]);
+              }
             }
             add_weighted_values<KeyTile, 8>(dK_regs, dS, slot.Q + row * KeyTile::PAD + key_col);
           }
@@ -379,15 +401,13 @@ fa2_backward(__grid_constant__ const Params given) {
         }
       }
       __syncthreads();  // dS is there for all; all are done with Q_i and dO_i, or have a copy of their own
-      if constexpr (STAGES == 1) {
-        if (next >= blocks.begin) fetch(next, slot);
-        close_group();
-      }
+      if constexpr (STAGES == 1) fetch_next();
       if constexpr (ROW_WARPS > 1) {
         // dV_j += P^T dO_i, dK_j += dS^T Q_i for the other warp's rows
         const int row = (1 - row_warp) * WARP_ROWS;
         const int here = unknown(own_keys) * ScoreTile::PAD;
         add_stored_values<ValueTile, ScoreTile, N / 2>(dV_regs, P_smem + here, row, slot.dO + row * ValueTile::PAD + value_col);
+        if constexpr (FETCH_LATER) fetch_next();
         add_stored_values<KeyTile, ScoreTile, N / 2>(dK_regs, dS_smem + here, row, slot.Q + row * KeyTile::PAD + key_col);
       }
       if constexpr (WITH_DQ) {

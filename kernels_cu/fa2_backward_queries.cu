@@ -9,7 +9,7 @@
 //   BR, BC      rows of a Q block, of a K/V block    STAGES     K/V blocks that there is room for: 1 or 2
 //   WARP_ROWS   rows that a warp has                 WARP_COLS  columns of S and dP that it makes at once
 //   COL_WARPS   warps that share their rows: 1 or 2  COPY_BYTES width of a copy
-//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, TILES  mask.cuh, mask_function.cuh, block_mask.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE, TILES  mask.cuh, mask_function.cuh, score.cuh, block_mask.cuh
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB WARP_COLS
@@ -87,7 +87,8 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   const int Nq = place.Nq, row_block = place.i * BR, rows = min(BR, Nq - row_block);
   const long long row0 = place.L_row + row_block;
   const int keys = count_keys(p, place.batch, place.Nk, sram);
-  const Masks masks = masks_of(p, place.batch, place.head, Nq, place.Nk, keys);
+  Masks masks = masks_of(p, place.batch, place.head, Nq, place.Nk, keys);
+  masks.of_head = score_of_head(p, place.batch, place.head, Nq, place.Nk, sram);
 
   // The K/V blocks that some row sees
   const int last_row = row_block + rows - 1;
@@ -166,10 +167,11 @@ fa2_backward_queries(__grid_constant__ const Params given) {
         continue;
       }
       // S = Q K_j^T, P = exp(S - L)
-      float P[M][N][4], dS[M][N][4];
+      float P[M][N][4], dS[M][N][4], slopes[M][N][4];
       scores(P, Q_rows, K_at + col * KeyTile::ROW_BYTES, at_keys);
-      const bool asks = MASK && blocks.asks(j), whole = !asks && !BIAS && end <= visible_end(masks, warp_row) && first >= visible_begin(masks, last);
-      const float factor = BIAS ? 1.f : p.scale * UNIT;
+      const bool asks = MASK && blocks.asks(j);
+      const bool whole = !asks && !SCALED && end <= visible_end(masks, warp_row) && first >= visible_begin(masks, last);
+      const float factor = SCALED ? 1.f : p.scale * UNIT;
       if (whole && !large) {
 #pragma unroll
         for (int m = 0; m < M; m++)
@@ -180,7 +182,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       } else {
 #pragma unroll
         for (int m = 0; m < M; m++) {
-          scale_and_mask(P[m], BIAS ? p.scale * UNIT : 1.f, UNIT, masks, warp_row + 16 * m + g, first, Nq, asks);
+          scale_and_mask<SCORE>(P[m], SCALED ? p.scale * UNIT : 1.f, UNIT, masks, warp_row + 16 * m + g, first, Nq, asks, slopes[m]);
 #pragma unroll
           for (int n = 0; n < N; n++)
 #pragma unroll
@@ -192,6 +194,10 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       }
       // Nothing branches from here on, so that weights are made beside products.
       to_weights(P);
+      if constexpr (SCORE) {
+#pragma unroll
+        for (int m = 0; m < M; m++) of_given_scores(P[m], slopes[m]);
+      }
       // dP = dO V_j^T, dS = P * (dP - D), dQ += dS K_j
       scores<ValueTile, 2>(dS, dO_rows, V_at + col * ValueTile::ROW_BYTES, at_values);
       if (part == PARTS - 1) ask_for_next();

@@ -5,7 +5,7 @@
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V
 //   BR, BC      rows of a Q block, of a K block      COPY_BYTES width of a copy
-//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE  mask.cuh, mask_function.cuh, block_mask.cuh: a mask is asked for every score
+//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE  mask.cuh, mask_function.cuh, score.cuh, block_mask.cuh: a mask is asked for every score
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB BC
@@ -43,7 +43,8 @@ large_rows(__grid_constant__ const Params given) {
   if (!__syncthreads_or(large)) return;
 
   const int keys = count_keys(p, place.batch, place.Nk, sram);
-  const Masks masks = masks_of(p, place.batch, place.head, Nq, place.Nk, keys);
+  Masks masks = masks_of(p, place.batch, place.head, Nq, place.Nk, keys);
+  masks.of_head = score_of_head(p, place.batch, place.head, Nq, place.Nk, sram);
   const int first_key = visible_begin(masks, row_block), end_key = visible_end(masks, row_block + rows - 1);
   const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
   if constexpr (SPARSE) {
@@ -54,8 +55,8 @@ large_rows(__grid_constant__ const Params given) {
   const Element* K = place.keys(p.K);
   __syncthreads();  // the block mask is there for all
 
-  // The largest S factor is that of the largest S sign. With a bias, S is scaled before it is added.
-  const float factor = BIAS ? 1.f : p.scale * UNIT, sign = factor < 0.f ? -1.f : 1.f, size = sign * factor;
+  // The largest S factor is that of the largest S sign, where S is not scaled as it is.
+  const float factor = SCALED ? 1.f : p.scale * UNIT, sign = factor < 0.f ? -1.f : 1.f, size = sign * factor;
   const QueryRows<KeyTile, 1, false> Q_rows = {Q_smem + warp * 16 * KeyTile::PAD};
   float m[2] = {NEG_INF, NEG_INF}, l[2] = {};  // of rows g and g + 8, for the columns of this lane
   for (int j = blocks.below(blocks.end); j >= blocks.begin; j = blocks.below(j)) {
@@ -65,7 +66,7 @@ large_rows(__grid_constant__ const Params given) {
     __syncthreads();
     float S[1][N][4];
     scores(S, Q_rows, K_smem);
-    scale_and_mask(S[0], BIAS ? p.scale * UNIT : sign, UNIT, masks, row_block + warp * 16 + g, j * BC, Nq);
+    scale_and_mask(S[0], SCALED ? p.scale * UNIT : sign, UNIT, masks, row_block + warp * 16 + g, j * BC, Nq);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       float m_new = m[h];

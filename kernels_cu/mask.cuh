@@ -11,6 +11,8 @@
 #ifndef PACK
 #define PACK 1
 #endif
+// Whether what is added to scores, or made of them, takes them scaled
+#define SCALED (BIAS || SCORE)
 
 // The masks of one (batch, head).
 struct Masks {
@@ -80,12 +82,19 @@ __device__ __forceinline__ bool mask_says(const Masks& masks, int row, int key, 
 #endif
 }
 
+// What a score function makes of the scaled score of a row and a key.
+__device__ __forceinline__ Scored scored_at(const Masks& masks, float s, int row, int key, int Nq) {
+  return score_of(*masks.p, masks.of_head, s, {masks.batch, masks.head, row, key, Nq, Nq + masks.diagonal});
+}
+
 // Scales S, adds `bias_scale` times the bias, and sets what a row does not see to -inf. Each step rounds, so that a score is the
 // same number in every kernel: of a large one the last digits count. Where there is a score function, S is scaled as that takes it,
-// and what becomes of it is multiplied by `bias_scale`, too. The mask is asked unless the tile is known to be whole.
+// and what becomes of it is multiplied by `bias_scale`, too; with SLOPES `slopes` has its derivative, 0 where a row does not see it.
+// The mask is asked unless the tile is known to be whole.
 //   S_regs (16 x SUB): rows (row0 + 8 h) / PACK, columns from col0 on, in the accumulator layout of warp_product.cuh
+template <bool SLOPES = false>
 __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], float scale, float bias_scale, const Masks& masks,
-                                               int row0, int col0, int Nq, bool asks = true) {
+                                               int row0, int col0, int Nq, bool asks = true, float (*slopes)[4] = nullptr) {
   const int first = col0 + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -99,8 +108,10 @@ __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], floa
         bool seen = first + 8 * n + e < end && (!WINDOW || first + 8 * n + e >= begin);
         float s = __fmul_rn(S_regs[n][2 * h + e], SCORE ? masks.p->scale : scale);
         if constexpr (SCORE) {
-          const int key = first + 8 * n + e;
-          if (seen) s = bias_scale * score_of(*masks.p, masks.of_head, s, {masks.batch, masks.head, row, key, Nq, Nq + masks.diagonal});
+          Scored scored = {};
+          if (seen) scored = scored_at(masks, s, row, first + 8 * n + e, Nq);
+          s = bias_scale * scored.value;
+          if constexpr (SLOPES) slopes[n][2 * h + e] = scored.slope;
         }
         if constexpr (BIAS) {
           if (seen) s = fmaf(bias_scale, load_in_place(bias + e * masks.bias_col), s);
@@ -118,11 +129,10 @@ __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], floa
   }
 }
 
-// Calls visit(value, row, key, seen) for each element of S^T, whose rows are keys; `seen` is what the positions say.
+// Calls visit(n, e, row, key, seen) for each element S_regs[n][e] of S^T, whose rows are keys; `seen` is what the positions say.
 //   S_regs (16 x 8 N): keys key0 + 8 h, queries from query0 on
 template <int N, class Visit>
-__device__ __forceinline__ void each_score_transposed(float (&S_regs)[N][4], const Masks& masks, int key0, int query0, int Nq,
-                                                      Visit visit) {
+__device__ __forceinline__ void each_score_transposed(const Masks& masks, int key0, int query0, int Nq, Visit visit) {
   const int first = query0 + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -135,7 +145,7 @@ __device__ __forceinline__ void each_score_transposed(float (&S_regs)[N][4], con
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         const int row = 8 * n + e;
-        visit(S_regs[n][2 * h + e], first + row, key, row <= last && (!(CAUSAL || WINDOW) || row >= begin));
+        visit(n, 2 * h + e, first + row, key, row <= last && (!(CAUSAL || WINDOW) || row >= begin));
       }
   }
 }

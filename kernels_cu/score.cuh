@@ -1,6 +1,7 @@
 // The score function of a call, generated from its expression (cupyflash/expressions/), where SCORE is 1:
 //   SCORE_OF_HEAD     declarations of what is read once a thread block, since it is one for a whole head
-//   SCORE_HEAD_LINES  statements that read it into `of_head`         SCORE_LINES  statements that make `value` of the scaled score s
+//   SCORE_HEAD_LINES  statements that read it into `of_head`
+//   SCORE_LINES       statements that make `value` of the scaled score s and, in a backward kernel, `slope`: the derivative by s
 // Both know the place, `at`, and read what the call has captured through the struct.
 #pragma once
 #include "params.cuh"
@@ -8,7 +9,7 @@
 #define SCORE 0
 #define SCORE_OF_HEAD
 #define SCORE_HEAD_LINES
-#define SCORE_LINES const float value = s;
+#define SCORE_LINES const float value = s, slope = 1.f;
 #endif
 
 struct ScoreOfHead {
@@ -40,7 +41,20 @@ __device__ __forceinline__ ScoreOfHead score_of_head(const Params& p, int batch,
   return of_head;
 }
 
-__device__ __forceinline__ float score_of(const Params& p, const ScoreOfHead& of_head, float s, const ScoreAt& at) {
+struct Scored {
+  float value, slope;
+};
+__device__ __forceinline__ Scored score_of(const Params& p, const ScoreOfHead& of_head, float s, const ScoreAt& at) {
   SCORE_LINES
-  return value;
+  return {value, slope};
+}
+
+// The gradient of the score that a function is given, from that of what it makes of it, or P from P, by which that is multiplied. Of 0
+// it is 0, whatever the slope: what is masked may have an infinite one.
+__device__ __forceinline__ float of_given_score(float gradient, float slope) { return gradient == 0.f ? 0.f : gradient * slope; }
+template <int N> __device__ __forceinline__ void of_given_scores(float (&gradients)[N][4], const float (&slopes)[N][4]) {
+#pragma unroll
+  for (int n = 0; n < N; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) gradients[n][e] = of_given_score(gradients[n][e], slopes[n][e]);
 }

@@ -1,27 +1,29 @@
 // Standard attention's backward, Algorithm 3 (arXiv 2205.14135, appendix B): dV = P^T dO, dP = dO V^T,
 // dS = P * (dP - rowsum(P * dP)), dQ = scale dS K, dK = scale dS^T Q, with P, dP and dS in HBM in the element type. Nobody kept
 // P, which the paper takes for granted: a kernel before the five makes it again, P = exp(scale Q K^T - L), 0 where a row does not
-// see a key. Nothing is skipped.
+// see a key. With a score function dS is multiplied by its slopes: those lie in dS until then. Nothing is skipped.
 //
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows and columns of a tile           SUB            depth of a product held at a time; divides BR and BC
-//   CAUSAL, WINDOW, MASK, BIAS, PADDED  0 or 1: mask.cuh     SOFTMAX_WARPS  rows that a block of the third step does at a time
-//   COPY_BYTES  width of a copy
+//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED  0 or 1: mask.cuh, score.cuh
+//   COPY_BYTES  width of a copy                      SOFTMAX_WARPS  rows that a block of the third step does at a time
 #include "element.cuh"
 #include "mask.cuh"
 #include "params.cuh"
 #include "tiled_products.cuh"
 
-// P = exp(scale Q K^T - L), a BR x BC tile a thread block
+// P = exp(scale Q K^T - L), and in dS the slopes of a score function, a BR x BC tile a thread block
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 standard_backward_weights(__grid_constant__ const Params given) {
   const Params p = given;
   extern __shared__ __align__(16) unsigned char sram[];
   const Place at(p);
   const int keys = count_keys(p, at.batch, p.Nk, sram);
-  const Masks masks = masks_of(p, at.batch, at.head, p.Nq, p.Nk, keys);
+  Masks masks = masks_of(p, at.batch, at.head, p.Nq, p.Nk, keys);
+  masks.of_head = score_of_head(p, at.batch, at.head, p.Nq, p.Nk, sram);
   const int lane = threadIdx.x % 32;
+  Element* dS = p.dS + at.score;
 
   float offset[2];  // L of the rows of this thread, which one of the four lanes that share a row reads
 #pragma unroll
@@ -32,11 +34,17 @@ standard_backward_weights(__grid_constant__ const Params given) {
   }
   tile_product<HEAD_DIM>(sram, at.query(p.Q), at.keys(p.K), at, keys, p.P + at.score, p.Nk,
                          [&](float(&S_regs)[SUB / 8][4], int row, int col) {
-                           scale_and_mask(S_regs, p.scale, 1.f, masks, at.i * BR + row, at.j * BC + col, p.Nq);
+                           float slopes[SUB / 8][4];
+                           scale_and_mask<SCORE>(S_regs, p.scale, 1.f, masks, at.i * BR + row, at.j * BC + col, p.Nq, true, slopes);
 #pragma unroll
                            for (int n = 0; n < SUB / 8; n++)
 #pragma unroll
-                             for (int e = 0; e < 4; e++) S_regs[n][e] = exp_of(S_regs[n][e] - offset[e / 2]);
+                             for (int e = 0; e < 4; e++) {
+                               S_regs[n][e] = exp_of(S_regs[n][e] - offset[e / 2]);
+                               const int own_row = row + e / 2 * 8, own_col = col + 8 * n + 2 * (lane % 4) + e % 2;
+                               if (SCORE && own_row < at.rows && own_col < at.cols)
+                                 dS[static_cast<long long>(own_row) * p.Nk + own_col] = from_float<Element>(slopes[n][e]);
+                             }
                          });
 }
 
@@ -50,7 +58,7 @@ standard_backward_weight_gradients(__grid_constant__ const Params given) {
   tile_product<VALUE_DIM>(sram, at.query(p.dO), at.keys(p.V), at, keys, p.dP + at.score, p.Nk, [](float(&)[SUB / 8][4], int, int) {});
 }
 
-// Line 3: dS = P * (dP - rowsum(P * dP)), a row a warp: one pass over P and dP for the sum, one for dS
+// Line 3: dS = P * (dP - rowsum(P * dP)), times the slopes, a row a warp: one pass over P and dP for the sum, one for dS
 extern "C" __global__ void __launch_bounds__(SOFTMAX_WARPS * 32, 1)
 standard_backward_softmax(__grid_constant__ const Params given) {
   const Params p = given;
@@ -64,7 +72,11 @@ standard_backward_softmax(__grid_constant__ const Params given) {
   for (int col = lane; col < Nk; col += 32) sum += to_float(P[col]) * to_float(dP[col]);
 #pragma unroll
   for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-  for (int col = lane; col < Nk; col += 32) dS[col] = from_float<Element>(to_float(P[col]) * (to_float(dP[col]) - sum));
+  for (int col = lane; col < Nk; col += 32) {
+    float ds = to_float(P[col]) * (to_float(dP[col]) - sum);
+    if constexpr (SCORE) ds = of_given_score(ds, to_float(dS[col]));
+    dS[col] = from_float<Element>(ds);
+  }
 }
 
 // Line 4: dQ = scale dS K, BR rows a thread block

@@ -69,18 +69,16 @@ def execute(
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
     """
     require_schedule(schedule, TileSchedule, "plan", (BackwardSchedule, VarlenSchedule))
-    arrays, captured, numbers = _given(schedule, score, beside)
+    arrays, captured = _given(schedule, score, beside)
     _require_posed(schedule.problem, q, k, v, arrays)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
-    return run(schedule, {"q": q, "k": k, "v": v, "out": out, "lse": lse, **arrays, **captured} | dict(numbers), seed=seed)
+    return run(schedule, {"q": q, "k": k, "v": v, "out": out, "lse": lse, **arrays, **captured}, seed=seed)
 
 
-def _given(
-    schedule: TileSchedule, score: Score | None, beside: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, np.ndarray], tuple[tuple[str, float], ...]]:
-    """What comes beside q, k and v as arrays; what functions have captured, arrays and numbers. ValueError for other functions than
-    the schedule's."""
+def _given(schedule: TileSchedule, score: Score | None, beside: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What comes beside q, k and v as arrays; what functions have captured, by the struct's names. ValueError for other functions
+    than the schedule's, and for arrays that do not fit it."""
     asked, mask = schedule.problem.options, beside.get("mask")
     function = mask if isinstance(mask, Mask) else None
     captured, numbers = captured_values(score, function)
@@ -88,7 +86,8 @@ def _given(
         if (given.form if given else None) != form:
             raise ValueError(f"the schedule has another {what} function than {given!r}")
     check_captured(schedule.problem, captured)
-    return {name: array for name, array in beside.items() if name != "mask" or function is None}, captured, numbers
+    arrays = {name: array for name, array in beside.items() if name != "mask" or function is None}
+    return arrays, captured | dict(numbers)
 
 
 def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Mapping[str, np.ndarray | None]) -> None:
@@ -142,9 +141,11 @@ def execute_backward(
     *,
     dbias: np.ndarray | None = None,
     seed: int | None = None,
+    score: Score | None = None,
     **given: Any,
 ) -> BackwardExecution:
-    """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`.
+    """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`, and the
+    `score` function that this had.
 
     `given` are what comes beside them, as for `execute`.
 
@@ -152,7 +153,7 @@ def execute_backward(
     `seed`, and what this raises, as for `execute`.
     """
     require_schedule(schedule, BackwardSchedule, "plan_backward", (VarlenBackwardSchedule,))
-    beside, captured, numbers = _given(schedule, None, given)
+    beside, captured = _given(schedule, score, given)
     _require_posed(schedule.problem, q, k, v, beside)
     check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[:-1])
     if dbias is not None:
@@ -166,7 +167,7 @@ def execute_backward(
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": np.ascontiguousarray(lse), "dout": dout, **beside}
     rows = _of_rows(schedule, lse)
-    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows, **captured, **dict(numbers)}
+    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows, **captured}
     return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)
 
 

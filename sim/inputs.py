@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from cupyflash.options import ARRAYS, Options
 from cupyflash.problem import Problem
+from cupyflash.score import Score
 
 NOTHING = Options()
 NEWEST = Options(causal=True)
@@ -20,8 +21,8 @@ NEWEST = Options(causal=True)
 class Inputs:
     """Arrays as `cupyflash.attention` takes them: q, k, v and, by name, those `beside` them (`cupyflash.options.ARRAYS`).
 
-    `blocks` (Br, Bc) are a block mask's. `options` need not say which arrays there are. `softcap` is decoding's: scores become
-    softcap tanh(score / softcap), of which there are no gradients.
+    `blocks` (Br, Bc) are a block mask's. `options` need not say which arrays there are, nor the form of the `score` function.
+    `softcap` is decoding's: scores become softcap tanh(score / softcap), of which there are no gradients.
     """
 
     q: np.ndarray
@@ -31,12 +32,15 @@ class Inputs:
     beside: Mapping[str, np.ndarray] = field(default_factory=dict)
     blocks: tuple[int, int] | None = None
     softcap: float | None = None
+    score: Score | None = None
 
     @classmethod
     def of(cls, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, blocks: tuple[int, int] | None = None, **asked: Any) -> Inputs:
         """From `attention`'s keywords. TypeError or ValueError for what is none of them."""
         beside = {name: asked.pop(name) for name in ARRAYS if name in asked}
-        return cls(q, k, v, Options(**asked), {name: array for name, array in beside.items() if array is not None}, blocks)
+        there = {name: array for name, array in beside.items() if array is not None}
+        score = asked.pop("score", None)
+        return cls(q, k, v, Options(**asked), there, blocks, score=score)
 
     @property
     def qkv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -45,12 +49,14 @@ class Inputs:
     @property
     def keywords(self) -> dict[str, Any]:
         """What `attention` is to be given by name."""
-        return {**self.beside, **{name: getattr(self.options, name) for name in ("causal", "window", "scale")}}
+        score = {} if self.score is None else {"score": self.score}
+        return {**self.beside, **{name: getattr(self.options, name) for name in ("causal", "window", "scale")}, **score}
 
     @cached_property
     def problem(self) -> Problem:
         """What the arrays pose. Raises as `Problem.from_arrays` does."""
-        return Problem.from_arrays(self.q, self.k, self.v, self.options, **self.beside)
+        options = self.options if self.score is None else replace(self.options, score=self.score.form)
+        return Problem.from_arrays(self.q, self.k, self.v, options, **self.beside)
 
 
 @dataclass(frozen=True, eq=False)

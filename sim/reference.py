@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.expressions.evaluate import evaluate, positions
+from cupyflash.expressions.tree import Node
 from cupyflash.sim.inputs import Decoding, Inputs
 
 # What is done to S, P, O, dP and dS when they are stored.
@@ -55,14 +57,44 @@ def sinks_of(inputs: Inputs, dtype: type[np.floating[Any]]) -> np.ndarray:
 
 
 def masked_scores(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64) -> np.ndarray:
-    """S = scale Q K^T + bias in `dtype`, capped where there is a softcap, with -inf where a row does not see a key."""
-    p = inputs.problem
-    S = dtype(p.softmax_scale) * (inputs.q.astype(dtype) @ np.swapaxes(every_head(inputs, inputs.k.astype(dtype)), -1, -2))
+    """S = scale Q K^T in `dtype`, or what a score function makes of it, plus bias, capped where there is a softcap, with -inf where
+    a row does not see a key."""
+    S = scaled_scores(inputs, dtype)
+    if inputs.score is not None:
+        S = of_scores(inputs, S, inputs.score.form.tree)
     if "bias" in inputs.beside:
         S += inputs.beside["bias"].astype(dtype)
     if inputs.softcap is not None:
         S = dtype(inputs.softcap) * np.tanh(S / dtype(inputs.softcap))
     return np.where(visible(inputs, S.shape), S, dtype(-np.inf))
+
+
+def scaled_scores(inputs: Inputs, dtype: type[np.floating[Any]]) -> np.ndarray:
+    """scale Q K^T in `dtype`."""
+    keys = np.swapaxes(every_head(inputs, inputs.k.astype(dtype)), -1, -2)
+    scaled: np.ndarray = dtype(inputs.problem.softmax_scale) * (inputs.q.astype(dtype) @ keys)
+    return scaled
+
+
+def of_scores(inputs: Inputs, scaled: np.ndarray, tree: Node | None) -> np.ndarray:
+    """The value of a score function's tree for each scaled score, in their dtype; 0 for no tree."""
+    p, dtype = inputs.problem, scaled.dtype.type
+    shape = p.batch, p.heads, p.seqlen_q, p.seqlen_k
+    values = positions(dict(zip(("b", "h", "row", "k"), shape, strict=True), kv_h=p.kv_heads)) | {"s": scaled.reshape(shape)}
+    if inputs.score is not None:
+        values |= inputs.score.arrays | inputs.score.numbers
+    found = dtype(0) if tree is None else evaluate(tree, values, dtype)
+    return np.broadcast_to(found, shape).reshape(scaled.shape).copy()
+
+
+def before_function(inputs: Inputs, P: np.ndarray, dS: np.ndarray) -> np.ndarray:
+    """dS of the scores that the score function is given: times its derivative, but 0 where P is, whatever that is."""
+    if inputs.score is None:
+        return dS
+    slopes = of_scores(inputs, scaled_scores(inputs, P.dtype.type), inputs.score.form.derivative)
+    with np.errstate(invalid="ignore", over="ignore"):
+        made: np.ndarray = np.where(P == 0, P.dtype.type(0), dS * slopes)
+    return made
 
 
 def visible(inputs: Inputs, shape: tuple[int, ...]) -> np.ndarray:
@@ -93,7 +125,7 @@ def every_head(inputs: Inputs, array: np.ndarray) -> np.ndarray:
 class Backward:
     """P, dP = dO V^T, D = rowsum(P * dP) and, by name, the gradients.
 
-    dS = P * (dP - D) is that of S, and dbias before what was broadcast is summed.
+    dS = P * (dP - D) is that of S, and dbias before what was broadcast is summed; dQ and dK are made from `before_function` of it.
     """
 
     P: np.ndarray
@@ -118,11 +150,12 @@ def backward(
     dO = dout.astype(dtype)
     dP = rounded(dO @ np.swapaxes(made.V, -1, -2))
     D = (dO * made.O if from_out else made.P * dP).sum(axis=-1, keepdims=True)
-    dS = rounded(made.P * (dP - D))
+    dS = made.P * (dP - D)
+    given, dS = rounded(before_function(inputs, made.P, dS)), rounded(dS)
     q, k = inputs.q.astype(dtype), inputs.k.astype(dtype)
     of_sink = np.exp(sinks_of(inputs, dtype) - np.where(np.isneginf(made.L), dtype(0), made.L)[..., None])
     more = {"dbias": dS, "dsinks": -(of_sink * D)[..., 0]}
-    return Backward(made.P, dP, D, products(inputs, made.P, dS, dO, q, k) | more)
+    return Backward(made.P, dP, D, products(inputs, made.P, given, dO, q, k) | more)
 
 
 def products(inputs: Inputs, P: np.ndarray, dS: np.ndarray, dO: np.ndarray, Q: np.ndarray, K: np.ndarray) -> dict[str, np.ndarray]:

@@ -191,7 +191,7 @@ def _decode(schedule: DecodeSchedule, decoding: Decoding, seed: int | None) -> R
 def _backward(schedule: BackwardSchedule, inputs: Inputs, dout: np.ndarray, seed: int | None) -> Run:
     made = forward(inputs)
     out, lse = made.O.astype(inputs.q.dtype), made.L.astype(np.float32)
-    execution = execute_backward(schedule, dout, *inputs.qkv, out, lse, **inputs.beside, seed=seed)
+    execution = execute_backward(schedule, dout, *inputs.qkv, out, lse, **inputs.beside, score=None, seed=seed)
     numbers = measure_gradients(execution.gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
     return Run(execution.traffic, numbers, execution.findings)
 

@@ -18,7 +18,7 @@ from cupyflash.options import Options, Pattern
 from cupyflash.problem import Problem
 from cupyflash.schedules import Cache, TileSchedule
 from cupyflash.sim.inputs import Decoding, Inputs
-from cupyflash.sim.reference import Rounding, backward, forward, masked_scores, products
+from cupyflash.sim.reference import Rounding, backward, before_function, forward, masked_scores, products
 
 AnyTiles = TypeVar("AnyTiles", bound=TileSchedule)
 
@@ -229,8 +229,10 @@ def measure_gradients(
     dO, Q, K = (np.abs(array.astype(np.float64)) for array in (dout, inputs.q, inputs.k))
     left = np.abs(exact.P * (exact.dP - exact.D))
     terms = {name: np.abs(gradient) for name, gradient in exact.gradients.items()} | {"dbias": left}
-    terms |= {name: np.abs(sums) for name, sums in products(inputs, exact.P, left, dO, Q, K).items()}
-    cancels = (exact.P * (np.abs(exact.dP) + np.abs(exact.D))).max(initial=0)
+    given = np.abs(before_function(inputs, exact.P, left))
+    terms |= {name: np.abs(sums) for name, sums in products(inputs, exact.P, given, dO, Q, K).items()}
+    whole = exact.P * (np.abs(exact.dP) + np.abs(exact.D))
+    cancels = np.maximum(whole, np.abs(before_function(inputs, exact.P, whole))).max(initial=0)
     scale = abs(p.softmax_scale)
     cancelled = {"dQ": scale * cancels * K.max(initial=0), "dK": scale * cancels * Q.max(initial=0), "dV": 0.0}
     S, L = masked_scores(inputs), forward(inputs).L

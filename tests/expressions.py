@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -21,8 +22,12 @@ COUNT = math.prod(SHAPE)
 CONDITIONS = ("seen[row, k]", "yes", "k <= q", "document[q] == document[k]", "0 <= q - k < few")
 
 
-def captured() -> dict[str, Any]:
-    """Arrays of each dtype, of zero to four axes, some of them with odd strides, and numbers. Floats are quarters."""
+def captured(sizes: Mapping[str, int] = SIZES) -> dict[str, Any]:
+    """Arrays of each dtype, of zero to four axes, some of them with odd strides, and numbers. Floats are quarters.
+
+    For problems of these sizes, whose b, h and kv_h are those of SIZES.
+    """
+    n_q, n_k = sizes["row"], sizes["k"]
     random = np.random.default_rng(18)
 
     def floats(*shape: int) -> np.ndarray:
@@ -33,13 +38,13 @@ def captured() -> dict[str, Any]:
 
     return {
         "slope": floats(8).astype(np.float32)[::-2],
-        "pair": floats(5, 2).astype(np.float16).T,
+        "pair": floats(n_k, 2).astype(np.float16).T,
         "table": floats(7).astype(numpy_dtype("bfloat16")),
-        "document": np.abs(ints(5)).astype(np.int64),
+        "document": np.abs(ints(n_k)).astype(np.int64),
         "length": ints(2).astype(np.int32),
-        "tiny": ints(4, 3).astype(np.int8)[::2],
-        "deep": np.broadcast_to(ints(4, 1, 5).astype(np.int16), SHAPE),
-        "seen": random.random((3, 5)) < 0.5,
+        "tiny": ints(4, n_q).astype(np.int8)[::2],
+        "deep": np.broadcast_to(ints(4, 1, n_k).astype(np.int16), (2, 4, n_q, n_k)),
+        "seen": random.random((n_q, n_k)) < 0.5,
         "single": np.array(3, np.uint8),
         "cap": 2.5,
         "few": np.int64(3),
@@ -53,15 +58,15 @@ SCORES = ((2 * np.random.default_rng(5).integers(-15, 16, SHAPE) + 1) / 8).astyp
 VALUES = positions(SIZES) | {"s": SCORES} | CAPTURED
 
 
-def score(text: str) -> Score:
+def score(text: str, values: Mapping[str, Any] = CAPTURED) -> Score:
     """A score function with those of the captured values that its text names."""
-    return Score(text, **named(text))
+    return Score(text, **named(text, values))
 
 
-def named(text: str) -> dict[str, Any]:
+def named(text: str, values: Mapping[str, Any] = CAPTURED) -> dict[str, Any]:
     """Those of the captured values that a text names."""
     names = {node.strip() for node in "".join(c if c.isalnum() or c == "_" else " " for c in text).split()}
-    return {name: value for name, value in CAPTURED.items() if name in names}
+    return {name: value for name, value in values.items() if name in names}
 
 
 def texts(seed: int, count: int) -> list[str]:

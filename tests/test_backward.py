@@ -35,7 +35,7 @@ def backward_with_errors(
     made, q = forward(inputs), inputs.q
     dbias = {"dbias": np.zeros(inputs.beside["bias"].shape, np.float32)} if schedule.dbias else {}
     given = (dout, *inputs.qkv, made.O.astype(q.dtype), made.L.astype(np.float32))
-    execution = execute_backward(schedule, *given, **inputs.beside, **dbias, seed=schedule_seed)
+    execution = execute_backward(schedule, *given, **inputs.beside, **dbias, score=inputs.score, seed=schedule_seed)
     gradients = execution.gradients | dbias
     return execution, measure_gradients(gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from machine_code import __main__ as command  # noqa: E402
-from machine_code import clocks, costs, rates, sass, tables, whole  # noqa: E402
+from machine_code import choices, clocks, costs, rates, sass, tables, whole  # noqa: E402
 from machine_code.clocks import Effort, Residents  # noqa: E402
 from machine_code.costs import Cost, Figure  # noqa: E402
 from machine_code.flow import Known, Tracer, written  # noqa: E402
@@ -28,6 +28,7 @@ from machine_code.sass import Control, Instruction  # noqa: E402
 
 from cupyflash import Device, Problem  # noqa: E402
 from cupyflash.nvrtc import compile_to_cubin  # noqa: E402
+from cupyflash.schedules import fa2_tiles  # noqa: E402
 
 PAGE = (ROOT / "docs" / "performance.md").read_text()
 ARCHITECTURES = (80, 90)
@@ -389,6 +390,27 @@ def test_a_turn_of_our_kernels_makes_a_tile_s_products(subject: Subject, tools: 
     assert cost.counts["LDSM"] and cost.counts["LDGSTS"] and cost.counts["MUFU"]
     assert subject.direction == "backward" or cost.rest <= 0.15
     assert 0.3 < cost.share(Effort(seeds=1, turns=6, warm=2)).tensor <= cost.warps_overlap + 0.01 <= cost.all_overlap + 0.02
+
+
+def test_ranks_are_correlated_as_spearman_has_it() -> None:
+    assert choices.rank_correlation([1, 2, 3, 9], [2, 4, 6, 7]) == pytest.approx(1)
+    assert choices.rank_correlation([1, 2, 3, 9], [7, 6, 4, 2]) == pytest.approx(-1)
+    # Two alike share the places 0 and 1: ranks .5, .5, 2 beside 0, 1, 2
+    assert choices.rank_correlation([1, 1, 3], [1, 2, 3]) == pytest.approx(np.corrcoef([0.5, 0.5, 2], [0, 1, 2])[0, 1])
+
+
+@pytest.mark.wide
+def test_tiles_are_judged_with_those_that_the_planner_refuses(tools: None) -> None:
+    """The planner's own tile, and one whose accumulators do not fit."""
+    subject = Subject("forward", 80, 128, False)
+    planned = fa2_tiles.choose(subject.problem(), subject.device).config
+    two = [planned, replace(planned, block_cols=96)]
+    record, lines = choices.judged(subject, Effort(seeds=1, turns=4, warm=1), two)
+    by_cols = {each["block_cols"]: each for each in record["tiles"]}
+    assert set(by_cols) == {planned.block_cols, 96} and by_cols[96]["refused"] and by_cols[96]["registers"] == 255
+    assert by_cols[planned.block_cols]["refused"] is None and by_cols[planned.block_cols]["stack"] == 0
+    assert record["best"] == max(each["share"] for each in record["tiles"]) >= record["share"] > 0.3
+    assert len(lines) == 1 + len(record["tiles"])
 
 
 def test_the_command_says_the_same_for_readers_and_programs(tools: None, capsys: pytest.CaptureFixture[str]) -> None:

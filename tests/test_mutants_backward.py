@@ -55,7 +55,7 @@ PROBLEMS = {
     "blocks": Problem(1, 2, 1, 300, 150, 32, "float16", block_mask=KEPT),
     "packed": Problem(4, 4, 2, 45, 70, 32, "float16", causal=True),
     "32 keys": Problem(1, 1, 1, 70, 150, 48, "float16", causal=True),
-    "shared keys": Problem(1, 1, 1, 150, 130, 128, "float16", causal=True),
+    "shared keys": Problem(1, 2, 1, 150, 130, 128, "float16", causal=True),
 }
 """Ragged both ways, several row blocks and column blocks of two warps; where there are more rows than keys, some see nothing."""
 PLANNED = ("32 keys", "shared keys")  # with the blocks that an A100 gets
@@ -100,7 +100,12 @@ MUTANTS = {
     "dS is read early": Mutant(BWD, SYNC + "  // dS is there", "// dS", "race", DS),
     "Q and dO are overwritten early": Mutant(BWD, SYNC + "  // dS is there", "// dS", "race", MOVED, "one stage: "),
     "one stage is not committed": Mutant(
-        BWD, "fetch(next, slot);\n        close_group();", "fetch(next, slot);", "in flight|race", MOVED, "one stage: "
+        BWD,
+        "fetch(next, slot_at(which));\n        close_group();",
+        "fetch(next, slot_at(which));",
+        "in flight|race",
+        MOVED,
+        "one stage: ",
     ),
     "a barrier that not all warps reach": Mutant(
         BWD,
@@ -116,7 +121,18 @@ MUTANTS = {
         BWD, "__syncthreads_or(any)", "true", "race|uninitialised", ("kept[",), "blocks"
     ),
     # Room
-    "the ring has one slot": Mutant(BWD, "which ^= 1;", "", "race|in flight", MOVED),
+    "the ring has one slot": Mutant(BWD, "which = STAGES == 2 ? 1 - which : 0;", "", "race|in flight", MOVED),
+    "the ring that shared keys go round has one slot": Mutant(
+        BWD, "which = STAGES == 2 ? 1 - which : 0;", "", "race|in flight", MOVED, "shared keys"
+    ),
+    "shared keys' next blocks are not committed": Mutant(
+        BWD,
+        "fetch(next, slot_at(which));\n        close_group();",
+        "fetch(next, slot_at(which));",
+        "in flight|race",
+        MOVED,
+        "shared keys",
+    ),
     "slots overlap": Mutant(BWD, "ring + s * BR", "ring + s * (BR - 1)", "race|in flight", MOVED),
     "slots of L and D overlap": Mutant(
         BWD,

@@ -11,7 +11,7 @@ import pytest
 import cupyflash
 from cupyflash import Device, Options, Problem, Score, plan
 from cupyflash.expressions.evaluate import evaluate, positions
-from cupyflash.schedules import choose, plan_backward, plan_decode, plan_varlen
+from cupyflash.schedules import choose, plan_decode, plan_varlen
 from cupyflash.sim import theory
 from cupyflash.sim.execution import execute
 from cupyflash.sim.machine import replay
@@ -109,7 +109,6 @@ def test_what_has_no_score_function_says_so() -> None:
         lambda: plan(problem, hopper, "fa3").kernels(),
         lambda: plan(problem, A100, "decode"),
         lambda: plan_decode(problem, A100),
-        lambda: plan_backward(problem, A100),
         lambda: plan_varlen(problem, A100),
         lambda: verify(plan(problem, A100)),
     ):

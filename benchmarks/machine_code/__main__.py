@@ -2,6 +2,7 @@
 
     python benchmarks/machine_code [forward|backward] [80|90] [64|128] [causal|full] [--quick] [--whole] [--list] [--json]
     python benchmarks/machine_code fa3 [64|128|256] [causal|full] [--list] [--json]
+    python benchmarks/machine_code tiles [80|90] [64|128] [causal|full] [--json]
     python benchmarks/machine_code --cubin FILE [--kernel NAME] [--threads N] [--shared BYTES]
     python benchmarks/machine_code --assumptions
 
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from cupyflash import Device  # noqa: E402
-from machine_code import costs, hopper, rates, sass, whole  # noqa: E402
+from machine_code import choices, costs, hopper, rates, sass, whole  # noqa: E402
 from machine_code.clocks import Effort  # noqa: E402
 from machine_code.costs import Cost, Figure  # noqa: E402
 from machine_code.ours import DEVICES, Code, Ours, Peer, peers  # noqa: E402
@@ -144,7 +145,7 @@ def whole_calls(peer: Peer, quick: bool) -> Iterator[tuple[dict[str, Any], list[
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = "forward or backward, 80 or 90, 64 or 128, causal or full; fa3, 64, 128 or 256, causal or full"
+    known = "forward or backward, 80 or 90, 64 or 128, causal or full; fa3, 64, 128 or 256, causal or full; tiles and the first"
     parser.add_argument("words", nargs="*", help=known)
     parser.add_argument("--cubin", type=Path, help="another kernel's machine code")
     parser.add_argument("--kernel", default="", help="of a cubin: part of the kernel's name")
@@ -172,6 +173,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = of_cubin(given)
     elif "fa3" in given.words:
         found = (beside_3(pair, given) for pair in hopper.pairs() if set(given.words) <= pair.words)
+    elif "tiles" in given.words:
+        subjects = [peer.subject for peer in peers() if peer.subject.direction == "forward"]
+        asked = set(given.words) - {"tiles"}
+        found = (choices.judged(each) for each in subjects if asked <= each.words)
     elif given.whole:
         found = itertools.chain.from_iterable(whole_calls(peer, given.quick) for peer in chosen)
     else:

@@ -138,34 +138,46 @@ class Ours:
     def tile(self) -> str:
         return f"{self.schedule.block_rows}x{self.schedule.block_cols}"
 
-    @property
-    def products(self) -> int:
-        """FMAs of a warp in a turn of the main loop."""
-        scores, d = self.schedule.block_rows * self.schedule.block_cols, self.schedule.problem.head_dim
-        return PRODUCTS[self.direction] * scores * d // (self.main.threads // WARP)
+    def products(self, code: Code, scores: int) -> int:
+        """FMAs of a warp in a turn of a loop that takes a tile of so many scores."""
+        return PRODUCTS[self.direction] * scores * self.schedule.problem.head_dim // (code.threads // WARP)
 
     def cost(self, turns: tuple[int, ...] = ()) -> Cost:
         """Of the main loop's steady turn."""
         return self.main.cost(turns or self.turns)
 
+    @property
+    def scores(self) -> int:
+        """Of a tile."""
+        return self.schedule.block_rows * self.schedule.block_cols
+
     @cached_property
     def turns(self) -> tuple[int, ...]:
         """Of inner loops whose number depends on the warp: what makes a tile's products; none where nothing does."""
+        return self.turns_of(self.main, self.scores) or ()
+
+    def turns_of(self, code: Code, scores: int) -> tuple[int, ...] | None:
+        """The same of other code for tiles of so many scores; None where nothing does."""
         for each in range(1, MOST_TURNS + 1):
             turns = (each,) * MOST_INNER_LOOPS
             try:
-                if self.doubt(self.main.tracer(turns).steady()) is None:
+                if made(code.tracer(turns).steady()) == self.products(code, scores):
                     return turns
             except ValueError:
                 break
-        return ()
+        return None
 
     def doubt(self, trace: Trace) -> str | None:
         """What speaks against a trace: that its products are not a tile's."""
-        found = sum(products(each) for each in trace.instructions if each.opcode == "HMMA")
-        if found == self.products:
+        found, wanted = made(trace), self.products(self.main, self.scores)
+        if found == wanted:
             return None
-        return f"the trace makes {found:,} products, a turn should make {self.products:,}: give --turns, or look at --list"
+        return f"the trace makes {found:,} products, a turn should make {wanted:,}: give --turns, or look at --list"
+
+
+def made(trace: Trace) -> int:
+    """FMAs of a trace's products."""
+    return sum(products(each) for each in trace.instructions if each.opcode == "HMMA")
 
 
 @dataclass(frozen=True)

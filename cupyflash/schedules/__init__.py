@@ -293,8 +293,6 @@ def plan_backward(
     require_flag("dbias", dbias)
     if problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen_backward")
-    if problem.options.score is not None:
-        raise ValueError("the backward has no score function")
 
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
         return _plan_backward(problem, device, algorithm, tiling, deterministic, dbias)

@@ -420,10 +420,10 @@ def mask_moves(problem: Problem, scores: int, asked: int | None = None) -> tuple
     return mask + bias + tuple(Move(score.field(load.name), scores, score.itemsize(form, load)) for load in own if form)
 
 
-def head_moves(problem: Problem) -> tuple[Move, ...]:
-    """What a thread block reads of a score function's arrays that is one for its head."""
+def head_moves(problem: Problem, heads: int = 1) -> tuple[Move, ...]:
+    """What a thread block reads of a score function's arrays that is one for each of its heads."""
     form = problem.options.score
-    return tuple(Move(score.field(load.name), 1, score.itemsize(form, load)) for load in score.of_head(form)) if form else ()
+    return tuple(Move(score.field(load.name), heads, score.itemsize(form, load)) for load in score.of_head(form)) if form else ()
 
 
 def block_mask_moves(schedule: TileSchedule, blocks: int) -> tuple[Move, ...]:
@@ -473,8 +473,9 @@ def sub_tile(problem: Problem, block_cols: int) -> int:
     return next(width for width in range(widest, 0, -GRANULE) if block_cols % width == 0)
 
 
-def element_constants(problem: Problem) -> tuple[tuple[str, int | str], ...]:
-    """The constants that every attention kernel takes: element type, d and d_v, masks and copy width."""
+def element_constants(problem: Problem, with_derivative: bool = False) -> tuple[tuple[str, int | str], ...]:
+    """The constants that every attention kernel takes: element type, d and d_v, masks and copy width; and the score function, for a
+    gradient of scores with its derivative."""
     return (
         ("ELEMENT", ELEMENT_TYPE[problem.dtype]),
         ("HEAD_DIM", problem.head_dim),
@@ -487,7 +488,7 @@ def element_constants(problem: Problem) -> tuple[tuple[str, int | str], ...]:
         ("SPARSE", int(problem.options.block_mask is not None)),
         ("SINKS", int(problem.options.sinks)),
         ("COPY_BYTES", problem.alignment),
-        *(score.constants(problem.options.score) if problem.options.score else ()),
+        *(score.constants(problem.options.score, with_derivative) if problem.options.score else ()),
         *(score.mask_constants(problem.options.mask_function, False) if problem.options.mask_function else ()),
     )
 

@@ -29,6 +29,7 @@ from cupyflash.schedules.base import (
     block_mask_bytes,
     block_mask_moves,
     element_constants,
+    head_moves,
     length_moves,
     padded_dim,
     require_block_mask,
@@ -141,7 +142,7 @@ class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
         rows = (("K", p.head_dim), ("V", p.head_dim_v))
         return Phase(
             times,
-            enter=tuple(Move(name, cols * d, p.itemsize, tile=name) for name, d in rows),
+            enter=(*(Move(name, cols * d, p.itemsize, tile=name) for name, d in rows), *head_moves(p, self.group)),
             visits=visits,
             leave=tuple(Move(f"d{name}", cols * d, p.itemsize, write=True, tile=f"d{name}") for name, d in rows),
             tiles=stays,
@@ -166,7 +167,7 @@ class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
         require_kernel_tiling(self, shared)
         require_block_mask(self)
         constants = (
-            *element_constants(p),
+            *element_constants(p, with_derivative=True),
             ("BR", self.block_rows),
             ("BC", self.block_cols),
             ("SUB", next(width for width in SUB_TILES if self.block_rows % width == 0)),

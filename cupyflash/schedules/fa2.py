@@ -147,10 +147,11 @@ class Fa2Schedule(TileSchedule):
         best = self.candidate
         require_block_mask(self)
         same_blocks = fa2_tiles.candidates(self.problem, self.device, (self.block_rows, self.block_cols))
-        others = tuple(self._kernel(each) for each in same_blocks if each is not best and not each.rejected)
-        return (*self.tile_kernels(), replace(self._kernel(best), instead=others))
+        others = tuple(self.kernel_of(each) for each in same_blocks if each is not best and not each.rejected)
+        return (*self.tile_kernels(), replace(self.kernel_of(best), instead=others))
 
-    def _kernel(self, candidate: fa2_tiles.Candidate) -> Kernel:
+    def kernel_of(self, candidate: fa2_tiles.Candidate) -> Kernel:
+        """The kernel with a configuration, one of the schedule's blocks where it is to be launched."""
         p, config = self.problem, candidate.config
         constants = (
             *element_constants(p),

@@ -30,6 +30,7 @@ from cupyflash.schedules.base import (
     Workspace,
     block_mask_moves,
     element_constants,
+    head_moves,
     length_moves,
     padded_dim,
     require_dtype,
@@ -54,10 +55,10 @@ class _Fa2Kernels(BackwardSchedule):
         Field("bases", "Base", POINTER), *arrays("float", POINTER, ("D", "dQ_acc", "dsinks"))
     )
 
-    def constants(self) -> tuple[tuple[str, int | str], ...]:
+    def constants(self, with_derivative: bool = True) -> tuple[tuple[str, int | str], ...]:
         rows, cols = self.shares
         return (
-            *element_constants(self.problem),
+            *element_constants(self.problem, with_derivative),
             ("BR", self.block_rows),
             ("BC", self.block_cols),
             ("KEPT_ROWS", rows),
@@ -75,9 +76,11 @@ class _Fa2Kernels(BackwardSchedule):
         """What each query head of the group visits."""
         return [Visited.of(self, keys, None if kept is None else kept.at(head)) for head in range(self.group)]
 
-    def extras(self, heads: list[Visited], keys: int, blocks: int) -> Iterator[Phase]:
-        """What `blocks` thread blocks read of masks, each its batch's length, and what the block mask says of it."""
+    def extras(self, heads: list[Visited], keys: int, blocks: int, heads_each: int) -> Iterator[Phase]:
+        """What `blocks` thread blocks read of masks, each its batch's length, what the block mask says of it, and what a score
+        function reads once for each of the heads that it has."""
         yield Phase(blocks, enter=length_moves(self.problem))
+        yield Phase(blocks * heads_each, enter=head_moves(self.problem))
         yield Phase(1, enter=block_mask_moves(self, sum(each.blocks for each in heads)))
         yield Phase(1, enter=score_moves(self, heads, keys))
 
@@ -97,7 +100,7 @@ class QueriesSchedule(_Fa2Kernels):
             visits = np.array([each.count(0, tail), each.count(tail, tail + 1)])
             for i in range(self.row_blocks) if literal else [slice(None)]:
                 yield self._row_blocks(np.atleast_1d(rows[i]), np.atleast_2d(visits[:, i].T).T, keys - tail * self.block_cols)
-        yield from self.extras(heads, keys, self.group * self.row_blocks)
+        yield from self.extras(heads, keys, self.group * self.row_blocks, 1)
 
     def _row_blocks(self, rows: np.ndarray, visits: np.ndarray, tail_cols: int) -> Phase:
         """Row blocks of `rows` rows that visit full and ragged column blocks so often (2, row blocks); in one phase."""
@@ -167,7 +170,7 @@ class QueriesSchedule(_Fa2Kernels):
     def large_rows(self) -> Kernel:
         """What finds `bases`, in the same blocks."""
         shared, threads = tiles.large_rows_bytes(self.problem, self.block_rows, self.block_cols), self.block_rows // GRANULE * WARP
-        return Kernel("large_rows.cu", "large_rows", self.constants(), self.grid, threads, shared, self.struct)
+        return Kernel("large_rows.cu", "large_rows", self.constants(False), self.grid, threads, shared, self.struct)
 
 
 @dataclass(frozen=True)
@@ -263,7 +266,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
 
         for launch in launches(p):
             yield from self._launch(launch, literal, keys, heads)
-            yield from self.extras(heads, keys, self.col_blocks)
+            yield from self.extras(heads, keys, self.col_blocks, self.group)
             gradients = (("dK", p.head_dim, launch.dk), ("dV", p.head_dim_v, launch.dv))
             leave = (Move(name, p.seqlen_k * d, p.itemsize, write=True) for name, d, made in gradients if made)
             yield Phase(1, leave=tuple(leave))

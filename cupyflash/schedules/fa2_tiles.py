@@ -151,7 +151,7 @@ def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
         if config.warps > 2 and not odd(problem) and capability in ((8, 0), (9, 0)):
             most = 176
     if problem.options.masked:
-        most = min(most, 160)  # of 176, some spill a little
+        most = min(most, 144 if narrow(problem) else 160)
     if config.block_cols == max(BLOCK_COLS):
         most -= 40  # S takes twice the registers of the next narrower, and P half as much again
     return most - (32 if one_warp else 0)

@@ -29,6 +29,7 @@ from cupyflash.schedules.base import (
     Visit,
     Workspace,
     element_constants,
+    head_moves,
     length_moves,
     mask_moves,
     require_kernel_tiling,
@@ -71,16 +72,24 @@ class StandardBackwardSchedule(BackwardSchedule):
             if not self.ideal:
                 enter = Move("L", 1, FLOAT32)
                 yield from self._tile_product(heads, literal, keys, "Q", "K", "P", p.head_dim, row_bytes(p), enter)
+                yield Phase(heads * self.row_blocks * self.col_blocks, enter=head_moves(p))
                 yield Phase(heads, enter=mask_moves(p, scores_seen(p, range(p.seqlen_q), range(keys))))
+                yield Phase(heads, leave=self._slopes(p.seqlen_q, write=True))
         yield from self._transposed_product(literal, "P", "dO", "dV", p.head_dim_v, value_row_bytes(p))  # line 1
         for heads in [1] * self.group if literal else [self.group]:
             yield from self._tile_product(heads, literal, keys, "dO", "V", "dP", p.head_dim_v, value_row_bytes(p))  # line 2
             # Line 3. The kernel reads a row once for the sum and once for dS, the paper once.
             reads = (Move("P", p.seqlen_k, p.itemsize), Move("dP", p.seqlen_k, p.itemsize)) * (1 if self.ideal else 2)
+            reads += self._slopes(1, write=False)
             for times, rows in extents(p.seqlen_q, 1, literal):
                 yield Phase(heads * times * rows, enter=reads, leave=(Move("dS", p.seqlen_k, p.itemsize, write=True),))
             yield from self._queries(heads, literal, keys)  # line 4
         yield from self._transposed_product(literal, "dS", "Q", "dK", p.head_dim, row_bytes(p))  # line 5
+
+    def _slopes(self, rows: int, write: bool) -> tuple[Move, ...]:
+        """Of the score function, if there is one: they lie where dS will."""
+        p = self.problem
+        return (Move("dS", rows * p.seqlen_k, p.itemsize, write=write),) if p.options.score else ()
 
     def _tile_product(
         self, heads: int, literal: bool, keys: int, left: str, right: str, out: str, d: int, row: int, *row_moves: Move
@@ -146,7 +155,7 @@ class StandardBackwardSchedule(BackwardSchedule):
                 f"the standard backward runs blocks of at most {MAX_BLOCK_ROWS} columns; the tiling asks for {self.tiling.used}"
             )
         constants = (
-            *element_constants(p),
+            *element_constants(p, with_derivative=True),
             ("BR", self.block_rows),
             ("BC", self.block_cols),
             ("SUB", sub_tile(p, math.gcd(self.block_rows, self.block_cols))),

@@ -18,6 +18,7 @@ from cupyflash.sim.theory.visits import (
     Visits,
     blocks_in,
     columns_of,
+    head_bytes,
     lengths,
     mask_bytes,
     masks_and_lengths,
@@ -124,7 +125,8 @@ def _fa1(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
         # Of the R + Nq writes of each element, the last goes to dQ in its own type and the others to dQ_acc.
         form["dQ_acc"] = (R * d * FLOAT32, R * d * FLOAT32)
         form["dQ"] = (0, rows * d * p.itemsize)
-    return form | {name: (nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, heads).items()}
+    of_blocks = schedule.group * blocks_in(loaded, schedule.block_cols)  # as often a head's part of a score function is loaded
+    return form | _read(_mask_bytes(schedule, keys, heads), head_bytes(p, of_blocks))
 
 
 def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
@@ -160,7 +162,8 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
     scores = _mask_bytes(schedule, keys, heads)
     if schedule.dbias:
         form["dbias"] = (scores["bias"] // p.itemsize * FLOAT32,) * 2
-    return form | {name: (len(made) * nbytes, 0) for name, nbytes in scores.items()}
+    of_head = head_bytes(p, group * blocks_in(p.seqlen_k, schedule.block_cols))
+    return form | _read(scores, of_head, times=len(made))
 
 
 def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Form:
@@ -180,18 +183,21 @@ def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Form:
         "block_mask": (0 if p.options.block_mask is None else visits.blocks, 0),
         **state_bytes(schedule, visits.blocks),
     }
-    return form | {name: (nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, heads).items()}
+    of_head = head_bytes(p, schedule.group * blocks_in(p.seqlen_q, schedule.block_rows))
+    return form | _read(_mask_bytes(schedule, keys, heads), of_head)
 
 
 def _standard(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
     """Of N^2, Algorithm 3 reads P, dP and dS twice, once and twice, and writes dP and dS: 7 in all, the paper's own P given.
 
-    The kernels write P, from Q, K and L, and read a row of P and dP once more. Tr x Tc tiles: what has Nq rows is read for each
-    column of tiles, K and V, as many keys as there are, for each row of tiles.
+    The kernels write P, from Q, K and L, and read a row of P and dP once more. The slopes of a score function go through HBM, too,
+    where dS then lies. Tr x Tc tiles: what has Nq rows is read for each column of tiles, K and V, as many keys as there are, for
+    each row of tiles.
     """
     p, group, size = schedule.problem, schedule.group, schedule.problem.itemsize
     Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(p.seqlen_k, schedule.block_cols)
     again = 0 if schedule.tiling.used == schedule.tiling.paper else 1  # whether P is made again
+    sloped = 0 if p.options.score is None else 1
     Nq, scores = group * p.seqlen_q, group * p.seqlen_q * p.seqlen_k * size
     form = {
         "Q": ((1 + again) * Tc * Nq * p.head_dim * size, 0),
@@ -201,13 +207,19 @@ def _standard(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
         "L": (again * Tc * Nq * FLOAT32, 0),
         "P": ((2 + again) * scores, again * scores),
         "dP": ((1 + again) * scores, scores),
-        "dS": (2 * scores, scores),
+        "dS": ((2 + sloped) * scores, (1 + again * sloped) * scores),
         "dQ": (0, Nq * p.head_dim * size),
         "dK": (0, p.seqlen_k * p.head_dim * size),
         "dV": (0, p.seqlen_k * p.head_dim_v * size),
         "key_lengths": (4 * group * Tr * ((1 + again) * Tc + 1) if p.options.padded else 0, 0),
     }
-    return form | {name: (again * nbytes, 0) for name, nbytes in _mask_bytes(schedule, keys, heads).items()}
+    return form | _read(_mask_bytes(schedule, keys, heads), head_bytes(p, group * Tr * Tc), times=again)
+
+
+def _read(scores: Counter[str], of_head: Form, times: int = 1) -> Form:
+    """What `times` launches read of mask, bias and captured arrays: for each score, and once for a head."""
+    names = dict.fromkeys((*scores, *of_head))
+    return {name: (times * (scores[name] + of_head.get(name, (0, 0))[0]), 0) for name in names}
 
 
 def _mask_bytes(schedule: BackwardSchedule, keys: int, heads: Heads) -> Counter[str]:
@@ -234,7 +246,7 @@ def standard_backward_ideal(problem: Problem) -> Traffic:
         {
             "P": TensorTraffic(2 * scores, 0),
             "dP": TensorTraffic(scores, scores),
-            "dS": TensorTraffic(2 * scores, scores),
+            "dS": TensorTraffic((2 + (p.options.score is not None)) * scores, scores),
             "dO": TensorTraffic(2 * rows * p.head_dim_v, 0),
             "Q": TensorTraffic(rows * p.head_dim, 0),
             "K": TensorTraffic(keys * p.head_dim, 0),
