@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from suites import wide
+
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
@@ -35,7 +37,7 @@ def texts(path: Path) -> dict[str, str]:
 MASKS = [f"masks_{name}.png" for name in ("documents", "prefix_lm", "global_window", "dilated", "tree")]
 
 
-@pytest.mark.parametrize("name", ["theorem2.png", *MASKS])
+@pytest.mark.parametrize("name", ["theorem2.png", MASKS[0], *map(wide, MASKS[1:])])
 def test_a_picture_shows_today_s_counts(name: str) -> None:
     pytest.importorskip("matplotlib")
     pictures = script()
