@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from accounts import Accounts, Program
 from machine_code import sass
 
-from cupyflash import Device, Problem, plan
+from cupyflash import Device, Problem, Score, plan
 from cupyflash.arrays import MAX_ALIGNMENT
 from cupyflash.resources import Resources, resources
 from cupyflash.schedules import (
@@ -76,6 +76,7 @@ HEAVY: Variant = (MASKS, True)
 # Of the widest d, where FlashAttention-2's O alone takes half of the registers: what takes more of them, two at a time in turns.
 WIDEST: tuple[Variant, ...] = (HEAVY, (("bias",), False), (("window",), True), (("mask",), False))
 WINDOW = (512, 64)
+SOFTCAP = Score("softcap * tanh(s / softcap)", softcap=30.0)
 # Copies of an element, whose addresses take registers, beside a window's bounds, which do too.
 NARROW_HEADS = (25, 40, 96, 154)
 PACKED = ((64, "float16"), (128, "float16"), (256, "float16"), (256, "float32"))
@@ -95,7 +96,7 @@ DECODE_HEADS = (64, 128, 256, 96)
 DECODE_CALLS: tuple[tuple[dict[str, Any], Cache], ...] = (
     ({"causal": True}, Cache(appended=1)),
     ({"causal": True}, Cache(appended=4, page_size=16, pages=4096)),
-    ({"window": WINDOW, "sinks": True}, Cache(page_size=48, pages=4096, softcap=30.0)),
+    ({"window": WINDOW, "sinks": True, "score": SOFTCAP.form}, Cache(page_size=48, pages=4096)),
     ({"padded": False}, Cache()),
     ({"causal": True, "scale": -1.0}, Cache(appended=20, page_size=256, pages=400, tree=True)),
 )

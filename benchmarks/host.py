@@ -88,17 +88,23 @@ def microseconds(call: Callable[[], Any], runs: int) -> float:
 
 def warm(runs: int) -> Iterator[str]:
     """Calls that were made before, and what of them is CuPy's allocation."""
-    from cupyflash import attention, attention_varlen
+    from cupyflash import Score, attention, attention_varlen
 
     q, k, v, out = (array(number) for number in range(4))
     packed = [array(number, (4096, 16, 64)) for number in range(3)]
     bounds = [array(4 + number, (5,), np.int32) for number in range(2)]
+    slopes, line = array(6, (SHAPE[1],), np.float32), "s + slope[h] * (k - q)"
+    score = Score(line, slope=slopes)
     yield f"{'a warm call, us of the host':<34}{'all':>7}"
     for name, call in {
         "causal": lambda: attention(q, k, v, causal=True),
         "causal, out given": lambda: attention(q, k, v, causal=True, out=out),
         "fa2, causal": lambda: attention(q, k, v, causal=True, algorithm="fa2"),
         "causal, with log-sum-exp": lambda: attention(q, k, v, causal=True, return_lse=True),
+        "fa2, causal, softcap": lambda: attention(q, k, v, causal=True, algorithm="fa2", softcap=30.0),
+        "fa2, causal, alibi_slopes": lambda: attention(q, k, v, causal=True, algorithm="fa2", alibi_slopes=slopes),
+        "fa2, causal, Score(...)": lambda: attention(q, k, v, causal=True, algorithm="fa2", score=Score(line, slope=slopes)),
+        "fa2, causal, the same Score": lambda: attention(q, k, v, causal=True, algorithm="fa2", score=score),
         "fa1, causal": lambda: attention(q, k, v, causal=True, algorithm="fa1"),
         "varlen, causal": lambda: attention_varlen(*packed, *bounds, 1024, 1024, causal=True),
         "cupy.empty alone": lambda: cupy.empty(SHAPE, np.float16),

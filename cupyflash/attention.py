@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,11 @@ from cupyflash.arrays import Array, Layout
 from cupyflash.binding import by_tensor
 from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, refuse_out, target
 from cupyflash.launcher import Prepared, kept, prepare, require_lengths, vectors_on_device
+from cupyflash.named_scores import one_score
 from cupyflash.options import Options, Pattern, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import choose, plan
-from cupyflash.score import Score, captured_by, captured_values, check_captured, is_captured, seen_by
+from cupyflash.score import Score, captured_among, captured_by, captured_values, check_captured, seen_by
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tensor_maps import first_refusal
 from cupyflash.tiled_mask import Given
@@ -37,6 +37,8 @@ def attention(
     block_mask: Any | None = None,
     sinks: Any | None = None,
     score: Score | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any | None = None,
     scale: float | None = None,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
@@ -61,7 +63,9 @@ def attention(
     `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
     and "fa2"). The masks add up.
     `score`, a `Score`, is what becomes of each scaled score before bias and masks: one line, compiled into the kernels
-    ("fa1", "fa2" and "standard").
+    ("fa1", "fa2" and "standard"). Two such lines have names: `softcap`, a positive number, makes scores
+    softcap tanh(s / softcap); `alibi_slopes`, float32 of shape (h,) or (b, h), then subtracts slope |q - k|, where q is the row's
+    place on the keys' axis (r + n_k - n_q). Neither goes with `score`, which may say the same.
     `sinks`, float32 of shape (h,), is one more score of each of a head's rows, without a value. L has it, also where no key is
     seen; where parts of the keys are merged, one of them gets the sinks.
     A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight zero, but a NaN or infinity in a
@@ -88,13 +92,12 @@ def attention(
     Raises TypeError or ValueError for bad arguments before anything is compiled or launched; RuntimeError for NumPy arrays
     that would take the simulated device too long.
     """
-    options = Options.asked(causal, window, scale)
-    require_choice("algorithm", algorithm, ALGORITHMS)
-    require_flag("return_lse", return_lse)
+    score = one_score(score, softcap, alibi_slopes)
     given = Given.of(mask)
     captured, numbers = captured_values(score, given.function)
-    if score is not None:
-        options = replace(options, score=score.form)
+    options = Options.asked(causal, window, scale, score=None if score is None else score.form)
+    require_choice("algorithm", algorithm, ALGORITHMS)
+    require_flag("return_lse", return_lse)
     inputs = as_arrays(q=q, k=k, v=v, mask=given.array, bias=bias, block_mask=block_mask, sinks=sinks, **captured)
     options = given.asked(options, inputs["q"], inputs["k"])
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
@@ -136,7 +139,7 @@ def _prepare(
 
 def pose(gpu: bool, arrays: Mapping[str, Array], options: Options, numbers: Iterable[tuple[str, float]]) -> Problem:
     """The problem of a call's arrays, captured ones among them, and captured numbers; of NumPy's also what a mask function says."""
-    captured = {name: array for name, array in arrays.items() if is_captured(name)}
+    captured = captured_among(arrays)
     problem = Problem.from_arrays(**{name: array for name, array in arrays.items() if name not in captured}, options=options)
     check_captured(problem, captured)
     form = options.mask_function

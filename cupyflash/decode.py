@@ -10,10 +10,12 @@ import numpy as np
 from cupyflash.arrays import Array, Layout, check_array, check_operand, overlaps_itself, row_alignment
 from cupyflash.dispatch import as_array, as_integers, device_of, placed, refuse_overlap, target
 from cupyflash.launcher import Prepared, kept, prepare, vectors_on_device
+from cupyflash.named_scores import one_score
 from cupyflash.options import Options, require_flag
 from cupyflash.problem import Problem, check_out, check_sinks
 from cupyflash.schedules import Cache, plan_decode
 from cupyflash.schedules.decode import PAGE_STEP
+from cupyflash.score import Score, captured_among, captured_values, check_captured
 from cupyflash.simulated import PreparedSimulation
 
 TENSORS = {"q": "Q", "k_cache": "K", "v_cache": "V", "out": "O", "k": "K_new", "v": "V_new"}
@@ -32,7 +34,9 @@ def attention_decode(
     causal: bool = True,
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
+    score: Score | None = None,
     softcap: float | None = None,
+    alibi_slopes: Any | None = None,
     tree_mask: Any | None = None,
     sinks: Any | None = None,
     num_splits: int | None = None,
@@ -49,12 +53,13 @@ def attention_decode(
     (b, n, h_kv, d) or (pages, page_size, h_kv, d), is `swapaxes(1, 2)` of it, without a copy.
 
     `cache_seqlens`, integers of shape (b,) in an array or a list, are the keys that each sequence has in the cache, from 0 on. `k`
-    (b, h_kv, n_new, d) and `v`, if given, are put behind them, in place, and belong to the sequence; `cache_seqlens` itself is
-    not changed. The queries are the newest n_q places of the sequence: with `causal`, query i sees the keys up to place
-    i + n_all - n_q, where n_all counts the new ones; `window` is as for `attention`. `tree_mask`, of bool, (n_q, n_q) or
-    (b, n_q, n_q), says which of the newest n_q keys each query sees, for drafts that branch; all masks add up. `softcap` makes
-    scores softcap tanh(score / softcap), before masks. `sinks` are `attention`'s.
-    A query that sees no key gives zeros and a log-sum-exp of -inf.
+    (b, h_kv, n_new, d) and `v`, if given, are put behind them, in place, and belong to the sequence; `cache_seqlens` itself is not
+    changed. The queries are the newest n_q places of the sequence: with `causal`, query i sees the keys up to place i + n_all -
+    n_q, where n_all counts the new ones; `window` is as for `attention`. `tree_mask`, of bool, (n_q, n_q) or (b, n_q, n_q), says
+    which of the newest n_q keys each query sees, for drafts that branch; all masks add up. `score`, `softcap`, `alibi_slopes` and
+    `sinks` are `attention`'s: in a score's line k is a key's place in its sequence, q that of the query, n_k all keys that the
+    sequence has with the new ones; an axis that k indexes has room for n keys, as the cache. A query that sees no key gives zeros
+    and a log-sum-exp of -inf.
 
     `num_splits`, 1 to 256, is the number of parts that a sequence's keys are split into: by default what
     `cupyflash explain --decode` says, from the cache's room and the device alone. The same call gives the same bits; another number
@@ -71,9 +76,21 @@ def attention_decode(
     Raises TypeError or ValueError for bad arguments before anything is compiled, launched or written; RuntimeError for NumPy
     arrays that would take the simulated device too long.
     """
-    options = Options.asked(causal, window, scale)
+    score = one_score(score, softcap, alibi_slopes)
+    captured, numbers = captured_values(score)
+    options = Options.asked(causal, window, scale, score=None if score is None else score.form)
     require_flag("return_lse", return_lse)
-    given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "tree_mask": tree_mask, "sinks": sinks, "out": out}
+    given = {
+        "q": q,
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "k": k,
+        "v": v,
+        "tree_mask": tree_mask,
+        "sinks": sinks,
+        "out": out,
+        **captured,
+    }
     arrays = {name: as_array(name, array) for name, array in given.items() if array is not None or name in REQUIRED}
     integers = {"cache_seqlens": as_integers("cache_seqlens", cache_seqlens)}
     if block_table is not None:
@@ -82,7 +99,7 @@ def attention_decode(
         arrays["tree_mask"] = arrays["tree_mask"][:, None]
     gpu, beside = placed(arrays, integers)
     with device_of(gpu, **arrays, **beside):
-        call = kept(_prepare, gpu, arrays | integers, options, softcap, num_splits, bool(return_lse))
+        call = kept(_prepare, gpu, arrays | integers, options, num_splits, bool(return_lse), numbers)
         if gpu:  # of layouts, `kept` could not
             _check_contents(arrays | integers)
         _refuse_shared(arrays, beside)
@@ -94,19 +111,25 @@ def attention_decode(
 
 
 def _prepare(
-    gpu: bool, arrays: Mapping[str, Array], options: Options, softcap: float | None, num_splits: int | None, lse: bool
+    gpu: bool,
+    arrays: Mapping[str, Array],
+    options: Options,
+    num_splits: int | None,
+    lse: bool,
+    numbers: tuple[tuple[str, float], ...],
 ) -> Prepared | PreparedSimulation:
-    problem, cache = pose(arrays, options, softcap)
+    problem, cache = pose(arrays, options)
     device, simulation = target(gpu)
     schedule = plan_decode(problem, device, cache, num_splits=num_splits, lse=lse)
     q = arrays["q"]
     made = {} if "out" in arrays else {"O": Layout.contiguous((*q.shape[:-1], problem.head_dim_v), q.dtype)}
     if lse:
         made["L"] = Layout.contiguous(q.shape[:-1], np.float32)
-    return prepare(schedule, simulation, {TENSORS.get(name, name): array for name, array in arrays.items()} | made, made)
+    by_name: dict[str, Any] = {TENSORS.get(name, name): array for name, array in arrays.items()} | made | dict(numbers)
+    return prepare(schedule, simulation, by_name, made)
 
 
-def pose(arrays: Mapping[str, Any], options: Options, softcap: float | None = None) -> tuple[Problem, Cache]:
+def pose(arrays: Mapping[str, Any], options: Options) -> tuple[Problem, Cache]:
     """The problem that `attention_decode`'s arrays by name pose, and its cache; key lengths are NumPy's cache_seqlens.
 
     Raises what `attention_decode` does of their shapes and types.
@@ -167,8 +190,9 @@ def pose(arrays: Mapping[str, Any], options: Options, softcap: float | None = No
         key_lengths=known,
         sinks="sinks" in arrays,
     )
+    check_captured(problem, captured_among(arrays))
     paged = {} if table is None else {"page_size": k_cache.shape[2], "pages": k_cache.shape[0]}
-    return problem, Cache(0 if k is None else k.shape[2], tree="tree_mask" in arrays, softcap=softcap, **paged)
+    return problem, Cache(0 if k is None else k.shape[2], tree="tree_mask" in arrays, **paged)
 
 
 def _check_lengths(batch: int, lengths: Array) -> None:

@@ -179,7 +179,9 @@ class Options:
         return self._hash
 
     @classmethod
-    def asked(cls, causal: bool, window: Window | None, scale: float | None, packed: bool = False) -> Options:
+    def asked(
+        cls, causal: bool, window: Window | None, scale: float | None, packed: bool = False, score: Form | None = None
+    ) -> Options:
         """As the constructor, but what was made before is given again, as a warm call has no time to check it anew."""
         types = tuple(map(type, window)) if isinstance(window, tuple) else None  # (1, 0) and (True, False) are one to a cache
         make: Callable[..., Options] = _asked
@@ -187,7 +189,7 @@ class Options:
             hash((causal, window, scale))
         except TypeError:  # a window in a list, say
             make = _asked.__wrapped__
-        return make(causal, window, scale, packed, types)
+        return make(causal, window, scale, packed, score, types)
 
     def beside(self, arrays: Mapping[str, Any]) -> Options:
         """The same with the arrays that come beside q, k and v, by name: what NumPy's key lengths and block mask say is known."""
@@ -229,8 +231,8 @@ class Options:
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _asked(causal: bool, window: Window | None, scale: float | None, packed: bool, types: object) -> Options:
-    return Options(causal=causal, window=window, scale=scale, packed=packed)
+def _asked(causal: bool, window: Window | None, scale: float | None, packed: bool, score: Form | None, types: object) -> Options:
+    return Options(causal=causal, window=window, scale=scale, packed=packed, score=score)
 
 
 # Which fields of `Options` are True or False, and the arrays that may come beside q, k and v.

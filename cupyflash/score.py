@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import keyword
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,8 +23,7 @@ MAX_AXES = 4
 Kind = Literal["score", "mask"]
 
 
-@dataclass(frozen=True)
-class Captured:
+class Captured(NamedTuple):
     """What the kernels are compiled for of a captured array, or, where `axes` is None, of a captured number.
 
     `dtype` is an array's NumPy name, one of `ELEMENTS`; a number's is "bool", "int" or "float".
@@ -38,6 +38,9 @@ class Captured:
         """That of the number, or of an element, in the expression."""
         return "bool" if self.dtype == "bool" else "float" if "float" in self.dtype else "int"
 
+    def __str__(self) -> str:
+        return f"a number, {self.dtype}" if self.axes is None else f"{self.dtype}, ndim {self.axes}"
+
 
 @dataclass(frozen=True)
 class Form:
@@ -46,6 +49,7 @@ class Form:
     tree: Node
     captured: tuple[Captured, ...] = ()
     kind: Kind = "score"
+    text: str = dataclasses.field(default="", compare=False)
 
     @cached_property
     def _hash(self) -> int:
@@ -103,7 +107,7 @@ class _Function:
                 self.arrays[name] = value
             else:
                 self.numbers[name] = _number(name, value)
-        kinds = [Captured(name, array.dtype.name, array.ndim) for name, array in self.arrays.items()]
+        kinds = [Captured(name, _dtype_name(array.dtype), array.ndim) for name, array in self.arrays.items()]
         kinds += [Captured(name, type(number).__name__) for name, number in self.numbers.items()]
         self.form = _form(text, tuple(sorted(kinds, key=lambda one: one.name)), self.kind)
 
@@ -174,13 +178,19 @@ def _form(text: str, captured: tuple[Captured, ...], kind: Kind) -> Form:
     for one in captured:
         if one.name not in used:
             raise ValueError(f"{one.name} is captured, but {text!r} does not use it")
-    return Form(tree if kind == "mask" else convert(tree, "float"), captured, kind)
+    return Form(tree if kind == "mask" else convert(tree, "float"), captured, kind, text=text)
+
+
+@lru_cache(maxsize=256)
+def _dtype_name(dtype: Any) -> str:
+    """NumPy takes as long for it as for the rest of a warm call's Score."""
+    return str(dtype.name)
 
 
 def _check_captured(name: str, array: Any) -> None:
     """TypeError or ValueError unless the kernels can load elements of an array."""
     check_array(name, array)
-    if array.dtype.name not in ELEMENTS:
+    if _dtype_name(array.dtype) not in ELEMENTS:
         raise TypeError(f"{name} must be of dtype {', '.join(ELEMENTS)}, got {array.dtype}")
     if array.ndim > MAX_AXES:
         raise ValueError(f"{name} must have at most {MAX_AXES} axes, got shape {array.shape}")
@@ -258,6 +268,7 @@ def constants(form: Form, with_derivative: bool = False) -> tuple[tuple[str, int
     results = f"const float value = {made.value}, slope = {made.derivative or '0.0f'};"
     return (
         ("SCORE", 1),
+        ("SCORE_LOADS", int(len(found) < len(form.loads))),
         ("SCORE_OF_HEAD", " ".join(f"{C_TYPES[load.type]} load_{place};" for place, load in enumerate(found))),
         ("SCORE_HEAD_LINES", " ".join([*head.lines, *kept])),
         ("SCORE_LINES", " ".join([*made.lines, results])),
@@ -321,6 +332,11 @@ def captured_values(score: Score | None, mask: Mask | None = None) -> tuple[dict
 def is_captured(name: str) -> bool:
     """Whether an array of a call is one that its score or mask function has captured."""
     return name.startswith((field("", "score"), field("", "mask")))
+
+
+def captured_among(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a call's arrays that its score function has captured."""
+    return {name: array for name, array in arrays.items() if is_captured(name)}
 
 
 def check_captured(problem: Any, arrays: Mapping[str, Any]) -> None:

@@ -14,9 +14,11 @@ from cupyflash.arrays import Array, Layout
 from cupyflash.binding import by_tensor
 from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, refuse_out, target
 from cupyflash.launcher import Prepared, capturing, kept, prepare, vectors_on_device
+from cupyflash.named_scores import one_score
 from cupyflash.options import MAX_LENGTH, Options, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import choose, plan_varlen
+from cupyflash.score import Score, captured_among, captured_values, check_captured
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tensor_maps import first_refusal
 from cupyflash.tiling import TilingChoice
@@ -35,6 +37,9 @@ def attention_varlen(
     *,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
+    score: Score | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any | None = None,
     scale: float | None = None,
     sinks: Any | None = None,
     tiling: TilingChoice = None,
@@ -45,8 +50,10 @@ def attention_varlen(
 
     Shapes: q (total_q, h, d), k (total_k, h_kv, d), v (total_k, h_kv, d_v). Sequence b has the rows cu_seqlens_q[b] to
     cu_seqlens_q[b + 1] - 1 of q, and those of k and v that cu_seqlens_k says: both are int32 of shape (b + 1,) or lists, begin
-    with 0, do not decrease, and end with total_q and total_k. `causal` and `window` are aligned bottom-right in each sequence.
-    A sequence may have no queries, or no keys: its rows are then zeros with a log-sum-exp of -inf.
+    with 0, do not decrease, and end with total_q and total_k. `causal` and `window` are aligned bottom-right in each sequence. A
+    sequence may have no queries, or no keys: its rows are then zeros with a log-sum-exp of -inf. In a `score`'s line, b is the
+    sequence's number, row, q and k count from its own beginning, and n_q and n_k are its own lengths; an axis that row or k
+    indexes has as many elements as the longest sequence has (`max_seqlen`). `alibi_slopes` are (h,) or (sequences, h).
 
     `max_seqlen_q` and `max_seqlen_k` are the lengths of the longest sequences, or more. Without them the bounds are looked at;
     where those are on a GPU that waits for the GPU, so pass both there, or pass the bounds as lists or NumPy arrays. (While a
@@ -57,14 +64,16 @@ def attention_varlen(
     Returns O in q's dtype, of shape (total_q, h, d_v); with `return_lse` also L, float32 of shape (h, total_q), as
     flash-attention's `flash_attn_varlen_func` lays it out. Raises as `attention` does.
     """
-    options = Options.asked(causal, window, scale, packed=True)
+    score = one_score(score, softcap, alibi_slopes)
+    captured, numbers = captured_values(score)
+    options = Options.asked(causal, window, scale, packed=True, score=None if score is None else score.form)
     require_flag("return_lse", return_lse)
-    inputs = as_arrays(q=q, k=k, v=v, sinks=sinks)
+    inputs = as_arrays(q=q, k=k, v=v, sinks=sinks, **captured)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     gpu, bounds, beside = bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
     with device_of(gpu, **arrays, **beside):
         longest = max_seqlen_q, max_seqlen_k
-        call = kept_sequences((posed, _prepare), gpu, arrays, bounds, longest, options, tiling, bool(return_lse))
+        call = kept_sequences((posed, _prepare), gpu, arrays, bounds, longest, options, tiling, bool(return_lse), numbers)
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
         made = call.launch(by_tensor(arrays | vectors_on_device(gpu, arrays | bounds)))
@@ -73,16 +82,23 @@ def attention_varlen(
 
 
 def _prepare(
-    gpu: bool, arrays: Mapping[str, Array], sequences: Sequences, options: Options, tiling: TilingChoice, lse: bool
+    gpu: bool,
+    arrays: Mapping[str, Array],
+    sequences: Sequences,
+    options: Options,
+    tiling: TilingChoice,
+    lse: bool,
+    numbers: tuple[tuple[str, float], ...],
 ) -> Prepared | PreparedSimulation:
     problem = sequences.of(posed(gpu, arrays, options))
+    check_captured(problem, captured_among(arrays))
     device, simulation = target(gpu)
     q, k, v = (arrays[name] for name in "qkv")
     made = {} if "out" in arrays else {"O": Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)}
     views = {name: heads_first(array) for name, array in (by_tensor(arrays) | made).items() if name in "QKVO"}
     if lse:
         made["L"] = Layout.contiguous(q.shape[1::-1], np.float32)
-    by_name = by_tensor(arrays) | made | views
+    by_name = by_tensor(arrays) | made | views | dict(numbers)
     algorithm = choose(problem, device, tiling, first_refusal({tensor: by_name[tensor] for tensor in "QKVO"})).algorithm
     totals = q.shape[0], k.shape[0]
     schedule = plan_varlen(problem, device, sequences.lengths, tiling, lse=lse, totals=totals, algorithm=algorithm)
@@ -145,7 +161,9 @@ def pose(
     """
     problem = posed(False, arrays, options)
     found = sequences(arrays, len(arrays["q"]), len(arrays["k"]), max_seqlen_q, max_seqlen_k)
-    return found.of(problem), found
+    problem = found.of(problem)
+    check_captured(problem, captured_among(arrays))
+    return problem, found
 
 
 def posed(gpu: bool, arrays: Mapping[str, Any], options: Options) -> Problem:
@@ -162,7 +180,8 @@ def posed(gpu: bool, arrays: Mapping[str, Any], options: Options) -> Problem:
     if second != first:
         raise ValueError(f"cu_seqlens_k must have cu_seqlens_q's shape {first}, got {second}")
     views = {name: heads_first(array) for name, array in heads.items()}
-    beside = {name: array for name, array in arrays.items() if name not in heads and name not in bounds}
+    known = heads.keys() | bounds.keys() | captured_among(arrays).keys()
+    beside = {name: array for name, array in arrays.items() if name not in known}
     return replace(Problem.from_arrays(**views, **beside, options=options), batch=first[0] - 1)
 
 

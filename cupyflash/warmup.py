@@ -12,9 +12,11 @@ import numpy as np
 
 from cupyflash.arrays import MAX_ALIGNMENT
 from cupyflash.device import Device
+from cupyflash.named_scores import one_score
 from cupyflash.options import Options, require_choice, require_flag
 from cupyflash.problem import Problem, checked_size
 from cupyflash.schedules import ALGORITHMS, Cache, Kernel, TileSchedule, fa2_tiles, plan, plan_decode, plan_varlen
+from cupyflash.score import Form, Score, captured_values
 from cupyflash.simulated import current_simulation
 from cupyflash.tiling import TilingChoice
 
@@ -30,22 +32,27 @@ def warmup(
     bias: bool = False,
     padded: bool = False,
     sinks: bool = False,
+    score: Score | None = None,
+    softcap: bool = False,
+    alibi_slopes: bool = False,
     varlen: bool = False,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
 ) -> None:
     """Compile the kernels of such calls, so that the first of them is as quick as the others.
 
-    `mask`, `bias` and `padded` say whether calls will have a mask, a bias, key lengths; `varlen` is for `attention_varlen`, which
-    has none of the three. Sizes (of a window too) do not matter, since kernels are compiled for none: where they choose between
-    kernels, and on a Hopper between "fa3" and "fa2", all of those are compiled (but for "fa3" with rows of several heads in a
-    block, which takes few queries and grouped heads, and for "decode", few queries against many keys). Contiguous arrays are
-    assumed. On the current GPU the kernels are loaded too; without a GPU it is the simulated device's kernels that are compiled and
-    parsed. Raises as `attention` does.
+    `score` is one whose text and types calls will have: the values of what it captures and the lengths of axes do not matter, nor
+    where arrays are. `softcap` and `alibi_slopes` (h,) say whether calls will have those. `mask`, `bias` and `padded` say whether
+    calls will have a mask, a bias, key lengths; `varlen` is for `attention_varlen`, which has none of the three. Sizes (of a
+    window too) do not matter, since kernels are compiled for none: where they choose between kernels, and on a Hopper between
+    "fa3" and "fa2", all of those are compiled (but for "fa3" with rows of several heads in a block, which takes few queries and
+    grouped heads, and for "decode", few queries against many keys). Contiguous arrays are assumed. On the current GPU the kernels
+    are loaded too; without a GPU it is the simulated device's kernels that are compiled and parsed. Raises as `attention` does.
     """
     require_flag("varlen", varlen)
     require_choice("algorithm", algorithm, ("auto", *ALGORITHMS))
-    options = Options(causal=causal, window=window, mask=mask, bias=bias, padded=padded, packed=varlen, sinks=sinks)
+    form = _form(score, softcap, alibi_slopes)
+    options = Options(causal=causal, window=window, mask=mask, bias=bias, padded=padded, packed=varlen, sinks=sinks, score=form)
     problem = _contiguous(Problem(1, 1, 1, 1, 1, head_dim, dtype, options, head_dim_v))
     device, simulated = _here()
     if varlen and algorithm not in ("auto", "fa2"):
@@ -69,20 +76,23 @@ def warmup_decode(
     tree_mask: bool = False,
     causal: bool = True,
     window: tuple[int | None, int | None] | None = None,
+    score: Score | None = None,
     softcap: bool = False,
+    alibi_slopes: bool = False,
     sinks: bool = False,
     num_splits: int | None = None,
 ) -> None:
     """Compile the kernels of `attention_decode` for such calls, so that the first of them is as quick as the others.
 
-    The model that chooses kernels and splits looks at sizes, so they are asked for: `batch`, one or all that will be, as
-    range(1, 65); `heads` and `kv_heads` (None: as many); `queries` of each sequence; `room`, the keys that a sequence has room
-    for: a cache's n, or `page_size` times the pages in a row of the block table. `append`, `tree_mask`, `softcap` and `sinks` say
-    whether calls will have new keys, the mask, a cap, sinks. Lengths do not matter, nor how many keys are new, nor a window's size.
-    A positive scale and contiguous arrays, or views of such, are assumed. On the current GPU the kernels are loaded too; without
-    a GPU it is the simulated device's kernels that are compiled and parsed. Nothing is run. Raises as `attention_decode` does.
+    The model that chooses kernels and splits looks at sizes, so they are asked for: `batch`, one or all that will be, as range(1,
+    65); `heads` and `kv_heads` (None: as many); `queries` of each sequence; `room`, the keys that a sequence has room for: a
+    cache's n, or `page_size` times the pages in a row of the block table. `append`, `tree_mask` and `sinks` say whether calls will
+    have new keys, the mask, sinks; `score`, `softcap` and `alibi_slopes` are `warmup`'s. Lengths do not matter, nor how many keys
+    are new, nor a window's size. A positive scale and contiguous arrays, or views of such, are assumed. On the current GPU the
+    kernels are loaded too; without a GPU it is the simulated device's kernels that are compiled and parsed. Nothing is run. Raises
+    as `attention_decode` does.
     """
-    for name, value in (("append", append), ("tree_mask", tree_mask), ("softcap", softcap)):
+    for name, value in (("append", append), ("tree_mask", tree_mask)):
         require_flag(name, value)
     every: Iterable[Any] = [batch] if isinstance(batch, str | bytes | np.ndarray) or not isinstance(batch, Iterable) else batch
     batches = [checked_size("batch", each) for each in every]
@@ -90,8 +100,8 @@ def warmup_decode(
         if not least:
             raise ValueError(f"{name} must be at least 1, got 0")
     checked_size("room", room)
-    options = Options(causal=causal, window=window, padded=True, sinks=sinks)
-    cache = Cache(int(append), page_size, 0, tree_mask, 1.0 if softcap else None)
+    options = Options(causal=causal, window=window, padded=True, sinks=sinks, score=_form(score, softcap, alibi_slopes))
+    cache = Cache(int(append), page_size, 0, tree_mask)
     if page_size is not None and room % page_size:
         raise ValueError(f"room must be whole pages of {page_size} keys (page_size), got {room}")
     device, simulated = _here()
@@ -102,6 +112,15 @@ def warmup_decode(
         for kernel in plan_decode(problem, device, cache, num_splits=num_splits).kernels():
             found[kernel.name, kernel.constants] = kernel
     _compile(found.values(), device, simulated)
+
+
+def _form(score: Score | None, softcap: bool, alibi_slopes: bool) -> Form | None:
+    """What kernels are compiled for of such calls' score function."""
+    for name, value in (("softcap", softcap), ("alibi_slopes", alibi_slopes)):
+        require_flag(name, value)
+    captured_values(score)  # refuses what is no Score
+    found = one_score(score, 1.0 if softcap else None, np.ones(1, np.float32) if alibi_slopes else None)
+    return None if found is None else found.form
 
 
 def _contiguous(problem: Problem) -> Problem:

@@ -36,6 +36,20 @@ template <typename T> __device__ __forceinline__ T score_load(const T* at) {
   }
 }
 
+// What CUDA makes of / and sqrtf branches to a function at each score. These do not: they are good to a unit in the last place, and a
+// divisor beyond 2^126 is taken for infinite.
+__device__ __forceinline__ float score_divide(float a, float b) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(b));
+  const float quotient = __fmul_rn(a, inverse), better = fmaf(fmaf(-quotient, b, a), inverse, quotient);
+  return better == better ? better : quotient;  // of an infinity, or of one by 0, there is nothing to be made better
+}
+__device__ __forceinline__ float score_sqrt(float a) {
+  float root;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(a));
+  return root;
+}
+
 // Python's %: of the divisor's sign. An int modulo 0 is 0.
 __device__ __forceinline__ float score_mod(float a, float b) {
   const float r = fmodf(a, b);

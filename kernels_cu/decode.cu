@@ -13,7 +13,7 @@
 //   SPLIT       whether there are several splits     PAGE        keys of a page, 0 where the cache has none
 //   APPEND      whether there are new keys, which belong behind the cached ones
 //   TREE        whether a mask says which of the newest keys a query sees
-//   SOFTCAP     whether scores are softcap tanh(S / softcap)    SCALE_FIRST  whether S is scaled before its maximum is taken
+//   SCALE_FIRST whether S is scaled before its maximum is taken: with a score function, or a scale that is not positive
 //   PADDED      whether sequences have lengths; else all keys are cached     COPY_BYTES   width of a copy
 //   CAUSAL, WINDOW, SINKS  0 or 1: mask.cuh, sinks.cuh
 #define SUB (BC / KEY_WARPS)
@@ -35,6 +35,7 @@ typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V and O
 
 constexpr int SLOT = BC * (KeyTile::PAD + ValueTile::PAD);  // elements
 constexpr bool Q_IN_REGS = M == 1 && HEAD_DIM <= 128 && VALUE_DIM <= 128;
+constexpr bool OF_HEAD = SCORE && sizeof(ScoreOfHead) > 1;  // whether a score function reads what is one for a head
 constexpr int PART_WIDTH = (VALUE_DIM + 3) / 4 * 4;  // floats of a row of a split's O
 // Pages whose places are known at a time; a warp's lanes look up so many at once.
 constexpr int KNOWN_PAGES = 128, LOOKED_UP = 32;
@@ -157,20 +158,31 @@ struct Stream {
   }
 };
 
-// Scores, where they are scaled before their maximum is taken: capped, if they are to be, and as exponents of two
-__device__ __forceinline__ void scale_scores(float (&S)[M][N][4], const Params& p) {
+// Scores of rows row0 + 8 h and columns from col0 on, where they are scaled before their maximum is taken: what the score function, if
+// there is one, makes of them, as exponents of two. Where that reads something, it is of scores only that position lets a row see.
+//   heads: of the first of the rows
+__device__ __forceinline__ void scale_scores(float (&S)[N][4], const Params& p, const Keys& keys, const ScoreOfHead* heads, int row0,
+                                             int col0) {
+  const int first = col0 + threadIdx.x % 4 * 2;
 #pragma unroll
-  for (int i = 0; i < M; i++)
+  for (int h = 0; h < 2; h++) {
+    const int row = row0 + 8 * h, query = row / PACK, head = keys.kv_head * PACK + row % PACK;
+    const int begin = visible_begin(keys.masks, query), end = query < p.Nq ? visible_end(keys.masks, query) : 0;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
-      for (int e = 0; e < 4; e++) {
-        if constexpr (SOFTCAP) {
-          S[i][n][e] = p.softcap * LOG2_E * tanhf(__fmul_rn(S[i][n][e], p.scale) / p.softcap);
+      for (int e = 0; e < 2; e++) {
+        const int key = first + 8 * n + e;
+        const bool wanted = !SCORE_LOADS || (key < end && (!WINDOW || key >= begin));
+        float& s = S[n][2 * h + e];
+        if constexpr (SCORE) {
+          const ScoreOfHead of_head = OF_HEAD ? heads[8 * h] : ScoreOfHead();
+          if (wanted) s = LOG2_E * score_of(p, of_head, __fmul_rn(s, p.scale), {keys.batch, head, query, key, p.Nq, keys.all}).value;
         } else {
-          S[i][n][e] = __fmul_rn(S[i][n][e], p.scale_log2);
+          s = __fmul_rn(s, p.scale_log2);
         }
       }
+  }
 }
 
 // Scores of rows row0 + 8 h and columns from col0 on: -inf where a row does not see the key
@@ -282,6 +294,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(__grid_constant_
   Element* Q_smem = reinterpret_cast<Element*>(sram);           // (BR x d)
   Element* ring = Q_smem + BR * KeyTile::PAD;                   // STAGES x (BC x d and BC x d_v)
   int* scratch = reinterpret_cast<int*>(ring + STAGES * SLOT);  // the sequence's length, then its pages
+  ScoreOfHead* heads = reinterpret_cast<ScoreOfHead*>(scratch + KNOWN_PAGES);  // of the tile's rows
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row_warp = warp % ROW_WARPS, key_warp = warp / ROW_WARPS;
   const int split = blockIdx.x % p.splits, tile = blockIdx.x / p.splits % p.row_tiles;
@@ -302,6 +315,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(__grid_constant_
       return p.Q.of(keys.batch, keys.kv_head * PACK + r % PACK) + r / PACK * p.Q.row;
     };
     KeyTile::template gather<BR, THREADS>(Q_smem, query, p.Q.at, p.Nq * PACK - tile * BR, threadIdx.x);
+    if constexpr (OF_HEAD) {
+      for (int row = threadIdx.x; row < BR; row += THREADS) {
+        const int r = tile * BR + row;
+        heads[row] = r < p.Nq * PACK ? read_of_head(p, {keys.batch, keys.kv_head * PACK + r % PACK, 0, 0, p.Nq, keys.all}) : ScoreOfHead();
+      }
+    }
   }
 #pragma unroll 1
   for (int s = 0; s < STAGES - 1; s++) {
@@ -341,7 +360,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(__grid_constant_
 #pragma unroll
       for (int i = 0; i < M; i++) mask_scores(S[i], p, keys, row0 + 16 * i, j * BC + key_warp * SUB);
     };
-    if constexpr (SCALE_FIRST) scale_scores(S, p);
+    if constexpr (SCALE_FIRST) {
+#pragma unroll
+      for (int i = 0; i < M; i++)
+        scale_scores(S[i], p, keys, heads + row0 - tile * BR + 16 * i, row0 + 16 * i, j * BC + key_warp * SUB);
+    }
     rescale(S, state, factor, offset, j < keys.whole_begin || j >= keys.whole_end, mask);
 #pragma unroll
     for (int k = 0; k < (N + 1) / 2; k++) weigh(S, state, factor, offset, k);

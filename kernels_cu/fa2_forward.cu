@@ -195,7 +195,8 @@ fa2_forward(__grid_constant__ const Params given) {
   const int Nq = place.Nq, row_block = place.i * BR, rows = min(BR, Nq - row_block);
   const int keys = count_keys(p, place.batch, place.Nk, sram);
   Masks masks = masks_of(p, place.batch, place.head, Nq, place.Nk, keys);
-  masks.of_head = score_of_head(p, place.batch, place.head, Nq, place.Nk, sram);
+  masks.batch = place.sequence;
+  masks.of_head = score_of_head(p, place.sequence, place.head, Nq, place.Nk, sram);
 
   // The K/V blocks that some row sees. Every row sees all of those from `whole_begin` to `whole_end`.
   const int last_row = row_block + rows - 1;

@@ -85,11 +85,11 @@ struct Works {
       const int Tr = (sequence.queries + BR - 1) / BR;
       const long long L_row = pair * static_cast<long long>(p.total_q) + sequence.first_query;
       return {Tr - 1 - sequence.block, 0,     pair, pair / p.group, sequence.queries, sequence.keys, sequence.first_query,
-              sequence.first_key,      L_row, sequence.block < Tr};
+              sequence.first_key,      L_row, sequence.block < Tr, sequence.number};
     } else {
       const int batch = pair / (p.heads / PACK), head = pair * PACK - batch * p.heads;
       const long long L_row = static_cast<long long>(pair) * PACK * p.Nq;
-      return {blocks - 1 - block, batch, head, head / p.group, p.Nq, p.Nk, 0, 0, L_row, true};
+      return {blocks - 1 - block, batch, head, head / p.group, p.Nq, p.Nk, 0, 0, L_row, true, batch};
     }
   }
 

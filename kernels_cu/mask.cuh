@@ -109,7 +109,7 @@ __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], floa
         float s = __fmul_rn(S_regs[n][2 * h + e], SCORE ? masks.p->scale : scale);
         if constexpr (SCORE) {
           Scored scored = {};
-          if (seen) scored = scored_at(masks, s, row, first + 8 * n + e, Nq);
+          if (seen || !SCORE_LOADS) scored = scored_at(masks, s, row, first + 8 * n + e, Nq);
           s = bias_scale * scored.value;
           if constexpr (SLOPES) slopes[n][2 * h + e] = scored.slope;
         }

@@ -5,8 +5,10 @@
 // Both know the place, `at`, and read what the call has captured through the struct.
 #pragma once
 #include "params.cuh"
+//   SCORE_LOADS       1 where those read something; else they may be computed for scores that no row sees, without a branch
 #ifndef SCORE
 #define SCORE 0
+#define SCORE_LOADS 0
 #define SCORE_OF_HEAD
 #define SCORE_HEAD_LINES
 #define SCORE_LINES const float value = s, slope = 1.f;
@@ -21,18 +23,21 @@ struct ScoreAt {
   int batch, head, row, key, queries, keys;
 };
 
-// What is one for all scores of a head: one thread reads it for the block, through `scratch` in shared memory, which is free again
+// What is one for all scores of a head
+__device__ __forceinline__ ScoreOfHead read_of_head(const Params& p, const ScoreAt& at) {
+  ScoreOfHead of_head = {};
+  SCORE_HEAD_LINES
+  return of_head;
+}
+
+// The same: one thread reads it for the block, through `scratch` in shared memory, which is free again
 // when this returns.
 __device__ __forceinline__ ScoreOfHead score_of_head(const Params& p, int batch, int head, int queries, int keys, void* scratch) {
   ScoreOfHead of_head = {};
 #if SCORE
   if constexpr (sizeof(ScoreOfHead) > 1) {
     ScoreOfHead* shared = static_cast<ScoreOfHead*>(scratch);
-    if (threadIdx.x == 0) {
-      const ScoreAt at = {batch, head, 0, 0, queries, keys};
-      SCORE_HEAD_LINES
-      *shared = of_head;
-    }
+    if (threadIdx.x == 0) *shared = read_of_head(p, {batch, head, 0, 0, queries, keys});
     __syncthreads();
     of_head = *shared;
     __syncthreads();

@@ -7,6 +7,7 @@
 #include "params.cuh"
 
 struct Sequence {
+  int number;
   int block;  // of this thread block: which of the sequence's blocks, if it has so many
   int queries, keys;
   long long first_query, first_key;
@@ -42,7 +43,7 @@ __device__ __forceinline__ Sequence find_sequence(const Params& p, const int* cu
   }
   __syncthreads();
   const int begin = cu_seqlens == p.cu_seqlens_q ? found[0] : found[2];
-  const Sequence sequence = {index - begin / SIZE - found[4], found[1] - found[0], found[3] - found[2], found[0], found[2]};
+  const Sequence sequence = {found[4], index - begin / SIZE - found[4], found[1] - found[0], found[3] - found[2], found[0], found[2]};
   __syncthreads();
   return sequence;
 }
@@ -53,7 +54,7 @@ template <int SIZE> __device__ __forceinline__ Sequence find_sequence(const Para
   const int first = search_sequence<SIZE>(p, p.cu_seqlens_q, index, bound);
   const int query = __shfl_sync(~0u, bound, 0), end_query = __shfl_sync(~0u, bound, 1);
   const int key = __shfl_sync(~0u, bound, 2), end_key = __shfl_sync(~0u, bound, 3);
-  return {index - query / SIZE - first, end_query - query, end_key - key, query, key};
+  return {first, index - query / SIZE - first, end_query - query, end_key - key, query, key};
 }
 
 // What a thread block has that is a row block of a query head
@@ -62,6 +63,7 @@ struct RowBlock {
   int Nq, Nk;  // of the batch, or of the sequence
   long long first_query, first_key, L_row;  // row 0 of Q and of K among packed ones, and of L
   bool exists;
+  int sequence;  // which of the batch, or of the packed ones
 
   // Where row `row` of the head begins in Q and what is like it, and where row 0 in K and V
   template <typename T> __device__ __forceinline__ T* query(const Rows<T>& tensor, int row) const {
@@ -93,10 +95,10 @@ template <int SIZE> __device__ __forceinline__ RowBlock find_row_block(const Par
     const int Tr = (sequence.queries + SIZE - 1) / SIZE;
     const long long L_row = head * static_cast<long long>(p.total_q) + sequence.first_query;
     return {Tr - 1 - sequence.block, 0,     head, head / p.group, sequence.queries, sequence.keys, sequence.first_query,
-            sequence.first_key,      L_row, sequence.block < Tr};
+            sequence.first_key,      L_row, sequence.block < Tr, sequence.number};
   } else {
     const int Tr = (p.Nq + SIZE - 1) / SIZE, index = block_index(), pair = index / Tr, head = pair % p.heads;
-    const int i = Tr - 1 - index % Tr;
-    return {i, pair / p.heads, head, head / p.group, p.Nq, p.Nk, 0, 0, static_cast<long long>(pair) * p.total_q, true};
+    const int i = Tr - 1 - index % Tr, batch = pair / p.heads;
+    return {i, batch, head, head / p.group, p.Nq, p.Nk, 0, 0, static_cast<long long>(pair) * p.total_q, true, batch};
   }
 }

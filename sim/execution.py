@@ -79,15 +79,21 @@ def execute(
 def _given(schedule: TileSchedule, score: Score | None, beside: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What comes beside q, k and v as arrays; what functions have captured, by the struct's names. ValueError for other functions
     than the schedule's, and for arrays that do not fit it."""
-    asked, mask = schedule.problem.options, beside.get("mask")
+    mask = beside.get("mask")
     function = mask if isinstance(mask, Mask) else None
-    captured, numbers = captured_values(score, function)
-    for what, given, form in (("score", score, asked.score), ("mask", function, asked.mask_function)):
-        if (given.form if given else None) != form:
-            raise ValueError(f"the schedule has another {what} function than {given!r}")
+    captured, numbers = _captured(schedule.problem, score, function)
     check_captured(schedule.problem, captured)
     arrays = {name: array for name, array in beside.items() if name != "mask" or function is None}
-    return arrays, captured | dict(numbers)
+    return arrays, captured | numbers
+
+
+def _captured(p: Problem, score: Score | None, mask: Mask | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Captured arrays and numbers by the names of the kernels' struct. ValueError for other functions than a problem's."""
+    captured, numbers = captured_values(score, mask)
+    for what, given, form in (("score", score, p.options.score), ("mask", mask, p.options.mask_function)):
+        if (given.form if given else None) != form:
+            raise ValueError(f"the schedule has another {what} function than {given!r}")
+    return captured, dict(numbers)
 
 
 def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Mapping[str, np.ndarray | None]) -> None:
@@ -191,18 +197,28 @@ def _as_given(arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
 
 
 def execute_varlen(
-    schedule: VarlenSchedule, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, seed: int | None = None, **beside: np.ndarray | None
+    schedule: VarlenSchedule,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    seed: int | None = None,
+    score: Score | None = None,
+    **beside: np.ndarray | None,
 ) -> Execution:
     """Run the real kernel on packed sequences, q (total_q, h, d), k and v likewise; `lse` is (h, total_q).
 
-    `seed` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another problem.
+    `seed` and `score` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another
+    problem.
     """
     require_schedule(schedule, VarlenSchedule, "plan_varlen")
-    bounds = _posed_varlen(schedule, q, k, v, beside)
+    captured, numbers = _captured(schedule.problem, score)
+    bounds = _posed_varlen(schedule, q, k, v, beside | captured)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
     views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
-    return replace(run(schedule, {**views, "lse": lse, **bounds, **beside}, seed=seed), out=out)
+    arrays = {**views, "lse": lse, **bounds, **beside, **captured, **numbers}
+    return replace(run(schedule, arrays, seed=seed), out=out)
 
 
 def execute_varlen_backward(
@@ -258,18 +274,21 @@ def execute_decode(
     cache_seqlens: np.ndarray,
     *,
     seed: int | None = None,
+    score: Score | None = None,
     **beside: np.ndarray | None,
 ) -> Execution:
     """Run the real kernels on `attention_decode`'s arrays; new keys go into the caches.
 
-    `beside` are k, v, block_table, tree_mask, (n_q, n_q) or (b, 1, n_q, n_q), and sinks, by name. `seed`, and what this raises, as
-    for `execute`.
+    `beside` are k, v, block_table, tree_mask, (n_q, n_q) or (b, 1, n_q, n_q), and sinks, by name. `seed`, `score`, and what this
+    raises, as for `execute`.
     """
     require_schedule(schedule, DecodeSchedule, "plan_decode")
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
     arrays |= {name: array for name, array in beside.items() if array is not None}
     _require_numpy(**arrays)
-    posed, cache = decode.pose(arrays, replace(schedule.problem.options, key_lengths=None), schedule.cache.softcap)
+    captured, numbers = _captured(schedule.problem, score)
+    arrays |= captured
+    posed, cache = decode.pose(arrays, replace(schedule.problem.options, key_lengths=None))
     _require_same(posed, schedule.problem)
     if cache != schedule.cache:
         raise ValueError(f"the arrays pose {cache}, but the schedule is for {schedule.cache}")
@@ -278,7 +297,7 @@ def execute_decode(
     spaces = allocate(schedule)
     vectors = {name: np.ascontiguousarray(array, VECTORS[name]) for name, array in arrays.items() if name in VECTORS}
     named = {decode.TENSORS.get(name, name): array for name, array in (arrays | vectors).items()}
-    values = argument_values(schedule, {**named, "O": out, "L": lse, **spaces})
+    values = argument_values(schedule, {**named, "O": out, "L": lse, **spaces, **numbers})
     return Execution(out, lse, *run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed))
 
 

@@ -21,7 +21,7 @@ def bytes_of(traffic: Traffic, tensors: tuple[str, ...]) -> int:
 
 def gathered(schedule: DecodeSchedule, algorithm: str = "fa2") -> tuple[TileSchedule, ...]:
     """Schedules of ordinary calls that do what decoding does, one for all sequences of a length, whose keys, the new ones among
-    them, are one array. They have neither a tree mask nor a softcap. Raises as `plan` does."""
+    them, are one array. They have no tree mask. Raises as `plan` does."""
     p, new = schedule.problem, schedule.cache.appended
     options = replace(p.options, padded=False, key_lengths=None)
     asked = [replace(p, batch=batches, seqlen_k=cached + new, options=options) for cached, batches in schedule.lengths().items()]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.named_scores import one_score
 from cupyflash.options import ARRAYS, Options
 from cupyflash.problem import Problem
 from cupyflash.score import Score
@@ -21,8 +22,8 @@ NEWEST = Options(causal=True)
 class Inputs:
     """Arrays as `cupyflash.attention` takes them: q, k, v and, by name, those `beside` them (`cupyflash.options.ARRAYS`).
 
-    `blocks` (Br, Bc) are a block mask's. `options` need not say which arrays there are, nor the form of the `score` function.
-    `softcap` is decoding's: scores become softcap tanh(score / softcap), of which there are no gradients.
+    `blocks` (Br, Bc) are a block mask's. `options` need not say which arrays there are, and what they say of a score function is
+    `score`'s form. Of several sequences this may be the one of number `sequence`, which is then b in the score's line.
     """
 
     q: np.ndarray
@@ -31,16 +32,15 @@ class Inputs:
     options: Options = NOTHING
     beside: Mapping[str, np.ndarray] = field(default_factory=dict)
     blocks: tuple[int, int] | None = None
-    softcap: float | None = None
     score: Score | None = None
+    sequence: int = 0
 
     @classmethod
     def of(cls, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, blocks: tuple[int, int] | None = None, **asked: Any) -> Inputs:
         """From `attention`'s keywords. TypeError or ValueError for what is none of them."""
         beside = {name: asked.pop(name) for name in ARRAYS if name in asked}
-        there = {name: array for name, array in beside.items() if array is not None}
-        score = asked.pop("score", None)
-        return cls(q, k, v, Options(**asked), there, blocks, score=score)
+        score, options = _score_and_options(asked)
+        return cls(q, k, v, options, {name: array for name, array in beside.items() if array is not None}, blocks, score)
 
     @property
     def qkv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -49,8 +49,8 @@ class Inputs:
     @property
     def keywords(self) -> dict[str, Any]:
         """What `attention` is to be given by name."""
-        score = {} if self.score is None else {"score": self.score}
-        return {**self.beside, **{name: getattr(self.options, name) for name in ("causal", "window", "scale")}, **score}
+        own = {} if self.score is None else {"score": self.score}
+        return {**self.beside, **own, **{name: getattr(self.options, name) for name in ("causal", "window", "scale")}}
 
     @cached_property
     def problem(self) -> Problem:
@@ -68,16 +68,16 @@ class Decoding:
 
     arrays: Mapping[str, np.ndarray]
     options: Options = NEWEST
-    softcap: float | None = None
+    score: Score | None = None
 
     @classmethod
     def of(cls, q: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray, cache_seqlens: Any, **asked: Any) -> Decoding:
         """From `attention_decode`'s arguments. TypeError for what is none of them."""
         beside = {name: asked.pop(name, None) for name in ("k", "v", "block_table", "tree_mask", "sinks")}
-        softcap, causal = asked.pop("softcap", None), asked.pop("causal", True)
+        score, options = _score_and_options({"causal": True, **asked})
         arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": np.asarray(cache_seqlens)}
         arrays |= {name: array for name, array in beside.items() if array is not None}
-        return cls(arrays, Options(causal=causal, **asked), softcap)
+        return cls(arrays, options, score)
 
     def rows(self, name: str, sequence: int) -> np.ndarray:
         """All rows of `k_cache` or `v_cache` that there is room for in a sequence, (h_kv, n, d): its pages one behind the other."""
@@ -120,4 +120,11 @@ class Decoding:
             newest = min(n_q, keys)  # a sequence may have fewer keys than queries: the mask's last columns are its newest
             seen[:, keys - newest :] = (tree if tree.ndim == 2 else tree[b])[:, n_q - newest :]
             beside["mask"] = seen
-        return Inputs(q, k, v, self.options, beside, softcap=self.softcap)
+        return Inputs(q, k, v, self.options, beside, score=self.score, sequence=b)
+
+
+def _score_and_options(asked: Mapping[str, Any]) -> tuple[Score | None, Options]:
+    """From a call's keywords."""
+    own = {name: asked.get(name) for name in ("score", "softcap", "alibi_slopes")}
+    score = one_score(**own)
+    return score, Options(**{name: each for name, each in asked.items() if name not in own}, score=score.form if score else None)

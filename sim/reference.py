@@ -10,6 +10,7 @@ import numpy as np
 
 from cupyflash.expressions.evaluate import evaluate, positions
 from cupyflash.expressions.tree import Node
+from cupyflash.score import sizes_of
 from cupyflash.sim.inputs import Decoding, Inputs
 
 # What is done to S, P, O, dP and dS when they are stored.
@@ -57,15 +58,12 @@ def sinks_of(inputs: Inputs, dtype: type[np.floating[Any]]) -> np.ndarray:
 
 
 def masked_scores(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64) -> np.ndarray:
-    """S = scale Q K^T in `dtype`, or what a score function makes of it, plus bias, capped where there is a softcap, with -inf where
-    a row does not see a key."""
+    """S = scale Q K^T in `dtype`, or what a score function makes of it, plus bias, with -inf where a row does not see a key."""
     S = scaled_scores(inputs, dtype)
     if inputs.score is not None:
         S = of_scores(inputs, S, inputs.score.form.tree)
     if "bias" in inputs.beside:
-        S += inputs.beside["bias"].astype(dtype)
-    if inputs.softcap is not None:
-        S = dtype(inputs.softcap) * np.tanh(S / dtype(inputs.softcap))
+        S = S + inputs.beside["bias"].astype(dtype)
     return np.where(visible(inputs, S.shape), S, dtype(-np.inf))
 
 
@@ -78,11 +76,10 @@ def scaled_scores(inputs: Inputs, dtype: type[np.floating[Any]]) -> np.ndarray:
 
 def of_scores(inputs: Inputs, scaled: np.ndarray, tree: Node | None) -> np.ndarray:
     """The value of a score function's tree for each scaled score, in their dtype; 0 for no tree."""
-    p, dtype = inputs.problem, scaled.dtype.type
-    shape = p.batch, p.heads, p.seqlen_q, p.seqlen_k
-    values = positions(dict(zip(("b", "h", "row", "k"), shape, strict=True), kv_h=p.kv_heads)) | {"s": scaled.reshape(shape)}
-    if inputs.score is not None:
-        values |= inputs.score.arrays | inputs.score.numbers
+    p, score, dtype = inputs.problem, inputs.score, scaled.dtype.type
+    assert score is not None
+    shape, at = (p.batch, p.heads, p.seqlen_q, p.seqlen_k), positions(sizes_of(p))
+    values = at | {"b": at["b"] + inputs.sequence, "s": scaled.reshape(shape)} | score.arrays | score.numbers
     found = dtype(0) if tree is None else evaluate(tree, values, dtype)
     return np.broadcast_to(found, shape).reshape(scaled.shape).copy()
 

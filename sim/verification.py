@@ -10,6 +10,7 @@ import numpy as np
 
 from cupyflash.schedules import BackwardSchedule, Cache, DecodeSchedule, TileSchedule
 from cupyflash.schedules.standard import StandardSchedule
+from cupyflash.score import Score
 from cupyflash.sim import theory
 from cupyflash.sim.estimate import seconds
 from cupyflash.sim.execution import execute, execute_backward, execute_decode
@@ -110,21 +111,20 @@ def verify(
     *,
     seed: int | None = None,
     data_seed: int = 0,
+    score: Score | None = None,
     progress: Callable[[str], Any] = lambda text: None,
 ) -> Verification:
     """Count a schedule's traffic by closed form, by replay and by executing its kernels, and measure their numbers.
 
-    q, k, v, the masks that the problem has and, for a backward schedule, dO are drawn from `data_seed`, V about each of
-    V_MEANS; O and L are then float64's, rounded. `seed` is the schedule's, as for `execute`. Decoding's caches are drawn as
-    `draw_decode` does, and compared with what they should be afterwards, bit by bit.
-    Raises ValueError when no kernel runs the schedule, ImportError without a compiler, SramOverflow when a tile does not
-    fit.
+    q, k, v, the masks that the problem has, what a score function captures (unless `score` has it) and, for a backward schedule,
+    dO are drawn from `data_seed`, V about each of V_MEANS; O and L are then float64's, rounded. `seed` is the schedule's, as for
+    `execute`. Decoding's caches are drawn as `draw_decode` does, and compared with what they should be afterwards, bit by bit.
+    Raises ValueError when no kernel runs the schedule, ImportError without a compiler, SramOverflow when a tile does not fit.
     """
     if isinstance(schedule, StandardSchedule) and schedule.ideal:
         raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
-    for what, function in (("score", schedule.problem.options.score), ("mask", schedule.problem.options.mask_function)):
-        if function is not None:
-            raise ValueError(f"the arrays of a {what} function are not drawn: execute, replay and theory take such a schedule")
+    if schedule.problem.options.mask_function is not None:
+        raise ValueError("the arrays of a mask function are not drawn: execute, replay and theory take such a schedule")
     schedule.kernels()  # refuses what no kernel runs, before anything is drawn
     if _has_cache(schedule) and schedule.problem.options.key_lengths is None:
         full = (schedule.problem.seqlen_k - schedule.cache.appended,) * schedule.problem.batch
@@ -134,7 +134,7 @@ def verify(
     runs: list[Run] = []
     for v_mean in V_MEANS:
         progress(f"executing with V about {v_mean:g}")
-        runs.append(_run(schedule, data_seed, v_mean, seed))
+        runs.append(_run(schedule, data_seed, v_mean, seed, score))
     return Verification(
         form,
         replayed,
@@ -159,17 +159,19 @@ def _has_cache(schedule: TileSchedule) -> TypeGuard[DecodeSchedule]:
     return isinstance(schedule, DecodeSchedule) and (schedule.problem.options.padded or schedule.cache != Cache())
 
 
-def _run(schedule: TileSchedule, data_seed: int, v_mean: float, seed: int | None) -> Run:
+def _run(schedule: TileSchedule, data_seed: int, v_mean: float, seed: int | None, score: Score | None) -> Run:
     if _has_cache(schedule):
-        return _decode(schedule, draw_decode(schedule.problem, schedule.cache, data_seed, v_mean), seed)
+        decoding = draw_decode(schedule.problem, schedule.cache, data_seed, v_mean)
+        return _decode(schedule, replace(decoding, score=score or decoding.score), seed)
     inputs = drawn(schedule.problem, data_seed, v_mean, mask_blocks(schedule))
+    inputs = replace(inputs, score=score or inputs.score)
     if isinstance(schedule, BackwardSchedule):
         return _backward(schedule, inputs, draw_gradient(schedule.problem, data_seed), seed)
     return _forward(schedule, inputs, seed)
 
 
 def _forward(schedule: TileSchedule, inputs: Inputs, seed: int | None) -> Run:
-    execution = execute(schedule, *inputs.qkv, seed=seed, score=None, **inputs.beside)
+    execution = execute(schedule, *inputs.qkv, seed=seed, score=inputs.score, **inputs.beside)
     return Run(execution.traffic, measure(execution.out, execution.lse, inputs, score_dtype(schedule)), execution.findings)
 
 
@@ -178,7 +180,9 @@ def _decode(schedule: DecodeSchedule, decoding: Decoding, seed: int | None) -> R
     tree = given.pop("tree_mask", None)
     expected = {name: decoding.appended(name) for name in ("k_cache", "v_cache")}
     sequences = decoding.sequences  # of the caches as they are before the call
-    execution = execute_decode(schedule, **given, tree_mask=None if tree is None else tree[:, None], seed=seed)
+    execution = execute_decode(
+        schedule, **given, tree_mask=None if tree is None else tree[:, None], seed=seed, score=decoding.score
+    )
     wrong = []
     for name, cache in expected.items():
         bits = np.dtype(f"u{cache.itemsize}")

@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cupyflash.arrays import numpy_dtype
+from cupyflash.expressions.tree import counted
 from cupyflash.gradients import of_heads
 from cupyflash.options import Options, Pattern
 from cupyflash.problem import Problem
 from cupyflash.schedules import Cache, TileSchedule
+from cupyflash.score import Score, sizes_of
 from cupyflash.sim.inputs import Decoding, Inputs
 from cupyflash.sim.reference import Rounding, backward, before_function, forward, masked_scores, products
 
@@ -33,6 +35,9 @@ class _Dtypes(dict[str, np.dtype[Any]]):
 DTYPES = _Dtypes()
 # Of bfloat16, which NumPy's own finfo does not know.
 BFLOAT16_EPS = 2.0**-7
+NO_NUMBERS: Mapping[str, float] = {}
+# Elements of a captured array along an axis that no position counts
+FREE_AXIS = 40
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,28 @@ def knowing_mask(schedule: AnyTiles, seed: int = 0) -> AnyTiles:
 
 def drawn(problem: Problem, seed: int = 0, v_mean: float = 0.0, blocks: tuple[int, int] | None = None) -> Inputs:
     """q, k, v and what a problem says comes beside them; a block mask is one of `blocks` (Br, Bc)."""
-    return Inputs(*draw(problem, seed, v_mean), replace(problem.options, block_mask=None), draw_masks(problem, seed), blocks)
+    options = replace(problem.options, block_mask=None)
+    score = draw_score(problem, seed)
+    return Inputs(*draw(problem, seed, v_mean), options, draw_masks(problem, seed), blocks, score)
+
+
+def draw_score(problem: Problem, seed: int = 0, numbers: Mapping[str, float] = NO_NUMBERS) -> Score | None:
+    """A problem's score function with values for what it captures: from 1/4 to 1, or 0 to 3; but for `numbers`, by name.
+
+    An axis that a position counts has as many elements as that has places, any other one `FREE_AXIS`.
+    """
+    form, rng = problem.options.score, np.random.default_rng([seed, 4])
+    if form is None:
+        return None
+    sizes, values = sizes_of(problem), dict[str, Any]()
+    for captured in form.captured:
+        counts = [[counted(index) for index in load.indices] for load in form.loads if load.name == captured.name]
+        free = [next(filter(None, each), None) for each in zip(*counts, strict=True)]
+        shape = tuple(FREE_AXIS if each is None else sizes[each] for each in free)
+        drawn = {"float": rng.uniform(0.25, 1, shape), "int": rng.integers(0, 4, shape), "bool": rng.random(shape) < 0.5}
+        array = np.asarray(drawn[captured.type])
+        values[captured.name] = array.item() if captured.axes is None else array.astype(DTYPES[captured.dtype])
+    return Score(form.text, **{**values, **numbers})
 
 
 def draw_decode(problem: Problem, cache: Cache, seed: int = 0, v_mean: float = 0.0) -> Decoding:
@@ -129,7 +155,7 @@ def draw_decode(problem: Problem, cache: Cache, seed: int = 0, v_mean: float = 0
     if cache.tree:
         arrays["tree_mask"] = (rng.random((p.batch, p.seqlen_q, p.seqlen_q)) < 0.6) | np.eye(p.seqlen_q, dtype=bool)
     arrays |= {name: array for name, array in draw_masks(p, seed).items() if name == "sinks"}
-    return Decoding(arrays, p.options.beside({}), cache.softcap)
+    return Decoding(arrays, p.options.beside({}), draw_score(p, seed))
 
 
 def _in_places(rows: np.ndarray, places: np.ndarray, cache: Cache, keys: int) -> np.ndarray:
@@ -191,7 +217,8 @@ def measure_decode(out: np.ndarray, lse: np.ndarray | None, sequences: Sequence[
 def largest_score(inputs: Inputs) -> float:
     """Of all scores, seen or not."""
     bias = {name: array for name, array in inputs.beside.items() if name == "bias"}
-    S = masked_scores(Inputs(inputs.q, inputs.k, inputs.v, Options(scale=inputs.options.scale), bias, softcap=inputs.softcap))
+    options = Options(scale=inputs.options.scale, score=inputs.options.score)
+    S = masked_scores(replace(inputs, options=options, beside=bias, blocks=None))
     return float(np.abs(S[np.isfinite(S)]).max(initial=0))
 
 

@@ -158,6 +158,12 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a cap of nothing": (PLAIN | {"softcap": 0.0}, ValueError, r"softcap must be between 2\*\*-64 and 2\*\*64, got 0.0"),
     "a cap that is none": (PLAIN | {"softcap": float("nan")}, ValueError, "softcap must be between .*, got nan"),
     "a true cap": (PLAIN | {"softcap": True}, TypeError, "softcap must be a real number or None, got True"),
+    "a line in a text": (PLAIN | {"score": "s"}, TypeError, "score must be a cupyflash.Score or None, got str"),
+    "slopes of others": (
+        PLAIN | {"alibi_slopes": np.ones(3, np.float32)},
+        ValueError,
+        "alibi_slopes must have length 4 along axis 0, which h indexes",
+    ),
     "a scale that is none": (PLAIN | {"scale": float("nan")}, ValueError, "scale must be .*, got nan"),
     "no side": (PLAIN | {"window": 5}, TypeError, r"window must be \(left, right\), integers or None, got 5"),
     "perhaps": (PLAIN | {"causal": 3}, TypeError, "causal must be True or False, got 3"),
@@ -224,7 +230,6 @@ def test_a_device_without_the_type_says_so() -> None:
         ({"page_size": 8}, ValueError, "page_size must be at least 16, got 8"),
         ({"page_size": 40}, ValueError, "page_size must be a multiple of 16, got 40"),
         ({"pages": 1.0}, TypeError, "pages must be an integer, got 1.0"),
-        ({"softcap": "3"}, TypeError, "softcap must be a real number or None, got '3'"),
     ],
 )
 def test_a_cache_refuses(given: dict[str, Any], error: type[Exception], says: str) -> None:

@@ -277,14 +277,12 @@ MUTANTS = {
         (),
         "mask",
     ),
-    "heads share the block mask's words": Mutant(
-        BWD, "read_block_mask<KEPT_ROWS>(kept + h * words", "read_block_mask<KEPT_ROWS>(kept", "numbers", (), "blocks"
-    ),
+    "heads share the block mask's words": Mutant(BWD, "KEPT_ROWS>(kept + h * words", "KEPT_ROWS>(kept", "numbers", (), "blocks"),
     "row blocks have the block mask's elements each": Mutant(
-        BWD, "read_block_mask<KEPT_ROWS>", "read_block_mask<1>", "out of bounds", ("mask.kept[",), "blocks"
+        BWD, "<KEPT_COLS, KEPT_ROWS>", "<KEPT_COLS, 1>", "out of bounds", ("mask.kept[",), "blocks"
     ),
     "column blocks have the block mask's elements each": Mutant(
-        BWD, "j / KEPT_COLS", "j", "out of bounds", ("mask.kept[",), "blocks"
+        BWD, "<KEPT_COLS, KEPT_ROWS>", "<1, KEPT_ROWS>", "out of bounds", ("mask.kept[",), "blocks"
     ),
     "the block mask is not transposed": Mutant(
         BWD,
@@ -421,9 +419,11 @@ FIXED_MUTANTS = {
     "the window's left edge is taken for whole": Mutant(
         DQ, "&& first >= visible_begin(masks, last);", ";", "numbers", (), "window of rows"
     ),
-    "row blocks have the block mask's elements each": Mutant(DQ, "i / KEPT_ROWS", "i", "out of bounds", ("mask.kept[",), "blocks"),
+    "row blocks have the block mask's elements each": Mutant(
+        DQ, "<KEPT_ROWS, KEPT_COLS>", "<1, KEPT_COLS>", "out of bounds", ("mask.kept[",), "blocks"
+    ),
     "column blocks have the block mask's elements each": Mutant(
-        DQ, "read_block_mask<KEPT_COLS>", "read_block_mask<1>", "out of bounds", ("mask.kept[",), "blocks"
+        DQ, "<KEPT_ROWS, KEPT_COLS>", "<KEPT_ROWS, 1>", "out of bounds", ("mask.kept[",), "blocks"
     ),
     "dQ goes to the first sequence": Mutant(
         DQ,

@@ -27,29 +27,31 @@ packed_backward = {"dout": rows, "out": rows, "lse": packed_lse}
 cu_seqlens = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
 caches = {"q": heads, "k_cache": heads, "v_cache": heads, "cache_seqlens": np.array([7])}
 
+SCORES = ("score", "softcap", "alibi_slopes")
 MASKS = ("causal", "window", "mask", "bias", "key_lengths", "block_mask", "scale", "algorithm", "tiling")
-VARLEN = ("max_seqlen_q", "max_seqlen_k", "causal", "window", "scale", "tiling")
+VARLEN_BACKWARD = ("max_seqlen_q", "max_seqlen_k", "causal", "window", "scale", "tiling")
 # What is right, and further arguments.
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
-    "attention": (cupyflash.attention, qkv, (*MASKS, "return_lse", "out")),
+    "attention": (cupyflash.attention, qkv, (*MASKS, *SCORES, "return_lse", "out")),
     "attention_backward": (cupyflash.attention_backward, qkv | backward, (*MASKS, "deterministic", "return_dbias")),
     "attention_vjp": (cupyflash.attention_vjp, qkv, (*MASKS, "deterministic", "return_dbias")),
-    "attention_varlen": (cupyflash.attention_varlen, packed | cu_seqlens, (*VARLEN, "return_lse", "out")),
+    "attention_varlen": (cupyflash.attention_varlen, packed | cu_seqlens, (*VARLEN_BACKWARD, *SCORES, "return_lse", "out")),
     "attention_varlen_backward": (
         cupyflash.attention_varlen_backward,
         packed | packed_backward | cu_seqlens,
-        (*VARLEN, "deterministic"),
+        (*VARLEN_BACKWARD, "deterministic"),
     ),
     "attention_decode": (
         cupyflash.attention_decode,
         caches,
         (
-            *("k", "v", "block_table", "causal", "window", "scale", "softcap", "tree_mask", "sinks", "num_splits", "return_lse"),
+            *("k", "v", "block_table", "causal", "window", "scale", "tree_mask", "sinks", "num_splits", "return_lse"),
+            *SCORES,
             "out",
         ),
     ),
     "plan_decode": (schedules.plan_decode, {"problem": PROBLEM, "device": A100}, ("cache", "num_splits", "lse")),
-    "Cache": (schedules.Cache, {}, ("appended", "page_size", "pages", "tree", "softcap")),
+    "Cache": (schedules.Cache, {}, ("appended", "page_size", "pages", "tree")),
     "execute_decode": (
         sim.execute_decode,
         caches | {"schedule": schedules.plan_decode(PROBLEM.asking(padded=True, key_lengths=(7,)), A100)},
@@ -60,7 +62,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
     "warmup": (
         cupyflash.warmup,
         {"head_dim": 16},
-        ("dtype", "head_dim_v", "causal", "window", "mask", "bias", "padded", "varlen", "algorithm", "tiling"),
+        ("dtype", "head_dim_v", "causal", "window", "mask", "bias", "padded", "varlen", "algorithm", "tiling", *SCORES),
     ),
     "warmup_decode": (
         cupyflash.warmup_decode,
@@ -75,7 +77,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
             "tree_mask",
             "causal",
             "window",
-            "softcap",
+            *SCORES,
             "num_splits",
         ),
     ),

@@ -11,11 +11,10 @@ import pytest
 import cupyflash
 from cupyflash import Device, Options, Problem, Score, plan
 from cupyflash.expressions.evaluate import evaluate, positions
-from cupyflash.schedules import choose, plan_decode, plan_varlen
+from cupyflash.schedules import choose, plan_varlen_backward
 from cupyflash.sim import theory
 from cupyflash.sim.execution import execute
 from cupyflash.sim.machine import replay
-from cupyflash.sim.verification import verify
 from suites import sample
 
 B, H, HKV, NQ, NK, D = 2, 4, 2, 37, 70, 24
@@ -107,10 +106,7 @@ def test_what_has_no_score_function_says_so() -> None:
     assert choose(problem, hopper).algorithm == "fa2" and "score function" in choose(problem, hopper).reason
     for refused in (
         lambda: plan(problem, hopper, "fa3").kernels(),
-        lambda: plan(problem, A100, "decode"),
-        lambda: plan_decode(problem, A100),
-        lambda: plan_varlen(problem, A100),
-        lambda: verify(plan(problem, A100)),
+        lambda: plan_varlen_backward(problem, A100),
     ):
         with pytest.raises(ValueError, match="score function"):
             refused()

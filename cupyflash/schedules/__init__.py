@@ -311,6 +311,8 @@ def plan_varlen_backward(
 ) -> VarlenBackwardSchedule:
     """The backward of `plan_varlen`'s problem; arguments and errors as there."""
     packed = _packed(problem)
+    if packed.options.score is not None:
+        raise ValueError("the backward of packed sequences has no score function")
     tiling = _checked_choice(packed, device, "fa2", tiling, BACKWARD_ALGORITHMS)
     require_flag("deterministic", deterministic)
 

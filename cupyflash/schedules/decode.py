@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,6 +27,8 @@ from cupyflash.schedules.base import (
     Workspace,
     attention_params,
     element_constants,
+    head_moves,
+    mask_moves,
 )
 from cupyflash.tiling import TileSize, Tiling, paper_blocks
 
@@ -39,7 +41,6 @@ OWN = (
     *array_fields("const int", POINTER, ("cache_seqlens", "block_table")),
     Field("tree_mask", "const unsigned char", SCORES),
     *numbers("int", "splits", "row_tiles", "appended", "table_row", "pages"),
-    *numbers("float", "softcap"),
 )
 
 
@@ -54,8 +55,7 @@ class Cache:
     """What decoding has beside a problem, whose `seqlen_k` keys are the room for each sequence's.
 
     appended: new keys of each sequence, which go behind its cached ones. page_size: keys of a page, None where each sequence's keys
-    lie together. pages: how many there are. tree: whether a mask says which of the newest keys each query sees. softcap: scores
-    become softcap tanh(S / softcap).
+    lie together. pages: how many there are. tree: whether a mask says which of the newest keys each query sees.
 
     Raises TypeError or ValueError that names the argument, its value and what is allowed.
     """
@@ -64,7 +64,6 @@ class Cache:
     page_size: int | None = None
     pages: int = 0
     tree: bool = False
-    softcap: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("appended", 0), ("page_size", PAGE_STEP), ("pages", 0)):
@@ -77,11 +76,6 @@ class Cache:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
         if self.page_size is not None and self.page_size % PAGE_STEP:
             raise ValueError(f"page_size must be a multiple of {PAGE_STEP}, got {self.page_size}")
-        if self.softcap is not None:
-            if isinstance(self.softcap, bool) or not isinstance(self.softcap, Real):
-                raise TypeError(f"softcap must be a real number or None, got {self.softcap!r}")
-            if not 2.0**-64 <= self.softcap <= 2.0**64:
-                raise ValueError(f"softcap must be between 2**-64 and 2**64, got {self.softcap!r}")
 
 
 @dataclass(frozen=True)
@@ -197,7 +191,6 @@ class DecodeSchedule(TileSchedule):
             "appended": c.appended,
             "table_row": 0 if c.page_size is None else self.problem.seqlen_k // c.page_size,
             "pages": c.pages,
-            "softcap": 0.0 if c.softcap is None else c.softcap,
         }
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -215,14 +208,13 @@ class DecodeSchedule(TileSchedule):
             ("PAGE", c.page_size or 0),
             ("APPEND", int(c.appended > 0)),
             ("TREE", int(c.tree)),
-            ("SOFTCAP", int(c.softcap is not None)),
-            ("SCALE_FIRST", int(c.softcap is not None or p.softmax_scale <= 0)),
+            ("SCALE_FIRST", int(p.options.score is not None or p.softmax_scale <= 0)),
             ("MOST_SPLITS", decode_tiles.MOST_SPLITS),
         )
-        split = Kernel("decode.cu", "decode", constants, self.grid, config.threads, candidate.shared_bytes, self.params)
+        split = Kernel("decode.cu", "decode", constants, self.grid, config.threads, candidate.shared_bytes, self.struct)
         if self.splits == 1:
             return (split,)
-        merge = Kernel("decode.cu", "merge_splits", constants, p.head_count * p.seqlen_q, MERGE_THREADS, 0, self.params)
+        merge = Kernel("decode.cu", "merge_splits", constants, p.head_count * p.seqlen_q, MERGE_THREADS, 0, self.struct)
         return split, merge
 
 
@@ -268,6 +260,7 @@ class _RowTile:
         s = self.schedule
         p, cols, page = s.problem, s.block_cols, s.cache.page_size
         enter = [Move("Q", self.rows * p.head_dim, p.itemsize, tile="Q")]
+        enter += [replace(move, elements=self.rows * move.elements) for move in head_moves(p)]
         if page:
             pages = -(-min(end * cols, self.all) // page) - begin * cols // page
             enter.append(Move("block_table", pages, LENGTH))
@@ -283,7 +276,9 @@ class _RowTile:
             kinds[old, behind - block * cols - old] += 1
         visits = tuple(Visit(times, self._visit(*kind)) for kind, times in kinds.items() if times)
         leave = s._parts_of(self.rows, write=True) if s.splits > 1 else s._results(self.rows)
-        tree = Move("tree_mask", self._tree_scores(begin * cols, min(end * cols, self.all)), 1)
+        keys = begin * cols, min(end * cols, self.all)
+        tree = Move("tree_mask", self._scores(max(keys[0], self.all - p.seqlen_q), keys[1]), 1)
+        enter += mask_moves(p, self._scores(*keys))
         rooms = decode_tiles.rooms(p, s.config)
         tiles = tuple(Room(name, nbytes) for name, nbytes in rooms.items())
         return Phase(1, enter=tuple(enter), visits=visits, leave=(*leave, *((tree,) if s.cache.tree else ())), tiles=tiles)
@@ -300,13 +295,12 @@ class _RowTile:
                 moves.append(Move(tensor, new * d, p.itemsize, write=True, tile="K, V"))
         return tuple(moves)
 
-    def _tree_scores(self, begin: int, end: int) -> int:
-        """How many scores of these keys are of newest ones that position lets a row see."""
+    def _scores(self, begin: int, end: int) -> int:
+        """How many scores of these keys position lets a row see."""
         s = self.schedule
         rows = self.tile * s.block_rows + np.arange(self.rows)
         first, behind = seen_keys(s, self.all, rows // s.group)
-        first = np.maximum(first, max(self.all - s.problem.seqlen_q, begin))
-        return int(np.maximum(0, np.minimum(behind, end) - first).sum())
+        return int(np.maximum(0, np.minimum(behind, end) - np.maximum(first, begin)).sum())
 
 
 def queries(schedule: DecodeSchedule, tile: int) -> tuple[int, int]:
@@ -343,8 +337,8 @@ def plan_decode(
         raise TypeError(f"cache must be a Cache or None, got {cache!r}")
     cache = cache or Cache()
     asked = problem.options
-    if asked.of_scores or asked.block_mask is not None or asked.packed:
-        raise ValueError("decoding has no mask, bias, block mask, score function or packed sequences")
+    if asked.mask or asked.bias or asked.block_mask is not None or asked.packed:
+        raise ValueError("decoding has no mask, bias, block mask or packed sequences")
     if cache.appended > problem.seqlen_k:
         raise ValueError(f"the cache must have room for the {cache.appended} new keys, got room for {problem.seqlen_k}")
     longest = max(asked.key_lengths or (0,))

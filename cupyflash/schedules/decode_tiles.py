@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash import score
 from cupyflash.device import Device
 from cupyflash.multiprocessor import PARTITIONS, WARP, clock_rate, occupancy
 from cupyflash.problem import Problem
@@ -102,13 +103,17 @@ def key_bytes(problem: Problem) -> int:
 
 
 def rooms(problem: Problem, config: Config) -> dict[str, int]:
-    """Bytes of shared memory by what is held there: Q, the ring of K and V blocks, and pages' places (or the length)."""
+    """Bytes of shared memory by what is held there: Q, the ring of K and V blocks, pages' places (or the length), and what a score
+    function reads once a head, for each row."""
     d, d_v = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
-    return {
+    found = {
         "Q": config.block_rows * d * problem.itemsize,
         "K, V": config.stages * config.block_cols * (d + d_v) * problem.itemsize,
         "pages": KNOWN_PAGES * 4,
     }
+    form = problem.options.score
+    loads = len(score.of_head(form)) if form else 0
+    return found | ({"of_head": config.block_rows * FLOAT32 * loads} if loads else {})
 
 
 def row_shapes(problem: Problem) -> tuple[tuple[int, int], ...]:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from cupyflash.device import Device
 from cupyflash.options import FLAGS, Window
 from cupyflash.problem import Problem
 from cupyflash.schedules import Cache, Choice, DecodeSchedule, TileSchedule, choose, plan, plan_backward, plan_decode
+from cupyflash.sim.cli.scores import SCORES, score_of
 from cupyflash.sim.cli.show import NAMES, describe, describe_cache, flat
 from cupyflash.simulated import DEFAULT_DEVICE, DEFAULT_SECONDS
 from cupyflash.tiling import TilingChoice
@@ -75,12 +76,12 @@ def gathered(**kinds: type[Any]) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def run(*args: Any, **given: Any) -> None:
-            made = {name: kind(**{field.name: given.pop(field.name) for field in fields(kind)}) for name, kind in kinds.items()}
+            made = {name: kind(**{each.name: given.pop(each.name) for each in fields(kind)}) for name, kind in kinds.items()}
             command(*args, **given, **made)
 
         names: list[str] = []
         for name in inspect.signature(command).parameters:
-            names += [field.name for field in fields(kinds[name])] if name in kinds else [name]
+            names += [each.name for each in fields(kinds[name])] if name in kinds else [name]
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         run.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
         return run
@@ -172,12 +173,11 @@ def decode_options(sizes: Mapping[str, int]) -> tuple[Any, ...]:
         click.option("--page-size", metavar="N", type=at_least_1, help="The cache is in pages of N keys, a multiple of 16."),
         click.option("--append", metavar="N", type=at_least_0, default=0, help="New keys, put behind those of each sequence."),
         click.option("--tree", is_flag=True, help="With a mask over the newest keys, for drafts that branch."),
-        click.option("--softcap", metavar="X", type=float, help="Scores become X tanh(score / X)."),
         click.option("--num-splits", metavar="N", type=int, help="Parts of a sequence's keys.  [default: the model's choice]"),
     )
 
 
-DECODE_ONLY = ("cache_seqlens", "page_size", "append", "tree", "softcap", "num_splits")
+DECODE_ONLY = ("cache_seqlens", "page_size", "append", "tree", "num_splits")
 
 
 def problem_options(
@@ -205,6 +205,7 @@ def problem_options(
         DEVICE,
         SRAM,
         *MASKS,
+        *SCORES,
         click.option("--algorithm", default=algorithm, show_default=True, type=click.Choice(algorithms), help=which),
         *(BACKWARD if backward else ()),
         click.option(
@@ -235,7 +236,8 @@ def problem_options(
 class Request:
     """A problem on a device, with an algorithm and a tiling to plan it by: what the shared options say.
 
-    `lse` is for a forward pass, `deterministic` for a `backward`; a `cache` and perhaps `num_splits` for decoding.
+    `lse` is for a forward pass, `deterministic` for a `backward`; a `cache` and perhaps `num_splits` for decoding. `numbers` are
+    those that the problem's score function captures, by name.
     """
 
     problem: Problem
@@ -247,6 +249,7 @@ class Request:
     deterministic: bool = False
     cache: Cache | None = None
     num_splits: int | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Request:
@@ -256,6 +259,7 @@ class Request:
         if alone := first_given(DECODE_ONLY):
             raise click.UsageError(f"{alone} is for --decode")
         key_lengths, window, seqlen_k = given["key_lengths"], given["window"], given["seqlen_k"]
+        score = score_of(given)
         problem = Problem(
             given["batch"],
             given["heads"],
@@ -269,6 +273,7 @@ class Request:
             padded=key_lengths is not None,
             key_lengths=None if key_lengths is None else parse_lengths(key_lengths),
             window=None if window is None else parse_window(window),
+            score=score and score.form,
         )
         backward, deterministic, lse = given.get("backward", False), given.get("deterministic", False), given["lse"]
         if backward and lse:
@@ -279,7 +284,7 @@ class Request:
         algorithm, tiling = given["algorithm"], parse_tiling(given["tiling"])
         if algorithm == "auto":
             algorithm = "fa2" if backward else choose(problem, device, tiling).algorithm
-        return cls(problem, device, algorithm, tiling, lse, backward, deterministic)
+        return cls(problem, device, algorithm, tiling, lse, backward, deterministic, numbers=score.numbers if score else {})
 
     @classmethod
     def decoding(cls, given: dict[str, Any]) -> Request:
@@ -301,7 +306,7 @@ class Request:
             )
         if page and room % page:
             raise click.BadParameter(f"must divide --seqlen-k, {room:,} keys, got {page:,}", param_hint="--page-size")
-        batch, window = given["batch"], given["window"]
+        batch, window, score = given["batch"], given["window"], score_of(given)
         pages = batch * room // page if page else 0
         problem = Problem(
             batch,
@@ -315,12 +320,14 @@ class Request:
             causal=given["causal"],
             sinks=given["sinks"],
             window=None if window is None else parse_window(window),
+            score=score and score.form,
             padded=True,
             key_lengths=cached_lengths(given["cache_seqlens"], batch, room - appended, appended),
         )
-        cache = Cache(appended, page, pages, given["tree"], given["softcap"])
-        device = on(given["device"], given["sram"])
-        return cls(contiguous(problem), device, "decode", None, given["lse"], cache=cache, num_splits=given["num_splits"])
+        cache = Cache(appended, page, pages, given["tree"])
+        device, numbers = on(given["device"], given["sram"]), score.numbers if score else {}
+        splits = given["num_splits"]
+        return cls(contiguous(problem), device, "decode", None, given["lse"], cache=cache, num_splits=splits, numbers=numbers)
 
     @property
     def choice(self) -> Choice:
@@ -350,6 +357,7 @@ class Request:
     def report(self) -> dict[str, Any]:
         """What was asked for, for JSON: the head of a command's report."""
         report: dict[str, Any] = {"problem": flat(self.problem), "algorithm": self.algorithm}
+        report |= {"numbers": dict(self.numbers)} if self.numbers else {}
         if self.cache is not None:
             return report | {"cache": asdict(self.cache), "num_splits": self.num_splits}
         return report | ({"backward": True, "deterministic": self.deterministic} if self.backward else {})

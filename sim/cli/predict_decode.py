@@ -167,12 +167,11 @@ def show_beside(report: dict[str, Any], request: Request, schedule: DecodeSchedu
     ]
     show_table(("", "K and V read", "bytes read", "bytes written", "bytes", "us, model"), rows)
     click.echo()
-    left_out = [name for name, there in (("tree mask", schedule.cache.tree), ("softcap", schedule.cache.softcap)) if there]
     told = f"fa2 reads K and V for each block of rows of each query head: {schedule.group} query heads share a key head here. "
     if schedule.group == 1:
         told = "fa2 reads K and V for each block of rows of each query head; here each has a key head of its own. "
     if schedule.cache.page_size:
         told += "It takes no pages: these would be read and written once more to be gathered, which is not counted. "
-    if left_out:
-        told += f"It has no {' and no '.join(left_out)}, without which it is counted. "
+    if schedule.cache.tree:
+        told += "It has no tree mask, without which it is counted. "
     say(told.rstrip())

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -50,9 +50,10 @@ def show_table(
 
 def flat(problem: Problem) -> dict[str, Any]:
     """A problem for JSON: its options are fields beside its sizes, as `Problem(...)` takes them."""
-    fields = asdict(problem)
+    fields = asdict(replace(problem, options=replace(problem.options, score=None)))
     options = fields.pop("options")
-    return {**fields, **options}
+    form = problem.options.score
+    return {**fields, **options, "score": form and {"text": form.text, "captured": {one.name: str(one) for one in form.captured}}}
 
 
 def describe(problem: Problem, swept: Sequence[str] = ()) -> str:
@@ -70,6 +71,8 @@ def describe(problem: Problem, swept: Sequence[str] = ()) -> str:
     masks = [name for name in FLAGS if getattr(p.options, name) and name != "padded"] + ["key lengths"] * p.options.padded
     if p.options.window:
         masks.append("window of {} and {}".format(*("-" if side is None else side for side in p.options.window)))
+    if p.options.score:
+        masks.append(f"score {p.options.score.text.strip()}")
     return ", ".join([size for name, size in sizes.items() if size and name not in swept] + masks)
 
 
@@ -84,7 +87,7 @@ def describe_cache(problem: Problem, cache: Cache, swept: bool = False) -> str:
         told.append(f"{plural(cache.appended, 'new key')} a sequence")
     if cache.page_size:
         told.append(f"pages of {cache.page_size} keys")
-    told += ["a tree mask"] * cache.tree + ([] if cache.softcap is None else [f"softcap {cache.softcap:g}"])
+    told += ["a tree mask"] * cache.tree
     return ", ".join(told)
 
 

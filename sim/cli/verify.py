@@ -23,6 +23,7 @@ EXAMPLES = examples(
     "cupyflash verify --algorithm fa1 --sram 16KB --seqlen 128 --lse",
     "cupyflash verify --backward --seqlen 64 --head-dim 32",
     "cupyflash verify --decode --cache-seqlens 130,47 --page-size 16",
+    "cupyflash verify --score 's + near[h, q - k]' --capture near=float16",
 )
 # A cache that is executed in a few seconds
 SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2}
@@ -47,6 +48,7 @@ def verify(request: Request, seed: int | None, data_seed: int, max_seconds: floa
     with the new keys in their places.
     """
     from cupyflash.sim import verification
+    from cupyflash.sim.yardstick import draw_score
 
     schedule = request.schedule()
     schedule.kernels()  # refuses what no kernel runs
@@ -56,7 +58,8 @@ def verify(request: Request, seed: int | None, data_seed: int, max_seconds: floa
     def progress(doing: str) -> None:
         click.echo(f"{doing} on the simulated {request.device.name} (about {estimate:.1f} s in all) ...", err=True)
 
-    found = verification.verify(schedule, seed=seed, data_seed=data_seed, progress=progress)
+    score = draw_score(schedule.problem, data_seed, request.numbers)
+    found = verification.verify(schedule, seed=seed, data_seed=data_seed, score=score, progress=progress)
     report = report_of(request, schedule, found, seed)
     click.echo(json.dumps(report, indent=2)) if as_json else show(report, request, found)
     if not found.good:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from cupyflash.schedules import DecodeSchedule
-from cupyflash.sim.theory.visits import FLOAT32, blocks_in
+from cupyflash.sim.theory.visits import FLOAT32, added, blocks_in, head_bytes, score_bytes
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 INT32 = 4
@@ -48,7 +48,8 @@ def _key_head(schedule: DecodeSchedule, cached: int) -> dict[str, tuple[int, int
         "sinks": (rows * FLOAT32 if p.options.sinks else 0, 0),
         "cache_seqlens": (looks * INT32 if p.options.padded else 0, 0),
         "block_table": (pages * INT32, 0),
-        "tree_mask": (_tree_scores(schedule, keys) if cache.tree else 0, 0),
+        "tree_mask": (_scores(schedule, keys, max(0, keys - p.seqlen_q)) if cache.tree else 0, 0),
+        **added(head_bytes(p, queries), score_bytes(p, _scores(schedule, keys))),
     }
     if split:
         form |= {"O_part": (parts * width * FLOAT32,) * 2, "m_part": (parts * FLOAT32,) * 2, "l_part": (parts * FLOAT32,) * 2}
@@ -106,8 +107,7 @@ def _pages(schedule: DecodeSchedule, begin: int, end: int, splits: int) -> int:
     return blocks_in(end, page) - begin // page + sum(bound % page != 0 for bound in bounds)
 
 
-def _tree_scores(schedule: DecodeSchedule, keys: int) -> int:
-    """Scores of the newest keys, as many as queries, that position lets a query see."""
+def _scores(schedule: DecodeSchedule, keys: int, first: int = 0) -> int:
+    """Scores of the keys from `first` on that position lets a query see."""
     n_q, (left, right) = schedule.problem.seqlen_q, _sides(schedule, keys)
-    first = max(0, keys - n_q)
     return schedule.group * sum(max(0, min(keys, i + right + 1) - max(first, i - left)) for i in range(n_q))

@@ -15,6 +15,7 @@ from cupyflash.sim.theory.decode import decode_traffic
 from cupyflash.sim.theory.visits import (
     FLOAT32,
     Kept,
+    added,
     blocks_in,
     columns_of,
     head_bytes,
@@ -47,8 +48,7 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
         of_all = form(schedule, keys, None if kept is None else kept.visited)
         of_all["sinks"] = p.options.sinks * together * p.seqlen_q * FLOAT32, 0
         own = mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols))
-        of_head = head_bytes(p, _blocks_of_scores(schedule))
-        of_all |= own | {name: (own.get(name, (0, 0))[0] + read, 0) for name, (read, _) in of_head.items()}
+        of_all |= added(own, head_bytes(p, _blocks_of_scores(schedule)))
         for name, moved in of_all.items():
             for write, nbytes in enumerate(moved):
                 total[name, bool(write)] += times * nbytes

@@ -253,12 +253,27 @@ def mask_bytes(p: Problem, keys: int, kept: Kept | None = None, blocks: tuple[in
     scores = scores_of(p, keys, None if kept is None else kept.visited, blocks)
     asked = scores_of(p, keys, kept.asked, blocks) if kept is not None and p.options.masked else scores
     found = {"mask": (asked if p.options.mask else 0, 0), "bias": (scores * p.itemsize if p.options.bias else 0, 0)}
-    return found | _loaded(p.options.score, scores, of_head=False) | _loaded(p.options.mask_function, asked, of_head=False)
+    return found | score_bytes(p, scores) | _loaded(p.options.mask_function, asked, of_head=False)
+
+
+def score_bytes(p: Problem, scores: int) -> dict[str, tuple[int, int]]:
+    """What `scores` scores read of a score function's arrays that is each one's own."""
+    return _loaded(p.options.score, scores, of_head=False)
 
 
 def head_bytes(p: Problem, blocks: int) -> dict[str, tuple[int, int]]:
     """What `blocks` thread blocks read of a score function's arrays that is one for a head."""
     return _loaded(p.options.score, blocks, of_head=True)
+
+
+def added(*each: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """(read, written) by name, of all together."""
+    total: dict[str, tuple[int, int]] = {}
+    for one in each:
+        for name, (read, written) in one.items():
+            before = total.get(name, (0, 0))
+            total[name] = before[0] + read, before[1] + written
+    return total
 
 
 def _loaded(form: Form | None, times: int, of_head: bool) -> dict[str, tuple[int, int]]:

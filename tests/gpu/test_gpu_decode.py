@@ -11,6 +11,7 @@ from chip import DTYPES, choose, on_gpu, on_host, skipping_what_has_no_room
 import cupyflash
 from cases_decode import CACHES, Arrays, Case, measure
 from cupyflash import Problem
+from cupyflash.named_scores import one_score
 from cupyflash.schedules import Cache
 
 # One kernel each, on several problems.
@@ -40,7 +41,7 @@ def asked_of(case: Case) -> dict[str, Any]:
     options = case.problem.options
     return {
         **{name: getattr(options, name) for name in ("causal", "window", "scale")},
-        "softcap": case.cache.softcap,
+        "softcap": None if case.score is None else case.score.numbers["softcap"],
         "num_splits": case.splits,
     }
 
@@ -77,9 +78,10 @@ def test_whatever_is_asked_for(splits: int | None, page: int | None) -> None:
     """Windows, caps, sinks, trees, new keys across pages, a negative scale."""
     pages = 0 if page is None else 2 * (ROOM // page) + 1
     for seed, asked in enumerate(({"window": (40, 1), "sinks": True}, {"scale": -0.3, "causal": False})):
-        problem = posed((ROOM - 40, 30), 5, **asked)
-        cache = Cache(9, page, pages, tree=seed == 1, softcap=None if seed else 5.0)
-        check_case(Case(problem, cache, splits=splits, tree_each=True, seed=seed))
+        score = one_score(None, None if seed else 5.0, None)
+        problem = posed((ROOM - 40, 30), 5, score=score and score.form, **asked)
+        cache = Cache(9, page, pages, tree=seed == 1)
+        check_case(Case(problem, cache, splits=splits, tree_each=True, seed=seed, score=score))
 
 
 def test_the_same_bits_every_time() -> None:
