@@ -16,7 +16,7 @@ from cupyflash.named_scores import one_score
 from cupyflash.options import Options, require_choice, require_flag
 from cupyflash.problem import Problem, checked_size
 from cupyflash.schedules import ALGORITHMS, Cache, Kernel, TileSchedule, fa2_tiles, plan, plan_decode, plan_varlen
-from cupyflash.score import Form, Score, captured_values
+from cupyflash.score import Form, Mask, Score, captured_values
 from cupyflash.simulated import current_simulation
 from cupyflash.tiling import TilingChoice
 
@@ -28,7 +28,7 @@ def warmup(
     head_dim_v: int | None = None,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
-    mask: bool = False,
+    mask: bool | Mask = False,
     bias: bool = False,
     padded: bool = False,
     sinks: bool = False,
@@ -42,17 +42,19 @@ def warmup(
     """Compile the kernels of such calls, so that the first of them is as quick as the others.
 
     `score` is one whose text and types calls will have: the values of what it captures and the lengths of axes do not matter, nor
-    where arrays are. `softcap` and `alibi_slopes` (h,) say whether calls will have those. `mask`, `bias` and `padded` say whether
-    calls will have a mask, a bias, key lengths; `varlen` is for `attention_varlen`, which has none of the three. Sizes (of a
-    window too) do not matter, since kernels are compiled for none: where they choose between kernels, and on a Hopper between
-    "fa3" and "fa2", all of those are compiled (but for "fa3" with rows of several heads in a block, which takes few queries and
-    grouped heads, and for "decode", few queries against many keys). Contiguous arrays are assumed. On the current GPU the kernels
-    are loaded too; without a GPU it is the simulated device's kernels that are compiled and parsed. Raises as `attention` does.
+    where arrays are; so is `mask`, if it is a `Mask` and not just whether calls will have an array. `softcap` and `alibi_slopes`
+    (h,) say whether calls will have those, `bias` and `padded` whether a bias, key lengths; `varlen` is for `attention_varlen`,
+    which has none of the last two and no mask. Sizes (of a window too) do not matter, since kernels are compiled for none: where
+    they choose between kernels, and on a Hopper between "fa3" and "fa2", all of those are compiled (but for "fa3" with rows of
+    several heads in a block, which takes few queries and grouped heads, and for "decode", few queries against many keys).
+    Contiguous arrays are assumed. On the current GPU the kernels are loaded too; without a GPU it is the simulated device's
+    kernels that are compiled and parsed. Raises as `attention` does.
     """
     require_flag("varlen", varlen)
     require_choice("algorithm", algorithm, ("auto", *ALGORITHMS))
     form = _form(score, softcap, alibi_slopes)
-    options = Options(causal=causal, window=window, mask=mask, bias=bias, padded=padded, packed=varlen, sinks=sinks, score=form)
+    options = Options(causal=causal, window=window, bias=bias, padded=padded, packed=varlen, sinks=sinks, score=form)
+    options = replace(options, mask_function=mask.form) if isinstance(mask, Mask) else replace(options, mask=mask)
     problem = _contiguous(Problem(1, 1, 1, 1, 1, head_dim, dtype, options, head_dim_v))
     device, simulated = _here()
     if varlen and algorithm not in ("auto", "fa2"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from test_launcher import cupy as recorded_cupy  # noqa: F401 (a fixture)
 from test_prepared import array, cupy  # noqa: F401
 
 import cupyflash
-from cupyflash import Device, Mask, Problem, Score, TileSchedule, launcher, plan
+from cupyflash import Device, Mask, Problem, Score, TileSchedule, compiler, launcher, plan
 from cupyflash.attention import pose
 from cupyflash.expressions.evaluate import evaluate
 from cupyflash.options import EMPTY, MIXED, WHOLE, Options, Pattern
-from cupyflash.schedules import choose, mask_tiles, plan_backward, plan_decode, plan_varlen
+from cupyflash.schedules import Kernel, choose, mask_tiles, plan_backward, plan_decode, plan_varlen
 from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.score import Form, captured_values, seen_by
 from cupyflash.sim import theory
@@ -204,6 +205,17 @@ def test_a_graph_finds_tiles_for_itself(cupy: Recorded, monkeypatch: pytest.Monk
         launches.append(len(cupy.launches) - before)
     assert launches == [2, 2, 1]
     assert [held.shape[:2] for held in launcher._held_for_graphs] == [(1, 4)]
+
+
+def test_warmup_compiles_what_a_call_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Kernel] = []
+    monkeypatch.setattr(sys.modules["cupyflash.warmup"], "_compile", lambda kernels, *_: compiled.extend(kernels))
+    q, k, v = arrays()
+    for mask in (STEPS, np.ones((B, 1, NQ, NK), bool)):
+        compiled.clear()
+        cupyflash.warmup(head_dim=D, mask=mask if isinstance(mask, Mask) else True)
+        needed = plan(posed(q, k, v, mask), A100).kernels()
+        assert {compiler.options(each) for each in needed} <= {compiler.options(each) for each in compiled} and len(needed) == 2
 
 
 @pytest.mark.wide

@@ -337,7 +337,7 @@ def plan_decode(
         raise TypeError(f"cache must be a Cache or None, got {cache!r}")
     cache = cache or Cache()
     asked = problem.options
-    if asked.mask or asked.bias or asked.block_mask is not None or asked.packed:
+    if asked.masked or asked.bias or asked.block_mask is not None or asked.packed:
         raise ValueError("decoding has no mask, bias, block mask or packed sequences")
     if cache.appended > problem.seqlen_k:
         raise ValueError(f"the cache must have room for the {cache.appended} new keys, got room for {problem.seqlen_k}")
