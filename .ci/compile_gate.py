@@ -251,6 +251,22 @@ def varlen_backward_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
         yield f"varlen backward d {d}, float16, window, {schedule.tiling.used}", schedule
 
 
+def dropout_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+    """FlashAttention-2 with dropout, whose generator takes registers: the common dimensions, and in turns the widest and float32;
+    the backward of one chip of each kind, whose dQ is summed and made by itself in turns."""
+    place = DEVICES.index(device)
+    cases = [*((d, "float16", CAUSAL if (turn + place) % 2 else LIGHT) for turn, d in enumerate(COMMON))]
+    cases.append((max(HEAD_DIMS), "float16", LIGHT) if place % 2 else (96, "float32", HEAVY))
+    for d, dtype, variant in cases:
+        problem = posed(d, dtype, variant).asking(dropout=True)
+        for each in fa2_tiles.finalists(problem, device)[: None if d in COMMON else 1]:
+            schedule = plan(problem, device, "fa2", (each.config.block_rows, each.config.block_cols))
+            yield ", ".join([f"fa2 d {d}, {dtype}, dropout", *variant[0], str(schedule.tiling.used)]), schedule
+    for turn, d in enumerate(COMMON if device.compute_capability in KINDS else (), place):
+        backward = plan_backward(posed(d, "float16", LIGHT).asking(dropout=True), device, deterministic=bool(turn % 2))
+        yield f"fa2 backward d {d}, float16, dropout, {backward.tiling.used}", backward
+
+
 def softmax_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
     """Softmax by one thread, by part of a warp, by a warp and by a block a row."""
     for dtype in DTYPES:
@@ -273,6 +289,7 @@ def jobs(everything: bool = False) -> list[Job]:
             *decode_schedules(device),
             *varlen_schedules(device),
             *(varlen_backward_schedules(device) if everything or device.compute_capability in KINDS else ()),
+            *dropout_schedules(device),
             *softmax_schedules(device),
         ):
             for kernel in schedule.kernels():

@@ -11,6 +11,7 @@ from __future__ import annotations
 from cupyflash.attention import attention
 from cupyflash.decode import attention_decode
 from cupyflash.device import Device
+from cupyflash.dropout_mask import dropout_mask
 from cupyflash.gradients import attention_backward, attention_varlen_backward, attention_vjp
 from cupyflash.merge import merge_states
 from cupyflash.options import Options
@@ -41,6 +42,7 @@ __all__ = [
     "attention_varlen_backward",
     "attention_vjp",
     "block_mask",
+    "dropout_mask",
     "merge_states",
     "plan",
     "simulated_device",

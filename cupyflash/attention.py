@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from cupyflash.arrays import Array, Layout
 from cupyflash.binding import by_tensor
 from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, refuse_out, target
+from cupyflash.dropout import NO_ORIGIN, Dropout
 from cupyflash.launcher import Prepared, kept, prepare, require_lengths, vectors_on_device
 from cupyflash.named_scores import one_score
 from cupyflash.options import Options, Pattern, require_choice, require_flag
@@ -39,7 +41,12 @@ def attention(
     score: Score | None = None,
     softcap: float | None = None,
     alibi_slopes: Any | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    dropout_origin: tuple[int, int, int, int] = NO_ORIGIN,
     scale: float | None = None,
+    score_dtype: str | None = None,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
     return_lse: bool = False,
@@ -66,6 +73,12 @@ def attention(
     ("fa1", "fa2" and "standard"). Two such lines have names: `softcap`, a positive number, makes scores
     softcap tanh(s / softcap); `alibi_slopes`, float32 of shape (h,) or (b, h), then subtracts slope |q - k|, where q is the row's
     place on the keys' axis (r + n_k - n_q). Neither goes with `score`, which may say the same.
+    `dropout`, 0 to below 1, is the probability with which each weight of the softmax is dropped ("fa1", "fa2" and "standard");
+    those that are kept are multiplied by 1 / (1 - dropout), and L is that without dropout. Which are dropped follows from `seed`,
+    an integer below 2**64, from `offset`, one below 2**32 that may count the calls, and from batch, head, row and key, whatever
+    the algorithm, its tiling, or the device: `dropout_mask` shows it, `cupyflash.dropout.Dropout` says how. Of a part of a larger
+    call `dropout_origin` says where in that its first (batch, head, row, key) is; the row must be a multiple of 32, the key of 16.
+    Probabilities are rounded to multiples of 2**-16. (A CUDA graph keeps the seed and offset that it was captured with.)
     `sinks`, float32 of shape (h,), is one more score of each of a head's rows, without a value. L has it, also where no key is
     seen; where parts of the keys are merged, one of them gets the sinks.
     A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight zero, but a NaN or infinity in a
@@ -77,8 +90,9 @@ def attention(
     keys where the models predict that to be faster; and else "fa2", FlashAttention-2. The tile is the one that a model of the chip
     predicts to be fastest, and not the FlashAttention paper's Bc = ceil(M / 4d), Br = min(Bc, d). "fa1" (FlashAttention,
     Algorithm 1) is that formula at work, rounded to what fits. "standard" is Algorithm 0, with S and P in memory in q's dtype, so
-    that scores beyond its range overflow. `tiling`: None for these, (block_rows, block_cols) that the kernel runs, or "paper" for
-    the formula to the letter, which runs where it gives multiples of 16 that fit.
+    that scores beyond its range overflow; with `score_dtype` "float32" it keeps S in that. `tiling`: None for these,
+    (block_rows, block_cols) that the kernel runs, or "paper" for the formula to the letter, which runs where it gives multiples of
+    16 that fit.
     `out`, if given, receives O: q's dtype, shape (..., n_q, d_v), positive strides, no memory shared with an input.
 
     Returns O in q's dtype on q's device; with `return_lse` also L, the natural logarithm of the sum of exponentials of each
@@ -95,7 +109,11 @@ def attention(
     score = one_score(score, softcap, alibi_slopes)
     given = Given.of(mask)
     captured, numbers = captured_values(score, given.function)
-    options = Options.asked(causal, window, scale, score=None if score is None else score.form)
+    dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
+    form = None if score is None else score.form
+    options = Options.asked(causal, window, scale, score=form, dropout=dropped is not None)
+    if score_dtype is not None:
+        options = replace(options, score_dtype=score_dtype)
     require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
     inputs = as_arrays(q=q, k=k, v=v, mask=given.array, bias=bias, block_mask=block_mask, sinks=sinks, **captured)
@@ -110,7 +128,8 @@ def attention(
         require_lengths(gpu, inputs | lengths)
         inputs |= vectors_on_device(gpu, inputs | lengths)
         inputs |= given.states(call.given_tiles, gpu, inputs | dict(numbers))
-        made = call.launch(by_tensor(inputs if out is None else inputs | {"out": arrays["out"]}))
+        own = by_tensor(inputs if out is None else inputs | {"out": arrays["out"]})
+        made = call.launch(own) if dropped is None else call.launch(own, dropped.numbers)
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
 

@@ -15,6 +15,7 @@ from cupyflash.attention import attention, pose
 from cupyflash.binding import by_tensor
 from cupyflash.device import Device
 from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, target
+from cupyflash.dropout import ARGUMENTS, NO_ORIGIN, Dropout
 from cupyflash.launcher import (
     Prepared,
     as_contiguous,
@@ -26,10 +27,11 @@ from cupyflash.launcher import (
     vectors_on_device,
     zeros,
 )
+from cupyflash.named_scores import one_score
 from cupyflash.options import ARRAYS, Options, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import BACKWARD_ALGORITHMS, BackwardSchedule, plan_backward, plan_varlen_backward
-from cupyflash.score import Score, captured_values
+from cupyflash.score import Score, captured_among, captured_values, check_captured
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiled_mask import Given
 from cupyflash.tiling import TilingChoice
@@ -54,6 +56,12 @@ def attention_backward(
     block_mask: Any | None = None,
     sinks: Any | None = None,
     score: Score | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    dropout_origin: tuple[int, int, int, int] = NO_ORIGIN,
     scale: float | None = None,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
@@ -69,8 +77,8 @@ def attention_backward(
     an infinity in a masked row of k or v makes the dq of rows that share a tile with it NaN, being multiplied by a weight of zero;
     what is behind `key_lengths` is not read. Rows whose L is beyond 4096 take "fa2" longer: it goes through their scores once more,
     where the other two take P from what float32 leaves of L.
-    With a `score` function dq and dk have its derivative by s. Where a score is masked, or its weight is 0, that does not enter,
-    whatever it is. What the function has captured gets no gradient.
+    With a `score` function (`softcap` and `alibi_slopes` are two) dq and dk have its derivative by s. That does not enter where a
+    score is masked, or its weight is 0, whatever it is. What the function has captured gets no gradient.
 
     `algorithm`: "fa2" (FlashAttention-2), or "auto", which is "fa2". It sums dq by atomics, in float32 and in no order;
     `deterministic` takes a kernel of its own for dq instead, which gives the same bits each time. "fa1" (FlashAttention's
@@ -82,12 +90,12 @@ def attention_backward(
     with `return_dbias` also the bias's gradient, of its shape ("fa2"; what is broadcast adds up, by atomics, which `deterministic`
     refuses). Raises as `attention` does.
     """
-    options = Options.asked(causal, window, scale)
-    ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=bias)
+    score = one_score(score, softcap, alibi_slopes)
     given = Given.of(mask)
     captured, numbers = captured_values(score, given.function)
-    if score is not None:
-        options = replace(options, score=score.form)
+    dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
+    options = Options.asked(causal, window, scale, score=None if score is None else score.form, dropout=dropped is not None)
+    ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=bias)
     beside = {"mask": given.array, "bias": bias, "block_mask": block_mask, "sinks": sinks, **captured}
     arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, **beside)
     options = given.asked(options, arrays["q"], arrays["k"])
@@ -101,7 +109,7 @@ def attention_backward(
         arrays |= given.states(call.given_tiles, gpu, arrays | dict(numbers))
         if return_dbias:
             arrays["dbias"] = zeros(gpu, arrays["bias"].shape, np.float32)
-        made = call.launch(by_tensor(arrays))
+        made = call.launch(by_tensor(arrays)) if dropped is None else call.launch(by_tensor(arrays), dropped.numbers)
     gradients = tuple(_returned(gpu, made))
     return (*gradients, arrays["dbias"].astype(arrays["q"].dtype)) if return_dbias else gradients
 
@@ -197,8 +205,15 @@ def attention_varlen_backward(
     *,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
+    score: Score | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any | None = None,
     scale: float | None = None,
     sinks: Any | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    dropout_origin: tuple[int, int, int, int] = NO_ORIGIN,
     tiling: TilingChoice = None,
     deterministic: bool = False,
 ) -> tuple[Any, ...]:
@@ -208,15 +223,18 @@ def attention_varlen_backward(
 
     On a GPU pass both `max_seqlen`, or the bounds as NumPy arrays, as there.
     """
-    options = Options.asked(causal, window, scale, packed=True)
+    score = one_score(score, softcap, alibi_slopes)
+    captured, numbers = captured_values(score)
+    form, dropped = None if score is None else score.form, Dropout.asked(dropout, seed, offset, dropout_origin)
+    options = Options.asked(causal, window, scale, packed=True, score=form, dropout=dropped is not None)
     ways = _ways("fa2", tiling, deterministic=deterministic, dbias=False, bias=None)
-    arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, sinks=sinks)
+    arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, sinks=sinks, **captured)
     gpu, bounds, beside = varlen.bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
     with device_of(gpu, **arrays, **beside):
-        longest = max_seqlen_q, max_seqlen_k
-        call = varlen.kept_sequences((_posed, _prepare_varlen), gpu, _readable(arrays), bounds, longest, options, ways)
+        longest, functions = (max_seqlen_q, max_seqlen_k), (_posed, _prepare_varlen)
+        call = varlen.kept_sequences(functions, gpu, _readable(arrays), bounds, longest, options, ways, numbers)
         arrays |= vectors_on_device(gpu, arrays | bounds) | _beside(gpu, arrays)
-        made = call.launch(by_tensor(arrays))
+        made = call.launch(by_tensor(arrays)) if dropped is None else call.launch(by_tensor(arrays), dropped.numbers)
     return tuple(_returned(gpu, made))
 
 
@@ -227,15 +245,21 @@ def _posed(gpu: bool, arrays: Mapping[str, Any], options: Options) -> Problem:
 
 
 def _prepare_varlen(
-    gpu: bool, arrays: Mapping[str, Array], sequences: varlen.Sequences, options: Options, ways: Ways
+    gpu: bool,
+    arrays: Mapping[str, Array],
+    sequences: varlen.Sequences,
+    options: Options,
+    ways: Ways,
+    numbers: tuple[tuple[str, float], ...],
 ) -> Prepared | PreparedSimulation:
     problem = sequences.of(_posed(gpu, arrays, options))
+    check_captured(problem, captured_among(arrays))
     device, simulation = target(gpu)
     totals, each = (arrays["q"].shape[0], arrays["k"].shape[0]), sequences.lengths
     schedule = plan_varlen_backward(problem, device, each, ways.tiling, deterministic=ways.deterministic, totals=totals)
     made, tensors = _made(arrays) | _of_rows(schedule, arrays), by_tensor(arrays)
     views = {name: varlen.heads_first(array) for name, array in (tensors | made).items() if name in ROWS}
-    return prepare(schedule, simulation, tensors | made | views, made)
+    return prepare(schedule, simulation, tensors | made | views | dict(numbers), made)
 
 
 # Tensors of (total, h, d), which the kernels take with their heads first
@@ -284,15 +308,18 @@ def attention_vjp(
 
     The pullback holds q, k, v, out and the log-sum-exps, 4 bytes a row; it may be called as often as one likes. `algorithm` and
     `tiling` are those of both passes ("auto" is what each takes by default); `options` are `attention`'s, but for `return_lse` and
-    `out`. Raises as `attention` and `attention_backward` do, for both before anything is computed.
+    `out` (`score_dtype` is for the forward: the pullback has S in registers, in float32). Raises as `attention` and
+    `attention_backward` do, for both before anything is computed.
     """
     if unknown := {"return_lse", "out"} & set(options):
         raise TypeError(f"attention_vjp has no {unknown.pop()}")
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=options.get("bias"))
-    score, mask = options.get("score"), Given.of(options.get("mask"))
+    score = one_score(*(options.pop(name, None) for name in ("score", "softcap", "alibi_slopes")))
+    mask = Given.of(options.get("mask"))
     captured, numbers = captured_values(score, mask.function)
     of_positions = {name: options[name] for name in ("causal", "window", "scale") if name in options}
-    asked = Options(**of_positions, score=score and score.form)
+    dropped = Dropout.asked(*(options.get(name, default) for name, default in ARGUMENTS.items()))
+    asked = Options(**of_positions, score=None if score is None else score.form, dropout=dropped is not None)
     beside = {**{name: options.get(name) for name in ARRAYS}, "mask": mask.array, **captured}
     given = {"q": q, "k": k, "v": v} | {name: array for name, array in beside.items() if array is not None}
     lengths = {name: as_integers(name, given.pop(name)) for name in ("key_lengths",) if name in given}
@@ -301,10 +328,17 @@ def attention_vjp(
     gpu, integers = placed(arrays, lengths)
     with device_of(gpu, **arrays, **integers):
         kept(_check_planned, gpu, arrays | lengths, asked, ways, numbers)
-        out, lse = attention(q, k, v, algorithm=algorithm, tiling=tiling, return_lse=True, **options)
+        out, lse = attention(q, k, v, algorithm=algorithm, tiling=tiling, return_lse=True, score=score, **options)
         if gpu:
             hold_for_graph(lse)  # which nobody but the pullback has
-    options |= {"algorithm": algorithm, "tiling": tiling, "deterministic": deterministic, "return_dbias": return_dbias}
+    options.pop("score_dtype", None)
+    options |= {
+        "score": score,
+        "algorithm": algorithm,
+        "tiling": tiling,
+        "deterministic": deterministic,
+        "return_dbias": return_dbias,
+    }
 
     def pullback(dout: Any) -> tuple[Any, ...]:
         return attention_backward(dout, q, k, v, out, lse, **options)

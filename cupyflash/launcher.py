@@ -25,6 +25,8 @@ from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.simulated import PreparedSimulation, Simulation
 from cupyflash.tensor_maps import ALIGNMENT, TensorMap
 
+# What all calls alike have
+NO_NUMBERS: Mapping[str, Any] = {}
 # What the kernels are given contiguous and of one type, whatever a call has
 VECTORS: dict[str, type[np.generic]] = {
     "key_lengths": np.int32,
@@ -66,10 +68,10 @@ class Prepared:
         device_id = sys.modules["cupy"].cuda.runtime.getDevice()
         return [gpu_kernel(kernel, device_id) for kernel in self._kernels]
 
-    def launch(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] = NO_NUMBERS) -> dict[str, Any]:
         """Launch on the current stream of the device that this was prepared for, and return the outputs, by name.
 
-        `arrays` are the other arrays, by their names in the struct.
+        `arrays` are the other arrays, by their names in the struct; `numbers` fields of it that are this call's own.
         """
         empty = sys.modules["cupy"].empty
         outputs = {name: empty(made.shape, made.dtype) for name, made in self._outputs.items()}
@@ -78,6 +80,8 @@ class Prepared:
             hold_for_graph(workspaces)
         every = {**arrays, **outputs, **workspaces}
         struct = (np.ndarray((), self._params.dtype, self._words(every))[()],)  # a view would be checked at length
+        for name, number in numbers.items():
+            struct[0][name] = number
         for kernel, function in self._functions:
             function((kernel.grid,), (kernel.threads,), struct, shared_mem=kernel.shared_bytes)
         return outputs

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cupyflash.arrays import check_array
+from cupyflash.dropout import MOST_PAIRS
 from cupyflash.score import Form
 
 # Of a scale but 0: as float32's normal numbers have it, and so that it stays finite times log2(e). Kernels take smaller ones for 0.
@@ -124,6 +125,9 @@ class Options:
     known, and if not, how many batches and heads it is different for (None: for all). `tiles_given`: which tiles a mask leaves
     empty or whole is known before (`block_mask`).
     `sinks`: a number a head joins the softmax of its rows as one more score, which has no value.
+    `score_dtype`: "float32" where algorithm "standard" keeps S in that in memory, None where in q's dtype.
+    `dropout`: weights of the softmax are dropped at random (`cupyflash.dropout.Dropout` says which); batches and heads are then
+    65,536 at most.
 
     Raises TypeError or ValueError that names the argument, its value and what is allowed.
     """
@@ -138,6 +142,8 @@ class Options:
     block_mask: BlockMask | None = None
     packed: bool = False
     sinks: bool = False
+    dropout: bool = False
+    score_dtype: str | None = None
     score: Form | None = None
     mask_function: Form | None = None
     pattern: Pattern | None = None
@@ -157,6 +163,8 @@ class Options:
             raise ValueError(f"key_lengths are those of a padded problem, got {self.key_lengths!r} with padded=False")
         if self.block_mask is not None:
             object.__setattr__(self, "block_mask", BlockMask.of(self.block_mask))
+        if not (self.score_dtype is None or self.score_dtype == "float32"):
+            raise ValueError(f"score_dtype must be 'float32' or None, got {self.score_dtype!r}")
         if not isinstance(self.score, Form | None):
             raise TypeError(f"score must be a Score's form or None, got {self.score!r}")
         if not isinstance(self.mask_function, Form | None):
@@ -180,7 +188,13 @@ class Options:
 
     @classmethod
     def asked(
-        cls, causal: bool, window: Window | None, scale: float | None, packed: bool = False, score: Form | None = None
+        cls,
+        causal: bool,
+        window: Window | None,
+        scale: float | None,
+        packed: bool = False,
+        score: Form | None = None,
+        dropout: bool = False,
     ) -> Options:
         """As the constructor, but what was made before is given again, as a warm call has no time to check it anew."""
         types = tuple(map(type, window)) if isinstance(window, tuple) else None  # (1, 0) and (True, False) are one to a cache
@@ -189,7 +203,7 @@ class Options:
             hash((causal, window, scale))
         except TypeError:  # a window in a list, say
             make = _asked.__wrapped__
-        return make(causal, window, scale, packed, score, types)
+        return make(causal, window, scale, packed, score, dropout, types)
 
     def beside(self, arrays: Mapping[str, Any]) -> Options:
         """The same with the arrays that come beside q, k and v, by name: what NumPy's key lengths and block mask say is known."""
@@ -205,6 +219,8 @@ class Options:
             self.block_mask.require((batch, heads))
         if self.pattern is not None:
             self.pattern.require_scores((batch, heads, queries, keys))
+        if self.dropout and max(batch, heads) > MOST_PAIRS:
+            raise ValueError(f"dropout is for at most {MOST_PAIRS:,} batches and heads, got {batch:,} and {heads:,}")
         if self.key_lengths is None:
             return self
         return replace(self, key_lengths=check_key_lengths(self.key_lengths, batch, keys))
@@ -231,12 +247,14 @@ class Options:
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _asked(causal: bool, window: Window | None, scale: float | None, packed: bool, score: Form | None, types: object) -> Options:
-    return Options(causal=causal, window=window, scale=scale, packed=packed, score=score)
+def _asked(
+    causal: bool, window: Window | None, scale: float | None, packed: bool, score: Form | None, dropout: bool, types: object
+) -> Options:
+    return Options(causal=causal, window=window, scale=scale, packed=packed, score=score, dropout=dropout)
 
 
 # Which fields of `Options` are True or False, and the arrays that may come beside q, k and v.
-FLAGS = ("causal", "mask", "bias", "padded", "packed", "sinks", "tiles_given")
+FLAGS = ("causal", "mask", "bias", "padded", "packed", "sinks", "dropout", "tiles_given")
 ARRAYS = ("mask", "bias", "key_lengths", "block_mask", "sinks")
 
 

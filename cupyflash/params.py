@@ -17,7 +17,7 @@ from cupyflash.arrays import Array, numpy_dtype
 from cupyflash.tensor_maps import ALIGNMENT, WORDS, TensorMap
 
 MAP = "TensorMap"
-NUMBERS = {"int": np.int32, "long long": np.int64, "float": np.float32}
+NUMBERS: dict[str, type[np.generic]] = {"int": np.int32, "unsigned": np.uint32, "long long": np.int64, "float": np.float32}
 # The axes whose strides, in elements, lie beside the pointer of an array: none of one that is contiguous.
 POINTER: tuple[str, ...] = ()
 ROWS = ("batch", "head", "row")

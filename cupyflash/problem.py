@@ -129,6 +129,11 @@ class Problem:
         return ITEMSIZE[self.dtype]
 
     @property
+    def score_itemsize(self) -> int:
+        """Bytes of one element of S where it is in memory."""
+        return ITEMSIZE[self.options.score_dtype or self.dtype]
+
+    @property
     def softmax_scale(self) -> float:
         return 1 / math.sqrt(self.head_dim) if self.options.scale is None else self.options.scale
 

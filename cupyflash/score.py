@@ -74,8 +74,10 @@ class Form:
 
         `sizes` are the lengths of "b" (batch), "h" (heads), "kv_h" (heads of K and V), "row" (n_q) and "k" (n_k). An axis that
         one of these indexes alone must have just this length, so that the kernel need not clamp it (what is the same along an axis
-        is said by leaving it out, or by `broadcast_to`); every other one may have any from 1 to 2**31 - 1.
+        is said by leaving it out, or by `broadcast_to`); every other one may have any from 1 to 2**31 - 1 (any, where
+        there are no rows).
         """
+        there = all(sizes[name] for name in ("b", "h", "row"))
         for load in self.loads:
             shape = shapes[load.name]
             for axis, (index, length) in enumerate(zip(load.indices, shape, strict=True)):
@@ -83,7 +85,7 @@ class Form:
                 if position and length != sizes[position]:
                     wanted = f"length {sizes[position]:,} along axis {axis}, which {position} indexes"
                     raise ValueError(f"{load.name} must have {wanted}, got shape {shape}")
-                if not 1 <= length < 2**31:
+                if there and not 1 <= length < 2**31:
                     raise ValueError(f"{load.name} must have a length from 1 to {2**31 - 1:,} along axis {axis}, got shape {shape}")
 
 
@@ -250,29 +252,53 @@ def field(name: str, kind: Kind = "score") -> str:
     return f"{kind}_{name}"
 
 
+class Parts(NamedTuple):
+    """A form's loads by what they are one for: a whole head, a row or a key of a tile, or a score."""
+
+    head: tuple[Load, ...]
+    row: tuple[Load, ...]
+    key: tuple[Load, ...]
+    score: tuple[Load, ...]
+
+
 @lru_cache(maxsize=256)
+def parts(form: Form, by_tiles: bool = True) -> Parts:
+    """The loads that a kernel makes at each of these places; one that is not `by_tiles` has none for rows and keys."""
+    of_head, of_row, of_key = {"batch", "head"}, {"batch", "head", "row"}, {"batch", "head", "column"}
+    found: dict[str, list[Load]] = {name: [] for name in Parts._fields}
+    for load in form.loads:
+        along = depends_on(load)
+        of_tile = "row" if along <= of_row else "key" if along <= of_key else "score"
+        found["head" if along <= of_head else of_tile if by_tiles else "score"].append(load)
+    return Parts(**{name: tuple(loads) for name, loads in found.items()})
+
+
 def of_head(form: Form) -> tuple[Load, ...]:
-    """The loads of a score that are one for a whole head."""
-    return tuple(load for load in form.loads if depends_on(load) <= {"batch", "head"})
+    """The loads that are one for a whole head."""
+    return parts(form).head
 
 
 @lru_cache(maxsize=256)
-def constants(form: Form, with_derivative: bool = False) -> tuple[tuple[str, int | str], ...]:
-    """What the kernels are compiled with: score.cuh. Those that ask for the derivative get a `slope` that is not 0."""
+def constants(form: Form, with_derivative: bool = False, by_tiles: bool = False) -> tuple[tuple[str, int | str], ...]:
+    """What the kernels are compiled with: score.cuh. The slope is 0 but `with_derivative`; what is one for a row or a key is read
+    once for a tile if `by_tiles`."""
     names = PLACES | {one.name: f"p.{field(one.name)}" for one in form.captured}
-    head, found = Statements(names, "head_"), of_head(form)
-    values = [head.value(load) for load in found]
-    known: dict[Node, str] = {load: f"of_head.load_{place}" for place, load in enumerate(found)}
-    kept = [f"of_head.load_{place} = {value};" for place, value in enumerate(values)]
-    made = statements(form, names, with_derivative, known)
-    results = f"const float value = {made.value}, slope = {made.derivative or '0.0f'};"
-    return (
-        ("SCORE", 1),
-        ("SCORE_LOADS", int(len(found) < len(form.loads))),
-        ("SCORE_OF_HEAD", " ".join(f"{C_TYPES[load.type]} load_{place};" for place, load in enumerate(found))),
-        ("SCORE_HEAD_LINES", " ".join([*head.lines, *kept])),
-        ("SCORE_LINES", " ".join([*made.lines, results])),
-    )
+    found = parts(form, by_tiles)
+    known: dict[Node, str] = {}
+    made: list[tuple[str, int | str]] = [("SCORE", 1), ("SCORE_LOADS", int(len(found.head) < len(form.loads)))]
+    for place in ("head", "row", "key") if by_tiles else ("head",):
+        loads: tuple[Load, ...] = getattr(found, place)
+        written = Statements(names, f"{place}_", known)
+        kept = [f"of_{place}.load_{number} = {written.value(load)};" for number, load in enumerate(loads)]
+        fields = [f"{C_TYPES[load.type]} load_{number};" for number, load in enumerate(loads)]
+        made.append((f"SCORE_OF_{place.upper()}", " ".join(fields)))
+        made.append((f"SCORE_{place.upper()}_LINES", " ".join([*written.lines, *kept])))
+        if by_tiles and place != "head":
+            made.append((f"SCORE_{place.upper()}_LOADS", len(loads)))
+        known |= {load: f"of_{place}.load_{number}" for number, load in enumerate(loads)}
+    lines = statements(form, names, with_derivative, known)
+    results = f"const float value = {lines.value}, slope = {lines.derivative or '0.0f'};"
+    return (*made, ("SCORE_LINES", " ".join([*lines.lines, results])))
 
 
 # Loads of a row, and of a column, that are made once for a tile: as many as there is room for in shared memory.

@@ -94,7 +94,7 @@ class PreparedSimulation:
     def given_tiles(self) -> tuple[MaskTiles, ...]:
         return self.schedule.given_tiles
 
-    def launch(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Run the kernels and return the outputs, by name. RuntimeError for what takes too long, or findings."""
         # The one place where attention reaches into the simulator.
         from cupyflash.sim.estimate import refuse_slow
@@ -103,7 +103,7 @@ class PreparedSimulation:
         refuse_slow(self.schedule, self.simulation.max_seconds)
         outputs = {name: np.empty(made.shape, made.dtype) for name, made in self.outputs.items()}
         workspaces = {name: np.empty(made.shape, made.dtype) for name, made in self.workspaces.items()}
-        values = with_arrays(self.values, {**arrays, **outputs, **workspaces})
+        values = with_arrays(self.values, {**arrays, **outputs, **workspaces}) | dict(numbers or {})
         _, _, findings = run_kernels(self.schedule, values, (*self.schedule.results, *workspaces))
         refuse_findings(findings)
         return outputs

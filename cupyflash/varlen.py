@@ -13,6 +13,7 @@ import numpy as np
 from cupyflash.arrays import Array, Layout
 from cupyflash.binding import by_tensor
 from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, refuse_out, target
+from cupyflash.dropout import NO_ORIGIN, Dropout
 from cupyflash.launcher import Prepared, capturing, kept, prepare, vectors_on_device
 from cupyflash.named_scores import one_score
 from cupyflash.options import MAX_LENGTH, Options, require_flag
@@ -42,6 +43,10 @@ def attention_varlen(
     alibi_slopes: Any | None = None,
     scale: float | None = None,
     sinks: Any | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    dropout_origin: tuple[int, int, int, int] = NO_ORIGIN,
     tiling: TilingChoice = None,
     return_lse: bool = False,
     out: Any | None = None,
@@ -53,7 +58,8 @@ def attention_varlen(
     with 0, do not decrease, and end with total_q and total_k. `causal` and `window` are aligned bottom-right in each sequence. A
     sequence may have no queries, or no keys: its rows are then zeros with a log-sum-exp of -inf. In a `score`'s line, b is the
     sequence's number, row, q and k count from its own beginning, and n_q and n_k are its own lengths; an axis that row or k
-    indexes has as many elements as the longest sequence has (`max_seqlen`). `alibi_slopes` are (h,) or (sequences, h).
+    indexes has as many elements as the longest sequence has (`max_seqlen`). `alibi_slopes` are (h,) or (sequences, h). For
+    `dropout` a sequence's number is its batch, and rows and keys count from its own beginning, too.
 
     `max_seqlen_q` and `max_seqlen_k` are the lengths of the longest sequences, or more. Without them the bounds are looked at;
     where those are on a GPU that waits for the GPU, so pass both there, or pass the bounds as lists or NumPy arrays. (While a
@@ -66,7 +72,9 @@ def attention_varlen(
     """
     score = one_score(score, softcap, alibi_slopes)
     captured, numbers = captured_values(score)
-    options = Options.asked(causal, window, scale, packed=True, score=None if score is None else score.form)
+    dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
+    form = None if score is None else score.form
+    options = Options.asked(causal, window, scale, packed=True, score=form, dropout=dropped is not None)
     require_flag("return_lse", return_lse)
     inputs = as_arrays(q=q, k=k, v=v, sinks=sinks, **captured)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
@@ -76,7 +84,8 @@ def attention_varlen(
         call = kept_sequences((posed, _prepare), gpu, arrays, bounds, longest, options, tiling, bool(return_lse), numbers)
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
-        made = call.launch(by_tensor(arrays | vectors_on_device(gpu, arrays | bounds)))
+        given = by_tensor(arrays | vectors_on_device(gpu, arrays | bounds))
+        made = call.launch(given) if dropped is None else call.launch(given, dropped.numbers)
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
 

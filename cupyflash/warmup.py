@@ -35,6 +35,7 @@ def warmup(
     score: Score | None = None,
     softcap: bool = False,
     alibi_slopes: bool = False,
+    dropout: bool = False,
     varlen: bool = False,
     algorithm: str = "auto",
     tiling: TilingChoice = None,
@@ -43,18 +44,18 @@ def warmup(
 
     `score` is one whose text and types calls will have: the values of what it captures and the lengths of axes do not matter, nor
     where arrays are; so is `mask`, if it is a `Mask` and not just whether calls will have an array. `softcap` and `alibi_slopes`
-    (h,) say whether calls will have those, `bias` and `padded` whether a bias, key lengths; `varlen` is for `attention_varlen`,
-    which has none of the last two and no mask. Sizes (of a window too) do not matter, since kernels are compiled for none: where
-    they choose between kernels, and on a Hopper between "fa3" and "fa2", all of those are compiled (but for "fa3" with rows of
-    several heads in a block, which takes few queries and grouped heads, and for "decode", few queries against many keys).
-    Contiguous arrays are assumed. On the current GPU the kernels are loaded too; without a GPU it is the simulated device's
+    (h,) say whether calls will have those, `bias`, `padded` and `dropout` whether a bias, key lengths, dropout; `varlen` is for
+    `attention_varlen`, which has no mask, bias or key lengths. Sizes (of a window too) do not matter, since kernels are compiled
+    for none: where they choose between kernels, and on a Hopper between "fa3" and "fa2", all of those are compiled (but for "fa3"
+    with rows of several heads in a block, which takes few queries and grouped heads, and for "decode", few queries against many
+    keys). Contiguous arrays are assumed. On the current GPU the kernels are loaded too; without a GPU it is the simulated device's
     kernels that are compiled and parsed. Raises as `attention` does.
     """
     require_flag("varlen", varlen)
     require_choice("algorithm", algorithm, ("auto", *ALGORITHMS))
-    form = _form(score, softcap, alibi_slopes)
-    options = Options(causal=causal, window=window, bias=bias, padded=padded, packed=varlen, sinks=sinks, score=form)
-    options = replace(options, mask_function=mask.form) if isinstance(mask, Mask) else replace(options, mask=mask)
+    asked = Options(causal=causal, window=window, bias=bias, padded=padded, packed=varlen, sinks=sinks)
+    asked = replace(asked, mask_function=mask.form) if isinstance(mask, Mask) else replace(asked, mask=mask)
+    options = replace(asked, score=_form(score, softcap, alibi_slopes), dropout=dropout)
     problem = _contiguous(Problem(1, 1, 1, 1, 1, head_dim, dtype, options, head_dim_v))
     device, simulated = _here()
     if varlen and algorithm not in ("auto", "fa2"):

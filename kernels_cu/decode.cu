@@ -177,7 +177,8 @@ __device__ __forceinline__ void scale_scores(float (&S)[N][4], const Params& p, 
         float& s = S[n][2 * h + e];
         if constexpr (SCORE) {
           const ScoreOfHead of_head = OF_HEAD ? heads[8 * h] : ScoreOfHead();
-          if (wanted) s = LOG2_E * score_of(p, of_head, __fmul_rn(s, p.scale), {keys.batch, head, query, key, p.Nq, keys.all}).value;
+          const ScoreAt at = {keys.batch, head, query, key, p.Nq, keys.all};
+          if (wanted) s = LOG2_E * score_of(p, of_head, {}, {}, __fmul_rn(s, p.scale), at).value;
         } else {
           s = __fmul_rn(s, p.scale_log2);
         }

@@ -12,8 +12,9 @@
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    SUB         queries of S^T held at a time; divides BR
 //   COPY_BYTES  width of a copy
-//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE  mask.cuh, mask_function.cuh, score.cuh, block_mask.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE, DROPOUT  mask.cuh, mask_function.cuh, score.cuh, block_mask.cuh, dropout.cuh
 #include "block_mask.cuh"
+#include "dropout.cuh"
 #include "element.cuh"
 #include "mask.cuh"
 #include "params.cuh"
@@ -156,6 +157,7 @@ fa1_backward(__grid_constant__ const Params given) {
       const long long pair = static_cast<long long>(batch) * p.heads + head;
       Masks masks = masks_of(p, batch, head, Nq, Nk, keys);
       masks.of_head = score_of_head(p, batch, head, Nq, Nk, Q_smem);
+      const Dropout dropout = dropout_of(p, batch, head);
       for (int i = first_row / BR; i <= last_row / BR; i++) {
         const Blocks blocks = blocks_of(member, i);
         if (SPARSE && !blocks.visits(j)) continue;
@@ -200,7 +202,7 @@ fa1_backward(__grid_constant__ const Params given) {
               float& s = P_regs[n][e];
               if constexpr (SCORE) {
                 Scored scored = {};
-                if (seen) scored = scored_at(masks, __fmul_rn(s, p.scale), row, col, Nq);
+                if (seen || !SCORE_LOADS) scored = scored_at(masks, of_row(masks, row), __fmul_rn(s, p.scale), row, col, Nq);
                 s = scored.value, slopes[n][e] = scored.slope;
               } else {
                 s *= p.scale;
@@ -213,16 +215,21 @@ fa1_backward(__grid_constant__ const Params given) {
               }
               s = seen ? exp_of(s - L_smem[row - i * BR]) : 0.f;
             });
+            if constexpr (DROPOUT)
+              each_weight_transposed<BR % 32 == 0 && SUB % 32 == 0>(P_regs, dropout, j * BC + key, i * BR + query, MarkDropped());
             // Line 16: dV~_j += P^T dO_i
-            add_to_sums<VALUE_DIM>(dV_smem + key * DV_PAD, P_regs, dO_smem + query * DV_ROW);
-            if constexpr (SCORE) of_given_scores(P_regs, slopes);
+            add_to_sums<VALUE_DIM>(dV_smem + key * DV_PAD, KeptWeights(P_regs).of, dO_smem + query * DV_ROW);
+            if constexpr (SCORE && !DROPOUT) of_given_scores(P_regs, slopes);
             // Lines 17 and 20: dP^T = V_j dO_i^T, dS^T = P^T * (dP^T - D_i)
             scores<VALUE_DIM>(dS_regs, V_smem + key * DV_ROW, dO_smem + query * DV_ROW);
 #pragma unroll
             for (int n = 0; n < SUB / 8; n++) {
               const float2 d = *reinterpret_cast<const float2*>(D_smem + query + 8 * n + 2 * t);
 #pragma unroll
-              for (int e = 0; e < 4; e++) dS_regs[n][e] = P_regs[n][e] * (dS_regs[n][e] - (e % 2 ? d.y : d.x));
+              for (int e = 0; e < 4; e++) {
+                dS_regs[n][e] = score_gradient(P_regs[n][e], dS_regs[n][e], e % 2 ? d.y : d.x, dropout.scale);
+                if constexpr (SCORE && DROPOUT) dS_regs[n][e] = of_given_score(dS_regs[n][e], slopes[n][e]);
+              }
 #pragma unroll
               for (int h = 0; h < 2; h++)
                 store_two(dS_smem + (key + g + 8 * h) * DS_ROW + query + 8 * n + 2 * t, dS_regs[n][2 * h], dS_regs[n][2 * h + 1]);
@@ -265,7 +272,7 @@ fa1_backward(__grid_constant__ const Params given) {
     for (int key = warp * 16; key < cols; key += WARPS * 16) {
       const long long at = static_cast<long long>(j) * BC + key;
       store_sums<HEAD_DIM>(dK + at * p.dK.row, p.dK.row, dK_smem + key * D_PAD, cols - key, p.scale);
-      store_sums<VALUE_DIM>(dV + at * p.dV.row, p.dV.row, dV_smem + key * DV_PAD, cols - key, 1.f);
+      store_sums<VALUE_DIM>(dV + at * p.dV.row, p.dV.row, dV_smem + key * DV_PAD, cols - key, DROPOUT ? dropout_of(p, 0, 0).scale : 1.f);
     }
   }
 }

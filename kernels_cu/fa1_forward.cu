@@ -8,8 +8,9 @@
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    SUB         columns of S held at a time; divides BC
 //   COPY_BYTES  width of a copy
-//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, SINKS  mask.cuh, mask_function.cuh, block_mask.cuh, sinks.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, SINKS, DROPOUT  mask.cuh, mask_function.cuh, block_mask.cuh, sinks.cuh, dropout.cuh
 #include "block_mask.cuh"
+#include "dropout.cuh"
 #include "element.cuh"
 #include "mask.cuh"
 #include "params.cuh"
@@ -39,6 +40,7 @@ fa1_forward(__grid_constant__ const Params given) {
   const int keys = count_keys(p, batch, p.Nk, sram);
   Masks masks = masks_of(p, batch, head, Nq, p.Nk, keys);
   masks.of_head = score_of_head(p, batch, head, Nq, p.Nk, sram);
+  const Dropout dropout = dropout_of(p, batch, head);
 
   const int Tr = (Nq + BR - 1) / BR;
   const int first_key = visible_begin(masks, 0), end_key = visible_end(masks, Nq - 1);
@@ -142,6 +144,7 @@ fa1_forward(__grid_constant__ const Params given) {
             O_tilde[n][2 * h + 1] *= rescale;
           }
         }
+        if constexpr (DROPOUT) each_weight(S_regs, dropout, row0, j * BC + col, Drop());
         add_weighted_values(O_tilde, S_regs, V_smem + col * DV_ROW);
       }
 
@@ -168,14 +171,15 @@ fa1_forward(__grid_constant__ const Params given) {
         // Line 12: O_i = diag(l_new)^-1 (diag(l_i) e^(m_i - m_new) O_i + e^(m~ - m_new) O~); a row that saw nothing is 0
         float L_i = m_new + logf(l_new), inverse = l_new == 0.f ? 0.f : 1.f / l_new;
         inverse *= join_sink(L_i, sink);
+        const float values_weight = DROPOUT ? block_weight * dropout.scale : block_weight;
         float* O_i = row_sums<VALUE_DIM>(O, p.O.row, O_acc, row);
 #pragma unroll
         for (int n = 0; n < DV_PAD / 8; n++) {
           const int col = 8 * n + 2 * t;
           if (col >= VALUE_DIM) continue;
           const float2 old = load_row_pair<VALUE_DIM>(O_i, col);
-          const float x = (old_weight * old.x + block_weight * O_tilde[n][2 * h]) * inverse;
-          const float y = (old_weight * old.y + block_weight * O_tilde[n][2 * h + 1]) * inverse;
+          const float x = (old_weight * old.x + values_weight * O_tilde[n][2 * h]) * inverse;
+          const float y = (old_weight * old.y + values_weight * O_tilde[n][2 * h + 1]) * inverse;
           if (last_visit) {
             store_row_pair<VALUE_DIM>(O + row * p.O.row, col, x, y);
           } else {

@@ -17,12 +17,14 @@
 //   WITH_DK, WITH_DV  whether a launch makes dK, and dV: wide heads take one for each
 //   WITH_DQ     whether dQ is summed by atomics      COPY_BYTES width of a copy
 //   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE, TILES, SINKS  mask.cuh, mask_function.cuh, score.cuh, block_mask.cuh, sinks.cuh
+//   DROPOUT     whether weights are dropped: dropout.cuh
 //   DBIAS       whether the gradient of the bias is summed, by atomics
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB BR
 constexpr int SCARCE = WARP_KEYS == 16 ? 2 : 0;  // registers are, where there are not many keys a warp and so fewer loads
 #include "block_mask.cuh"
+#include "dropout.cuh"
 #include "element.cuh"
 #include "mask.cuh"
 #include "params.cuh"
@@ -34,6 +36,7 @@ constexpr int SCARCE = WARP_KEYS == 16 ? 2 : 0;  // registers are, where there a
 
 constexpr int KEY_WARPS = BC / WARP_KEYS, WARPS = KEY_WARPS * ROW_WARPS, THREADS = 32 * WARPS;
 constexpr int M = WARP_KEYS / 16, N = WARP_ROWS / 8;  // tensor core tiles of a warp's part of S^T
+constexpr bool SLOPES_LAST = DBIAS || DROPOUT;  // P has a sign, or what comes before them is wanted too
 constexpr int PARTS = BR / (ROW_WARPS * WARP_ROWS);
 static_assert(ROW_WARPS == 1 || !SCORE, "P is not kept for another warp");
 static_assert(ROW_WARPS == 1 || (STAGES == 2 && PARTS == 1), "Q_i and dO_i are read to the end of a turn");
@@ -164,11 +167,15 @@ fa2_backward(__grid_constant__ const Params given) {
   Element* P_smem = dS_smem + BC * ScoreTile::PAD;        // (BC x BR), transposed, where two warps share their keys
   Element* ring = P_smem + (ROW_WARPS - 1) * BC * ScoreTile::PAD;  // STAGES x (BR x d), (BR x d_v)
   float* row_ring = reinterpret_cast<float*>(ring + STAGES * BR * (KeyTile::PAD + ValueTile::PAD));  // STAGES x 2 BR
-  unsigned* kept = reinterpret_cast<unsigned*>(row_ring + STAGES * 2 * BR);
+  unsigned* row_parts = reinterpret_cast<unsigned*>(row_ring + STAGES * 2 * BR);  // STAGES x those of score_parts.cuh
+  unsigned* key_parts = row_parts + STAGES * SCORE_ROW_LOADS * BR;
+  unsigned* kept = key_parts + SCORE_KEY_LOADS * BC;
   auto slot_at = [&](int s) {
     Element* at = ring + s * BR * (KeyTile::PAD + ValueTile::PAD);
     return Slot{at, at + BR * KeyTile::PAD, row_ring + s * 2 * BR, row_ring + s * 2 * BR + BR};
   };
+
+  auto parts_at = [&](int s) { return shared_address(row_parts + s * SCORE_ROW_LOADS * BR); };
 
   // By a shuffle: what all lanes of a warp have in common can be known to be so, and kept once for all of them.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -176,6 +183,7 @@ fa2_backward(__grid_constant__ const Params given) {
   ColumnBlock place;
   int Nq = p.Nq, Nk = p.Nk;
   long long first_query = 0, first_key = 0;  // row 0 of the sequence
+  int number;                                // of the sequence, or of the batch
   if constexpr (VARLEN) {
     const int blocks = gridDim.x / kv_heads;  // of a key head
     const Sequence sequence = find_sequence<BC>(p, p.cu_seqlens_k, blockIdx.x % blocks, sram);
@@ -183,10 +191,12 @@ fa2_backward(__grid_constant__ const Params given) {
     Nk = sequence.keys;
     place = {0, static_cast<int>(blockIdx.x) / blocks, sequence.block};
     if (place.j * BC >= Nk) return;
+    number = sequence.number;
     first_query = sequence.first_query;
     first_key = sequence.first_key;
   } else {
     place = column_block(Nk, kv_heads, blockIdx.x);
+    number = place.batch;
   }
   const int batch = place.batch, kv_head = place.kv_head, j = place.j;
   const int keys = count_keys(p, batch, Nk, sram);
@@ -232,10 +242,19 @@ fa2_backward(__grid_constant__ const Params given) {
     Q = unknown(Q), dO = unknown(dO), sums = unknown(sums);  // and not sums of other things that would all be kept
     const int head = kv_head * p.group + h;
     Masks masks = masks_of(p, batch, head, Nq, Nk, keys);
-    masks.of_head = score_of_head(p, batch, head, Nq, Nk, ring);
+    masks.batch = number;
+    masks.of_head = score_of_head(p, number, head, Nq, Nk, ring);
+    const Dropout dropout = dropout_of(p, number, head);
     const Blocks blocks = {first_block, end_block, kept + h * words};
     int i = blocks.below(blocks.end);
     if (i < blocks.begin) continue;
+    if constexpr (SCORE_KEY_LOADS > 0) {
+      KeyParts<BC, THREADS> own;
+      own.ask(p, masks.of_head, score_at(masks, 0, j * BC, Nq), cols);
+      own.store(shared_address(key_parts));
+      masks.of_keys = shared_address(key_parts) - 4 * j * BC;
+    }
+    RowParts<BR, THREADS> coming;  // those of the block that is asked for, until the end of the turn
 
     auto fetch = [&](int i, const Slot& slot) {
       const int rows = Nq - i * BR;
@@ -256,13 +275,16 @@ fa2_backward(__grid_constant__ const Params given) {
         copy_float(slot.L + r, inside ? p.L + row0 + i * BR + r : p.L, inside);
         if constexpr (WITH_DK) copy_float(slot.D_i + r, inside ? p.D + row0 + i * BR + r : p.D, inside);
       }
+      coming.ask(p, masks.of_head, score_at(masks, i * BR, 0, Nq), rows);
     };
     fetch(i, slot_at(which));
     close_group();
+    coming.store(parts_at(which));
 
     while (i >= blocks.begin) {
       const int next = blocks.below(i);
       const Slot slot = slot_at(which);
+      if constexpr (SCORE_ROW_LOADS > 0) masks.of_rows = parts_at(which) - 4 * i * BR;
       wait_for_groups<0>();
       bool large = false;  // any of the rows whose L this thread copied
 #pragma unroll
@@ -289,7 +311,7 @@ fa2_backward(__grid_constant__ const Params given) {
         const bool seen = first < Nq && warp_key < visible_end(masks, last) && warp_key + WARP_KEYS > visible_begin(masks, first);
         auto share = [&](const float (&P)[M][N][4], const float (&dS)[M][N][4]) {
           if constexpr (WITH_DQ || ROW_WARPS > 1) put_tile<ScoreTile>(dS_smem + own_keys * ScoreTile::PAD, dS, row);
-          if constexpr (ROW_WARPS > 1) put_tile<ScoreTile>(P_smem + own_keys * ScoreTile::PAD, P, row);
+          if constexpr (ROW_WARPS > 1) put_tile<ScoreTile>(P_smem + own_keys * ScoreTile::PAD, KeptWeights(P).of, row);
         };
         if (seen) {
           float P[M][N][4], dS[M][N][4], slopes[M][N][4];
@@ -307,7 +329,7 @@ fa2_backward(__grid_constant__ const Params given) {
                 s = __fmul_rn(s, SCORE ? p.scale : p.scale * UNIT);  // rounded as scale_and_mask does
                 if constexpr (SCORE) {
                   Scored scored = {};
-                  if (seen) scored = scored_at(masks, s, row, key, Nq);
+                  if (seen || !SCORE_LOADS) scored = scored_at(masks, of_row(masks, row), s, row, key, Nq);
                   s = UNIT * scored.value, slopes[m][n][e] = scored.slope;
                 }
                 if constexpr (BIAS) {
@@ -362,9 +384,14 @@ fa2_backward(__grid_constant__ const Params given) {
           }
           // Nothing branches from here on, so that weights are made beside products.
           to_weights(P);
+          if constexpr (DROPOUT) {
+#pragma unroll
+            for (int m = 0; m < M; m++)
+              each_weight_transposed<BR % 32 == 0 && WARP_ROWS % 32 == 0>(P[m], dropout, warp_key + 16 * m, first, MarkDropped());
+          }
           // dV_j += P^T dO_i
-          if constexpr (WITH_DV) add_weighted_values<ValueTile, 8>(dV_regs, P, slot.dO + row * ValueTile::PAD + value_col);
-          if constexpr (SCORE && !DBIAS) {
+          if constexpr (WITH_DV) add_weighted_values<ValueTile, 8>(dV_regs, KeptWeights(P).of, slot.dO + row * ValueTile::PAD + value_col);
+          if constexpr (SCORE && !SLOPES_LAST) {
 #pragma unroll
             for (int m = 0; m < M; m++) of_given_scores(P[m], slopes[m]);
           }
@@ -378,7 +405,7 @@ fa2_backward(__grid_constant__ const Params given) {
 #pragma unroll
               for (int m = 0; m < M; m++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) dS[m][n][e] = P[m][n][e] * (dS[m][n][e] - (e % 2 ? d.y : d.x));
+                for (int e = 0; e < 4; e++) dS[m][n][e] = score_gradient(P[m][n][e], dS[m][n][e], e % 2 ? d.y : d.x, dropout.scale);
             }
             if constexpr (DBIAS) {
               float* sum = p.dbias.of(batch, head);
@@ -387,10 +414,10 @@ fa2_backward(__grid_constant__ const Params given) {
                 each_score_transposed<N>(masks, warp_key + 16 * m + g, first, Nq, [&](int n, int e, int row, int key, bool seen) {
                   if (seen) atomicAdd(sum + row * p.dbias.row + key * p.dbias.col, dS[m][n][e]);
                 });
-              if constexpr (SCORE) {  // of the scores that the bias is added to, until here
+            }
+            if constexpr (SCORE && SLOPES_LAST) {  // of the scores that the bias is added to, until here
 #pragma unroll
-                for (int m = 0; m < M; m++) of_given_scores(dS[m], slopes[m]);
-              }
+              for (int m = 0; m < M; m++) of_given_scores(dS[m], slopes[m]);
             }
             add_weighted_values<KeyTile, 8>(dK_regs, dS, slot.Q + row * KeyTile::PAD + key_col);
           }
@@ -438,6 +465,7 @@ fa2_backward(__grid_constant__ const Params given) {
           for (int n = unknown(warp); n < ITEMS; n += WARPS) add_item(item_at(n), item_at(n).sum - item_at(warp).sum);
         }
       }
+      if (SCORE_ROW_LOADS > 0 && next >= blocks.begin) coming.store(parts_at(which));
       i = next;
     }
   }
@@ -448,6 +476,7 @@ fa2_backward(__grid_constant__ const Params given) {
     multiply(dK_regs, p.scale);
     put_tile<KeyTile>(K_smem + own_keys * KeyTile::PAD + key_col, dK_regs);
   }
+  if constexpr (WITH_DV && DROPOUT) multiply(dV_regs, dropout_of(p, 0, 0).scale);
   if constexpr (WITH_DV) put_tile<ValueTile>(V_smem + own_keys * ValueTile::PAD + value_col, dV_regs);
   __syncthreads();
   // Whose keys they are is computed again: kept through the loop, it would take registers.

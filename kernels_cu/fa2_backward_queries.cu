@@ -10,11 +10,13 @@
 //   WARP_ROWS   rows that a warp has                 WARP_COLS  columns of S and dP that it makes at once
 //   COL_WARPS   warps that share their rows: 1 or 2  COPY_BYTES width of a copy
 //   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE, TILES  mask.cuh, mask_function.cuh, score.cuh, block_mask.cuh
+//   DROPOUT     whether weights are dropped: dropout.cuh
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB WARP_COLS
 constexpr int SCARCE = WARP_ROWS == 16 ? 2 : 0;  // registers are, where there are not many rows a warp and so fewer loads
 #include "block_mask.cuh"
+#include "dropout.cuh"
 #include "element.cuh"
 #include "mask.cuh"
 #include "params.cuh"
@@ -78,7 +80,9 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   Element* ring = dO_smem + BR * ValueTile::PAD;       // STAGES x (BC x d), (BC x d_v); at the end sums of dQ
   float* L_smem = reinterpret_cast<float*>(ring + STAGES * BC * (KeyTile::PAD + ValueTile::PAD));  // (BR)
   float* D_smem = L_smem + BR;                                                                     // (BR)
-  unsigned* kept = reinterpret_cast<unsigned*>(D_smem + BR);
+  unsigned* row_parts = reinterpret_cast<unsigned*>(D_smem + BR);  // score_parts.cuh
+  unsigned* key_parts = row_parts + SCORE_ROW_LOADS * BR;          // two blocks'
+  unsigned* kept = key_parts + 2 * SCORE_KEY_LOADS * BC;
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int own_rows = warp % ROW_WARPS * WARP_ROWS, col_warp = warp / ROW_WARPS;
@@ -88,7 +92,9 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   const long long row0 = place.L_row + row_block;
   const int keys = count_keys(p, place.batch, place.Nk, sram);
   Masks masks = masks_of(p, place.batch, place.head, Nq, place.Nk, keys);
-  masks.of_head = score_of_head(p, place.batch, place.head, Nq, place.Nk, sram);
+  masks.batch = place.sequence;
+  masks.of_head = score_of_head(p, place.sequence, place.head, Nq, place.Nk, sram);
+  const Dropout dropout = dropout_of(p, place.sequence, place.head);
 
   // The K/V blocks that some row sees
   const int last_row = row_block + rows - 1;
@@ -102,6 +108,10 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   Stream stream = {place.keys(p.K) + KeyTile::begin<THREADS>(p.K.row, threadIdx.x) + KeyTile::last_rows(BC, THREADS) * p.K.row,
                    place.keys(p.V) + ValueTile::begin<THREADS>(p.V.row, threadIdx.x) + ValueTile::last_rows(BC, THREADS) * p.V.row,
                    p.K.at, p.K.row, p.V.row, keys};
+  StreamOfParts<BC, THREADS> parts;
+  auto ask_for_parts = [&](int j) {
+    parts.ask(p, masks.of_head, score_at(masks, 0, j * BC, Nq), j >= blocks.begin ? keys - j * BC : 0);
+  };
   int j = blocks.below(blocks.end);
 
   const int warp_row = row_block + own_rows;
@@ -122,6 +132,17 @@ fa2_backward_queries(__grid_constant__ const Params given) {
     }
     close_group();
     stream.start(ring, j);
+    if constexpr (SCORE_KEY_LOADS > 0) {
+      parts.start(shared_address(key_parts));
+      ask_for_parts(j);
+      parts.put();
+    }
+    if constexpr (SCORE_ROW_LOADS > 0) {
+      RowParts<BR, THREADS> own;
+      own.ask(p, masks.of_head, score_at(masks, row_block, 0, Nq), rows);
+      own.store(shared_address(row_parts));
+      masks.of_rows = shared_address(row_parts) - 4 * row_block;
+    }
     wait_for_groups<1>();
     __syncthreads();  // Q, dO, L and D are there for all
     if constexpr (IN_REGS) {
@@ -150,6 +171,10 @@ fa2_backward_queries(__grid_constant__ const Params given) {
     wait_for_groups<0>();
     __syncthreads();  // K_j and V_j are there for all; all are done with the blocks before
     stream.slot = stream.both - stream.slot;
+    if constexpr (SCORE_KEY_LOADS > 0) {
+      masks.of_keys = parts.turn(j * BC);
+      ask_for_parts(next);
+    }
     auto ask_for_next = [&] {
       if constexpr (STAGES == 2) {
         stream.fetch<true>(next, next >= blocks.begin);
@@ -194,7 +219,12 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       }
       // Nothing branches from here on, so that weights are made beside products.
       to_weights(P);
-      if constexpr (SCORE) {
+      if constexpr (DROPOUT) {
+#pragma unroll
+        for (int n = 0; n < N; n += 2)  // the row is unknown, or some of the first rounds would be kept in all turns
+          each_weight(P, dropout, n, unknown(warp_row), first + 8 * n, MarkDropped());
+      }
+      if constexpr (SCORE && !DROPOUT) {
 #pragma unroll
         for (int m = 0; m < M; m++) of_given_scores(P[m], slopes[m]);
       }
@@ -206,7 +236,11 @@ fa2_backward_queries(__grid_constant__ const Params given) {
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) dS[m][n][e] = P[m][n][e] * (dS[m][n][e] - D_i[m][e / 2]);
+          for (int e = 0; e < 4; e++) dS[m][n][e] = score_gradient(P[m][n][e], dS[m][n][e], D_i[m][e / 2], dropout.scale);
+      if constexpr (SCORE && DROPOUT) {
+#pragma unroll
+        for (int m = 0; m < M; m++) of_given_scores(dS[m], slopes[m]);
+      }
       add_weighted_values<KeyTile, 8>(dQ_regs, dS, K_at + col * KeyTile::ROW_BYTES);
     }
     if constexpr (STAGES == 1) {
@@ -214,6 +248,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       stream.fetch<true>(next, next >= blocks.begin);
       close_group();
     }
+    parts.put();
     j = next;
   }
 

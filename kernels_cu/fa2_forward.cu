@@ -8,6 +8,7 @@
 //   Q_IN_REGS   whether Q stays in registers too     COPY_BYTES width of a copy
 //   SCALE_FIRST whether S is scaled before its maximum is taken: with a bias, or a scale that is not positive
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, TILES, SINKS  mask.cuh, mask_function.cuh, block_mask.cuh, sinks.cuh
+//   DROPOUT     whether weights are dropped: dropout.cuh
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB BC
 // Whether registers are scarce: O takes up to half of them, and masks, the addresses of narrow copies or, before sm_80, what
@@ -15,6 +16,7 @@
 constexpr int SCARCE =
     VALUE_DIM > 176 && (COPY_BYTES < 16 || __CUDA_ARCH__ < 800 || MASK || BIAS || WINDOW || SPARSE || VARLEN) ? 4 : 0;
 #include "block_mask.cuh"
+#include "dropout.cuh"
 #include "element.cuh"
 #include "mask.cuh"
 #include "params.cuh"
@@ -47,6 +49,7 @@ struct Stream {
   long long K_row, V_row;
   int keys;
   Blocks blocks;
+  StreamOfParts<BC, THREADS> parts;
   unsigned slot, both;  // where the block at hand is in shared memory, and the sum of that and where the other slot is
 
   static constexpr int SLOT = 2 * BC * ROW_SIZE * sizeof(Element);
@@ -77,6 +80,17 @@ struct Stream {
       close_group();
     }
     return slot;
+  }
+
+  // What a score function has for the keys of block j, which are there with K_j; asks for what it has for the next block's.
+  __device__ __forceinline__ void next_parts(int j, Masks& masks, int Nq) {
+    if constexpr (SCORE_KEY_LOADS > 0) {
+      masks.of_keys = parts.turn(j * BC);
+      ask_for_parts(blocks.below(j), masks, Nq);
+    }
+  }
+  __device__ __forceinline__ void ask_for_parts(int j, const Masks& masks, int Nq) {
+    parts.ask(*masks.p, masks.of_head, score_at(masks, 0, j * BC, Nq), j >= blocks.begin ? keys - j * BC : 0);
   }
 
   // V_j, as soon as it is there for all threads, which with one slot are done with K_j.
@@ -138,18 +152,22 @@ struct Warp {
   }
 
   // A block of which it sees nothing: it only keeps step with the others.
-  __device__ __forceinline__ void pass(int j, Stream& stream) const {
+  __device__ __forceinline__ void pass(int j, Stream& stream, Masks& masks) const {
     stream.next_keys(j);
+    stream.next_parts(j, masks, Nq);
     stream.next_values(j);
     stream.ask_for_next(j);
+    stream.parts.put();
   }
 
   // A block of which, if `masked`, some row may not see every key
   template <class Rows>
-  __device__ __forceinline__ void visit(int j, bool masked, State& state, Rows& Q_rows, Stream& stream, const Masks& masks) const {
+  __device__ __forceinline__ void visit(int j, bool masked, State& state, Rows& Q_rows, Stream& stream, Masks& masks) const {
     float S[M][N][4];
     if constexpr (EARLY > 0) Q_rows.keep();
-    scores(S, Q_rows, stream.next_keys(j), at_keys);
+    const unsigned K_at = stream.next_keys(j);
+    stream.next_parts(j, masks, Nq);
+    scores(S, Q_rows, K_at, at_keys);
     const bool asks = MASK && stream.blocks.asks(j);
     // Its place is found again: kept, it would take registers in all turns.
     auto mask = [&](float (&S)[M][N][4]) {
@@ -160,25 +178,35 @@ struct Warp {
     };
     if constexpr (ALL_MASKED) mask(S);
     const unsigned V_at = stream.next_values(j);
+    // Of the weights of 16 keys, behind their part of l; its row is unknown, or some of Philox's first rounds would be kept in all turns.
+    auto drop = [&](auto& P, int n, int col) {
+      if constexpr (DROPOUT) each_weight(P, dropout_of(*masks.p, masks.batch, masks.head), n, unknown(row), j * BC + col, Drop());
+    };
     float offset[M][2];
     if constexpr (sizeof(Element) == 2) {
       // The exponentials of 16 keys come right before the product that takes them, so that they run beside the one before it.
       float P[M][2][4];
       rescale_and_weigh(S, state, factor, offset, !ALL_MASKED && masked, mask, P);
+      drop(P, 0, 0);
       add_sixteen<ValueTile>(state.O, P, V_at, 0);
       stream.ask_for_next(j);
 #pragma unroll
       for (int k = 1; k < N / 2; k++) {
         weigh(S, state, factor, offset, k);
+        drop(S, 2 * k, 16 * k);
         add_sixteen<ValueTile>(state.O, S, V_at + k * 16 * ValueTile::ROW_BYTES, k);
       }
     } else {
       stream.ask_for_next(j);
       rescale(S, state, factor, offset, !ALL_MASKED && masked, mask);
 #pragma unroll
-      for (int k = 0; k < N / 2; k++) weigh(S, state, factor, offset, k);
+      for (int k = 0; k < N / 2; k++) {
+        weigh(S, state, factor, offset, k);
+        drop(S, 2 * k, 16 * k);
+      }
       add_weighted_values<ValueTile>(state.O, S, V_at);
     }
+    stream.parts.put();
   }
 };
 
@@ -201,7 +229,9 @@ fa2_forward(__grid_constant__ const Params given) {
   // The K/V blocks that some row sees. Every row sees all of those from `whole_begin` to `whole_end`.
   const int last_row = row_block + rows - 1;
   const int first_key = visible_begin(masks, row_block), end_key = visible_end(masks, last_row);
-  unsigned* kept = reinterpret_cast<unsigned*>(ring + STAGES * 2 * BC * ROW_SIZE);
+  unsigned* row_parts = reinterpret_cast<unsigned*>(ring + STAGES * 2 * BC * ROW_SIZE);  // score_parts.cuh
+  unsigned* key_parts = row_parts + SCORE_ROW_LOADS * BR;                                // two blocks'
+  unsigned* kept = key_parts + 2 * SCORE_KEY_LOADS * BC;
   const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
   const int whole_begin = (visible_begin(masks, last_row) + BC - 1) / BC;
   const int whole_end = visible_end(masks, row_block) / BC;
@@ -218,6 +248,17 @@ fa2_forward(__grid_constant__ const Params given) {
                    place.keys(p.V) + ValueTile::begin<THREADS>(p.V.row, threadIdx.x) + ValueTile::last_rows(BC, THREADS) * p.V.row,
                    p.K.at, p.K.row, p.V.row, keys, blocks};
   stream.start(ring, first_block);
+  if constexpr (SCORE_KEY_LOADS > 0) {
+    stream.parts.start(shared_address(key_parts));
+    stream.ask_for_parts(first_block, masks, Nq);
+    stream.parts.put();
+  }
+  if constexpr (SCORE_ROW_LOADS > 0) {
+    RowParts<BR, THREADS> own;
+    own.ask(p, masks.of_head, score_at(masks, row_block, 0, Nq), seen ? rows : 0);
+    own.store(shared_address(row_parts));
+    masks.of_rows = shared_address(row_parts) - 4 * row_block;
+  }
 
   const int warp_row = row_block + warp * WARP_ROWS;  // the first of the warp's rows
   State state = {};
@@ -238,11 +279,11 @@ fa2_forward(__grid_constant__ const Params given) {
   const unsigned at_keys = __shfl_sync(~0u, place_of_keys<KeyTile>(), lane);
   const Warp work = {warp_row, Nq, p.scale_log2, factor, at_keys};
   int j = first_block;
-  for (; j >= blocks.begin && !work.sees(j, masks); j = blocks.below(j)) work.pass(j, stream);
+  for (; j >= blocks.begin && !work.sees(j, masks); j = blocks.below(j)) work.pass(j, stream, masks);
   for (; j >= blocks.begin && (!WINDOW || work.sees(j, masks)); j = blocks.below(j))
     work.visit(j, j < whole_begin || j >= whole_end || (MASK && blocks.asks(j)), state, Q_rows, stream, masks);
   if constexpr (WINDOW) {
-    for (; j >= blocks.begin; j = blocks.below(j)) work.pass(j, stream);
+    for (; j >= blocks.begin; j = blocks.below(j)) work.pass(j, stream, masks);
   }
 
   // Lines 12 to 15: O = diag(l)^-1 O, L = m + log(l). O goes through the room of the Q block: with one slot all are done with that since
@@ -272,6 +313,7 @@ fa2_forward(__grid_constant__ const Params given) {
   float L = (SCALE_FIRST ? LN_2 : p.scale) * origin.score + LN_2 * (log2f(l) - origin.offset);
   const bool writes = t == own && own_row < end_rows;
   inverse *= join_sink(L, sink_of<1>(p, end.head, writes));
+  if constexpr (DROPOUT) inverse *= dropout_of(p, 0, 0).scale;
   if (p.L && writes) p.L[end.L_row + end_row + own_row] = L;
 #pragma unroll
   for (int m = 0; m < M; m++)

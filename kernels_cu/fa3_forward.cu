@@ -8,7 +8,7 @@
 //   CONSUMER_REGISTERS, PRODUCER_REGISTERS            of a thread, once the roles are known
 //   PING_PONG   whether warpgroups issue their products in turns
 //   PACK        query heads of one K/V head whose rows share blocks: row r of a block is of query r / PACK, of the head r % PACK
-//   CAUSAL, WINDOW, PADDED, SINKS  0 or 1: mask.cuh, sinks.cuh            VARLEN  sequence.cuh
+//   CAUSAL, WINDOW, PADDED, SINKS  0 or 1: mask.cuh, sinks.cuh            VARLEN  sequence.cuh            SCORE  score.cuh
 #define SUB BC
 #include "tensor_map.cuh"
 #include "params.cuh"
@@ -363,7 +363,7 @@ __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const P
     const float l = row_sum(c.l[h]);
     const Origin origin = origin_of(-c.minus_m[h], c.factor);
     by[h] = l == 0.f ? 0.f : 1.f / l;
-    float L = p.scale * origin.score + LN_2 * (log2f(l) - origin.offset);
+    float L = (SCORE ? LN_2 : p.scale) * origin.score + LN_2 * (log2f(l) - origin.offset);
     by[h] *= join_sink(L, sink_of(p, place.head + of_pack, query < place.Nq));
     if (p.L && lane % 4 == 0 && query < place.Nq) p.L[place.L_row + static_cast<long long>(of_pack) * place.Nq + query] = L;
   }
@@ -407,13 +407,18 @@ __device__ __forceinline__ void write_rows(Consumer& c, const Params& p, const P
 
 __device__ __forceinline__ void consume(const Params& p, const Params& given, const Shared& s, int group) {
   const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
-  Consumer c = {s, group, p.scale_log2, {0, 0}};
+  Consumer c = {s, group, SCORE ? 1.f : p.scale_log2, {0, 0}};
   int Q_parity = 0;
   if (PING_PONG && group == CONSUMERS - 1) c.pass_turn();
   for (Works works; works.left(p); works.round++) {
-    const Work w = works.work(p);
+    Work w = works.work(p);
     if (!w.place.exists) continue;
     const int row = w.row() + group * 64 + warp * 16 + lane / 4;
+    if constexpr (SCORE) {
+      static_assert(8 % PACK == 0, "rows g and g + 8 are of one head");
+      w.masks.batch = w.place.sequence, w.masks.head += row % PACK;
+      w.masks.of_head = score_of_heads<PACK>(p, {w.place.sequence, w.place.head, 0, 0, w.place.Nq, w.place.Nk}, row % PACK);
+    }
 #pragma unroll
     for (int h = 0; h < 2; h++) c.minus_m[h] = -NEG_INF, c.l[h] = 0.f;
 #pragma unroll
@@ -426,9 +431,13 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
       int j = w.end - 1;
       c.begin(j, w, row);
       j--;
-      if constexpr (CAUSAL || WINDOW) c.turns<true>(j, max(w.whole_end, w.first), w, row);
-      c.turns<false>(j, max(w.whole_begin, w.first), w, row);
-      if constexpr (WINDOW) c.turns<true>(j, w.first, w, row);
+      if constexpr (SCORE) {
+        c.turns<true>(j, w.first, w, row);
+      } else {
+        if constexpr (CAUSAL || WINDOW) c.turns<true>(j, max(w.whole_end, w.first), w, row);
+        c.turns<false>(j, max(w.whole_begin, w.first), w, row);
+        if constexpr (WINDOW) c.turns<true>(j, w.first, w, row);
+      }
       c.end();
     }
     const RowBlock place = VARLEN ? w.place : works.place(p);  // the same; registers are free again

@@ -44,7 +44,8 @@ large_rows(__grid_constant__ const Params given) {
 
   const int keys = count_keys(p, place.batch, place.Nk, sram);
   Masks masks = masks_of(p, place.batch, place.head, Nq, place.Nk, keys);
-  masks.of_head = score_of_head(p, place.batch, place.head, Nq, place.Nk, sram);
+  masks.batch = place.sequence;
+  masks.of_head = score_of_head(p, place.sequence, place.head, Nq, place.Nk, sram);
   const int first_key = visible_begin(masks, row_block), end_key = visible_end(masks, row_block + rows - 1);
   const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
   if constexpr (SPARSE) {

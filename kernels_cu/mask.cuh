@@ -8,6 +8,7 @@
 #include "mask_function.cuh"
 #include "params.cuh"
 #include "score.cuh"
+#include "score_parts.cuh"
 #ifndef PACK
 #define PACK 1
 #endif
@@ -18,6 +19,7 @@
 struct Masks {
   const Params* p;
   ScoreOfHead of_head;
+  unsigned of_rows, of_keys;  // score_parts.cuh: where in shared memory a score function's parts of row 0 and key 0 would be
   int batch, head, keys, diagonal, left, right;
   const unsigned char* mask;  // (Nq x Nk), nonzero where row and column go together
   long long mask_row, mask_col;
@@ -36,9 +38,9 @@ __device__ __forceinline__ int visible_end(const Masks& masks, int row) {
 
 // Those of a (batch, head) with so many queries, and of Nk keys `keys` that there are.
 __device__ __forceinline__ Masks masks_of(const Params& p, int batch, int head, int Nq, int Nk, int keys) {
-  return {&p,         {},         batch,      head,
-          keys,       Nk - Nq,    p.left,
-          p.right,    p.mask.of(batch, head),
+  return {&p,         {},         0,          0,
+          batch,      head,       keys,       Nk - Nq,
+          p.left,     p.right,    p.mask.of(batch, head),
           p.mask.row, p.mask.col, p.bias.of(batch, head),
           p.bias.row, p.bias.col};
 }
@@ -82,14 +84,28 @@ __device__ __forceinline__ bool mask_says(const Masks& masks, int row, int key, 
 #endif
 }
 
-// What a score function makes of the scaled score of a row and a key.
-__device__ __forceinline__ Scored scored_at(const Masks& masks, float s, int row, int key, int Nq) {
-  return score_of(*masks.p, masks.of_head, s, {masks.batch, masks.head, row, key, Nq, Nq + masks.diagonal});
+// Where a score is, for a score function; what that has for its row and its key; and what it makes of the scaled score.
+__device__ __forceinline__ ScoreAt score_at(const Masks& masks, int row, int key, int Nq) {
+  return {masks.batch, masks.head, row, key, Nq, Nq + masks.diagonal};
+}
+#if SCORE_ROW_LOADS || SCORE_KEY_LOADS
+constexpr int PART_ROWS = BR, PART_KEYS = BC;
+#else
+constexpr int PART_ROWS = 0, PART_KEYS = 0;
+#endif
+__device__ __forceinline__ ScoreOfRow of_row(const Masks& masks, int row) {
+  return part_at<ScoreOfRow, SCORE_ROW_LOADS, PART_ROWS>(masks.of_rows, row);
+}
+__device__ __forceinline__ ScoreOfKey of_key(const Masks& masks, int key) {
+  return part_at<ScoreOfKey, SCORE_KEY_LOADS, PART_KEYS>(masks.of_keys, key);
+}
+__device__ __forceinline__ Scored scored_at(const Masks& masks, const ScoreOfRow& of_row, float s, int row, int key, int Nq) {
+  return score_of(*masks.p, masks.of_head, of_row, of_key(masks, key), s, score_at(masks, row, key, Nq));
 }
 
 // Scales S, adds `bias_scale` times the bias, and sets what a row does not see to -inf. Each step rounds, so that a score is the
 // same number in every kernel: of a large one the last digits count. Where there is a score function, S is scaled as that takes it,
-// and what becomes of it is multiplied by `bias_scale`, too; with SLOPES `slopes` has its derivative, 0 where a row does not see it.
+// and what becomes of it is multiplied by `bias_scale`, too; with SLOPES `slopes` has its derivative where a row sees it.
 // The mask is asked unless the tile is known to be whole.
 //   S_regs (16 x SUB): rows (row0 + 8 h) / PACK, columns from col0 on, in the accumulator layout of warp_product.cuh
 template <bool SLOPES = false>
@@ -99,6 +115,8 @@ __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], floa
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int row = (row0 + 8 * h) / PACK, begin = visible_begin(masks, row), end = row < Nq ? visible_end(masks, row) : 0;
+    ScoreOfRow own = {};
+    if (row < Nq) own = of_row(masks, row);
     const unsigned char* mask = masks.mask + row * masks.mask_row + first * masks.mask_col;
     const Element* bias = masks.bias + row * masks.bias_row + first * masks.bias_col;
 #pragma unroll
@@ -109,7 +127,7 @@ __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], floa
         float s = __fmul_rn(S_regs[n][2 * h + e], SCORE ? masks.p->scale : scale);
         if constexpr (SCORE) {
           Scored scored = {};
-          if (seen || !SCORE_LOADS) scored = scored_at(masks, s, row, first + 8 * n + e, Nq);
+          if (seen || !SCORE_LOADS) scored = scored_at(masks, own, s, row, first + 8 * n + e, Nq);
           s = bias_scale * scored.value;
           if constexpr (SLOPES) slopes[n][2 * h + e] = scored.slope;
         }

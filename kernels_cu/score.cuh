@@ -1,11 +1,15 @@
 // The score function of a call, generated from its expression (cupyflash/expressions/), where SCORE is 1:
 //   SCORE_OF_HEAD     declarations of what is read once a thread block, since it is one for a whole head
 //   SCORE_HEAD_LINES  statements that read it into `of_head`
+//   SCORE_OF_ROW, SCORE_ROW_LINES, SCORE_OF_KEY, SCORE_KEY_LINES  the same of what is one for a row, or for a key: it is read once for
+//                     a tile of them into shared memory, where a kernel has room for it (else there is none)
+//   SCORE_ROW_LOADS, SCORE_KEY_LOADS  how many words that are
 //   SCORE_LINES       statements that make `value` of the scaled score s and, in a backward kernel, `slope`: the derivative by s
-// Both know the place, `at`, and read what the call has captured through the struct.
+//   SCORE_LOADS       1 where those take something that was read for a row, a key or a score; else they may be computed for scores
+//                     that no row sees, without a branch
+// All know the place, `at`, and read what the call has captured through the struct.
 #pragma once
 #include "params.cuh"
-//   SCORE_LOADS       1 where those read something; else they may be computed for scores that no row sees, without a branch
 #ifndef SCORE
 #define SCORE 0
 #define SCORE_LOADS 0
@@ -13,9 +17,23 @@
 #define SCORE_HEAD_LINES
 #define SCORE_LINES const float value = s, slope = 1.f;
 #endif
+#ifndef SCORE_ROW_LOADS
+#define SCORE_ROW_LOADS 0
+#define SCORE_OF_ROW
+#define SCORE_ROW_LINES
+#define SCORE_KEY_LOADS 0
+#define SCORE_OF_KEY
+#define SCORE_KEY_LINES
+#endif
 
 struct ScoreOfHead {
   SCORE_OF_HEAD
+};
+struct ScoreOfRow {
+  SCORE_OF_ROW
+};
+struct ScoreOfKey {
+  SCORE_OF_KEY
 };
 
 // Which score it is, and how many queries and keys its head has
@@ -46,10 +64,26 @@ __device__ __forceinline__ ScoreOfHead score_of_head(const Params& p, int batch,
   return of_head;
 }
 
+// The same where the lanes of a warp have rows of several heads, HEADS from that of `at` on: the first lanes read it, of a head each, and
+// each lane gets that of its own.
+template <int HEADS> __device__ __forceinline__ ScoreOfHead score_of_heads(const Params& p, ScoreAt at, int own) {
+  ScoreOfHead of_head = {};
+  if constexpr (SCORE && sizeof(ScoreOfHead) > 1) {
+    const int lane = threadIdx.x % 32;
+    at.head += lane;
+    if (lane < HEADS) of_head = read_of_head(p, at);
+    int* words = reinterpret_cast<int*>(&of_head);
+#pragma unroll
+    for (int word = 0; word < sizeof(ScoreOfHead) / sizeof(int); word++) words[word] = __shfl_sync(~0u, words[word], own);
+  }
+  return of_head;
+}
+
 struct Scored {
   float value, slope;
 };
-__device__ __forceinline__ Scored score_of(const Params& p, const ScoreOfHead& of_head, float s, const ScoreAt& at) {
+__device__ __forceinline__ Scored score_of(const Params& p, const ScoreOfHead& of_head, const ScoreOfRow& of_row,
+                                           const ScoreOfKey& of_key, float s, const ScoreAt& at) {
   SCORE_LINES
   return {value, slope};
 }

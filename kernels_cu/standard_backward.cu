@@ -1,13 +1,15 @@
 // Standard attention's backward, Algorithm 3 (arXiv 2205.14135, appendix B): dV = P^T dO, dP = dO V^T,
 // dS = P * (dP - rowsum(P * dP)), dQ = scale dS K, dK = scale dS^T Q, with P, dP and dS in HBM in the element type. Nobody kept
 // P, which the paper takes for granted: a kernel before the five makes it again, P = exp(scale Q K^T - L), 0 where a row does not
-// see a key. With a score function dS is multiplied by its slopes: those lie in dS until then. Nothing is skipped.
+// see a key. With a score function dS is multiplied by its slopes: those lie in dS until then. Of dropped weights dP is 0, and dV
+// takes none. Nothing is skipped.
 //
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows and columns of a tile           SUB            depth of a product held at a time; divides BR and BC
-//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED  0 or 1: mask.cuh, score.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, DROPOUT  0 or 1: mask.cuh, score.cuh, dropout.cuh
 //   COPY_BYTES  width of a copy                      SOFTMAX_WARPS  rows that a block of the third step does at a time
+#include "dropout.cuh"
 #include "element.cuh"
 #include "mask.cuh"
 #include "params.cuh"
@@ -55,7 +57,13 @@ standard_backward_weight_gradients(__grid_constant__ const Params given) {
   extern __shared__ __align__(16) unsigned char sram[];
   const Place at(p);
   const int keys = count_keys(p, at.batch, p.Nk, sram);
-  tile_product<VALUE_DIM>(sram, at.query(p.dO), at.keys(p.V), at, keys, p.dP + at.score, p.Nk, [](float(&)[SUB / 8][4], int, int) {});
+  const Dropout dropout = dropout_of(p, at.batch, at.head);
+  tile_product<VALUE_DIM>(sram, at.query(p.dO), at.keys(p.V), at, keys, p.dP + at.score, p.Nk,
+                          [&](float(&dP_regs)[SUB / 8][4], int row, int col) {
+                            if constexpr (DROPOUT)
+                              each_weight(dP_regs, dropout, at.i * BR + row / 16 * 16, at.j * BC + col,
+                                          [&](float& dp, bool kept) { dp = kept ? dropout.scale * dp : 0.f; });
+                          });
 }
 
 // Line 3: dS = P * (dP - rowsum(P * dP)), times the slopes, a row a warp: one pass over P and dP for the sum, one for dS
@@ -93,8 +101,9 @@ standard_backward_queries(__grid_constant__ const Params given) {
 }
 
 // Lines 1 and 5: out = factor A^T B, summed over the query heads of a key head, BC keys a thread block
-//   A (Nq x Nk) a query head, B (Nq x WIDTH) a query head, out (Nk x WIDTH) a key head
-template <int WIDTH>
+//   A (Nq x Nk) a query head, where it is of weights (WEIGHTS) without the dropped ones, B (Nq x WIDTH) a query head,
+//   out (Nk x WIDTH) a key head
+template <int WIDTH, bool WEIGHTS>
 __device__ __forceinline__ void transposed_products(const Params& p, const Element* A, const Rows<const Element>& B,
                                                     const Rows<Element>& out, float factor) {
   extern __shared__ __align__(16) unsigned char sram[];
@@ -103,17 +112,21 @@ __device__ __forceinline__ void transposed_products(const Params& p, const Eleme
   for (int head = at.head * p.group; head < (at.head + 1) * p.group; head++) {
     const Element* of_head = A + (static_cast<long long>(at.batch) * p.heads + head) * p.Nq * p.Nk;
     add_tiled_product<WIDTH, BR>(sum_regs, reinterpret_cast<Element*>(sram), of_head, 1, p.Nk, at.row0, p.Nk, p.Nq,
-                                 B.matrix(at.batch, head), p.Nq, BC / 16 * 32);
+                                 B.matrix(at.batch, head), p.Nq, BC / 16 * 32, [&](float(&A_regs)[SUB / 8][4], int query) {
+                                   if constexpr (DROPOUT && WEIGHTS)
+                                     each_weight_transposed<BR % 32 == 0 && SUB % 32 == 0>(A_regs, dropout_of(p, at.batch, head), at.row0,
+                                                                                           query, Drop());
+                                 });
   }
   store_product<WIDTH>(out.matrix(at.batch, at.head), at.row0, p.Nk, sum_regs, factor);
 }
 
 extern "C" __global__ void __launch_bounds__(BC / 16 * 32, 1) standard_backward_values(__grid_constant__ const Params given) {
   const Params p = given;
-  transposed_products<VALUE_DIM>(p, p.P, p.dO, p.dV, 1.f);
+  transposed_products<VALUE_DIM, true>(p, p.P, p.dO, p.dV, DROPOUT ? dropout_of(p, 0, 0).scale : 1.f);
 }
 
 extern "C" __global__ void __launch_bounds__(BC / 16 * 32, 1) standard_backward_keys(__grid_constant__ const Params given) {
   const Params p = given;
-  transposed_products<HEAD_DIM>(p, p.dS, p.Q, p.dK, p.scale);
+  transposed_products<HEAD_DIM, false>(p, p.dS, p.Q, p.dK, p.scale);
 }

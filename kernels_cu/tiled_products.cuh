@@ -50,9 +50,9 @@ struct Band {
 // The tile of A B^T at a place, by THREADS threads. finish(C_regs, row, col) makes of (16 x SUB) of it what is stored: this thread's
 // rows are `row` and row + 8, the columns begin at `col`. No barrier is before the copies: `sram` must be free.
 //   A (rows x WIDTH), B (cols x WIDTH) -> out (rows x cols); rows of B behind a head's `keys` are not read: they are 0
-template <int WIDTH, class Finish>
+template <int WIDTH, typename Out, class Finish>
 __device__ __forceinline__ void tile_product(unsigned char* sram, Matrix<const Element> A, Matrix<const Element> B, const Place& place,
-                                             int keys, Element* out, long long out_row, Finish finish) {
+                                             int keys, Out* out, long long out_row, Finish finish) {
   const int rows = place.rows, cols = place.cols;
   constexpr int ROW = row_elements(WIDTH);
   Element* A_smem = reinterpret_cast<Element*>(sram);  // (BR x ROW)
@@ -74,18 +74,23 @@ __device__ __forceinline__ void tile_product(unsigned char* sram, Matrix<const E
 #pragma unroll
         for (int e = 0; e < 2; e++) {
           const int row = warp * 16 + g + 8 * h, col = first + 8 * n + 2 * t + e;
-          if (row < rows && col < cols) out[row * out_row + col] = from_float<Element>(C_regs[n][2 * h + e]);
+          if (row < rows && col < cols) out[row * out_row + col] = from_float<Out>(C_regs[n][2 * h + e]);
         }
   }
 }
 
+struct AsStored {
+  __device__ __forceinline__ void operator()(float (&)[SUB / 8][4], int) const {}
+};
+
 // sum += A B for the 16 rows of this warp, from `row0` on, by a block of `threads`; TILE rows of B at a time are in B_smem.
+// prepare(A_regs, col) may change what is taken of (16 x SUB) of A, whose columns begin at `col`.
 //   A (rows x depth), element (row, k) at A[row * A_row + k * A_col]; B (depth x WIDTH), whose rows from `valid` on, depth at most,
 //   are not read: they are 0; sum_regs (16 x padded(WIDTH))
-template <int WIDTH, int TILE>
+template <int WIDTH, int TILE, class Prepare = AsStored>
 __device__ __forceinline__ void add_tiled_product(float (&sum_regs)[padded(WIDTH) / 8][4], Element* B_smem, const Element* A,
                                                   long long A_row, long long A_col, int row0, int rows, int depth,
-                                                  Matrix<const Element> B, int valid, int threads) {
+                                                  Matrix<const Element> B, int valid, int threads, Prepare prepare = {}) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   for (int first = 0; first < depth; first += TILE) {
     const int extent = min(TILE, depth - first);
@@ -102,6 +107,7 @@ __device__ __forceinline__ void add_tiled_product(float (&sum_regs)[padded(WIDTH
           const int row = row0 + g + e / 2 * 8, at = first + k + 8 * n + 2 * t + e % 2;
           A_regs[n][e] = row < rows && at < depth ? to_float(A[row * A_row + at * A_col]) : 0.f;
         }
+      prepare(A_regs, first + k);
       add_weighted_values<row_elements(WIDTH)>(sum_regs, A_regs, B_smem + k * row_elements(WIDTH));
     }
   }

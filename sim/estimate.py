@@ -9,6 +9,7 @@ from itertools import chain
 from cupyflash.expressions.tree import walk
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
 from cupyflash.schedules.base import WARP, padded_dim, sub_tile
+from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.mask_tiles import THREADS, MaskTiles
@@ -20,9 +21,10 @@ from cupyflash.words import plural
 SECONDS_PER_STEP = 2.6e-6
 SECONDS_PER_LANE = 3e-9
 LANES_PER_WAVE = 1 << 16
+Planned = TileSchedule | SoftmaxSchedule | DropoutMaskSchedule
 
 
-def refuse_slow(schedule: TileSchedule | SoftmaxSchedule, max_seconds: float) -> None:
+def refuse_slow(schedule: Planned, max_seconds: float) -> None:
     """RuntimeError when a simulated call is estimated to take longer than `max_seconds`."""
     estimate = seconds(schedule)
     if estimate > max_seconds:
@@ -33,15 +35,17 @@ def refuse_slow(schedule: TileSchedule | SoftmaxSchedule, max_seconds: float) ->
         )
 
 
-def _what(schedule: TileSchedule | SoftmaxSchedule) -> str:
+def _what(schedule: Planned) -> str:
     """The call in a few words."""
     if isinstance(schedule, SoftmaxSchedule):
         return f"softmax of a NumPy array ({plural(schedule.rows, 'row')} of {schedule.cols:,}, {schedule.dtype})"
+    if isinstance(schedule, DropoutMaskSchedule):
+        return "dropout_mask of shape ({})".format(", ".join(f"{size:,}" for size in schedule.shape))
     p = schedule.problem
     return f"attention of NumPy arrays ({plural(p.head_count, 'head')}, {p.seqlen_q:,} x {p.seqlen_k:,}, d {p.head_dim}, {p.dtype})"
 
 
-def seconds(schedule: TileSchedule | SoftmaxSchedule, *, seeded: bool = False) -> float:
+def seconds(schedule: Planned, *, seeded: bool = False) -> float:
     """Estimated seconds to execute a schedule's kernels on the PTX machine, compilation aside.
 
     `seeded` for a run with a schedule seed, which takes warps one at a time.
@@ -54,10 +58,12 @@ def seconds(schedule: TileSchedule | SoftmaxSchedule, *, seeded: bool = False) -
     return total
 
 
-def _kernels(schedule: TileSchedule | SoftmaxSchedule) -> Iterator[tuple[float, int]]:
+def _kernels(schedule: Planned) -> Iterator[tuple[float, int]]:
     """(instructions one after another, lanes that run them together) of each kernel."""
     if isinstance(schedule, SoftmaxSchedule):
         return _softmax(schedule)
+    if isinstance(schedule, DropoutMaskSchedule):
+        return iter([(120, math.prod(schedule.shape))])
     tiles = (_mask_tiles(each) for each in schedule.found_tiles)
     if schedule.algorithm == "mask":
         return tiles

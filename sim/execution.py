@@ -12,6 +12,7 @@ from cupyflash import decode, tensor_maps
 from cupyflash.arrays import check_array, numpy_dtype
 from cupyflash.binding import argument_values, by_tensor
 from cupyflash.compiler import ptx
+from cupyflash.dropout import Dropout
 from cupyflash.gradients import check_beside, of_heads
 from cupyflash.launcher import VECTORS
 from cupyflash.params import flat
@@ -60,10 +61,11 @@ def execute(
     *,
     seed: int | None = None,
     score: Score | None = None,
+    dropout: Dropout | None = None,
     **beside: Any,
 ) -> Execution:
-    """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v, the `score` function, if it has one, and, by
-    name, what comes `beside` them (mask, also a function, bias, key_lengths, block_mask).
+    """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v, the `score` function and the `dropout`, if it
+    has them, and, by name, what comes `beside` them (mask, also a function, bias, key_lengths, block_mask).
 
     `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it.
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
@@ -73,6 +75,7 @@ def execute(
     _require_posed(schedule.problem, q, k, v, arrays)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
+    captured |= _numbers_of(schedule, dropout)
     return run(schedule, {"q": q, "k": k, "v": v, "out": out, "lse": lse, **arrays, **captured}, seed=seed)
 
 
@@ -94,6 +97,13 @@ def _captured(p: Problem, score: Score | None, mask: Mask | None = None) -> tupl
         if (given.form if given else None) != form:
             raise ValueError(f"the schedule has another {what} function than {given!r}")
     return captured, dict(numbers)
+
+
+def _numbers_of(schedule: TileSchedule, dropout: Dropout | None) -> dict[str, Any]:
+    """The struct's fields. ValueError for a dropout without a schedule that has one, or the other way round."""
+    if (dropout is not None) != schedule.problem.options.dropout:
+        raise ValueError(f"dropout must be {'a Dropout' if dropout is None else 'None'} for this schedule, got {dropout!r}")
+    return {} if dropout is None else dropout.numbers
 
 
 def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, beside: Mapping[str, np.ndarray | None]) -> None:
@@ -148,10 +158,11 @@ def execute_backward(
     dbias: np.ndarray | None = None,
     seed: int | None = None,
     score: Score | None = None,
+    dropout: Dropout | None = None,
     **given: Any,
 ) -> BackwardExecution:
     """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`, and the
-    `score` function that this had.
+    `score` function and the `dropout` that this had.
 
     `given` are what comes beside them, as for `execute`.
 
@@ -173,7 +184,7 @@ def execute_backward(
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": np.ascontiguousarray(lse), "dout": dout, **beside}
     rows = _of_rows(schedule, lse)
-    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows, **captured}
+    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows, **captured, **_numbers_of(schedule, dropout)}
     return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)
 
 
@@ -204,12 +215,13 @@ def execute_varlen(
     *,
     seed: int | None = None,
     score: Score | None = None,
+    dropout: Dropout | None = None,
     **beside: np.ndarray | None,
 ) -> Execution:
     """Run the real kernel on packed sequences, q (total_q, h, d), k and v likewise; `lse` is (h, total_q).
 
-    `seed` and `score` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose another
-    problem.
+    `seed`, `score` and `dropout` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose
+    another problem.
     """
     require_schedule(schedule, VarlenSchedule, "plan_varlen")
     captured, numbers = _captured(schedule.problem, score)
@@ -217,7 +229,7 @@ def execute_varlen(
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
     views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
-    arrays = {**views, "lse": lse, **bounds, **beside, **captured, **numbers}
+    arrays = {**views, "lse": lse, **bounds, **beside, **captured, **numbers, **_numbers_of(schedule, dropout)}
     return replace(run(schedule, arrays, seed=seed), out=out)
 
 
@@ -231,20 +243,25 @@ def execute_varlen_backward(
     lse: np.ndarray,
     *,
     seed: int | None = None,
+    score: Score | None = None,
+    dropout: Dropout | None = None,
     **beside: np.ndarray | None,
 ) -> BackwardExecution:
-    """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed` as in `execute`.
+    """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed`, `score` and
+    `dropout` as in `execute`.
 
     Raises as `execute_varlen` does.
     """
     require_schedule(schedule, VarlenBackwardSchedule, "plan_varlen_backward")
-    bounds = _posed_varlen(schedule, q, k, v, beside)
+    captured, numbers = _captured(schedule.problem, score)
+    bounds = _posed_varlen(schedule, q, k, v, beside | captured)
     check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[1::-1])
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
     named = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dQ": dq, "dK": dk, "dV": dv}
     arrays = {name: heads_first(array) for name, array in named.items()} | {"lse": np.ascontiguousarray(lse)} | bounds | beside
     rows = _of_rows(schedule, lse)
-    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | rows, seed=seed), rows)
+    made = rows | captured | numbers | _numbers_of(schedule, dropout)
+    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)
 
 
 def _posed_varlen(

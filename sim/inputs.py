@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash.dropout import ARGUMENTS, Dropout
 from cupyflash.named_scores import one_score
 from cupyflash.options import ARRAYS, Options
 from cupyflash.problem import Problem
@@ -23,7 +24,8 @@ class Inputs:
     """Arrays as `cupyflash.attention` takes them: q, k, v and, by name, those `beside` them (`cupyflash.options.ARRAYS`).
 
     `blocks` (Br, Bc) are a block mask's. `options` need not say which arrays there are, and what they say of a score function is
-    `score`'s form. Of several sequences this may be the one of number `sequence`, which is then b in the score's line.
+    `score`'s form. `dropout` says which weights are dropped, where the options have it. Of several sequences this may be the one of
+    number `sequence`, which is then b in the score's line.
     """
 
     q: np.ndarray
@@ -34,13 +36,16 @@ class Inputs:
     blocks: tuple[int, int] | None = None
     score: Score | None = None
     sequence: int = 0
+    dropout: Dropout | None = None
 
     @classmethod
     def of(cls, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, blocks: tuple[int, int] | None = None, **asked: Any) -> Inputs:
         """From `attention`'s keywords. TypeError or ValueError for what is none of them."""
         beside = {name: asked.pop(name) for name in ARRAYS if name in asked}
+        dropout = Dropout.asked(*(asked.pop(name, default) for name, default in ARGUMENTS.items()))
         score, options = _score_and_options(asked)
-        return cls(q, k, v, options, {name: array for name, array in beside.items() if array is not None}, blocks, score)
+        there = {name: array for name, array in beside.items() if array is not None}
+        return cls(q, k, v, replace(options, dropout=dropout is not None), there, blocks, score, dropout=dropout)
 
     @property
     def qkv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -49,7 +54,8 @@ class Inputs:
     @property
     def keywords(self) -> dict[str, Any]:
         """What `attention` is to be given by name."""
-        own = {} if self.score is None else {"score": self.score}
+        own: dict[str, Any] = {} if self.score is None else {"score": self.score}
+        own |= {} if self.dropout is None else self.dropout.keywords
         return {**self.beside, **own, **{name: getattr(self.options, name) for name in ("causal", "window", "scale")}}
 
     @cached_property

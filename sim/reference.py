@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cupyflash.dropout import Dropout
 from cupyflash.expressions.evaluate import evaluate, positions
 from cupyflash.expressions.tree import Node
 from cupyflash.score import sizes_of
@@ -24,10 +25,15 @@ def exactly(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Forward:
-    """S (..., n_q, n_k) with -inf where a row does not see a key, P = softmax(S), L = log sum exp; V has a head for each of q's."""
+    """S (..., n_q, n_k) with -inf where a row does not see a key, P = softmax(S), L = log sum exp; V has a head for each of q's.
+
+    `kept` is 1 / (1 - p) where a weight is kept and 0 where it is dropped, 1 without dropout; `weights` are P * kept.
+    """
 
     S: np.ndarray
     P: np.ndarray
+    kept: Any
+    weights: np.ndarray
     L: np.ndarray
     V: np.ndarray
     O: np.ndarray  # noqa: E741 (the paper's name)
@@ -48,7 +54,43 @@ def forward(inputs: Inputs, dtype: type[np.floating[Any]] = np.float64, rounded:
         L = m + np.log(l)
     P = rounded(P / np.where(l == 0, dtype(1), l))
     V = every_head(inputs, inputs.v.astype(dtype))
-    return Forward(S, P, L[..., 0], V, rounded(P @ V))
+    kept = dtype(1) if inputs.dropout is None else kept_of(inputs.dropout, S.shape).astype(dtype)
+    weights = rounded(P * kept)
+    return Forward(S, P, kept, weights, L[..., 0], V, rounded(weights @ V))
+
+
+def kept_of(dropout: Dropout, shape: tuple[int, ...]) -> np.ndarray:
+    """1 / (1 - p) where a weight is kept and 0 where it is dropped, of S's shape (..., n_q, n_k)."""
+    return np.where(dropped(dropout, shape), 0.0, dropout.scale)
+
+
+def dropped(dropout: Dropout, shape: tuple[int, ...]) -> np.ndarray:
+    """Which weights are dropped, of S's shape (..., n_q, n_k)."""
+    *pairs, n_q, n_k = shape
+    sizes = (1,) * (2 - len(pairs)) + (*pairs, n_q, n_k)
+    batch, head, row, key = (at + np.arange(size, dtype=np.uint64) for at, size in zip(dropout.origin, sizes, strict=True))
+    counter = (
+        (row // 32 * 8 + row % 8)[:, None],
+        key // 16 * 8 + key % 8,
+        (batch[:, None] << 16 | head)[:, :, None, None],
+        np.uint64(dropout.offset),
+    )
+    words = np.stack(philox(counter, (dropout.seed % 2**32, dropout.seed >> 32)))
+    word = np.take_along_axis(words, (row // 8 % 4).astype(np.intp)[None, None, None, :, None], axis=0)[0]
+    numbers = word >> 16 * (key // 8 % 2) & 0xFFFF
+    found: np.ndarray = (numbers < dropout.threshold).reshape(shape)
+    return found
+
+
+def philox(counter: Sequence[Any], key: tuple[int, int]) -> tuple[np.ndarray, ...]:
+    """The four words of 32 bits that Philox4x32-10 makes of four, each an array of uint64 that broadcasts against the others."""
+    c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(word, np.uint64) for word in counter))
+    low = np.uint64(2**32 - 1)
+    for turn in range(10):
+        k0, k1 = ((word + turn * step) % 2**32 for word, step in zip(key, (0x9E3779B9, 0xBB67AE85), strict=True))
+        a, b = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = b >> np.uint64(32) ^ c1 ^ np.uint64(k0), b & low, a >> np.uint64(32) ^ c3 ^ np.uint64(k1), a & low
+    return c0, c1, c2, c3
 
 
 def sinks_of(inputs: Inputs, dtype: type[np.floating[Any]]) -> np.ndarray:
@@ -120,12 +162,13 @@ def every_head(inputs: Inputs, array: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Backward:
-    """P, dP = dO V^T, D = rowsum(P * dP) and, by name, the gradients.
+    """P, `weights` of V, dP = dO V^T (times what keeps a weight), D = rowsum(P * dP) and, by name, the gradients.
 
     dS = P * (dP - D) is that of S, and dbias before what was broadcast is summed; dQ and dK are made from `before_function` of it.
     """
 
     P: np.ndarray
+    weights: np.ndarray
     dP: np.ndarray
     D: np.ndarray
     gradients: dict[str, np.ndarray]
@@ -145,18 +188,20 @@ def backward(
     """
     made = forward(inputs, dtype, rounded)
     dO = dout.astype(dtype)
-    dP = rounded(dO @ np.swapaxes(made.V, -1, -2))
+    dP = rounded((dO @ np.swapaxes(made.V, -1, -2)) * made.kept)
     D = (dO * made.O if from_out else made.P * dP).sum(axis=-1, keepdims=True)
     dS = made.P * (dP - D)
     given, dS = rounded(before_function(inputs, made.P, dS)), rounded(dS)
     q, k = inputs.q.astype(dtype), inputs.k.astype(dtype)
     of_sink = np.exp(sinks_of(inputs, dtype) - np.where(np.isneginf(made.L), dtype(0), made.L)[..., None])
     more = {"dbias": dS, "dsinks": -(of_sink * D)[..., 0]}
-    return Backward(made.P, dP, D, products(inputs, made.P, given, dO, q, k) | more)
+    return Backward(made.P, made.weights, dP, D, products(inputs, made.weights, given, dO, q, k) | more)
 
 
-def products(inputs: Inputs, P: np.ndarray, dS: np.ndarray, dO: np.ndarray, Q: np.ndarray, K: np.ndarray) -> dict[str, np.ndarray]:
-    """dQ = scale dS K, dK = scale dS^T Q and dV = P^T dO, the last two summed over the query heads of each key head."""
+def products(
+    inputs: Inputs, weights: np.ndarray, dS: np.ndarray, dO: np.ndarray, Q: np.ndarray, K: np.ndarray
+) -> dict[str, np.ndarray]:
+    """dQ = scale dS K, dK = scale dS^T Q and dV = weights^T dO, the last two summed over the query heads of each key head."""
     p, scale = inputs.problem, Q.dtype.type(inputs.problem.softmax_scale)
 
     def grouped(gradient: np.ndarray) -> np.ndarray:
@@ -169,7 +214,7 @@ def products(inputs: Inputs, P: np.ndarray, dS: np.ndarray, dO: np.ndarray, Q: n
     return {
         "dQ": scale * (dS @ every_head(inputs, K)),
         "dK": grouped(scale * (np.swapaxes(dS, -1, -2) @ Q)),
-        "dV": grouped(np.swapaxes(P, -1, -2) @ dO),
+        "dV": grouped(np.swapaxes(weights, -1, -2) @ dO),
     }
 
 

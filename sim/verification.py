@@ -171,7 +171,7 @@ def _run(schedule: TileSchedule, data_seed: int, v_mean: float, seed: int | None
 
 
 def _forward(schedule: TileSchedule, inputs: Inputs, seed: int | None) -> Run:
-    execution = execute(schedule, *inputs.qkv, seed=seed, score=inputs.score, **inputs.beside)
+    execution = execute(schedule, *inputs.qkv, seed=seed, score=inputs.score, dropout=inputs.dropout, **inputs.beside)
     return Run(execution.traffic, measure(execution.out, execution.lse, inputs, score_dtype(schedule)), execution.findings)
 
 
@@ -195,7 +195,8 @@ def _decode(schedule: DecodeSchedule, decoding: Decoding, seed: int | None) -> R
 def _backward(schedule: BackwardSchedule, inputs: Inputs, dout: np.ndarray, seed: int | None) -> Run:
     made = forward(inputs)
     out, lse = made.O.astype(inputs.q.dtype), made.L.astype(np.float32)
-    execution = execute_backward(schedule, dout, *inputs.qkv, out, lse, **inputs.beside, score=None, seed=seed)
+    given = (dout, *inputs.qkv, out, lse)
+    execution = execute_backward(schedule, *given, **inputs.beside, score=inputs.score, dropout=inputs.dropout, seed=seed)
     numbers = measure_gradients(execution.gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
     return Run(execution.traffic, numbers, execution.findings)
 

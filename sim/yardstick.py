@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cupyflash.arrays import numpy_dtype
+from cupyflash.dropout import Dropout
 from cupyflash.expressions.tree import counted
 from cupyflash.gradients import of_heads
 from cupyflash.options import Options, Pattern
@@ -33,6 +34,8 @@ class _Dtypes(dict[str, np.dtype[Any]]):
 
 
 DTYPES = _Dtypes()
+# The probability with which weights are dropped where a problem does not say
+DROPPED = 0.25
 # Of bfloat16, which NumPy's own finfo does not know.
 BFLOAT16_EPS = 2.0**-7
 NO_NUMBERS: Mapping[str, float] = {}
@@ -104,8 +107,8 @@ def knowing_mask(schedule: AnyTiles, seed: int = 0) -> AnyTiles:
 def drawn(problem: Problem, seed: int = 0, v_mean: float = 0.0, blocks: tuple[int, int] | None = None) -> Inputs:
     """q, k, v and what a problem says comes beside them; a block mask is one of `blocks` (Br, Bc)."""
     options = replace(problem.options, block_mask=None)
-    score = draw_score(problem, seed)
-    return Inputs(*draw(problem, seed, v_mean), options, draw_masks(problem, seed), blocks, score)
+    score, dropout = draw_score(problem, seed), Dropout(DROPPED, 2**40 + seed, 1) if problem.options.dropout else None
+    return Inputs(*draw(problem, seed, v_mean), options, draw_masks(problem, seed), blocks, score, dropout=dropout)
 
 
 def draw_score(problem: Problem, seed: int = 0, numbers: Mapping[str, float] = NO_NUMBERS) -> Score | None:
@@ -257,7 +260,7 @@ def measure_gradients(
     left = np.abs(exact.P * (exact.dP - exact.D))
     terms = {name: np.abs(gradient) for name, gradient in exact.gradients.items()} | {"dbias": left}
     given = np.abs(before_function(inputs, exact.P, left))
-    terms |= {name: np.abs(sums) for name, sums in products(inputs, exact.P, given, dO, Q, K).items()}
+    terms |= {name: np.abs(sums) for name, sums in products(inputs, exact.weights, given, dO, Q, K).items()}
     whole = exact.P * (np.abs(exact.dP) + np.abs(exact.D))
     cancels = np.maximum(whole, np.abs(before_function(inputs, exact.P, whole))).max(initial=0)
     scale = abs(p.softmax_scale)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import lines
 import numpy as np
 from hypothesis import strategies as st
 
@@ -19,7 +19,7 @@ from cupyflash.schedules import Cache, DecodeSchedule, decode_tiles, plan_decode
 from cupyflash.score import Score, captured_values, sizes_of
 from cupyflash.sim import replay, theory
 from cupyflash.sim.execution import Execution, execute_decode
-from cupyflash.sim.yardstick import DTYPES, Numbers, to, ulp
+from cupyflash.sim.yardstick import DTYPES, Numbers, draw_score, to, ulp
 from cupyflash.tiling import DoesNotFit, TileSize
 from suites import problems_each
 
@@ -74,7 +74,6 @@ class Case:
     v_size: float = 1.0
     v_mean: float = 1.0
     lse: bool = True
-    score: Score | None = None
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -146,6 +145,11 @@ class Case:
         return schedule if self.blocks is None else configured(schedule, *self.blocks)
 
     @cached_property
+    def score(self) -> Score | None:
+        """The problem's score function, with what it captures."""
+        return draw_score(self.problem, self.seed)
+
+    @cached_property
     def schedule(self) -> DecodeSchedule:
         return self.schedule_of(self.arrays()[0])
 
@@ -212,7 +216,7 @@ Result = tuple[np.ndarray, np.ndarray]
 
 def attended(case: Case, arrays: Arrays, b: int) -> tuple[Result, Result, float]:
     """O and L of a sequence in float64, the same plainly in q's dtype, and the largest score before any cap."""
-    p, keys = case.problem, case.lengths[b] + case.cache.appended
+    p, score, keys = case.problem, case.score, case.lengths[b] + case.cache.appended
     places = case.places(arrays, b, keys)
     shape = (p.kv_heads, 0)
     K, V = (
@@ -225,10 +229,10 @@ def attended(case: Case, arrays: Arrays, b: int) -> tuple[Result, Result, float]
     for dtype, rounded in ((np.float64, lambda x: x), (np.float32, to(arrays["q"].dtype))):
         S = dtype(p.softmax_scale) * (arrays["q"][b].astype(dtype) @ K.astype(dtype).swapaxes(1, 2))
         most = float(np.abs(S).max(initial=0))
-        if case.score is not None:
+        if score is not None:
             at = {name: value[0] for name, value in positions(sizes_of(p) | {"k": keys}).items() if np.ndim(value)}
             at |= {"b": b, "q": at["row"] + keys - p.seqlen_q, "n_q": p.seqlen_q, "n_k": keys, "s": S}
-            S = evaluate(case.score.form.tree, at | case.score.arrays | case.score.numbers, dtype)
+            S = evaluate(score.form.tree, at | score.arrays | score.numbers, dtype)
         S, sink = rounded(np.where(seen, S, dtype(-np.inf))), sinks.astype(dtype)[:, None, None]
         m = np.maximum(S.max(-1, keepdims=True, initial=-np.inf), sink)
         m = np.where(np.isneginf(m), dtype(0), m)
@@ -275,20 +279,6 @@ widths = st.sampled_from([16, 64, 64, 128]) | st.integers(1, 32).map(lambda eigh
 sides = st.none() | st.integers(0, 5) | st.integers(0, 200)
 
 
-# Score functions that read nothing; what is one for a head; for a score, with documents by key and query
-LINES = ("c * tanh(s / c)", "s - a[b, h] * abs(q - k)", "s * c + t[h % 2, q - k + 9] * (d[b, k] == d[b, q]) + row * n_q / n_k")
-
-
-def scored(line: str | None, cap: float, sizes: dict[str, int], seed: int) -> Score | None:
-    """A score function of a line among `LINES`."""
-    if line is None:
-        return None
-    rng, b, h = np.random.default_rng([seed, 18]), sizes["b"], sizes["h"]
-    values = {"c": cap, "a": rng.uniform(0, 0.1, (b, h)).astype(np.float32), "t": rng.random((2, 30)).astype(np.float16)}
-    values["d"] = rng.integers(0, 3, (b, sizes["k"])).astype(np.int32)
-    return Score(line, **{name: value for name, value in values.items() if re.search(rf"\b{name}\b", line)})
-
-
 def alike(group: int, n_q: int) -> list[int]:
     """Numbers of queries whose rows go to as many warps, this one among them."""
 
@@ -313,7 +303,7 @@ def cases(draw: st.DrawFn, pages: Sequence[int | None] = PAGES) -> list[Case]:
     same, page = alike(group, n_q), draw(st.sampled_from(pages))
     causal, windowed = draw(st.booleans()), draw(flag)
     appends, tree, sinks, upside_down, off = (draw(flag) for _ in range(5))
-    line = draw(st.sampled_from([None, None, *LINES]))
+    line = draw(lines.some)
     split, free = draw(flag) is False, draw(flag)
     stages = (2, 3, 4) if device.compute_capability >= (8, 0) else (1,)
     chosen = None if free else (draw(st.sampled_from([16, 32, 64])), draw(st.sampled_from(stages)))
@@ -340,12 +330,9 @@ def cases(draw: st.DrawFn, pages: Sequence[int | None] = PAGES) -> list[Case]:
         asked: dict[str, Any] = {"scale": scale, "sinks": sinks, "padded": True, "key_lengths": lengths}
         asked |= {"window": (left, right)} if windowed else {"causal": causal}
         pages = 0 if page is None else batch * (room // page) + draw(st.integers(1, 3))
-        cap, chosen_seed = draw(st.sampled_from([0.5, 5.0, 30.0])), draw(st.integers(0, 99))
         small = batch * kv_heads * sum(lengths) < 400
-        sizes = {"b": batch, "h": group * kv_heads, "k": room}
-        form = scored(line, cap, sizes, chosen_seed)
         return Case(
-            Problem(batch, group * kv_heads, kv_heads, queries, room, d, dtype, head_dim_v=d_v, score=form and form.form, **asked),
+            Problem(batch, group * kv_heads, kv_heads, queries, room, d, dtype, head_dim_v=d_v, score=line, **asked),
             Cache(new, page, pages, tree),
             device if not free else replace(device, sm_count=draw(st.sampled_from([device.sm_count, 1, 5]))),
             (draw(st.none() | st.sampled_from(SPLITS)) if free else draw(st.sampled_from(SPLITS))) if split else 1,
@@ -358,7 +345,6 @@ def cases(draw: st.DrawFn, pages: Sequence[int | None] = PAGES) -> list[Case]:
             draw(st.sampled_from([1.0, 1.0, 1000.0])),
             draw(st.sampled_from([0.0, 1.0])),
             draw(st.booleans()),
-            scored(line, cap, sizes, chosen_seed),
         )
 
     return [fitting(one()) for _ in range(1 if free else problems_each() + 1)]

@@ -6,16 +6,18 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import lines
 import numpy as np
 import test_varlen
 from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, TileSchedule, plan
 from cupyflash.schedules import VarlenSchedule, fa3_tiles, plan_varlen
+from cupyflash.score import captured_values
 from cupyflash.sim import execute_varlen, replay, theory
 from cupyflash.sim.execution import Execution, run
 from cupyflash.sim.inputs import Inputs
-from cupyflash.sim.yardstick import Numbers, drawn, measure
+from cupyflash.sim.yardstick import Numbers, draw_score, drawn, measure
 from cupyflash.tiling import DoesNotFit
 from problems import sides
 from suites import problems_each
@@ -87,6 +89,8 @@ def executed(case: Case) -> tuple[Execution, dict[str, Numbers]]:
                 arrays[name][batch if case.axes == 4 else ...][..., keys:, :] = np.nan
     memory, out = case.layouts["out"].empty((*inputs.q.shape[:-1], inputs.v.shape[-1]), inputs.q.dtype, BESIDE)
     lse = np.empty(inputs.q.shape[:-1], np.float32) if case.lse else None
+    captured, numbers = captured_values(inputs.score)
+    arrays |= captured | dict(numbers)
     execution = replace(run(case.schedule, {**arrays, "out": out, "lse": lse}, seed=case.order), out=out.copy())
     out[...] = BESIDE
     assert (memory == BESIDE).all(), "O was written beside its rows"
@@ -108,14 +112,16 @@ def check_packed(schedule: VarlenSchedule, seed: int = 0, order: int | None = No
     assert seqlens is not None
     q, k, v, cu_q, cu_k = test_varlen.packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.head_dim_v, p.dtype, seed)
     beside = {"sinks": np.arange(p.heads, dtype=np.float32) - 1} if p.options.sinks else {}
-    execution = execute_varlen(schedule, q, k, v, seed=order, **beside)
+    score = draw_score(p, seed)
+    execution = execute_varlen(schedule, q, k, v, seed=order, score=score, **beside)
     assert execution.findings == (), execution.findings[0]
     assert theory.traffic(schedule) == replay(schedule) == execution.traffic
     options = replace(p.options, packed=False)
-    for rows, keys in zip(pairwise(cu_q), pairwise(cu_k), strict=True):
+    for b, (rows, keys) in enumerate(zip(pairwise(cu_q), pairwise(cu_k), strict=True)):
         each = (array[slice(*part)].swapaxes(0, 1) for array, part in ((q, rows), (k, keys), (v, keys)))
         lse = None if execution.lse is None else execution.lse[:, slice(*rows)]
-        numbers = measure(execution.out[slice(*rows)].swapaxes(0, 1), lse, Inputs(*each, options, beside))
+        inputs = Inputs(*each, options, beside, score=score, sequence=b)
+        numbers = measure(execution.out[slice(*rows)].swapaxes(0, 1), lse, inputs)
         assert all(one.good for one in numbers.values()), numbers
     return execution
 
@@ -147,15 +153,15 @@ def cases(draw: st.DrawFn, dtype: str, most: int = 420) -> list[Case]:
     d = draw(widths)
     d_v = draw(st.just(d) | widths)
     causal, windowed, padded, sinks = (draw(st.sampled_from([False, False, True])) for _ in range(4))
-    window = (most, most) if windowed else None
-    tiling = draw(tilings(Problem(1, 1, 1, 1, 1, d, dtype, head_dim_v=d_v, causal=causal, window=window)))
+    window, score = (most, most) if windowed else None, draw(lines.some)
+    tiling = draw(tilings(Problem(1, 1, 1, 1, 1, d, dtype, head_dim_v=d_v, causal=causal, window=window, score=score)))
     heads, kv_heads = draw(st.sampled_from(HEADS))
 
     def one() -> Case:
         axes = draw(st.sampled_from([4, 4, 3] if heads > 1 else [4, 3, 2]))
         batch = draw(st.integers(1, 3)) if axes == 4 else 1
         n_q, n_k = (draw(st.integers(1, 40) | st.integers(1, most if batch * heads < 4 else most // 2)) for _ in range(2))
-        asked: dict[str, Any] = {"scale": draw(st.sampled_from([None, None, 0.02, 1.0, 5.0, 20.0])), "sinks": sinks}
+        asked: dict[str, Any] = {"scale": draw(st.sampled_from([None, None, 0.02, 1.0, 5.0, 20.0])), "sinks": sinks, "score": score}
         if padded:
             lengths = st.just(0) | st.just(n_k) | st.integers(0, n_k)
             asked |= {"padded": True, "key_lengths": draw(st.tuples(*[lengths] * batch))}
@@ -192,7 +198,8 @@ def packed(draw: st.DrawFn, dtype: str, most: int = 300) -> VarlenSchedule:
     d_v = draw(st.just(d) | widths.map(eights))
     windowed, causal, sinks = (draw(st.sampled_from([False, True])) for _ in range(3))
     heads, kv_heads = draw(st.sampled_from(HEADS[:5]))
-    asked = {"window": (draw(st.integers(0, most)), draw(sides))} if windowed else {"causal": causal}
+    asked: dict[str, Any] = {"window": (draw(st.integers(0, most)), draw(sides))} if windowed else {"causal": causal}
+    asked["score"] = draw(lines.some)
     longest = (max(1, max(each[side] for each in seqlens)) + draw(st.sampled_from([0, 70])) for side in (0, 1))
     scale = draw(st.sampled_from([None, 0.3, 5.0]))
     problem = Problem(len(seqlens), heads, kv_heads, *longest, d, dtype, head_dim_v=d_v, scale=scale, sinks=sinks, **asked)

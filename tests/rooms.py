@@ -22,12 +22,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # what a user calls: cupyflash/
     "calls": (
         *("attention", "cubins", "decode_refusals", "device", "gradients", "launcher", "merge", "prepared", "problem", "refusals"),
-        *("score*", "stand_in", "tensor_maps", "torch", "warmup_decode"),
+        *("dropout", "score*", "stand_in", "tensor_maps", "torch", "warmup_decode"),
     ),
     # all else: packaging, documents, benchmarks, examples
     "project": (
         *("package", "readme", "decoding_page", "benchmarks", "benchmark_decode", "timing*", "accuracy", "machine_code*", "on_gpu"),
-        *("example", "generate", "suites"),
+        *("example", "generate", "suites", "torch_example"),
     ),
 }
 

@@ -35,7 +35,8 @@ def backward_with_errors(
     made, q = forward(inputs), inputs.q
     dbias = {"dbias": np.zeros(inputs.beside["bias"].shape, np.float32)} if schedule.dbias else {}
     given = (dout, *inputs.qkv, made.O.astype(q.dtype), made.L.astype(np.float32))
-    execution = execute_backward(schedule, *given, **inputs.beside, **dbias, score=inputs.score, seed=schedule_seed)
+    asked = {"score": inputs.score, "dropout": inputs.dropout}
+    execution = execute_backward(schedule, *given, **inputs.beside, **dbias, **asked, seed=schedule_seed)
     gradients = execution.gradients | dbias
     return execution, measure_gradients(gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from test_backward import A100, check_backward
-from test_varlen import any_schedule, packed
+from test_varlen import any_schedule, dropout_of, packed
 
 import cupyflash
-from cupyflash import Problem
+from cupyflash import Problem, Score
 from cupyflash.options import BlockMask
 from cupyflash.schedules import VarlenBackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.sim import execute_backward, execute_varlen_backward, replay, theory
@@ -61,7 +61,9 @@ def test_a_block_mask_has_the_forwards_blocks() -> None:
         cupyflash.attention_backward(dout, q, k, v, out, lse, block_mask=kept[:, :1][:, [0] * 9])
 
 
-def run_packed(schedule: VarlenBackwardSchedule, seed: int | None = None) -> tuple[BackwardExecution, list[Numbers]]:
+def run_packed(
+    schedule: VarlenBackwardSchedule, seed: int | None = None, score: Score | None = None
+) -> tuple[BackwardExecution, list[Numbers]]:
     """An execution, and the errors of each sequence's gradients, by the 2x rule on its own."""
     p, seqlens = schedule.problem, schedule.seqlens
     assert seqlens is not None
@@ -70,16 +72,18 @@ def run_packed(schedule: VarlenBackwardSchedule, seed: int | None = None) -> tup
     out, lse = np.zeros_like(dout), np.full(q.shape[1::-1], -np.inf, np.float32)
     asked = replace(p.options, packed=False)
     places = [(slice(cu_q[n], cu_q[n + 1]), slice(cu_k[n], cu_k[n + 1])) for n in range(p.batch)]
-    for rows, cols in places:
-        one = forward(Inputs(*(array.swapaxes(0, 1) for array in (q[rows], k[cols], v[cols])), asked))
+    of_each = []
+    for n, (rows, cols) in enumerate(places):
+        qkv = (array.swapaxes(0, 1) for array in (q[rows], k[cols], v[cols]))
+        of_each.append(Inputs(*qkv, asked, score=score, sequence=n, dropout=dropout_of(asked, n)))
+        one = forward(of_each[-1])
         out[rows], lse[:, rows] = one.O.swapaxes(0, 1).astype(q.dtype), one.L
-    execution = execute_varlen_backward(schedule, dout, q, k, v, out, lse, seed=seed)
+    execution = execute_varlen_backward(schedule, dout, q, k, v, out, lse, seed=seed, score=score, dropout=dropout_of(asked))
     numbers: list[Numbers] = []
-    for rows, cols in places:
+    for (rows, cols), inputs in zip(places, of_each, strict=True):
         gradients = {"dQ": execution.dq[rows], "dK": execution.dk[cols], "dV": execution.dv[cols]}
-        of_one, *qkv = (array.swapaxes(0, 1) for array in (dout[rows], q[rows], k[cols], v[cols]))
         made = {name: each.swapaxes(0, 1) for name, each in gradients.items()}
-        numbers += measure_gradients(made, of_one, Inputs(*qkv, asked)).values()
+        numbers += measure_gradients(made, dout[rows].swapaxes(0, 1), inputs).values()
     return execution, numbers
 
 

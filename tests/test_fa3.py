@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import cupyflash
 from cases_fa3 import H100, Case, Layout, cases, check, check_packed, packed
-from cupyflash import Device, Problem, plan
+from cupyflash import Device, Problem, Score, plan
 from cupyflash.schedules import choose, fa3_tiles
 from cupyflash.sim import execution
 from cupyflash.sim.inputs import Inputs
@@ -141,6 +141,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "mask": ({"mask": MASK}, "no place for a mask"),
     "bias": ({"bias": np.where(MASK, 1, -1).astype(np.float16)}, "no place for a bias"),
     "block mask": ({"block_mask": np.array([[1, 0], [1, 1], [0, 1]], bool), "tiling": (64, 64)}, "no place for a block mask"),
+    "sine": ({"score": Score("s + sin(s)")}, "no stack, and the score function's sin takes one"),
     "negative scale": ({"scale": -0.3}, "scale is positive, and this is -0.3"),
     "no scale": ({"scale": 0.0}, "scale is positive, and this is 0.0"),
     "no keys": (posed(n_k=0), "tensors with elements"),
@@ -195,6 +196,26 @@ TAKEN: dict[str, dict[str, Any]] = {
 def test_what_it_takes(name: str, ran: list[str]) -> None:
     call = PLAIN | TAKEN[name]
     numbers = measure(*cupyflash.attention(**call, return_lse=True), Inputs.of(*PLAIN.values()))
+    assert all(each.good for each in numbers.values()), numbers
+    assert ran == ["fa3"]
+
+
+FAR = Score(
+    "where(group[q] == group[k], c * tanh(s / c), -far) - slope[h] * abs(q - k)",
+    group=np.arange(100) // 40,
+    c=3.0,
+    far=np.inf,
+    slope=np.array([0.5, 0.01, 0.2, 0.1], np.float32),
+)
+
+
+@pytest.mark.parametrize("queries", [2, 30])
+def test_it_takes_a_score_function_of_several_heads_in_a_block(queries: int, ran: list[str]) -> None:
+    """Few queries: rows of four heads share blocks, and each has its own slope. Whole blocks are masked by the line."""
+    arrays = posed(n_q=queries, heads=4)
+    q, k, v = arrays["q"], arrays["k"][:1], arrays["v"][:1]
+    made = cupyflash.attention(q, k, v, score=FAR, return_lse=True, causal=True)
+    numbers = measure(*made, Inputs.of(q, k, v, score=FAR, causal=True))
     assert all(each.good for each in numbers.values()), numbers
     assert ran == ["fa3"]
 

@@ -297,6 +297,26 @@ def test_masks_reach_the_kernel_with_their_strides(cupy: Recorded) -> None:
     assert [given[f"bias_{axis}"] for axis in ("batch", "head", "row", "col")] == [0, 200, 0, 1]
 
 
+def test_each_call_has_its_own_seed_and_offset_and_one_kernel(cupy: Recorded) -> None:
+    """What is kept of a call is none of them; without dropout there are no such fields."""
+    q, k, v = (cupy.array(2, 4, 100, 64) for _ in range(3))
+    asked = [(0.1, 2**32 + 5, 0), (0.1, 2**32 + 5, 1), (0.5, 6, 1)]
+    for p, seed, offset in asked:
+        attention(q, k, v, dropout=p, seed=seed, offset=offset)
+    assert len(cupy.compiled) == 1 and launcher._kept.cache_info().currsize == 1
+    names = ("threshold", "seed_low", "seed_high", "offset", "scale")
+    found = [tuple(float(given[f"dropout_{name}"]) for name in names) for _, _, given, _ in cupy.launches]
+    tenth = round(0.1 * 2**16)
+    scale = float(np.float32(2**16 / (2**16 - tenth)))
+    assert found == [(tenth << 16, 5, 1, 0, scale), (tenth << 16, 5, 1, 1, scale), (2**31, 6, 0, 1, 2)]
+    attention(q, k, v, seed=3)
+    assert len(cupy.compiled) == 2 and not [name for name in cupy.launches[-1][2] if name.startswith("dropout")]
+    kept = cupyflash.dropout_mask((2, 4, 100, 100), 0.1, seed=3, dropout_origin=(1, 2, 32, 16), xp=cupy)
+    given = cupy.launches[-1][2]
+    assert given["kept"] is kept and kept.dtype == bool and given["dropout_pair"] == (1 << 16) + 2
+    assert (given["dropout_row"], given["dropout_key"], given["heads"], given["Nk"]) == (8, 8, 4, 100)
+
+
 def test_packed_sequences_are_one_launch_and_looked_at_only_without_their_longest(cupy: Recorded) -> None:
     q, k, v = cupy.array(40, 4, 64), cupy.array(25, 2, 64), cupy.array(25, 2, 32)
     host = [np.array(bounds, np.int32) for bounds in ([0, 10, 40], [0, 20, 25])]

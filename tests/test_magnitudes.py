@@ -13,15 +13,18 @@ import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash import Device, Problem
-from cupyflash.schedules import BackwardSchedule, plan_backward
+from cupyflash import Device, Problem, plan
+from cupyflash.schedules import BackwardSchedule, plan_backward, plan_decode, plan_varlen
+from cupyflash.sim import replay, theory
 from cupyflash.sim.execution import BackwardExecution, execute_backward
 from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.reference import backward, reference, reference_gradients
+from cupyflash.sim.verification import verify
 from cupyflash.sim.yardstick import DTYPES
 from mutants import Mutant, check_mutant
 from suites import sample, wide
 
+A100 = Device.named("A100-40GB")
 # Powers of two that q and k are multiples of, and of the scale. Gradients are as large as scale q, which float16 has to hold.
 POWERS: dict[str, tuple[tuple[int, int], ...]] = {
     "float16": ((-14, -3), (-4, -100), (0, -2), (2, -2), (5, 0), (8, 2), (11, -3), (13, -10), (13, -3)),
@@ -205,3 +208,58 @@ def test_a_row_without_weights_stays_alone(deterministic: bool) -> None:
     lse[..., 5] = -np.inf
     dq, dk, dv = cupyflash.attention_backward(dout, q, k, v, out, lse, deterministic=deterministic, **options)
     assert np.isfinite(np.delete(dq, 5, axis=-2)).all() and np.isfinite(dk).all() and np.isfinite(dv).all()
+
+
+def test_standard_attention_of_scores_beyond_float16() -> None:
+    """With S in float32 they come out right; with S in float16 they are infinite."""
+    (q, k, v, _), options = pose("float16", 6, 0, "causal")
+    expected, expected_lse = reference(q, k, v, **options)
+    assert np.abs(expected_lse).max() > 65504
+    asked = options | {"algorithm": "standard", "score_dtype": "float32"}
+    out, lse = cupyflash.attention(q, k, v, return_lse=True, **asked)
+    assert np.abs(out.astype(np.float64) - expected).max() <= steps_of("float16") * np.abs(v.astype(np.float64)).max()
+    assert np.allclose(lse, expected_lse, rtol=2e-6, atol=1e-3)
+    beyond = cupyflash.attention(q, k, v, return_lse=True, **asked | {"score_dtype": None})[1]
+    assert not np.isfinite(beyond[np.abs(expected_lse) > 65504]).any()
+
+
+@pytest.mark.wide
+def test_gradients_of_standard_attention_of_scores_beyond_float16() -> None:
+    """P is taken from an L that float32 rounds to a 64th at most: weights are off by that."""
+    (q, k, v, dout), options = pose("float16", 6, 0, "causal")
+    _, pullback = cupyflash.attention_vjp(q, k, v, algorithm="standard", score_dtype="float32", **options)
+    whole = reference_gradients(dout, q, k, v, **options)
+    for name, found in zip(("dQ", "dK", "dV"), pullback(dout), strict=True):
+        assert np.abs(found.astype(np.float64) - whole[name]).max() <= np.abs(whole[name]).max() / 32, name
+
+
+@pytest.mark.wide
+def test_bytes_of_scores_in_float32() -> None:
+    """Those of S, and no others, are four of each score."""
+    problem = Problem(1, 2, 1, 75, 101, 16, "float16", score_dtype="float32", mask=True)
+    schedule = plan(problem, A100, "standard", lse=True)
+    made = verify(schedule)
+    assert made.good and replay(schedule, literal=True) == made.theory
+    plain = theory.traffic(plan(problem.asking(score_dtype=None), A100, "standard", lse=True))
+    assert made.theory["S"].read_bytes == 2 * made.theory["S"].write_bytes == 2 * 4 * 2 * 75 * 101
+    assert {name for name in plain if plain[name] != made.theory[name]} == {"S"}
+    ideal = theory.standard_ideal(problem)
+    assert (
+        ideal == theory.traffic(plan(problem, A100, "standard", "paper", lse=False)) and ideal["S"].read_bytes == 4 * 2 * 75 * 101
+    )
+
+
+def test_what_has_no_scores_in_memory_says_so() -> None:
+    problem = Problem(1, 1, 1, 64, 64, 16, "float16", score_dtype="float32")
+    x = np.zeros((4, 16), np.float16)
+    for refused in (
+        lambda: plan(problem, A100, "fa2"),
+        lambda: plan(problem, A100, "decode"),
+        lambda: plan_decode(problem, A100),
+        lambda: plan_varlen(problem, A100),
+        lambda: plan_backward(problem, A100, "standard"),
+        lambda: cupyflash.attention(x, x, x, score_dtype="float32"),
+        lambda: cupyflash.attention(x, x, x, algorithm="standard", score_dtype="float16"),
+    ):
+        with pytest.raises(ValueError, match="score_dtype"):
+            refused()

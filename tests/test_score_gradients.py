@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import test_backward
 from hypothesis import strategies as st
+from test_backward_sparse import run_packed
 
 import cupyflash
 import mutants
 from cupyflash import Device, Problem, Score, plan
 from cupyflash.options import BlockMask
-from cupyflash.schedules import BackwardSchedule, plan_backward
+from cupyflash.schedules import BackwardSchedule, plan_backward, plan_varlen_backward
+from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.sim import execute, replay, theory
 from cupyflash.sim.execution import BackwardExecution
 from cupyflash.sim.inputs import Inputs
@@ -24,12 +26,16 @@ from cupyflash.sim.yardstick import draw_gradient, drawn, measure
 from expressions import captured, score, texts
 from mutants import Mutant
 from problems import sparse_problems
-from suites import sample, sweep, wide
+from suites import sample, sweep
 
 A100 = Device.named("A100-40GB")
 # Of which any problem has an element: what is not indexed by a position alone is clamped.
 ODD = (np.arange(-9, 8) / 8).astype(np.float32)[::-2]
-ANY = Score("s * slope[h + 0] + tanh(s) * near[(q - k) % 5] + near[b + 1]", slope=ODD, near=ODD.astype(np.float16)[2:7])
+ANY = Score(
+    "s * slope[h + 0] + tanh(s) * near[(q - k) % 5] + near[b + 1] + slope[k % 8] - slope[row % 5 + h] * near[k % 4 + h]",
+    slope=ODD,
+    near=ODD.astype(np.float16)[2:7],
+)
 # Of a head's scores some are -inf, and their derivatives infinite: every fifth key, and the last tile; or whole rows. Or all scores
 # are what they are whatever s is.
 KEYS, ROWS = "k % 5 == 0 or k >= 48", "row == 3 or row >= 16"
@@ -51,23 +57,22 @@ def check(schedule: BackwardSchedule, inputs: Inputs) -> BackwardExecution:
     return execution
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
-    ("algorithm", "deterministic", "dtype"),
-    [wide("fa2", True, "float16"), wide("fa1", False, "float16"), wide("standard", False, "bfloat16")],
+    ("algorithm", "dtype", "score"), [("fa2", "float16", ANY), ("fa1", "float16", MASKED), ("standard", "bfloat16", MASKED)]
 )
-def test_numbers_and_bytes(algorithm: str, deterministic: bool, dtype: str) -> None:
+def test_numbers_and_bytes(algorithm: str, dtype: str, score: Score) -> None:
     """Beside all masks, a bias with its gradient, and grouped heads, whose slopes are their own."""
     fa2, blocks = algorithm == "fa2", (48, 32)
-    problem = Problem(
-        2, 4, 2, 50, 70, 24, dtype, window=(40, 9), mask=True, bias=True, padded=True, key_lengths=(60, 33), score=ANY.form
-    )
+    problem = Problem(2, 4, 2, 50, 70, 24, dtype, window=(40, 9), mask=True, bias=True, padded=True, key_lengths=(60, 33))
     if algorithm != "standard":
         problem = problem.asking(block_mask=BlockMask.of(np.random.default_rng(0).random((4, 2, 3)) < 0.7), sinks=fa2)
-    schedule = plan_backward(problem, A100, algorithm, blocks, deterministic=deterministic, dbias=fa2)
-    check(schedule, inputs_of(problem, ANY, blocks))
+    problem = problem.asking(score=score.form)
+    schedule = plan_backward(problem, A100, algorithm, blocks, deterministic=fa2, dbias=fa2)
+    check(schedule, inputs_of(problem, score, blocks))
 
 
-@pytest.mark.parametrize(("algorithm", "deterministic"), sample(WAYS, [("fa2", False)]))
+@pytest.mark.parametrize(("algorithm", "deterministic"), sample(WAYS[:2], [("fa2", False)]))
 def test_what_is_masked_has_no_gradient(algorithm: str, deterministic: bool) -> None:
     """Scores of -inf, whatever their derivative, in some keys of a tile, in all, in whole rows; and scores without a derivative."""
     problem = Problem(1, 3, 3, 30, 70, 16, "float16", score=MASKED.form)
@@ -77,6 +82,19 @@ def test_what_is_masked_has_no_gradient(algorithm: str, deterministic: bool) -> 
     assert not made.dk[:, 0, keys].any() and not made.dv[:, 0, keys].any() and made.dk[:, 0, ~keys].any(axis=-1).all()
     assert not made.dq[:, 1, rows].any() and made.dq[:, 1, ~rows].any(axis=-1).all()
     assert not made.dq[:, 2].any() and not made.dk[:, 2].any() and made.dv[:, 2].any(axis=-1).all()
+
+
+@pytest.mark.wide
+def test_packed_sequences() -> None:
+    """b is the sequence, whose queries and keys are counted from its beginning."""
+    table = np.random.default_rng(0).standard_normal((4, 70)).astype(np.float32)
+    tree = Score("s * (1 + near[b] * 0.5) + table[b, k] - abs(table[b, q]) + near[row % 4 + h]", table=table, near=ODD[:4])
+    problem = Problem(4, 2, 1, 45, 70, 16, "float16", causal=True, score=tree.form)
+    lengths = (5, 40), (0, 9), (45, 70), (33, 0)
+    schedule = plan_varlen_backward(problem, A100, lengths, (16, 32), deterministic=True)
+    execution, numbers = run_packed(schedule, score=tree)
+    assert execution.findings == () and all(each.good for each in numbers), numbers
+    assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True) == execution.traffic
 
 
 @sweep(2, 20, data=st.data(), way=st.sampled_from(WAYS[:3]), tiling=st.sampled_from([(16, 16), (48, 32)]))
@@ -101,12 +119,12 @@ def random_inputs(seed: int, dtype: Any) -> Inputs:
     return Inputs.of(*arrays, scale=1.0, score=score(f"{of_heads} 0.0", CAPTURED))
 
 
-@pytest.mark.parametrize(("algorithm", "dtype"), [wide("fa1", np.float32), wide("fa2", np.float16)])
+@pytest.mark.wide
 @sweep(1, 1, seed=st.integers(0, 2**32))
-def test_random_expressions(algorithm: str, dtype: Any, seed: int) -> None:
-    inputs = random_inputs(seed, dtype)
-    check(plan_backward(inputs.problem, A100, algorithm, (16, 16)), inputs)
-    made = execute(plan(inputs.problem, A100, algorithm, (16, 16), lse=True), *inputs.qkv, score=inputs.score)
+def test_random_expressions(seed: int) -> None:
+    inputs = random_inputs(seed, np.float16)
+    check(plan_backward(inputs.problem, A100, "fa2", (16, 16)), inputs)
+    made = execute(plan(inputs.problem, A100, "fa2", (16, 16), lse=True), *inputs.qkv, score=inputs.score)
     assert made.findings == () and all(each.good for each in measure(made.out, made.lse, inputs).values())
 
 
@@ -163,6 +181,23 @@ def test_calls() -> None:
             np.testing.assert_allclose(gradient, scaled[name], atol=5e-3)
 
 
+@pytest.mark.wide
+def test_functions_that_have_names() -> None:
+    """Of packed sequences too."""
+    packed = np.random.default_rng(3).standard_normal((4, 20, 2, 16)).astype(np.float16)
+    q, k, v, dout = packed.swapaxes(1, 2)
+    capped = Score("softcap * tanh(s / softcap)", softcap=1.5)
+    one, other = (
+        cupyflash.attention_vjp(q, k, v, algorithm="fa1", tiling=(16, 16), **asked)[1](dout)
+        for asked in ({"softcap": 1.5}, {"score": capped})
+    )
+    assert all(np.array_equal(*pair) for pair in zip(one, other, strict=True))
+    bounds, (out, lse) = [0, 20], cupyflash.attention(q, k, v, softcap=1.5, return_lse=True, algorithm="fa1", tiling=(16, 16))
+    of_one = packed[3], *packed[:3], out.swapaxes(0, 1), lse, bounds, bounds
+    made = cupyflash.attention_varlen_backward(*of_one, softcap=1.5, tiling=(16, 16))
+    assert all(np.allclose(array.swapaxes(0, 1), whole, atol=4e-3) for array, whole in zip(made, one, strict=True))
+
+
 def test_what_is_refused() -> None:
     q = np.zeros((2, 20, 16), np.float32)
     lse = np.zeros((2, 20), np.float32)
@@ -192,15 +227,14 @@ FAULTS = {
         ("of_head = *shared",),
     ),
     "every lane reads the head's part": Mutant("score.cuh", "if (threadIdx.x == 0)", "if (threadIdx.x < 2)", "bytes"),
-    "dV has the slopes, too": Mutant("fa1_backward.cu", "// Line 16", "of_given_scores(P_regs, slopes); // Line 16", "numbers"),
-    "scores that do not count are read": Mutant("fa1_backward.cu", "if (seen) scored = ", "scored = ", "bytes"),
 }
 SLOPED = Score("-far * s * s if k % 5 == 0 else s * s * slope[h] + near[(q - k) % 5]", far=np.inf, slope=ODD[:4], near=ODD)
 
 
 def run_fault(schedule: BackwardSchedule, seed: int | None) -> tuple[BackwardExecution, bool]:
-    gradient = draw_gradient(schedule.problem)
-    made, numbers = test_backward.backward_with_errors(schedule, inputs_of(schedule.problem, SLOPED), gradient, seed)
+    asked = PARTS if schedule.algorithm == "fa2" else SLOPED
+    inputs, gradient = inputs_of(schedule.problem, asked), draw_gradient(schedule.problem)
+    made, numbers = test_backward.backward_with_errors(schedule, inputs, gradient, seed)
     return made, all(each.good for each in numbers.values())
 
 
@@ -213,6 +247,51 @@ def test_fault(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     mutants.check_mutant(FAULTS[name], of_faults(), run_fault, tmp_path, monkeypatch)
 
 
+PARTS = Score(
+    "where(near[q] == near[k], s, -far) * a[h, k] + a[h, row]",
+    far=np.inf,
+    near=ODD[:4].repeat(9),
+    a=np.linspace(0.5, 1, 72, dtype=np.float32).reshape(2, 36),
+)
+OF_PARTS = {
+    "parts of the next keys are put where these are": Mutant(
+        "score_parts.cuh", "this->store(both - at)", "this->store(at)", "race", ("st.shared", "ld.shared")
+    ),
+    "rows have the parts of the block before": Mutant(
+        "fa2_backward.cu", "coming.store(parts_at(which));\n      i", "coming.store(parts_at(which ^ 1));\n      i", "numbers"
+    ),
+    "parts of rows that there are not": Mutant(
+        "fa2_backward.cu", "score_at(masks, i * BR, 0, Nq), rows)", "score_at(masks, i * BR, 0, Nq), BR)", "bytes"
+    ),
+}
+
+
+def of_parts() -> BackwardSchedule:
+    """Several blocks each way, the last of them short, in both kernels."""
+    return plan_backward(Problem(1, 2, 1, 36, 36, 16, "float16", score=PARTS.form), A100, "fa2", (16, 16), deterministic=True)
+
+
 @pytest.mark.wide
-def test_without_a_fault() -> None:
-    mutants.check_unbroken(of_faults(), run_fault, range(2))
+@pytest.mark.parametrize("name", OF_PARTS)
+def test_fault_of_parts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutants.check_mutant(OF_PARTS[name], of_parts(), run_fault, tmp_path, monkeypatch)
+
+
+@pytest.mark.wide
+def test_parts_without_a_fault() -> None:
+    mutants.check_unbroken(of_parts(), run_fault, range(1))
+
+
+def test_what_is_one_for_a_row_or_a_key_is_read_once_for_a_tile() -> None:
+    """Ids in eight bytes, of each query of a tile and of each key of a visit; fa1's scores read both, each."""
+    same = Score("where(document[q] == document[k], s, -far)", document=np.zeros(80, np.int64), far=np.inf)
+    problem = Problem(1, 4, 2, 50, 80, 32, "float16", score=same.form)
+    fa2, fixed = (plan_backward(problem, A100, "fa2", (32, 32), deterministic=fixed) for fixed in (False, True))
+    read = [
+        theory.traffic(one)["score_document"].read_bytes // 4 // 8 for one in (plan(problem, A100, "fa2", (32, 32)), fa2, fixed)
+    ]
+    assert read[0] == 50 + 2 * 80  # two row blocks
+    assert read[1] == 80 + 3 * 50  # three column blocks
+    assert isinstance(fixed, Fa2BackwardSchedule) and fixed.queries is not None
+    assert read[2] == read[1] + 50 + fixed.queries.row_blocks * 80
+    assert theory.traffic(plan(problem, A100, "fa1", (32, 32)))["score_document"].read_bytes == 4 * 8 * 2 * 50 * 80

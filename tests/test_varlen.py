@@ -6,18 +6,21 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import lines
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 import cupyflash
 from cupyflash import Device, Problem
+from cupyflash.dropout import Dropout
 from cupyflash.options import Options
 from cupyflash.schedules import VarlenSchedule, plan, plan_varlen
+from cupyflash.score import Score
 from cupyflash.sim import execute_varlen, replay, theory
 from cupyflash.sim.execution import Execution
 from cupyflash.sim.inputs import NOTHING, Inputs
-from cupyflash.sim.yardstick import DTYPES, measure
+from cupyflash.sim.yardstick import DTYPES, draw_score, measure
 from suites import sample, sweep, wide
 
 A100 = Device.named("A100-40GB")
@@ -37,6 +40,11 @@ def packed(seqlens: Seqlens, heads: int, kv_heads: int, d: int, d_v: int, dtype:
     return q, k, v, cu_q, cu_k
 
 
+def dropout_of(options: Options, number: int = 0) -> Dropout | None:
+    """What a sequence of a problem with dropout drops."""
+    return Dropout(0.25, 2**40, 1, (number, 0, 0, 0)) if options.dropout else None
+
+
 def check_sequences(
     out: np.ndarray,
     lse: np.ndarray | None,
@@ -45,13 +53,15 @@ def check_sequences(
     v: np.ndarray,
     seqlens: Seqlens,
     options: Options = NOTHING,
+    score: Score | None = None,
 ) -> None:
     """The 2x rule for each sequence on its own."""
     first_q = first_k = 0
-    for n_q, n_k in seqlens:
+    for b, (n_q, n_k) in enumerate(seqlens):
         rows, cols = slice(first_q, first_q + n_q), slice(first_k, first_k + n_k)
         heads_first = (array.swapaxes(0, 1) for array in (q[rows], k[cols], v[cols]))
-        numbers = measure(out[rows].swapaxes(0, 1), None if lse is None else lse[:, rows], Inputs(*heads_first, options))
+        inputs = Inputs(*heads_first, options, score=score, sequence=b, dropout=dropout_of(options, b))
+        numbers = measure(out[rows].swapaxes(0, 1), None if lse is None else lse[:, rows], inputs)
         assert all(each.good for each in numbers.values()), numbers
         first_q, first_k = first_q + n_q, first_k + n_k
 
@@ -61,10 +71,11 @@ def check_packed(schedule: VarlenSchedule, data_seed: int = 0, seed: int | None 
     p, seqlens = schedule.problem, schedule.seqlens
     assert seqlens is not None
     q, k, v, _, _ = packed(seqlens, p.heads, p.kv_heads, p.head_dim, p.head_dim_v, p.dtype, data_seed)
-    execution = execute_varlen(schedule, q, k, v, seed=seed)
+    score = draw_score(p, data_seed)
+    execution = execute_varlen(schedule, q, k, v, seed=seed, score=score, dropout=dropout_of(p.options))
     assert execution.findings == ()
     assert theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True) == execution.traffic
-    check_sequences(execution.out, execution.lse, q, k, v, seqlens, replace(p.options, packed=False))
+    check_sequences(execution.out, execution.lse, q, k, v, seqlens, replace(p.options, packed=False), score)
     return execution
 
 
@@ -90,6 +101,7 @@ def any_schedule(draw: st.DrawFn, dtype: str) -> VarlenSchedule:
         scale=draw(st.sampled_from([None, 0.3, -0.2])),
         head_dim_v=d_v,
         alignment=bits & -bits,
+        score=draw(lines.some),
     )
     tiling = draw(st.sampled_from([None, (16, 16), (48, 32)]))
     device = draw(st.sampled_from([A100, A100.with_sram("64KB")]))

@@ -117,6 +117,8 @@ def plan(
     """
     if isinstance(problem, Problem) and problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen")
+    if isinstance(problem, Problem) and isinstance(algorithm, str) and algorithm != "standard":
+        _require_no_score_dtype(problem)
     if isinstance(algorithm, str) and algorithm == "decode":
         if tiling is not None:
             raise ValueError(f"algorithm 'decode' has no tiling, got {tiling!r}")
@@ -169,8 +171,14 @@ def _choose(problem: Problem, device: Device, refused: str | None) -> Choice:
 def _splits_keys(problem: Problem) -> bool:
     """Whether a call that has no cache may have its keys split: few queries against many keys, and masks by position only."""
     p, asked = problem, problem.options
-    plain = not (asked.of_scores or asked.padded or asked.packed) and asked.block_mask is None
+    plain = not (asked.of_scores or asked.padded or asked.packed or asked.dropout) and asked.block_mask is None
     return plain and p.head_count > 0 and p.seqlen_k >= KEYS_A_QUERY * p.seqlen_q > 0
+
+
+def _require_no_score_dtype(problem: Problem) -> None:
+    """ValueError for what is asked of an S in memory that there is not."""
+    if problem.options.score_dtype is not None:
+        raise ValueError("score_dtype is for the forward of 'standard', whose S is in memory: all else has S in float32 on chip")
 
 
 def _checked(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:
@@ -269,6 +277,7 @@ def plan_varlen(
     Raises as `plan` does, and ValueError for seqlens of another batch or longer than the longest.
     """
     packed = _packed(problem)
+    _require_no_score_dtype(packed)
     require_choice("algorithm", algorithm, tuple(_VARLEN))
     longest = _checked(packed, device, algorithm, tiling, lse)
     return _VARLEN[algorithm](packed, device, longest.tiling, lse, seqlens, packed_totals(packed, seqlens, totals))
@@ -293,6 +302,7 @@ def plan_backward(
     require_flag("dbias", dbias)
     if problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen_backward")
+    _require_no_score_dtype(problem)
 
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
         return _plan_backward(problem, device, algorithm, tiling, deterministic, dbias)
@@ -311,8 +321,6 @@ def plan_varlen_backward(
 ) -> VarlenBackwardSchedule:
     """The backward of `plan_varlen`'s problem; arguments and errors as there."""
     packed = _packed(problem)
-    if packed.options.score is not None:
-        raise ValueError("the backward of packed sequences has no score function")
     tiling = _checked_choice(packed, device, "fa2", tiling, BACKWARD_ALGORITHMS)
     require_flag("deterministic", deterministic)
 

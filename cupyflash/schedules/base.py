@@ -19,7 +19,9 @@ import numpy as np
 from cupyflash import params, score
 from cupyflash.arrays import numpy_dtype
 from cupyflash.device import Device
+from cupyflash.dropout import with_dropout
 from cupyflash.expressions.c import ELEMENTS
+from cupyflash.expressions.tree import Load
 from cupyflash.options import EMPTY, MIXED
 from cupyflash.params import CapturedField, Field, Params
 from cupyflash.problem import Problem
@@ -281,7 +283,8 @@ class TileSchedule(Schedule):
     def struct(self) -> Params:
         """What its kernels are given."""
         asked = self.problem.options
-        return with_captured(self.params, (asked.score, asked.mask_function), tuple(each.field for each in self.mask_tiles))
+        tiles = tuple(each.field for each in self.mask_tiles)
+        return with_dropout(with_captured(self.params, (asked.score, asked.mask_function), tiles), asked.dropout)
 
     @property
     def block_rows(self) -> int:
@@ -400,15 +403,16 @@ def visited_scores(schedule: TileSchedule, visited: Visited, keys: int, mixed: b
     return int((np.maximum(0, each) * kept[rows // schedule.block_rows]).sum())
 
 
-def score_moves(schedule: TileSchedule, visited: Iterable[Visited], keys: int) -> tuple[Move, ...]:
-    """What the scores of the visited blocks read of mask and bias."""
+def score_moves(schedule: TileSchedule, visited: Iterable[Visited], keys: int, by_tiles: bool = False) -> tuple[Move, ...]:
+    """What the scores of the visited blocks read, as `mask_moves`."""
     heads = list(visited)
     scores, asked = (sum(visited_scores(schedule, each, keys, mixed) for each in heads) for mixed in (False, True))
-    return mask_moves(schedule.problem, scores, asked)
+    return mask_moves(schedule.problem, scores, asked, by_tiles)
 
 
-def mask_moves(problem: Problem, scores: int, asked: int | None = None) -> tuple[Move, ...]:
-    """What `scores` scores read of the bias, and those of which a mask is asked, all where `asked` is None, of that."""
+def mask_moves(problem: Problem, scores: int, asked: int | None = None, by_tiles: bool = False) -> tuple[Move, ...]:
+    """What `scores` scores read of the bias and of a score function's arrays: not what is one for a row or a key, where that is
+    read `by_tiles`; and those for which a mask is asked, all where `asked` is None, of that."""
     asked = scores if asked is None else asked
     mask: tuple[Move, ...] = (Move("mask", asked, 1),) if problem.options.mask else ()
     function = problem.options.mask_function
@@ -416,14 +420,35 @@ def mask_moves(problem: Problem, scores: int, asked: int | None = None) -> tuple
         mask = tuple(Move(score.field(load.name, "mask"), asked, score.itemsize(function, load)) for load in function.loads)
     bias = (Move("bias", scores, problem.itemsize),) if problem.options.bias else ()
     form = problem.options.score
-    own = [load for load in form.loads if load not in score.of_head(form)] if form else []
-    return mask + bias + tuple(Move(score.field(load.name), scores, score.itemsize(form, load)) for load in own if form)
+    return mask + bias + (_loads(form, score.parts(form, by_tiles).score, scores) if form else ())
 
 
 def head_moves(problem: Problem, heads: int = 1) -> tuple[Move, ...]:
     """What a thread block reads of a score function's arrays that is one for each of its heads."""
     form = problem.options.score
-    return tuple(Move(score.field(load.name), heads, score.itemsize(form, load)) for load in score.of_head(form)) if form else ()
+    return _loads(form, score.of_head(form), heads) if form else ()
+
+
+def row_moves(problem: Problem, rows: int) -> tuple[Move, ...]:
+    """What is read of them, by tiles, for so many rows."""
+    form = problem.options.score
+    return _loads(form, score.parts(form).row, rows) if form else ()
+
+
+def key_moves(problem: Problem, keys: int) -> tuple[Move, ...]:
+    """And for so many keys."""
+    form = problem.options.score
+    return _loads(form, score.parts(form).key, keys) if form else ()
+
+
+def _loads(form: score.Form, loads: tuple[Load, ...], times: int) -> tuple[Move, ...]:
+    return tuple(Move(score.field(load.name), times, score.itemsize(form, load)) for load in loads)
+
+
+def score_bytes(problem: Problem, rows: int, keys: int) -> int:
+    """Bytes of shared memory for what a score function reads by tiles, for so many rows and keys."""
+    form = problem.options.score
+    return FLOAT32 * (rows * len(score.parts(form).row) + keys * len(score.parts(form).key)) if form else 0
 
 
 def block_mask_moves(schedule: TileSchedule, blocks: int) -> tuple[Move, ...]:
@@ -473,9 +498,9 @@ def sub_tile(problem: Problem, block_cols: int) -> int:
     return next(width for width in range(widest, 0, -GRANULE) if block_cols % width == 0)
 
 
-def element_constants(problem: Problem, with_derivative: bool = False) -> tuple[tuple[str, int | str], ...]:
-    """The constants that every attention kernel takes: element type, d and d_v, masks and copy width; and the score function, for a
-    gradient of scores with its derivative."""
+def element_constants(problem: Problem, with_derivative: bool = False, by_tiles: bool = False) -> tuple[tuple[str, int | str], ...]:
+    """The constants that every attention kernel takes: element type, d and d_v, masks and copy width, and the score function as
+    `score.constants` has it."""
     return (
         ("ELEMENT", ELEMENT_TYPE[problem.dtype]),
         ("HEAD_DIM", problem.head_dim),
@@ -488,7 +513,8 @@ def element_constants(problem: Problem, with_derivative: bool = False) -> tuple[
         ("SPARSE", int(problem.options.block_mask is not None)),
         ("SINKS", int(problem.options.sinks)),
         ("COPY_BYTES", problem.alignment),
-        *(score.constants(problem.options.score, with_derivative) if problem.options.score else ()),
+        *((("DROPOUT", 1),) if problem.options.dropout else ()),
+        *(score.constants(problem.options.score, with_derivative, by_tiles) if problem.options.score else ()),
         *(score.mask_constants(problem.options.mask_function, False) if problem.options.mask_function else ()),
     )
 
@@ -522,7 +548,7 @@ def tile_constants(schedule: TileSchedule) -> tuple[tuple[str, int | str], ...]:
 @lru_cache(maxsize=256)
 def with_captured(struct: Params, functions: tuple[score.Form | None, ...], tiles: tuple[str, ...] = ()) -> Params:
     """A struct with the states of a mask's tiles, and with what functions have captured: arrays before the first pointer, which C
-    aligns as Python does."""
+    aligns as Python does, behind maps."""
     forms = [form for form in functions if form is not None]
     if not forms and not tiles:
         return struct
@@ -534,8 +560,9 @@ def with_captured(struct: Params, functions: tuple[score.Form | None, ...], tile
         for one in form.captured
     ]
     arrays = [each for each in fields if each.axes is not None]
-    states = params.arrays("TileState", params.SCORES, tiles)
-    return Params((*arrays, *states, *struct.fields, *(each for each in fields if each.axes is None)))
+    states, maps = params.arrays("TileState", params.SCORES, tiles), len(struct.maps)
+    own = (*struct.fields[:maps], *arrays, *states, *struct.fields[maps:])
+    return Params((*own, *(each for each in fields if each.axes is None)))
 
 
 def require_kernel_tiling(schedule: TileSchedule, shared_bytes: int) -> None:

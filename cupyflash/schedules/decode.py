@@ -260,7 +260,7 @@ class _RowTile:
         s = self.schedule
         p, cols, page = s.problem, s.block_cols, s.cache.page_size
         enter = [Move("Q", self.rows * p.head_dim, p.itemsize, tile="Q")]
-        enter += [replace(move, elements=self.rows * move.elements) for move in head_moves(p)]
+        enter += head_moves(p, self.rows)
         if page:
             pages = -(-min(end * cols, self.all) // page) - begin * cols // page
             enter.append(Move("block_table", pages, LENGTH))
@@ -339,6 +339,8 @@ def plan_decode(
     asked = problem.options
     if asked.masked or asked.bias or asked.block_mask is not None or asked.packed:
         raise ValueError("decoding has no mask, bias, block mask or packed sequences")
+    if asked.dropout or asked.score_dtype is not None:
+        raise ValueError("decoding has no dropout, which 'fa1', 'fa2' and 'standard' have, and no score_dtype")
     if cache.appended > problem.seqlen_k:
         raise ValueError(f"the cache must have room for the {cache.appended} new keys, got room for {problem.seqlen_k}")
     longest = max(asked.key_lengths or (0,))

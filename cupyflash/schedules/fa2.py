@@ -26,9 +26,12 @@ from cupyflash.schedules.base import (
     block_mask_moves,
     element_constants,
     head_moves,
+    key_moves,
     length_moves,
     require_block_mask,
     require_dtype,
+    row_moves,
+    score_bytes,
     score_moves,
     tile_constants,
 )
@@ -45,6 +48,8 @@ class Fa2Schedule(TileSchedule):
     params: ClassVar[Params] = attention_params()
     # Where K and V blocks are held
     rings: ClassVar[Mapping[str, str]] = {"K": "K, V", "V": "K, V"}
+    # Whether what a score function reads for a row or a key is read once for a tile of them, and not for each score
+    by_tiles: ClassVar[bool] = True
 
     @property
     def state_words(self) -> int:
@@ -68,7 +73,9 @@ class Fa2Schedule(TileSchedule):
             best = fa2_tiles.candidates(p, self.device, (self.block_rows, self.block_cols))[0]
             stages = LEAST_STAGES if best.rejected else best.config.stages
         kept = kept_bytes(p, words(p.seqlen_k, self.block_cols))
-        return Room("Q", self.block_rows * row), Room("K, V", 2 * stages * self.block_cols * row), Room("block_mask", kept)
+        ring = Room("K, V", 2 * stages * self.block_cols * row)
+        parts = Room("score", score_bytes(p, self.block_rows, 2 * self.block_cols))
+        return Room("Q", self.block_rows * row), ring, Room("block_mask", kept), parts
 
     def _row_block(self, times: int, rows: int, full_visits: int, tail_visits: int, tail_cols: int) -> Phase:
         """`times` row blocks of `rows` rows that visit full and ragged column blocks so often in all, or see none."""
@@ -79,14 +86,16 @@ class Fa2Schedule(TileSchedule):
                 (
                     Move("K", cols * p.head_dim, p.itemsize, tile=self.rings["K"]),
                     Move("V", cols * p.head_dim_v, p.itemsize, tile=self.rings["V"]),
+                    *(key_moves(p, cols) if self.by_tiles else ()),
                 ),
             )
             for count, cols in ((full_visits, self.block_cols), (tail_visits, tail_cols))
             if count
         )
-        enter = [*self._length_moves(), *head_moves(p)]
+        enter = [*self._length_moves(), *self._head_moves()]
         if visits:
             enter.append(Move("Q", self.pack * self._copied_rows(rows) * p.head_dim, p.itemsize, tile="Q"))
+            enter += row_moves(p, rows) if self.by_tiles else ()
         leave = [Move("O", self.pack * rows * p.head_dim_v, p.itemsize, write=True, tile="Q")]
         if self.lse:
             leave.append(Move("L", self.pack * rows, FLOAT32, write=True))
@@ -111,7 +120,7 @@ class Fa2Schedule(TileSchedule):
             visits = int(full_visits[blocks].sum()), int(tail_visits[blocks].sum())
             yield self._row_block(len(blocks), rows, *visits, tail_cols)
         yield Phase(1, enter=block_mask_moves(self, visited.blocks))
-        yield Phase(1, enter=score_moves(self, [visited], keys))
+        yield Phase(self.pack, enter=score_moves(self, [visited], keys, self.by_tiles))
 
     @property
     def pack(self) -> int:
@@ -121,6 +130,10 @@ class Fa2Schedule(TileSchedule):
     def _length_moves(self) -> tuple[Move, ...]:
         """What a row block reads to learn how many keys its batch has."""
         return length_moves(self.problem)
+
+    def _head_moves(self) -> tuple[Move, ...]:
+        """What a row block reads of a score function's arrays that is one for its head."""
+        return head_moves(self.problem)
 
     def _copied_rows(self, rows: int) -> int:
         """Rows that are copied of a row block of so many."""
@@ -154,7 +167,7 @@ class Fa2Schedule(TileSchedule):
         """The kernel with a configuration, one of the schedule's blocks where it is to be launched."""
         p, config = self.problem, candidate.config
         constants = (
-            *element_constants(p),
+            *element_constants(p, by_tiles=True),
             *tile_constants(self),
             ("BR", config.block_rows),
             ("BC", config.block_cols),

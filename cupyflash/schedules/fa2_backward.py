@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from cupyflash.dropout import with_dropout
 from cupyflash.params import POINTER, Field, Params, arrays
 from cupyflash.schedules import fa2_backward_tiles as tiles
 from cupyflash.schedules.backward import BackwardSchedule, gradient_params, require_mask_blocks
@@ -31,9 +32,11 @@ from cupyflash.schedules.base import (
     block_mask_moves,
     element_constants,
     head_moves,
+    key_moves,
     length_moves,
     padded_dim,
     require_dtype,
+    row_moves,
     score_moves,
     tile_constants,
     total_bytes,
@@ -55,10 +58,10 @@ class _Fa2Kernels(BackwardSchedule):
         Field("bases", "Base", POINTER), *arrays("float", POINTER, ("D", "dQ_acc", "dsinks"))
     )
 
-    def constants(self, with_derivative: bool = True) -> tuple[tuple[str, int | str], ...]:
+    def constants(self, of_gradients: bool = True) -> tuple[tuple[str, int | str], ...]:
         rows, cols = self.shares
         return (
-            *element_constants(self.problem, with_derivative),
+            *element_constants(self.problem, of_gradients, of_gradients),
             ("BR", self.block_rows),
             ("BC", self.block_cols),
             ("KEPT_ROWS", rows),
@@ -70,7 +73,8 @@ class _Fa2Kernels(BackwardSchedule):
     def struct(self) -> Params:
         """One for the kernels of both schedules."""
         asked = self.problem.options
-        return with_captured(self.params, (asked.score, asked.mask_function), ("tiles", "query_tiles") if asked.masked else ())
+        tiles = ("tiles", "query_tiles") if asked.masked else ()
+        return with_dropout(with_captured(self.params, (asked.score, asked.mask_function), tiles), asked.dropout)
 
     def visited(self, keys: int, kept: Tiles | None) -> list[Visited]:
         """What each query head of the group visits."""
@@ -82,7 +86,7 @@ class _Fa2Kernels(BackwardSchedule):
         yield Phase(blocks, enter=length_moves(self.problem))
         yield Phase(blocks * heads_each, enter=head_moves(self.problem))
         yield Phase(1, enter=block_mask_moves(self, sum(each.blocks for each in heads)))
-        yield Phase(1, enter=score_moves(self, heads, keys))
+        yield Phase(1, enter=score_moves(self, heads, keys, by_tiles=True))
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ class QueriesSchedule(_Fa2Kernels):
         seen = int(rows[visits.sum(axis=0) > 0].sum())
         d, dv, size = p.head_dim, p.head_dim_v, p.itemsize
         counted = tuple(
-            Visit(int(times), (Move("K", cols * d, size, tile="K"), Move("V", cols * dv, size, tile="V")))
+            Visit(int(times), (Move("K", cols * d, size, tile="K"), Move("V", cols * dv, size, tile="V"), *key_moves(p, cols)))
             for times, cols in zip(visits.sum(axis=1), (self.block_cols, tail_cols), strict=True)
             if times
         )
@@ -117,6 +121,7 @@ class QueriesSchedule(_Fa2Kernels):
             Move("dO", seen * p.head_dim_v, p.itemsize),
             Move("L", seen, FLOAT32),
             Move("D", seen, FLOAT32),
+            *row_moves(p, seen),
         )
         leave = (Move("dQ", int(rows.sum()) * p.head_dim, p.itemsize, write=True),)
         return Phase(1, enter=enter, visits=counted, leave=leave, tiles=self._tiles())
@@ -234,6 +239,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             Move("Q", rows * p.head_dim, p.itemsize, tile="Q, dO"),
             Move("dO", rows * p.head_dim_v, p.itemsize, tile="Q, dO"),
             Move("L", rows, FLOAT32, tile="L, D"),
+            *row_moves(p, rows),
         ]
         if launch.dk:
             moves.append(Move("D", rows, FLOAT32, tile="L, D"))
@@ -264,7 +270,9 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         enter.append(Move("L", p.seqlen_q, FLOAT32))  # the second, which finds no large row
         yield Phase(group, enter=tuple(enter))
 
+        of_keys = sum(self._keys(each, keys) for each in heads)
         for launch in launches(p):
+            yield Phase(1, enter=key_moves(p, of_keys))
             yield from self._launch(launch, literal, keys, heads)
             yield from self.extras(heads, keys, self.col_blocks, self.group)
             gradients = (("dK", p.head_dim, launch.dk), ("dV", p.head_dim_v, launch.dv))
@@ -275,6 +283,10 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             yield Phase(1, enter=tuple(Move("dbias", scores, FLOAT32, write=write) for write in (False, True)))
         if not self.deterministic:
             yield Phase(group, enter=(sums,), leave=(Move("dQ", p.seqlen_q * p.head_dim, p.itemsize, write=True),))
+
+    def _keys(self, visited: Visited, keys: int) -> int:
+        """Those of the column blocks that a query head visits."""
+        return int(np.clip(keys - visited.columns * self.block_cols, 0, self.block_cols).sum())
 
     def _launch(self, launch: Launch, literal: bool, keys: int, heads: list[Visited]) -> Iterator[Phase]:
         """The column blocks that any row block visits."""

@@ -22,8 +22,9 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, occupancy
 from cupyflash.problem import MAX_HEAD_DIM, Problem
-from cupyflash.schedules.base import GRANULE, padded_dim
+from cupyflash.schedules.base import GRANULE, padded_dim, score_bytes
 from cupyflash.schedules.mask_tiles import kept_bytes, words
+from cupyflash.schedules.score_cost import of_score
 from cupyflash.tiling import DoesNotFit, TileSize
 from cupyflash.words import plural
 
@@ -113,7 +114,8 @@ def row_size(problem: Problem) -> int:
 
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int, stages: int) -> int:
     """Bytes of the Q block, which O leaves through, of the ring, and of the row block's part of a block mask."""
-    return (block_rows + 2 * stages * block_cols) * row_size(problem) + kept_bytes(problem, words(problem.seqlen_k, block_cols))
+    beside = kept_bytes(problem, words(problem.seqlen_k, block_cols)) + score_bytes(problem, block_rows, 2 * block_cols)
+    return (block_rows + 2 * stages * block_cols) * row_size(problem) + beside
 
 
 def accumulators(problem: Problem, config: Config) -> int:
@@ -148,7 +150,7 @@ def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
         most = 144
     else:
         most = 144 if config.warps <= 2 or capability < (8, 0) else 160
-        if config.warps > 2 and not odd(problem) and capability in ((8, 0), (9, 0)):
+        if config.warps > 2 and not odd(problem) and capability in ((8, 0), (9, 0)) and not problem.options.dropout:
             most = 176
     if problem.options.masked:
         most = min(most, 144 if narrow(problem) else 160)
@@ -269,10 +271,11 @@ def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, f
         wavefronts = 4 * requests + 2 * values
         issued = products / WARP + requests + values
     # Of each element of S: scaled, maximum, exponential, sum, half a conversion. 60 others a warp; three a copy.
-    issued += rows * cols / WARP * 4.5 + warps * 60 + loaded / 16 / WARP * 3
+    each, special = of_score(problem)
+    issued += rows * cols / WARP * (4.5 + each) + warps * 60 + loaded / 16 / WARP * 3
     return {
         "tensor" if size == 2 else "FMA": products / fma_rate(problem, device),
-        "exp": rows * cols / EXPONENTIALS,
+        "exp": rows * cols * (1 + special) / EXPONENTIALS,
         "float32": rows * cols * 2 / sm.fma_lanes,
         "issue": issued / PARTITIONS,
         "shared": wavefronts + loaded / SHARED_BYTES,

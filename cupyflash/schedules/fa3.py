@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from cupyflash.params import Params, numbers
 from cupyflash.schedules import fa3_tiles
-from cupyflash.schedules.base import GRANULE, Kernel, Move, Room, attention_params, element_constants
+from cupyflash.schedules.base import GRANULE, Kernel, Move, Room, attention_params, element_constants, head_moves
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.tensor_maps import Box
 
@@ -31,6 +31,7 @@ class Fa3Schedule(Fa2Schedule):
     algorithm: ClassVar[str] = "fa3"
     params: ClassVar[Params] = attention_params(*OWN, maps=MAPPED)
     rings: ClassVar[Mapping[str, str]] = {"K": "K", "V": "V"}
+    by_tiles: ClassVar[bool] = False
 
     @property
     def config(self) -> fa3_tiles.Config:
@@ -79,6 +80,10 @@ class Fa3Schedule(Fa2Schedule):
     def _length_moves(self) -> tuple[Move, ...]:
         return (Move("key_lengths", self.warps, LENGTH),) if self.problem.options.padded else ()
 
+    def _head_moves(self) -> tuple[Move, ...]:
+        """Each consumer warp reads them, of each head that its rows have."""
+        return head_moves(self.problem, (self.warps - 1) * self.pack)
+
     def _copied_rows(self, rows: int) -> int:
         return min(self.block_rows, self.room_q - (self.row_blocks - 1) * self.block_rows) if rows < self.block_rows else rows
 
@@ -124,6 +129,6 @@ class Fa3Schedule(Fa2Schedule):
         shared = sum(fa3_tiles.rooms(p, config).values())
         return (
             Kernel(
-                "fa3_forward.cu", "fa3_forward", constants, self.grid, config.team.threads, shared, self.params, accelerated=True
+                "fa3_forward.cu", "fa3_forward", constants, self.grid, config.team.threads, shared, self.struct, accelerated=True
             ),
         )

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cupyflash.device import Device
-from cupyflash.multiprocessor import EXPONENTIALS, PARTITIONS, Multiprocessor
+from cupyflash.expressions.tree import Apply, walk
+from cupyflash.multiprocessor import EXPONENTIALS, PARTITIONS, WARP, Multiprocessor
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import GRANULE, padded_dim
+from cupyflash.schedules.score_cost import of_score, reads_scores
 from cupyflash.tiling import DoesNotFit, TileSize
 
 COMPUTE_CAPABILITY = (9, 0)
@@ -32,6 +34,10 @@ REGISTERS, REGISTER_UNIT = 65536, 8
 SLAB = 64
 """Columns of a half type in a row of 128 bytes, which is what the 128-byte swizzle exchanges 16-byte pieces in."""
 SLAB_BYTES = 128
+STACKED = {"sin", "cos"}
+"""What of a score function is computed, for large numbers, with an array in local memory."""
+HEADS_OF_A_LANE = 8
+"""Heads that rows of a block may have in turn beside a score function, so that a lane's rows, eight apart, are of one head."""
 STAGES = (4, 3, 2)
 """Slots of the rings: as many as fit."""
 BARRIER_BYTES = 8
@@ -53,13 +59,13 @@ class Team:
     at launch: a multiprocessor's 65,536 over its threads, rounded down to eights. The second pair is for a producer with more
     to keep than a causal mask: a window, key lengths, packed sequences.
     `accumulators`: of a thread, for O, S and P, and `block_cols`: Bc, up to which `.ci/compile_gate.py` sees neither spills nor
-    serialised products, with none, one or both of a window and packed sequences, which keep bounds through the loops.
+    serialised products, with none to four kinds of what is kept through the loops (`kept`).
     """
 
     consumers: int
     registers: tuple[tuple[int, int], tuple[int, int]]
-    accumulators: tuple[int, int, int]
-    block_cols: tuple[int, int, int]
+    accumulators: tuple[int, int, int, int, int]
+    block_cols: tuple[int, int, int, int, int]
 
     @property
     def block_rows(self) -> int:
@@ -77,8 +83,8 @@ class Team:
 
 
 TEAMS = (
-    Team(3, ((160, 32), (160, 32)), (128, 104, 88), (256, 96, 80)),
-    Team(2, ((240, 24), (232, 40)), (200, 176, 160), (256, 128, 112)),
+    Team(3, ((160, 32), (160, 32)), (128, 104, 88, 80, 72), (256, 96, 80, 64, 48)),
+    Team(2, ((240, 24), (232, 40)), (200, 176, 160, 160, 136), (256, 128, 112, 96, 80)),
 )
 
 
@@ -155,10 +161,14 @@ def refusal(problem: Problem, device: Device) -> str | None:
         ("a mask", asked.masked),
         ("a bias", asked.bias),
         ("a block mask", asked.block_mask is not None),
-        ("a score function", asked.score is not None),
+        ("dropout", asked.dropout),
     ):
         if has:
             return f"the kernel has no place for {name}"
+    if stacked := sorted(
+        STACKED & {node.operation for node in walk(asked.score.tree) if isinstance(node, Apply)} if asked.score else ()
+    ):
+        return f"the kernel has no stack, and the score function's {stacked[0]} takes one"
     if p.softmax_scale <= 0:
         return f"the kernel's scale is positive, and this is {p.softmax_scale}"
     if not (p.seqlen_q and p.seqlen_k and p.head_count):
@@ -193,28 +203,31 @@ def packed_heads(problem: Problem, block_rows: int) -> int:
     """Query heads whose rows share blocks of so many rows: those that share K and V, as far as the kernel can, where this makes
     fewer blocks, which is where queries are few."""
     p = problem
-    pack = math.gcd(p.heads // max(1, p.kv_heads), WARPGROUP_ROWS)
+    pack = math.gcd(p.heads // max(1, p.kv_heads), WARPGROUP_ROWS if p.options.score is None else HEADS_OF_A_LANE)
     apart, together = pack * -(-p.seqlen_q // block_rows), -(-pack * p.seqlen_q // block_rows)
     return pack if together < apart and not p.options.packed and block_rows % pack == 0 else 1
 
 
-def bounds_kept(problem: Problem) -> int:
-    """How many kinds of bounds are kept through the loops, beside a causal mask's."""
-    return (problem.options.window is not None) + problem.options.packed
+def kept(problem: Problem) -> int:
+    """How many kinds of things are kept through the loops, beside a causal mask's bounds: a window's, a packed sequence's, what a
+    score function asks for. Where that reads an element for each score, addresses count as three."""
+    asked = problem.options
+    scored = 3 if reads_scores(problem) else int(asked.score is not None)
+    return min(4, (asked.window is not None) + asked.packed + scored)
 
 
 def candidate(problem: Problem, device: Device, team: Team, block_cols: int) -> Candidate:
     """A configuration, with as many slots as fit; its needs, and its rejection or its clocks."""
-    turns, registers = problem.head_dim_v <= MOST_DIM_IN_TURNS, team.registers[bool(bounds_kept(problem) or problem.options.padded)]
-    held, most = accumulators(problem, block_cols), team.accumulators[bounds_kept(problem)]
+    turns, registers = problem.head_dim_v <= MOST_DIM_IN_TURNS, team.registers[bool(kept(problem) or problem.options.padded)]
+    held, most = accumulators(problem, block_cols), team.accumulators[kept(problem)]
     configs = [Config(team, block_cols, stages, turns, registers) for stages in STAGES]
     needs = [Candidate(config, tuple(rooms(problem, config).items()), held, most) for config in configs]
     each = next((each for each in needs if each.shared_bytes <= device.sram_per_block), needs[-1])
     if held > most:
         return replace(each, rejected=f"registers: O, S and P take {held} of {most}")
-    widest = team.block_cols[bounds_kept(problem)]
+    widest = team.block_cols[kept(problem)]
     if block_cols > widest:
-        return replace(each, rejected=f"registers: beside the bounds that are kept, S has up to {widest} columns")
+        return replace(each, rejected=f"registers: beside what else is kept, S has up to {widest} columns")
     if each.shared_bytes > device.sram_per_block:
         return replace(each, rejected=f"shared memory: {each.shared_bytes:,} of {device.sram_per_block:,} bytes")
     return replace(each, parts=tuple(part_clocks(problem, device, each.config).items()))
@@ -278,11 +291,12 @@ def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, f
     sm = Multiprocessor.like(device.compute_capability)
     rows, cols = config.team.block_rows, config.block_cols
     each, all_ = ISSUED
+    own, special = of_score(problem)
     return {
         "tensor": rows * cols * (padded_dim(problem.head_dim) + padded_dim(problem.head_dim_v)) / fma_rate(problem, device),
-        "exp": rows * cols / EXPONENTIALS,
+        "exp": rows * cols * (1 + special) / EXPONENTIALS,
         "float32": rows * cols * 2 / sm.fma_lanes,
-        "issue": rows // GRANULE * (each * cols + all_) / PARTITIONS,
+        "issue": (rows // GRANULE * (each * cols + all_) + rows * cols / WARP * own) / PARTITIONS,
     }
 
 

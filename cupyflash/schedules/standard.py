@@ -6,6 +6,8 @@ The paper counts each input of a product once; a tiled product re-reads them. `t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
 from typing import ClassVar
 
 from cupyflash.device import Device
@@ -81,11 +83,23 @@ def extents(length: int, block: int, literal: bool) -> list[tuple[int, int]]:
     return blocks + [(1, tail)] * (tail > 0)
 
 
+@lru_cache(maxsize=256)
+def _with_scores(struct: Params, dtype: str | None) -> Params:
+    """A struct whose S is of another type than the elements."""
+    if dtype is None:
+        return struct
+    return Params(tuple(replace(each, type="float") if each.name == "S" else each for each in struct.fields))
+
+
 class StandardSchedule(TileSchedule):
     """Three kernels: a tiled product, a softmax a row, a tiled product."""
 
     algorithm: ClassVar[str] = "standard"
     params: ClassVar[Params] = attention_params(*arrays("Element", POINTER, "SP"))
+
+    @property
+    def struct(self) -> Params:
+        return _with_scores(super().struct, self.problem.options.score_dtype)
 
     @property
     def ideal(self) -> bool:
@@ -116,14 +130,14 @@ class StandardSchedule(TileSchedule):
                         *head_moves(p),
                         Move("Q", rows * p.head_dim, p.itemsize, tile="Q"),
                     ),
-                    leave=(Move("S", rows * cols, p.itemsize, write=True),),
+                    leave=(Move("S", rows * cols, p.score_itemsize, write=True),),
                     tiles=(q_tile, k_tile),
                 )
             for times, cols in keys_of:
                 yield Phase(row_times * times, enter=(Move("K", cols * p.head_dim, p.itemsize, tile="K"),), tiles=(k_tile,))
         yield Phase(1, enter=mask_moves(p, scores_seen(p, range(p.seqlen_q), range(keys))))
 
-        reads = (Move("S", p.seqlen_k, p.itemsize),) * self.softmax_passes  # P = softmax(S)
+        reads = (Move("S", p.seqlen_k, p.score_itemsize),) * self.softmax_passes  # P = softmax(S)
         writes: tuple[Move, ...] = (Move("P", p.seqlen_k, p.itemsize, write=True),)
         if self.lse:
             writes += (Move("L", 1, FLOAT32, write=True),)
@@ -140,7 +154,8 @@ class StandardSchedule(TileSchedule):
 
     def workspaces(self) -> Mapping[str, Workspace]:
         p = self.problem
-        return {name: Workspace((p.head_count, p.seqlen_q, p.seqlen_k), p.dtype) for name in "SP"}
+        shape = p.head_count, p.seqlen_q, p.seqlen_k
+        return {"S": Workspace(shape, p.options.score_dtype or p.dtype), "P": Workspace(shape, p.dtype)}
 
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
@@ -153,6 +168,7 @@ class StandardSchedule(TileSchedule):
             ("BC", self.block_cols),
             ("SUB", sub_tile(p, self.block_cols)),
             ("SOFTMAX_WARPS", SOFTMAX_WARPS),
+            *((("SCORE_TYPE", "float"),) if p.score_itemsize != p.itemsize else ()),
         )
         threads = self.block_rows // GRANULE * WARP
 

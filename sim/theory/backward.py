@@ -16,6 +16,7 @@ from cupyflash.sim.theory.visits import (
     FLOAT32,
     Kept,
     Visits,
+    added,
     blocks_in,
     columns_of,
     head_bytes,
@@ -25,6 +26,7 @@ from cupyflash.sim.theory.visits import (
     searched_bytes,
     state_bytes,
     states_made,
+    tile_bytes,
     visits_of,
 )
 from cupyflash.sim.traffic import TensorTraffic, Traffic
@@ -126,7 +128,7 @@ def _fa1(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
         form["dQ_acc"] = (R * d * FLOAT32, R * d * FLOAT32)
         form["dQ"] = (0, rows * d * p.itemsize)
     of_blocks = schedule.group * blocks_in(loaded, schedule.block_cols)  # as often a head's part of a score function is loaded
-    return form | _read(_mask_bytes(schedule, keys, heads), head_bytes(p, of_blocks))
+    return form | added(_mask_bytes(schedule, keys, heads), head_bytes(p, of_blocks))
 
 
 def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
@@ -159,11 +161,12 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
         "block_mask": (0 if p.options.block_mask is None else len(made) * visits.blocks, 0),
         **state_bytes(schedule, len(made) * visits.blocks),
     }
-    scores = _mask_bytes(schedule, keys, heads)
+    scores = _mask_bytes(schedule, keys, heads, by_tiles=True)
     if schedule.dbias:
-        form["dbias"] = (scores["bias"] // p.itemsize * FLOAT32,) * 2
+        form["dbias"] = (scores["bias"][0] // p.itemsize * FLOAT32,) * 2
+    of_keys = sum(times * columns_of(schedule, keys, None if kept is None else kept.visited) for times, kept in heads)
     of_head = head_bytes(p, group * blocks_in(p.seqlen_k, schedule.block_cols))
-    return form | _read(scores, of_head, times=len(made))
+    return form | added(*[added(scores, of_head, tile_bytes(p, R, of_keys))] * len(made))
 
 
 def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Form:
@@ -184,7 +187,7 @@ def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Form:
         **state_bytes(schedule, visits.blocks),
     }
     of_head = head_bytes(p, schedule.group * blocks_in(p.seqlen_q, schedule.block_rows))
-    return form | _read(_mask_bytes(schedule, keys, heads), of_head)
+    return form | added(_mask_bytes(schedule, keys, heads, by_tiles=True), of_head, tile_bytes(p, seen, loaded))
 
 
 def _standard(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
@@ -213,22 +216,14 @@ def _standard(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
         "dV": (0, p.seqlen_k * p.head_dim_v * size),
         "key_lengths": (4 * group * Tr * ((1 + again) * Tc + 1) if p.options.padded else 0, 0),
     }
-    return form | _read(_mask_bytes(schedule, keys, heads), head_bytes(p, group * Tr * Tc), times=again)
+    return form | added(*[added(_mask_bytes(schedule, keys, heads), head_bytes(p, group * Tr * Tc))] * again)
 
 
-def _read(scores: Counter[str], of_head: Form, times: int = 1) -> Form:
-    """What `times` launches read of mask, bias and captured arrays: for each score, and once for a head."""
-    names = dict.fromkeys((*scores, *of_head))
-    return {name: (times * (scores[name] + of_head.get(name, (0, 0))[0]), 0) for name in names}
-
-
-def _mask_bytes(schedule: BackwardSchedule, keys: int, heads: Heads) -> Counter[str]:
-    """What one look at every visited score reads of mask and bias."""
-    total: Counter[str] = Counter()
-    for times, kept in heads:
-        for name, (nbytes, _) in mask_bytes(schedule.problem, keys, kept, (schedule.block_rows, schedule.block_cols)).items():
-            total[name] += times * nbytes
-    return total
+def _mask_bytes(schedule: BackwardSchedule, keys: int, heads: Heads, by_tiles: bool = False) -> Form:
+    """What one look at every visited score reads of mask, bias and a score function."""
+    blocks = schedule.block_rows, schedule.block_cols
+    of_each = [[mask_bytes(schedule.problem, keys, kept, blocks, by_tiles)] * times for times, kept in heads]
+    return added(*(one for each in of_each for one in each))
 
 
 def standard_backward_ideal(problem: Problem) -> Traffic:

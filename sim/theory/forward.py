@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -10,6 +11,8 @@ import numpy as np
 from cupyflash.arrays import ITEMSIZE
 from cupyflash.problem import Problem
 from cupyflash.schedules import DecodeSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
+from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
+from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim.theory.decode import decode_traffic
 from cupyflash.sim.theory.visits import (
@@ -26,15 +29,18 @@ from cupyflash.sim.theory.visits import (
     seen_blocks,
     state_bytes,
     states_made,
+    tile_bytes,
     visits_of,
 )
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 
-def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
+def forward_traffic(schedule: TileSchedule | SoftmaxSchedule | DropoutMaskSchedule) -> Traffic:
     """The closed form of a schedule's HBM traffic, per tensor, in bytes."""
     if isinstance(schedule, SoftmaxSchedule):
         return softmax_traffic(schedule.rows, schedule.cols, schedule.dtype, schedule.algorithm)
+    if isinstance(schedule, DropoutMaskSchedule):
+        return Traffic({"kept": TensorTraffic(0, math.prod(schedule.shape))})
     if isinstance(schedule, VarlenSchedule):
         return _varlen(schedule)
     if isinstance(schedule, DecodeSchedule):
@@ -47,8 +53,12 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
         times //= together
         of_all = form(schedule, keys, None if kept is None else kept.visited)
         of_all["sinks"] = p.options.sinks * together * p.seqlen_q * FLOAT32, 0
-        own = mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols))
-        of_all |= added(own, head_bytes(p, _blocks_of_scores(schedule)))
+        by_tiles = isinstance(schedule, Fa2Schedule) and schedule.by_tiles
+        of_one = mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols), by_tiles)
+        own = {name: (together * read, 0) for name, (read, _) in of_one.items()}
+        of_all |= added(
+            own, head_bytes(p, _blocks_of_scores(schedule)), _of_tiles(schedule, keys, kept and kept.visited) if by_tiles else {}
+        )
         for name, moved in of_all.items():
             for write, nbytes in enumerate(moved):
                 total[name, bool(write)] += times * nbytes
@@ -58,9 +68,17 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule) -> Traffic:
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 
+def _of_tiles(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
+    """What a score function reads for rows, once where they visit any column block, and for keys, at each visit."""
+    visits = visits_of(schedule, keys, kept)
+    return tile_bytes(schedule.problem, visits.rows, visits.keys)
+
+
 def _blocks_of_scores(schedule: TileSchedule) -> int:
-    """Thread blocks of a head that compute scores."""
+    """How often what is one for a head is read for it: by each thread block that computes scores, or by each of its warps."""
     p = schedule.problem
+    if isinstance(schedule, Fa3Schedule):
+        return blocks_in(p.seqlen_q, schedule.block_rows) * (schedule.pack * schedule.block_rows // 16) * schedule.pack
     Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(p.seqlen_k, schedule.block_cols)
     return {"fa1": 1, "standard": Tr * Tc}.get(schedule.algorithm, Tr)
 
@@ -155,13 +173,14 @@ def _standard(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dic
     p = schedule.problem
     Tr, Tc = blocks_in(p.seqlen_q, schedule.block_rows), blocks_in(p.seqlen_k, schedule.block_cols)
     ideal = schedule.tiling.used == schedule.tiling.paper
-    scores = p.seqlen_q * p.seqlen_k * p.itemsize
+    scores = p.seqlen_q * p.seqlen_k
+    reads = 1 if ideal else 2
     return {
         "Q": (Tc * p.seqlen_q * p.head_dim * p.itemsize, 0),
         "K": (Tr * keys * p.head_dim * p.itemsize, 0),
         "V": (Tr * keys * p.head_dim_v * p.itemsize, 0),
-        "S": (scores if ideal else 2 * scores, scores),
-        "P": (scores, scores),
+        "S": (reads * scores * p.score_itemsize, scores * p.score_itemsize),
+        "P": (scores * p.itemsize, scores * p.itemsize),
         "O": (0, p.seqlen_q * p.head_dim_v * p.itemsize),
         "L": (0, p.seqlen_q * FLOAT32 if schedule.lse else 0),
         "key_lengths": (4 * Tr * (Tc + 1) if p.options.padded else 0, 0),
@@ -181,7 +200,7 @@ def standard_ideal(problem: Problem) -> Traffic:
     A mask or bias adds an element for each score that the causal mask leaves; key lengths shorten K and V.
     """
     p, size = problem, problem.head_count * problem.itemsize
-    scores = p.seqlen_q * p.seqlen_k * size
+    scores = p.head_count * p.seqlen_q * p.seqlen_k
     read = Counter({"key_lengths": 8 * p.head_count if p.options.padded else 0})  # once a product
     for keys, batches in lengths(p).items():
         rows = {"K": keys * p.head_dim * p.itemsize, "V": keys * p.head_dim_v * p.itemsize}
@@ -190,8 +209,8 @@ def standard_ideal(problem: Problem) -> Traffic:
     return Traffic(
         {
             "Q": TensorTraffic(p.seqlen_q * p.head_dim * size, 0),
-            "S": TensorTraffic(scores, scores),
-            "P": TensorTraffic(scores, scores),
+            "S": TensorTraffic(scores * p.score_itemsize, scores * p.score_itemsize),
+            "P": TensorTraffic(scores * p.itemsize, scores * p.itemsize),
             "O": TensorTraffic(0, p.seqlen_q * p.head_dim_v * size),
         }
         | {name: TensorTraffic(nbytes, 0) for name, nbytes in read.items()}

@@ -245,45 +245,57 @@ def _area(x: np.ndarray, most: np.ndarray) -> np.ndarray:
     return area
 
 
-def mask_bytes(p: Problem, keys: int, kept: Kept | None = None, blocks: tuple[int, int] = (1, 1)) -> dict[str, tuple[int, int]]:
-    """Mask and bias: each score of the visited blocks that causal mask and window leave reads its own element of the bias, and
-    one of the mask where that is asked."""
+def mask_bytes(
+    p: Problem, keys: int, kept: Kept | None = None, blocks: tuple[int, int] = (1, 1), by_tiles: bool = False
+) -> dict[str, tuple[int, int]]:
+    """Mask, bias and a score function: each score of the visited blocks that causal mask and window leave reads its own elements,
+    those that are its row's or its key's too, where they are not read `by_tiles`; of a mask where that is asked."""
     if not p.options.of_scores:
         return {}
     scores = scores_of(p, keys, None if kept is None else kept.visited, blocks)
     asked = scores_of(p, keys, kept.asked, blocks) if kept is not None and p.options.masked else scores
-    found = {"mask": (asked if p.options.mask else 0, 0), "bias": (scores * p.itemsize if p.options.bias else 0, 0)}
-    return found | score_bytes(p, scores) | _loaded(p.options.mask_function, asked, of_head=False)
+    found = Counter({"mask": asked if p.options.mask else 0, "bias": scores * p.itemsize if p.options.bias else 0})
+    function = p.options.mask_function
+    if function is not None:
+        for load in function.loads:
+            found[score.field(load.name, "mask")] += asked * score.itemsize(function, load)
+    return {name: (nbytes, 0) for name, nbytes in found.items()} | score_bytes(p, scores, by_tiles)
 
 
-def score_bytes(p: Problem, scores: int) -> dict[str, tuple[int, int]]:
+def score_bytes(p: Problem, scores: int, by_tiles: bool = False) -> dict[str, tuple[int, int]]:
     """What `scores` scores read of a score function's arrays that is each one's own."""
-    return _loaded(p.options.score, scores, of_head=False)
+    return _loaded(p.options.score, (("score", scores),), by_tiles)
 
 
 def head_bytes(p: Problem, blocks: int) -> dict[str, tuple[int, int]]:
     """What `blocks` thread blocks read of a score function's arrays that is one for a head."""
-    return _loaded(p.options.score, blocks, of_head=True)
+    return _loaded(p.options.score, (("head", blocks),))
 
 
-def added(*each: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """(read, written) by name, of all together."""
-    total: dict[str, tuple[int, int]] = {}
-    for one in each:
-        for name, (read, written) in one.items():
-            before = total.get(name, (0, 0))
-            total[name] = before[0] + read, before[1] + written
-    return total
+def tile_bytes(p: Problem, rows: int, keys: int) -> dict[str, tuple[int, int]]:
+    """What is read of them by tiles that have so many rows and keys together."""
+    return _loaded(p.options.score, (("row", rows), ("key", keys)))
 
 
-def _loaded(form: Form | None, times: int, of_head: bool) -> dict[str, tuple[int, int]]:
+def _loaded(form: Form | None, places: Iterable[tuple[str, int]], by_tiles: bool = True) -> dict[str, tuple[int, int]]:
+    """Bytes by array of the loads at each of some places (`score.Parts`), so often each."""
     read: Counter[str] = Counter()
     if form is None:
         return {}
-    for load in form.loads:
-        if (form.kind == "score" and load in score.of_head(form)) == of_head:
-            read[score.field(load.name, form.kind)] += times * score.itemsize(form, load)
+    for place, times in places:
+        for load in getattr(score.parts(form, by_tiles), place):
+            read[score.field(load.name)] += times * score.itemsize(form, load)
     return {name: (nbytes, 0) for name, nbytes in read.items()}
+
+
+def added(*forms: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """The sum of what some read and write, by tensor."""
+    total: dict[str, tuple[int, int]] = {}
+    for form in forms:
+        for name, (read, written) in form.items():
+            before = total.get(name, (0, 0))
+            total[name] = before[0] + read, before[1] + written
+    return total
 
 
 def searched_bytes(heads: int, sequences: int, total: int, block: int) -> tuple[int, int]:

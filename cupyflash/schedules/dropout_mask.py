@@ -1,0 +1,46 @@
+"""What shows which weights are kept: an element a thread, written once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cupyflash.device import Device
+from cupyflash.dropout import with_dropout
+from cupyflash.params import POINTER, Field, Params, numbers
+from cupyflash.schedules.base import Kernel, Move, Phase, Schedule, Workspace
+
+THREADS = 128
+PARAMS = with_dropout(
+    Params((Field("kept", "unsigned char", POINTER), *numbers("long long", "elements"), *numbers("int", "Nq", "Nk", "heads"))), True
+)
+
+
+@dataclass(frozen=True)
+class DropoutMaskSchedule(Schedule):
+    """`shape` is (batch, heads, n_q, n_k). The tensor is named kept."""
+
+    shape: tuple[int, int, int, int]
+    device: Device
+
+    algorithm: ClassVar[str] = "dropout mask"
+
+    @property
+    def chip(self) -> Device:
+        return self.device
+
+    @property
+    def repeats(self) -> int:
+        return 1
+
+    def phases(self, *, literal: bool = False) -> Iterator[Phase]:
+        yield Phase(1, leave=(Move("kept", math.prod(self.shape), 1, write=True),))
+
+    def workspaces(self) -> Mapping[str, Workspace]:
+        return {}
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        constants = (("ELEMENT", "float"), ("DROPOUT", 1), ("THREADS", THREADS))
+        return (Kernel("dropout_mask.cu", "dropout_mask", constants, -(-math.prod(self.shape) // THREADS), THREADS, 0, PARAMS),)

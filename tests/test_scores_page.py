@@ -1,0 +1,66 @@
+"""docs/scores.md: its Python runs, its values are what it claims, its table beside PyTorch is what both compute."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupyflash import Score
+from cupyflash.expressions.evaluate import evaluate, positions
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "scores.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+CLAIM = re.compile(r"^(\S.*?)  # (True|False)$", re.MULTILINE)
+
+
+def test_every_snippet_is_python_and_the_page_claims_something() -> None:
+    for block in BLOCKS:
+        compile(block, "scores.md", "exec")
+    assert len(BLOCKS) == 7 and sum(len(CLAIM.findall(block)) for block in BLOCKS) == 7
+
+
+@pytest.mark.wide
+def test_the_snippets_run_and_claim_the_truth() -> None:
+    names: dict[str, Any] = {}
+    for block in BLOCKS:
+        exec(compile(block, "scores.md", "exec"), names)
+        for expression, value in CLAIM.findall(block):
+            assert bool(eval(expression, names)) == eval(value), expression
+
+
+def test_the_snippets_lines_are_score_functions() -> None:
+    """All that the page writes as a Score parses with what it captures there; the kernels are the wide suite's."""
+    names: dict[str, Any] = {}
+    for block in BLOCKS:
+        quiet = re.sub(r"cupyflash\.attention\w*\(", "quietly(", CLAIM.sub("", block))
+        exec(compile(quiet, "scores.md", "exec"), names | {"quietly": lambda *_, **__: np.zeros((2, 4, 40, 32))} | names, names)
+
+
+def rows() -> list[tuple[str, str]]:
+    table = PAGE.split("| here |\n| --- | --- | --- |\n")[1].split("\n\n")[0].replace("\\|", "|")
+    cells = [[part.strip() for part in re.split(r" \| (?=`|no)", line.strip("| "))] for line in table.splitlines()]
+    return [(theirs.strip("`"), here) for _, theirs, here in cells if re.match(r"`s[ *]|`cap", here)]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), rows())
+def test_the_table_beside_pytorch(theirs: str, ours: str) -> None:
+    """Both sides of a row are one function: PyTorch's of its positions, with NumPy in torch's place."""
+    rng = np.random.default_rng(0)
+    n_q, n_k = 5, 5
+    values: dict[str, Any] = {"cap": 2.0, "w": 2, "n": 4, "slope": rng.random(2), "bias": rng.random((3, 2, n_q, n_k))}
+    values |= {"table": rng.random(9), "prefix": rng.integers(0, 5, 3), "doc": rng.integers(0, 2, n_k), "far": np.inf}
+    at = positions({"b": 3, "h": 2, "kv_h": 2, "row": n_q, "k": n_k})
+    score = rng.standard_normal((3, 2, n_q, n_k))
+    indices = {"score": score, "b": at["b"], "h": at["h"], "q_idx": at["row"], "kv_idx": at["k"]}
+    expected = eval(theirs, {"torch": np, "inf": np.inf, "float": float} | values | indices)
+    text = re.findall(r"`([^`]*)`", ours)[0]
+    named = set(re.findall(r"\w+", text)) & values.keys()
+    single = {name: np.asarray(values[name]) for name in named if np.ndim(values[name])}
+    typed = {name: array.astype(np.float32 if array.dtype.kind == "f" else np.int32) for name, array in single.items()}
+    made = Score(text, **{name: typed.get(name, values[name]) for name in named})
+    found = evaluate(made.form.tree, at | {"s": score} | values)
+    np.testing.assert_allclose(np.broadcast_to(found, score.shape), np.broadcast_to(expected, score.shape), rtol=1e-6)
