@@ -182,7 +182,7 @@ MUTANTS = {
         ("reinterpret_cast<", "four_sums(sums, k)"),
     ),
     "the mask is read past its end": Mutant(
-        BWD, "if (seen) seen = load", "seen = load", "out of bounds", ("ld.global.u8",), "mask"
+        BWD, "if (seen && asks) seen = mask", "seen = mask", "out of bounds", ("ld.global.u8",), "mask"
     ),
     "the bias is read past its end": Mutant(BWD, "if (seen) s = fmaf", "s = fmaf", "out of bounds", ("ld.global.u16",), "bias"),
     "the bias's gradient is summed past its end": Mutant(
@@ -270,16 +270,19 @@ MUTANTS = {
     ),
     "the window's right side is forgotten": Mutant(BWD, "(WINDOW ? p.right : 0)", "0", "numbers", (), "window"),
     "the mask is the row before's": Mutant(
-        BWD, "masks.mask + row * masks.mask_row", "masks.mask + (row ? row - 1 : 0) * masks.mask_row", "numbers", (), "mask"
+        MASK,
+        "masks.mask + row * masks.mask_row + key",
+        "masks.mask + max(row - 1, 0) * masks.mask_row + key",
+        "numbers",
+        (),
+        "mask",
     ),
-    "heads share the block mask's words": Mutant(
-        BWD, "read_block_mask<KEPT_ROWS>(kept + h * words", "read_block_mask<KEPT_ROWS>(kept", "numbers", (), "blocks"
-    ),
+    "heads share the block mask's words": Mutant(BWD, "KEPT_ROWS>(kept + h * words", "KEPT_ROWS>(kept", "numbers", (), "blocks"),
     "row blocks have the block mask's elements each": Mutant(
-        BWD, "read_block_mask<KEPT_ROWS>", "read_block_mask<1>", "out of bounds", ("mask.kept[",), "blocks"
+        BWD, "<KEPT_COLS, KEPT_ROWS>", "<KEPT_COLS, 1>", "out of bounds", ("mask.kept[",), "blocks"
     ),
     "column blocks have the block mask's elements each": Mutant(
-        BWD, "j / KEPT_COLS", "j", "out of bounds", ("mask.kept[",), "blocks"
+        BWD, "<KEPT_COLS, KEPT_ROWS>", "<1, KEPT_ROWS>", "out of bounds", ("mask.kept[",), "blocks"
     ),
     "the block mask is not transposed": Mutant(
         BWD,
@@ -416,9 +419,11 @@ FIXED_MUTANTS = {
     "the window's left edge is taken for whole": Mutant(
         DQ, "&& first >= visible_begin(masks, last);", ";", "numbers", (), "window of rows"
     ),
-    "row blocks have the block mask's elements each": Mutant(DQ, "i / KEPT_ROWS", "i", "out of bounds", ("mask.kept[",), "blocks"),
+    "row blocks have the block mask's elements each": Mutant(
+        DQ, "<KEPT_ROWS, KEPT_COLS>", "<1, KEPT_COLS>", "out of bounds", ("mask.kept[",), "blocks"
+    ),
     "column blocks have the block mask's elements each": Mutant(
-        DQ, "read_block_mask<KEPT_COLS>", "read_block_mask<1>", "out of bounds", ("mask.kept[",), "blocks"
+        DQ, "<KEPT_ROWS, KEPT_COLS>", "<KEPT_ROWS, 1>", "out of bounds", ("mask.kept[",), "blocks"
     ),
     "dQ goes to the first sequence": Mutant(
         DQ,
