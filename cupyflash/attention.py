@@ -66,7 +66,7 @@ def attention(
     `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
     and "fa2"). The masks add up.
     `score`, a `Score`, is what becomes of each scaled score before bias and masks: one line, compiled into the kernels
-    ("fa1", "fa2" and "standard"). Two such lines have names: `softcap`, a positive number, makes scores
+    (all of them take one; "fa3" none with sin or cos). Two such lines have names: `softcap`, a positive number, makes scores
     softcap tanh(s / softcap); `alibi_slopes`, float32 of shape (h,) or (b, h), then subtracts slope |q - k|, where q is the row's
     place on the keys' axis (r + n_k - n_q). Neither goes with `score`, which may say the same.
     `dropout`, 0 to below 1, is the probability with which each weight of the softmax is dropped ("fa1", "fa2" and "standard");
