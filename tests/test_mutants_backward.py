@@ -195,8 +195,8 @@ MUTANTS = {
     "dQ is stored": Mutant(SUM, "red.global.add.f32 [%0], %1;", "st.global.f32 [%0], %1;", "race", ("st.global.f32",)),
     "the bias's gradient is summed by plain additions": Mutant(
         BWD,
-        "atomicAdd(sum + row * p.dbias.row + key * p.dbias.col, ds)",
-        "sum[row * p.dbias.row + key * p.dbias.col] += ds",
+        "atomicAdd(sum + row * p.dbias.row + key * p.dbias.col, dS[m][n][e])",
+        "sum[row * p.dbias.row + key * p.dbias.col] += dS[m][n][e]",
         "race",
         ("sum[row",),
         "bias",
