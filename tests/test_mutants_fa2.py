@@ -116,7 +116,12 @@ MUTANTS = {
         "causal",
     ),
     "a warp that sees nothing goes on": Mutant(
-        FA2, "work.pass(j, stream);\n  for", "continue;\n  for", "race|in flight|uninitialised|divergent|deadlock", MOVED, "causal"
+        FA2,
+        "work.pass(j, stream, masks);\n  for",
+        "continue;\n  for",
+        "race|in flight|uninitialised|divergent|deadlock",
+        MOVED,
+        "causal",
     ),
     "masks are forgotten": Mutant(FA2, "!ALL_MASKED && masked, mask", "false, mask", "numbers", (), "causal"),
     "O is not rescaled": Mutant(SOFTMAX, "state.O[i][n][2 * h] *= rescale;", "", "numbers"),
