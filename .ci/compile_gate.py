@@ -200,6 +200,10 @@ def fa3_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
             make = plan_varlen if problem.options.packed else plan
             schedule = make(problem, device, algorithm="fa3", lse=True)
             yield ", ".join([f"fa3 d {d}, {problem.dtype}", *masks, str(schedule.tiling.used)]), schedule
+    for (name, score), d in itertools.product(SCORES.items(), COMMON):
+        problem = posed(d, "float16", (("causal",), False)).asking(score=score.form)
+        schedule = plan(problem, device, "fa3", lse=True)
+        yield f"fa3 d {d}, float16, causal, {name}, {schedule.tiling.used}", schedule
 
 
 def decode_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
