@@ -93,6 +93,9 @@ EXTRAS = ((7, 5), (9, 0))
 # Sub-tiles of 16, 32, 48 and 64 columns; one warp and eight.
 TILINGS: tuple[TilingChoice, ...] = ((16, 16), (128, 32), (16, 48), (128, 64))
 VALUE_DIMS = ((64, 128), (192, 128), (128, 40), (256, 16))
+# Of FlashAttention-2's forward above 256, where warps share their rows if d_v is; and what of kinds goes with them in turns.
+WIDE_HEADS = ((272, 272), (320, 320), (384, 384), (512, 512), (512, 64), (64, 512))
+WIDE_VARIANTS: tuple[Variant, ...] = (CAUSAL, HEAVY, (("packed", "window"), True), (("bias",), False), (("window", "sinks"), True))
 SOFTMAX_COLS = (2, 20, 1000, 5000)
 # Of FlashAttention-3: each number of slabs and each team of warpgroups, and the options that take registers.
 FA3_HEADS = (16, 40, 64, 96, 128, 160, 192, 256)
@@ -173,6 +176,18 @@ def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str,
             masks = [name for name in (*MASKS, "window") if getattr(problem.options, name)]
             sizes = f"d {problem.head_dim}, d_v {problem.head_dim_v}, {problem.dtype}, copies of {problem.alignment} bytes"
             yield ", ".join([f"{algorithm} {sizes}", *masks, str(schedule.tiling.used)]), schedule
+
+
+def wide_schedules(device: Device, everything: bool) -> Iterator[tuple[str, Schedule]]:
+    """FlashAttention-2 of d and d_v above 256: the lightest, and of the other kinds one in turns."""
+    for turn, (d, value) in enumerate(WIDE_HEADS, DEVICES.index(device)):
+        for variant in (LIGHT, *(WIDE_VARIANTS if everything else WIDE_VARIANTS[turn % len(WIDE_VARIANTS) :][:1])):
+            dtype = "bfloat16" if turn % 4 == 3 and device.compute_capability >= (8, 0) else "float16"
+            problem = posed(d, dtype, variant, value)
+            for one, tiling in of_finalists(problem, None, device, turn, everything):
+                schedule = (plan_varlen if problem.options.packed else plan)(one, device, tiling=tiling)
+                sizes = f"d {d}, d_v {value}, {dtype}, copies of {problem.alignment} bytes"
+                yield ", ".join([f"fa2 {sizes}", *variant[0], str(schedule.tiling.used)]), schedule
 
 
 def fa3_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
@@ -307,6 +322,7 @@ def jobs(everything: bool = False) -> list[Job]:
     for device in DEVICES:
         for label, schedule in (
             *attention_schedules(device, everything),
+            *wide_schedules(device, everything),
             *(backward_schedules(device, everything) if everything or device.compute_capability in KINDS else ()),
             *fa3_schedules(device),
             *decode_schedules(device),

@@ -13,7 +13,7 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.params import POINTER, ROWS, SCORES, Field, Params, numbers
 from cupyflash.params import arrays as array_fields
-from cupyflash.problem import Problem
+from cupyflash.problem import Problem, require_usual_head_dim
 from cupyflash.schedules import decode_tiles
 from cupyflash.schedules.base import (
     FLOAT32,
@@ -21,6 +21,7 @@ from cupyflash.schedules.base import (
     Move,
     Phase,
     Room,
+    Tiles,
     TileSchedule,
     Visit,
     Workspace,
@@ -139,7 +140,7 @@ class DecodeSchedule(TileSchedule):
         for cached, batches in self.lengths().items():
             yield batches * self.problem.kv_heads, self.phases(literal=literal, keys=cached)
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
+    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
         """Of one key head of a sequence that has `keys` keys cached."""
         cached = self.problem.seqlen_k - self.cache.appended if keys is None else keys
         for tile in range(self.row_tiles):
@@ -334,9 +335,10 @@ def plan_decode(
         raise TypeError(f"device must be a Device (Device.named finds one by name), got {device!r}")
     if not isinstance(cache, Cache | None):
         raise TypeError(f"cache must be a Cache or None, got {cache!r}")
+    require_usual_head_dim(problem, "decoding")
     cache = cache or Cache()
     asked = problem.options
-    if asked.mask or asked.bias or asked.block_mask is not None or asked.packed:
+    if asked.masked or asked.bias or asked.block_mask is not None or asked.packed:
         raise ValueError("decoding has no mask, bias, block mask or packed sequences")
     if asked.dropout or asked.score_dtype is not None:
         raise ValueError("decoding has no dropout, which 'fa1', 'fa2' and 'standard' have, and no score_dtype")
