@@ -17,9 +17,10 @@ from cupyflash.merge import merge_states
 from cupyflash.options import Options
 from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule, plan
-from cupyflash.score import Score
+from cupyflash.score import Mask, Score
 from cupyflash.simulated import simulated_device
 from cupyflash.softmax import softmax
+from cupyflash.tiled_mask import block_mask
 from cupyflash.tiling import TileSize, Tiling
 from cupyflash.varlen import attention_varlen
 from cupyflash.warmup import warmup, warmup_decode
@@ -27,6 +28,7 @@ from cupyflash.warmup import warmup, warmup_decode
 __version__ = "0.1.0"
 __all__ = [
     "Device",
+    "Mask",
     "Options",
     "Problem",
     "Score",
@@ -39,6 +41,7 @@ __all__ = [
     "attention_varlen",
     "attention_varlen_backward",
     "attention_vjp",
+    "block_mask",
     "dropout_mask",
     "merge_states",
     "plan",

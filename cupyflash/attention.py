@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +14,13 @@ from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, plac
 from cupyflash.dropout import NO_ORIGIN, Dropout
 from cupyflash.launcher import Prepared, kept, prepare, require_lengths, vectors_on_device
 from cupyflash.named_scores import one_score
-from cupyflash.options import Options, require_choice, require_flag
+from cupyflash.options import Options, Pattern, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import choose, plan
-from cupyflash.score import Score, captured_among, captured_values, check_captured
+from cupyflash.score import Score, captured_among, captured_by, captured_values, check_captured, seen_by
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tensor_maps import first_refusal
+from cupyflash.tiled_mask import Given
 from cupyflash.tiling import TilingChoice
 
 ALGORITHMS = ("auto", "fa1", "fa2", "fa3", "standard", "decode")
@@ -60,13 +61,16 @@ def attention(
 
     What a row sees: `causal` is aligned bottom-right, row r sees key c when c <= r + n_k - n_q; `window` = (left, right) lets
     it see the keys from r + n_k - n_q - left to r + n_k - n_q + right, None for no limit on a side. `mask`, of bool, is true
-    where row and key go together; `bias`, of q's dtype, is added to the scaled scores; both broadcast to (..., n_q, n_k).
+    where row and key go together, or it is a `Mask`, one condition that is compiled into the kernels; `bias`, of q's dtype, is
+    added to the scaled scores; arrays broadcast to (..., n_q, n_k). Of a mask it is found first which tiles it leaves empty, which
+    are then neither loaded nor computed, and which it leaves whole, which take the unmasked path ("fa2"; others ask the mask for
+    every score). `block_mask` finds it once for many calls.
     `key_lengths`, integers of shape (b,) from 0 to n_k in an array or a list, says how many keys each batch has; what k and v
     hold behind them is never read. `block_mask`, of bool, (b or 1, h or 1, Tr, Tc) with fewer axes at will, keeps blocks of
     `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
     and "fa2"). The masks add up.
     `score`, a `Score`, is what becomes of each scaled score before bias and masks: one line, compiled into the kernels
-    ("fa1", "fa2" and "standard"). Two such lines have names: `softcap`, a positive number, makes scores
+    (all of them take one; "fa3" none with sin or cos). Two such lines have names: `softcap`, a positive number, makes scores
     softcap tanh(s / softcap); `alibi_slopes`, float32 of shape (h,) or (b, h), then subtracts slope |q - k|, where q is the row's
     place on the keys' axis (r + n_k - n_q). Neither goes with `score`, which may say the same.
     `dropout`, 0 to below 1, is the probability with which each weight of the softmax is dropped ("fa1", "fa2" and "standard");
@@ -103,7 +107,8 @@ def attention(
     that would take the simulated device too long.
     """
     score = one_score(score, softcap, alibi_slopes)
-    captured, numbers = captured_values(score)
+    given = Given.of(mask)
+    captured, numbers = captured_values(score, given.function)
     dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
     form = None if score is None else score.form
     options = Options.asked(causal, window, scale, score=form, dropout=dropped is not None)
@@ -111,7 +116,8 @@ def attention(
         options = replace(options, score_dtype=score_dtype)
     require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
-    inputs = as_arrays(q=q, k=k, v=v, mask=mask, bias=bias, block_mask=block_mask, sinks=sinks, **captured)
+    inputs = as_arrays(q=q, k=k, v=v, mask=given.array, bias=bias, block_mask=block_mask, sinks=sinks, **captured)
+    options = given.asked(options, inputs["q"], inputs["k"])
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, beside = placed(arrays, lengths)
@@ -121,6 +127,7 @@ def attention(
             refuse_out(arrays["out"], **inputs, **beside)
         require_lengths(gpu, inputs | lengths)
         inputs |= vectors_on_device(gpu, inputs | lengths)
+        inputs |= given.states(call.given_tiles, gpu, inputs | dict(numbers))
         own = by_tensor(inputs if out is None else inputs | {"out": arrays["out"]})
         made = call.launch(own) if dropped is None else call.launch(own, dropped.numbers)
     o = made["O"] if out is None else out
@@ -136,7 +143,7 @@ def _prepare(
     lse: bool,
     numbers: tuple[tuple[str, float], ...] = (),
 ) -> Prepared | PreparedSimulation:
-    problem = posed(arrays, options)
+    problem = pose(gpu, arrays, options, numbers)
     device, simulation = target(gpu)
     q, v = arrays["q"], arrays["v"]
     made = {} if "out" in arrays else {"O": Layout.contiguous((*q.shape[:-1], v.shape[-1]), q.dtype)}
@@ -149,9 +156,12 @@ def _prepare(
     return prepare(schedule, simulation, by_name, made)
 
 
-def posed(arrays: Mapping[str, Array], options: Options) -> Problem:
-    """The problem that a call's arrays pose, by its names for them, those that a score function has captured among them."""
+def pose(gpu: bool, arrays: Mapping[str, Array], options: Options, numbers: Iterable[tuple[str, float]]) -> Problem:
+    """The problem of a call's arrays, captured ones among them, and captured numbers; of NumPy's also what a mask function says."""
     captured = captured_among(arrays)
     problem = Problem.from_arrays(**{name: array for name, array in arrays.items() if name not in captured}, options=options)
     check_captured(problem, captured)
-    return problem
+    form = options.mask_function
+    if gpu or form is None:
+        return problem
+    return problem.asking(pattern=Pattern.of(seen_by(form, problem, captured_by(form, {**captured, **dict(numbers)}))))

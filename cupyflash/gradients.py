@@ -11,7 +11,7 @@ import numpy as np
 
 from cupyflash import varlen
 from cupyflash.arrays import Array, Layout, check_array, check_operand, last_axis_contiguous, row_alignment
-from cupyflash.attention import attention, posed
+from cupyflash.attention import attention, pose
 from cupyflash.binding import by_tensor
 from cupyflash.device import Device
 from cupyflash.dispatch import as_array, as_arrays, as_integers, device_of, placed, target
@@ -33,7 +33,11 @@ from cupyflash.problem import Problem
 from cupyflash.schedules import BACKWARD_ALGORITHMS, BackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.score import Score, captured_among, captured_values, check_captured
 from cupyflash.simulated import PreparedSimulation
+from cupyflash.tiled_mask import Given
 from cupyflash.tiling import TilingChoice
+
+# Captured numbers by the names of the kernels' struct
+Numbers = tuple[tuple[str, float], ...]
 
 
 def attention_backward(
@@ -87,19 +91,22 @@ def attention_backward(
     refuses). Raises as `attention` does.
     """
     score = one_score(score, softcap, alibi_slopes)
-    captured, numbers = captured_values(score)
+    given = Given.of(mask)
+    captured, numbers = captured_values(score, given.function)
     dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
     options = Options.asked(causal, window, scale, score=None if score is None else score.form, dropout=dropped is not None)
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=bias)
-    beside_them = {"mask": mask, "bias": bias, "block_mask": block_mask, "sinks": sinks, **captured}
-    arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, **beside_them)
+    beside = {"mask": given.array, "bias": bias, "block_mask": block_mask, "sinks": sinks, **captured}
+    arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, **beside)
+    options = given.asked(options, arrays["q"], arrays["k"])
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
-    gpu, beside = placed(arrays, lengths)
-    with device_of(gpu, **arrays, **beside):
+    gpu, integers = placed(arrays, lengths)
+    with device_of(gpu, **arrays, **integers):
         call = kept(_prepare, gpu, _readable(arrays | lengths), options, ways, numbers)
         require_lengths(gpu, arrays | lengths)
         arrays |= vectors_on_device(gpu, arrays | lengths)
         arrays |= _beside(gpu, arrays)
+        arrays |= given.states(call.given_tiles, gpu, arrays | dict(numbers))
         if return_dbias:
             arrays["dbias"] = zeros(gpu, arrays["bias"].shape, np.float32)
         made = call.launch(by_tensor(arrays)) if dropped is None else call.launch(by_tensor(arrays), dropped.numbers)
@@ -127,9 +134,9 @@ def _ways(algorithm: str, tiling: TilingChoice, *, deterministic: bool, dbias: b
 
 
 def _prepare(
-    gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways, numbers: tuple[tuple[str, float], ...]
+    gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways, numbers: Numbers
 ) -> Prepared | PreparedSimulation:
-    problem = posed(_inputs(arrays), options)
+    problem = pose(gpu, _inputs(arrays), options, numbers)
     problem = _aligned(problem, check_beside(arrays, arrays["q"].shape[:-1]))
     device, simulation = target(gpu)
     schedule = _planned(problem, device, ways, arrays.get("bias"))
@@ -308,16 +315,19 @@ def attention_vjp(
         raise TypeError(f"attention_vjp has no {unknown.pop()}")
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=options.get("bias"))
     score = one_score(*(options.pop(name, None) for name in ("score", "softcap", "alibi_slopes")))
-    captured, _ = captured_values(score)
+    mask = Given.of(options.get("mask"))
+    captured, numbers = captured_values(score, mask.function)
     of_positions = {name: options[name] for name in ("causal", "window", "scale") if name in options}
     dropped = Dropout.asked(*(options.get(name, default) for name, default in ARGUMENTS.items()))
     asked = Options(**of_positions, score=None if score is None else score.form, dropout=dropped is not None)
-    given = {"q": q, "k": k, "v": v} | {name: options[name] for name in ARRAYS if options.get(name) is not None} | captured
+    beside = {**{name: options.get(name) for name in ARRAYS}, "mask": mask.array, **captured}
+    given = {"q": q, "k": k, "v": v} | {name: array for name, array in beside.items() if array is not None}
     lengths = {name: as_integers(name, given.pop(name)) for name in ("key_lengths",) if name in given}
     arrays = {name: as_array(name, array) for name, array in given.items()}
-    gpu, beside = placed(arrays, lengths)
-    with device_of(gpu, **arrays, **beside):
-        kept(_check_planned, gpu, arrays | lengths, asked, ways)
+    asked = mask.asked(asked, arrays["q"], arrays["k"])
+    gpu, integers = placed(arrays, lengths)
+    with device_of(gpu, **arrays, **integers):
+        kept(_check_planned, gpu, arrays | lengths, asked, ways, numbers)
         out, lse = attention(q, k, v, algorithm=algorithm, tiling=tiling, return_lse=True, score=score, **options)
         if gpu:
             hold_for_graph(lse)  # which nobody but the pullback has
@@ -336,9 +346,9 @@ def attention_vjp(
     return out, pullback
 
 
-def _check_planned(gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways) -> None:
+def _check_planned(gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways, numbers: Numbers) -> None:
     """Refuses what no backward kernel runs."""
-    problem = posed(arrays, options)
+    problem = pose(gpu, arrays, options, numbers)
     _planned(problem, target(gpu)[0], ways, arrays.get("bias")).kernels()
 
 

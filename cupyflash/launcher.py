@@ -21,6 +21,7 @@ from cupyflash.binding import argument_values
 from cupyflash.compiler import gpu_kernel
 from cupyflash.options import check_key_lengths
 from cupyflash.schedules import Kernel, TileSchedule
+from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.simulated import PreparedSimulation, Simulation
 from cupyflash.tensor_maps import ALIGNMENT, TensorMap
 
@@ -41,7 +42,7 @@ class Prepared:
     """Kernels to be launched one after another, all given one struct, in which the arrays' addresses are yet to be set.
 
     `values` are the struct's, with arrays or layouts in place of addresses. It makes `outputs` and `workspaces`, contiguous. Each
-    launch has a struct of its own, so that threads may launch at once.
+    launch has a struct of its own, so that threads may launch at once. `given_tiles`: of which a launch is given the states.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Prepared:
         values: Mapping[str, Any],
         outputs: Mapping[str, Layout] | None = None,
         workspaces: Mapping[str, Layout] | None = None,
+        given_tiles: tuple[MaskTiles, ...] = (),
     ) -> None:
+        self.given_tiles = given_tiles
         self._params = kernels[0].params
         words, places = self._params.packed(values)
         self._maps = [(8 * place, values[name]) for name, place in places.items() if isinstance(values[name], TensorMap)]
@@ -121,9 +124,10 @@ def prepare(
     workspaces = {name: Layout.contiguous(space.shape, numpy_dtype(space.dtype)) for name, space in schedule.workspaces().items()}
     vectors = {name: Layout.contiguous(arrays[name].shape, kind) for name, kind in VECTORS.items() if arrays.get(name) is not None}
     kernels = schedule.kernels()  # refuses what no kernel runs
-    values = argument_values(schedule, {**arrays, **vectors, **workspaces})
+    tiles = {each.field: Layout.contiguous(each.shape, np.uint8) for each in schedule.given_tiles}
+    values = argument_values(schedule, {**arrays, **vectors, **workspaces, **tiles})
     if simulation is None:
-        return Prepared(kernels, values, outputs, workspaces)
+        return Prepared(kernels, values, outputs, workspaces, schedule.given_tiles)
     return PreparedSimulation(simulation, schedule, values, outputs, workspaces)
 
 

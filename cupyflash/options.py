@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from numbers import Integral, Real
 from typing import Any
@@ -30,7 +30,7 @@ class BlockMask:
     """
 
     shape: tuple[int, int, int, int]
-    bits: bytes | None = None
+    bits: bytes | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, array: Any) -> BlockMask:
@@ -62,6 +62,49 @@ class BlockMask:
         return kept
 
 
+@dataclass(frozen=True)
+class Pattern(BlockMask):
+    """What a mask says of each score: (batch or 1, heads or 1, n_q or 1, n_k or 1), as it is broadcast.
+
+    `bits` None: the host does not know; counts are then of a mask that leaves no tile empty or whole.
+    """
+
+    @classmethod
+    def of(cls, array: Any) -> Pattern:
+        """Of a mask that broadcasts to the shape of S; what it is broadcast along by a stride of 0 has a length of 1."""
+        shape = tuple(1 if stride == 0 else length for length, stride in zip(array.shape, array.strides, strict=True))
+        shape = (1,) * (4 - array.ndim) + shape
+        if not isinstance(array, np.ndarray):
+            return cls((*shape[:2], 1, 1))
+        first = array[tuple(slice(1) if stride == 0 else slice(None) for stride in array.strides)]
+        return cls(shape, np.packbits(np.ascontiguousarray(first)).tobytes())
+
+    def require_scores(self, shape: tuple[int, int, int, int]) -> None:
+        """ValueError unless this broadcasts to S of that shape."""
+        if any(length not in (1, whole) for length, whole in zip(self.shape, shape, strict=True)):
+            raise ValueError(f"pattern must broadcast to (b, h, n_q, n_k) = {shape}, got shape {self.shape}")
+
+    def states(self, lengths: tuple[int, int], blocks: tuple[int, int]) -> np.ndarray:
+        """EMPTY, MIXED or WHOLE of each tile, (batch or 1, heads or 1, Tr, Tc) of uint8, for n_q, n_k and tiles of (Br, Bc)."""
+        return _states(self, lengths, blocks)
+
+
+# How many of a tile's scores a mask leaves; the kernels' TileState (block_mask.cuh).
+EMPTY, MIXED, WHOLE = range(3)
+
+
+@lru_cache(maxsize=32)
+def _states(pattern: Pattern, lengths: tuple[int, int], blocks: tuple[int, int]) -> np.ndarray:
+    planes, tiles = pattern.shape[:2], tuple(-(-length // size) for length, size in zip(lengths, blocks, strict=True))
+    if pattern.bits is None or 0 in tiles:
+        return np.full((*planes, *tiles), MIXED, np.uint8)
+    some = every = np.broadcast_to(pattern.kept, (*planes, *lengths))
+    for axis, length, size in ((2, lengths[0], blocks[0]), (3, lengths[1], blocks[1])):
+        starts = np.arange(0, length, size)
+        some, every = np.logical_or.reduceat(some, starts, axis), np.logical_and.reduceat(every, starts, axis)
+    return np.where(every, WHOLE, np.where(some, MIXED, EMPTY)).astype(np.uint8)
+
+
 # (left, right): how far from its own key a row sees, None for no limit.
 Window = tuple[int | None, int | None]
 
@@ -78,6 +121,9 @@ class Options:
     score; with `block_mask`, only blocks of S that it keeps are visited. Scores are multiplied by `scale`, 1 / sqrt(head_dim)
     when None. `packed`: batches are sequences of their own lengths, one behind the other (`plan_varlen`).
     `score` is the form of a score function: what becomes of each scaled score before the bias is added.
+    `mask_function` is that of a mask function, which then stands in the place of `mask`. What either says is `pattern`, where it is
+    known, and if not, how many batches and heads it is different for (None: for all). `tiles_given`: which tiles a mask leaves
+    empty or whole is known before (`block_mask`).
     `sinks`: a number a head joins the softmax of its rows as one more score, which has no value.
     `score_dtype`: "float32" where algorithm "standard" keeps S in that in memory, None where in q's dtype.
     `dropout`: weights of the softmax are dropped at random (`cupyflash.dropout.Dropout` says which); batches and heads are then
@@ -99,6 +145,9 @@ class Options:
     dropout: bool = False
     score_dtype: str | None = None
     score: Form | None = None
+    mask_function: Form | None = None
+    pattern: Pattern | None = None
+    tiles_given: bool = False
 
     def __post_init__(self) -> None:
         for name in FLAGS:
@@ -118,10 +167,20 @@ class Options:
             raise ValueError(f"score_dtype must be 'float32' or None, got {self.score_dtype!r}")
         if not isinstance(self.score, Form | None):
             raise TypeError(f"score must be a Score's form or None, got {self.score!r}")
+        if not isinstance(self.mask_function, Form | None):
+            raise TypeError(f"mask_function must be a Mask's form or None, got {self.mask_function!r}")
+        if self.mask and self.mask_function is not None:
+            raise ValueError("mask and mask_function are one mask: a problem has one of them")
+        if not isinstance(self.pattern, Pattern | None):
+            raise TypeError(f"pattern must be a Pattern or None, got {self.pattern!r}")
+        if self.pattern is not None and not self.masked:
+            raise ValueError("pattern is that of a mask, got one with mask=False")
+        if self.tiles_given and not self.masked:
+            raise ValueError("tiles_given is for a mask, got it with mask=False")
 
     @cached_property
     def _hash(self) -> int:
-        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+        return hash(tuple(getattr(self, each.name) for each in fields(self)))
 
     def __hash__(self) -> int:
         """Each warm call looks up by its options, more than once: they are gone through once."""
@@ -151,12 +210,15 @@ class Options:
         lengths = arrays.get("key_lengths")
         said: dict[str, Any] = {name: arrays.get(name) is not None for name in ARRAYS if name in FLAGS}
         said |= {"padded": lengths is not None, "block_mask": arrays.get("block_mask")}
+        said["pattern"] = Pattern.of(arrays["mask"]) if said["mask"] else self.pattern if self.mask_function else None
         return replace(self, **said, key_lengths=tuple(lengths.tolist()) if isinstance(lengths, np.ndarray) else None)
 
-    def sized(self, batch: int, heads: int, keys: int) -> Options:
-        """The same for so many batches, heads and keys. TypeError or ValueError for key lengths or a block mask of others."""
+    def sized(self, batch: int, heads: int, queries: int, keys: int) -> Options:
+        """The same for so many of each. TypeError or ValueError for key lengths, a block mask or a pattern of others."""
         if self.block_mask is not None:
             self.block_mask.require((batch, heads))
+        if self.pattern is not None:
+            self.pattern.require_scores((batch, heads, queries, keys))
         if self.dropout and max(batch, heads) > MOST_PAIRS:
             raise ValueError(f"dropout is for at most {MOST_PAIRS:,} batches and heads, got {batch:,} and {heads:,}")
         if self.key_lengths is None:
@@ -164,9 +226,14 @@ class Options:
         return replace(self, key_lengths=check_key_lengths(self.key_lengths, batch, keys))
 
     @property
+    def masked(self) -> bool:
+        """Whether a mask, an array or a function, speaks of each score."""
+        return self.mask or self.mask_function is not None
+
+    @property
     def of_scores(self) -> bool:
         """Whether each score has something of its own: a mask, a bias, a score function."""
-        return self.mask or self.bias or self.score is not None
+        return self.masked or self.bias or self.score is not None
 
     @property
     def left(self) -> int | None:
@@ -187,7 +254,7 @@ def _asked(
 
 
 # Which fields of `Options` are True or False, and the arrays that may come beside q, k and v.
-FLAGS = ("causal", "mask", "bias", "padded", "packed", "sinks", "dropout")
+FLAGS = ("causal", "mask", "bias", "padded", "packed", "sinks", "dropout", "tiles_given")
 ARRAYS = ("mask", "bias", "key_lengths", "block_mask", "sinks")
 
 

@@ -80,7 +80,7 @@ class Problem:
         if not isinstance(options, Options | None):
             raise TypeError(f"options must be an Options or None, got {options!r}")
         options = replace(options or Options(), **asked)
-        object.__setattr__(self, "options", options.sized(self.batch, self.heads, self.seqlen_k))
+        object.__setattr__(self, "options", options.sized(self.batch, self.heads, self.seqlen_q, self.seqlen_k))
         if not isinstance(alignment, Integral) or alignment not in (2, 4, 8, 16) or alignment < self.itemsize:
             raise ValueError(f"alignment must be 2, 4, 8 or 16 bytes and hold one {self.dtype}, got {alignment!r}")
         object.__setattr__(self, "alignment", int(alignment))

@@ -1,4 +1,4 @@
-"""A score function: one expression that becomes a part of the kernels, with its derivative."""
+"""Score and mask functions: one expression that becomes a part of the kernels; of a score, with its derivative."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from cupyflash.arrays import check_array, check_strides
 from cupyflash.expressions.c import ELEMENTS, Statements
 from cupyflash.expressions.derivative import derivative
+from cupyflash.expressions.evaluate import evaluate, positions
 from cupyflash.expressions.parse import ArrayType, out_of_range, parse
 from cupyflash.expressions.tree import FUNCTIONS, POSITIONS, Load, Name, Node, Type, convert, counted, depends_on, loads, walk
 
 MAX_AXES = 4
+Kind = Literal["score", "mask"]
 
 
 class Captured(NamedTuple):
@@ -42,15 +44,16 @@ class Captured(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """All of a score function but the captured values: what a kernel is compiled for. Equal for equal texts and types."""
+    """All of a score or mask function but the captured values: what a kernel is compiled for. Equal for equal texts and types."""
 
     tree: Node
     captured: tuple[Captured, ...] = ()
+    kind: Kind = "score"
     text: str = dataclasses.field(default="", compare=False)
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.tree, self.captured))
+        return hash((self.tree, self.captured, self.kind))
 
     def __hash__(self) -> int:
         """Each warm call looks up by it: it is gone through once."""
@@ -86,7 +89,35 @@ class Form:
                     raise ValueError(f"{load.name} must have a length from 1 to {2**31 - 1:,} along axis {axis}, got shape {shape}")
 
 
-class Score:
+class _Function:
+    """An expression in a text, and the values that it has captured."""
+
+    kind: ClassVar[Kind]
+
+    def __init__(self, text: str, /, **captured: Any) -> None:
+        if not isinstance(text, str):
+            raise TypeError(f"a {self.kind} is an expression in a str, got {type(text).__name__}")
+        for name in captured:
+            if name == "s" or name in POSITIONS or name in FUNCTIONS or keyword.iskeyword(name):
+                raise ValueError(f"{name} already has a meaning in an expression: capture it by another name")
+        self.text = text
+        self.numbers: dict[str, bool | int | float] = {}
+        self.arrays: dict[str, Any] = {}
+        for name, value in captured.items():
+            if hasattr(value, "shape") and not isinstance(value, np.generic):
+                _check_captured(name, value)
+                self.arrays[name] = value
+            else:
+                self.numbers[name] = _number(name, value)
+        kinds = [Captured(name, _dtype_name(array.dtype), array.ndim) for name, array in self.arrays.items()]
+        kinds += [Captured(name, type(number).__name__) for name, number in self.numbers.items()]
+        self.form = _form(text, tuple(sorted(kinds, key=lambda one: one.name)), self.kind)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join([repr(self.text), *(f'{one.name}=...' for one in self.form.captured)])})"
+
+
+class Score(_Function):
     """What becomes of a scaled score s before bias and masks: one expression, compiled into the kernels, with its derivative.
 
         Score("s + slope[h] * (k - q)", slope=slopes)
@@ -114,42 +145,42 @@ class Score:
     TypeError for a text that is not str, or captured values of other types.
     """
 
-    def __init__(self, text: str, /, **captured: Any) -> None:
-        if not isinstance(text, str):
-            raise TypeError(f"a score is an expression in a str, got {type(text).__name__}")
-        for name in captured:
-            if name == "s" or name in POSITIONS or name in FUNCTIONS or keyword.iskeyword(name):
-                raise ValueError(f"{name} already has a meaning in an expression: capture it by another name")
-        self.text = text
-        self.numbers: dict[str, bool | int | float] = {}
-        self.arrays: dict[str, Any] = {}
-        for name, value in captured.items():
-            if hasattr(value, "shape") and not isinstance(value, np.generic):
-                _check_captured(name, value)
-                self.arrays[name] = value
-            else:
-                self.numbers[name] = _number(name, value)
-        kinds = [Captured(name, _dtype_name(array.dtype), array.ndim) for name, array in self.arrays.items()]
-        kinds += [Captured(name, type(number).__name__) for name, number in self.numbers.items()]
-        self.form = _form(text, tuple(sorted(kinds, key=lambda one: one.name)))
+    kind: ClassVar[Kind] = "score"
 
-    def __repr__(self) -> str:
-        return f"Score({', '.join([repr(self.text), *(f'{one.name}=...' for one in self.form.captured)])})"
+
+class Mask(_Function):
+    """Which keys a row sees: one condition, compiled into the kernels.
+
+        Mask("document[q] == document[k] and k <= q", document=ids)
+
+    text, captured: a condition in `Score`'s language and with its names, but for s: a comparison, an element of a bool array, and
+        what and, or, not and where make of them.
+
+    What a mask says is found by tiles first: those in which no row sees any key are neither loaded nor computed, those in which
+    every row sees every key take the unmasked path, and the condition is evaluated in the others only. `block_mask` keeps what
+    was found for further calls.
+
+    form, arrays, numbers, and what this raises: as `Score`.
+    """
+
+    kind: ClassVar[Kind] = "mask"
 
 
 @lru_cache(maxsize=256)
-def _form(text: str, captured: tuple[Captured, ...]) -> Form:
-    names: dict[str, Node | ArrayType] = {"s": Name("float", "s")}
+def _form(text: str, captured: tuple[Captured, ...], kind: Kind) -> Form:
+    names: dict[str, Node | ArrayType] = {"s": Name("float", "s")} if kind == "score" else {}
     names |= {name: Name("int", name) for name in POSITIONS}
     names |= {one.name: Name(one.type, one.name) if one.axes is None else ArrayType(one.type, one.axes) for one in captured}
     tree = parse(text, names)
-    if tree.type == "bool":
+    if kind == "score" and tree.type == "bool":
         raise ValueError(f"a score is a number, {text!r} is a condition: where({text.strip()}, s, ...), say")
+    if kind == "mask" and tree.type != "bool":
+        raise ValueError(f"a mask is a condition, {text!r} is a number: {text.strip()} != 0, say")
     used = {node.name for node in walk(tree) if isinstance(node, Name | Load)}
     for one in captured:
         if one.name not in used:
             raise ValueError(f"{one.name} is captured, but {text!r} does not use it")
-    return Form(convert(tree, "float"), captured, text=text)
+    return Form(tree if kind == "mask" else convert(tree, "float"), captured, kind, text=text)
 
 
 @lru_cache(maxsize=256)
@@ -216,9 +247,9 @@ PLACES = {
 C_TYPES = {"bool": "int", "int": "int", "float": "float"}
 
 
-def field(name: str) -> str:
-    """What the kernels' struct calls a captured array or number."""
-    return f"score_{name}"
+def field(name: str, kind: Kind = "score") -> str:
+    """What the kernels' struct calls an array or number that a function of a kind has captured."""
+    return f"{kind}_{name}"
 
 
 class Parts(NamedTuple):
@@ -270,25 +301,63 @@ def constants(form: Form, with_derivative: bool = False, by_tiles: bool = False)
     return (*made, ("SCORE_LINES", " ".join([*lines.lines, results])))
 
 
+# Loads of a row, and of a column, that are made once for a tile: as many as there is room for in shared memory.
+MOST_HOISTED = 16
+
+
+@lru_cache(maxsize=256)
+def of_row_and_column(form: Form) -> tuple[tuple[Load, ...], tuple[Load, ...]]:
+    """The loads of a mask that are one for a row of a tile, and those that are one for a column."""
+    rows = [load for load in form.loads if "column" not in depends_on(load)]
+    columns = [load for load in form.loads if "column" in depends_on(load) and "row" not in depends_on(load)]
+    return tuple(rows[:MOST_HOISTED]), tuple(columns[:MOST_HOISTED])
+
+
+@lru_cache(maxsize=256)
+def loads_of_tile(form: Form) -> dict[Load, tuple[bool, bool, bool]]:
+    """Of each load of a mask whether it is made once a row of a tile, once a column, once a score; what a column's indices need is
+    loaded for it, whatever it changes along."""
+    rows, columns = of_row_and_column(form)
+    of_columns = loads(*columns)
+    return {load: (load in rows, load in of_columns, load not in (*rows, *columns)) for load in form.loads}
+
+
+@lru_cache(maxsize=256)
+def mask_constants(form: Form, hoisted: bool) -> tuple[tuple[str, int | str], ...]:
+    """What kernels are compiled with for a mask function; `hoisted`: with what is loaded once a row or column of a tile."""
+    names = PLACES | {one.name: f"p.{field(one.name, 'mask')}" for one in form.captured}
+    known: dict[Node, str] = {}
+    made: list[tuple[str, int | str]] = []
+    for where, found in zip(("row", "column"), of_row_and_column(form) if hoisted else ((), ()), strict=True):
+        written = Statements(names, f"{where}_")
+        values = [written.value(load) for load in found]
+        kept = [f"of_{where}.load_{place} = {value};" for place, value in enumerate(values)]
+        made.append((f"MASK_OF_{where.upper()}", " ".join(f"{C_TYPES[load.type]} load_{n};" for n, load in enumerate(found))))
+        made.append((f"MASK_{where.upper()}_LINES", " ".join([*written.lines, *kept])))
+        known |= {load: f"of_{where}.load_{place}" for place, load in enumerate(found)}
+    written = Statements(names, known=known)
+    value = written.value(form.tree)
+    return (*made, ("MASK_LINES", " ".join([*written.lines, f"const bool value = {value};"])))
+
+
 def itemsize(form: Form, load: Load) -> int:
     """Bytes of what a load reads."""
     dtype = next(one.dtype for one in form.captured if one.name == load.name)
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
-def captured_values(score: Score | None) -> tuple[dict[str, Any], tuple[tuple[str, float], ...]]:
+def captured_values(score: Score | None, mask: Mask | None = None) -> tuple[dict[str, Any], tuple[tuple[str, float], ...]]:
     """A call's captured arrays and numbers, by the names of the kernels' struct. TypeError for what is no Score."""
-    if score is None:
-        return {}, ()
-    if not isinstance(score, Score):
+    if not isinstance(score, Score | None):
         raise TypeError(f"score must be a cupyflash.Score or None, got {type(score).__name__}")
-    arrays = {field(name): array for name, array in score.arrays.items()}
-    return arrays, tuple((field(name), number) for name, number in score.numbers.items())
+    given = [each for each in (score, mask) if each is not None]
+    arrays = {field(name, each.kind): array for each in given for name, array in each.arrays.items()}
+    return arrays, tuple((field(name, each.kind), number) for each in given for name, number in each.numbers.items())
 
 
 def is_captured(name: str) -> bool:
-    """Whether an array of a call is one that its score function has captured."""
-    return name.startswith(field(""))
+    """Whether an array of a call is one that its score or mask function has captured."""
+    return name.startswith((field("", "score"), field("", "mask")))
 
 
 def captured_among(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,9 +367,24 @@ def captured_among(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_captured(problem: Any, arrays: Mapping[str, Any]) -> None:
     """ValueError unless captured arrays, by the struct's names, fit a problem."""
-    form = problem.options.score
-    if form is not None:
-        form.check({name.removeprefix(field("")): array.shape for name, array in arrays.items()}, sizes_of(problem))
+    for form in (problem.options.score, problem.options.mask_function):
+        if form is not None:
+            form.check({name: array.shape for name, array in captured_by(form, arrays).items()}, sizes_of(problem))
+
+
+def captured_by(form: Form, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a call's arrays that a function has captured, by its own names."""
+    prefix = field("", form.kind)
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def seen_by(form: Form, problem: Any, values: Mapping[str, Any]) -> np.ndarray:
+    """What a mask function says of each score of a problem, as the kernels compute it, in float32; it broadcasts to S's shape.
+
+    `values` are the captured NumPy arrays and numbers, by the function's names.
+    """
+    found: np.ndarray = evaluate(form.tree, positions(sizes_of(problem)) | dict(values), np.float32)
+    return found
 
 
 def sizes_of(problem: Any) -> dict[str, int]:

@@ -16,6 +16,7 @@ from cupyflash.arrays import Layout
 from cupyflash.device import Device, find_device
 from cupyflash.params import with_arrays
 from cupyflash.schedules import TileSchedule
+from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.words import plural
 
 DEFAULT_DEVICE = "A100-40GB"
@@ -88,6 +89,10 @@ class PreparedSimulation:
     values: Mapping[str, Any]
     outputs: Mapping[str, Layout]
     workspaces: Mapping[str, Layout]
+
+    @property
+    def given_tiles(self) -> tuple[MaskTiles, ...]:
+        return self.schedule.given_tiles
 
     def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Run the kernels and return the outputs, by name. RuntimeError for what takes too long, or findings."""

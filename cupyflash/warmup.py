@@ -16,7 +16,7 @@ from cupyflash.named_scores import one_score
 from cupyflash.options import Options, require_choice, require_flag
 from cupyflash.problem import Problem, checked_size
 from cupyflash.schedules import ALGORITHMS, Cache, Kernel, TileSchedule, fa2_tiles, plan, plan_decode, plan_varlen
-from cupyflash.score import Form, Score, captured_values
+from cupyflash.score import Form, Mask, Score, captured_values
 from cupyflash.simulated import current_simulation
 from cupyflash.tiling import TilingChoice
 
@@ -28,7 +28,7 @@ def warmup(
     head_dim_v: int | None = None,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
-    mask: bool = False,
+    mask: bool | Mask = False,
     bias: bool = False,
     padded: bool = False,
     sinks: bool = False,
@@ -43,18 +43,19 @@ def warmup(
     """Compile the kernels of such calls, so that the first of them is as quick as the others.
 
     `score` is one whose text and types calls will have: the values of what it captures and the lengths of axes do not matter, nor
-    where arrays are. `softcap` and `alibi_slopes` (h,) say whether calls will have those. `mask`, `bias`, `padded` and `dropout`
-    say whether calls will have a mask, a bias, key lengths, dropout; `varlen` is for `attention_varlen`, which has none of the
-    first three. Sizes (of a window too) do not matter, since kernels are compiled for none: where they choose between kernels, and
-    on a Hopper between "fa3" and "fa2", all of those are compiled (but for "fa3" with rows of several heads in a block, which takes
-    few queries and grouped heads, and for "decode", few queries against many keys). Contiguous arrays are assumed. On the current
-    GPU the kernels are loaded too; without a GPU it is the simulated device's kernels that are compiled and parsed. Raises as
-    `attention` does.
+    where arrays are; so is `mask`, if it is a `Mask` and not just whether calls will have an array. `softcap` and `alibi_slopes`
+    (h,) say whether calls will have those, `bias`, `padded` and `dropout` whether a bias, key lengths, dropout; `varlen` is for
+    `attention_varlen`, which has no mask, bias or key lengths. Sizes (of a window too) do not matter, since kernels are compiled
+    for none: where they choose between kernels, and on a Hopper between "fa3" and "fa2", all of those are compiled (but for "fa3"
+    with rows of several heads in a block, which takes few queries and grouped heads, and for "decode", few queries against many
+    keys). Contiguous arrays are assumed. On the current GPU the kernels are loaded too; without a GPU it is the simulated device's
+    kernels that are compiled and parsed. Raises as `attention` does.
     """
     require_flag("varlen", varlen)
     require_choice("algorithm", algorithm, ("auto", *ALGORITHMS))
-    given = Options(causal=causal, window=window, mask=mask, bias=bias, padded=padded, packed=varlen, sinks=sinks)
-    options = replace(given, score=_form(score, softcap, alibi_slopes), dropout=dropout)
+    asked = Options(causal=causal, window=window, bias=bias, padded=padded, packed=varlen, sinks=sinks)
+    asked = replace(asked, mask_function=mask.form) if isinstance(mask, Mask) else replace(asked, mask=mask)
+    options = replace(asked, score=_form(score, softcap, alibi_slopes), dropout=dropout)
     problem = _contiguous(Problem(1, 1, 1, 1, 1, head_dim, dtype, options, head_dim_v))
     device, simulated = _here()
     if varlen and algorithm not in ("auto", "fa2"):

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cupyflash import Device, Problem
+from cupyflash import Device, Mask, Problem, TileSchedule, plan
+from cupyflash.options import Pattern
+from cupyflash.score import seen_by
 from cupyflash.sim.plot import draw
 from cupyflash.sim.sweep import default_range, spaced
 
@@ -24,17 +28,61 @@ def theorem2() -> Any:
     return draw(problem, Device.named("A100-40GB"), "sram", spaced(*default_range(problem, "sram")))
 
 
-PICTURES = {"theorem2.png": theorem2}
+def masks() -> dict[str, Any]:
+    """The masks that masks.md defines, by name: all of its Python but what calls attention."""
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (HERE / "masks.md").read_text(), re.DOTALL):
+        if "attention(" not in block:
+            exec(compile(block, "masks.md", "exec"), names)
+    return {name: mask for name, mask in names.items() if isinstance(mask, Mask)}
+
+
+def schedule_of(mask: Mask | None = None, array: bool = False, heads: int = 16, n: int = 4096) -> TileSchedule:
+    """That of a call with a mask, or an array that says the same, on an A100."""
+    problem = Problem(1, heads, heads, n, n, 64, "float16")
+    if mask is not None:
+        known = problem.asking(mask_function=mask.form)
+        pattern = Pattern.of(seen_by(mask.form, known, mask.arrays | mask.numbers))
+        problem = problem.asking(mask=True, pattern=pattern) if array else known.asking(pattern=pattern)
+    return plan(problem, Device.named("A100-40GB"), "fa2")
+
+
+def tiles(name: str) -> Any:
+    """The states of a mask's tiles as a Figure."""
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+
+    (found,) = schedule_of(masks()[name]).mask_tiles
+    assert found.states is not None
+    figure = Figure(figsize=(3.4, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.imshow(
+        found.states[0, 0],
+        ListedColormap(["#ffffff", "#a8c5e8", "#1f4e8c"]),
+        vmin=0,
+        vmax=2,
+        aspect="auto",
+        extent=(0, 4096, 4096, 0),
+    )
+    axes.set(xlabel="key", ylabel="query", xticks=range(0, 4097, 1024), yticks=range(0, 4097, 1024))
+    axes.set_title(name.replace("_", " "), loc="left", fontsize=10)
+    axes.tick_params(labelsize=8)
+    return figure
+
+
+MASKS = "documents", "prefix_lm", "global_window", "dilated", "tree"
+PICTURES = {"theorem2.png": theorem2, **{f"masks_{name}.png": partial(tiles, name) for name in MASKS}}
 
 
 def digest(figure: Any) -> str:
-    """Of every line's label and points, and of every text."""
+    """Of every line's label and points, of every text and every image."""
     (axes,) = figure.axes
     lines = [[line.get_label(), [[float(x), float(y)] for x, y in line.get_xydata()]] for line in axes.lines]
     titles = (legend.get_title() for legend in figure.legends)
     texts = [text.get_text() for text in (*axes.texts, axes.xaxis.label, axes.yaxis.label, *titles)]
     texts.append(axes.get_title(loc="left"))
-    return hashlib.sha256(json.dumps([lines, texts]).encode()).hexdigest()
+    images = [image.get_array().tolist() for image in axes.images]
+    return hashlib.sha256(json.dumps([lines, texts, *images]).encode()).hexdigest()
 
 
 def main() -> None:

@@ -12,7 +12,7 @@
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    SUB         queries of S^T held at a time; divides BR
 //   COPY_BYTES  width of a copy
-//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE, DROPOUT  0 or 1: mask.cuh, score.cuh, block_mask.cuh, dropout.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE, DROPOUT  mask.cuh, mask_function.cuh, score.cuh, block_mask.cuh, dropout.cuh
 #include "block_mask.cuh"
 #include "dropout.cuh"
 #include "element.cuh"
@@ -211,7 +211,7 @@ fa1_backward(__grid_constant__ const Params given) {
                 if (seen) s += load_in_place(masks.bias + row * masks.bias_row + col * masks.bias_col);
               }
               if constexpr (MASK) {
-                if (seen) seen = load_in_place(masks.mask + row * masks.mask_row + col * masks.mask_col);
+                if (seen) seen = mask_says(masks, row, col, Nq);
               }
               s = seen ? exp_of(s - L_smem[row - i * BR]) : 0.f;
             });

@@ -8,7 +8,7 @@
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    SUB         columns of S held at a time; divides BC
 //   COPY_BYTES  width of a copy
-//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, SINKS, DROPOUT  0 or 1: mask.cuh, block_mask.cuh, sinks.cuh, dropout.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, SINKS, DROPOUT  mask.cuh, mask_function.cuh, block_mask.cuh, sinks.cuh, dropout.cuh
 #include "block_mask.cuh"
 #include "dropout.cuh"
 #include "element.cuh"

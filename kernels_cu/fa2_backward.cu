@@ -16,7 +16,7 @@
 //   ROW_WARPS   warps that share their keys: 1 or 2
 //   WITH_DK, WITH_DV  whether a launch makes dK, and dV: wide heads take one for each
 //   WITH_DQ     whether dQ is summed by atomics      COPY_BYTES width of a copy
-//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE, SINKS  0 or 1: mask.cuh, score.cuh, block_mask.cuh, sinks.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE, TILES, SINKS  mask.cuh, mask_function.cuh, score.cuh, block_mask.cuh, sinks.cuh
 //   DROPOUT     whether weights are dropped: dropout.cuh
 //   DBIAS       whether the gradient of the bias is summed, by atomics
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
@@ -209,13 +209,13 @@ fa2_backward(__grid_constant__ const Params given) {
   const int first_row = CAUSAL || WINDOW ? max(0, j * BC - diagonal - (WINDOW ? p.right : 0)) : 0;
   const int last_row = WINDOW ? min(Nq - 1ll, j * BC + cols - 1ll - diagonal + p.left) : Nq - 1;
   const int first_block = first_row / BR, end_block = cols > 0 && first_row <= last_row ? last_row / BR + 1 : 0;
-  const int words = (end_block + 31) / 32;
+  const int words = (end_block + 31) / 32 * BITS;
   bool visited = first_block < end_block;
-  if constexpr (SPARSE) {
+  if constexpr (SKIPS) {
     bool any = false;
     for (int h = 0; h < p.group; h++) {
       const BlockMask keep = block_mask_of(p, batch, kv_head * p.group + h).transposed();
-      any |= read_block_mask<KEPT_ROWS>(kept + h * words, keep, j / KEPT_COLS, first_block, end_block, warp, WARPS);
+      any |= read_block_mask<KEPT_COLS, KEPT_ROWS>(kept + h * words, keep, j, first_block, end_block, warp, WARPS);
     }
     visited = __syncthreads_or(any);
   }
@@ -306,7 +306,8 @@ fa2_backward(__grid_constant__ const Params given) {
       for (int part = 0; part < PARTS; part++) {
         const int row = (part * ROW_WARPS + row_warp) * WARP_ROWS;  // the first of the warp's, in the block
         const int first = i * BR + row, last = min(first + WARP_ROWS, Nq) - 1;
-        const bool whole = !MASK && warp_key + WARP_KEYS <= visible_end(masks, first) && warp_key >= visible_begin(masks, last);
+        const bool asks = MASK && blocks.asks(i);
+        const bool whole = !asks && warp_key + WARP_KEYS <= visible_end(masks, first) && warp_key >= visible_begin(masks, last);
         const bool seen = first < Nq && warp_key < visible_end(masks, last) && warp_key + WARP_KEYS > visible_begin(masks, first);
         auto share = [&](const float (&P)[M][N][4], const float (&dS)[M][N][4]) {
           if constexpr (WITH_DQ || ROW_WARPS > 1) put_tile<ScoreTile>(dS_smem + own_keys * ScoreTile::PAD, dS, row);
@@ -374,7 +375,7 @@ fa2_backward(__grid_constant__ const Params given) {
             for (int m = 0; m < M; m++)
               each_score_transposed<N>(masks, warp_key + 16 * m + g, first, Nq, [&](int n, int e, int row, int key, bool seen) {
                 if constexpr (MASK) {
-                  if (seen) seen = load_in_place(masks.mask + row * masks.mask_row + key * masks.mask_col);
+                  if (seen && asks) seen = mask_says(masks, row, key, Nq);
                 }
                 if (!seen) P[m][n][e] = NEG_INF;
               });

@@ -9,7 +9,8 @@
 //   BR, BC      rows of a Q block, of a K/V block    STAGES     K/V blocks that there is room for: 1 or 2
 //   WARP_ROWS   rows that a warp has                 WARP_COLS  columns of S and dP that it makes at once
 //   COL_WARPS   warps that share their rows: 1 or 2  COPY_BYTES width of a copy
-//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE, DROPOUT  0 or 1: mask.cuh, score.cuh, block_mask.cuh, dropout.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE, TILES  mask.cuh, mask_function.cuh, score.cuh, block_mask.cuh
+//   DROPOUT     whether weights are dropped: dropout.cuh
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB WARP_COLS
@@ -32,7 +33,7 @@ typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V and dO
 
 // The stream of the visited K/V blocks, from the last one down, through STAGES slots. Only the last block may be short.
 struct Stream {
-  const Element *K, *V;  // the last rows that this thread copies: of block 0 with a block mask, else of the block to be fetched next
+  const Element *K, *V;  // the last rows that this thread copies: of block 0 where blocks are left out, else of the block to be fetched next
   const Element* anywhere;  // can be read, as rows that there are not cannot
   long long K_row, V_row;
   int keys;
@@ -44,7 +45,7 @@ struct Stream {
     const unsigned first = unknown(shared_address(ring));  // or it would be found anew in each turn
     slot = first + (STAGES - 1) * SLOT;
     both = 2 * first + (STAGES - 1) * SLOT;
-    if constexpr (!SPARSE) {
+    if constexpr (!SKIPS) {
       K += static_cast<long long>(j) * BC * K_row;
       V += static_cast<long long>(j) * BC * V_row;
     }
@@ -56,13 +57,13 @@ struct Stream {
   template <bool WHOLE> __device__ __forceinline__ void fetch(int j, bool wanted) {
     const unsigned to = both - slot;
     const Element *K_j = K, *V_j = V;
-    if constexpr (SPARSE) {
+    if constexpr (SKIPS) {
       K_j += static_cast<long long>(j) * BC * K_row;
       V_j += static_cast<long long>(j) * BC * V_row;
     }
     KeyTile::load_back<BC, THREADS, WHOLE>(to, K_j, anywhere, K_row, keys - j * BC, threadIdx.x, wanted);
     ValueTile::load_back<BC, THREADS, WHOLE>(to + K_BYTES, V_j, anywhere, V_row, keys - j * BC, threadIdx.x, wanted);
-    if constexpr (!SPARSE) K = K_j, V = V_j;
+    if constexpr (!SKIPS) K = K_j, V = V_j;
   }
 };
 
@@ -99,9 +100,9 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   const int last_row = row_block + rows - 1;
   const int first_key = visible_begin(masks, row_block), end_key = visible_end(masks, last_row);
   const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
-  if constexpr (SPARSE) {
+  if constexpr (SKIPS) {
     const BlockMask keep = block_mask_of(p, place.batch, place.head);
-    read_block_mask<KEPT_COLS>(kept, keep, place.i / KEPT_ROWS, blocks.begin, blocks.end, warp, WARPS);
+    read_block_mask<KEPT_ROWS, KEPT_COLS>(kept, keep, place.i, blocks.begin, blocks.end, warp, WARPS);
     __syncthreads();
   }
   Stream stream = {place.keys(p.K) + KeyTile::begin<THREADS>(p.K.row, threadIdx.x) + KeyTile::last_rows(BC, THREADS) * p.K.row,
@@ -193,7 +194,8 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       // S = Q K_j^T, P = exp(S - L)
       float P[M][N][4], dS[M][N][4], slopes[M][N][4];
       scores(P, Q_rows, K_at + col * KeyTile::ROW_BYTES, at_keys);
-      const bool whole = !MASK && !SCALED && end <= visible_end(masks, warp_row) && first >= visible_begin(masks, last);
+      const bool asks = MASK && blocks.asks(j);
+      const bool whole = !asks && !SCALED && end <= visible_end(masks, warp_row) && first >= visible_begin(masks, last);
       const float factor = SCALED ? 1.f : p.scale * UNIT;
       if (whole && !large) {
 #pragma unroll
@@ -205,7 +207,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       } else {
 #pragma unroll
         for (int m = 0; m < M; m++) {
-          scale_and_mask<SCORE>(P[m], SCALED ? p.scale * UNIT : 1.f, UNIT, masks, warp_row + 16 * m + g, first, Nq, slopes[m]);
+          scale_and_mask<SCORE>(P[m], SCALED ? p.scale * UNIT : 1.f, UNIT, masks, warp_row + 16 * m + g, first, Nq, asks, slopes[m]);
 #pragma unroll
           for (int n = 0; n < N; n++)
 #pragma unroll

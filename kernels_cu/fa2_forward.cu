@@ -8,7 +8,7 @@
 //   STAGES      slots of the ring, a K and a V block each: 1 or 2          BLOCKS  thread blocks that share a multiprocessor
 //   Q_IN_REGS   whether Q stays in registers too     COPY_BYTES width of a copy
 //   SCALE_FIRST whether S is scaled before its maximum is taken: with a bias, or a scale that is not positive
-//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, SINKS  0 or 1: mask.cuh, block_mask.cuh, sinks.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, TILES, SINKS  mask.cuh, mask_function.cuh, block_mask.cuh, sinks.cuh
 //   DROPOUT     whether weights are dropped: dropout.cuh
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB (BC / COL_WARPS)
@@ -32,7 +32,7 @@ constexpr int M = WARP_ROWS / 16, N = BC / 8;  // tensor core tiles of a warp's 
 
 // Whether no block goes unmasked: every score has something of its own, or to know which blocks all rows see would take more
 // registers than there are.
-constexpr bool ALL_MASKED = MASK || SCALE_FIRST || (SCARCE && WINDOW);
+constexpr bool ALL_MASKED = SCALE_FIRST || (SCARCE && (WINDOW || MASK));
 
 typedef SwizzledTile<HEAD_DIM, Element, 16 * COL_WARPS> KeyTile;     // of Q and K
 typedef SwizzledTile<VALUE_DIM, Element, 16 * COL_WARPS> ValueTile;  // of V and O
@@ -61,7 +61,7 @@ struct Stream {
 
   // ring: STAGES x 2 x (BC x ROW_SIZE)
   __device__ __forceinline__ void start(const Element* ring, int j) {
-    if constexpr (!SPARSE) {
+    if constexpr (!SKIPS) {
       K += static_cast<long long>(j) * BC * K_row;
       V += static_cast<long long>(j) * BC * V_row;
     }
@@ -133,7 +133,7 @@ struct Stream {
   }
   template <class Tile, bool WHOLE>
   __device__ __forceinline__ void fetch(int j, unsigned to, const Element*& next, long long row, bool wanted) const {
-    if constexpr (SPARSE) {
+    if constexpr (SKIPS) {
       const Element* from = next + static_cast<long long>(j) * BC * row;
       Tile::load_back<BC, THREADS, WHOLE>(to, from, anywhere, row, keys - j * BC, threadIdx.x, wanted);
     } else {
@@ -181,12 +181,13 @@ struct Warp {
     const unsigned K_at = stream.next_keys(j);
     stream.next_parts(j, masks, Nq);
     scores(S, Q_rows, K_at, at_keys);
+    const bool asks = MASK && stream.blocks.asks(j);
     // Its place is found again: kept, it would take registers in all turns.
     auto mask = [&](float (&S)[M][N / COL_WARPS][4]) {
       const int first = (VARLEN ? row : find_block<BR>(Nq) * BR + row_warp_of(threadIdx.x / 32) * WARP_ROWS) + threadIdx.x % 32 / 4;
 #pragma unroll
       for (int m = 0; m < M; m++)
-        scale_and_mask(S[m], SCALE_FIRST ? scale_log2 : 1.f, LOG2_E, masks, first + 16 * m, j * BC + col_warp() * SUB, Nq);
+        scale_and_mask(S[m], SCALE_FIRST ? scale_log2 : 1.f, LOG2_E, masks, first + 16 * m, j * BC + col_warp() * SUB, Nq, asks);
     };
     if constexpr (ALL_MASKED && COL_WARPS == 1) mask(S);
     unsigned V_at;
@@ -260,7 +261,7 @@ fa2_forward(__grid_constant__ const Params given) {
   const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
   const int whole_begin = (visible_begin(masks, last_row) + BC - 1) / BC;
   const int whole_end = visible_end(masks, row_block) / BC;
-  if constexpr (SPARSE) {
+  if constexpr (SKIPS) {
     read_block_mask(kept, block_mask_of(p, place.batch, place.head), place.i, blocks.begin, blocks.end, warp, WARPS);
     __syncthreads();
   }
@@ -306,7 +307,7 @@ fa2_forward(__grid_constant__ const Params given) {
   int j = first_block;
   for (; j >= blocks.begin && !work.sees(j, masks); j = blocks.below(j)) work.pass(j, stream, masks);
   for (; j >= blocks.begin && (!WINDOW || work.sees(j, masks)); j = blocks.below(j))
-    work.visit(j, j < whole_begin || j >= whole_end, state, Q_rows, stream, masks);
+    work.visit(j, j < whole_begin || j >= whole_end || (MASK && blocks.asks(j)), state, Q_rows, stream, masks);
   if constexpr (WINDOW) {
     for (; j >= blocks.begin; j = blocks.below(j)) work.pass(j, stream, masks);
   }

@@ -5,7 +5,7 @@
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V
 //   BR, BC      rows of a Q block, of a K block      COPY_BYTES width of a copy
-//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE  0 or 1: mask.cuh, score.cuh, block_mask.cuh
+//   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE  mask.cuh, mask_function.cuh, score.cuh, block_mask.cuh: a mask is asked for every score
 //   KEPT_ROWS, KEPT_COLS  row blocks and column blocks that share an element of the block mask
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
 #define SUB BC
@@ -50,7 +50,7 @@ large_rows(__grid_constant__ const Params given) {
   const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
   if constexpr (SPARSE) {
     const BlockMask keep = block_mask_of(p, place.batch, place.head);
-    read_block_mask<KEPT_COLS>(kept, keep, place.i / KEPT_ROWS, blocks.begin, blocks.end, warp, WARPS);
+    read_block_mask<KEPT_ROWS, KEPT_COLS>(kept, keep, place.i, blocks.begin, blocks.end, warp, WARPS);
   }
   KeyTile::load<BR, THREADS, false>(Q_smem, place.query(p.Q, row_block), p.Q.row, rows, threadIdx.x);
   const Element* K = place.keys(p.K);

@@ -1,10 +1,11 @@
 // Which keys a query row sees, and what is added to their scores. Causal is aligned bottom-right: row r sees columns up to
 // r + diagonal, where diagonal = Nk - Nq; a window those from r + diagonal - left to r + diagonal + right; keys from `keys` on
-// do not exist; a boolean mask and a bias speak for each score.
-// Constants: CAUSAL, WINDOW, MASK, BIAS, PADDED (0 or 1: what is 0 is compiled out), SUB; PACK, where it is not 1: the query heads
-// whose rows are in one tile, so that row r is query r / PACK; SCORE (score.cuh).
+// do not exist; a mask and a bias speak for each score.
+// Constants: CAUSAL, WINDOW, BIAS, PADDED (0 or 1: what is 0 is compiled out), MASK (0; or as in mask_function.cuh), SUB; PACK, where
+// it is not 1: the query heads whose rows are in one tile, so that row r is query r / PACK; SCORE (score.cuh).
 #pragma once
 #include "element.cuh"
+#include "mask_function.cuh"
 #include "params.cuh"
 #include "score.cuh"
 #include "score_parts.cuh"
@@ -74,14 +75,25 @@ template <typename T> __device__ __forceinline__ float load_in_place(const T* at
   return to_float(*reinterpret_cast<T*>(&bits));
 }
 
+// What the mask says of a score that position leaves.
+__device__ __forceinline__ bool mask_says(const Masks& masks, int row, int key, int Nq) {
+#if MASK == 2
+  return mask_holds(*masks.p, {}, {}, {masks.batch, masks.head, row, key, Nq, Nq + masks.diagonal});
+#else
+  return load_in_place(masks.mask + row * masks.mask_row + key * masks.mask_col);
+#endif
+}
+
 // Where a score is, for a score function; what that has for its row and its key; and what it makes of the scaled score.
 __device__ __forceinline__ ScoreAt score_at(const Masks& masks, int row, int key, int Nq) {
   return {masks.batch, masks.head, row, key, Nq, Nq + masks.diagonal};
 }
 #if SCORE_ROW_LOADS || SCORE_KEY_LOADS
-constexpr int PART_ROWS = BR, PART_KEYS = BC;
+#define PART_ROWS BR
+#define PART_KEYS BC
 #else
-constexpr int PART_ROWS = 0, PART_KEYS = 0;
+#define PART_ROWS 0
+#define PART_KEYS 0
 #endif
 __device__ __forceinline__ ScoreOfRow of_row(const Masks& masks, int row) {
   return part_at<ScoreOfRow, SCORE_ROW_LOADS, PART_ROWS>(masks.of_rows, row);
@@ -96,10 +108,11 @@ __device__ __forceinline__ Scored scored_at(const Masks& masks, const ScoreOfRow
 // Scales S, adds `bias_scale` times the bias, and sets what a row does not see to -inf. Each step rounds, so that a score is the
 // same number in every kernel: of a large one the last digits count. Where there is a score function, S is scaled as that takes it,
 // and what becomes of it is multiplied by `bias_scale`, too; with SLOPES `slopes` has its derivative where a row sees it.
+// The mask is asked unless the tile is known to be whole.
 //   S_regs (16 x SUB): rows (row0 + 8 h) / PACK, columns from col0 on, in the accumulator layout of warp_product.cuh
 template <bool SLOPES = false>
 __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], float scale, float bias_scale, const Masks& masks,
-                                               int row0, int col0, int Nq, float (*slopes)[4] = nullptr) {
+                                               int row0, int col0, int Nq, bool asks = true, float (*slopes)[4] = nullptr) {
   const int first = col0 + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -123,8 +136,10 @@ __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], floa
         if constexpr (BIAS) {
           if (seen) s = fmaf(bias_scale, load_in_place(bias + e * masks.bias_col), s);
         }
-        if constexpr (MASK) {
-          if (seen) seen = load_in_place(mask + e * masks.mask_col);
+        if constexpr (MASK == 2) {
+          if (seen && asks) seen = mask_says(masks, row, first + 8 * n + e, Nq);
+        } else if constexpr (MASK) {
+          if (seen && asks) seen = load_in_place(mask + e * masks.mask_col);
         }
         S_regs[n][2 * h + e] = seen ? s : NEG_INF;
       }

@@ -38,7 +38,8 @@ template <typename T> struct Scores {
   }
 };
 
-struct Base;  // weight.cuh
+struct Base;                    // weight.cuh
+enum TileState : unsigned char;  // block_mask.cuh
 
 struct Params {
   PARAMS

@@ -37,7 +37,7 @@ standard_backward_weights(__grid_constant__ const Params given) {
   tile_product<HEAD_DIM>(sram, at.query(p.Q), at.keys(p.K), at, keys, p.P + at.score, p.Nk,
                          [&](float(&S_regs)[SUB / 8][4], int row, int col) {
                            float slopes[SUB / 8][4];
-                           scale_and_mask<SCORE>(S_regs, p.scale, 1.f, masks, at.i * BR + row, at.j * BC + col, p.Nq, slopes);
+                           scale_and_mask<SCORE>(S_regs, p.scale, 1.f, masks, at.i * BR + row, at.j * BC + col, p.Nq, true, slopes);
 #pragma unroll
                            for (int n = 0; n < SUB / 8; n++)
 #pragma unroll

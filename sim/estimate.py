@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import chain
 
+from cupyflash.expressions.tree import walk
 from cupyflash.schedules import BackwardSchedule, DecodeSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
 from cupyflash.schedules.base import WARP, padded_dim, sub_tile
 from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import Fa3Schedule
+from cupyflash.schedules.mask_tiles import THREADS, MaskTiles
 from cupyflash.sim.theory.visits import seen_blocks, span, visits_of
 from cupyflash.words import plural
 
@@ -61,9 +64,20 @@ def _kernels(schedule: Planned) -> Iterator[tuple[float, int]]:
         return _softmax(schedule)
     if isinstance(schedule, DropoutMaskSchedule):
         return iter([(120, math.prod(schedule.shape))])
+    tiles = (_mask_tiles(each) for each in schedule.found_tiles)
+    if schedule.algorithm == "mask":
+        return tiles
     if isinstance(schedule, BackwardSchedule):
-        return _backward(schedule)
-    return {"fa1": _fa1, "fa2": _fa2, "fa3": _fa3, "standard": _standard, "decode": _decode}[schedule.algorithm](schedule)
+        return chain(tiles, _backward(schedule))
+    own = {"fa1": _fa1, "fa2": _fa2, "fa3": _fa3, "standard": _standard, "decode": _decode}[schedule.algorithm]
+    return chain(tiles, own(schedule))
+
+
+def _mask_tiles(tiles: MaskTiles) -> tuple[float, int]:
+    """A tile's scores, by so many threads."""
+    form, (rows, cols) = tiles.problem.options.mask_function, tiles.blocks
+    score = 60 if form is None else 30 + 5 * sum(1 for _ in walk(form.tree))
+    return 150 + math.ceil(rows * cols / THREADS) * score, tiles.count * THREADS
 
 
 def _softmax(schedule: SoftmaxSchedule) -> Iterator[tuple[float, int]]:

@@ -29,7 +29,7 @@ from cupyflash.schedules import (
     VarlenSchedule,
     require_schedule,
 )
-from cupyflash.score import Score, captured_values, check_captured
+from cupyflash.score import Mask, Score, captured_values, check_captured
 from cupyflash.sim.ptx import Counters, Finding, Module, TensorMap
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from cupyflash.varlen import heads_first, pose
@@ -62,29 +62,40 @@ def execute(
     seed: int | None = None,
     score: Score | None = None,
     dropout: Dropout | None = None,
-    **beside: np.ndarray | None,
+    **beside: Any,
 ) -> Execution:
     """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v, the `score` function and the `dropout`, if it
-    has them, and, by name, what comes `beside` them (mask, bias, key_lengths, block_mask).
+    has them, and, by name, what comes `beside` them (mask, also a function, bias, key_lengths, block_mask).
 
     `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it.
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
     """
     require_schedule(schedule, TileSchedule, "plan", (BackwardSchedule, VarlenSchedule))
-    _require_posed(schedule.problem, q, k, v, beside)
+    arrays, captured = _given(schedule, score, beside)
+    _require_posed(schedule.problem, q, k, v, arrays)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
-    captured, numbers = _captured(schedule.problem, score)
+    captured |= _numbers_of(schedule, dropout)
+    return run(schedule, {"q": q, "k": k, "v": v, "out": out, "lse": lse, **arrays, **captured}, seed=seed)
+
+
+def _given(schedule: TileSchedule, score: Score | None, beside: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What comes beside q, k and v as arrays; what functions have captured, by the struct's names. ValueError for other functions
+    than the schedule's, and for arrays that do not fit it."""
+    mask = beside.get("mask")
+    function = mask if isinstance(mask, Mask) else None
+    captured, numbers = _captured(schedule.problem, score, function)
     check_captured(schedule.problem, captured)
-    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **beside, **captured, **numbers, **_numbers_of(schedule, dropout)}
-    return run(schedule, arrays, seed=seed)
+    arrays = {name: array for name, array in beside.items() if name != "mask" or function is None}
+    return arrays, captured | numbers
 
 
-def _captured(p: Problem, score: Score | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Captured arrays and numbers by the names of the kernels' struct. ValueError for another function than a problem's."""
-    captured, numbers = captured_values(score)
-    if (None if score is None else score.form) != p.options.score:
-        raise ValueError(f"the schedule has another score function than {score!r}")
+def _captured(p: Problem, score: Score | None, mask: Mask | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Captured arrays and numbers by the names of the kernels' struct. ValueError for other functions than a problem's."""
+    captured, numbers = captured_values(score, mask)
+    for what, given, form in (("score", score, p.options.score), ("mask", mask, p.options.mask_function)):
+        if (given.form if given else None) != form:
+            raise ValueError(f"the schedule has another {what} function than {given!r}")
     return captured, dict(numbers)
 
 
@@ -102,6 +113,8 @@ def _require_posed(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, besi
 
 
 def _require_same(posed: Problem, p: Problem) -> None:
+    if p.options.pattern is None:
+        posed = posed.asking(pattern=None)  # what a mask says may be unknown to a schedule
     if replace(posed, alignment=p.alignment) != p or posed.alignment < p.alignment:
         raise ValueError(f"the arrays pose {posed}, but the schedule is for {p}")
 
@@ -146,15 +159,18 @@ def execute_backward(
     seed: int | None = None,
     score: Score | None = None,
     dropout: Dropout | None = None,
-    **beside: np.ndarray | None,
+    **given: Any,
 ) -> BackwardExecution:
     """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`, and the
     `score` function and the `dropout` that this had.
+
+    `given` are what comes beside them, as for `execute`.
 
     `dbias`, zeros in float32 of the bias's shape, receives its gradient where the schedule makes it.
     `seed`, and what this raises, as for `execute`.
     """
     require_schedule(schedule, BackwardSchedule, "plan_backward", (VarlenBackwardSchedule,))
+    beside, captured = _given(schedule, score, given)
     _require_posed(schedule.problem, q, k, v, beside)
     check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[:-1])
     if dbias is not None:
@@ -167,11 +183,8 @@ def execute_backward(
         )
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": np.ascontiguousarray(lse), "dout": dout, **beside}
-    captured, numbers = _captured(schedule.problem, score)
-    check_captured(schedule.problem, captured)
-    arrays |= captured | numbers
     rows = _of_rows(schedule, lse)
-    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows, **_numbers_of(schedule, dropout)}
+    made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows, **captured, **_numbers_of(schedule, dropout)}
     return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 TENSORS = (
     *("Q", "K", "V", "S", "P", "O", "O_acc", "l", "m", "L"),
     *("dO", "D", "dP", "dS", "dQ", "dQ_acc", "dK", "dV"),
-    *("mask", "bias", "dbias", "key_lengths", "block_mask", "cu_seqlens_q", "cu_seqlens_k", "x", "y"),
+    *("mask", "bias", "dbias", "key_lengths", "block_mask", "tiles", "query_tiles", "cu_seqlens_q", "cu_seqlens_k", "x", "y"),
     *("K_new", "V_new", "O_part", "m_part", "l_part", "block_table", "cache_seqlens", "tree_mask"),
 )
 

@@ -24,6 +24,7 @@ from cupyflash.sim.yardstick import (
     draw_decode,
     draw_gradient,
     drawn,
+    knowing_mask,
     measure,
     measure_decode,
     measure_gradients,
@@ -122,10 +123,13 @@ def verify(
     """
     if isinstance(schedule, StandardSchedule) and schedule.ideal:
         raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
+    if schedule.problem.options.mask_function is not None:
+        raise ValueError("the arrays of a mask function are not drawn: execute, replay and theory take such a schedule")
     schedule.kernels()  # refuses what no kernel runs, before anything is drawn
     if _has_cache(schedule) and schedule.problem.options.key_lengths is None:
         full = (schedule.problem.seqlen_k - schedule.cache.appended,) * schedule.problem.batch
         schedule = replace(schedule, problem=schedule.problem.asking(padded=True, key_lengths=full))
+    schedule = knowing_mask(schedule, data_seed)
     form, replayed = theory.traffic(schedule), replay(schedule)
     runs: list[Run] = []
     for v_mean in V_MEANS:

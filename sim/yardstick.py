@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,12 +16,14 @@ from cupyflash.arrays import numpy_dtype
 from cupyflash.dropout import Dropout
 from cupyflash.expressions.tree import counted
 from cupyflash.gradients import of_heads
-from cupyflash.options import Options
+from cupyflash.options import Options, Pattern
 from cupyflash.problem import Problem
-from cupyflash.schedules import Cache
+from cupyflash.schedules import Cache, TileSchedule
 from cupyflash.score import Score, sizes_of
 from cupyflash.sim.inputs import Decoding, Inputs
 from cupyflash.sim.reference import Rounding, backward, before_function, forward, masked_scores, products
+
+AnyTiles = TypeVar("AnyTiles", bound=TileSchedule)
 
 
 class _Dtypes(dict[str, np.dtype[Any]]):
@@ -79,7 +81,9 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
     p, scores = problem, (problem.batch, problem.heads, problem.seqlen_q, problem.seqlen_k)
     drawn: dict[str, np.ndarray] = {}
     if p.options.mask:
-        drawn["mask"] = rng.random(scores) < 0.7
+        known = p.options.pattern
+        random = rng.random(scores) < 0.7
+        drawn["mask"] = random if known is None or known.bits is None else known.kept
     if p.options.bias:
         drawn["bias"] = rng.standard_normal(scores).astype(np.float32).astype(DTYPES[p.dtype])
     if p.options.padded:
@@ -90,6 +94,14 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
     if p.options.block_mask is not None:
         drawn["block_mask"] = p.options.block_mask.kept
     return drawn
+
+
+def knowing_mask(schedule: AnyTiles, seed: int = 0) -> AnyTiles:
+    """The schedule of a problem that knows what the mask says that is drawn for it, which its counts depend on."""
+    p = schedule.problem
+    if not p.options.mask or p.options.pattern is not None:
+        return schedule
+    return replace(schedule, problem=p.asking(pattern=Pattern.of(draw_masks(p, seed)["mask"])))
 
 
 def drawn(problem: Problem, seed: int = 0, v_mean: float = 0.0, blocks: tuple[int, int] | None = None) -> Inputs:

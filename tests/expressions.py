@@ -60,8 +60,13 @@ VALUES = positions(SIZES) | {"s": SCORES} | CAPTURED
 
 def score(text: str, values: Mapping[str, Any] = CAPTURED) -> Score:
     """A score function with those of the captured values that its text names."""
+    return Score(text, **named(text, values))
+
+
+def named(text: str, values: Mapping[str, Any] = CAPTURED) -> dict[str, Any]:
+    """Those of the captured values that a text names."""
     names = {node.strip() for node in "".join(c if c.isalnum() or c == "_" else " " for c in text).split()}
-    return Score(text, **{name: value for name, value in values.items() if name in names})
+    return {name: value for name, value in values.items() if name in names}
 
 
 def texts(seed: int, count: int) -> list[str]:
@@ -70,11 +75,17 @@ def texts(seed: int, count: int) -> list[str]:
     return [write.number(3) for _ in range(count)]
 
 
-class _Writer:
-    """Texts of each type, nested to a depth. What steps is applied to what floats hold exactly."""
+def conditions(seed: int, count: int) -> list[str]:
+    """Random conditions without a score, which say the same in any precision."""
+    write = _Writer(Random(seed), scores=("slope[h]", "pair[b, k]"))
+    return [write.condition(2) for _ in range(count)]
 
-    def __init__(self, random: Random):
-        self.random = random
+
+class _Writer:
+    """Texts of each type, nested to a depth, of some `scores`. What steps is applied to what floats hold exactly."""
+
+    def __init__(self, random: Random, scores: tuple[str, ...] = ("s",)):
+        self.random, self.scores = random, scores
 
     def one(self, *texts: str) -> str:
         return self.random.choice(texts)
@@ -91,14 +102,14 @@ class _Writer:
     def exact(self, depth: int) -> str:
         if depth == 0:
             loads = "slope[h]", "pair[b, k]", f"table[h + {self.integer(1)}]"
-            return self.one("s", "s", "s", "cap", str(self.random.randrange(12) / 4), self.integer(1), *loads)
+            return self.one(*(3 * self.scores)[:3], "cap", str(self.random.randrange(12) / 4), self.integer(1), *loads)
         a, b, c = self.exact(depth - 1), self.exact(depth - 1), self.condition(depth - 1)
         joined = f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", f"min({a}, {b})", f"max({a}, {b})", f"({a} if {c} else {b})"
         return self.one(*joined, f"({a} / 2)", f"(-{a})", f"abs({a})", f"floor({a})", f"({a} % {self.one('1.5', '(-0.75)', '2')})")
 
     def condition(self, depth: int) -> str:
         if depth == 0:
-            return self.one(*CONDITIONS, "s > 0.25")
+            return self.one(*CONDITIONS, f"{self.one(*self.scores)} > 0.25")
         a, b, c = self.exact(depth - 1), self.exact(depth - 1), self.condition(depth - 1)
         compared = f"{a} {self.one('<', '<=', '>', '>=', '==', '!=')} {b}"
         return self.one(f"({compared})", f"({compared} and {c})", f"({c} or not {compared})", f"({a} < {b} <= {self.exact(0)})")

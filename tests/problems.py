@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cupyflash import Problem
-from cupyflash.options import BlockMask
+from cupyflash.options import BlockMask, Pattern
 from suites import problems_each
 
 TILINGS = ((16, 16), (48, 32), (32, 64))
@@ -56,12 +56,33 @@ def orders(problem: Problem) -> st.SearchStrategy[int | None]:
     return st.sampled_from([None, 5, 7]) if p.batch * p.heads <= 2 and p.seqlen_q * p.seqlen_k < 6000 else st.none()
 
 
+@st.composite
+def patterns(draw: st.DrawFn, batch: int, heads: int, n_q: int, n_k: int) -> Pattern:
+    """Masks of which some tiles are empty and some whole: documents, patches of one value, a band with holes, single scores."""
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    shape = draw(st.sampled_from([1, batch])), draw(st.sampled_from([1, heads])), n_q, n_k
+    kind, seen = draw(st.sampled_from(["documents", "patches", "band", "scores", "nothing"])), np.zeros(shape, bool)
+    r, c = np.arange(n_q)[:, None], np.arange(n_k)
+    if kind == "documents":
+        ids = np.sort(rng.integers(0, 3, (*shape[:2], max(n_q, n_k))), axis=-1)
+        seen = ids[..., :n_q, None] == ids[..., None, :n_k]
+    elif kind == "patches":
+        size = draw(st.sampled_from([8, 16, 32, 48]))
+        seen = (rng.random((*shape[:2], n_q // size + 1, n_k // size + 1)) < 0.5)[..., r // size, c // size]
+    elif kind == "band":
+        seen |= (abs(r - c) < draw(st.integers(0, 90))) & (c % 7 != 3)
+    elif kind == "scores":
+        seen = rng.random(shape) < draw(st.sampled_from([0.001, 0.5, 0.999]))
+    return Pattern.of(seen)
+
+
 sides = st.none() | st.integers(0, 5) | st.integers(0, 200)
 
 
 @st.composite
 def sparse_problems(draw: st.DrawFn, tiling: tuple[int, int], most: int = 200, blocks: bool = True) -> list[Problem]:
-    """Problems of one kernel with a window, a block mask (if `blocks`), or both, and whatever else restricts the scores."""
+    """Problems of one kernel with a window, a block mask (if `blocks`), or both, and whatever else restricts the scores; what a
+    mask says may be known."""
     dtype = draw(st.sampled_from(["float16", "float32"]))
     causal, mask, bias, padded, windowed = (draw(st.booleans()) for _ in range(5))
     blocked = blocks and draw(st.booleans())
@@ -73,6 +94,7 @@ def sparse_problems(draw: st.DrawFn, tiling: tuple[int, int], most: int = 200, b
             shape = draw(st.sampled_from([1, batch])), draw(st.sampled_from([1, 2])), -(-n_q // tiling[0]), -(-n_k // tiling[1])
             kept = np.random.default_rng(draw(st.integers(0, 99))).random(shape) < draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
             block_mask = BlockMask.of(kept)
+        known = mask and draw(st.sampled_from([True, True, False]))
         return Problem(
             batch,
             2,
@@ -88,6 +110,7 @@ def sparse_problems(draw: st.DrawFn, tiling: tuple[int, int], most: int = 200, b
             key_lengths=draw(st.tuples(*[st.integers(0, n_k)] * batch)) if padded else None,
             window=(draw(sides), draw(sides)) if windowed else None,
             block_mask=block_mask,
+            pattern=draw(patterns(batch, 2, n_q, n_k)) if known else None,
         )
 
     return [one() for _ in range(problems_each())]

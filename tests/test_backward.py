@@ -17,7 +17,7 @@ from cupyflash.sim import replay, theory
 from cupyflash.sim.execution import BackwardExecution, execute_backward
 from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.reference import forward
-from cupyflash.sim.yardstick import Numbers, draw_gradient, drawn, measure_gradients
+from cupyflash.sim.yardstick import Numbers, draw_gradient, drawn, knowing_mask, measure_gradients
 from problems import any_problems, longest, orders
 from suites import sample, sweep
 
@@ -49,6 +49,7 @@ def check_backward(
     blocks: tuple[int, int] | None = None,
 ) -> BackwardExecution:
     """All that must hold of one execution; `blocks` are a block mask's."""
+    schedule = knowing_mask(schedule, seed)
     inputs = drawn(schedule.problem, seed, v_mean, blocks)
     execution, numbers = backward_with_errors(schedule, inputs, draw_gradient(schedule.problem, seed), schedule_seed)
     assert execution.findings == ()

@@ -134,6 +134,8 @@ def posed(n: int, position: dict[str, Any]) -> Problem:
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "standard"])
 def test_the_longest_counts_continue_those_of_small_replays(algorithm: str, position: dict[str, Any]) -> None:
     """Replays of N, N + L, ..., with L a multiple of all block sizes, lie on polynomials of degree two; so does the longest."""
+    # A longer mask has so many tiles that none are skipped.
+    most = 2**18 if algorithm == "fa2" and "mask" in position else MAX_LENGTH
     for planned, options in PASSES:
 
         def schedule(n: int, planned: Any = planned, options: dict[str, Any] = options) -> TileSchedule:
@@ -143,9 +145,9 @@ def test_the_longest_counts_continue_those_of_small_replays(algorithm: str, posi
         one = schedule(1000)
         parts = [one, *([queries] if (queries := getattr(one, "queries", None)) else [])]
         step = math.lcm(*(size for part in parts for size in (part.block_rows, part.block_cols)))
-        first = 240 + (MAX_LENGTH - 240) % step
+        first = 240 + (most - 240) % step
         at = [replay(schedule(first + k * step)) for k in range(4)]
-        longest, k = theory.traffic(schedule(MAX_LENGTH)), (MAX_LENGTH - first) // step
+        longest, k = theory.traffic(schedule(most)), (most - first) // step
         for tensor in longest:
             for side in ("read_bytes", "write_bytes"):
                 f = [getattr(small[tensor], side) for small in at]

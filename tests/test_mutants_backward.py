@@ -182,7 +182,7 @@ MUTANTS = {
         ("reinterpret_cast<", "four_sums(sums, k)"),
     ),
     "the mask is read past its end": Mutant(
-        BWD, "if (seen) seen = load", "seen = load", "out of bounds", ("ld.global.u8",), "mask"
+        BWD, "if (seen && asks) seen = mask", "seen = mask", "out of bounds", ("ld.global.u8",), "mask"
     ),
     "the bias is read past its end": Mutant(BWD, "if (seen) s = fmaf", "s = fmaf", "out of bounds", ("ld.global.u16",), "bias"),
     "the bias's gradient is summed past its end": Mutant(
@@ -195,8 +195,8 @@ MUTANTS = {
     "dQ is stored": Mutant(SUM, "red.global.add.f32 [%0], %1;", "st.global.f32 [%0], %1;", "race", ("st.global.f32",)),
     "the bias's gradient is summed by plain additions": Mutant(
         BWD,
-        "atomicAdd(sum + row * p.dbias.row + key * p.dbias.col, ds)",
-        "sum[row * p.dbias.row + key * p.dbias.col] += ds",
+        "atomicAdd(sum + row * p.dbias.row + key * p.dbias.col, dS[m][n][e])",
+        "sum[row * p.dbias.row + key * p.dbias.col] += dS[m][n][e]",
         "race",
         ("sum[row",),
         "bias",
@@ -221,8 +221,8 @@ MUTANTS = {
     ),
     "dQ of a block does not begin with zeros": Mutant(PRODUCTS, "dQ_regs[a][c][half][e] = 0.f;", ";", "uninitialised", (MMA,)),
     # Numbers
-    "D is forgotten": Mutant(BWD, "(dS[m][n][e] - (e % 2 ? d.y : d.x))", "dS[m][n][e]", "numbers"),
-    "D is another row's": Mutant(BWD, "(e % 2 ? d.y : d.x)", "(e / 2 ? d.y : d.x)", "numbers"),
+    "D is forgotten": Mutant(BWD, "e % 2 ? d.y : d.x, dropout", "0.f, dropout", "numbers"),
+    "D is another row's": Mutant(BWD, "e % 2 ? d.y : d.x, dropout", "e / 2 ? d.y : d.x, dropout", "numbers"),
     "a lane's part of D is forgotten": Mutant(BWD, "other = ROW_LANES / 2", "other = ROW_LANES / 4", "numbers"),
     "every second element of D is forgotten": Mutant(
         BWD, "sum = fmaf(o[c], g[c], sum)", "sum = c % 2 ? sum : fmaf(o[c], g[c], sum)", "numbers"
@@ -270,16 +270,19 @@ MUTANTS = {
     ),
     "the window's right side is forgotten": Mutant(BWD, "(WINDOW ? p.right : 0)", "0", "numbers", (), "window"),
     "the mask is the row before's": Mutant(
-        BWD, "masks.mask + row * masks.mask_row", "masks.mask + (row ? row - 1 : 0) * masks.mask_row", "numbers", (), "mask"
+        MASK,
+        "masks.mask + row * masks.mask_row + key",
+        "masks.mask + max(row - 1, 0) * masks.mask_row + key",
+        "numbers",
+        (),
+        "mask",
     ),
-    "heads share the block mask's words": Mutant(
-        BWD, "read_block_mask<KEPT_ROWS>(kept + h * words", "read_block_mask<KEPT_ROWS>(kept", "numbers", (), "blocks"
-    ),
+    "heads share the block mask's words": Mutant(BWD, "KEPT_ROWS>(kept + h * words", "KEPT_ROWS>(kept", "numbers", (), "blocks"),
     "row blocks have the block mask's elements each": Mutant(
-        BWD, "read_block_mask<KEPT_ROWS>", "read_block_mask<1>", "out of bounds", ("mask.kept[",), "blocks"
+        BWD, "<KEPT_COLS, KEPT_ROWS>", "<KEPT_COLS, 1>", "out of bounds", ("mask.kept[",), "blocks"
     ),
     "column blocks have the block mask's elements each": Mutant(
-        BWD, "j / KEPT_COLS", "j", "out of bounds", ("mask.kept[",), "blocks"
+        BWD, "<KEPT_COLS, KEPT_ROWS>", "<1, KEPT_ROWS>", "out of bounds", ("mask.kept[",), "blocks"
     ),
     "the block mask is not transposed": Mutant(
         BWD,
@@ -401,8 +404,8 @@ FIXED_MUTANTS = {
     "dQ does not begin with zeros": Mutant(
         DQ, "dQ_regs[M][KeyTile::PAD / 8][4] = {}", "dQ_regs[M][KeyTile::PAD / 8][4]", "uninitialised", (MMA,), "rows"
     ),
-    "D is forgotten": Mutant(DQ, "(dS[m][n][e] - D_i[m][e / 2])", "dS[m][n][e]", "numbers", (), "rows"),
-    "D is another row's": Mutant(DQ, "- D_i[m][e / 2]", "- D_i[m][e % 2]", "numbers", (), "rows"),
+    "D is forgotten": Mutant(DQ, "D_i[m][e / 2], dropout", "0.f, dropout", "numbers", (), "rows"),
+    "D is another row's": Mutant(DQ, "D_i[m][e / 2], dropout", "D_i[m][e % 2], dropout", "numbers", (), "rows"),
     "dQ is not scaled": Mutant(DQ, "multiply(own, p.scale);", "", "numbers", (), "rows"),
     "K is another group's": Mutant(
         SEQUENCE, "head, head / p.group, p.Nq", "head, head % p.group, p.Nq", "numbers", (), "rows of groups"
@@ -416,9 +419,11 @@ FIXED_MUTANTS = {
     "the window's left edge is taken for whole": Mutant(
         DQ, "&& first >= visible_begin(masks, last);", ";", "numbers", (), "window of rows"
     ),
-    "row blocks have the block mask's elements each": Mutant(DQ, "i / KEPT_ROWS", "i", "out of bounds", ("mask.kept[",), "blocks"),
+    "row blocks have the block mask's elements each": Mutant(
+        DQ, "<KEPT_ROWS, KEPT_COLS>", "<1, KEPT_COLS>", "out of bounds", ("mask.kept[",), "blocks"
+    ),
     "column blocks have the block mask's elements each": Mutant(
-        DQ, "read_block_mask<KEPT_COLS>", "read_block_mask<1>", "out of bounds", ("mask.kept[",), "blocks"
+        DQ, "<KEPT_ROWS, KEPT_COLS>", "<KEPT_ROWS, 1>", "out of bounds", ("mask.kept[",), "blocks"
     ),
     "dQ goes to the first sequence": Mutant(
         DQ,

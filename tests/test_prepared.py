@@ -13,7 +13,7 @@ import pytest
 from test_launcher import Recorded
 from test_launcher import cupy as recorded_cupy  # noqa: F401 (a fixture)
 
-from cupyflash import attention, attention_varlen, launcher
+from cupyflash import Mask, attention, attention_varlen, launcher
 from cupyflash.arrays import Layout
 from cupyflash.sim.yardstick import DTYPES
 
@@ -106,6 +106,10 @@ def variations(cupy: Recorded) -> dict[str, Callable[[], Mapping[str, Any]]]:
         "mask's strides": lambda: qkv() | {"mask": array(cupy, 96, 96, dtype=bool, order=(1, 0))},
         "mask's shape": lambda: qkv() | {"mask": array(cupy, 1, 96, dtype=bool)},
         "bias": lambda: qkv() | {"bias": array(cupy, 96, 96)},
+        "a mask function": lambda: qkv() | {"mask": Mask("k <= q + by", by=3)},
+        "another number": lambda: qkv() | {"mask": Mask("k <= q + by", by=4)},
+        "another text": lambda: qkv() | {"mask": Mask("k >= q + by", by=4)},
+        "an array in it": lambda: qkv() | {"mask": Mask("k >= by[h]", by=array(cupy, 4, dtype=np.int32))},
         "bias and mask": lambda: qkv() | {"bias": array(cupy, 96, 96), "mask": array(cupy, 96, 96, dtype=bool)},
         "key lengths": lambda: qkv() | {"key_lengths": array(cupy, 2, dtype=np.int32)},
         "wide key lengths": lambda: qkv() | {"key_lengths": array(cupy, 2, dtype=np.int64)},

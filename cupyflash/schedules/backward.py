@@ -12,7 +12,7 @@ import numpy as np
 
 from cupyflash import params
 from cupyflash.params import Field, Params
-from cupyflash.schedules.base import Phase, TileSchedule, attention_params, require_block_mask
+from cupyflash.schedules.base import Phase, Tiles, TileSchedule, attention_params, require_block_mask
 
 
 def gradient_params(*own: Field) -> Params:
@@ -62,19 +62,23 @@ class BackwardSchedule(TileSchedule):
         return rows // self.block_rows, cols // self.block_cols
 
     @abstractmethod
-    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
-        """The phases of one (batch, key head) with `keys` keys, all seqlen_k when None, and a `block_mask` (group, Tr, Tc)."""
+    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
+        """The phases of one (batch, key head) with `keys` keys, all seqlen_k when None, whose query heads visit the tiles that are
+        `kept` (group, Tr, Tc), or all."""
+
+    def _by_heads(self, block_mask: np.ndarray) -> np.ndarray:
+        rows, cols = self.shares
+        spread = block_mask.repeat(rows, axis=2).repeat(cols, axis=3)[:, :, : self.row_blocks, : self.col_blocks]
+        return super()._by_heads(spread)
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        p = self.problem
-        if p.options.block_mask is not None:
-            rows, cols = self.shares
-            spread = p.options.block_mask.kept.repeat(rows, axis=2).repeat(cols, axis=3)[:, :, : self.row_blocks, : self.col_blocks]
-            masks = np.broadcast_to(spread, (p.batch, p.heads, *spread.shape[2:]))
+        p, tiles = self.problem, self.kept_tiles()
+        yield from self.tile_parts()
+        if tiles is not None:
             for batch in range(p.batch):
                 keys = p.options.key_lengths[batch] if p.options.key_lengths else None
                 for first in range(0, p.heads, self.group):
-                    yield 1, self.phases(literal=literal, keys=keys, block_mask=masks[batch, first : first + self.group])
+                    yield 1, self.phases(literal=literal, keys=keys, kept=tiles.at(batch, slice(first, first + self.group)))
             return
         counted = {None: p.batch} if p.options.key_lengths is None else Counter(p.options.key_lengths)
         for keys, batches in counted.items():

@@ -12,18 +12,21 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from cupyflash import params, score
-from cupyflash.arrays import ITEMSIZE
+from cupyflash.arrays import numpy_dtype
 from cupyflash.device import Device
 from cupyflash.dropout import with_dropout
 from cupyflash.expressions.c import ELEMENTS
 from cupyflash.expressions.tree import Load
+from cupyflash.options import EMPTY, MIXED
 from cupyflash.params import CapturedField, Field, Params
 from cupyflash.problem import Problem
+from cupyflash.schedules import mask_tiles
+from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.tensor_maps import Box
 from cupyflash.tiling import DoesNotFit, Tiling
 
@@ -151,7 +154,19 @@ class Schedule(ABC):
     @property
     def workspace_bytes(self) -> int:
         """Bytes of HBM beside inputs and outputs: the extra memory of Theorem 1."""
-        return sum(math.prod(space.shape) * ITEMSIZE[space.dtype] for space in self.workspaces().values())
+        return sum(math.prod(space.shape) * numpy_dtype(space.dtype).itemsize for space in self.workspaces().values())
+
+
+class Tiles(NamedTuple):
+    """What masks say of tiles, (Tr, Tc), or as many of those as heads: which are visited, and of those the ones whose scores a mask
+    is asked for one by one."""
+
+    kept: np.ndarray
+    mixed: np.ndarray
+
+    def at(self, *place: Any) -> Tiles:
+        """Those of some heads."""
+        return Tiles(self.kept[place], self.mixed[place])
 
 
 def require_schedule(schedule: object, kind: type[Any], maker: str, but: tuple[type[Any], ...] = ()) -> None:
@@ -185,23 +200,76 @@ class TileSchedule(Schedule):
         return self.problem.head_count
 
     @abstractmethod
-    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
-        """The phases of one (batch, head) that has `keys` keys, all seqlen_k when None, and a `block_mask` (Tr, Tc) or none."""
+    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
+        """The phases of one (batch, head) of `keys` keys, all seqlen_k when None, that visits the tiles that are `kept`, or all."""
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        p = self.problem
+        p, tiles = self.problem, self.kept_tiles()
+        yield from self.tile_parts()
         if p.options.sinks:
             yield p.head_count, iter([Phase(1, enter=(Move("sinks", p.seqlen_q, FLOAT32),))])
-        if p.options.block_mask is not None:
-            masks = np.broadcast_to(p.options.block_mask.kept, (p.batch, p.heads, *p.options.block_mask.shape[2:]))
+        if tiles is not None:
             for batch in range(p.batch):
                 keys = p.options.key_lengths[batch] if p.options.key_lengths else None
                 for head in range(p.heads):
-                    yield 1, self.phases(literal=literal, keys=keys, block_mask=masks[batch, head])
+                    yield 1, self.phases(literal=literal, keys=keys, kept=tiles.at(batch, head))
             return
         counted = {None: p.batch} if p.options.key_lengths is None else Counter(p.options.key_lengths)
         for keys, batches in counted.items():
             yield batches * self.repeats // p.batch, self.phases(literal=literal, keys=keys)
+
+    def tile_parts(self) -> Iterator[tuple[int, Iterator[Phase]]]:
+        """What finds the states of a mask's tiles."""
+        for each in self.found_tiles:
+            reads = tuple(Move(name, elements, itemsize) for name, elements, itemsize in each.reads())
+            yield 1, iter([Phase(1, enter=reads, leave=(Move(each.field, each.count, 1, write=True),))])
+
+    @property
+    def state_words(self) -> int | None:
+        """Words of shared memory that a bit of each tile that a thread block may visit takes; None where none are skipped."""
+        return None
+
+    @property
+    def mask_tiles(self) -> tuple[MaskTiles, ...]:
+        """The tiles of a mask whose states its kernels are given, so that they skip the empty ones."""
+        made, words = MaskTiles(self.problem, (self.block_rows, self.block_cols)), self.state_words
+        fits = words is not None and 8 * words <= mask_tiles.MOST_STATE_BYTES
+        return (made,) if self.problem.options.masked and fits and made.count <= mask_tiles.MOST_TILES else ()
+
+    @property
+    def found_tiles(self) -> tuple[MaskTiles, ...]:
+        """Those whose states its first kernels find."""
+        return () if self.problem.options.tiles_given else self.mask_tiles
+
+    @property
+    def given_tiles(self) -> tuple[MaskTiles, ...]:
+        """Those whose states are known before."""
+        return self.mask_tiles if self.problem.options.tiles_given else ()
+
+    def kept_tiles(self) -> Tiles | None:
+        """What block mask and mask say of the tiles of each (batch, head); None where all are visited alike."""
+        p, states = self.problem, [each.states for each in self.mask_tiles[:1]]
+        if p.options.block_mask is None and (not states or states[0] is None):
+            return None
+        every = np.ones((p.batch, p.heads, self.row_blocks, self.col_blocks), bool)
+        kept = every if p.options.block_mask is None else self._by_heads(p.options.block_mask.kept)
+        state = states[0] if states and states[0] is not None else np.array(MIXED)
+        return Tiles(kept & (state != EMPTY), kept & (state == MIXED))
+
+    def _by_heads(self, block_mask: np.ndarray) -> np.ndarray:
+        """A block mask for each (batch, head), by the schedule's blocks."""
+        return np.broadcast_to(block_mask, (self.problem.batch, self.problem.heads, *block_mask.shape[2:]))
+
+    def tile_kernels(self) -> tuple[Kernel, ...]:
+        """What finds the states of tiles, before all else."""
+        return tuple(
+            Kernel("mask_tiles.cu", "mask_tiles", each.constants(), each.count, mask_tiles.THREADS, 0, self.struct)
+            for each in self.found_tiles
+        )
+
+    def tile_workspaces(self) -> dict[str, Workspace]:
+        """What they write."""
+        return {each.field: Workspace(each.shape, "uint8") for each in self.found_tiles}
 
     def maps(self) -> Mapping[str, Box]:
         """What its kernels copy by tensor maps: by the map's field in the struct, the tensor and the box of one copy."""
@@ -214,7 +282,9 @@ class TileSchedule(Schedule):
     @property
     def struct(self) -> Params:
         """What its kernels are given."""
-        return with_dropout(with_captured(self.params, self.problem.options.score), self.problem.options.dropout)
+        asked = self.problem.options
+        tiles = tuple(each.field for each in self.mask_tiles)
+        return with_dropout(with_captured(self.params, (asked.score, asked.mask_function), tiles), asked.dropout)
 
     @property
     def block_rows(self) -> int:
@@ -260,15 +330,16 @@ def value_row_bytes(problem: Problem) -> int:
 
 @dataclass(frozen=True)
 class Visited:
-    """Which column blocks each row block visits: first <= j < end and, where there is a block mask, what that keeps."""
+    """Which column blocks each row block visits: first <= j < end and, where masks leave out others, what those keep."""
 
     first: np.ndarray
     end: np.ndarray
     kept: np.ndarray | None = None  # (Tr, Tc), within first and end
+    mixed: np.ndarray | None = None  # of those, the ones whose scores a mask is asked for; None for all
 
     @classmethod
-    def of(cls, schedule: TileSchedule, keys: int, block_mask: np.ndarray | None) -> Visited:
-        """`block_mask` is that of one (batch, head), (Tr, Tc), or None."""
+    def of(cls, schedule: TileSchedule, keys: int, tiles: Tiles | None) -> Visited:
+        """`tiles` are what is kept of one (batch, head), None for all."""
         p = schedule.problem
         starts = np.arange(schedule.row_blocks) * schedule.block_rows
         first, _ = p.keys_seen(starts, keys)
@@ -276,14 +347,15 @@ class Visited:
         none = first >= end
         first = np.where(none, 0, first // schedule.block_cols)
         end = np.where(none, 0, -(-end // schedule.block_cols))
-        if block_mask is None:
+        if tiles is None:
             return cls(first, end)
-        j = np.arange(block_mask.shape[1])
-        return cls(first, end, block_mask & (first[:, None] <= j) & (j < end[:, None]))
+        j = np.arange(tiles.kept.shape[1])
+        inside = (first[:, None] <= j) & (j < end[:, None])
+        return cls(first, end, tiles.kept & inside, tiles.mixed & inside)
 
     @property
     def blocks(self) -> int:
-        """How many blocks a block mask is read for."""
+        """How many blocks a block mask, or the states of tiles, are read for."""
         return int((self.end - self.first).sum())
 
     def count(self, lo: int, hi: int) -> np.ndarray:
@@ -320,21 +392,32 @@ def scores_seen(problem: Problem, rows: range, cols: range) -> int:
     return int(np.maximum(0, np.minimum(end, cols.stop) - np.maximum(first, cols.start)).sum())
 
 
-def visited_scores(schedule: TileSchedule, visited: Visited, keys: int) -> int:
-    """How many scores are seen for their position, in blocks that are visited."""
-    p = schedule.problem
-    if visited.kept is None or not p.options.of_scores:
+def visited_scores(schedule: TileSchedule, visited: Visited, keys: int, mixed: bool = False) -> int:
+    """How many scores are seen for their position, in blocks that are visited; `mixed`: in those where a mask is asked."""
+    p, kept = schedule.problem, visited.mixed if mixed else visited.kept
+    if kept is None or not p.options.of_scores:
         return scores_seen(p, range(p.seqlen_q), range(keys))
     rows, cols = np.arange(p.seqlen_q), np.arange(schedule.col_blocks) * schedule.block_cols
     first, end = p.keys_seen(rows, keys)
     each = np.minimum(end[:, None], cols + schedule.block_cols) - np.maximum(first[:, None], cols)
-    return int((np.maximum(0, each) * visited.kept[rows // schedule.block_rows]).sum())
+    return int((np.maximum(0, each) * kept[rows // schedule.block_rows]).sum())
 
 
-def mask_moves(problem: Problem, scores: int, by_tiles: bool = False) -> tuple[Move, ...]:
-    """What `scores` scores read of the boolean mask, of the bias, and of a score function's arrays: not what is one for a row or a
-    key, where that is read `by_tiles`."""
-    mask = (Move("mask", scores, 1),) if problem.options.mask else ()
+def score_moves(schedule: TileSchedule, visited: Iterable[Visited], keys: int, by_tiles: bool = False) -> tuple[Move, ...]:
+    """What the scores of the visited blocks read, as `mask_moves`."""
+    heads = list(visited)
+    scores, asked = (sum(visited_scores(schedule, each, keys, mixed) for each in heads) for mixed in (False, True))
+    return mask_moves(schedule.problem, scores, asked, by_tiles)
+
+
+def mask_moves(problem: Problem, scores: int, asked: int | None = None, by_tiles: bool = False) -> tuple[Move, ...]:
+    """What `scores` scores read of the bias and of a score function's arrays: not what is one for a row or a key, where that is
+    read `by_tiles`; and those for which a mask is asked, all where `asked` is None, of that."""
+    asked = scores if asked is None else asked
+    mask: tuple[Move, ...] = (Move("mask", asked, 1),) if problem.options.mask else ()
+    function = problem.options.mask_function
+    if function is not None:
+        mask = tuple(Move(score.field(load.name, "mask"), asked, score.itemsize(function, load)) for load in function.loads)
     bias = (Move("bias", scores, problem.itemsize),) if problem.options.bias else ()
     form = problem.options.score
     return mask + bias + (_loads(form, score.parts(form, by_tiles).score, scores) if form else ())
@@ -368,15 +451,15 @@ def score_bytes(problem: Problem, rows: int, keys: int) -> int:
     return FLOAT32 * (rows * len(score.parts(form).row) + keys * len(score.parts(form).key)) if form else 0
 
 
-def block_mask_moves(problem: Problem, blocks: int) -> tuple[Move, ...]:
-    """What `blocks` blocks read of the block mask, a byte each."""
-    return (Move("block_mask", blocks, 1),) if problem.options.block_mask is not None else ()
+def block_mask_moves(schedule: TileSchedule, blocks: int) -> tuple[Move, ...]:
+    """What `blocks` blocks read of the block mask and of the states of tiles, a byte each."""
+    names = ["block_mask"] if schedule.problem.options.block_mask is not None else []
+    return tuple(Move(name, blocks, 1) for name in (*names, *(each.field for each in schedule.mask_tiles[:1])))
 
 
 def block_mask_bytes(problem: Problem, row_blocks: int, block_cols: int) -> int:
     """Bytes of shared memory for the block masks of `row_blocks` row blocks, a bit a block in words of 32."""
-    words = math.ceil(math.ceil(problem.seqlen_k / block_cols) / 32)
-    return 4 * row_blocks * words if problem.options.block_mask is not None else 0
+    return 4 * row_blocks * mask_tiles.words(problem.seqlen_k, block_cols) if problem.options.block_mask is not None else 0
 
 
 def require_block_mask(schedule: TileSchedule, blocks: tuple[int, int] | None = None) -> None:
@@ -424,7 +507,7 @@ def element_constants(problem: Problem, with_derivative: bool = False, by_tiles:
         ("VALUE_DIM", problem.head_dim_v),
         ("CAUSAL", int(problem.options.causal)),
         ("WINDOW", int(problem.options.window is not None)),
-        ("MASK", int(problem.options.mask)),
+        ("MASK", 2 if problem.options.mask_function else int(problem.options.mask)),
         ("BIAS", int(problem.options.bias)),
         ("PADDED", int(problem.options.padded)),
         ("SPARSE", int(problem.options.block_mask is not None)),
@@ -432,6 +515,7 @@ def element_constants(problem: Problem, with_derivative: bool = False, by_tiles:
         ("COPY_BYTES", problem.alignment),
         *((("DROPOUT", 1),) if problem.options.dropout else ()),
         *(score.constants(problem.options.score, with_derivative, by_tiles) if problem.options.score else ()),
+        *(score.mask_constants(problem.options.mask_function, False) if problem.options.mask_function else ()),
     )
 
 
@@ -456,20 +540,29 @@ def attention_params(*own: Field, maps: tuple[str, ...] = ()) -> Params:
     )
 
 
+def tile_constants(schedule: TileSchedule) -> tuple[tuple[str, int | str], ...]:
+    """For kernels that skip tiles: where the states are."""
+    return tuple(("TILES", each.field) for each in schedule.mask_tiles[:1])
+
+
 @lru_cache(maxsize=256)
-def with_captured(struct: Params, form: score.Form | None) -> Params:
-    """A struct with what a score function has captured: before the first pointer, which C aligns as Python does, behind maps."""
-    if form is None:
+def with_captured(struct: Params, functions: tuple[score.Form | None, ...], tiles: tuple[str, ...] = ()) -> Params:
+    """A struct with the states of a mask's tiles, and with what functions have captured: arrays before the first pointer, which C
+    aligns as Python does, behind maps."""
+    forms = [form for form in functions if form is not None]
+    if not forms and not tiles:
         return struct
     fields = [
-        CapturedField.of(score.field(one.name), ELEMENTS[one.dtype], one.axes)
+        CapturedField.of(score.field(one.name, form.kind), ELEMENTS[one.dtype], one.axes)
         if one.axes is not None
-        else Field(score.field(one.name), score.C_TYPES[one.type])
+        else Field(score.field(one.name, form.kind), score.C_TYPES[one.type])
+        for form in forms
         for one in form.captured
     ]
     arrays = [each for each in fields if each.axes is not None]
-    maps = len(struct.maps)
-    return Params((*struct.fields[:maps], *arrays, *struct.fields[maps:], *(each for each in fields if each.axes is None)))
+    states, maps = params.arrays("TileState", params.SCORES, tiles), len(struct.maps)
+    own = (*struct.fields[:maps], *arrays, *states, *struct.fields[maps:])
+    return Params((*own, *(each for each in fields if each.axes is None)))
 
 
 def require_kernel_tiling(schedule: TileSchedule, shared_bytes: int) -> None:

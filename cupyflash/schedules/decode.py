@@ -21,6 +21,7 @@ from cupyflash.schedules.base import (
     Move,
     Phase,
     Room,
+    Tiles,
     TileSchedule,
     Visit,
     Workspace,
@@ -139,7 +140,7 @@ class DecodeSchedule(TileSchedule):
         for cached, batches in self.lengths().items():
             yield batches * self.problem.kv_heads, self.phases(literal=literal, keys=cached)
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
+    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
         """Of one key head of a sequence that has `keys` keys cached."""
         cached = self.problem.seqlen_k - self.cache.appended if keys is None else keys
         for tile in range(self.row_tiles):
@@ -337,7 +338,7 @@ def plan_decode(
     require_usual_head_dim(problem, "decoding")
     cache = cache or Cache()
     asked = problem.options
-    if asked.mask or asked.bias or asked.block_mask is not None or asked.packed:
+    if asked.masked or asked.bias or asked.block_mask is not None or asked.packed:
         raise ValueError("decoding has no mask, bias, block mask or packed sequences")
     if asked.dropout or asked.score_dtype is not None:
         raise ValueError("decoding has no dropout, which 'fa1', 'fa2' and 'standard' have, and no score_dtype")

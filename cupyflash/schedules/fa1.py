@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-import numpy as np
-
 from cupyflash.device import Device
 from cupyflash.params import POINTER, Params, arrays
 from cupyflash.problem import Problem
@@ -18,6 +16,7 @@ from cupyflash.schedules.base import (
     Move,
     Phase,
     Room,
+    Tiles,
     Visit,
     Visited,
     Workspace,
@@ -77,7 +76,7 @@ class Fa1Schedule(ColumnsOutside):
         moves = [
             *length_moves(p),
             *head_moves(p),
-            *block_mask_moves(p, visited.blocks),
+            *block_mask_moves(self, visited.blocks),
             Move(self._accumulator, (p.seqlen_q - unseen) * p.head_dim_v, FLOAT32, write=True),
             Move("O", unseen * p.head_dim_v, p.itemsize, write=True),
             Move("l", p.seqlen_q, FLOAT32, write=True),
@@ -116,9 +115,9 @@ class Fa1Schedule(ColumnsOutside):
         kept = Room("block_mask", block_mask_bytes(p, self.row_blocks, self.block_cols))
         return Phase(times, enter=load, visits=visits, tiles=(tiles["K"], tiles["V"], kept))
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
+    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
         keys = self.problem.seqlen_k if keys is None else keys
-        visited = Visited.of(self, keys, block_mask)
+        visited = Visited.of(self, keys, kept)
         yield self._initialise(visited)
         yield from self._outer_steps([visited], 1, keys, literal)  # line 5
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from cupyflash.device import Device
 from cupyflash.params import POINTER, Field, Params
 from cupyflash.problem import Problem
@@ -24,6 +22,7 @@ from cupyflash.schedules.base import (
     Move,
     Phase,
     Room,
+    Tiles,
     Visit,
     Visited,
     Workspace,
@@ -108,7 +107,7 @@ class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
         seen = self.group * p.seqlen_q - unseen
         moves = (
             *length_moves(p),
-            *block_mask_moves(p, alike * sum(visited.blocks for visited in heads)),
+            *block_mask_moves(self, alike * sum(visited.blocks for visited in heads)),
             Move(self._accumulator, seen * p.head_dim, FLOAT32, write=True),
             Move("dQ", unseen * p.head_dim, p.itemsize, write=True),
             Move("dK", p.seqlen_k * p.head_dim, p.itemsize, write=True),
@@ -149,10 +148,11 @@ class Fa1BackwardSchedule(ColumnsOutside, BackwardSchedule):
             tiles=stays,
         )
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
+    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
         keys = self.problem.seqlen_k if keys is None else keys
-        heads = [Visited.of(self, keys, None)] if block_mask is None else [Visited.of(self, keys, one) for one in block_mask]
-        alike = self.group if block_mask is None else 1  # query heads that visit the same
+        each: list[Tiles | None] = [None] if kept is None else [kept.at(head) for head in range(self.group)]
+        heads = [Visited.of(self, keys, tiles) for tiles in each]
+        alike = self.group if kept is None else 1  # query heads that visit the same
         yield self._initialise(heads, alike)
         yield from self._outer_steps(heads, alike, keys, literal)  # line 6
 

@@ -17,24 +17,25 @@ from cupyflash.schedules.base import (
     Move,
     Phase,
     Room,
+    Tiles,
     TileSchedule,
     Visit,
     Visited,
     Workspace,
     attention_params,
-    block_mask_bytes,
     block_mask_moves,
     element_constants,
     head_moves,
     key_moves,
     length_moves,
-    mask_moves,
     require_block_mask,
     require_dtype,
     row_moves,
     score_bytes,
-    visited_scores,
+    score_moves,
+    tile_constants,
 )
+from cupyflash.schedules.mask_tiles import kept_bytes, words
 
 # What the ring holds in a replay of block sizes that no kernel runs: one K and one V block.
 LEAST_STAGES = 1
@@ -49,6 +50,10 @@ class Fa2Schedule(TileSchedule):
     rings: ClassVar[Mapping[str, str]] = {"K": "K, V", "V": "K, V"}
     # Whether what a score function reads for a row or a key is read once for a tile of them, and not for each score
     by_tiles: ClassVar[bool] = True
+
+    @property
+    def state_words(self) -> int:
+        return words(self.problem.seqlen_k, self.block_cols)
 
     @property
     def candidate(self) -> fa2_tiles.Candidate:
@@ -71,7 +76,7 @@ class Fa2Schedule(TileSchedule):
             "Q": self.block_rows * row,
             "K, V": 2 * stages * self.block_cols * row,
             "S": fa2_tiles.exchange_bytes(p, self.block_rows, self.block_cols),
-            "block_mask": block_mask_bytes(p, 1, self.block_cols),
+            "block_mask": kept_bytes(p, words(p.seqlen_k, self.block_cols)),
             "score": score_bytes(p, self.block_rows, 2 * self.block_cols),
         }
         return tuple(Room(name, nbytes) for name, nbytes in rooms.items())
@@ -100,12 +105,12 @@ class Fa2Schedule(TileSchedule):
             leave.append(Move("L", self.pack * rows, FLOAT32, write=True))
         return Phase(times, enter=tuple(enter), visits=visits, leave=tuple(leave), tiles=self._tiles())
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
+    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
         p = self.problem
         keys = p.seqlen_k if keys is None else keys
         if self.row_blocks == 0:
             return
-        visited = Visited.of(self, keys, block_mask)
+        visited = Visited.of(self, keys, kept)
         tail = -(-keys // self.block_cols) - 1  # of the column blocks, the one that may be short
         tail_rows, tail_cols = p.seqlen_q - (self.row_blocks - 1) * self.block_rows, self._tail_cols(tail, keys)
         full_visits, tail_visits = visited.count(0, tail), visited.count(tail, tail + 1)
@@ -118,8 +123,8 @@ class Fa2Schedule(TileSchedule):
             rows = tail_rows if blocks[0] == self.row_blocks - 1 else self.block_rows
             visits = int(full_visits[blocks].sum()), int(tail_visits[blocks].sum())
             yield self._row_block(len(blocks), rows, *visits, tail_cols)
-        yield Phase(1, enter=block_mask_moves(p, visited.blocks))
-        yield Phase(1, enter=mask_moves(p, self.pack * visited_scores(self, visited, keys), self.by_tiles))
+        yield Phase(1, enter=block_mask_moves(self, visited.blocks))
+        yield Phase(self.pack, enter=score_moves(self, [visited], keys, self.by_tiles))
 
     @property
     def pack(self) -> int:
@@ -153,20 +158,21 @@ class Fa2Schedule(TileSchedule):
         return self.works
 
     def workspaces(self) -> Mapping[str, Workspace]:
-        return {}
+        return self.tile_workspaces()
 
     def kernels(self) -> tuple[Kernel, ...]:
         best = self.candidate
         require_block_mask(self)
         same_blocks = fa2_tiles.candidates(self.problem, self.device, (self.block_rows, self.block_cols))
         others = tuple(self.kernel_of(each) for each in same_blocks if each is not best and not each.rejected)
-        return (replace(self.kernel_of(best), instead=others),)
+        return (*self.tile_kernels(), replace(self.kernel_of(best), instead=others))
 
     def kernel_of(self, candidate: fa2_tiles.Candidate) -> Kernel:
         """The kernel with a configuration, one of the schedule's blocks where it is to be launched."""
         p, config = self.problem, candidate.config
         constants = (
             *element_constants(p, by_tiles=True),
+            *tile_constants(self),
             ("BR", config.block_rows),
             ("BC", config.block_cols),
             ("WARP_ROWS", config.warp_rows),

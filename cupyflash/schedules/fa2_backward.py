@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from cupyflash.dropout import with_dropout
 from cupyflash.params import POINTER, Field, Params, arrays
 from cupyflash.schedules import fa2_backward_tiles as tiles
 from cupyflash.schedules.backward import BackwardSchedule, gradient_params, require_mask_blocks
@@ -24,6 +25,7 @@ from cupyflash.schedules.base import (
     Move,
     Phase,
     Room,
+    Tiles,
     Visit,
     Visited,
     Workspace,
@@ -32,14 +34,17 @@ from cupyflash.schedules.base import (
     head_moves,
     key_moves,
     length_moves,
-    mask_moves,
     padded_dim,
     require_dtype,
     row_moves,
+    score_moves,
+    tile_constants,
     total_bytes,
     visited_scores,
+    with_captured,
 )
 from cupyflash.schedules.fa2_backward_tiles import Launch, Warps, launches
+from cupyflash.schedules.mask_tiles import MaskTiles, words
 
 ROW_THREADS = 128
 # Rows that dQ's sum has together (query_sum.cuh)
@@ -64,18 +69,24 @@ class _Fa2Kernels(BackwardSchedule):
             ("VARLEN", int(self.problem.options.packed)),
         )
 
-    def visited(self, keys: int, block_mask: np.ndarray | None) -> list[Visited]:
+    @property
+    def struct(self) -> Params:
+        """One for the kernels of both schedules."""
+        asked = self.problem.options
+        tiles = ("tiles", "query_tiles") if asked.masked else ()
+        return with_dropout(with_captured(self.params, (asked.score, asked.mask_function), tiles), asked.dropout)
+
+    def visited(self, keys: int, kept: Tiles | None) -> list[Visited]:
         """What each query head of the group visits."""
-        return [Visited.of(self, keys, None if block_mask is None else block_mask[head]) for head in range(self.group)]
+        return [Visited.of(self, keys, None if kept is None else kept.at(head)) for head in range(self.group)]
 
     def extras(self, heads: list[Visited], keys: int, blocks: int, heads_each: int) -> Iterator[Phase]:
         """What `blocks` thread blocks read of masks, each its batch's length, what the block mask says of it, and what a score
         function reads once for each of the heads that it has."""
-        p = self.problem
-        yield Phase(blocks, enter=length_moves(p))
-        yield Phase(blocks * heads_each, enter=head_moves(p))
-        yield Phase(1, enter=block_mask_moves(p, sum(each.blocks for each in heads)))
-        yield Phase(1, enter=mask_moves(p, sum(visited_scores(self, each, keys) for each in heads), by_tiles=True))
+        yield Phase(blocks, enter=length_moves(self.problem))
+        yield Phase(blocks * heads_each, enter=head_moves(self.problem))
+        yield Phase(1, enter=block_mask_moves(self, sum(each.blocks for each in heads)))
+        yield Phase(1, enter=score_moves(self, heads, keys, by_tiles=True))
 
 
 @dataclass(frozen=True)
@@ -84,10 +95,10 @@ class QueriesSchedule(_Fa2Kernels):
 
     algorithm: ClassVar[str] = "fa2"
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
+    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
         p = self.problem
         keys = p.seqlen_k if keys is None else keys
-        heads, rows = self.visited(keys, block_mask), self._rows()
+        heads, rows = self.visited(keys, kept), self._rows()
         tail = (keys - 1) // self.block_cols
         for each in heads:
             visits = np.array([each.count(0, tail), each.count(tail, tail + 1)])
@@ -116,6 +127,14 @@ class QueriesSchedule(_Fa2Kernels):
         return Phase(1, enter=enter, visits=counted, leave=leave, tiles=self._tiles())
 
     @property
+    def state_words(self) -> int:
+        return words(self.problem.seqlen_k, self.block_cols)
+
+    @property
+    def mask_tiles(self) -> tuple[MaskTiles, ...]:
+        return tuple(replace(each, field="query_tiles") for each in super().mask_tiles)
+
+    @property
     def grid(self) -> int:
         """Thread blocks."""
         return self.problem.head_count * self.row_blocks
@@ -134,15 +153,16 @@ class QueriesSchedule(_Fa2Kernels):
         return tiles.query_tiles(self.problem, self.block_rows, self.block_cols, self.stages)
 
     def workspaces(self) -> Mapping[str, Workspace]:
-        return {}
+        return self.tile_workspaces()
 
     def kernels(self) -> tuple[Kernel, ...]:
         others = tuple(self._kernel(each) for each in tiles.narrower(self.warps, self.block_cols))
-        return (replace(self._kernel(self.warps), instead=others),)
+        return (*self.tile_kernels(), replace(self._kernel(self.warps), instead=others))
 
     def _kernel(self, warps: Warps) -> Kernel:
         constants = (
             *self.constants(),
+            *tile_constants(self),
             ("STAGES", self.stages),
             ("WARP_ROWS", warps.own),
             ("WARP_COLS", warps.at_once),
@@ -163,6 +183,10 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     """A phase is a column block of a key head, its visits the row blocks that see it, of every query head of the group."""
 
     algorithm: ClassVar[str] = "fa2"
+
+    @property
+    def state_words(self) -> int:
+        return self.group * words(self.problem.seqlen_q, self.block_rows)
 
     @property
     def row_results(self) -> tuple[str, ...]:
@@ -199,6 +223,10 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         """What makes dQ, where atomics do not."""
         return self.by_rows if self.deterministic else None
 
+    @property
+    def given_tiles(self) -> tuple[MaskTiles, ...]:
+        return (*super().given_tiles, *(self.queries.given_tiles if self.queries else ()))
+
     def _tiles(self) -> tuple[Room, ...]:
         return self._rooms(self.warps)
 
@@ -228,10 +256,10 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             enter.append(Move("V", cols * p.head_dim_v, p.itemsize, tile="V"))
         return Phase(times, enter=tuple(enter), visits=visits, tiles=self._tiles())
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
+    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
         p, group = self.problem, self.group
         keys = p.seqlen_k if keys is None else keys
-        heads = self.visited(keys, block_mask)
+        heads = self.visited(keys, kept)
 
         every = (p.seqlen_q * p.head_dim_v, p.itemsize)  # the first kernel: D, dQ = 0
         enter = [Move("O", *every), Move("dO", *every), Move("D", p.seqlen_q, FLOAT32, write=True)]
@@ -284,7 +312,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
             heads, rows = self.query_shape
             whole = -(-rows // SUMMED_ROWS) * SUMMED_ROWS
             spaces["dQ_acc"] = Workspace((heads, whole, padded_dim(self.problem.head_dim)), "float32")
-        return spaces
+        return {**spaces, **self.tile_workspaces(), **(self.queries.workspaces() if self.queries else {})}
 
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
@@ -301,7 +329,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         rows = Kernel(source, "fa2_backward_rows", beside_main, row_grid, ROW_THREADS, 0, self.struct)
         others = tiles.narrower(self.warps, self.block_rows)
         main = [replace(self._main(each, self.warps), instead=tuple(self._main(each, warps) for warps in others)) for each in made]
-        before_main = rows, self.by_rows.large_rows
+        before_main = *self.tile_kernels(), rows, self.by_rows.large_rows
         if self.queries is not None:
             return (*before_main, *main, *self.queries.kernels())
         of_block = ROW_THREADS // SUMMED_ROWS // (padded_dim(p.head_dim) // GRANULE) * SUMMED_ROWS
@@ -316,6 +344,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     def _constants(self, launch: Launch, warps: Warps) -> tuple[tuple[str, int | str], ...]:
         return (
             *self.constants(),
+            *tile_constants(self),
             ("STAGES", self.stages),
             ("WARP_KEYS", warps.own),
             ("WARP_ROWS", warps.at_once),

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import FLOAT32, GRANULE, Room, block_mask_bytes, padded_dim, score_bytes, total_bytes
-from cupyflash.schedules.fa2_tiles import masked as is_masked
+from cupyflash.schedules.base import FLOAT32, GRANULE, Room, padded_dim, score_bytes, total_bytes
 from cupyflash.schedules.fa2_tiles import positioned
+from cupyflash.schedules.mask_tiles import kept_bytes, words
 from cupyflash.tiling import DoesNotFit, TileSize
 from cupyflash.words import plural
 
@@ -61,10 +60,8 @@ def row_lanes(problem: Problem) -> int:
 
 def block_mask_column_bytes(problem: Problem, block_rows: int) -> int:
     """Bytes for what the block mask says of a column block, of each query head of a group, a bit a block in words of 32."""
-    if problem.options.block_mask is None:
-        return 0
     group = problem.heads // max(problem.kv_heads, 1)
-    return 4 * group * math.ceil(math.ceil(problem.seqlen_q / block_rows) / 32)
+    return kept_bytes(problem, group * words(problem.seqlen_q, block_rows))
 
 
 def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int, beside: int = 1) -> tuple[Room, ...]:
@@ -93,7 +90,7 @@ def query_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int 
         Room("K", stages * block_cols * row),
         Room("V", stages * block_cols * value_row),
         Room("L, D", 2 * block_rows * FLOAT32),
-        Room("block_mask", block_mask_bytes(problem, 1, block_cols)),
+        Room("block_mask", kept_bytes(problem, words(problem.seqlen_k, block_cols))),
         Room("score", score_bytes(problem, block_rows, 2 * block_cols)),
     )
 
@@ -101,7 +98,7 @@ def query_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int 
 def large_rows_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
     """Shared memory of the kernel that looks for rows with a large L, which has the same blocks: Q_i, K_j and the block mask."""
     row = padded_dim(problem.head_dim) * problem.itemsize
-    return (block_rows + block_cols) * row + block_mask_bytes(problem, 1, block_cols)
+    return (block_rows + block_cols) * row + kept_bytes(problem, words(problem.seqlen_k, block_cols))
 
 
 def warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> Warps:
@@ -146,7 +143,7 @@ def narrower(warps: Warps, at_once: int) -> tuple[Warps, ...]:
 def _half_widths(problem: Problem, device: Device) -> tuple[bool, bool]:
     """Of half types on tensor cores that multiply 16 deep, with no element a score: whether d and d_v are at most 64; both 128."""
     d, dv = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
-    served = problem.itemsize == 2 and device.compute_capability >= (8, 0) and not is_masked(problem)
+    served = problem.itemsize == 2 and device.compute_capability >= (8, 0) and not problem.options.of_scores
     return served and max(d, dv) <= 64, served and d == dv == 128
 
 
@@ -172,7 +169,7 @@ def query_stages_for(problem: Problem, device: Device, block_rows: int, block_co
 
 def most_rows(problem: Problem, device: Device) -> int:
     """Br beyond which S^T and dP^T, beside the gradients, were seen to spill; `.ci/compile_gate.py` holds it to that."""
-    d, masked = max(problem.head_dim, problem.head_dim_v), is_masked(problem)
+    d, masked = max(problem.head_dim, problem.head_dim_v), problem.options.of_scores
     if problem.itemsize == 4:
         return 32 if d <= 64 and not (masked and device.compute_capability < (8, 0)) else 16
     if d <= 64:

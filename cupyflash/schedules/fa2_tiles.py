@@ -22,7 +22,8 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, occupancy
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import FLOAT32, GRANULE, block_mask_bytes, padded_dim, score_bytes
+from cupyflash.schedules.base import FLOAT32, GRANULE, padded_dim, score_bytes
+from cupyflash.schedules.mask_tiles import kept_bytes, words
 from cupyflash.schedules.score_cost import of_score
 from cupyflash.tiling import DoesNotFit, TileSize
 from cupyflash.words import plural
@@ -138,7 +139,7 @@ def exchange_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int, stages: int) -> int:
     """Bytes of the Q block, which O leaves through, of the ring, of S, and of the row block's part of a block mask."""
     tiles = (block_rows + 2 * stages * block_cols) * row_size(problem) + exchange_bytes(problem, block_rows, block_cols)
-    return tiles + block_mask_bytes(problem, 1, block_cols) + score_bytes(problem, block_rows, 2 * block_cols)
+    return tiles + kept_bytes(problem, words(problem.seqlen_k, block_cols)) + score_bytes(problem, block_rows, 2 * block_cols)
 
 
 def accumulators(problem: Problem, config: Config) -> int:
@@ -175,14 +176,16 @@ def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
         most = 144 if config.warps <= 2 or capability < (8, 0) else 160
         if config.warps > 2 and not odd(problem) and capability in ((8, 0), (9, 0)) and not problem.options.dropout:
             most = 176
+    if problem.options.masked:
+        most = min(most, 144 if narrow(problem) else 160)
     if config.block_cols == max(BLOCK_COLS):
         most -= 40  # S takes twice the registers of the next narrower, and P half as much again
     return most - (32 if one_warp else 0)
 
 
 def masked(problem: Problem) -> bool:
-    """Whether each score has something of its own in memory."""
-    return problem.options.of_scores
+    """Whether each score of every block has something of its own: a mask speaks of some blocks' only."""
+    return problem.options.bias or problem.options.score is not None
 
 
 def positioned(problem: Problem) -> bool:
@@ -207,7 +210,7 @@ def is_least(problem: Problem, device: Device, config: Config) -> bool:
     if config.col_warps > 1:
         return True
     one_warp = shared_bytes(problem, BLOCK_ROWS[1], GRANULE, STAGES[0]) > device.sram_per_block
-    if problem.itemsize == 4 and masked(problem) and padded_dim(problem.head_dim_v) == WIDEST:
+    if problem.itemsize == 4 and problem.options.of_scores and padded_dim(problem.head_dim_v) == WIDEST:
         one_warp |= device.compute_capability >= (12, 0)
     return one_warp == (config.warps == 1) and config.block_rows <= BLOCK_ROWS[1]
 
@@ -217,7 +220,7 @@ def registers(problem: Problem, device: Device, config: Config) -> int:
     slack = (32 if problem.itemsize == 2 else 80) + config.block_cols * config.warp_rows // 128
     if odd(problem):
         slack += 16
-    if masked(problem):
+    if problem.options.of_scores:
         slack += 32
     if positioned(problem):
         slack += 64 if narrow(problem) else 16

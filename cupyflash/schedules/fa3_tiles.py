@@ -160,7 +160,7 @@ def refusal(problem: Problem, device: Device) -> str | None:
     if (widest := max(p.head_dim, p.head_dim_v)) > USUAL_HEAD_DIM:
         return f"the kernel takes d and d_v up to {USUAL_HEAD_DIM}, and this has {widest}"
     for name, has in (
-        ("a mask", asked.mask),
+        ("a mask", asked.masked),
         ("a bias", asked.bias),
         ("a block mask", asked.block_mask is not None),
         ("dropout", asked.dropout),

@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
 
-import numpy as np
-
 from cupyflash.device import Device
 from cupyflash.params import POINTER, Params, arrays
 from cupyflash.problem import Problem
@@ -23,6 +21,7 @@ from cupyflash.schedules.base import (
     Move,
     Phase,
     Room,
+    Tiles,
     TileSchedule,
     Visit,
     Workspace,
@@ -112,7 +111,7 @@ class StandardSchedule(TileSchedule):
         """How often softmax reads S: the kernel once for m and l and once for P, the paper once."""
         return 1 if self.ideal else 2
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
+    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
         p = self.problem
         keys = p.seqlen_k if keys is None else keys
         rows_of = extents(p.seqlen_q, self.block_rows, literal)

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from cupyflash.device import Device
 from cupyflash.params import POINTER, Params, arrays
 from cupyflash.problem import Problem
@@ -27,6 +25,7 @@ from cupyflash.schedules.base import (
     Move,
     Phase,
     Room,
+    Tiles,
     Visit,
     Workspace,
     element_constants,
@@ -66,7 +65,7 @@ class StandardBackwardSchedule(BackwardSchedule):
         """Whether this is the paper's count and not the kernels': with P given."""
         return self.tiling.used == self.tiling.paper
 
-    def phases(self, *, literal: bool = False, keys: int | None = None, block_mask: np.ndarray | None = None) -> Iterator[Phase]:
+    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
         p = self.problem
         keys = p.seqlen_k if keys is None else keys
         for heads in [1] * self.group if literal else [self.group]:

@@ -191,7 +191,7 @@ def packed_totals(problem: Problem, seqlens: Seqlens | None, totals: tuple[int, 
 
 def _require_packed(p: Problem, seqlens: Seqlens | None) -> None:
     """ValueError for masks that packed sequences have not, and for lengths of another batch or longer than the longest."""
-    if p.options.mask or p.options.bias or p.options.padded or p.options.block_mask:
+    if p.options.masked or p.options.bias or p.options.padded or p.options.block_mask:
         raise ValueError("packed sequences have no mask, bias, key lengths or block mask")
     if seqlens is not None:
         pairs = isinstance(seqlens, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in seqlens)

@@ -14,6 +14,7 @@ from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedul
 from cupyflash.schedules.fa2_backward_tiles import launches
 from cupyflash.sim.theory.visits import (
     FLOAT32,
+    Kept,
     Visits,
     added,
     blocks_in,
@@ -23,6 +24,8 @@ from cupyflash.sim.theory.visits import (
     mask_bytes,
     masks_and_lengths,
     searched_bytes,
+    state_bytes,
+    states_made,
     tile_bytes,
     visits_of,
 )
@@ -30,8 +33,8 @@ from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 # Bytes read and written, by tensor
 Form = dict[str, tuple[int, int]]
-# How many query heads of a group have which block mask (Tr, Tc), or none
-Heads = list[tuple[int, np.ndarray | None]]
+# How many query heads of a group visit what masks keep, or all
+Heads = list[tuple[int, Kept | None]]
 
 
 def backward_traffic(schedule: BackwardSchedule) -> Traffic:
@@ -44,6 +47,9 @@ def backward_traffic(schedule: BackwardSchedule) -> Traffic:
             for name, moved in form(part, keys, heads).items():
                 for write, nbytes in enumerate(moved):
                     total[name, bool(write)] += times * nbytes
+        for name, moved in states_made(part).items():
+            for write, nbytes in enumerate(moved):
+                total[name, bool(write)] += nbytes
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 
@@ -72,11 +78,10 @@ def _forms(schedule: BackwardSchedule) -> Iterator[tuple[BackwardSchedule, Calla
 def _groups(schedule: BackwardSchedule) -> Iterator[tuple[int, int, Heads]]:
     """How many (batch, key head) pairs have how many keys, and the query heads of the group by their block mask."""
     p = schedule.problem
-    for batches, keys, masks in masks_and_lengths(p):
-        if masks is None:
+    for batches, keys, own in masks_and_lengths(schedule):
+        if own is None:
             yield batches * p.kv_heads, keys, [(schedule.group, None)]
             continue
-        own = [_own_blocks(schedule, mask) for mask in masks]
         if len(own) == 1:  # for all heads
             yield batches * p.kv_heads, keys, [(schedule.group, own[0])]
             continue
@@ -84,23 +89,14 @@ def _groups(schedule: BackwardSchedule) -> Iterator[tuple[int, int, Heads]]:
             yield batches, keys, [(1, kept) for kept in own[first : first + schedule.group]]
 
 
-def _own_blocks(schedule: BackwardSchedule, mask: np.ndarray) -> np.ndarray:
-    """A block mask (Tr, Tc) by the schedule's blocks, which may be parts of the mask's."""
-    p, br, bc = schedule.problem, schedule.block_rows, schedule.block_cols
-    rows, cols = schedule.mask_blocks or (br, bc)
-    i, j = np.arange(blocks_in(p.seqlen_q, br)) * br // rows, np.arange(blocks_in(p.seqlen_k, bc)) * bc // cols
-    own: np.ndarray = mask[i[:, None], j]
-    return own
-
-
 def _visits(schedule: BackwardSchedule, keys: int, heads: Heads) -> Visits:
     """What the query heads of a group visit together."""
-    return Visits.of_heads((times, visits_of(schedule, keys, kept)) for times, kept in heads)
+    return Visits.of_heads((times, visits_of(schedule, keys, None if kept is None else kept.visited)) for times, kept in heads)
 
 
 def _loaded(schedule: BackwardSchedule, keys: int, heads: Heads) -> int:
     """The keys of the column blocks that any row block of any query head visits."""
-    masks = [kept for _, kept in heads if kept is not None]
+    masks = [kept.visited for _, kept in heads if kept is not None]
     return columns_of(schedule, keys, np.any(masks, axis=0) if masks else None)
 
 
@@ -123,6 +119,7 @@ def _fa1(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
         "dV": (0, (p.seqlen_k + loaded) * dv * p.itemsize),
         "key_lengths": (4 if p.options.padded else 0, 0),
         "block_mask": (0 if p.options.block_mask is None else visits.blocks, 0),
+        **state_bytes(schedule, visits.blocks),
     }
     if p.dtype == "float32":
         form["dQ"] = (R * d * FLOAT32, (R + rows) * d * FLOAT32)
@@ -162,11 +159,12 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
         "dQ_acc": ((R + Nq) * of_sum, (R + Nq) * of_sum) if atomics else (0, 0),
         "key_lengths": (len(made) * 4 * blocks_in(p.seqlen_k, schedule.block_cols) if p.options.padded else 0, 0),
         "block_mask": (0 if p.options.block_mask is None else len(made) * visits.blocks, 0),
+        **state_bytes(schedule, len(made) * visits.blocks),
     }
     scores = _mask_bytes(schedule, keys, heads, by_tiles=True)
     if schedule.dbias:
         form["dbias"] = (scores["bias"][0] // p.itemsize * FLOAT32,) * 2
-    of_keys = sum(times * columns_of(schedule, keys, kept) for times, kept in heads)
+    of_keys = sum(times * columns_of(schedule, keys, None if kept is None else kept.visited) for times, kept in heads)
     of_head = head_bytes(p, group * blocks_in(p.seqlen_k, schedule.block_cols))
     return form | added(*[added(scores, of_head, tile_bytes(p, R, of_keys))] * len(made))
 
@@ -186,6 +184,7 @@ def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Form:
         "dQ": (0, schedule.group * p.seqlen_q * p.head_dim * size),
         "key_lengths": (4 * schedule.group * blocks_in(p.seqlen_q, schedule.block_rows) if p.options.padded else 0, 0),
         "block_mask": (0 if p.options.block_mask is None else visits.blocks, 0),
+        **state_bytes(schedule, visits.blocks),
     }
     of_head = head_bytes(p, schedule.group * blocks_in(p.seqlen_q, schedule.block_rows))
     return form | added(_mask_bytes(schedule, keys, heads, by_tiles=True), of_head, tile_bytes(p, seen, loaded))

@@ -17,6 +17,7 @@ from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim.theory.decode import decode_traffic
 from cupyflash.sim.theory.visits import (
     FLOAT32,
+    Kept,
     added,
     blocks_in,
     columns_of,
@@ -26,6 +27,8 @@ from cupyflash.sim.theory.visits import (
     masks_and_lengths,
     searched_bytes,
     seen_blocks,
+    state_bytes,
+    states_made,
     tile_bytes,
     visits_of,
 )
@@ -46,17 +49,22 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule | DropoutMaskSchedu
     p = schedule.problem
     total: Counter[tuple[str, bool]] = Counter()
     together = schedule.pack if isinstance(schedule, Fa3Schedule) else 1
-    for times, keys, kept in _heads(p):
+    for times, keys, kept in _heads(schedule):
         times //= together
-        of_all = form(schedule, keys, kept)
+        of_all = form(schedule, keys, None if kept is None else kept.visited)
         of_all["sinks"] = p.options.sinks * together * p.seqlen_q * FLOAT32, 0
         by_tiles = isinstance(schedule, Fa2Schedule) and schedule.by_tiles
         of_one = mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols), by_tiles)
         own = {name: (together * read, 0) for name, (read, _) in of_one.items()}
-        of_all |= added(own, head_bytes(p, _blocks_of_scores(schedule)), _of_tiles(schedule, keys, kept) if by_tiles else {})
+        of_all |= added(
+            own, head_bytes(p, _blocks_of_scores(schedule)), _of_tiles(schedule, keys, kept and kept.visited) if by_tiles else {}
+        )
         for name, moved in of_all.items():
             for write, nbytes in enumerate(moved):
                 total[name, bool(write)] += times * nbytes
+    for name, moved in states_made(schedule).items():
+        for write, nbytes in enumerate(moved):
+            total[name, bool(write)] += nbytes
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 
@@ -75,13 +83,14 @@ def _blocks_of_scores(schedule: TileSchedule) -> int:
     return {"fa1": 1, "standard": Tr * Tc}.get(schedule.algorithm, Tr)
 
 
-def _heads(p: Problem) -> Iterator[tuple[int, int, np.ndarray | None]]:
-    """How many (batch, head) pairs have how many keys, and which block mask (Tr, Tc)."""
-    for batches, keys, masks in masks_and_lengths(p):
+def _heads(schedule: TileSchedule) -> Iterator[tuple[int, int, Kept | None]]:
+    """How many (batch, head) pairs have how many keys, and what masks keep."""
+    p = schedule.problem
+    for batches, keys, masks in masks_and_lengths(schedule):
         if masks is None:
             yield batches * p.heads, keys, None
             continue
-        for kept in masks:  # (heads or 1, Tr, Tc)
+        for kept in masks:
             yield batches * p.heads // len(masks), keys, kept
 
 
@@ -113,7 +122,8 @@ def _fa1(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str
         "m": (R * FLOAT32, (R + Nq) * FLOAT32),
         "L": (0, Nq * FLOAT32 if schedule.lse else 0),
         "key_lengths": (4 if p.options.padded else 0, 0),
-        "block_mask": (0 if kept is None else visits.blocks, 0),
+        "block_mask": (0 if p.options.block_mask is None else visits.blocks, 0),
+        **state_bytes(schedule, visits.blocks),
     }
     if p.dtype == "float32":
         form["O"] = (R * dv * FLOAT32, (R + Nq) * dv * FLOAT32)
@@ -134,7 +144,8 @@ def _fa2(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str
         "O": (0, p.seqlen_q * p.head_dim_v * p.itemsize),
         "L": (0, p.seqlen_q * FLOAT32 if schedule.lse else 0),
         "key_lengths": (4 * blocks_in(p.seqlen_q, schedule.block_rows) if p.options.padded else 0, 0),
-        "block_mask": (0 if kept is None else visits.blocks, 0),
+        "block_mask": (0 if p.options.block_mask is None else visits.blocks, 0),
+        **state_bytes(schedule, visits.blocks),
     }
 
 

@@ -2,20 +2,24 @@
 
 Position (causal mask, window, key lengths) leaves row block i the columns from a_i to b_i, both linear in i but for clipping and
 for rounding to whole column blocks. Their sums are taken in closed form, so that a count costs the same at any length; only a
-block mask is gone through, in time and memory of its own size.
+block mask and a mask that is known are gone through, in time and memory of their own size.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from cupyflash import score
+from cupyflash.expressions.tree import Load, depends_on, walk
+from cupyflash.options import EMPTY, MIXED
 from cupyflash.problem import Problem
-from cupyflash.schedules import TileSchedule
+from cupyflash.schedules import BackwardSchedule, TileSchedule
 from cupyflash.score import Form
 from cupyflash.sim.theory.sums import clipped_sum, count_below
 
@@ -51,14 +55,91 @@ def lengths(p: Problem) -> Mapping[int, int]:
     return {p.seqlen_k: p.batch} if p.options.key_lengths is None else Counter(p.options.key_lengths)
 
 
-def masks_and_lengths(p: Problem) -> Iterator[tuple[int, int, np.ndarray | None]]:
-    """How many batches have how many keys, and which block masks, (heads or 1, Tr, Tc) or none."""
-    if p.options.block_mask is None or len(p.options.block_mask.kept) == 1:
+class Kept(NamedTuple):
+    """What masks say of the tiles of one query head, (Tr, Tc): which are visited, and in which a mask is asked for each score."""
+
+    visited: np.ndarray
+    asked: np.ndarray
+
+
+def masks_and_lengths(schedule: TileSchedule) -> Iterator[tuple[int, int, list[Kept] | None]]:
+    """How many batches have how many keys, and what masks keep: of each head, of one that all are like, or nothing (all)."""
+    p, kept = schedule.problem, _kept(schedule)
+    if kept is None or len(kept.visited) == 1:
         for keys, batches in lengths(p).items():
-            yield batches, keys, None if p.options.block_mask is None else p.options.block_mask.kept[0]
+            yield batches, keys, None if kept is None else _of_heads(kept, 0)
         return
-    for batch, masks in enumerate(p.options.block_mask.kept):
-        yield 1, p.options.key_lengths[batch] if p.options.key_lengths else p.seqlen_k, masks
+    for batch in range(p.batch):
+        yield 1, p.options.key_lengths[batch] if p.options.key_lengths else p.seqlen_k, _of_heads(kept, batch)
+
+
+def _of_heads(kept: Kept, batch: int) -> list[Kept]:
+    return [Kept(kept.visited[batch, head], kept.asked[batch, head]) for head in range(kept.visited.shape[1])]
+
+
+def _kept(schedule: TileSchedule) -> Kept | None:
+    """Of all batches and heads, or one of either where they are alike, by the schedule's tiles."""
+    p, asked = schedule.problem, schedule.problem.options
+    known = bool(schedule.mask_tiles) and asked.pattern is not None and asked.pattern.bits is not None
+    if asked.block_mask is None and not known:
+        return None
+    visited = np.ones((1, 1, 1, 1), bool) if asked.block_mask is None else own_blocks(schedule, asked.block_mask.kept)
+    if not known:
+        return Kept(visited, visited)
+    assert asked.pattern is not None
+    states = asked.pattern.states((p.seqlen_q, p.seqlen_k), (schedule.block_rows, schedule.block_cols))
+    made = np.broadcast_arrays(visited & (states != EMPTY), visited & (states == MIXED))
+    return Kept(made[0], made[1])
+
+
+def own_blocks(schedule: TileSchedule, mask: np.ndarray) -> np.ndarray:
+    """A block mask (..., Tr, Tc) by the schedule's blocks, which may be parts of the mask's."""
+    p, br, bc = schedule.problem, schedule.block_rows, schedule.block_cols
+    rows, cols = (schedule.mask_blocks if isinstance(schedule, BackwardSchedule) else None) or (br, bc)
+    i, j = np.arange(blocks_in(p.seqlen_q, br)) * br // rows, np.arange(blocks_in(p.seqlen_k, bc)) * bc // cols
+    own: np.ndarray = mask[..., i[:, None], j]
+    return own
+
+
+def state_bytes(schedule: TileSchedule, blocks: int) -> dict[str, tuple[int, int]]:
+    """What `blocks` blocks read of a mask's states, a byte each."""
+    return {each.field: (blocks, 0) for each in schedule.mask_tiles[:1]}
+
+
+def states_made(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
+    """What finds the states of a mask's tiles moves: of each (batch, head) for which the mask is different, every score is asked
+    for once; what a function loads by the row is loaded once a row of a tile, and what it loads by the column once a column."""
+    p, Nq, Nk = schedule.problem, schedule.problem.seqlen_q, schedule.problem.seqlen_k
+    total: Counter[str] = Counter()
+    written: Counter[str] = Counter()
+    for tiles in schedule.found_tiles:
+        Tr, Tc = blocks_in(Nq, tiles.blocks[0]), blocks_in(Nk, tiles.blocks[1])
+        planes = math.prod(tiles.planes)
+        written[tiles.field] += planes * Tr * Tc
+        form = p.options.mask_function
+        if form is None:
+            total["mask"] += planes * Nq * Nk
+            continue
+        for load, times in _times_loaded(form, Nq * Tc, Nk * Tr, Nq * Nk):
+            total[score.field(load.name, "mask")] += planes * times * score.itemsize(form, load)
+    return {name: (total[name], written[name]) for name in {*total, *written}}
+
+
+def _times_loaded(form: Form, of_rows: int, of_columns: int, of_scores: int) -> Iterator[tuple[Load, int]]:
+    """How often the loads of a mask are made: up to MOST_HOISTED each that change along rows, or along columns, at those, a column
+    with what its indices need; the others at each score."""
+    room = [score.MOST_HOISTED] * 2
+    needed: set[Load] = set()
+    for load in form.loads:
+        changes = depends_on(load)
+        along = "column" in changes
+        if changes >= {"row", "column"} or not room[along]:
+            yield load, of_scores
+            continue
+        room[along] -= 1
+        yield load, of_columns if along else of_rows
+        needed |= {part for part in walk(load) if along and isinstance(part, Load) and "column" not in depends_on(part)}
+    yield from ((load, of_columns) for load in needed)
 
 
 def blocks_in(length: int, size: int) -> int:
@@ -91,7 +172,7 @@ def span(schedule: TileSchedule, keys: int, block: int) -> tuple[int, int]:
 
 
 def visits_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None = None) -> Visits:
-    """The sums for a head with `keys` keys, and a block mask `kept` (Tr, Tc) or none."""
+    """The sums for a head with `keys` keys that visits the tiles `kept` (Tr, Tc), or all."""
     if kept is not None:
         return _kept_visits(schedule, keys, kept)
     br, bc, seen = schedule.block_rows, schedule.block_cols, seen_blocks(schedule, keys)
@@ -165,15 +246,20 @@ def _area(x: np.ndarray, most: np.ndarray) -> np.ndarray:
 
 
 def mask_bytes(
-    p: Problem, keys: int, kept: np.ndarray | None = None, blocks: tuple[int, int] = (1, 1), by_tiles: bool = False
+    p: Problem, keys: int, kept: Kept | None = None, blocks: tuple[int, int] = (1, 1), by_tiles: bool = False
 ) -> dict[str, tuple[int, int]]:
     """Mask, bias and a score function: each score of the visited blocks that causal mask and window leave reads its own elements,
-    those that are its row's or its key's too, where they are not read `by_tiles`."""
+    those that are its row's or its key's too, where they are not read `by_tiles`; of a mask where that is asked."""
     if not p.options.of_scores:
         return {}
-    scores = scores_of(p, keys, kept, blocks)
-    found = {"mask": (scores if p.options.mask else 0, 0), "bias": (scores * p.itemsize if p.options.bias else 0, 0)}
-    return found | score_bytes(p, scores, by_tiles)
+    scores = scores_of(p, keys, None if kept is None else kept.visited, blocks)
+    asked = scores_of(p, keys, kept.asked, blocks) if kept is not None and p.options.masked else scores
+    found = Counter({"mask": asked if p.options.mask else 0, "bias": scores * p.itemsize if p.options.bias else 0})
+    function = p.options.mask_function
+    if function is not None:
+        for load in function.loads:
+            found[score.field(load.name, "mask")] += asked * score.itemsize(function, load)
+    return {name: (nbytes, 0) for name, nbytes in found.items()} | score_bytes(p, scores, by_tiles)
 
 
 def score_bytes(p: Problem, scores: int, by_tiles: bool = False) -> dict[str, tuple[int, int]]:

@@ -1,0 +1,91 @@
+"""The states of a mask's tiles: which are empty, mixed or whole. A kernel of its own finds them, before those that skip tiles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from cupyflash import score
+from cupyflash.expressions.tree import depends_on
+from cupyflash.problem import Problem
+
+# Of a launch of the kernel; a thread block has a tile.
+THREADS = 128
+MOST_TILES = 2**31 - 1
+# What a thread block that skips tiles keeps of the states in shared memory: two bits a tile, in words of 32, of so many bytes at
+# most. Where a mask has more tiles than either, none are skipped.
+MOST_STATE_BYTES = 16384
+# By so many bytes at a time, so that all usual lengths have one kernel.
+STEP_BYTES = 512
+
+
+def words(length: int, size: int) -> int:
+    """Of 32 bits, for a bit a block of `size`."""
+    return math.ceil(math.ceil(length / size) / 32)
+
+
+def kept_bytes(problem: Problem, words: int) -> int:
+    """Bytes of shared memory for what masks say of tiles, where a bit of each takes so many words."""
+    if problem.options.masked and 8 * words <= MOST_STATE_BYTES:
+        return -(-8 * words // STEP_BYTES) * STEP_BYTES
+    return 4 * words if problem.options.block_mask is not None else 0
+
+
+@dataclass(frozen=True)
+class MaskTiles:
+    """Those of tiles of `blocks` (Br, Bc): a byte each, (b or 1, h or 1, Tr, Tc), in the array `field` of the kernels' struct."""
+
+    problem: Problem
+    blocks: tuple[int, int]
+    field: str = "tiles"
+
+    @property
+    def planes(self) -> tuple[int, int]:
+        """For how many batches and heads they are different: as many as the problem has, or 1."""
+        p = self.problem
+        if p.options.pattern is not None:
+            return p.options.pattern.shape[:2]
+        if p.options.mask_function is None:
+            return p.batch, p.heads
+        changes = depends_on(p.options.mask_function.tree)
+        return p.batch if "batch" in changes else 1, p.heads if "head" in changes else 1
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the array."""
+        rows, cols = (-(-n // size) for n, size in zip((self.problem.seqlen_q, self.problem.seqlen_k), self.blocks, strict=True))
+        return (*self.planes, rows, cols)
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return math.prod(self.shape)
+
+    @property
+    def states(self) -> np.ndarray | None:
+        """EMPTY, MIXED or WHOLE of each; None where the host does not know, and counts them as mixed."""
+        p = self.problem
+        if p.options.pattern is None or p.options.pattern.bits is None:
+            return None
+        return p.options.pattern.states((p.seqlen_q, p.seqlen_k), self.blocks)
+
+    def reads(self) -> tuple[tuple[str, int, int], ...]:
+        """What the kernel reads: tensor, elements and bytes of one."""
+        p, (batches, heads, row_blocks, col_blocks) = self.problem, self.shape
+        planes, form = batches * heads, p.options.mask_function
+        if form is None:
+            return (("mask", planes * p.seqlen_q * p.seqlen_k, 1),)
+        once = p.seqlen_q * col_blocks, p.seqlen_k * row_blocks, p.seqlen_q * p.seqlen_k  # a row of each tile, a column, a score
+        return tuple(
+            (score.field(load.name, "mask"), planes * sum(times for times, made in zip(once, where, strict=True) if made), size)
+            for load, where in score.loads_of_tile(form).items()
+            for size in (score.itemsize(form, load),)
+        )
+
+    def constants(self) -> tuple[tuple[str, int | str], ...]:
+        """What the kernel is compiled with."""
+        form, (rows, cols) = self.problem.options.mask_function, self.blocks
+        own = () if form is None else score.mask_constants(form, hoisted=True)
+        return (("ELEMENT", "float"), ("MASK", 1 if form is None else 2), *own, ("BR", rows), ("BC", cols), ("TILES", self.field))

@@ -1,0 +1,135 @@
+"""A mask whose tiles are looked through once, for many calls."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+from cupyflash.arrays import Layout
+from cupyflash.binding import by_tensor
+from cupyflash.dispatch import as_array, target
+from cupyflash.launcher import capturing, hold_for_graph, prepare
+from cupyflash.options import Options
+from cupyflash.params import Params
+from cupyflash.schedules.base import Kernel, Phase, Tiles, TileSchedule, Workspace, attention_params
+from cupyflash.schedules.mask_tiles import MaskTiles
+from cupyflash.score import Mask
+from cupyflash.tiling import TileSize, Tiling
+
+
+class TiledMask:
+    """`mask`, as it was given, and which of its tiles are empty, mixed or whole, for calls of one shape of q and k.
+
+    States are found by the first call that needs them, for each size of tiles, on that call's stream; other streams have to wait
+    for it, as for any array. A CUDA graph finds for itself what was not found before it was captured, and reads the rest: keep this
+    for as long as it lives. What the mask holds must not change.
+    """
+
+    def __init__(self, mask: Any, q: Any, k: Any) -> None:
+        self.mask = mask
+        self.shapes = q.shape[:-1], k.shape[:-1]
+        self._found: dict[tuple[object, ...], Any] = {}
+
+    def require(self, q: Any, k: Any) -> None:
+        """ValueError for arrays of other shapes."""
+        if (q.shape[:-1], k.shape[:-1]) != self.shapes:
+            mine, given = ([(*shape, "d") for shape in shapes] for shapes in (self.shapes, (q.shape[:-1], k.shape[:-1])))
+            raise ValueError(
+                f"mask is a block_mask for q of shape {_text(mine[0])} and k {_text(mine[1])}, got {_text(given[0])} and "
+                f"{_text(given[1])}"
+            )
+
+    def states(self, tiles: Iterable[MaskTiles], gpu: bool, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of some tiles, by the kernels' names for them; `arrays` are the call's, and its captured numbers."""
+        found = {}
+        for each in tiles:
+            key = each.blocks, sys.modules["cupy"].cuda.runtime.getDevice() if gpu else None
+            states = self._found.get(key)
+            if states is None:
+                states = _find(each, gpu, arrays)
+                if gpu and capturing():
+                    hold_for_graph(states)
+                else:
+                    self._found[key] = states
+            found[each.field] = states
+        return found
+
+
+def _text(shape: Iterable[object]) -> str:
+    return f"({', '.join(map(str, shape))})"
+
+
+def block_mask(mask: Any, q: Any, k: Any) -> TiledMask:
+    """A mask that is looked through once: pass it as `mask` to calls with q and k of these shapes.
+
+    mask: a `Mask`, or an array of bool, as `attention` takes it. q, k: arrays of the calls' shapes; nothing else is looked at.
+
+    By tiles, a mask is empty, mixed or whole; each call finds that out anew, by a kernel that asks the mask for every score. With
+    what this returns only the first one does, or the first ones where calls have tiles of other sizes. What the mask holds must not
+    change. Raises TypeError for what is no mask, and a call ValueError for other shapes.
+    """
+    if isinstance(mask, TiledMask):
+        raise TypeError("mask is a block_mask already")
+    given = mask if isinstance(mask, Mask) else as_array("mask", mask)
+    return TiledMask(given, as_array("q", q), as_array("k", k))
+
+
+class Given(NamedTuple):
+    """The mask of a call in its three forms: an array, a function, and what is known of its tiles."""
+
+    array: Any | None
+    function: Mask | None
+    tiled: TiledMask | None
+
+    @classmethod
+    def of(cls, mask: Any) -> Given:
+        tiled = mask if isinstance(mask, TiledMask) else None
+        inner = mask if tiled is None else tiled.mask
+        function = inner if isinstance(inner, Mask) else None
+        return cls(None if function else inner, function, tiled)
+
+    def asked(self, options: Options, q: Any, k: Any) -> Options:
+        """The options of a call with such a mask. ValueError for q and k of other shapes than its tiles were found for."""
+        if self.tiled is not None:
+            self.tiled.require(q, k)
+        if self.function is None and self.tiled is None:
+            return options
+        form = None if self.function is None else self.function.form
+        return replace(options, mask=form is None, mask_function=form, tiles_given=self.tiled is not None)
+
+    def states(self, tiles: tuple[MaskTiles, ...], gpu: bool, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """What is known of the tiles, by the kernels' names; `arrays` are the call's, and its captured numbers."""
+        return {} if self.tiled is None else self.tiled.states(tiles, gpu, arrays)
+
+
+@dataclass(frozen=True)
+class StatesSchedule(TileSchedule):
+    """What finds the states of one size of tiles, and nothing else."""
+
+    algorithm: ClassVar[str] = "mask"
+    results: ClassVar[tuple[str, ...]] = ("tiles",)
+    params: ClassVar[Params] = attention_params()
+
+    @property
+    def state_words(self) -> int:
+        return 0
+
+    def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
+        return iter(())
+
+    def workspaces(self) -> Mapping[str, Workspace]:
+        return {}
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return self.tile_kernels()
+
+
+def _find(tiles: MaskTiles, gpu: bool, arrays: Mapping[str, Any]) -> Any:
+    device, simulation = target(gpu)
+    size = TileSize(*tiles.blocks, reason="of the calls")
+    schedule = StatesSchedule(tiles.problem.asking(tiles_given=False), device, Tiling(size, size, size))
+    made = {"tiles": Layout.contiguous(tiles.shape, "uint8")}
+    call = prepare(schedule, simulation, by_tensor(arrays) | made, made)
+    return call.launch(by_tensor(arrays))["tiles"]
