@@ -38,6 +38,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import numpy as np
 from accounts import Accounts, Program
 from machine_code import sass
 
@@ -77,6 +78,12 @@ HEAVY: Variant = (MASKS, True)
 WIDEST: tuple[Variant, ...] = (HEAVY, (("bias",), False), (("window",), True), (("mask",), False))
 WINDOW = (512, 64)
 SOFTCAP = Score("softcap * tanh(s / softcap)", softcap=30.0)
+# Without anything of a score's own in memory; with what is one for a row and for a key; with an element a score.
+SCORES = {
+    "soft-cap": SOFTCAP,
+    "documents": Score("where(document[b, q] == document[b, k], s, -far)", document=np.zeros((1, 1), np.int64), far=math.inf),
+    "relative": Score("s + near[h, q - k + 4]", near=np.zeros((1, 9), np.float16)),
+}
 # Copies of an element, whose addresses take registers, beside a window's bounds, which do too.
 NARROW_HEADS = (25, 40, 96, 154)
 PACKED = ((64, "float16"), (128, "float16"), (256, "float16"), (256, "float32"))
@@ -86,6 +93,9 @@ EXTRAS = ((7, 5), (9, 0))
 # Sub-tiles of 16, 32, 48 and 64 columns; one warp and eight.
 TILINGS: tuple[TilingChoice, ...] = ((16, 16), (128, 32), (16, 48), (128, 64))
 VALUE_DIMS = ((64, 128), (192, 128), (128, 40), (256, 16))
+# Of FlashAttention-2's forward above 256, where warps share their rows if d_v is; and what of kinds goes with them in turns.
+WIDE_HEADS = ((272, 272), (320, 320), (384, 384), (512, 512), (512, 64), (64, 512))
+WIDE_VARIANTS: tuple[Variant, ...] = (CAUSAL, HEAVY, (("packed", "window"), True), (("bias",), False), (("window", "sinks"), True))
 SOFTMAX_COLS = (2, 20, 1000, 5000)
 # Of FlashAttention-3: each number of slabs and each team of warpgroups, and the options that take registers.
 FA3_HEADS = (16, 40, 64, 96, 128, 160, 192, 256)
@@ -168,6 +178,18 @@ def attention_schedules(device: Device, everything: bool) -> Iterator[tuple[str,
             yield ", ".join([f"{algorithm} {sizes}", *masks, str(schedule.tiling.used)]), schedule
 
 
+def wide_schedules(device: Device, everything: bool) -> Iterator[tuple[str, Schedule]]:
+    """FlashAttention-2 of d and d_v above 256: the lightest, and of the other kinds one in turns."""
+    for turn, (d, value) in enumerate(WIDE_HEADS, DEVICES.index(device)):
+        for variant in (LIGHT, *(WIDE_VARIANTS if everything else WIDE_VARIANTS[turn % len(WIDE_VARIANTS) :][:1])):
+            dtype = "bfloat16" if turn % 4 == 3 and device.compute_capability >= (8, 0) else "float16"
+            problem = posed(d, dtype, variant, value)
+            for one, tiling in of_finalists(problem, None, device, turn, everything):
+                schedule = (plan_varlen if problem.options.packed else plan)(one, device, tiling=tiling)
+                sizes = f"d {d}, d_v {value}, {dtype}, copies of {problem.alignment} bytes"
+                yield ", ".join([f"fa2 {sizes}", *variant[0], str(schedule.tiling.used)]), schedule
+
+
 def fa3_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
     """FlashAttention-3's kernel, whose tile follows from the head dimension, the causal mask and what is kept through its loops."""
     if device.compute_capability != (9, 0):
@@ -178,6 +200,10 @@ def fa3_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
             make = plan_varlen if problem.options.packed else plan
             schedule = make(problem, device, algorithm="fa3", lse=True)
             yield ", ".join([f"fa3 d {d}, {problem.dtype}", *masks, str(schedule.tiling.used)]), schedule
+    for (name, score), d in itertools.product(SCORES.items(), COMMON):
+        problem = posed(d, "float16", (("causal",), False)).asking(score=score.form)
+        schedule = plan(problem, device, "fa3", lse=True)
+        yield f"fa3 d {d}, float16, causal, {name}, {schedule.tiling.used}", schedule
 
 
 def decode_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
@@ -251,6 +277,18 @@ def varlen_backward_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
         yield f"varlen backward d {d}, float16, window, {schedule.tiling.used}", schedule
 
 
+def score_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+    """Score functions in turns in FlashAttention-2, forward, and backward with atomics and without."""
+    for turn, d in enumerate(COMMON, 2 * KINDS.index(device.compute_capability)):
+        name, score = list(SCORES.items())[turn % len(SCORES)]
+        problem = posed(d, "float16", LIGHT).asking(score=score.form)
+        for what, schedule in (
+            ("forward", plan(problem, device, lse=True)),
+            ("backward", plan_backward(problem, device, deterministic=turn % 4 > 1)),
+        ):
+            yield f"fa2 {what} d {d}, float16, {name}, {schedule.tiling.used}", schedule
+
+
 def dropout_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
     """FlashAttention-2 with dropout, whose generator takes registers: the common dimensions, and in turns the widest and float32;
     the backward of one chip of each kind, whose dQ is summed and made by itself in turns."""
@@ -284,11 +322,13 @@ def jobs(everything: bool = False) -> list[Job]:
     for device in DEVICES:
         for label, schedule in (
             *attention_schedules(device, everything),
+            *wide_schedules(device, everything),
             *(backward_schedules(device, everything) if everything or device.compute_capability in KINDS else ()),
             *fa3_schedules(device),
             *decode_schedules(device),
             *varlen_schedules(device),
             *(varlen_backward_schedules(device) if everything or device.compute_capability in KINDS else ()),
+            *(score_schedules(device) if device.compute_capability in KINDS else ()),
             *dropout_schedules(device),
             *softmax_schedules(device),
         ):

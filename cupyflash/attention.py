@@ -54,10 +54,10 @@ def attention(
 ) -> Any:
     """O = softmax(scale Q K^T + bias) V, computed exactly and by tiles.
 
-    Shapes: q (n_q, d), (h, n_q, d) or (b, h, n_q, d); k the same with n_k and h_kv heads, where h_kv divides h; v as k, with
-    d_v in place of d if you like. d and d_v are 1 to 256; float16, bfloat16 (compute capability 8.0) or float32, all alike;
-    any strides whose last axis is contiguous. `scale` is 1 / sqrt(d) when None. Scores are float32 numbers: what finite inputs make
-    of them up to 2e38 comes out right, beyond that as NaN.
+    Shapes: q (n_q, d), (h, n_q, d) or (b, h, n_q, d); k the same with n_k and h_kv heads, where h_kv divides h; v as k, with d_v
+    in place of d if you like. d and d_v are 1 to 256, and to 512 in half types for "fa2", which has no gradients there; float16,
+    bfloat16 (compute capability 8.0) or float32, all alike; any strides whose last axis is contiguous. `scale` is 1 / sqrt(d) when
+    None. Scores are float32 numbers: what finite inputs make of them up to 2e38 comes out right, beyond that as NaN.
 
     What a row sees: `causal` is aligned bottom-right, row r sees key c when c <= r + n_k - n_q; `window` = (left, right) lets
     it see the keys from r + n_k - n_q - left to r + n_k - n_q + right, None for no limit on a side. `mask`, of bool, is true
@@ -70,7 +70,7 @@ def attention(
     `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
     and "fa2"). The masks add up.
     `score`, a `Score`, is what becomes of each scaled score before bias and masks: one line, compiled into the kernels
-    ("fa1", "fa2" and "standard"). Two such lines have names: `softcap`, a positive number, makes scores
+    (all of them take one; "fa3" none with sin or cos). Two such lines have names: `softcap`, a positive number, makes scores
     softcap tanh(s / softcap); `alibi_slopes`, float32 of shape (h,) or (b, h), then subtracts slope |q - k|, where q is the row's
     place on the keys' axis (r + n_k - n_q). Neither goes with `score`, which may say the same.
     `dropout`, 0 to below 1, is the probability with which each weight of the softmax is dropped ("fa1", "fa2" and "standard");

@@ -23,7 +23,10 @@ from cupyflash.arrays import (
 )
 from cupyflash.options import ARRAYS, MAX_LENGTH, Options
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
+"""d and d_v of "fa2"'s forward, of half types."""
+USUAL_HEAD_DIM = 256
+"""d and d_v of everything else."""
 
 
 @dataclass(frozen=True, init=False)
@@ -72,6 +75,8 @@ class Problem:
         if self.heads and (not self.kv_heads or self.heads % self.kv_heads):
             raise ValueError(f"heads must be a multiple of kv_heads, got heads={self.heads} and kv_heads={self.kv_heads}")
         object.__setattr__(self, "dtype", dtype_name(dtype))
+        if self.itemsize > 2:
+            require_usual_head_dim(self, self.dtype)
         if not isinstance(options, Options | None):
             raise TypeError(f"options must be an Options or None, got {options!r}")
         options = replace(options or Options(), **asked)
@@ -174,6 +179,14 @@ def checked_size(name: str, value: Any) -> int:
     if not least <= size <= most:
         raise ValueError(f"{name} must be between {least} and {most:,}, got {size}")
     return size
+
+
+def require_usual_head_dim(problem: Problem, what: str) -> None:
+    """ValueError for a d or d_v that is beyond what all kernels take; `what` does not take it."""
+    for name in ("head_dim", "head_dim_v"):
+        if (size := getattr(problem, name)) > USUAL_HEAD_DIM:
+            takes = f"up to {MAX_HEAD_DIM} are 'fa2''s forward in float16 and bfloat16"
+            raise ValueError(f"{name} must be between 1 and {USUAL_HEAD_DIM} for {what}, got {size}; {takes}")
 
 
 def check_out(out: Array, shape: tuple[int, ...]) -> None:

@@ -31,6 +31,7 @@ constexpr int BR = 16 * M * ROW_WARPS;     // rows of a tile
 
 typedef SwizzledTile<HEAD_DIM> KeyTile;     // of Q and K
 typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V and O
+constexpr int C = ValueTile::PAD / 8;       // tensor core tiles of a warp's columns of O
 #include "online_softmax.cuh"
 
 constexpr int SLOT = BC * (KeyTile::PAD + ValueTile::PAD);  // elements

@@ -4,17 +4,18 @@
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
 //   BR, BC      rows of a Q block, of a K/V block    WARP_ROWS  rows that a warp owns: 16 or 32
+//   COL_WARPS   warps that share their rows: 1, or 2 where d_v is above 256 (column_warps.cuh)
 //   STAGES      slots of the ring, a K and a V block each: 1 or 2          BLOCKS  thread blocks that share a multiprocessor
 //   Q_IN_REGS   whether Q stays in registers too     COPY_BYTES width of a copy
 //   SCALE_FIRST whether S is scaled before its maximum is taken: with a bias, or a scale that is not positive
 //   CAUSAL, WINDOW, MASK, BIAS, PADDED, SPARSE, TILES, SINKS  mask.cuh, mask_function.cuh, block_mask.cuh, sinks.cuh
 //   DROPOUT     whether weights are dropped: dropout.cuh
 //   VARLEN      whether batches are sequences of their own lengths, packed one behind the other: sequence.cuh
-#define SUB BC
+#define SUB (BC / COL_WARPS)
 // Whether registers are scarce: O takes up to half of them, and masks, the addresses of narrow copies or, before sm_80, what
 // is being copied would make ptxas spill. Fewer loads are then under way at once.
 constexpr int SCARCE =
-    VALUE_DIM > 176 && (COPY_BYTES < 16 || __CUDA_ARCH__ < 800 || MASK || BIAS || WINDOW || SPARSE || VARLEN) ? 4 : 0;
+    VALUE_DIM / COL_WARPS > 176 && (COPY_BYTES < 16 || __CUDA_ARCH__ < 800 || MASK || BIAS || WINDOW || SPARSE || VARLEN) ? 4 : 0;
 #include "block_mask.cuh"
 #include "dropout.cuh"
 #include "element.cuh"
@@ -25,20 +26,24 @@ constexpr int SCARCE =
 #include "sinks.cuh"
 #include "softmax_origin.cuh"
 
-constexpr int WARPS = BR / WARP_ROWS, THREADS = 32 * WARPS;
+constexpr int ROW_WARPS = BR / WARP_ROWS, WARPS = ROW_WARPS * COL_WARPS, THREADS = 32 * WARPS;
 constexpr int M = WARP_ROWS / 16, N = BC / 8;  // tensor core tiles of a warp's part of S
+#include "column_warps.cuh"
 
 // Whether no block goes unmasked: every score has something of its own, or to know which blocks all rows see would take more
 // registers than there are.
 constexpr bool ALL_MASKED = SCALE_FIRST || (SCARCE && (WINDOW || MASK));
 
-typedef SwizzledTile<HEAD_DIM> KeyTile;    // of Q and K
-typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V and O
+typedef SwizzledTile<HEAD_DIM, Element, 16 * COL_WARPS> KeyTile;     // of Q and K
+typedef SwizzledTile<VALUE_DIM, Element, 16 * COL_WARPS> ValueTile;  // of V and O
+typedef PartOf<KeyTile, COL_WARPS> KeyPart;                          // a warp's columns of them
+typedef PartOf<ValueTile, COL_WARPS> ValuePart;
+constexpr int C = ValuePart::PAD / 8;  // tensor core tiles of a warp's columns of O
 __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int ROW_SIZE = larger(KeyTile::PAD, ValueTile::PAD);  // elements that a row of any tile has room for
 
 // Fragments of Q that are loaded before a turn's barrier, so that fewer are asked for at once behind it
-constexpr int EARLY = !Q_IN_REGS && !SCARCE && sizeof(Element) == 2 ? (KeyTile::PAD > 16 ? 2 : 1) : 0;
+constexpr int EARLY = !Q_IN_REGS && !SCARCE && sizeof(Element) == 2 ? (KeyPart::PAD > 16 ? 2 : 1) : 0;
 
 // The stream of the visited blocks, from the last one down, through STAGES slots for a K_j and its V_j each. With two, the next block
 // is asked for among the products of P V_j, and a turn takes one barrier; with one, V_j is under way during S = Q K_j^T and the next K_j
@@ -139,6 +144,14 @@ struct Stream {
 
 #include "online_softmax.cuh"
 
+// Where a warp and its partner put parts of S, behind Q and the ring
+constexpr int PAIR_ROOMS = (BR + STAGES * 2 * BC) * ROW_SIZE * sizeof(Element);
+constexpr int PAIR_BYTES = COL_WARPS == 1 ? 0 : BR * BC * sizeof(float);
+__device__ __forceinline__ float4* pair_room() {
+  extern __shared__ __align__(128) unsigned char sram[];
+  return reinterpret_cast<float4*>(sram + PAIR_ROOMS) + row_warp() * (M * N * 32);
+}
+
 // A warp's part of lines 6 to 11 for one K/V block: S = Q K_j^T, P = exp(S - m), O += P V_j
 struct Warp {
   int row, Nq;  // the first of its rows
@@ -170,14 +183,22 @@ struct Warp {
     scores(S, Q_rows, K_at, at_keys);
     const bool asks = MASK && stream.blocks.asks(j);
     // Its place is found again: kept, it would take registers in all turns.
-    auto mask = [&](float (&S)[M][N][4]) {
-      const int first = (VARLEN ? row : find_block<BR>(Nq) * BR + threadIdx.x / 32 * WARP_ROWS) + threadIdx.x % 32 / 4;
+    auto mask = [&](float (&S)[M][N / COL_WARPS][4]) {
+      const int first = (VARLEN ? row : find_block<BR>(Nq) * BR + row_warp() * WARP_ROWS) + threadIdx.x % 32 / 4;
 #pragma unroll
       for (int m = 0; m < M; m++)
-        scale_and_mask(S[m], SCALE_FIRST ? scale_log2 : 1.f, LOG2_E, masks, first + 16 * m, j * BC, Nq, asks);
+        scale_and_mask(S[m], SCALE_FIRST ? scale_log2 : 1.f, LOG2_E, masks, first + 16 * m, j * BC + col_warp() * SUB, Nq, asks);
     };
-    if constexpr (ALL_MASKED) mask(S);
-    const unsigned V_at = stream.next_values(j);
+    if constexpr (ALL_MASKED && COL_WARPS == 1) mask(S);
+    unsigned V_at;
+    auto values = [&] { V_at = stream.next_values(j); };
+    if constexpr (COL_WARPS == 1) {
+      values();
+    } else {
+      add_partner<STAGES == 1>(S, pair_room(), values, [&](auto& half) {
+        if (ALL_MASKED || masked) mask(half);
+      });
+    }
     // Of the weights of 16 keys, behind their part of l; its row is unknown, or some of Philox's first rounds would be kept in all turns.
     auto drop = [&](auto& P, int n, int col) {
       if constexpr (DROPOUT) each_weight(P, dropout_of(*masks.p, masks.batch, masks.head), n, unknown(row), j * BC + col, Drop());
@@ -186,15 +207,19 @@ struct Warp {
     if constexpr (sizeof(Element) == 2) {
       // The exponentials of 16 keys come right before the product that takes them, so that they run beside the one before it.
       float P[M][2][4];
-      rescale_and_weigh(S, state, factor, offset, !ALL_MASKED && masked, mask, P);
+      if constexpr (COL_WARPS == 1) {
+        rescale_and_weigh(S, state, factor, offset, !ALL_MASKED && masked, mask, P);
+      } else {
+        rescale_and_weigh(S, state, factor, offset, false, [](auto&) {}, P);
+      }
       drop(P, 0, 0);
-      add_sixteen<ValueTile>(state.O, P, V_at, 0);
+      add_sixteen<ValuePart>(state.O, P, V_at, 0);
       stream.ask_for_next(j);
 #pragma unroll
       for (int k = 1; k < N / 2; k++) {
         weigh(S, state, factor, offset, k);
         drop(S, 2 * k, 16 * k);
-        add_sixteen<ValueTile>(state.O, S, V_at + k * 16 * ValueTile::ROW_BYTES, k);
+        add_sixteen<ValuePart>(state.O, S, V_at + k * 16 * ValuePart::ROW_BYTES, k);
       }
     } else {
       stream.ask_for_next(j);
@@ -215,7 +240,7 @@ fa2_forward(__grid_constant__ const Params given) {
   const Params p = given;
   extern __shared__ __align__(128) unsigned char sram[];
   Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x d), at the end O (BR x d_v)
-  Element* ring = Q_smem + BR * ROW_SIZE;              // STAGES x 2 x (BC x d or d_v)
+  Element* ring = Q_smem + BR * ROW_SIZE;              // STAGES x 2 x (BC x d or d_v), behind it the pairs' rooms
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const RowBlock place = find_row_block<BR>(p, sram);
@@ -229,8 +254,8 @@ fa2_forward(__grid_constant__ const Params given) {
   // The K/V blocks that some row sees. Every row sees all of those from `whole_begin` to `whole_end`.
   const int last_row = row_block + rows - 1;
   const int first_key = visible_begin(masks, row_block), end_key = visible_end(masks, last_row);
-  unsigned* row_parts = reinterpret_cast<unsigned*>(ring + STAGES * 2 * BC * ROW_SIZE);  // score_parts.cuh
-  unsigned* key_parts = row_parts + SCORE_ROW_LOADS * BR;                                // two blocks'
+  unsigned* row_parts = reinterpret_cast<unsigned*>(sram + PAIR_ROOMS + PAIR_BYTES);  // score_parts.cuh
+  unsigned* key_parts = row_parts + SCORE_ROW_LOADS * BR;                             // two blocks'
   unsigned* kept = key_parts + 2 * SCORE_KEY_LOADS * BC;
   const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
   const int whole_begin = (visible_begin(masks, last_row) + BC - 1) / BC;
@@ -260,14 +285,14 @@ fa2_forward(__grid_constant__ const Params given) {
     masks.of_rows = shared_address(row_parts) - 4 * row_block;
   }
 
-  const int warp_row = row_block + warp * WARP_ROWS;  // the first of the warp's rows
+  const int warp_row = row_block + row_warp(warp) * WARP_ROWS;  // the first of the warp's rows
   State state = {};
 #pragma unroll
   for (int m = 0; m < M; m++) state.minus_m[m][0] = state.minus_m[m][1] = -NEG_INF;
   const float factor = SCALE_FIRST ? 1.f : p.scale_log2;
 
-  QueryRows<KeyTile, M, Q_IN_REGS, EARLY> Q_rows;
-  Q_rows.smem = Q_smem + warp * WARP_ROWS * KeyTile::PAD;
+  QueryRows<KeyPart, M, Q_IN_REGS, EARLY> Q_rows;
+  Q_rows.smem = Q_smem + row_warp(warp) * WARP_ROWS * KeyTile::PAD;
   if constexpr (Q_rows.HELD > 0) {
     wait_for_groups<1>();
     __syncthreads();
@@ -276,7 +301,7 @@ fa2_forward(__grid_constant__ const Params given) {
 
   // Lines 6 to 11: S = Q K_j^T, P = exp(S - m), O += P V_j
   // By a shuffle: ptxas would else find it anew in each turn.
-  const unsigned at_keys = __shfl_sync(~0u, place_of_keys<KeyTile>(), lane);
+  const unsigned at_keys = __shfl_sync(~0u, place_of_keys<KeyPart>(), lane);
   const Warp work = {warp_row, Nq, p.scale_log2, factor, at_keys};
   int j = first_block;
   for (; j >= blocks.begin && !work.sees(j, masks); j = blocks.below(j)) work.pass(j, stream, masks);
@@ -296,8 +321,8 @@ fa2_forward(__grid_constant__ const Params given) {
     }
   }
   const RowBlock end = VARLEN ? place : find_row_block<BR>(p, sram);  // what `place` is; registers are free again
-  const int end_row = end.i * BR + warp * WARP_ROWS, end_rows = end.Nq - end_row;
-  Element* O_warp = Q_smem + warp * WARP_ROWS * ROW_SIZE;
+  const int end_row = end.i * BR + row_warp(warp) * WARP_ROWS, end_rows = end.Nq - end_row;
+  Element* O_warp = Q_smem + row_warp(warp) * WARP_ROWS * ROW_SIZE;
   // Each of the four lanes that share rows finds what one of them is divided by, for all.
   const int own = t % (2 * M), own_row = own * 8 + g;
   float l = 0.f, minus_m = 0.f;
@@ -311,8 +336,9 @@ fa2_forward(__grid_constant__ const Params given) {
   const Origin origin = origin_of(-minus_m, factor);
   float inverse = l == 0.f ? 0.f : 1.f / l;
   float L = (SCALE_FIRST ? LN_2 : p.scale) * origin.score + LN_2 * (log2f(l) - origin.offset);
-  const bool writes = t == own && own_row < end_rows;
+  const bool writes = t == own && own_row < end_rows && col_warp() == 0;
   inverse *= join_sink(L, sink_of<1>(p, end.head, writes));
+  if constexpr (SINKS && COL_WARPS > 1) inverse = of_first(pair_room(), inverse);
   if constexpr (DROPOUT) inverse *= dropout_of(p, 0, 0).scale;
   if (p.L && writes) p.L[end.L_row + end_row + own_row] = L;
 #pragma unroll
@@ -321,12 +347,18 @@ fa2_forward(__grid_constant__ const Params given) {
     for (int h = 0; h < 2; h++) {
       const float of_row = __shfl_sync(~0u, inverse, 2 * m + h, 4);
 #pragma unroll
-      for (int n = 0; n < ValueTile::PAD / 8; n++) {
+      for (int n = 0; n < C; n++) {
         state.O[m][n][2 * h] *= of_row;
         state.O[m][n][2 * h + 1] *= of_row;
       }
     }
-  put_tile<ValueTile>(O_warp, state.O);
-  __syncwarp();
-  ValueTile::store<WARP_ROWS>(end.query(p.O, end_row), O_warp, p.O.row, end_rows, lane);
+  put_tile<ValuePart>(O_warp, state.O);
+  if constexpr (COL_WARPS == 1) {
+    __syncwarp();
+  } else {
+    meet_partner();
+  }
+  constexpr int STORED = WARP_ROWS / COL_WARPS;  // rows, by each of those that share them
+  const int first = col_warp() * STORED;
+  ValueTile::store<STORED>(end.query(p.O, end_row + first), O_warp + first * ValueTile::PAD, p.O.row, end_rows - first, lane);
 }

@@ -415,7 +415,7 @@ __device__ __forceinline__ void consume(const Params& p, const Params& given, co
     if (!w.place.exists) continue;
     const int row = w.row() + group * 64 + warp * 16 + lane / 4;
     if constexpr (SCORE) {
-      static_assert(8 % PACK == 0, "rows g and g + 8 are of one head");
+      static_assert(!SCORE || 8 % PACK == 0, "rows g and g + 8 are of one head");
       w.masks.batch = w.place.sequence, w.masks.head += row % PACK;
       w.masks.of_head = score_of_heads<PACK>(p, {w.place.sequence, w.place.head, 0, 0, w.place.Nq, w.place.Nk}, row % PACK);
     }

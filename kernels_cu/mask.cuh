@@ -89,9 +89,11 @@ __device__ __forceinline__ ScoreAt score_at(const Masks& masks, int row, int key
   return {masks.batch, masks.head, row, key, Nq, Nq + masks.diagonal};
 }
 #if SCORE_ROW_LOADS || SCORE_KEY_LOADS
-constexpr int PART_ROWS = BR, PART_KEYS = BC;
+#define PART_ROWS BR
+#define PART_KEYS BC
 #else
-constexpr int PART_ROWS = 0, PART_KEYS = 0;
+#define PART_ROWS 0
+#define PART_KEYS 0
 #endif
 __device__ __forceinline__ ScoreOfRow of_row(const Masks& masks, int row) {
   return part_at<ScoreOfRow, SCORE_ROW_LOADS, PART_ROWS>(masks.of_rows, row);

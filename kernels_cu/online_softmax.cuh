@@ -1,5 +1,5 @@
 // Online softmax for the rows that a warp owns, 16 M of them, block of keys by block of keys: fa2_forward.cu and decode.cu.
-// What includes this has M and N (tensor core tiles of a warp's part of S) and ValueTile (of V and O).
+// What includes this has M, N and C: tensor core tiles of a warp's part of S (M x N) and of O (M x C).
 #pragma once
 #include "mma.cuh"
 #include "row_products.cuh"
@@ -7,7 +7,7 @@
 
 // What a warp carries from one K/V block to the next
 struct State {
-  float O[M][ValueTile::PAD / 8][4];
+  float O[M][C][4];
   float minus_m[M][2], l[M][2];  // of rows 16 i + g + 8 h: -m, which saves negating it; l is this lane's part of the sum
 };
 
@@ -54,7 +54,7 @@ __device__ __forceinline__ void raise(float (&S)[M][N][4], State& state, float f
         S[i][n][2 * h + 1] -= now.score;
       }
 #pragma unroll
-      for (int n = 0; n < ValueTile::PAD / 8; n++) {
+      for (int n = 0; n < C; n++) {
         state.O[i][n][2 * h] *= rescale;
         state.O[i][n][2 * h + 1] *= rescale;
       }

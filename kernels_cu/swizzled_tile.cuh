@@ -1,12 +1,12 @@
-// Tiles in shared memory with nothing between their rows: WIDTH elements padded with zeros to a multiple of 16, their
+// Tiles in shared memory with nothing between their rows: WIDTH elements padded with zeros to a multiple of STEP, their
 // 16-byte chunks permuted within each row so that eight rows' chunks of one column lie in different banks.
 // Constants: COPY_BYTES (width of one copy between HBM and SRAM), SCARCE (not 0 where registers are), ELEMENT (element.cuh).
 #pragma once
 #include "tile_copy.cuh"
 
-template <int WIDTH, typename T = Element> struct SwizzledTile {
+template <int WIDTH, typename T = Element, int STEP = 16> struct SwizzledTile {
   typedef T Type;
-  static constexpr int PAD = padded(WIDTH), ROW_BYTES = PAD * sizeof(Element), CHUNKS = ROW_BYTES / 16;
+  static constexpr int PAD = (WIDTH + STEP - 1) / STEP * STEP, ROW_BYTES = PAD * sizeof(Element), CHUNKS = ROW_BYTES / 16;
   // Chunks that are permuted among each other. Every 8 / GROUP rows begin in the same bank, so they need no permutation.
   static constexpr int GROUP = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
 

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from cupyflash.device import Device
-from cupyflash.problem import MAX_HEAD_DIM, Problem
+from cupyflash.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules import TileSchedule, plan
 from cupyflash.sim import theory
 from cupyflash.tiling import DoesNotFit, TilingChoice
@@ -131,7 +131,7 @@ def default_range(problem: Problem, over: Axis) -> tuple[int, int, int, bool]:
     """
     d, N = problem.head_dim, max(4, problem.seqlen_k)
     if over == "head-dim":
-        return 16, MAX_HEAD_DIM, 16, False
+        return 16, USUAL_HEAD_DIM, 16, False
     if over == "seqlen":
         return 64, 65536, 21, True
     doublings = 2 * round(math.log2(N / 4)) + 1

@@ -250,9 +250,9 @@ BAD_ARRAYS = [
     ((np.concatenate([q[None]] * 2), k[None], v[None]), ValueError, "batch size 2"),
     ((q[..., ::2], k[..., ::2], v[..., ::2]), ValueError, "q must be contiguous"),
     ((q, k, np.asfortranarray(v)), ValueError, "v must be contiguous"),
-    ((q[..., :0], k[..., :0], v[..., :0]), ValueError, "head_dim must be between 1 and 256, got 0"),
-    ((*normal_arrays((8, 257), (8, 257), (8, 257)),), ValueError, "head_dim must be between 1 and 256, got 257"),
-    ((q, k, np.zeros((4, 50, 300), np.float16)), ValueError, "head_dim_v must be between 1 and 256, got 300"),
+    ((q[..., :0], k[..., :0], v[..., :0]), ValueError, "head_dim must be between 1 and 512, got 0"),
+    ((*normal_arrays((8, 513), (8, 513), (8, 513)),), ValueError, "head_dim must be between 1 and 512, got 513"),
+    ((q, k, np.zeros((4, 50, 600), np.float16)), ValueError, "head_dim_v must be between 1 and 512, got 600"),
     ((ODD, k, v), ValueError, "q must be aligned to its elements"),
 ]
 BAD_OPTIONS = [

@@ -128,7 +128,8 @@ def test_paper_tiling_of_standard_attention_is_refused_by_the_sram_but_predicted
     ("arguments", "says"),
     [
         (("predict", "--seqlen", "64"), "--head-dim"),
-        (("predict", "--seqlen", "64", "--head-dim", "300"), "head_dim must be between 1 and 256"),
+        (("predict", "--seqlen", "64", "--head-dim", "600"), "head_dim must be between 1 and 512"),
+        (("predict", "--seqlen", "64", "--head-dim", "300", "--algorithm", "fa1"), "1 and 256 for algorithm 'fa1', got 300"),
         (("predict", "--seqlen", "64", "--head-dim", "256", "--sram", "8KB", "--algorithm", "fa1"), "25,344 bytes"),
         (("predict", "--seqlen", "64", "--head-dim", "64", "--device", "A1000"), "A100-40GB"),
         (("predict", "--seqlen", "64", "--head-dim", "64", "--sram", "much"), "much"),

@@ -70,7 +70,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ValueError,
         "k_cache must have q's head dimension 16",
     ),
-    "no d": (PLAIN | {"q": Q[..., :0], "k_cache": K[..., :0]}, ValueError, "head_dim must be between 1 and 256, got 0"),
+    "no d": (PLAIN | {"q": Q[..., :0], "k_cache": K[..., :0]}, ValueError, "head_dim must be between 1 and 512, got 0"),
     "fewer values": (PLAIN | {"v_cache": V[:, :, :60]}, ValueError, "v_cache must have k_cache's shape .* but for the last axis"),
     "fewer sequences": (PLAIN | {"k_cache": K[:1], "v_cache": V[:1]}, ValueError, "k_cache must have q's batch size 2, or pages"),
     "pages without a table": (paged(block_table=None), ValueError, "or pages and a block_table, got shape"),

@@ -11,11 +11,14 @@ import pytest
 import test_magnitudes
 import test_varlen
 from hypothesis import strategies as st
+from lines import LINES
 
 import cupyflash
 from cases_fa3 import H100, Case, Layout, cases, check, check_packed, packed
 from cupyflash import Device, Problem, Score, plan
 from cupyflash.schedules import choose, fa3_tiles
+from cupyflash.schedules.fa3 import Fa3Schedule
+from cupyflash.score import Form
 from cupyflash.sim import execution
 from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.reference import reference
@@ -209,7 +212,7 @@ FAR = Score(
 )
 
 
-@pytest.mark.parametrize("queries", [2, 30])
+@pytest.mark.parametrize("queries", [2, wide(30)])
 def test_it_takes_a_score_function_of_several_heads_in_a_block(queries: int, ran: list[str]) -> None:
     """Few queries: rows of four heads share blocks, and each has its own slope. Whole blocks are masked by the line."""
     arrays = posed(n_q=queries, heads=4)
@@ -218,6 +221,15 @@ def test_it_takes_a_score_function_of_several_heads_in_a_block(queries: int, ran
     numbers = measure(*made, Inputs.of(q, k, v, score=FAR, causal=True))
     assert all(each.good for each in numbers.values()), numbers
     assert ran == ["fa3"]
+
+
+@pytest.mark.parametrize(("score", "together"), [(None, 16), wide(LINES[2], 8)])
+def test_sixteen_heads_of_few_queries(score: Form | None, together: int) -> None:
+    """A score function speaks of a row's head: a lane's two rows are of one."""
+    case = one(Problem(1, 16, 1, 3, 40, 32, "float16", causal=True, score=score), (128, 16))
+    schedule = case.schedule
+    assert isinstance(schedule, Fa3Schedule) and schedule.pack == together
+    check(case)
 
 
 @pytest.mark.parametrize("executed", [False, wide(True)])

@@ -269,7 +269,8 @@ def test_wrong_arguments_are_refused_by_name(changed: dict[str, Any], error: typ
     [
         ({"return_lse": True}, TypeError, "attention_vjp has no return_lse"),
         ({"out": GOOD["out"]}, TypeError, "attention_vjp has no out"),
-        ({"dropout": 0.1}, TypeError, "dropout"),
+        ({"dropout": 0.1}, ValueError, "dropout needs a seed"),
+        ({"drop": 0.1}, TypeError, "drop"),
         ({"algorithm": "fastest"}, ValueError, "algorithm must be one of auto, "),
         ({"return_dbias": True}, ValueError, "return_dbias is for a call with a bias"),
         ({"return_dbias": True, "bias": np.ones((20, 28), np.float16), "deterministic": True}, ValueError, "broadcast along"),

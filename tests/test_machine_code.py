@@ -388,7 +388,7 @@ def test_a_turn_of_our_kernels_makes_a_tile_s_products(subject: Subject, tools: 
     cost = ours.cost()
     assert ours.doubt(cost.trace) is None
     assert cost.counts["LDSM"] and cost.counts["LDGSTS"] and cost.counts["MUFU"]
-    assert subject.direction == "backward" or cost.rest <= 0.15
+    assert subject.direction == "backward" or cost.rest * cost.issued <= 0.46 * cost.counts["HMMA"]
     assert 0.3 < cost.share(Effort(seeds=1, turns=6, warm=2)).tensor <= cost.warps_overlap + 0.01 <= cost.all_overlap + 0.02
 
 

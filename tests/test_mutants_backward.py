@@ -195,8 +195,8 @@ MUTANTS = {
     "dQ is stored": Mutant(SUM, "red.global.add.f32 [%0], %1;", "st.global.f32 [%0], %1;", "race", ("st.global.f32",)),
     "the bias's gradient is summed by plain additions": Mutant(
         BWD,
-        "atomicAdd(sum + row * p.dbias.row + key * p.dbias.col, ds)",
-        "sum[row * p.dbias.row + key * p.dbias.col] += ds",
+        "atomicAdd(sum + row * p.dbias.row + key * p.dbias.col, dS[m][n][e])",
+        "sum[row * p.dbias.row + key * p.dbias.col] += dS[m][n][e]",
         "race",
         ("sum[row",),
         "bias",
@@ -221,8 +221,8 @@ MUTANTS = {
     ),
     "dQ of a block does not begin with zeros": Mutant(PRODUCTS, "dQ_regs[a][c][half][e] = 0.f;", ";", "uninitialised", (MMA,)),
     # Numbers
-    "D is forgotten": Mutant(BWD, "(dS[m][n][e] - (e % 2 ? d.y : d.x))", "dS[m][n][e]", "numbers"),
-    "D is another row's": Mutant(BWD, "(e % 2 ? d.y : d.x)", "(e / 2 ? d.y : d.x)", "numbers"),
+    "D is forgotten": Mutant(BWD, "e % 2 ? d.y : d.x, dropout", "0.f, dropout", "numbers"),
+    "D is another row's": Mutant(BWD, "e % 2 ? d.y : d.x, dropout", "e / 2 ? d.y : d.x, dropout", "numbers"),
     "a lane's part of D is forgotten": Mutant(BWD, "other = ROW_LANES / 2", "other = ROW_LANES / 4", "numbers"),
     "every second element of D is forgotten": Mutant(
         BWD, "sum = fmaf(o[c], g[c], sum)", "sum = c % 2 ? sum : fmaf(o[c], g[c], sum)", "numbers"
@@ -404,8 +404,8 @@ FIXED_MUTANTS = {
     "dQ does not begin with zeros": Mutant(
         DQ, "dQ_regs[M][KeyTile::PAD / 8][4] = {}", "dQ_regs[M][KeyTile::PAD / 8][4]", "uninitialised", (MMA,), "rows"
     ),
-    "D is forgotten": Mutant(DQ, "(dS[m][n][e] - D_i[m][e / 2])", "dS[m][n][e]", "numbers", (), "rows"),
-    "D is another row's": Mutant(DQ, "- D_i[m][e / 2]", "- D_i[m][e % 2]", "numbers", (), "rows"),
+    "D is forgotten": Mutant(DQ, "D_i[m][e / 2], dropout", "0.f, dropout", "numbers", (), "rows"),
+    "D is another row's": Mutant(DQ, "D_i[m][e / 2], dropout", "D_i[m][e % 2], dropout", "numbers", (), "rows"),
     "dQ is not scaled": Mutant(DQ, "multiply(own, p.scale);", "", "numbers", (), "rows"),
     "K is another group's": Mutant(
         SEQUENCE, "head, head / p.group, p.Nq", "head, head % p.group, p.Nq", "numbers", (), "rows of groups"

@@ -23,6 +23,9 @@ A100, H100, T4 = (Device.named(name) for name in ("A100-40GB", "H100-SXM", "T4")
 FA2, TILE, PRODUCTS, SOFTMAX = "fa2_forward.cu", "swizzled_tile.cuh", "row_products.cuh", "online_softmax.cuh"
 COPY, LDMATRIX = "cp.async.cg.shared.global", "ldmatrix.sync"
 MOVED = (COPY, LDMATRIX)
+PARTS = "column_warps.cuh"
+SHARED = ("numbers", (), "shared rows")
+PLACED = ("float4", "others[", "own[", *MOVED)
 
 KEPT = BlockMask.of(np.array([[1, 0, 1], [1, 1, 0]], bool))
 PROBLEMS = {
@@ -32,8 +35,10 @@ PROBLEMS = {
     "blocks": Problem(1, 2, 1, 70, 90, 64, "float16", block_mask=KEPT),
     "values are wider": Problem(1, 2, 1, 70, 90, 64, "float16", head_dim_v=80),
     "one slot": Problem(1, 2, 1, 70, 90, 64, "float16"),
+    "shared rows": Problem(1, 2, 1, 70, 150, 40, "float16", head_dim_v=280, window=(40, 20), sinks=True),
+    "shared rows, one slot": Problem(1, 2, 1, 70, 90, 72, "float16", head_dim_v=264, causal=True),
 }
-SMALL = Device.named("A100-40GB", sram="20KB")
+SMALL = {"one slot": Device.named("A100-40GB", sram="20KB"), "shared rows, one slot": Device.named("A100-40GB", sram="85KB")}
 """Ragged both ways, two row blocks of several warps, three column blocks."""
 
 MUTANTS = {
@@ -94,7 +99,7 @@ MUTANTS = {
     "K is read past its end": Mutant(TILE, "WHOLE || row < valid", "WHOLE || row <= valid", "out of bounds", (COPY,)),
     "rows past the end of Q are read": Mutant(FA2, "p.Q.row, rows, thread", "p.Q.row, BR, thread", "out of bounds", (COPY,)),
     "rows past the end of O are stored": Mutant(
-        FA2, "end_rows, lane)", "WARP_ROWS, lane)", "out of bounds|race|uninitialised", ("reinterpret_cast<uint4*>",)
+        FA2, "end_rows - first, lane)", "WARP_ROWS, lane)", "out of bounds|race|uninitialised", ("reinterpret_cast<uint4*>",)
     ),
     "L is written past the end": Mutant(FA2, "t == own && own_row < end_rows", "t == own", "out of bounds|race", ("L[end.L_row",)),
     "O leaves before the warp has put it down": Mutant(
@@ -111,7 +116,12 @@ MUTANTS = {
         "causal",
     ),
     "a warp that sees nothing goes on": Mutant(
-        FA2, "work.pass(j, stream);\n  for", "continue;\n  for", "race|in flight|uninitialised|divergent|deadlock", MOVED, "causal"
+        FA2,
+        "work.pass(j, stream, masks);\n  for",
+        "continue;\n  for",
+        "race|in flight|uninitialised|divergent|deadlock",
+        MOVED,
+        "causal",
     ),
     "masks are forgotten": Mutant(FA2, "!ALL_MASKED && masked, mask", "false, mask", "numbers", (), "causal"),
     "O is not rescaled": Mutant(SOFTMAX, "state.O[i][n][2 * h] *= rescale;", "", "numbers"),
@@ -133,14 +143,43 @@ MUTANTS = {
     "the block mask's rows are one off": Mutant(
         "block_mask.cuh", "mask.kept[i * mask.row", "mask.kept[(1 - i) * mask.row", "numbers", (), "blocks"
     ),
+    "the second warp's columns are the first's": Mutant(PARTS, " ^ col_warp() * PIECE * int(16", " ^ 0 * PIECE * int(16", *SHARED),
+    "the second warp's columns are shifted": Mutant(PARTS, "col_warp() * PIECE * int(16", "col_warp() * int(16", *SHARED),
+    "a warp's pieces lie side by side": Mutant(PARTS, "chunks / PIECE * Whole::GROUP", "chunks / PIECE * PIECE", *SHARED),
+    "both warps write L": Mutant(FA2, "end_rows && col_warp() == 0", "end_rows", "bytes", (), "shared rows"),
+    "both warps have the first keys": Mutant(FA2, "col_warp() * SUB", "0 * SUB", *SHARED),
+    "the sums are not the partner's": Mutant(PARTS, "half[m][n][0] += part.x", "half[m][n][0] += 0 * part.x", *SHARED),
+    "the halves of S are exchanged": Mutant(PARTS, "second ? other[e] : half[m][n][e]", "half[m][n][e]", *SHARED),
+    "the second warp has no sink": Mutant(FA2, "inverse = of_first(", "of_first(", *SHARED),
+    "the rooms of S overlap": Mutant(FA2, "row_warp() * (M * N * 32)", "row_warp() * (M * N * 16)", "race", PLACED, "shared rows"),
+    "the room of S is in the ring": Mutant(
+        FA2, "(BR + STAGES * 2 * BC) * ROW_SIZE", "(BR + STAGES * 2 * BC - 1) * ROW_SIZE", "race|in flight", PLACED, "shared rows"
+    ),
+    "two slots are taken for one": Mutant(
+        FA2, "add_partner<STAGES == 1>", "add_partner<true>", "race|uninitialised", PLACED, "shared rows"
+    ),
+    "the sums are taken before they are there": Mutant(
+        PARTS, "  meet_partner();\n#pragma", "#pragma", "race|uninitialised", PLACED, "shared rows, one slot"
+    ),
+    "O leaves before the partner has put its part down": Mutant(
+        FA2,
+        "    meet_partner();\n  }\n  constexpr int STORED",
+        "  }\n  constexpr int STORED",
+        "race|uninitialised",
+        ("store_two", "uint4*>"),
+        "shared rows",
+    ),
+    "both warps store the first rows": Mutant(
+        FA2, "const int first = col_warp() * STORED", "const int first = 0", "race", ("uint4*>",), "shared rows"
+    ),
 }
 
 
 def schedule(problem: str) -> TileSchedule:
-    return plan(PROBLEMS[problem], SMALL if problem == "one slot" else A100, "fa2", (64, 32), lse=True)
+    return plan(PROBLEMS[problem], SMALL.get(problem, A100), "fa2", (64, 32), lse=True)
 
 
-@pytest.mark.parametrize("name", sample(MUTANTS, {"nobody waits for a block"}))
+@pytest.mark.parametrize("name", sample(MUTANTS, {"nobody waits for a block", "both warps write L"}))
 def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_mutant(MUTANTS[name], schedule(MUTANTS[name].problem), forward_or_softmax, tmp_path, monkeypatch)
 
@@ -161,6 +200,12 @@ ORDERED: dict[str, tuple[Device, tuple[int, int], dict[str, Any]]] = {
     "narrow copies": (A100, (32, 16), {"alignment": 2, "causal": True}),
     "masks": (A100, (32, 16), {"mask": True, "bias": True, "padded": True, "key_lengths": (35,)}),
     "blocks": (A100, (32, 16), {"block_mask": BlockMask.of(np.array([[1, 0, 1], [0, 1, 1]], bool))}),
+    "shared rows": (A100, (32, 16), {"head_dim_v": 288, "causal": True, "sinks": True}),
+    "shared rows, without asynchronous copies": (
+        T4,
+        (32, 16),
+        {"head_dim": 40, "head_dim_v": 260, "alignment": 8, "window": (20, 5)},
+    ),
     "odd widths": (A100, (32, 16), {"head_dim": 8, "head_dim_v": 17, "alignment": 2}),
 }
 
@@ -185,7 +230,7 @@ def test_many_orders_of_packed_sequences(orders: int) -> None:
         test_varlen.check_packed(schedule, seed=seed)
 
 
-@pytest.mark.parametrize(("d", "device"), sample(product([32, 64, 80, 128, 256], [A100, H100, T4]), [(80, A100)]))
+@pytest.mark.parametrize(("d", "device"), sample(product([32, 64, 80, 128, 256, 320, 512], [A100, H100, T4]), [(80, A100)]))
 def test_no_bank_conflicts(d: int, device: Device) -> None:
     """Fragments, copies and O's way through shared memory take as many wavefronts as their bytes need."""
     problem = Problem(1, 1, 1, 128, 256, d, "float16")

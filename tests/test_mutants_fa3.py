@@ -277,7 +277,7 @@ MUTANTS = {
     "the keys are the first sequence's": mutant("w.place.first_key + j * BC", "j * BC", "numbers", problem="packed"),
     "the queries are the first sequence's": mutant("w.place.first_query + w.row()", "w.row()", "numbers", problem="packed"),
     "a block too many is done": mutant(
-        "L_row, sequence.block < Tr}", "L_row, true}", "out of bounds|race|deadlock", "", problem="packed"
+        "L_row, sequence.block < Tr,", "L_row, true,", "out of bounds|race|deadlock", "", problem="packed"
     ),
     # warpgroups and their registers
     "nobody has the first turn": mutant("  if (PING_PONG && group == CONSUMERS - 1) c.pass_turn();\n", "", "deadlock", ""),

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash import Score
+from cupyflash import Problem, Score, plan
 from cupyflash.expressions.evaluate import evaluate, positions
 from cupyflash.named_scores import one_score
+from cupyflash.schedules import choose, plan_decode, plan_varlen
 
 SLOPES = (2.0 ** -np.arange(1, 5)).astype(np.float32)
 EACH = np.stack([SLOPES, 3 * SLOPES])
@@ -40,7 +41,7 @@ def test_each_is_one_line(asked: dict[str, Any], line: Any) -> None:
 
 def test_a_call_takes_them() -> None:
     made = cupyflash.attention(Q, K, V, softcap=2.5, alibi_slopes=SLOPES, causal=True)
-    line = Score("cap * tanh(s / cap) - slope[h] * abs(q - k)", cap=2.5, slope=SLOPES)
+    line = Score("softcap * tanh(s / softcap) - alibi_slopes[h] * abs(q - k)", softcap=2.5, alibi_slopes=SLOPES)
     np.testing.assert_array_equal(made, cupyflash.attention(Q, K, V, score=line, causal=True))
 
 
@@ -74,3 +75,51 @@ def test_another_cap_is_the_same_kernel() -> None:
 def test_what_is_refused(asked: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         cupyflash.attention(Q, K, V, **asked)
+
+
+@pytest.mark.parametrize("device", ["A100-40GB", "H100-SXM"])
+def test_warmup_compiles_what_calls_run(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the cap, the slopes and their number."""
+    compiled: set[Any] = set()
+    monkeypatch.setattr("cupyflash.sim.execution.module", lambda kernel, capability: compiled.add((kernel.name, kernel.constants)))
+    asked = {"softcap": True, "alibi_slopes": True}
+    with cupyflash.simulated_device(device) as chip:
+        cupyflash.warmup(head_dim=64, causal=True, **asked)
+        cupyflash.warmup(head_dim=64, varlen=True, **asked)
+        cupyflash.warmup_decode(batch=2, heads=4, kv_heads=2, head_dim=64, room=96, **asked)
+    form = one_score(None, 50.0, SLOPES).form  # type: ignore[union-attr]
+    problem = Problem(2, 4, 2, 500, 500, 64, "float16", causal=True, score=form)
+    packed = problem.asking(causal=False)
+    cached = Problem(2, 4, 2, 1, 96, 64, "float16", causal=True, padded=True, score=form)
+    run = [plan(problem, chip, choose(problem, chip).algorithm), plan_varlen(packed, chip), plan_decode(cached, chip)]
+    kernels = {(kernel.name, kernel.constants) for schedule in run for kernel in schedule.kernels()}
+    assert kernels <= compiled
+    assert all(("SCORE", 1) in constants for _, constants in compiled)
+
+
+def test_warmup_takes_a_score_with_whatever_values() -> None:
+    for wrong, error, says in (
+        ({"score": "s"}, TypeError, "score must be a cupyflash.Score"),
+        ({"softcap": 30.0}, TypeError, "softcap must be True or False, got 30.0"),
+        ({"alibi_slopes": SLOPES}, TypeError, "alibi_slopes must be True or False"),
+        ({"score": Score("2 * s"), "softcap": True}, ValueError, "softcap cannot go with score"),
+    ):
+        with pytest.raises(error, match=says):
+            cupyflash.warmup(head_dim=64, **wrong)
+        with pytest.raises(error, match=says):
+            cupyflash.warmup_decode(batch=1, heads=2, head_dim=64, room=64, **wrong)
+
+
+@pytest.mark.wide
+def test_decoding_and_packed_sequences_take_them() -> None:
+    """A sequence's newest row is the same among all rows, packed, and against a cache."""
+    asked: dict[str, Any] = {"softcap": 2.5, "alibi_slopes": SLOPES}
+    whole = cupyflash.attention(Q, K, V, causal=True, **asked)
+    newest = cupyflash.attention_decode(Q[:, :, -1:], K, V, [50, 50], **asked)
+    np.testing.assert_allclose(newest.astype(np.float32), whole[:, :, -1:].astype(np.float32), atol=2e-3)
+    rows, keys = (np.concatenate([array[b].swapaxes(0, 1) for b in range(2)]) for array in (Q, K))
+    values = np.concatenate([V[b].swapaxes(0, 1) for b in range(2)])
+    asked["alibi_slopes"] = EACH
+    packed = cupyflash.attention_varlen(rows, keys, values, [0, 20, 40], [0, 50, 100], causal=True, **asked)
+    apart = cupyflash.attention(Q, K, V, causal=True, **asked)
+    np.testing.assert_allclose(packed.astype(np.float32), np.concatenate(apart.swapaxes(1, 2)).astype(np.float32), atol=2e-3)

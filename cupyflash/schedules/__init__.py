@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from cupyflash.device import Device
 from cupyflash.multiprocessor import clock_rate
 from cupyflash.options import BlockMask, require_choice, require_flag
-from cupyflash.problem import Problem
+from cupyflash.problem import USUAL_HEAD_DIM, Problem, require_usual_head_dim
 from cupyflash.schedules import (
     decode_tiles,
     fa1,
@@ -171,7 +171,8 @@ def _choose(problem: Problem, device: Device, refused: str | None) -> Choice:
 def _splits_keys(problem: Problem) -> bool:
     """Whether a call that has no cache may have its keys split: few queries against many keys, and masks by position only."""
     p, asked = problem, problem.options
-    plain = not (asked.of_scores or asked.padded or asked.packed or asked.dropout) and asked.block_mask is None
+    plain = not (asked.mask or asked.bias or asked.padded or asked.packed or asked.dropout) and asked.block_mask is None
+    plain &= max(p.head_dim, p.head_dim_v) <= USUAL_HEAD_DIM
     return plain and p.head_count > 0 and p.seqlen_k >= KEYS_A_QUERY * p.seqlen_q > 0
 
 
@@ -184,6 +185,8 @@ def _require_no_score_dtype(problem: Problem) -> None:
 def _checked(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:
     tiling = _checked_choice(problem, device, algorithm, tiling, ALGORITHMS)
     require_flag("lse", lse)
+    if algorithm != "fa2":
+        require_usual_head_dim(problem, f"algorithm {algorithm!r}")
 
     def made(problem: Problem, tiling: TilingChoice) -> TileSchedule:
         return _plan(problem, device, algorithm, tiling, lse)
@@ -300,6 +303,7 @@ def plan_backward(
     tiling = _checked_choice(problem, device, algorithm, tiling, BACKWARD_ALGORITHMS)
     require_flag("deterministic", deterministic)
     require_flag("dbias", dbias)
+    require_usual_head_dim(problem, "gradients")
     if problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen_backward")
     _require_no_score_dtype(problem)
@@ -323,6 +327,7 @@ def plan_varlen_backward(
     packed = _packed(problem)
     tiling = _checked_choice(packed, device, "fa2", tiling, BACKWARD_ALGORITHMS)
     require_flag("deterministic", deterministic)
+    require_usual_head_dim(problem, "gradients")
 
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
         return _plan_backward(problem, device, "fa2", tiling, deterministic, False)

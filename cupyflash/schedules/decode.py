@@ -13,7 +13,7 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.params import POINTER, ROWS, SCORES, Field, Params, numbers
 from cupyflash.params import arrays as array_fields
-from cupyflash.problem import Problem
+from cupyflash.problem import Problem, require_usual_head_dim
 from cupyflash.schedules import decode_tiles
 from cupyflash.schedules.base import (
     FLOAT32,
@@ -335,6 +335,7 @@ def plan_decode(
         raise TypeError(f"device must be a Device (Device.named finds one by name), got {device!r}")
     if not isinstance(cache, Cache | None):
         raise TypeError(f"cache must be a Cache or None, got {cache!r}")
+    require_usual_head_dim(problem, "decoding")
     cache = cache or Cache()
     asked = problem.options
     if asked.masked or asked.bias or asked.block_mask is not None or asked.packed:

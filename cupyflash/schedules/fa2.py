@@ -64,7 +64,7 @@ class Fa2Schedule(TileSchedule):
         return fa2_tiles.choose(self.problem, self.device, (self.block_rows, self.block_cols))
 
     def _tiles(self) -> tuple[Room, ...]:
-        """The Q block, which O leaves through, the ring that K and V blocks go round, and the block mask."""
+        """The Q block, which O leaves through, the ring of K and V blocks, S on its way between warps, and the block mask."""
         p = self.problem
         if self.block_rows % GRANULE or self.block_cols % GRANULE:
             row, stages = max(p.head_dim, p.head_dim_v) * p.itemsize, LEAST_STAGES
@@ -72,10 +72,14 @@ class Fa2Schedule(TileSchedule):
             row = fa2_tiles.row_size(p)
             best = fa2_tiles.candidates(p, self.device, (self.block_rows, self.block_cols))[0]
             stages = LEAST_STAGES if best.rejected else best.config.stages
-        kept = kept_bytes(p, words(p.seqlen_k, self.block_cols))
-        ring = Room("K, V", 2 * stages * self.block_cols * row)
-        parts = Room("score", score_bytes(p, self.block_rows, 2 * self.block_cols))
-        return Room("Q", self.block_rows * row), ring, Room("block_mask", kept), parts
+        rooms = {
+            "Q": self.block_rows * row,
+            "K, V": 2 * stages * self.block_cols * row,
+            "S": fa2_tiles.exchange_bytes(p, self.block_rows, self.block_cols),
+            "block_mask": kept_bytes(p, words(p.seqlen_k, self.block_cols)),
+            "score": score_bytes(p, self.block_rows, 2 * self.block_cols),
+        }
+        return tuple(Room(name, nbytes) for name, nbytes in rooms.items())
 
     def _row_block(self, times: int, rows: int, full_visits: int, tail_visits: int, tail_cols: int) -> Phase:
         """`times` row blocks of `rows` rows that visit full and ragged column blocks so often in all, or see none."""
@@ -172,6 +176,7 @@ class Fa2Schedule(TileSchedule):
             ("BR", config.block_rows),
             ("BC", config.block_cols),
             ("WARP_ROWS", config.warp_rows),
+            ("COL_WARPS", config.col_warps),
             ("STAGES", config.stages),
             ("BLOCKS", config.blocks),
             ("Q_IN_REGS", int(config.q_in_regs)),

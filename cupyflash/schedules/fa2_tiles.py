@@ -21,14 +21,18 @@ import numpy as np
 
 from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, occupancy
-from cupyflash.problem import MAX_HEAD_DIM, Problem
-from cupyflash.schedules.base import GRANULE, padded_dim, score_bytes
+from cupyflash.problem import Problem
+from cupyflash.schedules.base import FLOAT32, GRANULE, padded_dim, score_bytes
 from cupyflash.schedules.mask_tiles import kept_bytes, words
 from cupyflash.schedules.score_cost import of_score
 from cupyflash.tiling import DoesNotFit, TileSize
 from cupyflash.words import plural
 
 BLOCK_ROWS = (16, 64, 128)
+SHARED_BLOCK_ROWS = (16, 32, 64)
+"""Where warps share their rows."""
+WIDEST = 256
+"""Columns of O that a warp's registers hold, of 16 rows."""
 WARP_ROWS = (16, 32)
 BLOCK_COLS = (16, 32, 48, 64, 96, 128)
 STAGES = (1, 2)
@@ -54,7 +58,8 @@ class Config:
     """One configuration of the kernel.
 
     block_rows, block_cols: Br and Bc. warp_rows: rows of S that a warp owns. stages: slots of the ring, a K and a V block each.
-    q_in_regs: Q stays in registers too. blocks: thread blocks that are to share a multiprocessor.
+    q_in_regs: Q stays in registers too. blocks: thread blocks that are to share a multiprocessor. col_warps: warps that share their
+    rows, each with its part of d and d_v.
     """
 
     block_rows: int
@@ -63,10 +68,11 @@ class Config:
     stages: int
     q_in_regs: bool
     blocks: int = 1
+    col_warps: int = 1
 
     @property
     def warps(self) -> int:
-        return self.block_rows // self.warp_rows
+        return self.block_rows // self.warp_rows * self.col_warps
 
     @property
     def threads(self) -> int:
@@ -74,12 +80,14 @@ class Config:
 
     @property
     def barriers(self) -> int:
-        """In a turn of the loop: with one slot V_j is waited for by itself."""
-        return 2 if self.stages == 1 else 1
+        """In a turn of the loop: with one slot V_j is waited for by itself, and warps that share rows meet twice."""
+        meetings = 2 if self.col_warps > 1 else 0
+        return 1 + meetings if self.stages == 2 else max(2, 1 + meetings)  # which waiting for V_j is one of
 
     def __str__(self) -> str:
         held = "O, S and Q" if self.q_in_regs else "O and S"
-        shape = f"{plural(self.warps, 'warp')} of {self.warp_rows} rows, {held} in registers"
+        shared = f", {self.col_warps} to the same with half of d and d_v each" if self.col_warps > 1 else ""
+        shape = f"{plural(self.warps, 'warp')} of {self.warp_rows} rows{shared}, {held} in registers"
         return f"{shape}, {plural(self.stages, 'stage')}, {plural(self.blocks, 'block')} an SM"
 
 
@@ -107,22 +115,38 @@ class Candidate:
         return max(self.parts, key=lambda part: part[1])[0]
 
 
+def col_warps(problem: Problem) -> int:
+    """Warps that share their rows: as many as O takes to be in registers."""
+    return -(-padded_dim(problem.head_dim_v) // WIDEST)
+
+
+def part(problem: Problem, d: int) -> int:
+    """Columns of d, padded, that a warp has."""
+    shared_by = col_warps(problem)
+    return -(-d // (GRANULE * shared_by)) * GRANULE
+
+
 def row_size(problem: Problem) -> int:
     """Bytes that a row of any tile has room for in shared memory."""
-    return padded_dim(max(problem.head_dim, problem.head_dim_v)) * problem.itemsize
+    return col_warps(problem) * part(problem, max(problem.head_dim, problem.head_dim_v)) * problem.itemsize
+
+
+def exchange_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
+    """Bytes through which warps that share their rows give each other S."""
+    return block_rows * block_cols * FLOAT32 if col_warps(problem) > 1 else 0
 
 
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int, stages: int) -> int:
-    """Bytes of the Q block, which O leaves through, of the ring, and of the row block's part of a block mask."""
-    beside = kept_bytes(problem, words(problem.seqlen_k, block_cols)) + score_bytes(problem, block_rows, 2 * block_cols)
-    return (block_rows + 2 * stages * block_cols) * row_size(problem) + beside
+    """Bytes of the Q block, which O leaves through, of the ring, of S, and of the row block's part of a block mask."""
+    tiles = (block_rows + 2 * stages * block_cols) * row_size(problem) + exchange_bytes(problem, block_rows, block_cols)
+    return tiles + kept_bytes(problem, words(problem.seqlen_k, block_cols)) + score_bytes(problem, block_rows, 2 * block_cols)
 
 
 def accumulators(problem: Problem, config: Config) -> int:
     """Registers a thread for O and S, and Q."""
     rows = config.warp_rows
-    q = rows * padded_dim(problem.head_dim) * problem.itemsize // (4 * WARP) if config.q_in_regs else 0
-    return rows * (padded_dim(problem.head_dim_v) + config.block_cols) // WARP + q
+    q = rows * part(problem, problem.head_dim) * problem.itemsize // (4 * WARP) if config.q_in_regs else 0
+    return rows * (part(problem, problem.head_dim_v) + config.block_cols) // WARP + q
 
 
 def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
@@ -133,7 +157,7 @@ def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
     """
     wide = max(problem.head_dim, problem.head_dim_v) > 128
     half, one_warp, capability = problem.itemsize == 2, config.warps == 1, device.compute_capability
-    if padded_dim(problem.head_dim_v) == MAX_HEAD_DIM and config.warp_rows == GRANULE and not masked(problem):
+    if part(problem, problem.head_dim_v) == WIDEST and config.warp_rows == GRANULE and not masked(problem):
         # O alone takes 128.
         if half:
             return 136 if one_warp or capability < (8, 0) or positioned(problem) else 144
@@ -183,8 +207,10 @@ def is_least(problem: Problem, device: Device, config: Config) -> bool:
     """Whether no tile takes fewer registers, of four warps where the SRAM has room for them: taken in any case."""
     if config.warp_rows != GRANULE or config.block_cols != GRANULE or config.q_in_regs:
         return False
+    if config.col_warps > 1:
+        return True
     one_warp = shared_bytes(problem, BLOCK_ROWS[1], GRANULE, STAGES[0]) > device.sram_per_block
-    if problem.itemsize == 4 and problem.options.of_scores and padded_dim(problem.head_dim_v) == MAX_HEAD_DIM:
+    if problem.itemsize == 4 and problem.options.of_scores and padded_dim(problem.head_dim_v) == WIDEST:
         one_warp |= device.compute_capability >= (12, 0)
     return one_warp == (config.warps == 1) and config.block_rows <= BLOCK_ROWS[1]
 
@@ -207,14 +233,15 @@ def registers(problem: Problem, device: Device, config: Config) -> int:
 
 def configs(problem: Problem, blocks: tuple[int, int] | None) -> Iterator[Config]:
     """What there is to choose from, with the block sizes given or free."""
-    half = problem.itemsize == 2
+    half, shared_by = problem.itemsize == 2, col_warps(problem)
     every_cols = BLOCK_COLS if half else tuple(cols for cols in BLOCK_COLS if cols <= MOST_FLOAT_COLS)
-    for block_rows, warp_rows in itertools.product((blocks[0],) if blocks else BLOCK_ROWS, WARP_ROWS):
+    every_rows = BLOCK_ROWS if shared_by == 1 else SHARED_BLOCK_ROWS
+    for block_rows, warp_rows in itertools.product((blocks[0],) if blocks else every_rows, WARP_ROWS):
         if block_rows % warp_rows:
             continue
         for block_cols, stages in itertools.product((blocks[1],) if blocks else every_cols, STAGES):
             for q_in_regs in (False, True) if half else (False,):
-                yield Config(block_rows, block_cols, warp_rows, stages, q_in_regs)
+                yield Config(block_rows, block_cols, warp_rows, stages, q_in_regs, col_warps=shared_by)
 
 
 def candidate(problem: Problem, device: Device, config: Config) -> Candidate:
@@ -256,13 +283,16 @@ def fma_rate(problem: Problem, device: Device) -> float:
 def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, float]:
     """Clocks of one multiprocessor for one tile of the whole block (Br x Bc, both products), by what it is spent on."""
     sm = Multiprocessor.like(device.compute_capability)
-    d, dv, size = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v), problem.itemsize
+    shared_by, size = config.col_warps, problem.itemsize
+    d, dv = shared_by * part(problem, problem.head_dim), shared_by * part(problem, problem.head_dim_v)
     rows, cols, warps = config.block_rows, config.block_cols, config.warps
     products = rows * cols * (d + dv)
     loaded = cols * (d + dv) * size
     if size == 2:
-        # Each warp reads all of K and V, and its rows of Q; a request moves 512 bytes, a tensor core instruction 2,048 FMAs.
-        wavefronts = (warps * loaded + (0 if config.q_in_regs else rows * d * size)) / SHARED_BYTES
+        # Each warp reads its columns of K and V, and of its rows of Q; of S, those that share rows write and read two halves each.
+        # A request moves 512 bytes, a tensor core instruction 2,048 FMAs.
+        given = 4 * exchange_bytes(problem, rows, cols)
+        wavefronts = (warps // shared_by * loaded + (0 if config.q_in_regs else rows * d * size) + given) / SHARED_BYTES
         issued = products / 2048 + wavefronts / 4
     else:
         # Four wavefronts a request of K and Q, two of V; P goes from lane to lane.
@@ -272,11 +302,11 @@ def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, f
         issued = products / WARP + requests + values
     # Of each element of S: scaled, maximum, exponential, sum, half a conversion. 60 others a warp; three a copy.
     each, special = of_score(problem)
-    issued += rows * cols / WARP * (4.5 + each) + warps * 60 + loaded / 16 / WARP * 3
+    issued += rows * cols / WARP * (4.5 * shared_by + each) + warps * 60 + loaded / 16 / WARP * 3
     return {
         "tensor" if size == 2 else "FMA": products / fma_rate(problem, device),
-        "exp": rows * cols * (1 + special) / EXPONENTIALS,
-        "float32": rows * cols * 2 / sm.fma_lanes,
+        "exp": rows * cols * (shared_by + special) / EXPONENTIALS,
+        "float32": rows * cols * 2 * shared_by / sm.fma_lanes,
         "issue": issued / PARTITIONS,
         "shared": wavefronts + loaded / SHARED_BYTES,
         "L2": loaded / L2_BYTES,

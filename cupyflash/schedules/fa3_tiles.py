@@ -14,7 +14,7 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.expressions.tree import Apply, walk
 from cupyflash.multiprocessor import EXPONENTIALS, PARTITIONS, WARP, Multiprocessor
-from cupyflash.problem import Problem
+from cupyflash.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules.base import GRANULE, padded_dim
 from cupyflash.schedules.score_cost import of_score, reads_scores
 from cupyflash.tiling import DoesNotFit, TileSize
@@ -157,6 +157,8 @@ def refusal(problem: Problem, device: Device) -> str | None:
         )
     if p.itemsize != 2:
         return f"warpgroup products are of half types, and this is {p.dtype}"
+    if (widest := max(p.head_dim, p.head_dim_v)) > USUAL_HEAD_DIM:
+        return f"the kernel takes d and d_v up to {USUAL_HEAD_DIM}, and this has {widest}"
     for name, has in (
         ("a mask", asked.masked),
         ("a bias", asked.bias),

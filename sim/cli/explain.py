@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from cupyflash.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules import DecodeSchedule, TileSchedule, fa3_tiles, plan
 from cupyflash.sim import theory
 from cupyflash.sim.cli import explain_decode, explain_fa2, explain_fa3
@@ -67,7 +68,9 @@ def explain(request: Request, everything: bool, as_json: bool) -> None:
 
 
 def fa1_tiling(schedule: TileSchedule) -> dict[str, Any] | None:
-    """What Algorithm 1's kernel makes of the paper's formula for the same problem; None where nothing fits."""
+    """What Algorithm 1's kernel makes of the paper's formula for the same problem; None where d is too wide, or nothing fits."""
+    if is_wide(schedule.problem):
+        return None
     try:
         return asdict(plan(schedule.problem, schedule.device, "fa1").tiling.used)
     except DoesNotFit:
@@ -83,9 +86,10 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
         f"block) and {device.registers_per_sm:,} registers; {report['device']['fmas_a_clock']:.0f} FMAs of the products a clock"
     )
     click.echo()
-    say(which(request) + ' that formula is FlashAttention\'s, Algorithm 1, which algorithm="fa1" runs.')
+    most = f", up to a d of {USUAL_HEAD_DIM}" if is_wide(request.problem) else ""
+    say(which(request) + f' that formula is FlashAttention\'s, Algorithm 1, which algorithm="fa1" runs{most}.')
     click.echo()
-    show_tilings(report, WAYS[request.algorithm].FITTED)
+    show_tilings(report, WAYS[request.algorithm].FITTED, request.problem)
     click.echo()
     WAYS[request.algorithm].show(report, request, everything)
     total = report["traffic"]["total"]
@@ -107,7 +111,12 @@ def which(request: Request) -> str:
     return f"By default attention {runs} here: {auto.reason}.{other} The tile is not {formula}"
 
 
-def show_tilings(report: dict[str, Any], fitted: str) -> None:
+def is_wide(problem: Problem) -> bool:
+    """Whether only FlashAttention-2's forward takes such a d or d_v."""
+    return max(problem.head_dim, problem.head_dim_v) > USUAL_HEAD_DIM
+
+
+def show_tilings(report: dict[str, Any], fitted: str, problem: Problem) -> None:
     """The paper's block sizes beside those that are taken."""
     tiling, algorithm = report["tiling"], report["algorithm"]
     stages = {
@@ -115,6 +124,8 @@ def show_tilings(report: dict[str, Any], fitted: str) -> None:
         "fa1, fitted to its kernel": report["fa1_tiling"],
         f"{algorithm}, {fitted}": tiling["fitted"],
     }
+    if report["fa1_tiling"] is None and is_wide(problem):
+        del stages["fa1, fitted to its kernel"]
     if tiling["used"] != tiling["fitted"]:
         stages[f"{algorithm}, used here"] = tiling["used"]
     show_tiling(stages)

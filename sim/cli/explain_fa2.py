@@ -71,6 +71,12 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
         "Q is read once, and the size of K and V's blocks changes no byte: registers and occupancy decide. tiling=(Br, Bc) fixes "
         "both, in steps of 16; the rest of the tile is then chosen as below."
     )
+    if best["col_warps"] > 1:
+        say(
+            f"{best['col_warps']} warps share their rows, since O has more columns than a warp's registers: each has half of d and "
+            "d_v. S is the sum of what both make, which they exchange through shared memory: each product is made once, "
+            "exponentials twice."
+        )
     click.echo()
     finalists = sorted(by["chosen"] + by["finalist"], key=lambda each: each["clocks"])
     say("The fastest of each Br, by a model's clocks (nothing is measured; lengths and heads choose between these):")
@@ -146,7 +152,8 @@ def _held(each: dict[str, Any]) -> str:
     """A configuration beside its block sizes."""
     resident = f", {plural(each['blocks'], 'block')} an SM" if "blocks" in each else ""
     q = ", Q in registers" if each["q_in_regs"] else ""
-    return f"{plural(each['warps'], 'warp')} of {each['warp_rows']} rows, {plural(each['stages'], 'stage')}{q}{resident}"
+    shared = f", {each['col_warps']} to the same" if each["col_warps"] > 1 else ""
+    return f"{plural(each['warps'], 'warp')} of {each['warp_rows']} rows{shared}, {plural(each['stages'], 'stage')}{q}{resident}"
 
 
 def _what(best: dict[str, Any]) -> str:

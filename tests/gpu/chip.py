@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import cupyflash
-from cupyflash import Device, Problem
+from cupyflash import Device, Problem, Score
 from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.yardstick import draw_gradient, drawn, measure, measure_gradients
 
@@ -98,7 +98,15 @@ def check_forward(problem: Problem, algorithm: str = "fa2", tiling: tuple[int, i
 def call_of(inputs: Inputs, algorithm: str, tiling: tuple[int, int] | None) -> dict[str, Any]:
     """What a call on the GPU is given by name."""
     beside = dict(zip(inputs.beside, on_gpu(*inputs.beside.values()), strict=True))
+    if inputs.score is not None:
+        beside["score"] = score_on_gpu(inputs.score)
     return {**inputs.keywords, **beside, "algorithm": algorithm, "tiling": tiling}
+
+
+def score_on_gpu(score: Score) -> Score:
+    """The same with its arrays on the GPU."""
+    arrays = dict(zip(score.arrays, on_gpu(*score.arrays.values()), strict=True))
+    return Score(score.text, **arrays, **score.numbers)
 
 
 def check_backward(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chip import check_backward, check_forward, choose, on_gpu, on_host
+from lines import LINES
 from test_varlen import check_sequences, packed
 
 import cupyflash
@@ -45,6 +46,7 @@ MASKS: dict[str, dict[str, Any]] = {
     "window": {"window": (20, 7)},
     "key lengths": {"padded": True},
     "sinks": {"sinks": True, "causal": True},
+    **{f"line {place}": {"score": form, "causal": bool(place % 2)} for place, form in enumerate(LINES)},
     "all": {"sinks": True, "padded": True, "causal": True, "window": (60, None)},
 }
 
