@@ -141,7 +141,7 @@ MUTANTS = {
         FA2, "warp, WARPS);\n    __syncthreads();", "warp, WARPS);", "race|uninitialised", ("kept[",), "blocks"
     ),
     "the block mask's rows are one off": Mutant(
-        "block_mask.cuh", "mask.kept[i * mask.row", "mask.kept[(1 - i) * mask.row", "numbers", (), "blocks"
+        "block_mask.cuh", "mask.kept[i / SHARE_I * mask.row", "mask.kept[(1 - i) * mask.row", "numbers", (), "blocks"
     ),
     "the second warp's columns are the first's": Mutant(PARTS, " ^ col_warp() * PIECE * int(16", " ^ 0 * PIECE * int(16", *SHARED),
     "the second warp's columns are shifted": Mutant(PARTS, "col_warp() * PIECE * int(16", "col_warp() * int(16", *SHARED),
