@@ -17,7 +17,7 @@ from cupyflash.named_scores import one_score
 from cupyflash.options import Options, Pattern, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import choose, plan
-from cupyflash.score import Score, captured_among, captured_by, captured_values, check_captured, seen_by
+from cupyflash.score import Score, captured_among, captured_by, captured_values, check_captured, of_mask, seen_by
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tensor_maps import first_refusal
 from cupyflash.tiled_mask import Given
@@ -122,14 +122,14 @@ def attention(
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, beside = placed(arrays, lengths)
     with device_of(gpu, **arrays, **beside):
-        call = kept(_prepare, gpu, arrays | lengths, options, algorithm, tiling, bool(return_lse), numbers)
+        call = kept(_prepare, gpu, arrays | lengths, options, algorithm, tiling, bool(return_lse), of_mask(numbers))
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
         require_lengths(gpu, inputs | lengths)
         inputs |= vectors_on_device(gpu, inputs | lengths)
         inputs |= given.states(call.given_tiles, gpu, inputs | dict(numbers))
         own = by_tensor(inputs if out is None else inputs | {"out": arrays["out"]})
-        made = call.launch(own) if dropped is None else call.launch(own, dropped.numbers)
+        made = call.launch(own, dict(numbers) if dropped is None else dict(numbers) | dropped.numbers)
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
 

@@ -11,6 +11,7 @@ import numpy as np
 from cupyflash.arrays import Array
 from cupyflash.dropout import NO_NUMBERS
 from cupyflash.schedules import TileSchedule
+from cupyflash.score import no_numbers
 
 # The kernels' names for the arrays of a call; the others have one name.
 TENSORS = {"Q": "q", "K": "k", "V": "v", "O": "out", "L": "lse", "dO": "dout"}
@@ -45,7 +46,7 @@ def argument_values(schedule: TileSchedule, arrays: Mapping[str, Array | None]) 
         **schedule.numbers(),
     }
     maps = {name: box.of(_there(box.tensor, arrays)) for name, box in schedule.maps().items()}
-    return schedule.struct.values({**NO_NUMBERS, **arrays, **numbers, **maps}, p.dtype)
+    return schedule.struct.values({**NO_NUMBERS, **no_numbers(p.options.score), **arrays, **numbers, **maps}, p.dtype)
 
 
 def _there(tensor: str, arrays: Mapping[str, Array | None]) -> Array:

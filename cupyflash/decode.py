@@ -99,13 +99,13 @@ def attention_decode(
         arrays["tree_mask"] = arrays["tree_mask"][:, None]
     gpu, beside = placed(arrays, integers)
     with device_of(gpu, **arrays, **beside):
-        call = kept(_prepare, gpu, arrays | integers, options, num_splits, bool(return_lse), numbers)
+        call = kept(_prepare, gpu, arrays | integers, options, num_splits, bool(return_lse))
         if gpu:  # of layouts, `kept` could not
             _check_contents(arrays | integers)
         _refuse_shared(arrays, beside)
         inputs = arrays | integers
         inputs |= vectors_on_device(gpu, inputs)
-        made = call.launch({TENSORS.get(name, name): array for name, array in inputs.items()})
+        made = call.launch({TENSORS.get(name, name): array for name, array in inputs.items()}, dict(numbers))
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
 
@@ -116,7 +116,6 @@ def _prepare(
     options: Options,
     num_splits: int | None,
     lse: bool,
-    numbers: tuple[tuple[str, float], ...],
 ) -> Prepared | PreparedSimulation:
     problem, cache = pose(arrays, options)
     device, simulation = target(gpu)
@@ -125,7 +124,7 @@ def _prepare(
     made = {} if "out" in arrays else {"O": Layout.contiguous((*q.shape[:-1], problem.head_dim_v), q.dtype)}
     if lse:
         made["L"] = Layout.contiguous(q.shape[:-1], np.float32)
-    by_name: dict[str, Any] = {TENSORS.get(name, name): array for name, array in arrays.items()} | made | dict(numbers)
+    by_name = {TENSORS.get(name, name): array for name, array in arrays.items()} | made
     return prepare(schedule, simulation, by_name, made)
 
 

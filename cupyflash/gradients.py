@@ -31,13 +31,10 @@ from cupyflash.named_scores import one_score
 from cupyflash.options import ARRAYS, Options, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import BACKWARD_ALGORITHMS, BackwardSchedule, plan_backward, plan_varlen_backward
-from cupyflash.score import Score, captured_among, captured_values, check_captured
+from cupyflash.score import Numbers, Score, captured_among, captured_values, check_captured, of_mask
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tiled_mask import Given
 from cupyflash.tiling import TilingChoice
-
-# Captured numbers by the names of the kernels' struct
-Numbers = tuple[tuple[str, float], ...]
 
 
 def attention_backward(
@@ -102,14 +99,14 @@ def attention_backward(
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, integers = placed(arrays, lengths)
     with device_of(gpu, **arrays, **integers):
-        call = kept(_prepare, gpu, _readable(arrays | lengths), options, ways, numbers)
+        call = kept(_prepare, gpu, _readable(arrays | lengths), options, ways, of_mask(numbers))
         require_lengths(gpu, arrays | lengths)
         arrays |= vectors_on_device(gpu, arrays | lengths)
         arrays |= _beside(gpu, arrays)
         arrays |= given.states(call.given_tiles, gpu, arrays | dict(numbers))
         if return_dbias:
             arrays["dbias"] = zeros(gpu, arrays["bias"].shape, np.float32)
-        made = call.launch(by_tensor(arrays)) if dropped is None else call.launch(by_tensor(arrays), dropped.numbers)
+        made = call.launch(by_tensor(arrays), dict(numbers) if dropped is None else dict(numbers) | dropped.numbers)
     gradients = tuple(_returned(gpu, made))
     return (*gradients, arrays["dbias"].astype(arrays["q"].dtype)) if return_dbias else gradients
 
@@ -232,9 +229,9 @@ def attention_varlen_backward(
     gpu, bounds, beside = varlen.bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
     with device_of(gpu, **arrays, **beside):
         longest, functions = (max_seqlen_q, max_seqlen_k), (_posed, _prepare_varlen)
-        call = varlen.kept_sequences(functions, gpu, _readable(arrays), bounds, longest, options, ways, numbers)
+        call = varlen.kept_sequences(functions, gpu, _readable(arrays), bounds, longest, options, ways)
         arrays |= vectors_on_device(gpu, arrays | bounds) | _beside(gpu, arrays)
-        made = call.launch(by_tensor(arrays)) if dropped is None else call.launch(by_tensor(arrays), dropped.numbers)
+        made = call.launch(by_tensor(arrays), dict(numbers) if dropped is None else dict(numbers) | dropped.numbers)
     return tuple(_returned(gpu, made))
 
 
@@ -250,7 +247,6 @@ def _prepare_varlen(
     sequences: varlen.Sequences,
     options: Options,
     ways: Ways,
-    numbers: tuple[tuple[str, float], ...],
 ) -> Prepared | PreparedSimulation:
     problem = sequences.of(_posed(gpu, arrays, options))
     check_captured(problem, captured_among(arrays))
@@ -259,7 +255,7 @@ def _prepare_varlen(
     schedule = plan_varlen_backward(problem, device, each, ways.tiling, deterministic=ways.deterministic, totals=totals)
     made, tensors = _made(arrays) | _of_rows(schedule, arrays), by_tensor(arrays)
     views = {name: varlen.heads_first(array) for name, array in (tensors | made).items() if name in ROWS}
-    return prepare(schedule, simulation, tensors | made | views | dict(numbers), made)
+    return prepare(schedule, simulation, tensors | made | views, made)
 
 
 # Tensors of (total, h, d), which the kernels take with their heads first
@@ -327,7 +323,7 @@ def attention_vjp(
     asked = mask.asked(asked, arrays["q"], arrays["k"])
     gpu, integers = placed(arrays, lengths)
     with device_of(gpu, **arrays, **integers):
-        kept(_check_planned, gpu, arrays | lengths, asked, ways, numbers)
+        kept(_check_planned, gpu, arrays | lengths, asked, ways, of_mask(numbers))
         out, lse = attention(q, k, v, algorithm=algorithm, tiling=tiling, return_lse=True, score=score, **options)
         if gpu:
             hold_for_graph(lse)  # which nobody but the pullback has

@@ -346,13 +346,33 @@ def itemsize(form: Form, load: Load) -> int:
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
-def captured_values(score: Score | None, mask: Mask | None = None) -> tuple[dict[str, Any], tuple[tuple[str, float], ...]]:
+# Captured numbers, by the names of the kernels' struct and as that has them: ints and conditions have 32 bits there
+Numbers = tuple[tuple[str, Any], ...]
+
+
+def captured_values(score: Score | None, mask: Mask | None = None) -> tuple[dict[str, Any], Numbers]:
     """A call's captured arrays and numbers, by the names of the kernels' struct. TypeError for what is no Score."""
     if not isinstance(score, Score | None):
         raise TypeError(f"score must be a cupyflash.Score or None, got {type(score).__name__}")
     given = [each for each in (score, mask) if each is not None]
     arrays = {field(name, each.kind): array for each in given for name, array in each.arrays.items()}
-    return arrays, tuple((field(name, each.kind), number) for each in given for name, number in each.numbers.items())
+    numbers = tuple((field(name, each.kind), as_given(number)) for each in given for name, number in each.numbers.items())
+    return arrays, numbers
+
+
+def as_given(number: float) -> np.generic:
+    """A captured number as the kernels' struct has it."""
+    return np.float32(number) if isinstance(number, float) else np.int32(number)
+
+
+def of_mask(numbers: Numbers) -> Numbers:
+    """Those that a mask function has captured, on which depends what it says of the scores: a call is prepared for them."""
+    return tuple(each for each in numbers if each[0].startswith(field("", "mask")))
+
+
+def no_numbers(form: Form | None) -> dict[str, int]:
+    """Zeros in place of the numbers that a score function has captured, which each launch brings."""
+    return {field(one.name): 0 for one in form.captured if one.axes is None} if form else {}
 
 
 def is_captured(name: str) -> bool:

@@ -81,11 +81,11 @@ def attention_varlen(
     gpu, bounds, beside = bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
     with device_of(gpu, **arrays, **beside):
         longest = max_seqlen_q, max_seqlen_k
-        call = kept_sequences((posed, _prepare), gpu, arrays, bounds, longest, options, tiling, bool(return_lse), numbers)
+        call = kept_sequences((posed, _prepare), gpu, arrays, bounds, longest, options, tiling, bool(return_lse))
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
         given = by_tensor(arrays | vectors_on_device(gpu, arrays | bounds))
-        made = call.launch(given) if dropped is None else call.launch(given, dropped.numbers)
+        made = call.launch(given, dict(numbers) if dropped is None else dict(numbers) | dropped.numbers)
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
 
@@ -97,7 +97,6 @@ def _prepare(
     options: Options,
     tiling: TilingChoice,
     lse: bool,
-    numbers: tuple[tuple[str, float], ...],
 ) -> Prepared | PreparedSimulation:
     problem = sequences.of(posed(gpu, arrays, options))
     check_captured(problem, captured_among(arrays))
@@ -107,7 +106,7 @@ def _prepare(
     views = {name: heads_first(array) for name, array in (by_tensor(arrays) | made).items() if name in "QKVO"}
     if lse:
         made["L"] = Layout.contiguous(q.shape[1::-1], np.float32)
-    by_name = by_tensor(arrays) | made | views | dict(numbers)
+    by_name = by_tensor(arrays) | made | views
     algorithm = choose(problem, device, tiling, first_refusal({tensor: by_name[tensor] for tensor in "QKVO"})).algorithm
     totals = q.shape[0], k.shape[0]
     schedule = plan_varlen(problem, device, sequences.lengths, tiling, lse=lse, totals=totals, algorithm=algorithm)

@@ -171,7 +171,7 @@ def _choose(problem: Problem, device: Device, refused: str | None) -> Choice:
 def _splits_keys(problem: Problem) -> bool:
     """Whether a call that has no cache may have its keys split: few queries against many keys, and masks by position only."""
     p, asked = problem, problem.options
-    plain = not (asked.mask or asked.bias or asked.padded or asked.packed or asked.dropout) and asked.block_mask is None
+    plain = not (asked.masked or asked.bias or asked.padded or asked.packed or asked.dropout) and asked.block_mask is None
     plain &= max(p.head_dim, p.head_dim_v) <= USUAL_HEAD_DIM
     return plain and p.head_count > 0 and p.seqlen_k >= KEYS_A_QUERY * p.seqlen_q > 0
 
