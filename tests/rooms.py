@@ -22,7 +22,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # what a user calls: cupyflash/
     "calls": (
         *("attention", "cubins", "decode_refusals", "device", "gradients", "launcher", "merge", "prepared", "problem", "refusals"),
-        *("dropout", "masks*", "named_scores", "score*", "stand_in", "tensor_maps", "torch", "warmup_decode"),
+        *("dropout", "named_scores", "score*", "stand_in", "tensor_maps", "torch", "warmup_decode"),
     ),
     # all else: packaging, documents, benchmarks, examples
     "project": (
