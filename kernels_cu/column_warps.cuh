@@ -6,7 +6,7 @@
 
 // Which of those that share its rows a warp is, and which rows
 __device__ __forceinline__ int col_warp() { return COL_WARPS == 1 ? 0 : threadIdx.x / 32 / ROW_WARPS; }
-__device__ __forceinline__ int row_warp(int warp = threadIdx.x / 32) { return COL_WARPS == 1 ? warp : warp % ROW_WARPS; }
+template <class T> __device__ __forceinline__ T row_warp_of(T warp) { return COL_WARPS == 1 ? warp : warp % ROW_WARPS; }
 
 // A warp's columns of a tile, as if there were no others between them: half of each group of chunks that are permuted among each other,
 // so that the two warps' addresses differ in one bit.
@@ -24,7 +24,7 @@ template <class Whole> struct PartOf<Whole, 1> : Whole {};
 
 // The warps that share rows meet, and no others.
 __device__ __forceinline__ void meet_partner() {
-  asm volatile("bar.sync %0, %1;" ::"r"(1 + row_warp()), "n"(32 * COL_WARPS) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + row_warp_of(threadIdx.x / 32)), "n"(32 * COL_WARPS) : "memory");
 }
 
 // S of all columns of Q and K from a warp's and its partner's: each adds up half of the keys, does `finish` with that (what is read of a

@@ -36,7 +36,6 @@ constexpr int SCARCE = WARP_KEYS == 16 ? 2 : 0;  // registers are, where there a
 
 constexpr int KEY_WARPS = BC / WARP_KEYS, WARPS = KEY_WARPS * ROW_WARPS, THREADS = 32 * WARPS;
 constexpr int M = WARP_KEYS / 16, N = WARP_ROWS / 8;  // tensor core tiles of a warp's part of S^T
-constexpr bool SLOPES_LAST = DBIAS || DROPOUT;  // P has a sign, or what comes before them is wanted too
 constexpr int PARTS = BR / (ROW_WARPS * WARP_ROWS);
 static_assert(ROW_WARPS == 1 || !SCORE, "P is not kept for another warp");
 static_assert(ROW_WARPS == 1 || (STAGES == 2 && PARTS == 1), "Q_i and dO_i are read to the end of a turn");
@@ -391,7 +390,7 @@ fa2_backward(__grid_constant__ const Params given) {
           }
           // dV_j += P^T dO_i
           if constexpr (WITH_DV) add_weighted_values<ValueTile, 8>(dV_regs, KeptWeights(P).of, slot.dO + row * ValueTile::PAD + value_col);
-          if constexpr (SCORE && !SLOPES_LAST) {
+          if constexpr (SCORE && !DBIAS && !DROPOUT) {
 #pragma unroll
             for (int m = 0; m < M; m++) of_given_scores(P[m], slopes[m]);
           }
@@ -415,7 +414,7 @@ fa2_backward(__grid_constant__ const Params given) {
                   if (seen) atomicAdd(sum + row * p.dbias.row + key * p.dbias.col, dS[m][n][e]);
                 });
             }
-            if constexpr (SCORE && SLOPES_LAST) {  // of the scores that the bias is added to, until here
+            if constexpr (SCORE && (DBIAS || DROPOUT)) {  // until here of what the bias is added to; P had a sign
 #pragma unroll
               for (int m = 0; m < M; m++) of_given_scores(dS[m], slopes[m]);
             }

@@ -149,7 +149,7 @@ constexpr int PAIR_ROOMS = (BR + STAGES * 2 * BC) * ROW_SIZE * sizeof(Element);
 constexpr int PAIR_BYTES = COL_WARPS == 1 ? 0 : BR * BC * sizeof(float);
 __device__ __forceinline__ float4* pair_room() {
   extern __shared__ __align__(128) unsigned char sram[];
-  return reinterpret_cast<float4*>(sram + PAIR_ROOMS) + row_warp() * (M * N * 32);
+  return reinterpret_cast<float4*>(sram + PAIR_ROOMS) + row_warp_of(threadIdx.x / 32) * (M * N * 32);
 }
 
 // A warp's part of lines 6 to 11 for one K/V block: S = Q K_j^T, P = exp(S - m), O += P V_j
@@ -184,7 +184,7 @@ struct Warp {
     const bool asks = MASK && stream.blocks.asks(j);
     // Its place is found again: kept, it would take registers in all turns.
     auto mask = [&](float (&S)[M][N / COL_WARPS][4]) {
-      const int first = (VARLEN ? row : find_block<BR>(Nq) * BR + row_warp() * WARP_ROWS) + threadIdx.x % 32 / 4;
+      const int first = (VARLEN ? row : find_block<BR>(Nq) * BR + row_warp_of(threadIdx.x / 32) * WARP_ROWS) + threadIdx.x % 32 / 4;
 #pragma unroll
       for (int m = 0; m < M; m++)
         scale_and_mask(S[m], SCALE_FIRST ? scale_log2 : 1.f, LOG2_E, masks, first + 16 * m, j * BC + col_warp() * SUB, Nq, asks);
@@ -243,6 +243,7 @@ fa2_forward(__grid_constant__ const Params given) {
   Element* ring = Q_smem + BR * ROW_SIZE;              // STAGES x 2 x (BC x d or d_v), behind it the pairs' rooms
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int row_warp = COL_WARPS == 1 ? warp : warp % ROW_WARPS;
   const RowBlock place = find_row_block<BR>(p, sram);
   if (!place.exists) return;
   const int Nq = place.Nq, row_block = place.i * BR, rows = min(BR, Nq - row_block);
@@ -285,14 +286,14 @@ fa2_forward(__grid_constant__ const Params given) {
     masks.of_rows = shared_address(row_parts) - 4 * row_block;
   }
 
-  const int warp_row = row_block + row_warp(warp) * WARP_ROWS;  // the first of the warp's rows
+  const int warp_row = row_block + row_warp * WARP_ROWS;  // the first of the warp's rows
   State state = {};
 #pragma unroll
   for (int m = 0; m < M; m++) state.minus_m[m][0] = state.minus_m[m][1] = -NEG_INF;
   const float factor = SCALE_FIRST ? 1.f : p.scale_log2;
 
   QueryRows<KeyPart, M, Q_IN_REGS, EARLY> Q_rows;
-  Q_rows.smem = Q_smem + row_warp(warp) * WARP_ROWS * KeyTile::PAD;
+  Q_rows.smem = Q_smem + row_warp * WARP_ROWS * KeyTile::PAD;
   if constexpr (Q_rows.HELD > 0) {
     wait_for_groups<1>();
     __syncthreads();
@@ -321,8 +322,8 @@ fa2_forward(__grid_constant__ const Params given) {
     }
   }
   const RowBlock end = VARLEN ? place : find_row_block<BR>(p, sram);  // what `place` is; registers are free again
-  const int end_row = end.i * BR + row_warp(warp) * WARP_ROWS, end_rows = end.Nq - end_row;
-  Element* O_warp = Q_smem + row_warp(warp) * WARP_ROWS * ROW_SIZE;
+  const int end_row = end.i * BR + row_warp * WARP_ROWS, end_rows = end.Nq - end_row;
+  Element* O_warp = Q_smem + row_warp * WARP_ROWS * ROW_SIZE;
   // Each of the four lanes that share rows finds what one of them is divided by, for all.
   const int own = t % (2 * M), own_row = own * 8 + g;
   float l = 0.f, minus_m = 0.f;

@@ -10,7 +10,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # kernels_cu/ and cupyflash/schedules/, forward; then backward
     "forward": (
         *("execution", "sparse", "varlen", "sinks", "softmax", "magnitudes", "mutants", "mutants_fa2", "fa3", "mutants_fa3"),
-        *("decode", "mutants_decode", "mutants_score"),
+        *("decode", "mutants_decode", "mutants_score", "masks", "wide_heads"),
     ),
     "backward": ("backward", "backward_algorithms", "backward_sparse", "mutants_backward"),
     # sim/ptx/
@@ -26,7 +26,18 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     # all else: packaging, documents, benchmarks, examples
     "project": (
-        *("package", "readme", "decoding_page", "benchmarks", "benchmark_decode", "timing*", "accuracy", "machine_code*", "on_gpu"),
+        *(
+            "package",
+            "readme",
+            "decoding_page",
+            "masks_page",
+            "benchmarks",
+            "benchmark_decode",
+            "timing*",
+            "accuracy",
+            "machine_code*",
+            "on_gpu",
+        ),
         *("example", "generate", "suites", "torch_example"),
     ),
 }

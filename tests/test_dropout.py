@@ -172,11 +172,17 @@ def test_packed_sequences() -> None:
 
 @pytest.mark.wide
 def test_warmup_leaves_nothing_to_compile() -> None:
-    x = np.ones((2, 24, 48), np.float16)
-    cupyflash.warmup(head_dim=48, dropout=True)
+    x = np.ones((2, 24, 16), np.float16)
+    cupyflash.warmup(head_dim=16, causal=True, dropout=True, tiling=(32, 32))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cupyflash.compiler.compile_to_ptx", lambda *_: pytest.fail("something was compiled"))
-        cupyflash.attention(x, x, x, dropout=0.2, seed=1)
+        cupyflash.attention(x, x, x, causal=True, dropout=0.2, seed=1, tiling=(32, 32))
+
+
+@pytest.mark.wide
+def test_two_warps_that_share_rows_of_a_wide_head() -> None:
+    problem = Problem(1, 2, 1, 40, 50, 32, "float16", head_dim_v=320, causal=True, dropout=True)
+    assert verify(plan(problem, A100, "fa2", lse=True)).good
 
 
 @pytest.mark.wide

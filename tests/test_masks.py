@@ -142,7 +142,7 @@ def test_what_is_empty_is_not_read() -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("algorithm", "deterministic"), [("fa2", True), ("fa2", False), ("fa1", False)])
+@pytest.mark.parametrize(("algorithm", "deterministic"), [("fa2", True), ("fa2", False)])
 def test_gradients_and_their_bytes(algorithm: str, deterministic: bool) -> None:
     q, k, v = arrays()
     mask, dout = STEPS, RNG.standard_normal((B, H, NQ, D)).astype(np.float16)

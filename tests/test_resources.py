@@ -283,9 +283,8 @@ def test_the_gate_compiles_decoding_for_every_number_of_rows_and_what_a_call_may
     found = {name: {each[name] for each in constants} for name in constants[0]}
     assert found["PACK"] == {1, 4, 8, 16} and found["ROW_WARPS"] == {1, 2, 4, 8} and found["ROW_TILES"] == {1, 2}
     assert found["PAGE"] >= {0, 16} and len(found["PAGE"]) > 2
-    assert all(
-        found[name] == {0, 1} for name in ("APPEND", "PADDED", "TREE", "SOFTCAP", "SCALE_FIRST", "CAUSAL", "WINDOW", "SINKS")
-    )
+    assert all(found[name] == {0, 1} for name in ("APPEND", "PADDED", "TREE", "SCALE_FIRST", "CAUSAL", "WINDOW", "SINKS"))
+    assert {each.get("SCORE", 0) for each in constants} == {0, 1}
 
 
 @pytest.mark.parametrize("spills", [0, 8])

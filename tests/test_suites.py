@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,8 @@ import pytest
 from hypothesis import strategies as st
 
 import compiled
-from cupyflash import nvrtc
+from cupyflash import kernels_cu, nvrtc
+from mutants import Mutant
 from rooms import left_out, rooms_of
 from suites import MORE, sample, sweep, wide
 
@@ -121,3 +124,22 @@ def test_no_function_but_public_calls_has_more_than_eight_parameters() -> None:
             if len(names) > 8:
                 crowded.add(owners.get(id(function), "") + function.name)
     assert crowded <= PUBLIC
+
+
+def faults_in(tables: Any) -> Iterator[Mutant]:
+    """Those of a module's tables, which may have tables in them."""
+    for value in tables.values():
+        if isinstance(value, Mutant):
+            yield value
+        elif isinstance(value, dict):
+            yield from faults_in(value)
+
+
+def test_every_fault_is_of_a_text_that_there_is() -> None:
+    """Most faults are seeded in the wide suite only; that a line has changed shows here."""
+    tests = [path for path in Path(__file__).parent.glob("test_*.py") if "import Mutant" in path.read_text()]
+    faults = {fault for path in tests for fault in faults_in(vars(import_module(path.stem)))}
+    folders = kernels_cu.DIRECTORY, Path(__file__).parent / "kernels"
+    found = {path.name: path.read_text() for folder in folders for path in folder.glob("*.cu*")}
+    assert len(faults) > 300
+    assert not [f"{fault.file} has no {fault.old!r}" for fault in faults if fault.old not in found[fault.file]]

@@ -18,7 +18,7 @@ from cupyflash.schedules import Cache, choose, fa2_tiles, plan_backward, plan_de
 from cupyflash.sim.cli import main
 from cupyflash.sim.reference import reference
 from problems import orders
-from suites import problems_each, sample, sweep, wide
+from suites import problems_each, sample, sweep
 
 A100, H100, T4, A10 = (Device.named(name) for name in ("A100-40GB", "H100-SXM", "T4", "A10"))
 DEVICES = tuple(Device.named(name) for name in ("T4", "A100-40GB", "A10", "L4", "H100-SXM", "B200", "RTX 5090"))
@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[Device, tuple[int, int] | None, dict[str, Any]]] = {
     "both the widest, causal": (H100, (64, 32), {"head_dim": 512, "causal": True}),
     "where shared memory is small": (T4, None, {"head_dim": 512, "causal": True}),
     "keys above 256": (A100, None, {"head_dim": 512, "head_dim_v": 64, "window": (40, 3)}),
-    "neither a multiple of 8": (A10, (32, 32), {"head_dim": 301, "head_dim_v": 333, "alignment": 2, "causal": True}),
+    "neither a multiple of 8": (A10, (32, 32), {"head_dim": 57, "head_dim_v": 333, "alignment": 2, "causal": True}),
     "everything": (A100, (32, 16), {"head_dim": 384, "mask": True, "bias": True, "padded": True, "sinks": True, "window": (70, 9)}),
     "bfloat16": (H100, (64, 16), {"head_dim": 264, "head_dim_v": 448, "dtype": "bfloat16", "bias": True, "scale": -0.2}),
     "Q in registers": (A100, (64, 48), {"head_dim": 64, "head_dim_v": 320, "sinks": True}),
@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[Device, tuple[int, int] | None, dict[str, Any]]] = {
 
 
 def posed(name: str, **sizes: Any) -> Problem:
-    asked = {"batch": 1, "heads": 2, "kv_heads": 1, "dtype": "float16"} | sizes | KINDS[name][2]
+    asked: dict[str, Any] = {"batch": 1, "heads": 2, "kv_heads": 1, "dtype": "float16"} | sizes | KINDS[name][2]
     if asked.get("padded") and "key_lengths" not in asked:
         asked["key_lengths"] = tuple(range(asked["seqlen_k"], 0, -11))[: asked["batch"]]
     return Problem(**asked)
@@ -47,7 +47,7 @@ def posed(name: str, **sizes: Any) -> Problem:
 def test_three_ways(name: str) -> None:
     """Theory, replay and execution, the numbers, and no findings, in two orders."""
     device, tiling, _ = KINDS[name]
-    for seed, lengths in ((None, (37, 70)), (3, (18, 40))):
+    for seed, lengths in ((None, (37, 70)), (3, (7, 40))):
         problem = posed(name, seqlen_q=lengths[0], seqlen_k=lengths[1], heads=1)
         check_forward(plan(problem, device, "fa2", tiling, lse=True), v_mean=1.0, schedule_seed=seed)
 
@@ -67,16 +67,16 @@ def wide_problems(draw: st.DrawFn) -> tuple[str, list[Problem]]:
 
 
 @pytest.mark.wide
-@sweep(1, 6, drawn=wide_problems(), data=st.data())
+@sweep(1, 3, drawn=wide_problems(), data=st.data())
 def test_random_problems(drawn: tuple[str, list[Problem]], data: st.DataObject) -> None:
     device, tiling, _ = KINDS[drawn[0]]
     for problem in drawn[1]:
         check_forward(plan(problem, device, "fa2", tiling, lse=True), schedule_seed=data.draw(orders(problem)))
 
 
-@pytest.mark.parametrize("d", [wide(512), wide(272)])
-def test_packed_sequences(d: int) -> None:
-    problem = Problem(3, 2, 1, 20, 40, d, "float16", causal=True, window=(30, 0))
+@pytest.mark.wide
+def test_packed_sequences() -> None:
+    problem = Problem(3, 2, 1, 20, 40, 512, "float16", causal=True, window=(30, 0))
     check_packed(plan_varlen(problem, A100, ((20, 40), (0, 3), (17, 9)), (32, 16), lse=True), seed=1)
 
 

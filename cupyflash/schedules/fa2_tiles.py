@@ -177,7 +177,7 @@ def most_accumulators(problem: Problem, device: Device, config: Config) -> int:
         if config.warps > 2 and not odd(problem) and capability in ((8, 0), (9, 0)) and not problem.options.dropout:
             most = 176
     if problem.options.masked:
-        most = min(most, 144 if narrow(problem) else 160)
+        most = min(most, 128 if (10, 0) <= capability < (12, 0) else 144 if narrow(problem) else 160)
     if config.block_cols == max(BLOCK_COLS):
         most -= 40  # S takes twice the registers of the next narrower, and P half as much again
     return most - (32 if one_warp else 0)

@@ -142,7 +142,7 @@ def size_options(seqlen: int | None, head_dim: int | None) -> tuple[Any, ...]:
 MASKS = (
     click.option("--causal/--no-causal", help="A row sees the keys up to its own; with --decode it does unless --no-causal."),
     click.option("--window", metavar="LEFT,RIGHT", help="How far from its own key a row sees: 128,0 say; '-' for no limit."),
-    click.option("--mask", is_flag=True, help="With a boolean mask, one entry a score."),
+    click.option("--mask", is_flag=True, help="With a boolean mask: counts are of one of which no tile is empty or whole."),
     click.option("--bias", is_flag=True, help="With a number added to each score."),
     click.option("--sinks", is_flag=True, help="With a score a head that joins each row's softmax and has no value."),
     click.option("--key-lengths", metavar="N,N,...", help="Keys of each of the batch, when fewer than all."),

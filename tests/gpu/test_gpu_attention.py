@@ -81,6 +81,15 @@ def test_masks(dtype: str, algorithm: str, masks: str) -> None:
         check_forward(Problem(2, 4, 2, n_q, n_k, 64, dtype, head_dim_v=48, **MASKS[masks], **lengths), algorithm, seed=seed)
 
 
+@pytest.mark.parametrize("masks", choose(["causal window", "sinks", "all"], ["sinks"]))
+@pytest.mark.parametrize(("d", "d_v"), choose([(512, 512), (40, 272), (512, 64), (320, 320)], [(16, 272)]))
+def test_wide_heads(d: int, d_v: int, masks: str) -> None:
+    """Warps share rows where d_v is above 256."""
+    n_q, n_k = choose((300, 500), (20, 33))
+    lengths = {"key_lengths": (n_k, n_k // 2)} if MASKS[masks].get("padded") else {}
+    check_forward(Problem(2, 4, 2, n_q, n_k, d, "float16", head_dim_v=d_v, **MASKS[masks], **lengths), "fa2")
+
+
 @pytest.mark.parametrize("dtype", choose(DTYPES, ("float16",)))
 @pytest.mark.parametrize("algorithm", choose(["fa2", "fa1"], ["fa2"]))
 def test_block_masks(dtype: str, algorithm: str) -> None:
