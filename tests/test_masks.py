@@ -291,12 +291,9 @@ MUTANTS = {
     "empty is taken for whole": Mutant("block_mask.cuh", "&& state != EMPTY", "", "numbers"),
     "another head's states": Mutant("block_mask.cuh", "p.TILES.of(batch, head)", "p.TILES.of(batch, 0)", "numbers"),
     "the states of the tile before": Mutant("block_mask.cuh", "j * mask.state_col", "(j ? j - 1 : 0) * mask.state_col", "numbers"),
-    "states are found of another row": Mutant("mask_tiles.cu", "i * p.TILES.row + j", "(Tr - 1 - i) * p.TILES.row + j", "numbers"),
     "mixed is found to be empty": Mutant("mask_tiles.cu", "!some ? EMPTY", "!all ? EMPTY", "numbers"),
     "columns behind the last": Mutant("mask_tiles.cu", "if (c >= cols) continue;", "", "uninitialised", ("MASK_LINES",)),
     "nobody waits for rows and columns": Mutant("mask_tiles.cu", "    __syncthreads();\n  }", "  }", "race", ("MASK_LINES",)),
-    "a row too few is loaded": Mutant("mask_tiles.cu", "r < rows; r +=", "r < rows - 1; r +=", "uninitialised", ("MASK_LINES",)),
-    "a mask of another head": Mutant("mask.cuh", "{masks.batch, masks.head, row, key", "{masks.batch, 0, row, key", "numbers"),
 }
 
 
