@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import FLOAT32, GRANULE, Room, padded_dim, score_bytes, total_bytes
+from cupyflash.schedules.fa2_tiles import narrow as narrow_copies
 from cupyflash.schedules.fa2_tiles import positioned
 from cupyflash.schedules.mask_tiles import kept_bytes, words
 from cupyflash.tiling import DoesNotFit, TileSize
@@ -176,7 +177,8 @@ def most_rows(problem: Problem, device: Device) -> int:
         return (32 if device.compute_capability >= (12, 0) else 48) if masked else 64
     if d <= 96:
         return 32 if masked or positioned(problem) or device.compute_capability >= (12, 0) else 64
-    return 16 if d > 192 and masked else 32
+    both = problem.options.masked and problem.options.bias  # with the addresses of narrow copies
+    return 16 if d > 192 and masked or both and narrow_copies(problem) else 32
 
 
 def _blocks(within: tuple[int, int] | None) -> Iterator[tuple[int, int]]:
