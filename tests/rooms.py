@@ -38,7 +38,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
             "machine_code*",
             "on_gpu",
         ),
-        *("example", "generate", "suites", "torch_example"),
+        *("example", "generate", "suites", "torch_example", "flex_attention"),
     ),
 }
 
