@@ -53,6 +53,7 @@ def test_the_same_bits_each_time_and_in_every_order(orders: int) -> None:
         assert found.lse is not None and first.lse is not None and found.lse.tobytes() == first.lse.tobytes()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("splits", [(2, 256), wide((1, 3, 15, 100))])
 def test_however_many_splits_only_rounding_differs(splits: tuple[int, ...]) -> None:
     first, numbers = check(SPLIT)
@@ -64,6 +65,7 @@ def test_however_many_splits_only_rounding_differs(splits: tuple[int, ...]) -> N
         assert np.allclose(found.lse, first.lse, rtol=0, atol=1e-5)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("splits", "blocks"), [(1, (64, 2)), wide(2, (32, 2)), wide(1, (16, 4))])
 def test_more_pages_than_their_places_are_known_at_a_time(splits: int, blocks: tuple[int, int]) -> None:
     """Places of pages are looked up while the ring of 128 goes round, twice and more."""

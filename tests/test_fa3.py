@@ -212,6 +212,7 @@ FAR = Score(
 )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("queries", [2, wide(30)])
 def test_it_takes_a_score_function_of_several_heads_in_a_block(queries: int, ran: list[str]) -> None:
     """Few queries: rows of four heads share blocks, and each has its own slope. Whole blocks are masked by the line."""

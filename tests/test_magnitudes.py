@@ -210,6 +210,7 @@ def test_a_row_without_weights_stays_alone(deterministic: bool) -> None:
     assert np.isfinite(np.delete(dq, 5, axis=-2)).all() and np.isfinite(dk).all() and np.isfinite(dv).all()
 
 
+@pytest.mark.wide
 def test_standard_attention_of_scores_beyond_float16() -> None:
     """With S in float32 they come out right; with S in float16 they are infinite."""
     (q, k, v, _), options = pose("float16", 6, 0, "causal")

@@ -64,6 +64,7 @@ def table() -> Iterator[str]:
         yield f"| {name.replace('_', ' ')} | {' | '.join(f'{each:,}' for each in states)} | {' | '.join(moved)} |"
 
 
+@pytest.mark.wide
 def test_the_table_of_bytes_is_the_closed_form_s() -> None:
     shown = PAGE.split("<!-- bytes -->\n")[1].split("\n<!-- end -->")[0].splitlines()[2:]
     assert shown == list(table())

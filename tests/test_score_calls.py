@@ -77,6 +77,7 @@ def test_numbers_and_bytes(name: str, algorithm: str, dtype: str, causal: bool) 
     np.testing.assert_allclose(made.lse, L, rtol=1e-5, atol=most)
 
 
+@pytest.mark.wide
 def test_a_call_takes_it_beside_masks_and_a_bias_that_is_added_behind_it() -> None:
     q, k, v = arrays("float16")
     bias = RNG.standard_normal((NQ, NK)).astype(np.float16)

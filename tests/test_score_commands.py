@@ -19,6 +19,7 @@ SMALL = "--seqlen 20 --seqlen-k 36 --head-dim 16 --heads 4 --kv-heads 2"
 LINE = "--score 's + near[h, q - k] * far + deep' --capture near=float16 --capture far=-0.5 --capture deep=bfloat16"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "command",
     [

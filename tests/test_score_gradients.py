@@ -162,6 +162,7 @@ def test_the_reference_is_that_of_differences(seed: int) -> None:
     assert smooth > 1
 
 
+@pytest.mark.wide
 def test_calls() -> None:
     """A pullback gives what the backward call does; another number of the same expression runs the same kernel."""
     q, k, v, dout = np.random.default_rng(3).standard_normal((4, 2, 20, 16)).astype(np.float32)

@@ -82,7 +82,7 @@ def rank_correlation(one: list[float], other: list[float]) -> float:
         array = np.asarray(values)
         return np.array([(array < each).sum() + ((array == each).sum() - 1) / 2 for each in array])
 
-    return float(np.corrcoef(ranks(one), ranks(other))[0, 1])
+    return float(np.corrcoef(ranks(one), ranks(other))[0, 1]) if len(one) > 1 else 1.0
 
 
 def judged(subject: Subject, effort: Effort = ROUGH, among: Iterable[Config] | None = None) -> tuple[dict[str, Any], list[str]]:
