@@ -9,18 +9,8 @@ import numpy as np
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import (
-    GRANULE,
-    MAX_BLOCK_ROWS,
-    Move,
-    Phase,
-    TileSchedule,
-    Visit,
-    Visited,
-    mask_moves,
-    scores_seen,
-    visited_scores,
-)
+from cupyflash.schedules.base import GRANULE, MAX_BLOCK_ROWS, Move, Phase, TileSchedule, Visit, Visited
+from cupyflash.schedules.moves import mask_moves, scores_seen, visited_scores
 from cupyflash.tiling import TileSize, paper_blocks, round_down, shrink_to_fit
 
 

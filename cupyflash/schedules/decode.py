@@ -27,9 +27,8 @@ from cupyflash.schedules.base import (
     Workspace,
     attention_params,
     element_constants,
-    head_moves,
-    mask_moves,
 )
+from cupyflash.schedules.moves import head_moves, mask_moves
 from cupyflash.tiling import TileSize, Tiling, paper_blocks
 
 LENGTH = 4  # bytes of a sequence's length, and of a page's place

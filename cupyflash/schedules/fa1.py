@@ -21,11 +21,7 @@ from cupyflash.schedules.base import (
     Visited,
     Workspace,
     attention_params,
-    block_mask_bytes,
-    block_mask_moves,
     element_constants,
-    head_moves,
-    length_moves,
     require_block_mask,
     require_kernel_tiling,
     row_bytes,
@@ -33,6 +29,7 @@ from cupyflash.schedules.base import (
     value_row_bytes,
 )
 from cupyflash.schedules.columns_outside import ColumnsOutside, fit_paper_blocks
+from cupyflash.schedules.moves import block_mask_bytes, block_mask_moves, head_moves, length_moves
 from cupyflash.tiling import TileSize
 
 

@@ -26,11 +26,7 @@ from cupyflash.schedules.base import (
     Visit,
     Visited,
     Workspace,
-    block_mask_bytes,
-    block_mask_moves,
     element_constants,
-    head_moves,
-    length_moves,
     padded_dim,
     require_block_mask,
     require_kernel_tiling,
@@ -39,6 +35,7 @@ from cupyflash.schedules.base import (
     value_row_bytes,
 )
 from cupyflash.schedules.columns_outside import ColumnsOutside, fit_paper_blocks
+from cupyflash.schedules.moves import block_mask_bytes, block_mask_moves, head_moves, length_moves
 from cupyflash.tiling import TileSize
 
 # Queries of S^T in registers at a time: S^T and dP^T together take as many registers of a thread.

@@ -23,19 +23,13 @@ from cupyflash.schedules.base import (
     Visited,
     Workspace,
     attention_params,
-    block_mask_moves,
     element_constants,
-    head_moves,
-    key_moves,
-    length_moves,
     require_block_mask,
     require_dtype,
-    row_moves,
-    score_bytes,
-    score_moves,
     tile_constants,
 )
 from cupyflash.schedules.mask_tiles import kept_bytes, words
+from cupyflash.schedules.moves import block_mask_moves, head_moves, key_moves, length_moves, row_moves, score_bytes, score_moves
 
 # What the ring holds in a replay of block sizes that no kernel runs: one K and one V block.
 LEAST_STAGES = 1

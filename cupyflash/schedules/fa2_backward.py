@@ -29,22 +29,16 @@ from cupyflash.schedules.base import (
     Visit,
     Visited,
     Workspace,
-    block_mask_moves,
     element_constants,
-    head_moves,
-    key_moves,
-    length_moves,
     padded_dim,
     require_dtype,
-    row_moves,
-    score_moves,
     tile_constants,
     total_bytes,
-    visited_scores,
     with_captured,
 )
 from cupyflash.schedules.fa2_backward_tiles import Launch, Warps, launches
 from cupyflash.schedules.mask_tiles import MaskTiles, words
+from cupyflash.schedules.moves import block_mask_moves, head_moves, key_moves, length_moves, row_moves, score_moves, visited_scores
 
 ROW_THREADS = 128
 # Rows that dQ's sum has together (query_sum.cuh)

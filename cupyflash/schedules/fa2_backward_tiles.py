@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from cupyflash.device import Device
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import FLOAT32, GRANULE, Room, padded_dim, score_bytes, total_bytes
+from cupyflash.schedules.base import FLOAT32, GRANULE, Room, padded_dim, total_bytes
 from cupyflash.schedules.fa2_tiles import narrow as narrow_copies
 from cupyflash.schedules.fa2_tiles import positioned
 from cupyflash.schedules.mask_tiles import kept_bytes, words
+from cupyflash.schedules.moves import score_bytes
 from cupyflash.tiling import DoesNotFit, TileSize
 from cupyflash.words import plural
 

@@ -22,8 +22,9 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, occupancy
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import FLOAT32, GRANULE, padded_dim, score_bytes
+from cupyflash.schedules.base import FLOAT32, GRANULE, padded_dim
 from cupyflash.schedules.mask_tiles import kept_bytes, words
+from cupyflash.schedules.moves import score_bytes
 from cupyflash.schedules.score_cost import of_score
 from cupyflash.tiling import DoesNotFit, TileSize
 from cupyflash.words import plural

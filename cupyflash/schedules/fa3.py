@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from cupyflash.params import Params, numbers
 from cupyflash.schedules import fa3_tiles
-from cupyflash.schedules.base import GRANULE, Kernel, Move, Room, attention_params, element_constants, head_moves
+from cupyflash.schedules.base import GRANULE, Kernel, Move, Room, attention_params, element_constants
 from cupyflash.schedules.fa2 import Fa2Schedule
+from cupyflash.schedules.moves import head_moves
 from cupyflash.tensor_maps import Box
 
 SWIZZLE = 128

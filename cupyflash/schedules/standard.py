@@ -27,16 +27,13 @@ from cupyflash.schedules.base import (
     Workspace,
     attention_params,
     element_constants,
-    head_moves,
-    length_moves,
-    mask_moves,
     require_kernel_tiling,
     require_no_block_mask,
     row_bytes,
-    scores_seen,
     sub_tile,
     value_row_bytes,
 )
+from cupyflash.schedules.moves import head_moves, length_moves, mask_moves, scores_seen
 from cupyflash.tiling import TileSize, shrink_to_fit
 
 WIDEST = 64

@@ -29,16 +29,13 @@ from cupyflash.schedules.base import (
     Visit,
     Workspace,
     element_constants,
-    head_moves,
-    length_moves,
-    mask_moves,
     require_kernel_tiling,
     require_no_block_mask,
     row_bytes,
-    scores_seen,
     sub_tile,
     value_row_bytes,
 )
+from cupyflash.schedules.moves import head_moves, length_moves, mask_moves, scores_seen
 from cupyflash.schedules.standard import SOFTMAX_WARPS, extents, fit_square
 from cupyflash.tiling import TileSize
 
