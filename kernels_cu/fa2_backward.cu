@@ -4,7 +4,8 @@
 // dV += P^T dO and dK += dS^T Q want them.
 //
 // Where two warps share their keys (ROW_WARPS), each makes P^T and dS^T of half of the rows and owns half of the columns of dK and
-// dV; what the other one made goes through SRAM.
+// dV; what the other one made goes through SRAM. So it is where a gradient has more columns than a warp's registers hold (d or d_v
+// above 256): each product is made once. Of 16 rows one of the two makes all.
 //
 // Three kernels: D = rowsum(dO * O) and dQ = 0; the gradients; dQ in its own type, where no kernel of its own makes it
 // (fa2_backward_queries.cu). large_rows.cu comes before the second.
@@ -24,6 +25,7 @@
 #define SUB BR
 constexpr int SCARCE = WARP_KEYS == 16 ? 2 : 0;  // registers are, where there are not many keys a warp and so fewer loads
 #include "block_mask.cuh"
+#include "column_parts.cuh"
 #include "dropout.cuh"
 #include "element.cuh"
 #include "mask.cuh"
@@ -36,16 +38,21 @@ constexpr int SCARCE = WARP_KEYS == 16 ? 2 : 0;  // registers are, where there a
 
 constexpr int KEY_WARPS = BC / WARP_KEYS, WARPS = KEY_WARPS * ROW_WARPS, THREADS = 32 * WARPS;
 constexpr int M = WARP_KEYS / 16, N = WARP_ROWS / 8;  // tensor core tiles of a warp's part of S^T
-constexpr int PARTS = BR / (ROW_WARPS * WARP_ROWS);
-static_assert(ROW_WARPS == 1 || !SCORE, "P is not kept for another warp");
-static_assert(ROW_WARPS == 1 || (STAGES == 2 && PARTS == 1), "Q_i and dO_i are read to the end of a turn");
+constexpr bool ALONE = WARP_ROWS == BR;  // whether one of the warps that share keys makes all P^T and dS^T
+constexpr int PARTS = ALONE ? 1 : BR / (ROW_WARPS * WARP_ROWS);
+constexpr bool WIDE = ROW_WARPS > 1 && !(WITH_DK && WITH_DV);  // whether a gradient has more columns than a warp's registers hold
+static_assert(ROW_WARPS == 1 || !SCORE || WIDE, "P is not kept for another warp");
+static_assert(ROW_WARPS == 1 || PARTS == 1, "Q_i and dO_i are read to the end of a turn");
 // The next Q and dO are asked for as soon as there is room; where products without a branch follow later, and compute capability 9.0,
 // which has no registers left, does not mind, among those, which hide what it issues.
 constexpr bool FETCH_LATER = ROW_WARPS == 2 && __CUDA_ARCH__ < 900;
 
-typedef SwizzledTile<HEAD_DIM> KeyTile;     // of Q, K and their gradients
-typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V, O and their gradients
-typedef SwizzledTile<BR> ScoreTile;         // of P^T and dS^T
+typedef SwizzledTile<HEAD_DIM, Element, 16 * ROW_WARPS> KeyTile;     // of Q, K and their gradients
+typedef SwizzledTile<VALUE_DIM, Element, 16 * ROW_WARPS> ValueTile;  // of V, O and their gradients
+typedef SwizzledTile<BR> ScoreTile;                                  // of P^T and dS^T
+// A warp's columns of gradients: those of wide heads are not halves side by side, whose chunks need not be permuted among themselves.
+typedef PartOf<KeyTile, WIDE ? ROW_WARPS : 1, KEY_WARPS> KeyPart;
+typedef PartOf<ValueTile, WIDE ? ROW_WARPS : 1, KEY_WARPS> ValuePart;
 
 // The first kernel gives a row to so many lanes, a piece each at a time.
 __device__ constexpr int lanes_for(int pieces, int lanes = 1) {
@@ -55,7 +62,8 @@ constexpr int ROW_LANES = lanes_for((HEAD_DIM > VALUE_DIM ? HEAD_DIM : VALUE_DIM
 
 // dQ_i in items of 16 A rows and 16 C columns, as many as warps where they come out even
 constexpr int A = BR % (16 * M) == 0 ? M : 1, ROW_ITEMS = BR / (16 * A), COL_ITEMS = (WARPS + ROW_ITEMS - 1) / ROW_ITEMS;
-constexpr int C = (SUM_TILES + COL_ITEMS - 1) / COL_ITEMS, ITEMS = ROW_ITEMS * ((SUM_TILES + C - 1) / C);
+constexpr int MOST_TILES = WIDE ? 4 : SUM_TILES;  // of an item, beside the gradients of wide heads
+constexpr int EVEN = (SUM_TILES + COL_ITEMS - 1) / COL_ITEMS, C = EVEN < MOST_TILES ? EVEN : MOST_TILES, ITEMS = ROW_ITEMS * ((SUM_TILES + C - 1) / C);
 struct Item {
   int row, tile, sum;  // the first row, the first of 16 columns, and where the sum of both is behind that of row 0
 };
@@ -112,9 +120,10 @@ fa2_backward_rows(__grid_constant__ const Params given) {
 }
 
 // dQ = scale dQ_acc: a thread takes 16 columns of a row.
-constexpr int PIECES_OF_SUMS = ROW_THREADS / 8 / SUM_TILES;  // one below the other, of a thread block
+constexpr int FINISH_THREADS = ROW_THREADS < 8 * SUM_TILES ? 2 * ROW_THREADS : ROW_THREADS;
+constexpr int PIECES_OF_SUMS = FINISH_THREADS / 8 / SUM_TILES;  // one below the other, of a thread block
 
-extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
 fa2_backward_finish(__grid_constant__ const Params given) {
   const Params p = given;
   const int blocks = ((p.total_q + 7) / 8 + PIECES_OF_SUMS - 1) / PIECES_OF_SUMS, pair = blockIdx.x / blocks;
@@ -163,8 +172,8 @@ fa2_backward(__grid_constant__ const Params given) {
   Element* K_smem = reinterpret_cast<Element*>(sram);     // (BC x d), at the end dK
   Element* V_smem = K_smem + BC * KeyTile::PAD;           // (BC x d_v), at the end dV
   Element* dS_smem = V_smem + BC * ValueTile::PAD;        // (BC x BR), transposed
-  Element* P_smem = dS_smem + BC * ScoreTile::PAD;        // (BC x BR), transposed, where two warps share their keys
-  Element* ring = P_smem + (ROW_WARPS - 1) * BC * ScoreTile::PAD;  // STAGES x (BR x d), (BR x d_v)
+  Element* P_smem = dS_smem + (WIDE ? 0 : BC * ScoreTile::PAD);  // (BC x BR), transposed, where two warps share their keys
+  Element* ring = P_smem + (WIDE ? 1 : ROW_WARPS - 1) * BC * ScoreTile::PAD;  // STAGES x (BR x d), (BR x d_v)
   float* row_ring = reinterpret_cast<float*>(ring + STAGES * BR * (KeyTile::PAD + ValueTile::PAD));  // STAGES x 2 BR
   unsigned* row_parts = reinterpret_cast<unsigned*>(row_ring + STAGES * 2 * BR);  // STAGES x those of score_parts.cuh
   unsigned* key_parts = row_parts + STAGES * SCORE_ROW_LOADS * BR;
@@ -227,7 +236,7 @@ fa2_backward(__grid_constant__ const Params given) {
 
   // A warp's columns of dK and dV, and the first of them
   constexpr int KEY_COLS = KeyTile::PAD / ROW_WARPS, VALUE_COLS = ValueTile::PAD / ROW_WARPS;
-  const int key_col = row_warp * KEY_COLS, value_col = row_warp * VALUE_COLS;
+  const int key_col = WIDE ? 0 : row_warp * KEY_COLS, value_col = WIDE ? 0 : row_warp * VALUE_COLS;
   float dK_regs[WITH_DK ? M : 1][KEY_COLS / 8][4] = {}, dV_regs[WITH_DV ? M : 1][VALUE_COLS / 8][4] = {};
 
   // What this thread copies of Q and dO, and adds to of dQ's sum, from row 0 of the first query head on; row 0 in L and D
@@ -303,14 +312,15 @@ fa2_backward(__grid_constant__ const Params given) {
 
 #pragma unroll
       for (int part = 0; part < PARTS; part++) {
+        if (ROW_WARPS > 1 && ALONE && row_warp > 0) continue;
         const int row = (part * ROW_WARPS + row_warp) * WARP_ROWS;  // the first of the warp's, in the block
         const int first = i * BR + row, last = min(first + WARP_ROWS, Nq) - 1;
         const bool asks = MASK && blocks.asks(i);
         const bool whole = !asks && warp_key + WARP_KEYS <= visible_end(masks, first) && warp_key >= visible_begin(masks, last);
         const bool seen = first < Nq && warp_key < visible_end(masks, last) && warp_key + WARP_KEYS > visible_begin(masks, first);
         auto share = [&](const float (&P)[M][N][4], const float (&dS)[M][N][4]) {
-          if constexpr (WITH_DQ || ROW_WARPS > 1) put_tile<ScoreTile>(dS_smem + own_keys * ScoreTile::PAD, dS, row);
-          if constexpr (ROW_WARPS > 1) put_tile<ScoreTile>(P_smem + own_keys * ScoreTile::PAD, KeptWeights(P).of, row);
+          if constexpr (WITH_DQ || (ROW_WARPS > 1 && WITH_DK)) put_tile<ScoreTile>(dS_smem + own_keys * ScoreTile::PAD, dS, row);
+          if constexpr (ROW_WARPS > 1 && WITH_DV) put_tile<ScoreTile>(P_smem + own_keys * ScoreTile::PAD, KeptWeights(P).of, row);
         };
         if (seen) {
           float P[M][N][4], dS[M][N][4], slopes[M][N][4];
@@ -389,8 +399,8 @@ fa2_backward(__grid_constant__ const Params given) {
               each_weight_transposed<BR % 32 == 0 && WARP_ROWS % 32 == 0>(P[m], dropout, warp_key + 16 * m, first, MarkDropped());
           }
           // dV_j += P^T dO_i
-          if constexpr (WITH_DV) add_weighted_values<ValueTile, 8>(dV_regs, KeptWeights(P).of, slot.dO + row * ValueTile::PAD + value_col);
-          if constexpr (SCORE && !DBIAS && !DROPOUT) {
+          if constexpr (WITH_DV) add_weighted_values<ValuePart, 8>(dV_regs, KeptWeights(P).of, slot.dO + row * ValueTile::PAD + value_col);
+          if constexpr (SCORE && !DBIAS && !DROPOUT && !(WIDE && WITH_DV)) {
 #pragma unroll
             for (int m = 0; m < M; m++) of_given_scores(P[m], slopes[m]);
           }
@@ -418,7 +428,7 @@ fa2_backward(__grid_constant__ const Params given) {
 #pragma unroll
               for (int m = 0; m < M; m++) of_given_scores(dS[m], slopes[m]);
             }
-            add_weighted_values<KeyTile, 8>(dK_regs, dS, slot.Q + row * KeyTile::PAD + key_col);
+            add_weighted_values<KeyPart, 8>(dK_regs, dS, slot.Q + row * KeyTile::PAD + key_col);
           }
           share(P, dS);
         } else {
@@ -426,16 +436,22 @@ fa2_backward(__grid_constant__ const Params given) {
           share(zeros, zeros);
         }
       }
-      __syncthreads();  // dS is there for all; all are done with Q_i and dO_i, or have a copy of their own
-      if constexpr (STAGES == 1) fetch_next();
+      __syncthreads();  // P and dS are there for all; all are done with Q_i and dO_i, but for what a warp takes of another's
       if constexpr (ROW_WARPS > 1) {
         // dV_j += P^T dO_i, dK_j += dS^T Q_i for the other warp's rows
         const int row = (1 - row_warp) * WARP_ROWS;
         const int here = unknown(own_keys) * ScoreTile::PAD;
-        add_stored_values<ValueTile, ScoreTile, N / 2>(dV_regs, P_smem + here, row, slot.dO + row * ValueTile::PAD + value_col);
-        if constexpr (FETCH_LATER) fetch_next();
-        add_stored_values<KeyTile, ScoreTile, N / 2>(dK_regs, dS_smem + here, row, slot.Q + row * KeyTile::PAD + key_col);
+        const bool made = !ALONE || row_warp > 0;
+        if constexpr (WITH_DV) {
+          if (made) add_stored_values<ValuePart, ScoreTile, N / 2>(dV_regs, P_smem + here, row, slot.dO + row * ValueTile::PAD + value_col);
+        }
+        if constexpr (STAGES == 2 && FETCH_LATER) fetch_next();
+        if constexpr (WITH_DK) {
+          if (made) add_stored_values<KeyPart, ScoreTile, N / 2>(dK_regs, dS_smem + here, row, slot.Q + row * KeyTile::PAD + key_col);
+        }
+        if constexpr (STAGES == 1) __syncthreads();  // all are done with Q_i and dO_i
       }
+      if constexpr (STAGES == 1) fetch_next();
       if constexpr (WITH_DQ) {
         // dQ_i += dS K_j, some of the rows and columns a warp
         auto add_item = [&](const Item& item, int beyond) {
@@ -473,10 +489,10 @@ fa2_backward(__grid_constant__ const Params given) {
   __syncthreads();
   if constexpr (WITH_DK) {
     multiply(dK_regs, p.scale);
-    put_tile<KeyTile>(K_smem + own_keys * KeyTile::PAD + key_col, dK_regs);
+    put_tile<KeyPart>(K_smem + own_keys * KeyTile::PAD + key_col, dK_regs);
   }
   if constexpr (WITH_DV && DROPOUT) multiply(dV_regs, dropout_of(p, 0, 0).scale);
-  if constexpr (WITH_DV) put_tile<ValueTile>(V_smem + own_keys * ValueTile::PAD + value_col, dV_regs);
+  if constexpr (WITH_DV) put_tile<ValuePart>(V_smem + own_keys * ValueTile::PAD + value_col, dV_regs);
   __syncthreads();
   // Whose keys they are is computed again: kept through the loop, it would take registers.
   if constexpr (!VARLEN) place = column_block(Nk, kv_heads, unknown(blockIdx.x));

@@ -2,7 +2,8 @@
 // that it sees, as the forward does. It computes S and dP once more, and needs no atomics and no float32 dQ in HBM.
 //
 // Where two warps share their rows (COL_WARPS), each goes through half of the keys, and at the end half of dQ's columns is summed by
-// each of them.
+// each of them. Where dQ has more columns than a warp's registers hold (d above 256) each owns half of them from the beginning, and
+// gets the other's dS through SRAM; of blocks of 16 keys one of the two makes all dS.
 //
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
@@ -26,10 +27,15 @@ constexpr int SCARCE = WARP_ROWS == 16 ? 2 : 0;  // registers are, where there a
 
 constexpr int ROW_WARPS = BR / WARP_ROWS, WARPS = ROW_WARPS * COL_WARPS, THREADS = 32 * WARPS;
 constexpr int M = WARP_ROWS / 16, N = WARP_COLS / 8;  // tensor core tiles of a warp's part of S
-constexpr int PARTS = BC / (COL_WARPS * WARP_COLS);
+constexpr bool WIDE = COL_WARPS > 1 && HEAD_DIM > 256, ALONE = WIDE && WARP_COLS == BC;
+constexpr int PARTS = ALONE ? 1 : BC / (COL_WARPS * WARP_COLS);
+static_assert(!WIDE || PARTS == 1, "dS has room for one part");
+#include "column_warps.cuh"
 
-typedef SwizzledTile<HEAD_DIM> KeyTile;     // of Q, K and dQ
-typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V and dO
+typedef SwizzledTile<HEAD_DIM, Element, 16 * COL_WARPS> KeyTile;         // of Q, K and dQ
+typedef SwizzledTile<VALUE_DIM> ValueTile;                               // of V and dO
+typedef SwizzledTile<BC> ScoreTile;                                      // of dS
+typedef PartOf<KeyTile, WIDE ? COL_WARPS : 1, ROW_WARPS> KeyPart;  // a warp's columns of dQ
 
 // The stream of the visited K/V blocks, from the last one down, through STAGES slots. Only the last block may be short.
 struct Stream {
@@ -78,8 +84,9 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x d), at the end dQ
   Element* dO_smem = Q_smem + BR * KeyTile::PAD;       // (BR x d_v)
   Element* ring = dO_smem + BR * ValueTile::PAD;       // STAGES x (BC x d), (BC x d_v); at the end sums of dQ
-  float* L_smem = reinterpret_cast<float*>(ring + STAGES * BC * (KeyTile::PAD + ValueTile::PAD));  // (BR)
-  float* D_smem = L_smem + BR;                                                                     // (BR)
+  Element* dS_smem = ring + STAGES * BC * (KeyTile::PAD + ValueTile::PAD);                    // (BR x BC), where dQ is wide
+  float* L_smem = reinterpret_cast<float*>(dS_smem + (WIDE ? BR * ScoreTile::PAD : 0));       // (BR)
+  float* D_smem = L_smem + BR;                                                                // (BR)
   unsigned* row_parts = reinterpret_cast<unsigned*>(D_smem + BR);  // score_parts.cuh
   unsigned* key_parts = row_parts + SCORE_ROW_LOADS * BR;          // two blocks'
   unsigned* kept = key_parts + 2 * SCORE_KEY_LOADS * BC;
@@ -161,7 +168,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
     large = __any_sync(~0u, large);
   }
 
-  float dQ_regs[M][KeyTile::PAD / 8][4] = {};
+  float dQ_regs[M][KeyPart::PAD / 8][4] = {};
   // By shuffles: ptxas would else find them anew in each turn.
   const unsigned at_keys = __shfl_sync(~0u, place_of_keys<KeyTile>(), lane);
   const unsigned at_values = KeyTile::PAD == ValueTile::PAD ? at_keys : __shfl_sync(~0u, place_of_keys<ValueTile>(), lane);
@@ -186,8 +193,13 @@ fa2_backward_queries(__grid_constant__ const Params given) {
     for (int part = 0; part < PARTS; part++) {
       const int col = (part * COL_WARPS + col_warp) * WARP_COLS, first = j * BC + col, end = first + WARP_COLS;
       const int last = min(warp_row + WARP_ROWS, Nq) - 1;
-      const bool seen = warp_row < Nq && first < visible_end(masks, last) && end > visible_begin(masks, warp_row);
+      const bool own = !ALONE || col_warp == 0;
+      const bool seen = own && warp_row < Nq && first < visible_end(masks, last) && end > visible_begin(masks, warp_row);
       if (!seen) {
+        if constexpr (WIDE) {
+          const float zeros[M][N][4] = {};
+          if (own) put_tile<ScoreTile>(dS_smem + own_rows * ScoreTile::PAD, zeros, col);
+        }
         if (part == PARTS - 1) ask_for_next();
         continue;
       }
@@ -241,7 +253,16 @@ fa2_backward_queries(__grid_constant__ const Params given) {
 #pragma unroll
         for (int m = 0; m < M; m++) of_given_scores(dS[m], slopes[m]);
       }
-      add_weighted_values<KeyTile, 8>(dQ_regs, dS, K_at + col * KeyTile::ROW_BYTES);
+      if constexpr (WIDE) put_tile<ScoreTile>(dS_smem + own_rows * ScoreTile::PAD, dS, col);
+      add_weighted_values<KeyPart, 8>(dQ_regs, dS, K_at + col * KeyTile::ROW_BYTES);
+    }
+    if constexpr (WIDE) {
+      meet_partner();
+      // dQ += dS K_j for the other warp's keys
+      const int col = (1 - col_warp) * WARP_COLS;
+      const Element* K_others = static_cast<const Element*>(__cvta_shared_to_generic(K_at)) + col * KeyTile::PAD;
+      if (!ALONE || col_warp > 0)
+        add_stored_values<KeyPart, ScoreTile, N / 2>(dQ_regs, dS_smem + own_rows * ScoreTile::PAD, col, K_others);
     }
     if constexpr (STAGES == 1) {
       __syncthreads();  // all are done with K_j and V_j
@@ -255,9 +276,9 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   // dQ goes through the room of Q.
   __syncthreads();
   constexpr int COLS = KeyTile::PAD / COL_WARPS;
-  const int own_col = col_warp * COLS;
+  const int own_col = WIDE ? 0 : col_warp * COLS;
   float own[M][COLS / 8][4];
-  if constexpr (COL_WARPS == 1) {
+  if constexpr (COL_WARPS == 1 || WIDE) {
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
@@ -295,7 +316,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       }
   }
   multiply(own, p.scale);
-  put_tile<KeyTile>(Q_smem + own_rows * KeyTile::PAD + own_col, own);
+  put_tile<KeyPart>(Q_smem + own_rows * KeyTile::PAD + own_col, own);
   __syncthreads();
   constexpr int LEAVING = BR / WARPS;  // rows that a warp takes to HBM
   const RowBlock end = VARLEN ? place : find_row_block<BR>(p, sram);  // what `place` is: kept through the loop, it would take registers

@@ -326,8 +326,10 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         before_main = *self.tile_kernels(), rows, self.by_rows.large_rows
         if self.queries is not None:
             return (*before_main, *main, *self.queries.kernels())
-        of_block = ROW_THREADS // SUMMED_ROWS // (padded_dim(p.head_dim) // GRANULE) * SUMMED_ROWS
-        finish = Kernel(source, "fa2_backward_finish", beside_main, pairs * -(-total_q // of_block), ROW_THREADS, 0, self.struct)
+        pieces = padded_dim(p.head_dim) // GRANULE  # side by side, of as many threads as they have rows
+        threads = ROW_THREADS * (1 if pieces * SUMMED_ROWS <= ROW_THREADS else 2)
+        of_block = threads // SUMMED_ROWS // pieces * SUMMED_ROWS
+        finish = Kernel(source, "fa2_backward_finish", beside_main, pairs * -(-total_q // of_block), threads, 0, self.struct)
         return (*before_main, *main, finish)
 
     def _main(self, launch: Launch, warps: Warps) -> Kernel:
