@@ -62,7 +62,7 @@ constexpr int ROW_LANES = lanes_for((HEAD_DIM > VALUE_DIM ? HEAD_DIM : VALUE_DIM
 
 // dQ_i in items of 16 A rows and 16 C columns, as many as warps where they come out even
 constexpr int A = BR % (16 * M) == 0 ? M : 1, ROW_ITEMS = BR / (16 * A), COL_ITEMS = (WARPS + ROW_ITEMS - 1) / ROW_ITEMS;
-constexpr int MOST_TILES = WIDE ? 4 : SUM_TILES;  // of an item, beside the gradients of wide heads
+constexpr int MOST_TILES = !WIDE ? SUM_TILES : MASK || BIAS ? 2 : 4;  // of an item, beside the gradients of wide heads, and addresses
 constexpr int EVEN = (SUM_TILES + COL_ITEMS - 1) / COL_ITEMS, C = EVEN < MOST_TILES ? EVEN : MOST_TILES, ITEMS = ROW_ITEMS * ((SUM_TILES + C - 1) / C);
 struct Item {
   int row, tile, sum;  // the first row, the first of 16 columns, and where the sum of both is behind that of row 0
