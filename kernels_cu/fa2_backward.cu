@@ -12,7 +12,8 @@
 //
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
-//   BR, BC      rows of a Q block, of a K/V block    STAGES     Q and dO blocks that there is room for: 1 or 2
+//   BR, BC      rows of a Q block, of a K/V block    STAGES     Q and dO blocks that there is room for: 1 or 2; 0, where the dO block
+//               has to go before the Q block comes
 //   WARP_KEYS   keys that a warp has                 WARP_ROWS  rows of which it makes P^T and dS^T at once
 //   ROW_WARPS   warps that share their keys: 1 or 2
 //   WITH_DK, WITH_DV  whether a launch makes dK, and dV: wide heads take one for each
@@ -43,6 +44,9 @@ constexpr int PARTS = ALONE ? 1 : BR / (ROW_WARPS * WARP_ROWS);
 constexpr bool WIDE = ROW_WARPS > 1 && !(WITH_DK && WITH_DV);  // whether a gradient has more columns than a warp's registers hold
 static_assert(ROW_WARPS == 1 || !SCORE || WIDE, "P is not kept for another warp");
 static_assert(ROW_WARPS == 1 || PARTS == 1, "Q_i and dO_i are read to the end of a turn");
+constexpr bool BY_TURNS = STAGES == 0;  // dP^T is made before S^T; a launch of dV, which needs no V, has dO where V would be
+constexpr int SLOTS = BY_TURNS ? 1 : STAGES;
+static_assert(!BY_TURNS || (WIDE && ALONE && BR == BC), "the least blocks of wide heads");
 // The next Q and dO are asked for as soon as there is room; where products without a branch follow later, and compute capability 9.0,
 // which has no registers left, does not mind, among those, which hide what it issues.
 constexpr bool FETCH_LATER = ROW_WARPS == 2 && __CUDA_ARCH__ < 900;
@@ -150,6 +154,9 @@ fa2_backward_finish(__grid_constant__ const Params given) {
   }
 }
 
+// Elements that a Q block and a dO block have room for
+constexpr int SLOT = BR * (!BY_TURNS ? KeyTile::PAD + ValueTile::PAD : KeyTile::PAD > ValueTile::PAD ? KeyTile::PAD : ValueTile::PAD);
+
 // What a thread block has
 struct ColumnBlock {
   int batch, kv_head, j;
@@ -173,14 +180,14 @@ fa2_backward(__grid_constant__ const Params given) {
   Element* V_smem = K_smem + BC * KeyTile::PAD;           // (BC x d_v), at the end dV
   Element* dS_smem = V_smem + BC * ValueTile::PAD;        // (BC x BR), transposed
   Element* P_smem = dS_smem + (WIDE ? 0 : BC * ScoreTile::PAD);  // (BC x BR), transposed, where two warps share their keys
-  Element* ring = P_smem + (WIDE ? 1 : ROW_WARPS - 1) * BC * ScoreTile::PAD;  // STAGES x (BR x d), (BR x d_v)
-  float* row_ring = reinterpret_cast<float*>(ring + STAGES * BR * (KeyTile::PAD + ValueTile::PAD));  // STAGES x 2 BR
-  unsigned* row_parts = reinterpret_cast<unsigned*>(row_ring + STAGES * 2 * BR);  // STAGES x those of score_parts.cuh
-  unsigned* key_parts = row_parts + STAGES * SCORE_ROW_LOADS * BR;
+  Element* ring = P_smem + (WIDE ? 1 : ROW_WARPS - 1) * BC * ScoreTile::PAD;  // SLOTS x (BR x d), (BR x d_v)
+  float* row_ring = reinterpret_cast<float*>(ring + SLOTS * SLOT);                // SLOTS x 2 BR
+  unsigned* row_parts = reinterpret_cast<unsigned*>(row_ring + SLOTS * 2 * BR);  // SLOTS x those of score_parts.cuh
+  unsigned* key_parts = row_parts + SLOTS * SCORE_ROW_LOADS * BR;
   unsigned* kept = key_parts + SCORE_KEY_LOADS * BC;
   auto slot_at = [&](int s) {
-    Element* at = ring + s * BR * (KeyTile::PAD + ValueTile::PAD);
-    return Slot{at, at + BR * KeyTile::PAD, row_ring + s * 2 * BR, row_ring + s * 2 * BR + BR};
+    Element* at = ring + s * SLOT;
+    return Slot{at, !BY_TURNS ? at + BR * KeyTile::PAD : WITH_DK ? at : V_smem, row_ring + s * 2 * BR, row_ring + s * 2 * BR + BR};
   };
 
   auto parts_at = [&](int s) { return shared_address(row_parts + s * SCORE_ROW_LOADS * BR); };
@@ -264,11 +271,18 @@ fa2_backward(__grid_constant__ const Params given) {
     }
     RowParts<BR, THREADS> coming;  // those of the block that is asked for, until the end of the turn
 
+    auto fetch_queries = [&](int i, const Slot& slot) {
+      const Element* Q_i = Q + static_cast<long long>(i) * BR * p.Q.row;
+      KeyTile::load_from<BR, THREADS, false>(slot.Q, Q_i, p.Q.at, p.Q.row, Nq - i * BR, threadIdx.x);
+    };
     auto fetch = [&](int i, const Slot& slot) {
       const int rows = Nq - i * BR;
       const Element* Q_i = Q + static_cast<long long>(i) * BR * p.Q.row;
       const Element* dO_i = dO + static_cast<long long>(i) * BR * p.dO.row;
-      if (rows >= BR) {
+      if constexpr (BY_TURNS) {
+        if constexpr (WITH_DV) fetch_queries(i, slot);
+        ValueTile::load_from<BR, THREADS, false>(slot.dO, dO_i, p.dO.at, p.dO.row, rows, threadIdx.x);
+      } else if (rows >= BR) {
         KeyTile::load_from<BR, THREADS, true>(slot.Q, Q_i, p.Q.at, p.Q.row, rows, threadIdx.x);
         ValueTile::load_from<BR, THREADS, true>(slot.dO, dO_i, p.dO.at, p.dO.row, rows, threadIdx.x);
       } else {
@@ -310,6 +324,16 @@ fa2_backward(__grid_constant__ const Params given) {
       };
       if constexpr (STAGES == 2 && !FETCH_LATER) fetch_next();
 
+      float dP[M][N][4];  // transposed; where dO_i has to go
+      if constexpr (BY_TURNS && WITH_DK) {
+        const QueryRows<ValueTile, M, false> V_rows = {V_smem + own_keys * ValueTile::PAD};
+        if (row_warp == 0) scores<ValueTile, 2>(dP, V_rows, slot.dO);
+        __syncthreads();  // all are done with dO_i
+        fetch_queries(i, slot);
+        close_group();
+        wait_for_groups<0>();
+        __syncthreads();  // Q_i is there for all
+      }
 #pragma unroll
       for (int part = 0; part < PARTS; part++) {
         if (ROW_WARPS > 1 && ALONE && row_warp > 0) continue;
@@ -405,8 +429,16 @@ fa2_backward(__grid_constant__ const Params given) {
             for (int m = 0; m < M; m++) of_given_scores(P[m], slopes[m]);
           }
           // dP^T = V_j dO_i^T, a loop: with all its fragments loaded ahead, registers spill
-          if constexpr (WITH_DK) scores<ValueTile, 2>(dS, V_rows, slot.dO + row * ValueTile::PAD);
+          if constexpr (WITH_DK && !BY_TURNS) scores<ValueTile, 2>(dS, V_rows, slot.dO + row * ValueTile::PAD);
           if constexpr (WITH_DK) {
+            if constexpr (BY_TURNS) {
+#pragma unroll
+              for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int n = 0; n < N; n++)
+#pragma unroll
+                  for (int e = 0; e < 4; e++) dS[m][n][e] = dP[m][n][e];
+            }
             // dS^T = P^T * (dP^T - D_i), dK_j += dS^T Q_i
 #pragma unroll
             for (int n = 0; n < N; n++) {
@@ -449,9 +481,9 @@ fa2_backward(__grid_constant__ const Params given) {
         if constexpr (WITH_DK) {
           if (made) add_stored_values<KeyPart, ScoreTile, N / 2>(dK_regs, dS_smem + here, row, slot.Q + row * KeyTile::PAD + key_col);
         }
-        if constexpr (STAGES == 1) __syncthreads();  // all are done with Q_i and dO_i
+        if constexpr (STAGES < 2) __syncthreads();  // all are done with Q_i and dO_i
       }
-      if constexpr (STAGES == 1) fetch_next();
+      if constexpr (STAGES < 2) fetch_next();
       if constexpr (WITH_DQ) {
         // dQ_i += dS K_j, some of the rows and columns a warp
         auto add_item = [&](const Item& item, int beyond) {

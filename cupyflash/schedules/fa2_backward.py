@@ -105,8 +105,9 @@ class QueriesSchedule(_Fa2Kernels):
         p = self.problem
         seen = int(rows[visits.sum(axis=0) > 0].sum())
         d, dv, size = p.head_dim, p.head_dim_v, p.itemsize
+        values = "V" if self.stages else "K"
         counted = tuple(
-            Visit(int(times), (Move("K", cols * d, size, tile="K"), Move("V", cols * dv, size, tile="V"), *key_moves(p, cols)))
+            Visit(int(times), (Move("K", cols * d, size, tile="K"), Move("V", cols * dv, size, tile=values), *key_moves(p, cols)))
             for times, cols in zip(visits.sum(axis=1), (self.block_cols, tail_cols), strict=True)
             if times
         )
@@ -136,7 +137,8 @@ class QueriesSchedule(_Fa2Kernels):
     @cached_property
     def stages(self) -> int:
         """K and V blocks that there is room for."""
-        return tiles.query_stages_for(self.problem, self.device, self.block_rows, self.block_cols) or 1
+        stages = tiles.query_stages_for(self.problem, self.device, self.block_rows, self.block_cols)
+        return 1 if stages is None else stages
 
     @cached_property
     def warps(self) -> Warps:
@@ -199,7 +201,8 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     @cached_property
     def stages(self) -> int:
         """Q and dO blocks that there is room for."""
-        return tiles.stages_for(self.problem, self.device, self.block_rows, self.block_cols) or 1
+        stages = tiles.stages_for(self.problem, self.device, self.block_rows, self.block_cols)
+        return 1 if stages is None else stages
 
     @cached_property
     def warps(self) -> Warps:
@@ -231,7 +234,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         p = self.problem
         moves = [
             Move("Q", rows * p.head_dim, p.itemsize, tile="Q, dO"),
-            Move("dO", rows * p.head_dim_v, p.itemsize, tile="Q, dO"),
+            Move("dO", rows * p.head_dim_v, p.itemsize, tile="Q, dO" if launch.dk or self.stages else "V"),
             Move("L", rows, FLOAT32, tile="L, D"),
             *row_moves(p, rows),
         ]

@@ -41,6 +41,8 @@ class Warps:
 
 # Of wide heads two warps share the columns of a gradient; each makes 16 x 16 of S^T, or of S.
 SHARING = Warps(GRANULE, GRANULE, 2)
+# What there may be room for, the best first
+STAGES = (2, 1, 0)
 
 
 @dataclass(frozen=True)
@@ -77,18 +79,19 @@ def block_mask_column_bytes(problem: Problem, block_rows: int) -> int:
 
 def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int, beside: int = 1) -> tuple[Room, ...]:
     """What is in shared memory: K_j and V_j, dS, P where warps have the same keys, the Q and dO blocks with L and D, the column
-    block's part of a block mask. A launch that makes one of dK and dV has one room for dS or P."""
-    size, both = problem.itemsize, len(launches(problem)) == 1
+    block's part of a block mask. A launch that makes one of dK and dV has one room for dS or P. With no stage there is room for
+    either a Q or a dO block."""
+    size, both, slots = problem.itemsize, len(launches(problem)) == 1, max(stages, 1)
     row, value_row = (shared_dim(d, beside) * size for d in (problem.head_dim, problem.head_dim_v))
     return (
         Room("K", block_cols * row),
         Room("V", block_cols * value_row),
         Room("dS", block_cols * block_rows * size),
         Room("P", (beside - 1) * block_cols * block_rows * size if both else 0),
-        Room("Q, dO", stages * block_rows * (row + value_row)),
-        Room("L, D", stages * 2 * block_rows * FLOAT32),
+        Room("Q, dO", block_rows * (stages * (row + value_row) or max(row, value_row))),
+        Room("L, D", slots * 2 * block_rows * FLOAT32),
         Room("block_mask", block_mask_column_bytes(problem, block_rows)),
-        Room("score", score_bytes(problem, stages * block_rows, block_cols)),
+        Room("score", score_bytes(problem, slots * block_rows, block_cols)),
     )
 
 
@@ -99,13 +102,13 @@ def shared_dim(d: int, beside: int) -> int:
 
 def query_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int = 1) -> tuple[Room, ...]:
     """The same in the kernel of dQ: Q_i and dO_i, the K and V blocks, dS where warps share dQ's columns, L and D, the row block's
-    part of a block mask."""
+    part of a block mask. With no stage there is room for either a K or a V block."""
     wide, size = is_wide(problem.head_dim), problem.itemsize
     row, value_row = shared_dim(problem.head_dim, 1 + wide) * size, padded_dim(problem.head_dim_v) * size
     return (
         Room("Q", block_rows * row),
         Room("dO", block_rows * value_row),
-        Room("K", stages * block_cols * row),
+        Room("K", block_cols * (stages * row or max(row, value_row))),
         Room("V", stages * block_cols * value_row),
         Room("dS", wide * block_rows * block_cols * size),
         Room("L, D", 2 * block_rows * FLOAT32),
@@ -177,19 +180,24 @@ def _two_fit(rooms: tuple[Room, ...], device: Device) -> bool:
 
 
 def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> int | None:
-    """How many Q and dO blocks there is room for: two where they fit, None where not even one does."""
+    """How many Q and dO blocks there is room for: two where they fit, 0 where they come by turns, None where they do not."""
     warps = warps_for(problem, device, block_rows, block_cols)
     if warps.own > GRANULE:
         return 2
-    needs = {n: total_bytes(main_tiles(problem, block_rows, block_cols, n, warps.beside)) for n in (2, 1)}
-    fitting = [n for n, need in needs.items() if need <= device.sram_per_block]
-    return fitting[0] if fitting else None
+    needs = {n: total_bytes(main_tiles(problem, block_rows, block_cols, n, warps.beside)) for n in STAGES}
+    return _fitting(needs, warps, (block_rows, block_cols), device)
 
 
 def query_stages_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> int | None:
     """How many K and V blocks the kernel of dQ has room for."""
-    fitting = [n for n in (2, 1) if total_bytes(query_tiles(problem, block_rows, block_cols, n)) <= device.sram_per_block]
-    return fitting[0] if fitting else None
+    needs = {n: total_bytes(query_tiles(problem, block_rows, block_cols, n)) for n in STAGES}
+    return _fitting(needs, query_warps_for(problem, device, block_rows, block_cols), (block_rows, block_cols), device)
+
+
+def _fitting(needs: dict[int, int], warps: Warps, blocks: tuple[int, int], device: Device) -> int | None:
+    """The most stages that fit. The least blocks of wide heads do without one, where not even one fits."""
+    least = 0 if warps == SHARING and blocks == (GRANULE, GRANULE) else 1
+    return next((n for n in needs if n >= least and needs[n] <= device.sram_per_block), None)
 
 
 def most_rows(problem: Problem, device: Device) -> int:
@@ -222,7 +230,7 @@ def fit(problem: Problem, device: Device, within: tuple[int, int] | None = None)
         stages = stages_for(problem, device, block_rows, block_cols)
         warps = warps_for(problem, device, block_rows, block_cols)
         held = block_rows <= most_rows(problem, device) or warps.own > GRANULE
-        if stages and held and warps.count(block_cols) <= MOST_WARPS:
+        if stages is not None and held and warps.count(block_cols) <= MOST_WARPS:
             need = total_bytes(main_tiles(problem, block_rows, block_cols, stages, warps.beside))
             made = "dK and dV together" if len(launches(problem)) == 1 else "dV, then dK"
             reason = f"{plural(warps.count(block_cols), 'warp')} of {warps.own} keys, {made}, {plural(stages, 'Q and dO block')}"
@@ -237,7 +245,7 @@ def fit_queries(problem: Problem, device: Device, within: tuple[int, int] | None
         stages = query_stages_for(problem, device, block_rows, block_cols)
         warps = query_warps_for(problem, device, block_rows, block_cols)
         held = block_cols <= most_rows(problem, device) or warps.own > GRANULE
-        if stages and held and warps.count(block_rows) <= MOST_WARPS:
+        if stages is not None and held and warps.count(block_rows) <= MOST_WARPS:
             need = total_bytes(query_tiles(problem, block_rows, block_cols, stages))
             reason = f"{plural(warps.count(block_rows), 'warp')} of {warps.own} rows, {plural(stages, 'K and V block')}"
             return TileSize(block_rows, block_cols, f"{reason}; {need:,} of {device.sram_per_block:,} bytes")
