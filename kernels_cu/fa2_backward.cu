@@ -7,8 +7,8 @@
 // dV; what the other one made goes through SRAM. So it is where a gradient has more columns than a warp's registers hold (d or d_v
 // above 256): each product is made once. Of 16 rows one of the two makes all.
 //
-// Three kernels: D = rowsum(dO * O) and dQ = 0; the gradients; dQ in its own type, where no kernel of its own makes it
-// (fa2_backward_queries.cu). large_rows.cu comes before the second.
+// Three kernels: what is done for each row before and behind (fa2_backward_rows.cuh; dQ has its own type from there, where no kernel
+// of its own makes it, fa2_backward_queries.cu), and between them the gradients. large_rows.cu comes before the second.
 //
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
@@ -29,10 +29,10 @@ constexpr int SCARCE = WARP_KEYS == 16 ? 2 : 0;  // registers are, where there a
 #include "column_parts.cuh"
 #include "dropout.cuh"
 #include "element.cuh"
+#include "fa2_backward_rows.cuh"
 #include "mask.cuh"
 #include "params.cuh"
 #include "query_sum.cuh"
-#include "row_piece.cuh"
 #include "row_products.cuh"
 #include "sequence.cuh"
 #include "weight.cuh"
@@ -58,12 +58,6 @@ typedef SwizzledTile<BR> ScoreTile;                                  // of P^T a
 typedef PartOf<KeyTile, WIDE ? ROW_WARPS : 1, KEY_WARPS> KeyPart;
 typedef PartOf<ValueTile, WIDE ? ROW_WARPS : 1, KEY_WARPS> ValuePart;
 
-// The first kernel gives a row to so many lanes, a piece each at a time.
-__device__ constexpr int lanes_for(int pieces, int lanes = 1) {
-  return lanes >= pieces || lanes == 32 ? lanes : lanes_for(pieces, 2 * lanes);
-}
-constexpr int ROW_LANES = lanes_for((HEAD_DIM > VALUE_DIM ? HEAD_DIM : VALUE_DIM) / PIECE), ROW_THREADS = 128, ROWS = ROW_THREADS / ROW_LANES;
-
 // dQ_i in items of 16 A rows and 16 C columns, as many as warps where they come out even
 constexpr int A = BR % (16 * M) == 0 ? M : 1, ROW_ITEMS = BR / (16 * A), COL_ITEMS = (WARPS + ROW_ITEMS - 1) / ROW_ITEMS;
 constexpr int MOST_TILES = !WIDE ? SUM_TILES : MASK || BIAS ? 2 : 4;  // of an item, beside the gradients of wide heads, and addresses
@@ -74,84 +68,6 @@ struct Item {
 __device__ __forceinline__ Item item_at(int n) {
   const int row = n % ROW_ITEMS * 16 * A, tile = n / ROW_ITEMS * C;
   return {row, tile, (row / 8 * SUM_TILES + tile) * SUM_PIECE};
-}
-
-// Which row of which head a thread of the first kernel has
-struct RowPlace {
-  int pair, batch, head, row;
-  long long at;  // in L and D
-  __device__ __forceinline__ RowPlace(int total_q, int heads) {
-    const int blocks = (total_q + ROWS - 1) / ROWS;
-    pair = blockIdx.x / blocks;
-    batch = pair / heads;
-    head = pair % heads;
-    row = blockIdx.x % blocks * ROWS + threadIdx.x / ROW_LANES;
-    at = static_cast<long long>(pair) * total_q + row;
-  }
-  template <typename T> __device__ __forceinline__ T* of(const Rows<T>& tensor) const {
-    return tensor.of(batch, head) + row * tensor.row;
-  }
-};
-
-// D = rowsum(dO * O) of every row, and dQ_acc = 0
-extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-fa2_backward_rows(__grid_constant__ const Params given) {
-  const Params p = given;
-  const RowPlace place(p.total_q, p.heads);
-  const int first = threadIdx.x % ROW_LANES * PIECE;
-  float sum = 0.f;
-  if (place.row < p.total_q) {
-    const Element *O = place.of(p.O), *dO = place.of(p.dO);
-    for (int col = first; col < VALUE_DIM; col += ROW_LANES * PIECE) {
-      float o[PIECE], g[PIECE];
-      load_piece(o, O + col);
-      load_piece(g, dO + col);
-#pragma unroll
-      for (int c = 0; c < PIECE; c++) sum = fmaf(o[c], g[c], sum);
-    }
-    if constexpr (WITH_DQ) {
-      for (int tile = threadIdx.x % ROW_LANES; tile < SUM_TILES; tile += ROW_LANES)
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-          *four_sums(sums_of(p.dQ_acc, place.pair, p.total_q, place.row, tile), k) = make_float4(0.f, 0.f, 0.f, 0.f);
-    }
-  }
-#pragma unroll
-  for (int other = ROW_LANES / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-  if (first == 0 && place.row < p.total_q) p.D[place.at] = sum;
-  if (SINKS && first == 0 && place.row < p.total_q)
-    p.dsinks[place.at] = p.L[place.at] == NEG_INF ? 0.f : -sum * expf(p.sinks[place.head] - p.L[place.at]);
-}
-
-// dQ = scale dQ_acc: a thread takes 16 columns of a row.
-constexpr int FINISH_THREADS = ROW_THREADS < 8 * SUM_TILES ? 2 * ROW_THREADS : ROW_THREADS;
-constexpr int PIECES_OF_SUMS = FINISH_THREADS / 8 / SUM_TILES;  // one below the other, of a thread block
-
-extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
-fa2_backward_finish(__grid_constant__ const Params given) {
-  const Params p = given;
-  const int blocks = ((p.total_q + 7) / 8 + PIECES_OF_SUMS - 1) / PIECES_OF_SUMS, pair = blockIdx.x / blocks;
-  const int tile = threadIdx.x / 8 % SUM_TILES, below = threadIdx.x / 8 / SUM_TILES;
-  const int row = (blockIdx.x % blocks * PIECES_OF_SUMS + below) * 8 + threadIdx.x % 8;
-  if (below >= PIECES_OF_SUMS || row >= p.total_q) return;
-  float* sums = sums_of(p.dQ_acc, pair, p.total_q, row, tile);
-  float dQ_regs[16];
-#pragma unroll
-  for (int k = 0; k < 4; k++) {
-    const float4 four = *four_sums(sums, k);
-    dQ_regs[column_of_sum(k, 0)] = four.x;
-    dQ_regs[column_of_sum(k, 1)] = four.y;
-    dQ_regs[column_of_sum(k, 2)] = four.z;
-    dQ_regs[column_of_sum(k, 3)] = four.w;
-  }
-  Element* dQ = p.dQ.of(pair / p.heads, pair % p.heads) + row * p.dQ.row + 16 * tile;
-#pragma unroll
-  for (int col = 0; col < 16; col += PIECE) {
-    float piece[PIECE];
-#pragma unroll
-    for (int c = 0; c < PIECE; c++) piece[c] = p.scale * dQ_regs[col + c];
-    if (16 * tile + col < HEAD_DIM) store_piece(dQ + col, piece);
-  }
 }
 
 // Elements that a Q block and a dO block have room for
@@ -347,7 +263,8 @@ fa2_backward(__grid_constant__ const Params given) {
           if constexpr (ROW_WARPS > 1 && WITH_DV) put_tile<ScoreTile>(P_smem + own_keys * ScoreTile::PAD, KeptWeights(P).of, row);
         };
         if (seen) {
-          float P[M][N][4], dS[M][N][4], slopes[M][N][4];
+          float P[M][N][4], made[M][N][4], slopes[M][N][4];
+          float(&dS)[M][N][4] = BY_TURNS ? dP : made;
           // All their addresses, kept through the loop, would take registers.
           const int here = unknown(own_keys);
           const QueryRows<KeyTile, M, false> K_rows = {K_smem + here * KeyTile::PAD};
@@ -431,14 +348,6 @@ fa2_backward(__grid_constant__ const Params given) {
           // dP^T = V_j dO_i^T, a loop: with all its fragments loaded ahead, registers spill
           if constexpr (WITH_DK && !BY_TURNS) scores<ValueTile, 2>(dS, V_rows, slot.dO + row * ValueTile::PAD);
           if constexpr (WITH_DK) {
-            if constexpr (BY_TURNS) {
-#pragma unroll
-              for (int m = 0; m < M; m++)
-#pragma unroll
-                for (int n = 0; n < N; n++)
-#pragma unroll
-                  for (int e = 0; e < 4; e++) dS[m][n][e] = dP[m][n][e];
-            }
             // dS^T = P^T * (dP^T - D_i), dK_j += dS^T Q_i
 #pragma unroll
             for (int n = 0; n < N; n++) {
@@ -468,7 +377,7 @@ fa2_backward(__grid_constant__ const Params given) {
           share(zeros, zeros);
         }
       }
-      __syncthreads();  // P and dS are there for all; all are done with Q_i and dO_i, but for what a warp takes of another's
+      __syncthreads();  // dS is there for all, and P; all are done with Q_i and dO_i, but for what a warp takes of another's
       if constexpr (ROW_WARPS > 1) {
         // dV_j += P^T dO_i, dK_j += dS^T Q_i for the other warp's rows
         const int row = (1 - row_warp) * WARP_ROWS;

@@ -218,7 +218,8 @@ fa2_backward_queries(__grid_constant__ const Params given) {
         continue;
       }
       // S = Q K_j^T, P = exp(S - L)
-      float P[M][N][4], dS[M][N][4], slopes[M][N][4];
+      float P[M][N][4], made[M][N][4], slopes[M][N][4];
+      float(&dS)[M][N][4] = BY_TURNS ? dP : made;
       scores(P, Q_rows, K_at + col * KeyTile::ROW_BYTES, at_keys);
       const bool asks = MASK && blocks.asks(j);
       const bool whole = !asks && !SCALED && end <= visible_end(masks, warp_row) && first >= visible_begin(masks, last);
@@ -255,16 +256,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
         for (int m = 0; m < M; m++) of_given_scores(P[m], slopes[m]);
       }
       // dP = dO V_j^T, dS = P * (dP - D), dQ += dS K_j
-      if constexpr (BY_TURNS) {
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-          for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) dS[m][n][e] = dP[m][n][e];
-      } else {
-        scores<ValueTile, 2>(dS, dO_rows, V_at + col * ValueTile::ROW_BYTES, at_values);
-      }
+      if constexpr (!BY_TURNS) scores<ValueTile, 2>(dS, dO_rows, V_at + col * ValueTile::ROW_BYTES, at_values);
       if (part == PARTS - 1) ask_for_next();
 #pragma unroll
       for (int m = 0; m < M; m++)
