@@ -38,6 +38,11 @@ class Warps:
         """Warps of a thread block that has so many rows."""
         return rows // self.own * self.beside
 
+    def of(self, rows: int, what: str) -> str:
+        """Those of such a block in words."""
+        same = f", {self.beside} to the same" if self.beside > 1 else ""
+        return f"{plural(self.count(rows), 'warp')} of {self.own} {what}{same}"
+
 
 # Of wide heads two warps share the columns of a gradient; each makes 16 x 16 of S^T, or of S.
 SHARING = Warps(GRANULE, GRANULE, 2)
@@ -100,7 +105,7 @@ def shared_dim(d: int, beside: int) -> int:
     return -(-d // (beside * GRANULE)) * beside * GRANULE
 
 
-def query_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int = 1) -> tuple[Room, ...]:
+def query_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int) -> tuple[Room, ...]:
     """The same in the kernel of dQ: Q_i and dO_i, the K and V blocks, dS where warps share dQ's columns, L and D, the row block's
     part of a block mask. With no stage there is room for either a K or a V block."""
     wide, size = is_wide(problem.head_dim), problem.itemsize
@@ -200,19 +205,19 @@ def _fitting(needs: dict[int, int], warps: Warps, blocks: tuple[int, int], devic
     return next((n for n in needs if n >= least and needs[n] <= device.sram_per_block), None)
 
 
-def most_rows(problem: Problem, device: Device) -> int:
+def most_rows(problem: Problem, device: Device, warps: Warps) -> int:
     """Br beyond which S^T and dP^T, beside the gradients, were seen to spill; `.ci/compile_gate.py` holds it to that."""
     d, masked = max(problem.head_dim, problem.head_dim_v), problem.options.of_scores
+    both = problem.options.masked and problem.options.bias and narrow_copies(problem)  # whose addresses they take
+    if warps == SHARING:
+        return warps.own * (1 if both else warps.beside)
     if problem.itemsize == 4:
         return 32 if d <= 64 and not (masked and device.compute_capability < (8, 0)) else 16
     if d <= 64:
         return (32 if device.compute_capability >= (12, 0) else 48) if masked else 64
-    if is_wide(d):
-        return 2 * GRANULE  # two warps', whatever else
     if d <= 96:
         return 32 if masked or positioned(problem) or device.compute_capability >= (12, 0) else 64
-    both = problem.options.masked and problem.options.bias  # with the addresses of narrow copies
-    return 16 if (d > 192 and masked) or (both and narrow_copies(problem)) else 32
+    return 16 if (d > 192 and masked) or both else 32
 
 
 def _blocks(within: tuple[int, int] | None) -> Iterator[tuple[int, int]]:
@@ -229,13 +234,15 @@ def fit(problem: Problem, device: Device, within: tuple[int, int] | None = None)
     for block_cols, block_rows in _blocks(within):
         stages = stages_for(problem, device, block_rows, block_cols)
         warps = warps_for(problem, device, block_rows, block_cols)
-        held = block_rows <= most_rows(problem, device) or warps.own > GRANULE
+        held = block_rows <= most_rows(problem, device, warps) or warps.own > GRANULE
         if stages is not None and held and warps.count(block_cols) <= MOST_WARPS:
             need = total_bytes(main_tiles(problem, block_rows, block_cols, stages, warps.beside))
             made = "dK and dV together" if len(launches(problem)) == 1 else "dV, then dK"
-            reason = f"{plural(warps.count(block_cols), 'warp')} of {warps.own} keys, {made}, {plural(stages, 'Q and dO block')}"
+            room = plural(stages, "Q and dO block") if stages else "Q and dO by turns"
+            reason = f"{warps.of(block_cols, 'keys')}, {made}, {room}"
             return TileSize(block_rows, block_cols, f"{reason}; {need:,} of {device.sram_per_block:,} bytes")
-    raise _refused(problem, device, main_tiles(problem, GRANULE, GRANULE, 1, 1 + is_wide(problem.head_dim, problem.head_dim_v)), within)
+    wide = is_wide(problem.head_dim, problem.head_dim_v)
+    raise _refused(problem, device, main_tiles(problem, GRANULE, GRANULE, 1 - wide, 1 + wide), within)
 
 
 def fit_queries(problem: Problem, device: Device, within: tuple[int, int] | None) -> TileSize:
@@ -244,12 +251,13 @@ def fit_queries(problem: Problem, device: Device, within: tuple[int, int] | None
     for block_rows, block_cols in sorted(blocks, key=lambda each: query_warps_for(problem, device, *each).own, reverse=True):
         stages = query_stages_for(problem, device, block_rows, block_cols)
         warps = query_warps_for(problem, device, block_rows, block_cols)
-        held = block_cols <= most_rows(problem, device) or warps.own > GRANULE
+        held = block_cols <= most_rows(problem, device, warps) or warps.own > GRANULE
         if stages is not None and held and warps.count(block_rows) <= MOST_WARPS:
             need = total_bytes(query_tiles(problem, block_rows, block_cols, stages))
-            reason = f"{plural(warps.count(block_rows), 'warp')} of {warps.own} rows, {plural(stages, 'K and V block')}"
+            room = plural(stages, "K and V block") if stages else "K and V by turns"
+            reason = f"{warps.of(block_rows, 'rows')}, {room}"
             return TileSize(block_rows, block_cols, f"{reason}; {need:,} of {device.sram_per_block:,} bytes")
-    raise _refused(problem, device, query_tiles(problem, GRANULE, GRANULE), within)
+    raise _refused(problem, device, query_tiles(problem, GRANULE, GRANULE, 1 - is_wide(problem.head_dim)), within)
 
 
 def _refused(problem: Problem, device: Device, least: tuple[Room, ...], within: tuple[int, int] | None) -> ValueError:
