@@ -57,9 +57,13 @@ PROBLEMS = {
     "packed": Problem(4, 4, 2, 45, 70, 32, "float16", causal=True),
     "32 keys": Problem(1, 1, 1, 70, 150, 48, "float16", causal=True),
     "shared keys": Problem(1, 2, 1, 150, 130, 128, "float16", causal=True),
+    "wide": Problem(1, 1, 1, 45, 70, 16, "float16", head_dim_v=272),
+    "wide, by turns": Problem(1, 1, 1, 45, 70, 16, "float16", head_dim_v=272),
+    "wide dQ": Problem(1, 1, 1, 45, 70, 272, "float16", head_dim_v=16),
 }
 """Ragged both ways, several row blocks and column blocks of two warps; where there are more rows than keys, some see nothing."""
 PLANNED = ("32 keys", "shared keys")  # with the blocks that an A100 gets
+SMALL = {"wide": "45KB", "wide, by turns": "20KB"}  # with room for one Q and dO block, and for either
 
 SEQLENS = ((5, 40), (0, 9), (45, 70), (33, 0))
 
@@ -68,8 +72,9 @@ SEQLENS = ((5, 40), (0, 9), (45, 70), (33, 0))
 def schedule(problem: str, device: Device = A100) -> BackwardSchedule:
     """`problem` is one of PROBLEMS, "one stage: " one of them with room for one Q and dO block, "fixed: " with a kernel for dQ."""
     kind, _, name = problem.rpartition(": ")
-    p, tiling = PROBLEMS[name], None if name in PLANNED else (16, 32)
+    p, tiling = PROBLEMS[name], None if name in PLANNED else (32, 32) if name.startswith("wide") else (16, 32)
     device = device.with_sram("8KB") if kind == "one stage" else device
+    device = device.with_sram(SMALL[name]) if name in SMALL else device
     if name == "packed":
         return plan_varlen_backward(p, device, SEQLENS, tiling, deterministic=kind == "fixed")
     plain = plan_backward(p.asking(block_mask=None), device, "fa2", tiling, deterministic=kind == "fixed", dbias=p.options.bias)
@@ -92,6 +97,10 @@ def backward(schedule: BackwardSchedule, seed: int | None = None) -> tuple[Backw
 
 MUTANTS = {
     # Synchronisation
+    "wide heads' P and dS are read early": Mutant(BWD, SYNC + "  // dS is there", "// dS", "race", DS, "wide"),
+    "wide heads' Q and dO are overwritten early": Mutant(BWD, SYNC + "  // all are done with Q_i", "// all", "race", MOVED, "wide"),
+    "Q comes before dO has gone": Mutant(BWD, SYNC + "  // all are done with dO_i", "// all", "race", MOVED, "wide, by turns"),
+    "Q is read before it is there": Mutant(BWD, SYNC + "  // Q_i is there", "// Q_i", "race", MOVED, "wide, by turns"),
     "Q and dO are read early": Mutant(BWD, "large = __syncthreads_or(large);", "", "race", MOVED),
     "nobody waits for Q and dO": Mutant(BWD, "wait_for_groups<0>();\n", "", "in flight|race", MOVED),
     "Q and dO are waited for one too late": Mutant(BWD, "wait_for_groups<0>", "wait_for_groups<1>", "in flight|race", MOVED),
@@ -450,6 +459,10 @@ FIXED_MUTANTS = {
         "numbers",
         (),
         "packed",
+    ),
+    "wide dS is read early": Mutant(DQ, "meet_partner();\n", "\n", "race", DS, "wide dQ"),
+    "the other warp's keys are this one's": Mutant(
+        DQ, "(1 - col_warp) * WARP_COLS", "col_warp * WARP_COLS", "numbers", (), "wide dQ"
     ),
     # Warps of 32 rows
     "the second half of the keys is the first": Mutant(DQ, "(part * COL_WARPS + col_warp)", "col_warp", "numbers", (), "32 keys"),
