@@ -55,7 +55,7 @@ def attention(
     """O = softmax(scale Q K^T + bias) V, computed exactly and by tiles.
 
     Shapes: q (n_q, d), (h, n_q, d) or (b, h, n_q, d); k the same with n_k and h_kv heads, where h_kv divides h; v as k, with d_v
-    in place of d if you like. d and d_v are 1 to 256, and to 512 in half types for "fa2", which has no gradients there; float16,
+    in place of d if you like. d and d_v are 1 to 256, and to 512 in half types for "fa2", gradients too; float16,
     bfloat16 (compute capability 8.0) or float32, all alike; any strides whose last axis is contiguous. `scale` is 1 / sqrt(d) when
     None. Scores are float32 numbers: what finite inputs make of them up to 2e38 comes out right, beyond that as NaN.
 

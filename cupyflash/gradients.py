@@ -79,8 +79,8 @@ def attention_backward(
 
     `algorithm`: "fa2" (FlashAttention-2), or "auto", which is "fa2". It sums dq by atomics, in float32 and in no order;
     `deterministic` takes a kernel of its own for dq instead, which gives the same bits each time. "fa1" (FlashAttention's
-    Algorithm 4) and "standard" (Algorithm 3, three matrices of n_q x n_k in memory) are here to be measured; they give the same
-    bits each time as they are.
+    Algorithm 4) and "standard" (Algorithm 3, three matrices of n_q x n_k in memory) are here to be measured, up to a d of 256; they
+    give the same bits each time as they are.
 
     Returns arrays of q's dtype on q's device, of the shapes of q, k and v;
     with `sinks` their gradient, float32 ("fa2");
