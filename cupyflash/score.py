@@ -370,9 +370,9 @@ def of_mask(numbers: Numbers) -> Numbers:
     return tuple(each for each in numbers if each[0].startswith(field("", "mask")))
 
 
-def no_numbers(form: Form | None) -> dict[str, int]:
-    """Zeros in place of the numbers that a score function has captured, which each launch brings."""
-    return {field(one.name): 0 for one in form.captured if one.axes is None} if form else {}
+def no_numbers(*forms: Form | None) -> dict[str, int]:
+    """Zeros in place of the numbers that functions have captured, which each launch brings."""
+    return {field(one.name, form.kind): 0 for form in forms if form for one in form.captured if one.axes is None}
 
 
 def is_captured(name: str) -> bool:
@@ -398,12 +398,14 @@ def captured_by(form: Form, arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
-def seen_by(form: Form, problem: Any, values: Mapping[str, Any]) -> np.ndarray:
+def seen_by(form: Form, problem: Any, values: Mapping[str, Any], sequence: int = 0) -> np.ndarray:
     """What a mask function says of each score of a problem, as the kernels compute it, in float32; it broadcasts to S's shape.
 
-    `values` are the captured NumPy arrays and numbers, by the function's names.
+    `values` are the captured NumPy arrays and numbers, by the function's names. Of several sequences the problem may be the one of
+    number `sequence`, which is then b in the line.
     """
-    found: np.ndarray = evaluate(form.tree, positions(sizes_of(problem)) | dict(values), np.float32)
+    at = positions(sizes_of(problem))
+    found: np.ndarray = evaluate(form.tree, at | {"b": at["b"] + sequence} | dict(values), np.float32)
     return found
 
 

@@ -45,11 +45,11 @@ def warmup(
     `score` is one whose text and types calls will have: the values of what it captures and the lengths of axes do not matter, nor
     where arrays are; so is `mask`, if it is a `Mask` and not just whether calls will have an array. `softcap` and `alibi_slopes`
     (h,) say whether calls will have those, `bias`, `padded` and `dropout` whether a bias, key lengths, dropout; `varlen` is for
-    `attention_varlen`, which has no mask, bias or key lengths. Sizes (of a window too) do not matter, since kernels are compiled
-    for none: where they choose between kernels, and on a Hopper between "fa3" and "fa2", all of those are compiled (but for "fa3"
-    with rows of several heads in a block, which takes few queries and grouped heads, and for "decode", few queries against many
-    keys). Contiguous arrays are assumed. On the current GPU the kernels are loaded too; without a GPU it is the simulated device's
-    kernels that are compiled and parsed. Raises as `attention` does.
+    `attention_varlen`, which has no mask but a `Mask`, no bias and no key lengths. Sizes (of a window too) do not matter, since
+    kernels are compiled for none: where they choose between kernels, and on a Hopper between "fa3" and "fa2", all of those are
+    compiled (but for "fa3" with rows of several heads in a block, which takes few queries and grouped heads, and for "decode", few
+    queries against many keys). Contiguous arrays are assumed. On the current GPU the kernels are loaded too; without a GPU it is
+    the simulated device's kernels that are compiled and parsed. Raises as `attention` does.
     """
     require_flag("varlen", varlen)
     require_choice("algorithm", algorithm, ("auto", *ALGORITHMS))

@@ -212,8 +212,9 @@ fa2_backward(__grid_constant__ const Params given) {
   bool visited = first_block < end_block;
   if constexpr (SKIPS) {
     bool any = false;
+    const long long first_of_all = VARLEN ? first_query / BR + number : 0;  // of its row blocks
     for (int h = 0; h < p.group; h++) {
-      const BlockMask keep = block_mask_of(p, batch, kv_head * p.group + h).transposed();
+      const BlockMask keep = block_mask_of(p, batch, kv_head * p.group + h, first_of_all).transposed();
       any |= read_block_mask<KEPT_COLS, KEPT_ROWS>(kept + h * words, keep, j, first_block, end_block, warp, WARPS);
     }
     visited = __syncthreads_or(any);

@@ -101,7 +101,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   const int first_key = visible_begin(masks, row_block), end_key = visible_end(masks, last_row);
   const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
   if constexpr (SKIPS) {
-    const BlockMask keep = block_mask_of(p, place.batch, place.head);
+    const BlockMask keep = block_mask_of(p, place.batch, place.head, place.first_block<BR>());
     read_block_mask<KEPT_ROWS, KEPT_COLS>(kept, keep, place.i, blocks.begin, blocks.end, warp, WARPS);
     __syncthreads();
   }

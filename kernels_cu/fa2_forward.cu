@@ -262,7 +262,7 @@ fa2_forward(__grid_constant__ const Params given) {
   const int whole_begin = (visible_begin(masks, last_row) + BC - 1) / BC;
   const int whole_end = visible_end(masks, row_block) / BC;
   if constexpr (SKIPS) {
-    read_block_mask(kept, block_mask_of(p, place.batch, place.head), place.i, blocks.begin, blocks.end, warp, WARPS);
+    read_block_mask(kept, block_mask_of(p, place.batch, place.head, place.first_block<BR>()), place.i, blocks.begin, blocks.end, warp, WARPS);
     __syncthreads();
   }
   const int first_block = blocks.below(blocks.end);

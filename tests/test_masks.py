@@ -338,7 +338,7 @@ def test_calls_that_are_refused() -> None:
     for refused, said in (
         (lambda: plan(problem, hopper, "fa3").kernels(), "mask"),
         (lambda: plan_decode(problem, A100), "mask"),
-        (lambda: plan_varlen(problem, A100), "mask"),
+        (lambda: plan_varlen(problem, A100), "no pattern in common"),
         (lambda: verify(plan(problem, A100)), "the arrays of a mask function are not drawn"),
         (lambda: execute(plan(problem, A100), q, k, v, mask=STEPS), "another mask function"),
         (

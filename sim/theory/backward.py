@@ -24,6 +24,7 @@ from cupyflash.sim.theory.visits import (
     mask_bytes,
     masks_and_lengths,
     searched_bytes,
+    searched_tiles,
     state_bytes,
     states_made,
     tile_bytes,
@@ -65,6 +66,9 @@ def _varlen(schedule: VarlenBackwardSchedule) -> Traffic:
     times, row_kernels = len(launches(p)), 1 if schedule.queries is None else 2
     total["cu_seqlens_q", False] = times * main[1] + row_kernels * by_rows[0]
     total["cu_seqlens_k", False] = times * main[0] + row_kernels * by_rows[1]
+    for part in (schedule, *((schedule.queries,) if schedule.queries else ())):
+        for name, read in searched_tiles(part).items():
+            total[name, False] += read
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 

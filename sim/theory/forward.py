@@ -26,6 +26,7 @@ from cupyflash.sim.theory.visits import (
     mask_bytes,
     masks_and_lengths,
     searched_bytes,
+    searched_tiles,
     seen_blocks,
     state_bytes,
     states_made,
@@ -105,6 +106,8 @@ def _varlen(schedule: VarlenSchedule) -> Traffic:
     looked, given = searched_bytes(p.heads, p.batch, packed.total_q, schedule.block_rows)
     warps = 1 + schedule.block_rows // 16 if schedule.algorithm == "fa3" else 1
     total["cu_seqlens_q", False], total["cu_seqlens_k", False] = warps * looked, warps * given
+    for name, read in searched_tiles(schedule).items():
+        total[name, False] += read
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 

@@ -298,6 +298,19 @@ def added(*forms: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
     return total
 
 
+def searched_tiles(schedule: TileSchedule) -> Mapping[str, int]:
+    """Bytes of the bounds that are read to find the states of packed sequences' tiles: a column of tiles looks for its sequences as
+    a head does."""
+    total: Counter[str] = Counter()
+    for tiles in schedule.found_tiles:
+        assert tiles.packed is not None
+        columns = math.prod(tiles.planes) * blocks_in(schedule.problem.seqlen_k, tiles.blocks[1])
+        found = searched_bytes(columns, tiles.packed.sequences, tiles.packed.total_q, tiles.blocks[0])
+        for name, nbytes in zip(("cu_seqlens_q", "cu_seqlens_k"), found, strict=True):
+            total[name] += nbytes
+    return total
+
+
 def searched_bytes(heads: int, sequences: int, total: int, block: int) -> tuple[int, int]:
     """Bytes of the bounds of the tensor whose blocks thread blocks have, and of the other's, to find their sequences.
 
