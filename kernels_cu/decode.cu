@@ -36,7 +36,6 @@ constexpr int C = ValueTile::PAD / 8;       // tensor core tiles of a warp's col
 
 constexpr int SLOT = BC * (KeyTile::PAD + ValueTile::PAD);  // elements
 constexpr bool Q_IN_REGS = M == 1 && HEAD_DIM <= 128 && VALUE_DIM <= 128;
-constexpr bool OF_HEAD = SCORE && sizeof(ScoreOfHead) > 1;  // whether a score function reads what is one for a head
 constexpr int PART_WIDTH = (VALUE_DIM + 3) / 4 * 4;  // floats of a row of a split's O
 // Pages whose places are known at a time; a warp's lanes look up so many at once.
 constexpr int KNOWN_PAGES = 128, LOOKED_UP = 32;
@@ -162,7 +161,7 @@ struct Stream {
 // Scores of rows row0 + 8 h and columns from col0 on, where they are scaled before their maximum is taken: what the score function, if
 // there is one, makes of them, as exponents of two. Where that reads something, it is of scores only that position lets a row see.
 //   heads: of the first of the rows
-__device__ __forceinline__ void scale_scores(float (&S)[N][4], const Params& p, const Keys& keys, const ScoreOfHead* heads, int row0,
+__device__ __forceinline__ void scale_scores(float (&S)[N][4], const Params& p, const Keys& keys, const PartOfHead* heads, int row0,
                                              int col0) {
   const int first = col0 + threadIdx.x % 4 * 2;
 #pragma unroll
@@ -177,7 +176,7 @@ __device__ __forceinline__ void scale_scores(float (&S)[N][4], const Params& p, 
         const bool wanted = !SCORE_LOADS || (key < end && (!WINDOW || key >= begin));
         float& s = S[n][2 * h + e];
         if constexpr (SCORE) {
-          const ScoreOfHead of_head = OF_HEAD ? heads[8 * h] : ScoreOfHead();
+          const PartOfHead of_head = OF_HEAD ? heads[8 * h] : PartOfHead();
           const ScoreAt at = {keys.batch, head, query, key, p.Nq, keys.all};
           if (wanted) s = LOG2_E * score_of(p, of_head, {}, {}, __fmul_rn(s, p.scale), at).value;
         } else {
@@ -296,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(__grid_constant_
   Element* Q_smem = reinterpret_cast<Element*>(sram);           // (BR x d)
   Element* ring = Q_smem + BR * KeyTile::PAD;                   // STAGES x (BC x d and BC x d_v)
   int* scratch = reinterpret_cast<int*>(ring + STAGES * SLOT);  // the sequence's length, then its pages
-  ScoreOfHead* heads = reinterpret_cast<ScoreOfHead*>(scratch + KNOWN_PAGES);  // of the tile's rows
+  PartOfHead* heads = reinterpret_cast<PartOfHead*>(scratch + KNOWN_PAGES);  // of the tile's rows
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row_warp = warp % ROW_WARPS, key_warp = warp / ROW_WARPS;
   const int split = blockIdx.x % p.splits, tile = blockIdx.x / p.splits % p.row_tiles;
@@ -320,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(__grid_constant_
     if constexpr (OF_HEAD) {
       for (int row = threadIdx.x; row < BR; row += THREADS) {
         const int r = tile * BR + row;
-        heads[row] = r < p.Nq * PACK ? read_of_head(p, {keys.batch, keys.kv_head * PACK + r % PACK, 0, 0, p.Nq, keys.all}) : ScoreOfHead();
+        heads[row] = r < p.Nq * PACK ? read_of_head(p, {keys.batch, keys.kv_head * PACK + r % PACK, 0, 0, p.Nq, keys.all}) : PartOfHead();
       }
     }
   }

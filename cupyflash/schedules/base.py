@@ -359,6 +359,11 @@ class Visited:
         return cls(first, end, tiles.kept & inside, tiles.mixed & inside)
 
     @property
+    def asked(self) -> Visited:
+        """The blocks for whose scores a mask is asked."""
+        return self if self.mixed is None else Visited(self.first, self.end, self.mixed)
+
+    @property
     def blocks(self) -> int:
         """How many blocks a block mask, or the states of tiles, are read for."""
         return int((self.end - self.first).sum())
@@ -439,7 +444,7 @@ def element_constants(problem: Problem, with_derivative: bool = False, by_tiles:
         ("COPY_BYTES", problem.alignment),
         *((("DROPOUT", 1),) if problem.options.dropout else ()),
         *(score.constants(problem.options.score, with_derivative, by_tiles) if problem.options.score else ()),
-        *(score.mask_constants(problem.options.mask_function, False) if problem.options.mask_function else ()),
+        *(score.mask_constants(problem.options.mask_function, by_tiles) if problem.options.mask_function else ()),
     )
 
 

@@ -12,7 +12,7 @@ from cupyflash.schedules.base import FLOAT32, GRANULE, Room, padded_dim, total_b
 from cupyflash.schedules.fa2_tiles import narrow as narrow_copies
 from cupyflash.schedules.fa2_tiles import positioned
 from cupyflash.schedules.mask_tiles import kept_bytes, words
-from cupyflash.schedules.moves import score_bytes
+from cupyflash.schedules.moves import part_bytes
 from cupyflash.tiling import DoesNotFit, TileSize
 from cupyflash.words import plural
 
@@ -79,7 +79,7 @@ def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int, 
         Room("Q, dO", stages * block_rows * (row + value_row)),
         Room("L, D", stages * 2 * block_rows * FLOAT32),
         Room("block_mask", block_mask_column_bytes(problem, block_rows)),
-        Room("score", score_bytes(problem, stages * block_rows, block_cols)),
+        Room("parts", part_bytes(problem, stages * block_rows, block_cols)),
     )
 
 
@@ -93,7 +93,7 @@ def query_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int 
         Room("V", stages * block_cols * value_row),
         Room("L, D", 2 * block_rows * FLOAT32),
         Room("block_mask", kept_bytes(problem, words(problem.seqlen_k, block_cols))),
-        Room("score", score_bytes(problem, block_rows, 2 * block_cols)),
+        Room("parts", part_bytes(problem, block_rows, 2 * block_cols)),
     )
 
 

@@ -83,16 +83,17 @@ class MaskTiles:
         planes, form = batches * heads, p.options.mask_function
         if form is None:
             return (("mask", planes * p.seqlen_q * p.seqlen_k, 1),)
-        once = p.seqlen_q * col_blocks, p.seqlen_k * row_blocks, p.seqlen_q * p.seqlen_k  # a row of each tile, a column, a score
+        # Once a tile, a row of each tile, a column of each, a score
+        once = row_blocks * col_blocks, p.seqlen_q * col_blocks, p.seqlen_k * row_blocks, p.seqlen_q * p.seqlen_k
         return tuple(
-            (score.field(load.name, "mask"), planes * sum(times for times, made in zip(once, where, strict=True) if made), size)
-            for load, where in score.loads_of_tile(form).items()
-            for size in (score.itemsize(form, load),)
+            (score.field(load.name, "mask"), planes * times, score.itemsize(form, load))
+            for loads, times in zip(score.parts(form), once, strict=True)
+            for load in loads
         )
 
     def constants(self) -> tuple[tuple[str, int | str], ...]:
         """What the kernel is compiled with."""
         form, (rows, cols) = self.problem.options.mask_function, self.blocks
-        own = () if form is None else score.mask_constants(form, hoisted=True)
+        own = () if form is None else score.mask_constants(form, by_tiles=True)
         sizes = ("BR", rows), ("BC", cols), ("TILES", self.field), *((("VARLEN", 1),) if self.packed else ())
         return (("ELEMENT", "float"), ("MASK", 1 if form is None else 2), *own, *sizes)

@@ -98,6 +98,11 @@ def _visits(schedule: BackwardSchedule, keys: int, heads: Heads) -> Visits:
     return Visits.of_heads((times, visits_of(schedule, keys, None if kept is None else kept.visited)) for times, kept in heads)
 
 
+def _asked(schedule: BackwardSchedule, keys: int, heads: Heads) -> Visits:
+    """The same of the blocks where a mask is asked."""
+    return _visits(schedule, keys, [(times, kept and Kept(kept.asked, kept.asked)) for times, kept in heads])
+
+
 def _loaded(schedule: BackwardSchedule, keys: int, heads: Heads) -> int:
     """The keys of the column blocks that any row block of any query head visits."""
     masks = [kept.visited for _, kept in heads if kept is not None]
@@ -170,7 +175,8 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
         form["dbias"] = (scores["bias"][0] // p.itemsize * FLOAT32,) * 2
     of_keys = sum(times * columns_of(schedule, keys, None if kept is None else kept.visited) for times, kept in heads)
     of_head = head_bytes(p, group * blocks_in(p.seqlen_k, schedule.block_cols))
-    return form | added(*[added(scores, of_head, tile_bytes(p, R, of_keys))] * len(made))
+    by_tiles = tile_bytes(p, R, of_keys, _asked(schedule, keys, heads).row_visits, of_keys)
+    return form | added(*[added(scores, of_head, by_tiles)] * len(made))
 
 
 def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Form:
@@ -191,7 +197,8 @@ def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Form:
         **state_bytes(schedule, visits.blocks),
     }
     of_head = head_bytes(p, schedule.group * blocks_in(p.seqlen_q, schedule.block_rows))
-    return form | added(_mask_bytes(schedule, keys, heads, by_tiles=True), of_head, tile_bytes(p, seen, loaded))
+    by_tiles = tile_bytes(p, seen, loaded, seen, _asked(schedule, keys, heads).keys)
+    return form | added(_mask_bytes(schedule, keys, heads, by_tiles=True), of_head, by_tiles)
 
 
 def _standard(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:
