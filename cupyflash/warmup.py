@@ -79,6 +79,7 @@ def warmup_decode(
     tree_mask: bool = False,
     causal: bool = True,
     window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
     score: Score | None = None,
     softcap: bool = False,
     alibi_slopes: bool = False,
@@ -90,10 +91,10 @@ def warmup_decode(
     The model that chooses kernels and splits looks at sizes, so they are asked for: `batch`, one or all that will be, as range(1,
     65); `heads` and `kv_heads` (None: as many); `queries` of each sequence; `room`, the keys that a sequence has room for: a
     cache's n, or `page_size` times the pages in a row of the block table. `append`, `tree_mask` and `sinks` say whether calls will
-    have new keys, the mask, sinks; `score`, `softcap` and `alibi_slopes` are `warmup`'s. Lengths do not matter, nor how many keys
-    are new, nor a window's size. A positive scale and contiguous arrays, or views of such, are assumed. On the current GPU the
-    kernels are loaded too; without a GPU it is the simulated device's kernels that are compiled and parsed. Nothing is run. Raises
-    as `attention_decode` does.
+    have new keys, the mask, sinks; `mask`, `score`, `softcap` and `alibi_slopes` are `warmup`'s. Lengths do not matter, nor how
+    many keys are new, nor a window's size. A positive scale and contiguous arrays, or views of such, are assumed. On the current
+    GPU the kernels are loaded too; without a GPU it is the simulated device's kernels that are compiled and parsed. Nothing is run.
+    Raises as `attention_decode` does.
     """
     for name, value in (("append", append), ("tree_mask", tree_mask)):
         require_flag(name, value)
@@ -104,6 +105,9 @@ def warmup_decode(
             raise ValueError(f"{name} must be at least 1, got 0")
     checked_size("room", room)
     options = Options(causal=causal, window=window, padded=True, sinks=sinks, score=_form(score, softcap, alibi_slopes))
+    if not isinstance(mask, Mask | None):
+        raise TypeError(f"mask must be a cupyflash.Mask or None, got {type(mask).__name__}")
+    options = replace(options, mask_function=None if mask is None else mask.form)
     cache = Cache(int(append), page_size, 0, tree_mask)
     if page_size is not None and room % page_size:
         raise ValueError(f"room must be whole pages of {page_size} keys (page_size), got {room}")

@@ -15,7 +15,7 @@
 //   TREE        whether a mask says which of the newest keys a query sees
 //   SCALE_FIRST whether S is scaled before its maximum is taken: with a score function, or a scale that is not positive
 //   PADDED      whether sequences have lengths; else all keys are cached     COPY_BYTES   width of a copy
-//   CAUSAL, WINDOW, SINKS  0 or 1: mask.cuh, sinks.cuh
+//   CAUSAL, WINDOW, MASK, SINKS  mask.cuh, mask_function.cuh (a function, asked for every score that position leaves), sinks.cuh
 #define SUB (BC / KEY_WARPS)
 constexpr int SCARCE = VALUE_DIM > 128 ? 4 : 0;
 #include "element.cuh"
@@ -187,11 +187,13 @@ __device__ __forceinline__ void scale_scores(float (&S)[N][4], const Params& p, 
 }
 
 // Scores of rows row0 + 8 h and columns from col0 on: -inf where a row does not see the key
-__device__ __forceinline__ void mask_scores(float (&S)[N][4], const Params& p, const Keys& keys, int row0, int col0) {
+//   heads: of the first of the rows
+__device__ __forceinline__ void mask_scores(float (&S)[N][4], const Params& p, const Keys& keys, const PartOfHead* heads, int row0,
+                                            int col0) {
   const int first = col0 + threadIdx.x % 4 * 2, newest = keys.all - p.Nq;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    const int query = (row0 + 8 * h) / PACK;
+    const int row = row0 + 8 * h, query = row / PACK;
     const int begin = visible_begin(keys.masks, query), end = query < p.Nq ? visible_end(keys.masks, query) : 0;
     const unsigned char* tree = keys.tree + query * p.tree_mask.row;
 #pragma unroll
@@ -199,8 +201,13 @@ __device__ __forceinline__ void mask_scores(float (&S)[N][4], const Params& p, c
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         const int col = first + 8 * n + e;
-        bool seen = col < end && (!WINDOW || col >= begin);
+        const bool there = col < end && (!WINDOW || col >= begin);
+        bool seen = there;
         if (TREE && seen && col >= newest) seen = load_in_place(tree + (col - newest) * p.tree_mask.col);
+        if constexpr (MASK) {  // also of what the tree leaves out, so that what is read follows from the lengths
+          const PartOfHead of_head = OF_HEAD ? heads[8 * h] : PartOfHead();
+          if (there) seen &= mask_holds(p, of_head, {}, {}, {keys.batch, keys.kv_head * PACK + row % PACK, query, col, p.Nq, keys.all});
+        }
         if (!seen) S[n][2 * h + e] = NEG_INF;
       }
   }
@@ -334,6 +341,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(__grid_constant_
   for (int i = 0; i < M; i++) state.minus_m[i][0] = state.minus_m[i][1] = -NEG_INF;
   const float factor = SCALE_FIRST ? 1.f : p.scale_log2;
   const int row0 = tile * BR + row_warp * 16 * M + lane / 4;
+  const PartOfHead* own_heads = heads + row0 - tile * BR;
   QueryRows<KeyTile, M, Q_IN_REGS> Q_rows;
   Q_rows.smem = Q_smem + row_warp * 16 * M * KeyTile::PAD;
   const unsigned at_keys = place_of_keys<KeyTile>();
@@ -359,14 +367,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(__grid_constant_
     scores(S, Q_rows, K_smem, at_keys);
     auto mask = [&](float (&S)[M][N][4]) {
 #pragma unroll
-      for (int i = 0; i < M; i++) mask_scores(S[i], p, keys, row0 + 16 * i, j * BC + key_warp * SUB);
+      for (int i = 0; i < M; i++) mask_scores(S[i], p, keys, own_heads + 16 * i, row0 + 16 * i, j * BC + key_warp * SUB);
     };
     if constexpr (SCALE_FIRST) {
 #pragma unroll
       for (int i = 0; i < M; i++)
-        scale_scores(S[i], p, keys, heads + row0 - tile * BR + 16 * i, row0 + 16 * i, j * BC + key_warp * SUB);
+        scale_scores(S[i], p, keys, own_heads + 16 * i, row0 + 16 * i, j * BC + key_warp * SUB);
     }
-    rescale(S, state, factor, offset, j < keys.whole_begin || j >= keys.whole_end, mask);
+    rescale(S, state, factor, offset, MASK || j < keys.whole_begin || j >= keys.whole_end, mask);
 #pragma unroll
     for (int k = 0; k < (N + 1) / 2; k++) weigh(S, state, factor, offset, k);
     add_weighted_values<ValueTile>(state.O, S, V_smem);

@@ -294,18 +294,19 @@ def execute_decode(
     *,
     seed: int | None = None,
     score: Score | None = None,
+    mask: Mask | None = None,
     **beside: np.ndarray | None,
 ) -> Execution:
     """Run the real kernels on `attention_decode`'s arrays; new keys go into the caches.
 
-    `beside` are k, v, block_table, tree_mask, (n_q, n_q) or (b, 1, n_q, n_q), and sinks, by name. `seed`, `score`, and what this
-    raises, as for `execute`.
+    `beside` are k, v, block_table, tree_mask, (n_q, n_q) or (b, 1, n_q, n_q), and sinks, by name. `seed`, `score`, `mask`, a
+    function, and what this raises, as for `execute`.
     """
     require_schedule(schedule, DecodeSchedule, "plan_decode")
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
     arrays |= {name: array for name, array in beside.items() if array is not None}
     _require_numpy(**arrays)
-    captured, numbers = _captured(schedule.problem, score)
+    captured, numbers = _captured(schedule.problem, score, mask)
     arrays |= captured
     posed, cache = decode.pose(arrays, replace(schedule.problem.options, key_lengths=None))
     _require_same(posed, schedule.problem)

@@ -176,13 +176,12 @@ def _forward(schedule: TileSchedule, inputs: Inputs, seed: int | None) -> Run:
 
 
 def _decode(schedule: DecodeSchedule, decoding: Decoding, seed: int | None) -> Run:
-    given = dict(decoding.arrays)
+    given: dict[str, Any] = dict(decoding.arrays)
     tree = given.pop("tree_mask", None)
     expected = {name: decoding.appended(name) for name in ("k_cache", "v_cache")}
     sequences = decoding.sequences  # of the caches as they are before the call
-    execution = execute_decode(
-        schedule, **given, tree_mask=None if tree is None else tree[:, None], seed=seed, score=decoding.score
-    )
+    given |= {"tree_mask": None if tree is None else tree[:, None], "score": decoding.score, "mask": decoding.mask}
+    execution = execute_decode(schedule, **given, seed=seed)
     wrong = []
     for name, cache in expected.items():
         bits = np.dtype(f"u{cache.itemsize}")

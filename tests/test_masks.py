@@ -20,7 +20,7 @@ from cupyflash import Device, Mask, Problem, Score, TileSchedule, compiler, laun
 from cupyflash.attention import pose
 from cupyflash.expressions.evaluate import evaluate
 from cupyflash.options import EMPTY, MIXED, WHOLE, Options, Pattern
-from cupyflash.schedules import Kernel, choose, mask_tiles, plan_backward, plan_decode, plan_varlen
+from cupyflash.schedules import Kernel, choose, mask_tiles, plan_backward, plan_varlen
 from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.score import Form, captured_values, parts, seen_by
 from cupyflash.sim import theory
@@ -366,7 +366,6 @@ def test_calls_that_are_refused() -> None:
     assert choose(problem, hopper).algorithm == "fa2" and "a mask" in choose(problem, hopper).reason
     for refused, said in (
         (lambda: plan(problem, hopper, "fa3").kernels(), "mask"),
-        (lambda: plan_decode(problem, A100), "mask"),
         (lambda: plan_varlen(problem, A100), "no pattern in common"),
         (lambda: verify(plan(problem, A100)), "the arrays of a mask function are not drawn"),
         (lambda: execute(plan(problem, A100), q, k, v, mask=STEPS), "another mask function"),

@@ -18,15 +18,23 @@ from test_varlen import UNEVEN, packed
 import cupyflash
 from cupyflash import Device, Mask, Problem
 from cupyflash.options import EMPTY, MIXED, WHOLE, Pattern
-from cupyflash.schedules import VarlenBackwardSchedule, VarlenSchedule, mask_tiles, plan_varlen, plan_varlen_backward
+from cupyflash.schedules import (
+    Cache,
+    VarlenBackwardSchedule,
+    VarlenSchedule,
+    mask_tiles,
+    plan_decode,
+    plan_varlen,
+    plan_varlen_backward,
+)
 from cupyflash.schedules.varlen import Seqlens, patterns_of
-from cupyflash.sim import execute_varlen, execute_varlen_backward, replay, theory
+from cupyflash.sim import execute_decode, execute_varlen, execute_varlen_backward, replay, theory
 from cupyflash.sim.execution import BackwardExecution, Execution
 from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.reference import forward
-from cupyflash.sim.yardstick import measure, measure_gradients
+from cupyflash.sim.yardstick import draw_decode, measure, measure_decode, measure_gradients
 from mutants import Mutant, check_mutant
-from suites import sweep
+from suites import sweep, wide
 
 A100 = Device.named("A100-40GB")
 B, H, HKV, N, D, TILES = len(UNEVEN), 4, 2, 130, 24, (32, 16)
@@ -196,6 +204,57 @@ def test_bounds_on_a_gpu_are_not_looked_at(cupy: Recorded) -> None:  # noqa: F81
         launches.append(len(cupy.launches) - before)
     assert launches == [2, 2, 1] and cupy.looked_at == 0
     assert [states.shape for states in tiled._found.values()] == [(1, 4, 300 // 64 + 3, 7)]
+
+
+DECODED = Mask(
+    "h == 0 and document[b, q] == document[b, k] or h == 1 and q - k < width or h == 2 and (k < prefix[b]) == (row == 1)"
+    " or h == 3 and seen[row, k]",
+    document=np.sort(RNG.integers(0, 4, (3, 160)), axis=1),
+    prefix=np.array([3, 150, 0], np.int32),
+    seen=RNG.random((3, 160)) < 0.2,
+    width=40,
+)
+
+
+@pytest.mark.parametrize(
+    ("splits", "cache"), [(4, Cache(2, 16, 40, True)), wide(1, Cache()), wide(7, Cache(page_size=48, pages=12))]
+)
+def test_decoding(splits: int, cache: Cache) -> None:
+    """Splits and sequences of which some rows see nothing; a head's part is one of each row of a tile."""
+    lengths = (140, 37, 0)
+    room = 160 if cache.page_size != 48 else 144
+    problem = Problem(3, 4, 2, 3, room, 32, "float16", window=(120, 0), padded=True, key_lengths=lengths)
+    mask = DECODED if room == 160 else Mask(DECODED.text, **DECODED.numbers, **_first(room))
+    problem = problem.asking(mask_function=mask.form)
+    schedule = plan_decode(problem, A100, cache, num_splits=splits, lse=True)
+    drawn = replace(draw_decode(problem, cache), mask=mask)
+    given: dict[str, Any] = {**drawn.arrays, "mask": mask}
+    if cache.tree:
+        given["tree_mask"] = drawn.arrays["tree_mask"][:, None]
+    sequences = drawn.sequences  # of the caches as they are before
+    found = execute_decode(schedule, **given)
+    assert found.findings == ()
+    assert found.traffic == theory.traffic(schedule) == replay(schedule) == replay(schedule, literal=True)
+    numbers = measure_decode(found.out, found.lse, sequences)
+    assert all(each.good for each in numbers.values()), numbers
+    assert found.lse is not None and np.isneginf(found.lse[0]).any() and np.isfinite(found.lse[0]).any()
+
+
+def _first(room: int) -> dict[str, Any]:
+    """What DECODED captures, for sequences with less room."""
+    return DECODED.arrays | {"document": DECODED.arrays["document"][:, :room], "seen": DECODED.arrays["seen"][:, :room]}
+
+
+def test_decoding_of_calls() -> None:
+    """What attention_decode gives is what a call with an array gives; attention itself splits keys where it is asked to."""
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((1, heads, n, 32)).astype(np.float16) for heads, n in ((4, 2), (2, 90), (2, 90)))
+    mask = Mask("q - k < 30 or k < first[h]", first=np.array([0, 5, 9, 90], np.int32))
+    seen = np.stack([[(i + 88 - np.arange(90) < 30) | (np.arange(90) < first) for i in range(2)] for first in (0, 5, 9, 90)])
+    plain = cupyflash.attention(q, k, v, mask=seen & (np.arange(90) <= np.arange(2)[:, None] + 88))
+    out = cupyflash.attention_decode(q, k, v, [90], mask=mask, num_splits=3)
+    split = cupyflash.attention(q, k, v, mask=mask, causal=True, algorithm="decode")
+    assert np.allclose(out, plain, atol=2e-3) and np.allclose(split, plain, atol=2e-3)
 
 
 MUTANTS = {
