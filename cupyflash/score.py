@@ -70,7 +70,7 @@ class Form:
         return loads(self.tree)
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> None:
-        """ValueError unless captured arrays of these shapes fit a problem.
+        """ValueError unless captured arrays of these shapes, or those of them that there are, fit a problem.
 
         `sizes` are the lengths of "b" (batch), "h" (heads), "kv_h" (heads of K and V), "row" (n_q) and "k" (n_k). An axis that
         one of these indexes alone must have just this length, so that the kernel need not clamp it (what is the same along an axis
@@ -79,8 +79,8 @@ class Form:
         """
         there = all(sizes[name] for name in ("b", "h", "row"))
         for load in self.loads:
-            shape = shapes[load.name]
-            for axis, (index, length) in enumerate(zip(load.indices, shape, strict=True)):
+            shape = shapes.get(load.name, ())
+            for axis, (index, length) in enumerate(zip(load.indices, shape, strict=bool(shape))):
                 position = counted(index)
                 if position and length != sizes[position]:
                     wanted = f"length {sizes[position]:,} along axis {axis}, which {position} indexes"
@@ -384,6 +384,10 @@ def captured_by(form: Form, arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
+# Scores that a mask function is evaluated for by NumPy
+AT_A_TIME = 1 << 22
+
+
 def seen_by(form: Form, problem: Any, values: Mapping[str, Any], sequence: int = 0) -> np.ndarray:
     """What a mask function says of each score of a problem, as the kernels compute it, in float32; it broadcasts to S's shape.
 
@@ -391,8 +395,17 @@ def seen_by(form: Form, problem: Any, values: Mapping[str, Any], sequence: int =
     number `sequence`, which is then b in the line.
     """
     at = positions(sizes_of(problem))
-    found: np.ndarray = evaluate(form.tree, at | {"b": at["b"] + sequence} | dict(values), np.float32)
-    return found
+    at |= {"b": at["b"] + sequence, **values}
+
+    def of_rows(rows: slice) -> np.ndarray:
+        """A few at a time, since each operation makes an array of 32 bits a score."""
+        found: np.ndarray = evaluate(form.tree, at | {name: at[name][..., rows, :] for name in ("row", "q")}, np.float32)
+        return found
+
+    step, along = max(1, AT_A_TIME // max(1, problem.head_count * problem.seqlen_k)), depends_on(form.tree)
+    if "row" not in along or problem.seqlen_q <= step:
+        return of_rows(slice(None))
+    return np.concatenate([of_rows(slice(row, row + step)) for row in range(0, problem.seqlen_q, step)], axis=-2)
 
 
 def sizes_of(problem: Any) -> dict[str, int]:

@@ -19,7 +19,7 @@ from cupyflash.gradients import of_heads
 from cupyflash.options import Options, Pattern
 from cupyflash.problem import Problem
 from cupyflash.schedules import Cache, TileSchedule
-from cupyflash.score import Form, Mask, Score, sizes_of
+from cupyflash.score import Form, Mask, Score, seen_by, sizes_of
 from cupyflash.sim.inputs import Decoding, Inputs
 from cupyflash.sim.reference import Rounding, backward, before_function, forward, masked_scores, products
 
@@ -84,6 +84,8 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
         known = p.options.pattern
         random = rng.random(scores) < 0.7
         drawn["mask"] = random if known is None or known.bits is None else known.kept
+    if p.options.mask_function is not None and p.options.pattern is not None:
+        drawn["mask"] = np.broadcast_to(p.options.pattern.kept, scores)
     if p.options.bias:
         drawn["bias"] = rng.standard_normal(scores).astype(np.float32).astype(DTYPES[p.dtype])
     if p.options.padded:
@@ -96,18 +98,23 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
     return drawn
 
 
-def knowing_mask(schedule: AnyTiles, seed: int = 0) -> AnyTiles:
-    """The schedule of a problem that knows what the mask says that is drawn for it, which its counts depend on."""
+def knowing_mask(schedule: AnyTiles, seed: int = 0, mask: Mask | None = None) -> AnyTiles:
+    """The schedule of a problem that knows what the mask says that is drawn for it, or `mask`, a function, which its counts depend
+    on."""
     p = schedule.problem
-    if not p.options.mask or p.options.pattern is not None:
+    if p.options.pattern is not None or not (p.options.mask or mask is not None):
         return schedule
-    return replace(schedule, problem=p.asking(pattern=Pattern.of(draw_masks(p, seed)["mask"])))
+    said = draw_masks(p, seed)["mask"] if mask is None else seen_by(mask.form, p, mask.arrays | mask.numbers)
+    return replace(schedule, problem=p.asking(pattern=Pattern.of(said)))
 
 
-def drawn(problem: Problem, seed: int = 0, v_mean: float = 0.0, blocks: tuple[int, int] | None = None) -> Inputs:
-    """q, k, v and what a problem says comes beside them; a block mask is one of `blocks` (Br, Bc)."""
-    options = replace(problem.options, block_mask=None)
-    score, dropout = draw_score(problem, seed), Dropout(DROPPED, 2**40 + seed, 1) if problem.options.dropout else None
+def drawn(
+    problem: Problem, seed: int = 0, v_mean: float = 0.0, blocks: tuple[int, int] | None = None, dropped: float = DROPPED
+) -> Inputs:
+    """q, k, v and what a problem says comes beside them, of a mask function that is known what it says; a block mask is one of
+    `blocks` (Br, Bc); weights are `dropped` with that probability, where any are."""
+    options = replace(problem.options, block_mask=None, mask_function=None, pattern=None, tiles_given=False)
+    score, dropout = draw_score(problem, seed), Dropout(dropped, 2**40 + seed, 1) if problem.options.dropout else None
     return Inputs(*draw(problem, seed, v_mean), options, draw_masks(problem, seed), blocks, score, dropout=dropout)
 
 

@@ -179,7 +179,8 @@ def most_rows(problem: Problem, device: Device) -> int:
     if d <= 96:
         return 32 if masked or positioned(problem) or device.compute_capability >= (12, 0) else 64
     both = problem.options.masked and problem.options.bias  # with the addresses of narrow copies
-    return 16 if (d > 192 and masked) or (both and narrow_copies(problem)) else 32
+    parts = part_bytes(problem, GRANULE, GRANULE) > 0 and device.compute_capability < (8, 0)  # score_parts.cuh
+    return 16 if (d > 192 and masked) or (both and narrow_copies(problem)) or parts else 32
 
 
 def _blocks(within: tuple[int, int] | None) -> Iterator[tuple[int, int]]:
