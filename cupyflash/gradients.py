@@ -202,6 +202,7 @@ def attention_varlen_backward(
     *,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
+    mask: Any | None = None,
     score: Score | None = None,
     softcap: float | None = None,
     alibi_slopes: Any | None = None,
@@ -221,16 +222,19 @@ def attention_varlen_backward(
     On a GPU pass both `max_seqlen`, or the bounds as NumPy arrays, as there.
     """
     score = one_score(score, softcap, alibi_slopes)
-    captured, numbers = captured_values(score)
+    given = Given.of_sequences(mask)
+    captured, numbers = captured_values(score, given.function)
     form, dropped = None if score is None else score.form, Dropout.asked(dropout, seed, offset, dropout_origin)
     options = Options.asked(causal, window, scale, packed=True, score=form, dropout=dropped is not None)
     ways = _ways("fa2", tiling, deterministic=deterministic, dbias=False, bias=None)
     arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, sinks=sinks, **captured)
     gpu, bounds, beside = varlen.bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
+    options = given.asked(options, arrays["q"], arrays["k"], bounds)
     with device_of(gpu, **arrays, **beside):
         longest, functions = (max_seqlen_q, max_seqlen_k), (_posed, _prepare_varlen)
         call = varlen.kept_sequences(functions, gpu, _readable(arrays), bounds, longest, options, ways)
         arrays |= vectors_on_device(gpu, arrays | bounds) | _beside(gpu, arrays)
+        arrays |= given.states(call.given_tiles, gpu, arrays | dict(numbers))
         made = call.launch(by_tensor(arrays), dict(numbers) if dropped is None else dict(numbers) | dropped.numbers)
     return tuple(_returned(gpu, made))
 

@@ -99,14 +99,14 @@ fa2_backward(__grid_constant__ const Params given) {
   Element* ring = P_smem + (WIDE ? 1 : ROW_WARPS - 1) * BC * ScoreTile::PAD;  // SLOTS x (BR x d), (BR x d_v)
   float* row_ring = reinterpret_cast<float*>(ring + SLOTS * SLOT);                // SLOTS x 2 BR
   unsigned* row_parts = reinterpret_cast<unsigned*>(row_ring + SLOTS * 2 * BR);  // SLOTS x those of score_parts.cuh
-  unsigned* key_parts = row_parts + SLOTS * SCORE_ROW_LOADS * BR;
-  unsigned* kept = key_parts + SCORE_KEY_LOADS * BC;
+  unsigned* key_parts = row_parts + SLOTS * ROW_LOADS * BR;
+  unsigned* kept = key_parts + KEY_LOADS * BC;
   auto slot_at = [&](int s) {
     Element* at = ring + s * SLOT;
     return Slot{at, !BY_TURNS ? at + BR * KeyTile::PAD : WITH_DK ? at : V_smem, row_ring + s * 2 * BR, row_ring + s * 2 * BR + BR};
   };
 
-  auto parts_at = [&](int s) { return shared_address(row_parts + s * SCORE_ROW_LOADS * BR); };
+  auto parts_at = [&](int s) { return shared_address(row_parts + s * ROW_LOADS * BR); };
 
   // By a shuffle: what all lanes of a warp have in common can be known to be so, and kept once for all of them.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -144,8 +144,9 @@ fa2_backward(__grid_constant__ const Params given) {
   bool visited = first_block < end_block;
   if constexpr (SKIPS) {
     bool any = false;
+    const long long first_of_all = VARLEN ? first_query / BR + number : 0;  // of its row blocks
     for (int h = 0; h < p.group; h++) {
-      const BlockMask keep = block_mask_of(p, batch, kv_head * p.group + h).transposed();
+      const BlockMask keep = block_mask_of(p, batch, kv_head * p.group + h, first_of_all).transposed();
       any |= read_block_mask<KEPT_COLS, KEPT_ROWS>(kept + h * words, keep, j, first_block, end_block, warp, WARPS);
     }
     visited = __syncthreads_or(any);
@@ -179,9 +180,9 @@ fa2_backward(__grid_constant__ const Params given) {
     const Blocks blocks = {first_block, end_block, kept + h * words};
     int i = blocks.below(blocks.end);
     if (i < blocks.begin) continue;
-    if constexpr (SCORE_KEY_LOADS > 0) {
+    if constexpr (KEY_LOADS > 0) {
       KeyParts<BC, THREADS> own;
-      own.ask(p, masks.of_head, score_at(masks, 0, j * BC, Nq), cols);
+      own.ask(p, masks.of_head, score_at(masks, 0, j * BC, Nq), cols, true);
       own.store(shared_address(key_parts));
       masks.of_keys = shared_address(key_parts) - 4 * j * BC;
     }
@@ -213,7 +214,8 @@ fa2_backward(__grid_constant__ const Params given) {
         copy_float(slot.L + r, inside ? p.L + row0 + i * BR + r : p.L, inside);
         if constexpr (WITH_DK) copy_float(slot.D_i + r, inside ? p.D + row0 + i * BR + r : p.D, inside);
       }
-      coming.ask(p, masks.of_head, score_at(masks, i * BR, 0, Nq), rows);
+      if constexpr (ROW_LOADS > 0)
+        coming.ask(p, masks.of_head, score_at(masks, i * BR, 0, Nq), rows, MASK && blocks.asks(i));
     };
     fetch(i, slot_at(which));
     close_group();
@@ -222,7 +224,7 @@ fa2_backward(__grid_constant__ const Params given) {
     while (i >= blocks.begin) {
       const int next = blocks.below(i);
       const Slot slot = slot_at(which);
-      if constexpr (SCORE_ROW_LOADS > 0) masks.of_rows = parts_at(which) - 4 * i * BR;
+      if constexpr (ROW_LOADS > 0) masks.of_rows = parts_at(which) - 4 * i * BR;
       wait_for_groups<0>();
       bool large = false;  // any of the rows whose L this thread copied
 #pragma unroll
@@ -325,7 +327,7 @@ fa2_backward(__grid_constant__ const Params given) {
             for (int m = 0; m < M; m++)
               each_score_transposed<N>(masks, warp_key + 16 * m + g, first, Nq, [&](int n, int e, int row, int key, bool seen) {
                 if constexpr (MASK) {
-                  if (seen && asks) seen = mask_says(masks, row, key, Nq);
+                  if (seen && asks) seen = mask_says(masks, asked_of_row(masks, row), row, key, Nq);
                 }
                 if (!seen) P[m][n][e] = NEG_INF;
               });
@@ -421,7 +423,7 @@ fa2_backward(__grid_constant__ const Params given) {
           for (int n = unknown(warp); n < ITEMS; n += WARPS) add_item(item_at(n), item_at(n).sum - item_at(warp).sum);
         }
       }
-      if (SCORE_ROW_LOADS > 0 && next >= blocks.begin) coming.store(parts_at(which));
+      if (ROW_LOADS > 0 && next >= blocks.begin) coming.store(parts_at(which));
       i = next;
     }
   }

@@ -93,8 +93,8 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   float* L_smem = reinterpret_cast<float*>(dS_smem + (WIDE ? BR * ScoreTile::PAD : 0));  // (BR)
   float* D_smem = L_smem + BR;                                                           // (BR)
   unsigned* row_parts = reinterpret_cast<unsigned*>(D_smem + BR);  // score_parts.cuh
-  unsigned* key_parts = row_parts + SCORE_ROW_LOADS * BR;          // two blocks'
-  unsigned* kept = key_parts + 2 * SCORE_KEY_LOADS * BC;
+  unsigned* key_parts = row_parts + ROW_LOADS * BR;          // two blocks'
+  unsigned* kept = key_parts + 2 * KEY_LOADS * BC;
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int own_rows = warp % ROW_WARPS * WARP_ROWS, col_warp = warp / ROW_WARPS;
@@ -113,7 +113,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   const int first_key = visible_begin(masks, row_block), end_key = visible_end(masks, last_row);
   const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
   if constexpr (SKIPS) {
-    const BlockMask keep = block_mask_of(p, place.batch, place.head);
+    const BlockMask keep = block_mask_of(p, place.batch, place.head, place.first_block<BR>());
     read_block_mask<KEPT_ROWS, KEPT_COLS>(kept, keep, place.i, blocks.begin, blocks.end, warp, WARPS);
     __syncthreads();
   }
@@ -122,7 +122,8 @@ fa2_backward_queries(__grid_constant__ const Params given) {
                    p.K.at, p.K.row, p.V.row, keys};
   StreamOfParts<BC, THREADS> parts;
   auto ask_for_parts = [&](int j) {
-    parts.ask(p, masks.of_head, score_at(masks, 0, j * BC, Nq), j >= blocks.begin ? keys - j * BC : 0);
+    const bool wanted = j >= blocks.begin;
+    parts.ask(p, masks.of_head, score_at(masks, 0, j * BC, Nq), wanted ? keys - j * BC : 0, MASK && wanted && blocks.asks(j));
   };
   int j = blocks.below(blocks.end);
 
@@ -144,14 +145,14 @@ fa2_backward_queries(__grid_constant__ const Params given) {
     }
     close_group();
     stream.start(ring, j);
-    if constexpr (SCORE_KEY_LOADS > 0) {
+    if constexpr (KEY_LOADS > 0) {
       parts.start(shared_address(key_parts));
       ask_for_parts(j);
       parts.put();
     }
-    if constexpr (SCORE_ROW_LOADS > 0) {
+    if constexpr (ROW_LOADS > 0) {
       RowParts<BR, THREADS> own;
-      own.ask(p, masks.of_head, score_at(masks, row_block, 0, Nq), rows);
+      own.ask(p, masks.of_head, score_at(masks, row_block, 0, Nq), rows, true);
       own.store(shared_address(row_parts));
       masks.of_rows = shared_address(row_parts) - 4 * row_block;
     }
@@ -183,7 +184,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
     wait_for_groups<0>();
     __syncthreads();  // K_j and V_j are there for all; all are done with the blocks before
     stream.slot = stream.both - stream.slot;
-    if constexpr (SCORE_KEY_LOADS > 0) {
+    if constexpr (KEY_LOADS > 0) {
       masks.of_keys = parts.turn(j * BC);
       ask_for_parts(next);
     }

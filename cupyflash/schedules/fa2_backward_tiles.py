@@ -12,7 +12,7 @@ from cupyflash.schedules.base import FLOAT32, GRANULE, Room, padded_dim, total_b
 from cupyflash.schedules.fa2_tiles import narrow as narrow_copies
 from cupyflash.schedules.fa2_tiles import positioned
 from cupyflash.schedules.mask_tiles import kept_bytes, words
-from cupyflash.schedules.moves import score_bytes
+from cupyflash.schedules.moves import part_bytes
 from cupyflash.tiling import DoesNotFit, TileSize
 from cupyflash.words import plural
 
@@ -96,7 +96,7 @@ def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int, 
         Room("Q, dO", block_rows * (stages * (row + value_row) or max(row, value_row))),
         Room("L, D", slots * 2 * block_rows * FLOAT32),
         Room("block_mask", block_mask_column_bytes(problem, block_rows)),
-        Room("score", score_bytes(problem, slots * block_rows, block_cols)),
+        Room("parts", part_bytes(problem, slots * block_rows, block_cols)),
     )
 
 
@@ -118,7 +118,7 @@ def query_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int)
         Room("dS", wide * block_rows * block_cols * size),
         Room("L, D", 2 * block_rows * FLOAT32),
         Room("block_mask", kept_bytes(problem, words(problem.seqlen_k, block_cols))),
-        Room("score", score_bytes(problem, block_rows, 2 * block_cols)),
+        Room("parts", part_bytes(problem, block_rows, 2 * block_cols)),
     )
 
 
@@ -217,7 +217,8 @@ def most_rows(problem: Problem, device: Device, warps: Warps) -> int:
         return (32 if device.compute_capability >= (12, 0) else 48) if masked else 64
     if d <= 96:
         return 32 if masked or positioned(problem) or device.compute_capability >= (12, 0) else 64
-    return 16 if (d > 192 and masked) or both else 32
+    parts = part_bytes(problem, GRANULE, GRANULE) > 0 and device.compute_capability < (8, 0)  # score_parts.cuh
+    return 16 if (d > 192 and masked) or both or parts else 32
 
 
 def _blocks(within: tuple[int, int] | None) -> Iterator[tuple[int, int]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from cupyflash.options import EMPTY, MIXED, WHOLE
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.sim import machine, theory
 from cupyflash.sim.cli import predict_decode
@@ -22,6 +23,7 @@ EXAMPLES = examples(
     "cupyflash predict --seqlen 8192 --head-dim 128 --heads 16 --causal",
     "cupyflash predict --seqlen 4096 --head-dim 64 --algorithm fa1 --sram 8KB",
     "cupyflash predict --seqlen 4096 --head-dim 64 --backward --json",
+    "cupyflash predict --seqlen 4096 --head-dim 64 --mask-function 'k < q + 9'",
     "cupyflash predict --decode --seqlen-k 4096 --page-size 16 --append 1",
 )
 
@@ -58,6 +60,7 @@ def predict(request: Request, as_json: bool) -> None:
         **request.report,
         "device": {"name": device.name, "sram_bytes": device.sram_per_block, "sram_elements": elements},
         "tiling": tiling_report(schedule),
+        "mask_tiles": tiles_of(schedule),
         "traffic": form.as_dict(),
         "replay_agrees": None if replayed is None else replayed.traffic == form,
         "peak_sram_bytes": None if replayed is None else replayed.peak_sram_bytes,
@@ -81,6 +84,14 @@ def predict(request: Request, as_json: bool) -> None:
         raise Found("the replay disagrees with the closed form")
 
 
+def tiles_of(schedule: TileSchedule) -> dict[str, int] | None:
+    """How many tiles a mask leaves empty, mixed and whole, of the heads for which it is different; None where that is not known."""
+    states = [each.states for each in schedule.mask_tiles[:1]]
+    if not states or states[0] is None:
+        return None
+    return {name: int((states[0] == state).sum()) for name, state in (("empty", EMPTY), ("mixed", MIXED), ("whole", WHOLE))}
+
+
 def ratio(form: Traffic, standard: Traffic) -> float | None:
     """Bytes beside standard attention's; None where that moves nothing."""
     return form.total_bytes / standard.total_bytes if standard.total_bytes else None
@@ -97,7 +108,7 @@ def side_by_side(request: Request, asked: TileSchedule, standard: Traffic) -> di
     for algorithm in (*["decode"] * split, *["fa3"] * hopper, "fa2", "fa1", "standard"):
         try:
             own = algorithm == request.algorithm
-            schedule = asked if own else replace(request, algorithm=algorithm, tiling=None).schedule()
+            schedule = asked if own else other_schedule(request, algorithm)
         except ValueError as error:  # its blocks do not fit the SRAM, or it has no such mask
             told[algorithm] = {"refused": str(error)}
             continue
@@ -106,6 +117,12 @@ def side_by_side(request: Request, asked: TileSchedule, standard: Traffic) -> di
         blocks = {"block_rows": used.block_rows, "block_cols": used.block_cols}
         told[algorithm] = blocks | moved(form, standard)
     return told | {"standard_ideal": moved(standard, standard)}
+
+
+def other_schedule(request: Request, algorithm: str) -> TileSchedule:
+    """Another algorithm's for the same problem: in float32 only that of standard attention has S in memory."""
+    problem = request.problem if algorithm == "standard" else request.problem.asking(score_dtype=None)
+    return replace(request, problem=problem, algorithm=algorithm, tiling=None).schedule()
 
 
 def moved(form: Traffic, standard: Traffic) -> dict[str, Any]:
@@ -130,6 +147,12 @@ def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> 
     rows = [(name, f"{row['read_bytes']:,}", f"{row['write_bytes']:,}") for name, row in form.as_dict().items()]
     show_table(("tensor", "bytes read", "bytes written"), rows)
     click.echo()
+    if request.problem.options.masked:
+        tiles = report["mask_tiles"]
+        if tiles:
+            say(f"tiles of the mask: {', '.join(f'{count:,} {state}' for state, count in tiles.items())}")
+        else:
+            say("what the mask says is not known, or skips no tiles: counted is that it is asked for every score")
     if report["replay_refused"]:
         say(f"replay on the SRAM machine refused: {report['replay_refused']}")
     else:

@@ -26,6 +26,7 @@ from cupyflash.sim.theory.visits import (
     mask_bytes,
     masks_and_lengths,
     searched_bytes,
+    searched_tiles,
     seen_blocks,
     state_bytes,
     states_made,
@@ -56,9 +57,7 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule | DropoutMaskSchedu
         by_tiles = isinstance(schedule, Fa2Schedule) and schedule.by_tiles
         of_one = mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols), by_tiles)
         own = {name: (together * read, 0) for name, (read, _) in of_one.items()}
-        of_all |= added(
-            own, head_bytes(p, _blocks_of_scores(schedule)), _of_tiles(schedule, keys, kept and kept.visited) if by_tiles else {}
-        )
+        of_all |= added(own, head_bytes(p, _blocks_of_scores(schedule)), _of_tiles(schedule, keys, kept) if by_tiles else {})
         for name, moved in of_all.items():
             for write, nbytes in enumerate(moved):
                 total[name, bool(write)] += times * nbytes
@@ -68,10 +67,11 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule | DropoutMaskSchedu
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 
-def _of_tiles(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
-    """What a score function reads for rows, once where they visit any column block, and for keys, at each visit."""
-    visits = visits_of(schedule, keys, kept)
-    return tile_bytes(schedule.problem, visits.rows, visits.keys)
+def _of_tiles(schedule: TileSchedule, keys: int, kept: Kept | None) -> dict[str, tuple[int, int]]:
+    """What functions read for rows, once where they visit any column block, and for keys, at each visit; a mask's at those where it
+    is asked."""
+    visits, asked = (visits_of(schedule, keys, kept and kept[place]) for place in range(2))
+    return tile_bytes(schedule.problem, visits.rows, visits.keys, visits.rows, asked.keys)
 
 
 def _blocks_of_scores(schedule: TileSchedule) -> int:
@@ -105,6 +105,8 @@ def _varlen(schedule: VarlenSchedule) -> Traffic:
     looked, given = searched_bytes(p.heads, p.batch, packed.total_q, schedule.block_rows)
     warps = 1 + schedule.block_rows // 16 if schedule.algorithm == "fa3" else 1
     total["cu_seqlens_q", False], total["cu_seqlens_k", False] = warps * looked, warps * given
+    for name, read in searched_tiles(schedule).items():
+        total[name, False] += read
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 
