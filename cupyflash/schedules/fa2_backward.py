@@ -117,7 +117,9 @@ class QueriesSchedule(_Fa2Kernels):
         d, dv, size = p.head_dim, p.head_dim_v, p.itemsize
         values = "V" if self.stages else "K"
         counted = tuple(
-            Visit(int(times), (Move("K", cols * d, size, tile="K"), Move("V", cols * dv, size, tile=values), *key_moves(p, cols, 0)))
+            Visit(
+                int(times), (Move("K", cols * d, size, tile="K"), Move("V", cols * dv, size, tile=values), *key_moves(p, cols, 0))
+            )
             for times, cols in zip(visits.sum(axis=1), (self.block_cols, tail_cols), strict=True)
             if times
         )
