@@ -105,8 +105,8 @@ class RingModel:
 
     @cached_property
     def busiest(self) -> int:
-        """The rank with the most scores."""
-        return int(np.argmax(np.array(self.work, float)))
+        """The rank with the most scores: the last of several, which adds up most."""
+        return max(range(self.ring.ranks), key=lambda rank: (self.work[rank], rank))
 
     @cached_property
     def balance(self) -> float:
@@ -197,7 +197,9 @@ class RingModel:
     @cached_property
     def waits(self) -> tuple[float, float]:
         """Seconds in which the busiest rank only waits for transfers: during its steps, and before or after them all."""
-        waiting = [(step.products > 0, max(0.0, step.seconds - step.products - step.sums)) for step in self.timeline(self.busiest)]
+        waiting = [
+            (step.products > 0, max(0.0, step.transfer - (step.products + step.sums))) for step in self.timeline(self.busiest)
+        ]
         return sum(x for computes, x in waiting if computes), sum(x for computes, x in waiting if not computes)
 
     @cached_property
