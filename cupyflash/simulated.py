@@ -94,9 +94,19 @@ class PreparedSimulation:
     def given_tiles(self) -> tuple[MaskTiles, ...]:
         return self.schedule.given_tiles
 
+    # The two places where attention reaches into the simulator.
+    def compile(self) -> None:
+        """What else the first launch would do. RuntimeError for what takes too long."""
+        from cupyflash.sim.estimate import refuse_slow
+        from cupyflash.sim.execution import module
+
+        refuse_slow(self.schedule, self.simulation.max_seconds)
+        for kernel in self.schedule.kernels():
+            if kernel.grid:
+                module(kernel, self.schedule.chip.compute_capability)
+
     def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Run the kernels and return the outputs, by name. RuntimeError for what takes too long, or findings."""
-        # The one place where attention reaches into the simulator.
         from cupyflash.sim.estimate import refuse_slow
         from cupyflash.sim.execution import run_kernels
 
