@@ -17,7 +17,7 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.distributed.layout import part_length
 from cupyflash.distributed.plan import RingPlan, Step, plan_ring
-from cupyflash.expressions.tree import POSITIONS, Name, walk
+from cupyflash.distributed.positions import by_position
 from cupyflash.multiprocessor import clock_rate
 from cupyflash.problem import Problem
 from cupyflash.schedules import choose, decode_tiles, fa2_tiles, fa3_tiles
@@ -29,9 +29,8 @@ from cupyflash.sim.traffic import Traffic
 def ring_of(problem: Problem, ranks: int, layout: str = "zigzag", gather: bool = False) -> RingPlan:
     """The plan of a problem over so many ranks."""
     asked = problem.options
-    said = asked.score is not None and any(isinstance(node, Name) and node.name in POSITIONS for node in walk(asked.score.tree))
-    by_position = bool(said or asked.dropout or asked.masked or asked.bias)
-    return plan_ring(problem.seqlen_q, problem.seqlen_k, ranks, layout, asked.causal, asked.window, gather, by_position)
+    placed = asked.dropout or by_position(asked.score) or by_position(asked.mask_function)
+    return plan_ring(problem.seqlen_q, problem.seqlen_k, ranks, layout, asked.causal, asked.window, gather, placed)
 
 
 @lru_cache(maxsize=4096)
