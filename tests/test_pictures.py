@@ -37,10 +37,10 @@ def texts(path: Path) -> dict[str, str]:
 MASKS = [f"masks_{name}.png" for name in ("documents", "prefix_lm", "global_window", "dilated", "tree")]
 
 
-@pytest.mark.parametrize("name", ["theorem2.png", MASKS[0], *map(wide, MASKS[1:])])
+@pytest.mark.parametrize("name", ["theorem2.png", MASKS[0], *map(wide, ["ranks.png", *MASKS[1:]])])
 def test_a_picture_shows_today_s_counts(name: str) -> None:
     pytest.importorskip("matplotlib")
     pictures = script()
-    assert set(pictures.PICTURES) == {"theorem2.png", *MASKS}
+    assert set(pictures.PICTURES) == {"theorem2.png", "ranks.png", *MASKS}
     drawn = texts(DOCS / name)[pictures.KEY]
     assert drawn == pictures.digest(pictures.PICTURES[name]()), "python docs/pictures.py draws it anew"
