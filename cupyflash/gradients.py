@@ -161,7 +161,7 @@ def _returned(gpu: bool, made: Mapping[str, Any]) -> Iterator[Any]:
 def of_heads(rows: Any) -> Any:
     """The sums over each head's rows, (h,), of an array (..., h, n) or (n,) of NumPy or CuPy."""
     heads = rows.shape[-2] if rows.ndim > 1 else 1
-    return rows.reshape(-1, heads, rows.shape[-1]).sum(axis=(0, 2))
+    return rows.reshape(math.prod(rows.shape[:-2]), heads, rows.shape[-1]).sum(axis=(0, 2))
 
 
 def _aligned(problem: Problem, alignment: int) -> Problem:

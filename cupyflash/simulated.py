@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -31,6 +32,8 @@ class Simulation:
     max_seconds: float
 
 
+# What a kernel has run is counted where its code is: threads take turns.
+_machine = threading.Lock()
 _chosen: ContextVar[Simulation | None] = ContextVar("cupyflash_simulation", default=None)
 
 
@@ -101,9 +104,10 @@ class PreparedSimulation:
         from cupyflash.sim.execution import module
 
         refuse_slow(self.schedule, self.simulation.max_seconds)
-        for kernel in self.schedule.kernels():
-            if kernel.grid:
-                module(kernel, self.schedule.chip.compute_capability)
+        with _machine:
+            for kernel in self.schedule.kernels():
+                if kernel.grid:
+                    module(kernel, self.schedule.chip.compute_capability)
 
     def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Run the kernels and return the outputs, by name. RuntimeError for what takes too long, or findings."""
@@ -114,7 +118,8 @@ class PreparedSimulation:
         outputs = {name: np.empty(made.shape, made.dtype) for name, made in self.outputs.items()}
         workspaces = {name: np.empty(made.shape, made.dtype) for name, made in self.workspaces.items()}
         values = with_arrays(self.values, {**arrays, **outputs, **workspaces}) | dict(numbers or {})
-        _, _, findings = run_kernels(self.schedule, values, (*self.schedule.results, *workspaces))
+        with _machine:
+            _, _, findings = run_kernels(self.schedule, values, (*self.schedule.results, *workspaces))
         refuse_findings(findings)
         return outputs
 

@@ -46,8 +46,8 @@ def require_alike(told: list[Mapping[str, str]]) -> None:
 def _ranks(ranks: list[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    few = ", ".join(map(str, ranks[:8]))
-    return f"ranks {few}" if len(ranks) <= 8 else f"ranks {few} and {len(ranks) - 8} more"
+    few, last = (ranks[:-1], str(ranks[-1])) if len(ranks) <= 8 else (ranks[:8], f"{len(ranks) - 8} more")
+    return f"ranks {', '.join(map(str, few))} and {last}"
 
 
 class Watch:
