@@ -83,21 +83,20 @@ def draw_cache(points: Sequence[CachePoint], problem: str, device: str) -> Figur
     return figure
 
 
-def blank(height: float = 6.1) -> Figure:
-    """An empty figure. Raises ImportError without matplotlib."""
+def new_figure(size: tuple[float, float], rows: int = 1) -> tuple[Figure, Any]:
+    """A figure of (width, height) in inches and its axes, several for several rows. Raises ImportError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"drawing needs matplotlib ({error}): pip install 'cupyflash[plot]'") from error
 
-    figure: Figure = Figure(figsize=(8.6, height), layout="constrained")
-    return figure
+    figure: Figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, 1, sharex=True)
 
 
 def _log_log() -> tuple[Figure, Any]:
-    """A figure and its axes."""
-    figure = blank()
-    axes: Any = figure.add_subplot()
+    """A figure and its axes. Raises ImportError without matplotlib."""
+    figure, axes = new_figure((8.6, 6.1))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     return figure, axes

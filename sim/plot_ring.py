@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cupyflash.device import Device
 from cupyflash.problem import Problem
 from cupyflash.sim import text
-from cupyflash.sim.plot import TITLE_WIDTH, along_x, blank, in_bytes
+from cupyflash.sim.plot import TITLE_WIDTH, along_x, in_bytes, new_figure
 from cupyflash.sim.ring_model import RingModel, ring_of
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ def draw_ranks(problem: Problem, device: Device, link: float, ranks: Sequence[in
 
     Raises ImportError without matplotlib.
     """
-    figure = blank(height=8.0)
-    share, counts = figure.subplots(2, 1, sharex=True)
+    figure, (share, counts) = new_figure((8.6, 8.0), rows=2)
     share.set_xscale("log", base=2)
     for label, layout, gather, style in WAYS:
         models = [RingModel(ring_of(problem, each, layout, gather), problem, device, link) for each in ranks]

@@ -141,7 +141,7 @@ class RingModel:
         keys = p.batch * p.kv_heads * sum(len(piece.keys) for piece in step.pieces)
         return rows * dq + keys * dk if self.backward else rows * o
 
-    def timeline(self, rank: int) -> tuple[StepTime, ...]:
+    def timeline_of(self, rank: int) -> tuple[StepTime, ...]:
         """A rank's steps. While one computes, the next one's K and V come, and the gradients of the step before go on; at the end
         they go home. Gathered keys come before all else, and their gradients go at the end."""
         steps, ring = self.ring.steps(rank), self.ring
@@ -161,6 +161,11 @@ class RingModel:
             found.append(StepTime(0, 0, max(held[-1], lengths[rank]) * gradients))
         return tuple(found)
 
+    @cached_property
+    def timeline(self) -> tuple[StepTime, ...]:
+        """The busiest rank's steps."""
+        return self.timeline_of(self.busiest)
+
     @property
     def _bandwidth(self) -> float:
         return self.device.hbm_bandwidth or decode_tiles.BANDWIDTH
@@ -168,7 +173,7 @@ class RingModel:
     @cached_property
     def seconds(self) -> float:
         """Of the busiest rank, for which the others wait."""
-        return sum(step.seconds for step in self.timeline(self.busiest))
+        return sum(step.seconds for step in self.timeline)
 
     @cached_property
     def one_device(self) -> float:
@@ -190,15 +195,13 @@ class RingModel:
         done = [sum(piece.scores for piece in step.pieces) for step in self.ring.steps(self.busiest)]
         if self.ring.gather:
             done = [0, *done]
-        times = zip_longest(done, (step.transfer for step in self.timeline(self.busiest)), fillvalue=0)
+        times = zip_longest(done, (step.transfer for step in self.timeline), fillvalue=0)
         return each * all_scores / self.ring.ranks / sum(max(work * each, transfer) for work, transfer in times)
 
     @cached_property
     def waits(self) -> tuple[float, float]:
         """Seconds in which the busiest rank only waits for transfers: during its steps, and before or after them all."""
-        waiting = [
-            (step.products > 0, max(0.0, step.transfer - (step.products + step.sums))) for step in self.timeline(self.busiest)
-        ]
+        waiting = [(step.products > 0, max(0.0, step.transfer - (step.products + step.sums))) for step in self.timeline]
         return sum(x for computes, x in waiting if computes), sum(x for computes, x in waiting if not computes)
 
     @cached_property

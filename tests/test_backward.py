@@ -19,7 +19,7 @@ from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.reference import forward
 from cupyflash.sim.yardstick import Numbers, draw_gradient, drawn, knowing_mask, measure_gradients
 from problems import any_problems, longest, orders
-from suites import sample, sweep
+from suites import sample, sweep, wide
 
 A100 = Device.named("A100-40GB")
 ALGORITHMS = ("fa1", "fa2", "standard")
@@ -71,7 +71,7 @@ def check_backward(
 )
 def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) -> None:
     """Ragged lengths, several blocks each way, V away from zero; Algorithm 4 runs a head in one thread block, which takes long."""
-    lengths = (40, 70) if algorithm == "fa1" and dtype == "float32" else (75, 101)
+    lengths = (40, 70) if dtype == "float32" and (algorithm == "fa1" or d == 128) else (75, 101)
     problem = Problem(1, 2, 1, *lengths, d, dtype, causal=causal)
     sram = "140KB" if algorithm == "fa1" and d == 128 else "64KB"
     check_backward(plan_backward(problem, A100.with_sram(sram), algorithm), v_mean=1.0)
@@ -115,7 +115,9 @@ def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
     check_backward(plan_backward(problem, A100, algorithm), v_mean=1.0)
 
 
-@pytest.mark.parametrize(("d", "device"), sample(product([64, 256], ["T4", "A100-40GB", "H100-SXM", "RTX 4090"]), []))
+@pytest.mark.parametrize(
+    ("d", "device"), [wide(64, "T4"), wide(256, "T4"), wide(256, "A100-40GB"), wide(64, "H100-SXM"), wide(64, "RTX 4090")]
+)
 def test_every_generation_compiles_and_agrees(device: str, d: int) -> None:
     check_backward(plan_backward(Problem(1, 2, 2, 130, 150, d, "float16", causal=True), Device.named(device)))
 

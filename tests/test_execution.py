@@ -94,7 +94,7 @@ def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> Non
 
 @pytest.mark.parametrize(
     ("algorithm", "dtype", "orders"),
-    [("fa2", "float16", 1), *(wide(*one, 5) for one in product(ALGORITHMS, ["float16", "float32"]))],
+    [("fa2", "float16", 1), *(wide(*one, 3) for one in product(ALGORITHMS, ["float16", "float32"]))],
 )
 def test_every_schedule_seed_gives_the_same_bits(algorithm: str, dtype: str, orders: int) -> None:
     problem = Problem(1, 2, 1, 50, 70, 32, dtype, causal=True)

@@ -481,7 +481,7 @@ ORDERED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.wide
 @pytest.mark.parametrize(
-    ("name", "fixed", "orders"), [("window", True, 1), *(wide(name, fixed, 20) for name in ORDERED for fixed in (False, True))]
+    ("name", "fixed", "orders"), [("window", True, 1), *(wide(name, fixed, 6) for name in ORDERED for fixed in (False, True))]
 )
 def test_many_orders(name: str, fixed: bool, orders: int) -> None:
     """In many orders of execution, of small problems."""

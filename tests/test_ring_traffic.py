@@ -202,10 +202,10 @@ def test_transfers_hide_from_the_length_that_the_formula_says(link: float, backw
 
 def test_of_a_step_products_or_transfers_take_the_time() -> None:
     slow, fast = (model(1 << 14, 4, link) for link in (1e9, 1e15))
-    products = sum(step.products + step.sums for step in slow.timeline(slow.busiest))
+    products = sum(step.products + step.sums for step in slow.timeline)
     assert fast.seconds == pytest.approx(products) and sum(fast.waits) == 0
     received = slow.link_bytes[slow.busiest][1] / 1e9
-    assert slow.seconds == pytest.approx(received + sum(slow.timeline(slow.busiest)[-1][:2]))
+    assert slow.seconds == pytest.approx(received + sum(slow.timeline[-1][:2]))
     gathered = model(1 << 14, 4, 1e9, gather=True)
     assert gathered.waits == (0, pytest.approx(received)) and gathered.hidden_from is None
     assert model(1 << 14, 4, window=(100, 0)).hidden_from is None and model(1 << 14, 1).hidden_from is None

@@ -70,8 +70,7 @@ def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> Non
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("deterministic", [False, wide(True)])
-@pytest.mark.parametrize("dtype", ["float16", wide("float32")])
+@pytest.mark.parametrize(("dtype", "deterministic"), [("float16", False), wide("float16", True), wide("float32", True)])
 @sweep(1, 2)
 def test_random_gradients(dtype: str, deterministic: bool, data: st.DataObject) -> None:
     for problem in data.draw(any_problems(dtype, 1, most=60)):

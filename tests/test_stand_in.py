@@ -37,7 +37,8 @@ def gpu_tests(report: Path, *arguments: str, device: str = "1") -> dict[str, lis
     for case in ET.parse(report).iter("testcase"):
         skipped = case.find("skipped")
         outcome = ("passed", "") if skipped is None else ("skipped", str(skipped.get("message")))
-        found.setdefault(case.get("name", "").partition("[")[0], []).append(outcome)
+        module, function = case.get("classname", "").rpartition(".")[2], case.get("name", "").partition("[")[0]
+        found.setdefault(f"{module}::{function}", []).append(outcome)
     return found
 
 
@@ -46,34 +47,34 @@ def device_of(file: str) -> str:
     return "H100-SXM" if "hopper" in file else "1"
 
 
-def some_cases(file: str) -> list[str]:
-    """The first and the last case of each test function of a file."""
+def first_cases(device: str) -> list[str]:
+    """The first case of each test function of the files that a device stands in for."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "--collect-only", "-o", "addopts=", "-q"]
     listed = subprocess.run(
-        [*command, f"tests/gpu/{file}"], cwd=ROOT, env=os.environ | {"CUPYFLASH_STAND_IN": "1"}, capture_output=True, text=True
+        [*command, *(f"tests/gpu/{file}" for file in GPU_TESTS if device_of(file) == device)],
+        cwd=ROOT,
+        env=os.environ | {"CUPYFLASH_STAND_IN": "1"},
+        capture_output=True,
+        text=True,
     )
     assert listed.returncode == 0, listed.stdout
-    cases: dict[str, list[str]] = {}
-    for line in listed.stdout.splitlines():
-        if "::" in line:
-            cases.setdefault(line.partition("[")[0], []).append(line)
-    return [case for each in cases.values() for case in dict.fromkeys((each[0], each[-1]))]
+    return [*{line.partition("[")[0]: line for line in reversed(listed.stdout.splitlines()) if "::" in line}.values()][::-1]
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("file", GPU_TESTS)
-def test_every_gpu_test_runs_on_the_stand_in(file: str, tmp_path: Path) -> None:
-    """Of each function one case at least passes, and none of the two fails; PyTorch alone needs the chip. All cases:
+@pytest.mark.parametrize("device", ["1", "H100-SXM"])
+def test_every_gpu_test_runs_on_the_stand_in(device: str, tmp_path: Path) -> None:
+    """The first case of each function passes; PyTorch alone needs the chip. All cases:
     `CUPYFLASH_STAND_IN=1 python -m pytest tests/gpu`."""
-    found = gpu_tests(tmp_path / "report.xml", *some_cases(file), device=device_of(file))
+    found = gpu_tests(tmp_path / "report.xml", *first_cases(device), device=device)
     only_skipped = {name for name, outcomes in found.items() if all(outcome == "skipped" for outcome, _ in outcomes)}
-    assert found and only_skipped <= {"test_tensors_of_pytorch"}
+    assert found and only_skipped <= {"test_gpu_foreign::test_tensors_of_pytorch"}
 
 
 @pytest.mark.wide
 def test_what_a_gpu_cannot_do_is_skipped_with_its_reason(tmp_path: Path) -> None:
     found = gpu_tests(tmp_path / "report.xml", "tests/gpu/test_gpu_attention.py", "-k", "test_numbers", device="T4")
-    outcomes = found["test_numbers"]
+    outcomes = found["test_gpu_attention::test_numbers"]
     assert ("passed", "") in outcomes
     assert [why for outcome, why in outcomes if outcome == "skipped"] == ["bfloat16 needs compute capability 8.0, this GPU has 7.5"]
 

@@ -38,17 +38,21 @@ def report(*options: str) -> dict[str, Any]:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("causal", [wide([]), ["--causal"]])
 @pytest.mark.parametrize(
-    ("dtype", "where"),
+    ("dtype", "where", "causal"),
     sample(
         [
-            *[(dtype, ["--device", name]) for dtype in ("float16", "bfloat16", "float32") for name in ("A100-40GB", "H100-SXM")],
-            ("float16", ["--device", "T4"]),
-            *[(dtype, ["--sram", size]) for dtype in ("float16", "bfloat16", "float32") for size in ("16KB", "100KB")],
-            *[(dtype, ["--sram", "8KB"]) for dtype in ("float16", "bfloat16")],
+            ("float16", ["--device", "A100-40GB"], []),
+            ("bfloat16", ["--device", "A100-40GB"], ["--causal"]),
+            ("float32", ["--device", "A100-40GB"], []),
+            ("bfloat16", ["--device", "H100-SXM"], []),
+            ("float16", ["--device", "T4"], ["--causal"]),
+            *[(dtype, ["--sram", "16KB"], ["--causal"]) for dtype in ("float16", "bfloat16", "float32")],
+            ("float16", ["--sram", "100KB"], []),
+            ("float32", ["--sram", "100KB"], ["--causal"]),
+            *[("float16", ["--sram", "8KB"], causal) for causal in ([], ["--causal"])],
         ],
-        [("float16", ["--sram", "8KB"])],
+        [("float16", ["--sram", "8KB"], ["--causal"])],
     ),
 )
 def test_it_passes(dtype: str, where: list[str], causal: list[str]) -> None:

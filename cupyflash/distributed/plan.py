@@ -127,13 +127,9 @@ class RingPlan:
         """What rank `rank` does, in order."""
         if not 0 <= rank < self.ranks:
             raise ValueError(f"rank must be between 0 and {self.ranks - 1}, got {rank}")
-        rows = self.q_parts[rank]
-        if self.gather:
-            return (Step(rank, self._pieces(rows, (range(self.n_k),))),)
-        sources = [(rank - shift) % self.ranks for shift in self.shifts]
-        return tuple(Step(source, self._pieces(rows, self.k_parts[source])) for source in sources)
+        return _steps(self, rank)
 
-    def _pieces(self, rows: Part, keys: Part) -> tuple[Piece, ...]:
+    def pieces(self, rows: Part, keys: Part) -> tuple[Piece, ...]:
         """The calls for a part's rows against a part's keys."""
         (left, right), own = self.reach, self.n_k - self.n_q
         bands = []
@@ -170,6 +166,15 @@ def _plan(
     n_q: int, n_k: int, ranks: int, layout: str, causal: bool, window: Window | None, gather: bool, by_position: bool
 ) -> RingPlan:
     return RingPlan(n_q, n_k, ranks, layout, causal, window, gather, by_position)
+
+
+@lru_cache(maxsize=256)
+def _steps(plan: RingPlan, rank: int) -> tuple[Step, ...]:
+    rows = plan.q_parts[rank]
+    if plan.gather:
+        return (Step(rank, plan.pieces(rows, (range(plan.n_k),))),)
+    sources = [(rank - shift) % plan.ranks for shift in plan.shifts]
+    return tuple(Step(source, plan.pieces(rows, plan.k_parts[source])) for source in sources)
 
 
 def _placed(part: Part) -> Iterator[tuple[int, range]]:

@@ -24,7 +24,7 @@ EXAMPLES = examples(
     "cupyflash predict --seqlen 4096 --head-dim 64 --algorithm fa1 --sram 8KB",
     "cupyflash predict --seqlen 4096 --head-dim 64 --backward --json",
     "cupyflash predict --decode --seqlen-k 4096 --page-size 16 --append 1",
-    "cupyflash predict --seqlen 131072 --head-dim 128 --heads 32 --causal --device H100-SXM --ranks 8 --link 450GB/s",
+    "cupyflash predict --ranks 8 --link 300GB/s --seqlen 65536 --head-dim 128",
 )
 
 

@@ -41,7 +41,7 @@ def prediction(request: Request, model: RingModel, other: RingModel) -> dict[str
         "balance": model.balance,
         "busiest_rank": model.busiest,
         "by_rank": [of_rank(model, rank) for rank in shown(model)],
-        "timeline": [step._asdict() | {"seconds": step.seconds} for step in model.timeline(model.busiest)],
+        "timeline": [step._asdict() | {"seconds": step.seconds} for step in model.timeline],
         **times(model),
         "hidden_from": hidden and hidden._asdict() | {"length": hidden.length},
         "beside": {"gather_kv": other.ring.gather, **times(other), "memory_bytes": sum(other.memory(other.busiest).values())},

@@ -19,13 +19,21 @@ UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 DEFAULT_LINK = "450GB/s"
 
 
+def bytes_a_second(rate: str) -> float:
+    """Of 450GB/s, or of 400Gb/s in bits. ValueError for what is no rate."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([kMGT]?)(B|b|bit)/s", rate)
+    each = float(found[1]) * UNITS[found[2]] / (1 if found[3] == "B" else 8) if found else 0.0
+    if not each:
+        raise ValueError(f"a rate above zero such as 450GB/s, or in bits 400Gb/s, got {rate!r}")
+    return each
+
+
 def bandwidth(context: click.Context, param: click.Parameter, value: str) -> float:
-    """--link in bytes a second, of 450GB/s, or of 400Gb/s in bits."""
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([kMGT]?)(B|b|bit)/s", value)
-    rate = float(found[1]) * UNITS[found[2]] / (1 if found[3] == "B" else 8) if found else 0.0
-    if not rate:
-        raise click.BadParameter(f"a rate above zero such as 450GB/s, or in bits 400Gb/s, got {value!r}", context, param)
-    return rate
+    """--link in bytes a second."""
+    try:
+        return bytes_a_second(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, param) from error
 
 
 LINK = click.option(

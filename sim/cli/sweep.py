@@ -46,7 +46,7 @@ EXAMPLES = examples(
     "cupyflash sweep --over seqlen --from 128 --to 16384 --causal --format csv",
     "cupyflash sweep --over sram --seqlen 8192 --plot theorem2.png",
     "cupyflash sweep --over cache --batch 4 --page-size 16 --device H100-SXM",
-    "cupyflash sweep --over ranks --seqlen 1048576 --device H100-SXM --link 450GB/s --plot ranks.png",
+    "cupyflash sweep --over ranks --device H100-SXM --plot ranks.png",
 )
 
 

@@ -49,7 +49,7 @@ def content(request: Request, values: list[int], split: Split, kind: str, plot: 
 
 def row(model: RingModel, other: RingModel) -> dict[str, Any]:
     """One number of ranks: the counts are the busiest rank's, the seconds of its longest step."""
-    rank, steps = model.busiest, model.timeline(model.busiest)
+    rank, steps = model.busiest, model.timeline
     sent, received = model.link_bytes[rank]
     return {
         "ranks": model.ring.ranks,
