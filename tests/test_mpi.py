@@ -11,23 +11,40 @@ import pytest
 
 import compiled
 from cupyflash.distributed.communicator import as_communicator
-from suites import wide
 
 TESTS = Path(__file__).parent
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 
 
+def under_mpi(ranks: int, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What became of a script under mpiexec."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])}
+    command = [str(MPIEXEC), "-n", str(ranks), sys.executable, script, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
 def check_ranks(ranks: int, *arguments: str) -> None:
     """mpi_ranks.py under mpiexec."""
-    command = [str(MPIEXEC), "-n", str(ranks), sys.executable, str(TESTS / "mpi_ranks.py"), *map(str, compiled.shared), *arguments]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    ran = under_mpi(ranks, str(TESTS / "mpi_ranks.py"), *map(str, compiled.shared), *arguments)
     assert ran.returncode == 0 and ran.stdout == f"{ranks} ranks: all is well\n", ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize("ranks", [2, wide(3)])
-def test_ranks_of_mpi(ranks: int) -> None:
-    check_ranks(ranks)
+def test_ranks_of_mpi() -> None:
+    check_ranks(2)
+
+
+@pytest.mark.wide
+def test_the_example_of_a_long_context() -> None:
+    """Three ranks, of which each has room for a third of the text: the loss is one device's. With room for less it is refused."""
+    example = str(TESTS.parent / "examples" / "long_context.py")
+    length, steps = ["--length", "96", "--budget", "32"], ["--steps", "2", "--check"]
+    ran = under_mpi(3, example, *length, *steps)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    told = [line.split() for line in ran.stdout.splitlines()]
+    assert told[0][-5:] == ["96", "characters", "over", "3", "ranks"] and len(told) == 3
+    assert all(line[3] == line[-1] or abs(float(line[3]) - float(line[-1])) < 1e-4 for line in told[1:])
+    refused = under_mpi(1, example, *length)
+    assert refused.returncode and "a rank has room for 32 characters, 96 over 1 would take 96 each" in refused.stderr
 
 
 @pytest.mark.wide

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from cupyflash.distributed import (
     parts,
     ring_attention,
     ring_attention_backward,
+    ring_attention_varlen,
+    ring_attention_varlen_backward,
     ring_attention_vjp,
     shard,
     threads,
@@ -27,6 +30,7 @@ from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.communicator import as_communicator
 from cupyflash.distributed.positions import NUMBERS, numbers_of_part, of_part
 from cupyflash.distributed.threads import ThreadCommunicator
+from cupyflash.distributed.varlen_plan import Cut, Packed, VarlenPlan
 from cupyflash.expressions.evaluate import evaluate, positions
 from cupyflash.gradients import of_heads
 from cupyflash.options import Band, Options
@@ -181,6 +185,94 @@ def test_a_part_of_a_function_is_the_function_of_the_whole(data: st.DataObject) 
     found = evaluate(part.tree, positions(sizes) | own | numbers | {"s": scores[..., row:, key:]}, np.float64)
     assert np.array_equal(*np.broadcast_arrays(found, np.broadcast_to(expected, scores.shape)[..., row:, key:]))
     assert names.keys() == set(re.findall(r"\w+", text)) & NUMBERS.keys()
+
+
+# -- packed sequences ------------------------------------------------------------------------------------------------------------
+
+
+def bounds(data: st.DataObject, total: int, sequences: int) -> tuple[int, ...]:
+    inner = data.draw(st.lists(st.integers(0, total), min_size=sequences - 1, max_size=sequences - 1))
+    return (0, *sorted(inner), total)
+
+
+@sweep(15, 150, data=st.data())
+def test_packed_sequences_are_seen_once(data: st.DataObject) -> None:
+    """Every score that position leaves, of every sequence, is in one call of one rank, and nothing else is."""
+    sequences, n_q, n_k = (data.draw(st.integers(low, high)) for low, high in ((1, 6), (0, 200), (0, 200)))
+    of_rows = bounds(data, n_q, sequences)
+    of_keys = of_rows if data.draw(st.booleans()) else bounds(data, n_k, sequences)
+    reach = data.draw(st.sampled_from([(None, None), (None, 0), (30, 0), (10, 40), (0, 0), (None, 5)]))
+    layout, gather = data.draw(st.sampled_from(LAYOUTS)), data.draw(st.booleans())
+    plan = VarlenPlan(of_rows, of_keys, data.draw(st.integers(1, 5)), layout, reach, gather)
+    seen = np.zeros((of_rows[-1], of_keys[-1]), int)
+    for rank, of_rank in enumerate(plan.q_parts):
+        steps = plan.steps(rank)
+        assert len(steps) == len(plan.shifts)
+        for step in steps:
+            keys = range(plan.n_k) if gather else [key for chunk in plan.k_parts[step.source] for key in chunk]
+            rows = [row for chunk in of_rank for row in chunk]
+            for piece in step.pieces:
+                own = np.ix_([rows[i] for i in piece.rows], [keys[j] for j in piece.keys])
+                seen[own] += said_of(piece, reach)
+    expected = np.zeros_like(seen)
+    for (q, q_end), (k, k_end) in zip(pairwise(of_rows), pairwise(of_keys), strict=True):
+        expected[q:q_end, k:k_end] = within(q_end - q, k_end - k, reach)
+    assert np.array_equal(seen, expected)
+
+
+def within(n_q: int, n_k: int, reach: Any) -> np.ndarray:
+    """What rows see, aligned bottom-right."""
+    behind = np.arange(n_k) - (np.arange(n_q) + n_k - n_q)[:, None]
+    return (behind >= -(n_q + n_k if reach[0] is None else reach[0])) & (behind <= (n_q + n_k if reach[1] is None else reach[1]))
+
+
+def said_of(piece: Cut | Packed, reach: Any) -> np.ndarray:
+    if isinstance(piece, Cut):
+        return within(len(piece.rows), len(piece.keys), (None, 0) if piece.causal else piece.window or (None, None))
+    seen = np.zeros((len(piece.rows), len(piece.keys)), int)
+    for (q, q_end), (k, k_end) in zip(pairwise(piece.cu_seqlens_q), pairwise(piece.cu_seqlens_k), strict=True):
+        seen[q:q_end, k:k_end] = within(q_end - q, k_end - k, reach)
+    return seen
+
+
+@pytest.mark.wide
+def test_packed_sequences_on_the_simulated_device() -> None:
+    """As `attention_varlen`, held to the 2x rule elsewhere: sequences that are cut, whole ones, an empty one."""
+    cu_seqlens = np.array([0, 20, 20, 75, 90, 128], np.int32)
+    q, k, v, dout = (np.ascontiguousarray(x.swapaxes(0, 1)) for x in arrays(128, 128))
+    options: dict[str, Any] = {
+        "causal": True,
+        "score": Score("s - slope[b] * (q - k) + 0.01 * row", slope=np.linspace(0, 0.1, 5, dtype=np.float32)),
+        "sinks": np.array([0.5, -1], np.float32),
+    }
+    expected = cupyflash.attention_varlen(q, k, v, cu_seqlens, cu_seqlens, return_lse=True, **options)
+    gradients = cupyflash.attention_varlen_backward(dout, q, k, v, *expected, cu_seqlens, cu_seqlens, **options)
+
+    def work(comm: Any) -> tuple[list[np.ndarray], np.ndarray]:
+        own = [shard(x, comm, axis=0) for x in (q, k, v, dout)]
+        found = ring_attention_varlen(*own[:3], cu_seqlens, cu_seqlens, comm, return_lse=True, **options)
+        made = ring_attention_varlen_backward(own[3], *own[:3], *found, cu_seqlens, cu_seqlens, comm, **options)
+        return [unshard(x, comm, axis=0) for x in (found[0], *made[:3])] + [unshard(found[1], comm, axis=1)], made[3]
+
+    results = threads(2, work)
+    for name, one, whole in zip(
+        ("O", "dQ", "dK", "dV", "L"), (expected[0], *gradients[:3], expected[1]), results[0][0], strict=True
+    ):
+        assert np.allclose(whole, one, atol=2e-3 * max(1, np.abs(one).max())), name
+    assert np.allclose(sum(share for _, share in results), gradients[3], atol=1e-2)
+
+
+def test_bounds_that_are_none() -> None:
+    q, k, v = (np.zeros((64, 2, 16), np.float16) for _ in range(3))
+    for change, message in (
+        ([0, 30, 20, 64], "cu_seqlens_q must begin with 0 and not decrease, got .0, 30, 20, 64."),
+        ([0, 63], "cu_seqlens_q must end with 64, the tokens of all ranks, got 63"),
+        ([0, 10, 64], "cu_seqlens_k must have cu_seqlens_q's 3 bounds, got 2"),
+    ):
+        own = refusals(2, lambda c, b=change: ring_attention_varlen(*(shard(x, c, axis=0) for x in (q, k, v)), b, [0, 64], c))
+        assert all(re.search(message, str(each)) for each in own), own
+    differ = refusals(2, lambda c: ring_attention_varlen(*(shard(x, c, axis=0) for x in (q, k, v)), [0, c.rank, 64], [0, 3, 64], c))
+    assert all("cu_seqlens_q must be the same on all 2 ranks, got [0, 0, 64] on rank 0; [0, 1, 64]" in str(x) for x in differ)
 
 
 # -- what ranks agree on ---------------------------------------------------------------------------------------------------------

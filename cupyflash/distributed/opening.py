@@ -17,7 +17,8 @@ from cupyflash.distributed.agreement import require_alike, together
 from cupyflash.distributed.asked import Asked, PieceCalls, contiguous
 from cupyflash.distributed.communicator import Communicator
 from cupyflash.distributed.layout import LAYOUTS, part_length, parts
-from cupyflash.distributed.ring import Ring
+from cupyflash.distributed.ring import Ring, row_sums
+from cupyflash.distributed.ring_backward import sums
 from cupyflash.dropout import NO_ORIGIN, Dropout
 from cupyflash.gradients import check_beside
 from cupyflash.named_scores import one_score
@@ -136,6 +137,7 @@ class Call:
         def prepare() -> Ring:
             ring = self._ring()
             ring.ready(ring.calls.prepare_forward, self.arrays["q"])
+            row_sums(ring, self.arrays["q"])
             return ring
 
         return together(self.comm, prepare, lambda _: {})[0]
@@ -144,6 +146,7 @@ class Call:
         def prepare() -> Ring:
             ring = self._ring()
             ring.ready(ring.calls.prepare_backward, self.rows())
+            sums(ring, self.arrays["q"])
             return ring
 
         return together(self.comm, prepare, lambda _: {})[0]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from cupyflash.distributed.communicator import Communicator, Request
 from cupyflash.distributed.layout import part_length
 from cupyflash.distributed.plan import RingPlan, Step
 from cupyflash.merge import merged
+
+Made = TypeVar("Made")
 
 
 class Buffers:
@@ -46,6 +48,14 @@ class Ring:
     calls: PieceCalls
     k: Any
     v: Any
+    _made: dict[str, Any] = field(default_factory=dict)
+
+    def once(self, name: str, make: Callable[[], Made]) -> Made:
+        """What is made at the first time: before the ring begins, while an error is one of all ranks."""
+        if name not in self._made:
+            self._made[name] = make()
+        found: Made = self._made[name]
+        return found
 
     @cached_property
     def xp(self) -> Any:
@@ -71,8 +81,16 @@ class Ring:
         """For K and V of the whole sequence."""
         return [self.xp.empty((*x.shape[:-2], self.plan.n_k, x.shape[-1]), x.dtype) for x in (self.k, self.v)]
 
+    @cached_property
+    def arriving(self) -> dict[int, list[Any]]:
+        """Where those come that are gathered, by rank."""
+        like, others = (self.k, self.v), [rank for rank in range(self.comm.size) if rank != self.comm.rank]
+        return {rank: Buffers(self.xp, like, [x.dtype for x in like], self.lengths, 1).part(0, rank) for rank in others}
+
     def ready(self, prepare: Callable[..., None], q: Any) -> None:
         """Make the buffers and prepare the calls of all pieces, so that little is left that can go wrong."""
+        if self.plan.gather:
+            self.arriving  # noqa: B018
         for number, step in enumerate(self.steps):
             keys = self.gathered if self.plan.gather else self.travelling.part(0, step.source) if number else [self.k, self.v]
             for piece in step.pieces:
@@ -107,11 +125,10 @@ class Ring:
         under_way = []
         for shift in range(1, size):
             source = (rank - shift) % size
-            coming = Buffers(self.xp, own, [x.dtype for x in own], self.lengths, 1).part(0, source)
-            under_way.append((source, coming, self.comm.exchange(own, (rank + shift) % size, coming, source)))
-        for source, coming, request in under_way:
+            under_way.append((source, self.comm.exchange(own, (rank + shift) % size, self.arriving[source], source)))
+        for source, request in under_way:
             request.wait()
-            self.put(source, coming)
+            self.put(source, self.arriving[source])
 
     def put(self, rank: int, arrays: Sequence[Any]) -> None:
         """A rank's part of K and V to where it belongs among all keys."""
@@ -122,11 +139,19 @@ class Ring:
             start += len(chunk)
 
 
+def row_sums(ring: Ring, q: Any) -> tuple[Any, Any]:
+    """O and L of this rank's rows, which have seen nothing yet."""
+    xp = ring.xp
+    return ring.once(
+        "rows",
+        lambda: (xp.zeros((*q.shape[:-1], ring.v.shape[-1]), np.float32), xp.full(q.shape[:-1], -np.inf, np.float32)),
+    )
+
+
 def run_forward(ring: Ring, q: Any, sinks: Any | None) -> tuple[Any, Any]:
     """O, in q's dtype, and L of this rank's rows."""
     xp, watch = ring.xp, Watch()
-    out = xp.zeros((*q.shape[:-1], ring.v.shape[-1]), np.float32)
-    lse = xp.full(q.shape[:-1], -np.inf, np.float32)
+    out, lse = row_sums(ring, q)
 
     def compute(number: int, step: Step, k: Any, v: Any) -> None:
         for piece in step.pieces:

@@ -55,25 +55,32 @@ class GatheredSums:
     """dK and dV of all keys, whose parts go to their owners at the end."""
 
     def __init__(self, ring: Ring) -> None:
-        self.ring = ring
+        self.ring, like, types = ring, (ring.k, ring.v), (np.float32, np.float32)
         self.held = [ring.xp.zeros(x.shape, np.float32) for x in ring.gathered]
-        self.own: Sequence[Any] = []
+        self.own = [ring.xp.empty(x.shape, np.float32) for x in like]
+        self.travelling = Buffers(ring.xp, like, types, ring.lengths, 2)
 
     def at(self, number: int, source: int) -> Sequence[Any]:
         return self.held
 
     def pass_on(self, number: int) -> None:
         ring, rank, size = self.ring, self.ring.comm.rank, self.ring.comm.size
-        self.own = self.part(rank)
+        self.take(rank, self.own)
+        coming = self.travelling.part(0, rank)
         for shift in range(1, size):
-            coming = [ring.xp.empty(x.shape, np.float32) for x in self.own]
             to, source = (rank + shift) % size, (rank - shift) % size
-            ring.comm.exchange(self.part(to), to, coming, source).wait()
+            going = self.travelling.part(1, to)
+            self.take(to, going)
+            ring.comm.exchange(going, to, coming, source).wait()
             add(self.own, coming)
 
-    def part(self, rank: int) -> Sequence[Any]:
-        chunks = self.ring.plan.k_parts[rank]
-        return [self.ring.xp.concatenate([x[..., chunk.start : chunk.stop, :] for chunk in chunks], axis=-2) for x in self.held]
+    def take(self, rank: int, part: Sequence[Any]) -> None:
+        """What belongs to a rank's part."""
+        start = 0
+        for chunk in self.ring.plan.k_parts[rank]:
+            for array, whole in zip(part, self.held, strict=True):
+                array[..., start : start + len(chunk), :] = whole[..., chunk.start : chunk.stop, :]
+            start += len(chunk)
 
 
 def add(sums: Sequence[Any], more: Sequence[Any]) -> None:
@@ -82,28 +89,35 @@ def add(sums: Sequence[Any], more: Sequence[Any]) -> None:
         array += other.astype(np.float32, copy=False)
 
 
+def sums(ring: Ring, q: Any) -> tuple[Any, KeySums | GatheredSums]:
+    """dQ of this rank's rows, and dK and dV, which are 0 yet."""
+    return ring.once(
+        "sums", lambda: (ring.xp.zeros(q.shape, np.float32), GatheredSums(ring) if ring.plan.gather else KeySums(ring))
+    )
+
+
 def run_backward(ring: Ring, rows: Mapping[str, Any], sinks: Any | None) -> tuple[Any, ...]:
     """dQ, dK and dV of this rank's parts, in their dtypes; with sinks what its rows give of their gradient."""
     xp, watch = ring.xp, Watch()
-    dq = xp.zeros(rows["q"].shape, np.float32)
-    sums = GatheredSums(ring) if ring.plan.gather else KeySums(ring)
+    dq, of_keys = sums(ring, rows["q"])
 
     def compute(number: int, step: Step, k: Any, v: Any) -> None:
         made: list[Any] = []
         for piece in step.pieces:
             watch.run(lambda piece=piece: made.append((ring.calls.aligned(piece), ring.calls.backward(piece, rows, k, v))))  # type: ignore[misc]
-        dk, dv = sums.at(number, step.source)
-        for piece, (own, of_k, of_v) in made:
-            at, keys = slice(piece.rows.start, piece.rows.stop), slice(piece.keys.start, piece.keys.stop)
-            add((dq[..., at, :], dk[..., keys, :], dv[..., keys, :]), (own, of_k, of_v))
-        sums.pass_on(number)
+        held = of_keys.at(number, step.source)
+        for piece, gradients in made:
+            watch.run(lambda piece=piece, gradients=gradients: place(piece, gradients, held))  # type: ignore[misc]
+        of_keys.pass_on(number)
+
+    def place(piece: Any, gradients: Sequence[Any], held: Sequence[Any]) -> None:
+        at, keys = slice(piece.rows.start, piece.rows.stop), slice(piece.keys.start, piece.keys.stop)
+        add((dq[..., at, :], *(x[..., keys, :] for x in held)), gradients)
 
     ring.each_step(compute)
-    gradients = [dq.astype(rows["q"].dtype), *(x.astype(ring.k.dtype) for x in sums.own)]
-    if sinks is not None:
-        watch.run(lambda: gradients.append(of_sinks(xp, rows, sinks)))
     watch.close(ring.comm)
-    return tuple(gradients)
+    gradients = dq.astype(rows["q"].dtype), *(x.astype(ring.k.dtype) for x in of_keys.own)
+    return gradients if sinks is None else (*gradients, of_sinks(xp, rows, sinks))
 
 
 def of_sinks(xp: Any, rows: Mapping[str, Any], sinks: Any) -> Any:

@@ -46,14 +46,18 @@ def test_threads_on_one_gpu() -> None:
     check(3, over_ranks)
 
 
-def test_nccl_over_two_gpus() -> None:
+@pytest.mark.parametrize("binding", ["cupy", "nccl4py"])
+def test_nccl_over_two_gpus(binding: str) -> None:
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("NCCL needs a GPU for each rank, here is one")
-    number = cupy.cuda.nccl.get_unique_id()
+    nccl = cupy.cuda.nccl if binding == "cupy" else pytest.importorskip("nccl.core")
+    number = nccl.get_unique_id()
 
     def work(comm: Any) -> list[np.ndarray]:
         with cupy.cuda.Device(comm.rank):
-            return over_ranks(cupy.cuda.nccl.NcclCommunicator(2, number, comm.rank))
+            if binding == "cupy":
+                return over_ranks(nccl.NcclCommunicator(2, number, comm.rank))
+            return over_ranks(nccl.Communicator.init(2, comm.rank, number))
 
     check(2, work)
 

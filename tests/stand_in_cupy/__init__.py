@@ -169,6 +169,7 @@ def install(device: str = "1") -> None:
     for lazy in ("cupyx", "cupy.testing"):  # they load when somebody looks at them, as hypothesis does at all modules
         sys.modules.pop(lazy, None)
     sys.modules["cupy"] = sys.modules[__name__]
+    sys.modules["nccl"] = sys.modules["nccl.core"] = nccl.nccl4py  # type: ignore[assignment]
 
 
 __all__ = ["RawKernel", "RawModule", "cuda", "install", "ndarray"]

@@ -1,4 +1,4 @@
-"""NCCL of the stand-in, between threads: CuPy's binding's names and refusals.
+"""NCCL of the stand-in, between threads: the names and refusals of CuPy's binding and of nccl4py.
 
 A group looks for its streams' work first, then hands over what it sends, and waits for what it receives, which is written when
 somebody waits for the stream. Messages that do not pair up wait for ever, as NCCL's do: a group's sends and receives are one.
@@ -9,7 +9,10 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import types
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -99,3 +102,42 @@ class NcclCommunicator:
         groupStart()
         operations.append((box, array, Stream.at(stream)))
         groupEnd()
+
+
+class Communicator:
+    """As `nccl.core.Communicator`, whose calls take arrays, and handles of streams."""
+
+    def __init__(self, comm: NcclCommunicator) -> None:
+        self._comm, self.rank, self.nranks, self.cuda_dev = comm, comm.rank_id(), comm.size(), comm.device_id()
+
+    @classmethod
+    def init(cls, nranks: int, rank: int, unique_id: int) -> Communicator:
+        return cls(NcclCommunicator(nranks, unique_id, rank))
+
+    def send(self, sendbuf: ndarray, peer: int, *, stream: int) -> None:
+        self._comm.send(*self._bytes(sendbuf), peer, stream)
+
+    def recv(self, recvbuf: ndarray, peer: int, *, stream: int) -> None:
+        self._comm.recv(*self._bytes(recvbuf), peer, stream)
+
+    def allgather(self, sendbuf: ndarray, recvbuf: ndarray, *, stream: int) -> None:
+        if recvbuf.size != sendbuf.size * self.nranks:
+            raise AssertionError(f"{recvbuf.size} elements for {self.nranks} times {sendbuf.size}")
+        self._comm.allGather(sendbuf.data.ptr, recvbuf.data.ptr, sendbuf.nbytes, NCCL_UINT8, stream)
+
+    @staticmethod
+    def _bytes(array: ndarray) -> tuple[int, int, int]:
+        return array.data.ptr, array.nbytes, NCCL_UINT8
+
+
+Communicator.__module__ = "nccl.core.communicator"
+
+
+@contextmanager
+def group() -> Iterator[None]:
+    groupStart()
+    yield
+    groupEnd()
+
+
+nccl4py = types.SimpleNamespace(Communicator=Communicator, get_unique_id=get_unique_id, group=group)
