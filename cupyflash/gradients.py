@@ -228,27 +228,27 @@ def attention_varlen_backward(
     arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, sinks=sinks, **captured)
     gpu, bounds, beside = varlen.bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
     with device_of(gpu, **arrays, **beside):
-        longest, functions = (max_seqlen_q, max_seqlen_k), (_posed, _prepare_varlen)
+        longest, functions = (max_seqlen_q, max_seqlen_k), (posed_backward, prepare_varlen_backward)
         call = varlen.kept_sequences(functions, gpu, readable(arrays), bounds, longest, options, ways)
         arrays |= vectors_on_device(gpu, arrays | bounds) | rows_beside(gpu, arrays)
         made = call.launch(by_tensor(arrays), dict(numbers) if dropped is None else dict(numbers) | dropped.numbers)
     return tuple(_returned(gpu, made))
 
 
-def _posed(gpu: bool, arrays: Mapping[str, Any], options: Options) -> Problem:
+def posed_backward(gpu: bool, arrays: Mapping[str, Any], options: Options) -> Problem:
     """As many sequences as there are, of lengths that are yet to be looked at."""
     problem = varlen.posed(gpu, _inputs(arrays), options)
     return _aligned(problem, check_beside(arrays, arrays["q"].shape[1::-1]))
 
 
-def _prepare_varlen(
+def prepare_varlen_backward(
     gpu: bool,
     arrays: Mapping[str, Array],
     sequences: varlen.Sequences,
     options: Options,
     ways: Ways,
 ) -> Prepared | PreparedSimulation:
-    problem = sequences.of(_posed(gpu, arrays, options))
+    problem = sequences.of(posed_backward(gpu, arrays, options))
     check_captured(problem, captured_among(arrays))
     device, simulation = target(gpu)
     totals, each = (arrays["q"].shape[0], arrays["k"].shape[0]), sequences.lengths

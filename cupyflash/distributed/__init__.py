@@ -12,6 +12,7 @@ from cupyflash.distributed.communicator import Communicator, RankFailed, Request
 from cupyflash.distributed.layout import parts
 from cupyflash.distributed.sharding import shard, unshard
 from cupyflash.distributed.threads import threads
+from cupyflash.distributed.varlen import ring_attention_varlen, ring_attention_varlen_backward
 
 __all__ = [
     "Communicator",
@@ -20,6 +21,8 @@ __all__ = [
     "parts",
     "ring_attention",
     "ring_attention_backward",
+    "ring_attention_varlen",
+    "ring_attention_varlen_backward",
     "ring_attention_vjp",
     "shard",
     "threads",

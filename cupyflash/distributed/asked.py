@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -69,6 +69,23 @@ def _text(function: Score | Mask | None) -> str:
     return f"{type(function).__name__}({function.text!r}{', ' if values else ''}{values})"
 
 
+class Stretch(Protocol):
+    """What a call of some rows against some keys has of a `Piece`."""
+
+    @property
+    def rows(self) -> range: ...
+    @property
+    def keys(self) -> range: ...
+    @property
+    def row(self) -> int: ...
+    @property
+    def key(self) -> int: ...
+    @property
+    def causal(self) -> bool: ...
+    @property
+    def window(self) -> Window | None: ...
+
+
 @dataclass(frozen=True)
 class PieceCalls:
     """The pieces of a plan as calls on this machine: `gpu` or the simulated device."""
@@ -77,7 +94,7 @@ class PieceCalls:
     plan: RingPlan
     gpu: bool
 
-    def aligned(self, piece: Piece) -> Piece:
+    def aligned(self, piece: Stretch) -> Stretch:
         """A piece that begins where dropout's generator may be cut. The rows and keys before see nothing, for their position."""
         before = piece.row % ROW_GROUP, piece.key % KEY_GROUP
         if self.asked.dropout is None or before == (0, 0):
@@ -89,13 +106,13 @@ class PieceCalls:
         window = None if left is None else left - beyond, None if right is None else right + beyond
         return Piece(rows, keys, row, key, False, None if window == (None, None) else window)
 
-    def forward(self, piece: Piece, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    def forward(self, piece: Stretch, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
         """O and L of a piece's rows over its keys, given a part's rows and the keys of its source."""
         arrays, options, numbers = self._of(piece, q, k, v)
         made = self._prepared_forward(arrays, options, numbers).launch(by_tensor(arrays), self._launched(piece, numbers))
         return made["O"], made["L"]
 
-    def prepare_forward(self, piece: Piece, q: Any, k: Any, v: Any) -> None:
+    def prepare_forward(self, piece: Stretch, q: Any, k: Any, v: Any) -> None:
         """Plan and compile for it; of the arrays only the layouts count, and what functions have captured."""
         self._prepared_forward(*self._of(piece, q, k, v)).compile()
 
@@ -105,7 +122,7 @@ class PieceCalls:
         )
         return found
 
-    def backward(self, piece: Piece, rows: Mapping[str, Any], k: Any, v: Any) -> tuple[Any, Any, Any]:
+    def backward(self, piece: Stretch, rows: Mapping[str, Any], k: Any, v: Any) -> tuple[Any, Any, Any]:
         """dQ of a piece's rows and dK and dV of its keys. `rows` are a part's q, dout, out and lse."""
         arrays, options, numbers = self._of(piece, rows["q"], k, v)
         arrays |= self._rows(piece, rows)
@@ -114,7 +131,7 @@ class PieceCalls:
         made = call.launch(by_tensor(arrays), self._launched(piece, numbers))
         return made["dQ"], made["dK"], made["dV"]
 
-    def prepare_backward(self, piece: Piece, rows: Mapping[str, Any], k: Any, v: Any) -> None:
+    def prepare_backward(self, piece: Stretch, rows: Mapping[str, Any], k: Any, v: Any) -> None:
         arrays, options, numbers = self._of(piece, rows["q"], k, v)
         self._prepared_backward(arrays | self._rows(piece, rows), options, numbers).compile()
 
@@ -123,12 +140,12 @@ class PieceCalls:
         found: Prepared | PreparedSimulation = kept(prepare_backward, self.gpu, readable(arrays), options, ways, of_mask(numbers))
         return found
 
-    def _rows(self, piece: Piece, rows: Mapping[str, Any]) -> dict[str, Any]:
+    def _rows(self, piece: Stretch, rows: Mapping[str, Any]) -> dict[str, Any]:
         stretch = self.aligned(piece).rows
         found = {name: rows[name][..., stretch.start : stretch.stop, :] for name in ("dout", "out")}
         return found | {"lse": rows["lse"][..., stretch.start : stretch.stop]}
 
-    def _of(self, piece: Piece, q: Any, k: Any, v: Any) -> tuple[dict[str, Any], Options, Numbers]:
+    def _of(self, piece: Stretch, q: Any, k: Any, v: Any) -> tuple[dict[str, Any], Options, Numbers]:
         """A call's arrays, options and captured numbers."""
         piece = self.aligned(piece)
         cut = {"q": q[..., piece.rows.start : piece.rows.stop, :]}
@@ -136,8 +153,7 @@ class PieceCalls:
         forms: dict[str, Form | None] = {"score": None, "mask": None}
         captured, numbers = self.asked.captured
         for each in self.asked.functions:
-            forms[each.kind], names = of_part(each.form)
-            own = numbers_of_part(names, piece.row, piece.key, self.plan.n_q, self.plan.n_k)
+            forms[each.kind], own = self._function(each.form, piece)
             numbers += tuple((field(name, each.kind), as_given(number)) for name, number in own.items())
         options = Options(
             causal=piece.causal,
@@ -149,16 +165,15 @@ class PieceCalls:
         )
         return cut | captured, options, numbers
 
-    def _launched(self, piece: Piece, numbers: Numbers) -> dict[str, Any]:
+    def _function(self, form: Form, piece: Any) -> tuple[Form, dict[str, int]]:
+        """A score or mask function as a piece has it, and the numbers that this captures besides."""
+        part, names = of_part(form)
+        return part, numbers_of_part(names, piece.row, piece.key, self.plan.n_q, self.plan.n_k)
+
+    def _launched(self, piece: Stretch, numbers: Numbers) -> dict[str, Any]:
         """The fields of the kernels' struct that a launch brings."""
         dropped, piece = self.asked.dropout, self.aligned(piece)
         return dict(numbers) | ({} if dropped is None else replace(dropped, origin=(0, 0, piece.row, piece.key)).numbers)
-
-
-def whole_lengths(asked: Asked, sizes: Mapping[str, int]) -> None:
-    """ValueError unless captured arrays are those of the whole sequence: each rank has all of them."""
-    for each in asked.functions:
-        each.form.check({name: array.shape for name, array in each.arrays.items()}, sizes)
 
 
 def contiguous(xp: Any, array: Any) -> Any:

@@ -268,3 +268,13 @@ def _both(a: _Band, b: _Band, i: int) -> tuple[int, int] | None:
     """The keys that row i sees in either; None where they are not one behind the other."""
     seen = [band.seen(i) for band in (a, b) if i in band.rows]
     return None if any(left[1] != right[0] for left, right in pairwise(seen)) else (seen[0][0], seen[-1][1])
+
+
+def piece_of(rows: range, keys: range, position: tuple[int, int], at: int, reach: Window) -> Piece | None:
+    """The call for a stretch of rows and one of keys, of which row i's own key is i + `at`; None where none sees any.
+
+    `position`: of row 0 and key 0, so to say: what is to be added to get from either to a position.
+    """
+    near, far = (None if reach[0] is None else at - reach[0]), (None if reach[1] is None else at + reach[1])
+    seen = _trimmed(rows, keys, near, far)
+    return None if seen is None or not rows or not keys else _Band(*seen, *position).piece()

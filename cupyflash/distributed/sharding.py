@@ -10,9 +10,9 @@ import numpy as np
 
 from cupyflash.dispatch import as_array, device_of, on_gpu
 from cupyflash.distributed.agreement import require_alike, together
-from cupyflash.distributed.calls import require_parts
 from cupyflash.distributed.communicator import as_communicator
 from cupyflash.distributed.layout import Part, parts
+from cupyflash.distributed.opening import require_parts
 
 
 def shard(x: Any, comm: Any, layout: str = "zigzag", axis: int = -2) -> Any:
