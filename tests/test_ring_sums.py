@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,10 @@ from cupyflash import Device
 from cupyflash.arrays import numpy_dtype
 from cupyflash.distributed import sums
 from cupyflash.merge import merged
+from cupyflash.schedules.add_state import AddStateSchedule
 from cupyflash.sim import replay, theory
 from cupyflash.sim.execution import run_kernels
+from mutants import Mutant, check_mutant
 from suites import wide
 
 A100 = Device.named("A100-40GB")
@@ -55,6 +59,33 @@ def test_the_kernel_merges_as_merge_states_does_and_moves_what_theory_says(
     np.testing.assert_allclose(o, expected, rtol=2e-6, atol=2e-6)
     np.testing.assert_allclose(lse[..., 0], expected_lse, rtol=2e-6, atol=2e-6)
     assert np.isneginf(lse).any() and np.isfinite(o).all()
+
+
+FAULTS = [
+    ("fmaxf(before, now)", "fminf(before, now)", "numbers"),
+    ("m == NEG_INF ? 0.0f : m", "m", "numbers"),
+    ("sum == 0 ? 1.0f : sum", "sum", "numbers"),
+    ("if (lane == 0) *L = m + logf(total);", "", "bytes"),
+    ("if (at >= p.rows) return;", "", "out of bounds"),
+    ("if (col < DV) O[col]", "O[col]", "bytes"),
+    ("pair % p.heads", "pair / p.heads", "numbers"),
+    ("a * O[col] + b *", "a * O[col] +", "numbers"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "finds"), [FAULTS[1], *(wide(*fault) for fault in FAULTS if fault != FAULTS[1])])
+def test_a_seeded_fault_is_found(old: str, new: str, finds: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = drawn((2, 3, 25), slice(3, 22), 40, "float16")  # 114 rows: the last thread block has some too many
+    start = {name: array.copy() for name, array in given.items()}
+    expected = merged(np, start["O"], start["L"][..., 0], start["O_part"].astype(np.float32), start["L_part"][..., 0])
+
+    def run(schedule: AddStateSchedule, seed: int | None) -> tuple[Any, bool]:
+        traffic, _, findings = run_kernels(schedule, sums.values(given), (), seed=seed)
+        found = given["O"], given["L"][..., 0]
+        right = all(np.allclose(a, b, rtol=2e-6, atol=2e-6) for a, b in zip(found, expected, strict=True))
+        return SimpleNamespace(traffic=traffic, findings=findings), right
+
+    check_mutant(Mutant("add_state.cu", old, new, finds, ("before = *L",)), sums.schedule_of(given, A100), run, tmp_path, monkeypatch)
 
 
 def test_numpy_arrays_are_added_in_place() -> None:
