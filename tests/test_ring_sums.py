@@ -85,7 +85,8 @@ def test_a_seeded_fault_is_found(old: str, new: str, finds: str, tmp_path: Path,
         right = all(np.allclose(a, b, rtol=2e-6, atol=2e-6) for a, b in zip(found, expected, strict=True))
         return SimpleNamespace(traffic=traffic, findings=findings), right
 
-    check_mutant(Mutant("add_state.cu", old, new, finds, ("before = *L",)), sums.schedule_of(given, A100), run, tmp_path, monkeypatch)
+    fault = Mutant("add_state.cu", old, new, finds, ("before = *L",))
+    check_mutant(fault, sums.schedule_of(given, A100), run, tmp_path, monkeypatch)
 
 
 def test_numpy_arrays_are_added_in_place() -> None:
