@@ -1,7 +1,8 @@
-"""What test_mpi.py runs under mpiexec: attention over MPI's ranks. The argument is the folder of compiled programs."""
+"""What tests run under mpiexec: attention over MPI's ranks. Arguments: the folder of compiled programs; cupy, for CuPy's arrays."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,17 @@ from cupyflash.sim.yardstick import measure, measure_gradients
 
 compiled.share(Path(sys.argv[1]))
 WORLD = MPI.COMM_WORLD
+xp: Any = np
+if sys.argv[2:] == ["cupy"]:
+    if device := os.environ.get("CUPYFLASH_STAND_IN"):
+        import stand_in_cupy
+
+        stand_in_cupy.install(device)
+    import cupy as xp
+
+
+def host(x: Any) -> np.ndarray:
+    return x if xp is np else x.get()
 
 
 def raised(work: Any) -> Exception:
@@ -34,17 +46,18 @@ def messages() -> None:
     rank, size = comm.rank, comm.size
     right, left = (rank + 1) % size, (rank - 1) % size
     own = WORLD.irecv(source=left, tag=7)
-    sent = [np.arange(100.0) + rank, np.empty((3, 0), np.float16), np.full((2, 5), rank, np.float16)]
-    came, back = [np.zeros_like(x) for x in sent], [np.zeros(4)]
+    sent = [xp.arange(100.0) + rank, xp.empty((3, 0), np.float16), xp.full((2, 5), rank, np.float16)]
+    came, back = [xp.zeros(x.shape, x.dtype) for x in sent], [xp.zeros(4)]
     mpi.MOST_BYTES = 300  # so that a tensor takes several messages
     first = comm.exchange(sent, right, came, left)
-    second = comm.exchange([np.full(4, 10.0 + rank)], left, back, right)
+    second = comm.exchange([xp.full(4, 10.0 + rank)], left, back, right)
     second.wait()
     first.wait()
     mpi.MOST_BYTES = 1 << 30
     WORLD.send("mine", dest=right, tag=7)
     assert own.wait() == "mine"
-    assert np.array_equal(came[0], np.arange(100.0) + left) and (came[2] == left).all() and (back[0] == 10 + right).all()
+    first_came, _, last_came = map(host, came)
+    assert np.array_equal(first_came, np.arange(100.0) + left) and (last_came == left).all() and (host(back[0]) == 10 + right).all()
     assert comm.gather(b"x" * rank) == [b"x" * each for each in range(size)]
 
 
@@ -56,8 +69,9 @@ def arrays() -> list[np.ndarray]:
 def numbers() -> None:
     """Forward and backward by the 2x rule."""
     q, k, v, dout = arrays()
-    out, pullback = ring_attention_vjp(*(shard(x, WORLD) for x in (q, k, v)), WORLD, causal=True)
-    o, *made = [unshard(x, WORLD) for x in (out, *pullback(shard(dout, WORLD)))]
+    own = [shard(xp.asarray(x), WORLD) for x in (q, k, v, dout)]
+    out, pullback = ring_attention_vjp(*own[:3], WORLD, causal=True)
+    o, *made = [host(unshard(x, WORLD)) for x in (out, *pullback(own[3]))]
     inputs = Inputs.of(q, k, v, causal=True)
     found = measure(o, None, inputs) | measure_gradients(dict(zip(("dQ", "dK", "dV"), made, strict=True)), dout, inputs)
     assert all(each.good for each in found.values()), found
@@ -66,7 +80,7 @@ def numbers() -> None:
 def faults() -> None:
     """What is wrong on one rank is an error on all; afterwards all is as before."""
     q, k, v, _ = arrays()
-    own, last = [shard(x, WORLD) for x in (q, k, v)], WORLD.size - 1
+    own, last = [shard(xp.asarray(x), WORLD) for x in (q, k, v)], WORLD.size - 1
     error = raised(lambda: ring_attention(*own, WORLD, causal=WORLD.rank == last))
     assert "causal must be the same on all" in str(error) and f"True on rank {last}" in str(error), error
     error = raised(lambda: ring_attention(own[0], own[1], own[2][..., :3, :] if WORLD.rank == last else own[2], WORLD))

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import PROGRAMS
 
+import compiled
 from cupyflash.distributed.communicator import as_communicator
 from suites import wide
 
@@ -17,12 +17,17 @@ TESTS = Path(__file__).parent
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 
 
-@pytest.mark.parametrize("ranks", [2, wide(3)])
-def test_ranks_of_mpi(ranks: int, request: pytest.FixtureRequest) -> None:
-    command = [str(MPIEXEC), "-n", str(ranks), sys.executable, str(TESTS / "mpi_ranks.py"), request.config.stash[PROGRAMS]]
+def check_ranks(ranks: int, *arguments: str) -> None:
+    """mpi_ranks.py under mpiexec."""
+    command = [str(MPIEXEC), "-n", str(ranks), sys.executable, str(TESTS / "mpi_ranks.py"), *map(str, compiled.shared), *arguments]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0 and ran.stdout == f"{ranks} ranks: all is well\n", ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("ranks", [2, wide(3)])
+def test_ranks_of_mpi(ranks: int) -> None:
+    check_ranks(ranks)
 
 
 @pytest.mark.wide

@@ -77,8 +77,9 @@ class GatheredSums:
 
 
 def add(sums: Sequence[Any], more: Sequence[Any]) -> None:
+    """Each of `more`, of any type, to its sum in float32, in place."""
     for array, other in zip(sums, more, strict=True):
-        array += other
+        array += other.astype(np.float32, copy=False)
 
 
 def run_backward(ring: Ring, rows: Mapping[str, Any], sinks: Any | None) -> tuple[Any, ...]:
@@ -94,9 +95,7 @@ def run_backward(ring: Ring, rows: Mapping[str, Any], sinks: Any | None) -> tupl
         dk, dv = sums.at(number, step.source)
         for piece, (own, of_k, of_v) in made:
             at, keys = slice(piece.rows.start, piece.rows.stop), slice(piece.keys.start, piece.keys.stop)
-            dq[..., at, :] += own
-            dk[..., keys, :] += of_k
-            dv[..., keys, :] += of_v
+            add((dq[..., at, :], dk[..., keys, :], dv[..., keys, :]), (own, of_k, of_v))
         sums.pass_on(number)
 
     ring.each_step(compute)

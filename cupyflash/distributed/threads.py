@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,13 +28,12 @@ def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[A
     results: list[Any] = [None] * ranks
     errors: dict[int, BaseException] = {}
     cupy = sys.modules.get("cupy")
-    device = cupy.cuda.Device() if cupy is not None and _has_gpu(cupy) else None
+    device = cupy.cuda.Device() if cupy is not None and _has_gpu(cupy) else nullcontext()
 
     def work(rank: int) -> None:
         try:
-            if device is not None:
-                device.use()
-            results[rank] = function(ThreadCommunicator(rank, meeting), *arguments)
+            with device:
+                results[rank] = function(ThreadCommunicator(rank, meeting), *arguments)
             meeting.leave(rank, "it has returned")
         except BaseException as error:
             errors[rank] = error
