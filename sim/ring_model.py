@@ -22,6 +22,7 @@ from cupyflash.multiprocessor import clock_rate
 from cupyflash.problem import Problem
 from cupyflash.schedules import choose, decode_tiles, fa2_tiles, fa3_tiles
 from cupyflash.sim.ring import Work, hbm_bytes
+from cupyflash.sim.theory.forward import add_state_traffic
 from cupyflash.sim.theory.ring import FLOAT32, link_bytes, row_elements, scores
 from cupyflash.sim.traffic import Traffic
 
@@ -133,18 +134,23 @@ class RingModel:
         return sum(seconds(Work.of(piece).problem(self.problem), self.device, self.backward) for piece in step.pieces)
 
     def sum_bytes(self, step: Step) -> int:
-        """Bytes that adding a step's results to float32 sums moves, each read, added and written once."""
+        """Bytes that adding a step's results to the float32 sums moves: each result once, each sum read and written."""
         p = self.problem
-        o = p.head_dim_v * (p.itemsize + 2 * FLOAT32) + 3 * FLOAT32  # a row of O and L
-        dq, dk = p.head_dim * (p.itemsize + 2 * FLOAT32), (p.head_dim + p.head_dim_v) * (p.itemsize + 2 * FLOAT32)
         rows = p.batch * p.heads * sum(len(piece.rows) for piece in step.pieces)
+        if not self.backward:
+            return add_state_traffic(rows, p.head_dim_v, p.dtype).total_bytes
         keys = p.batch * p.kv_heads * sum(len(piece.keys) for piece in step.pieces)
-        return rows * dq + keys * dk if self.backward else rows * o
+        return (rows * p.head_dim + keys * (p.head_dim + p.head_dim_v)) * (p.itemsize + 2 * FLOAT32)
 
-    def timeline_of(self, rank: int) -> tuple[StepTime, ...]:
-        """A rank's steps. While one computes, the next one's K and V come, and the gradients of the step before go on; at the end
-        they go home. Gathered keys come before all else, and their gradients go at the end."""
-        steps, ring = self.ring.steps(rank), self.ring
+    @cached_property
+    def timeline(self) -> tuple[StepTime, ...]:
+        """The busiest rank's steps.
+
+        While one computes, the next one's K and V come, and the gradients of the step before go on; at the end they go home.
+        Gathered keys come before all else, and their gradients go at the end.
+        """
+        ring, rank = self.ring, self.busiest
+        steps = ring.steps(rank)
         lengths = [part_length(part) for part in ring.k_parts]
         keys, gradients = (self.position_bytes(each) / self.link for each in (False, True))
         if ring.gather:
@@ -160,11 +166,6 @@ class RingModel:
         if self.backward and len(steps) > 1:
             found.append(StepTime(0, 0, max(held[-1], lengths[rank]) * gradients))
         return tuple(found)
-
-    @cached_property
-    def timeline(self) -> tuple[StepTime, ...]:
-        """The busiest rank's steps."""
-        return self.timeline_of(self.busiest)
 
     @property
     def _bandwidth(self) -> float:

@@ -16,6 +16,7 @@ from cupyflash.distributed.asked import PieceCalls
 from cupyflash.distributed.communicator import Communicator, Request
 from cupyflash.distributed.layout import part_length
 from cupyflash.distributed.plan import RingPlan, Step
+from cupyflash.distributed.sums import add_state
 from cupyflash.merge import merged
 
 Made = TypeVar("Made")
@@ -161,7 +162,7 @@ def run_forward(ring: Ring, q: Any, sinks: Any | None) -> tuple[Any, Any]:
         rows = ring.calls.aligned(piece).rows
         at = slice(rows.start, rows.stop)
         o, own = ring.calls.forward(piece, q, k, v)
-        out[..., at, :], lse[..., at] = merged(xp, out[..., at, :], lse[..., at], o, own)
+        add_state(ring.calls.gpu, out[..., at, :], lse[..., at], o, own)
 
     ring.each_step(compute)
     if sinks is not None:

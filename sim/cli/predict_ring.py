@@ -94,15 +94,14 @@ def better(model: RingModel, other: RingModel) -> dict[str, str]:
         if waits <= 0:
             reason = f"it is no slower, and gathering holds {shown_bytes(more)} more"
         return {"way": "ring", "why": reason}
-    saved = ring.seconds - gather.seconds
-    waits = sum(ring.waits) - sum(gather.waits)
+    waits, saved = sum(ring.waits) - sum(gather.waits), ring.seconds - gather.seconds
     calls, fewer = (sum(len(step.pieces) for step in each.ring.steps(each.busiest)) for each in (ring, gather))
     why = (
         f"the ring's steps wait {shown_time(ring.waits[0])} for transfers"
         if waits > 0
-        else f"{plural(fewer, 'call')} instead of {calls:,} are faster"
+        else f"{plural(fewer, 'call')}, not {calls:,}"
     )
-    return {"way": "gather", "why": f"{why}: it takes {shown_time(saved)} less, and {shown_bytes(more)} more of memory"}
+    return {"way": "gather", "why": f"{why}: it takes {shown_time(saved)} less time, and {shown_bytes(more)} more of memory"}
 
 
 def shown_time(seconds: float) -> str:
