@@ -66,14 +66,16 @@ def arrays() -> list[np.ndarray]:
     return [rng.standard_normal((heads, 96, 16)).astype(np.float16) for heads in (2, 1, 1, 2)]
 
 
-def numbers() -> None:
-    """Forward and backward by the 2x rule."""
+def numbers(backward: bool) -> None:
+    """By the 2x rule."""
     q, k, v, dout = arrays()
     own = [shard(xp.asarray(x), WORLD) for x in (q, k, v, dout)]
     out, pullback = ring_attention_vjp(*own[:3], WORLD, causal=True)
-    o, *made = [host(unshard(x, WORLD)) for x in (out, *pullback(own[3]))]
     inputs = Inputs.of(q, k, v, causal=True)
-    found = measure(o, None, inputs) | measure_gradients(dict(zip(("dQ", "dK", "dV"), made, strict=True)), dout, inputs)
+    found = measure(host(unshard(out, WORLD)), None, inputs)
+    if backward:
+        made = [host(unshard(x, WORLD)) for x in pullback(own[3])]
+        found |= measure_gradients(dict(zip(("dQ", "dK", "dV"), made, strict=True)), dout, inputs)
     assert all(each.good for each in found.values()), found
 
 
@@ -100,7 +102,7 @@ def faults() -> None:
 messages()
 if xp is np:
     faults()
-numbers()
+numbers(backward=xp is not np)  # of NumPy's arrays the example shows it
 WORLD.Barrier()
 if WORLD.rank == 0:
     print(f"{WORLD.size} ranks: all is well")
