@@ -25,7 +25,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("dropout", "named_scores", "score*", "stand_in", "tensor_maps", "torch", "warmup_decode"),
     ),
     # cupyflash/distributed/, and what counts it
-    "ranks": ("ring*", "mpi", "benchmark_ring"),
+    "ranks": ("ring*", "mpi", "benchmark_ring", "distributed_page"),
     # all else: packaging, documents, benchmarks, examples
     "project": (
         *(
