@@ -122,7 +122,7 @@ def attention(
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, beside = placed(arrays, lengths)
     with device_of(gpu, **arrays, **beside):
-        call = kept(_prepare, gpu, arrays | lengths, options, algorithm, tiling, bool(return_lse), of_mask(numbers))
+        call = kept(prepare_forward, gpu, arrays | lengths, options, algorithm, tiling, bool(return_lse), of_mask(numbers))
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
         require_lengths(gpu, inputs | lengths)
@@ -134,7 +134,7 @@ def attention(
     return (o, made["L"]) if return_lse else o
 
 
-def _prepare(
+def prepare_forward(
     gpu: bool,
     arrays: Mapping[str, Array],
     options: Options,

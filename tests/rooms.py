@@ -24,6 +24,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("attention", "cubins", "decode_refusals", "device", "gradients", "launcher", "merge", "prepared", "problem", "refusals"),
         *("dropout", "named_scores", "score*", "stand_in", "tensor_maps", "torch", "warmup_decode"),
     ),
+    # cupyflash/distributed/, and what counts it
+    "ranks": ("ring*", "mpi", "benchmark_ring", "distributed_page"),
     # all else: packaging, documents, benchmarks, examples
     "project": (
         *(

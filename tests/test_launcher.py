@@ -442,7 +442,7 @@ def test_all_that_a_captured_merge_allocates_stays_alive(cupy: Recorded, monkeyp
         temporary.append(cupy.cuda.get_allocator()(16))
         return "o", "lse"
 
-    monkeypatch.setattr("cupyflash.merge._merge", merge)
+    monkeypatch.setattr("cupyflash.merge.merged", merge)
     o, lse = cupy.array(16, 64), cupy.array(16, dtype=np.float32)
     assert held(cupy, monkeypatch, lambda: merge_states(o, lse, o, lse)) == temporary[1:]
 

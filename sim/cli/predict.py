@@ -11,9 +11,10 @@ import click
 from cupyflash.options import EMPTY, MIXED, WHOLE
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.sim import machine, theory
-from cupyflash.sim.cli import predict_decode
+from cupyflash.sim.cli import predict_decode, predict_ring
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
+from cupyflash.sim.cli.options import AS_JSON, Request, examples, gathered, problem_options
+from cupyflash.sim.cli.ranks import RANKS, Split, refuse_without_ranks, split_options
 from cupyflash.sim.cli.show import NAMES, say, show_table, show_tiling, tiling_report
 from cupyflash.sim.traffic import Traffic
 
@@ -25,13 +26,17 @@ EXAMPLES = examples(
     "cupyflash predict --seqlen 4096 --head-dim 64 --backward --json",
     "cupyflash predict --seqlen 4096 --head-dim 64 --mask-function 'k < q + 9'",
     "cupyflash predict --decode --seqlen-k 4096 --page-size 16 --append 1",
+    "cupyflash predict --ranks 8 --link 300GB/s --seqlen 65536 --head-dim 128",
 )
 
 
 @click.command(epilog=EXAMPLES)
 @problem_options(backward=True, decode={})
+@RANKS
+@split_options
 @AS_JSON
-def predict(request: Request, as_json: bool) -> None:
+@gathered(split=Split)
+def predict(request: Request, ranks: int | None, split: Split, as_json: bool) -> None:
     """Predict HBM reads and writes.
 
     By tensor, by the closed form, with the schedule replayed on an SRAM of M bytes beside it; then FlashAttention-3 (on a
@@ -39,7 +44,14 @@ def predict(request: Request, as_json: bool) -> None:
 
     With --decode, of `attention_decode`: how often K and V are read, what partial results and pages take, and what
     FlashAttention-2 would move instead.
+
+    With --ranks, of `cupyflash.distributed`: bytes on the link and in HBM by rank, the time of steps against that of transfers,
+    from which length on these hide, memory, and whether passing K and V round or gathering them is better.
     """
+    if ranks is not None:
+        predict_ring.predict(request, ranks, split, as_json)
+        return
+    refuse_without_ranks("--ranks")
     if request.cache is not None:
         predict_decode.predict(request, as_json)
         return
