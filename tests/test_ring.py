@@ -103,7 +103,7 @@ side = st.none() | st.integers(0, 20) | st.integers(0, 300)
 
 @sweep(
     12,
-    60,
+    100,
     ranks=st.integers(1, 9),
     n_q=st.integers(0, 330),
     n_k=st.none() | st.integers(0, 330),

@@ -21,6 +21,7 @@ from cupyflash.distributed.ring import Ring, row_sums
 from cupyflash.distributed.ring_backward import sums
 from cupyflash.dropout import NO_ORIGIN, Dropout
 from cupyflash.gradients import check_beside
+from cupyflash.launcher import capturing
 from cupyflash.named_scores import one_score
 from cupyflash.options import Options, require_choice, require_flag
 from cupyflash.problem import Problem, require_usual_head_dim
@@ -74,7 +75,8 @@ class Checked:
         captured = as_arrays(**asked.captured[0])
         gpu = on_gpu(**arrays, **captured)
         with device_of(gpu, **arrays, **captured):
-            pass
+            if gpu and capturing():
+                raise ValueError("a CUDA graph cannot hold attention over ranks, which wait for each other on the host")
         beside = {"sinks": arrays.get("sinks")}
         options = Options(asked.causal, asked.window, asked.scale, dropout=asked.dropout is not None)
         problem = Problem.from_arrays(arrays["q"], arrays["k"], arrays["v"], options, **beside)

@@ -62,6 +62,30 @@ def test_nccl_over_two_gpus(binding: str) -> None:
     check(2, work)
 
 
+def test_a_graph_is_refused() -> None:
+    q, k, v = (cupy.asarray(x) for x in ARRAYS[:3])
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        try:
+            with pytest.raises(ValueError, match="a CUDA graph cannot hold attention over ranks"):
+                ring_attention_vjp(q, k, v, Alone())
+        finally:
+            stream.end_capture()
+
+
+class Alone:
+    """The one rank of a communicator, which has nobody to send to."""
+
+    rank, size = 0, 1
+
+    def gather(self, message: bytes) -> list[bytes]:
+        return [message]
+
+    def exchange(self, *_: Any) -> Any:
+        raise AssertionError("there is nobody")
+
+
 def test_nccl_refuses_arrays_of_numpy() -> None:
     comm = as_communicator(cupy.cuda.nccl.NcclCommunicator(1, cupy.cuda.nccl.get_unique_id(), 0))
     assert comm.gather(b"x" * 5000) == [b"x" * 5000] and comm.gather(b"") == [b""]
