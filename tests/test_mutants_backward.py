@@ -97,12 +97,10 @@ def backward(schedule: BackwardSchedule, seed: int | None = None) -> tuple[Backw
 
 MUTANTS = {
     # Synchronisation
-    "wide heads' P and dS are read early": Mutant(BWD, SYNC + "  // dS is there", "// dS", "race", DS, "wide"),
     "wide heads' Q and dO are overwritten early": Mutant(
         BWD, SYNC + "  // all are done with Q_i", ";  // all", "race", MOVED, "wide"
     ),
     "Q comes before dO has gone": Mutant(BWD, SYNC + "  // all are done with dO_i", "// all", "race", MOVED, "wide, by turns"),
-    "Q is read before it is there": Mutant(BWD, SYNC + "  // Q_i is there", "// Q_i", "race", MOVED, "wide, by turns"),
     "Q and dO are read early": Mutant(BWD, "large = __syncthreads_or(large);", "", "race", MOVED),
     "nobody waits for Q and dO": Mutant(BWD, "wait_for_groups<0>();\n", "", "in flight|race", MOVED),
     "Q and dO are waited for one too late": Mutant(BWD, "wait_for_groups<0>", "wait_for_groups<1>", "in flight|race", MOVED),
@@ -463,9 +461,6 @@ FIXED_MUTANTS = {
         "packed",
     ),
     "wide dS is read early": Mutant(DQ, "meet_partner();\n", "\n", "race", DS, "wide dQ"),
-    "the other warp's keys are this one's": Mutant(
-        DQ, "(1 - col_warp) * WARP_COLS", "col_warp * WARP_COLS", "numbers", (), "wide dQ"
-    ),
     # Warps of 32 rows
     "the second half of the keys is the first": Mutant(DQ, "(part * COL_WARPS + col_warp)", "col_warp", "numbers", (), "32 keys"),
     "dQ's sums are put down early": Mutant(
