@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from cupyflash.sim import l2, theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.l2 import L2, LINE, SECTOR
 from cupyflash.sim.l2.cache import Cache, Requests
+from cupyflash.sim.plot import draw
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from suites import sweep
 
@@ -257,6 +259,25 @@ def test_predict_tells_it() -> None:
         assert f"{row['dram_read_bytes']:,}" in text and f"{row['dram_write_bytes']:,}" in text
 
 
+def test_sweep_tells_it_and_draws_it(tmp_path: Path) -> None:
+    """By default of the kernel that runs, with the tile of long rows."""
+    options = ("--over", "seqlen", "--heads", "2", "--from", "512", "--to", "2048", "--points", "3")
+    result = CliRunner().invoke(main, ["sweep", "--l2", "--json", *options, "--plot", str(tmp_path / "l2.svg")])
+    told = json.loads(result.stdout)
+    assert result.exit_code == 0 and (told["algorithm"], told["tiling"]) == ("fa2", "fitted")
+    for point in told["points"]:
+        tile, N = (point["block_rows"], point["block_cols"]), point["seqlen"]
+        found = l2.run(plan(Problem(1, 2, 2, N, N, 64, "float16"), A100, "fa2", tile))
+        assert (point["dram_bytes"], point["l2_hit_rate"]) == (found.dram.total_bytes, found.hit_rate)
+        assert point["total_bytes"] == found.asked.total_bytes
+    assert "dram_bytes" not in json.loads(CliRunner().invoke(main, ["sweep", "--json", *options]).stdout)["points"][0]
+    figure = draw(Problem(1, 2, 2, 4096, 4096, 64, "float16"), A100, "seqlen", [512, 2048], with_l2=True)
+    (line,) = (line for line in figure.axes[0].lines if str(line.get_label()).startswith("FlashAttention-2 behind the L2"))
+    assert np.asarray(line.get_ydata()).tolist() == [told["points"][0]["dram_bytes"], told["points"][2]["dram_bytes"]]
+    table = CliRunner().invoke(main, ["sweep", "--l2", *options]).stdout
+    assert "DRAM bytes" in table and f"{told['points'][1]['dram_bytes']:,}" in table
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -269,6 +290,14 @@ def test_predict_tells_it() -> None:
 def test_what_the_model_does_not_follow_is_refused(options: tuple[str, ...], said: str) -> None:
     result = CliRunner().invoke(main, ["predict", "--l2", "--seqlen", "64", "--head-dim", "64", *options])
     assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_what_is_too_long_is_refused_and_skipped() -> None:
+    options = ("--head-dim", "64", "--l2")
+    result = CliRunner().invoke(main, ["predict", "--seqlen", "4000000", *options])
+    assert result.exit_code == 2 and "plays at most 16,777,216 turns" in result.stderr
+    result = CliRunner().invoke(main, ["sweep", "--over", "seqlen", "--from", "256", "--to", "4000000", "--points", "2", *options])
+    assert result.exit_code == 0 and "skipped 1 of 2 points" in result.stderr
 
 
 def test_wrong_arguments_are_named() -> None:

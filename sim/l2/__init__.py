@@ -22,7 +22,14 @@ from cupyflash.sim.l2.launch import Launch, Memory
 from cupyflash.sim.l2.rows import ORDERS, Order, RowBlocks
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
-__all__ = ["L2", "LINE", "ORDERS", "SECTOR", "WAYS", "Behind", "Order", "run"]
+__all__ = ["L2", "LINE", "ORDERS", "SECTOR", "WAYS", "Behind", "Order", "TooLong", "run"]
+
+# Some 20 s
+MOST_TURNS = 1 << 24
+
+
+class TooLong(ValueError):
+    """The lengths are more than the model plays through."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None) 
     """Play a schedule's launches through an L2, the device's where none is given.
 
     `order` is the grid's, of FlashAttention-2's forward; other kernels have one. Raises ValueError for what the model does not
-    follow.
+    follow, and `TooLong` for more than 16,777,216 turns.
     """
     require_schedule(schedule, Schedule, "plan")
     require_choice("order", order, ORDERS)
@@ -67,6 +74,8 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None) 
     launches = launches_of(schedule, order, memory)
     names, bases = list(memory.bases), list(memory.bases.values())
     cache = Cache(l2 or L2.of(schedule.device), bases, int(np.gcd.reduce([launch.unit for launch in launches])))
+    if (turns := sum(int(launch.turns.sum()) for launch in launches)) > MOST_TURNS:
+        raise TooLong(f"the L2 model plays at most {MOST_TURNS:,} turns of thread blocks, this takes {turns:,}")
     for launch in launches:
         for requests in launch.played():
             cache.serve(requests)
