@@ -14,11 +14,12 @@ from click.testing import CliRunner
 from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, Score, plan
-from cupyflash.schedules import TileSchedule
+from cupyflash.schedules import TileSchedule, plan_backward
 from cupyflash.sim import l2, theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.l2 import L2, LINE, SECTOR
 from cupyflash.sim.l2.cache import Cache, Requests
+from cupyflash.sim.l2.launch import Memory
 from cupyflash.sim.plot import draw
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from suites import sweep
@@ -207,6 +208,34 @@ def test_random_problems_ask_for_what_theory_counts(data: st.DataObject) -> None
     for name, moved in found.dram.items():
         heads = problem.batch * problem.heads  # whose first and last sectors may be asked for in part
         assert moved.total_bytes <= found.asked[name].total_bytes + heads * 2 * SECTOR
+
+
+@sweep(8, 120)
+def test_random_passes_ask_for_what_theory_counts_and_are_served_as_lines_are(data: st.DataObject) -> None:
+    """Every algorithm that the model follows: its launches are the kernels', and runs of lines are no other than their lines."""
+    problem = data.draw(problems())
+    if data.draw(st.booleans()):
+        lengths = st.lists(st.integers(0, problem.seqlen_k), min_size=problem.batch, max_size=problem.batch)
+        problem = problem.asking(padded=True, key_lengths=tuple(data.draw(lengths)))
+    device = replace(data.draw(st.sampled_from([A100, H100])), sm_count=data.draw(st.integers(1, 5)))
+    what = data.draw(st.sampled_from(["fa2", "fa1", "standard", "backward", "deterministic"]))
+    if what in ("backward", "deterministic"):
+        schedule: TileSchedule = plan_backward(problem, device, deterministic=what == "deterministic")
+    else:
+        schedule = plan(problem, device, what, lse=data.draw(st.booleans()))
+    cache = data.draw(geometries.map(lambda made: replace(made, nbytes=8 * made.nbytes)))
+    found, plain, memory = l2.run(schedule, l2=cache), Plain(cache), Memory()
+    assert found.asked == theory.traffic(schedule)
+    assert found.blocks == tuple(kernel.grid for kernel in schedule.kernels())
+    for launch in l2.launches_of(schedule, "rows", memory):
+        names = sorted(memory.bases, key=memory.bases.__getitem__)
+        for _, requests in launch.played():
+            columns = (requests.turn, requests.move, requests.first, requests.nbytes, requests.write)
+            for _, _, first, nbytes, write in sorted(
+                {each for each in zip(*map(np.ndarray.tolist, columns), strict=True) if each[3]}
+            ):
+                plain.access([name for name in names if memory.bases[name] <= first][-1], first, nbytes, bool(write))
+    assert found.dram == plain.dram
 
 
 def test_what_fits_is_read_once() -> None:

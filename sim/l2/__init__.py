@@ -14,18 +14,27 @@ from typing import Any
 import numpy as np
 
 from cupyflash.options import require_choice
-from cupyflash.schedules import BackwardSchedule, Schedule, TileSchedule, VarlenSchedule, require_schedule
+from cupyflash.schedules import BackwardSchedule, Schedule, TileSchedule, VarlenBackwardSchedule, VarlenSchedule, require_schedule
+from cupyflash.schedules.fa1 import Fa1Schedule
 from cupyflash.schedules.fa2 import Fa2Schedule
+from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.schedules.fa3 import Fa3Schedule
+from cupyflash.schedules.standard import StandardSchedule
+from cupyflash.sim.l2 import columns, fa1, rows, standard
 from cupyflash.sim.l2.cache import L2, LINE, SECTOR, WAYS, Cache, Counts
 from cupyflash.sim.l2.launch import Launch, Memory
-from cupyflash.sim.l2.rows import ORDERS, Order, RowBlocks
+from cupyflash.sim.l2.rows import ORDERS, Order
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 __all__ = ["L2", "LINE", "ORDERS", "SECTOR", "WAYS", "Behind", "Order", "TooLong", "run"]
 
 # Some 20 s
 MOST_TURNS = 1 << 24
+MOST_RUNS = 1 << 28
+
+
+# Schedules whose launches it plays
+FOLLOWED = (Fa2Schedule, Fa2BackwardSchedule, StandardSchedule, Fa1Schedule)
 
 
 class TooLong(ValueError):
@@ -74,43 +83,54 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None) 
     launches = launches_of(schedule, order, memory)
     names, bases = list(memory.bases), list(memory.bases.values())
     cache = Cache(l2 or L2.of(schedule.device), bases, int(np.gcd.reduce([launch.unit for launch in launches])))
-    if (turns := sum(int(launch.turns.sum()) for launch in launches)) > MOST_TURNS:
+    if (turns := sum(launch.heft * int(launch.turns.sum()) for launch in launches)) > MOST_TURNS:
         raise TooLong(f"the L2 model plays at most {MOST_TURNS:,} turns of thread blocks, this takes {turns:,}")
     for launch in launches:
-        for requests in launch.played():
+        before = cache.looked_up
+        for played, requests in launch.played():
             cache.serve(requests)
+            if before + (cache.looked_up - before) / played > MOST_RUNS:
+                raise TooLong(f"the L2 model looks up at most {MOST_RUNS:,} runs of lines, of {cache.run * LINE:,} bytes here")
     cache.empty()
     return _behind(names, cache.counts, launches)
 
 
 def launches_of(schedule: TileSchedule, order: Order, memory: Memory) -> list[Launch]:
     """Its kernels, in order, with their tensors placed in memory."""
-    assert isinstance(schedule, Fa2Schedule)
-    return [RowBlocks(schedule, order, memory)] if schedule.grid else []
+    if isinstance(schedule, Fa2Schedule):
+        return rows.forward(schedule, order, memory)
+    if isinstance(schedule, Fa2BackwardSchedule):
+        return columns.backward(schedule, memory)
+    if isinstance(schedule, StandardSchedule):
+        return standard.standard(schedule, memory)
+    assert isinstance(schedule, Fa1Schedule)
+    return fa1.algorithm_1(schedule, memory)
 
 
 def require_followed(schedule: TileSchedule, order: Order) -> None:
     """ValueError for what the model does not follow, with what it does."""
     p, asked = schedule.problem, schedule.problem.options
-    followed = isinstance(schedule, Fa2Schedule) and not isinstance(schedule, VarlenSchedule | BackwardSchedule)
-    if not followed or asked.packed:
-        what = "packed sequences" if asked.packed else f"algorithm {schedule.algorithm!r}"
-        raise ValueError(f"the L2 model does not follow {what}: it does the forward of 'fa2' and 'fa3'")
+    if asked.packed or isinstance(schedule, VarlenSchedule | VarlenBackwardSchedule):
+        raise ValueError("the L2 model does not follow packed sequences: sequences of one length it does")
+    if not isinstance(schedule, FOLLOWED):
+        what = f"algorithm {schedule.algorithm!r}" + (" backward" if isinstance(schedule, BackwardSchedule) else "")
+        raise ValueError(f"the L2 model does not follow {what}: it does the forward of fa2, fa3, fa1 and standard, fa2's backward")
     form = asked.score
     captured = form is not None and any(one.axes is not None for one in form.captured)
     for name, there in (
         ("mask", asked.masked),
         ("bias", asked.bias),
         ("block_mask", asked.block_mask is not None),
-        ("score", captured),
+        ("score's captured arrays", captured),
     ):
         if there:
-            arrays = "'s captured arrays" if name == "score" else ""
-            raise ValueError(f"the L2 model does not follow {name}{arrays}: causal, window, key_lengths and sinks it does")
+            raise ValueError(f"the L2 model does not follow {name}: causal, window and key_lengths it does")
+    if asked.sinks and not isinstance(schedule, Fa2Schedule):
+        raise ValueError("the L2 model follows sinks in the forward of fa2 and fa3 only")
     if order != "rows" and (isinstance(schedule, Fa3Schedule) or not isinstance(schedule, Fa2Schedule)):
         raise ValueError(f"order = {order!r}: {schedule.algorithm} has an order of its own, allowed is 'rows'")
-    if p.head_count == 0:
-        raise ValueError("the L2 model needs a head")
+    if min(p.head_count, p.seqlen_q) == 0:
+        raise ValueError("the L2 model needs a row: batch, heads and seqlen_q of at least 1")
 
 
 def _behind(names: list[str], counts: Counts, launches: list[Launch]) -> Behind:
@@ -128,5 +148,5 @@ def _behind(names: list[str], counts: Counts, launches: list[Launch]) -> Behind:
         rates,
         rate(int(counts.missed.sum()), sectors) if sectors else None,
         tuple(launch.slots for launch in launches),
-        tuple(len(launch.turns) for launch in launches),
+        tuple(launch.grid for launch in launches),
     )

@@ -110,6 +110,7 @@ class Requests:
         """By turn, move and address, those that are served together once with the sum of their `times`."""
         names = [each.name for each in fields(self)]
         order = np.lexsort((self.write, self.nbytes, self.first, self.move, self.turn))
+        order = order[self.nbytes[order] > 0]
         sorted_ = {name: getattr(self, name)[order] for name in names}
         new = np.zeros(len(order), bool)
         new[:1] = True
@@ -147,7 +148,7 @@ class Cache:
         self.l2, self.bases = l2, np.array(bases, np.int64)
         self.run = math.gcd(unit // LINE, l2.rotated) if unit % LINE == 0 else 1  # lines
         self.counts = Counts.zero(len(bases))
-        self._now = 0
+        self._now = self.looked_up = 0
         # By set and way: the run that is there, when it was used last, its valid and dirty sectors (`_state`) and its tensor
         shape = l2.sets // self.run, l2.ways
         self._runs, self._used, self._states = np.full(shape, -1), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
@@ -161,7 +162,9 @@ class Cache:
         np.add.at(counts.read_bytes, tensor[reads], moved[reads])
         np.add.at(counts.write_bytes, tensor[~reads], moved[~reads])
         np.add.at(counts.sectors, tensor[reads], (sectors * asked.times)[reads])
+        # Runs of lines of each
         number = (asked.first + asked.nbytes - 1) // (self.run * LINE) - asked.first // (self.run * LINE) + 1
+        self.looked_up += int(number.sum())
         parts = np.flatnonzero(np.diff(np.cumsum(number) // AT_ONCE, prepend=0))
         for some in np.split(np.arange(len(number)), parts):
             self._look_up(*self._runs_of(asked, tensor, number, some))

@@ -8,11 +8,12 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from cupyflash.schedules.base import FLOAT32, Visited
+from cupyflash.problem import Problem
+from cupyflash.schedules.base import FLOAT32, TileSchedule, Visited
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import LENGTH, Fa3Schedule
 from cupyflash.sim.l2.cache import Requests
-from cupyflash.sim.l2.launch import Launch, Memory, unit_of
+from cupyflash.sim.l2.launch import Launch, Memory, Tensor, unit_of
 
 Order = Literal["rows", "batch", "heads"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -32,10 +33,10 @@ class Works:
     i: np.ndarray
 
     @classmethod
-    def of_fa2(cls, schedule: Fa2Schedule, order: Order) -> Works:
+    def of_rows(cls, schedule: TileSchedule, order: Order = "rows") -> Works:
         """The last row block of a head first: under a causal mask it takes longest."""
         p, Tr = schedule.problem, schedule.row_blocks
-        n = np.arange(schedule.works)
+        n = np.arange(p.head_count * Tr)
         if order == "heads":
             block, pair = np.divmod(n, p.head_count)
         else:
@@ -53,66 +54,63 @@ class Works:
         return cls(pair // pairs, pair % pairs * schedule.pack, Tr - 1 - rest // heads)
 
 
-class RowBlocks(Launch):
-    """The one kernel of FlashAttention-2's or 3's forward."""
+@dataclass(frozen=True)
+class Tensors:
+    """What row blocks read first, a column block at a time, and write in the end; what else they read."""
 
-    def __init__(self, schedule: Fa2Schedule, order: Order, memory: Memory) -> None:
-        self.schedule, p = schedule, schedule.problem
-        self.slots = slots(schedule)
-        fa3 = isinstance(schedule, Fa3Schedule)
-        self.works = Works.of_fa3(schedule) if isinstance(schedule, Fa3Schedule) else Works.of_fa2(schedule, order)
-        self.length_reads = (schedule.warps if isinstance(schedule, Fa3Schedule) else 1) if p.options.padded else 0
+    enter: tuple[Tensor, ...]
+    keys: tuple[Tensor, Tensor]
+    leave: tuple[Tensor, ...]
+    lengths: Tensor | None = None
+    sinks: Tensor | None = None
+
+
+class RowBlocks(Launch):
+    """A kernel of which each thread block is a row block: of FlashAttention-2's forward, and of dQ by itself."""
+
+    pack = 1
+    """Query heads whose rows share a row block"""
+    length_reads = 1
+    """How often a row block reads how many keys its batch has"""
+
+    def __init__(self, schedule: TileSchedule, slots: int, works: Works, tensors: Tensors) -> None:
+        self.schedule, self.slots, self.works, self.tensors = schedule, slots, works, tensors
+        p = schedule.problem
         self.keys = np.array(p.options.key_lengths or [p.seqlen_k] * p.batch)
         visited = [Visited.of(schedule, int(keys), None) for keys in self.keys]
         first, end = (np.stack(each) for each in zip(*((v.first, v.end) for v in visited), strict=True))
-        at = self.works.batch, self.works.i
+        at = works.batch, works.i
         self.begin, self.visits = first[at], (end - first)[at]
         self.work_turns = np.maximum(self.visits, 1)
-        self.grid = schedule.grid
-        self.turns = self.work_turns if not fa3 else np.array([self.work_turns[self.of_block(b)].sum() for b in range(self.grid)])
-        self._place(memory)
+        self.turns = self.blocks_turns()
+        self.grid = len(self.turns)
+        self.unit = unit_of(self._sizes())
 
-    def _place(self, memory: Memory) -> None:
-        """The tensors, contiguous, and what divides all requests."""
+    def blocks_turns(self) -> np.ndarray:
+        """Of each thread block."""
+        turns: np.ndarray = self.work_turns
+        return turns
+
+    def _sizes(self) -> Iterator[int]:
+        """What all requests are made of, in bytes."""
         s, p = self.schedule, self.schedule.problem
-        self.row, self.value_row = p.head_dim * p.itemsize, p.head_dim_v * p.itemsize
-        queries, keys = p.head_count * p.seqlen_q, p.batch * p.kv_heads * p.seqlen_k
-        self.at = {
-            "Q": memory.place("Q", queries * self.row),
-            "K": memory.place("K", keys * self.row),
-            "V": memory.place("V", keys * self.value_row),
-            "O": memory.place("O", queries * self.value_row),
-        }
-        by_keys = {s.block_cols, p.seqlen_k, *(self._tail(int(keys)) for keys in self.keys)}
-        sizes = [size * rows for size in (self.row, self.value_row) for rows in (s.block_rows, p.seqlen_q, *by_keys)]
-        for name, wanted, nbytes in (
-            ("L", s.lse, FLOAT32 * queries),
-            ("key_lengths", p.options.padded, LENGTH * p.batch),
-            ("sinks", p.options.sinks, FLOAT32 * p.heads),
-        ):
-            if wanted:
-                self.at[name] = memory.place(name, nbytes)
-                sizes += [FLOAT32 * s.block_rows, FLOAT32 * p.seqlen_q] if name == "L" else [FLOAT32]
-        self.unit = unit_of(sizes)
+        for tensor in (*self.tensors.enter, *self.tensors.leave):
+            yield from (tensor.row * s.block_rows, tensor.row * p.seqlen_q)
+        for tensor in self.tensors.keys:
+            yield from (tensor.row * rows for rows in (s.block_cols, p.seqlen_k, *(self.tail(int(keys)) for keys in self.keys)))
+        yield from (tensor.row for tensor in (self.tensors.lengths, self.tensors.sinks) if tensor)
 
-    def _tail(self, keys: int) -> int:
+    def tail(self, keys: int) -> int:
         """Columns of the last column block of so many keys."""
-        s = self.schedule
-        last = -(-keys // s.block_cols) - 1
-        return s._tail_cols(last, keys) if keys else 0
+        return keys - (-(-keys // self.schedule.block_cols) - 1) * self.schedule.block_cols if keys else 0
 
-    def of_block(self, block: int) -> np.ndarray:
+    def of_block(self, block: int) -> list[int]:
         """The works of a thread block."""
-        if not isinstance(self.schedule, Fa3Schedule):
-            return np.array([block])
-        rounds = np.arange(-(-self.schedule.works // self.grid))
-        taken = rounds * self.grid + np.where(rounds % 2, self.grid - 1 - block, block)
-        found: np.ndarray = taken[taken < self.schedule.works]
-        return found
+        return [block]
 
     def requests(self, block: int, first: int, end: int) -> Requests:
         parts, start = [], 0
-        for work in self.of_block(block).tolist():
+        for work in self.of_block(block):
             turns = int(self.work_turns[work])
             lo, hi = max(first - start, 0), min(end - start, turns)
             if lo < hi:
@@ -124,33 +122,72 @@ class RowBlocks(Launch):
 
     def _of_work(self, work: int, lo: int, hi: int) -> Iterator[Requests]:
         """Of a row block's turns from lo to hi."""
-        s, p = self.schedule, self.schedule.problem
+        s, p, tensors = self.schedule, self.schedule.problem, self.tensors
         batch, head, i = (int(each[work]) for each in (self.works.batch, self.works.head, self.works.i))
-        keys, begin, visits = int(self.keys[batch]), int(self.begin[work]), int(self.visits[work])
+        visits, last = int(self.visits[work]), int(self.work_turns[work]) - 1
         row0 = i * s.block_rows
         rows = min(s.block_rows, p.seqlen_q - row0)
-        query = (batch * p.heads + head + np.arange(s.pack)) * p.seqlen_q + row0  # the first row of each head in the tile
+        query = (batch * p.heads + head + np.arange(self.pack)) * p.seqlen_q + row0  # the first row of each head in the tile
         if lo == 0:
-            if self.length_reads:
-                yield Requests.of(0, FIRST, self.at["key_lengths"] + LENGTH * batch, LENGTH, times=self.length_reads)
-            if visits:
-                yield Requests.of(0, FIRST, self.at["Q"] + query * self.row, s._copied_rows(rows) * self.row)
-        turn = np.arange(lo, min(hi, visits))
-        j, tail = begin + visits - 1 - turn, -(-keys // s.block_cols) - 1
-        cols = np.where(j == tail, self._tail(keys), s.block_cols)
+            if tensors.lengths:
+                yield tensors.lengths.of(0, FIRST, batch, 1, times=self.length_reads)
+            for tensor in tensors.enter if visits else ():
+                yield tensor.of(0, FIRST, query, rows)
+        turn, keys = np.arange(lo, min(hi, visits)), int(self.keys[batch])
+        j = int(self.begin[work]) + visits - 1 - turn
+        cols = np.where(j == -(-keys // s.block_cols) - 1, self.tail(keys), s.block_cols)
         key = (batch * p.kv_heads + head // (p.heads // p.kv_heads)) * p.seqlen_k + j * s.block_cols
-        yield Requests.of(turn, OF_K, self.at["K"] + key * self.row, cols * self.row)
-        yield Requests.of(turn, OF_V, self.at["V"] + key * self.value_row, cols * self.value_row)
-        last = max(visits, 1) - 1
+        for move, tensor in zip((OF_K, OF_V), tensors.keys, strict=True):
+            yield tensor.of(turn, move, key, cols)
         if hi == last + 1:
-            if p.options.sinks:
-                yield Requests.of(last, LAST, self.at["sinks"] + FLOAT32 * (head + np.arange(s.pack)), FLOAT32, times=rows)
-            yield Requests.of(last, LAST, self.at["O"] + query * self.value_row, rows * self.value_row, write=True)
-            if s.lse:
-                yield Requests.of(last, LAST, self.at["L"] + FLOAT32 * query, FLOAT32 * rows, write=True)
+            if tensors.sinks:
+                yield tensors.sinks.of(last, LAST, head + np.arange(self.pack), 1, times=rows)
+            for tensor in tensors.leave:
+                yield tensor.of(last, LAST, query, rows, write=True)
 
 
-def slots(schedule: Fa2Schedule) -> int:
-    """Thread blocks that run at a time: what the planner lets share a multiprocessor, on all of them."""
-    device = schedule.device
-    return device.sm_count * (1 if isinstance(schedule, Fa3Schedule) else schedule.candidate.config.blocks)
+class Persistent(RowBlocks):
+    """FlashAttention-3's forward: as many thread blocks as there are multiprocessors, each with one row block after the other."""
+
+    schedule: Fa3Schedule
+
+    def __init__(self, schedule: Fa3Schedule, tensors: Tensors) -> None:
+        self.pack, self.length_reads = schedule.pack, schedule.warps
+        super().__init__(schedule, schedule.device.sm_count, Works.of_fa3(schedule), tensors)
+
+    def blocks_turns(self) -> np.ndarray:
+        return np.array([self.work_turns[self.of_block(block)].sum() for block in range(self.schedule.grid)])
+
+    def of_block(self, block: int) -> list[int]:
+        """In turn from the front and from the back."""
+        grid, rounds = self.schedule.grid, np.arange(-(-self.schedule.works // self.schedule.grid))
+        taken = rounds * grid + np.where(rounds % 2, grid - 1 - block, block)
+        found: list[int] = taken[taken < self.schedule.works].tolist()
+        return found
+
+    def tail(self, keys: int) -> int:
+        """The block that the keys end in comes whole."""
+        s = self.schedule
+        return min(s.block_cols, s.room_k - (-(-keys // s.block_cols) - 1) * s.block_cols) if keys else 0
+
+
+def forward(schedule: Fa2Schedule, order: Order, memory: Memory) -> list[Launch]:
+    """The one kernel of FlashAttention-2's or 3's forward."""
+    p = schedule.problem
+    queries, keys = p.head_count * p.seqlen_q, p.batch * p.kv_heads * p.seqlen_k
+    row, value_row = p.head_dim * p.itemsize, p.head_dim_v * p.itemsize
+    Q, K, V = memory.rows("Q", queries, row), memory.rows("K", keys, row), memory.rows("V", keys, value_row)
+    leave = [memory.rows("O", queries, value_row)]
+    if schedule.lse:
+        leave.append(memory.rows("L", queries, FLOAT32))
+    sinks = memory.rows("sinks", p.heads, FLOAT32) if p.options.sinks else None
+    tensors = Tensors((Q,), (K, V), tuple(leave), lengths(p, memory), sinks)
+    if isinstance(schedule, Fa3Schedule):
+        return [Persistent(schedule, tensors)]
+    slots = schedule.device.sm_count * schedule.candidate.config.blocks  # what the planner lets share a multiprocessor
+    return [RowBlocks(schedule, slots, Works.of_rows(schedule, order), tensors)]
+
+
+def lengths(problem: Problem, memory: Memory) -> Tensor | None:
+    """The keys that each batch has, where that is told."""
+    return memory.rows("key_lengths", problem.batch, LENGTH) if problem.options.padded else None
