@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,10 @@ from cupyflash.sim.l2.cache import Cache, Requests
 from cupyflash.sim.l2.launch import Memory
 from cupyflash.sim.plot import draw
 from cupyflash.sim.traffic import TensorTraffic, Traffic
-from suites import sweep
+from suites import sample, sweep
 
 A100, H100, T4 = (Device.named(name) for name in ("A100-40GB", "H100-SXM", "T4"))
+PAGE = (Path(__file__).parents[1] / "docs" / "l2.md").read_text()
 Access = tuple[str, int, int, bool]  # tensor, address, bytes, whether it is written
 
 
@@ -210,7 +213,7 @@ def test_random_problems_ask_for_what_theory_counts(data: st.DataObject) -> None
         assert moved.total_bytes <= found.asked[name].total_bytes + heads * 2 * SECTOR
 
 
-@sweep(8, 120)
+@sweep(5, 100)
 def test_random_passes_ask_for_what_theory_counts_and_are_served_as_lines_are(data: st.DataObject) -> None:
     """Every algorithm that the model follows: its launches are the kernels', and runs of lines are no other than their lines."""
     problem = data.draw(problems())
@@ -262,6 +265,7 @@ def test_what_is_streamed_beyond_the_cache_has_no_reuse(Bc: int) -> None:
     assert found.asked["K"].read_bytes == 2 * (N // 64) * head
 
 
+@pytest.mark.wide
 def test_heads_first_reads_more_where_their_keys_do_not_fit() -> None:
     """A wave of all heads streams all of K and V; row blocks of one head first read each of them about once."""
     problem = Problem(1, 16, 16, 16384, 16384, 128, "float16")
@@ -271,6 +275,44 @@ def test_heads_first_reads_more_where_their_keys_do_not_fit() -> None:
     keys = 16 * 16384 * 128 * 2
     assert by_rows.dram["K"].read_bytes < 1.1 * keys
     assert 9 * keys < by_heads.dram["K"].read_bytes <= 10 * keys  # 9.5 waves
+
+
+def documented() -> Iterator[tuple[Problem, str, list[float]]]:
+    """The rows of docs/l2.md's table: a problem, a chip, GB of DRAM in each order of `l2.ORDERS`."""
+    problem = None
+    for cells in (
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.splitlines() if re.match(r"\|( \d.*)? \| \S+", line)
+    ):
+        if cells[0]:
+            batch, heads, kv_heads, N = re.fullmatch(r"(\d+) x (\d+)(?: \((\d+)\))?, ([\d,]+)", cells[0]).groups()  # type: ignore[union-attr]
+            n = int(N.replace(",", ""))
+            problem = Problem(int(batch), int(heads), int(kv_heads or heads), n, n, 128, "float16")
+        assert problem is not None
+        yield problem, cells[1], [float(cell) for cell in cells[4:7]]
+
+
+ROWS = {f"{p.batch}x{p.heads}-{p.seqlen_q}-{chip}": (p, chip, told) for p, chip, told in documented()}
+# The others take long
+SHORT = ("1x16-4096-A100-40GB", "1x16-4096-H100-SXM", "1x16-4096-L4", "1x16-4096-T4", "1x16-16384-H100-SXM", "8x32-2048-A100-40GB")
+
+
+@pytest.mark.parametrize("row", sample(SHORT, SHORT[:1]))
+def test_the_page_s_table_is_what_the_model_says(row: str) -> None:
+    problem, chip, told = ROWS[row]
+    schedule = plan(problem, Device.named(chip), "fa2")
+    assert [round(l2.run(schedule, order=order).dram.total_bytes / 1e9, 3) for order in l2.ORDERS] == told
+
+
+def test_the_page_s_python_and_output_are_true() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    *lines, last = block.strip().splitlines()
+    names: dict[str, Any] = {}
+    exec("\n".join(lines), names)
+    expression, value = last.split("  # ")
+    assert eval(expression, names) == eval(value)
+    printed = CliRunner().invoke(main, ["predict", "--l2", "--seqlen", "16384", "--head-dim", "128", "--heads", "16"]).stdout
+    (shown,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    assert shown in printed
 
 
 def report(*options: str) -> dict[str, Any]:

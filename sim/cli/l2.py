@@ -69,4 +69,3 @@ def show(report: dict[str, Any]) -> None:
             for order, nbytes in report["grid_orders"].items()
         ]
         show_table(("grid, the fastest axis first", "bytes of DRAM", "ratio"), cells)
-    click.echo()
