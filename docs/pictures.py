@@ -15,6 +15,7 @@ from typing import Any
 from cupyflash import Device, Mask, Problem, TileSchedule, plan
 from cupyflash.options import Pattern
 from cupyflash.score import seen_by
+from cupyflash.sim import paper, plot_paper
 from cupyflash.sim.plot import draw
 from cupyflash.sim.sweep import default_range, spaced
 
@@ -70,8 +71,17 @@ def tiles(name: str) -> Any:
     return figure
 
 
+def of_paper(name: str) -> Any:
+    """One of `cupyflash paper`."""
+    return plot_paper.draw(paper.FIGURES[name]())
+
+
 MASKS = "documents", "prefix_lm", "global_window", "dilated", "tree"
-PICTURES = {"theorem2.png": theorem2, **{f"masks_{name}.png": partial(tiles, name) for name in MASKS}}
+PICTURES = {
+    "theorem2.png": theorem2,
+    **{f"masks_{name}.png": partial(tiles, name) for name in MASKS},
+    **{f"paper_{name}.png": partial(of_paper, name) for name in paper.FIGURES},
+}
 
 
 def digest(figure: Any) -> str:

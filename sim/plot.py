@@ -85,15 +85,20 @@ def draw_cache(points: Sequence[CachePoint], problem: str, device: str) -> Figur
     return figure
 
 
-def _log_log() -> tuple[Figure, Any]:
-    """A figure and its axes. Raises ImportError without matplotlib."""
+def new_figure(size: tuple[float, float]) -> tuple[Figure, Any]:
+    """A figure of (width, height) in inches and its axes. Raises ImportError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"drawing needs matplotlib ({error}): pip install 'cupyflash[plot]'") from error
 
-    figure: Figure = Figure(figsize=(8.6, 6.1), layout="constrained")
-    axes: Any = figure.add_subplot()
+    figure: Figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _log_log() -> tuple[Figure, Any]:
+    """A figure and its axes. Raises ImportError without matplotlib."""
+    figure, axes = new_figure((8.6, 6.1))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     return figure, axes

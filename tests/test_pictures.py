@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from cupyflash.sim.paper import FIGURES
 from suites import wide
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -35,12 +36,13 @@ def texts(path: Path) -> dict[str, str]:
 
 
 MASKS = [f"masks_{name}.png" for name in ("documents", "prefix_lm", "global_window", "dilated", "tree")]
+PAPER = [f"paper_{name}.png" for name in FIGURES]
 
 
-@pytest.mark.parametrize("name", ["theorem2.png", MASKS[0], *map(wide, MASKS[1:])])
+@pytest.mark.parametrize("name", ["theorem2.png", MASKS[0], *map(wide, MASKS[1:]), *PAPER])
 def test_a_picture_shows_today_s_counts(name: str) -> None:
     pytest.importorskip("matplotlib")
     pictures = script()
-    assert set(pictures.PICTURES) == {"theorem2.png", *MASKS}
+    assert set(pictures.PICTURES) == {"theorem2.png", *MASKS, *PAPER}
     drawn = texts(DOCS / name)[pictures.KEY]
     assert drawn == pictures.digest(pictures.PICTURES[name]()), "python docs/pictures.py draws it anew"

@@ -11,7 +11,7 @@ from test_theorem2 import GRID
 from cupyflash import Device, Problem, plan
 from cupyflash.schedules import plan_backward
 from cupyflash.sim import SramOverflow, replay, theory
-from cupyflash.sim.traffic import Traffic
+from cupyflash.sim.paper import in_two_bytes
 
 BASE = Device.named("A100-40GB")
 # GPT-2 medium in FlashAttention's Figure 2 (left): N 1024, d 64, 16 heads, batch 64; forward and backward on an A100.
@@ -105,11 +105,6 @@ def test_extra_memory() -> None:
                 assert spaces["standard"] == 3 * 2 * 3 * n * n * size
                 assert spaces["fa1"] == (0 if dtype == "float32" else 2 * 3 * n * d * 4)
                 assert spaces["fa2"] <= 2 * 3 * (n + 7) * (d + 3) * 4  # dQ's sum has whole eights of rows
-
-
-def in_two_bytes(traffic: Traffic) -> float:
-    """GB of a float32 count with each element in two bytes, but l, m and L in four."""
-    return sum(moved.total_bytes / (1 if name in ("l", "m", "L") else 2) for name, moved in traffic.items()) / 1e9
 
 
 def test_figure_2_flash_attention() -> None:

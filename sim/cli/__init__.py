@@ -11,6 +11,7 @@ from cupyflash.sim.cli.explain import explain
 from cupyflash.sim.cli.group import EXIT_STATUS, CommandLine
 from cupyflash.sim.cli.inspect import inspect
 from cupyflash.sim.cli.options import examples
+from cupyflash.sim.cli.paper import paper
 from cupyflash.sim.cli.predict import predict
 from cupyflash.sim.cli.profile import profile
 from cupyflash.sim.cli.sweep import sweep
@@ -38,5 +39,5 @@ def main() -> None:
     """
 
 
-for command in (demo, predict, verify, sweep, explain, inspect, profile, devices):
+for command in (demo, predict, verify, sweep, paper, explain, inspect, profile, devices):
     main.add_command(command)

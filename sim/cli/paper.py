@@ -1,0 +1,71 @@
+"""`cupyflash paper`: the papers' own figures from our counts, beside what the papers say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cupyflash.sim import text
+from cupyflash.sim.cli.options import NewFile, examples
+from cupyflash.sim.cli.show import width
+from cupyflash.sim.paper import FIGURES, Figure, markdown
+
+EXAMPLES = examples("cupyflash paper", "cupyflash paper training block_size", "cupyflash paper --plot .")
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("names", metavar="[FIGURE]...", type=click.Choice([*FIGURES]), nargs=-1)
+@click.option(
+    "--format", "form", type=click.Choice(["text", "markdown", "json"]), default="text", help="What to print.  [default: text]"
+)
+@click.option("--output", metavar="FILE", type=NewFile(), help="Write there instead of to stdout.")
+@click.option(
+    "--plot",
+    metavar="FOLDER",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    help="Draw each one, too, as paper_FIGURE.png in a folder.",
+)
+def paper(names: Sequence[str], form: str, output: Path | None, plot: Path | None) -> None:
+    """Show the papers' figures anew.
+
+    Each is a table of our counts, with what the paper says and what explains the difference.
+
+    FlashAttention's Figure 2 (left: training, middle: block_size, right: block_sparse) and its Theorem 2 (sram), the passes of
+    online softmax (softmax), and FlashAttention-2's operations besides the products (operations). Without a name, all of them.
+    """
+    figures = [FIGURES[name]() for name in dict.fromkeys(names or FIGURES)]
+    if plot is not None:
+        from cupyflash.sim.plot_paper import draw
+
+        for figure in figures:
+            path = plot / f"paper_{figure.name}.png"
+            draw(figure).savefig(path, dpi=150)
+            click.echo(f"wrote {path}", err=True)
+    if form == "text":
+        content = "\n\n".join(shown(figure) for figure in figures) + "\n"
+    else:
+        content = markdown(figures) if form == "markdown" else json.dumps([report(figure) for figure in figures], indent=2) + "\n"
+    if output is None:
+        click.echo(content, nl=False)
+    else:
+        output.write_text(content)
+        click.echo(f"wrote {output}", err=True)
+
+
+def report(figure: Figure) -> dict[str, Any]:
+    """A figure for JSON: the table's rows by their heads, and the points that are drawn."""
+    said = {"name": figure.name, "title": figure.title, "paper": figure.paper, "explained": figure.explained}
+    rows = [dict(zip(figure.heads, row, strict=True)) for row in figure.rows]
+    return {**said, "rows": rows, "lines": {line.label: [*map(list, line.points)] for line in figure.picture.lines}}
+
+
+def shown(figure: Figure) -> str:
+    """A figure as text."""
+    columns = min(width(), text.WIDTH)
+    said = text.paragraph(figure.paper, first="the paper: ", width=columns)
+    table = text.table(figure.heads, figure.rows, width=width())
+    return "\n".join([figure.title, *said, "", *table, "", *text.paragraph(figure.explained, width=columns)])
