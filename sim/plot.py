@@ -67,7 +67,7 @@ def draw_cache(points: Sequence[CachePoint], problem: str, device: str) -> Figur
 
     Raises ImportError without matplotlib.
     """
-    figure, axes = _log_log()
+    figure, axes = log_log()
     lines: dict[str, tuple[list[int], dict[str, Any]]] = {
         "FlashAttention-2, of gathered keys": ([p.fa2_bytes or 0 for p in points], {"color": "#38761d", "marker": "^"}),
         "decoding": ([p.total_bytes for p in points], {"color": "#0b5394", "marker": "s"}),
@@ -96,7 +96,7 @@ def new_figure(size: tuple[float, float]) -> tuple[Figure, Any]:
     return figure, figure.add_subplot()
 
 
-def _log_log() -> tuple[Figure, Any]:
+def log_log() -> tuple[Figure, Any]:
     """A figure and its axes. Raises ImportError without matplotlib."""
     figure, axes = new_figure((8.6, 6.1))
     axes.set_xscale("log", base=2)
@@ -110,7 +110,7 @@ def draw(problem: Problem, device: Device, over: Axis, values: list[int], *, wit
 
     Raises ImportError without matplotlib.
     """
-    figure, axes = _log_log()
+    figure, axes = log_log()
     for label, algorithm, tiling, style in series(problem, device):
         followed = with_l2 and algorithm in FOLLOWED
         found = sweep(problem, device, over, values, algorithm, tiling)

@@ -10,9 +10,9 @@ import click
 
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.sim import machine, theory
-from cupyflash.sim.cli import l2, predict_decode
+from cupyflash.sim.cli import l2, predict_decode, times
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
+from cupyflash.sim.cli.options import AS_JSON, Request, examples, gathered, problem_options
 from cupyflash.sim.cli.show import NAMES, say, show_table, show_tiling, tiling_report
 from cupyflash.sim.traffic import Traffic
 
@@ -30,8 +30,10 @@ EXAMPLES = examples(
 @click.command(epilog=EXAMPLES)
 @problem_options(backward=True, decode={})
 @l2.OPTION
+@times.options
 @AS_JSON
-def predict(request: Request, with_l2: bool, as_json: bool) -> None:
+@gathered(timing=times.Timing)
+def predict(request: Request, with_l2: bool, timing: times.Timing, as_json: bool) -> None:
     """Predict HBM reads and writes.
 
     By tensor, by the closed form, with the schedule replayed on an SRAM of M bytes beside it; then FlashAttention-3 (on a
@@ -41,9 +43,10 @@ def predict(request: Request, with_l2: bool, as_json: bool) -> None:
     FlashAttention-2 would move instead.
 
     With --l2, by a model of the device's L2: what of the forward's bytes comes from and goes to DRAM, and which order of the
-    grid is best.
+    grid is best. With --time, by the planner's model and that one, how long the forward takes, and what binds it.
     """
     behind = l2.report_of(request) if with_l2 else None
+    timed = timing.report_of(request)
     if request.cache is not None:
         predict_decode.predict(request, as_json)
         return
@@ -76,6 +79,7 @@ def predict(request: Request, with_l2: bool, as_json: bool) -> None:
         "ratio_to_standard": ratio(form, standard),
         "algorithms": side_by_side(request, schedule, standard),
         **({} if behind is None else {"l2": behind}),
+        **({} if timed is None else {"time": timed}),
         f"theorem{theorem}_elements": {
             "flash N^2 d^2 / M": problem.head_count * flash,
             "standard N d + N^2": problem.head_count * theory.theorem2_standard(N, d),
@@ -150,6 +154,9 @@ def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> 
     if "l2" in report:
         click.echo()
         l2.show(report["l2"])
+    if "time" in report:
+        click.echo()
+        times.show(report["time"])
     show_side_by_side(report["algorithms"], request, "l2" in report)
     shapes = report[f"theorem{theorem}_elements"]
     note = "" if shapes["in_range d <= M <= N d"] else " (M is outside d <= M <= N d: the theorem does not speak)"

@@ -9,9 +9,9 @@ import numpy as np
 from cupyflash.schedules.base import FLOAT32, Kernel
 from cupyflash.schedules.standard import SOFTMAX_WARPS, StandardSchedule
 from cupyflash.sim.l2.cache import Requests
-from cupyflash.sim.l2.columns import Passed, Streamed
 from cupyflash.sim.l2.launch import Launch, Memory, Tensor, resident, unit_of
 from cupyflash.sim.l2.rows import lengths
+from cupyflash.sim.l2.streamed import Passed, Streamed
 
 # Within a turn
 FIRST, LEFT, RIGHT, LAST = range(4)
