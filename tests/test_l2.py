@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, Score, plan
-from cupyflash.schedules import TileSchedule, plan_backward
+from cupyflash.schedules import TileSchedule, plan_backward, plan_decode
 from cupyflash.sim import l2, theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.l2 import L2, LINE, SECTOR
@@ -213,7 +213,7 @@ def test_random_problems_ask_for_what_theory_counts(data: st.DataObject) -> None
         assert moved.total_bytes <= found.asked[name].total_bytes + heads * 2 * SECTOR
 
 
-@sweep(5, 100)
+@sweep(4, 100)
 def test_random_passes_ask_for_what_theory_counts_and_are_served_as_lines_are(data: st.DataObject) -> None:
     """Every algorithm that the model follows: its launches are the kernels', and runs of lines are no other than their lines."""
     problem = data.draw(problems())
@@ -221,9 +221,12 @@ def test_random_passes_ask_for_what_theory_counts_and_are_served_as_lines_are(da
         lengths = st.lists(st.integers(0, problem.seqlen_k), min_size=problem.batch, max_size=problem.batch)
         problem = problem.asking(padded=True, key_lengths=tuple(data.draw(lengths)))
     device = replace(data.draw(st.sampled_from([A100, H100])), sm_count=data.draw(st.integers(1, 5)))
-    what = data.draw(st.sampled_from(["fa2", "fa1", "standard", "backward", "deterministic"]))
-    if what in ("backward", "deterministic"):
-        schedule: TileSchedule = plan_backward(problem, device, deterministic=what == "deterministic")
+    what = data.draw(st.sampled_from(["fa2", "fa1", "standard", "backward", "deterministic", "decode"]))
+    schedule: TileSchedule
+    if what == "decode":
+        schedule = plan_decode(problem, device, num_splits=data.draw(st.sampled_from([None, 1, 3])), lse=data.draw(st.booleans()))
+    elif what in ("backward", "deterministic"):
+        schedule = plan_backward(problem, device, deterministic=what == "deterministic")
     else:
         schedule = plan(problem, device, what, lse=data.draw(st.booleans()))
     cache = data.draw(geometries.map(lambda made: replace(made, nbytes=8 * made.nbytes)))
@@ -303,6 +306,7 @@ def test_the_page_s_table_is_what_the_model_says(row: str) -> None:
     assert [round(l2.run(schedule, order=order).dram.total_bytes / 1e9, 3) for order in l2.ORDERS] == told
 
 
+@pytest.mark.wide
 def test_the_page_s_python_and_output_are_true() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     *lines, last = block.strip().splitlines()
@@ -326,6 +330,11 @@ def test_predict_tells_it() -> None:
     found = l2.run(plan(Problem(1, 4, 4, 2048, 2048, 64, "float16"), A100))
     assert told["tensors"] == found.as_dict()["tensors"] and told["grid_orders"]["rows"] == found.dram.total_bytes
     text = CliRunner().invoke(main, ["predict", "--l2", "--seqlen", "2048", "--head-dim", "64", "--heads", "4"]).stdout
+    decoded = report("--decode", "--seqlen-k", "512")
+    assert (
+        decoded["dram_bytes"]
+        == l2.run(plan_decode(Problem(1, 32, 8, 1, 512, 128, "float16", causal=True, padded=True), A100)).dram.total_bytes
+    )
     for row in told["tensors"].values():
         assert f"{row['dram_read_bytes']:,}" in text and f"{row['dram_write_bytes']:,}" in text
 
@@ -356,6 +365,9 @@ def test_sweep_tells_it_and_draws_it(tmp_path: Path) -> None:
         (("--bias",), "does not follow bias"),
         (("--alibi",), "does not follow score's captured arrays"),
         (("--tiling", "paper", "--algorithm", "fa2"), "blocks in steps of 16"),
+        (("--backward", "--algorithm", "fa1"), "does not follow algorithm 'fa1' backward"),
+        (("--backward", "--sinks"), "follows sinks in the forward of fa2 and fa3 only"),
+        (("--decode", "--page-size", "16"), "does not follow pages"),
     ],
 )
 def test_what_the_model_does_not_follow_is_refused(options: tuple[str, ...], said: str) -> None:

@@ -24,8 +24,6 @@ ORDERS = {
 
 def report_of(request: Request) -> dict[str, Any]:
     """What the model says, for JSON. Raises ValueError where it does not follow the schedule."""
-    if request.cache is not None:
-        raise click.UsageError("--l2 cannot go with --decode: the L2 model does not follow a cache of keys")
     schedule, device = request.schedule(), request.device
     found = l2.run(schedule)
     cache = l2.L2.of(device)
@@ -35,9 +33,10 @@ def report_of(request: Request) -> dict[str, Any]:
         totals = {order: found.dram if order == "rows" else l2.run(schedule, order=order).dram for order in l2.ORDERS}
         report["grid_orders"] = {order: dram.total_bytes for order, dram in totals.items()}
     bandwidth, peak = device.hbm_bandwidth, device.tensor_peak.get(request.problem.dtype)
-    flops = request.problem.backward_flops if request.backward else request.problem.flops
-    report["intensity_behind_l2"] = flops / found.dram.total_bytes if found.dram.total_bytes else None
-    report["machine_balance"] = peak / bandwidth if peak and bandwidth else None
+    if request.cache is None:
+        flops = request.problem.backward_flops if request.backward else request.problem.flops
+        report["intensity_behind_l2"] = flops / found.dram.total_bytes if found.dram.total_bytes else None
+        report["machine_balance"] = peak / bandwidth if peak and bandwidth else None
     return report
 
 
@@ -57,7 +56,7 @@ def show(report: dict[str, Any]) -> None:
     click.echo()
     show_table(("tensor", "asked to read", "from DRAM", "asked to write", "to DRAM", "reads hit"), rows)
     click.echo()
-    if report["intensity_behind_l2"] is not None:
+    if report.get("intensity_behind_l2") is not None:
         balance = report["machine_balance"]
         beside = f"; the device balances at {balance:.0f}" if balance else ""
         say(f"arithmetic intensity behind the L2: {report['intensity_behind_l2']:.1f} FLOP a byte of DRAM{beside}")

@@ -48,7 +48,7 @@ def predict(request: Request, with_l2: bool, timing: times.Timing, as_json: bool
     behind = l2.report_of(request) if with_l2 else None
     timed = timing.report_of(request)
     if request.cache is not None:
-        predict_decode.predict(request, as_json)
+        predict_decode.predict(request, as_json, behind)
         return
     problem, device, schedule = request.problem, request.device, request.schedule()
     form = theory.traffic(schedule)

@@ -145,7 +145,7 @@ def sweep(request: Request, over: Axis | Literal["cache"], span: Span, report: R
     report.check()
     refuse_swept(request, over)
     if report.with_l2 and request.cache is not None:
-        raise click.UsageError("--l2 cannot go with --decode: the L2 model does not follow a cache of keys")
+        raise click.UsageError("--l2 cannot go with --decode in a sweep: predict --decode --l2 has it")
     if over == "cache":
         values = span.values(request.problem, over)
         content = sweep_decode.content(request, values, report.kind, report.plot)

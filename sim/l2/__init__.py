@@ -14,13 +14,21 @@ from typing import Any
 import numpy as np
 
 from cupyflash.options import require_choice
-from cupyflash.schedules import BackwardSchedule, Schedule, TileSchedule, VarlenBackwardSchedule, VarlenSchedule, require_schedule
+from cupyflash.schedules import (
+    BackwardSchedule,
+    DecodeSchedule,
+    Schedule,
+    TileSchedule,
+    VarlenBackwardSchedule,
+    VarlenSchedule,
+    require_schedule,
+)
 from cupyflash.schedules.fa1 import Fa1Schedule
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.standard import StandardSchedule
-from cupyflash.sim.l2 import columns, fa1, rows, standard
+from cupyflash.sim.l2 import columns, decode, fa1, rows, standard
 from cupyflash.sim.l2.cache import L2, LINE, SECTOR, WAYS, Cache, Counts
 from cupyflash.sim.l2.launch import Launch, Memory
 from cupyflash.sim.l2.rows import ORDERS, Order
@@ -34,7 +42,7 @@ MOST_RUNS = 1 << 28
 
 
 # Schedules whose launches it plays
-FOLLOWED = (Fa2Schedule, Fa2BackwardSchedule, StandardSchedule, Fa1Schedule)
+FOLLOWED = (Fa2Schedule, Fa2BackwardSchedule, StandardSchedule, Fa1Schedule, DecodeSchedule)
 
 
 class TooLong(ValueError):
@@ -103,6 +111,8 @@ def launches_of(schedule: TileSchedule, order: Order, memory: Memory) -> list[La
         return columns.backward(schedule, memory)
     if isinstance(schedule, StandardSchedule):
         return standard.standard(schedule, memory)
+    if isinstance(schedule, DecodeSchedule):
+        return decode.decode(schedule, memory)
     assert isinstance(schedule, Fa1Schedule)
     return fa1.algorithm_1(schedule, memory)
 
@@ -114,7 +124,11 @@ def require_followed(schedule: TileSchedule, order: Order) -> None:
         raise ValueError("the L2 model does not follow packed sequences: sequences of one length it does")
     if not isinstance(schedule, FOLLOWED):
         what = f"algorithm {schedule.algorithm!r}" + (" backward" if isinstance(schedule, BackwardSchedule) else "")
-        raise ValueError(f"the L2 model does not follow {what}: it does the forward of fa2, fa3, fa1 and standard, fa2's backward")
+        raise ValueError(f"the L2 model does not follow {what}: it does all forwards, and fa2's backward")
+    if isinstance(schedule, DecodeSchedule) and (schedule.cache.page_size or schedule.cache.appended or schedule.cache.tree):
+        raise ValueError(
+            "the L2 model does not follow pages, appended keys and a tree mask: a cache whose sequences lie together it does"
+        )
     form = asked.score
     captured = form is not None and any(one.axes is not None for one in form.captured)
     for name, there in (
