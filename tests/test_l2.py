@@ -19,7 +19,7 @@ from cupyflash import Device, Problem, Score, plan
 from cupyflash.schedules import TileSchedule, plan_backward, plan_decode
 from cupyflash.sim import l2, theory
 from cupyflash.sim.cli import main
-from cupyflash.sim.l2 import L2, LINE, SECTOR
+from cupyflash.sim.l2 import L2, LINE, SECTOR, columns
 from cupyflash.sim.l2.cache import Cache, Requests
 from cupyflash.sim.l2.launch import Memory
 from cupyflash.sim.plot import draw
@@ -254,6 +254,18 @@ def test_what_fits_is_read_once() -> None:
         assert found.dram == Traffic({name: TensorTraffic(*moved) for name, moved in once.items()})
         assert found.hit_rates["Q"] == 0
         assert found.hit_rates["K"] == 1 - once["K"][0] / found.asked["K"].read_bytes
+
+
+def test_the_backward_s_row_blocks_come_from_the_last_one_on() -> None:
+    """As its kernel has them, which fetches the one below next; of each query head of the group in turn."""
+    schedule = plan_backward(Problem(1, 2, 1, 512, 512, 64, "float16", causal=True), A100)
+    memory = Memory()
+    main = l2.launches_of(schedule, "rows", memory)[2]
+    first = main.requests(1, 0, int(main.turns[1]))
+    rows = (first.first[first.move == columns.OF_Q] - memory.bases["Q"]) // (schedule.block_rows * 128)
+    blocks = 512 // schedule.block_rows
+    seen = list(range(blocks - 1, schedule.block_cols // schedule.block_rows - 1, -1))
+    assert rows.tolist() == [*seen, *(blocks + i for i in seen)]
 
 
 @pytest.mark.parametrize("Bc", [32, 64])
