@@ -16,9 +16,12 @@ from cupyflash import Device, Mask, Problem, TileSchedule, plan
 from cupyflash.options import Pattern
 from cupyflash.score import seen_by
 from cupyflash.sim import paper, plot_paper
+from cupyflash.sim.cli.show import describe
 from cupyflash.sim.plot import draw
 from cupyflash.sim.plot_ring import draw_ranks
+from cupyflash.sim.roofline import draw_roofline
 from cupyflash.sim.sweep import default_range, spaced
+from cupyflash.sim.times import times
 
 HERE = Path(__file__).resolve().parent
 KEY = "Drawn"  # of the digest, in a PNG's text
@@ -35,6 +38,18 @@ def ranks() -> Any:
     problem = Problem(1, 32, 8, 131072, 131072, 128, "float16", causal=True)
     title = "32 heads (8 of K and V), N 131,072, d 128, float16, causal; H100-SXM, 450 GB/s each way, by models"
     return draw_ranks(problem, Device.named("H100-SXM"), 450e9, [1 << power for power in range(11)], title)
+
+
+def behind_l2() -> Any:
+    """`cupyflash sweep --over seqlen --from 1024 --to 32768 --points 11 --head-dim 128 --heads 8 --l2 --plot l2.png` likewise."""
+    problem = Problem(1, 8, 8, 4096, 4096, 128, "float16")
+    return draw(problem, Device.named("A100-40GB"), "seqlen", spaced(1024, 32768, 11, True), with_l2=True)
+
+
+def roofline() -> Any:
+    """`cupyflash predict --seqlen 4096 --head-dim 128 --heads 16 --roofline roofline.png` as a Figure."""
+    problem, device = Problem(1, 16, 16, 4096, 4096, 128, "float16"), Device.named("A100-40GB")
+    return draw_roofline(times(plan(problem, device)), f"FlashAttention-2: {describe(problem)}", device.name)
 
 
 def masks() -> dict[str, Any]:
@@ -88,6 +103,8 @@ MASKS = "documents", "prefix_lm", "global_window", "dilated", "tree"
 PICTURES = {
     "theorem2.png": theorem2,
     "ranks.png": ranks,
+    "l2.png": behind_l2,
+    "roofline.png": roofline,
     **{f"masks_{name}.png": partial(tiles, name) for name in MASKS},
     **{f"paper_{name}.png": partial(of_paper, name) for name in paper.FIGURES},
 }

@@ -45,6 +45,7 @@ EXAMPLES = examples(
     "cupyflash sweep --over sram",
     "cupyflash sweep --over seqlen --from 128 --to 16384 --causal --format csv",
     "cupyflash sweep --over sram --seqlen 8192 --plot theorem2.png",
+    "cupyflash sweep --over seqlen --head-dim 128 --heads 16 --l2 --plot l2.png",
     "cupyflash sweep --over cache --batch 4 --page-size 16 --device H100-SXM",
     "cupyflash sweep --over ranks --device H100-SXM --plot ranks.png",
 )
@@ -73,12 +74,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Report:
-    """What is to be printed or written."""
+    """What is to be printed or written, and whether with the L2."""
 
     form: str | None
     as_json: bool
     output: Path | None
     plot: Path | None
+    with_l2: bool
 
     @property
     def kind(self) -> str:
@@ -98,7 +100,22 @@ def poses(context: click.Context, param: click.Parameter, value: str) -> str:
     return value
 
 
+def behind_l2(context: click.Context, param: click.Parameter, value: bool) -> bool:
+    """--l2: the model follows kernels, so that the defaults are what runs."""
+    if value:
+        context.default_map = {**(context.default_map or {}), "algorithm": "fa2", "tiling": "fitted"}
+    return value
+
+
 @click.command(epilog=EXAMPLES)
+@click.option(
+    "--l2",
+    "with_l2",
+    is_flag=True,
+    is_eager=True,
+    callback=behind_l2,
+    help="With a model of the L2: bytes of DRAM beside those asked for.  [default then: --algorithm fa2 --tiling fitted]",
+)
 @click.option(
     "--over",
     required=True,
@@ -130,6 +147,8 @@ def sweep(request: Request, over: Over, span: Span, split: Split, report: Report
     By the closed forms, beside standard attention and N^2 d^2 / M. The algorithm is FlashAttention and the tiling the paper's
     own unless --algorithm and --tiling say otherwise: Theorem 2 is about those.
 
+    With --l2, what of them a model of the device's L2 lets through to DRAM, of the kernels that run.
+
     Over cache it is `attention_decode`: bytes, splits, thread blocks and partial results by the keys of a full cache, beside
     FlashAttention-2's bytes.
 
@@ -138,6 +157,9 @@ def sweep(request: Request, over: Over, span: Span, split: Split, report: Report
     """
     report.check()
     refuse_swept(request, over)
+    if report.with_l2 and (request.cache is not None or over == "ranks"):
+        other = "--over ranks, of which it has no model" if over == "ranks" else "--decode in a sweep: predict --decode --l2 has it"
+        raise click.UsageError(f"--l2 cannot go with {other}")
     if over != "ranks":
         refuse_without_ranks("--over ranks")
     if over == "ranks":
@@ -162,7 +184,8 @@ def of_axis(request: Request, over: Axis, span: Span, report: Report) -> str:
     """What is to be printed of one of the theorem's axes; the picture is drawn on the way."""
     request = replace(request, problem=posed(request.problem, over))
     values = span.values(request.problem, over)
-    found = sweeping.sweep(request.problem, request.device, over, values, request.algorithm, request.tiling, lse=request.lse)
+    asked = request.problem, request.device, over, values, request.algorithm, request.tiling
+    found = sweeping.sweep(*asked, lse=request.lse, with_l2=report.with_l2)
     if not found.points:
         raise click.UsageError(found.skipped[0][1])
     if found.skipped:
@@ -172,7 +195,7 @@ def of_axis(request: Request, over: Axis, span: Span, report: Report) -> str:
     if report.plot is not None:
         from cupyflash.sim.plot import plot_sweep
 
-        plot_sweep(report.plot, request.problem, request.device, over, values)
+        plot_sweep(report.plot, request.problem, request.device, over, values, with_l2=report.with_l2)
     return {"table": table, "csv": comma_separated, "json": json_report}[report.kind](request, over, found)
 
 
@@ -240,6 +263,7 @@ def fields(point: Point) -> dict[str, Any]:
         "standard_ideal_bytes": point.ideal_bytes,
         "ratio_to_standard": point.ratio,
         "theorem2_elements": point.theorem2_elements,
+        **({} if point.behind is None else {"dram_bytes": point.behind.dram.total_bytes, "l2_hit_rate": point.behind.hit_rate}),
     }
 
 
@@ -274,17 +298,34 @@ def table(request: Request, over: Axis, found: Sweep) -> str:
         "{} x {} tiling".format(*request.tiling) if isinstance(request.tiling, tuple) else f"{request.tiling or 'fitted'} tiling"
     )
     title = f"{NAMES[request.algorithm]}, {tiling}: {describe(problem, swept_fields(problem, over))}; {device.name}{M}"
-    headings = (HEADINGS[over], "M", "Br", "Bc", "bytes read", "bytes written", "bytes", "standard", "ratio", "N^2 d^2 / M")
+    headings: tuple[str, ...] = (
+        HEADINGS[over],
+        "M",
+        "Br",
+        "Bc",
+        "bytes read",
+        "bytes written",
+        "bytes",
+        "standard",
+        "ratio",
+        "N^2 d^2 / M",
+    )
+    told = [
+        "M and N^2 d^2 / M in elements; standard: the bytes of Algorithm 0 if it reads each input of each step once; ratio: "
+        "bytes / standard"
+    ]
+    if any(point.behind for point in found.points):
+        headings = (*headings, "DRAM bytes", "reads hit")
+        told.append("DRAM bytes and reads hit: behind the L2 and in it, by a model")
     cells = []
     for point in found.points:
         counts = (point.read_bytes, point.write_bytes, point.total_bytes, point.ideal_bytes)
         ratio = "-" if point.ratio is None else f"{point.ratio:.3f}"
         sizes = (point.value, point.sram_elements, point.block_rows, point.block_cols)
         cells.append([f"{n:,}" for n in (*sizes, *counts)] + [ratio, f"{point.theorem2_elements:,.0f}"])
-    told = [
-        "M and N^2 d^2 / M in elements; standard: the bytes of Algorithm 0 if it reads each input of each step once; ratio: "
-        "bytes / standard"
-    ]
+        if point.behind is not None:
+            rate = point.behind.hit_rate
+            cells[-1] += [f"{point.behind.dram.total_bytes:,}", "-" if rate is None else f"{rate:.1%}"]
     # A column of one value is as well told in words: then the others fit beside each other.
     varying = [n for n in range(len(headings)) if n == 0 or len(cells) == 1 or len({row[n] for row in cells}) > 1]
     same = [f"{heading} {cells[0][n]}" for n, heading in enumerate(headings) if n not in varying]
