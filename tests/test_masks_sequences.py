@@ -23,11 +23,12 @@ from cupyflash.schedules import (
     VarlenBackwardSchedule,
     VarlenSchedule,
     mask_tiles,
+    patterns_of,
     plan_decode,
     plan_varlen,
     plan_varlen_backward,
 )
-from cupyflash.schedules.varlen import Seqlens, patterns_of
+from cupyflash.schedules.varlen import Seqlens
 from cupyflash.sim import execute_decode, execute_varlen, execute_varlen_backward, replay, theory
 from cupyflash.sim.execution import BackwardExecution, Execution
 from cupyflash.sim.inputs import Inputs
