@@ -86,7 +86,7 @@ def attention_varlen(
     options = given.asked(options, inputs["q"], inputs["k"], bounds)
     with device_of(gpu, **arrays, **beside):
         longest = max_seqlen_q, max_seqlen_k
-        call = kept_sequences((posed, _prepare), gpu, arrays, bounds, longest, options, tiling, bool(return_lse))
+        call = kept_sequences((posed, prepare_varlen), gpu, arrays, bounds, longest, options, tiling, bool(return_lse))
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
         arrays |= vectors_on_device(gpu, arrays | bounds)
@@ -96,7 +96,7 @@ def attention_varlen(
     return (o, made["L"]) if return_lse else o
 
 
-def _prepare(
+def prepare_varlen(
     gpu: bool,
     arrays: Mapping[str, Array],
     sequences: Sequences,

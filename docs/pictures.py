@@ -16,8 +16,12 @@ from cupyflash import Device, Mask, Problem, TileSchedule, plan
 from cupyflash.options import Pattern
 from cupyflash.score import seen_by
 from cupyflash.sim import paper, plot_paper
+from cupyflash.sim.cli.show import describe
 from cupyflash.sim.plot import draw
+from cupyflash.sim.plot_ring import draw_ranks
+from cupyflash.sim.roofline import draw_roofline
 from cupyflash.sim.sweep import default_range, spaced
+from cupyflash.sim.times import times
 
 HERE = Path(__file__).resolve().parent
 KEY = "Drawn"  # of the digest, in a PNG's text
@@ -27,6 +31,25 @@ def theorem2() -> Any:
     """`cupyflash sweep --over sram --seqlen 8192 --head-dim 64 --plot theorem2.png` as a Figure."""
     problem = Problem(1, 1, 1, 8192, 8192, 64, "float16")
     return draw(problem, Device.named("A100-40GB"), "sram", spaced(*default_range(problem, "sram")))
+
+
+def ranks() -> Any:
+    """`cupyflash sweep --over ranks --device H100-SXM --plot ranks.png` as a Figure."""
+    problem = Problem(1, 32, 8, 131072, 131072, 128, "float16", causal=True)
+    title = "32 heads (8 of K and V), N 131,072, d 128, float16, causal; H100-SXM, 450 GB/s each way, by models"
+    return draw_ranks(problem, Device.named("H100-SXM"), 450e9, [1 << power for power in range(11)], title)
+
+
+def behind_l2() -> Any:
+    """`cupyflash sweep --over seqlen --from 1024 --to 32768 --points 11 --head-dim 128 --heads 8 --l2 --plot l2.png` likewise."""
+    problem = Problem(1, 8, 8, 4096, 4096, 128, "float16")
+    return draw(problem, Device.named("A100-40GB"), "seqlen", spaced(1024, 32768, 11, True), with_l2=True)
+
+
+def roofline() -> Any:
+    """`cupyflash predict --seqlen 4096 --head-dim 128 --heads 16 --roofline roofline.png` as a Figure."""
+    problem, device = Problem(1, 16, 16, 4096, 4096, 128, "float16"), Device.named("A100-40GB")
+    return draw_roofline(times(plan(problem, device)), f"FlashAttention-2: {describe(problem)}", device.name)
 
 
 def masks() -> dict[str, Any]:
@@ -79,6 +102,9 @@ def of_paper(name: str) -> Any:
 MASKS = "documents", "prefix_lm", "global_window", "dilated", "tree"
 PICTURES = {
     "theorem2.png": theorem2,
+    "ranks.png": ranks,
+    "l2.png": behind_l2,
+    "roofline.png": roofline,
     **{f"masks_{name}.png": partial(tiles, name) for name in MASKS},
     **{f"paper_{name}.png": partial(of_paper, name) for name in paper.FIGURES},
 }
@@ -86,12 +112,11 @@ PICTURES = {
 
 def digest(figure: Any) -> str:
     """Of every line's label and points, of every text and every image."""
-    (axes,) = figure.axes
-    lines = [[line.get_label(), [[float(x), float(y)] for x, y in line.get_xydata()]] for line in axes.lines]
-    titles = (legend.get_title() for legend in figure.legends)
-    texts = [text.get_text() for text in (*axes.texts, axes.xaxis.label, axes.yaxis.label, *titles)]
-    texts.append(axes.get_title(loc="left"))
-    images = [image.get_array().tolist() for image in axes.images]
+    every = figure.axes
+    lines = [[line.get_label(), [[float(x), float(y)] for x, y in line.get_xydata()]] for axes in every for line in axes.lines]
+    texts = [text.get_text() for axes in every for text in (*axes.texts, axes.xaxis.label, axes.yaxis.label)]
+    texts += [legend.get_title().get_text() for legend in figure.legends] + [axes.get_title(loc="left") for axes in every]
+    images = [image.get_array().tolist() for axes in every for image in axes.images]
     return hashlib.sha256(json.dumps([lines, texts, *images]).encode()).hexdigest()
 
 

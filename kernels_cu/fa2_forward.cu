@@ -36,8 +36,8 @@ constexpr bool ALL_MASKED = SCALE_FIRST || (SCARCE && (WINDOW || MASK));
 
 typedef SwizzledTile<HEAD_DIM, Element, 16 * COL_WARPS> KeyTile;     // of Q and K
 typedef SwizzledTile<VALUE_DIM, Element, 16 * COL_WARPS> ValueTile;  // of V and O
-typedef PartOf<KeyTile, COL_WARPS> KeyPart;                          // a warp's columns of them
-typedef PartOf<ValueTile, COL_WARPS> ValuePart;
+typedef PartOf<KeyTile, COL_WARPS, ROW_WARPS> KeyPart;               // a warp's columns of them
+typedef PartOf<ValueTile, COL_WARPS, ROW_WARPS> ValuePart;
 constexpr int C = ValuePart::PAD / 8;  // tensor core tiles of a warp's columns of O
 __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int ROW_SIZE = larger(KeyTile::PAD, ValueTile::PAD);  // elements that a row of any tile has room for

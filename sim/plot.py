@@ -35,6 +35,8 @@ NOTE = (
     "Counted is what kernels ask for. FlashAttention-2 asks for K and V again for each row block: on a chip mostly the L2 cache\n"
     "answers, at the cost of an L2 access, and memory sees less, down to Q, K, V and O once."
 )
+# Whose bytes behind the L2 are drawn
+FOLLOWED = ("fa2", "fa3")
 TITLE_WIDTH = 90  # letters of a title's line
 MANY = 60  # points, from which on markers would hide the lines
 XLABELS = {
@@ -47,12 +49,12 @@ XLABELS = {
 SLOPES = {"sram": -1, "seqlen": 2, "head-dim": 2, "block-cols": -1}
 
 
-def plot_sweep(path: Path, problem: Problem, device: Device, over: Axis, values: list[int]) -> None:
+def plot_sweep(path: Path, problem: Problem, device: Device, over: Axis, values: list[int], *, with_l2: bool = False) -> None:
     """Write the picture that `draw` draws to a .png, .svg or .pdf.
 
     Raises ImportError without matplotlib, ValueError for a kind of file that it does not write.
     """
-    draw(problem, device, over, values).savefig(path, dpi=150)
+    draw(problem, device, over, values, with_l2=with_l2).savefig(path, dpi=150)
 
 
 def plot_cache(path: Path, points: Sequence[CachePoint], problem: str, device: str) -> None:
@@ -65,7 +67,7 @@ def draw_cache(points: Sequence[CachePoint], problem: str, device: str) -> Figur
 
     Raises ImportError without matplotlib.
     """
-    figure, axes = _log_log()
+    figure, axes = log_log()
     lines: dict[str, tuple[list[int], dict[str, Any]]] = {
         "FlashAttention-2, of gathered keys": ([p.fa2_bytes or 0 for p in points], {"color": "#38761d", "marker": "^"}),
         "decoding": ([p.total_bytes for p in points], {"color": "#0b5394", "marker": "s"}),
@@ -83,18 +85,18 @@ def draw_cache(points: Sequence[CachePoint], problem: str, device: str) -> Figur
     return figure
 
 
-def new_figure(size: tuple[float, float]) -> tuple[Figure, Any]:
-    """A figure of (width, height) in inches and its axes. Raises ImportError without matplotlib."""
+def new_figure(size: tuple[float, float], rows: int = 1) -> tuple[Figure, Any]:
+    """A figure of (width, height) in inches and its axes, several for several rows. Raises ImportError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"drawing needs matplotlib ({error}): pip install 'cupyflash[plot]'") from error
 
     figure: Figure = Figure(figsize=size, layout="constrained")
-    return figure, figure.add_subplot()
+    return figure, figure.subplots(rows, 1, sharex=True)
 
 
-def _log_log() -> tuple[Figure, Any]:
+def log_log() -> tuple[Figure, Any]:
     """A figure and its axes. Raises ImportError without matplotlib."""
     figure, axes = new_figure((8.6, 6.1))
     axes.set_xscale("log", base=2)
@@ -102,20 +104,27 @@ def _log_log() -> tuple[Figure, Any]:
     return figure, axes
 
 
-def draw(problem: Problem, device: Device, over: Axis, values: list[int]) -> Figure:
+def draw(problem: Problem, device: Device, over: Axis, values: list[int], *, with_l2: bool = False) -> Figure:
     """The bytes of FlashAttention (both tilings), FlashAttention-2, on a Hopper FlashAttention-3, and standard attention along an
-    axis.
+    axis; `with_l2` those of DRAM too, behind the L2, of the algorithms whose kernels a model of it follows.
 
     Raises ImportError without matplotlib.
     """
-    figure, axes = _log_log()
+    figure, axes = log_log()
     for label, algorithm, tiling, style in series(problem, device):
+        followed = with_l2 and algorithm in FOLLOWED
         found = sweep(problem, device, over, values, algorithm, tiling)
         points = [point for point in found.points if point.total_bytes]
         if points:
             x, y = [point.value for point in points], [point.total_bytes for point in points]
             marks = {"marker": ""} if len(values) > MANY else {}
             axes.plot(x, y, label=label, **{"linewidth": 1.8, "markersize": 4.5, **style, **marks})
+        if followed:
+            behind = {p.value: p.behind for p in sweep(problem, device, over, values, algorithm, tiling, with_l2=True).points}
+            drawn = [(x, each.dram.total_bytes) for x, each in behind.items() if each is not None and each.dram.total_bytes]
+            if drawn:
+                name = f"{label.split(' (')[0].split(',')[0]} behind the L2, by a model"
+                axes.plot(*zip(*drawn, strict=True), label=name, linewidth=1.8, linestyle=(0, (4, 1.5)), color=style["color"])
         if (algorithm, tiling) == ("fa1", "paper"):
             theorem = found
     _slope(axes, problem, device, over, theorem)
@@ -173,14 +182,26 @@ def _label(axes: Any, problem: Problem, device: Device, over: Axis) -> None:
 
 def _axes(axes: Any, label: str, told: Callable[[float], str]) -> None:
     """Both axes, that of x with a label and its values in words, and the grid."""
+    axes.set_ylabel("HBM traffic, read + written (bytes)", fontsize=11)
+    along_x(axes, label, told)
+    in_bytes(axes)
+
+
+def in_bytes(axes: Any) -> None:
+    """The axis of y counts bytes."""
+    from matplotlib.ticker import FuncFormatter
+
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _amount(y)))
+
+
+def along_x(axes: Any, label: str, told: Callable[[float], str]) -> None:
+    """The axis of x in powers of two, with a label and its values in words, and the grid."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xlabel(label, fontsize=11)
-    axes.set_ylabel("HBM traffic, read + written (bytes)", fontsize=11)
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=14))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: told(x)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _amount(y)))
     axes.grid(True, which="major", color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

@@ -12,7 +12,7 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules import TileSchedule, plan
-from cupyflash.sim import theory
+from cupyflash.sim import l2, theory
 from cupyflash.tiling import DoesNotFit, TilingChoice
 
 Axis = Literal["sram", "seqlen", "head-dim", "block-cols"]
@@ -26,7 +26,7 @@ class Point:
     """One point of a sweep; `value` is what was swept (sram in bytes), bytes are over all heads.
 
     `ideal_bytes` is what standard attention moves if it reads each input of each step once; `theorem2_elements` is
-    N^2 d^2 / M, the argument of Theorem 2, over all heads.
+    N^2 d^2 / M, the argument of Theorem 2, over all heads. `behind` the L2 is what a model says, where it was asked.
     """
 
     value: int
@@ -37,6 +37,7 @@ class Point:
     write_bytes: int
     ideal_bytes: int
     theorem2_elements: float
+    behind: l2.Behind | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -65,6 +66,7 @@ def sweep(
     tiling: TilingChoice = "paper",
     *,
     lse: bool = False,
+    with_l2: bool = False,
 ) -> Sweep:
     """The closed form's traffic of `algorithm` at each value of an axis, all else as `problem` and `device` say.
 
@@ -76,6 +78,8 @@ def sweep(
     both. head-dim: d, of V too where the problem has one d.
     block-cols: Bc, and with it M = 4 d Bc, the SRAM for which the paper's formula asks for that Bc.
 
+    `with_l2` has the L2 model's bytes of DRAM too (`sim.l2`); values that are too long for it are skipped.
+
     Raises ValueError for values that no problem or device can have.
     """
     points, skipped = [], []
@@ -83,7 +87,8 @@ def sweep(
         posed, chip = at(problem, device, over, value)
         try:
             schedule = schedule_at(posed, chip, algorithm, tiling, lse=lse)
-        except DoesNotFit as error:
+            behind = l2.run(schedule) if with_l2 else None
+        except (DoesNotFit, l2.TooLong) as error:
             skipped.append((value, str(error)))
             continue
         traffic = theory.traffic(schedule)
@@ -99,6 +104,7 @@ def sweep(
                 traffic.write_bytes,
                 theory.standard_ideal(posed).total_bytes,
                 area * posed.head_dim**2 / max(1, elements),
+                behind,
             )
         )
     return Sweep(tuple(points), tuple(skipped))

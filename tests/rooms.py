@@ -12,11 +12,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("execution", "sparse", "varlen", "sinks", "softmax", "magnitudes", "mutants", "mutants_fa2", "fa3", "mutants_fa3"),
         *("decode", "mutants_decode", "mutants_score", "masks", "masks_sequences", "wide_heads"),
     ),
-    "backward": ("backward", "backward_algorithms", "backward_sparse", "mutants_backward"),
+    "backward": ("backward", "backward_algorithms", "backward_sparse", "mutants_backward", "wide_gradients"),
     # sim/ptx/
     "machine": ("ptx_*", "profile", "rawkernel", "mutants_pipeline"),
     # sim/theory/, sim/machine.py and what a schedule says
-    "theory": ("counts", "schedule", "theorem2", "theorem5", "sweep"),
+    "theory": ("counts", "schedule", "theorem2", "theorem5", "sweep", "l2", "times"),
     # sim/cli/
     "commands": ("cli", "decode_commands", "demo", "explain", "fa3_commands", "paper", "resources", "verify", "pictures"),
     # what a user calls: cupyflash/
@@ -24,6 +24,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("attention", "cubins", "decode_refusals", "device", "gradients", "launcher", "merge", "prepared", "problem", "refusals"),
         *("dropout", "named_scores", "score*", "stand_in", "tensor_maps", "torch", "warmup_decode"),
     ),
+    # cupyflash/distributed/, and what counts it
+    "ranks": ("ring*", "mpi", "benchmark_ring", "distributed_page"),
     # all else: packaging, documents, benchmarks, examples
     "project": (
         *(

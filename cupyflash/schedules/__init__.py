@@ -315,7 +315,8 @@ def plan_backward(
     tiling = _checked_choice(problem, device, algorithm, tiling, BACKWARD_ALGORITHMS)
     require_flag("deterministic", deterministic)
     require_flag("dbias", dbias)
-    require_usual_head_dim(problem, "gradients")
+    if algorithm != "fa2":
+        require_usual_head_dim(problem, f"gradients of algorithm {algorithm!r}")
     if problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen_backward")
     _require_no_score_dtype(problem)
@@ -340,7 +341,6 @@ def plan_varlen_backward(
     packed = _packed(problem)
     tiling = _checked_choice(packed, device, "fa2", tiling, BACKWARD_ALGORITHMS)
     require_flag("deterministic", deterministic)
-    require_usual_head_dim(problem, "gradients")
 
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
         return _plan_backward(problem, device, "fa2", tiling, deterministic, False)

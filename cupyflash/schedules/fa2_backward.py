@@ -115,8 +115,11 @@ class QueriesSchedule(_Fa2Kernels):
         p = self.problem
         seen = int(rows[visits.sum(axis=0) > 0].sum())
         d, dv, size = p.head_dim, p.head_dim_v, p.itemsize
+        values = "V" if self.stages else "K"
         counted = tuple(
-            Visit(int(times), (Move("K", cols * d, size, tile="K"), Move("V", cols * dv, size, tile="V"), *key_moves(p, cols, 0)))
+            Visit(
+                int(times), (Move("K", cols * d, size, tile="K"), Move("V", cols * dv, size, tile=values), *key_moves(p, cols, 0))
+            )
             for times, cols in zip(visits.sum(axis=1), (self.block_cols, tail_cols), strict=True)
             if times
         )
@@ -146,7 +149,8 @@ class QueriesSchedule(_Fa2Kernels):
     @cached_property
     def stages(self) -> int:
         """K and V blocks that there is room for."""
-        return tiles.query_stages_for(self.problem, self.device, self.block_rows, self.block_cols) or 1
+        stages = tiles.query_stages_for(self.problem, self.device, self.block_rows, self.block_cols)
+        return 1 if stages is None else stages
 
     @cached_property
     def warps(self) -> Warps:
@@ -209,7 +213,8 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     @cached_property
     def stages(self) -> int:
         """Q and dO blocks that there is room for."""
-        return tiles.stages_for(self.problem, self.device, self.block_rows, self.block_cols) or 1
+        stages = tiles.stages_for(self.problem, self.device, self.block_rows, self.block_cols)
+        return 1 if stages is None else stages
 
     @cached_property
     def warps(self) -> Warps:
@@ -241,7 +246,7 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         p = self.problem
         moves = [
             Move("Q", rows * p.head_dim, p.itemsize, tile="Q, dO"),
-            Move("dO", rows * p.head_dim_v, p.itemsize, tile="Q, dO"),
+            Move("dO", rows * p.head_dim_v, p.itemsize, tile="Q, dO" if launch.dk or self.stages else "V"),
             Move("L", rows, FLOAT32, tile="L, D"),
             *row_moves(p, rows, asked=0),
         ]
@@ -337,8 +342,10 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         before_main = *self.tile_kernels(), rows, self.by_rows.large_rows
         if self.queries is not None:
             return (*before_main, *main, *self.queries.kernels())
-        of_block = ROW_THREADS // SUMMED_ROWS // (padded_dim(p.head_dim) // GRANULE) * SUMMED_ROWS
-        finish = Kernel(source, "fa2_backward_finish", beside_main, pairs * -(-total_q // of_block), ROW_THREADS, 0, self.struct)
+        pieces = padded_dim(p.head_dim) // GRANULE  # side by side, of as many threads as they have rows
+        threads = ROW_THREADS * (1 if pieces * SUMMED_ROWS <= ROW_THREADS else 2)
+        of_block = threads // SUMMED_ROWS // pieces * SUMMED_ROWS
+        finish = Kernel(source, "fa2_backward_finish", beside_main, pairs * -(-total_q // of_block), threads, 0, self.struct)
         return (*before_main, *main, finish)
 
     def _main(self, launch: Launch, warps: Warps) -> Kernel:

@@ -163,6 +163,11 @@ NOT_DECODING = ("backward", "deterministic", "mask", "bias", "key_lengths", "alg
 DECODING = {"seqlen": 1, "seqlen_k": 8192, "head_dim": 128, "heads": 32, "kv_heads": 8, "causal": True}
 
 
+def options_of(given: Mapping[str, Any]) -> str:
+    """Options by their names in Python, as they are written on the command line."""
+    return ", ".join(f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in given.items())
+
+
 def decode_options(sizes: Mapping[str, int]) -> tuple[Any, ...]:
     """The options of decoding, of which `sizes` are a command's own beside `DECODING`."""
 
@@ -172,7 +177,7 @@ def decode_options(sizes: Mapping[str, int]) -> tuple[Any, ...]:
             context.default_map = {**(context.default_map or {}), **DECODING, **sizes}
         return value
 
-    own = ", ".join(f"--{name.replace('_', '-')} {size}" for name, size in {**DECODING, **sizes}.items() if name != "causal")
+    own = options_of({name: size for name, size in {**DECODING, **sizes}.items() if name != "causal"})
     about = "What `attention_decode` does: --seqlen queries of each sequence against a cache with room for --seqlen-k keys."
     at_least_0, at_least_1 = click.IntRange(0), click.IntRange(1)
     lengths = "Keys that each sequence has in the cache, or all have.  [default: what there is room for]"

@@ -11,9 +11,10 @@ import click
 from cupyflash.options import EMPTY, MIXED, WHOLE
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.sim import machine, theory
-from cupyflash.sim.cli import predict_decode
+from cupyflash.sim.cli import l2, predict_decode, predict_ring, times
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
+from cupyflash.sim.cli.options import AS_JSON, Request, examples, gathered, problem_options
+from cupyflash.sim.cli.ranks import RANKS, Split, refuse_without_ranks, split_options
 from cupyflash.sim.cli.show import NAMES, say, show_table, show_tiling, tiling_report
 from cupyflash.sim.traffic import Traffic
 
@@ -24,14 +25,21 @@ EXAMPLES = examples(
     "cupyflash predict --seqlen 4096 --head-dim 64 --algorithm fa1 --sram 8KB",
     "cupyflash predict --seqlen 4096 --head-dim 64 --backward --json",
     "cupyflash predict --seqlen 4096 --head-dim 64 --mask-function 'k < q + 9'",
+    "cupyflash predict --seqlen 16384 --head-dim 128 --heads 16 --l2",
     "cupyflash predict --decode --seqlen-k 4096 --page-size 16 --append 1",
+    "cupyflash predict --ranks 8 --link 300GB/s --seqlen 65536 --head-dim 128",
 )
 
 
 @click.command(epilog=EXAMPLES)
 @problem_options(backward=True, decode={})
+@l2.OPTION
+@times.options
+@RANKS
+@split_options
 @AS_JSON
-def predict(request: Request, as_json: bool) -> None:
+@gathered(timing=times.Timing, split=Split)
+def predict(request: Request, with_l2: bool, timing: times.Timing, ranks: int | None, split: Split, as_json: bool) -> None:
     """Predict HBM reads and writes.
 
     By tensor, by the closed form, with the schedule replayed on an SRAM of M bytes beside it; then FlashAttention-3 (on a
@@ -39,9 +47,23 @@ def predict(request: Request, as_json: bool) -> None:
 
     With --decode, of `attention_decode`: how often K and V are read, what partial results and pages take, and what
     FlashAttention-2 would move instead.
+
+    With --l2, by a model of the device's L2: what of the forward's bytes comes from and goes to DRAM, and which order of the
+    grid is best. With --time, by the planner's model and that one, how long the forward takes, and what binds it.
+
+    With --ranks, of `cupyflash.distributed`: bytes on the link and in HBM by rank, the time of steps against that of transfers,
+    from which length on these hide, memory, and whether passing K and V round or gathering them is better.
     """
+    if ranks is not None:
+        if with_l2 or timing.asked:
+            raise click.UsageError("--l2, --time and --roofline are of one device: they cannot go with --ranks")
+        predict_ring.predict(request, ranks, split, as_json)
+        return
+    refuse_without_ranks("--ranks")
+    behind = l2.report_of(request) if with_l2 else None
+    timed = timing.report_of(request)
     if request.cache is not None:
-        predict_decode.predict(request, as_json)
+        predict_decode.predict(request, as_json, behind)
         return
     problem, device, schedule = request.problem, request.device, request.schedule()
     form = theory.traffic(schedule)
@@ -72,6 +94,8 @@ def predict(request: Request, as_json: bool) -> None:
         "standard_ideal_bytes": standard.total_bytes,
         "ratio_to_standard": ratio(form, standard),
         "algorithms": side_by_side(request, schedule, standard),
+        **({} if behind is None else {"l2": behind}),
+        **({} if timed is None else {"time": timed}),
         f"theorem{theorem}_elements": {
             "flash N^2 d^2 / M": problem.head_count * flash,
             "standard N d + N^2": problem.head_count * theory.theorem2_standard(N, d),
@@ -163,7 +187,13 @@ def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> 
         balance = report["machine_balance"]
         beside = f"; the device balances at {balance:.0f}" if balance else ""
         say(f"arithmetic intensity: {report['arithmetic_intensity']:.1f} FLOP a byte ({count} N^2 d, nothing skipped){beside}")
-    show_side_by_side(report["algorithms"], request)
+    if "l2" in report:
+        click.echo()
+        l2.show(report["l2"])
+    if "time" in report:
+        click.echo()
+        times.show(report["time"])
+    show_side_by_side(report["algorithms"], request, "l2" in report)
     shapes = report[f"theorem{theorem}_elements"]
     note = "" if shapes["in_range d <= M <= N d"] else " (M is outside d <= M <= N d: the theorem does not speak)"
     say(
@@ -173,8 +203,8 @@ def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> 
     say(f"lower bound for any exact algorithm, its shape only: {shapes['lower_bound_shape']:,.0f}")
 
 
-def show_side_by_side(algorithms: dict[str, dict[str, Any]], request: Request) -> None:
-    """The algorithms for one problem, as text."""
+def show_side_by_side(algorithms: dict[str, dict[str, Any]], request: Request, followed: bool) -> None:
+    """The algorithms for one problem, as text; `followed`: the L2 was, and there is no need to say that it was not."""
     what, standard = ("backward", "standard attention's backward") if request.backward else ("forward", "standard attention")
     click.echo()
     say(f"The {what} of each algorithm, and its bytes beside those of {standard}:")
@@ -198,12 +228,12 @@ def show_side_by_side(algorithms: dict[str, dict[str, Any]], request: Request) -
     if refused:
         click.echo()
     problem, device = request.problem, request.device
-    if not request.backward and "refused" not in algorithms["fa2"]:
+    if not request.backward and "refused" not in algorithms["fa2"] and not followed:
         keys = problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * problem.itemsize
         read = "FlashAttention-2 and 3 read" if "fa3" in algorithms else "FlashAttention-2 reads"
         say(
             f"{read} K and V once for each block of Br rows, and each time is counted here as HBM's. A chip's L2 "
             f"({device.l2_bytes / 2**20:.0f} MB; K and V of one head take {keys / 2**20:,.1f} MB) serves what blocks that run "
-            "together read again, which no count here knows of."
+            "together read again, which no count here knows of: --l2 has a model of it."
         )
         click.echo()

@@ -13,19 +13,22 @@ import click
 from click.core import ParameterSource
 
 from cupyflash.device import Device
+from cupyflash.distributed.layout import MOST_RANKS
 from cupyflash.problem import Problem
 from cupyflash.sim import sweep as sweeping
 from cupyflash.sim import text
-from cupyflash.sim.cli import sweep_decode
-from cupyflash.sim.cli.options import NewFile, Request, examples, first_given, gathered, problem_options
+from cupyflash.sim.cli import sweep_decode, sweep_ring
+from cupyflash.sim.cli.options import NewFile, Request, examples, first_given, gathered, options_of, problem_options
+from cupyflash.sim.cli.ranks import Split, refuse_without_ranks, split_options
 from cupyflash.sim.cli.show import NAMES, describe, flat, width
 from cupyflash.sim.sweep import AXES, Axis, Point, Sweep, default_range, spaced
-from cupyflash.sim.sweep_decode import DEFAULT_RANGE
+from cupyflash.sim.sweep_decode import DEFAULT_RANGE as CACHES
 from cupyflash.words import plural
 
 HEADINGS = {"sram": "SRAM bytes", "seqlen": "N", "head-dim": "d", "block-cols": "paper's Bc"}
 COLUMNS = {"sram": "sram_bytes", "seqlen": "seqlen", "head-dim": "head_dim", "block-cols": "paper_block_cols"}
 
+Over = Axis | Literal["cache", "ranks"]
 # The options that say what an axis varies.
 SETS = {
     "sram": ("sram",),
@@ -33,13 +36,18 @@ SETS = {
     "head-dim": ("head_dim",),
     "block-cols": ("sram",),
     "cache": ("seqlen_k", "cache_seqlens"),
+    "ranks": (),
 }
+# What --over ranks is about where no sizes are given.
+LONG_SEQUENCE = {"seqlen": 131072, "head_dim": 128, "heads": 32, "kv_heads": 8, "causal": True}
 LONGEST = 12  # digits of a value: no axis has longer ones
 EXAMPLES = examples(
     "cupyflash sweep --over sram",
     "cupyflash sweep --over seqlen --from 128 --to 16384 --causal --format csv",
     "cupyflash sweep --over sram --seqlen 8192 --plot theorem2.png",
+    "cupyflash sweep --over seqlen --head-dim 128 --heads 16 --l2 --plot l2.png",
     "cupyflash sweep --over cache --batch 4 --page-size 16 --device H100-SXM",
+    "cupyflash sweep --over ranks --device H100-SXM --plot ranks.png",
 )
 
 
@@ -52,9 +60,10 @@ class Span:
     points: int | None
     log: bool | None
 
-    def values(self, problem: Problem, over: Axis | Literal["cache"]) -> list[int]:
+    def values(self, problem: Problem, over: Over) -> list[int]:
         """Of a problem's axis. UsageError for what are none."""
-        start, end, count, in_log = DEFAULT_RANGE if over == "cache" else default_range(problem, over)
+        own = {"cache": CACHES, "ranks": sweep_ring.DEFAULT_RANGE}
+        start, end, count, in_log = own[over] if over == "cache" or over == "ranks" else default_range(problem, over)
         return spaced(
             start if self.first is None else parse_value(over, "--from", self.first),
             end if self.last is None else parse_value(over, "--to", self.last),
@@ -65,12 +74,13 @@ class Span:
 
 @dataclass(frozen=True)
 class Report:
-    """What is to be printed or written."""
+    """What is to be printed or written, and whether with the L2."""
 
     form: str | None
     as_json: bool
     output: Path | None
     plot: Path | None
+    with_l2: bool
 
     @property
     def kind(self) -> str:
@@ -83,27 +93,44 @@ class Report:
             raise click.UsageError(f"--json is --format json: it cannot go with --format {self.form}")
 
 
-def decodes(context: click.Context, param: click.Parameter, value: str) -> str:
-    """--over: of a cache it is decoding, whether that is asked for or not."""
-    if value == sweep_decode.OVER:
-        context.default_map = {**(context.default_map or {}), "decode": True}
+def poses(context: click.Context, param: click.Parameter, value: str) -> str:
+    """--over: of a cache it is decoding, whether that is asked for or not; over ranks there is a long sequence."""
+    own: dict[str, dict[str, Any]] = {sweep_decode.OVER: {"decode": True}, sweep_ring.OVER: LONG_SEQUENCE}
+    context.default_map = {**(context.default_map or {}), **own.get(value, {})}
+    return value
+
+
+def behind_l2(context: click.Context, param: click.Parameter, value: bool) -> bool:
+    """--l2: the model follows kernels, so that the defaults are what runs."""
+    if value:
+        context.default_map = {**(context.default_map or {}), "algorithm": "fa2", "tiling": "fitted"}
     return value
 
 
 @click.command(epilog=EXAMPLES)
 @click.option(
+    "--l2",
+    "with_l2",
+    is_flag=True,
+    is_eager=True,
+    callback=behind_l2,
+    help="With a model of the L2: bytes of DRAM beside those asked for.  [default then: --algorithm fa2 --tiling fitted]",
+)
+@click.option(
     "--over",
     required=True,
-    type=click.Choice((*AXES, sweep_decode.OVER)),
+    type=click.Choice((*AXES, sweep_decode.OVER, sweep_ring.OVER)),
     is_eager=True,
-    callback=decodes,
-    help="What to vary; block-cols varies Bc, and with it M = 4 d Bc; cache the keys of --decode.",
+    callback=poses,
+    help="What to vary; block-cols varies Bc, and with it M = 4 d Bc; cache the keys of --decode; ranks the devices that a "
+    f"sequence is split over.  [default then: {options_of(LONG_SEQUENCE)}]",
 )
 @click.option("--from", "first", metavar="VALUE", help="Where to begin; sram takes sizes such as 8KB.")
 @click.option("--to", "last", metavar="VALUE", help="Where to end.")
 @click.option("--points", metavar="N", type=click.IntRange(1, 100_000), help="How many values at most.")
 @click.option("--log/--linear", default=None, help="Spaced evenly in the logarithm, or evenly.  [default: log, head-dim: linear]")
 @problem_options(seqlen=4096, head_dim=64, algorithm="fa1", tiling="paper", decode={})
+@split_options
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), help="What to print.  [default: table]")
 @click.option("--json", "as_json", is_flag=True, help="As --format json.")
 @click.option("--output", metavar="FILE", type=NewFile(), help="Write there instead of to stdout.")
@@ -111,21 +138,33 @@ def decodes(context: click.Context, param: click.Parameter, value: str) -> str:
     "--plot",
     metavar="FILE",
     type=NewFile((".png", ".svg", ".pdf")),
-    help="Draw a picture too, log-log: a .png (which is added where nothing ends the name), .svg or .pdf.",
+    help="Draw a picture too: a .png (which is added where nothing ends the name), .svg or .pdf.",
 )
-@gathered(span=Span, report=Report)
-def sweep(request: Request, over: Axis | Literal["cache"], span: Span, report: Report) -> None:
+@gathered(span=Span, split=Split, report=Report)
+def sweep(request: Request, over: Over, span: Span, split: Split, report: Report) -> None:
     """Count HBM bytes along one axis.
 
     By the closed forms, beside standard attention and N^2 d^2 / M. The algorithm is FlashAttention and the tiling the paper's
     own unless --algorithm and --tiling say otherwise: Theorem 2 is about those.
 
+    With --l2, what of them a model of the device's L2 lets through to DRAM, of the kernels that run.
+
     Over cache it is `attention_decode`: bytes, splits, thread blocks and partial results by the keys of a full cache, beside
     FlashAttention-2's bytes.
+
+    Over ranks it is `cupyflash.distributed`: bytes on the link and in HBM of the busiest rank, its steps' time against their
+    transfers', memory and the share of the ideal, of a ring and of gathered keys.
     """
     report.check()
     refuse_swept(request, over)
-    if over == "cache":
+    if report.with_l2 and (request.cache is not None or over == "ranks"):
+        other = "--over ranks, of which it has no model" if over == "ranks" else "--decode in a sweep: predict --decode --l2 has it"
+        raise click.UsageError(f"--l2 cannot go with {other}")
+    if over != "ranks":
+        refuse_without_ranks("--over ranks")
+    if over == "ranks":
+        content = sweep_ring.content(request, span.values(request.problem, over), split, report.kind, report.plot)
+    elif over == "cache":
         values = span.values(request.problem, over)
         content = sweep_decode.content(request, values, report.kind, report.plot)
     elif request.cache is not None:
@@ -145,7 +184,8 @@ def of_axis(request: Request, over: Axis, span: Span, report: Report) -> str:
     """What is to be printed of one of the theorem's axes; the picture is drawn on the way."""
     request = replace(request, problem=posed(request.problem, over))
     values = span.values(request.problem, over)
-    found = sweeping.sweep(request.problem, request.device, over, values, request.algorithm, request.tiling, lse=request.lse)
+    asked = request.problem, request.device, over, values, request.algorithm, request.tiling
+    found = sweeping.sweep(*asked, lse=request.lse, with_l2=report.with_l2)
     if not found.points:
         raise click.UsageError(found.skipped[0][1])
     if found.skipped:
@@ -155,11 +195,11 @@ def of_axis(request: Request, over: Axis, span: Span, report: Report) -> str:
     if report.plot is not None:
         from cupyflash.sim.plot import plot_sweep
 
-        plot_sweep(report.plot, request.problem, request.device, over, values)
+        plot_sweep(report.plot, request.problem, request.device, over, values, with_l2=report.with_l2)
     return {"table": table, "csv": comma_separated, "json": json_report}[report.kind](request, over, found)
 
 
-def refuse_swept(request: Request, over: Axis | Literal["cache"]) -> None:
+def refuse_swept(request: Request, over: Over) -> None:
     """UsageError for an option that says what the axis varies."""
     if over == "block-cols" and isinstance(request.tiling, tuple):
         raise click.UsageError("--over block-cols chooses the block sizes itself: --tiling can be paper or fitted")
@@ -193,8 +233,8 @@ def swept_fields(problem: Problem, over: Axis) -> tuple[str, ...]:
     return ()
 
 
-def parse_value(over: Axis | Literal["cache"], option: str, value: str) -> int:
-    """A value on an axis: a size for sram, else a whole number."""
+def parse_value(over: Over, option: str, value: str) -> int:
+    """A value on an axis: a size for sram, a whole number of ranks from 1 on, else a whole number."""
     if over == "sram":
         try:
             return Device.named("T4", sram=value).sram_per_block
@@ -202,6 +242,8 @@ def parse_value(over: Axis | Literal["cache"], option: str, value: str) -> int:
             raise click.BadParameter(str(error), param_hint=option) from error
     if not (value.isdecimal() and len(value) <= LONGEST):
         raise click.BadParameter(f"a whole number of at most {LONGEST} digits, got {value!r}", param_hint=option)
+    if over == "ranks" and not 1 <= int(value) <= MOST_RANKS:
+        raise click.BadParameter(f"ranks from 1 to {MOST_RANKS:,}, got {value}", param_hint=option)
     return int(value)
 
 
@@ -221,6 +263,7 @@ def fields(point: Point) -> dict[str, Any]:
         "standard_ideal_bytes": point.ideal_bytes,
         "ratio_to_standard": point.ratio,
         "theorem2_elements": point.theorem2_elements,
+        **({} if point.behind is None else {"dram_bytes": point.behind.dram.total_bytes, "l2_hit_rate": point.behind.hit_rate}),
     }
 
 
@@ -255,17 +298,34 @@ def table(request: Request, over: Axis, found: Sweep) -> str:
         "{} x {} tiling".format(*request.tiling) if isinstance(request.tiling, tuple) else f"{request.tiling or 'fitted'} tiling"
     )
     title = f"{NAMES[request.algorithm]}, {tiling}: {describe(problem, swept_fields(problem, over))}; {device.name}{M}"
-    headings = (HEADINGS[over], "M", "Br", "Bc", "bytes read", "bytes written", "bytes", "standard", "ratio", "N^2 d^2 / M")
+    headings: tuple[str, ...] = (
+        HEADINGS[over],
+        "M",
+        "Br",
+        "Bc",
+        "bytes read",
+        "bytes written",
+        "bytes",
+        "standard",
+        "ratio",
+        "N^2 d^2 / M",
+    )
+    told = [
+        "M and N^2 d^2 / M in elements; standard: the bytes of Algorithm 0 if it reads each input of each step once; ratio: "
+        "bytes / standard"
+    ]
+    if any(point.behind for point in found.points):
+        headings = (*headings, "DRAM bytes", "reads hit")
+        told.append("DRAM bytes and reads hit: behind the L2 and in it, by a model")
     cells = []
     for point in found.points:
         counts = (point.read_bytes, point.write_bytes, point.total_bytes, point.ideal_bytes)
         ratio = "-" if point.ratio is None else f"{point.ratio:.3f}"
         sizes = (point.value, point.sram_elements, point.block_rows, point.block_cols)
         cells.append([f"{n:,}" for n in (*sizes, *counts)] + [ratio, f"{point.theorem2_elements:,.0f}"])
-    told = [
-        "M and N^2 d^2 / M in elements; standard: the bytes of Algorithm 0 if it reads each input of each step once; ratio: "
-        "bytes / standard"
-    ]
+        if point.behind is not None:
+            rate = point.behind.hit_rate
+            cells[-1] += [f"{point.behind.dram.total_bytes:,}", "-" if rate is None else f"{rate:.1%}"]
     # A column of one value is as well told in words: then the others fit beside each other.
     varying = [n for n in range(len(headings)) if n == 0 or len(cells) == 1 or len({row[n] for row in cells}) > 1]
     same = [f"{heading} {cells[0][n]}" for n, heading in enumerate(headings) if n not in varying]

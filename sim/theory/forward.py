@@ -11,6 +11,7 @@ import numpy as np
 from cupyflash.arrays import ITEMSIZE
 from cupyflash.problem import Problem
 from cupyflash.schedules import DecodeSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
+from cupyflash.schedules.add_state import AddStateSchedule
 from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import Fa3Schedule
@@ -36,12 +37,14 @@ from cupyflash.sim.theory.visits import (
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 
-def forward_traffic(schedule: TileSchedule | SoftmaxSchedule | DropoutMaskSchedule) -> Traffic:
+def forward_traffic(schedule: TileSchedule | SoftmaxSchedule | DropoutMaskSchedule | AddStateSchedule) -> Traffic:
     """The closed form of a schedule's HBM traffic, per tensor, in bytes."""
     if isinstance(schedule, SoftmaxSchedule):
         return softmax_traffic(schedule.rows, schedule.cols, schedule.dtype, schedule.algorithm)
     if isinstance(schedule, DropoutMaskSchedule):
         return Traffic({"kept": TensorTraffic(0, math.prod(schedule.shape))})
+    if isinstance(schedule, AddStateSchedule):
+        return add_state_traffic(schedule.rows, schedule.head_dim_v, schedule.dtype)
     if isinstance(schedule, VarlenSchedule):
         return _varlen(schedule)
     if isinstance(schedule, DecodeSchedule):
@@ -187,6 +190,13 @@ def _standard(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dic
         "L": (0, p.seqlen_q * FLOAT32 if schedule.lse else 0),
         "key_lengths": (4 * Tr * (Tc + 1) if p.options.padded else 0, 0),
     }
+
+
+def add_state_traffic(rows: int, head_dim_v: int, dtype: str) -> Traffic:
+    """Of merging a call's O and L into float32 sums: each once, and the sums once more."""
+    sums, part = rows * head_dim_v * FLOAT32, rows * head_dim_v * ITEMSIZE[dtype]
+    each = {"O": (sums, sums), "L": (rows * FLOAT32,) * 2, "O_part": (part, 0), "L_part": (rows * FLOAT32, 0)}
+    return Traffic({name: TensorTraffic(*moved) for name, moved in each.items()})
 
 
 def softmax_traffic(rows: int, cols: int, dtype: str, algorithm: str) -> Traffic:

@@ -185,7 +185,7 @@ def visits_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None = None)
     if tail and full in seen:
         begin, end = span(schedule, keys, full)
         row_visits, rows, blocks = row_visits + tail * (end - begin), rows + tail, blocks + end - begin
-        in_last += 1  # the last row sees the last key
+        in_last += schedule.problem.seqlen_q + right > last * bc  # so does the last row, but where a window ends before its own key
     return Visits(row_visits, rows, blocks * bc - in_last * (-keys % bc), blocks, in_last)
 
 

@@ -1,0 +1,70 @@
+"""`predict --l2`: what DRAM sees behind the device's L2, beside what thread blocks ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cupyflash.schedules.fa2 import Fa2Schedule
+from cupyflash.schedules.fa3 import Fa3Schedule
+from cupyflash.sim import l2
+from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.show import say, show_table
+
+OPTION = click.option(
+    "--l2", "with_l2", is_flag=True, help="With a model of the L2: bytes of DRAM beside those asked for, hit rates, grid orders."
+)
+ORDERS = {
+    "rows": "row blocks, heads, batch (the kernels')",
+    "batch": "row blocks, batch, heads (flash-attention 2's)",
+    "heads": "heads, batch, row blocks",
+}
+
+
+def report_of(request: Request) -> dict[str, Any]:
+    """What the model says, for JSON. Raises ValueError where it does not follow the schedule."""
+    schedule, device = request.schedule(), request.device
+    found = l2.run(schedule)
+    cache = l2.L2.of(device)
+    sizes = {"l2_bytes": cache.nbytes, "ways": cache.ways, "sets": cache.sets, "line_bytes": l2.LINE, "sector_bytes": l2.SECTOR}
+    report: dict[str, Any] = {**sizes, **found.as_dict(), "dram_bytes": found.dram.total_bytes}
+    if isinstance(schedule, Fa2Schedule) and not isinstance(schedule, Fa3Schedule):
+        totals = {order: found.dram if order == "rows" else l2.run(schedule, order=order).dram for order in l2.ORDERS}
+        report["grid_orders"] = {order: dram.total_bytes for order, dram in totals.items()}
+    bandwidth, peak = device.hbm_bandwidth, device.tensor_peak.get(request.problem.dtype)
+    if request.cache is None:
+        flops = request.problem.backward_flops if request.backward else request.problem.flops
+        report["intensity_behind_l2"] = flops / found.dram.total_bytes if found.dram.total_bytes else None
+        report["machine_balance"] = peak / bandwidth if peak and bandwidth else None
+    return report
+
+
+def show(report: dict[str, Any]) -> None:
+    """As text."""
+    rates = {name: "-" if row["hit_rate"] is None else f"{row['hit_rate']:.1%}" for name, row in report["tensors"].items()}
+    columns = ("read_bytes", "dram_read_bytes", "write_bytes", "dram_write_bytes")
+    rows = [(name, *(f"{row[key]:,}" for key in columns), rates[name]) for name, row in report["tensors"].items()]
+    say(
+        f"Behind the L2, by a model: {report['l2_bytes']:,} bytes, {report['ways']} ways, lines of {report['line_bytes']} bytes in "
+        f"sectors of {report['sector_bytes']}, least recently used; thread blocks in launch order and in lockstep, "
+        + ", then ".join(
+            f"{running:,} at a time of {number:,}"
+            for running, number in zip(report["resident_blocks"], report["thread_blocks"], strict=True)
+        )
+    )
+    click.echo()
+    show_table(("tensor", "asked to read", "from DRAM", "asked to write", "to DRAM", "reads hit"), rows)
+    click.echo()
+    if report.get("intensity_behind_l2") is not None:
+        balance = report["machine_balance"]
+        beside = f"; the device balances at {balance:.0f}" if balance else ""
+        say(f"arithmetic intensity behind the L2: {report['intensity_behind_l2']:.1f} FLOP a byte of DRAM{beside}")
+    if "grid_orders" in report:
+        least = report["grid_orders"]["rows"]
+        click.echo()
+        cells = [
+            (ORDERS[order], f"{nbytes:,}", f"{nbytes / least:.2f}" if least else "-")
+            for order, nbytes in report["grid_orders"].items()
+        ]
+        show_table(("grid, the fastest axis first", "bytes of DRAM", "ratio"), cells)

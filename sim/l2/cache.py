@@ -1,0 +1,226 @@
+"""The L2: a sectored, set-associative cache with least-recently-used replacement, which is asked for runs of whole tiles.
+
+A line is 128 bytes in four sectors of 32, of which a miss brings those that were asked for. A write brings nothing: it marks its
+sectors, which go to DRAM when their line leaves, or at the end. Consecutive lines are in consecutive sets; each stretch of as many
+lines as there are sets is rotated by a hash of its number, as real ones hash addresses, or heads whose sizes are powers of two
+would all meet in the same sets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from cupyflash.device import Device
+
+SECTOR = 32
+LINE = 128
+SECTORS = LINE // SECTOR
+# Microbenchmarks found 16 ways in Volta's and Turing's L2 (Jia et al., arXiv 1804.06826 and 1903.07486; not re-read here); NVIDIA
+# tells none, and no figure for later ones was found.
+WAYS = 16
+# Lines by whose multiples a stretch is rotated, so that a tile of whole runs of lines stays one
+ROTATED = 256
+_MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
+_VALID = (1 << SECTORS) - 1
+_COUNT = np.array([mask.bit_count() for mask in range(1 << SECTORS)])
+# Runs of lines that are looked up at once, about
+AT_ONCE = 1 << 21
+
+
+@dataclass(frozen=True)
+class L2:
+    """A cache of `nbytes` bytes, of which sets of `ways` lines are made; bytes that make no whole set are left out."""
+
+    nbytes: int
+    ways: int = WAYS
+
+    def __post_init__(self) -> None:
+        for name in ("nbytes", "ways"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} must be an integer, got {value!r}")
+        if self.ways < 1:
+            raise ValueError(f"ways = {self.ways}: allowed is at least 1")
+        if self.nbytes < self.ways * LINE:
+            raise ValueError(f"nbytes = {self.nbytes:,}: allowed is at least a set of {self.ways} lines of {LINE} bytes")
+
+    @classmethod
+    def of(cls, device: Device) -> L2:
+        """A device's."""
+        return cls(device.l2_bytes)
+
+    @property
+    def sets(self) -> int:
+        return self.nbytes // (LINE * self.ways)
+
+    @property
+    def rotated(self) -> int:
+        """Lines by whose multiples stretches are rotated."""
+        return math.gcd(self.sets, ROTATED)
+
+    def sets_of(self, lines: np.ndarray) -> np.ndarray:
+        """Of line numbers, the sets that they are in."""
+        stretch = (lines // self.sets).astype(np.uint64)
+        turns = (stretch * np.uint64(_MIX) >> np.uint64(40)) % np.uint64(self.sets // self.rotated)
+        found: np.ndarray = (lines + turns.astype(np.int64) * self.rotated) % self.sets
+        return found
+
+
+Many = np.ndarray | int
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Bytes of HBM that thread blocks ask for: so many from `first` on, read or written, by `times` of them.
+
+    In a turn those of `move` 0 come first. Thread blocks that ask for the same in the same move of a turn are served together.
+    """
+
+    turn: np.ndarray
+    move: np.ndarray
+    first: np.ndarray
+    nbytes: np.ndarray
+    write: np.ndarray
+    times: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        turn: np.ndarray | int,
+        move: int,
+        first: np.ndarray | int,
+        nbytes: np.ndarray | int,
+        write: bool = False,
+        times: int = 1,
+    ) -> Requests:
+        """From numbers or arrays, of which there are as many of each."""
+        given = (turn, move, first, nbytes, int(write), times)
+        return cls(*(np.array(each, np.int64) for each in np.broadcast_arrays(*map(np.atleast_1d, given))))
+
+    @classmethod
+    def together(cls, parts: Sequence[Requests]) -> Requests:
+        """One behind the other."""
+        return cls(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(cls)))
+
+    def in_order(self) -> Requests:
+        """By turn, move and address, those that are served together once with the sum of their `times`."""
+        names = [each.name for each in fields(self)]
+        order = np.lexsort((self.write, self.nbytes, self.first, self.move, self.turn))
+        order = order[self.nbytes[order] > 0]
+        sorted_ = {name: getattr(self, name)[order] for name in names}
+        new = np.zeros(len(order), bool)
+        new[:1] = True
+        for name in names[:-1]:
+            new[1:] |= sorted_[name][1:] != sorted_[name][:-1]
+        at = np.flatnonzero(new)
+        times = np.add.reduceat(sorted_["times"], at) if len(at) else sorted_["times"]
+        return Requests(**{name: sorted_[name][at] for name in names[:-1]}, times=times)
+
+
+@dataclass
+class Counts:
+    """Of each tensor: bytes asked for; sectors that reads asked for, and of those the ones that DRAM had to give; sectors that were
+    written and went there."""
+
+    read_bytes: np.ndarray
+    write_bytes: np.ndarray
+    sectors: np.ndarray
+    missed: np.ndarray
+    returned: np.ndarray
+
+    @classmethod
+    def zero(cls, tensors: int) -> Counts:
+        return cls(*np.zeros((len(fields(cls)), tensors), np.int64))
+
+
+class Cache:
+    """An L2 at work. Tensors begin at the addresses `bases`, in order, each at a line's begin; no two share a line.
+
+    `unit` bytes divide where each request begins and its size: where those are whole lines, runs of so many of them are always
+    asked for together, so that their sets act alike and one stands for all. That is exact.
+    """
+
+    def __init__(self, l2: L2, bases: Sequence[int], unit: int) -> None:
+        self.l2, self.bases = l2, np.array(bases, np.int64)
+        self.run = math.gcd(unit // LINE, l2.rotated) if unit % LINE == 0 else 1  # lines
+        self.counts = Counts.zero(len(bases))
+        self._now = self.looked_up = 0
+        # By set and way: the run that is there, when it was used last, its valid and dirty sectors (`_state`) and its tensor
+        shape = l2.sets // self.run, l2.ways
+        self._runs, self._used, self._states = np.full(shape, -1), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+
+    def serve(self, requests: Requests) -> None:
+        """Some turns' requests, all of which come behind those before."""
+        asked = requests.in_order()
+        tensor = np.searchsorted(self.bases, asked.first, "right") - 1
+        counts, reads, moved = self.counts, asked.write == 0, asked.nbytes * asked.times
+        sectors = (asked.first + asked.nbytes - 1) // SECTOR - asked.first // SECTOR + 1
+        np.add.at(counts.read_bytes, tensor[reads], moved[reads])
+        np.add.at(counts.write_bytes, tensor[~reads], moved[~reads])
+        np.add.at(counts.sectors, tensor[reads], (sectors * asked.times)[reads])
+        # Runs of lines of each
+        number = (asked.first + asked.nbytes - 1) // (self.run * LINE) - asked.first // (self.run * LINE) + 1
+        self.looked_up += int(number.sum())
+        parts = np.flatnonzero(np.diff(np.cumsum(number) // AT_ONCE, prepend=0))
+        for some in np.split(np.arange(len(number)), parts):
+            self._look_up(*self._runs_of(asked, tensor, number, some))
+
+    def _runs_of(self, asked: Requests, tensor: np.ndarray, number: np.ndarray, some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The runs of lines of some requests, and of each the sectors that are asked for, as a state."""
+        first, end, number = asked.first[some], (asked.first + asked.nbytes)[some], number[some]
+        ends = np.cumsum(number)
+        runs = np.repeat(first // (self.run * LINE) - (ends - number), number) + np.arange(number.sum())
+        masks = np.full(len(runs), _VALID)
+        if self.run == 1:  # sectors of the first line before the request, and of the last behind it
+            masks[ends - number] &= _VALID << (first % LINE // SECTOR)
+            masks[ends - 1] &= _VALID >> (SECTORS - 1 - (end - 1) % LINE // SECTOR)
+        return runs, _state(masks, np.repeat(asked.write[some], number) * masks, np.repeat(tensor[some], number))
+
+    def _look_up(self, runs: np.ndarray, states: np.ndarray) -> None:
+        """Each run in its set, the next of every set at a time."""
+        where = self.l2.sets_of(runs * self.run) // self.run
+        many = np.bincount(where, minlength=len(self._runs))
+        sets = np.argsort(-many, kind="stable")[: np.count_nonzero(many)]  # those with most to do first
+        by_set = np.argsort(where, kind="stable")
+        begins = (np.cumsum(many) - many)[sets]
+        held, used, known = self._runs[sets], self._used[sets], self._states[sets]
+        left = -many[sets]  # grows
+        missing, out = np.zeros(len(runs), np.int64), np.zeros(len(runs), np.int64)
+        for turn in range(int(many.max(initial=0))):
+            n = int(np.searchsorted(left, -turn))
+            at = by_set[begins[:n] + turn]
+            run, state, every = runs[at], states[at], np.arange(n)
+            way = np.where(held[:n] == run[:, None], -1, used[:n]).argmin(axis=1)
+            before, there = known[every, way], held[every, way] == run
+            valid = np.where(there, before, 0)
+            out[at] = np.where(there, 0, before)
+            missing[at] = state & ~valid & _VALID
+            held[every, way], used[every, way], known[every, way] = run, self._now + turn + 1, state | valid
+        self._runs[sets], self._used[sets], self._states[sets] = held, used, known
+        self._now += len(runs)
+        missing[states >> SECTORS & _VALID != 0] = 0
+        self._add(self.counts.missed, missing, states)
+        self._return(out)
+
+    def _add(self, counts: np.ndarray, masks: np.ndarray, states: np.ndarray) -> None:
+        """Counts the sectors in masks, by the tensors of states."""
+        counts += self.run * np.bincount(states >> 2 * SECTORS, _COUNT[masks], len(counts)).astype(np.int64)
+
+    def _return(self, states: np.ndarray) -> None:
+        """What was written of lines that leave goes to DRAM."""
+        self._add(self.counts.returned, states >> SECTORS & _VALID, states)
+
+    def empty(self) -> None:
+        """All lines leave."""
+        self._return(self._states.ravel())
+        self._runs[:], self._states[:] = -1, 0
+
+
+def _state(valid: np.ndarray, dirty: np.ndarray, tensor: np.ndarray) -> np.ndarray:
+    """In one number: sectors that are there, of those the ones that were written, and the tensor behind them."""
+    made: np.ndarray = valid | dirty << SECTORS | tensor << 2 * SECTORS
+    return made

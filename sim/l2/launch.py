@@ -1,0 +1,100 @@
+"""Launches on a device: which thread blocks run when, in lockstep turns, and what all of them ask for in a turn."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cupyflash.device import Device
+from cupyflash.multiprocessor import occupancy
+from cupyflash.sim.l2.cache import LINE, ROTATED, Many, Requests
+
+# Requests of thread blocks that are looked at together, about
+TOGETHER = 1 << 18
+MOST_REGISTERS = 255
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Rows of so many bytes each, one behind the other from an address on."""
+
+    first: int
+    row: int
+
+    def of(self, turn: Many, move: int, first: Many, rows: Many, *, write: bool = False, times: int = 1) -> Requests:
+        """A request for `rows` rows from one on."""
+        return Requests.of(turn, move, self.first + first * self.row, rows * self.row, write=write, times=times)
+
+
+@dataclass
+class Memory:
+    """HBM: tensors one behind the other, each at its own address."""
+
+    bases: dict[str, int] = field(default_factory=dict)
+    _end: int = 0
+
+    def rows(self, name: str, rows: int, row: int) -> Tensor:
+        """A tensor of so many rows of `row` bytes; the same place for a name that was asked for before."""
+        if name not in self.bases:
+            self.bases[name] = self._end
+            self._end += -(-max(rows * row, 1) // (ROTATED * LINE)) * ROTATED * LINE
+        return Tensor(self.bases[name], row)
+
+
+class Launch(ABC):
+    """One kernel's `grid`. `slots` thread blocks run at a time on the device; each takes `turns`, in launch order.
+
+    `unit` divides, in bytes, where each request begins and its size. `heft`: about how many requests a turn makes, by fours.
+    """
+
+    heft = 1
+    grid: int
+    slots: int
+    turns: np.ndarray
+    unit: int
+
+    @abstractmethod
+    def requests(self, block: int, first: int, end: int) -> Requests:
+        """What a thread block asks for in its turns from `first` to `end`, which are numbered from its own start."""
+
+    def starts(self) -> np.ndarray:
+        """The turn in which each thread block starts: the next in launch order takes the place of one that ends."""
+        found, free = np.zeros(len(self.turns), np.int64), [0] * self.slots
+        for block, turns in enumerate(self.turns.tolist()):
+            found[block] = free[0]
+            heapq.heapreplace(free, free[0] + turns)
+        return found
+
+    def played(self) -> Iterator[tuple[float, Requests]]:
+        """The requests of all thread blocks, some turns at a time, and how much of the launch is then played, of 1."""
+        starts = self.starts()
+        ends, step = starts + self.turns, max(1, TOGETHER // (self.slots * self.heft))
+        last = int(ends.max(initial=0))
+        launched = 0
+        running: list[int] = []
+        for now in range(0, last, step):
+            upto = int(np.searchsorted(starts, now + step))
+            running = [*(block for block in running if ends[block] > now), *range(launched, upto)]
+            launched = upto
+            parts = []
+            for block in running:
+                start = int(starts[block])
+                part = self.requests(block, max(0, now - start), min(now + step, int(ends[block])) - start)
+                part.turn[:] += start
+                parts.append(part)
+            yield min(1.0, (now + step) / last), Requests.together(parts)
+
+
+def resident(device: Device, threads: int, shared_bytes: int, registers: int = MOST_REGISTERS) -> int:
+    """Thread blocks that a device holds at a time, of a kernel that takes as many registers as a thread can have, or so many."""
+    return device.sm_count * max(1, occupancy(device, threads, registers, shared_bytes, estimate=True).blocks)
+
+
+def unit_of(sizes: Iterable[int]) -> int:
+    """What divides all of some sizes in bytes."""
+    return math.gcd(*sizes)
