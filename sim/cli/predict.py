@@ -43,7 +43,7 @@ def predict(request: Request, with_l2: bool, timing: times.Timing, as_json: bool
     FlashAttention-2 would move instead.
 
     With --l2, by a model of the device's L2: what of these bytes comes from DRAM and goes there, and which order of
-    FlashAttention-2's grid is best. With --time, by the planner's model and that one: how long the forward takes, and what binds it.
+    FlashAttention-2's grid is best. With --time, by the planner's model and that one: how long the forward takes, what binds it.
     """
     behind = l2.report_of(request) if with_l2 else None
     timed = timing.report_of(request)
