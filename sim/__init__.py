@@ -2,8 +2,8 @@
 
     theory.traffic(schedule) == replay(schedule) == execute(schedule, q, k, v).traffic
 
-`profile` says of any CUDA kernel what a profiler's first page would. Only `execute` and its like,
-`profile` and `ptx` need a compiler (`pip install 'cupyflash[sim]'`); they are imported when first used.
+`l2` models what DRAM sees of that, behind the L2. `profile` says of any CUDA kernel what a profiler's first page would. Only
+`execute` and its like, `profile` and `ptx` need a compiler (`pip install 'cupyflash[sim]'`); they are imported when first used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cupyflash.sim.machine import Machine, Replay, SramOverflow, replay, run
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 if TYPE_CHECKING:
-    from cupyflash.sim import ptx
+    from cupyflash.sim import l2, ptx
     from cupyflash.sim.execution import (
         BackwardExecution,
         Execution,
@@ -43,6 +43,7 @@ __all__ = [
     "execute_softmax",
     "execute_varlen",
     "execute_varlen_backward",
+    "l2",
     "profile",
     "ptx",
     "replay",
@@ -58,6 +59,6 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("cupyflash.sim.execution"), name)
     if name in ("Profile", "profile"):
         return getattr(importlib.import_module("cupyflash.sim.profiling"), name)
-    if name == "ptx":
-        return importlib.import_module("cupyflash.sim.ptx")
+    if name in ("l2", "ptx"):
+        return importlib.import_module(f"cupyflash.sim.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

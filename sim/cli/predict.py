@@ -48,8 +48,8 @@ def predict(request: Request, with_l2: bool, timing: times.Timing, ranks: int | 
     With --decode, of `attention_decode`: how often K and V are read, what partial results and pages take, and what
     FlashAttention-2 would move instead.
 
-    With --l2, by a model of the device's L2: what of the forward's bytes comes from and goes to DRAM, and which order of the
-    grid is best. With --time, by the planner's model and that one, how long the forward takes, and what binds it.
+    With --l2, by a model of the device's L2: what of these bytes comes from DRAM and goes there, and which order of
+    FlashAttention-2's grid is best. With --time, by the planner's model and that one: how long the forward takes, what binds it.
 
     With --ranks, of `cupyflash.distributed`: bytes on the link and in HBM by rank, the time of steps against that of transfers,
     from which length on these hide, memory, and whether passing K and V round or gathering them is better.

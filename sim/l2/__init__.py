@@ -36,11 +36,9 @@ from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 __all__ = ["L2", "LINE", "ORDERS", "SECTOR", "WAYS", "Behind", "Order", "TooLong", "run"]
 
-# Some 20 s
+# Some 20 s of either
 MOST_TURNS = 1 << 24
 MOST_RUNS = 1 << 28
-
-
 # Schedules whose launches it plays
 FOLLOWED = (Fa2Schedule, Fa2BackwardSchedule, StandardSchedule, Fa1Schedule, DecodeSchedule)
 
@@ -80,7 +78,7 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None) 
     """Play a schedule's launches through an L2, the device's where none is given.
 
     `order` is the grid's, of FlashAttention-2's forward; other kernels have one. Raises ValueError for what the model does not
-    follow, and `TooLong` for more than 16,777,216 turns.
+    follow, and `TooLong` for more than 16,777,216 turns or 268,435,456 runs of lines.
     """
     require_schedule(schedule, Schedule, "plan")
     require_choice("order", order, ORDERS)
@@ -97,6 +95,7 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None) 
         before = cache.looked_up
         for played, requests in launch.played():
             cache.serve(requests)
+            # What it will be at the end, if the rest is like what was played
             if before + (cache.looked_up - before) / played > MOST_RUNS:
                 raise TooLong(f"the L2 model looks up at most {MOST_RUNS:,} runs of lines, of {cache.run * LINE:,} bytes here")
     cache.empty()

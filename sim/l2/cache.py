@@ -88,15 +88,7 @@ class Requests:
     times: np.ndarray
 
     @classmethod
-    def of(
-        cls,
-        turn: np.ndarray | int,
-        move: int,
-        first: np.ndarray | int,
-        nbytes: np.ndarray | int,
-        write: bool = False,
-        times: int = 1,
-    ) -> Requests:
+    def of(cls, turn: Many, move: int, first: Many, nbytes: Many, *, write: bool = False, times: int = 1) -> Requests:
         """From numbers or arrays, of which there are as many of each."""
         given = (turn, move, first, nbytes, int(write), times)
         return cls(*(np.array(each, np.int64) for each in np.broadcast_arrays(*map(np.atleast_1d, given))))

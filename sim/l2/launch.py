@@ -49,7 +49,8 @@ class Memory:
 class Launch(ABC):
     """One kernel's `grid`. `slots` thread blocks run at a time on the device; each takes `turns`, in launch order.
 
-    `unit` divides, in bytes, where each request begins and its size. `heft`: about how many requests a turn makes, by fours.
+    `unit` divides, in bytes, where each request begins and its size. `heft`: how much a turn is to play, of one that asks for a
+    few tiles.
     """
 
     heft = 1

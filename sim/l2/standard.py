@@ -23,7 +23,7 @@ class Products(Launch):
     def __init__(self, schedule: StandardSchedule, kernel: Kernel, memory: Memory) -> None:
         self.schedule, p = schedule, schedule.problem
         self.grid, self.slots = kernel.grid, resident(schedule.device, kernel.threads, kernel.shared_bytes)
-        self.heft = max(1, schedule.block_rows // 4)  # rows of a tile of S are apart
+        self.heft = max(1, schedule.block_rows // 2)  # rows of a tile of S are apart, and no two thread blocks ask for the same
         self.keys = p.options.key_lengths or (p.seqlen_k,) * p.batch
         queries, keys = p.head_count * p.seqlen_q, p.batch * p.kv_heads * p.seqlen_k
         self.Q, self.O = (memory.rows(name, queries, d * p.itemsize) for name, d in (("Q", p.head_dim), ("O", p.head_dim_v)))
