@@ -13,7 +13,7 @@ from cupyflash.schedules.standard import StandardSchedule
 from cupyflash.score import Score
 from cupyflash.sim import theory
 from cupyflash.sim.estimate import seconds
-from cupyflash.sim.execution import execute, execute_backward, execute_decode
+from cupyflash.sim.execution import Watch, execute, execute_backward, execute_decode
 from cupyflash.sim.inputs import Decoding, Inputs
 from cupyflash.sim.machine import replay
 from cupyflash.sim.reference import forward
@@ -134,7 +134,7 @@ def verify(
     runs: list[Run] = []
     for v_mean in V_MEANS:
         progress(f"executing with V about {v_mean:g}")
-        runs.append(_run(schedule, data_seed, v_mean, seed, score))
+        runs.append(run_drawn(schedule, data_seed, v_mean, seed, score))
     return Verification(
         form,
         replayed,
@@ -159,29 +159,38 @@ def _has_cache(schedule: TileSchedule) -> TypeGuard[DecodeSchedule]:
     return isinstance(schedule, DecodeSchedule) and (schedule.problem.options.padded or schedule.cache != Cache())
 
 
-def _run(schedule: TileSchedule, data_seed: int, v_mean: float, seed: int | None, score: Score | None) -> Run:
+def run_drawn(
+    schedule: TileSchedule,
+    data_seed: int = 0,
+    v_mean: float = 0.0,
+    seed: int | None = None,
+    score: Score | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """Execute a schedule on arrays drawn for it and measure its numbers; the arguments are those of `verify`, `watch` is `execute`'s."""
     if _has_cache(schedule):
         decoding = draw_decode(schedule.problem, schedule.cache, data_seed, v_mean)
-        return _decode(schedule, replace(decoding, score=score or decoding.score), seed)
+        return _decode(schedule, replace(decoding, score=score or decoding.score), seed, watch)
     inputs = drawn(schedule.problem, data_seed, v_mean, mask_blocks(schedule))
     inputs = replace(inputs, score=score or inputs.score)
     if isinstance(schedule, BackwardSchedule):
-        return _backward(schedule, inputs, draw_gradient(schedule.problem, data_seed), seed)
-    return _forward(schedule, inputs, seed)
+        return _backward(schedule, inputs, draw_gradient(schedule.problem, data_seed), seed, watch)
+    return _forward(schedule, inputs, seed, watch)
 
 
-def _forward(schedule: TileSchedule, inputs: Inputs, seed: int | None) -> Run:
-    execution = execute(schedule, *inputs.qkv, seed=seed, score=inputs.score, dropout=inputs.dropout, **inputs.beside)
+def _forward(schedule: TileSchedule, inputs: Inputs, seed: int | None, watch: Watch | None) -> Run:
+    functions = {"score": inputs.score, "dropout": inputs.dropout}
+    execution = execute(schedule, *inputs.qkv, seed=seed, watch=watch, **functions, **inputs.beside)
     return Run(execution.traffic, measure(execution.out, execution.lse, inputs, score_dtype(schedule)), execution.findings)
 
 
-def _decode(schedule: DecodeSchedule, decoding: Decoding, seed: int | None) -> Run:
+def _decode(schedule: DecodeSchedule, decoding: Decoding, seed: int | None, watch: Watch | None) -> Run:
     given = dict(decoding.arrays)
     tree = given.pop("tree_mask", None)
     expected = {name: decoding.appended(name) for name in ("k_cache", "v_cache")}
     sequences = decoding.sequences  # of the caches as they are before the call
     execution = execute_decode(
-        schedule, **given, tree_mask=None if tree is None else tree[:, None], seed=seed, score=decoding.score
+        schedule, **given, tree_mask=None if tree is None else tree[:, None], seed=seed, watch=watch, score=decoding.score
     )
     wrong = []
     for name, cache in expected.items():
@@ -192,11 +201,12 @@ def _decode(schedule: DecodeSchedule, decoding: Decoding, seed: int | None) -> R
     return Run(execution.traffic, measure_decode(execution.out, execution.lse, sequences), execution.findings, tuple(wrong))
 
 
-def _backward(schedule: BackwardSchedule, inputs: Inputs, dout: np.ndarray, seed: int | None) -> Run:
+def _backward(schedule: BackwardSchedule, inputs: Inputs, dout: np.ndarray, seed: int | None, watch: Watch | None) -> Run:
     made = forward(inputs)
     out, lse = made.O.astype(inputs.q.dtype), made.L.astype(np.float32)
     given = (dout, *inputs.qkv, out, lse)
-    execution = execute_backward(schedule, *given, **inputs.beside, score=inputs.score, dropout=inputs.dropout, seed=seed)
+    functions = {"score": inputs.score, "dropout": inputs.dropout}
+    execution = execute_backward(schedule, *given, **inputs.beside, **functions, seed=seed, watch=watch)
     numbers = measure_gradients(execution.gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
     return Run(execution.traffic, numbers, execution.findings)
 
