@@ -87,7 +87,7 @@ FORWARD = {
         },
     ),
     "fa2": Algorithm(
-        "FlashAttention-2, Algorithm 1",
+        "Algorithm 1 of its paper",
         (
             (3, 0, "for 1 ≤ i ≤ Tr (thread blocks)"),
             (4, 1, "load Q_i to SRAM"),
@@ -113,7 +113,7 @@ FORWARD = {
         },
     ),
     "fa3": Algorithm(
-        "FlashAttention-3, Algorithm 1",
+        "Algorithm 1 of its paper",
         (
             (2, 0, "producer warp:"),
             (4, 1, "load Q_i by TMA"),
@@ -140,7 +140,7 @@ FORWARD = {
         },
     ),
     "decode": Algorithm(
-        "Flash-Decoding",
+        "two launches",
         (
             (1, 0, "for each split of the keys (thread blocks)"),
             (2, 1, "load Q_i to SRAM"),
@@ -220,7 +220,7 @@ BACKWARD = {
         },
     ),
     "fa2": Algorithm(
-        "FlashAttention-2, Algorithm 2",
+        "Algorithm 2 of its paper",
         (
             (3, 0, "dQ = 0 in HBM"),
             (4, 0, "D = rowsum(dO ∘ O), write D"),
@@ -243,7 +243,7 @@ BACKWARD = {
             "fa2_backward_rows": Step(
                 "D = rowsum(dO ∘ O), dQ = 0", {"O": 4, "dO": 4, "sinks": 4, "L": 4}, {"dQ_acc": 3, "D": 4, "dsinks": 4}, registers="D_i"
             ),
-            "large_rows": Step("looks for rows with an L beyond float32's reach", {"L": 4}, {"bases": 4}),
+            "large_rows": Step("looks for rows with an L beyond float32's reach", {"L": 4}, {"bases": 4}, registers="L_i"),
             "fa2_backward": Step(
                 "a column block a thread block",
                 {"K": 6, "V": 6, "Q": 9, "dO": 9, "L": 9, "D": 9, "dQ_acc": 15},
@@ -258,7 +258,7 @@ BACKWARD = {
                 scores=(10, 11, 13, 14),
                 registers="S_ij, dP_ij, dQ_i",
             ),
-            "fa2_backward_finish": Step("dQ rounded to its own type", {"dQ_acc": 20}, {"dQ": 20}),
+            "fa2_backward_finish": Step("dQ rounded to its own type", {"dQ_acc": 20}, {"dQ": 20}, registers="dQ_i"),
         },
     ),
 }

@@ -13,10 +13,14 @@ from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule
 from cupyflash.sim import theory
 from cupyflash.sim.trace import INNER, KEY_ROWS, QUERY_ROWS, QUERY_VECTORS, SCORES, Trace, rooms_of
+from cupyflash.sim.traffic import TENSORS
 from cupyflash.sim.trace_lines import BACKWARD, FORWARD, MASK_TILES, Algorithm, Step
 
 TEMPLATE = Path(__file__).parent / "page" / "trace.html"
 PLACE = "/*DATA*/"
+COLUMNS = ("launch", "block", "tensor", "write", "slab", "row", "row_end", "col", "col_end", "bytes", "line", "source", "scores")
+"""Of the rows that moves are in a report: tensor, line and source are places in the player's lists of those (line -1: none), and
+each of the scores is (head, row, row_end, col, col_end)."""
 # What comes with the tensor that passes by: as many tiles of each are held as the kernel has stages.
 RINGS = {"K": ("K", "V", "K_new", "V_new"), "Q": ("Q", "dO", "L", "D")}
 
@@ -36,6 +40,7 @@ def report(traces: Sequence[Trace], names: Sequence[str], title: str) -> dict[st
     p, device = traces[0].schedule.problem, traces[0].schedule.device
     return {
         "title": title,
+        "columns": list(COLUMNS),
         "device": device.name,
         "rows": p.seqlen_q,
         "cols": p.seqlen_k,
@@ -54,11 +59,11 @@ def seen(p: Problem) -> list[list[list[int]]]:
 
 
 def player(trace: Trace, name: str) -> dict[str, Any]:
-    """One trace. Its `moves` are rows of MOVE; `line` is 0-based among `lines`, -1 for none."""
+    """One trace, its `moves` as rows of COLUMNS; `lines` are (number, depth, text)."""
     algorithm, schedule = algorithm_of(trace), trace.schedule
     places = {number: place for place, (number, _, _) in enumerate(algorithm.lines)}
-    tensors, sources = list(trace.tensors), list(dict.fromkeys(move.source for move in trace.moves))
-    form = theory.traffic(schedule)
+    form, sources = theory.traffic(schedule), list(dict.fromkeys(move.source for move in trace.moves))
+    tensors = sorted(trace.tensors, key=lambda name: TENSORS.index(name) if name in TENSORS else len(TENSORS))
     rows: list[list[Any]] = []
     begun: set[tuple[int, int]] = set()
     for move in trace.moves:
@@ -90,7 +95,7 @@ def player(trace: Trace, name: str) -> dict[str, Any]:
                 "read_bytes": form[held.name].read_bytes if held.name in form else 0,
                 "write_bytes": form[held.name].write_bytes if held.name in form else 0,
             }
-            for held in trace.tensors.values()
+            for held in map(trace.tensors.__getitem__, tensors)
         ],
         "sources": sources,
         "moves": rows,
