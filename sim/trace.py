@@ -1,7 +1,7 @@
 """Which tiles a schedule's kernels really move, one after the other: from the global accesses of an execution on the PTX machine.
 
-A launch's thread blocks run on many multiprocessors at once; here they come one after the other, in the order of the grid, so that a
-trace is what one SRAM sees. Within a block the order is the machine's.
+A launch's thread blocks run on many multiprocessors at once; here they come one after the other, in the order of the grid, so
+that a trace is what one SRAM sees. Within a block the order is the machine's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from cupyflash.schedules.base import Kernel, Phase, Room
 from cupyflash.sim import theory
 from cupyflash.sim.ptx import Access
 from cupyflash.sim.traffic import TensorTraffic, Traffic
+from cupyflash.words import plural
 
 MOST_STEPS = 20_000
 """Moves of a trace: what a page plays without delay, and keeps below about two megabytes."""
@@ -40,6 +41,8 @@ INNER = {
     "fa3_forward": "K",
     "decode": "K",
 }
+INNER_FIRST = frozenset({"fa3_forward"})
+"""Of these, where the first of them is asked for before what stays."""
 
 
 class Span(NamedTuple):
@@ -130,7 +133,9 @@ def trace(schedule: TileSchedule, data_seed: int = 0, score: Any = None) -> Trac
     schedule = knowing_mask(schedule, data_seed)
     recorder = Recorder(schedule)
     run = run_drawn(schedule, data_seed, score=score, watch=recorder.watch)
-    wrong = tuple(f"{name} is {n.error:.2e} from float64, {n.allowed:.2e} is allowed" for name, n in run.numbers.items() if not n.good)
+    wrong = tuple(
+        f"{name} is {n.error:.2e} from float64, {n.allowed:.2e} is allowed" for name, n in run.numbers.items() if not n.good
+    )
     found = (*wrong, *map(str, run.findings))
     return Trace(schedule, tuple(recorder.kernels), recorder.tensors, tuple(recorder.moves()), run.traffic, found)
 
@@ -141,8 +146,9 @@ def refuse_longer(schedule: TileSchedule) -> None:
     if steps > MOST_STEPS:
         p = schedule.problem
         raise ValueError(
-            f"a trace holds at most {MOST_STEPS:,} moves of tiles; {schedule.algorithm} makes about {steps:,} here (Nq {p.seqlen_q:,}, "
-            f"Nk {p.seqlen_k:,}, {p.head_count} heads, Br {schedule.block_rows}, Bc {schedule.block_cols}): take fewer rows, or larger tiles"
+            f"a trace holds at most {MOST_STEPS:,} moves of tiles; {schedule.algorithm} makes about {steps:,} here "
+            f"(Nq {p.seqlen_q:,}, Nk {p.seqlen_k:,}, {plural(p.head_count, 'head')}, Br {schedule.block_rows}, "
+            f"Bc {schedule.block_cols}): take fewer rows, or larger tiles"
         )
 
 
@@ -239,8 +245,13 @@ class Recorder:
                 turns = np.full(int(here.sum()), touched[0])
             for turn in np.unique(turns).tolist():
                 at = np.flatnonzero(here)[turns == turn]
-                rows_here, cols_here = Span(int(row[at].min()), int(row[at].max()) + 1), Span(int(col[at].min()), int(col[at].max()) + 1)
-                move = TileMove(launch.number, block, held.name, write, int(slab[at[0]]), rows_here, cols_here, int(nbytes[at].sum()), source)
+                rows_here, cols_here = (
+                    Span(int(row[at].min()), int(row[at].max()) + 1),
+                    Span(int(col[at].min()), int(col[at].max()) + 1),
+                )
+                move = TileMove(
+                    launch.number, block, held.name, write, int(slab[at[0]]), rows_here, cols_here, int(nbytes[at].sum()), source
+                )
                 known = launch.moves.get((*key, turn))
                 launch.moves[(*key, turn)] = move if known is None else joined(known, move)
 
@@ -260,12 +271,7 @@ class Recorder:
             for move in launch.moves.values():
                 blocks.setdefault(move.block, []).append(move)
             for block in sorted(blocks):
-                yield from with_scores(INNER.get(launch.kernel.name), blocks[block], self._group)
-
-    @property
-    def _group(self) -> int:
-        p = self.schedule.problem
-        return p.heads // p.kv_heads if p.kv_heads else 1
+                yield from with_scores(launch.kernel.name, blocks[block])
 
 
 def shape_of(name: str, array: np.ndarray) -> tuple[int, int, int]:
@@ -291,26 +297,32 @@ def joined(one: TileMove, more: TileMove) -> TileMove:
     return replace(one, rows=rows, cols=cols, nbytes=one.nbytes + more.nbytes)
 
 
-def with_scores(inner: str | None, moves: Iterable[TileMove], group: int) -> Iterator[TileMove]:
-    """A block's moves, with the tiles of S at the move with which Q_i and K_j are both there.
-
-    `inner` ("Q" or "K") is the tensor whose tiles pass by while the other's stay; `group` query heads share a key head.
-    """
+def with_scores(kernel: str, moves: Iterable[TileMove]) -> Iterator[TileMove]:
+    """A thread block's moves, with the tiles of S at the move with which Q_i and K_j are both there."""
+    inner = INNER.get(kernel)
     outer = {"Q": "K", "K": "Q", None: None}[inner]
+    every = list(moves)
+    # Of the two, what comes next
+    following = [move.tensor for move in every if not move.write and move.tensor in (inner, outer)][1:]
     stays: list[TileMove] = []
-    waiting: list[TileMove] = []
+    before: list[TileMove] = []
+    """Tiles that came before any that stays."""
     passed = False
-    for move in moves:
+    for move in every:
         made: tuple[Scores, ...] = ()
-        if not move.write and move.tensor == outer:
+        if move.write or inner is None or move.tensor not in (inner, outer):
+            yield move
+            continue
+        then = following.pop(0) if following else None
+        if move.tensor == outer:
             stays = [move] if passed else [*stays, move]
             passed = False
-            made = tuple(scores_of(move, other) for other in waiting)
-            waiting = []
-        elif not move.write and move.tensor == inner:
+            made = tuple(scores_of(move, other) for other in before)
+        elif not stays or (kernel in INNER_FIRST and then == outer):
+            before, stays, passed = [*([] if stays else before), move], [], False
+        else:
             made = tuple(scores_of(other, move) for other in stays)
-            passed = bool(stays)
-            waiting = [] if stays else [*waiting, move]
+            before, passed = [], True
         yield replace(move, scores=made) if made else move
 
 
@@ -328,7 +340,12 @@ def rooms_of(schedule: TileSchedule, trace: Trace, launch: int) -> tuple[tuple[R
     inside: dict[str, str] = {}
     for _, phases in schedule.parts():
         for phase in phases:
-            own = [move for part in (phase.enter, phase.leave, *(visit.moves for visit in phase.visits)) for move in part if move.elements]
+            own = [
+                move
+                for part in (phase.enter, phase.leave, *(visit.moves for visit in phase.visits))
+                for move in part
+                if move.elements
+            ]
             if kernel.shared_bytes and own and {(move.tensor, move.write) for move in own} <= moved:
                 held = (*phase.tiles, *(room for visit in phase.visits for room in visit.tiles))
                 rooms |= {room.name: room for room in held if room.nbytes}

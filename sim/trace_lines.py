@@ -54,9 +54,7 @@ FORWARD = {
             (3, 0, "load P, V by blocks, O = P V, write O"),
         ),
         {
-            "standard_scores": Step(
-                "S = Q Kᵀ, a tile a thread block", {"Q": 1, "K": 1}, {"S": 1}, scores=(1,), registers="S_ij"
-            ),
+            "standard_scores": Step("S = Q Kᵀ, a tile a thread block", {"Q": 1, "K": 1}, {"S": 1}, scores=(1,), registers="S_ij"),
             "standard_softmax": Step("P = softmax(S), a row a warp", {"S": 2}, {"P": 2, "L": 2}, registers="m, l of each row"),
             "standard_values": Step("O = P V, a row block a thread block", {"P": 3, "V": 3}, {"O": 3}, registers="P_ij, O_i"),
         },
@@ -161,7 +159,10 @@ FORWARD = {
                 registers="S_ij, P̃_ij, O_i, l_i, m_i",
             ),
             "merge_splits": Step(
-                "the splits merged, a row a thread block", {"O_part": 8, "m_part": 8, "l_part": 8}, {"O": 9, "L": 9}, registers="O, l, m"
+                "the splits merged, a row a thread block",
+                {"O_part": 8, "m_part": 8, "l_part": 8},
+                {"O": 9, "L": 9},
+                registers="O, l, m",
             ),
         },
     ),
@@ -180,7 +181,11 @@ BACKWARD = {
         ),
         {
             "standard_backward_weights": Step(
-                "P = exp(Q Kᵀ − L), a tile a thread block", {"Q": 0, "K": 0, "L": 0}, {"P": 0, "dS": 0}, scores=(0,), registers="P_ij"
+                "P = exp(Q Kᵀ − L), a tile a thread block",
+                {"Q": 0, "K": 0, "L": 0},
+                {"P": 0, "dS": 0},
+                scores=(0,),
+                registers="P_ij",
             ),
             "standard_backward_values": Step("dV = Pᵀ dO", {"P": 1, "dO": 1}, {"dV": 1}, registers="dV_j"),
             "standard_backward_weight_gradients": Step("dP = dO Vᵀ", {"dO": 2, "V": 2}, {"dP": 2}, registers="dP_ij"),
@@ -241,7 +246,10 @@ BACKWARD = {
         ),
         {
             "fa2_backward_rows": Step(
-                "D = rowsum(dO ∘ O), dQ = 0", {"O": 4, "dO": 4, "sinks": 4, "L": 4}, {"dQ_acc": 3, "D": 4, "dsinks": 4}, registers="D_i"
+                "D = rowsum(dO ∘ O), dQ = 0",
+                {"O": 4, "dO": 4, "sinks": 4, "L": 4},
+                {"dQ_acc": 3, "D": 4, "dsinks": 4},
+                registers="D_i",
             ),
             "large_rows": Step("looks for rows with an L beyond float32's reach", {"L": 4}, {"bases": 4}, registers="L_i"),
             "fa2_backward": Step(

@@ -13,8 +13,8 @@ from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule
 from cupyflash.sim import theory
 from cupyflash.sim.trace import INNER, KEY_ROWS, QUERY_ROWS, QUERY_VECTORS, SCORES, Trace, rooms_of
-from cupyflash.sim.traffic import TENSORS
 from cupyflash.sim.trace_lines import BACKWARD, FORWARD, MASK_TILES, Algorithm, Step
+from cupyflash.sim.traffic import TENSORS
 
 TEMPLATE = Path(__file__).parent / "page" / "trace.html"
 PLACE = "/*DATA*/"

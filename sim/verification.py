@@ -167,7 +167,7 @@ def run_drawn(
     score: Score | None = None,
     watch: Watch | None = None,
 ) -> Run:
-    """Execute a schedule on arrays drawn for it and measure its numbers; the arguments are those of `verify`, `watch` is `execute`'s."""
+    """Execute a schedule on arrays drawn for it and measure its numbers; arguments as for `verify`, `watch` as for `execute`."""
     if _has_cache(schedule):
         decoding = draw_decode(schedule.problem, schedule.cache, data_seed, v_mean)
         return _decode(schedule, replace(decoding, score=score or decoding.score), seed, watch)
@@ -179,8 +179,8 @@ def run_drawn(
 
 
 def _forward(schedule: TileSchedule, inputs: Inputs, seed: int | None, watch: Watch | None) -> Run:
-    functions = {"score": inputs.score, "dropout": inputs.dropout}
-    execution = execute(schedule, *inputs.qkv, seed=seed, watch=watch, **functions, **inputs.beside)
+    score, dropout = inputs.score, inputs.dropout
+    execution = execute(schedule, *inputs.qkv, seed=seed, watch=watch, score=score, dropout=dropout, **inputs.beside)
     return Run(execution.traffic, measure(execution.out, execution.lse, inputs, score_dtype(schedule)), execution.findings)
 
 
@@ -205,8 +205,8 @@ def _backward(schedule: BackwardSchedule, inputs: Inputs, dout: np.ndarray, seed
     made = forward(inputs)
     out, lse = made.O.astype(inputs.q.dtype), made.L.astype(np.float32)
     given = (dout, *inputs.qkv, out, lse)
-    functions = {"score": inputs.score, "dropout": inputs.dropout}
-    execution = execute_backward(schedule, *given, **inputs.beside, **functions, seed=seed, watch=watch)
+    score, dropout = inputs.score, inputs.dropout
+    execution = execute_backward(schedule, *given, **inputs.beside, score=score, dropout=dropout, seed=seed, watch=watch)
     numbers = measure_gradients(execution.gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
     return Run(execution.traffic, numbers, execution.findings)
 

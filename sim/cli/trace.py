@@ -12,39 +12,39 @@ import click
 from cupyflash.attention import ALGORITHMS
 from cupyflash.schedules import BACKWARD_ALGORITHMS, TileSchedule
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, NewFile, Request, examples, problem_options, refuse_longer
+from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, NewFile, Request, examples, first_given, problem_options, refuse_longer
 from cupyflash.sim.cli.show import NAMES, describe, say, show_table
 from cupyflash.words import plural
 
 EXAMPLES = examples(
-    "cupyflash trace --html out.html",
-    "cupyflash trace --seqlen 128 --head-dim 64 --sram 16KB --causal --algorithms standard,fa1,fa2 --html out.html",
-    "cupyflash trace --backward --sram 64KB --html backward.html",
-    "cupyflash trace --device H100-SXM --seqlen 256 --algorithms fa2,fa3 --html hopper.html",
+    "cupyflash trace --seqlen 128 --sram 16KB --causal --html out.html",
+    "cupyflash trace --backward --sram 32KB --html backward.html",
+    "cupyflash trace --device H100-SXM --algorithms fa2,fa3 --html hopper.html",
+    "cupyflash trace --algorithms fa1 --sram 8KB --head-dim 32 --json",
 )
-FORWARD, BACKWARD = ("standard", "fa1", "fa2"), ("standard", "fa1", "fa2")
+SIDE_BY_SIDE = ("standard", "fa1", "fa2")
 
 
 @click.command(epilog=EXAMPLES)
 @problem_options(seqlen=128, head_dim=64, backward=True)
-@click.option("--algorithms", metavar="NAME,NAME,...", help="Which to play side by side.  [default: --algorithm, or standard,fa1,fa2]")
+@click.option(
+    "--algorithms", metavar="NAME,NAME,...", help="Which to play side by side.  [default: --algorithm, or standard,fa1,fa2]"
+)
 @click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write the page there.")
 @click.option("--data-seed", default=0, show_default=True, type=click.IntRange(0), help="Draws q, k and v.")
 @MAX_SECONDS
 @AS_JSON
-def trace(
-    request: Request, algorithms: str | None, html: Path | None, data_seed: int, max_seconds: float, as_json: bool
-) -> None:
+def trace(request: Request, algorithms: str | None, html: Path | None, data_seed: int, max_seconds: float, as_json: bool) -> None:
     """Play the tiles that kernels move.
 
-    Runs the kernels on the simulated device, notes each access to a tensor, and puts them together to moves of tiles between HBM and
-    the chip. --html writes one page, which needs no network, that plays the algorithms side by side with one clock of bytes.
-    Without it, the moves are summed up; --json has each of them.
+    Runs the kernels on the simulated device, notes each access to a tensor, and puts them together to moves of tiles between
+    HBM and the chip. --html writes one page, which needs no network, that plays the algorithms side by side with one clock of
+    bytes. Without it, the moves are summed up; --json has each of them.
 
     Exit status 1 when the moves do not sum to the theory's bytes, or the machine finds a fault.
     """
-    from cupyflash.sim import trace_page
     from cupyflash.sim import trace as traces
+    from cupyflash.sim import trace_page
     from cupyflash.sim.estimate import seconds
     from cupyflash.sim.yardstick import draw_score
 
@@ -73,10 +73,11 @@ def trace(
 def asked_for(text: str | None, request: Request) -> list[str]:
     """--algorithms' value. BadParameter for a name that is none."""
     known = [*BACKWARD_ALGORITHMS] if request.backward else [name for name in ALGORITHMS if name != "auto"]
+    one = first_given(("algorithm",))
     if text is None:
-        given = click.get_current_context().get_parameter_source("algorithm")
-        chosen = given is not None and given.name != "DEFAULT"
-        return [request.algorithm] if chosen else [*(BACKWARD if request.backward else FORWARD)]
+        return [request.algorithm] if one else [*SIDE_BY_SIDE]
+    if one:
+        raise click.UsageError("--algorithm and --algorithms cannot go together")
     names = [*dict.fromkeys(name.strip() for name in text.split(","))]
     for name in names:
         if name not in known:
@@ -85,7 +86,7 @@ def asked_for(text: str | None, request: Request) -> list[str]:
 
 
 def schedule_of(request: Request, algorithm: str) -> TileSchedule:
-    """An algorithm's; --tiling is --algorithm's own, or that of the only one."""
+    """An algorithm's for the request."""
     return replace(request, algorithm=algorithm).schedule()
 
 
@@ -102,8 +103,9 @@ def show(told: dict[str, Any], request: Request) -> None:
         click.echo()
         blocks = sum(launch["blocks"] for launch in each["launches"])
         say(
-            f"{each['name']} ({each['title']}), Br {each['block_rows']}, Bc {each['block_cols']}: {plural(len(each['moves']), 'move')} "
-            f"by {plural(blocks, 'thread block')} of {plural(len(each['launches']), 'launch', 'launches')}, {each['total_bytes']:,} bytes"
+            f"{each['name']} ({each['title']}), Br {each['block_rows']}, Bc {each['block_cols']}: "
+            f"{plural(len(each['moves']), 'move')} by {plural(blocks, 'thread block')} of "
+            f"{plural(len(each['launches']), 'launch', 'launches')}, {each['total_bytes']:,} bytes"
         )
         rows = []
         for at, tensor in enumerate(each["tensors"]):

@@ -1,0 +1,183 @@
+"""The page of `cupyflash trace` in a real browser: it loads without an error and plays to the end, with the theory's bytes."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from cupyflash import Device, Problem, plan
+from cupyflash.sim import theory
+from cupyflash.sim.cli import main
+
+pytest.importorskip("cupy")
+pytest.importorskip("selenium", reason="needs selenium, of the extra 'test'")
+pytestmark = pytest.mark.wide
+
+ALGORITHMS = "standard", "fa1", "fa2"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("page") / "out.html"
+    sizes = ("--seqlen", "64", "--head-dim", "32", "--heads", "2", "--causal", "--sram", "8KB", "--lse")
+    result = CliRunner().invoke(main, ["trace", *sizes, "--algorithms", ",".join(ALGORITHMS), "--html", str(file)])
+    assert result.exit_code == 0, result.output
+    return file
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Debian's Chromium with nothing of anyone's in it."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs chromium and chromedriver: apt-get install chromium chromium-driver")
+    from selenium.webdriver import Chrome
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
+    options = Options()
+    options.binary_location = chromium
+    for switch in ("headless", "no-sandbox", "disable-gpu", "disable-background-networking", "no-first-run"):
+        options.add_argument(f"--{switch}")
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('browser')}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    running = Chrome(options=options, service=Service(driver))
+    yield running
+    running.quit()
+
+
+@pytest.fixture
+def opened(browser: Any, page: Path) -> Iterator[Any]:
+    """The page, loaded anew; nothing may be on its console afterwards."""
+    screen(browser, 1280)
+    browser.get_log("browser")
+    browser.get(page.as_uri())
+    yield browser
+    assert browser.get_log("browser") == []
+
+
+def screen(browser: Any, width: int, **features: str) -> None:
+    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    media = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+
+
+def press(browser: Any, key: str) -> None:
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    ActionChains(browser).send_keys(getattr(Keys, key, key)).perform()
+
+
+def clock(browser: Any) -> int:
+    return int(text(browser, "#clock").split(" of ")[0].replace(",", ""))
+
+
+def text(browser: Any, selector: str) -> str:
+    return str(browser.execute_script("return document.querySelector(arguments[0]).textContent", selector))
+
+
+def until(met: Any, seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def counters(browser: Any) -> list[dict[str, list[str]]]:
+    """The tables: by tensor, the bytes read and written as they stand there."""
+    rows = browser.execute_script(
+        "return [...document.querySelectorAll('.panel')].map(panel => [...panel.querySelectorAll('tbody tr')]"
+        ".map(row => [...row.cells].map(cell => cell.textContent)))"
+    )
+    return [{name: sides for name, *sides in panel} for panel in rows]
+
+
+def test_it_plays_to_the_end_where_the_counters_are_the_theory_s(opened: Any) -> None:
+    assert clock(opened) == 0 and "0 / " in str(counters(opened))
+    opened.execute_script("document.getElementById('speed').value = '16'")
+    opened.execute_script("document.getElementById('play').click()")
+    until(lambda: clock(opened) > 0)
+    until(lambda: text(opened, "#play") == "Play")
+    problem = Problem(1, 2, 2, 64, 64, 32, "float16", causal=True)
+    for number, (algorithm, shown) in enumerate(zip(ALGORITHMS, counters(opened), strict=True)):
+        form = theory.traffic(plan(problem, Device.named("A100-40GB", sram="8KB"), algorithm, lse=True))
+        expected = {
+            tensor: [f"{n:,} / {n:,}" if n else "–" for n in (moved.read_bytes, moved.write_bytes)]
+            for tensor, moved in form.items()
+        }
+        expected["all"] = [f"{n:,} / {n:,}" for n in (form.read_bytes, form.write_bytes)]
+        assert {name.replace("O_acc", "Oacc"): sides for name, sides in expected.items()} == shown
+        assert text(opened, f"#panel-{number} .now") == f"Done: {form.total_bytes:,} bytes, as the closed form says."
+    assert text(opened, "#spoken").count("as the closed form says") == 3
+
+
+def test_keys_step_play_and_jump(opened: Any) -> None:
+    press(opened, "ARROW_RIGHT")
+    until(lambda: clock(opened) > 0)
+    until(lambda: opened.execute_script("return goal === null"))
+    first = clock(opened)
+    ends = opened.execute_script("return Math.min(...players.map(player => player.ends[0]))")
+    assert first == ends and "bytes" in text(opened, "#spoken")
+    assert opened.execute_script("return document.querySelectorAll('li[aria-current=step]').length") >= 1
+    press(opened, "ARROW_RIGHT")
+    until(lambda: clock(opened) > first and opened.execute_script("return goal === null"))
+    press(opened, "ARROW_LEFT")
+    assert clock(opened) == first
+    press(opened, "END")
+    assert clock(opened) == opened.execute_script("return most")
+    press(opened, "HOME")
+    assert clock(opened) == 0
+    press(opened, "SPACE")
+    until(lambda: clock(opened) > 0)
+    assert text(opened, "#play") == "Pause"
+    press(opened, "SPACE")
+    assert text(opened, "#play") == "Play"
+
+
+def test_any_place_shows_what_playing_up_to_it_shows(opened: Any) -> None:
+    """Forward in steps, and straight to the same place backwards from the end."""
+    look = "return [...document.querySelectorAll('.panel')].map(one => one.innerText + one.querySelectorAll('.cell.on').length)"
+    seen = []
+    for part in (0.1, 0.35, 0.6, 0.85):
+        opened.execute_script("jump(most * arguments[0])", part)
+        seen.append(opened.execute_script(look))
+    for part, before in list(zip((0.1, 0.35, 0.6, 0.85), seen, strict=True))[::-1]:
+        opened.execute_script("jump(most); jump(most * arguments[0])", part)
+        assert opened.execute_script(look) == before
+
+
+@pytest.mark.parametrize("width", [320, 360, 768, 1440])
+def test_no_width_scrolls_sideways(opened: Any, width: int) -> None:
+    screen(opened, width)
+    for part in (0, 0.4, 1):
+        opened.execute_script("jump(most * arguments[0])", part)
+        assert opened.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        reach = "return Math.max(...[...document.querySelectorAll('.panel *')].map(each => each.getBoundingClientRect().right))"
+        assert opened.execute_script(reach) <= width
+
+
+def test_dark_and_light_follow_the_system_and_the_switch(opened: Any) -> None:
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    screen(opened, 1280, prefers_color_scheme="light")
+    light = opened.execute_script(paper)
+    screen(opened, 1280, prefers_color_scheme="dark")
+    dark = opened.execute_script(paper)
+    assert light == "rgb(255, 255, 255)" != dark
+    until(lambda: text(opened, "#theme") == "Light")
+    opened.execute_script("document.getElementById('theme').click()")
+    assert opened.execute_script(paper) == light and text(opened, "#theme") == "Dark"
+
+
+def test_who_wants_no_motion_sees_none(opened: Any) -> None:
+    screen(opened, 1280, prefers_reduced_motion="reduce")
+    press(opened, "ARROW_RIGHT")
+    assert clock(opened) == opened.execute_script("return Math.min(...players.map(player => player.ends[0]))")
+    assert opened.execute_script("return [...document.querySelectorAll('.ghost')].every(each => each.style.display === 'none')")
