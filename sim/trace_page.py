@@ -41,6 +41,7 @@ def report(traces: Sequence[Trace], names: Sequence[str], title: str) -> dict[st
     return {
         "title": title,
         "columns": list(COLUMNS),
+        "backward": isinstance(traces[0].schedule, BackwardSchedule),
         "device": device.name,
         "rows": p.seqlen_q,
         "cols": p.seqlen_k,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -181,3 +183,28 @@ def test_the_command_writes_one_page_that_asks_the_network_for_nothing(tmp_path:
 def test_wrong_input_is_one_line(arguments: tuple[str, ...], says: str) -> None:
     result = command(*arguments)
     assert result.exit_code == 2 and says in result.output and "Traceback" not in result.output
+
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+def test_the_page_about_it_claims_the_truth() -> None:
+    names: dict[str, object] = {}
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "trace.md").read_text(), re.DOTALL)
+    exec(compile(block, "trace.md", "exec"), names)
+    claims = re.findall(r"^(\S.*?)  # (.*)$", block, re.MULTILINE)
+    assert len(claims) == 2
+    for expression, value in claims:
+        assert eval(expression, names) == eval(value), expression
+
+
+@pytest.mark.wide
+def test_the_screenshot_is_of_today_s_moves() -> None:
+    spec = importlib.util.spec_from_file_location("screenshot", DOCS / "screenshot.py")
+    assert spec is not None and spec.loader is not None
+    screenshot = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(screenshot)
+    assert screenshot.COMMAND in (DOCS / "trace.md").read_text() and screenshot.COMMAND in (DOCS.parent / "README.md").read_text()
+    content = (DOCS / "trace.png").read_bytes()
+    drawn = content.split(b"tEXt" + screenshot.KEY.encode() + b"\0")[1][:64].decode()
+    assert drawn == screenshot.digest(screenshot.told()), "python docs/screenshot.py draws it anew"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import browsers
 from cupyflash import Device, Problem, plan
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
 
 pytest.importorskip("cupy")
-pytest.importorskip("selenium", reason="needs selenium, of the extra 'test'")
 pytestmark = pytest.mark.wide
 
 ALGORITHMS = "standard", "fa1", "fa2"
@@ -33,40 +32,20 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Debian's Chromium with nothing of anyone's in it."""
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("needs chromium and chromedriver: apt-get install chromium chromium-driver")
-    from selenium.webdriver import Chrome
-    from selenium.webdriver.chrome.options import Options
-    from selenium.webdriver.chrome.service import Service
-
-    options = Options()
-    options.binary_location = chromium
-    for switch in ("headless", "no-sandbox", "disable-gpu", "disable-background-networking", "no-first-run"):
-        options.add_argument(f"--{switch}")
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('browser')}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    running = Chrome(options=options, service=Service(driver))
-    yield running
-    running.quit()
+    if (lack := browsers.lacking()) is not None:
+        pytest.skip(lack)
+    with browsers.chromium(tmp_path_factory.mktemp("browser")) as running:
+        yield running
 
 
 @pytest.fixture
 def opened(browser: Any, page: Path) -> Iterator[Any]:
     """The page, loaded anew; nothing may be on its console afterwards."""
-    screen(browser, 1280)
-    browser.get_log("browser")
+    browsers.screen(browser, 1280)
+    browser.get_log("browser")  # what others left
     browser.get(page.as_uri())
     yield browser
     assert browser.get_log("browser") == []
-
-
-def screen(browser: Any, width: int, **features: str) -> None:
-    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    media = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
 
 
 def press(browser: Any, key: str) -> None:
@@ -156,7 +135,7 @@ def test_any_place_shows_what_playing_up_to_it_shows(opened: Any) -> None:
 
 @pytest.mark.parametrize("width", [320, 360, 768, 1440])
 def test_no_width_scrolls_sideways(opened: Any, width: int) -> None:
-    screen(opened, width)
+    browsers.screen(opened, width)
     for part in (0, 0.4, 1):
         opened.execute_script("jump(most * arguments[0])", part)
         assert opened.execute_script("return document.documentElement.scrollWidth <= innerWidth")
@@ -166,9 +145,9 @@ def test_no_width_scrolls_sideways(opened: Any, width: int) -> None:
 
 def test_dark_and_light_follow_the_system_and_the_switch(opened: Any) -> None:
     paper = "return getComputedStyle(document.body).backgroundColor"
-    screen(opened, 1280, prefers_color_scheme="light")
+    browsers.screen(opened, 1280, prefers_color_scheme="light")
     light = opened.execute_script(paper)
-    screen(opened, 1280, prefers_color_scheme="dark")
+    browsers.screen(opened, 1280, prefers_color_scheme="dark")
     dark = opened.execute_script(paper)
     assert light == "rgb(255, 255, 255)" != dark
     until(lambda: text(opened, "#theme") == "Light")
@@ -177,7 +156,7 @@ def test_dark_and_light_follow_the_system_and_the_switch(opened: Any) -> None:
 
 
 def test_who_wants_no_motion_sees_none(opened: Any) -> None:
-    screen(opened, 1280, prefers_reduced_motion="reduce")
+    browsers.screen(opened, 1280, prefers_reduced_motion="reduce")
     press(opened, "ARROW_RIGHT")
     assert clock(opened) == opened.execute_script("return Math.min(...players.map(player => player.ends[0]))")
     assert opened.execute_script("return [...document.querySelectorAll('.ghost')].every(each => each.style.display === 'none')")

@@ -58,7 +58,8 @@ def trace(request: Request, algorithms: str | None, html: Path | None, data_seed
     for schedule in schedules:
         click.echo(f"executing {NAMES[schedule.algorithm]} on the simulated {request.device.name} ...", err=True)
         made.append(traces.trace(schedule, data_seed, score))
-    told = trace_page.report(made, [NAMES[each.schedule.algorithm] for each in made], title_of(request))
+    names = {**NAMES, "standard": "standard attention"}
+    told = trace_page.report(made, [names[each.schedule.algorithm] for each in made], title_of(request))
     if html is not None:
         html.write_text(trace_page.page(told), encoding="utf-8")
         click.echo(f"wrote {html}", err=True)
