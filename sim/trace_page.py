@@ -132,6 +132,8 @@ def launch(trace: Trace, number: int, places: dict[int, int]) -> dict[str, Any]:
 
 
 def page(told: dict[str, Any]) -> str:
-    """A report as one HTML page that needs nothing else."""
+    """A report as one HTML page that needs nothing else. ValueError where an algorithm moves nothing."""
+    if still := [each["name"] for each in told["players"] if not each["moves"]]:
+        raise ValueError(f"{still[0]} moves nothing for {told['title']}: there is nothing to play")
     data = json.dumps(told, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
     return TEMPLATE.read_text(encoding="utf-8").replace(PLACE, data)

@@ -176,6 +176,7 @@ def test_the_command_writes_one_page_that_asks_the_network_for_nothing(tmp_path:
         (("--algorithms", "fa3", "--backward"), "got 'fa3'"),
         (("--algorithms", "fa1", "--algorithm", "fa2"), "--algorithm and --algorithms"),
         (("--seqlen", "4096", "--sram", "16KB"), "at most 20,000 moves of tiles"),
+        (("--seqlen", "0", "--algorithms", "fa1", "--html", "out.html"), "FlashAttention moves nothing"),
         (("--html", "out.txt"), "must end in .html or .htm"),
         (("--tiling", "paper", "--algorithms", "fa1"), "the fa1 kernel runs blocks in steps of 16"),
     ],

@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from test_trace import SCHEDULES
 
 import browsers
 from cupyflash import Device, Problem, plan
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
+from cupyflash.sim.trace import trace
+from cupyflash.sim.trace_page import page as page_of
+from cupyflash.sim.trace_page import report
 
 pytest.importorskip("cupy")
 pytestmark = pytest.mark.wide
@@ -131,6 +135,45 @@ def test_any_place_shows_what_playing_up_to_it_shows(opened: Any) -> None:
     for part, before in list(zip((0.1, 0.35, 0.6, 0.85), seen, strict=True))[::-1]:
         opened.execute_script("jump(most); jump(most * arguments[0])", part)
         assert opened.execute_script(look) == before
+
+
+ROOMS = """
+const over = [];
+for (const player of players) {
+  player.reset();
+  for (const move of player.moves) {
+    player.apply(move);
+    for (const [name, bytes] of player.told.launches[move[LAUNCH]].rooms) {
+      const held = player.slots[name] ?? [];
+      if (held.reduce((sum, each) => sum + each.bytes, 0) > bytes || held.length > player.slotCount(name)) over.push([name, held]);
+    }
+  }
+}
+return over;
+"""
+
+
+def test_no_room_holds_more_than_it_has_bytes_for(opened: Any) -> None:
+    assert opened.execute_script(ROOMS) == []
+
+
+OTHERS = "fa3", "decode", "lengths", "standard backward", "fa1 backward", "fa2 backward, deterministic"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_algorithm_has_its_page(name: str, browser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "out.html"
+    told = report([trace(SCHEDULES[name]())], [name], "a problem")
+    file.write_text(page_of(told), encoding="utf-8")
+    browsers.screen(browser, 360)
+    browser.get_log("browser")
+    browser.get(file.as_uri())
+    assert browser.execute_script(ROOMS) == []
+    for part in (0.3, 0.7, 1):
+        browser.execute_script("jump(most * arguments[0])", part)
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    assert text(browser, ".now") == f"Done: {told['players'][0]['total_bytes']:,} bytes, as the closed form says."
+    assert browser.get_log("browser") == []
 
 
 @pytest.mark.parametrize("width", [320, 360, 768, 1440])
