@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cupyflash.schedules import TileSchedule
 from cupyflash.schedules.base import Kernel, Phase, Room
+from cupyflash.score import Score
 from cupyflash.sim import theory
 from cupyflash.sim.ptx import Access
+from cupyflash.sim.ptx.memory.memory import Observer
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from cupyflash.words import plural
 
@@ -28,6 +30,7 @@ QUERY_VECTORS = frozenset({"L", "l", "m", "D", "l_part", "m_part"})
 QUERY_ROWS = frozenset({"Q", "O", "O_acc", "O_part", "dO", "dQ", "dQ_acc", "bases"})
 KEY_ROWS = frozenset({"K", "V", "dK", "dV", "K_new", "V_new"})
 SCORES = frozenset({"S", "P", "dP", "dS", "mask", "bias", "dbias"})
+TILED = QUERY_VECTORS | QUERY_ROWS | KEY_ROWS | SCORES
 
 # Where S = Q K^T is made: the tensor whose tiles come and go while the other's stays
 INNER = {
@@ -96,7 +99,8 @@ class Held:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a schedule moved, in order, and between what. `kernels` by `TileMove.launch`."""
+    """What a schedule moved, in order, and of which tensors. `kernels` are by `TileMove.launch`; `executed` is what the machine
+    counted, `problems` what it held against the kernels or their numbers."""
 
     schedule: TileSchedule
     kernels: tuple[Kernel, ...]
@@ -119,7 +123,7 @@ class Trace:
         return self.traffic == self.executed == theory.traffic(self.schedule)
 
 
-def trace(schedule: TileSchedule, data_seed: int = 0, score: Any = None) -> Trace:
+def trace(schedule: TileSchedule, data_seed: int = 0, score: Score | None = None) -> Trace:
     """Run a schedule's kernels on arrays that are drawn for it, and say what they moved.
 
     `score` has the values of what the problem's score function captures, as for `verify`. ValueError for a schedule of more than
@@ -136,17 +140,20 @@ def trace(schedule: TileSchedule, data_seed: int = 0, score: Any = None) -> Trac
     wrong = tuple(
         f"{name} is {n.error:.2e} from float64, {n.allowed:.2e} is allowed" for name, n in run.numbers.items() if not n.good
     )
+    kernels = tuple(launch.kernel for launch in recorder.launches)
     found = (*wrong, *map(str, run.findings))
-    return Trace(schedule, tuple(recorder.kernels), recorder.tensors, tuple(recorder.moves()), run.traffic, found)
+    return Trace(schedule, kernels, recorder.tensors, tuple(recorder.moves()), run.traffic, found)
 
 
 def refuse_longer(schedule: TileSchedule) -> None:
     """ValueError for a schedule of more than about `MOST_STEPS` moves."""
-    steps = sum(times * sum(map(_steps, phases)) for times, phases in schedule.parts())
+    steps = schedule.row_blocks + schedule.col_blocks  # at least: beyond that nothing is gone through
+    if steps <= MOST_STEPS:
+        steps = sum(times * sum(map(_steps, phases)) for times, phases in schedule.parts())
     if steps > MOST_STEPS:
         p = schedule.problem
         raise ValueError(
-            f"a trace holds at most {MOST_STEPS:,} moves of tiles; {schedule.algorithm} makes about {steps:,} here "
+            f"a trace holds at most {MOST_STEPS:,} moves of tiles; {schedule.algorithm} makes about {steps:,} or more here "
             f"(Nq {p.seqlen_q:,}, Nk {p.seqlen_k:,}, {plural(p.head_count, 'head')}, Br {schedule.block_rows}, "
             f"Bc {schedule.block_cols}): take fewer rows, or larger tiles"
         )
@@ -158,127 +165,131 @@ def _steps(phase: Phase) -> int:
     return phase.times * own + sum(visit.times * len(visit.moves) for visit in phase.visits)
 
 
+class Touch(NamedTuple):
+    """What a thread block accesses of a tensor at once: elements, counted through the whole tensor, and the bytes of each."""
+
+    held: Held
+    write: bool
+    elements: np.ndarray
+    nbytes: np.ndarray
+    source: str
+
+
 @dataclass
-class _Launch:
-    """Moves of a running launch by (block, tensor, write, tile, turn), in the order of their first access."""
+class Launch:
+    """A running launch's moves by (block, tensor, write, tile, turn), in the order of their first accesses.
+
+    What a block accesses of a tile's elements for the n-th time is the n-th move of that tile, its n-th turn.
+    """
 
     number: int
     kernel: Kernel
     tile_rows: int
     tile_cols: int
     moves: dict[tuple[int, str, bool, int, int], TileMove] = field(default_factory=dict)
-    touched: dict[tuple[int, str, bool, int], np.ndarray] = field(default_factory=dict)
+    turns: dict[tuple[int, str, bool, int], np.ndarray] = field(default_factory=dict)
+    """By block, tensor, write and tile: how often each element was accessed."""
     last: dict[int, tuple[str, bool]] = field(default_factory=dict)
-    """By block, the tensor that it accessed last."""
+    """By block, what it accessed last."""
+
+    def add(self, block: int, touch: Touch) -> None:
+        """What a block accesses at once."""
+        held = touch.held
+        tile_rows, tile_cols = self.tile_of(held)
+        slab, row, col = np.unravel_index(touch.elements, held.shape)
+        across, down = -(-held.shape[2] // tile_cols), -(-held.shape[1] // tile_rows)
+        tiles = (slab * down + row // tile_rows) * across + col // tile_cols
+        inside = row % tile_rows * tile_cols + col % tile_cols
+        anew = self.last.get(block) != (held.name, touch.write)
+        self.last[block] = held.name, touch.write
+        for tile in np.unique(tiles).tolist():
+            here = np.flatnonzero(tiles == tile)
+            key = block, held.name, touch.write, tile
+            turns = self.turns.setdefault(key, np.zeros(tile_rows * tile_cols, np.int32))
+            if held.name in TILED:
+                now = turns[inside[here]]
+                turns[np.unique(inside[here])] += 1
+            else:  # of these, what is accessed without anything between
+                turns[0] += anew
+                now = np.full(len(here), turns[0])
+            for turn in np.unique(now).tolist():
+                at = here[now == turn]
+                spans, nbytes = (span_of(row[at]), span_of(col[at])), int(touch.nbytes[at].sum())
+                move = TileMove(self.number, block, held.name, touch.write, int(slab[at[0]]), *spans, nbytes, touch.source)
+                known = self.moves.get((*key, turn))
+                self.moves[(*key, turn)] = move if known is None else joined(known, move)
+
+    def tile_of(self, held: Held) -> tuple[int, int]:
+        """Rows and columns of a tensor's tile; all of one that has none."""
+        _, rows, cols = held.shape
+        if held.name in SCORES:
+            return min(rows, self.tile_rows), min(cols, self.tile_cols)
+        if held.name in QUERY_ROWS | QUERY_VECTORS:
+            return min(rows, self.tile_rows), cols
+        return (min(rows, self.tile_cols) if held.name in KEY_ROWS else rows), cols
+
+    def in_order(self) -> Iterator[TileMove]:
+        """Block by block, in each by the first accesses."""
+        blocks: dict[int, list[TileMove]] = {}
+        for move in self.moves.values():
+            blocks.setdefault(move.block, []).append(move)
+        for block in sorted(blocks):
+            yield from with_scores(self.kernel.name, blocks[block])
 
 
 class Recorder:
-    """Observes the launches of one execution. A tile's elements that a block accesses for the n-th time are its n-th move."""
+    """Observes the launches of one execution."""
 
     def __init__(self, schedule: TileSchedule):
         self.schedule = schedule
-        self.kernels: list[Kernel] = []
+        self.launches: list[Launch] = []
         self.tensors: dict[str, Held] = {}
         self._mapped = {name: box.tensor for name, box in schedule.maps().items()}
-        self._launches: list[_Launch] = []
 
-    def watch(self, kernel: Kernel) -> Any:
+    def watch(self, kernel: Kernel) -> Observer:
         """The observer of the next launch."""
         constants, used = dict(kernel.constants), self.schedule.tiling.used
         rows, cols = int(constants.get("BR", used.block_rows)), int(constants.get("BC", used.block_cols))
         if "softmax" in kernel.name:
             rows, cols = int(constants["SOFTMAX_WARPS"]), max(1, self.schedule.problem.seqlen_k)
-        launch = _Launch(len(self.kernels), kernel, rows, cols)
-        self.kernels.append(kernel)
-        self._launches.append(launch)
+        launch = Launch(len(self.launches), kernel, rows, cols)
+        self.launches.append(launch)
         return lambda access: self._observe(launch, access)
 
-    def _observe(self, launch: _Launch, access: Access) -> None:
-        segment = access.segment
+    def _observe(self, launch: Launch, access: Access) -> None:
+        segment, lanes = access.segment, access.lanes
         if segment is None or segment.space != "global":
             return
-        name = self._mapped.get(segment.name, segment.name)
-        held = self.tensors.get(name)
-        if held is None:
-            held = self.tensors[name] = Held(name, shape_of(name, segment.array), segment.array.itemsize)
-        if not segment.array.flags.c_contiguous:
-            raise ValueError(f"{name} must be contiguous to be traced")
-        wave, offsets = access.lanes.wave, access.addresses.astype(np.int64) - segment.pointer
-        blocks = np.broadcast_to(access.lanes.block, offsets.shape)  # a bulk copy has one lane and many pieces
+        held = self._held(self._mapped.get(segment.name, segment.name), segment.array)
+        offsets = access.addresses.astype(np.int64) - segment.pointer
+        blocks = np.broadcast_to(lanes.block, offsets.shape)  # a bulk copy has one lane and many pieces
         sizes = np.broadcast_to(np.asarray(access.size, np.int64), offsets.shape)
         counts = -(-sizes // held.itemsize)
-        ends = np.cumsum(counts)
-        along = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
+        along = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         elements = np.repeat(offsets // held.itemsize, counts) + along
-        each = np.repeat(np.minimum(sizes, held.itemsize), counts)
-        source = place_of(access)
-        for block in np.unique(blocks).tolist():
-            own = np.repeat(blocks == block, counts)
-            number = wave.number(wave.first_block + block)
-            if own.any():
-                self._record(launch, number, held, access.write, elements[own], each[own], source)
+        nbytes = np.repeat(np.minimum(sizes, held.itemsize), counts)
+        for block in np.unique(blocks[counts > 0]).tolist():
+            own, number = np.repeat(blocks == block, counts), lanes.wave.number(lanes.wave.first_block + block)
+            launch.add(number, Touch(held, access.write, elements[own], nbytes[own], place_of(access)))
 
-    def _record(
-        self, launch: _Launch, block: int, held: Held, write: bool, elements: np.ndarray, nbytes: np.ndarray, source: str
-    ) -> None:
-        """The elements that one block accesses at once."""
-        before = launch.last.get(block)
-        launch.last[block] = held.name, write
-        _, rows, cols = held.shape
-        tile_rows, tile_cols = self._tile(launch, held)
-        slab, place = np.divmod(elements, rows * cols)
-        row, col = np.divmod(place, cols)
-        across, down = -(-cols // tile_cols), -(-rows // tile_rows)
-        tiles = (slab * down + row // tile_rows) * across + col // tile_cols
-        local = row % tile_rows * tile_cols + col % tile_cols
-        for tile in np.unique(tiles).tolist():
-            here = tiles == tile
-            key = block, held.name, write, tile
-            touched = launch.touched.get(key)
-            if touched is None:
-                touched = launch.touched[key] = np.zeros(tile_rows * tile_cols, np.int32)
-            if held.name in QUERY_VECTORS | QUERY_ROWS | KEY_ROWS | SCORES:
-                turns = touched[local[here]]
-                touched[np.unique(local[here])] += 1
-            else:  # of these, what is read without anything between
-                touched[0] += before != (held.name, write)
-                turns = np.full(int(here.sum()), touched[0])
-            for turn in np.unique(turns).tolist():
-                at = np.flatnonzero(here)[turns == turn]
-                rows_here, cols_here = (
-                    Span(int(row[at].min()), int(row[at].max()) + 1),
-                    Span(int(col[at].min()), int(col[at].max()) + 1),
-                )
-                move = TileMove(
-                    launch.number, block, held.name, write, int(slab[at[0]]), rows_here, cols_here, int(nbytes[at].sum()), source
-                )
-                known = launch.moves.get((*key, turn))
-                launch.moves[(*key, turn)] = move if known is None else joined(known, move)
-
-    def _tile(self, launch: _Launch, held: Held) -> tuple[int, int]:
-        """Rows and columns of a tensor's tile in a launch; all of one that has none."""
-        _, rows, cols = held.shape
-        if held.name in SCORES:
-            return min(rows, launch.tile_rows), min(cols, launch.tile_cols)
-        if held.name in QUERY_ROWS | QUERY_VECTORS:
-            return min(rows, launch.tile_rows), cols
-        return (min(rows, launch.tile_cols) if held.name in KEY_ROWS else rows), cols
+    def _held(self, name: str, array: np.ndarray) -> Held:
+        known = self.tensors.get(name)
+        if known is None:
+            assert array.flags.c_contiguous, name  # as they are drawn
+            known = self.tensors[name] = Held(name, shape_of(name, array), array.itemsize)
+        return known
 
     def moves(self) -> Iterator[TileMove]:
-        """In order: launches, in each its blocks, in each the first accesses."""
-        for launch in self._launches:
-            blocks: dict[int, list[TileMove]] = {}
-            for move in launch.moves.values():
-                blocks.setdefault(move.block, []).append(move)
-            for block in sorted(blocks):
-                yield from with_scores(launch.kernel.name, blocks[block])
+        """In order."""
+        for launch in self.launches:
+            yield from launch.in_order()
 
 
 def shape_of(name: str, array: np.ndarray) -> tuple[int, int, int]:
     """An array as (slabs, rows, cols)."""
     if name in QUERY_VECTORS:
         return math.prod(array.shape[:-1]), array.shape[-1], 1
-    if array.ndim < 2 or name not in QUERY_ROWS | KEY_ROWS | SCORES:
+    if name not in TILED:
         return 1, array.size, 1
     return math.prod(array.shape[:-2]), array.shape[-2], array.shape[-1]
 
@@ -288,6 +299,11 @@ def place_of(access: Access) -> str:
     i = access.instruction
     file, line = i.inlined_at[-1] if i.inlined_at else i.place
     return f"{str(file).rpartition('/')[2]}:{line}"
+
+
+def span_of(places: np.ndarray) -> Span:
+    """From the first to behind the last."""
+    return Span(int(places.min()), int(places.max()) + 1)
 
 
 def joined(one: TileMove, more: TileMove) -> TileMove:
@@ -332,22 +348,21 @@ def scores_of(one: TileMove, other: TileMove) -> Scores:
     return Scores(queries.slab, queries.rows, keys.rows)
 
 
-def rooms_of(schedule: TileSchedule, trace: Trace, launch: int) -> tuple[tuple[Room, ...], dict[str, str]]:
-    """The rooms in SRAM of a launch, and in which of them a tensor's tiles are; those of others are in registers."""
-    kernel = trace.kernels[launch]
+def rooms_of(trace: Trace, launch: int) -> tuple[tuple[Room, ...], dict[str, str]]:
+    """The rooms in SRAM of a launch, and in which of them a tensor's tiles are; those of others are in registers.
+
+    They are those of the schedule's phases all of whose moves the launch makes.
+    """
     moved = {(move.tensor, move.write) for move in trace.moves if move.launch == launch}
     rooms: dict[str, Room] = {}
     inside: dict[str, str] = {}
-    for _, phases in schedule.parts():
-        for phase in phases:
-            own = [
-                move
-                for part in (phase.enter, phase.leave, *(visit.moves for visit in phase.visits))
-                for move in part
-                if move.elements
-            ]
-            if kernel.shared_bytes and own and {(move.tensor, move.write) for move in own} <= moved:
-                held = (*phase.tiles, *(room for visit in phase.visits for room in visit.tiles))
-                rooms |= {room.name: room for room in held if room.nbytes}
-                inside |= {move.tensor: move.tile for move in own if move.tile}
+    if not trace.kernels[launch].shared_bytes:
+        return (), {}
+    for phase in (phase for _, phases in trace.schedule.parts() for phase in phases):
+        every = (*phase.enter, *phase.leave, *(move for visit in phase.visits for move in visit.moves))
+        own = [move for move in every if move.elements]
+        if own and {(move.tensor, move.write) for move in own} <= moved:
+            held = (*phase.tiles, *(room for visit in phase.visits for room in visit.tiles))
+            rooms |= {room.name: room for room in held if room.nbytes}
+            inside |= {move.tensor: move.tile for move in own if move.tile}
     return tuple(rooms.values()), inside

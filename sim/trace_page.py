@@ -16,8 +16,7 @@ from cupyflash.sim.trace import INNER, KEY_ROWS, QUERY_ROWS, QUERY_VECTORS, SCOR
 from cupyflash.sim.trace_lines import BACKWARD, FORWARD, MASK_TILES, Algorithm, Step
 from cupyflash.sim.traffic import TENSORS
 
-TEMPLATE = Path(__file__).parent / "page" / "trace.html"
-PLACE = "/*DATA*/"
+PAGE = Path(__file__).parent / "page"
 COLUMNS = ("launch", "block", "tensor", "write", "slab", "row", "row_end", "col", "col_end", "bytes", "line", "source", "scores")
 """Of the rows that moves are in a report: tensor, line and source are places in the player's lists of those (line -1: none), and
 each of the scores is (head, row, row_end, col, col_end)."""
@@ -113,7 +112,7 @@ def axes_of(name: str) -> str:
 def launch(trace: Trace, number: int, places: dict[int, int]) -> dict[str, Any]:
     """A launch: its kernel, and what the SRAM of one of its thread blocks holds."""
     kernel, step = trace.kernels[number], step_of(trace, number)
-    constants, (rooms, inside) = dict(kernel.constants), rooms_of(trace.schedule, trace, number)
+    constants, (rooms, inside) = dict(kernel.constants), rooms_of(trace, number)
     ring = RINGS.get(INNER.get(kernel.name, ""), ())
     stages = int(constants.get("STAGES", 1))
     return {
@@ -136,4 +135,5 @@ def page(told: dict[str, Any]) -> str:
     if still := [each["name"] for each in told["players"] if not each["moves"]]:
         raise ValueError(f"{still[0]} moves nothing for {told['title']}: there is nothing to play")
     data = json.dumps(told, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
-    return TEMPLATE.read_text(encoding="utf-8").replace(PLACE, data)
+    html, style, script = ((PAGE / f"trace.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    return html.replace("/*STYLE*/", style).replace("/*SCRIPT*/", script).replace("/*DATA*/", data)
