@@ -126,15 +126,19 @@ def test_keys_step_play_and_jump(opened: Any) -> None:
 
 
 def test_any_place_shows_what_playing_up_to_it_shows(opened: Any) -> None:
-    """Forward in steps, and straight to the same place backwards from the end."""
+    """Forward in steps, and straight to the same place backwards from the end; in the middle of moves, and at their ends."""
     look = "return [...document.querySelectorAll('.panel')].map(one => one.innerText + one.querySelectorAll('.cell.on').length)"
+    ends = opened.execute_script("return players.flatMap(player => player.ends)")
+    places = sorted({*ends[::9], *(end + 100 for end in ends[::9])})
     seen = []
-    for part in (0.1, 0.35, 0.6, 0.85):
-        opened.execute_script("jump(most * arguments[0])", part)
+    for place in places:
+        opened.execute_script("jump(arguments[0])", place)
         seen.append(opened.execute_script(look))
-    for part, before in list(zip((0.1, 0.35, 0.6, 0.85), seen, strict=True))[::-1]:
-        opened.execute_script("jump(most); jump(most * arguments[0])", part)
+    for place, before in list(zip(places, seen, strict=True))[::-1]:
+        opened.execute_script("jump(arguments[0])", place)
         assert opened.execute_script(look) == before
+    opened.execute_script("jump(most); jump(arguments[0])", places[3])
+    assert opened.execute_script(look) == seen[3]
 
 
 ROOMS = """

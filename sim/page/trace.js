@@ -33,12 +33,12 @@ class Player {
     let sum = 0;
     this.ends = this.moves.map(move => sum += move[BYTES]);
     this.total = sum;
+    this.t = 0;
     this.build();
     this.reset();
-    this.at = 0;
   }
 
-  // What a tile is called: K₂, S₂₁, or the rows of one that is no whole tile
+  // What a tile is called: K_2, S_2,1; without numbers where it is no whole tile
   tile(move) {
     const tensor = this.told.tensors[move[TENSOR]], launch = this.told.launches[move[LAUNCH]];
     const i = move[R0] / launch.block_rows, j = (tensor.axes === "j" ? move[R0] : move[C0]) / launch.block_cols;
@@ -79,11 +79,10 @@ class Player {
     this.beside = standard && standard !== told && standard.total_bytes ? ` (${(told.total_bytes / standard.total_bytes).toFixed(2)} of standard)` : "";
     this.root.querySelector("ol").setAttribute("aria-label", told.title);
     $("panels").append(this.root);
-    const whole = el("i", { className: "whole" });
+    this.whole = el("i", { className: "whole" });
     this.bars = [el("i", { className: "in" }), el("i", { className: "out" })];
     this.moved = el("span", { className: "num" });
-    this.whole = whole;
-    $("race").append(el("span", { textContent: capital(told.name) }), el("div", { className: "track" }, whole, ...this.bars), this.moved);
+    $("race").append(el("span", { textContent: capital(told.name) }), el("div", { className: "track" }, this.whole, ...this.bars), this.moved);
   }
 
   tensorFigure(tensor) {
@@ -227,8 +226,7 @@ class Player {
 
   // All state after `t` bytes; a fraction of the next move is in flight
   seek(t) {
-    const before = this.done && this.ends[this.done - 1] > t;
-    if (before) this.reset();
+    if (t < this.t) this.reset();
     while (this.done < this.moves.length && this.ends[this.done] <= t) this.apply(this.moves[this.done]);
     this.t = Math.min(t, this.total);
     const begun = this.done ? this.ends[this.done - 1] : 0, next = this.moves[this.done];
@@ -247,7 +245,7 @@ class Player {
       const many = figure.tensor.slabs > 1 && figure.tensor.axes;
       const text = many ? ` ${figure.slab + 1}/${figure.tensor.slabs}` : "";
       if (figure.note.textContent !== text) figure.note.textContent = text;
-      const here = move && move[TENSOR] === at && (this.flying || this.done < this.moves.length || this.t > 0);
+      const here = move && move[TENSOR] === at;
       figure.active.setAttribute("class", here ? `active ${move[WRITE] ? "write" : "read"}` : "active");
       if (here) place(figure.active, move.slice(R0, C1 + 1));
     }
@@ -259,10 +257,10 @@ class Player {
       for (const side of [0, 1]) {
         const bytes = counts[side], whole = told.tensors[at][side ? "write_bytes" : "read_bytes"];
         sums[side] += bytes;
-        this.number_(this.cells[at][side], bytes, whole);
+        this.showCount(this.cells[at][side], bytes, whole);
       }
     }
-    for (const side of [0, 1]) this.number_(this.sums[side], sums[side], told.tensors.reduce((sum, tensor) => sum + tensor[side ? "write_bytes" : "read_bytes"], 0));
+    for (const side of [0, 1]) this.showCount(this.sums[side], sums[side], told.tensors.reduce((sum, tensor) => sum + tensor[side ? "write_bytes" : "read_bytes"], 0));
     const scale = 100 / most;
     this.whole.style.width = `${told.total_bytes * scale}%`;
     this.bars[0].style.width = `${sums[0] * scale}%`;
@@ -273,7 +271,7 @@ class Player {
     this.renderGhost(moving);
   }
 
-  number_(cell, bytes, whole) {
+  showCount(cell, bytes, whole) {
     const text = whole ? `${comma(bytes)} / ${comma(whole)}` : "–";
     if (cell.dataset.text === text) return;
     cell.dataset.text = text;
