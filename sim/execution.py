@@ -31,11 +31,14 @@ from cupyflash.schedules import (
 )
 from cupyflash.score import Mask, Score, captured_values, check_captured
 from cupyflash.sim.ptx import Counters, Finding, Module, TensorMap
+from cupyflash.sim.ptx.memory.memory import Observer
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from cupyflash.varlen import heads_first, pose
 
 # Called when a thread block has completed a barrier, with the block's index and how many barriers it has completed.
 OnBarrier = Callable[[int, int], None]
+# Called before each launch: who is shown that launch's memory accesses.
+Watch = Callable[[Kernel], Observer]
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,14 @@ def execute(
     seed: int | None = None,
     score: Score | None = None,
     dropout: Dropout | None = None,
+    watch: Watch | None = None,
     **beside: Any,
 ) -> Execution:
     """Run a schedule's real kernels on NumPy arrays that pose its problem: q, k, v, the `score` function and the `dropout`, if it
     has them, and, by name, what comes `beside` them (mask, also a function, bias, key_lengths, block_mask).
 
-    `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it.
+    `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it. `watch` is asked
+    before each launch who is to be shown its memory accesses.
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
     """
     require_schedule(schedule, TileSchedule, "plan", (BackwardSchedule, VarlenSchedule))
@@ -76,7 +81,7 @@ def execute(
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[:-1], np.float32) if schedule.lse else None
     captured |= _numbers_of(schedule, dropout)
-    return run(schedule, {"q": q, "k": k, "v": v, "out": out, "lse": lse, **arrays, **captured}, seed=seed)
+    return run(schedule, {"q": q, "k": k, "v": v, "out": out, "lse": lse, **arrays, **captured}, seed=seed, watch=watch)
 
 
 def _given(schedule: TileSchedule, score: Score | None, beside: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -159,6 +164,7 @@ def execute_backward(
     seed: int | None = None,
     score: Score | None = None,
     dropout: Dropout | None = None,
+    watch: Watch | None = None,
     **given: Any,
 ) -> BackwardExecution:
     """Run a backward schedule's real kernels on NumPy arrays that pose its problem, with the forward's `out` and `lse`, and the
@@ -167,7 +173,7 @@ def execute_backward(
     `given` are what comes beside them, as for `execute`.
 
     `dbias`, zeros in float32 of the bias's shape, receives its gradient where the schedule makes it.
-    `seed`, and what this raises, as for `execute`.
+    `seed`, `watch`, and what this raises, as for `execute`.
     """
     require_schedule(schedule, BackwardSchedule, "plan_backward", (VarlenBackwardSchedule,))
     beside, captured = _given(schedule, score, given)
@@ -185,7 +191,7 @@ def execute_backward(
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": np.ascontiguousarray(lse), "dout": dout, **beside}
     rows = _of_rows(schedule, lse)
     made = {"dQ": dq, "dK": dk, "dV": dv, "dbias": dbias, **rows, **captured, **_numbers_of(schedule, dropout)}
-    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)
+    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed, watch=watch), rows)
 
 
 def _of_rows(schedule: BackwardSchedule, lse: np.ndarray) -> dict[str, np.ndarray]:
@@ -193,12 +199,16 @@ def _of_rows(schedule: BackwardSchedule, lse: np.ndarray) -> dict[str, np.ndarra
 
 
 def run_backward(
-    schedule: BackwardSchedule, arrays: Mapping[str, np.ndarray | None], *, seed: int | None = None
+    schedule: BackwardSchedule,
+    arrays: Mapping[str, np.ndarray | None],
+    *,
+    seed: int | None = None,
+    watch: Watch | None = None,
 ) -> tuple[Traffic, dict[str, Counters], tuple[Finding, ...]]:
     """Run a backward schedule's kernels into given gradients; `arrays` by `attention_backward`'s names, and dQ, dK, dV, dbias."""
     workspaces = allocate(schedule)
     values = argument_values(schedule, _as_given({**arrays, **workspaces}))
-    return run_kernels(schedule, values, (*schedule.results, *schedule.row_results, *workspaces), seed=seed)
+    return run_kernels(schedule, values, (*schedule.results, *schedule.row_results, *workspaces), seed=seed, watch=watch)
 
 
 def _as_given(arrays: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
@@ -295,12 +305,13 @@ def execute_decode(
     seed: int | None = None,
     score: Score | None = None,
     mask: Mask | None = None,
+    watch: Watch | None = None,
     **beside: np.ndarray | None,
 ) -> Execution:
     """Run the real kernels on `attention_decode`'s arrays; new keys go into the caches.
 
     `beside` are k, v, block_table, tree_mask, (n_q, n_q) or (b, 1, n_q, n_q), and sinks, by name. `seed`, `score`, `mask`, a
-    function, and what this raises, as for `execute`.
+    function, `watch`, and what this raises, as for `execute`.
     """
     require_schedule(schedule, DecodeSchedule, "plan_decode")
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
@@ -318,7 +329,7 @@ def execute_decode(
     vectors = {name: np.ascontiguousarray(array, VECTORS[name]) for name, array in arrays.items() if name in VECTORS}
     named = {decode.TENSORS.get(name, name): array for name, array in (arrays | vectors).items()}
     values = argument_values(schedule, {**named, "O": out, "L": lse, **spaces, **numbers})
-    return Execution(out, lse, *run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed))
+    return Execution(out, lse, *run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed, watch=watch))
 
 
 def allocate(schedule: TileSchedule) -> dict[str, np.ndarray]:
@@ -333,12 +344,13 @@ def run(
     workspaces: Mapping[str, np.ndarray] | None = None,
     seed: int | None = None,
     on_barrier: OnBarrier | None = None,
+    watch: Watch | None = None,
 ) -> Execution:
     """Run the kernels on arrays by `attention`'s names, into given "out" and "lse" and, where given, workspaces, whose contents
-    count as nobody's; `on_barrier` may look at them while a kernel runs."""
+    count as nobody's; `on_barrier` may look at them while a kernel runs; `watch` as for `execute`."""
     spaces = allocate(schedule) if workspaces is None else workspaces
     values = argument_values(schedule, _as_given({**arrays, **spaces}))
-    found = run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed, on_barrier=on_barrier)
+    found = run_kernels(schedule, values, (*schedule.results, *spaces), seed=seed, on_barrier=on_barrier, watch=watch)
     out = arrays["out"]
     assert out is not None
     return Execution(out, arrays.get("lse"), *found)
@@ -372,6 +384,7 @@ def run_kernels(
     *,
     seed: int | None = None,
     on_barrier: OnBarrier | None = None,
+    watch: Watch | None = None,
 ) -> tuple[Traffic, dict[str, Counters], tuple[Finding, ...]]:
     """Run a schedule's kernels with `values` for their parameters: traffic, counters by kernel, findings.
 
@@ -396,6 +409,7 @@ def run_kernels(
             shared_bytes=kernel.shared_bytes,
             seed=seed,
             on_barrier=on_barrier,
+            observer=None if watch is None else watch(kernel),
             unwritten=unwritten,
         )
         unwritten = dict(launch.unwritten)

@@ -8,12 +8,13 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule, Cache, DecodeSchedule, TileSchedule
 from cupyflash.schedules.standard import StandardSchedule
 from cupyflash.score import Mask, Score
 from cupyflash.sim import theory
 from cupyflash.sim.estimate import seconds
-from cupyflash.sim.execution import execute, execute_backward, execute_decode
+from cupyflash.sim.execution import Watch, execute, execute_backward, execute_decode
 from cupyflash.sim.inputs import Decoding, Inputs
 from cupyflash.sim.machine import replay
 from cupyflash.sim.reference import forward
@@ -132,16 +133,14 @@ def verify(
     if _has_cache(schedule) and schedule.problem.options.key_lengths is None:
         full = (schedule.problem.seqlen_k - schedule.cache.appended,) * schedule.problem.batch
         schedule = replace(schedule, problem=schedule.problem.asking(padded=True, key_lengths=full))
-    functions = Drawn(
-        score or draw_score(schedule.problem, data_seed), mask or draw_mask(schedule.problem, data_seed), dropped, data_seed
-    )
+    given = Drawn.of(schedule.problem, data_seed, score, mask, dropped)
     if not _has_cache(schedule):
-        schedule = knowing_mask(schedule, data_seed, functions.mask)
+        schedule = knowing_mask(schedule, data_seed, given.mask)
     form, replayed = theory.traffic(schedule), replay(schedule)
     runs: list[Run] = []
     for v_mean in V_MEANS:
         progress(f"executing with V about {v_mean:g}")
-        runs.append(_run(schedule, functions, v_mean, seed))
+        runs.append(run_drawn(schedule, given, v_mean, seed))
     return Verification(
         form,
         replayed,
@@ -168,19 +167,35 @@ def _has_cache(schedule: TileSchedule) -> TypeGuard[DecodeSchedule]:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a verification's runs have in common: functions, the probability of dropout, and the seed of all that is drawn."""
+    """What is drawn for a schedule's runs: its functions' values, the probability of dropout, the seed of all else; `watch` as for
+    `execute`."""
 
     score: Score | None
     mask: Mask | None
     dropped: float
     seed: int
+    watch: Watch | None = None
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        seed: int,
+        score: Score | None = None,
+        mask: Mask | None = None,
+        dropped: float = DROPPED,
+        watch: Watch | None = None,
+    ) -> Drawn:
+        """With functions drawn where none are given."""
+        return cls(score or draw_score(problem, seed), mask or draw_mask(problem, seed), dropped, seed, watch)
 
 
-def _run(schedule: TileSchedule, given: Drawn, v_mean: float, seed: int | None) -> Run:
+def run_drawn(schedule: TileSchedule, given: Drawn, v_mean: float = 0.0, seed: int | None = None) -> Run:
+    """Execute a schedule on arrays drawn for it, V about `v_mean`, in the schedule's order `seed`, and measure its numbers."""
     p = schedule.problem
     if _has_cache(schedule):
         decoding = draw_decode(p, schedule.cache, given.seed, v_mean)
-        return _decode(schedule, replace(decoding, score=given.score, mask=given.mask), seed)
+        return _decode(schedule, replace(decoding, score=given.score, mask=given.mask), given.watch, seed)
     inputs = replace(drawn(p, given.seed, v_mean, mask_blocks(schedule), given.dropped), score=given.score)
     if isinstance(schedule, BackwardSchedule):
         return _backward(schedule, inputs, given, seed)
@@ -190,7 +205,7 @@ def _run(schedule: TileSchedule, given: Drawn, v_mean: float, seed: int | None) 
 def _given(inputs: Inputs, given: Drawn) -> dict[str, Any]:
     """What is executed beside q, k and v: in place of what a mask function says of each score that function."""
     beside = dict(inputs.beside) | ({} if given.mask is None else {"mask": given.mask})
-    return beside | {"score": inputs.score, "dropout": inputs.dropout}
+    return beside | {"score": inputs.score, "dropout": inputs.dropout, "watch": given.watch}
 
 
 def _forward(schedule: TileSchedule, inputs: Inputs, given: Drawn, seed: int | None) -> Run:
@@ -198,13 +213,13 @@ def _forward(schedule: TileSchedule, inputs: Inputs, given: Drawn, seed: int | N
     return Run(execution.traffic, measure(execution.out, execution.lse, inputs, score_dtype(schedule)), execution.findings)
 
 
-def _decode(schedule: DecodeSchedule, decoding: Decoding, seed: int | None) -> Run:
+def _decode(schedule: DecodeSchedule, decoding: Decoding, watch: Watch | None, seed: int | None) -> Run:
     given: dict[str, Any] = dict(decoding.arrays)
     tree = given.pop("tree_mask", None)
     expected = {name: decoding.appended(name) for name in ("k_cache", "v_cache")}
     sequences = decoding.sequences  # of the caches as they are before the call
     given |= {"tree_mask": None if tree is None else tree[:, None], "score": decoding.score, "mask": decoding.mask}
-    execution = execute_decode(schedule, **given, seed=seed)
+    execution = execute_decode(schedule, **given, seed=seed, watch=watch)
     wrong = []
     for name, cache in expected.items():
         bits = np.dtype(f"u{cache.itemsize}")

@@ -18,7 +18,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # sim/theory/, sim/machine.py and what a schedule says
     "theory": ("counts", "schedule", "theorem2", "theorem5", "sweep", "l2", "times"),
     # sim/cli/
-    "commands": ("cli", "decode_commands", "demo", "explain", "fa3_commands", "paper", "resources", "verify", "pictures"),
+    "commands": ("cli", "decode_commands", "demo", "explain", "fa3_commands", "paper", "resources", "trace*", "verify", "pictures"),
     # what a user calls: cupyflash/
     "calls": (
         *("attention", "cubins", "decode_refusals", "device", "gradients", "launcher", "merge", "prepared", "problem", "refusals"),

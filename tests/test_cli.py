@@ -25,7 +25,7 @@ from cupyflash.simulated import refuse_findings
 from cupyflash.words import plural
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("demo", "predict", "verify", "sweep", "paper", "explain", "inspect", "profile", "devices")
+COMMANDS = ("demo", "predict", "verify", "trace", "sweep", "paper", "explain", "inspect", "profile", "devices")
 
 
 def cupyflash(*arguments: str) -> Result:

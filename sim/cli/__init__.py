@@ -15,6 +15,7 @@ from cupyflash.sim.cli.paper import paper
 from cupyflash.sim.cli.predict import predict
 from cupyflash.sim.cli.profile import profile
 from cupyflash.sim.cli.sweep import sweep
+from cupyflash.sim.cli.trace import trace
 from cupyflash.sim.cli.verify import verify
 
 EXAMPLES = examples(
@@ -39,5 +40,5 @@ def main() -> None:
     """
 
 
-for command in (demo, predict, verify, sweep, paper, explain, inspect, profile, devices):
+for command in (demo, predict, verify, trace, sweep, paper, explain, inspect, profile, devices):
     main.add_command(command)

@@ -21,6 +21,7 @@ from ..text.syntax import Instruction
 from ..text.types import Array
 from .ends import Arrival, Ends
 from .maps import Maps
+from .memory import Access as Seen
 from .memory import Memory
 from .phases import MBarriers
 from .ports import element
@@ -211,6 +212,7 @@ class Bulks:
         traffic.unique_write_bytes += size
         traffic.write_requests += lanes.n
         traffic.write_sectors += to.sectors()
+        self.show(lanes, to, True, i)
         target = None
         if memory.races is not None:
             target = transfers.piece_access(memory.races, lanes, segment, to.starts, to.lengths, to.row, i)
@@ -287,6 +289,7 @@ class Bulks:
             traffic.unique_read_bytes += size
             traffic.read_requests += lanes.n
             traffic.read_sectors += source.sectors()
+            self.show(lanes, source, False, i)
         else:
             states = memory.state_view(CHUNK)[source.chunks].view(np.uint8)
             if to is not None and to.inside is not None:
@@ -310,6 +313,15 @@ class Bulks:
             return []
         races.judge(access, "ld")
         return races.issued()
+
+    def show(self, lanes: Lanes, region: Region, write: bool, i: Instruction) -> None:
+        """To the observer, what each copy reads or writes of a tensor."""
+        observer = self.memory.observer
+        if observer is None:
+            return
+        for at in range(lanes.n):
+            own, lane = region.row == at, lanes.subset(np.array([at]))
+            observer(Seen(lane, "global", region.segment, region.starts[own], region.lengths[own], "cp.async.bulk", write, i))
 
     def count(self, tile: Tile, i: Instruction) -> None:
         """Of shared memory, without conflicts: 128 bytes a wavefront."""

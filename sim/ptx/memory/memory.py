@@ -39,7 +39,8 @@ class Access:
     """One memory access of a set of lanes, as an observer sees it. `kind`: ld, st, atom, ldmatrix, cp.async, ...
 
     `addresses` (uint64 or uint32, one a lane) are virtual; in shared and local memory offsets; of `space` "shared::cluster", the
-    shared memory of another block, `Reached.places`. `segment` is the tensor.
+    shared memory of another block, `Reached.places`. `segment` is the tensor. A bulk copy between a tensor and shared memory
+    (cp.async.bulk) is seen once, in the tensor: one lane, and the copy's contiguous pieces in `addresses` and `size`.
     """
 
     lanes: Lanes

@@ -1,0 +1,481 @@
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+const SVG = "http://www.w3.org/2000/svg";
+const comma = n => Math.round(n).toLocaleString("en-US");
+const $ = id => document.getElementById(id);
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
+function el(tag, props = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) name in made && name !== "style" ? made[name] = value : made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+function svg(tag, props = {}) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(props)) made.setAttribute(name, value);
+  return made;
+}
+// Columns of a move
+const [LAUNCH, BLOCK, TENSOR, WRITE, SLAB, R0, R1, C0, C1, BYTES, LINE, SOURCE, MADE] = [
+  "launch", "block", "tensor", "write", "slab", "row", "row_end", "col", "col_end", "bytes", "line", "source", "scores"].map(name => data.columns.indexOf(name));
+const place = (svg, [r0, r1, c0, c1]) => { svg.setAttribute("x", c0); svg.setAttribute("y", r0); svg.setAttribute("width", c1 - c0); svg.setAttribute("height", r1 - r0); };
+const capital = name => name[0].toUpperCase() + name.slice(1);
+// A name with an index or the like behind _ as a subscript: Q_i, O_acc, but key_lengths in two words
+const spell = text => text.split(/_(ij|i|j|(?:acc|part|new)(?:,[0-9]+)*|[0-9]+(?:,[0-9]+)?)(?![a-z])/)
+  .map((part, at) => at % 2 ? el("sub", { textContent: part }) : part.replaceAll("_", " "));
+const span = (word, a, b) => b - a === 1 ? `${word} ${a + 1}` : `${word}s ${a + 1} to ${b}`;
+
+class Player {
+  constructor(told, number) {
+    this.told = told;
+    this.number = number;
+    this.moves = told.moves;
+    let sum = 0;
+    this.ends = this.moves.map(move => sum += move[BYTES]);
+    this.total = sum;
+    this.t = 0;
+    this.build();
+    this.reset();
+  }
+
+  // What a tile is called: K_2, S_2,1; without numbers where it is no whole tile
+  tile(move) {
+    const tensor = this.told.tensors[move[TENSOR]], launch = this.told.launches[move[LAUNCH]];
+    const i = move[R0] / launch.block_rows, j = (tensor.axes === "j" ? move[R0] : move[C0]) / launch.block_cols;
+    const whole = Number.isInteger;
+    let index = "";
+    if (tensor.axes === "i" && whole(i) && (move[R1] - move[R0] === launch.block_rows || move[R1] === tensor.rows)) index = `_${i + 1}`;
+    else if (tensor.axes === "j" && whole(j)) index = `_${j + 1}`;
+    else if (tensor.axes === "ij" && whole(i) && whole(j) && move[R1] - move[R0] > 4 && move[C1] - move[C0] <= launch.block_cols) index = `_${i + 1},${j + 1}`;
+    return tensor.name + (tensor.name.includes("_") ? index.replace("_", ",") : index);
+  }
+
+  build() {
+    const told = this.told;
+    this.root = el("article", { className: "panel", id: `panel-${this.number}` });
+    this.root.setAttribute("aria-label", told.name);
+    const head = el("div", { className: "head" }, el("h2", { textContent: capital(told.name) }), el("span", { textContent: `${told.title}; Br ${told.block_rows}, Bc ${told.block_cols}` }));
+    this.now = el("div", { className: "now" });
+    this.tensors = el("div", { className: "tensors" });
+    this.figures = told.tensors.map(tensor => this.tensorFigure(tensor));
+    this.tensors.append(...this.figures.map(figure => figure.root));
+    const hbm = el("div", { className: "side" }, el("h3", { textContent: "HBM" }), this.tensors);
+    this.meter = el("div", { className: "meter" });
+    this.rooms = el("div", { className: "rooms" });
+    this.registers = el("div", { className: "registers" });
+    this.capacity = el("h3");
+    this.scores = this.scoresFigure();
+    const sram = el("div", { className: "side" }, this.capacity, this.meter, this.rooms);
+    const regs = el("div", { className: "side" }, el("h3", { textContent: "Registers" }), this.registers, this.scores.root);
+    this.ghost = el("div", { className: "ghost" });
+    this.ghost.setAttribute("aria-hidden", "true");
+    this.lines = told.lines.map(([number, depth, text]) => {
+      const item = el("li", {}, el("b", { textContent: number }), el("span", {}, ...spell(text)));
+      item.style.setProperty("--deep", depth);
+      return item;
+    });
+    this.root.append(head, this.now, el("div", { className: "machine" }, hbm, sram, regs), el("ol", {}, ...this.lines), this.table(), this.ghost);
+    const standard = data.players.find(each => each.algorithm === "standard");
+    this.beside = standard && standard !== told && standard.total_bytes ? ` (${(told.total_bytes / standard.total_bytes).toFixed(2)} of standard)` : "";
+    this.root.querySelector("ol").setAttribute("aria-label", told.title);
+    $("panels").append(this.root);
+    this.whole = el("i", { className: "whole" });
+    this.bars = [el("i", { className: "in" }), el("i", { className: "out" })];
+    this.moved = el("span", { className: "num" });
+    $("race").append(el("span", { textContent: capital(told.name) }), el("div", { className: "track" }, this.whole, ...this.bars), this.moved);
+  }
+
+  tensorFigure(tensor) {
+    const at = this.told.tensors.indexOf(tensor), input = tensor.write_bytes === 0;
+    const longest = Math.max(data.rows, data.cols), high = 108, unit = high / longest;
+    const square = tensor.axes === "ij", height = tensor.axes ? Math.max(8, tensor.rows * unit) : 14;
+    const width = square ? Math.max(8, tensor.cols * unit) : tensor.cols === 1 ? (tensor.axes ? 7 : 14) : Math.min(60, Math.max(34, tensor.cols * unit));
+    const picture = svg("svg", { width, height, viewBox: `0 0 ${tensor.cols} ${tensor.rows}`, preserveAspectRatio: "none", class: `tensor ${input ? "input" : ""}`, role: "img" });
+    picture.append(svg("rect", { class: "back", width: tensor.cols, height: tensor.rows }));
+    const groups = new Map(), cells = new Map();
+    for (const move of this.moves) {
+      if (move[TENSOR] !== at || (move[WRITE] === 0) !== input) continue;
+      const key = move.slice(SLAB, C1 + 1).join();
+      if (cells.has(key)) continue;
+      if (!groups.has(move[SLAB])) groups.set(move[SLAB], picture.appendChild(svg("g")));
+      const cell = svg("rect", { class: "cell" });
+      place(cell, move.slice(R0, C1 + 1));
+      groups.get(move[SLAB]).append(cell);
+      cells.set(key, { cell, on: false, shown: false });
+    }
+    const active = picture.appendChild(svg("rect", { class: "active" }));
+    const label = el("span", {}, ...spell(tensor.name)), note = el("small");
+    const words = tensor.cols === 1 && tensor.axes ? `${tensor.rows} rows` : `${comma(tensor.rows)} × ${comma(tensor.cols)}`;
+    picture.append(Object.assign(svg("title"), { textContent: `${tensor.name}, ${words}, ${comma(tensor.bytes)} bytes${tensor.slabs > 1 ? " in all" : ""}` }));
+    return { root: el("figure", {}, picture, el("figcaption", {}, label, note)), groups, cells, active, note, tensor, slab: 0 };
+  }
+
+  scoresFigure() {
+    const tiles = this.moves.flatMap(move => move[MADE]), ratio = data.rows / Math.max(1, data.cols);
+    const root = el("figure", { className: "scores" });
+    if (!tiles.length) return { root, cells: new Map(), groups: new Map(), count: 0 };
+    const width = ratio > 1 ? 180 / ratio : 180;
+    const picture = svg("svg", { width, height: Math.max(10, width * ratio), viewBox: `0 0 ${data.cols} ${data.rows}`, preserveAspectRatio: "none", role: "img", class: "scores" });
+    picture.style.cssText = `width: min(100%, ${width}px); height: auto; aspect-ratio: ${Math.max(1, data.cols)} / ${Math.max(1, data.rows, data.cols / 16)}`;
+    picture.setAttribute("aria-label", "The tiles of S that have been made; the numbers stand below");
+    picture.append(svg("rect", { class: "back", width: data.cols, height: data.rows }));
+    const groups = new Map(), cells = new Map();
+    for (const tile of tiles) {
+      const key = tile.join();
+      if (cells.has(key)) continue;
+      if (!groups.has(tile[0])) groups.set(tile[0], picture.appendChild(svg("g")));
+      const cell = svg("rect", { class: "cell" });
+      place(cell, tile.slice(1));
+      groups.get(tile[0]).append(cell);
+      cells.set(key, { cell, times: 0, shown: "", tile });
+    }
+    // What no row sees, as an exact staircase
+    const pattern = `masked-${this.number}`, step = data.cols / 26, defs = svg("defs");
+    const hatch = svg("pattern", { id: pattern, width: step, height: step, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
+    hatch.append(svg("line", { x1: 0, y1: 0, x2: 0, y2: step, stroke: "var(--soft)", "stroke-width": step / 4 }));
+    defs.append(hatch);
+    picture.append(defs);
+    this.masked = data.seen.map(rows => {
+      const path = rows.map(([first, end], row) => (first > 0 ? `M0 ${row}h${first}v1h${-first}z` : "") + (end < data.cols ? `M${end} ${row}H${data.cols}v1H${end}z` : "")).join("");
+      return picture.appendChild(svg("path", { d: path, fill: `url(#${pattern})`, class: "masked" }));
+    });
+    const label = el("figcaption");
+    label.style.whiteSpace = "normal";
+    root.append(el("h3", { textContent: "S = Q Kᵀ, tile by tile" }), picture, label);
+    const all = Math.ceil(data.rows / this.told.block_rows) * Math.ceil(data.cols / this.told.block_cols) * data.heads * data.batch;
+    return { root, picture, groups, cells, label, all, count: 0 };
+  }
+
+  table() {
+    const body = el("tbody");
+    this.cells = this.told.tensors.map(tensor => {
+      const read = el("td"), write = el("td");
+      body.append(el("tr", {}, el("td", {}, ...spell(tensor.name)), read, write));
+      return [read, write];
+    });
+    this.sums = [el("td"), el("td")];
+    body.append(el("tr", { className: "total" }, el("td", { textContent: "all" }), ...this.sums));
+    const heads = ["tensor", "bytes read, of", "bytes written, of"].map(textContent => el("th", { textContent, scope: "col" }));
+    return el("table", {}, el("thead", {}, el("tr", {}, ...heads)), body);
+  }
+
+  reset() {
+    this.done = 0;
+    this.counts = this.told.tensors.map(() => [0, 0]);
+    for (const figure of this.figures) { for (const cell of figure.cells.values()) cell.on = figure.tensor.write_bytes === 0; figure.slab = 0; }
+    for (const cell of this.scores.cells.values()) cell.times = 0;
+    this.scores.count = this.scores.again = 0;
+    this.work = null;
+    this.launch = -1;
+    this.block = -1;
+    this.slots = {};
+    this.i = this.j = null;
+    this.head = 0;
+  }
+
+  // Move on by one
+  apply(move) {
+    const tensor = this.told.tensors[move[TENSOR]], figure = this.figures[move[TENSOR]];
+    this.enter(move);
+    this.counts[move[TENSOR]][move[WRITE]] += move[BYTES];
+    if (move[WRITE]) { const cell = figure.cells.get(move.slice(SLAB, C1 + 1).join()); if (cell) cell.on = true; }
+    this.hold(move);
+    for (const made of move[MADE]) {
+      const cell = this.scores.cells.get(made.join());
+      if (!cell.times++) this.scores.count++; else this.scores.again++;
+      this.work = cell;
+      this.head = made[0];
+      const launch = this.told.launches[move[LAUNCH]];
+      [this.i, this.j] = [Math.floor(made[1] / launch.block_rows) + 1, Math.floor(made[3] / launch.block_cols) + 1];
+    }
+    this.done++;
+  }
+
+  // A new thread block has nothing on chip
+  enter(move) {
+    if (move[LAUNCH] !== this.launch || move[BLOCK] !== this.block) {
+      [this.launch, this.block, this.slots, this.work, this.i, this.j] = [move[LAUNCH], move[BLOCK], {}, null, null, null];
+    }
+    const axes = this.told.tensors[move[TENSOR]].axes, launch = this.told.launches[move[LAUNCH]];
+    const row = Math.floor(move[R0] / launch.block_rows) + 1;
+    if (axes[0] === "i" && !this.work) this.i = row;
+    if (axes === "j" && !this.work) this.j = Math.floor(move[R0] / launch.block_cols) + 1;
+    if (axes === "ij" && !this.work) this.j = Math.floor(move[C0] / launch.block_cols) + 1;
+    this.figures[move[TENSOR]].slab = move[SLAB];
+  }
+
+  hold(move) {
+    const tensor = this.told.tensors[move[TENSOR]], inside = this.told.launches[move[LAUNCH]].inside[tensor.name];
+    if (!inside) return;
+    const [room, many] = inside, held = this.slots[room] ??= [];
+    held[this.slot(tensor.name, room, many)] = { tensor: tensor.name, tile: this.tile(move), turn: this.done, bytes: move[BYTES] };
+  }
+
+  // Where in its room a tile goes: in the place of the oldest of its tensor, and where all are taken (O through Q's room) in the first
+  slot(tensor, room, many) {
+    const held = this.slots[room] ?? [], own = held.flatMap((each, at) => each.tensor === tensor ? [at] : []);
+    if (own.length >= many) return own.reduce((a, b) => held[a].turn < held[b].turn ? a : b);
+    return held.length < this.slotCount(room) ? held.length : 0;
+  }
+
+  // Tiles that a room has places for: of each tensor of a ring ("K, V") so many, else of one
+  slotCount(room) {
+    const all = Object.values(this.told.launches[Math.max(0, this.launch)].inside).filter(([where]) => where === room);
+    return (room.includes(",") ? all : all.slice(0, 1)).reduce((sum, [, many]) => sum + many, 0);
+  }
+
+  // All state after `t` bytes; a fraction of the next move is in flight
+  seek(t) {
+    if (t < this.t) this.reset();
+    while (this.done < this.moves.length && this.ends[this.done] <= t) this.apply(this.moves[this.done]);
+    this.t = Math.min(t, this.total);
+    const begun = this.done ? this.ends[this.done - 1] : 0, next = this.moves[this.done];
+    this.flying = next && t > begun ? next : null;
+    this.fraction = this.flying ? (t - begun) / next[BYTES] : 1;
+    this.current = this.flying ?? (this.done ? this.moves[this.done - 1] : null);
+    if (this.flying) this.enter(this.flying);
+  }
+
+  render(moving) {
+    const told = this.told, move = this.current;
+    this.renderLaunch();
+    for (const [at, figure] of this.figures.entries()) {
+      for (const cell of figure.cells.values()) if (cell.on !== cell.shown) { cell.cell.classList.toggle("on", cell.on); cell.shown = cell.on; }
+      if (figure.groups.size > 1) for (const [slab, group] of figure.groups) group.style.display = slab === figure.slab ? "" : "none";
+      const many = figure.tensor.slabs > 1 && figure.tensor.axes;
+      const text = many ? ` ${figure.slab + 1}/${figure.tensor.slabs}` : "";
+      if (figure.note.textContent !== text) figure.note.textContent = text;
+      const here = move && move[TENSOR] === at;
+      figure.active.setAttribute("class", here ? `active ${move[WRITE] ? "write" : "read"}` : "active");
+      if (here) place(figure.active, move.slice(R0, C1 + 1));
+    }
+    this.renderScores();
+    this.renderLines(move);
+    this.renderText(move);
+    const sums = [0, 0];
+    for (const [at, counts] of this.counts.entries()) {
+      for (const side of [0, 1]) {
+        const bytes = counts[side], whole = told.tensors[at][side ? "write_bytes" : "read_bytes"];
+        sums[side] += bytes;
+        this.showCount(this.cells[at][side], bytes, whole);
+      }
+    }
+    for (const side of [0, 1]) this.showCount(this.sums[side], sums[side], told.tensors.reduce((sum, tensor) => sum + tensor[side ? "write_bytes" : "read_bytes"], 0));
+    const scale = 100 / most;
+    this.whole.style.width = `${told.total_bytes * scale}%`;
+    this.bars[0].style.width = `${sums[0] * scale}%`;
+    this.bars[1].style.left = `${sums[0] * scale}%`;
+    this.bars[1].style.width = `${sums[1] * scale}%`;
+    const all = `${comma(sums[0] + sums[1])} of ${comma(told.total_bytes)} bytes${this.beside}`;
+    if (this.moved.textContent !== all) this.moved.textContent = all;
+    this.renderGhost(moving);
+  }
+
+  showCount(cell, bytes, whole) {
+    const text = whole ? `${comma(bytes)} / ${comma(whole)}` : "–";
+    if (cell.dataset.text === text) return;
+    cell.dataset.text = text;
+    cell.replaceChildren(...(whole ? [comma(bytes), el("small", { textContent: ` / ${comma(whole)}` })] : [el("small", { textContent: "–" })]));
+  }
+
+  renderLaunch() {
+    const number = Math.max(0, this.launch), launch = this.told.launches[number];
+    if (this.shownLaunch !== number) {
+      this.shownLaunch = number;
+      const used = launch.rooms.reduce((sum, room) => sum + room[1], 0);
+      this.capacity.textContent = `SRAM: ${comma(used)} of ${comma(this.told.sram_bytes)}`;
+      this.meter.replaceChildren(...launch.rooms.map(([name, bytes]) => { const part = el("i", { title: `${name}: ${comma(bytes)} bytes` }); part.style.width = `${100 * bytes / this.told.sram_bytes}%`; return part; }));
+      this.slotBoxes = {};
+      this.rooms.replaceChildren(...launch.rooms.map(([name, bytes]) => {
+        const inside = Object.values(launch.inside).some(([where]) => where === name);
+        const boxes = inside ? Array.from({ length: this.slotCount(name) }, () => el("div", { className: "slot" })) : [];
+        this.slotBoxes[name] = boxes;
+        const label = el("span", { textContent: name.replaceAll("_", " ") }), size = el("span", { className: "soft num", textContent: comma(bytes) });
+        return el("div", { className: "room" }, label, size, ...(boxes.length ? [el("div", { className: "slots" }, ...boxes)] : []));
+      }));
+      if (!launch.rooms.length) this.rooms.replaceChildren(el("div", { className: "soft room", textContent: "This kernel holds nothing there." }));
+    }
+    const move = this.current, target = move && this.target(move);
+    for (const [room, boxes] of Object.entries(this.slotBoxes)) {
+      const held = this.slots[room] ?? [];
+      boxes.forEach((box, at) => {
+        const full = held[at], side = target === box ? (move[WRITE] ? "out" : "in") : "";
+        const name = `slot ${full ? "full" : ""} ${side}`;
+        if (box.className !== name) box.className = name;
+        const text = full ? full.tile : "";
+        if (box.dataset.text !== text) { box.dataset.text = text; box.replaceChildren(...spell(text)); }
+      });
+    }
+    const text = (launch.registers || "nothing of a tile").replaceAll("_ij", this.i && this.j ? `_${this.i},${this.j}` : "_ij").replace(/_i(?!j)/g, `_${this.i ?? "i"}`).replaceAll("_j", `_${this.j ?? "j"}`);
+    if (this.registers.dataset.text !== text) { this.registers.dataset.text = text; this.registers.replaceChildren(...spell(text)); }
+    const name = `registers ${target === this.registers ? (move[WRITE] ? "out" : "in") : ""}`;
+    if (this.registers.className !== name) this.registers.className = name;
+  }
+
+  // Where a move's tile is on chip
+  target(move) {
+    const tensor = this.told.tensors[move[TENSOR]], inside = this.told.launches[move[LAUNCH]].inside[tensor.name];
+    const boxes = inside && this.slotBoxes[inside[0]];
+    if (!boxes?.length) return this.registers;
+    if (this.flying) return boxes[this.slot(tensor.name, ...inside)];
+    return boxes[(this.slots[inside[0]] ?? []).findIndex(each => each.turn === this.done - 1)] ?? boxes[0];  // the last that came
+  }
+
+  renderScores() {
+    const { scores } = this;
+    if (!scores.cells.size) return;
+    for (const cell of scores.cells.values()) {
+      const name = `cell ${cell.times ? "on" : ""} ${cell === this.work ? "at" : ""}`;
+      if (name !== cell.shown) { cell.cell.setAttribute("class", name); cell.shown = name; if (cell === this.work) cell.cell.parentNode.append(cell.cell); }
+    }
+    for (const [head, group] of scores.groups) group.style.display = head === this.head ? "" : "none";
+    const batch = Math.floor(this.head / data.heads);
+    this.masked.forEach((path, at) => path.style.display = at === batch ? "" : "none");
+    const of = scores.cells.size, skipped = scores.all - of, head = data.heads * data.batch > 1 ? `head ${this.head + 1} of ${data.heads * data.batch} shown; ` : "";
+    const text = `${head}${scores.count} of ${of} tiles made${scores.again ? `, ${scores.again} made again` : ""}${skipped > 0 ? `; ${skipped} skipped` : ""}`;
+    if (scores.label.textContent !== text) scores.label.textContent = text;
+  }
+
+  renderLines(move) {
+    const working = this.work && move && !this.flyingIn() ? this.told.launches[Math.max(0, this.launch)].scores : [];
+    const lit = move && this.t > 0 ? move[LINE] : -1, ended = this.done === this.moves.length;
+    this.lines.forEach((line, at) => {
+      const name = ended ? "" : at === lit ? (move[WRITE] ? "write" : "read") : working.includes(at) ? "work" : "";
+      if (line.className !== name) { line.className = name; name && name !== "work" ? line.setAttribute("aria-current", "step") : line.removeAttribute("aria-current"); }
+    });
+  }
+
+  // Whether a tile of Q or K is on its way with which the next tile of S begins
+  flyingIn() { return this.flying && this.flying[MADE].length > 0; }
+
+  describe(move) {
+    const launch = this.told.launches[move[LAUNCH]], tensor = this.told.tensors[move[TENSOR]], tile = this.tile(move);
+    const where = launch.inside[tensor.name] ? "SRAM" : "registers";
+    const slab = tensor.slabs > 1 && tensor.axes ? `, ${tensor.name.includes("_part") ? "part" : "head"} ${move[SLAB] + 1}` : "";
+    const part = tensor.axes ? `${span("row", move[R0], move[R1])}${tensor.axes === "ij" ? `, ${span("column", move[C0], move[C1])}` : ""}${slab}` : "";
+    const head = move[WRITE] ? `${tile}: ${where} → HBM, ${comma(move[BYTES])} bytes` : `${tile}: HBM → ${where}, ${comma(move[BYTES])} bytes`;
+    return [head, part];
+  }
+
+  renderText(move) {
+    const ended = this.done === this.moves.length, name = `now ${!move || ended ? "" : move[WRITE] ? "write" : "read"}`;
+    let key = "start", lines = ["Nothing has moved yet.", "", ""];
+    if (ended) [key, lines] = ["end", [`Done: ${comma(this.total)} bytes${this.total === this.told.total_bytes ? ", as the closed form says." : ", not the closed form's."}`, "", ""]];
+    else if (move && this.t > 0) {
+      key = `${this.flying ? this.done : this.done - 1}`;
+      const launch = this.told.launches[move[LAUNCH]], [head, part] = this.describe(move), of = this.told.launches.length;
+      lines = [head, part, `${launch.kernel}${of > 1 ? ` (${move[LAUNCH] + 1} of ${of} launches)` : ""}, thread block ${move[BLOCK] + 1} of ${launch.blocks}; ${this.told.sources[move[SOURCE]]}`];
+    }
+    if (this.shownText === key) return;
+    this.shownText = key;
+    this.now.className = name;
+    this.now.replaceChildren(el("span", {}, ...spell(lines[0])), ...lines.slice(1).map(textContent => el("small", { textContent })));
+    this.words = lines.filter(Boolean).join("; ");
+  }
+
+  renderGhost(moving) {
+    const move = this.flying;
+    if (!moving || !move || calm.matches) { this.ghost.style.display = "none"; return; }
+    const frame = this.root.getBoundingClientRect(), far = this.figures[move[TENSOR]].active.getBoundingClientRect(), near = this.target(move).getBoundingClientRect();
+    const along = move[WRITE] ? 1 - this.fraction : this.fraction, smooth = along * along * (3 - 2 * along);
+    const mix = (a, b) => a + (b - a) * smooth;
+    const style = this.ghost.style, size = Math.min(near.width, 64);
+    style.display = "block";
+    style.transform = `translate(${mix(far.left, near.left) - frame.left}px, ${mix(far.top, near.top) - frame.top}px)`;
+    style.width = `${mix(Math.max(far.width, 6), size)}px`;
+    style.height = `${mix(Math.max(far.height, 6), near.height)}px`;
+    this.ghost.className = `ghost ${move[WRITE] ? "write" : ""}`;
+  }
+}
+
+const most = Math.max(1, ...data.players.map(player => player.total_bytes));
+const kept = data.players.map(player => player.name).join(", ").replace(/, ([^,]*)$/, " and $1");
+$("what").textContent = `What ${kept} ${data.players.length > 1 ? "move" : "moves"} between HBM and the SRAM of a thread block ${data.backward ? "for the gradients of" : "to compute"} softmax(Q Kᵀ / √d) V`;
+$("title").textContent = data.title;
+$("device").textContent = `simulated ${data.device}, ${comma(data.players[0].sram_bytes)} bytes of SRAM a thread block`;
+const players = data.players.map((told, number) => new Player(told, number));
+const steps = players.reduce((sum, player) => Math.max(sum, player.moves.length), 1);
+// At 1x a move takes about a quarter of a second, and all of them no more than two minutes
+const rate = most / Math.min(120, Math.max(15, steps * 0.25));
+let t = 0, playing = false, last = 0, goal = null, clockText = "";
+
+function show() {
+  const quick = playing ? rate * Number($("speed").value) : 0;
+  for (const player of players) {
+    player.seek(t);
+    const slow = !quick || (player.flying && player.flying[BYTES] / quick > 0.06);
+    player.render((playing || goal !== null) && slow);
+  }
+  $("at").value = 1000 * t / most;
+  const text = `${comma(t)} of ${comma(most)} bytes`;
+  if (text !== clockText) { $("clock").textContent = clockText = text; $("at").setAttribute("aria-valuetext", text); }
+}
+function speak() { $("spoken").textContent = players.map(player => `${capital(player.told.name)}: ${player.words}.`).join(" "); }
+function set(on) {
+  if (on && t >= most) t = 0;
+  playing = on;
+  goal = null;
+  $("play").textContent = on ? "Pause" : "Play";
+  last = performance.now();
+  if (on) requestAnimationFrame(frame); else { show(); speak(); }
+}
+function frame(now) {
+  const passed = Math.min(100, now - last) / 1000;
+  last = now;
+  if (playing) {
+    t = Math.min(most, t + passed * rate * Number($("speed").value));
+    if (t >= most) return set(false);
+  } else if (goal !== null) {
+    const left = goal.to - t, speed = (goal.to - goal.from) / 0.28;
+    t = left <= speed * passed ? goal.to : t + speed * passed;
+    if (t === goal.to) goal = null;
+  } else return;
+  show();
+  if (playing || goal !== null) requestAnimationFrame(frame); else speak();
+}
+// To where the next move of any player ends
+function step() {
+  if (playing) set(false);
+  const from = goal === null ? t : goal.to;
+  const to = Math.min(most, ...players.map(player => player.ends[upper(player.ends, from)] ?? Infinity));
+  t = from;
+  if (calm.matches || document.hidden || to === from) { t = to; goal = null; show(); speak(); return; }
+  const idle = goal === null;
+  goal = { from, to };
+  last = performance.now();
+  if (idle) requestAnimationFrame(frame);
+}
+function back() {
+  if (playing) set(false);
+  const from = goal === null ? t : goal.from;
+  goal = null;
+  t = Math.max(0, ...players.map(player => { const at = lower(player.ends, from); return at ? player.ends[at - 1] : 0; }));
+  show();
+  speak();
+}
+function jump(to) { if (playing) set(false); goal = null; t = to; show(); speak(); }
+function upper(list, x) { let a = 0, b = list.length; while (a < b) { const m = a + b >> 1; if (list[m] > x) b = m; else a = m + 1; } return a; }
+function lower(list, x) { let a = 0, b = list.length; while (a < b) { const m = a + b >> 1; if (list[m] < x) a = m + 1; else b = m; } return a; }
+function faster(by) { const speed = $("speed"); speed.selectedIndex = Math.max(0, Math.min(speed.options.length - 1, speed.selectedIndex + by)); }
+
+$("play").onclick = () => set(!playing);
+$("step").onclick = step;
+$("back").onclick = back;
+$("home").onclick = () => jump(0);
+$("end").onclick = () => jump(most);
+$("at").oninput = event => { if (playing) set(false); goal = null; t = most * event.target.value / 1000; show(); };
+$("at").onchange = speak;
+addEventListener("keydown", event => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
+  if (event.key === " " && event.target.tagName === "BUTTON") return;
+  const act = { " ": () => set(!playing), ArrowRight: step, ArrowLeft: back, Home: () => jump(0), End: () => jump(most), "+": () => faster(1), "=": () => faster(1), "-": () => faster(-1) }[event.key];
+  if (act) { event.preventDefault(); act(); }
+});
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const isDark = () => (document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark";
+const named = () => $("theme").textContent = isDark() ? "Light" : "Dark";
+$("theme").onclick = () => { document.documentElement.dataset.theme = isDark() ? "light" : "dark"; named(); };
+dark.onchange = named;
+named();
+show();
+speak();

@@ -1,0 +1,369 @@
+"""Which tiles a schedule's kernels really move, one after the other: from the global accesses of an execution on the PTX machine.
+
+A launch's thread blocks run on many multiprocessors at once; here they come one after the other, in the order of the grid, so
+that a trace is what one SRAM sees. Within a block the order is the machine's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from cupyflash.schedules import TileSchedule
+from cupyflash.schedules.base import Kernel, Phase, Room
+from cupyflash.score import Mask, Score
+from cupyflash.sim import theory
+from cupyflash.sim.ptx import Access
+from cupyflash.sim.ptx.memory.memory import Observer
+from cupyflash.sim.traffic import TensorTraffic, Traffic
+from cupyflash.words import plural
+
+MOST_STEPS = 20_000
+"""Moves of a trace: what a page plays without delay, and keeps below about two megabytes."""
+
+# Tensors by what their last two axes are; of the vectors, what the last one is.
+QUERY_VECTORS = frozenset({"L", "l", "m", "D", "l_part", "m_part"})
+QUERY_ROWS = frozenset({"Q", "O", "O_acc", "O_part", "dO", "dQ", "dQ_acc", "bases"})
+KEY_ROWS = frozenset({"K", "V", "dK", "dV", "K_new", "V_new"})
+SCORES = frozenset({"S", "P", "dP", "dS", "mask", "bias", "dbias"})
+TILED = QUERY_VECTORS | QUERY_ROWS | KEY_ROWS | SCORES
+
+# Where S = Q K^T is made: the tensor whose tiles come and go while the other's stays
+INNER = {
+    "standard_scores": "K",
+    "standard_backward_weights": "K",
+    "fa1_forward": "Q",
+    "fa1_backward": "Q",
+    "fa2_forward": "K",
+    "fa2_backward": "Q",
+    "fa2_backward_queries": "K",
+    "fa3_forward": "K",
+    "decode": "K",
+}
+INNER_FIRST = frozenset({"fa3_forward"})
+"""Of these, where the first of them is asked for before what stays."""
+
+
+class Span(NamedTuple):
+    """Places along an axis: first <= place < end."""
+
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A tile of S (or of S^T) of a query head, for which Q_i and K_j are on chip."""
+
+    head: int
+    rows: Span
+    cols: Span
+
+
+@dataclass(frozen=True)
+class TileMove:
+    """What a thread block moves of one tile of a tensor between HBM and the chip: each of its bytes once.
+
+    `slab` counts along all axes of the tensor but the last two (of a vector, the last): heads, mostly. `source` is the place in the
+    kernel's own source. `scores` are the tiles of S that can be made from here on, since their Q_i and K_j are there.
+    """
+
+    launch: int
+    block: int
+    tensor: str
+    write: bool
+    slab: int
+    rows: Span
+    cols: Span
+    nbytes: int
+    source: str
+    scores: tuple[Scores, ...] = ()
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor in HBM as (slabs, rows, cols); of a vector cols is 1."""
+
+    name: str
+    shape: tuple[int, int, int]
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a schedule moved, in order, and of which tensors. `kernels` are by `TileMove.launch`; `executed` is what the machine
+    counted, `problems` what it held against the kernels or their numbers."""
+
+    schedule: TileSchedule
+    kernels: tuple[Kernel, ...]
+    tensors: dict[str, Held]
+    moves: tuple[TileMove, ...]
+    executed: Traffic
+    problems: tuple[str, ...] = ()
+
+    @property
+    def traffic(self) -> Traffic:
+        """The sum of the moves."""
+        sums = {name: [0, 0] for name in self.tensors}
+        for move in self.moves:
+            sums[move.tensor][move.write] += move.nbytes
+        return Traffic({name: TensorTraffic(*both) for name, both in sums.items()})
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the moves sum to the executed traffic, and that is the theory's."""
+        return self.traffic == self.executed == theory.traffic(self.schedule)
+
+
+def trace(schedule: TileSchedule, data_seed: int = 0, score: Score | None = None, mask: Mask | None = None) -> Trace:
+    """Run a schedule's kernels on arrays that are drawn for it, and say what they moved.
+
+    `score` and `mask` have the values of what the problem's functions capture, as for `verify`. ValueError for a schedule of
+    more than about `MOST_STEPS` moves, or one that no kernel runs; ImportError without a compiler.
+    """
+    from cupyflash.sim.verification import Drawn, run_drawn
+    from cupyflash.sim.yardstick import knowing_mask
+
+    schedule.kernels()  # refuses what no kernel runs
+    refuse_longer(schedule)
+    recorder = Recorder(schedule)
+    given = Drawn.of(schedule.problem, data_seed, score, mask, watch=recorder.watch)
+    schedule = knowing_mask(schedule, data_seed, given.mask)
+    run = run_drawn(schedule, given)
+    wrong = tuple(
+        f"{name} is {n.error:.2e} from float64, {n.allowed:.2e} is allowed" for name, n in run.numbers.items() if not n.good
+    )
+    kernels = tuple(launch.kernel for launch in recorder.launches)
+    found = (*wrong, *map(str, run.findings))
+    return Trace(schedule, kernels, recorder.tensors, tuple(recorder.moves()), run.traffic, found)
+
+
+def refuse_longer(schedule: TileSchedule) -> None:
+    """ValueError for a schedule of more than about `MOST_STEPS` moves."""
+    steps = schedule.row_blocks + schedule.col_blocks  # at least: beyond that nothing is gone through
+    if steps <= MOST_STEPS:
+        steps = sum(times * sum(map(_steps, phases)) for times, phases in schedule.parts())
+    if steps > MOST_STEPS:
+        p = schedule.problem
+        raise ValueError(
+            f"a trace holds at most {MOST_STEPS:,} moves of tiles; {schedule.algorithm} makes about {steps:,} or more here "
+            f"(Nq {p.seqlen_q:,}, Nk {p.seqlen_k:,}, {plural(p.head_count, 'head')}, Br {schedule.block_rows}, "
+            f"Bc {schedule.block_cols}): take fewer rows, or larger tiles"
+        )
+
+
+def _steps(phase: Phase) -> int:
+    """Moves of a phase, about: what is summed over rows counts as one."""
+    own = sum(move.elements > 0 for move in (*phase.enter, *phase.leave))
+    return phase.times * own + sum(visit.times * len(visit.moves) for visit in phase.visits)
+
+
+class Touch(NamedTuple):
+    """What a thread block accesses of a tensor at once: elements, counted through the whole tensor, and the bytes of each."""
+
+    held: Held
+    write: bool
+    elements: np.ndarray
+    nbytes: np.ndarray
+    source: str
+
+
+@dataclass
+class Launch:
+    """A running launch's moves by (block, tensor, write, tile, turn), in the order of their first accesses.
+
+    What a block accesses of a tile's elements for the n-th time is the n-th move of that tile, its n-th turn.
+    """
+
+    number: int
+    kernel: Kernel
+    tile_rows: int
+    tile_cols: int
+    moves: dict[tuple[int, str, bool, int, int], TileMove] = field(default_factory=dict)
+    turns: dict[tuple[int, str, bool, int], np.ndarray] = field(default_factory=dict)
+    """By block, tensor, write and tile: how often each element was accessed."""
+    last: dict[int, tuple[str, bool]] = field(default_factory=dict)
+    """By block, what it accessed last."""
+
+    def add(self, block: int, touch: Touch) -> None:
+        """What a block accesses at once."""
+        held = touch.held
+        tile_rows, tile_cols = self.tile_of(held)
+        slab, row, col = np.unravel_index(touch.elements, held.shape)
+        across, down = -(-held.shape[2] // tile_cols), -(-held.shape[1] // tile_rows)
+        tiles = (slab * down + row // tile_rows) * across + col // tile_cols
+        inside = row % tile_rows * tile_cols + col % tile_cols
+        anew = self.last.get(block) != (held.name, touch.write)
+        self.last[block] = held.name, touch.write
+        for tile in np.unique(tiles).tolist():
+            here = np.flatnonzero(tiles == tile)
+            key = block, held.name, touch.write, tile
+            turns = self.turns.setdefault(key, np.zeros(tile_rows * tile_cols, np.int32))
+            if held.name in TILED:
+                now = turns[inside[here]]
+                turns[np.unique(inside[here])] += 1
+            else:  # of these, what is accessed without anything between
+                turns[0] += anew
+                now = np.full(len(here), turns[0])
+            for turn in np.unique(now).tolist():
+                at = here[now == turn]
+                spans, nbytes = (span_of(row[at]), span_of(col[at])), int(touch.nbytes[at].sum())
+                move = TileMove(self.number, block, held.name, touch.write, int(slab[at[0]]), *spans, nbytes, touch.source)
+                known = self.moves.get((*key, turn))
+                self.moves[(*key, turn)] = move if known is None else joined(known, move)
+
+    def tile_of(self, held: Held) -> tuple[int, int]:
+        """Rows and columns of a tensor's tile; all of one that has none."""
+        _, rows, cols = held.shape
+        if held.name in SCORES:
+            return min(rows, self.tile_rows), min(cols, self.tile_cols)
+        if held.name in QUERY_ROWS | QUERY_VECTORS:
+            return min(rows, self.tile_rows), cols
+        return (min(rows, self.tile_cols) if held.name in KEY_ROWS else rows), cols
+
+    def in_order(self) -> Iterator[TileMove]:
+        """Block by block, in each by the first accesses."""
+        blocks: dict[int, list[TileMove]] = {}
+        for move in self.moves.values():
+            blocks.setdefault(move.block, []).append(move)
+        for block in sorted(blocks):
+            yield from with_scores(self.kernel.name, blocks[block])
+
+
+class Recorder:
+    """Observes the launches of one execution."""
+
+    def __init__(self, schedule: TileSchedule):
+        self.schedule = schedule
+        self.launches: list[Launch] = []
+        self.tensors: dict[str, Held] = {}
+        self._mapped = {name: box.tensor for name, box in schedule.maps().items()}
+
+    def watch(self, kernel: Kernel) -> Observer:
+        """The observer of the next launch."""
+        constants, used = dict(kernel.constants), self.schedule.tiling.used
+        rows, cols = int(constants.get("BR", used.block_rows)), int(constants.get("BC", used.block_cols))
+        if "softmax" in kernel.name:
+            rows, cols = int(constants["SOFTMAX_WARPS"]), max(1, self.schedule.problem.seqlen_k)
+        launch = Launch(len(self.launches), kernel, rows, cols)
+        self.launches.append(launch)
+        return lambda access: self._observe(launch, access)
+
+    def _observe(self, launch: Launch, access: Access) -> None:
+        segment, lanes = access.segment, access.lanes
+        if segment is None or segment.space != "global":
+            return
+        held = self._held(self._mapped.get(segment.name, segment.name), segment.array)
+        offsets = access.addresses.astype(np.int64) - segment.pointer
+        blocks = np.broadcast_to(lanes.block, offsets.shape)  # a bulk copy has one lane and many pieces
+        sizes = np.broadcast_to(np.asarray(access.size, np.int64), offsets.shape)
+        counts = -(-sizes // held.itemsize)
+        along = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        elements = np.repeat(offsets // held.itemsize, counts) + along
+        nbytes = np.repeat(np.minimum(sizes, held.itemsize), counts)
+        for block in np.unique(blocks[counts > 0]).tolist():
+            own, number = np.repeat(blocks == block, counts), lanes.wave.number(lanes.wave.first_block + block)
+            launch.add(number, Touch(held, access.write, elements[own], nbytes[own], place_of(access)))
+
+    def _held(self, name: str, array: np.ndarray) -> Held:
+        known = self.tensors.get(name)
+        if known is None:
+            assert array.flags.c_contiguous, name  # as they are drawn
+            known = self.tensors[name] = Held(name, shape_of(name, array), array.itemsize)
+        return known
+
+    def moves(self) -> Iterator[TileMove]:
+        """In order."""
+        for launch in self.launches:
+            yield from launch.in_order()
+
+
+def shape_of(name: str, array: np.ndarray) -> tuple[int, int, int]:
+    """An array as (slabs, rows, cols)."""
+    if name in QUERY_VECTORS:
+        return math.prod(array.shape[:-1]), array.shape[-1], 1
+    if name not in TILED:
+        return 1, array.size, 1
+    return math.prod(array.shape[:-2]), array.shape[-2], array.shape[-1]
+
+
+def place_of(access: Access) -> str:
+    """An access's line in the kernel's own source."""
+    i = access.instruction
+    file, line = i.inlined_at[-1] if i.inlined_at else i.place
+    return f"{str(file).rpartition('/')[2]}:{line}"
+
+
+def span_of(places: np.ndarray) -> Span:
+    """From the first to behind the last."""
+    return Span(int(places.min()), int(places.max()) + 1)
+
+
+def joined(one: TileMove, more: TileMove) -> TileMove:
+    """Of the same tile."""
+    rows = Span(min(one.rows.first, more.rows.first), max(one.rows.end, more.rows.end))
+    cols = Span(min(one.cols.first, more.cols.first), max(one.cols.end, more.cols.end))
+    return replace(one, rows=rows, cols=cols, nbytes=one.nbytes + more.nbytes)
+
+
+def with_scores(kernel: str, moves: Iterable[TileMove]) -> Iterator[TileMove]:
+    """A thread block's moves, with the tiles of S at the move with which Q_i and K_j are both there."""
+    inner = INNER.get(kernel)
+    outer = {"Q": "K", "K": "Q", None: None}[inner]
+    every = list(moves)
+    # Of the two, what comes next
+    following = [move.tensor for move in every if not move.write and move.tensor in (inner, outer)][1:]
+    stays: list[TileMove] = []
+    before: list[TileMove] = []
+    """Tiles that came before any that stays."""
+    passed = False
+    for move in every:
+        made: tuple[Scores, ...] = ()
+        if move.write or inner is None or move.tensor not in (inner, outer):
+            yield move
+            continue
+        then = following.pop(0) if following else None
+        if move.tensor == outer:
+            stays = [move] if passed else [*stays, move]
+            passed = False
+            made = tuple(scores_of(move, other) for other in before)
+        elif not stays or (kernel in INNER_FIRST and then == outer):
+            before, stays, passed = [*([] if stays else before), move], [], False
+        else:
+            made = tuple(scores_of(other, move) for other in stays)
+            before, passed = [], True
+        yield replace(move, scores=made) if made else move
+
+
+def scores_of(one: TileMove, other: TileMove) -> Scores:
+    """S of a tile of Q and one of K, in either order."""
+    queries, keys = (one, other) if one.tensor == "Q" else (other, one)
+    return Scores(queries.slab, queries.rows, keys.rows)
+
+
+def rooms_of(trace: Trace, launch: int) -> tuple[tuple[Room, ...], dict[str, str]]:
+    """The rooms in SRAM of a launch, and in which of them a tensor's tiles are; those of others are in registers.
+
+    They are those of the schedule's phases all of whose moves the launch makes.
+    """
+    moved = {(move.tensor, move.write) for move in trace.moves if move.launch == launch}
+    rooms: dict[str, Room] = {}
+    inside: dict[str, str] = {}
+    if not trace.kernels[launch].shared_bytes:
+        return (), {}
+    for phase in (phase for _, phases in trace.schedule.parts() for phase in phases):
+        every = (*phase.enter, *phase.leave, *(move for visit in phase.visits for move in visit.moves))
+        own = [move for move in every if move.elements]
+        if own and {(move.tensor, move.write) for move in own} <= moved:
+            held = (*phase.tiles, *(room for visit in phase.visits for room in visit.tiles))
+            rooms |= {room.name: room for room in held if room.nbytes}
+            inside |= {move.tensor: move.tile for move in own if move.tile}
+    return tuple(rooms.values()), inside

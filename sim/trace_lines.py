@@ -1,0 +1,273 @@
+"""The papers' algorithms line by line, and which line a kernel's move belongs to.
+
+Algorithms 0, 1, 3 and 4 are those of FlashAttention (arXiv 2205.14135, 3 and 4 in its appendix B), FlashAttention-2's are its own 1
+and 2 (arXiv 2307.08691), FlashAttention-3's its Algorithm 1, which has the producer's copies (arXiv 2407.08608). Lines say in our
+letters what those say; lines that only divide tensors or end a loop are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+NO_LINES: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one kernel does of an algorithm.
+
+    `reads` and `writes` have the line of each tensor's moves; of tensors that are not named there (masks and the like) the line is
+    that of `scores`. `first` is that of what is written before anything is read. `scores` are the lines that work on a tile of S.
+    `registers`: what the kernel holds there of the current tiles.
+    """
+
+    does: str
+    reads: Mapping[str, int] = field(default_factory=dict)
+    writes: Mapping[str, int] = field(default_factory=dict)
+    first: int | None = None
+    scores: tuple[int, ...] = ()
+    registers: str = ""
+
+    def line(self, tensor: str, write: bool, first: bool) -> int | None:
+        """Of a move; `first`: whether the thread block has read nothing yet."""
+        if write and first and self.first is not None:
+            return self.first
+        return (self.writes if write else self.reads).get(tensor, self.scores[0] if self.scores else None)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """`lines` by number, each with its depth in loops; `steps` by kernel."""
+
+    title: str
+    lines: tuple[tuple[int, int, str], ...]
+    steps: Mapping[str, Step]
+
+
+FORWARD = {
+    "standard": Algorithm(
+        "Algorithm 0",
+        (
+            (1, 0, "load Q, K by blocks, S = Q Kᵀ, write S"),
+            (2, 0, "read S, P = softmax(S), write P"),
+            (3, 0, "load P, V by blocks, O = P V, write O"),
+        ),
+        {
+            "standard_scores": Step("S = Q Kᵀ, a tile a thread block", {"Q": 1, "K": 1}, {"S": 1}, scores=(1,), registers="S_ij"),
+            "standard_softmax": Step("P = softmax(S), a row a warp", {"S": 2}, {"P": 2, "L": 2}, registers="m, l of each row"),
+            "standard_values": Step("O = P V, a row block a thread block", {"P": 3, "V": 3}, {"O": 3}, registers="P_ij, O_i"),
+        },
+    ),
+    "fa1": Algorithm(
+        "Algorithm 1",
+        (
+            (2, 0, "O = 0, l = 0, m = −∞ in HBM"),
+            (5, 0, "for 1 ≤ j ≤ Tc"),
+            (6, 1, "load K_j, V_j to SRAM"),
+            (7, 1, "for 1 ≤ i ≤ Tr"),
+            (8, 2, "load Q_i, O_i, l_i, m_i"),
+            (9, 2, "S_ij = Q_i K_jᵀ"),
+            (10, 2, "m̃ = rowmax(S_ij), P̃ = exp(S_ij − m̃), l̃ = rowsum(P̃)"),
+            (11, 2, "m_new, l_new from m_i, l_i, m̃, l̃"),
+            (12, 2, "write O_i: old rescaled, plus P̃ V_j"),
+            (13, 2, "write l_i = l_new, m_i = m_new"),
+        ),
+        {
+            "fa1_forward": Step(
+                "one thread block a head",
+                {"K": 6, "V": 6, "Q": 8, "O_acc": 8, "O": 8, "l": 8, "m": 8},
+                {"O_acc": 12, "O": 12, "l": 13, "m": 13, "L": 13},
+                first=2,
+                scores=(9, 10, 11),
+                registers="S_ij, P̃_ij, O_i, l_i, m_i",
+            )
+        },
+    ),
+    "fa2": Algorithm(
+        "Algorithm 1 of its paper",
+        (
+            (3, 0, "for 1 ≤ i ≤ Tr (thread blocks)"),
+            (4, 1, "load Q_i to SRAM"),
+            (5, 1, "O_i = 0, l_i = 0, m_i = −∞ on chip"),
+            (6, 1, "for 1 ≤ j ≤ Tc"),
+            (7, 2, "load K_j, V_j to SRAM"),
+            (8, 2, "S_ij = Q_i K_jᵀ"),
+            (9, 2, "m_i = max(m_i, rowmax(S_ij)), P̃ = exp(S_ij − m_i), l_i"),
+            (10, 2, "O_i = O_i rescaled + P̃ V_j"),
+            (12, 1, "O_i = O_i / l_i"),
+            (13, 1, "L_i = m_i + log(l_i)"),
+            (14, 1, "write O_i"),
+            (15, 1, "write L_i"),
+        ),
+        {
+            "fa2_forward": Step(
+                "a row block a thread block",
+                {"Q": 4, "K": 7, "V": 7},
+                {"O": 14, "L": 15},
+                scores=(8, 9, 10),
+                registers="S_ij, P̃_ij, O_i, l_i, m_i",
+            )
+        },
+    ),
+    "fa3": Algorithm(
+        "Algorithm 1 of its paper",
+        (
+            (2, 0, "producer warp:"),
+            (4, 1, "load Q_i by TMA"),
+            (6, 1, "for 0 ≤ j < Tc"),
+            (8, 2, "load K_j, V_j by TMA into the ring"),
+            (11, 0, "consumer warpgroups:"),
+            (13, 1, "O_i = 0, l_i = 0, m_i = −∞ on chip"),
+            (15, 1, "for 0 ≤ j < Tc"),
+            (17, 2, "S_ij = Q_i K_jᵀ by wgmma"),
+            (18, 2, "m_i = max(m_i, rowmax(S_ij))"),
+            (19, 2, "P̃ = exp(S_ij − m_i), l_i"),
+            (21, 2, "O_i = O_i rescaled + P̃ V_j by wgmma"),
+            (24, 1, "O_i = O_i / l_i, L_i = m_i + log(l_i)"),
+            (25, 1, "write O_i, L_i"),
+        ),
+        {
+            "fa3_forward": Step(
+                "row blocks, one after the other a thread block",
+                {"Q": 4, "K": 8, "V": 8},
+                {"O": 25, "L": 25},
+                scores=(17, 18, 19, 21),
+                registers="S_ij, P̃_ij, O_i, l_i, m_i",
+            )
+        },
+    ),
+    "decode": Algorithm(
+        "two launches",
+        (
+            (1, 0, "for each split of the keys (thread blocks)"),
+            (2, 1, "load Q_i to SRAM"),
+            (3, 1, "for each K_j, V_j of the split"),
+            (4, 2, "load K_j, V_j to SRAM"),
+            (5, 2, "S_ij = Q_i K_jᵀ, P̃, O_i = O_i rescaled + P̃ V_j"),
+            (6, 1, "write O_i, m_i, l_i of the split"),
+            (7, 0, "for each row (thread blocks)"),
+            (8, 1, "read its splits' results"),
+            (9, 1, "write O_i, merged"),
+        ),
+        {
+            "decode": Step(
+                "a split of the keys a thread block",
+                {"Q": 2, "K": 4, "V": 4},
+                {"O_part": 6, "m_part": 6, "l_part": 6, "O": 9, "L": 9},
+                scores=(5,),
+                registers="S_ij, P̃_ij, O_i, l_i, m_i",
+            ),
+            "merge_splits": Step(
+                "the splits merged, a row a thread block",
+                {"O_part": 8, "m_part": 8, "l_part": 8},
+                {"O": 9, "L": 9},
+                registers="O, l, m",
+            ),
+        },
+    ),
+}
+
+BACKWARD = {
+    "standard": Algorithm(
+        "Algorithm 3",
+        (
+            (0, 0, "(before: P = exp(Q Kᵀ − L), write P)"),
+            (1, 0, "load P, dO by blocks, dV = Pᵀ dO, write dV"),
+            (2, 0, "load dO, V by blocks, dP = dO Vᵀ, write dP"),
+            (3, 0, "read P, dP, dS = P ∘ (dP − rowsum(P ∘ dP)), write dS"),
+            (4, 0, "load dS, K by blocks, dQ = dS K, write dQ"),
+            (5, 0, "load dS, Q by blocks, dK = dSᵀ Q, write dK"),
+        ),
+        {
+            "standard_backward_weights": Step(
+                "P = exp(Q Kᵀ − L), a tile a thread block",
+                {"Q": 0, "K": 0, "L": 0},
+                {"P": 0, "dS": 0},
+                scores=(0,),
+                registers="P_ij",
+            ),
+            "standard_backward_values": Step("dV = Pᵀ dO", {"P": 1, "dO": 1}, {"dV": 1}, registers="dV_j"),
+            "standard_backward_weight_gradients": Step("dP = dO Vᵀ", {"dO": 2, "V": 2}, {"dP": 2}, registers="dP_ij"),
+            "standard_backward_softmax": Step("dS, a row a warp", {"P": 3, "dP": 3, "dS": 3}, {"dS": 3}, registers="a sum a row"),
+            "standard_backward_queries": Step("dQ = dS K", {"dS": 4, "K": 4}, {"dQ": 4}, registers="dQ_i"),
+            "standard_backward_keys": Step("dK = dSᵀ Q", {"dS": 5, "Q": 5}, {"dK": 5}, registers="dK_j"),
+        },
+    ),
+    "fa1": Algorithm(
+        "Algorithm 4",
+        (
+            (5, 0, "dQ = 0, dK = 0, dV = 0 in HBM"),
+            (6, 0, "for 1 ≤ j ≤ Tc"),
+            (7, 1, "load K_j, V_j to SRAM"),
+            (8, 1, "dK̃_j = 0, dṼ_j = 0 on SRAM"),
+            (9, 1, "for 1 ≤ i ≤ Tr"),
+            (10, 2, "load Q_i, O_i, dO_i, dQ_i, l_i, m_i (here L_i)"),
+            (11, 2, "S_ij = Q_i K_jᵀ"),
+            (13, 2, "P_ij = exp(S_ij − L_i)"),
+            (16, 2, "dṼ_j += P_ijᵀ dO_i"),
+            (17, 2, "dP_ij = dO_i V_jᵀ"),
+            (19, 2, "D_i = rowsum(dO_i ∘ O_i)"),
+            (20, 2, "dS_ij = P_ij ∘ (dP_ij − D_i)"),
+            (21, 2, "write dQ_i += dS_ij K_j"),
+            (22, 2, "dK̃_j += dS_ijᵀ Q_i"),
+            (24, 1, "write dK_j = dK̃_j, dV_j = dṼ_j"),
+        ),
+        {
+            "fa1_backward": Step(
+                "one thread block a key head",
+                {"K": 7, "V": 7, "Q": 10, "O": 10, "dO": 10, "L": 10, "dQ_acc": 10, "dQ": 10},
+                {"dQ_acc": 21, "dQ": 21, "dK": 24, "dV": 24},
+                first=5,
+                scores=(11, 13, 16, 17, 20, 22),
+                registers="S_ij, dP_ij, O_i, dQ_i",
+            )
+        },
+    ),
+    "fa2": Algorithm(
+        "Algorithm 2 of its paper",
+        (
+            (3, 0, "dQ = 0 in HBM"),
+            (4, 0, "D = rowsum(dO ∘ O), write D"),
+            (5, 0, "for 1 ≤ j ≤ Tc (thread blocks)"),
+            (6, 1, "load K_j, V_j to SRAM"),
+            (7, 1, "dK_j = 0, dV_j = 0 on chip"),
+            (8, 1, "for 1 ≤ i ≤ Tr"),
+            (9, 2, "load Q_i, dO_i, L_i, D_i"),
+            (10, 2, "S_ij = Q_i K_jᵀ"),
+            (11, 2, "P_ij = exp(S_ij − L_i)"),
+            (12, 2, "dV_j += P_ijᵀ dO_i"),
+            (13, 2, "dP_ij = dO_i V_jᵀ"),
+            (14, 2, "dS_ij = P_ij ∘ (dP_ij − D_i)"),
+            (15, 2, "dQ_i += dS_ij K_j in HBM (atomics)"),
+            (16, 2, "dK_j += dS_ijᵀ Q_i"),
+            (18, 1, "write dK_j, dV_j"),
+            (20, 0, "return dQ, dK, dV: dQ in its own type"),
+        ),
+        {
+            "fa2_backward_rows": Step(
+                "D = rowsum(dO ∘ O), dQ = 0",
+                {"O": 4, "dO": 4, "sinks": 4, "L": 4},
+                {"dQ_acc": 3, "D": 4, "dsinks": 4},
+                registers="D_i",
+            ),
+            "large_rows": Step("looks for rows with an L beyond float32's reach", {"L": 4}, {"bases": 4}, registers="L_i"),
+            "fa2_backward": Step(
+                "a column block a thread block",
+                {"K": 6, "V": 6, "Q": 9, "dO": 9, "L": 9, "D": 9, "dQ_acc": 15},
+                {"dQ_acc": 15, "dK": 18, "dV": 18},
+                scores=(10, 11, 12, 13, 14, 16),
+                registers="S_ij, dP_ij, dK_j, dV_j",
+            ),
+            "fa2_backward_queries": Step(
+                "dQ by itself, a row block a thread block (deterministic)",
+                {"Q": 9, "dO": 9, "L": 9, "D": 9, "K": 6, "V": 6},
+                {"dQ": 15},
+                scores=(10, 11, 13, 14),
+                registers="S_ij, dP_ij, dQ_i",
+            ),
+            "fa2_backward_finish": Step("dQ rounded to its own type", {"dQ_acc": 20}, {"dQ": 20}, registers="dQ_i"),
+        },
+    ),
+}
+MASK_TILES = Step("which tiles a mask leaves empty, whole or mixed")

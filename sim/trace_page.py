@@ -1,0 +1,139 @@
+"""Traces for people: as JSON, and as one page that plays them side by side, with one clock of bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cupyflash.problem import Problem
+from cupyflash.schedules import BackwardSchedule
+from cupyflash.sim import theory
+from cupyflash.sim.trace import INNER, KEY_ROWS, QUERY_ROWS, QUERY_VECTORS, SCORES, Trace, rooms_of
+from cupyflash.sim.trace_lines import BACKWARD, FORWARD, MASK_TILES, Algorithm, Step
+from cupyflash.sim.traffic import TENSORS
+
+PAGE = Path(__file__).parent / "page"
+COLUMNS = ("launch", "block", "tensor", "write", "slab", "row", "row_end", "col", "col_end", "bytes", "line", "source", "scores")
+"""Of the rows that moves are in a report: tensor, line and source are places in the player's lists of those (line -1: none), and
+each of the scores is (head, row, row_end, col, col_end)."""
+# What comes with the tensor that passes by: as many tiles of each are held as the kernel has stages.
+RINGS = {"K": ("K", "V", "K_new", "V_new"), "Q": ("Q", "dO", "L", "D")}
+
+
+def algorithm_of(trace: Trace) -> Algorithm:
+    """The paper's."""
+    return (BACKWARD if isinstance(trace.schedule, BackwardSchedule) else FORWARD)[trace.schedule.algorithm]
+
+
+def step_of(trace: Trace, launch: int) -> Step:
+    """What a launch does of it."""
+    return algorithm_of(trace).steps.get(trace.kernels[launch].name, MASK_TILES)
+
+
+def report(traces: Sequence[Trace], names: Sequence[str], title: str) -> dict[str, Any]:
+    """Traces of one problem, for JSON; `names` are the algorithms'."""
+    p, device = traces[0].schedule.problem, traces[0].schedule.device
+    return {
+        "title": title,
+        "columns": list(COLUMNS),
+        "backward": isinstance(traces[0].schedule, BackwardSchedule),
+        "device": device.name,
+        "rows": p.seqlen_q,
+        "cols": p.seqlen_k,
+        "heads": p.heads,
+        "key_heads": p.kv_heads,
+        "batch": p.batch,
+        "seen": seen(p),
+        "players": [player(each, name) for each, name in zip(traces, names, strict=True)],
+    }
+
+
+def seen(p: Problem) -> list[list[list[int]]]:
+    """Of each of the batch, for each row the keys first <= k < end that position and length let it see."""
+    lengths = p.options.key_lengths or (p.seqlen_k,) * p.batch
+    return [np.stack(p.keys_seen(np.arange(p.seqlen_q), keys), axis=1).tolist() for keys in lengths]
+
+
+def player(trace: Trace, name: str) -> dict[str, Any]:
+    """One trace, its `moves` as rows of COLUMNS; `lines` are (number, depth, text)."""
+    algorithm, schedule = algorithm_of(trace), trace.schedule
+    places = {number: place for place, (number, _, _) in enumerate(algorithm.lines)}
+    form, sources = theory.traffic(schedule), list(dict.fromkeys(move.source for move in trace.moves))
+    tensors = sorted(trace.tensors, key=lambda name: TENSORS.index(name) if name in TENSORS else len(TENSORS))
+    rows: list[list[Any]] = []
+    begun: set[tuple[int, int]] = set()
+    for move in trace.moves:
+        block = move.launch, move.block
+        line = step_of(trace, move.launch).line(move.tensor, move.write, block not in begun)
+        if not move.write:
+            begun.add(block)
+        made = [[each.head, *each.rows, *each.cols] for each in move.scores]
+        at = [move.launch, move.block, tensors.index(move.tensor), int(move.write), move.slab, *move.rows, *move.cols]
+        rows.append([*at, move.nbytes, places.get(line, -1) if line is not None else -1, sources.index(move.source), made])
+    return {
+        "algorithm": schedule.algorithm,
+        "name": name,
+        "title": algorithm.title,
+        "block_rows": schedule.block_rows,
+        "block_cols": schedule.block_cols,
+        "sram_bytes": schedule.device.sram_per_block,
+        "total_bytes": form.total_bytes,
+        "lines": [list(line) for line in algorithm.lines],
+        "launches": [launch(trace, number, places) for number in range(len(trace.kernels))],
+        "tensors": [
+            {
+                "name": held.name,
+                "slabs": held.shape[0],
+                "rows": held.shape[1],
+                "cols": held.shape[2],
+                "bytes": held.nbytes,
+                "axes": axes_of(held.name),
+                "read_bytes": form[held.name].read_bytes if held.name in form else 0,
+                "write_bytes": form[held.name].write_bytes if held.name in form else 0,
+            }
+            for held in map(trace.tensors.__getitem__, tensors)
+        ],
+        "sources": sources,
+        "moves": rows,
+    }
+
+
+def axes_of(name: str) -> str:
+    """What the rows and columns of a tensor's tiles count: i, j, both, or nothing."""
+    if name in SCORES:
+        return "ij"
+    return "i" if name in QUERY_ROWS | QUERY_VECTORS else "j" if name in KEY_ROWS else ""
+
+
+def launch(trace: Trace, number: int, places: dict[int, int]) -> dict[str, Any]:
+    """A launch: its kernel, and what the SRAM of one of its thread blocks holds."""
+    kernel, step = trace.kernels[number], step_of(trace, number)
+    constants, (rooms, inside) = dict(kernel.constants), rooms_of(trace, number)
+    ring = RINGS.get(INNER.get(kernel.name, ""), ())
+    stages = int(constants.get("STAGES", 1))
+    return {
+        "kernel": kernel.name,
+        "does": step.does,
+        "blocks": kernel.grid,
+        "threads": kernel.threads,
+        "shared_bytes": kernel.shared_bytes,
+        "block_rows": int(constants.get("BR", trace.schedule.tiling.used.block_rows)),
+        "block_cols": int(constants.get("BC", trace.schedule.tiling.used.block_cols)),
+        "rooms": [[room.name, room.nbytes] for room in rooms],
+        "inside": {tensor: [room, stages if tensor in ring else 1] for tensor, room in inside.items()},
+        "registers": step.registers,
+        "scores": [places[line] for line in step.scores],
+    }
+
+
+def page(told: dict[str, Any]) -> str:
+    """A report as one HTML page that needs nothing else. ValueError where an algorithm moves nothing."""
+    if still := [each["name"] for each in told["players"] if not each["moves"]]:
+        raise ValueError(f"{still[0]} moves nothing for {told['title']}: there is nothing to play")
+    data = json.dumps(told, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+    html, style, script = ((PAGE / f"trace.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    return html.replace("/*STYLE*/", style).replace("/*SCRIPT*/", script).replace("/*DATA*/", data)

@@ -1,0 +1,209 @@
+"""The page of `cupyflash trace` in a real browser: it loads without an error and plays to the end, with the theory's bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from test_trace import SCHEDULES
+
+import browsers
+from cupyflash import Device, Problem, plan
+from cupyflash.sim import theory
+from cupyflash.sim.cli import main
+from cupyflash.sim.trace import trace
+from cupyflash.sim.trace_page import page as page_of
+from cupyflash.sim.trace_page import report
+
+pytest.importorskip("cupy")
+pytestmark = pytest.mark.wide
+
+ALGORITHMS = "standard", "fa1", "fa2"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("page") / "out.html"
+    sizes = ("--seqlen", "64", "--head-dim", "32", "--heads", "2", "--causal", "--sram", "8KB", "--lse")
+    result = CliRunner().invoke(main, ["trace", *sizes, "--algorithms", ",".join(ALGORITHMS), "--html", str(file)])
+    assert result.exit_code == 0, result.output
+    return file
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    if (lack := browsers.lacking()) is not None:
+        pytest.skip(lack)
+    with browsers.chromium(tmp_path_factory.mktemp("browser")) as running:
+        yield running
+
+
+@pytest.fixture
+def opened(browser: Any, page: Path) -> Iterator[Any]:
+    """The page, loaded anew; nothing may be on its console afterwards."""
+    browsers.screen(browser, 1280)
+    browser.get_log("browser")  # what others left
+    browser.get(page.as_uri())
+    yield browser
+    assert browser.get_log("browser") == []
+
+
+def press(browser: Any, key: str) -> None:
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    ActionChains(browser).send_keys(getattr(Keys, key, key)).perform()
+
+
+def clock(browser: Any) -> int:
+    return int(text(browser, "#clock").split(" of ")[0].replace(",", ""))
+
+
+def text(browser: Any, selector: str) -> str:
+    return str(browser.execute_script("return document.querySelector(arguments[0]).textContent", selector))
+
+
+def until(met: Any, seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def counters(browser: Any) -> list[dict[str, list[str]]]:
+    """The tables: by tensor, the bytes read and written as they stand there."""
+    rows = browser.execute_script(
+        "return [...document.querySelectorAll('.panel')].map(panel => [...panel.querySelectorAll('tbody tr')]"
+        ".map(row => [...row.cells].map(cell => cell.textContent)))"
+    )
+    return [{name: sides for name, *sides in panel} for panel in rows]
+
+
+def test_it_plays_to_the_end_where_the_counters_are_the_theory_s(opened: Any) -> None:
+    assert clock(opened) == 0 and "0 / " in str(counters(opened))
+    opened.execute_script("document.getElementById('speed').value = '16'")
+    opened.execute_script("document.getElementById('play').click()")
+    until(lambda: clock(opened) > 0)
+    until(lambda: text(opened, "#play") == "Play")
+    problem = Problem(1, 2, 2, 64, 64, 32, "float16", causal=True)
+    for number, (algorithm, shown) in enumerate(zip(ALGORITHMS, counters(opened), strict=True)):
+        form = theory.traffic(plan(problem, Device.named("A100-40GB", sram="8KB"), algorithm, lse=True))
+        expected = {
+            tensor: [f"{n:,} / {n:,}" if n else "–" for n in (moved.read_bytes, moved.write_bytes)]
+            for tensor, moved in form.items()
+        }
+        expected["all"] = [f"{n:,} / {n:,}" for n in (form.read_bytes, form.write_bytes)]
+        assert {name.replace("O_acc", "Oacc"): sides for name, sides in expected.items()} == shown
+        assert text(opened, f"#panel-{number} .now") == f"Done: {form.total_bytes:,} bytes, as the closed form says."
+    assert text(opened, "#spoken").count("as the closed form says") == 3
+
+
+def test_keys_step_play_and_jump(opened: Any) -> None:
+    press(opened, "ARROW_RIGHT")
+    until(lambda: clock(opened) > 0)
+    until(lambda: opened.execute_script("return goal === null"))
+    first = clock(opened)
+    ends = opened.execute_script("return Math.min(...players.map(player => player.ends[0]))")
+    assert first == ends and "bytes" in text(opened, "#spoken")
+    assert opened.execute_script("return document.querySelectorAll('li[aria-current=step]').length") >= 1
+    press(opened, "ARROW_RIGHT")
+    until(lambda: clock(opened) > first and opened.execute_script("return goal === null"))
+    press(opened, "ARROW_LEFT")
+    assert clock(opened) == first
+    press(opened, "END")
+    assert clock(opened) == opened.execute_script("return most")
+    press(opened, "HOME")
+    assert clock(opened) == 0
+    press(opened, "SPACE")
+    until(lambda: clock(opened) > 0)
+    assert text(opened, "#play") == "Pause"
+    press(opened, "SPACE")
+    assert text(opened, "#play") == "Play"
+
+
+def test_any_place_shows_what_playing_up_to_it_shows(opened: Any) -> None:
+    """Forward in steps, and straight to the same place backwards from the end; in the middle of moves, and at their ends."""
+    look = "return [...document.querySelectorAll('.panel')].map(one => one.innerText + one.querySelectorAll('.cell.on').length)"
+    ends = opened.execute_script("return players.flatMap(player => player.ends)")
+    places = sorted({*ends[::9], *(end + 100 for end in ends[::9])})
+    seen = []
+    for place in places:
+        opened.execute_script("jump(arguments[0])", place)
+        seen.append(opened.execute_script(look))
+    for place, before in list(zip(places, seen, strict=True))[::-1]:
+        opened.execute_script("jump(arguments[0])", place)
+        assert opened.execute_script(look) == before
+    opened.execute_script("jump(most); jump(arguments[0])", places[3])
+    assert opened.execute_script(look) == seen[3]
+
+
+ROOMS = """
+const over = [];
+for (const player of players) {
+  player.reset();
+  for (const move of player.moves) {
+    player.apply(move);
+    for (const [name, bytes] of player.told.launches[move[LAUNCH]].rooms) {
+      const held = player.slots[name] ?? [];
+      if (held.reduce((sum, each) => sum + each.bytes, 0) > bytes || held.length > player.slotCount(name)) over.push([name, held]);
+    }
+  }
+}
+return over;
+"""
+
+
+def test_no_room_holds_more_than_it_has_bytes_for(opened: Any) -> None:
+    assert opened.execute_script(ROOMS) == []
+
+
+OTHERS = "fa3", "decode", "lengths", "standard backward", "fa1 backward", "fa2 backward, deterministic"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_algorithm_has_its_page(name: str, browser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "out.html"
+    told = report([trace(SCHEDULES[name]())], [name], "a problem")
+    file.write_text(page_of(told), encoding="utf-8")
+    browsers.screen(browser, 360)
+    browser.get_log("browser")
+    browser.get(file.as_uri())
+    assert browser.execute_script(ROOMS) == []
+    for part in (0.3, 0.7, 1):
+        browser.execute_script("jump(most * arguments[0])", part)
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    assert text(browser, ".now") == f"Done: {told['players'][0]['total_bytes']:,} bytes, as the closed form says."
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.parametrize("width", [320, 360, 768, 1440])
+def test_no_width_scrolls_sideways(opened: Any, width: int) -> None:
+    browsers.screen(opened, width)
+    for part in (0, 0.4, 1):
+        opened.execute_script("jump(most * arguments[0])", part)
+        assert opened.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        reach = "return Math.max(...[...document.querySelectorAll('.panel *')].map(each => each.getBoundingClientRect().right))"
+        assert opened.execute_script(reach) <= width
+
+
+def test_dark_and_light_follow_the_system_and_the_switch(opened: Any) -> None:
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    browsers.screen(opened, 1280, prefers_color_scheme="light")
+    light = opened.execute_script(paper)
+    browsers.screen(opened, 1280, prefers_color_scheme="dark")
+    dark = opened.execute_script(paper)
+    assert light == "rgb(255, 255, 255)" != dark
+    until(lambda: text(opened, "#theme") == "Light")
+    opened.execute_script("document.getElementById('theme').click()")
+    assert opened.execute_script(paper) == light and text(opened, "#theme") == "Dark"
+
+
+def test_who_wants_no_motion_sees_none(opened: Any) -> None:
+    browsers.screen(opened, 1280, prefers_reduced_motion="reduce")
+    press(opened, "ARROW_RIGHT")
+    assert clock(opened) == opened.execute_script("return Math.min(...players.map(player => player.ends[0]))")
+    assert opened.execute_script("return [...document.querySelectorAll('.ghost')].every(each => each.style.display === 'none')")
