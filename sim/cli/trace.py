@@ -53,11 +53,11 @@ def trace(request: Request, algorithms: str | None, html: Path | None, data_seed
         schedule.kernels()
         traces.refuse_longer(schedule)
     refuse_longer(sum(map(seconds, schedules)), max_seconds)
-    functions = [draw(request.problem, data_seed, request.functions.given) for draw in (draw_score, draw_mask)]
+    score, mask = (draw(request.problem, data_seed, request.functions.given) for draw in (draw_score, draw_mask))
     made = []
     for schedule in schedules:
         click.echo(f"executing {NAMES[schedule.algorithm]} on the simulated {request.device.name} ...", err=True)
-        made.append(traces.trace(schedule, data_seed, *functions))
+        made.append(traces.trace(schedule, data_seed, score, mask))
     names = {**NAMES, "standard": "standard attention"}
     told = trace_page.report(made, [names[each.schedule.algorithm] for each in made], title_of(request))
     if html is not None:
