@@ -93,7 +93,7 @@ EXTRAS = ((7, 5), (9, 0))
 # Sub-tiles of 16, 32, 48 and 64 columns; one warp and eight.
 TILINGS: tuple[TilingChoice, ...] = ((16, 16), (128, 32), (16, 48), (128, 64))
 VALUE_DIMS = ((64, 128), (192, 128), (128, 40), (256, 16))
-# Of FlashAttention-2's forward above 256, where warps share their rows if d_v is; and what of kinds goes with them in turns.
+# Of FlashAttention-2 above 256, where warps share columns; and what of kinds goes with them in turns.
 WIDE_HEADS = ((272, 272), (320, 320), (384, 384), (512, 512), (512, 64), (64, 512))
 WIDE_VARIANTS: tuple[Variant, ...] = (CAUSAL, HEAVY, (("packed", "window"), True), (("bias",), False), (("window", "sinks"), True))
 SOFTMAX_COLS = (2, 20, 1000, 5000)
@@ -188,6 +188,22 @@ def wide_schedules(device: Device, everything: bool) -> Iterator[tuple[str, Sche
                 schedule = (plan_varlen if problem.options.packed else plan)(one, device, tiling=tiling)
                 sizes = f"d {d}, d_v {value}, {dtype}, copies of {problem.alignment} bytes"
                 yield ", ".join([f"fa2 {sizes}", *variant[0], str(schedule.tiling.used)]), schedule
+
+
+def wide_backward_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+    """Their gradients, with dQ's atomics and a kernel for dQ in turns: without a mask, and with the other kinds in turns."""
+    place = DEVICES.index(device)
+    for turn, (d, value) in enumerate(WIDE_HEADS, place):
+        variant = WIDE_VARIANTS[turn // 2 % len(WIDE_VARIANTS)] if turn % 2 else LIGHT
+        dtype = "bfloat16" if turn % 4 == 3 and device.compute_capability >= (8, 0) else "float16"
+        problem, deterministic = posed(d, dtype, variant, value), bool((turn + place) // 2 % 2)
+        if problem.options.packed:
+            schedule: Schedule = plan_varlen_backward(problem, device, deterministic=deterministic)
+        else:
+            dbias = problem.options.bias and not deterministic
+            schedule = plan_backward(problem, device, deterministic=deterministic, dbias=dbias)
+        sizes = f"d {d}, d_v {value}, {dtype}, copies of {problem.alignment} bytes"
+        yield ", ".join([f"fa2 backward {sizes}", *variant[0], str(schedule.tiling.used)]), schedule
 
 
 def fa3_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
@@ -324,6 +340,7 @@ def jobs(everything: bool = False) -> list[Job]:
             *attention_schedules(device, everything),
             *wide_schedules(device, everything),
             *(backward_schedules(device, everything) if everything or device.compute_capability in KINDS else ()),
+            *(wide_backward_schedules(device) if everything or device.compute_capability in KINDS else ()),
             *fa3_schedules(device),
             *decode_schedules(device),
             *varlen_schedules(device),

@@ -49,6 +49,16 @@ def decode_line(row: Mapping[str, Any]) -> str:
     return f"{named}{times}{rate:>9}{share:>10}{off(row):>9}{''.join(doubts(row))}"
 
 
+def ring_line(row: Mapping[str, Any]) -> str:
+    """A measurement over ranks, beside one device."""
+    case, modelled = row["case"], row["predicted"]["efficiency"] or 0
+    wrong = "" if row["right"] else f"  WRONG: {row['apart']:.1e} apart"
+    return (
+        f"{row['pass']:<9}{row['way']:<19}N {case['n']:>7}{', causal' if case['causal'] else '':<8} {row['ranks']:>3} ranks "
+        f"{row['seconds'] * 1e3:>10.3f} ms{row['efficiency']:>8.1%} of ideal ({modelled:.1%} by the model){wrong}"
+    )
+
+
 def off(row: Mapping[str, Any]) -> str:
     """The largest of its errors."""
     errors = row.get("rms") or {}
@@ -117,6 +127,8 @@ def summary(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         elif kind == "measurement":
             measured.append(each)
             yield line(each)
+        elif kind == "ring":
+            yield ring_line(each)
         elif kind == "left_out":
             yield f"left out, since {each['reason']}: {len(each['cases'])} cases"
         elif kind == "test":

@@ -55,7 +55,7 @@ def attention(
     """O = softmax(scale Q K^T + bias) V, computed exactly and by tiles.
 
     Shapes: q (n_q, d), (h, n_q, d) or (b, h, n_q, d); k the same with n_k and h_kv heads, where h_kv divides h; v as k, with d_v
-    in place of d if you like. d and d_v are 1 to 256, and to 512 in half types for "fa2", which has no gradients there; float16,
+    in place of d if you like. d and d_v are 1 to 256, and to 512 in half types for "fa2", gradients too; float16,
     bfloat16 (compute capability 8.0) or float32, all alike; any strides whose last axis is contiguous. `scale` is 1 / sqrt(d) when
     None. Scores are float32 numbers: what finite inputs make of them up to 2e38 comes out right, beyond that as NaN.
 
@@ -122,7 +122,7 @@ def attention(
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, beside = placed(arrays, lengths)
     with device_of(gpu, **arrays, **beside):
-        call = kept(_prepare, gpu, arrays | lengths, options, algorithm, tiling, bool(return_lse), of_mask(numbers))
+        call = kept(prepare_forward, gpu, arrays | lengths, options, algorithm, tiling, bool(return_lse), of_mask(numbers))
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
         require_lengths(gpu, inputs | lengths)
@@ -134,7 +134,7 @@ def attention(
     return (o, made["L"]) if return_lse else o
 
 
-def _prepare(
+def prepare_forward(
     gpu: bool,
     arrays: Mapping[str, Array],
     options: Options,

@@ -46,7 +46,8 @@ def argument_values(schedule: TileSchedule, arrays: Mapping[str, Array | None]) 
         **schedule.numbers(),
     }
     maps = {name: box.of(_there(box.tensor, arrays)) for name, box in schedule.maps().items()}
-    return schedule.struct.values({**NO_NUMBERS, **no_numbers(p.options.score), **arrays, **numbers, **maps}, p.dtype)
+    none = {**NO_NUMBERS, **no_numbers(p.options.score, p.options.mask_function)}
+    return schedule.struct.values({**none, **arrays, **numbers, **maps}, p.dtype)
 
 
 def _there(tensor: str, arrays: Mapping[str, Array | None]) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from cupyflash.options import Options, require_flag
 from cupyflash.problem import Problem, check_out, check_sinks
 from cupyflash.schedules import Cache, plan_decode
 from cupyflash.schedules.decode import PAGE_STEP
-from cupyflash.score import Score, captured_among, captured_values, check_captured
+from cupyflash.score import Mask, Score, captured_among, captured_values, check_captured
 from cupyflash.simulated import PreparedSimulation
 
 TENSORS = {"q": "Q", "k_cache": "K", "v_cache": "V", "out": "O", "k": "K_new", "v": "V_new"}
@@ -34,6 +35,7 @@ def attention_decode(
     causal: bool = True,
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
+    mask: Mask | None = None,
     score: Score | None = None,
     softcap: float | None = None,
     alibi_slopes: Any | None = None,
@@ -56,10 +58,10 @@ def attention_decode(
     (b, h_kv, n_new, d) and `v`, if given, are put behind them, in place, and belong to the sequence; `cache_seqlens` itself is not
     changed. The queries are the newest n_q places of the sequence: with `causal`, query i sees the keys up to place i + n_all -
     n_q, where n_all counts the new ones; `window` is as for `attention`. `tree_mask`, of bool, (n_q, n_q) or (b, n_q, n_q), says
-    which of the newest n_q keys each query sees, for drafts that branch; all masks add up. `score`, `softcap`, `alibi_slopes` and
-    `sinks` are `attention`'s: in a score's line k is a key's place in its sequence, q that of the query, n_k all keys that the
-    sequence has with the new ones; an axis that k indexes has room for n keys, as the cache. A query that sees no key gives zeros
-    and a log-sum-exp of -inf.
+    which of the newest n_q keys each query sees, for drafts that branch; `mask`, a `Mask`, is asked for every score that position
+    leaves; all masks add up. `score`, `softcap`, `alibi_slopes` and `sinks` are `attention`'s: in the line of a score or a mask b
+    is the sequence, k a key's place in it, q that of the query, n_k all keys that the sequence has with the new ones; an axis that
+    k indexes has room for n keys, as the cache. A query that sees no key gives zeros and a log-sum-exp of -inf.
 
     `num_splits`, 1 to 256, is the number of parts that a sequence's keys are split into: by default what
     `cupyflash explain --decode` says, from the cache's room and the device alone. The same call gives the same bits; another number
@@ -77,8 +79,11 @@ def attention_decode(
     arrays that would take the simulated device too long.
     """
     score = one_score(score, softcap, alibi_slopes)
-    captured, numbers = captured_values(score)
+    if not isinstance(mask, Mask | None):
+        raise TypeError(f"mask must be a cupyflash.Mask or None, got {type(mask).__name__}")
+    captured, numbers = captured_values(score, mask)
     options = Options.asked(causal, window, scale, score=None if score is None else score.form)
+    options = options if mask is None else replace(options, mask_function=mask.form)
     require_flag("return_lse", return_lse)
     given = {
         "q": q,

@@ -79,8 +79,8 @@ def attention_backward(
 
     `algorithm`: "fa2" (FlashAttention-2), or "auto", which is "fa2". It sums dq by atomics, in float32 and in no order;
     `deterministic` takes a kernel of its own for dq instead, which gives the same bits each time. "fa1" (FlashAttention's
-    Algorithm 4) and "standard" (Algorithm 3, three matrices of n_q x n_k in memory) are here to be measured; they give the same
-    bits each time as they are.
+    Algorithm 4) and "standard" (Algorithm 3, three matrices of n_q x n_k in memory) are here to be measured, up to a d of 256; they
+    give the same bits each time as they are.
 
     Returns arrays of q's dtype on q's device, of the shapes of q, k and v;
     with `sinks` their gradient, float32 ("fa2");
@@ -99,10 +99,10 @@ def attention_backward(
     lengths = {} if key_lengths is None else {"key_lengths": as_integers("key_lengths", key_lengths)}
     gpu, integers = placed(arrays, lengths)
     with device_of(gpu, **arrays, **integers):
-        call = kept(_prepare, gpu, _readable(arrays | lengths), options, ways, of_mask(numbers))
+        call = kept(prepare_backward, gpu, readable(arrays | lengths), options, ways, of_mask(numbers))
         require_lengths(gpu, arrays | lengths)
         arrays |= vectors_on_device(gpu, arrays | lengths)
-        arrays |= _beside(gpu, arrays)
+        arrays |= rows_beside(gpu, arrays)
         arrays |= given.states(call.given_tiles, gpu, arrays | dict(numbers))
         if return_dbias:
             arrays["dbias"] = zeros(gpu, arrays["bias"].shape, np.float32)
@@ -130,7 +130,7 @@ def _ways(algorithm: str, tiling: TilingChoice, *, deterministic: bool, dbias: b
     return Ways("fa2" if algorithm == "auto" else algorithm, tiling, bool(deterministic), bool(dbias))
 
 
-def _prepare(
+def prepare_backward(
     gpu: bool, arrays: Mapping[str, Array], options: Options, ways: Ways, numbers: Numbers
 ) -> Prepared | PreparedSimulation:
     problem = pose(gpu, _inputs(arrays), options, numbers)
@@ -161,7 +161,7 @@ def _returned(gpu: bool, made: Mapping[str, Any]) -> Iterator[Any]:
 def of_heads(rows: Any) -> Any:
     """The sums over each head's rows, (h,), of an array (..., h, n) or (n,) of NumPy or CuPy."""
     heads = rows.shape[-2] if rows.ndim > 1 else 1
-    return rows.reshape(-1, heads, rows.shape[-1]).sum(axis=(0, 2))
+    return rows.reshape(math.prod(rows.shape[:-2]), heads, rows.shape[-1]).sum(axis=(0, 2))
 
 
 def _aligned(problem: Problem, alignment: int) -> Problem:
@@ -169,13 +169,13 @@ def _aligned(problem: Problem, alignment: int) -> Problem:
     return replace(problem, alignment=min(problem.alignment, alignment))
 
 
-def _readable(arrays: dict[str, Any]) -> dict[str, Any]:
+def readable(arrays: dict[str, Any]) -> dict[str, Any]:
     """The arrays as the kernels get them: of a dout that they cannot read, the layout of its copy."""
     dout = arrays["dout"]
     return arrays if last_axis_contiguous(dout) else arrays | {"dout": Layout.contiguous(dout.shape, dout.dtype)}
 
 
-def _beside(gpu: bool, arrays: Mapping[str, Any]) -> dict[str, Any]:
+def rows_beside(gpu: bool, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """lse without strides, and a dout that kernels can read: a broadcast gradient, of `out.sum()` say, has none of its own."""
     dout = arrays["dout"]
     if not last_axis_contiguous(dout):
@@ -202,6 +202,7 @@ def attention_varlen_backward(
     *,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
+    mask: Any | None = None,
     score: Score | None = None,
     softcap: float | None = None,
     alibi_slopes: Any | None = None,
@@ -221,34 +222,37 @@ def attention_varlen_backward(
     On a GPU pass both `max_seqlen`, or the bounds as NumPy arrays, as there.
     """
     score = one_score(score, softcap, alibi_slopes)
-    captured, numbers = captured_values(score)
+    given = Given.of_sequences(mask)
+    captured, numbers = captured_values(score, given.function)
     form, dropped = None if score is None else score.form, Dropout.asked(dropout, seed, offset, dropout_origin)
     options = Options.asked(causal, window, scale, packed=True, score=form, dropout=dropped is not None)
     ways = _ways("fa2", tiling, deterministic=deterministic, dbias=False, bias=None)
     arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, sinks=sinks, **captured)
     gpu, bounds, beside = varlen.bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
+    options = given.asked(options, arrays["q"], arrays["k"], bounds)
     with device_of(gpu, **arrays, **beside):
-        longest, functions = (max_seqlen_q, max_seqlen_k), (_posed, _prepare_varlen)
-        call = varlen.kept_sequences(functions, gpu, _readable(arrays), bounds, longest, options, ways)
-        arrays |= vectors_on_device(gpu, arrays | bounds) | _beside(gpu, arrays)
+        longest, functions = (max_seqlen_q, max_seqlen_k), (posed_backward, prepare_varlen_backward)
+        call = varlen.kept_sequences(functions, gpu, readable(arrays), bounds, longest, options, ways)
+        arrays |= vectors_on_device(gpu, arrays | bounds) | rows_beside(gpu, arrays)
+        arrays |= given.states(call.given_tiles, gpu, arrays | dict(numbers))
         made = call.launch(by_tensor(arrays), dict(numbers) if dropped is None else dict(numbers) | dropped.numbers)
     return tuple(_returned(gpu, made))
 
 
-def _posed(gpu: bool, arrays: Mapping[str, Any], options: Options) -> Problem:
+def posed_backward(gpu: bool, arrays: Mapping[str, Any], options: Options) -> Problem:
     """As many sequences as there are, of lengths that are yet to be looked at."""
     problem = varlen.posed(gpu, _inputs(arrays), options)
     return _aligned(problem, check_beside(arrays, arrays["q"].shape[1::-1]))
 
 
-def _prepare_varlen(
+def prepare_varlen_backward(
     gpu: bool,
     arrays: Mapping[str, Array],
     sequences: varlen.Sequences,
     options: Options,
     ways: Ways,
 ) -> Prepared | PreparedSimulation:
-    problem = sequences.of(_posed(gpu, arrays, options))
+    problem = sequences.of(posed_backward(gpu, arrays, options))
     check_captured(problem, captured_among(arrays))
     device, simulation = target(gpu)
     totals, each = (arrays["q"].shape[0], arrays["k"].shape[0]), sequences.lengths

@@ -33,14 +33,14 @@ def merge_states(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, *, out: Any | None 
     if out is not None:
         _check_out(**arrays)
     with device_of(gpu, **arrays), held_for_graph(gpu):
-        o, lse = _merge(sys.modules["cupy"] if gpu else np, *(arrays[name] for name in ("o_a", "lse_a", "o_b", "lse_b")))
+        o, lse = merged(sys.modules["cupy"] if gpu else np, *(arrays[name] for name in ("o_a", "lse_a", "o_b", "lse_b")))
         if out is None:
             return o, lse
         arrays["out"][...] = o
         return out, lse
 
 
-def _merge(xp: Any, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
+def merged(xp: Any, o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
     m = xp.maximum(lse_a, lse_b)
     base = xp.where(xp.isneginf(m), np.float32(0), m)  # -inf less -inf is no number
     weight_a, weight_b = xp.exp(lse_a - base), xp.exp(lse_b - base)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -107,6 +107,13 @@ def _states(pattern: Pattern, lengths: tuple[int, int], blocks: tuple[int, int])
 
 # (left, right): how far from its own key a row sees, None for no limit.
 Window = tuple[int | None, int | None]
+
+
+class Band(NamedTuple):
+    """A window of a part of a larger problem, where a row's own key may be in another part: either side may be negative."""
+
+    left: int | None
+    right: int | None
 
 
 @dataclass(frozen=True)
@@ -299,11 +306,13 @@ def _checked_window(window: object, causal: bool) -> tuple[Window | None, bool]:
     sides = tuple(window) if isinstance(window, (tuple, list)) else ()
     if len(sides) != 2 or any(isinstance(side, bool) or not isinstance(side, (Integral, type(None))) for side in sides):
         raise TypeError(f"window must be (left, right), integers or None, got {window!r}")
-    if any(side is not None and side < 0 for side in sides):
+    if not isinstance(window, Band) and any(side is not None and side < 0 for side in sides):
         raise ValueError(f"window must be (left, right) of at least 0, None for no limit, got {window!r}")
-    left, right = (None if side is None else min(int(side), MAX_LENGTH) for side in sides)
+    left, right = (None if side is None else max(-MAX_LENGTH, min(int(side), MAX_LENGTH)) for side in sides)
+    if left is not None and right is not None and left + right < 0:
+        raise ValueError(f"window must leave each row a key of its own: left + right of at least 0, got {window!r}")
     if causal:
-        right = 0
+        right = 0 if right is None else min(right, 0)
     if left is None and (right is None or right == 0):
         return None, right == 0
-    return (left, right), False
+    return (Band(left, right) if isinstance(window, Band) else (left, right)), False

@@ -24,7 +24,7 @@ from cupyflash.arrays import (
 from cupyflash.options import ARRAYS, MAX_LENGTH, Options
 
 MAX_HEAD_DIM = 512
-"""d and d_v of "fa2"'s forward, of half types."""
+"""d and d_v of "fa2", of half types."""
 USUAL_HEAD_DIM = 256
 """d and d_v of everything else."""
 
@@ -185,7 +185,7 @@ def require_usual_head_dim(problem: Problem, what: str) -> None:
     """ValueError for a d or d_v that is beyond what all kernels take; `what` does not take it."""
     for name in ("head_dim", "head_dim_v"):
         if (size := getattr(problem, name)) > USUAL_HEAD_DIM:
-            takes = f"up to {MAX_HEAD_DIM} are 'fa2''s forward in float16 and bfloat16"
+            takes = f"up to {MAX_HEAD_DIM} are 'fa2' in float16 and bfloat16"
             raise ValueError(f"{name} must be between 1 and {USUAL_HEAD_DIM} for {what}, got {size}; {takes}")
 
 

@@ -70,7 +70,7 @@ class Form:
         return loads(self.tree)
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> None:
-        """ValueError unless captured arrays of these shapes fit a problem.
+        """ValueError unless captured arrays of these shapes, or those of them that there are, fit a problem.
 
         `sizes` are the lengths of "b" (batch), "h" (heads), "kv_h" (heads of K and V), "row" (n_q) and "k" (n_k). An axis that
         one of these indexes alone must have just this length, so that the kernel need not clamp it (what is the same along an axis
@@ -79,8 +79,8 @@ class Form:
         """
         there = all(sizes[name] for name in ("b", "h", "row"))
         for load in self.loads:
-            shape = shapes[load.name]
-            for axis, (index, length) in enumerate(zip(load.indices, shape, strict=True)):
+            shape = shapes.get(load.name, ())
+            for axis, (index, length) in enumerate(zip(load.indices, shape, strict=bool(shape))):
                 position = counted(index)
                 if position and length != sizes[position]:
                     wanted = f"length {sizes[position]:,} along axis {axis}, which {position} indexes"
@@ -261,6 +261,10 @@ class Parts(NamedTuple):
     score: tuple[Load, ...]
 
 
+# Of a row, and of a key: as many as there is room for in shared memory. Further ones are loaded for each score.
+MOST_PARTS = 16
+
+
 @lru_cache(maxsize=256)
 def parts(form: Form, by_tiles: bool = True) -> Parts:
     """The loads that a kernel makes at each of these places; one that is not `by_tiles` has none for rows and keys."""
@@ -269,7 +273,8 @@ def parts(form: Form, by_tiles: bool = True) -> Parts:
     for load in form.loads:
         along = depends_on(load)
         of_tile = "row" if along <= of_row else "key" if along <= of_key else "score"
-        found["head" if along <= of_head else of_tile if by_tiles else "score"].append(load)
+        room = by_tiles and len(found[of_tile]) < MOST_PARTS
+        found["head" if along <= of_head else of_tile if room else "score"].append(load)
     return Parts(**{name: tuple(loads) for name, loads in found.items()})
 
 
@@ -278,66 +283,47 @@ def of_head(form: Form) -> tuple[Load, ...]:
     return parts(form).head
 
 
+Constants = tuple[tuple[str, int | str], ...]
+
+
 @lru_cache(maxsize=256)
-def constants(form: Form, with_derivative: bool = False, by_tiles: bool = False) -> tuple[tuple[str, int | str], ...]:
-    """What the kernels are compiled with: score.cuh. The slope is 0 but `with_derivative`; what is one for a row or a key is read
-    once for a tile if `by_tiles`."""
-    names = PLACES | {one.name: f"p.{field(one.name)}" for one in form.captured}
-    found = parts(form, by_tiles)
-    known: dict[Node, str] = {}
-    made: list[tuple[str, int | str]] = [("SCORE", 1), ("SCORE_LOADS", int(len(found.head) < len(form.loads)))]
-    for place in ("head", "row", "key") if by_tiles else ("head",):
-        loads: tuple[Load, ...] = getattr(found, place)
-        written = Statements(names, f"{place}_", known)
-        kept = [f"of_{place}.load_{number} = {written.value(load)};" for number, load in enumerate(loads)]
-        fields = [f"{C_TYPES[load.type]} load_{number};" for number, load in enumerate(loads)]
-        made.append((f"SCORE_OF_{place.upper()}", " ".join(fields)))
-        made.append((f"SCORE_{place.upper()}_LINES", " ".join([*written.lines, *kept])))
-        if by_tiles and place != "head":
-            made.append((f"SCORE_{place.upper()}_LOADS", len(loads)))
-        known |= {load: f"of_{place}.load_{number}" for number, load in enumerate(loads)}
+def constants(form: Form, with_derivative: bool = False, by_tiles: bool = False) -> Constants:
+    """What the kernels are compiled with for a score function: score.cuh. The slope is 0 but `with_derivative`; what is one for a
+    row or a key is read once for a tile if `by_tiles`."""
+    names, made, known = _parts_in_c(form, by_tiles)
     lines = statements(form, names, with_derivative, known)
     results = f"const float value = {lines.value}, slope = {lines.derivative or '0.0f'};"
-    return (*made, ("SCORE_LINES", " ".join([*lines.lines, results])))
-
-
-# Loads of a row, and of a column, that are made once for a tile: as many as there is room for in shared memory.
-MOST_HOISTED = 16
+    loads = ("SCORE", 1), ("SCORE_LOADS", int(len(parts(form).head) < len(form.loads)))
+    return (*loads, *made, ("SCORE_LINES", " ".join([*lines.lines, results])))
 
 
 @lru_cache(maxsize=256)
-def of_row_and_column(form: Form) -> tuple[tuple[Load, ...], tuple[Load, ...]]:
-    """The loads of a mask that are one for a row of a tile, and those that are one for a column."""
-    rows = [load for load in form.loads if "column" not in depends_on(load)]
-    columns = [load for load in form.loads if "column" in depends_on(load) and "row" not in depends_on(load)]
-    return tuple(rows[:MOST_HOISTED]), tuple(columns[:MOST_HOISTED])
+def mask_constants(form: Form, by_tiles: bool = False) -> Constants:
+    """The same for a mask function: mask_function.cuh."""
+    names, made, known = _parts_in_c(form, by_tiles)
+    lines = statements(form, names, known=known)
+    return (*made, ("MASK_LINES", " ".join([*lines.lines, f"const bool value = {lines.value};"])))
 
 
-@lru_cache(maxsize=256)
-def loads_of_tile(form: Form) -> dict[Load, tuple[bool, bool, bool]]:
-    """Of each load of a mask whether it is made once a row of a tile, once a column, once a score; what a column's indices need is
-    loaded for it, whatever it changes along."""
-    rows, columns = of_row_and_column(form)
-    of_columns = loads(*columns)
-    return {load: (load in rows, load in of_columns, load not in (*rows, *columns)) for load in form.loads}
-
-
-@lru_cache(maxsize=256)
-def mask_constants(form: Form, hoisted: bool) -> tuple[tuple[str, int | str], ...]:
-    """What kernels are compiled with for a mask function; `hoisted`: with what is loaded once a row or column of a tile."""
-    names = PLACES | {one.name: f"p.{field(one.name, 'mask')}" for one in form.captured}
+def _parts_in_c(form: Form, by_tiles: bool) -> tuple[Mapping[str, str], Constants, Mapping[Node, str]]:
+    """The names of a form in C, the constants of what is read once for a head, a row or a key, and what the loads are called then.
+    Those of a mask have names of their own, since they are read beside a score's."""
+    names = PLACES | {one.name: f"p.{field(one.name, form.kind)}" for one in form.captured}
+    found, own, prefix = parts(form, by_tiles), form.kind.upper(), "" if form.kind == "score" else f"{form.kind}_"
     known: dict[Node, str] = {}
     made: list[tuple[str, int | str]] = []
-    for where, found in zip(("row", "column"), of_row_and_column(form) if hoisted else ((), ()), strict=True):
-        written = Statements(names, f"{where}_")
-        values = [written.value(load) for load in found]
-        kept = [f"of_{where}.load_{place} = {value};" for place, value in enumerate(values)]
-        made.append((f"MASK_OF_{where.upper()}", " ".join(f"{C_TYPES[load.type]} load_{n};" for n, load in enumerate(found))))
-        made.append((f"MASK_{where.upper()}_LINES", " ".join([*written.lines, *kept])))
-        known |= {load: f"of_{where}.load_{place}" for place, load in enumerate(found)}
-    written = Statements(names, known=known)
-    value = written.value(form.tree)
-    return (*made, ("MASK_LINES", " ".join([*written.lines, f"const bool value = {value};"])))
+    for place in ("head", "row", "key") if by_tiles else ("head",):
+        loads: tuple[Load, ...] = getattr(found, place)
+        written = Statements(names, f"{prefix}{place}_", known)
+        called = [f"of_{place}.{prefix}load_{number}" for number in range(len(loads))]
+        kept = [f"{name} = {written.value(load)};" for name, load in zip(called, loads, strict=True)]
+        fields = [f"{C_TYPES[load.type]} {prefix}load_{number};" for number, load in enumerate(loads)]
+        made.append((f"{own}_OF_{place.upper()}", " ".join(fields)))
+        made.append((f"{own}_{place.upper()}_LINES", " ".join([*written.lines, *kept])))
+        if by_tiles and place != "head":
+            made.append((f"{own}_{place.upper()}_LOADS", len(loads)))
+        known |= dict(zip(loads, called, strict=True))
+    return names, tuple(made), known
 
 
 def itemsize(form: Form, load: Load) -> int:
@@ -370,9 +356,9 @@ def of_mask(numbers: Numbers) -> Numbers:
     return tuple(each for each in numbers if each[0].startswith(field("", "mask")))
 
 
-def no_numbers(form: Form | None) -> dict[str, int]:
-    """Zeros in place of the numbers that a score function has captured, which each launch brings."""
-    return {field(one.name): 0 for one in form.captured if one.axes is None} if form else {}
+def no_numbers(*forms: Form | None) -> dict[str, int]:
+    """Zeros in place of the numbers that functions have captured, which each launch brings."""
+    return {field(one.name, form.kind): 0 for form in forms if form for one in form.captured if one.axes is None}
 
 
 def is_captured(name: str) -> bool:
@@ -398,13 +384,28 @@ def captured_by(form: Form, arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
-def seen_by(form: Form, problem: Any, values: Mapping[str, Any]) -> np.ndarray:
+# Scores that a mask function is evaluated for by NumPy
+AT_A_TIME = 1 << 22
+
+
+def seen_by(form: Form, problem: Any, values: Mapping[str, Any], sequence: int = 0) -> np.ndarray:
     """What a mask function says of each score of a problem, as the kernels compute it, in float32; it broadcasts to S's shape.
 
-    `values` are the captured NumPy arrays and numbers, by the function's names.
+    `values` are the captured NumPy arrays and numbers, by the function's names. Of several sequences the problem may be the one of
+    number `sequence`, which is then b in the line.
     """
-    found: np.ndarray = evaluate(form.tree, positions(sizes_of(problem)) | dict(values), np.float32)
-    return found
+    at = positions(sizes_of(problem))
+    at |= {"b": at["b"] + sequence, **values}
+
+    def of_rows(rows: slice) -> np.ndarray:
+        """A few at a time, since each operation makes an array of 32 bits a score."""
+        found: np.ndarray = evaluate(form.tree, at | {name: at[name][..., rows, :] for name in ("row", "q")}, np.float32)
+        return found
+
+    step, along = max(1, AT_A_TIME // max(1, problem.head_count * problem.seqlen_k)), depends_on(form.tree)
+    if "row" not in along or problem.seqlen_q <= step:
+        return of_rows(slice(None))
+    return np.concatenate([of_rows(slice(row, row + step)) for row in range(0, problem.seqlen_q, step)], axis=-2)
 
 
 def sizes_of(problem: Any) -> dict[str, int]:

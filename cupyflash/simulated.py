@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -31,6 +32,8 @@ class Simulation:
     max_seconds: float
 
 
+# What a kernel has run is counted where its code is: threads take turns.
+_machine = threading.Lock()
 _chosen: ContextVar[Simulation | None] = ContextVar("cupyflash_simulation", default=None)
 
 
@@ -94,9 +97,20 @@ class PreparedSimulation:
     def given_tiles(self) -> tuple[MaskTiles, ...]:
         return self.schedule.given_tiles
 
+    # The two places where attention reaches into the simulator.
+    def compile(self) -> None:
+        """What else the first launch would do. RuntimeError for what takes too long."""
+        from cupyflash.sim.estimate import refuse_slow
+        from cupyflash.sim.execution import module
+
+        refuse_slow(self.schedule, self.simulation.max_seconds)
+        with _machine:
+            for kernel in self.schedule.kernels():
+                if kernel.grid:
+                    module(kernel, self.schedule.chip.compute_capability)
+
     def launch(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Run the kernels and return the outputs, by name. RuntimeError for what takes too long, or findings."""
-        # The one place where attention reaches into the simulator.
         from cupyflash.sim.estimate import refuse_slow
         from cupyflash.sim.execution import run_kernels
 
@@ -104,7 +118,8 @@ class PreparedSimulation:
         outputs = {name: np.empty(made.shape, made.dtype) for name, made in self.outputs.items()}
         workspaces = {name: np.empty(made.shape, made.dtype) for name, made in self.workspaces.items()}
         values = with_arrays(self.values, {**arrays, **outputs, **workspaces}) | dict(numbers or {})
-        _, _, findings = run_kernels(self.schedule, values, (*self.schedule.results, *workspaces))
+        with _machine:
+            _, _, findings = run_kernels(self.schedule, values, (*self.schedule.results, *workspaces))
         refuse_findings(findings)
         return outputs
 

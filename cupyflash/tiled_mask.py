@@ -7,33 +7,47 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from cupyflash.arrays import Layout
 from cupyflash.binding import by_tensor
-from cupyflash.dispatch import as_array, target
+from cupyflash.dispatch import as_array, as_integers, target
 from cupyflash.launcher import capturing, hold_for_graph, prepare
 from cupyflash.options import Options
 from cupyflash.params import Params
 from cupyflash.schedules.base import Kernel, Phase, Tiles, TileSchedule, Workspace, attention_params
 from cupyflash.schedules.mask_tiles import MaskTiles
+from cupyflash.schedules.packed import Packed
 from cupyflash.score import Mask
 from cupyflash.tiling import TileSize, Tiling
 
+NO_BOUNDS: Mapping[str, Any] = {}
+
 
 class TiledMask:
-    """`mask`, as it was given, and which of its tiles are empty, mixed or whole, for calls of one shape of q and k.
+    """`mask`, as it was given, and which of its tiles are empty, mixed or whole, for calls of one shape of q and k; and with the
+    same `bounds` by name, where these are packed sequences.
 
     States are found by the first call that needs them, for each size of tiles, on that call's stream; other streams have to wait
     for it, as for any array. A CUDA graph finds for itself what was not found before it was captured, and reads the rest: keep this
     for as long as it lives. What the mask holds must not change.
     """
 
-    def __init__(self, mask: Any, q: Any, k: Any) -> None:
+    def __init__(self, mask: Any, q: Any, k: Any, bounds: Mapping[str, Any]) -> None:
         self.mask = mask
         self.shapes = q.shape[:-1], k.shape[:-1]
+        self.bounds = {name: array.copy() if isinstance(array, np.ndarray) else array for name, array in bounds.items()}
         self._found: dict[tuple[object, ...], Any] = {}
 
-    def require(self, q: Any, k: Any) -> None:
-        """ValueError for arrays of other shapes."""
+    def require(self, q: Any, k: Any, bounds: Mapping[str, Any]) -> None:
+        """ValueError for arrays of other shapes, and for other bounds as far as the host can look at them."""
+        if bounds.keys() != self.bounds.keys():
+            other = "packed sequences" if self.bounds else "a call without packed sequences (cu_seqlens)"
+            raise ValueError(f"mask is a block_mask for {other}, which this call is not")
+        for name, mine in self.bounds.items():
+            given, known = bounds[name], isinstance(mine, np.ndarray) and isinstance(bounds[name], np.ndarray)
+            if mine.shape != given.shape or (known and not np.array_equal(mine, given)):
+                raise ValueError(f"mask is a block_mask for another {name} than this call's")
         if (q.shape[:-1], k.shape[:-1]) != self.shapes:
             mine, given = ([(*shape, "d") for shape in shapes] for shapes in (self.shapes, (q.shape[:-1], k.shape[:-1])))
             raise ValueError(
@@ -45,7 +59,7 @@ class TiledMask:
         """Those of some tiles, by the kernels' names for them; `arrays` are the call's, and its captured numbers."""
         found = {}
         for each in tiles:
-            key = each.blocks, sys.modules["cupy"].cuda.runtime.getDevice() if gpu else None
+            key = each.blocks, each.shape, sys.modules["cupy"].cuda.runtime.getDevice() if gpu else None
             states = self._found.get(key)
             if states is None:
                 states = _find(each, gpu, arrays)
@@ -61,10 +75,12 @@ def _text(shape: Iterable[object]) -> str:
     return f"({', '.join(map(str, shape))})"
 
 
-def block_mask(mask: Any, q: Any, k: Any) -> TiledMask:
+def block_mask(mask: Any, q: Any, k: Any, cu_seqlens_q: Any | None = None, cu_seqlens_k: Any | None = None) -> TiledMask:
     """A mask that is looked through once: pass it as `mask` to calls with q and k of these shapes.
 
     mask: a `Mask`, or an array of bool, as `attention` takes it. q, k: arrays of the calls' shapes; nothing else is looked at.
+    cu_seqlens_q, cu_seqlens_k: for `attention_varlen` and its backward, the bounds that the calls have; those on a GPU are not
+    compared with a call's, and must be the same.
 
     By tiles, a mask is empty, mixed or whole; each call finds that out anew, by a kernel that asks the mask for every score. With
     what this returns only the first one does, or the first ones where calls have tiles of other sizes. What the mask holds must not
@@ -72,8 +88,20 @@ def block_mask(mask: Any, q: Any, k: Any) -> TiledMask:
     """
     if isinstance(mask, TiledMask):
         raise TypeError("mask is a block_mask already")
+    bounds = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    there = {name: as_integers(name, array) for name, array in bounds.items() if array is not None}
+    if len(there) == 1:
+        raise ValueError(f"cu_seqlens_q and cu_seqlens_k must be given together, got {next(iter(there))} alone")
+    if there:
+        require_function(mask)
     given = mask if isinstance(mask, Mask) else as_array("mask", mask)
-    return TiledMask(given, as_array("q", q), as_array("k", k))
+    return TiledMask(given, as_array("q", q), as_array("k", k), there)
+
+
+def require_function(mask: Any) -> None:
+    """TypeError unless a mask is one that packed sequences and decoding take: a function."""
+    if not isinstance(mask, Mask):
+        raise TypeError(f"mask must be a cupyflash.Mask here, which speaks of each sequence by itself, got {type(mask).__name__}")
 
 
 class Given(NamedTuple):
@@ -90,10 +118,19 @@ class Given(NamedTuple):
         function = inner if isinstance(inner, Mask) else None
         return cls(None if function else inner, function, tiled)
 
-    def asked(self, options: Options, q: Any, k: Any) -> Options:
-        """The options of a call with such a mask. ValueError for q and k of other shapes than its tiles were found for."""
+    @classmethod
+    def of_sequences(cls, mask: Any) -> Given:
+        """As `of`, where sequences of their own lengths have no array in common. TypeError for one."""
+        given = cls.of(mask)
+        if given.array is not None:
+            require_function(given.array)
+        return given
+
+    def asked(self, options: Options, q: Any, k: Any, bounds: Mapping[str, Any] = NO_BOUNDS) -> Options:
+        """The options of a call with such a mask; `bounds` are those of packed sequences. ValueError for q and k of other shapes
+        than its tiles were found for, or other bounds."""
         if self.tiled is not None:
-            self.tiled.require(q, k)
+            self.tiled.require(q, k, bounds)
         if self.function is None and self.tiled is None:
             return options
         form = None if self.function is None else self.function.form
@@ -112,6 +149,12 @@ class StatesSchedule(TileSchedule):
     results: ClassVar[tuple[str, ...]] = ("tiles",)
     params: ClassVar[Params] = attention_params()
 
+    packed: Packed | None = None
+
+    @property
+    def together(self) -> Packed | None:
+        return self.packed
+
     @property
     def state_words(self) -> int:
         return 0
@@ -129,7 +172,7 @@ class StatesSchedule(TileSchedule):
 def _find(tiles: MaskTiles, gpu: bool, arrays: Mapping[str, Any]) -> Any:
     device, simulation = target(gpu)
     size = TileSize(*tiles.blocks, reason="of the calls")
-    schedule = StatesSchedule(tiles.problem.asking(tiles_given=False), device, Tiling(size, size, size))
+    schedule = StatesSchedule(tiles.problem.asking(tiles_given=False), device, Tiling(size, size, size), packed=tiles.packed)
     made = {"tiles": Layout.contiguous(tiles.shape, "uint8")}
     call = prepare(schedule, simulation, by_tensor(arrays) | made, made)
     return call.launch(by_tensor(arrays))["tiles"]

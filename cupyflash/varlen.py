@@ -22,6 +22,7 @@ from cupyflash.schedules import choose, plan_varlen
 from cupyflash.score import Score, captured_among, captured_values, check_captured
 from cupyflash.simulated import PreparedSimulation
 from cupyflash.tensor_maps import first_refusal
+from cupyflash.tiled_mask import Given
 from cupyflash.tiling import TilingChoice
 
 BOUNDS = ("cu_seqlens_q", "cu_seqlens_k")
@@ -38,6 +39,7 @@ def attention_varlen(
     *,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
+    mask: Any | None = None,
     score: Score | None = None,
     softcap: float | None = None,
     alibi_slopes: Any | None = None,
@@ -56,10 +58,11 @@ def attention_varlen(
     Shapes: q (total_q, h, d), k (total_k, h_kv, d), v (total_k, h_kv, d_v). Sequence b has the rows cu_seqlens_q[b] to
     cu_seqlens_q[b + 1] - 1 of q, and those of k and v that cu_seqlens_k says: both are int32 of shape (b + 1,) or lists, begin
     with 0, do not decrease, and end with total_q and total_k. `causal` and `window` are aligned bottom-right in each sequence. A
-    sequence may have no queries, or no keys: its rows are then zeros with a log-sum-exp of -inf. In a `score`'s line, b is the
-    sequence's number, row, q and k count from its own beginning, and n_q and n_k are its own lengths; an axis that row or k
-    indexes has as many elements as the longest sequence has (`max_seqlen`). `alibi_slopes` are (h,) or (sequences, h). For
-    `dropout` a sequence's number is its batch, and rows and keys count from its own beginning, too.
+    sequence may have no queries, or no keys: its rows are then zeros with a log-sum-exp of -inf. `mask` is a `Mask`, or a
+    `block_mask` of one and of these bounds. In its line, and in a `score`'s, b is the sequence's number, row, q and k count from
+    its own beginning, and n_q and n_k are its own lengths; an axis that row or k indexes has as many elements as the longest
+    sequence has (`max_seqlen`). `alibi_slopes` are (h,) or (sequences, h). For `dropout` a sequence's number is its batch, and rows
+    and keys count from its own beginning, too.
 
     `max_seqlen_q` and `max_seqlen_k` are the lengths of the longest sequences, or more. Without them the bounds are looked at;
     where those are on a GPU that waits for the GPU, so pass both there, or pass the bounds as lists or NumPy arrays. (While a
@@ -71,7 +74,8 @@ def attention_varlen(
     flash-attention's `flash_attn_varlen_func` lays it out. Raises as `attention` does.
     """
     score = one_score(score, softcap, alibi_slopes)
-    captured, numbers = captured_values(score)
+    given = Given.of_sequences(mask)
+    captured, numbers = captured_values(score, given.function)
     dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
     form = None if score is None else score.form
     options = Options.asked(causal, window, scale, packed=True, score=form, dropout=dropped is not None)
@@ -79,18 +83,20 @@ def attention_varlen(
     inputs = as_arrays(q=q, k=k, v=v, sinks=sinks, **captured)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}
     gpu, bounds, beside = bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
+    options = given.asked(options, inputs["q"], inputs["k"], bounds)
     with device_of(gpu, **arrays, **beside):
         longest = max_seqlen_q, max_seqlen_k
-        call = kept_sequences((posed, _prepare), gpu, arrays, bounds, longest, options, tiling, bool(return_lse))
+        call = kept_sequences((posed, prepare_varlen), gpu, arrays, bounds, longest, options, tiling, bool(return_lse))
         if out is not None:
             refuse_out(arrays["out"], **inputs, **beside)
-        given = by_tensor(arrays | vectors_on_device(gpu, arrays | bounds))
-        made = call.launch(given, dict(numbers) if dropped is None else dict(numbers) | dropped.numbers)
+        arrays |= vectors_on_device(gpu, arrays | bounds)
+        arrays |= given.states(call.given_tiles, gpu, arrays | dict(numbers))
+        made = call.launch(by_tensor(arrays), dict(numbers) if dropped is None else dict(numbers) | dropped.numbers)
     o = made["O"] if out is None else out
     return (o, made["L"]) if return_lse else o
 
 
-def _prepare(
+def prepare_varlen(
     gpu: bool,
     arrays: Mapping[str, Array],
     sequences: Sequences,

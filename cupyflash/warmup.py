@@ -45,11 +45,11 @@ def warmup(
     `score` is one whose text and types calls will have: the values of what it captures and the lengths of axes do not matter, nor
     where arrays are; so is `mask`, if it is a `Mask` and not just whether calls will have an array. `softcap` and `alibi_slopes`
     (h,) say whether calls will have those, `bias`, `padded` and `dropout` whether a bias, key lengths, dropout; `varlen` is for
-    `attention_varlen`, which has no mask, bias or key lengths. Sizes (of a window too) do not matter, since kernels are compiled
-    for none: where they choose between kernels, and on a Hopper between "fa3" and "fa2", all of those are compiled (but for "fa3"
-    with rows of several heads in a block, which takes few queries and grouped heads, and for "decode", few queries against many
-    keys). Contiguous arrays are assumed. On the current GPU the kernels are loaded too; without a GPU it is the simulated device's
-    kernels that are compiled and parsed. Raises as `attention` does.
+    `attention_varlen`, which has no mask but a `Mask`, no bias and no key lengths. Sizes (of a window too) do not matter, since
+    kernels are compiled for none: where they choose between kernels, and on a Hopper between "fa3" and "fa2", all of those are
+    compiled (but for "fa3" with rows of several heads in a block, which takes few queries and grouped heads, and for "decode", few
+    queries against many keys). Contiguous arrays are assumed. On the current GPU the kernels are loaded too; without a GPU it is
+    the simulated device's kernels that are compiled and parsed. Raises as `attention` does.
     """
     require_flag("varlen", varlen)
     require_choice("algorithm", algorithm, ("auto", *ALGORITHMS))
@@ -79,6 +79,7 @@ def warmup_decode(
     tree_mask: bool = False,
     causal: bool = True,
     window: tuple[int | None, int | None] | None = None,
+    mask: Mask | None = None,
     score: Score | None = None,
     softcap: bool = False,
     alibi_slopes: bool = False,
@@ -90,10 +91,10 @@ def warmup_decode(
     The model that chooses kernels and splits looks at sizes, so they are asked for: `batch`, one or all that will be, as range(1,
     65); `heads` and `kv_heads` (None: as many); `queries` of each sequence; `room`, the keys that a sequence has room for: a
     cache's n, or `page_size` times the pages in a row of the block table. `append`, `tree_mask` and `sinks` say whether calls will
-    have new keys, the mask, sinks; `score`, `softcap` and `alibi_slopes` are `warmup`'s. Lengths do not matter, nor how many keys
-    are new, nor a window's size. A positive scale and contiguous arrays, or views of such, are assumed. On the current GPU the
-    kernels are loaded too; without a GPU it is the simulated device's kernels that are compiled and parsed. Nothing is run. Raises
-    as `attention_decode` does.
+    have new keys, the mask, sinks; `mask`, `score`, `softcap` and `alibi_slopes` are `warmup`'s. Lengths do not matter, nor how
+    many keys are new, nor a window's size. A positive scale and contiguous arrays, or views of such, are assumed. On the current
+    GPU the kernels are loaded too; without a GPU it is the simulated device's kernels that are compiled and parsed. Nothing is run.
+    Raises as `attention_decode` does.
     """
     for name, value in (("append", append), ("tree_mask", tree_mask)):
         require_flag(name, value)
@@ -104,6 +105,9 @@ def warmup_decode(
             raise ValueError(f"{name} must be at least 1, got 0")
     checked_size("room", room)
     options = Options(causal=causal, window=window, padded=True, sinks=sinks, score=_form(score, softcap, alibi_slopes))
+    if not isinstance(mask, Mask | None):
+        raise TypeError(f"mask must be a cupyflash.Mask or None, got {type(mask).__name__}")
+    options = replace(options, mask_function=None if mask is None else mask.form)
     cache = Cache(int(append), page_size, 0, tree_mask)
     if page_size is not None and room % page_size:
         raise ValueError(f"room must be whole pages of {page_size} keys (page_size), got {room}")

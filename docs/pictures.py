@@ -18,6 +18,7 @@ from cupyflash.score import seen_by
 from cupyflash.sim import paper, plot_paper
 from cupyflash.sim.cli.show import describe
 from cupyflash.sim.plot import draw
+from cupyflash.sim.plot_ring import draw_ranks
 from cupyflash.sim.roofline import draw_roofline
 from cupyflash.sim.sweep import default_range, spaced
 from cupyflash.sim.times import times
@@ -30,6 +31,13 @@ def theorem2() -> Any:
     """`cupyflash sweep --over sram --seqlen 8192 --head-dim 64 --plot theorem2.png` as a Figure."""
     problem = Problem(1, 1, 1, 8192, 8192, 64, "float16")
     return draw(problem, Device.named("A100-40GB"), "sram", spaced(*default_range(problem, "sram")))
+
+
+def ranks() -> Any:
+    """`cupyflash sweep --over ranks --device H100-SXM --plot ranks.png` as a Figure."""
+    problem = Problem(1, 32, 8, 131072, 131072, 128, "float16", causal=True)
+    title = "32 heads (8 of K and V), N 131,072, d 128, float16, causal; H100-SXM, 450 GB/s each way, by models"
+    return draw_ranks(problem, Device.named("H100-SXM"), 450e9, [1 << power for power in range(11)], title)
 
 
 def behind_l2() -> Any:
@@ -48,7 +56,7 @@ def masks() -> dict[str, Any]:
     """The masks that masks.md defines, by name: all of its Python but what calls attention."""
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", (HERE / "masks.md").read_text(), re.DOTALL):
-        if "attention(" not in block:
+        if "cupyflash.attention" not in block:
             exec(compile(block, "masks.md", "exec"), names)
     return {name: mask for name, mask in names.items() if isinstance(mask, Mask)}
 
@@ -94,6 +102,7 @@ def of_paper(name: str) -> Any:
 MASKS = "documents", "prefix_lm", "global_window", "dilated", "tree"
 PICTURES = {
     "theorem2.png": theorem2,
+    "ranks.png": ranks,
     "l2.png": behind_l2,
     "roofline.png": roofline,
     **{f"masks_{name}.png": partial(tiles, name) for name in MASKS},
@@ -103,12 +112,11 @@ PICTURES = {
 
 def digest(figure: Any) -> str:
     """Of every line's label and points, of every text and every image."""
-    (axes,) = figure.axes
-    lines = [[line.get_label(), [[float(x), float(y)] for x, y in line.get_xydata()]] for line in axes.lines]
-    titles = (legend.get_title() for legend in figure.legends)
-    texts = [text.get_text() for text in (*axes.texts, axes.xaxis.label, axes.yaxis.label, *titles)]
-    texts.append(axes.get_title(loc="left"))
-    images = [image.get_array().tolist() for image in axes.images]
+    every = figure.axes
+    lines = [[line.get_label(), [[float(x), float(y)] for x, y in line.get_xydata()]] for axes in every for line in axes.lines]
+    texts = [text.get_text() for axes in every for text in (*axes.texts, axes.xaxis.label, axes.yaxis.label)]
+    texts += [legend.get_title().get_text() for legend in figure.legends] + [axes.get_title(loc="left") for axes in every]
+    images = [image.get_array().tolist() for axes in every for image in axes.images]
     return hashlib.sha256(json.dumps([lines, texts, *images]).encode()).hexdigest()
 
 

@@ -109,21 +109,31 @@ def forward(xp: Any, p: Parameters, tokens: Any, places: Any, attention: Attenti
     return Forward(y2 @ p["logits"], y0, joined, y1, hidden, y2, (pull_y0, pull_attention, pull_y1, pull_y2))
 
 
-def loss_and_gradients(xp: Any, p: Parameters, tokens: Any, targets: Any) -> tuple[float, Parameters]:
-    """The mean cross-entropy of predicting `targets` from `tokens`, both (b, n), and its gradient by each parameter."""
+CAUSAL: Attention = partial(cupyflash.attention_vjp, causal=True)
+
+
+def loss_and_gradients(
+    xp: Any, p: Parameters, tokens: Any, targets: Any, places: Any = None, attention: Attention = CAUSAL, total: int | None = None
+) -> tuple[float, Parameters]:
+    """The mean cross-entropy of predicting `targets` from `tokens`, both (b, n), and its gradient by each parameter.
+
+    Of a part of longer texts: the part's share of the mean over `total` predictions; its tokens stand at `places` (n,), and
+    `attention` goes beyond the part.
+    """
     b, n = tokens.shape
-    found = forward(xp, p, tokens, xp.arange(n), partial(cupyflash.attention_vjp, causal=True))
+    places, total = xp.arange(n) if places is None else places, b * n if total is None else total
+    found = forward(xp, p, tokens, places, attention)
     pull_y0, pull_attention, pull_y1, pull_y2 = found.pullbacks
     logits = found.logits - found.logits.max(axis=-1, keepdims=True)
     log_sum = xp.log(xp.exp(logits).sum(axis=-1, keepdims=True))
     right = (xp.arange(b)[:, None], xp.arange(n), targets)
-    loss = float((log_sum[..., 0] - logits[right]).mean())
+    loss = float((log_sum[..., 0] - logits[right]).sum()) / total
 
     # Backward: forward's lines from the last to the first.
     grad: Parameters = {}
     dlogits = xp.exp(logits - log_sum)
     dlogits[right] -= 1
-    dlogits /= b * n
+    dlogits /= total
     grad["logits"] = weight_gradient(found.y2, dlogits)
     dx2 = pull_y2(dlogits @ p["logits"].T)
     grad["narrow"] = weight_gradient(found.hidden, dx2)
@@ -136,7 +146,7 @@ def loss_and_gradients(xp: Any, p: Parameters, tokens: Any, targets: Any) -> tup
     grad["qkv"] = weight_gradient(found.y0, dqkv)
     dx0 = dx1 + pull_y0(dqkv @ p["qkv"].T)
     grad["position"] = xp.zeros_like(p["position"])
-    grad["position"][:n] = dx0.sum(axis=0)
+    grad["position"][places] = dx0.sum(axis=0)
     grad["embedding"] = xp.zeros_like(p["embedding"])
     xp.add.at(grad["embedding"], tokens, dx0)
     return loss, grad

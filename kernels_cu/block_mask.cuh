@@ -25,9 +25,11 @@ struct BlockMask {
   __device__ __forceinline__ BlockMask transposed() const { return {kept, col, row, state, state_col, state_row}; }
 };
 
-__device__ __forceinline__ BlockMask block_mask_of(const Params& p, int batch, int head) {
+// Tiles of packed sequences are one behind the other: row block 0 of a sequence is `first_block` of all.
+__device__ __forceinline__ BlockMask block_mask_of(const Params& p, int batch, int head, long long first_block = 0) {
 #ifdef TILES
-  return {p.block_mask.of(batch, head), p.block_mask.row, p.block_mask.col, p.TILES.of(batch, head), p.TILES.row, p.TILES.col};
+  const TileState* state = p.TILES.of(batch, head) + first_block * p.TILES.row;
+  return {p.block_mask.of(batch, head), p.block_mask.row, p.block_mask.col, state, p.TILES.row, p.TILES.col};
 #else
   return {p.block_mask.of(batch, head), p.block_mask.row, p.block_mask.col};
 #endif

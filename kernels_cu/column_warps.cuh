@@ -2,25 +2,11 @@
 // columns: of Q and K, so that S is the sum of what both make, and of V and O. Each product is made once.
 // Constants: COL_WARPS; ROW_WARPS, warps that have rows of their own; M and N, tensor core tiles of a warp's rows of S.
 #pragma once
-#include "swizzled_tile.cuh"
+#include "column_parts.cuh"
 
 // Which of those that share its rows a warp is, and which rows
 __device__ __forceinline__ int col_warp() { return COL_WARPS == 1 ? 0 : threadIdx.x / 32 / ROW_WARPS; }
 template <class T> __device__ __forceinline__ T row_warp_of(T warp) { return COL_WARPS == 1 ? warp : warp % ROW_WARPS; }
-
-// A warp's columns of a tile, as if there were no others between them: half of each group of chunks that are permuted among each other,
-// so that the two warps' addresses differ in one bit.
-template <class Whole, int PARTS> struct PartOf : Whole {
-  static constexpr int PAD = Whole::PAD / PARTS, PIECE = Whole::GROUP / PARTS;
-  static_assert(Whole::PAD % (16 * PARTS) == 0, "the parts are equally wide");
-  static __device__ __forceinline__ int index(int row, int col) {
-    return Whole::index(row, col) ^ col_warp() * PIECE * int(16 / sizeof(Element));
-  }
-  static __device__ __forceinline__ unsigned right(unsigned at, int chunks) {
-    return Whole::right(at, chunks / PIECE * Whole::GROUP + chunks % PIECE);
-  }
-};
-template <class Whole> struct PartOf<Whole, 1> : Whole {};
 
 // The warps that share rows meet, and no others.
 __device__ __forceinline__ void meet_partner() {

@@ -15,7 +15,7 @@
 //   TREE        whether a mask says which of the newest keys a query sees
 //   SCALE_FIRST whether S is scaled before its maximum is taken: with a score function, or a scale that is not positive
 //   PADDED      whether sequences have lengths; else all keys are cached     COPY_BYTES   width of a copy
-//   CAUSAL, WINDOW, SINKS  0 or 1: mask.cuh, sinks.cuh
+//   CAUSAL, WINDOW, MASK, SINKS  mask.cuh, mask_function.cuh (a function, asked for every score that position leaves), sinks.cuh
 #define SUB (BC / KEY_WARPS)
 constexpr int SCARCE = VALUE_DIM > 128 ? 4 : 0;
 #include "element.cuh"
@@ -36,7 +36,6 @@ constexpr int C = ValueTile::PAD / 8;       // tensor core tiles of a warp's col
 
 constexpr int SLOT = BC * (KeyTile::PAD + ValueTile::PAD);  // elements
 constexpr bool Q_IN_REGS = M == 1 && HEAD_DIM <= 128 && VALUE_DIM <= 128;
-constexpr bool OF_HEAD = SCORE && sizeof(ScoreOfHead) > 1;  // whether a score function reads what is one for a head
 constexpr int PART_WIDTH = (VALUE_DIM + 3) / 4 * 4;  // floats of a row of a split's O
 // Pages whose places are known at a time; a warp's lanes look up so many at once.
 constexpr int KNOWN_PAGES = 128, LOOKED_UP = 32;
@@ -162,7 +161,7 @@ struct Stream {
 // Scores of rows row0 + 8 h and columns from col0 on, where they are scaled before their maximum is taken: what the score function, if
 // there is one, makes of them, as exponents of two. Where that reads something, it is of scores only that position lets a row see.
 //   heads: of the first of the rows
-__device__ __forceinline__ void scale_scores(float (&S)[N][4], const Params& p, const Keys& keys, const ScoreOfHead* heads, int row0,
+__device__ __forceinline__ void scale_scores(float (&S)[N][4], const Params& p, const Keys& keys, const PartOfHead* heads, int row0,
                                              int col0) {
   const int first = col0 + threadIdx.x % 4 * 2;
 #pragma unroll
@@ -177,7 +176,7 @@ __device__ __forceinline__ void scale_scores(float (&S)[N][4], const Params& p, 
         const bool wanted = !SCORE_LOADS || (key < end && (!WINDOW || key >= begin));
         float& s = S[n][2 * h + e];
         if constexpr (SCORE) {
-          const ScoreOfHead of_head = OF_HEAD ? heads[8 * h] : ScoreOfHead();
+          const PartOfHead of_head = OF_HEAD ? heads[8 * h] : PartOfHead();
           const ScoreAt at = {keys.batch, head, query, key, p.Nq, keys.all};
           if (wanted) s = LOG2_E * score_of(p, of_head, {}, {}, __fmul_rn(s, p.scale), at).value;
         } else {
@@ -188,11 +187,13 @@ __device__ __forceinline__ void scale_scores(float (&S)[N][4], const Params& p, 
 }
 
 // Scores of rows row0 + 8 h and columns from col0 on: -inf where a row does not see the key
-__device__ __forceinline__ void mask_scores(float (&S)[N][4], const Params& p, const Keys& keys, int row0, int col0) {
+//   heads: of the first of the rows
+__device__ __forceinline__ void mask_scores(float (&S)[N][4], const Params& p, const Keys& keys, const PartOfHead* heads, int row0,
+                                            int col0) {
   const int first = col0 + threadIdx.x % 4 * 2, newest = keys.all - p.Nq;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    const int query = (row0 + 8 * h) / PACK;
+    const int row = row0 + 8 * h, query = row / PACK;
     const int begin = visible_begin(keys.masks, query), end = query < p.Nq ? visible_end(keys.masks, query) : 0;
     const unsigned char* tree = keys.tree + query * p.tree_mask.row;
 #pragma unroll
@@ -200,8 +201,13 @@ __device__ __forceinline__ void mask_scores(float (&S)[N][4], const Params& p, c
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         const int col = first + 8 * n + e;
-        bool seen = col < end && (!WINDOW || col >= begin);
+        const bool there = col < end && (!WINDOW || col >= begin);
+        bool seen = there;
         if (TREE && seen && col >= newest) seen = load_in_place(tree + (col - newest) * p.tree_mask.col);
+        if constexpr (MASK) {  // also of what the tree leaves out, so that what is read follows from the lengths
+          const PartOfHead of_head = OF_HEAD ? heads[8 * h] : PartOfHead();
+          if (there) seen &= mask_holds(p, of_head, {}, {}, {keys.batch, keys.kv_head * PACK + row % PACK, query, col, p.Nq, keys.all});
+        }
         if (!seen) S[n][2 * h + e] = NEG_INF;
       }
   }
@@ -296,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(__grid_constant_
   Element* Q_smem = reinterpret_cast<Element*>(sram);           // (BR x d)
   Element* ring = Q_smem + BR * KeyTile::PAD;                   // STAGES x (BC x d and BC x d_v)
   int* scratch = reinterpret_cast<int*>(ring + STAGES * SLOT);  // the sequence's length, then its pages
-  ScoreOfHead* heads = reinterpret_cast<ScoreOfHead*>(scratch + KNOWN_PAGES);  // of the tile's rows
+  PartOfHead* heads = reinterpret_cast<PartOfHead*>(scratch + KNOWN_PAGES);  // of the tile's rows
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row_warp = warp % ROW_WARPS, key_warp = warp / ROW_WARPS;
   const int split = blockIdx.x % p.splits, tile = blockIdx.x / p.splits % p.row_tiles;
@@ -320,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(__grid_constant_
     if constexpr (OF_HEAD) {
       for (int row = threadIdx.x; row < BR; row += THREADS) {
         const int r = tile * BR + row;
-        heads[row] = r < p.Nq * PACK ? read_of_head(p, {keys.batch, keys.kv_head * PACK + r % PACK, 0, 0, p.Nq, keys.all}) : ScoreOfHead();
+        heads[row] = r < p.Nq * PACK ? read_of_head(p, {keys.batch, keys.kv_head * PACK + r % PACK, 0, 0, p.Nq, keys.all}) : PartOfHead();
       }
     }
   }
@@ -335,6 +341,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(__grid_constant_
   for (int i = 0; i < M; i++) state.minus_m[i][0] = state.minus_m[i][1] = -NEG_INF;
   const float factor = SCALE_FIRST ? 1.f : p.scale_log2;
   const int row0 = tile * BR + row_warp * 16 * M + lane / 4;
+  const PartOfHead* own_heads = heads + row0 - tile * BR;
   QueryRows<KeyTile, M, Q_IN_REGS> Q_rows;
   Q_rows.smem = Q_smem + row_warp * 16 * M * KeyTile::PAD;
   const unsigned at_keys = place_of_keys<KeyTile>();
@@ -360,14 +367,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(__grid_constant_
     scores(S, Q_rows, K_smem, at_keys);
     auto mask = [&](float (&S)[M][N][4]) {
 #pragma unroll
-      for (int i = 0; i < M; i++) mask_scores(S[i], p, keys, row0 + 16 * i, j * BC + key_warp * SUB);
+      for (int i = 0; i < M; i++) mask_scores(S[i], p, keys, own_heads + 16 * i, row0 + 16 * i, j * BC + key_warp * SUB);
     };
     if constexpr (SCALE_FIRST) {
 #pragma unroll
       for (int i = 0; i < M; i++)
-        scale_scores(S[i], p, keys, heads + row0 - tile * BR + 16 * i, row0 + 16 * i, j * BC + key_warp * SUB);
+        scale_scores(S[i], p, keys, own_heads + 16 * i, row0 + 16 * i, j * BC + key_warp * SUB);
     }
-    rescale(S, state, factor, offset, j < keys.whole_begin || j >= keys.whole_end, mask);
+    rescale(S, state, factor, offset, MASK || j < keys.whole_begin || j >= keys.whole_end, mask);
 #pragma unroll
     for (int k = 0; k < (N + 1) / 2; k++) weigh(S, state, factor, offset, k);
     add_weighted_values<ValueTile>(state.O, S, V_smem);

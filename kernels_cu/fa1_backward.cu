@@ -211,7 +211,7 @@ fa1_backward(__grid_constant__ const Params given) {
                 if (seen) s += load_in_place(masks.bias + row * masks.bias_row + col * masks.bias_col);
               }
               if constexpr (MASK) {
-                if (seen) seen = mask_says(masks, row, col, Nq);
+                if (seen) seen = mask_says(masks, {}, row, col, Nq);
               }
               s = seen ? exp_of(s - L_smem[row - i * BR]) : 0.f;
             });

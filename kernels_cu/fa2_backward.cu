@@ -4,14 +4,16 @@
 // dV += P^T dO and dK += dS^T Q want them.
 //
 // Where two warps share their keys (ROW_WARPS), each makes P^T and dS^T of half of the rows and owns half of the columns of dK and
-// dV; what the other one made goes through SRAM.
+// dV; what the other one made goes through SRAM. So it is where a gradient has more columns than a warp's registers hold (d or d_v
+// above 256): each product is made once. Of 16 rows one of the two makes all.
 //
-// Three kernels: D = rowsum(dO * O) and dQ = 0; the gradients; dQ in its own type, where no kernel of its own makes it
-// (fa2_backward_queries.cu). large_rows.cu comes before the second.
+// Three kernels: what is done for each row before and behind (fa2_backward_rows.cuh; dQ has its own type from there, where no kernel
+// of its own makes it, fa2_backward_queries.cu), and between them the gradients. large_rows.cu comes before the second.
 //
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
-//   BR, BC      rows of a Q block, of a K/V block    STAGES     Q and dO blocks that there is room for: 1 or 2
+//   BR, BC      rows of a Q block, of a K/V block    STAGES     Q and dO blocks that there is room for: 1 or 2; 0, where the dO block
+//               has to go before the Q block comes
 //   WARP_KEYS   keys that a warp has                 WARP_ROWS  rows of which it makes P^T and dS^T at once
 //   ROW_WARPS   warps that share their keys: 1 or 2
 //   WITH_DK, WITH_DV  whether a launch makes dK, and dV: wide heads take one for each
@@ -24,38 +26,42 @@
 #define SUB BR
 constexpr int SCARCE = WARP_KEYS == 16 ? 2 : 0;  // registers are, where there are not many keys a warp and so fewer loads
 #include "block_mask.cuh"
+#include "column_parts.cuh"
 #include "dropout.cuh"
 #include "element.cuh"
+#include "fa2_backward_rows.cuh"
 #include "mask.cuh"
 #include "params.cuh"
 #include "query_sum.cuh"
-#include "row_piece.cuh"
 #include "row_products.cuh"
 #include "sequence.cuh"
 #include "weight.cuh"
 
 constexpr int KEY_WARPS = BC / WARP_KEYS, WARPS = KEY_WARPS * ROW_WARPS, THREADS = 32 * WARPS;
 constexpr int M = WARP_KEYS / 16, N = WARP_ROWS / 8;  // tensor core tiles of a warp's part of S^T
-constexpr int PARTS = BR / (ROW_WARPS * WARP_ROWS);
-static_assert(ROW_WARPS == 1 || !SCORE, "P is not kept for another warp");
-static_assert(ROW_WARPS == 1 || (STAGES == 2 && PARTS == 1), "Q_i and dO_i are read to the end of a turn");
+constexpr bool ALONE = WARP_ROWS == BR;  // whether one of the warps that share keys makes all P^T and dS^T
+constexpr int PARTS = ALONE ? 1 : BR / (ROW_WARPS * WARP_ROWS);
+constexpr bool WIDE = ROW_WARPS > 1 && !(WITH_DK && WITH_DV);  // whether a gradient has more columns than a warp's registers hold
+static_assert(ROW_WARPS == 1 || !SCORE || WIDE, "P is not kept for another warp");
+static_assert(ROW_WARPS == 1 || PARTS == 1, "Q_i and dO_i are read to the end of a turn");
+constexpr bool BY_TURNS = STAGES == 0;  // dP^T is made before S^T; a launch of dV, which needs no V, has dO where V would be
+constexpr int SLOTS = BY_TURNS ? 1 : STAGES;
+static_assert(!BY_TURNS || (WIDE && ALONE && BR == BC), "the least blocks of wide heads");
 // The next Q and dO are asked for as soon as there is room; where products without a branch follow later, and compute capability 9.0,
 // which has no registers left, does not mind, among those, which hide what it issues.
 constexpr bool FETCH_LATER = ROW_WARPS == 2 && __CUDA_ARCH__ < 900;
 
-typedef SwizzledTile<HEAD_DIM> KeyTile;     // of Q, K and their gradients
-typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V, O and their gradients
-typedef SwizzledTile<BR> ScoreTile;         // of P^T and dS^T
-
-// The first kernel gives a row to so many lanes, a piece each at a time.
-__device__ constexpr int lanes_for(int pieces, int lanes = 1) {
-  return lanes >= pieces || lanes == 32 ? lanes : lanes_for(pieces, 2 * lanes);
-}
-constexpr int ROW_LANES = lanes_for((HEAD_DIM > VALUE_DIM ? HEAD_DIM : VALUE_DIM) / PIECE), ROW_THREADS = 128, ROWS = ROW_THREADS / ROW_LANES;
+typedef SwizzledTile<HEAD_DIM, Element, 16 * ROW_WARPS> KeyTile;     // of Q, K and their gradients
+typedef SwizzledTile<VALUE_DIM, Element, 16 * ROW_WARPS> ValueTile;  // of V, O and their gradients
+typedef SwizzledTile<BR> ScoreTile;                                  // of P^T and dS^T
+// A warp's columns of gradients: those of wide heads are not halves side by side, whose chunks need not be permuted among themselves.
+typedef PartOf<KeyTile, WIDE ? ROW_WARPS : 1, KEY_WARPS> KeyPart;
+typedef PartOf<ValueTile, WIDE ? ROW_WARPS : 1, KEY_WARPS> ValuePart;
 
 // dQ_i in items of 16 A rows and 16 C columns, as many as warps where they come out even
 constexpr int A = BR % (16 * M) == 0 ? M : 1, ROW_ITEMS = BR / (16 * A), COL_ITEMS = (WARPS + ROW_ITEMS - 1) / ROW_ITEMS;
-constexpr int C = (SUM_TILES + COL_ITEMS - 1) / COL_ITEMS, ITEMS = ROW_ITEMS * ((SUM_TILES + C - 1) / C);
+constexpr int MOST_TILES = !WIDE ? SUM_TILES : MASK || BIAS ? 2 : 4;  // of an item, beside the gradients of wide heads, and addresses
+constexpr int EVEN = (SUM_TILES + COL_ITEMS - 1) / COL_ITEMS, C = EVEN < MOST_TILES ? EVEN : MOST_TILES, ITEMS = ROW_ITEMS * ((SUM_TILES + C - 1) / C);
 struct Item {
   int row, tile, sum;  // the first row, the first of 16 columns, and where the sum of both is behind that of row 0
 };
@@ -64,82 +70,8 @@ __device__ __forceinline__ Item item_at(int n) {
   return {row, tile, (row / 8 * SUM_TILES + tile) * SUM_PIECE};
 }
 
-// Which row of which head a thread of the first kernel has
-struct RowPlace {
-  int pair, batch, head, row;
-  long long at;  // in L and D
-  __device__ __forceinline__ RowPlace(int total_q, int heads) {
-    const int blocks = (total_q + ROWS - 1) / ROWS;
-    pair = blockIdx.x / blocks;
-    batch = pair / heads;
-    head = pair % heads;
-    row = blockIdx.x % blocks * ROWS + threadIdx.x / ROW_LANES;
-    at = static_cast<long long>(pair) * total_q + row;
-  }
-  template <typename T> __device__ __forceinline__ T* of(const Rows<T>& tensor) const {
-    return tensor.of(batch, head) + row * tensor.row;
-  }
-};
-
-// D = rowsum(dO * O) of every row, and dQ_acc = 0
-extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-fa2_backward_rows(__grid_constant__ const Params given) {
-  const Params p = given;
-  const RowPlace place(p.total_q, p.heads);
-  const int first = threadIdx.x % ROW_LANES * PIECE;
-  float sum = 0.f;
-  if (place.row < p.total_q) {
-    const Element *O = place.of(p.O), *dO = place.of(p.dO);
-    for (int col = first; col < VALUE_DIM; col += ROW_LANES * PIECE) {
-      float o[PIECE], g[PIECE];
-      load_piece(o, O + col);
-      load_piece(g, dO + col);
-#pragma unroll
-      for (int c = 0; c < PIECE; c++) sum = fmaf(o[c], g[c], sum);
-    }
-    if constexpr (WITH_DQ) {
-      for (int tile = threadIdx.x % ROW_LANES; tile < SUM_TILES; tile += ROW_LANES)
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-          *four_sums(sums_of(p.dQ_acc, place.pair, p.total_q, place.row, tile), k) = make_float4(0.f, 0.f, 0.f, 0.f);
-    }
-  }
-#pragma unroll
-  for (int other = ROW_LANES / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-  if (first == 0 && place.row < p.total_q) p.D[place.at] = sum;
-  if (SINKS && first == 0 && place.row < p.total_q)
-    p.dsinks[place.at] = p.L[place.at] == NEG_INF ? 0.f : -sum * expf(p.sinks[place.head] - p.L[place.at]);
-}
-
-// dQ = scale dQ_acc: a thread takes 16 columns of a row.
-constexpr int PIECES_OF_SUMS = ROW_THREADS / 8 / SUM_TILES;  // one below the other, of a thread block
-
-extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-fa2_backward_finish(__grid_constant__ const Params given) {
-  const Params p = given;
-  const int blocks = ((p.total_q + 7) / 8 + PIECES_OF_SUMS - 1) / PIECES_OF_SUMS, pair = blockIdx.x / blocks;
-  const int tile = threadIdx.x / 8 % SUM_TILES, below = threadIdx.x / 8 / SUM_TILES;
-  const int row = (blockIdx.x % blocks * PIECES_OF_SUMS + below) * 8 + threadIdx.x % 8;
-  if (below >= PIECES_OF_SUMS || row >= p.total_q) return;
-  float* sums = sums_of(p.dQ_acc, pair, p.total_q, row, tile);
-  float dQ_regs[16];
-#pragma unroll
-  for (int k = 0; k < 4; k++) {
-    const float4 four = *four_sums(sums, k);
-    dQ_regs[column_of_sum(k, 0)] = four.x;
-    dQ_regs[column_of_sum(k, 1)] = four.y;
-    dQ_regs[column_of_sum(k, 2)] = four.z;
-    dQ_regs[column_of_sum(k, 3)] = four.w;
-  }
-  Element* dQ = p.dQ.of(pair / p.heads, pair % p.heads) + row * p.dQ.row + 16 * tile;
-#pragma unroll
-  for (int col = 0; col < 16; col += PIECE) {
-    float piece[PIECE];
-#pragma unroll
-    for (int c = 0; c < PIECE; c++) piece[c] = p.scale * dQ_regs[col + c];
-    if (16 * tile + col < HEAD_DIM) store_piece(dQ + col, piece);
-  }
-}
+// Elements that a Q block and a dO block have room for
+constexpr int SLOT = BR * (!BY_TURNS ? KeyTile::PAD + ValueTile::PAD : KeyTile::PAD > ValueTile::PAD ? KeyTile::PAD : ValueTile::PAD);
 
 // What a thread block has
 struct ColumnBlock {
@@ -163,18 +95,18 @@ fa2_backward(__grid_constant__ const Params given) {
   Element* K_smem = reinterpret_cast<Element*>(sram);     // (BC x d), at the end dK
   Element* V_smem = K_smem + BC * KeyTile::PAD;           // (BC x d_v), at the end dV
   Element* dS_smem = V_smem + BC * ValueTile::PAD;        // (BC x BR), transposed
-  Element* P_smem = dS_smem + BC * ScoreTile::PAD;        // (BC x BR), transposed, where two warps share their keys
-  Element* ring = P_smem + (ROW_WARPS - 1) * BC * ScoreTile::PAD;  // STAGES x (BR x d), (BR x d_v)
-  float* row_ring = reinterpret_cast<float*>(ring + STAGES * BR * (KeyTile::PAD + ValueTile::PAD));  // STAGES x 2 BR
-  unsigned* row_parts = reinterpret_cast<unsigned*>(row_ring + STAGES * 2 * BR);  // STAGES x those of score_parts.cuh
-  unsigned* key_parts = row_parts + STAGES * SCORE_ROW_LOADS * BR;
-  unsigned* kept = key_parts + SCORE_KEY_LOADS * BC;
+  Element* P_smem = dS_smem + (WIDE ? 0 : BC * ScoreTile::PAD);  // (BC x BR), transposed, where two warps share their keys
+  Element* ring = P_smem + (WIDE ? 1 : ROW_WARPS - 1) * BC * ScoreTile::PAD;  // SLOTS x (BR x d), (BR x d_v)
+  float* row_ring = reinterpret_cast<float*>(ring + SLOTS * SLOT);                // SLOTS x 2 BR
+  unsigned* row_parts = reinterpret_cast<unsigned*>(row_ring + SLOTS * 2 * BR);  // SLOTS x those of score_parts.cuh
+  unsigned* key_parts = row_parts + SLOTS * ROW_LOADS * BR;
+  unsigned* kept = key_parts + KEY_LOADS * BC;
   auto slot_at = [&](int s) {
-    Element* at = ring + s * BR * (KeyTile::PAD + ValueTile::PAD);
-    return Slot{at, at + BR * KeyTile::PAD, row_ring + s * 2 * BR, row_ring + s * 2 * BR + BR};
+    Element* at = ring + s * SLOT;
+    return Slot{at, !BY_TURNS ? at + BR * KeyTile::PAD : WITH_DK ? at : V_smem, row_ring + s * 2 * BR, row_ring + s * 2 * BR + BR};
   };
 
-  auto parts_at = [&](int s) { return shared_address(row_parts + s * SCORE_ROW_LOADS * BR); };
+  auto parts_at = [&](int s) { return shared_address(row_parts + s * ROW_LOADS * BR); };
 
   // By a shuffle: what all lanes of a warp have in common can be known to be so, and kept once for all of them.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -212,8 +144,9 @@ fa2_backward(__grid_constant__ const Params given) {
   bool visited = first_block < end_block;
   if constexpr (SKIPS) {
     bool any = false;
+    const long long first_of_all = VARLEN ? first_query / BR + number : 0;  // of its row blocks
     for (int h = 0; h < p.group; h++) {
-      const BlockMask keep = block_mask_of(p, batch, kv_head * p.group + h).transposed();
+      const BlockMask keep = block_mask_of(p, batch, kv_head * p.group + h, first_of_all).transposed();
       any |= read_block_mask<KEPT_COLS, KEPT_ROWS>(kept + h * words, keep, j, first_block, end_block, warp, WARPS);
     }
     visited = __syncthreads_or(any);
@@ -227,7 +160,7 @@ fa2_backward(__grid_constant__ const Params given) {
 
   // A warp's columns of dK and dV, and the first of them
   constexpr int KEY_COLS = KeyTile::PAD / ROW_WARPS, VALUE_COLS = ValueTile::PAD / ROW_WARPS;
-  const int key_col = row_warp * KEY_COLS, value_col = row_warp * VALUE_COLS;
+  const int key_col = WIDE ? 0 : row_warp * KEY_COLS, value_col = WIDE ? 0 : row_warp * VALUE_COLS;
   float dK_regs[WITH_DK ? M : 1][KEY_COLS / 8][4] = {}, dV_regs[WITH_DV ? M : 1][VALUE_COLS / 8][4] = {};
 
   // What this thread copies of Q and dO, and adds to of dQ's sum, from row 0 of the first query head on; row 0 in L and D
@@ -247,19 +180,26 @@ fa2_backward(__grid_constant__ const Params given) {
     const Blocks blocks = {first_block, end_block, kept + h * words};
     int i = blocks.below(blocks.end);
     if (i < blocks.begin) continue;
-    if constexpr (SCORE_KEY_LOADS > 0) {
+    if constexpr (KEY_LOADS > 0) {
       KeyParts<BC, THREADS> own;
-      own.ask(p, masks.of_head, score_at(masks, 0, j * BC, Nq), cols);
+      own.ask(p, masks.of_head, score_at(masks, 0, j * BC, Nq), cols, true);
       own.store(shared_address(key_parts));
       masks.of_keys = shared_address(key_parts) - 4 * j * BC;
     }
     RowParts<BR, THREADS> coming;  // those of the block that is asked for, until the end of the turn
 
+    auto fetch_queries = [&](int i, const Slot& slot) {
+      const Element* Q_i = Q + static_cast<long long>(i) * BR * p.Q.row;
+      KeyTile::load_from<BR, THREADS, false>(slot.Q, Q_i, p.Q.at, p.Q.row, Nq - i * BR, threadIdx.x);
+    };
     auto fetch = [&](int i, const Slot& slot) {
       const int rows = Nq - i * BR;
       const Element* Q_i = Q + static_cast<long long>(i) * BR * p.Q.row;
       const Element* dO_i = dO + static_cast<long long>(i) * BR * p.dO.row;
-      if (rows >= BR) {
+      if constexpr (BY_TURNS) {
+        if constexpr (WITH_DV) fetch_queries(i, slot);
+        ValueTile::load_from<BR, THREADS, false>(slot.dO, dO_i, p.dO.at, p.dO.row, rows, threadIdx.x);
+      } else if (rows >= BR) {
         KeyTile::load_from<BR, THREADS, true>(slot.Q, Q_i, p.Q.at, p.Q.row, rows, threadIdx.x);
         ValueTile::load_from<BR, THREADS, true>(slot.dO, dO_i, p.dO.at, p.dO.row, rows, threadIdx.x);
       } else {
@@ -274,7 +214,8 @@ fa2_backward(__grid_constant__ const Params given) {
         copy_float(slot.L + r, inside ? p.L + row0 + i * BR + r : p.L, inside);
         if constexpr (WITH_DK) copy_float(slot.D_i + r, inside ? p.D + row0 + i * BR + r : p.D, inside);
       }
-      coming.ask(p, masks.of_head, score_at(masks, i * BR, 0, Nq), rows);
+      if constexpr (ROW_LOADS > 0)
+        coming.ask(p, masks.of_head, score_at(masks, i * BR, 0, Nq), rows, MASK && blocks.asks(i));
     };
     fetch(i, slot_at(which));
     close_group();
@@ -283,7 +224,7 @@ fa2_backward(__grid_constant__ const Params given) {
     while (i >= blocks.begin) {
       const int next = blocks.below(i);
       const Slot slot = slot_at(which);
-      if constexpr (SCORE_ROW_LOADS > 0) masks.of_rows = parts_at(which) - 4 * i * BR;
+      if constexpr (ROW_LOADS > 0) masks.of_rows = parts_at(which) - 4 * i * BR;
       wait_for_groups<0>();
       bool large = false;  // any of the rows whose L this thread copied
 #pragma unroll
@@ -301,19 +242,31 @@ fa2_backward(__grid_constant__ const Params given) {
       };
       if constexpr (STAGES == 2 && !FETCH_LATER) fetch_next();
 
+      float dP[M][N][4];  // transposed; where dO_i has to go
+      if constexpr (BY_TURNS && WITH_DK) {
+        const QueryRows<ValueTile, M, false> V_rows = {V_smem + own_keys * ValueTile::PAD};
+        if (row_warp == 0) scores<ValueTile, 2>(dP, V_rows, slot.dO);
+        __syncthreads();  // all are done with dO_i
+        fetch_queries(i, slot);
+        close_group();
+        wait_for_groups<0>();
+        __syncthreads();  // Q_i is there for all
+      }
 #pragma unroll
       for (int part = 0; part < PARTS; part++) {
+        if (ROW_WARPS > 1 && ALONE && row_warp > 0) continue;
         const int row = (part * ROW_WARPS + row_warp) * WARP_ROWS;  // the first of the warp's, in the block
         const int first = i * BR + row, last = min(first + WARP_ROWS, Nq) - 1;
         const bool asks = MASK && blocks.asks(i);
         const bool whole = !asks && warp_key + WARP_KEYS <= visible_end(masks, first) && warp_key >= visible_begin(masks, last);
         const bool seen = first < Nq && warp_key < visible_end(masks, last) && warp_key + WARP_KEYS > visible_begin(masks, first);
         auto share = [&](const float (&P)[M][N][4], const float (&dS)[M][N][4]) {
-          if constexpr (WITH_DQ || ROW_WARPS > 1) put_tile<ScoreTile>(dS_smem + own_keys * ScoreTile::PAD, dS, row);
-          if constexpr (ROW_WARPS > 1) put_tile<ScoreTile>(P_smem + own_keys * ScoreTile::PAD, KeptWeights(P).of, row);
+          if constexpr (WITH_DQ || (ROW_WARPS > 1 && WITH_DK)) put_tile<ScoreTile>(dS_smem + own_keys * ScoreTile::PAD, dS, row);
+          if constexpr (ROW_WARPS > 1 && WITH_DV) put_tile<ScoreTile>(P_smem + own_keys * ScoreTile::PAD, KeptWeights(P).of, row);
         };
         if (seen) {
-          float P[M][N][4], dS[M][N][4], slopes[M][N][4];
+          float P[M][N][4], made[M][N][4], slopes[M][N][4];
+          float(&dS)[M][N][4] = BY_TURNS ? dP : made;
           // All their addresses, kept through the loop, would take registers.
           const int here = unknown(own_keys);
           const QueryRows<KeyTile, M, false> K_rows = {K_smem + here * KeyTile::PAD};
@@ -374,7 +327,7 @@ fa2_backward(__grid_constant__ const Params given) {
             for (int m = 0; m < M; m++)
               each_score_transposed<N>(masks, warp_key + 16 * m + g, first, Nq, [&](int n, int e, int row, int key, bool seen) {
                 if constexpr (MASK) {
-                  if (seen && asks) seen = mask_says(masks, row, key, Nq);
+                  if (seen && asks) seen = mask_says(masks, asked_of_row(masks, row), row, key, Nq);
                 }
                 if (!seen) P[m][n][e] = NEG_INF;
               });
@@ -389,13 +342,13 @@ fa2_backward(__grid_constant__ const Params given) {
               each_weight_transposed<BR % 32 == 0 && WARP_ROWS % 32 == 0>(P[m], dropout, warp_key + 16 * m, first, MarkDropped());
           }
           // dV_j += P^T dO_i
-          if constexpr (WITH_DV) add_weighted_values<ValueTile, 8>(dV_regs, KeptWeights(P).of, slot.dO + row * ValueTile::PAD + value_col);
-          if constexpr (SCORE && !DBIAS && !DROPOUT) {
+          if constexpr (WITH_DV) add_weighted_values<ValuePart, 8>(dV_regs, KeptWeights(P).of, slot.dO + row * ValueTile::PAD + value_col);
+          if constexpr (SCORE && !DBIAS && !DROPOUT && !(WIDE && WITH_DV)) {
 #pragma unroll
             for (int m = 0; m < M; m++) of_given_scores(P[m], slopes[m]);
           }
           // dP^T = V_j dO_i^T, a loop: with all its fragments loaded ahead, registers spill
-          if constexpr (WITH_DK) scores<ValueTile, 2>(dS, V_rows, slot.dO + row * ValueTile::PAD);
+          if constexpr (WITH_DK && !BY_TURNS) scores<ValueTile, 2>(dS, V_rows, slot.dO + row * ValueTile::PAD);
           if constexpr (WITH_DK) {
             // dS^T = P^T * (dP^T - D_i), dK_j += dS^T Q_i
 #pragma unroll
@@ -418,7 +371,7 @@ fa2_backward(__grid_constant__ const Params given) {
 #pragma unroll
               for (int m = 0; m < M; m++) of_given_scores(dS[m], slopes[m]);
             }
-            add_weighted_values<KeyTile, 8>(dK_regs, dS, slot.Q + row * KeyTile::PAD + key_col);
+            add_weighted_values<KeyPart, 8>(dK_regs, dS, slot.Q + row * KeyTile::PAD + key_col);
           }
           share(P, dS);
         } else {
@@ -426,16 +379,22 @@ fa2_backward(__grid_constant__ const Params given) {
           share(zeros, zeros);
         }
       }
-      __syncthreads();  // dS is there for all; all are done with Q_i and dO_i, or have a copy of their own
-      if constexpr (STAGES == 1) fetch_next();
+      __syncthreads();  // dS is there for all, and P; all are done with Q_i and dO_i, but for what a warp takes of another's
       if constexpr (ROW_WARPS > 1) {
         // dV_j += P^T dO_i, dK_j += dS^T Q_i for the other warp's rows
         const int row = (1 - row_warp) * WARP_ROWS;
         const int here = unknown(own_keys) * ScoreTile::PAD;
-        add_stored_values<ValueTile, ScoreTile, N / 2>(dV_regs, P_smem + here, row, slot.dO + row * ValueTile::PAD + value_col);
-        if constexpr (FETCH_LATER) fetch_next();
-        add_stored_values<KeyTile, ScoreTile, N / 2>(dK_regs, dS_smem + here, row, slot.Q + row * KeyTile::PAD + key_col);
+        const bool made = !ALONE || row_warp > 0;
+        if constexpr (WITH_DV) {
+          if (made) add_stored_values<ValuePart, ScoreTile, N / 2>(dV_regs, P_smem + here, row, slot.dO + row * ValueTile::PAD + value_col);
+        }
+        if constexpr (STAGES == 2 && FETCH_LATER) fetch_next();
+        if constexpr (WITH_DK) {
+          if (made) add_stored_values<KeyPart, ScoreTile, N / 2>(dK_regs, dS_smem + here, row, slot.Q + row * KeyTile::PAD + key_col);
+        }
+        if constexpr (STAGES < 2) __syncthreads();  // all are done with Q_i and dO_i
       }
+      if constexpr (STAGES < 2) fetch_next();
       if constexpr (WITH_DQ) {
         // dQ_i += dS K_j, some of the rows and columns a warp
         auto add_item = [&](const Item& item, int beyond) {
@@ -464,7 +423,7 @@ fa2_backward(__grid_constant__ const Params given) {
           for (int n = unknown(warp); n < ITEMS; n += WARPS) add_item(item_at(n), item_at(n).sum - item_at(warp).sum);
         }
       }
-      if (SCORE_ROW_LOADS > 0 && next >= blocks.begin) coming.store(parts_at(which));
+      if (ROW_LOADS > 0 && next >= blocks.begin) coming.store(parts_at(which));
       i = next;
     }
   }
@@ -473,10 +432,10 @@ fa2_backward(__grid_constant__ const Params given) {
   __syncthreads();
   if constexpr (WITH_DK) {
     multiply(dK_regs, p.scale);
-    put_tile<KeyTile>(K_smem + own_keys * KeyTile::PAD + key_col, dK_regs);
+    put_tile<KeyPart>(K_smem + own_keys * KeyTile::PAD + key_col, dK_regs);
   }
   if constexpr (WITH_DV && DROPOUT) multiply(dV_regs, dropout_of(p, 0, 0).scale);
-  if constexpr (WITH_DV) put_tile<ValueTile>(V_smem + own_keys * ValueTile::PAD + value_col, dV_regs);
+  if constexpr (WITH_DV) put_tile<ValuePart>(V_smem + own_keys * ValueTile::PAD + value_col, dV_regs);
   __syncthreads();
   // Whose keys they are is computed again: kept through the loop, it would take registers.
   if constexpr (!VARLEN) place = column_block(Nk, kv_heads, unknown(blockIdx.x));

@@ -2,11 +2,13 @@
 // that it sees, as the forward does. It computes S and dP once more, and needs no atomics and no float32 dQ in HBM.
 //
 // Where two warps share their rows (COL_WARPS), each goes through half of the keys, and at the end half of dQ's columns is summed by
-// each of them.
+// each of them. Where dQ has more columns than a warp's registers hold (d above 256) each owns half of them from the beginning, and
+// gets the other's dS through SRAM; of blocks of 16 keys one of the two makes all dS.
 //
 // Constants, all from the tile schedule:
 //   ELEMENT     __half, __nv_bfloat16 or float       HEAD_DIM, VALUE_DIM  d of Q and K, of V and O
-//   BR, BC      rows of a Q block, of a K/V block    STAGES     K/V blocks that there is room for: 1 or 2
+//   BR, BC      rows of a Q block, of a K/V block    STAGES     K/V blocks that there is room for: 1 or 2; 0, where the V block has
+//               to go before the K block comes
 //   WARP_ROWS   rows that a warp has                 WARP_COLS  columns of S and dP that it makes at once
 //   COL_WARPS   warps that share their rows: 1 or 2  COPY_BYTES width of a copy
 //   CAUSAL, WINDOW, MASK, BIAS, SCORE, PADDED, SPARSE, TILES  mask.cuh, mask_function.cuh, score.cuh, block_mask.cuh
@@ -26,10 +28,17 @@ constexpr int SCARCE = WARP_ROWS == 16 ? 2 : 0;  // registers are, where there a
 
 constexpr int ROW_WARPS = BR / WARP_ROWS, WARPS = ROW_WARPS * COL_WARPS, THREADS = 32 * WARPS;
 constexpr int M = WARP_ROWS / 16, N = WARP_COLS / 8;  // tensor core tiles of a warp's part of S
-constexpr int PARTS = BC / (COL_WARPS * WARP_COLS);
+constexpr bool WIDE = COL_WARPS > 1 && HEAD_DIM > 256, ALONE = WIDE && WARP_COLS == BC;
+constexpr int PARTS = ALONE ? 1 : BC / (COL_WARPS * WARP_COLS);
+static_assert(!WIDE || PARTS == 1, "dS has room for one part");
+constexpr bool BY_TURNS = STAGES == 0;  // dP is made before S
+static_assert(!BY_TURNS || (ALONE && BR == BC), "the least blocks of wide heads");
+#include "column_warps.cuh"
 
-typedef SwizzledTile<HEAD_DIM> KeyTile;     // of Q, K and dQ
-typedef SwizzledTile<VALUE_DIM> ValueTile;  // of V and dO
+typedef SwizzledTile<HEAD_DIM, Element, 16 * COL_WARPS> KeyTile;         // of Q, K and dQ
+typedef SwizzledTile<VALUE_DIM> ValueTile;                               // of V and dO
+typedef SwizzledTile<BC> ScoreTile;                                      // of dS
+typedef PartOf<KeyTile, WIDE ? COL_WARPS : 1, ROW_WARPS> KeyPart;  // a warp's columns of dQ
 
 // The stream of the visited K/V blocks, from the last one down, through STAGES slots. Only the last block may be short.
 struct Stream {
@@ -40,29 +49,30 @@ struct Stream {
   unsigned slot, both;  // where the block at hand is in shared memory, and the sum of that and where the other slot is
 
   static constexpr int K_BYTES = BC * KeyTile::PAD * sizeof(Element), SLOT = K_BYTES + BC * ValueTile::PAD * sizeof(Element);
+  static constexpr int V_BEYOND = BY_TURNS ? 0 : K_BYTES;
 
   __device__ __forceinline__ void start(const Element* ring, int j) {
     const unsigned first = unknown(shared_address(ring));  // or it would be found anew in each turn
-    slot = first + (STAGES - 1) * SLOT;
-    both = 2 * first + (STAGES - 1) * SLOT;
+    slot = first + (STAGES == 2 ? SLOT : 0);
+    both = 2 * first + (STAGES == 2 ? SLOT : 0);
     if constexpr (!SKIPS) {
       K += static_cast<long long>(j) * BC * K_row;
       V += static_cast<long long>(j) * BC * V_row;
     }
-    fetch<false>(j, true);
+    fetch<false, !BY_TURNS>(j, true);
     close_group();
   }
 
-  // Block j to the other slot, or the only one, if it is `wanted`
-  template <bool WHOLE> __device__ __forceinline__ void fetch(int j, bool wanted) {
+  // Block j to the other slot, or the only one, if it is `wanted`: K_j, V_j, or both
+  template <bool WHOLE, bool KEYS = true, bool VALUES = true> __device__ __forceinline__ void fetch(int j, bool wanted) {
     const unsigned to = both - slot;
     const Element *K_j = K, *V_j = V;
     if constexpr (SKIPS) {
       K_j += static_cast<long long>(j) * BC * K_row;
       V_j += static_cast<long long>(j) * BC * V_row;
     }
-    KeyTile::load_back<BC, THREADS, WHOLE>(to, K_j, anywhere, K_row, keys - j * BC, threadIdx.x, wanted);
-    ValueTile::load_back<BC, THREADS, WHOLE>(to + K_BYTES, V_j, anywhere, V_row, keys - j * BC, threadIdx.x, wanted);
+    if constexpr (KEYS) KeyTile::load_back<BC, THREADS, WHOLE>(to, K_j, anywhere, K_row, keys - j * BC, threadIdx.x, wanted);
+    if constexpr (VALUES) ValueTile::load_back<BC, THREADS, WHOLE>(to + V_BEYOND, V_j, anywhere, V_row, keys - j * BC, threadIdx.x, wanted);
     if constexpr (!SKIPS) K = K_j, V = V_j;
   }
 };
@@ -78,11 +88,13 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   Element* Q_smem = reinterpret_cast<Element*>(sram);  // (BR x d), at the end dQ
   Element* dO_smem = Q_smem + BR * KeyTile::PAD;       // (BR x d_v)
   Element* ring = dO_smem + BR * ValueTile::PAD;       // STAGES x (BC x d), (BC x d_v); at the end sums of dQ
-  float* L_smem = reinterpret_cast<float*>(ring + STAGES * BC * (KeyTile::PAD + ValueTile::PAD));  // (BR)
-  float* D_smem = L_smem + BR;                                                                     // (BR)
+  constexpr int RING = STAGES * BC * (KeyTile::PAD + ValueTile::PAD), ONE = BC * (KeyTile::PAD > ValueTile::PAD ? KeyTile::PAD : ValueTile::PAD);
+  Element* dS_smem = ring + (BY_TURNS ? ONE : RING);                                     // (BR x BC), where dQ is wide
+  float* L_smem = reinterpret_cast<float*>(dS_smem + (WIDE ? BR * ScoreTile::PAD : 0));  // (BR)
+  float* D_smem = L_smem + BR;                                                           // (BR)
   unsigned* row_parts = reinterpret_cast<unsigned*>(D_smem + BR);  // score_parts.cuh
-  unsigned* key_parts = row_parts + SCORE_ROW_LOADS * BR;          // two blocks'
-  unsigned* kept = key_parts + 2 * SCORE_KEY_LOADS * BC;
+  unsigned* key_parts = row_parts + ROW_LOADS * BR;          // two blocks'
+  unsigned* kept = key_parts + 2 * KEY_LOADS * BC;
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int own_rows = warp % ROW_WARPS * WARP_ROWS, col_warp = warp / ROW_WARPS;
@@ -101,7 +113,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   const int first_key = visible_begin(masks, row_block), end_key = visible_end(masks, last_row);
   const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
   if constexpr (SKIPS) {
-    const BlockMask keep = block_mask_of(p, place.batch, place.head);
+    const BlockMask keep = block_mask_of(p, place.batch, place.head, place.first_block<BR>());
     read_block_mask<KEPT_ROWS, KEPT_COLS>(kept, keep, place.i, blocks.begin, blocks.end, warp, WARPS);
     __syncthreads();
   }
@@ -110,7 +122,8 @@ fa2_backward_queries(__grid_constant__ const Params given) {
                    p.K.at, p.K.row, p.V.row, keys};
   StreamOfParts<BC, THREADS> parts;
   auto ask_for_parts = [&](int j) {
-    parts.ask(p, masks.of_head, score_at(masks, 0, j * BC, Nq), j >= blocks.begin ? keys - j * BC : 0);
+    const bool wanted = j >= blocks.begin;
+    parts.ask(p, masks.of_head, score_at(masks, 0, j * BC, Nq), wanted ? keys - j * BC : 0, MASK && wanted && blocks.asks(j));
   };
   int j = blocks.below(blocks.end);
 
@@ -132,14 +145,14 @@ fa2_backward_queries(__grid_constant__ const Params given) {
     }
     close_group();
     stream.start(ring, j);
-    if constexpr (SCORE_KEY_LOADS > 0) {
+    if constexpr (KEY_LOADS > 0) {
       parts.start(shared_address(key_parts));
       ask_for_parts(j);
       parts.put();
     }
-    if constexpr (SCORE_ROW_LOADS > 0) {
+    if constexpr (ROW_LOADS > 0) {
       RowParts<BR, THREADS> own;
-      own.ask(p, masks.of_head, score_at(masks, row_block, 0, Nq), rows);
+      own.ask(p, masks.of_head, score_at(masks, row_block, 0, Nq), rows, true);
       own.store(shared_address(row_parts));
       masks.of_rows = shared_address(row_parts) - 4 * row_block;
     }
@@ -161,7 +174,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
     large = __any_sync(~0u, large);
   }
 
-  float dQ_regs[M][KeyTile::PAD / 8][4] = {};
+  float dQ_regs[M][KeyPart::PAD / 8][4] = {};
   // By shuffles: ptxas would else find them anew in each turn.
   const unsigned at_keys = __shfl_sync(~0u, place_of_keys<KeyTile>(), lane);
   const unsigned at_values = KeyTile::PAD == ValueTile::PAD ? at_keys : __shfl_sync(~0u, place_of_keys<ValueTile>(), lane);
@@ -171,7 +184,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
     wait_for_groups<0>();
     __syncthreads();  // K_j and V_j are there for all; all are done with the blocks before
     stream.slot = stream.both - stream.slot;
-    if constexpr (SCORE_KEY_LOADS > 0) {
+    if constexpr (KEY_LOADS > 0) {
       masks.of_keys = parts.turn(j * BC);
       ask_for_parts(next);
     }
@@ -181,18 +194,33 @@ fa2_backward_queries(__grid_constant__ const Params given) {
         close_group();
       }
     };
-    const unsigned K_at = stream.slot, V_at = K_at + Stream::K_BYTES;
+    const unsigned K_at = stream.slot, V_at = K_at + Stream::V_BEYOND;
+    float dP[M][N][4];  // where V_j has to go
+    if constexpr (BY_TURNS) {
+      if (col_warp == 0) scores<ValueTile, 2>(dP, dO_rows, V_at, at_values);
+      __syncthreads();  // all are done with V_j
+      stream.fetch<false, true, false>(j, true);
+      close_group();
+      wait_for_groups<0>();
+      __syncthreads();  // K_j is there for all
+    }
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
       const int col = (part * COL_WARPS + col_warp) * WARP_COLS, first = j * BC + col, end = first + WARP_COLS;
       const int last = min(warp_row + WARP_ROWS, Nq) - 1;
-      const bool seen = warp_row < Nq && first < visible_end(masks, last) && end > visible_begin(masks, warp_row);
+      const bool own = !ALONE || col_warp == 0;
+      const bool seen = own && warp_row < Nq && first < visible_end(masks, last) && end > visible_begin(masks, warp_row);
       if (!seen) {
+        if constexpr (WIDE) {
+          const float zeros[M][N][4] = {};
+          if (own) put_tile<ScoreTile>(dS_smem + own_rows * ScoreTile::PAD, zeros, col);
+        }
         if (part == PARTS - 1) ask_for_next();
         continue;
       }
       // S = Q K_j^T, P = exp(S - L)
-      float P[M][N][4], dS[M][N][4], slopes[M][N][4];
+      float P[M][N][4], made[M][N][4], slopes[M][N][4];
+      float(&dS)[M][N][4] = BY_TURNS ? dP : made;
       scores(P, Q_rows, K_at + col * KeyTile::ROW_BYTES, at_keys);
       const bool asks = MASK && blocks.asks(j);
       const bool whole = !asks && !SCALED && end <= visible_end(masks, warp_row) && first >= visible_begin(masks, last);
@@ -229,7 +257,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
         for (int m = 0; m < M; m++) of_given_scores(P[m], slopes[m]);
       }
       // dP = dO V_j^T, dS = P * (dP - D), dQ += dS K_j
-      scores<ValueTile, 2>(dS, dO_rows, V_at + col * ValueTile::ROW_BYTES, at_values);
+      if constexpr (!BY_TURNS) scores<ValueTile, 2>(dS, dO_rows, V_at + col * ValueTile::ROW_BYTES, at_values);
       if (part == PARTS - 1) ask_for_next();
 #pragma unroll
       for (int m = 0; m < M; m++)
@@ -241,11 +269,20 @@ fa2_backward_queries(__grid_constant__ const Params given) {
 #pragma unroll
         for (int m = 0; m < M; m++) of_given_scores(dS[m], slopes[m]);
       }
-      add_weighted_values<KeyTile, 8>(dQ_regs, dS, K_at + col * KeyTile::ROW_BYTES);
+      if constexpr (WIDE) put_tile<ScoreTile>(dS_smem + own_rows * ScoreTile::PAD, dS, col);
+      add_weighted_values<KeyPart, 8>(dQ_regs, dS, K_at + col * KeyTile::ROW_BYTES);
     }
-    if constexpr (STAGES == 1) {
+    if constexpr (WIDE) {
+      meet_partner();
+      // dQ += dS K_j for the other warp's keys
+      const int col = (1 - col_warp) * WARP_COLS;
+      const Element* K_others = static_cast<const Element*>(__cvta_shared_to_generic(K_at)) + col * KeyTile::PAD;
+      if (!ALONE || col_warp > 0)
+        add_stored_values<KeyPart, ScoreTile, N / 2>(dQ_regs, dS_smem + own_rows * ScoreTile::PAD, col, K_others);
+    }
+    if constexpr (STAGES < 2) {
       __syncthreads();  // all are done with K_j and V_j
-      stream.fetch<true>(next, next >= blocks.begin);
+      stream.fetch<true, !BY_TURNS>(next, next >= blocks.begin);
       close_group();
     }
     parts.put();
@@ -255,9 +292,9 @@ fa2_backward_queries(__grid_constant__ const Params given) {
   // dQ goes through the room of Q.
   __syncthreads();
   constexpr int COLS = KeyTile::PAD / COL_WARPS;
-  const int own_col = col_warp * COLS;
+  const int own_col = WIDE ? 0 : col_warp * COLS;
   float own[M][COLS / 8][4];
-  if constexpr (COL_WARPS == 1) {
+  if constexpr (COL_WARPS == 1 || WIDE) {
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
@@ -295,7 +332,7 @@ fa2_backward_queries(__grid_constant__ const Params given) {
       }
   }
   multiply(own, p.scale);
-  put_tile<KeyTile>(Q_smem + own_rows * KeyTile::PAD + own_col, own);
+  put_tile<KeyPart>(Q_smem + own_rows * KeyTile::PAD + own_col, own);
   __syncthreads();
   constexpr int LEAVING = BR / WARPS;  // rows that a warp takes to HBM
   const RowBlock end = VARLEN ? place : find_row_block<BR>(p, sram);  // what `place` is: kept through the loop, it would take registers

@@ -36,8 +36,8 @@ constexpr bool ALL_MASKED = SCALE_FIRST || (SCARCE && (WINDOW || MASK));
 
 typedef SwizzledTile<HEAD_DIM, Element, 16 * COL_WARPS> KeyTile;     // of Q and K
 typedef SwizzledTile<VALUE_DIM, Element, 16 * COL_WARPS> ValueTile;  // of V and O
-typedef PartOf<KeyTile, COL_WARPS> KeyPart;                          // a warp's columns of them
-typedef PartOf<ValueTile, COL_WARPS> ValuePart;
+typedef PartOf<KeyTile, COL_WARPS, ROW_WARPS> KeyPart;               // a warp's columns of them
+typedef PartOf<ValueTile, COL_WARPS, ROW_WARPS> ValuePart;
 constexpr int C = ValuePart::PAD / 8;  // tensor core tiles of a warp's columns of O
 __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int ROW_SIZE = larger(KeyTile::PAD, ValueTile::PAD);  // elements that a row of any tile has room for
@@ -89,13 +89,14 @@ struct Stream {
 
   // What a score function has for the keys of block j, which are there with K_j; asks for what it has for the next block's.
   __device__ __forceinline__ void next_parts(int j, Masks& masks, int Nq) {
-    if constexpr (SCORE_KEY_LOADS > 0) {
+    if constexpr (KEY_LOADS > 0) {
       masks.of_keys = parts.turn(j * BC);
       ask_for_parts(blocks.below(j), masks, Nq);
     }
   }
   __device__ __forceinline__ void ask_for_parts(int j, const Masks& masks, int Nq) {
-    parts.ask(*masks.p, masks.of_head, score_at(masks, 0, j * BC, Nq), j >= blocks.begin ? keys - j * BC : 0);
+    const bool wanted = j >= blocks.begin, asks = MASK && wanted && blocks.asks(j);
+    parts.ask(*masks.p, masks.of_head, score_at(masks, 0, j * BC, Nq), wanted ? keys - j * BC : 0, asks);
   }
 
   // V_j, as soon as it is there for all threads, which with one slot are done with K_j.
@@ -256,13 +257,13 @@ fa2_forward(__grid_constant__ const Params given) {
   const int last_row = row_block + rows - 1;
   const int first_key = visible_begin(masks, row_block), end_key = visible_end(masks, last_row);
   unsigned* row_parts = reinterpret_cast<unsigned*>(sram + PAIR_ROOMS + PAIR_BYTES);  // score_parts.cuh
-  unsigned* key_parts = row_parts + SCORE_ROW_LOADS * BR;                             // two blocks'
-  unsigned* kept = key_parts + 2 * SCORE_KEY_LOADS * BC;
+  unsigned* key_parts = row_parts + ROW_LOADS * BR;                             // two blocks'
+  unsigned* kept = key_parts + 2 * KEY_LOADS * BC;
   const Blocks blocks = {first_key / BC, first_key < end_key ? (end_key + BC - 1) / BC : 0, kept};
   const int whole_begin = (visible_begin(masks, last_row) + BC - 1) / BC;
   const int whole_end = visible_end(masks, row_block) / BC;
   if constexpr (SKIPS) {
-    read_block_mask(kept, block_mask_of(p, place.batch, place.head), place.i, blocks.begin, blocks.end, warp, WARPS);
+    read_block_mask(kept, block_mask_of(p, place.batch, place.head, place.first_block<BR>()), place.i, blocks.begin, blocks.end, warp, WARPS);
     __syncthreads();
   }
   const int first_block = blocks.below(blocks.end);
@@ -274,14 +275,14 @@ fa2_forward(__grid_constant__ const Params given) {
                    place.keys(p.V) + ValueTile::begin<THREADS>(p.V.row, threadIdx.x) + ValueTile::last_rows(BC, THREADS) * p.V.row,
                    p.K.at, p.K.row, p.V.row, keys, blocks};
   stream.start(ring, first_block);
-  if constexpr (SCORE_KEY_LOADS > 0) {
+  if constexpr (KEY_LOADS > 0) {
     stream.parts.start(shared_address(key_parts));
     stream.ask_for_parts(first_block, masks, Nq);
     stream.parts.put();
   }
-  if constexpr (SCORE_ROW_LOADS > 0) {
+  if constexpr (ROW_LOADS > 0) {
     RowParts<BR, THREADS> own;
-    own.ask(p, masks.of_head, score_at(masks, row_block, 0, Nq), seen ? rows : 0);
+    own.ask(p, masks.of_head, score_at(masks, row_block, 0, Nq), seen ? rows : 0, true);
     own.store(shared_address(row_parts));
     masks.of_rows = shared_address(row_parts) - 4 * row_block;
   }

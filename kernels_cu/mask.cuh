@@ -18,8 +18,8 @@
 // The masks of one (batch, head).
 struct Masks {
   const Params* p;
-  ScoreOfHead of_head;
-  unsigned of_rows, of_keys;  // score_parts.cuh: where in shared memory a score function's parts of row 0 and key 0 would be
+  PartOfHead of_head;
+  unsigned of_rows, of_keys;  // score_parts.cuh: where in shared memory the functions' parts of row 0 and key 0 would be
   int batch, head, keys, diagonal, left, right;
   const unsigned char* mask;  // (Nq x Nk), nonzero where row and column go together
   long long mask_row, mask_col;
@@ -75,34 +75,41 @@ template <typename T> __device__ __forceinline__ float load_in_place(const T* at
   return to_float(*reinterpret_cast<T*>(&bits));
 }
 
-// What the mask says of a score that position leaves.
-__device__ __forceinline__ bool mask_says(const Masks& masks, int row, int key, int Nq) {
-#if MASK == 2
-  return mask_holds(*masks.p, {}, {}, {masks.batch, masks.head, row, key, Nq, Nq + masks.diagonal});
-#else
-  return load_in_place(masks.mask + row * masks.mask_row + key * masks.mask_col);
-#endif
-}
-
 // Where a score is, for a score function; what that has for its row and its key; and what it makes of the scaled score.
 __device__ __forceinline__ ScoreAt score_at(const Masks& masks, int row, int key, int Nq) {
   return {masks.batch, masks.head, row, key, Nq, Nq + masks.diagonal};
 }
-#if SCORE_ROW_LOADS || SCORE_KEY_LOADS
+#if ROW_LOADS || KEY_LOADS
 #define PART_ROWS BR
 #define PART_KEYS BC
 #else
 #define PART_ROWS 0
 #define PART_KEYS 0
 #endif
-__device__ __forceinline__ ScoreOfRow of_row(const Masks& masks, int row) {
-  return part_at<ScoreOfRow, SCORE_ROW_LOADS, PART_ROWS>(masks.of_rows, row);
+// The score's words, and the mask's
+__device__ __forceinline__ PartOfRow of_row(const Masks& masks, int row) {
+  return part_at<PartOfRow, 0, SCORE_ROW_LOADS, PART_ROWS>(masks.of_rows, row);
 }
-__device__ __forceinline__ ScoreOfKey of_key(const Masks& masks, int key) {
-  return part_at<ScoreOfKey, SCORE_KEY_LOADS, PART_KEYS>(masks.of_keys, key);
+__device__ __forceinline__ PartOfKey of_key(const Masks& masks, int key) {
+  return part_at<PartOfKey, 0, SCORE_KEY_LOADS, PART_KEYS>(masks.of_keys, key);
 }
-__device__ __forceinline__ Scored scored_at(const Masks& masks, const ScoreOfRow& of_row, float s, int row, int key, int Nq) {
+__device__ __forceinline__ PartOfRow asked_of_row(const Masks& masks, int row) {
+  return part_at<PartOfRow, SCORE_ROW_LOADS, MASK_ROW_LOADS, PART_ROWS>(masks.of_rows, row);
+}
+__device__ __forceinline__ PartOfKey asked_of_key(const Masks& masks, int key) {
+  return part_at<PartOfKey, SCORE_KEY_LOADS, MASK_KEY_LOADS, PART_KEYS>(masks.of_keys, key);
+}
+__device__ __forceinline__ Scored scored_at(const Masks& masks, const PartOfRow& of_row, float s, int row, int key, int Nq) {
   return score_of(*masks.p, masks.of_head, of_row, of_key(masks, key), s, score_at(masks, row, key, Nq));
+}
+
+// What the mask says of a score that position leaves; a condition is given what it has for the row.
+__device__ __forceinline__ bool mask_says(const Masks& masks, const PartOfRow& asked_row, int row, int key, int Nq) {
+#if MASK == 2
+  return mask_holds(*masks.p, masks.of_head, asked_row, asked_of_key(masks, key), score_at(masks, row, key, Nq));
+#else
+  return load_in_place(masks.mask + row * masks.mask_row + key * masks.mask_col);
+#endif
 }
 
 // Scales S, adds `bias_scale` times the bias, and sets what a row does not see to -inf. Each step rounds, so that a score is the
@@ -117,8 +124,9 @@ __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], floa
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int row = (row0 + 8 * h) / PACK, begin = visible_begin(masks, row), end = row < Nq ? visible_end(masks, row) : 0;
-    ScoreOfRow own = {};
+    PartOfRow own = {}, asked = {};
     if (row < Nq) own = of_row(masks, row);
+    if (row < Nq && asks) asked = asked_of_row(masks, row);
     const unsigned char* mask = masks.mask + row * masks.mask_row + first * masks.mask_col;
     const Element* bias = masks.bias + row * masks.bias_row + first * masks.bias_col;
 #pragma unroll
@@ -137,7 +145,7 @@ __device__ __forceinline__ void scale_and_mask(float (&S_regs)[SUB / 8][4], floa
           if (seen) s = fmaf(bias_scale, load_in_place(bias + e * masks.bias_col), s);
         }
         if constexpr (MASK == 2) {
-          if (seen && asks) seen = mask_says(masks, row, first + 8 * n + e, Nq);
+          if (seen && asks) seen = mask_says(masks, asked, row, first + 8 * n + e, Nq);
         } else if constexpr (MASK) {
           if (seen && asks) seen = load_in_place(mask + e * masks.mask_col);
         }

@@ -8,6 +8,9 @@
 //   SCORE_LOADS       1 where those take something that was read for a row, a key or a score; else they may be computed for scores
 //                     that no row sees, without a branch
 // All know the place, `at`, and read what the call has captured through the struct.
+//
+// What a mask function (mask_function.cuh) reads once for a head, a row or a key are parts of the same kind, behind the score's: they are
+// MASK_OF_HEAD, MASK_HEAD_LINES and so on. Of keys and rows they are read where a mask is asked.
 #pragma once
 #include "params.cuh"
 #ifndef SCORE
@@ -25,15 +28,30 @@
 #define SCORE_OF_KEY
 #define SCORE_KEY_LINES
 #endif
+#ifndef MASK_OF_HEAD
+#define MASK_OF_HEAD
+#define MASK_HEAD_LINES
+#endif
+#ifndef MASK_ROW_LOADS
+#define MASK_ROW_LOADS 0
+#define MASK_OF_ROW
+#define MASK_ROW_LINES
+#define MASK_KEY_LOADS 0
+#define MASK_OF_KEY
+#define MASK_KEY_LINES
+#endif
+#define ROW_LOADS (SCORE_ROW_LOADS + MASK_ROW_LOADS)
+#define KEY_LOADS (SCORE_KEY_LOADS + MASK_KEY_LOADS)
+#define OF_HEAD (sizeof(PartOfHead) > 1)  // whether anything is read for a head
 
-struct ScoreOfHead {
-  SCORE_OF_HEAD
+struct PartOfHead {
+  SCORE_OF_HEAD MASK_OF_HEAD
 };
-struct ScoreOfRow {
-  SCORE_OF_ROW
+struct PartOfRow {
+  SCORE_OF_ROW MASK_OF_ROW
 };
-struct ScoreOfKey {
-  SCORE_OF_KEY
+struct PartOfKey {
+  SCORE_OF_KEY MASK_OF_KEY
 };
 
 // Which score it is, and how many queries and keys its head has
@@ -42,39 +60,38 @@ struct ScoreAt {
 };
 
 // What is one for all scores of a head
-__device__ __forceinline__ ScoreOfHead read_of_head(const Params& p, const ScoreAt& at) {
-  ScoreOfHead of_head = {};
+__device__ __forceinline__ PartOfHead read_of_head(const Params& p, const ScoreAt& at) {
+  PartOfHead of_head = {};
   SCORE_HEAD_LINES
+  MASK_HEAD_LINES
   return of_head;
 }
 
 // The same: one thread reads it for the block, through `scratch` in shared memory, which is free again
 // when this returns.
-__device__ __forceinline__ ScoreOfHead score_of_head(const Params& p, int batch, int head, int queries, int keys, void* scratch) {
-  ScoreOfHead of_head = {};
-#if SCORE
-  if constexpr (sizeof(ScoreOfHead) > 1) {
-    ScoreOfHead* shared = static_cast<ScoreOfHead*>(scratch);
+__device__ __forceinline__ PartOfHead score_of_head(const Params& p, int batch, int head, int queries, int keys, void* scratch) {
+  PartOfHead of_head = {};
+  if constexpr (OF_HEAD) {
+    PartOfHead* shared = static_cast<PartOfHead*>(scratch);
     if (threadIdx.x == 0) *shared = read_of_head(p, {batch, head, 0, 0, queries, keys});
     __syncthreads();
     of_head = *shared;
     __syncthreads();
   }
-#endif
   return of_head;
 }
 
 // The same where the lanes of a warp have rows of several heads, HEADS from that of `at` on: the first lanes read it, of a head each, and
 // each lane gets that of its own.
-template <int HEADS> __device__ __forceinline__ ScoreOfHead score_of_heads(const Params& p, ScoreAt at, int own) {
-  ScoreOfHead of_head = {};
-  if constexpr (SCORE && sizeof(ScoreOfHead) > 1) {
+template <int HEADS> __device__ __forceinline__ PartOfHead score_of_heads(const Params& p, ScoreAt at, int own) {
+  PartOfHead of_head = {};
+  if constexpr (OF_HEAD) {
     const int lane = threadIdx.x % 32;
     at.head += lane;
     if (lane < HEADS) of_head = read_of_head(p, at);
     int* words = reinterpret_cast<int*>(&of_head);
 #pragma unroll
-    for (int word = 0; word < sizeof(ScoreOfHead) / sizeof(int); word++) words[word] = __shfl_sync(~0u, words[word], own);
+    for (int word = 0; word < sizeof(PartOfHead) / sizeof(int); word++) words[word] = __shfl_sync(~0u, words[word], own);
   }
   return of_head;
 }
@@ -82,8 +99,8 @@ template <int HEADS> __device__ __forceinline__ ScoreOfHead score_of_heads(const
 struct Scored {
   float value, slope;
 };
-__device__ __forceinline__ Scored score_of(const Params& p, const ScoreOfHead& of_head, const ScoreOfRow& of_row,
-                                           const ScoreOfKey& of_key, float s, const ScoreAt& at) {
+__device__ __forceinline__ Scored score_of(const Params& p, const PartOfHead& of_head, const PartOfRow& of_row,
+                                           const PartOfKey& of_key, float s, const ScoreAt& at) {
   SCORE_LINES
   return {value, slope};
 }

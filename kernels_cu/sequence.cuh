@@ -65,6 +65,8 @@ struct RowBlock {
   bool exists;
   int sequence;  // which of the batch, or of the packed ones
 
+  // Which of all sequences' row blocks of SIZE rows is this one's first, 0 where they are not packed
+  template <int SIZE> __device__ __forceinline__ long long first_block() const { return VARLEN ? first_query / SIZE + sequence : 0; }
   // Where row `row` of the head begins in Q and what is like it, and where row 0 in K and V
   template <typename T> __device__ __forceinline__ T* query(const Rows<T>& tensor, int row) const {
     return tensor.of(batch, head) + (first_query + row) * tensor.row;

@@ -11,6 +11,8 @@ from cupyflash.schedules import BackwardSchedule, DecodeSchedule, SoftmaxSchedul
 from cupyflash.schedules.base import WARP, padded_dim, sub_tile
 from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
 from cupyflash.schedules.fa2 import Fa2Schedule
+from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
+from cupyflash.schedules.fa2_backward_tiles import SHARING
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.mask_tiles import THREADS, MaskTiles
 from cupyflash.sim.theory.visits import seen_blocks, span, visits_of
@@ -171,5 +173,6 @@ def _backward(schedule: BackwardSchedule) -> Iterator[tuple[float, int]]:
     fitted = {"fa1": 4.5, "fa2": 2.0, "standard": 1.8}[schedule.algorithm]
     visits = schedule.group * visits_of(schedule, p.seqlen_k).blocks / max(1, schedule.col_blocks)
     steps = fitted * (visits * (products + 20 * scores + schedule.block_rows / 16 * d + 400) + 400)
-    yield steps, schedule.repeats * schedule.col_blocks * schedule.block_cols * 2
+    beside = schedule.warps.beside if isinstance(schedule, Fa2BackwardSchedule) and schedule.warps == SHARING else 1
+    yield steps, schedule.repeats * schedule.col_blocks * schedule.block_cols * 2 * beside
     yield 200 + 8 * d, p.head_count * p.seqlen_q * 32

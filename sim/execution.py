@@ -216,15 +216,16 @@ def execute_varlen(
     seed: int | None = None,
     score: Score | None = None,
     dropout: Dropout | None = None,
+    mask: Mask | None = None,
     **beside: np.ndarray | None,
 ) -> Execution:
     """Run the real kernel on packed sequences, q (total_q, h, d), k and v likewise; `lse` is (h, total_q).
 
-    `seed`, `score` and `dropout` as in `execute`. Raises ValueError when the schedule does not say its lengths or the arrays pose
-    another problem.
+    `seed`, `score`, `dropout` and `mask`, a function, as in `execute`. Raises ValueError when the schedule does not say its lengths
+    or the arrays pose another problem.
     """
     require_schedule(schedule, VarlenSchedule, "plan_varlen")
-    captured, numbers = _captured(schedule.problem, score)
+    captured, numbers = _captured(schedule.problem, score, mask)
     bounds = _posed_varlen(schedule, q, k, v, beside | captured)
     out = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
@@ -245,15 +246,16 @@ def execute_varlen_backward(
     seed: int | None = None,
     score: Score | None = None,
     dropout: Dropout | None = None,
+    mask: Mask | None = None,
     **beside: np.ndarray | None,
 ) -> BackwardExecution:
-    """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed`, `score` and
-    `dropout` as in `execute`.
+    """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed`, `score`,
+    `dropout` and `mask`, a function, as in `execute`.
 
     Raises as `execute_varlen` does.
     """
     require_schedule(schedule, VarlenBackwardSchedule, "plan_varlen_backward")
-    captured, numbers = _captured(schedule.problem, score)
+    captured, numbers = _captured(schedule.problem, score, mask)
     bounds = _posed_varlen(schedule, q, k, v, beside | captured)
     check_beside({"dout": dout, "q": q, "v": v, "out": out, "lse": lse}, q.shape[1::-1])
     dq, dk, dv = (np.empty_like(array, order="C") for array in (q, k, v))
@@ -292,18 +294,19 @@ def execute_decode(
     *,
     seed: int | None = None,
     score: Score | None = None,
+    mask: Mask | None = None,
     **beside: np.ndarray | None,
 ) -> Execution:
     """Run the real kernels on `attention_decode`'s arrays; new keys go into the caches.
 
-    `beside` are k, v, block_table, tree_mask, (n_q, n_q) or (b, 1, n_q, n_q), and sinks, by name. `seed`, `score`, and what this
-    raises, as for `execute`.
+    `beside` are k, v, block_table, tree_mask, (n_q, n_q) or (b, 1, n_q, n_q), and sinks, by name. `seed`, `score`, `mask`, a
+    function, and what this raises, as for `execute`.
     """
     require_schedule(schedule, DecodeSchedule, "plan_decode")
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
     arrays |= {name: array for name, array in beside.items() if array is not None}
     _require_numpy(**arrays)
-    captured, numbers = _captured(schedule.problem, score)
+    captured, numbers = _captured(schedule.problem, score, mask)
     arrays |= captured
     posed, cache = decode.pose(arrays, replace(schedule.problem.options, key_lengths=None))
     _require_same(posed, schedule.problem)

@@ -13,7 +13,7 @@ from cupyflash.dropout import ARGUMENTS, Dropout
 from cupyflash.named_scores import one_score
 from cupyflash.options import ARRAYS, Options
 from cupyflash.problem import Problem
-from cupyflash.score import Score
+from cupyflash.score import Mask, Score, seen_by
 
 NOTHING = Options()
 NEWEST = Options(causal=True)
@@ -69,21 +69,23 @@ class Inputs:
 class Decoding:
     """Arrays as `cupyflash.attention_decode` takes them, by its names, with what it is asked for; None among them is as not given.
 
-    A tree mask is (n_q, n_q) or (b, n_q, n_q).
+    A tree mask is (n_q, n_q) or (b, n_q, n_q). `mask` is a function.
     """
 
     arrays: Mapping[str, np.ndarray]
     options: Options = NEWEST
     score: Score | None = None
+    mask: Mask | None = None
 
     @classmethod
     def of(cls, q: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray, cache_seqlens: Any, **asked: Any) -> Decoding:
         """From `attention_decode`'s arguments. TypeError for what is none of them."""
         beside = {name: asked.pop(name, None) for name in ("k", "v", "block_table", "tree_mask", "sinks")}
+        mask = asked.pop("mask", None)
         score, options = _score_and_options({"causal": True, **asked})
         arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": np.asarray(cache_seqlens)}
         arrays |= {name: array for name, array in beside.items() if array is not None}
-        return cls(arrays, options, score)
+        return cls(arrays, options, score, mask)
 
     def rows(self, name: str, sequence: int) -> np.ndarray:
         """All rows of `k_cache` or `v_cache` that there is room for in a sequence, (h_kv, n, d): its pages one behind the other."""
@@ -120,13 +122,18 @@ class Decoding:
             both.append(np.concatenate([rows, self.arrays[new][b]], axis=1) if new in self.arrays else rows)
         k, v = (rows[None].copy() for rows in both)
         beside = {name: self.arrays[name] for name in ("sinks",) if name in self.arrays}
+        n_q, keys = q.shape[2], k.shape[2]
         if tree is not None:
-            n_q, keys = q.shape[2], k.shape[2]
             seen = np.ones((n_q, keys), bool)
             newest = min(n_q, keys)  # a sequence may have fewer keys than queries: the mask's last columns are its newest
             seen[:, keys - newest :] = (tree if tree.ndim == 2 else tree[b])[:, n_q - newest :]
             beside["mask"] = seen
-        return Inputs(q, k, v, self.options, beside, score=self.score, sequence=b)
+        if self.mask is not None:
+            own = Problem(1, q.shape[1], k.shape[1], n_q, keys, q.shape[3], str(q.dtype), head_dim_v=v.shape[3])
+            said = seen_by(self.mask.form, own, self.mask.arrays | self.mask.numbers, b)
+            beside["mask"] = np.broadcast_to(said & beside.get("mask", np.True_), (1, q.shape[1], n_q, keys))
+        options = replace(self.options, mask_function=None)  # which the array then says
+        return Inputs(q, k, v, options, beside, score=self.score, sequence=b)
 
 
 def _score_and_options(asked: Mapping[str, Any]) -> tuple[Score | None, Options]:

@@ -85,15 +85,15 @@ def draw_cache(points: Sequence[CachePoint], problem: str, device: str) -> Figur
     return figure
 
 
-def new_figure(size: tuple[float, float]) -> tuple[Figure, Any]:
-    """A figure of (width, height) in inches and its axes. Raises ImportError without matplotlib."""
+def new_figure(size: tuple[float, float], rows: int = 1) -> tuple[Figure, Any]:
+    """A figure of (width, height) in inches and its axes, several for several rows. Raises ImportError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"drawing needs matplotlib ({error}): pip install 'cupyflash[plot]'") from error
 
     figure: Figure = Figure(figsize=size, layout="constrained")
-    return figure, figure.add_subplot()
+    return figure, figure.subplots(rows, 1, sharex=True)
 
 
 def log_log() -> tuple[Figure, Any]:
@@ -182,14 +182,26 @@ def _label(axes: Any, problem: Problem, device: Device, over: Axis) -> None:
 
 def _axes(axes: Any, label: str, told: Callable[[float], str]) -> None:
     """Both axes, that of x with a label and its values in words, and the grid."""
+    axes.set_ylabel("HBM traffic, read + written (bytes)", fontsize=11)
+    along_x(axes, label, told)
+    in_bytes(axes)
+
+
+def in_bytes(axes: Any) -> None:
+    """The axis of y counts bytes."""
+    from matplotlib.ticker import FuncFormatter
+
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _amount(y)))
+
+
+def along_x(axes: Any, label: str, told: Callable[[float], str]) -> None:
+    """The axis of x in powers of two, with a label and its values in words, and the grid."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xlabel(label, fontsize=11)
-    axes.set_ylabel("HBM traffic, read + written (bytes)", fontsize=11)
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=14))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: told(x)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _amount(y)))
     axes.grid(True, which="major", color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

@@ -10,7 +10,7 @@ import numpy as np
 
 from cupyflash.schedules import BackwardSchedule, Cache, DecodeSchedule, TileSchedule
 from cupyflash.schedules.standard import StandardSchedule
-from cupyflash.score import Score
+from cupyflash.score import Mask, Score
 from cupyflash.sim import theory
 from cupyflash.sim.estimate import seconds
 from cupyflash.sim.execution import execute, execute_backward, execute_decode
@@ -19,10 +19,13 @@ from cupyflash.sim.machine import replay
 from cupyflash.sim.reference import forward
 from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
 from cupyflash.sim.yardstick import (
+    DROPPED,
     DTYPES,
     Numbers,
     draw_decode,
     draw_gradient,
+    draw_mask,
+    draw_score,
     drawn,
     knowing_mask,
     measure,
@@ -112,29 +115,33 @@ def verify(
     seed: int | None = None,
     data_seed: int = 0,
     score: Score | None = None,
+    mask: Mask | None = None,
+    dropped: float = DROPPED,
     progress: Callable[[str], Any] = lambda text: None,
 ) -> Verification:
     """Count a schedule's traffic by closed form, by replay and by executing its kernels, and measure their numbers.
 
-    q, k, v, the masks that the problem has, what a score function captures (unless `score` has it) and, for a backward schedule,
-    dO are drawn from `data_seed`, V about each of V_MEANS; O and L are then float64's, rounded. `seed` is the schedule's, as for
+    q, k, v, the masks that the problem has, what functions capture (but for `score` and `mask`) and, for a backward schedule, dO
+    are drawn from `data_seed`, V about each of V_MEANS; O and L are then float64's, rounded. `seed` is the schedule's, as for
     `execute`. Decoding's caches are drawn as `draw_decode` does, and compared with what they should be afterwards, bit by bit.
     Raises ValueError when no kernel runs the schedule, ImportError without a compiler, SramOverflow when a tile does not fit.
     """
     if isinstance(schedule, StandardSchedule) and schedule.ideal:
         raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
-    if schedule.problem.options.mask_function is not None:
-        raise ValueError("the arrays of a mask function are not drawn: execute, replay and theory take such a schedule")
     schedule.kernels()  # refuses what no kernel runs, before anything is drawn
     if _has_cache(schedule) and schedule.problem.options.key_lengths is None:
         full = (schedule.problem.seqlen_k - schedule.cache.appended,) * schedule.problem.batch
         schedule = replace(schedule, problem=schedule.problem.asking(padded=True, key_lengths=full))
-    schedule = knowing_mask(schedule, data_seed)
+    functions = Drawn(
+        score or draw_score(schedule.problem, data_seed), mask or draw_mask(schedule.problem, data_seed), dropped, data_seed
+    )
+    if not _has_cache(schedule):
+        schedule = knowing_mask(schedule, data_seed, functions.mask)
     form, replayed = theory.traffic(schedule), replay(schedule)
     runs: list[Run] = []
     for v_mean in V_MEANS:
         progress(f"executing with V about {v_mean:g}")
-        runs.append(_run(schedule, data_seed, v_mean, seed, score))
+        runs.append(_run(schedule, functions, v_mean, seed))
     return Verification(
         form,
         replayed,
@@ -159,30 +166,45 @@ def _has_cache(schedule: TileSchedule) -> TypeGuard[DecodeSchedule]:
     return isinstance(schedule, DecodeSchedule) and (schedule.problem.options.padded or schedule.cache != Cache())
 
 
-def _run(schedule: TileSchedule, data_seed: int, v_mean: float, seed: int | None, score: Score | None) -> Run:
+@dataclass(frozen=True)
+class Drawn:
+    """What a verification's runs have in common: functions, the probability of dropout, and the seed of all that is drawn."""
+
+    score: Score | None
+    mask: Mask | None
+    dropped: float
+    seed: int
+
+
+def _run(schedule: TileSchedule, given: Drawn, v_mean: float, seed: int | None) -> Run:
+    p = schedule.problem
     if _has_cache(schedule):
-        decoding = draw_decode(schedule.problem, schedule.cache, data_seed, v_mean)
-        return _decode(schedule, replace(decoding, score=score or decoding.score), seed)
-    inputs = drawn(schedule.problem, data_seed, v_mean, mask_blocks(schedule))
-    inputs = replace(inputs, score=score or inputs.score)
+        decoding = draw_decode(p, schedule.cache, given.seed, v_mean)
+        return _decode(schedule, replace(decoding, score=given.score, mask=given.mask), seed)
+    inputs = replace(drawn(p, given.seed, v_mean, mask_blocks(schedule), given.dropped), score=given.score)
     if isinstance(schedule, BackwardSchedule):
-        return _backward(schedule, inputs, draw_gradient(schedule.problem, data_seed), seed)
-    return _forward(schedule, inputs, seed)
+        return _backward(schedule, inputs, given, seed)
+    return _forward(schedule, inputs, given, seed)
 
 
-def _forward(schedule: TileSchedule, inputs: Inputs, seed: int | None) -> Run:
-    execution = execute(schedule, *inputs.qkv, seed=seed, score=inputs.score, dropout=inputs.dropout, **inputs.beside)
+def _given(inputs: Inputs, given: Drawn) -> dict[str, Any]:
+    """What is executed beside q, k and v: in place of what a mask function says of each score that function."""
+    beside = dict(inputs.beside) | ({} if given.mask is None else {"mask": given.mask})
+    return beside | {"score": inputs.score, "dropout": inputs.dropout}
+
+
+def _forward(schedule: TileSchedule, inputs: Inputs, given: Drawn, seed: int | None) -> Run:
+    execution = execute(schedule, *inputs.qkv, seed=seed, **_given(inputs, given))
     return Run(execution.traffic, measure(execution.out, execution.lse, inputs, score_dtype(schedule)), execution.findings)
 
 
 def _decode(schedule: DecodeSchedule, decoding: Decoding, seed: int | None) -> Run:
-    given = dict(decoding.arrays)
+    given: dict[str, Any] = dict(decoding.arrays)
     tree = given.pop("tree_mask", None)
     expected = {name: decoding.appended(name) for name in ("k_cache", "v_cache")}
     sequences = decoding.sequences  # of the caches as they are before the call
-    execution = execute_decode(
-        schedule, **given, tree_mask=None if tree is None else tree[:, None], seed=seed, score=decoding.score
-    )
+    given |= {"tree_mask": None if tree is None else tree[:, None], "score": decoding.score, "mask": decoding.mask}
+    execution = execute_decode(schedule, **given, seed=seed)
     wrong = []
     for name, cache in expected.items():
         bits = np.dtype(f"u{cache.itemsize}")
@@ -192,11 +214,10 @@ def _decode(schedule: DecodeSchedule, decoding: Decoding, seed: int | None) -> R
     return Run(execution.traffic, measure_decode(execution.out, execution.lse, sequences), execution.findings, tuple(wrong))
 
 
-def _backward(schedule: BackwardSchedule, inputs: Inputs, dout: np.ndarray, seed: int | None) -> Run:
-    made = forward(inputs)
+def _backward(schedule: BackwardSchedule, inputs: Inputs, given: Drawn, seed: int | None) -> Run:
+    dout, made = draw_gradient(schedule.problem, given.seed), forward(inputs)
     out, lse = made.O.astype(inputs.q.dtype), made.L.astype(np.float32)
-    given = (dout, *inputs.qkv, out, lse)
-    execution = execute_backward(schedule, *given, **inputs.beside, score=inputs.score, dropout=inputs.dropout, seed=seed)
+    execution = execute_backward(schedule, dout, *inputs.qkv, out, lse, **_given(inputs, given), seed=seed)
     numbers = measure_gradients(execution.gradients, dout, inputs, from_weights=schedule.algorithm == "standard")
     return Run(execution.traffic, numbers, execution.findings)
 

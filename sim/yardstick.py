@@ -19,7 +19,7 @@ from cupyflash.gradients import of_heads
 from cupyflash.options import Options, Pattern
 from cupyflash.problem import Problem
 from cupyflash.schedules import Cache, TileSchedule
-from cupyflash.score import Score, sizes_of
+from cupyflash.score import Form, Mask, Score, seen_by, sizes_of
 from cupyflash.sim.inputs import Decoding, Inputs
 from cupyflash.sim.reference import Rounding, backward, before_function, forward, masked_scores, products
 
@@ -38,7 +38,7 @@ DTYPES = _Dtypes()
 DROPPED = 0.25
 # Of bfloat16, which NumPy's own finfo does not know.
 BFLOAT16_EPS = 2.0**-7
-NO_NUMBERS: Mapping[str, float] = {}
+NOTHING_GIVEN: Mapping[str, Any] = {}
 # Elements of a captured array along an axis that no position counts
 FREE_AXIS = 40
 
@@ -84,6 +84,8 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
         known = p.options.pattern
         random = rng.random(scores) < 0.7
         drawn["mask"] = random if known is None or known.bits is None else known.kept
+    if p.options.mask_function is not None and p.options.pattern is not None:
+        drawn["mask"] = np.broadcast_to(p.options.pattern.kept, scores)
     if p.options.bias:
         drawn["bias"] = rng.standard_normal(scores).astype(np.float32).astype(DTYPES[p.dtype])
     if p.options.padded:
@@ -96,29 +98,44 @@ def draw_masks(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
     return drawn
 
 
-def knowing_mask(schedule: AnyTiles, seed: int = 0) -> AnyTiles:
-    """The schedule of a problem that knows what the mask says that is drawn for it, which its counts depend on."""
+def knowing_mask(schedule: AnyTiles, seed: int = 0, mask: Mask | None = None) -> AnyTiles:
+    """The schedule of a problem that knows what the mask says that is drawn for it, or `mask`, a function, which its counts depend
+    on."""
     p = schedule.problem
-    if not p.options.mask or p.options.pattern is not None:
+    if p.options.pattern is not None or not (p.options.mask or mask is not None):
         return schedule
-    return replace(schedule, problem=p.asking(pattern=Pattern.of(draw_masks(p, seed)["mask"])))
+    said = draw_masks(p, seed)["mask"] if mask is None else seen_by(mask.form, p, mask.arrays | mask.numbers)
+    return replace(schedule, problem=p.asking(pattern=Pattern.of(said)))
 
 
-def drawn(problem: Problem, seed: int = 0, v_mean: float = 0.0, blocks: tuple[int, int] | None = None) -> Inputs:
-    """q, k, v and what a problem says comes beside them; a block mask is one of `blocks` (Br, Bc)."""
-    options = replace(problem.options, block_mask=None)
-    score, dropout = draw_score(problem, seed), Dropout(DROPPED, 2**40 + seed, 1) if problem.options.dropout else None
+def drawn(
+    problem: Problem, seed: int = 0, v_mean: float = 0.0, blocks: tuple[int, int] | None = None, dropped: float = DROPPED
+) -> Inputs:
+    """q, k, v and what a problem says comes beside them, of a mask function that is known what it says; a block mask is one of
+    `blocks` (Br, Bc); weights are `dropped` with that probability, where any are."""
+    options = replace(problem.options, block_mask=None, mask_function=None, pattern=None, tiles_given=False)
+    score, dropout = draw_score(problem, seed), Dropout(dropped, 2**40 + seed, 1) if problem.options.dropout else None
     return Inputs(*draw(problem, seed, v_mean), options, draw_masks(problem, seed), blocks, score, dropout=dropout)
 
 
-def draw_score(problem: Problem, seed: int = 0, numbers: Mapping[str, float] = NO_NUMBERS) -> Score | None:
-    """A problem's score function with values for what it captures: from 1/4 to 1, or 0 to 3; but for `numbers`, by name.
+def draw_score(problem: Problem, seed: int = 0, given: Mapping[str, Any] = NOTHING_GIVEN) -> Score | None:
+    """A problem's score function with values for what it captures: from 1/4 to 1, or 0 to 3, but for those that are `given`.
 
     An axis that a position counts has as many elements as that has places, any other one `FREE_AXIS`.
     """
-    form, rng = problem.options.score, np.random.default_rng([seed, 4])
-    if form is None:
-        return None
+    form = problem.options.score
+    return None if form is None else Score(form.text, **_drawn(problem, form, seed, given))
+
+
+def draw_mask(problem: Problem, seed: int = 0, given: Mapping[str, Any] = NOTHING_GIVEN) -> Mask | None:
+    """The same of its mask function; integers grow along the last axis, as the numbers of documents do."""
+    form = problem.options.mask_function
+    return None if form is None else Mask(form.text, **_drawn(problem, form, seed, given))
+
+
+def _drawn(problem: Problem, form: Form, seed: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by name."""
+    rng = np.random.default_rng([seed, 4 if form.kind == "score" else 5])
     sizes, values = sizes_of(problem), dict[str, Any]()
     for captured in form.captured:
         counts = [[counted(index) for index in load.indices] for load in form.loads if load.name == captured.name]
@@ -126,8 +143,10 @@ def draw_score(problem: Problem, seed: int = 0, numbers: Mapping[str, float] = N
         shape = tuple(FREE_AXIS if each is None else sizes[each] for each in free)
         drawn = {"float": rng.uniform(0.25, 1, shape), "int": rng.integers(0, 4, shape), "bool": rng.random(shape) < 0.5}
         array = np.asarray(drawn[captured.type])
+        if form.kind == "mask" and captured.type == "int" and captured.axes:
+            array = np.sort(array, axis=-1)
         values[captured.name] = array.item() if captured.axes is None else array.astype(DTYPES[captured.dtype])
-    return Score(form.text, **{**values, **numbers})
+    return values | {name: value for name, value in given.items() if name in values}
 
 
 def draw_decode(problem: Problem, cache: Cache, seed: int = 0, v_mean: float = 0.0) -> Decoding:
@@ -158,7 +177,7 @@ def draw_decode(problem: Problem, cache: Cache, seed: int = 0, v_mean: float = 0
     if cache.tree:
         arrays["tree_mask"] = (rng.random((p.batch, p.seqlen_q, p.seqlen_q)) < 0.6) | np.eye(p.seqlen_q, dtype=bool)
     arrays |= {name: array for name, array in draw_masks(p, seed).items() if name == "sinks"}
-    return Decoding(arrays, p.options.beside({}), draw_score(p, seed))
+    return Decoding(arrays, p.options.beside({}), draw_score(p, seed), draw_mask(p, seed))
 
 
 def _in_places(rows: np.ndarray, places: np.ndarray, cache: Cache, keys: int) -> np.ndarray:

@@ -16,10 +16,10 @@ from cupyflash import Device, Problem
 from cupyflash.decode import pose
 from cupyflash.expressions.evaluate import evaluate, positions
 from cupyflash.schedules import Cache, DecodeSchedule, decode_tiles, plan_decode
-from cupyflash.score import Score, captured_values, sizes_of
+from cupyflash.score import Mask, Score, captured_values, seen_by, sizes_of
 from cupyflash.sim import replay, theory
 from cupyflash.sim.execution import Execution, execute_decode
-from cupyflash.sim.yardstick import DTYPES, Numbers, draw_score, to, ulp
+from cupyflash.sim.yardstick import DTYPES, Numbers, draw_mask, draw_score, to, ulp
 from cupyflash.tiling import DoesNotFit, TileSize
 from suites import problems_each
 
@@ -140,7 +140,7 @@ class Case:
 
     def schedule_of(self, arrays: Arrays) -> DecodeSchedule:
         options = replace(self.problem.options, key_lengths=None, padded=False, sinks=False)
-        problem, cache = pose(arrays | captured_values(self.score)[0], options)
+        problem, cache = pose(arrays | captured_values(self.score, self.mask)[0], options)
         schedule = plan_decode(problem, self.device, cache, num_splits=self.splits, lse=self.lse)
         return schedule if self.blocks is None else configured(schedule, *self.blocks)
 
@@ -148,6 +148,11 @@ class Case:
     def score(self) -> Score | None:
         """The problem's score function, with what it captures."""
         return draw_score(self.problem, self.seed)
+
+    @cached_property
+    def mask(self) -> Mask | None:
+        """Its mask function."""
+        return draw_mask(self.problem, self.seed)
 
     @cached_property
     def schedule(self) -> DecodeSchedule:
@@ -172,7 +177,7 @@ def executed(case: Case) -> tuple[Execution, dict[str, Numbers], bool]:
     for b, length in enumerate(case.lengths):
         for new, at in enumerate(case.places(arrays, b, length + case.cache.appended)[length:]):
             expected["k_cache"][at], expected["v_cache"][at] = arrays["k"][b, :, new], arrays["v"][b, :, new]
-    execution = execute_decode(schedule, seed=case.order, score=case.score, **arrays)
+    execution = execute_decode(schedule, seed=case.order, score=case.score, mask=case.mask, **arrays)
     kept = all(found.tobytes() == right.tobytes() for found, right in zip(memories, wanted, strict=True))
     return execution, measure(execution.out, execution.lse, case, expected), kept
 
@@ -246,7 +251,7 @@ def attended(case: Case, arrays: Arrays, b: int) -> tuple[Result, Result, float]
 
 
 def visible(case: Case, arrays: Arrays, b: int, keys: int) -> np.ndarray:
-    """Which of a sequence's keys each query sees: (n_q, keys). The queries are its newest places."""
+    """Which of a sequence's keys each query sees: (n_q, keys), or with heads before. The queries are its newest places."""
     p = case.problem
     own, cols = np.arange(p.seqlen_q)[:, None] + keys - p.seqlen_q, np.arange(keys)
     seen = np.ones((p.seqlen_q, keys), bool)
@@ -258,6 +263,9 @@ def visible(case: Case, arrays: Arrays, b: int, keys: int) -> np.ndarray:
         newest = min(p.seqlen_q, keys)
         of_b = tree[b, 0] if tree.ndim == 4 else tree
         seen[:, keys - newest :] &= of_b[:, p.seqlen_q - newest :]
+    if case.mask is not None:
+        of_sequence = replace(p.asking(padded=False, key_lengths=None), batch=1, seqlen_k=keys)
+        seen = seen & seen_by(case.mask.form, of_sequence, case.mask.arrays | case.mask.numbers, b)[0]
     return seen
 
 
@@ -303,7 +311,7 @@ def cases(draw: st.DrawFn, pages: Sequence[int | None] = PAGES) -> list[Case]:
     same, page = alike(group, n_q), draw(st.sampled_from(pages))
     causal, windowed = draw(st.booleans()), draw(flag)
     appends, tree, sinks, upside_down, off = (draw(flag) for _ in range(5))
-    line = draw(lines.some)
+    line, mask = draw(lines.some), draw(lines.masks)
     split, free = draw(flag) is False, draw(flag)
     stages = (2, 3, 4) if device.compute_capability >= (8, 0) else (1,)
     chosen = None if free else (draw(st.sampled_from([16, 32, 64])), draw(st.sampled_from(stages)))
@@ -332,7 +340,9 @@ def cases(draw: st.DrawFn, pages: Sequence[int | None] = PAGES) -> list[Case]:
         pages = 0 if page is None else batch * (room // page) + draw(st.integers(1, 3))
         small = batch * kv_heads * sum(lengths) < 400
         return Case(
-            Problem(batch, group * kv_heads, kv_heads, queries, room, d, dtype, head_dim_v=d_v, score=line, **asked),
+            Problem(
+                batch, group * kv_heads, kv_heads, queries, room, d, dtype, head_dim_v=d_v, score=line, mask_function=mask, **asked
+            ),
             Cache(new, page, pages, tree),
             device if not free else replace(device, sm_count=draw(st.sampled_from([device.sm_count, 1, 5]))),
             (draw(st.none() | st.sampled_from(SPLITS)) if free else draw(st.sampled_from(SPLITS))) if split else 1,

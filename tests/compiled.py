@@ -13,8 +13,13 @@ from cupyflash import nvrtc
 _compile = nvrtc._compile  # as the library has it
 
 
+# Where they are, for processes that tests start
+shared: list[Path] = []
+
+
 def share(folder: Path) -> None:
     """From now on a program that any process with the same folder has compiled is read from there."""
+    shared[:] = [folder]
 
     def compile_once(source: str, options: Sequence[str], name: str, product: str, *names: Sequence[str]) -> nvrtc.Compiled:
         path = folder / key(source, options, name, product, *names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from cupyflash import Score
+from cupyflash import Mask, Score
 from cupyflash.score import Form
 
 
@@ -22,3 +22,11 @@ LINES = (
     Score("where(d[b, k] == d[b, q], s, log(row - row)) + x[k]", d=one(2, "int32"), x=one(1, "bool")).form,
 )
 some: st.SearchStrategy[Form | None] = st.none() | st.sampled_from(LINES)
+
+# Masks, of which some rows see nothing, or a block of keys is none's.
+MASKS = (
+    Mask("k <= q and (q - k) % 7 < c or k < p[b]", c=4, p=one(1, "int32")).form,
+    Mask("d[b, k] == d[b, q] and x[h, row]", d=one(2, "int64"), x=one(2, "bool")).form,
+    Mask("(k < 40) == (row % 2 == 0)").form,
+)
+masks: st.SearchStrategy[Form | None] = st.none() | st.sampled_from(MASKS)

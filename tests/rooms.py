@@ -10,9 +10,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # kernels_cu/ and cupyflash/schedules/, forward; then backward
     "forward": (
         *("execution", "sparse", "varlen", "sinks", "softmax", "magnitudes", "mutants", "mutants_fa2", "fa3", "mutants_fa3"),
-        *("decode", "mutants_decode", "mutants_score", "masks", "wide_heads"),
+        *("decode", "mutants_decode", "mutants_score", "masks", "masks_sequences", "wide_heads"),
     ),
-    "backward": ("backward", "backward_algorithms", "backward_sparse", "mutants_backward"),
+    "backward": ("backward", "backward_algorithms", "backward_sparse", "mutants_backward", "wide_gradients"),
     # sim/ptx/
     "machine": ("ptx_*", "profile", "rawkernel", "mutants_pipeline"),
     # sim/theory/, sim/machine.py and what a schedule says
@@ -24,6 +24,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("attention", "cubins", "decode_refusals", "device", "gradients", "launcher", "merge", "prepared", "problem", "refusals"),
         *("dropout", "named_scores", "score*", "stand_in", "tensor_maps", "torch", "warmup_decode"),
     ),
+    # cupyflash/distributed/, and what counts it
+    "ranks": ("ring*", "mpi", "benchmark_ring", "distributed_page"),
     # all else: packaging, documents, benchmarks, examples
     "project": (
         *(

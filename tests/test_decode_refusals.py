@@ -9,7 +9,7 @@ import pytest
 
 import cupyflash
 from cases_decode import CACHES
-from cupyflash import Device, Problem
+from cupyflash import Device, Mask, Problem
 from cupyflash.schedules import Cache, plan_decode
 
 HALF = np.float16
@@ -60,6 +60,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "lengths of a stranger": (PLAIN | {"cache_seqlens": np.ones(2, ">i4")}, TypeError, "machine's own order, got dtype >i4"),
     "pages of floats": (paged(block_table=TABLE.astype(float)), TypeError, "block_table must be of dtype int32, got float64"),
     "wide pages": (paged(block_table=TABLE.astype(np.int64)), TypeError, "block_table must be of dtype int32, got int64"),
+    "an array as mask": (PLAIN | {"mask": np.ones((3, 64), bool)}, TypeError, "mask must be a cupyflash.Mask or None, got ndarray"),
+    "a mask of fewer keys": (PLAIN | {"mask": Mask("x[k]", x=np.ones(9, bool))}, ValueError, "x must have length 64 along axis 0"),
     "a tree of integers": (PLAIN | {"tree_mask": np.ones((3, 3), int)}, TypeError, "tree_mask must be of dtype bool, got int64"),
     "half sinks": (PLAIN | {"sinks": np.zeros(4, HALF)}, ValueError, r"sinks must be float32 of shape \(4,\)"),
     # shapes

@@ -23,7 +23,7 @@ CLAIM = re.compile(r"^(\S.*?)  # (True|False)$", re.MULTILINE)
 def test_every_snippet_is_python_and_the_page_claims_something() -> None:
     for block in BLOCKS:
         compile(block, "decoding.md", "exec")
-    assert len(BLOCKS) == 8 and sum(len(CLAIM.findall(block)) for block in BLOCKS) == 7
+    assert len(BLOCKS) == 9 and sum(len(CLAIM.findall(block)) for block in BLOCKS) == 7
 
 
 @pytest.mark.wide

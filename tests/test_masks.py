@@ -20,9 +20,9 @@ from cupyflash import Device, Mask, Problem, Score, TileSchedule, compiler, laun
 from cupyflash.attention import pose
 from cupyflash.expressions.evaluate import evaluate
 from cupyflash.options import EMPTY, MIXED, WHOLE, Options, Pattern
-from cupyflash.schedules import Kernel, choose, mask_tiles, plan_backward, plan_decode, plan_varlen
+from cupyflash.schedules import Kernel, choose, mask_tiles, plan_backward, plan_varlen
 from cupyflash.schedules.mask_tiles import MaskTiles
-from cupyflash.score import Form, captured_values, seen_by
+from cupyflash.score import Form, captured_values, parts, seen_by
 from cupyflash.sim import theory
 from cupyflash.sim.execution import Execution, argument_values, execute, execute_backward, run_kernels
 from cupyflash.sim.inputs import Inputs
@@ -30,7 +30,6 @@ from cupyflash.sim.machine import replay
 from cupyflash.sim.reference import forward
 from cupyflash.sim.theory.visits import states_made
 from cupyflash.sim.traffic import TensorTraffic, Traffic
-from cupyflash.sim.verification import verify
 from cupyflash.sim.yardstick import measure, measure_gradients
 from cupyflash.tiled_mask import StatesSchedule
 from cupyflash.tiling import TileSize, Tiling
@@ -159,16 +158,41 @@ def test_gradients_and_their_bytes(algorithm: str, deterministic: bool) -> None:
 
 @pytest.mark.wide
 def test_beside_a_score_function_a_bias_and_a_block_mask() -> None:
-    """All at once, where the whole tiles' scores have something of their own."""
+    """All at once, where the whole tiles' scores have something of their own; both functions' parts lie side by side."""
     q, k, v = arrays()
     kept, bias = np.ones((3, 6), bool), RNG.standard_normal((NQ, NK)).astype(np.float16)
     kept[1, 2] = False
-    score = Score("s * gain[h]", gain=np.full(H, 0.5, np.float32))
+    by = {name: RNG.uniform(0, 1, n).astype(np.float32) for name, n in (("gain", H), ("of_row", NQ), ("of_key", NK))}
+    score = Score("s * gain[h] + of_row[row] * of_key[k]", **by)
     problem = posed(q, k, v, STEPS, score=score).asking(bias=True, block_mask=kept)
     schedule = plan(problem, A100, "fa2", TILES, lse=True)
     found = execute(schedule, q, k, v, mask=STEPS, score=score, bias=bias, block_mask=kept)
-    inputs = Inputs.of(q, k, v, mask=as_array(problem), scale=0.5 / D**0.5, bias=bias, block_mask=kept, blocks=TILES)
+    inputs = Inputs.of(q, k, v, mask=as_array(problem), score=score, bias=bias, block_mask=kept, blocks=TILES)
     check(schedule, found, inputs)
+    dout, made = RNG.standard_normal((B, H, NQ, D)).astype(np.float16), forward(inputs)
+    for deterministic in (False, True):
+        backward = plan_backward(problem, A100, "fa2", TILES, deterministic=deterministic)
+        given = (dout, q, k, v, made.O.astype(q.dtype), made.L.astype(np.float32))
+        gradients = execute_backward(backward, *given, mask=STEPS, score=score, bias=bias, block_mask=kept)
+        assert gradients.findings == () and gradients.traffic == replay(backward) == theory.traffic(backward)
+        numbers = measure_gradients(gradients.gradients, dout, inputs)
+        assert all(each.good for each in numbers.values()), numbers
+
+
+def test_what_is_of_a_row_or_a_key_is_read_once_a_tile() -> None:
+    """Of rows where they visit any tile, of keys where a tile is mixed; of the rest nothing a score."""
+    ids = np.repeat([0, 1, 2], [32, 40, 18]).astype(np.int32)
+    q, k, v = arrays()
+    mask = Mask("document[q] == document[k] and first[b] >= 0", document=ids, first=np.zeros(B, np.int32))
+    schedule = plan(posed(q, k, v, mask), A100, "fa2", TILES)
+    (states,) = (each.states[0, 0] for each in schedule.mask_tiles)
+    mixed = int((np.minimum(16, NK - 16 * np.arange(6)) * (states == MIXED)).sum())
+    counted = theory.traffic(schedule)
+    found = B * (NQ * 6 + NK * 3)  # by the kernel that finds the states, for each batch
+    assert counted["mask_document"].read_bytes == 4 * (found + B * H * (NQ + mixed))
+    assert counted["mask_first"].read_bytes == 4 * (B * 3 * 6 + B * H * 3)
+    many = Mask(" or ".join(f"document[q + {n}] == document[k]" for n in range(20)), document=ids)
+    assert [len(each) for each in parts(many.form)] == [0, 16, 1, 4]
 
 
 def test_tiles_that_are_found_once() -> None:
@@ -293,6 +317,10 @@ MUTANTS = {
     "the states of the tile before": Mutant("block_mask.cuh", "j * mask.state_col", "(j ? j - 1 : 0) * mask.state_col", "numbers"),
     "mixed is found to be empty": Mutant("mask_tiles.cu", "!some ? EMPTY", "!all ? EMPTY", "numbers"),
     "columns behind the last": Mutant("mask_tiles.cu", "if (c >= cols) continue;", "", "uninitialised", ("MASK_LINES",)),
+    "another word of a key": Mutant(
+        "mask.cuh", "PartOfKey, SCORE_KEY_LOADS, MASK", "PartOfKey, 1 - SCORE_KEY_LOADS, MASK", "numbers"
+    ),
+    "parts of no key": Mutant("fa2_forward.cu", "MASK && wanted && blocks.asks(j)", "false", "bytes"),
     "nobody waits for rows and columns": Mutant("mask_tiles.cu", "    __syncthreads();\n  }", "  }", "race", ("MASK_LINES",)),
 }
 
@@ -337,9 +365,7 @@ def test_calls_that_are_refused() -> None:
     assert choose(problem, hopper).algorithm == "fa2" and "a mask" in choose(problem, hopper).reason
     for refused, said in (
         (lambda: plan(problem, hopper, "fa3").kernels(), "mask"),
-        (lambda: plan_decode(problem, A100), "mask"),
-        (lambda: plan_varlen(problem, A100), "mask"),
-        (lambda: verify(plan(problem, A100)), "the arrays of a mask function are not drawn"),
+        (lambda: plan_varlen(problem, A100), "no pattern in common"),
         (lambda: execute(plan(problem, A100), q, k, v, mask=STEPS), "another mask function"),
         (
             lambda: Problem.from_arrays(q, k, v, mask=np.ones((NQ, NK), bool), mask_function=problem.options.mask_function),

@@ -25,6 +25,7 @@ from yardstick import draw
 
 A100, H100, T4 = (Device.named(name) for name in ("A100-40GB", "H100-SXM", "T4"))
 BWD, DQ, PRODUCTS, MASK = "fa2_backward.cu", "fa2_backward_queries.cu", "row_products.cuh", "mask.cuh"
+ROWS = "fa2_backward_rows.cuh"
 SEQUENCE, SUM = "sequence.cuh", "query_sum.cuh"
 COPY, COPY_FLOAT, LDMATRIX, MMA = "cp.async.cg.shared.global", "cp.async.ca.shared.global", "ldmatrix.sync", "mma.sync"
 STORE_TWO, STORE_TILE = "st.shared.b32", "reinterpret_cast<uint4*>"
@@ -56,9 +57,13 @@ PROBLEMS = {
     "packed": Problem(4, 4, 2, 45, 70, 32, "float16", causal=True),
     "32 keys": Problem(1, 1, 1, 70, 150, 48, "float16", causal=True),
     "shared keys": Problem(1, 2, 1, 150, 130, 128, "float16", causal=True),
+    "wide": Problem(1, 1, 1, 45, 70, 16, "float16", head_dim_v=272),
+    "wide, by turns": Problem(1, 1, 1, 45, 70, 16, "float16", head_dim_v=272),
+    "wide dQ": Problem(1, 1, 1, 45, 70, 272, "float16", head_dim_v=16),
 }
 """Ragged both ways, several row blocks and column blocks of two warps; where there are more rows than keys, some see nothing."""
 PLANNED = ("32 keys", "shared keys")  # with the blocks that an A100 gets
+SMALL = {"wide": "45KB", "wide, by turns": "20KB"}  # with room for one Q and dO block, and for either
 
 SEQLENS = ((5, 40), (0, 9), (45, 70), (33, 0))
 
@@ -67,8 +72,9 @@ SEQLENS = ((5, 40), (0, 9), (45, 70), (33, 0))
 def schedule(problem: str, device: Device = A100) -> BackwardSchedule:
     """`problem` is one of PROBLEMS, "one stage: " one of them with room for one Q and dO block, "fixed: " with a kernel for dQ."""
     kind, _, name = problem.rpartition(": ")
-    p, tiling = PROBLEMS[name], None if name in PLANNED else (16, 32)
+    p, tiling = PROBLEMS[name], None if name in PLANNED else (32, 32) if name.startswith("wide") else (16, 32)
     device = device.with_sram("8KB") if kind == "one stage" else device
+    device = device.with_sram(SMALL[name]) if name in SMALL else device
     if name == "packed":
         return plan_varlen_backward(p, device, SEQLENS, tiling, deterministic=kind == "fixed")
     plain = plan_backward(p.asking(block_mask=None), device, "fa2", tiling, deterministic=kind == "fixed", dbias=p.options.bias)
@@ -91,6 +97,10 @@ def backward(schedule: BackwardSchedule, seed: int | None = None) -> tuple[Backw
 
 MUTANTS = {
     # Synchronisation
+    "wide heads' Q and dO are overwritten early": Mutant(
+        BWD, SYNC + "  // all are done with Q_i", ";  // all", "race", MOVED, "wide"
+    ),
+    "Q comes before dO has gone": Mutant(BWD, SYNC + "  // all are done with dO_i", "// all", "race", MOVED, "wide, by turns"),
     "Q and dO are read early": Mutant(BWD, "large = __syncthreads_or(large);", "", "race", MOVED),
     "nobody waits for Q and dO": Mutant(BWD, "wait_for_groups<0>();\n", "", "in flight|race", MOVED),
     "Q and dO are waited for one too late": Mutant(BWD, "wait_for_groups<0>", "wait_for_groups<1>", "in flight|race", MOVED),
@@ -133,11 +143,11 @@ MUTANTS = {
         MOVED,
         "shared keys",
     ),
-    "slots overlap": Mutant(BWD, "ring + s * BR", "ring + s * (BR - 1)", "race|in flight", MOVED),
+    "slots overlap": Mutant(BWD, "ring + s * SLOT", "ring + s * (SLOT / BR) * (BR - 1)", "race|in flight", MOVED),
     "slots of L and D overlap": Mutant(
         BWD,
-        "{at, at + BR * KeyTile::PAD, row_ring + s * 2 * BR, row_ring + s * 2 * BR + BR}",
-        "{at, at + BR * KeyTile::PAD, row_ring + s * BR, row_ring + s * BR + BR}",
+        "row_ring + s * 2 * BR, row_ring + s * 2 * BR + BR}",
+        "row_ring + s * BR, row_ring + s * BR + BR}",
         "race|in flight",
         MOVED,
     ),
@@ -145,18 +155,20 @@ MUTANTS = {
     "D lies in L": Mutant(BWD, "row_ring + s * 2 * BR + BR}", "row_ring + s * 2 * BR + BR - 1}", "race|in flight", (COPY_FLOAT,)),
     "V lies in K's last row": Mutant(BWD, "K_smem + BC *", "K_smem + (BC - 1) *", "race", MOVED),
     "dS lies in V's last row": Mutant(BWD, "V_smem + BC *", "V_smem + (BC - 1) *", "race", (*DS, COPY)),
-    "the ring begins in dS's last row": Mutant(BWD, "dS_smem + BC *", "dS_smem + (BC - 1) *", "race|in flight", (*DS, COPY)),
-    "L and D begin in the last slot": Mutant(BWD, "ring + STAGES * BR *", "ring + (STAGES * BR - 1) *", "race|in flight", MOVED),
+    "the ring begins in dS's last row": Mutant(BWD, "WIDE ? 0 : BC *", "WIDE ? 0 : (BC - 1) *", "race|in flight", (*DS, COPY)),
+    "L and D begin in the last slot": Mutant(
+        BWD, "ring + SLOTS * SLOT", "ring + (SLOTS * BR - 1) * (SLOT / BR)", "race|in flight", MOVED
+    ),
     "the block mask begins in the last slot": Mutant(
         BWD,
-        "row_ring + STAGES * 2 * BR)",
-        "row_ring + STAGES * 2 * BR - 1)",
+        "row_ring + SLOTS * 2 * BR)",
+        "row_ring + SLOTS * 2 * BR - 1)",
         "race|in flight|uninitialised",
         ("kept[", COPY_FLOAT),
         "blocks",
     ),
     "warps share a row of dK": Mutant(
-        BWD, "put_tile<KeyTile>(K_smem + own_keys", "put_tile<KeyTile>(K_smem + warp * (WARP_KEYS - 1)", "race", LEFT
+        BWD, "put_tile<KeyPart>(K_smem + own_keys", "put_tile<KeyPart>(K_smem + warp * (WARP_KEYS - 1)", "race", LEFT
     ),
     # Bounds
     "Q is read past its end": Mutant(BWD, "p.Q.row, rows, threadIdx.x", "p.Q.row, BR, threadIdx.x", "out of bounds", (COPY,)),
@@ -172,10 +184,10 @@ MUTANTS = {
         BWD, "rows = Nk - place.j * BC - key", "rows = LEAVING", "out of bounds|race", (STORE_TILE,)
     ),
     "D is written past its end": Mutant(
-        BWD, "if (first == 0 && place.row < p.total_q)", "if (first == 0)", "out of bounds|race", ("p.D[place.at] = sum",)
+        ROWS, "if (first == 0 && place.row < p.total_q)", "if (first == 0)", "out of bounds|race", ("p.D[place.at] = sum",)
     ),
     "dQ is written past its end": Mutant(
-        BWD,
+        ROWS,
         " || row >= p.total_q) return;",
         ") return;",
         "out of bounds|uninitialised",
@@ -202,8 +214,8 @@ MUTANTS = {
         "bias",
     ),
     # What nobody has begun
-    "dQ does not begin with zeros": Mutant(BWD, " = make_float4(0.f, 0.f, 0.f, 0.f);", ";", "uninitialised", (RED,)),
-    "D is not there": Mutant(BWD, "p.D[place.at] = sum;", "{}", "uninitialised", (COPY_FLOAT,)),
+    "dQ does not begin with zeros": Mutant(ROWS, " = make_float4(0.f, 0.f, 0.f, 0.f);", ";", "uninitialised", (RED,)),
+    "D is not there": Mutant(ROWS, "p.D[place.at] = sum;", "{}", "uninitialised", (COPY_FLOAT,)),
     "dK does not begin with zeros": Mutant(
         BWD,
         "dK_regs[WITH_DK ? M : 1][KEY_COLS / 8][4] = {}",
@@ -223,16 +235,16 @@ MUTANTS = {
     # Numbers
     "D is forgotten": Mutant(BWD, "e % 2 ? d.y : d.x, dropout", "0.f, dropout", "numbers"),
     "D is another row's": Mutant(BWD, "e % 2 ? d.y : d.x, dropout", "e / 2 ? d.y : d.x, dropout", "numbers"),
-    "a lane's part of D is forgotten": Mutant(BWD, "other = ROW_LANES / 2", "other = ROW_LANES / 4", "numbers"),
+    "a lane's part of D is forgotten": Mutant(ROWS, "other = ROW_LANES / 2", "other = ROW_LANES / 4", "numbers"),
     "every second element of D is forgotten": Mutant(
-        BWD, "sum = fmaf(o[c], g[c], sum)", "sum = c % 2 ? sum : fmaf(o[c], g[c], sum)", "numbers"
+        ROWS, "sum = fmaf(o[c], g[c], sum)", "sum = c % 2 ? sum : fmaf(o[c], g[c], sum)", "numbers"
     ),
-    "every lane stores D": Mutant(BWD, "if (first == 0 && place.row < p.total_q)", "if (place.row < p.total_q)", "bytes"),
+    "every lane stores D": Mutant(ROWS, "if (first == 0 && place.row < p.total_q)", "if (place.row < p.total_q)", "bytes"),
     "dK is not scaled": Mutant(BWD, "multiply(dK_regs, p.scale);", "", "numbers"),
     "dV is scaled": Mutant(
         BWD, "if constexpr (WITH_DV) put_tile", "multiply(dV_regs, p.scale);\n  if constexpr (WITH_DV) put_tile", "numbers"
     ),
-    "dQ is not scaled": Mutant(BWD, "p.scale * dQ_regs", "dQ_regs", "numbers"),
+    "dQ is not scaled": Mutant(ROWS, "p.scale * dQ_regs", "dQ_regs", "numbers"),
     "a group has its neighbour's heads": Mutant(BWD, "kv_head * p.group", "kv_head", "numbers", (), "groups"),
     "heads of a group share L and D": Mutant(BWD, ", row0 += p.total_q", "", "numbers", (), "groups"),
     "heads of a group share dQ's sum": Mutant(BWD, ", sums += sums_of_a_head(unknown(p.total_q))", "", "numbers", (), "groups"),
@@ -331,11 +343,11 @@ MUTANTS = {
     "the second row tile of dQ is the first": Mutant(
         PRODUCTS, "row + 16 * a + lane / 8 % 2 * 8", "row + lane / 8 % 2 * 8", "numbers", (), "32 keys"
     ),
-    "P lies in dS's last row": Mutant(BWD, "P_smem = dS_smem + BC *", "P_smem = dS_smem + (BC - 1) *", "race", DS, "shared keys"),
+    "P lies in dS's last row": Mutant(BWD, "WIDE ? 0 : BC *", "WIDE ? 0 : (BC - 1) *", "race", DS, "shared keys"),
     "the ring begins in P's last row": Mutant(
         BWD,
-        "(ROW_WARPS - 1) * BC * ScoreTile",
-        "(ROW_WARPS - 1) * (BC - 1) * ScoreTile",
+        "ROW_WARPS - 1) * BC * ScoreTile",
+        "ROW_WARPS - 1) * (BC - 1) * ScoreTile",
         "race|in flight",
         (*DS, COPY),
         "shared keys",
@@ -344,11 +356,11 @@ MUTANTS = {
         BWD, "(1 - row_warp) * WARP_ROWS", "row_warp * WARP_ROWS", "numbers", (), "shared keys"
     ),
     "warps with the same keys have the same columns of dK": Mutant(
-        BWD, "key_col = row_warp * KEY_COLS", "key_col = 0", "race", LEFT, "shared keys"
+        BWD, "key_col = WIDE ? 0 : row_warp * KEY_COLS", "key_col = 0", "race", LEFT, "shared keys"
     ),
     "P of the other warp's rows is forgotten": Mutant(
         BWD,
-        "if constexpr (ROW_WARPS > 1) put_tile<ScoreTile>(P_smem",
+        "if constexpr (ROW_WARPS > 1 && WITH_DV) put_tile<ScoreTile>(P_smem",
         "if (false) put_tile<ScoreTile>(P_smem",
         "uninitialised",
         (LDMATRIX,),
@@ -363,7 +375,12 @@ FIXED_MUTANTS = {
     "Q and dO are read early": Mutant(DQ, SYNC + "  // Q, dO, L and D are", "// Q, dO", "race", MOVED_ROWS, "rows"),
     "nobody waits for Q and dO": Mutant(DQ, "wait_for_groups<1>();\n", "", "in flight|race", MOVED_ROWS, "rows"),
     "the first K and V are not committed": Mutant(
-        DQ, "fetch<false>(j, true);\n    close_group();", "fetch<false>(j, true);", "in flight|race", MOVED_ROWS, "rows"
+        DQ,
+        "fetch<false, !BY_TURNS>(j, true);\n    close_group();",
+        "fetch<false, !BY_TURNS>(j, true);",
+        "in flight|race",
+        MOVED_ROWS,
+        "rows",
     ),
     "the ring has one slot": Mutant(
         DQ, "stream.slot = stream.both - stream.slot;", "", "race|in flight|uninitialised", MOVED, "rows"
@@ -383,13 +400,15 @@ FIXED_MUTANTS = {
     "dO lies in Q's last row": Mutant(DQ, "Q_smem + BR *", "Q_smem + (BR - 1) *", "race", MOVED, "rows"),
     "the ring begins in dO's last row": Mutant(DQ, "dO_smem + BR *", "dO_smem + (BR - 1) *", "race|in flight", MOVED, "rows"),
     "V lies in K's last row": Mutant(DQ, "K_BYTES = BC *", "K_BYTES = (BC - 1) *", "race|in flight", MOVED, "rows"),
-    "L begins in the first slot": Mutant(DQ, "ring + STAGES * BC *", "ring + (BC - 1) *", "race|in flight", MOVED_ROWS, "rows"),
+    "L begins in the first slot": Mutant(
+        DQ, "ring + (BY_TURNS ? ONE : RING)", "ring + RING / STAGES / BC * (BC - 1)", "race|in flight", MOVED_ROWS, "rows"
+    ),
     "D lies in L": Mutant(DQ, "L_smem + BR;", "L_smem + BR - 1;", "race|in flight", (COPY_FLOAT,), "rows"),
     "the block mask begins in D": Mutant(
         DQ, "D_smem + BR)", "D_smem + BR - 1)", "race|in flight|uninitialised", ("kept[", COPY_FLOAT), "blocks"
     ),
     "warps share a row of dQ": Mutant(
-        DQ, "put_tile<KeyTile>(Q_smem + own_rows", "put_tile<KeyTile>(Q_smem + warp * (WARP_ROWS - 1)", "race", LEFT, "rows"
+        DQ, "put_tile<KeyPart>(Q_smem + own_rows", "put_tile<KeyPart>(Q_smem + warp * (WARP_ROWS - 1)", "race", LEFT, "rows"
     ),
     "Q is read past its end": Mutant(
         DQ, "p.Q.row, rows, threadIdx.x", "p.Q.row, BR, threadIdx.x", "out of bounds", (COPY,), "rows"
@@ -402,7 +421,7 @@ FIXED_MUTANTS = {
         DQ, "end.Nq - end_row, lane", "LEAVING, lane", "out of bounds|race", (STORE_TILE,), "rows"
     ),
     "dQ does not begin with zeros": Mutant(
-        DQ, "dQ_regs[M][KeyTile::PAD / 8][4] = {}", "dQ_regs[M][KeyTile::PAD / 8][4]", "uninitialised", (MMA,), "rows"
+        DQ, "dQ_regs[M][KeyPart::PAD / 8][4] = {}", "dQ_regs[M][KeyTile::PAD / 8][4]", "uninitialised", (MMA,), "rows"
     ),
     "D is forgotten": Mutant(DQ, "D_i[m][e / 2], dropout", "0.f, dropout", "numbers", (), "rows"),
     "D is another row's": Mutant(DQ, "D_i[m][e / 2], dropout", "D_i[m][e % 2], dropout", "numbers", (), "rows"),
@@ -441,6 +460,7 @@ FIXED_MUTANTS = {
         (),
         "packed",
     ),
+    "wide dS is read early": Mutant(DQ, "meet_partner();\n", "\n", "race", DS, "wide dQ"),
     # Warps of 32 rows
     "the second half of the keys is the first": Mutant(DQ, "(part * COL_WARPS + col_warp)", "col_warp", "numbers", (), "32 keys"),
     "dQ's sums are put down early": Mutant(
@@ -463,7 +483,8 @@ def test_mutant_of_the_kernel_of_dq(name: str, tmp_path: Path, monkeypatch: pyte
 
 
 FIXED = ("", "causal rows", "window of rows", "blocks", "packed", *PLANNED)  # what its mutants break
-FEATURES = ("one stage: ", *PROBLEMS, *(f"fixed: {name}" for name in FIXED))
+WIDE = tuple(name for name in PROBLEMS if name.startswith("wide"))  # clean in test_wide_gradients.py
+FEATURES = ("one stage: ", *(name for name in PROBLEMS if name not in WIDE), *(f"fixed: {name}" for name in FIXED))
 
 
 @pytest.mark.wide

@@ -23,7 +23,7 @@ A100, H100, T4 = (Device.named(name) for name in ("A100-40GB", "H100-SXM", "T4")
 FA2, TILE, PRODUCTS, SOFTMAX = "fa2_forward.cu", "swizzled_tile.cuh", "row_products.cuh", "online_softmax.cuh"
 COPY, LDMATRIX = "cp.async.cg.shared.global", "ldmatrix.sync"
 MOVED = (COPY, LDMATRIX)
-PARTS = "column_warps.cuh"
+PARTS, PAIRS = "column_parts.cuh", "column_warps.cuh"
 SHARED = ("numbers", (), "shared rows")
 PLACED = ("float4", "others[", "own[", *MOVED)
 
@@ -143,13 +143,13 @@ MUTANTS = {
     "the block mask's rows are one off": Mutant(
         "block_mask.cuh", "mask.kept[i / SHARE_I", "mask.kept[(1 - i / SHARE_I)", "numbers", (), "blocks"
     ),
-    "the second warp's columns are the first's": Mutant(PARTS, " ^ col_warp() * PIECE * int(16", " ^ 0 * PIECE * int(16", *SHARED),
-    "the second warp's columns are shifted": Mutant(PARTS, "col_warp() * PIECE * int(16", "col_warp() * int(16", *SHARED),
+    "the second warp's columns are the first's": Mutant(PARTS, " ^ own() * PIECE * int(16", " ^ 0 * PIECE * int(16", *SHARED),
+    "the second warp's columns are shifted": Mutant(PARTS, "own() * PIECE * int(16", "own() * int(16", *SHARED),
     "a warp's pieces lie side by side": Mutant(PARTS, "chunks / PIECE * Whole::GROUP", "chunks / PIECE * PIECE", *SHARED),
     "both warps write L": Mutant(FA2, "end_rows && col_warp() == 0", "end_rows", "bytes", (), "shared rows"),
     "both warps have the first keys": Mutant(FA2, "col_warp() * SUB", "0 * SUB", *SHARED),
-    "the sums are not the partner's": Mutant(PARTS, "half[m][n][0] += part.x", "half[m][n][0] += 0 * part.x", *SHARED),
-    "the halves of S are exchanged": Mutant(PARTS, "second ? other[e] : half[m][n][e]", "half[m][n][e]", *SHARED),
+    "the sums are not the partner's": Mutant(PAIRS, "half[m][n][0] += part.x", "half[m][n][0] += 0 * part.x", *SHARED),
+    "the halves of S are exchanged": Mutant(PAIRS, "second ? other[e] : half[m][n][e]", "half[m][n][e]", *SHARED),
     "the second warp has no sink": Mutant(FA2, "inverse = of_first(", "of_first(", *SHARED),
     "the rooms of S overlap": Mutant(FA2, "32) * (M * N * 32)", "32) * (M * N * 16)", "race", PLACED, "shared rows"),
     "the room of S is in the ring": Mutant(
@@ -159,7 +159,7 @@ MUTANTS = {
         FA2, "add_partner<STAGES == 1>", "add_partner<true>", "race|uninitialised", PLACED, "shared rows"
     ),
     "the sums are taken before they are there": Mutant(
-        PARTS, "  meet_partner();\n#pragma", "#pragma", "race|uninitialised", PLACED, "shared rows, one slot"
+        PAIRS, "  meet_partner();\n#pragma", "#pragma", "race|uninitialised", PLACED, "shared rows, one slot"
     ),
     "O leaves before the partner has put its part down": Mutant(
         FA2,

@@ -265,6 +265,8 @@ def test_packed_sequences_launch_what_they_launch_first(cupy: Recorded) -> None:
         lambda: draw(10, 30, causal=True, return_lse=True),
         lambda: draw(10, 30, window=(3, None), out=array(cupy, 40, 4, 64)),
         lambda: draw(10, 30, tiling=(64, 32)),
+        lambda: draw(10, 30, mask=Mask("k <= q + by", by=3)),
+        lambda: draw(10, 30, mask=Mask("k <= q + by[b]", by=array(cupy, 2, dtype=np.int32))),
         lambda: draw(10, 0, 30),
         lambda: draw(0, 0),
     ]

@@ -1,13 +1,19 @@
-"""A score function on the command line: --score with what it captures, --softcap, --alibi."""
+"""Score and mask functions on the command line, with what they capture; dropout, and S of standard attention."""
 
 from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from cupyflash import Device, Mask, Problem, plan
+from cupyflash.options import Pattern
+from cupyflash.score import seen_by
+from cupyflash.sim import theory
 from cupyflash.sim.cli import main
 
 
@@ -49,6 +55,69 @@ def test_predict_counts_what_the_line_reads() -> None:
     assert found["problem"]["score"] == {"text": "s + near[q - k]", "captured": {"near": "float16, ndim 1"}}
 
 
+IDS = np.repeat([0, 1, 2], [100, 60, 40]).astype(np.int32)
+DOCUMENTS = "--mask-function 'document[q] == document[k] and k <= q' --capture document"
+
+
+def test_predict_knows_what_a_mask_says_of_positions_and_files(tmp_path: Path) -> None:
+    """Of an array that is but drawn it is counted as if it were asked for every score."""
+    np.save(tmp_path / "ids.npy", IDS)
+    size = "predict --seqlen 200 --head-dim 64 --tiling 32x16 --algorithm fa2"
+    mask = Mask("document[q] == document[k] and k <= q", document=IDS)
+    problem = Problem(1, 1, 1, 200, 200, 64, "float16", mask_function=mask.form)
+    known = problem.asking(pattern=Pattern.of(seen_by(mask.form, problem, mask.arrays)))
+    for what, posed in ((tmp_path / "ids.npy", known), ("int32", problem)):
+        made = told(f"{size} {DOCUMENTS}={what} --json")
+        found, schedule = json.loads(made.stdout), plan(posed, Device.named("A100-40GB"), "fa2", (32, 16))
+        assert found["replay_agrees"] and found["traffic"] == theory.traffic(schedule).as_dict()
+        assert (found["mask_tiles"] is None) == (posed is problem)
+        assert found["problem"]["mask_function"] == {"text": mask.text, "captured": {"document": "int32, ndim 1"}}
+    made = told("predict --seqlen 512 --head-dim 64 --tiling 64x64 --mask-function 'k <= q and q - k < 100'")
+    assert f"tiles of the mask: {64 - 21} empty, {8 + 7 + 6} mixed, 0 whole" in made.output
+    assert "skips no tiles" in told("predict --seqlen 40 --head-dim 16 --mask").output
+    for bad, says in (("--seqlen 8", "document must have length 8 along axis 0"), ("--seqlen 200 --mask", "--mask cannot go with")):
+        line = "--mask-function 'document[row] == document[k]'"
+        made = told(f"predict --head-dim 16 {bad} {line} --capture document={tmp_path / 'ids.npy'}")
+        assert made.exit_code == 2 and says in made.output, made.output
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"verify {SMALL} {DOCUMENTS}=int32 --dropout 0.1 --lse",
+        f"verify {SMALL} --backward --mask-function 'k <= q or others[row, k]' --capture others=bool {LINE} --dropout 0.3",
+        "verify --decode --mask-function 'k < 5 or q - k < wide' --capture wide=50",
+        "verify --seqlen 40 --head-dim 16 --algorithm standard --score-dtype float32 --mask-function 'k <= q'",
+    ],
+)
+def test_verify_draws_masks_and_what_is_dropped(command: str) -> None:
+    pytest.importorskip("cupy")
+    made = told(f"{command} --json")
+    found = json.loads(made.stdout)
+    witnesses = [found["traffic"][name] for name in ("theory", "replay", "executed")]
+    assert made.exit_code == 0 and found["good"] and witnesses[0] == witnesses[1] == witnesses[2]
+    assert ("mask_document" in witnesses[0]) == ("document" in command)
+    assert found.get("dropout") == (float(command.split("--dropout ")[1].split()[0]) if "--dropout" in command else None)
+
+
+def test_dropout_and_the_type_of_s() -> None:
+    for command, says in (
+        ("predict --seqlen 8 --head-dim 16 --dropout 1.5", "dropout must be at least 0 and below 1, got 1.5"),
+        ("predict --decode --dropout 0.1", "--dropout cannot go with --decode"),
+        ("predict --seqlen 8 --head-dim 16 --score-dtype float32", "score_dtype is for the forward of 'standard'"),
+        ("explain --score-dtype float32", "No such option '--score-dtype'"),
+    ):
+        made = told(command)
+        assert made.exit_code == 2 and says in made.output and len(made.output.splitlines()) == 1, made.output
+    plain, wide = (
+        json.loads(told(f"predict --seqlen 64 --head-dim 16 --algorithm standard {asked} --json").stdout)
+        for asked in ("", "--score-dtype float32")
+    )
+    assert wide["traffic"]["S"]["write_bytes"] == 2 * plain["traffic"]["S"]["write_bytes"]
+    assert wide["algorithms"]["fa2"]["total_bytes"] == plain["algorithms"]["fa2"]["total_bytes"]
+
+
 @pytest.mark.parametrize("options", ["--softcap 30", "--decode --softcap 30"])
 @pytest.mark.parametrize("command", ["predict --seqlen 8 --head-dim 16", "explain --seqlen 8 --head-dim 16"])
 def test_the_title_says_the_line(command: str, options: str) -> None:
@@ -62,10 +131,13 @@ def test_the_title_says_the_line(command: str, options: str) -> None:
         ("--score 's + ('", "not a Python expression"),
         ("--score 's + x[h]'", "'x' is not a captured array"),
         ("--score s --capture x=float32", "x is captured, but 's' does not use it"),
-        ("--score 's * x' --capture x=often", "--capture: x must be a number or one of float16"),
+        ("--score 's * x' --capture x=often", "--capture: x must be a number, a .npy file, or one of float16"),
         ("--score 's * x' --capture x", "a name once, and what it is"),
         ("--score 's * x' --capture x=1 --capture x=2", "a name once, and what it is"),
         ("--capture x=1", "--capture is for --score"),
+        ("--mask-function 'q - k'", "a mask is a condition"),
+        ("--mask-function 'x[k]' --capture x=/nowhere/x.npy", "x: /nowhere/x.npy: No such file"),
+        ("--mask-function 'k < x' --score s --capture x=1 --capture y=1", "y is captured, but"),
         ("--score s --softcap 3", "softcap cannot go with score"),
         ("--score s --alibi", "--alibi cannot go with --score"),
         ("--softcap 0", "softcap must be between"),

@@ -256,7 +256,7 @@ OF_PARTS = {
         "fa2_backward.cu", "coming.store(parts_at(which));\n      i", "coming.store(parts_at(which ^ 1));\n      i", "numbers"
     ),
     "parts of rows that there are not": Mutant(
-        "fa2_backward.cu", "score_at(masks, i * BR, 0, Nq), rows)", "score_at(masks, i * BR, 0, Nq), BR)", "bytes"
+        "fa2_backward.cu", "score_at(masks, i * BR, 0, Nq), rows,", "score_at(masks, i * BR, 0, Nq), BR,", "bytes"
     ),
 }
 

@@ -44,7 +44,14 @@ from cupyflash.schedules.base import (
 )
 from cupyflash.schedules.decode import Cache, DecodeSchedule, plan_decode
 from cupyflash.schedules.softmax import SoftmaxSchedule, plan_softmax
-from cupyflash.schedules.varlen import Fa3VarlenSchedule, Seqlens, VarlenBackwardSchedule, VarlenSchedule, packed_totals
+from cupyflash.schedules.varlen import (
+    Fa3VarlenSchedule,
+    Patterns,
+    Seqlens,
+    VarlenBackwardSchedule,
+    VarlenSchedule,
+    packed_totals,
+)
 from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_blocks
 
 __all__ = [
@@ -272,18 +279,21 @@ def plan_varlen(
     lse: bool = False,
     totals: tuple[int, int] | None = None,
     algorithm: str = "fa2",
+    patterns: Patterns | None = None,
 ) -> VarlenSchedule:
     """The schedule of `problem.batch` packed sequences, the longest of `seqlen_q` queries and `seqlen_k` keys.
 
     `seqlens` has the (queries, keys) of each, None where the host does not know them; `totals` are the queries and keys of all
     together, where `seqlens` does not say: by default as many as if all were as long as the longest. `algorithm` is "fa2" or "fa3".
+    `patterns` are what a mask function says of each sequence, where that is known (`patterns_of` finds it).
     Raises as `plan` does, and ValueError for seqlens of another batch or longer than the longest.
     """
     packed = _packed(problem)
     _require_no_score_dtype(packed)
     require_choice("algorithm", algorithm, tuple(_VARLEN))
     longest = _checked(packed, device, algorithm, tiling, lse)
-    return _VARLEN[algorithm](packed, device, longest.tiling, lse, seqlens, packed_totals(packed, seqlens, totals))
+    together = packed_totals(packed, seqlens, totals)
+    return _VARLEN[algorithm](packed, device, longest.tiling, lse, seqlens, together, patterns)
 
 
 def plan_backward(
@@ -303,7 +313,8 @@ def plan_backward(
     tiling = _checked_choice(problem, device, algorithm, tiling, BACKWARD_ALGORITHMS)
     require_flag("deterministic", deterministic)
     require_flag("dbias", dbias)
-    require_usual_head_dim(problem, "gradients")
+    if algorithm != "fa2":
+        require_usual_head_dim(problem, f"gradients of algorithm {algorithm!r}")
     if problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen_backward")
     _require_no_score_dtype(problem)
@@ -322,19 +333,21 @@ def plan_varlen_backward(
     *,
     deterministic: bool = False,
     totals: tuple[int, int] | None = None,
+    patterns: Patterns | None = None,
 ) -> VarlenBackwardSchedule:
     """The backward of `plan_varlen`'s problem; arguments and errors as there."""
     packed = _packed(problem)
     tiling = _checked_choice(packed, device, "fa2", tiling, BACKWARD_ALGORITHMS)
     require_flag("deterministic", deterministic)
-    require_usual_head_dim(problem, "gradients")
 
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
         return _plan_backward(problem, device, "fa2", tiling, deterministic, False)
 
     one = _runnable(made, packed, device, tiling) if isinstance(tiling, tuple) else made(packed, tiling)
     together = packed_totals(packed, seqlens, totals)
-    return VarlenBackwardSchedule(packed, device, one.tiling, deterministic=deterministic, seqlens=seqlens, packed=together)
+    return VarlenBackwardSchedule(
+        packed, device, one.tiling, deterministic=deterministic, seqlens=seqlens, packed=together, patterns=patterns
+    )
 
 
 @lru_cache(maxsize=1024)

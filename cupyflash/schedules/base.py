@@ -26,6 +26,7 @@ from cupyflash.params import CapturedField, Field, Params
 from cupyflash.problem import Problem
 from cupyflash.schedules import mask_tiles
 from cupyflash.schedules.mask_tiles import MaskTiles
+from cupyflash.schedules.packed import Packed
 from cupyflash.tensor_maps import Box
 from cupyflash.tiling import DoesNotFit, Tiling
 
@@ -224,6 +225,11 @@ class TileSchedule(Schedule):
             yield 1, iter([Phase(1, enter=reads, leave=(Move(each.field, each.count, 1, write=True),))])
 
     @property
+    def together(self) -> Packed | None:
+        """The sequences that are packed along one axis, where they are."""
+        return None
+
+    @property
     def state_words(self) -> int | None:
         """Words of shared memory that a bit of each tile that a thread block may visit takes; None where none are skipped."""
         return None
@@ -231,7 +237,7 @@ class TileSchedule(Schedule):
     @property
     def mask_tiles(self) -> tuple[MaskTiles, ...]:
         """The tiles of a mask whose states its kernels are given, so that they skip the empty ones."""
-        made, words = MaskTiles(self.problem, (self.block_rows, self.block_cols)), self.state_words
+        made, words = MaskTiles(self.problem, (self.block_rows, self.block_cols), packed=self.together), self.state_words
         fits = words is not None and 8 * words <= mask_tiles.MOST_STATE_BYTES
         return (made,) if self.problem.options.masked and fits and made.count <= mask_tiles.MOST_TILES else ()
 
@@ -353,6 +359,11 @@ class Visited:
         return cls(first, end, tiles.kept & inside, tiles.mixed & inside)
 
     @property
+    def asked(self) -> Visited:
+        """The blocks for whose scores a mask is asked."""
+        return self if self.mixed is None else Visited(self.first, self.end, self.mixed)
+
+    @property
     def blocks(self) -> int:
         """How many blocks a block mask, or the states of tiles, are read for."""
         return int((self.end - self.first).sum())
@@ -433,7 +444,7 @@ def element_constants(problem: Problem, with_derivative: bool = False, by_tiles:
         ("COPY_BYTES", problem.alignment),
         *((("DROPOUT", 1),) if problem.options.dropout else ()),
         *(score.constants(problem.options.score, with_derivative, by_tiles) if problem.options.score else ()),
-        *(score.mask_constants(problem.options.mask_function, False) if problem.options.mask_function else ()),
+        *(score.mask_constants(problem.options.mask_function, by_tiles) if problem.options.mask_function else ()),
     )
 
 

@@ -337,8 +337,8 @@ def plan_decode(
     require_usual_head_dim(problem, "decoding")
     cache = cache or Cache()
     asked = problem.options
-    if asked.masked or asked.bias or asked.block_mask is not None or asked.packed:
-        raise ValueError("decoding has no mask, bias, block mask or packed sequences")
+    if asked.mask or asked.bias or asked.block_mask is not None or asked.packed:
+        raise ValueError("decoding has no mask, bias, block mask or packed sequences, but for a mask function")
     if asked.dropout or asked.score_dtype is not None:
         raise ValueError("decoding has no dropout, which 'fa1', 'fa2' and 'standard' have, and no score_dtype")
     if cache.appended > problem.seqlen_k:

@@ -15,6 +15,7 @@ from cupyflash.multiprocessor import PARTITIONS, WARP, clock_rate, occupancy
 from cupyflash.problem import Problem
 from cupyflash.schedules import fa2_tiles
 from cupyflash.schedules.base import FLOAT32, GRANULE, padded_dim, require_dtype
+from cupyflash.schedules.moves import functions
 from cupyflash.tiling import DoesNotFit
 
 # Keys of a block, and slots of the ring: those that are tried first are taken where others are not faster.
@@ -103,16 +104,15 @@ def key_bytes(problem: Problem) -> int:
 
 
 def rooms(problem: Problem, config: Config) -> dict[str, int]:
-    """Bytes of shared memory by what is held there: Q, the ring of K and V blocks, pages' places (or the length), and what a score
-    function reads once a head, for each row."""
+    """Bytes of shared memory by what is held there: Q, the ring of K and V blocks, pages' places (or the length), and what score
+    and mask functions read once a head, for each row."""
     d, d_v = padded_dim(problem.head_dim), padded_dim(problem.head_dim_v)
     found = {
         "Q": config.block_rows * d * problem.itemsize,
         "K, V": config.stages * config.block_cols * (d + d_v) * problem.itemsize,
         "pages": KNOWN_PAGES * 4,
     }
-    form = problem.options.score
-    loads = len(score.of_head(form)) if form else 0
+    loads = sum(len(score.of_head(form)) for form in functions(problem))
     return found | ({"of_head": config.block_rows * FLOAT32 * loads} if loads else {})
 
 

@@ -29,7 +29,16 @@ from cupyflash.schedules.base import (
     tile_constants,
 )
 from cupyflash.schedules.mask_tiles import kept_bytes, words
-from cupyflash.schedules.moves import block_mask_moves, head_moves, key_moves, length_moves, row_moves, score_bytes, score_moves
+from cupyflash.schedules.moves import (
+    block_mask_moves,
+    head_moves,
+    key_moves,
+    keys_read,
+    length_moves,
+    part_bytes,
+    row_moves,
+    score_moves,
+)
 
 # What the ring holds in a replay of block sizes that no kernel runs: one K and one V block.
 LEAST_STAGES = 1
@@ -42,7 +51,7 @@ class Fa2Schedule(TileSchedule):
     params: ClassVar[Params] = attention_params()
     # Where K and V blocks are held
     rings: ClassVar[Mapping[str, str]] = {"K": "K, V", "V": "K, V"}
-    # Whether what a score function reads for a row or a key is read once for a tile of them, and not for each score
+    # Whether what score and mask functions read for a row or a key is read once for a tile of them, and not for each score
     by_tiles: ClassVar[bool] = True
 
     @property
@@ -71,7 +80,7 @@ class Fa2Schedule(TileSchedule):
             "K, V": 2 * stages * self.block_cols * row,
             "S": fa2_tiles.exchange_bytes(p, self.block_rows, self.block_cols),
             "block_mask": kept_bytes(p, words(p.seqlen_k, self.block_cols)),
-            "score": score_bytes(p, self.block_rows, 2 * self.block_cols),
+            "parts": part_bytes(p, self.block_rows, 2 * self.block_cols),
         }
         return tuple(Room(name, nbytes) for name, nbytes in rooms.items())
 
@@ -84,7 +93,7 @@ class Fa2Schedule(TileSchedule):
                 (
                     Move("K", cols * p.head_dim, p.itemsize, tile=self.rings["K"]),
                     Move("V", cols * p.head_dim_v, p.itemsize, tile=self.rings["V"]),
-                    *(key_moves(p, cols) if self.by_tiles else ()),
+                    *(key_moves(p, cols, asked=0) if self.by_tiles else ()),
                 ),
             )
             for count, cols in ((full_visits, self.block_cols), (tail_visits, tail_cols))
@@ -119,6 +128,8 @@ class Fa2Schedule(TileSchedule):
             yield self._row_block(len(blocks), rows, *visits, tail_cols)
         yield Phase(1, enter=block_mask_moves(self, visited.blocks))
         yield Phase(self.pack, enter=score_moves(self, [visited], keys, self.by_tiles))
+        if self.by_tiles:
+            yield Phase(1, enter=key_moves(p, 0, keys_read(self, visited.asked, keys)))
 
     @property
     def pack(self) -> int:

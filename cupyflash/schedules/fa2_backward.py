@@ -38,7 +38,16 @@ from cupyflash.schedules.base import (
 )
 from cupyflash.schedules.fa2_backward_tiles import Launch, Warps, launches
 from cupyflash.schedules.mask_tiles import MaskTiles, words
-from cupyflash.schedules.moves import block_mask_moves, head_moves, key_moves, length_moves, row_moves, score_moves, visited_scores
+from cupyflash.schedules.moves import (
+    block_mask_moves,
+    head_moves,
+    key_moves,
+    keys_read,
+    length_moves,
+    row_moves,
+    score_moves,
+    visited_scores,
+)
 
 ROW_THREADS = 128
 # Rows that dQ's sum has together (query_sum.cuh)
@@ -98,6 +107,7 @@ class QueriesSchedule(_Fa2Kernels):
             visits = np.array([each.count(0, tail), each.count(tail, tail + 1)])
             for i in range(self.row_blocks) if literal else [slice(None)]:
                 yield self._row_blocks(np.atleast_1d(rows[i]), np.atleast_2d(visits[:, i].T).T, keys - tail * self.block_cols)
+        yield Phase(1, enter=key_moves(p, 0, sum(keys_read(self, each.asked, keys) for each in heads)))
         yield from self.extras(heads, keys, self.group * self.row_blocks, 1)
 
     def _row_blocks(self, rows: np.ndarray, visits: np.ndarray, tail_cols: int) -> Phase:
@@ -105,8 +115,11 @@ class QueriesSchedule(_Fa2Kernels):
         p = self.problem
         seen = int(rows[visits.sum(axis=0) > 0].sum())
         d, dv, size = p.head_dim, p.head_dim_v, p.itemsize
+        values = "V" if self.stages else "K"
         counted = tuple(
-            Visit(int(times), (Move("K", cols * d, size, tile="K"), Move("V", cols * dv, size, tile="V"), *key_moves(p, cols)))
+            Visit(
+                int(times), (Move("K", cols * d, size, tile="K"), Move("V", cols * dv, size, tile=values), *key_moves(p, cols, 0))
+            )
             for times, cols in zip(visits.sum(axis=1), (self.block_cols, tail_cols), strict=True)
             if times
         )
@@ -136,7 +149,8 @@ class QueriesSchedule(_Fa2Kernels):
     @cached_property
     def stages(self) -> int:
         """K and V blocks that there is room for."""
-        return tiles.query_stages_for(self.problem, self.device, self.block_rows, self.block_cols) or 1
+        stages = tiles.query_stages_for(self.problem, self.device, self.block_rows, self.block_cols)
+        return 1 if stages is None else stages
 
     @cached_property
     def warps(self) -> Warps:
@@ -199,7 +213,8 @@ class Fa2BackwardSchedule(_Fa2Kernels):
     @cached_property
     def stages(self) -> int:
         """Q and dO blocks that there is room for."""
-        return tiles.stages_for(self.problem, self.device, self.block_rows, self.block_cols) or 1
+        stages = tiles.stages_for(self.problem, self.device, self.block_rows, self.block_cols)
+        return 1 if stages is None else stages
 
     @cached_property
     def warps(self) -> Warps:
@@ -231,9 +246,9 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         p = self.problem
         moves = [
             Move("Q", rows * p.head_dim, p.itemsize, tile="Q, dO"),
-            Move("dO", rows * p.head_dim_v, p.itemsize, tile="Q, dO"),
+            Move("dO", rows * p.head_dim_v, p.itemsize, tile="Q, dO" if launch.dk or self.stages else "V"),
             Move("L", rows, FLOAT32, tile="L, D"),
-            *row_moves(p, rows),
+            *row_moves(p, rows, asked=0),
         ]
         if launch.dk:
             moves.append(Move("D", rows, FLOAT32, tile="L, D"))
@@ -265,8 +280,9 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         yield Phase(group, enter=tuple(enter))
 
         of_keys = sum(self._keys(each, keys) for each in heads)
+        asked = int(sum(each.asked.count(0, self.col_blocks) @ self._rows() for each in heads))
         for launch in launches(p):
-            yield Phase(1, enter=key_moves(p, of_keys))
+            yield Phase(1, enter=(*key_moves(p, of_keys), *row_moves(p, 0, asked)))
             yield from self._launch(launch, literal, keys, heads)
             yield from self.extras(heads, keys, self.col_blocks, self.group)
             gradients = (("dK", p.head_dim, launch.dk), ("dV", p.head_dim_v, launch.dv))
@@ -326,8 +342,10 @@ class Fa2BackwardSchedule(_Fa2Kernels):
         before_main = *self.tile_kernels(), rows, self.by_rows.large_rows
         if self.queries is not None:
             return (*before_main, *main, *self.queries.kernels())
-        of_block = ROW_THREADS // SUMMED_ROWS // (padded_dim(p.head_dim) // GRANULE) * SUMMED_ROWS
-        finish = Kernel(source, "fa2_backward_finish", beside_main, pairs * -(-total_q // of_block), ROW_THREADS, 0, self.struct)
+        pieces = padded_dim(p.head_dim) // GRANULE  # side by side, of as many threads as they have rows
+        threads = ROW_THREADS * (1 if pieces * SUMMED_ROWS <= ROW_THREADS else 2)
+        of_block = threads // SUMMED_ROWS // pieces * SUMMED_ROWS
+        finish = Kernel(source, "fa2_backward_finish", beside_main, pairs * -(-total_q // of_block), threads, 0, self.struct)
         return (*before_main, *main, finish)
 
     def _main(self, launch: Launch, warps: Warps) -> Kernel:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cupyflash.device import Device
-from cupyflash.problem import Problem
+from cupyflash.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules.base import FLOAT32, GRANULE, Room, padded_dim, total_bytes
 from cupyflash.schedules.fa2_tiles import narrow as narrow_copies
 from cupyflash.schedules.fa2_tiles import positioned
 from cupyflash.schedules.mask_tiles import kept_bytes, words
-from cupyflash.schedules.moves import score_bytes
+from cupyflash.schedules.moves import part_bytes
 from cupyflash.tiling import DoesNotFit, TileSize
 from cupyflash.words import plural
 
@@ -38,6 +38,17 @@ class Warps:
         """Warps of a thread block that has so many rows."""
         return rows // self.own * self.beside
 
+    def of(self, rows: int, what: str) -> str:
+        """Those of such a block in words."""
+        same = f", {self.beside} to the same" if self.beside > 1 else ""
+        return f"{plural(self.count(rows), 'warp')} of {self.own} {what}{same}"
+
+
+# Of wide heads two warps share the columns of a gradient; each makes 16 x 16 of S^T, or of S.
+SHARING = Warps(GRANULE, GRANULE, 2)
+# What there may be room for, the best first
+STAGES = (2, 1, 0)
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -54,6 +65,11 @@ def launches(problem: Problem) -> tuple[Launch, ...]:
     return Launch(dk=False, dv=True), Launch(dk=True, dv=False)
 
 
+def is_wide(*dims: int) -> bool:
+    """Whether a gradient of 16 keys or rows has more columns than a warp's registers hold, so that two warps share them."""
+    return max(dims) > USUAL_HEAD_DIM
+
+
 def row_lanes(problem: Problem) -> int:
     """Lanes that a row has in the first and last kernel: ROW_LANES in fa2_backward.cu, a power of two."""
     pieces = max(problem.head_dim, problem.head_dim_v) // max(1, problem.alignment // problem.itemsize)
@@ -68,32 +84,41 @@ def block_mask_column_bytes(problem: Problem, block_rows: int) -> int:
 
 def main_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int, beside: int = 1) -> tuple[Room, ...]:
     """What is in shared memory: K_j and V_j, dS, P where warps have the same keys, the Q and dO blocks with L and D, the column
-    block's part of a block mask."""
-    size = problem.itemsize
-    row, value_row = padded_dim(problem.head_dim) * size, padded_dim(problem.head_dim_v) * size
+    block's part of a block mask. A launch that makes one of dK and dV has one room for dS or P. With no stage there is room for
+    either a Q or a dO block."""
+    size, both, slots = problem.itemsize, len(launches(problem)) == 1, max(stages, 1)
+    row, value_row = (shared_dim(d, beside) * size for d in (problem.head_dim, problem.head_dim_v))
     return (
         Room("K", block_cols * row),
         Room("V", block_cols * value_row),
         Room("dS", block_cols * block_rows * size),
-        Room("P", (beside - 1) * block_cols * block_rows * size),
-        Room("Q, dO", stages * block_rows * (row + value_row)),
-        Room("L, D", stages * 2 * block_rows * FLOAT32),
+        Room("P", (beside - 1) * block_cols * block_rows * size if both else 0),
+        Room("Q, dO", block_rows * (stages * (row + value_row) or max(row, value_row))),
+        Room("L, D", slots * 2 * block_rows * FLOAT32),
         Room("block_mask", block_mask_column_bytes(problem, block_rows)),
-        Room("score", score_bytes(problem, stages * block_rows, block_cols)),
+        Room("parts", part_bytes(problem, slots * block_rows, block_cols)),
     )
 
 
-def query_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int = 1) -> tuple[Room, ...]:
-    """The same in the kernel of dQ: Q_i and dO_i, the K and V blocks, L and D, the row block's part of a block mask."""
-    row, value_row = padded_dim(problem.head_dim) * problem.itemsize, padded_dim(problem.head_dim_v) * problem.itemsize
+def shared_dim(d: int, beside: int) -> int:
+    """Columns of a row in shared memory that `beside` warps share evenly."""
+    return -(-d // (beside * GRANULE)) * beside * GRANULE
+
+
+def query_tiles(problem: Problem, block_rows: int, block_cols: int, stages: int) -> tuple[Room, ...]:
+    """The same in the kernel of dQ: Q_i and dO_i, the K and V blocks, dS where warps share dQ's columns, L and D, the row block's
+    part of a block mask. With no stage there is room for either a K or a V block."""
+    wide, size = is_wide(problem.head_dim), problem.itemsize
+    row, value_row = shared_dim(problem.head_dim, 1 + wide) * size, padded_dim(problem.head_dim_v) * size
     return (
         Room("Q", block_rows * row),
         Room("dO", block_rows * value_row),
-        Room("K", stages * block_cols * row),
+        Room("K", block_cols * (stages * row or max(row, value_row))),
         Room("V", stages * block_cols * value_row),
+        Room("dS", wide * block_rows * block_cols * size),
         Room("L, D", 2 * block_rows * FLOAT32),
         Room("block_mask", kept_bytes(problem, words(problem.seqlen_k, block_cols))),
-        Room("score", score_bytes(problem, block_rows, 2 * block_cols)),
+        Room("parts", part_bytes(problem, block_rows, 2 * block_cols)),
     )
 
 
@@ -108,6 +133,8 @@ def warps_for(problem: Problem, device: Device, block_rows: int, block_cols: int
 
     Q and dO are then read from shared memory half as often. From d 64 on a warp has half of the columns of the gradients.
     """
+    if is_wide(problem.head_dim, problem.head_dim_v):
+        return SHARING
     narrow, wide = _half_widths(problem, device)
     if narrow and block_cols == 128 and block_rows % 32 == 0 and _two_fit(main_tiles(problem, block_rows, block_cols, 2), device):
         return Warps(32, 32)
@@ -121,6 +148,8 @@ def query_warps_for(problem: Problem, device: Device, block_rows: int, block_col
     """The same for the kernel of dQ, where up to d 64 Q and dO stay in registers too, and at d 128 two warps share their rows
     where a multiprocessor has no room for two blocks whose warps do not; the bounds of a window or a sequence have no room beside
     them, and on compute capability 12.0 ptxas spills."""
+    if is_wide(problem.head_dim):
+        return SHARING
     room = not positioned(problem) and device.compute_capability < (12, 0)
     narrow, wide = (width and room for width in _half_widths(problem, device))
     rooms = query_tiles(problem, block_rows, block_cols, 2)
@@ -156,30 +185,40 @@ def _two_fit(rooms: tuple[Room, ...], device: Device) -> bool:
 
 
 def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> int | None:
-    """How many Q and dO blocks there is room for: two where they fit, None where not even one does."""
-    if warps_for(problem, device, block_rows, block_cols).own > GRANULE:
+    """How many Q and dO blocks there is room for: two where they fit, 0 where they come by turns, None where they do not."""
+    warps = warps_for(problem, device, block_rows, block_cols)
+    if warps.own > GRANULE:
         return 2
-    fitting = [n for n in (2, 1) if total_bytes(main_tiles(problem, block_rows, block_cols, n)) <= device.sram_per_block]
-    return fitting[0] if fitting else None
+    needs = {n: total_bytes(main_tiles(problem, block_rows, block_cols, n, warps.beside)) for n in STAGES}
+    return _fitting(needs, warps, (block_rows, block_cols), device)
 
 
 def query_stages_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> int | None:
     """How many K and V blocks the kernel of dQ has room for."""
-    fitting = [n for n in (2, 1) if total_bytes(query_tiles(problem, block_rows, block_cols, n)) <= device.sram_per_block]
-    return fitting[0] if fitting else None
+    needs = {n: total_bytes(query_tiles(problem, block_rows, block_cols, n)) for n in STAGES}
+    return _fitting(needs, query_warps_for(problem, device, block_rows, block_cols), (block_rows, block_cols), device)
 
 
-def most_rows(problem: Problem, device: Device) -> int:
+def _fitting(needs: dict[int, int], warps: Warps, blocks: tuple[int, int], device: Device) -> int | None:
+    """The most stages that fit. The least blocks of wide heads do without one, where not even one fits."""
+    least = 0 if warps == SHARING and blocks == (GRANULE, GRANULE) else 1
+    return next((n for n in needs if n >= least and needs[n] <= device.sram_per_block), None)
+
+
+def most_rows(problem: Problem, device: Device, warps: Warps) -> int:
     """Br beyond which S^T and dP^T, beside the gradients, were seen to spill; `.ci/compile_gate.py` holds it to that."""
     d, masked = max(problem.head_dim, problem.head_dim_v), problem.options.of_scores
+    both = problem.options.masked and problem.options.bias and narrow_copies(problem)  # whose addresses they take
+    if warps == SHARING:
+        return warps.own * (1 if both else warps.beside)
     if problem.itemsize == 4:
         return 32 if d <= 64 and not (masked and device.compute_capability < (8, 0)) else 16
     if d <= 64:
         return (32 if device.compute_capability >= (12, 0) else 48) if masked else 64
     if d <= 96:
         return 32 if masked or positioned(problem) or device.compute_capability >= (12, 0) else 64
-    both = problem.options.masked and problem.options.bias  # with the addresses of narrow copies
-    return 16 if (d > 192 and masked) or (both and narrow_copies(problem)) else 32
+    parts = part_bytes(problem, GRANULE, GRANULE) > 0 and device.compute_capability < (8, 0)  # score_parts.cuh
+    return 16 if (d > 192 and masked) or both or parts else 32
 
 
 def _blocks(within: tuple[int, int] | None) -> Iterator[tuple[int, int]]:
@@ -196,12 +235,15 @@ def fit(problem: Problem, device: Device, within: tuple[int, int] | None = None)
     for block_cols, block_rows in _blocks(within):
         stages = stages_for(problem, device, block_rows, block_cols)
         warps = warps_for(problem, device, block_rows, block_cols)
-        if stages and (block_rows <= most_rows(problem, device) or warps.own > GRANULE):
+        held = block_rows <= most_rows(problem, device, warps) or warps.own > GRANULE
+        if stages is not None and held and warps.count(block_cols) <= MOST_WARPS:
             need = total_bytes(main_tiles(problem, block_rows, block_cols, stages, warps.beside))
             made = "dK and dV together" if len(launches(problem)) == 1 else "dV, then dK"
-            reason = f"{plural(warps.count(block_cols), 'warp')} of {warps.own} keys, {made}, {plural(stages, 'Q and dO block')}"
+            room = plural(stages, "Q and dO block") if stages else "Q and dO by turns"
+            reason = f"{warps.of(block_cols, 'keys')}, {made}, {room}"
             return TileSize(block_rows, block_cols, f"{reason}; {need:,} of {device.sram_per_block:,} bytes")
-    raise _refused(problem, device, main_tiles(problem, GRANULE, GRANULE, 1), within)
+    wide = is_wide(problem.head_dim, problem.head_dim_v)
+    raise _refused(problem, device, main_tiles(problem, GRANULE, GRANULE, 1 - wide, 1 + wide), within)
 
 
 def fit_queries(problem: Problem, device: Device, within: tuple[int, int] | None) -> TileSize:
@@ -210,11 +252,13 @@ def fit_queries(problem: Problem, device: Device, within: tuple[int, int] | None
     for block_rows, block_cols in sorted(blocks, key=lambda each: query_warps_for(problem, device, *each).own, reverse=True):
         stages = query_stages_for(problem, device, block_rows, block_cols)
         warps = query_warps_for(problem, device, block_rows, block_cols)
-        if stages and (block_cols <= most_rows(problem, device) or warps.own > GRANULE):
+        held = block_cols <= most_rows(problem, device, warps) or warps.own > GRANULE
+        if stages is not None and held and warps.count(block_rows) <= MOST_WARPS:
             need = total_bytes(query_tiles(problem, block_rows, block_cols, stages))
-            reason = f"{plural(warps.count(block_rows), 'warp')} of {warps.own} rows, {plural(stages, 'K and V block')}"
+            room = plural(stages, "K and V block") if stages else "K and V by turns"
+            reason = f"{warps.of(block_rows, 'rows')}, {room}"
             return TileSize(block_rows, block_cols, f"{reason}; {need:,} of {device.sram_per_block:,} bytes")
-    raise _refused(problem, device, query_tiles(problem, GRANULE, GRANULE), within)
+    raise _refused(problem, device, query_tiles(problem, GRANULE, GRANULE, 1 - is_wide(problem.head_dim)), within)
 
 
 def _refused(problem: Problem, device: Device, least: tuple[Room, ...], within: tuple[int, int] | None) -> ValueError:

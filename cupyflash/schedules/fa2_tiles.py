@@ -24,7 +24,7 @@ from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import FLOAT32, GRANULE, padded_dim
 from cupyflash.schedules.mask_tiles import kept_bytes, words
-from cupyflash.schedules.moves import score_bytes
+from cupyflash.schedules.moves import part_bytes
 from cupyflash.schedules.score_cost import of_score
 from cupyflash.tiling import DoesNotFit, TileSize
 from cupyflash.words import plural
@@ -140,7 +140,7 @@ def exchange_bytes(problem: Problem, block_rows: int, block_cols: int) -> int:
 def shared_bytes(problem: Problem, block_rows: int, block_cols: int, stages: int) -> int:
     """Bytes of the Q block, which O leaves through, of the ring, of S, and of the row block's part of a block mask."""
     tiles = (block_rows + 2 * stages * block_cols) * row_size(problem) + exchange_bytes(problem, block_rows, block_cols)
-    return tiles + kept_bytes(problem, words(problem.seqlen_k, block_cols)) + score_bytes(problem, block_rows, 2 * block_cols)
+    return tiles + kept_bytes(problem, words(problem.seqlen_k, block_cols)) + part_bytes(problem, block_rows, 2 * block_cols)
 
 
 def accumulators(problem: Problem, config: Config) -> int:

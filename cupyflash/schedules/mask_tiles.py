@@ -10,6 +10,7 @@ import numpy as np
 from cupyflash import score
 from cupyflash.expressions.tree import depends_on
 from cupyflash.problem import Problem
+from cupyflash.schedules.packed import Packed
 
 # Of a launch of the kernel; a thread block has a tile.
 THREADS = 128
@@ -35,11 +36,16 @@ def kept_bytes(problem: Problem, words: int) -> int:
 
 @dataclass(frozen=True)
 class MaskTiles:
-    """Those of tiles of `blocks` (Br, Bc): a byte each, (b or 1, h or 1, Tr, Tc), in the array `field` of the kernels' struct."""
+    """Those of tiles of `blocks` (Br, Bc): a byte each, (b or 1, h or 1, Tr, Tc), in the array `field` of the kernels' struct.
+
+    Of `packed` sequences (1, h or 1, row blocks, Tc): those of sequence b begin at cu_seqlens_q[b] // Br + b, wherever that is, and
+    Tc is the longest one's. What a sequence has not is neither written nor read.
+    """
 
     problem: Problem
     blocks: tuple[int, int]
     field: str = "tiles"
+    packed: Packed | None = None
 
     @property
     def planes(self) -> tuple[int, int]:
@@ -50,13 +56,13 @@ class MaskTiles:
         if p.options.mask_function is None:
             return p.batch, p.heads
         changes = depends_on(p.options.mask_function.tree)
-        return p.batch if "batch" in changes else 1, p.heads if "head" in changes else 1
+        return p.batch if "batch" in changes and self.packed is None else 1, p.heads if "head" in changes else 1
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Of the array."""
         rows, cols = (-(-n // size) for n, size in zip((self.problem.seqlen_q, self.problem.seqlen_k), self.blocks, strict=True))
-        return (*self.planes, rows, cols)
+        return (*self.planes, rows if self.packed is None else self.packed.blocks("q", self.blocks[0]), cols)
 
     @property
     def count(self) -> int:
@@ -77,15 +83,17 @@ class MaskTiles:
         planes, form = batches * heads, p.options.mask_function
         if form is None:
             return (("mask", planes * p.seqlen_q * p.seqlen_k, 1),)
-        once = p.seqlen_q * col_blocks, p.seqlen_k * row_blocks, p.seqlen_q * p.seqlen_k  # a row of each tile, a column, a score
+        # Once a tile, a row of each tile, a column of each, a score
+        once = row_blocks * col_blocks, p.seqlen_q * col_blocks, p.seqlen_k * row_blocks, p.seqlen_q * p.seqlen_k
         return tuple(
-            (score.field(load.name, "mask"), planes * sum(times for times, made in zip(once, where, strict=True) if made), size)
-            for load, where in score.loads_of_tile(form).items()
-            for size in (score.itemsize(form, load),)
+            (score.field(load.name, "mask"), planes * times, score.itemsize(form, load))
+            for loads, times in zip(score.parts(form), once, strict=True)
+            for load in loads
         )
 
     def constants(self) -> tuple[tuple[str, int | str], ...]:
         """What the kernel is compiled with."""
         form, (rows, cols) = self.problem.options.mask_function, self.blocks
-        own = () if form is None else score.mask_constants(form, hoisted=True)
-        return (("ELEMENT", "float"), ("MASK", 1 if form is None else 2), *own, ("BR", rows), ("BC", cols), ("TILES", self.field))
+        own = () if form is None else score.mask_constants(form, by_tiles=True)
+        sizes = ("BR", rows), ("BC", cols), ("TILES", self.field), *((("VARLEN", 1),) if self.packed else ())
+        return (("ELEMENT", "float"), ("MASK", 1 if form is None else 2), *own, *sizes)

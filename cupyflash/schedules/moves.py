@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from cupyflash import score
-from cupyflash.expressions.tree import Load
 from cupyflash.problem import Problem
 from cupyflash.schedules import mask_tiles
 from cupyflash.schedules.base import FLOAT32, Move, TileSchedule, Visited
@@ -38,44 +37,55 @@ def score_moves(schedule: TileSchedule, visited: Iterable[Visited], keys: int, b
 
 
 def mask_moves(problem: Problem, scores: int, asked: int | None = None, by_tiles: bool = False) -> tuple[Move, ...]:
-    """What `scores` scores read of the bias and of a score function's arrays: not what is one for a row or a key, where that is
-    read `by_tiles`; and those for which a mask is asked, all where `asked` is None, of that."""
+    """What `scores` scores read of the bias and of a score function's arrays, and those for which a mask is asked (all where
+    `asked` is None) of that: not what is one for a row or a key, where that is read `by_tiles`."""
     asked = scores if asked is None else asked
-    mask: tuple[Move, ...] = (Move("mask", asked, 1),) if problem.options.mask else ()
-    function = problem.options.mask_function
-    if function is not None:
-        mask = tuple(Move(score.field(load.name, "mask"), asked, score.itemsize(function, load)) for load in function.loads)
+    mask = (Move("mask", asked, 1),) if problem.options.mask else ()
     bias = (Move("bias", scores, problem.itemsize),) if problem.options.bias else ()
-    form = problem.options.score
-    return mask + bias + (_loads(form, score.parts(form, by_tiles).score, scores) if form else ())
+    return (*mask, *bias, *_parts(problem, "score", scores, asked, by_tiles))
 
 
 def head_moves(problem: Problem, heads: int = 1) -> tuple[Move, ...]:
-    """What a thread block reads of a score function's arrays that is one for each of its heads."""
-    form = problem.options.score
-    return _loads(form, score.of_head(form), heads) if form else ()
+    """What a thread block reads of the arrays of score and mask functions that is one for each of its heads."""
+    return _parts(problem, "head", heads)
 
 
-def row_moves(problem: Problem, rows: int) -> tuple[Move, ...]:
-    """What is read of them, by tiles, for so many rows."""
-    form = problem.options.score
-    return _loads(form, score.parts(form).row, rows) if form else ()
+def row_moves(problem: Problem, rows: int, asked: int | None = None) -> tuple[Move, ...]:
+    """What is read of them, by tiles, for so many rows; for those of tiles in which a mask is asked (None: all) of that."""
+    return _parts(problem, "row", rows, asked)
 
 
-def key_moves(problem: Problem, keys: int) -> tuple[Move, ...]:
+def key_moves(problem: Problem, keys: int, asked: int | None = None) -> tuple[Move, ...]:
     """And for so many keys."""
-    form = problem.options.score
-    return _loads(form, score.parts(form).key, keys) if form else ()
+    return _parts(problem, "key", keys, asked)
 
 
-def _loads(form: score.Form, loads: tuple[Load, ...], times: int) -> tuple[Move, ...]:
-    return tuple(Move(score.field(load.name), times, score.itemsize(form, load)) for load in loads)
+def _parts(problem: Problem, place: str, times: int, asked: int | None = None, by_tiles: bool = True) -> tuple[Move, ...]:
+    """The loads of both functions at a place (`score.Parts`), so often each."""
+    often = {"score": times, "mask": times if asked is None else asked}
+    return tuple(
+        Move(score.field(load.name, form.kind), often[form.kind], score.itemsize(form, load))
+        for form in functions(problem)
+        for load in getattr(score.parts(form, by_tiles), place)
+    )
 
 
-def score_bytes(problem: Problem, rows: int, keys: int) -> int:
-    """Bytes of shared memory for what a score function reads by tiles, for so many rows and keys."""
-    form = problem.options.score
-    return FLOAT32 * (rows * len(score.parts(form).row) + keys * len(score.parts(form).key)) if form else 0
+def functions(problem: Problem) -> tuple[score.Form, ...]:
+    """Its score and mask function, as far as it has them."""
+    return tuple(form for form in (problem.options.score, problem.options.mask_function) if form is not None)
+
+
+def part_bytes(problem: Problem, rows: int, keys: int) -> int:
+    """Bytes of shared memory for what score and mask functions read by tiles, for so many rows and keys."""
+    found = [score.parts(form) for form in functions(problem)]
+    return FLOAT32 * sum(rows * len(each.row) + keys * len(each.key) for each in found)
+
+
+def keys_read(schedule: TileSchedule, visited: Visited, keys: int) -> int:
+    """Keys of the column blocks that each row block visits, together."""
+    tail = (keys - 1) // schedule.block_cols  # of the column blocks, the one that may be short
+    whole, short = (int(visited.count(*span).sum()) for span in ((0, tail), (tail, tail + 1)))
+    return whole * schedule.block_cols + short * (keys - tail * schedule.block_cols)
 
 
 def block_mask_moves(schedule: TileSchedule, blocks: int) -> tuple[Move, ...]:

@@ -7,43 +7,47 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from cupyflash.options import Pattern
 from cupyflash.params import Params
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import Move, Phase, attention_params
+from cupyflash.schedules.base import Move, Phase, TileSchedule, attention_params
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
 from cupyflash.schedules.fa2_backward_tiles import launches
 from cupyflash.schedules.fa3 import MAPPED, OWN, Fa3Schedule
+from cupyflash.schedules.mask_tiles import MaskTiles
+from cupyflash.schedules.packed import NO_SEQUENCES, Packed
+from cupyflash.score import seen_by
 from cupyflash.tensor_maps import Box
 
 Seqlens = tuple[tuple[int, int], ...]
-# Bounds that the first warp of a thread block looks at in a step of its search
-SEARCHED = 32
+# What a mask function says of each sequence
+Patterns = tuple[Pattern, ...]
+
+
+def search(packed: Packed, tensor: str, blocks: int) -> Phase:
+    """What so many thread blocks read to find their sequences among the bounds of a tensor, and those of both tensors."""
+    return Phase(blocks, enter=tuple(Move(name, bounds, 4) for name, bounds in packed.searched(tensor).items()))
+
+
+def tile_searches(schedule: TileSchedule) -> Iterator[tuple[int, Iterator[Phase]]]:
+    """The same of the thread blocks that find the states of a mask's tiles."""
+    for each in schedule.found_tiles:
+        assert each.packed is not None
+        yield 1, iter([search(each.packed, "q", each.count)])
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Sequences packed along one axis: how many there are, and their queries and keys, all together."""
+class Fa2Sequence(Fa2Schedule):
+    """One of several packed sequences by itself. `skips`: whether there is room for the states of the longest one's tiles."""
 
-    sequences: int
-    total_q: int
-    total_k: int
+    skips: bool = True
 
-    def blocks(self, tensor: str, size: int) -> int:
-        """Thread blocks of a head for blocks of `size` queries ("q") or keys ("k"), wherever the sequences begin: sequence b has
-        those from cu_seqlens[b] // size + b on, of which it needs all or all but one."""
-        return (self.total_q if tensor == "q" else self.total_k) // size + self.sequences if self.sequences else 0
-
-    def search(self, tensor: str, blocks: int) -> Phase:
-        """What so many thread blocks read to find their sequences among the bounds of a tensor, and those of both tensors."""
-        steps = 1
-        while SEARCHED**steps < self.sequences:
-            steps += 1
-        looked = {"q": 2, "k": 2}
-        looked[tensor] += SEARCHED * steps
-        return Phase(blocks, enter=tuple(Move(f"cu_seqlens_{each}", bounds, 4) for each, bounds in looked.items()))
+    @property
+    def mask_tiles(self) -> tuple[MaskTiles, ...]:
+        return super().mask_tiles if self.skips else ()
 
 
 @dataclass(frozen=True)
@@ -51,14 +55,20 @@ class VarlenSchedule(Fa2Schedule):
     """FlashAttention-2's schedule for `problem.batch` sequences, the longest of `seqlen_q` queries and `seqlen_k` keys.
 
     `seqlens` has the (queries, keys) of each; None where the host does not know them: counts are then of full length. A thread
-    block looks for its sequence; a sequence has one more than it needs at most, which leaves at once.
+    block looks for its sequence; a sequence has one more than it needs at most, which leaves at once. `patterns` are what a mask
+    function says of each, None where that is not known: it is then counted as if every tile were mixed.
     """
 
     seqlens: Seqlens | None = None
-    packed: Packed = Packed(0, 0, 0)
+    packed: Packed = NO_SEQUENCES
+    patterns: Patterns | None = None
 
     def __post_init__(self) -> None:
-        _require_packed(self.problem, self.seqlens)
+        _require_packed(self.problem, self.seqlens, self.patterns)
+
+    @property
+    def together(self) -> Packed:
+        return self.packed
 
     @property
     def works(self) -> int:
@@ -71,11 +81,12 @@ class VarlenSchedule(Fa2Schedule):
 
     def sequences(self) -> Mapping[Fa2Schedule, int]:
         """The schedule of each sequence, as a batch of its own, and how many are like it."""
-        counted = _problems(self.problem, self.seqlens)
-        return {Fa2Schedule(problem, self.device, self.tiling, self.lse): count for problem, count in counted.items()}
+        counted, skips = _problems(self.problem, self.seqlens, self.patterns), bool(self.mask_tiles)
+        return {Fa2Sequence(problem, self.device, self.tiling, self.lse, skips): count for problem, count in counted.items()}
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        yield 1, iter([self.packed.search("q", self.works * self.searches)])
+        yield 1, iter([search(self.packed, "q", self.works * self.searches)])
+        yield from tile_searches(self)
         for schedule, count in self.sequences().items():
             for repeats, phases in schedule.parts(literal=literal):
                 yield count * repeats, phases
@@ -129,7 +140,11 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
 class VarlenQueriesSchedule(QueriesSchedule):
     """The backward's row blocks, of packed sequences."""
 
-    packed: Packed = Packed(0, 0, 0)
+    packed: Packed = NO_SEQUENCES
+
+    @property
+    def together(self) -> Packed:
+        return self.packed
 
     @property
     def grid(self) -> int:
@@ -137,14 +152,46 @@ class VarlenQueriesSchedule(QueriesSchedule):
 
 
 @dataclass(frozen=True)
+class QueriesOfSequence(QueriesSchedule):
+    """As `Fa2Sequence`."""
+
+    skips: bool = True
+
+    @property
+    def mask_tiles(self) -> tuple[MaskTiles, ...]:
+        return super().mask_tiles if self.skips else ()
+
+
+@dataclass(frozen=True)
+class BackwardOfSequence(Fa2BackwardSchedule):
+    """As `Fa2Sequence`: whether there is room in the main kernel, and in that of row blocks."""
+
+    skips: tuple[bool, bool] = (True, True)
+
+    @property
+    def mask_tiles(self) -> tuple[MaskTiles, ...]:
+        return super().mask_tiles if self.skips[0] else ()
+
+    @cached_property
+    def by_rows(self) -> QueriesOfSequence:
+        one = super().by_rows
+        return QueriesOfSequence(one.problem, one.device, one.tiling, skips=self.skips[1])
+
+
+@dataclass(frozen=True)
 class VarlenBackwardSchedule(Fa2BackwardSchedule):
     """FlashAttention-2's backward of packed sequences, as `VarlenSchedule`."""
 
     seqlens: Seqlens | None = None
-    packed: Packed = Packed(0, 0, 0)
+    packed: Packed = NO_SEQUENCES
+    patterns: Patterns | None = None
 
     def __post_init__(self) -> None:
-        _require_packed(self.problem, self.seqlens)
+        _require_packed(self.problem, self.seqlens, self.patterns)
+
+    @property
+    def together(self) -> Packed:
+        return self.packed
 
     @property
     def query_shape(self) -> tuple[int, int]:
@@ -161,15 +208,19 @@ class VarlenBackwardSchedule(Fa2BackwardSchedule):
 
     def sequences(self) -> Mapping[Fa2BackwardSchedule, int]:
         """The schedule of each sequence, as a batch of its own, and how many are like it."""
-        counted = _problems(self.problem, self.seqlens)
+        counted = _problems(self.problem, self.seqlens, self.patterns)
+        skips = bool(self.mask_tiles), bool(self.by_rows.mask_tiles)
         return {
-            Fa2BackwardSchedule(problem, self.device, self.tiling, deterministic=self.deterministic): count
+            BackwardOfSequence(problem, self.device, self.tiling, deterministic=self.deterministic, skips=skips): count
             for problem, count in counted.items()
         }
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
-        yield len(launches(self.problem)), iter([self.packed.search("k", self.grid)])
-        yield 1 if self.queries is None else 2, iter([self.packed.search("q", self.by_rows.grid)])
+        yield len(launches(self.problem)), iter([search(self.packed, "k", self.grid)])
+        yield 1 if self.queries is None else 2, iter([search(self.packed, "q", self.by_rows.grid)])
+        yield from tile_searches(self)
+        if self.queries is not None:
+            yield from tile_searches(self.queries)
         for schedule, count in self.sequences().items():
             for repeats, phases in schedule.parts(literal=literal):
                 yield count * repeats, phases
@@ -189,10 +240,12 @@ def packed_totals(problem: Problem, seqlens: Seqlens | None, totals: tuple[int, 
     return Packed(problem.batch, *totals)
 
 
-def _require_packed(p: Problem, seqlens: Seqlens | None) -> None:
-    """ValueError for masks that packed sequences have not, and for lengths of another batch or longer than the longest."""
-    if p.options.masked or p.options.bias or p.options.padded or p.options.block_mask:
-        raise ValueError("packed sequences have no mask, bias, key lengths or block mask")
+def _require_packed(p: Problem, seqlens: Seqlens | None, patterns: Patterns | None = None) -> None:
+    """TypeError or ValueError for masks that packed sequences have not, and for lengths or patterns that are not theirs."""
+    if p.options.mask or p.options.bias or p.options.padded or p.options.block_mask:
+        raise ValueError("packed sequences have no mask, bias, key lengths or block mask, but for a mask function")
+    if p.options.pattern is not None:
+        raise ValueError("packed sequences have no pattern in common: patterns are what a mask function says of each")
     if seqlens is not None:
         pairs = isinstance(seqlens, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in seqlens)
         if not pairs or not all(isinstance(length, Integral) for pair in seqlens for length in pair):
@@ -202,9 +255,32 @@ def _require_packed(p: Problem, seqlens: Seqlens | None) -> None:
             raise ValueError(
                 f"seqlens must be {p.batch} pairs of at most {p.seqlen_q:,} queries and {p.seqlen_k:,} keys, got {seqlens}"
             )
+    if patterns is None:
+        return
+    if not isinstance(patterns, tuple) or not all(isinstance(each, Pattern) for each in patterns):
+        raise TypeError(f"patterns must be a tuple of a Pattern for each sequence, got {patterns!r}")
+    if p.options.mask_function is None or seqlens is None or len(patterns) != p.batch:
+        raise ValueError(f"patterns must be those of a mask function in {p.batch} sequences of known seqlens, got {len(patterns)}")
 
 
-def _problems(p: Problem, seqlens: Seqlens | None) -> Mapping[Problem, int]:
+def patterns_of(p: Problem, seqlens: Seqlens, values: Mapping[str, Any]) -> Patterns | None:
+    """What a problem's mask function says of each sequence, None without one; `values` are the captured NumPy arrays and numbers,
+    by the function's names."""
+    form = p.options.mask_function
+    if form is None:
+        return None
+    every = (seen_by(form, of_sequence(p, *lengths), values, number) for number, lengths in enumerate(seqlens))
+    return tuple(Pattern.of(each) for each in every)
+
+
+def _problems(p: Problem, seqlens: Seqlens | None, patterns: Patterns | None) -> Mapping[Problem, int]:
     """The problem of each sequence, of full length where that is not known, and how many are like it."""
-    counted = Counter(((p.seqlen_q, p.seqlen_k),) * p.batch if seqlens is None else seqlens)
-    return {replace(p.asking(packed=False), batch=1, seqlen_q=n_q, seqlen_k=n_k): count for (n_q, n_k), count in counted.items()}
+    each = ((p.seqlen_q, p.seqlen_k),) * p.batch if seqlens is None else seqlens
+    counted = Counter(zip(each, patterns or (None,) * p.batch, strict=True))
+    return {of_sequence(p, *lengths, pattern): count for (lengths, pattern), count in counted.items()}
+
+
+def of_sequence(p: Problem, queries: int, keys: int, pattern: Pattern | None = None) -> Problem:
+    """The problem of one of several packed sequences, as a batch of its own."""
+    options = replace(p.options, packed=False, pattern=pattern)
+    return replace(p, batch=1, seqlen_q=queries, seqlen_k=keys, options=options)

@@ -16,10 +16,11 @@ from click.core import ParameterSource
 from cupyflash.arrays import ITEMSIZE, MAX_ALIGNMENT
 from cupyflash.attention import ALGORITHMS
 from cupyflash.device import Device
+from cupyflash.dropout import checked_probability
 from cupyflash.options import FLAGS, Window
 from cupyflash.problem import Problem
 from cupyflash.schedules import Cache, Choice, DecodeSchedule, TileSchedule, choose, plan, plan_backward, plan_decode
-from cupyflash.sim.cli.scores import SCORES, score_of
+from cupyflash.sim.cli.functions import FUNCTIONS, Functions
 from cupyflash.sim.cli.show import NAMES, describe, describe_cache, flat
 from cupyflash.simulated import DEFAULT_DEVICE, DEFAULT_SECONDS
 from cupyflash.tiling import TilingChoice
@@ -149,9 +150,22 @@ MASKS = (
 )
 
 
+DROPOUT = click.option(
+    "--dropout", metavar="P", type=float, default=0.0, help="With weights dropped with this probability, 0 to below 1."
+)
+SCORE_DTYPE = click.option(
+    "--score-dtype", type=click.Choice(["float32"]), help="What --algorithm standard keeps S in, in memory.  [default: --dtype]"
+)
+
+
 # Of the options above, what decoding has not; and sizes of --decode where no others are given.
-NOT_DECODING = ("backward", "deterministic", "mask", "bias", "key_lengths", "algorithm", "tiling")
+NOT_DECODING = ("backward", "deterministic", "mask", "bias", "key_lengths", "algorithm", "tiling", "dropout", "score_dtype")
 DECODING = {"seqlen": 1, "seqlen_k": 8192, "head_dim": 128, "heads": 32, "kv_heads": 8, "causal": True}
+
+
+def options_of(given: Mapping[str, Any]) -> str:
+    """Options by their names in Python, as they are written on the command line."""
+    return ", ".join(f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in given.items())
 
 
 def decode_options(sizes: Mapping[str, int]) -> tuple[Any, ...]:
@@ -163,7 +177,7 @@ def decode_options(sizes: Mapping[str, int]) -> tuple[Any, ...]:
             context.default_map = {**(context.default_map or {}), **DECODING, **sizes}
         return value
 
-    own = ", ".join(f"--{name.replace('_', '-')} {size}" for name, size in {**DECODING, **sizes}.items() if name != "causal")
+    own = options_of({name: size for name, size in {**DECODING, **sizes}.items() if name != "causal"})
     about = "What `attention_decode` does: --seqlen queries of each sequence against a cache with room for --seqlen-k keys."
     at_least_0, at_least_1 = click.IntRange(0), click.IntRange(1)
     lengths = "Keys that each sequence has in the cache, or all have.  [default: what there is room for]"
@@ -205,7 +219,9 @@ def problem_options(
         DEVICE,
         SRAM,
         *MASKS,
-        *SCORES,
+        *FUNCTIONS,
+        DROPOUT,
+        *((SCORE_DTYPE,) if "standard" in algorithms else ()),
         click.option("--algorithm", default=algorithm, show_default=True, type=click.Choice(algorithms), help=which),
         *(BACKWARD if backward else ()),
         click.option(
@@ -236,8 +252,8 @@ def problem_options(
 class Request:
     """A problem on a device, with an algorithm and a tiling to plan it by: what the shared options say.
 
-    `lse` is for a forward pass, `deterministic` for a `backward`; a `cache` and perhaps `num_splits` for decoding. `numbers` are
-    those that the problem's score function captures, by name.
+    `lse` is for a forward pass, `deterministic` for a `backward`; a `cache` and perhaps `num_splits` for decoding. `functions` are
+    the problem's, with what is known of what they capture; `dropout` is the probability.
     """
 
     problem: Problem
@@ -249,7 +265,8 @@ class Request:
     deterministic: bool = False
     cache: Cache | None = None
     num_splits: int | None = None
-    numbers: Mapping[str, float] = field(default_factory=dict)
+    functions: Functions = field(default_factory=Functions)
+    dropout: float = 0.0
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Request:
@@ -259,7 +276,7 @@ class Request:
         if alone := first_given(DECODE_ONLY):
             raise click.UsageError(f"{alone} is for --decode")
         key_lengths, window, seqlen_k = given["key_lengths"], given["window"], given["seqlen_k"]
-        score = score_of(given)
+        functions, dropout = Functions.of(given), checked_probability(given["dropout"])
         problem = Problem(
             given["batch"],
             given["heads"],
@@ -269,12 +286,15 @@ class Request:
             given["head_dim"],
             given["dtype"],
             head_dim_v=given["head_dim_v"],
-            **{name: given[name] for name in FLAGS if name in given},
+            **{name: given[name] for name in FLAGS if name in given and name != "dropout"},
             padded=key_lengths is not None,
             key_lengths=None if key_lengths is None else parse_lengths(key_lengths),
             window=None if window is None else parse_window(window),
-            score=score and score.form,
+            dropout=dropout > 0,
+            score_dtype=given.get("score_dtype"),
+            **functions.forms,
         )
+        functions.check(problem)
         backward, deterministic, lse = given.get("backward", False), given.get("deterministic", False), given["lse"]
         if backward and lse:
             raise click.UsageError("--lse is for the forward pass: a backward reads L")
@@ -284,7 +304,7 @@ class Request:
         algorithm, tiling = given["algorithm"], parse_tiling(given["tiling"])
         if algorithm == "auto":
             algorithm = "fa2" if backward else choose(problem, device, tiling).algorithm
-        return cls(problem, device, algorithm, tiling, lse, backward, deterministic, numbers=score.numbers if score else {})
+        return cls(problem, device, algorithm, tiling, lse, backward, deterministic, functions=functions, dropout=dropout)
 
     @classmethod
     def decoding(cls, given: dict[str, Any]) -> Request:
@@ -306,7 +326,7 @@ class Request:
             )
         if page and room % page:
             raise click.BadParameter(f"must divide --seqlen-k, {room:,} keys, got {page:,}", param_hint="--page-size")
-        batch, window, score = given["batch"], given["window"], score_of(given)
+        batch, window, functions = given["batch"], given["window"], Functions.of(given)
         pages = batch * room // page if page else 0
         problem = Problem(
             batch,
@@ -320,14 +340,14 @@ class Request:
             causal=given["causal"],
             sinks=given["sinks"],
             window=None if window is None else parse_window(window),
-            score=score and score.form,
+            **functions.forms,
             padded=True,
             key_lengths=cached_lengths(given["cache_seqlens"], batch, room - appended, appended),
         )
-        cache = Cache(appended, page, pages, given["tree"])
-        device, numbers = on(given["device"], given["sram"]), score.numbers if score else {}
-        splits = given["num_splits"]
-        return cls(contiguous(problem), device, "decode", None, given["lse"], cache=cache, num_splits=splits, numbers=numbers)
+        functions.check(problem)
+        cache, device = Cache(appended, page, pages, given["tree"]), on(given["device"], given["sram"])
+        own: Any = {"cache": cache, "num_splits": given["num_splits"], "functions": functions}
+        return cls(contiguous(problem), device, "decode", None, given["lse"], **own)
 
     @property
     def choice(self) -> Choice:
@@ -337,9 +357,12 @@ class Request:
     def schedule(self) -> TileSchedule:
         if self.cache is not None:
             return self.decode_schedule()
+        problem = self.problem
+        if problem.options.mask_function is not None:
+            problem = problem.asking(pattern=self.functions.pattern(problem))
         if self.backward:
-            return plan_backward(self.problem, self.device, self.algorithm, self.tiling, deterministic=self.deterministic)
-        return plan(self.problem, self.device, self.algorithm, self.tiling, lse=self.lse)
+            return plan_backward(problem, self.device, self.algorithm, self.tiling, deterministic=self.deterministic)
+        return plan(problem, self.device, self.algorithm, self.tiling, lse=self.lse)
 
     def decode_schedule(self) -> DecodeSchedule:
         """Of decoding."""
@@ -357,7 +380,8 @@ class Request:
     def report(self) -> dict[str, Any]:
         """What was asked for, for JSON: the head of a command's report."""
         report: dict[str, Any] = {"problem": flat(self.problem), "algorithm": self.algorithm}
-        report |= {"numbers": dict(self.numbers)} if self.numbers else {}
+        report |= {"numbers": self.functions.numbers} if self.functions.numbers else {}
+        report |= {"dropout": self.dropout} if self.dropout else {}
         if self.cache is not None:
             return report | {"cache": asdict(self.cache), "num_splits": self.num_splits}
         return report | ({"backward": True, "deterministic": self.deterministic} if self.backward else {})

@@ -8,11 +8,13 @@ from typing import Any
 
 import click
 
+from cupyflash.options import EMPTY, MIXED, WHOLE
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.sim import machine, theory
-from cupyflash.sim.cli import l2, predict_decode, times
+from cupyflash.sim.cli import l2, predict_decode, predict_ring, times
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, gathered, problem_options
+from cupyflash.sim.cli.ranks import RANKS, Split, refuse_without_ranks, split_options
 from cupyflash.sim.cli.show import NAMES, say, show_table, show_tiling, tiling_report
 from cupyflash.sim.traffic import Traffic
 
@@ -22,8 +24,10 @@ EXAMPLES = examples(
     "cupyflash predict --seqlen 8192 --head-dim 128 --heads 16 --causal",
     "cupyflash predict --seqlen 4096 --head-dim 64 --algorithm fa1 --sram 8KB",
     "cupyflash predict --seqlen 4096 --head-dim 64 --backward --json",
+    "cupyflash predict --seqlen 4096 --head-dim 64 --mask-function 'k < q + 9'",
     "cupyflash predict --seqlen 16384 --head-dim 128 --heads 16 --l2",
     "cupyflash predict --decode --seqlen-k 4096 --page-size 16 --append 1",
+    "cupyflash predict --ranks 8 --link 300GB/s --seqlen 65536 --head-dim 128",
 )
 
 
@@ -31,9 +35,11 @@ EXAMPLES = examples(
 @problem_options(backward=True, decode={})
 @l2.OPTION
 @times.options
+@RANKS
+@split_options
 @AS_JSON
-@gathered(timing=times.Timing)
-def predict(request: Request, with_l2: bool, timing: times.Timing, as_json: bool) -> None:
+@gathered(timing=times.Timing, split=Split)
+def predict(request: Request, with_l2: bool, timing: times.Timing, ranks: int | None, split: Split, as_json: bool) -> None:
     """Predict HBM reads and writes.
 
     By tensor, by the closed form, with the schedule replayed on an SRAM of M bytes beside it; then FlashAttention-3 (on a
@@ -44,7 +50,16 @@ def predict(request: Request, with_l2: bool, timing: times.Timing, as_json: bool
 
     With --l2, by a model of the device's L2: what of these bytes comes from DRAM and goes there, and which order of
     FlashAttention-2's grid is best. With --time, by the planner's model and that one: how long the forward takes, what binds it.
+
+    With --ranks, of `cupyflash.distributed`: bytes on the link and in HBM by rank, the time of steps against that of transfers,
+    from which length on these hide, memory, and whether passing K and V round or gathering them is better.
     """
+    if ranks is not None:
+        if with_l2 or timing.asked:
+            raise click.UsageError("--l2, --time and --roofline are of one device: they cannot go with --ranks")
+        predict_ring.predict(request, ranks, split, as_json)
+        return
+    refuse_without_ranks("--ranks")
     behind = l2.report_of(request) if with_l2 else None
     timed = timing.report_of(request)
     if request.cache is not None:
@@ -67,6 +82,7 @@ def predict(request: Request, with_l2: bool, timing: times.Timing, as_json: bool
         **request.report,
         "device": {"name": device.name, "sram_bytes": device.sram_per_block, "sram_elements": elements},
         "tiling": tiling_report(schedule),
+        "mask_tiles": tiles_of(schedule),
         "traffic": form.as_dict(),
         "replay_agrees": None if replayed is None else replayed.traffic == form,
         "peak_sram_bytes": None if replayed is None else replayed.peak_sram_bytes,
@@ -92,6 +108,14 @@ def predict(request: Request, with_l2: bool, timing: times.Timing, as_json: bool
         raise Found("the replay disagrees with the closed form")
 
 
+def tiles_of(schedule: TileSchedule) -> dict[str, int] | None:
+    """How many tiles a mask leaves empty, mixed and whole, of the heads for which it is different; None where that is not known."""
+    states = [each.states for each in schedule.mask_tiles[:1]]
+    if not states or states[0] is None:
+        return None
+    return {name: int((states[0] == state).sum()) for name, state in (("empty", EMPTY), ("mixed", MIXED), ("whole", WHOLE))}
+
+
 def ratio(form: Traffic, standard: Traffic) -> float | None:
     """Bytes beside standard attention's; None where that moves nothing."""
     return form.total_bytes / standard.total_bytes if standard.total_bytes else None
@@ -108,7 +132,7 @@ def side_by_side(request: Request, asked: TileSchedule, standard: Traffic) -> di
     for algorithm in (*["decode"] * split, *["fa3"] * hopper, "fa2", "fa1", "standard"):
         try:
             own = algorithm == request.algorithm
-            schedule = asked if own else replace(request, algorithm=algorithm, tiling=None).schedule()
+            schedule = asked if own else other_schedule(request, algorithm)
         except ValueError as error:  # its blocks do not fit the SRAM, or it has no such mask
             told[algorithm] = {"refused": str(error)}
             continue
@@ -117,6 +141,12 @@ def side_by_side(request: Request, asked: TileSchedule, standard: Traffic) -> di
         blocks = {"block_rows": used.block_rows, "block_cols": used.block_cols}
         told[algorithm] = blocks | moved(form, standard)
     return told | {"standard_ideal": moved(standard, standard)}
+
+
+def other_schedule(request: Request, algorithm: str) -> TileSchedule:
+    """Another algorithm's for the same problem: in float32 only that of standard attention has S in memory."""
+    problem = request.problem if algorithm == "standard" else request.problem.asking(score_dtype=None)
+    return replace(request, problem=problem, algorithm=algorithm, tiling=None).schedule()
 
 
 def moved(form: Traffic, standard: Traffic) -> dict[str, Any]:
@@ -141,6 +171,12 @@ def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> 
     rows = [(name, f"{row['read_bytes']:,}", f"{row['write_bytes']:,}") for name, row in form.as_dict().items()]
     show_table(("tensor", "bytes read", "bytes written"), rows)
     click.echo()
+    if request.problem.options.masked:
+        tiles = report["mask_tiles"]
+        if tiles:
+            say(f"tiles of the mask: {', '.join(f'{count:,} {state}' for state, count in tiles.items())}")
+        else:
+            say("what the mask says is not known, or skips no tiles: counted is that it is asked for every score")
     if report["replay_refused"]:
         say(f"replay on the SRAM machine refused: {report['replay_refused']}")
     else:

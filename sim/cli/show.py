@@ -16,6 +16,7 @@ from cupyflash.device import Device
 from cupyflash.options import FLAGS
 from cupyflash.problem import Problem
 from cupyflash.schedules import Cache, TileSchedule
+from cupyflash.score import Form
 from cupyflash.sim import text
 from cupyflash.words import plural
 
@@ -50,10 +51,16 @@ def show_table(
 
 def flat(problem: Problem) -> dict[str, Any]:
     """A problem for JSON: its options are fields beside its sizes, as `Problem(...)` takes them."""
-    fields = asdict(replace(problem, options=replace(problem.options, score=None)))
+    asked = problem.options
+    fields = asdict(replace(problem, options=replace(asked, pattern=None, score=None, mask_function=None)))
     options = fields.pop("options")
-    form = problem.options.score
-    return {**fields, **options, "score": form and {"text": form.text, "captured": {one.name: str(one) for one in form.captured}}}
+    del options["pattern"]
+    return {**fields, **options, "score": _of_form(asked.score), "mask_function": _of_form(asked.mask_function)}
+
+
+def _of_form(form: Form | None) -> dict[str, Any] | None:
+    """A function for JSON."""
+    return None if form is None else {"text": form.text, "captured": {one.name: str(one) for one in form.captured}}
 
 
 def describe(problem: Problem, swept: Sequence[str] = ()) -> str:
@@ -73,6 +80,10 @@ def describe(problem: Problem, swept: Sequence[str] = ()) -> str:
         masks.append("window of {} and {}".format(*("-" if side is None else side for side in p.options.window)))
     if p.options.score:
         masks.append(f"score {p.options.score.text.strip()}")
+    if p.options.mask_function:
+        masks.append(f"mask {p.options.mask_function.text.strip()}")
+    if p.options.score_dtype:
+        masks.append(f"S in {p.options.score_dtype}")
     return ", ".join([size for name, size in sizes.items() if size and name not in swept] + masks)
 
 

@@ -13,19 +13,22 @@ import click
 from click.core import ParameterSource
 
 from cupyflash.device import Device
+from cupyflash.distributed.layout import MOST_RANKS
 from cupyflash.problem import Problem
 from cupyflash.sim import sweep as sweeping
 from cupyflash.sim import text
-from cupyflash.sim.cli import sweep_decode
-from cupyflash.sim.cli.options import NewFile, Request, examples, first_given, gathered, problem_options
+from cupyflash.sim.cli import sweep_decode, sweep_ring
+from cupyflash.sim.cli.options import NewFile, Request, examples, first_given, gathered, options_of, problem_options
+from cupyflash.sim.cli.ranks import Split, refuse_without_ranks, split_options
 from cupyflash.sim.cli.show import NAMES, describe, flat, width
 from cupyflash.sim.sweep import AXES, Axis, Point, Sweep, default_range, spaced
-from cupyflash.sim.sweep_decode import DEFAULT_RANGE
+from cupyflash.sim.sweep_decode import DEFAULT_RANGE as CACHES
 from cupyflash.words import plural
 
 HEADINGS = {"sram": "SRAM bytes", "seqlen": "N", "head-dim": "d", "block-cols": "paper's Bc"}
 COLUMNS = {"sram": "sram_bytes", "seqlen": "seqlen", "head-dim": "head_dim", "block-cols": "paper_block_cols"}
 
+Over = Axis | Literal["cache", "ranks"]
 # The options that say what an axis varies.
 SETS = {
     "sram": ("sram",),
@@ -33,7 +36,10 @@ SETS = {
     "head-dim": ("head_dim",),
     "block-cols": ("sram",),
     "cache": ("seqlen_k", "cache_seqlens"),
+    "ranks": (),
 }
+# What --over ranks is about where no sizes are given.
+LONG_SEQUENCE = {"seqlen": 131072, "head_dim": 128, "heads": 32, "kv_heads": 8, "causal": True}
 LONGEST = 12  # digits of a value: no axis has longer ones
 EXAMPLES = examples(
     "cupyflash sweep --over sram",
@@ -41,6 +47,7 @@ EXAMPLES = examples(
     "cupyflash sweep --over sram --seqlen 8192 --plot theorem2.png",
     "cupyflash sweep --over seqlen --head-dim 128 --heads 16 --l2 --plot l2.png",
     "cupyflash sweep --over cache --batch 4 --page-size 16 --device H100-SXM",
+    "cupyflash sweep --over ranks --device H100-SXM --plot ranks.png",
 )
 
 
@@ -53,9 +60,10 @@ class Span:
     points: int | None
     log: bool | None
 
-    def values(self, problem: Problem, over: Axis | Literal["cache"]) -> list[int]:
+    def values(self, problem: Problem, over: Over) -> list[int]:
         """Of a problem's axis. UsageError for what are none."""
-        start, end, count, in_log = DEFAULT_RANGE if over == "cache" else default_range(problem, over)
+        own = {"cache": CACHES, "ranks": sweep_ring.DEFAULT_RANGE}
+        start, end, count, in_log = own[over] if over == "cache" or over == "ranks" else default_range(problem, over)
         return spaced(
             start if self.first is None else parse_value(over, "--from", self.first),
             end if self.last is None else parse_value(over, "--to", self.last),
@@ -85,10 +93,10 @@ class Report:
             raise click.UsageError(f"--json is --format json: it cannot go with --format {self.form}")
 
 
-def decodes(context: click.Context, param: click.Parameter, value: str) -> str:
-    """--over: of a cache it is decoding, whether that is asked for or not."""
-    if value == sweep_decode.OVER:
-        context.default_map = {**(context.default_map or {}), "decode": True}
+def poses(context: click.Context, param: click.Parameter, value: str) -> str:
+    """--over: of a cache it is decoding, whether that is asked for or not; over ranks there is a long sequence."""
+    own: dict[str, dict[str, Any]] = {sweep_decode.OVER: {"decode": True}, sweep_ring.OVER: LONG_SEQUENCE}
+    context.default_map = {**(context.default_map or {}), **own.get(value, {})}
     return value
 
 
@@ -111,16 +119,18 @@ def behind_l2(context: click.Context, param: click.Parameter, value: bool) -> bo
 @click.option(
     "--over",
     required=True,
-    type=click.Choice((*AXES, sweep_decode.OVER)),
+    type=click.Choice((*AXES, sweep_decode.OVER, sweep_ring.OVER)),
     is_eager=True,
-    callback=decodes,
-    help="What to vary; block-cols varies Bc, and with it M = 4 d Bc; cache the keys of --decode.",
+    callback=poses,
+    help="What to vary; block-cols varies Bc, and with it M = 4 d Bc; cache the keys of --decode; ranks the devices that a "
+    f"sequence is split over.  [default then: {options_of(LONG_SEQUENCE)}]",
 )
 @click.option("--from", "first", metavar="VALUE", help="Where to begin; sram takes sizes such as 8KB.")
 @click.option("--to", "last", metavar="VALUE", help="Where to end.")
 @click.option("--points", metavar="N", type=click.IntRange(1, 100_000), help="How many values at most.")
 @click.option("--log/--linear", default=None, help="Spaced evenly in the logarithm, or evenly.  [default: log, head-dim: linear]")
 @problem_options(seqlen=4096, head_dim=64, algorithm="fa1", tiling="paper", decode={})
+@split_options
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), help="What to print.  [default: table]")
 @click.option("--json", "as_json", is_flag=True, help="As --format json.")
 @click.option("--output", metavar="FILE", type=NewFile(), help="Write there instead of to stdout.")
@@ -128,10 +138,10 @@ def behind_l2(context: click.Context, param: click.Parameter, value: bool) -> bo
     "--plot",
     metavar="FILE",
     type=NewFile((".png", ".svg", ".pdf")),
-    help="Draw a picture too, log-log: a .png (which is added where nothing ends the name), .svg or .pdf.",
+    help="Draw a picture too: a .png (which is added where nothing ends the name), .svg or .pdf.",
 )
-@gathered(span=Span, report=Report)
-def sweep(request: Request, over: Axis | Literal["cache"], span: Span, report: Report) -> None:
+@gathered(span=Span, split=Split, report=Report)
+def sweep(request: Request, over: Over, span: Span, split: Split, report: Report) -> None:
     """Count HBM bytes along one axis.
 
     By the closed forms, beside standard attention and N^2 d^2 / M. The algorithm is FlashAttention and the tiling the paper's
@@ -141,12 +151,20 @@ def sweep(request: Request, over: Axis | Literal["cache"], span: Span, report: R
 
     Over cache it is `attention_decode`: bytes, splits, thread blocks and partial results by the keys of a full cache, beside
     FlashAttention-2's bytes.
+
+    Over ranks it is `cupyflash.distributed`: bytes on the link and in HBM of the busiest rank, its steps' time against their
+    transfers', memory and the share of the ideal, of a ring and of gathered keys.
     """
     report.check()
     refuse_swept(request, over)
-    if report.with_l2 and request.cache is not None:
-        raise click.UsageError("--l2 cannot go with --decode in a sweep: predict --decode --l2 has it")
-    if over == "cache":
+    if report.with_l2 and (request.cache is not None or over == "ranks"):
+        other = "--over ranks, of which it has no model" if over == "ranks" else "--decode in a sweep: predict --decode --l2 has it"
+        raise click.UsageError(f"--l2 cannot go with {other}")
+    if over != "ranks":
+        refuse_without_ranks("--over ranks")
+    if over == "ranks":
+        content = sweep_ring.content(request, span.values(request.problem, over), split, report.kind, report.plot)
+    elif over == "cache":
         values = span.values(request.problem, over)
         content = sweep_decode.content(request, values, report.kind, report.plot)
     elif request.cache is not None:
@@ -181,7 +199,7 @@ def of_axis(request: Request, over: Axis, span: Span, report: Report) -> str:
     return {"table": table, "csv": comma_separated, "json": json_report}[report.kind](request, over, found)
 
 
-def refuse_swept(request: Request, over: Axis | Literal["cache"]) -> None:
+def refuse_swept(request: Request, over: Over) -> None:
     """UsageError for an option that says what the axis varies."""
     if over == "block-cols" and isinstance(request.tiling, tuple):
         raise click.UsageError("--over block-cols chooses the block sizes itself: --tiling can be paper or fitted")
@@ -215,8 +233,8 @@ def swept_fields(problem: Problem, over: Axis) -> tuple[str, ...]:
     return ()
 
 
-def parse_value(over: Axis | Literal["cache"], option: str, value: str) -> int:
-    """A value on an axis: a size for sram, else a whole number."""
+def parse_value(over: Over, option: str, value: str) -> int:
+    """A value on an axis: a size for sram, a whole number of ranks from 1 on, else a whole number."""
     if over == "sram":
         try:
             return Device.named("T4", sram=value).sram_per_block
@@ -224,6 +242,8 @@ def parse_value(over: Axis | Literal["cache"], option: str, value: str) -> int:
             raise click.BadParameter(str(error), param_hint=option) from error
     if not (value.isdecimal() and len(value) <= LONGEST):
         raise click.BadParameter(f"a whole number of at most {LONGEST} digits, got {value!r}", param_hint=option)
+    if over == "ranks" and not 1 <= int(value) <= MOST_RANKS:
+        raise click.BadParameter(f"ranks from 1 to {MOST_RANKS:,}, got {value}", param_hint=option)
     return int(value)
 
 

@@ -20,12 +20,16 @@ class Timing:
     with_time: bool
     roofline: Path | None
 
+    @property
+    def asked(self) -> bool:
+        return self.with_time or self.roofline is not None
+
     def report_of(self, request: Request) -> dict[str, Any] | None:
         """What the model says, for JSON; the picture is drawn on the way. None where nothing is asked.
 
         Raises ValueError where it has no times.
         """
-        if not self.with_time and self.roofline is None:
+        if not self.asked:
             return None
         if request.cache is not None or request.backward:
             given = "--decode" if request.cache is not None else "--backward"

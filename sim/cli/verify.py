@@ -24,6 +24,8 @@ EXAMPLES = examples(
     "cupyflash verify --backward --seqlen 64 --head-dim 32",
     "cupyflash verify --decode --cache-seqlens 130,47 --page-size 16",
     "cupyflash verify --score 's + near[h, q - k]' --capture near=float16",
+    "cupyflash verify --mask-function 'id[q] == id[k]' --capture id=int32",
+    "cupyflash verify --dropout 0.1 --backward --seqlen 64",
 )
 # A cache that is executed in a few seconds
 SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2}
@@ -32,7 +34,13 @@ SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2}
 @click.command(epilog=EXAMPLES)
 @problem_options(seqlen=256, head_dim=64, backward=True, decode=SMALL)
 @click.option("--seed", type=click.IntRange(0), help="Run warps apart from each other, in a random order drawn from this.")
-@click.option("--data-seed", default=0, show_default=True, type=click.IntRange(0), help="Draws q, k and v.")
+@click.option(
+    "--data-seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Draws q, k, v, what is captured and dropped.",
+)
 @MAX_SECONDS
 @AS_JSON
 def verify(request: Request, seed: int | None, data_seed: int, max_seconds: float, as_json: bool) -> None:
@@ -48,7 +56,7 @@ def verify(request: Request, seed: int | None, data_seed: int, max_seconds: floa
     with the new keys in their places.
     """
     from cupyflash.sim import verification
-    from cupyflash.sim.yardstick import draw_score
+    from cupyflash.sim.yardstick import DROPPED, draw_mask, draw_score
 
     schedule = request.schedule()
     schedule.kernels()  # refuses what no kernel runs
@@ -58,8 +66,9 @@ def verify(request: Request, seed: int | None, data_seed: int, max_seconds: floa
     def progress(doing: str) -> None:
         click.echo(f"{doing} on the simulated {request.device.name} (about {estimate:.1f} s in all) ...", err=True)
 
-    score = draw_score(schedule.problem, data_seed, request.numbers)
-    found = verification.verify(schedule, seed=seed, data_seed=data_seed, score=score, progress=progress)
+    score, mask = (draw(schedule.problem, data_seed, request.functions.given) for draw in (draw_score, draw_mask))
+    drawn: Any = {"data_seed": data_seed, "score": score, "mask": mask, "dropped": request.dropout or DROPPED}
+    found = verification.verify(schedule, seed=seed, **drawn, progress=progress)
     report = report_of(request, schedule, found, seed)
     click.echo(json.dumps(report, indent=2)) if as_json else show(report, request, found)
     if not found.good:

@@ -8,6 +8,7 @@ FlashAttention-2 (arXiv 2307.08691), Saha and Ye (arXiv 2402.07443), Milakov and
 from __future__ import annotations
 
 from cupyflash.schedules import BackwardSchedule, Schedule, SoftmaxSchedule, TileSchedule, require_schedule
+from cupyflash.schedules.add_state import AddStateSchedule
 from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
 from cupyflash.sim.theory.backward import backward_traffic, standard_backward_ideal
 from cupyflash.sim.theory.bounds import (
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 
-def traffic(schedule: TileSchedule | SoftmaxSchedule | DropoutMaskSchedule) -> Traffic:
+def traffic(schedule: TileSchedule | SoftmaxSchedule | DropoutMaskSchedule | AddStateSchedule) -> Traffic:
     """The closed form of a schedule's HBM traffic, per tensor, in bytes."""
     require_schedule(schedule, Schedule, "plan")
     return backward_traffic(schedule) if isinstance(schedule, BackwardSchedule) else forward_traffic(schedule)

@@ -24,6 +24,7 @@ from cupyflash.sim.theory.visits import (
     mask_bytes,
     masks_and_lengths,
     searched_bytes,
+    searched_tiles,
     state_bytes,
     states_made,
     tile_bytes,
@@ -65,6 +66,9 @@ def _varlen(schedule: VarlenBackwardSchedule) -> Traffic:
     times, row_kernels = len(launches(p)), 1 if schedule.queries is None else 2
     total["cu_seqlens_q", False] = times * main[1] + row_kernels * by_rows[0]
     total["cu_seqlens_k", False] = times * main[0] + row_kernels * by_rows[1]
+    for part in (schedule, *((schedule.queries,) if schedule.queries else ())):
+        for name, read in searched_tiles(part).items():
+            total[name, False] += read
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 
@@ -92,6 +96,11 @@ def _groups(schedule: BackwardSchedule) -> Iterator[tuple[int, int, Heads]]:
 def _visits(schedule: BackwardSchedule, keys: int, heads: Heads) -> Visits:
     """What the query heads of a group visit together."""
     return Visits.of_heads((times, visits_of(schedule, keys, None if kept is None else kept.visited)) for times, kept in heads)
+
+
+def _asked(schedule: BackwardSchedule, keys: int, heads: Heads) -> Visits:
+    """The same of the blocks where a mask is asked."""
+    return _visits(schedule, keys, [(times, kept and Kept(kept.asked, kept.asked)) for times, kept in heads])
 
 
 def _loaded(schedule: BackwardSchedule, keys: int, heads: Heads) -> int:
@@ -166,7 +175,8 @@ def _fa2(schedule: Fa2BackwardSchedule, keys: int, heads: Heads) -> Form:
         form["dbias"] = (scores["bias"][0] // p.itemsize * FLOAT32,) * 2
     of_keys = sum(times * columns_of(schedule, keys, None if kept is None else kept.visited) for times, kept in heads)
     of_head = head_bytes(p, group * blocks_in(p.seqlen_k, schedule.block_cols))
-    return form | added(*[added(scores, of_head, tile_bytes(p, R, of_keys))] * len(made))
+    by_tiles = tile_bytes(p, R, of_keys, _asked(schedule, keys, heads).row_visits, of_keys)
+    return form | added(*[added(scores, of_head, by_tiles)] * len(made))
 
 
 def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Form:
@@ -187,7 +197,8 @@ def _queries(schedule: QueriesSchedule, keys: int, heads: Heads) -> Form:
         **state_bytes(schedule, visits.blocks),
     }
     of_head = head_bytes(p, schedule.group * blocks_in(p.seqlen_q, schedule.block_rows))
-    return form | added(_mask_bytes(schedule, keys, heads, by_tiles=True), of_head, tile_bytes(p, seen, loaded))
+    by_tiles = tile_bytes(p, seen, loaded, seen, _asked(schedule, keys, heads).keys)
+    return form | added(_mask_bytes(schedule, keys, heads, by_tiles=True), of_head, by_tiles)
 
 
 def _standard(schedule: BackwardSchedule, keys: int, heads: Heads) -> Form:

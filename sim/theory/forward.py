@@ -11,6 +11,7 @@ import numpy as np
 from cupyflash.arrays import ITEMSIZE
 from cupyflash.problem import Problem
 from cupyflash.schedules import DecodeSchedule, SoftmaxSchedule, TileSchedule, VarlenSchedule
+from cupyflash.schedules.add_state import AddStateSchedule
 from cupyflash.schedules.dropout_mask import DropoutMaskSchedule
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import Fa3Schedule
@@ -26,6 +27,7 @@ from cupyflash.sim.theory.visits import (
     mask_bytes,
     masks_and_lengths,
     searched_bytes,
+    searched_tiles,
     seen_blocks,
     state_bytes,
     states_made,
@@ -35,12 +37,14 @@ from cupyflash.sim.theory.visits import (
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
 
-def forward_traffic(schedule: TileSchedule | SoftmaxSchedule | DropoutMaskSchedule) -> Traffic:
+def forward_traffic(schedule: TileSchedule | SoftmaxSchedule | DropoutMaskSchedule | AddStateSchedule) -> Traffic:
     """The closed form of a schedule's HBM traffic, per tensor, in bytes."""
     if isinstance(schedule, SoftmaxSchedule):
         return softmax_traffic(schedule.rows, schedule.cols, schedule.dtype, schedule.algorithm)
     if isinstance(schedule, DropoutMaskSchedule):
         return Traffic({"kept": TensorTraffic(0, math.prod(schedule.shape))})
+    if isinstance(schedule, AddStateSchedule):
+        return add_state_traffic(schedule.rows, schedule.head_dim_v, schedule.dtype)
     if isinstance(schedule, VarlenSchedule):
         return _varlen(schedule)
     if isinstance(schedule, DecodeSchedule):
@@ -56,9 +60,7 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule | DropoutMaskSchedu
         by_tiles = isinstance(schedule, Fa2Schedule) and schedule.by_tiles
         of_one = mask_bytes(p, keys, kept, (schedule.block_rows, schedule.block_cols), by_tiles)
         own = {name: (together * read, 0) for name, (read, _) in of_one.items()}
-        of_all |= added(
-            own, head_bytes(p, _blocks_of_scores(schedule)), _of_tiles(schedule, keys, kept and kept.visited) if by_tiles else {}
-        )
+        of_all |= added(own, head_bytes(p, _blocks_of_scores(schedule)), _of_tiles(schedule, keys, kept) if by_tiles else {})
         for name, moved in of_all.items():
             for write, nbytes in enumerate(moved):
                 total[name, bool(write)] += times * nbytes
@@ -68,10 +70,11 @@ def forward_traffic(schedule: TileSchedule | SoftmaxSchedule | DropoutMaskSchedu
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 
-def _of_tiles(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dict[str, tuple[int, int]]:
-    """What a score function reads for rows, once where they visit any column block, and for keys, at each visit."""
-    visits = visits_of(schedule, keys, kept)
-    return tile_bytes(schedule.problem, visits.rows, visits.keys)
+def _of_tiles(schedule: TileSchedule, keys: int, kept: Kept | None) -> dict[str, tuple[int, int]]:
+    """What functions read for rows, once where they visit any column block, and for keys, at each visit; a mask's at those where it
+    is asked."""
+    visits, asked = (visits_of(schedule, keys, kept and kept[place]) for place in range(2))
+    return tile_bytes(schedule.problem, visits.rows, visits.keys, visits.rows, asked.keys)
 
 
 def _blocks_of_scores(schedule: TileSchedule) -> int:
@@ -105,6 +108,8 @@ def _varlen(schedule: VarlenSchedule) -> Traffic:
     looked, given = searched_bytes(p.heads, p.batch, packed.total_q, schedule.block_rows)
     warps = 1 + schedule.block_rows // 16 if schedule.algorithm == "fa3" else 1
     total["cu_seqlens_q", False], total["cu_seqlens_k", False] = warps * looked, warps * given
+    for name, read in searched_tiles(schedule).items():
+        total[name, False] += read
     return Traffic({name: TensorTraffic(total[name, False], total[name, True]) for name, _ in total})
 
 
@@ -185,6 +190,13 @@ def _standard(schedule: TileSchedule, keys: int, kept: np.ndarray | None) -> dic
         "L": (0, p.seqlen_q * FLOAT32 if schedule.lse else 0),
         "key_lengths": (4 * Tr * (Tc + 1) if p.options.padded else 0, 0),
     }
+
+
+def add_state_traffic(rows: int, head_dim_v: int, dtype: str) -> Traffic:
+    """Of merging a call's O and L into float32 sums: each once, and the sums once more."""
+    sums, part = rows * head_dim_v * FLOAT32, rows * head_dim_v * ITEMSIZE[dtype]
+    each = {"O": (sums, sums), "L": (rows * FLOAT32,) * 2, "O_part": (part, 0), "L_part": (rows * FLOAT32, 0)}
+    return Traffic({name: TensorTraffic(*moved) for name, moved in each.items()})
 
 
 def softmax_traffic(rows: int, cols: int, dtype: str, algorithm: str) -> Traffic:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cupyflash import score
-from cupyflash.expressions.tree import Load, depends_on, walk
+from cupyflash.expressions.tree import Load, depends_on
 from cupyflash.options import EMPTY, MIXED
 from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule, TileSchedule
@@ -108,7 +108,7 @@ def state_bytes(schedule: TileSchedule, blocks: int) -> dict[str, tuple[int, int
 
 def states_made(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
     """What finds the states of a mask's tiles moves: of each (batch, head) for which the mask is different, every score is asked
-    for once; what a function loads by the row is loaded once a row of a tile, and what it loads by the column once a column."""
+    for once; what a function loads by the head is loaded once a tile, by the row once a row of it, by the column once a column."""
     p, Nq, Nk = schedule.problem, schedule.problem.seqlen_q, schedule.problem.seqlen_k
     total: Counter[str] = Counter()
     written: Counter[str] = Counter()
@@ -120,26 +120,25 @@ def states_made(schedule: TileSchedule) -> dict[str, tuple[int, int]]:
         if form is None:
             total["mask"] += planes * Nq * Nk
             continue
-        for load, times in _times_loaded(form, Nq * Tc, Nk * Tr, Nq * Nk):
+        for load, times in _times_loaded(form, Tr * Tc, Nq * Tc, Nk * Tr, Nq * Nk):
             total[score.field(load.name, "mask")] += planes * times * score.itemsize(form, load)
     return {name: (total[name], written[name]) for name in {*total, *written}}
 
 
-def _times_loaded(form: Form, of_rows: int, of_columns: int, of_scores: int) -> Iterator[tuple[Load, int]]:
-    """How often the loads of a mask are made: up to MOST_HOISTED each that change along rows, or along columns, at those, a column
-    with what its indices need; the others at each score."""
-    room = [score.MOST_HOISTED] * 2
-    needed: set[Load] = set()
+def _times_loaded(form: Form, of_tiles: int, of_rows: int, of_columns: int, of_scores: int) -> Iterator[tuple[Load, int]]:
+    """How often the loads of a mask are made: up to MOST_PARTS each that change along rows, or along columns, at those, and further
+    ones at each score; what changes along neither once a tile."""
+    room = [score.MOST_PARTS] * 2
     for load in form.loads:
-        changes = depends_on(load)
+        changes = depends_on(load) & {"row", "column"}
         along = "column" in changes
-        if changes >= {"row", "column"} or not room[along]:
+        if not changes:
+            yield load, of_tiles
+        elif len(changes) == 2 or not room[along]:
             yield load, of_scores
-            continue
-        room[along] -= 1
-        yield load, of_columns if along else of_rows
-        needed |= {part for part in walk(load) if along and isinstance(part, Load) and "column" not in depends_on(part)}
-    yield from ((load, of_columns) for load in needed)
+        else:
+            room[along] -= 1
+            yield load, of_columns if along else of_rows
 
 
 def blocks_in(length: int, size: int) -> int:
@@ -186,7 +185,7 @@ def visits_of(schedule: TileSchedule, keys: int, kept: np.ndarray | None = None)
     if tail and full in seen:
         begin, end = span(schedule, keys, full)
         row_visits, rows, blocks = row_visits + tail * (end - begin), rows + tail, blocks + end - begin
-        in_last += 1  # the last row sees the last key
+        in_last += schedule.problem.seqlen_q + right > last * bc  # so does the last row, but where a window ends before its own key
     return Visits(row_visits, rows, blocks * bc - in_last * (-keys % bc), blocks, in_last)
 
 
@@ -254,37 +253,32 @@ def mask_bytes(
         return {}
     scores = scores_of(p, keys, None if kept is None else kept.visited, blocks)
     asked = scores_of(p, keys, kept.asked, blocks) if kept is not None and p.options.masked else scores
-    found = Counter({"mask": asked if p.options.mask else 0, "bias": scores * p.itemsize if p.options.bias else 0})
-    function = p.options.mask_function
-    if function is not None:
-        for load in function.loads:
-            found[score.field(load.name, "mask")] += asked * score.itemsize(function, load)
-    return {name: (nbytes, 0) for name, nbytes in found.items()} | score_bytes(p, scores, by_tiles)
+    found = {"mask": (asked if p.options.mask else 0, 0), "bias": (scores * p.itemsize if p.options.bias else 0, 0)}
+    return added(found, _loaded(p, "score", scores, asked, by_tiles))
 
 
-def score_bytes(p: Problem, scores: int, by_tiles: bool = False) -> dict[str, tuple[int, int]]:
-    """What `scores` scores read of a score function's arrays that is each one's own."""
-    return _loaded(p.options.score, (("score", scores),), by_tiles)
+def score_bytes(p: Problem, scores: int) -> dict[str, tuple[int, int]]:
+    """What `scores` scores read of the arrays of score and mask functions where nothing is read by tiles."""
+    return _loaded(p, "score", scores, scores, by_tiles=False)
 
 
 def head_bytes(p: Problem, blocks: int) -> dict[str, tuple[int, int]]:
-    """What `blocks` thread blocks read of a score function's arrays that is one for a head."""
-    return _loaded(p.options.score, (("head", blocks),))
+    """What `blocks` thread blocks read of the arrays of score and mask functions that is one for a head."""
+    return _loaded(p, "head", blocks, blocks)
 
 
-def tile_bytes(p: Problem, rows: int, keys: int) -> dict[str, tuple[int, int]]:
-    """What is read of them by tiles that have so many rows and keys together."""
-    return _loaded(p.options.score, (("row", rows), ("key", keys)))
+def tile_bytes(p: Problem, rows: int, keys: int, asked_rows: int, asked_keys: int) -> dict[str, tuple[int, int]]:
+    """What is read of them by tiles that have so many rows and keys together: of a mask by those in which it is asked."""
+    return added(_loaded(p, "row", rows, asked_rows), _loaded(p, "key", keys, asked_keys))
 
 
-def _loaded(form: Form | None, places: Iterable[tuple[str, int]], by_tiles: bool = True) -> dict[str, tuple[int, int]]:
-    """Bytes by array of the loads at each of some places (`score.Parts`), so often each."""
+def _loaded(p: Problem, place: str, times: int, asked: int, by_tiles: bool = True) -> dict[str, tuple[int, int]]:
+    """Bytes by array of the loads at one place (`score.Parts`): those of a score function `times` each, of a mask's `asked`."""
     read: Counter[str] = Counter()
-    if form is None:
-        return {}
-    for place, times in places:
-        for load in getattr(score.parts(form, by_tiles), place):
-            read[score.field(load.name)] += times * score.itemsize(form, load)
+    for form, often in ((p.options.score, times), (p.options.mask_function, asked)):
+        if form is not None:
+            for load in getattr(score.parts(form, by_tiles), place):
+                read[score.field(load.name, form.kind)] += often * score.itemsize(form, load)
     return {name: (nbytes, 0) for name, nbytes in read.items()}
 
 
@@ -295,6 +289,19 @@ def added(*forms: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
         for name, (read, written) in form.items():
             before = total.get(name, (0, 0))
             total[name] = before[0] + read, before[1] + written
+    return total
+
+
+def searched_tiles(schedule: TileSchedule) -> Mapping[str, int]:
+    """Bytes of the bounds that are read to find the states of packed sequences' tiles: a column of tiles looks for its sequences as
+    a head does."""
+    total: Counter[str] = Counter()
+    for tiles in schedule.found_tiles:
+        assert tiles.packed is not None
+        columns = math.prod(tiles.planes) * blocks_in(schedule.problem.seqlen_k, tiles.blocks[1])
+        found = searched_bytes(columns, tiles.packed.sequences, tiles.packed.total_q, tiles.blocks[0])
+        for name, nbytes in zip(("cu_seqlens_q", "cu_seqlens_k"), found, strict=True):
+            total[name] += nbytes
     return total
 
 

@@ -10,7 +10,7 @@ from chip import DTYPES, choose, on_gpu, on_host, skipping_what_has_no_room
 
 import cupyflash
 from cases_decode import CACHES, Arrays, Case, measure
-from cupyflash import Problem
+from cupyflash import Mask, Problem
 from cupyflash.named_scores import one_score
 from cupyflash.schedules import Cache
 
@@ -42,6 +42,7 @@ def asked_of(case: Case) -> dict[str, Any]:
     return {
         **{name: getattr(options, name) for name in ("causal", "window", "scale")},
         "softcap": None if case.score is None else case.score.numbers["softcap"],
+        "mask": case.mask,
         "num_splits": case.splits,
     }
 
@@ -77,7 +78,8 @@ def test_numbers(dtype: str, d: int, group: int, n_q: int) -> None:
 def test_whatever_is_asked_for(splits: int | None, page: int | None) -> None:
     """Windows, caps, sinks, trees, new keys across pages, a negative scale."""
     pages = 0 if page is None else 2 * (ROOM // page) + 1
-    for seed, asked in enumerate(({"window": (40, 1), "sinks": True}, {"scale": -0.3, "causal": False})):
+    mask = Mask("k < first or q - k < 30", first=9).form
+    for seed, asked in enumerate(({"window": (40, 1), "sinks": True}, {"scale": -0.3, "causal": False, "mask_function": mask})):
         score = None if seed else one_score(None, 5.0, None)
         problem = posed((ROOM - 40, 30), 5, score=score and score.form, **asked)
         cache = Cache(9, page, pages, tree=seed == 1)

@@ -28,7 +28,8 @@ from numpy.lib import stride_tricks
 from cupyflash import Device as Figures
 from cupyflash import cubins, driver
 
-from .array import Memory, MemoryPointer, MemoryPool, elementwise, empty, host_of, ndarray, using_allocator
+from . import nccl
+from .array import Memory, MemoryPointer, MemoryPool, alloc_pinned_memory, elementwise, empty, host_of, ndarray, using_allocator
 from .maps import functions
 from .raw import RawKernel, RawModule, compiler, machine_code
 from .streams import Device, Event, Stream, enqueue, get_current_stream, runtime
@@ -116,6 +117,17 @@ def arange(*args: Any, dtype: Any = None) -> ndarray:
     return asarray(np.arange(*args, dtype=dtype))
 
 
+def broadcast_to(a: ndarray, shape: Any) -> ndarray:
+    return a._view(np.broadcast_to(a.host, shape))
+
+
+def concatenate(arrays: list[ndarray], axis: int = 0) -> ndarray:
+    hosts = [host_of(each) for each in arrays]
+    made = empty(np.concatenate(hosts, axis).shape, hosts[0].dtype)
+    enqueue(lambda out, *_: np.copyto(out, np.concatenate(hosts, axis)), made, *arrays)
+    return made
+
+
 def where(condition: Any, x: Any, y: Any) -> ndarray:
     """As NumPy's: the type of x and y together."""
     hosts = [host_of(each) for each in (condition, x, y)]
@@ -139,7 +151,9 @@ cuda = types.SimpleNamespace(
     MemoryPointer=MemoryPointer,
     MemoryPool=MemoryPool,
     Stream=Stream,
+    alloc_pinned_memory=alloc_pinned_memory,
     get_current_stream=get_current_stream,
+    nccl=nccl,
     runtime=runtime,
     using_allocator=using_allocator,
 )
@@ -155,6 +169,7 @@ def install(device: str = "1") -> None:
     for lazy in ("cupyx", "cupy.testing"):  # they load when somebody looks at them, as hypothesis does at all modules
         sys.modules.pop(lazy, None)
     sys.modules["cupy"] = sys.modules[__name__]
+    sys.modules["nccl"] = sys.modules["nccl.core"] = nccl.nccl4py  # type: ignore[assignment]
 
 
 __all__ = ["RawKernel", "RawModule", "cuda", "install", "ndarray"]

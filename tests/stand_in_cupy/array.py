@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -46,6 +47,29 @@ class MemoryPointer:
 
     def __add__(self, offset: int) -> MemoryPointer:
         return MemoryPointer(self.mem, self.ptr - self.mem.bytes.ctypes.data + offset)
+
+    def copy_from_async(self, mem: MemoryPointer, size: int) -> None:
+        """From another device's memory too."""
+        source = ndarray(size, np.uint8, mem)
+        enqueue(lambda out: np.copyto(out, source.host), ndarray(size, np.uint8, self))
+
+    def copy_to_host_async(self, mem: int, size: int, stream: Any) -> None:
+        with stream:
+            enqueue(lambda x: np.copyto(_pinned(mem, size), x), ndarray(size, np.uint8, self))
+
+    def copy_from_host_async(self, mem: int, size: int, stream: Any) -> None:
+        with stream:
+            enqueue(lambda out: np.copyto(out, _pinned(mem, size)), ndarray(size, np.uint8, self))
+
+
+def _pinned(address: int, size: int) -> np.ndarray:
+    """Memory of the host that `alloc_pinned_memory` gave."""
+    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+
+
+def alloc_pinned_memory(size: int) -> Any:
+    """As CuPy's: rounded up, and freed with the last reference to it."""
+    return np.full(-(-size // ALIGNMENT) * ALIGNMENT, 0xFF, np.uint8)
 
 
 class MemoryPool:
@@ -185,6 +209,9 @@ class ndarray:
 
     # -- views ------------------------------------------------------------------------------------------------------------
 
+    def view(self, dtype: Any) -> ndarray:
+        return self._view(self.host.view(dtype))
+
     def swapaxes(self, one: int, other: int) -> ndarray:
         return self._view(self.host.swapaxes(one, other))
 
@@ -210,9 +237,15 @@ class ndarray:
         else:
             enqueue(lambda out: out.__setitem__(..., given), view)
 
-    def __iadd__(self, number: int) -> ndarray:
-        enqueue(lambda out: np.add(out, number, out=out), self)
+    def __iadd__(self, more: Any) -> ndarray:
+        if isinstance(more, ndarray):
+            enqueue(lambda out, x: np.add(out, x, out=out), self, more)
+        else:
+            enqueue(lambda out: np.add(out, more, out=out), self)
         return self
+
+    def __neg__(self) -> ndarray:
+        return elementwise("negative", self)
 
     def fill(self, value: Any) -> None:
         self[...] = value

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from cupy.cuda.runtime import CUDARuntimeError  # the real one's: streams.py is imported before the stand-in takes CuPy's name
 
@@ -30,7 +32,22 @@ class Work:
         self.act(*(array.host for array in self.arrays))
 
 
-_pending: list[tuple[Stream, Work]] = []
+@dataclass(eq=False)
+class Queued:
+    """Work on its stream, the `number`-th that was queued on any."""
+
+    stream: Stream
+    work: Work
+    number: int
+
+
+_pending: dict[Queued, None] = {}
+_numbers = itertools.count(1)
+
+
+def _queue(stream: Stream, work: Work) -> None:
+    with _lock:
+        _pending[Queued(stream, work, next(_numbers))] = None
 
 
 def enqueue(act: Callable[..., object], *arrays: Any) -> None:
@@ -43,24 +60,29 @@ def enqueue(act: Callable[..., object], *arrays: Any) -> None:
     if stream.capture is not None:
         stream.capture.append(work)
         return
-    with _lock:
-        _pending.append((stream, work))
+    _queue(stream, work)
 
 
-def wait_for(stream: Stream) -> None:
-    """Do all that was queued on a stream, and on those that it is in order with."""
+def wait_for(stream: Stream, last: float = math.inf) -> None:
+    """Do all that was queued on a stream, and on those that it is in order with, up to number `last`."""
     if stream.capture is not None:
         stream.invalid = True
         raise CUDARuntimeError(CAPTURE_UNSUPPORTED)
-    _run(lambda queued: queued.ordered_with(stream))
+    _run(lambda queued: queued.number <= last and queued.stream.ordered_with(stream))
 
 
-def _run(which: Callable[[Stream], bool]) -> None:
+def _run(which: Callable[[Queued], bool]) -> None:
     with _lock:
-        todo = [work for queued, work in _pending if which(queued)]
-        _pending[:] = [(queued, work) for queued, work in _pending if not which(queued)]
-        for work in todo:
-            work.run()
+        for queued in [queued for queued in _pending if which(queued)]:
+            if queued in _pending:  # and was not done for another that had to wait for it
+                del _pending[queued]
+                queued.work.run()
+
+
+def waits(stream: Stream, last: int) -> bool:
+    """Whether anything on a stream is yet to be done, up to number `last`."""
+    with _lock:
+        return any(queued.stream is stream and queued.number <= last for queued in _pending)
 
 
 class _Local(threading.local):
@@ -81,11 +103,18 @@ class Stream:
     null: Stream
     ptds: Stream
     _made = 0
+    _living: ClassVar[weakref.WeakValueDictionary[int, Stream]] = weakref.WeakValueDictionary()
+
+    @classmethod
+    def at(cls, ptr: int) -> Stream:
+        """The one with this handle."""
+        return cls._living[ptr]
 
     def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False) -> None:
         Stream._made += 1
         self.ptr = 0 if null else 2 if ptds else 0x1000 * Stream._made
         self.device_id = -1 if null or ptds else runtime.getDevice()
+        Stream._living[self.ptr] = self
         self.non_blocking = non_blocking
         self.capture: list[Work] | None = None
         self.invalid = False
@@ -125,21 +154,28 @@ class Stream:
         return event
 
     def wait_event(self, event: Event) -> None:
-        with self:
-            enqueue(event.synchronize)
+        if event.stream is not None:
+            stream, number = event.stream, event.number  # as it is now
+            with self:
+                enqueue(lambda: wait_for(stream, number))
 
 
 class Event:
-    """As `cupy.cuda.Event`, but for all that its stream will ever do, and for no time."""
+    """As `cupy.cuda.Event`, but for no time."""
 
     stream: Stream | None = None
+    number = 0
 
     def record(self, stream: Stream | None = None) -> None:
-        self.stream = get_current_stream() if stream is None else stream
+        self.stream, self.number = get_current_stream() if stream is None else stream, next(_numbers)
 
     def synchronize(self) -> None:
         if self.stream is not None:
-            wait_for(self.stream)
+            wait_for(self.stream, self.number)
+
+    @property
+    def done(self) -> bool:
+        return self.stream is None or not waits(self.stream, self.number)
 
 
 class Graph:
@@ -154,8 +190,7 @@ class Graph:
             for memory, host in places:
                 if memory() is None:
                     raise AssertionError(f"the graph works on memory that went back to the pool: an array of shape {host.shape}")
-            with _lock:
-                _pending.append((on, Work(_replayed(act, [host for _, host in places]), ())))
+            _queue(on, Work(_replayed(act, [host for _, host in places]), ()))
 
 
 def _replayed(act: Callable[..., object], hosts: Sequence[Any]) -> Callable[[], object]:
@@ -194,7 +229,7 @@ class Device:
         for stream in _local.streams[self.id]:
             if stream.is_capturing():
                 wait_for(stream)  # refuses
-        _run(lambda queued: True)
+        _run(lambda _: True)
 
     @property
     def compute_capability(self) -> str:

@@ -1,0 +1,30 @@
+"""Attention of sequences that are cut over devices: ring attention over MPI, NCCL, or threads.
+
+    out = ring_attention(q, k, v, comm, causal=True)
+
+on each rank, with its part of the sequence (`shard` cuts, `unshard` joins). `Communicator` is what a transport has to offer.
+"""
+
+from __future__ import annotations
+
+from cupyflash.distributed.calls import ring_attention, ring_attention_backward, ring_attention_vjp
+from cupyflash.distributed.communicator import Communicator, RankFailed, Request
+from cupyflash.distributed.layout import parts
+from cupyflash.distributed.sharding import shard, unshard
+from cupyflash.distributed.threads import threads
+from cupyflash.distributed.varlen import ring_attention_varlen, ring_attention_varlen_backward
+
+__all__ = [
+    "Communicator",
+    "RankFailed",
+    "Request",
+    "parts",
+    "ring_attention",
+    "ring_attention_backward",
+    "ring_attention_varlen",
+    "ring_attention_varlen_backward",
+    "ring_attention_vjp",
+    "shard",
+    "threads",
+    "unshard",
+]

@@ -1,0 +1,83 @@
+"""What ranks tell each other around a call, so that what is wrong on one of them is an error on all, and none waits in vain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from cupyflash.distributed.communicator import Communicator, RankFailed
+from cupyflash.words import plural
+
+Made = TypeVar("Made")
+# Of a rank's error that others are told
+LONGEST = 2000
+
+
+def together(comm: Communicator, make: Callable[[], Made], say: Callable[[Made], Mapping[str, Any]]) -> tuple[Made, list[Any]]:
+    """What `make` gives here, and what each rank says of its own.
+
+    What `make` raises here is raised here, and on the others a ValueError that names this rank.
+    """
+    try:
+        made = make()
+        message = {"said": say(made)}
+    except Exception as error:
+        comm.gather(json.dumps({"error": _shown(error)}).encode())
+        raise
+    told = [json.loads(each) for each in comm.gather(json.dumps(message).encode())]
+    for rank, each in enumerate(told):
+        if "error" in each:
+            raise ValueError(f"rank {rank} cannot take part: {each['error']}")
+    return made, [each["said"] for each in told]
+
+
+def require_alike(told: list[Mapping[str, str]]) -> None:
+    """ValueError for the first thing in which ranks differ: what each says of it."""
+    for name in dict.fromkeys(name for each in told for name in each):
+        values: dict[str, list[int]] = {}
+        for rank, each in enumerate(told):
+            values.setdefault(each.get(name, "none"), []).append(rank)
+        if len(values) > 1:
+            shown = "; ".join(f"{value} on {_ranks(ranks)}" for value, ranks in values.items())
+            raise ValueError(f"{name} must be the same on all {plural(len(told), 'rank')}, got {shown}")
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    few, last = (ranks[:-1], str(ranks[-1])) if len(ranks) <= 8 else (ranks[:8], f"{len(ranks) - 8} more")
+    return f"ranks {', '.join(map(str, few))} and {last}"
+
+
+class Watch:
+    """Keeps what goes wrong in the middle of a call, while messages still have to be passed on."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Do something, unless something went wrong before."""
+        if self.error is None:
+            try:
+                work()
+            except Exception as error:
+                self.error = error
+
+    def close(self, comm: Communicator) -> None:
+        """At the end of a call: raises what was raised here, or `RankFailed` for what was on another rank."""
+        try:
+            told = comm.gather(b"" if self.error is None else _shown(self.error).encode())
+        except Exception:
+            if self.error is None:
+                raise
+            told = []
+        if self.error is not None:
+            raise self.error
+        for rank, why in enumerate(told):
+            if why:
+                raise RankFailed(rank, why.decode())
+
+
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:LONGEST]

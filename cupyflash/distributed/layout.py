@@ -1,0 +1,60 @@
+"""Which positions of a sequence each rank holds."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+
+from cupyflash.options import require_choice
+from cupyflash.problem import checked_size
+
+LAYOUTS = ("zigzag", "contiguous")
+# Chunks begin at multiples of this: whole tiles of rows, whole 16 bytes of anything that is a number a row.
+UNIT = 32
+MOST_RANKS = 65_536
+
+Part = tuple[range, ...]
+"""The positions that one rank holds: ranges in rising order, some perhaps empty."""
+
+
+def parts(length: int, ranks: int, layout: str) -> tuple[Part, ...]:
+    """For each rank the global positions that it holds, as ranges in order.
+
+    "contiguous": `ranks` chunks, rank r has chunk r. "zigzag": 2 `ranks` chunks, rank r has chunk r and chunk 2 `ranks` - 1 - r, so
+    that under a causal mask all ranks have the same work. Chunk c of n begins at unit floor(c U / n) of U = ceil(length / 32) units
+    of 32 positions, the last one ends with the sequence: chunks differ by a unit at most, and some are empty where U < n.
+
+    Raises TypeError or ValueError that names the argument.
+    """
+    length, ranks = checked_size("length", length), checked_ranks(ranks)
+    require_choice("layout", layout, LAYOUTS)
+    return _parts(length, ranks, layout)
+
+
+def part_length(part: Part) -> int:
+    """How many positions a part has."""
+    return sum(map(len, part))
+
+
+@lru_cache(maxsize=64)
+def _parts(length: int, ranks: int, layout: str) -> tuple[Part, ...]:
+    if layout == "contiguous":
+        return tuple((chunk,) for chunk in chunks(length, ranks))
+    cut = chunks(length, 2 * ranks)
+    return tuple((cut[rank], cut[-1 - rank]) for rank in range(ranks))
+
+
+def chunks(length: int, count: int) -> tuple[range, ...]:
+    """A sequence in `count` chunks of whole units, as equal as these allow."""
+    units = -(-length // UNIT)
+    bounds = [min(length, UNIT * (c * units // count)) for c in range(count)] + [length]
+    return tuple(range(start, stop) for start, stop in pairwise(bounds))
+
+
+def checked_ranks(ranks: object) -> int:
+    """A number of ranks. TypeError or ValueError that names it."""
+    if isinstance(ranks, bool) or not isinstance(ranks, int):
+        raise TypeError(f"ranks must be an integer, got {ranks!r}")
+    if not 1 <= ranks <= MOST_RANKS:
+        raise ValueError(f"ranks must be between 1 and {MOST_RANKS:,}, got {ranks}")
+    return ranks

@@ -1,0 +1,121 @@
+"""Ranks of MPI, by mpi4py. Its wheels' MPI cannot read a GPU's memory, so that CuPy's arrays go by pinned memory of the host."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+# Tags of our messages, so that a program's own, of tags below, are not taken for them.
+FIRST_TAG, TAGS = 16_384, 16_384
+# Of one message: older MPIs count in 32 bits.
+MOST_BYTES = 1 << 30
+
+
+class MpiCommunicator:
+    """A `Communicator` of an `mpi4py.MPI.Comm`. Its messages have tags from `FIRST_TAG` on."""
+
+    def __init__(self, comm: Any) -> None:
+        if comm.Is_inter():
+            raise ValueError("comm must be one group of ranks, got an intercommunicator: comm.Merge() makes one of its two")
+        self._comm, self.rank, self.size, self._begun = comm, comm.Get_rank(), comm.Get_size(), 0
+
+    def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> _Exchange | _StagedExchange:
+        self._begun += 1
+        messages = _Messages(self._comm, to, source, FIRST_TAG + self._begun % TAGS)
+        if all(isinstance(array, np.ndarray) for array in (*send, *receive)):
+            return _Exchange(messages, [_bytes(array) for array in send], [_bytes(array) for array in receive])
+        return _StagedExchange(messages, send, receive)
+
+    def gather(self, message: bytes) -> list[bytes]:
+        found: list[bytes] = self._comm.allgather(message)
+        return found
+
+
+class _Messages:
+    """MPI's requests of one exchange."""
+
+    def __init__(self, comm: Any, to: int, source: int, tag: int) -> None:
+        self._comm, self._to, self._source, self._tag = comm, to, source, tag
+        self._mpi, self._requests = importlib.import_module("mpi4py.MPI"), list[Any]()
+
+    def receive(self, arrays: Sequence[np.ndarray]) -> None:
+        self._requests += [self._comm.Irecv([piece, self._mpi.BYTE], self._source, self._tag) for piece in _pieces(arrays)]
+
+    def send(self, arrays: Sequence[np.ndarray]) -> None:
+        self._requests += [self._comm.Isend([piece, self._mpi.BYTE], self._to, self._tag) for piece in _pieces(arrays)]
+
+    def wait(self) -> None:
+        self._mpi.Request.Waitall(self._requests)
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _pieces(arrays: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Arrays of bytes in messages, none of which is empty."""
+    for array in arrays:
+        for start in range(0, array.size, MOST_BYTES):
+            yield array[start : start + MOST_BYTES]
+
+
+class _Exchange:
+    """Of NumPy's arrays."""
+
+    def __init__(self, messages: _Messages, send: Sequence[np.ndarray], receive: Sequence[np.ndarray]) -> None:
+        self._messages = messages
+        messages.receive(receive)
+        messages.send(send)
+
+    def wait(self) -> None:
+        self._messages.wait()
+
+
+class _StagedExchange:
+    """Of CuPy's. What goes is copied to the host on a stream of its own, while the GPU computes; it leaves when this is waited for,
+    as does what comes, so that the host need not wait before it has launched what there is to compute."""
+
+    def __init__(self, messages: _Messages, send: Sequence[Any], receive: Sequence[Any]) -> None:
+        cuda = sys.modules["cupy"].cuda
+        self._messages, self._receive = messages, receive
+        self._stream = _copy_stream(cuda.runtime.getDevice())
+        self._stream.wait_event(cuda.get_current_stream().record())
+        self._going, self._coming = ([_pinned(cuda, array.nbytes) for array in arrays] for arrays in (send, receive))
+        messages.receive(self._coming)
+        for host, array in zip(self._going, send, strict=True):
+            if host.size:
+                array.data.copy_to_host_async(host.ctypes.data, host.size, self._stream)
+        self._copied = self._stream.record()
+
+    def wait(self) -> None:
+        self._copied.synchronize()
+        self._messages.send(self._going)
+        self._messages.wait()
+        for host, array in zip(self._coming, self._receive, strict=True):
+            if host.size:
+                array.data.copy_from_host_async(host.ctypes.data, host.size, self._stream)
+        there = self._stream.record()
+        sys.modules["cupy"].cuda.get_current_stream().wait_event(there)
+        _in_use[:] = [(event, hosts) for event, hosts in _in_use if not event.done]
+        _in_use.append((there, self._coming))
+
+
+# Memory of the host from which a GPU may still copy
+_in_use: list[tuple[Any, Sequence[np.ndarray]]] = []
+
+
+@cache
+def _copy_stream(device: int) -> Any:
+    return sys.modules["cupy"].cuda.Stream(non_blocking=True)
+
+
+def _pinned(cuda: Any, size: int) -> np.ndarray:
+    """So many bytes of pinned memory, from CuPy's pool."""
+    if not size:
+        return np.empty(0, np.uint8)
+    return np.frombuffer(cuda.alloc_pinned_memory(size), np.uint8, size)

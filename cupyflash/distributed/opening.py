@@ -1,0 +1,184 @@
+"""How a call over ranks begins: each checks its own, all compare, and what is wrong anywhere is raised everywhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import cupyflash
+from cupyflash.arrays import last_axis_contiguous
+from cupyflash.dispatch import as_arrays, device_of, on_gpu
+from cupyflash.distributed.agreement import require_alike, together
+from cupyflash.distributed.asked import Asked, PieceCalls, contiguous
+from cupyflash.distributed.communicator import Communicator
+from cupyflash.distributed.layout import LAYOUTS, part_length, parts
+from cupyflash.distributed.ring import Ring, row_sums
+from cupyflash.distributed.ring_backward import sums
+from cupyflash.dropout import NO_ORIGIN, Dropout
+from cupyflash.gradients import check_beside
+from cupyflash.launcher import capturing
+from cupyflash.named_scores import one_score
+from cupyflash.options import Options, require_choice, require_flag
+from cupyflash.problem import Problem, require_usual_head_dim
+from cupyflash.score import Mask, captured_values, sizes_of
+
+
+def options_asked(
+    layout: str,
+    gather_kv: bool,
+    deterministic: bool = False,
+    *,
+    causal: Any,
+    window: Any,
+    scale: Any,
+    score: Any,
+    softcap: Any,
+    alibi_slopes: Any,
+    mask: Any = None,
+    dropout: Any = 0.0,
+    seed: Any = None,
+    offset: Any = 0,
+) -> Asked:
+    """TypeError or ValueError for options that are none, whatever the arrays."""
+    require_choice("layout", layout, LAYOUTS)
+    require_flag("gather_kv", gather_kv)
+    require_flag("deterministic", deterministic)
+    if not isinstance(mask, Mask | None):
+        raise TypeError(f"mask must be a cupyflash.Mask or None over ranks, got {type(mask).__name__}")
+    function = one_score(score, softcap, alibi_slopes)
+    captured_values(function, mask)
+    dropped = Dropout.asked(dropout, seed, offset, NO_ORIGIN)
+    options = Options(causal=causal, window=window, scale=scale)
+    of_positions = options.causal, options.window, options.scale
+    return Asked(*of_positions, layout, bool(gather_kv), function, mask, dropped, bool(deterministic))
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A call that is right as far as one rank can see."""
+
+    asked: Asked
+    name: str
+    arrays: Mapping[str, Any]
+    gpu: bool
+    problem: Problem
+
+    @classmethod
+    def of(cls, asked: Asked, name: str, **given: Any) -> Checked:
+        """TypeError or ValueError for arrays that do not go together."""
+        arrays = as_arrays(**given)
+        captured = as_arrays(**asked.captured[0])
+        gpu = on_gpu(**arrays, **captured)
+        with device_of(gpu, **arrays, **captured):
+            if gpu and capturing():
+                raise ValueError("a CUDA graph cannot hold attention over ranks, which wait for each other on the host")
+        beside = {"sinks": arrays.get("sinks")}
+        options = Options(asked.causal, asked.window, asked.scale, dropout=asked.dropout is not None)
+        problem = Problem.from_arrays(arrays["q"], arrays["k"], arrays["v"], options, **beside)
+        if "dout" in arrays:
+            check_beside(arrays, arrays["q"].shape[:-1])
+            require_usual_head_dim(problem, "gradients")
+        return cls(asked, name, arrays, gpu, problem)
+
+    def plan(self, n_q: int, n_k: int, ranks: int) -> Any:
+        """Which calls ranks make. ValueError for what only shows with the whole's lengths."""
+        return self.asked.plan(n_q, n_k, ranks)
+
+    def calls(self, plan: Any) -> PieceCalls:
+        return PieceCalls(self.asked, plan, self.gpu)
+
+    def whole_sizes(self, plan: Any) -> dict[str, int]:
+        """The lengths that captured arrays are held to: each rank has the whole ones."""
+        return sizes_of(self.problem) | {"row": plan.n_q, "k": plan.n_k}
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What others are told: what has to be alike, and the lengths, which need not be."""
+        texts = {"cupyflash": cupyflash.__version__, "the call": self.name, "arrays": "CuPy's" if self.gpu else "NumPy's"}
+        for name, array in self.arrays.items():
+            shape = [str(length) for length in array.shape]
+            if name not in ("sinks", "lse"):
+                shape[-2] = "n"
+            elif name == "lse":
+                shape[-1] = "n"
+            texts[name] = f"{array.dtype} ({', '.join(shape)})"
+        return {"alike": texts | self.asked.text, "lengths": {"q": self.problem.seqlen_q, "k": self.problem.seqlen_k}}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call on which all ranks agree."""
+
+    comm: Communicator
+    checked: Checked
+    plan: Any
+
+    @classmethod
+    def opened(cls, comm: Communicator, check: Callable[[], Checked]) -> Call:
+        """The opening exchange: what is wrong on a rank, and what ranks differ in, is raised on all of them."""
+        checked, told = together(comm, check, lambda checked: checked.said)
+        require_alike([each["alike"] for each in told])
+        lengths = {name: [each["lengths"][name] for each in told] for name in "qk"}
+        for name, held in lengths.items():
+            require_parts(name, held, checked.asked.layout)
+        return cls(comm, checked, checked.plan(sum(lengths["q"]), sum(lengths["k"]), comm.size))
+
+    @property
+    def arrays(self) -> Mapping[str, Any]:
+        return self.checked.arrays
+
+    def device(self) -> AbstractContextManager[object]:
+        return device_of(self.checked.gpu, **self.checked.arrays)
+
+    def forward(self) -> Ring:
+        def prepare() -> Ring:
+            ring = self._ring()
+            ring.ready(ring.calls.prepare_forward, self.arrays["q"])
+            row_sums(ring, self.arrays["q"])
+            return ring
+
+        return together(self.comm, prepare, lambda _: {})[0]
+
+    def backward(self) -> Ring:
+        def prepare() -> Ring:
+            ring = self._ring()
+            ring.ready(ring.calls.prepare_backward, self.rows())
+            sums(ring, self.arrays["q"])
+            return ring
+
+        return together(self.comm, prepare, lambda _: {})[0]
+
+    def rows(self) -> dict[str, Any]:
+        """What the gradients take of this rank's rows."""
+        found = {name: self.arrays[name] for name in ("q", "dout", "out", "lse")}
+        if not last_axis_contiguous(found["dout"]):
+            found["dout"] = contiguous(self.xp, found["dout"])
+        return found
+
+    @property
+    def xp(self) -> Any:
+        return sys.modules["cupy"] if self.checked.gpu else np
+
+    def _ring(self) -> Ring:
+        """ValueError for captured arrays that are not the whole's."""
+        for each in self.checked.asked.functions:
+            shapes = {name: array.shape for name, array in each.arrays.items()}
+            each.form.check(shapes, self.checked.whole_sizes(self.plan))
+        k, v = (contiguous(self.xp, self.arrays[name]) for name in "kv")
+        return Ring(self.comm, self.plan, self.checked.calls(self.plan), k, v)
+
+
+def require_parts(name: str, lengths: list[int], layout: str) -> None:
+    """ValueError unless ranks hold what a layout gives them."""
+    wanted = [part_length(part) for part in parts(sum(lengths), len(lengths), layout)]
+    for rank, (length, want) in enumerate(zip(lengths, wanted, strict=True)):
+        if length != want:
+            raise ValueError(
+                f"{name} must be cut as layout {layout!r} does, which gives rank {rank} {want:,} of {sum(lengths):,} positions "
+                f"over {len(lengths)} ranks, got {length:,} there: cupyflash.distributed.shard cuts"
+            )

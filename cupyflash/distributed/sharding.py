@@ -1,0 +1,89 @@
+"""Cuts arrays into ranks' parts, and joins them."""
+
+from __future__ import annotations
+
+import sys
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from cupyflash.dispatch import as_array, device_of, on_gpu
+from cupyflash.distributed.agreement import require_alike, together
+from cupyflash.distributed.communicator import as_communicator
+from cupyflash.distributed.layout import Part, parts
+from cupyflash.distributed.opening import require_parts
+
+
+def shard(x: Any, comm: Any, layout: str = "zigzag", axis: int = -2) -> Any:
+    """This rank's part of an array that all ranks have whole: the positions that `parts` says, along `axis`; a copy.
+
+    Nothing is sent. Raises TypeError or ValueError for what is no array, layout or axis.
+    """
+    array, at = _checked(x, axis)
+    communicator = as_communicator(comm)
+    part = parts(array.shape[at], communicator.size, layout)[communicator.rank]
+    with device_of(on_gpu(x=array), x=array):
+        return _module(array).concatenate([array[_at(at, chunk)] for chunk in part], axis=at)
+
+
+def unshard(x: Any, comm: Any, layout: str = "zigzag", axis: int = -2) -> Any:
+    """The whole array, on each rank, of which each gives its part: what `shard` has cut.
+
+    Raises on every rank ValueError for parts that do not go together, before anything is sent.
+    """
+    communicator = as_communicator(comm)
+
+    def check() -> tuple[Any, int]:
+        array, at = _checked(x, axis)
+        parts(0, communicator.size, layout)
+        return array, at
+
+    def say(checked: tuple[Any, int]) -> dict[str, Any]:
+        array, at = checked
+        shape = [str(length) for length in array.shape]
+        shape[at] = "n"
+        kind = "NumPy's" if isinstance(array, np.ndarray) else "CuPy's"
+        alike = {"the call": "unshard", "layout": layout, "axis": str(at), "arrays": kind}
+        return {"alike": alike | {"x": f"{array.dtype} ({', '.join(shape)})"}, "length": array.shape[at]}
+
+    (array, at), told = together(communicator, check, say)
+    require_alike([each["alike"] for each in told])
+    lengths = [each["length"] for each in told]
+    require_parts("x", lengths, layout)
+    rank, size, xp = communicator.rank, communicator.size, _module(array)
+    with device_of(on_gpu(x=array), x=array):
+        whole = xp.empty((*array.shape[:at], sum(lengths), *array.shape[at + 1 :]), array.dtype)
+        own, places = xp.ascontiguousarray(array), parts(sum(lengths), size, layout)
+        _put(whole, own, places[rank], at)
+        for shift in range(1, size):
+            source = (rank - shift) % size
+            coming = xp.empty((*array.shape[:at], lengths[source], *array.shape[at + 1 :]), array.dtype)
+            communicator.exchange([own], (rank + shift) % size, [coming], source).wait()
+            _put(whole, coming, places[source], at)
+    return whole
+
+
+def _put(whole: Any, array: Any, part: Part, axis: int) -> None:
+    start = 0
+    for chunk in part:
+        whole[_at(axis, chunk)] = array[_at(axis, range(start, start + len(chunk)))]
+        start += len(chunk)
+
+
+def _at(axis: int, chunk: range) -> tuple[slice, ...]:
+    return (*(slice(None) for _ in range(axis)), slice(chunk.start, chunk.stop))
+
+
+def _module(array: Any) -> Any:
+    return np if isinstance(array, np.ndarray) else sys.modules["cupy"]
+
+
+def _checked(x: Any, axis: Any) -> tuple[Any, int]:
+    """The array, and its axis from 0 on."""
+    array = as_array("x", x)
+    if isinstance(axis, bool) or not isinstance(axis, Integral):
+        raise TypeError(f"axis must be an integer, got {axis!r}")
+    if not -array.ndim <= axis < array.ndim:
+        raise ValueError(f"axis must be between {-array.ndim} and {array.ndim - 1} for shape {array.shape}, got {axis}")
+    return array, int(axis) % array.ndim

@@ -1,0 +1,49 @@
+"""Adds what a call made of some keys to the sums over the keys before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cupyflash.device import Device
+from cupyflash.launcher import Prepared, kept
+from cupyflash.merge import merged
+from cupyflash.schedules.add_state import PARAMS, AddStateSchedule
+
+
+def add_state(gpu: bool, out: Any, lse: Any, o: Any, own: Any) -> None:
+    """Merges o and its log-sum-exp `own` into `out` and `lse`, both float32, in place, as `merge_states` does.
+
+    On a GPU that is one kernel, which reads and writes each row once; NumPy does it in several passes.
+    """
+    if not gpu:
+        out[...], lse[...] = merged(np, out, lse, o, own)
+        return
+    given = arrays(out, lse, o, own)
+    if out.size:
+        kept(_prepared, gpu, given).launch(given)
+
+
+def arrays(out: Any, lse: Any, o: Any, own: Any) -> dict[str, Any]:
+    """By the kernel's names; a log-sum-exp is a column of one row each."""
+    return {"O": out, "L": lse[..., None], "O_part": o, "L_part": own[..., None]}
+
+
+def schedule_of(given: Mapping[str, Any], device: Device) -> AddStateSchedule:
+    """How it is done for such arrays, or layouts."""
+    *rows, d = given["O"].shape
+    return AddStateSchedule(math.prod(rows), d, given["O_part"].dtype.name, device)
+
+
+def values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The kernel's struct."""
+    *pairs, n_q, _ = given["O"].shape
+    sizes = {"rows": math.prod(pairs) * n_q, "Nq": n_q, "heads": pairs[-1] if pairs else 1}
+    return PARAMS.values({**given, **sizes}, given["O_part"].dtype.name)
+
+
+def _prepared(gpu: bool, given: Mapping[str, Any]) -> Prepared:
+    return Prepared(schedule_of(given, Device.current()).kernels(), values(given))

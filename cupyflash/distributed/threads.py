@@ -1,0 +1,171 @@
+"""Ranks that are threads of one process: for tests, for laptops, for a few GPUs of one machine."""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cupyflash.distributed.communicator import RankFailed
+from cupyflash.distributed.layout import checked_ranks
+
+
+def threads(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What `function(comm, *arguments)` returns on each of `ranks` ranks, each a thread with a communicator of its own.
+
+    A thread begins with the caller's context (the simulated device, say) and the caller's current GPU; for a GPU each, begin with
+    `with cupy.cuda.Device(comm.rank)`. When functions raise, the first rank's own error is raised again; ranks that wait for one
+    that has returned or failed get a `RankFailed`.
+    """
+    meeting = _Meeting(checked_ranks(ranks))
+    results: list[Any] = [None] * ranks
+    errors: dict[int, BaseException] = {}
+    cupy = sys.modules.get("cupy")
+    device = cupy.cuda.Device() if cupy is not None and _has_gpu(cupy) else nullcontext()
+
+    def work(rank: int) -> None:
+        try:
+            with device:
+                results[rank] = function(ThreadCommunicator(rank, meeting), *arguments)
+            meeting.leave(rank, "it has returned")
+        except BaseException as error:
+            errors[rank] = error
+            meeting.leave(rank, f"{type(error).__name__}: {error}")
+
+    started = [
+        threading.Thread(target=contextvars.copy_context().run, args=(work, rank), name=f"rank {rank}", daemon=True)
+        for rank in range(ranks)
+    ]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+    own = [errors[rank] for rank in sorted(errors) if not isinstance(errors[rank], RankFailed)]
+    for error in [*own, *errors.values()]:
+        raise error
+    return results
+
+
+def _has_gpu(cupy: Any) -> bool:
+    try:
+        return bool(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return False
+
+
+@dataclass
+class _Message:
+    """Arrays on their way, `ready` on the sender's stream (None: NumPy's, which are at once)."""
+
+    arrays: Sequence[Any]
+    ready: Any
+    taken: bool = False
+    copied: Any = None
+
+
+@dataclass
+class _Meeting:
+    """What the ranks have in common."""
+
+    size: int
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    boxes: dict[tuple[int, int, int], _Message] = field(default_factory=dict)  # by sender, receiver and which of theirs it is
+    rounds: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    left: dict[int, str] = field(default_factory=dict)
+
+    def leave(self, rank: int, why: str) -> None:
+        with self.changed:
+            self.left[rank] = why
+            self.changed.notify_all()
+
+    def wait_for(self, there: Callable[[], bool], *ranks: int) -> None:
+        """Until something is `there`, which one of `ranks` has yet to do; within `changed`."""
+        while not there():
+            gone = [rank for rank in ranks if rank in self.left]
+            if gone:
+                raise RankFailed(gone[0], self.left[gone[0]])
+            self.changed.wait()
+
+
+class ThreadCommunicator:
+    """A rank's communicator among threads. Messages are copied when both sides are there, and at the latest that is possible."""
+
+    def __init__(self, rank: int, meeting: _Meeting) -> None:
+        self.rank, self.size = rank, meeting.size
+        self._meeting, self._rounds = meeting, 0
+        self._sent: Counter[int] = Counter()
+        self._expected: Counter[int] = Counter()
+
+    def exchange(self, send: Sequence[Any], to: int, receive: Sequence[Any], source: int) -> _Exchange:
+        message = _Message(send, _mark(send))
+        with self._meeting.changed:
+            self._meeting.boxes[self.rank, to, self._sent[to]] = message
+            self._meeting.changed.notify_all()
+        box = source, self.rank, self._expected[source]
+        self._sent[to] += 1
+        self._expected[source] += 1
+        return _Exchange(self._meeting, message, to, receive, box)
+
+    def gather(self, message: bytes) -> list[bytes]:
+        number, meeting = self._rounds, self._meeting
+        self._rounds += 1
+        with meeting.changed:
+            said = meeting.rounds.setdefault(number, {})
+            said[self.rank] = message
+            meeting.changed.notify_all()
+            missing = (rank for rank in range(self.size) if rank not in said)
+            for rank in missing:
+                meeting.wait_for(lambda rank=rank: rank in said, rank)  # type: ignore[misc]
+            meeting.rounds.pop(number - 1, None)  # whoever is here has read the one before
+            return [said[rank] for rank in range(self.size)]
+
+
+@dataclass
+class _Exchange:
+    meeting: _Meeting
+    message: _Message
+    to: int
+    receive: Sequence[Any]
+    box: tuple[int, int, int]
+
+    def wait(self) -> None:
+        meeting, source = self.meeting, self.box[0]
+        with meeting.changed:
+            meeting.wait_for(lambda: self.box in meeting.boxes, source)
+            coming = meeting.boxes.pop(self.box)
+        _after(coming.ready)
+        for array, sent in zip(self.receive, coming.arrays, strict=True):
+            if array.nbytes != sent.nbytes:
+                raise ValueError(f"rank {source} sent {sent.nbytes:,} bytes, expected were {array.nbytes:,}")
+            _copy(array, sent)
+        with meeting.changed:
+            coming.copied, coming.taken = _mark(self.receive), True
+            meeting.changed.notify_all()
+            meeting.wait_for(lambda: self.message.taken, self.to)
+        _after(self.message.copied)
+
+
+def _copy(to: Any, array: Any) -> None:
+    if isinstance(to, np.ndarray):
+        to.reshape(-1).view(np.uint8)[...] = array.reshape(-1).view(np.uint8)
+    elif to.size:  # from another GPU too
+        to.data.copy_from_async(array.data, to.nbytes)
+
+
+def _mark(arrays: Sequence[Any]) -> Any:
+    """What tells when all that was queued on the current stream is done, if these are arrays of a GPU."""
+    if all(isinstance(array, np.ndarray) for array in arrays):
+        return None
+    return sys.modules["cupy"].cuda.get_current_stream().record()
+
+
+def _after(event: Any) -> None:
+    if event is not None:
+        sys.modules["cupy"].cuda.get_current_stream().wait_event(event)

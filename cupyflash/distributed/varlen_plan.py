@@ -1,0 +1,161 @@
+"""Which calls a rank makes of packed sequences that are cut over ranks, wherever the cuts fall."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+from typing import NamedTuple
+
+from cupyflash.distributed.layout import Part, parts
+from cupyflash.distributed.plan import piece_of
+from cupyflash.options import Window
+
+
+class Cut(NamedTuple):
+    """A call of attention: some rows of one sequence against some of its keys.
+
+    As a `Piece`, but that `row` and `key` count in the sequence, which is number `sequence` and has n_q rows and n_k keys.
+    """
+
+    rows: range
+    keys: range
+    row: int
+    key: int
+    causal: bool
+    window: Window | None
+    sequence: int
+    n_q: int
+    n_k: int
+
+
+class Packed(NamedTuple):
+    """A call of packed attention: whole sequences one behind the other, from number `sequence` on, with their bounds."""
+
+    rows: range
+    keys: range
+    sequence: int
+    cu_seqlens_q: tuple[int, ...]
+    cu_seqlens_k: tuple[int, ...]
+
+
+class VarlenStep(NamedTuple):
+    source: int
+    pieces: tuple[Cut | Packed, ...]
+
+
+class _Chunk(NamedTuple):
+    """A stretch of all tokens that a rank holds, with where it begins in the rank's part."""
+
+    tokens: range
+    start: int
+
+    def within(self, begin: int, end: int) -> range:
+        """The tokens from begin to end that are in it."""
+        return range(max(begin, self.tokens.start), max(min(end, self.tokens.stop), begin, self.tokens.start))
+
+    def local(self, tokens: range) -> range:
+        """Where they are in the part."""
+        shift = self.start - self.tokens.start
+        return range(tokens.start + shift, tokens.stop + shift)
+
+
+@dataclass(frozen=True)
+class VarlenPlan:
+    """As `RingPlan`, for sequences with these bounds. Tokens are cut by the layout, with no regard to where sequences begin."""
+
+    cu_seqlens_q: tuple[int, ...]
+    cu_seqlens_k: tuple[int, ...]
+    ranks: int
+    layout: str
+    reach: Window
+    gather: bool
+
+    @property
+    def n_q(self) -> int:
+        return self.cu_seqlens_q[-1]
+
+    @property
+    def n_k(self) -> int:
+        return self.cu_seqlens_k[-1]
+
+    @cached_property
+    def q_parts(self) -> tuple[Part, ...]:
+        return parts(self.n_q, self.ranks, self.layout)
+
+    @cached_property
+    def k_parts(self) -> tuple[Part, ...]:
+        return parts(self.n_k, self.ranks, self.layout)
+
+    @cached_property
+    def shifts(self) -> tuple[int, ...]:
+        """As `RingPlan.shifts`: those at which any rank sees anything."""
+        if self.gather:
+            return (0,)
+        ranks = range(self.ranks)
+        return (0, *(shift for shift in ranks if shift and any(self._pieces(r, (r - shift) % self.ranks) for r in ranks)))
+
+    def steps(self, rank: int) -> tuple[VarlenStep, ...]:
+        if self.gather:
+            every = (_Chunk(range(self.n_k), 0),)
+            return (VarlenStep(rank, tuple(self._calls(self._chunks(self.q_parts[rank]), every))),)
+        sources = [(rank - shift) % self.ranks for shift in self.shifts]
+        return tuple(VarlenStep(source, self._pieces(rank, source)) for source in sources)
+
+    def _pieces(self, rank: int, source: int) -> tuple[Cut | Packed, ...]:
+        return tuple(self._calls(self._chunks(self.q_parts[rank]), self._chunks(self.k_parts[source])))
+
+    @staticmethod
+    def _chunks(part: Part) -> tuple[_Chunk, ...]:
+        starts = (0, len(part[0]))
+        return tuple(_Chunk(chunk, start) for chunk, start in zip(part, starts, strict=False) if chunk)
+
+    def _calls(self, of_rows: tuple[_Chunk, ...], of_keys: tuple[_Chunk, ...]) -> Iterator[Cut | Packed]:
+        for rows, keys in product(of_rows, of_keys):
+            run: list[int] = []  # whole sequences, one behind the other
+            for sequence in self._sequences(rows.tokens):
+                q, k = self._bounds(sequence)
+                mine, there = rows.within(*q), keys.within(*k)
+                if len(mine) == q[1] - q[0] and len(there) == k[1] - k[0]:
+                    run.append(sequence)
+                    continue
+                yield from self._packed(rows, keys, run)
+                run = []
+                if mine and there:
+                    yield from self._cut(sequence, rows, keys)
+            yield from self._packed(rows, keys, run)
+
+    def _bounds(self, sequence: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Where a sequence's rows, and its keys, begin and end."""
+        of_rows, of_keys = self.cu_seqlens_q, self.cu_seqlens_k
+        return (of_rows[sequence], of_rows[sequence + 1]), (of_keys[sequence], of_keys[sequence + 1])
+
+    def _sequences(self, tokens: range) -> list[int]:
+        """Those that have rows among these."""
+        found = enumerate(pairwise(self.cu_seqlens_q))
+        return [number for number, (begin, end) in found if begin < tokens.stop and end > tokens.start and begin < end]
+
+    def _cut(self, sequence: int, rows: _Chunk, keys: _Chunk) -> Iterator[Cut]:
+        (q, q_end), (k, k_end) = self._bounds(sequence)
+        mine, there = rows.within(q, q_end), keys.within(k, k_end)
+        i, j, n_q, n_k = rows.local(mine), keys.local(there), q_end - q, k_end - k
+        row, key = mine.start - q - i.start, there.start - k - j.start  # from a place in a part to one in the sequence
+        found = piece_of(i, j, (row, key), row + n_k - n_q - key, self.reach)
+        if found is not None:
+            yield Cut(*found, sequence, n_q, n_k)
+
+    def _packed(self, rows: _Chunk, keys: _Chunk, run: list[int]) -> Iterator[Packed]:
+        """Sequences of a run that are one behind the other among the keys, too: those between them without rows have no keys."""
+        while run:
+            first, last = run[0], run[0]
+            for number in run[1:]:
+                if self.cu_seqlens_k[last + 1] != self.cu_seqlens_k[number]:
+                    break
+                last = number
+            (q, _), (k, _) = self._bounds(first)
+            (_, q_end), (_, k_end) = self._bounds(last)
+            if k < k_end:
+                bounds = ([x - of[first] for x in of[first : last + 2]] for of in (self.cu_seqlens_q, self.cu_seqlens_k))
+                yield Packed(rows.local(range(q, q_end)), keys.local(range(k, k_end)), first, *(tuple(each) for each in bounds))
+            run = [number for number in run if number > last]

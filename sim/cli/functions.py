@@ -1,0 +1,158 @@
+"""The options of score and mask functions: --softcap, --alibi, --score and --mask-function with what they capture."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+import numpy as np
+
+from cupyflash.expressions.c import ELEMENTS
+from cupyflash.expressions.tree import depends_on
+from cupyflash.named_scores import one_score
+from cupyflash.options import Pattern
+from cupyflash.problem import Problem
+from cupyflash.score import MAX_AXES, Mask, Score, seen_by, sizes_of
+from cupyflash.sim.yardstick import DTYPES
+
+FUNCTIONS = (
+    click.option("--softcap", metavar="X", type=float, help="Scores become X tanh(score / X)."),
+    click.option("--alibi", is_flag=True, help="ALiBi: scores less a slope, one a head, times how far row and key are apart."),
+    click.option("--score", metavar="TEXT", help="What becomes of each score: 's + slope[h] * (k - q)', say."),
+    click.option("--mask-function", metavar="TEXT", help="Which keys a row sees: 'k <= q and q - k < 100', say."),
+    click.option(
+        "--capture",
+        metavar="NAME=WHAT",
+        multiple=True,
+        help="What a name in --score or --mask-function is: a number, a .npy file with an array, or the dtype of one whose "
+        "elements are drawn; once for each.",
+    ),
+)
+# Of a mask that is looked through for its tiles
+MOST_SCORES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Functions:
+    """A command's functions; `given` are the captured values that were said, by name: the other arrays have one element."""
+
+    score: Score | None = None
+    mask: Mask | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Functions:
+        """From the options' values, by name. Raises as `Score`, `Mask` and `one_score` do, or click.UsageError."""
+        texts = {name: options[name] for name in ("score", "mask_function") if options[name] is not None}
+        if options["capture"] and not texts:
+            raise click.UsageError("--capture is for --score and --mask-function")
+        if options.get("mask") and "mask_function" in texts:
+            raise click.UsageError("--mask cannot go with --mask-function, which is the mask")
+        values = _captured([*texts.values()], options["capture"])
+        used = {name: _words(text) for name, text in texts.items()}
+        made: dict[str, Any] = {}
+        for name, text in texts.items():
+            others = set().union(*(words for other, words in used.items() if other != name)) - used[name]
+            made[name] = (Score if name == "score" else Mask)(text, **{one: values[one] for one in values.keys() - others})
+        score = made.get("score")
+        if score is not None and options["alibi"]:
+            raise click.UsageError("--alibi cannot go with --score, which says all that becomes of a score")
+        score = one_score(score, options["softcap"], np.ones(1, np.float32) if options["alibi"] else None)
+        numbers = {} if score is None else score.numbers  # softcap's
+        return cls(score, made.get("mask_function"), {**numbers, **{one: it for one, it in values.items() if not _is_drawn(it)}})
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Those among the given values."""
+        return {name: value for name, value in self.given.items() if not isinstance(value, np.ndarray)}
+
+    @property
+    def forms(self) -> dict[str, Any]:
+        """Theirs, or None, by the names of `Options`."""
+        return {
+            "score": None if self.score is None else self.score.form,
+            "mask_function": None if self.mask is None else self.mask.form,
+        }
+
+    def check(self, problem: Problem) -> None:
+        """ValueError unless the arrays that are given fit a problem."""
+        shapes = {name: value.shape for name, value in self.given.items() if isinstance(value, np.ndarray)}
+        for form in filter(None, self.forms.values()):
+            form.check(shapes, sizes_of(problem))
+
+    def pattern(self, problem: Problem) -> Pattern | None:
+        """What the mask says of each score; None where its arrays are not given, or there are too many scores to look through."""
+        form = problem.options.mask_function
+        if form is None or not all(one.name in self.given for one in form.captured):
+            return None
+        along = depends_on(form.tree)
+        sizes = {"batch": problem.batch, "head": problem.heads, "row": problem.seqlen_q, "column": problem.seqlen_k}
+        if math.prod(size for axis, size in sizes.items() if axis in along) > MOST_SCORES:
+            return None
+        return Pattern.of(seen_by(form, problem, {one.name: self.given[one.name] for one in form.captured}))
+
+
+class _Drawn(np.ndarray):
+    """An array in whose place one is drawn."""
+
+
+def _is_drawn(value: Any) -> bool:
+    return isinstance(value, _Drawn)
+
+
+def _captured(texts: Sequence[str], captures: Sequence[str]) -> dict[str, Any]:
+    """Values by name."""
+    found: dict[str, Any] = {}
+    for capture in captures:
+        name, equals, what = (part.strip() for part in capture.partition("="))
+        if not (name.isidentifier() and equals) or name in found:
+            raise click.BadParameter(f"a name once, and what it is: slope=float32, say; got {capture!r}", param_hint="--capture")
+        if what in ELEMENTS:
+            axes = max((_axes(each, name) for each in texts), default=0)
+            found[name] = np.ones((1,) * axes, DTYPES[what] if what == "bfloat16" else what).view(_Drawn)
+        elif what.endswith(".npy"):
+            found[name] = _loaded(name, what)
+        elif re.fullmatch(r"[-+]?\d+", what):
+            found[name] = int(what)
+        else:
+            try:
+                found[name] = float(what)
+            except ValueError:
+                allowed = f"a number, a .npy file, or one of {', '.join(ELEMENTS)}"
+                raise click.BadParameter(f"{name} must be {allowed}, got {what!r}", param_hint="--capture") from None
+    return found
+
+
+def _loaded(name: str, path: str) -> np.ndarray:
+    """A file's array."""
+    try:
+        loaded: np.ndarray = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it holds no array that NumPy loads"
+        raise click.BadParameter(f"{name}: {path}: {reason}", param_hint="--capture") from error
+    return loaded
+
+
+def _tree(text: str) -> list[ast.AST]:
+    """All nodes of a text; of one that is none, `Score` and `Mask` have more to say."""
+    try:
+        return [*ast.walk(ast.parse(text.strip(), mode="eval"))]
+    except (SyntaxError, RecursionError, MemoryError, ValueError):
+        return []
+
+
+def _words(text: str) -> set[str]:
+    """The names in a text."""
+    return {node.id for node in _tree(text) if isinstance(node, ast.Name)}
+
+
+def _axes(text: str, name: str) -> int:
+    """How many axes an array has that a text indexes."""
+    indices = (node.slice for node in _tree(text) if isinstance(node, ast.Subscript) and getattr(node.value, "id", None) == name)
+    counts = [len(index.elts) if isinstance(index, ast.Tuple) else 1 for index in indices]
+    return min(max(counts, default=0), MAX_AXES)

@@ -1,0 +1,206 @@
+"""What `cupyflash predict --ranks` says: bytes on the link and in HBM by rank, time against transfers, memory, ring or gather."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.ranks import Split, require_over_ranks
+from cupyflash.sim.cli.show import describe, flat, say, show_table
+from cupyflash.sim.ring_model import RingModel
+from cupyflash.sim.theory.ring import link_bytes
+from cupyflash.words import plural
+
+# All ranks are shown up to so many; of more, some.
+MOST_SHOWN = 8
+
+
+def predict(request: Request, ranks: int, split: Split, as_json: bool) -> None:
+    """Print it, as text or as JSON."""
+    require_over_ranks("--ranks")
+    model = split.model(request, ranks)
+    report = prediction(request, model, split.model(request, ranks, gather=not split.gather_kv))
+    click.echo(json.dumps(report, indent=2)) if as_json else show(report, request, model)
+
+
+def prediction(request: Request, model: RingModel, other: RingModel) -> dict[str, Any]:
+    """The prediction for JSON; `other` passes K and V round where this one gathers them, or the other way round."""
+    ring, hidden = model.ring, model.hidden_from
+    return {
+        "problem": flat(request.problem),
+        **({"backward": True} if model.backward else {}),
+        "device": {"name": request.device.name, "hbm_bandwidth": request.device.hbm_bandwidth},
+        "ranks": ring.ranks,
+        "layout": ring.layout,
+        "gather_kv": ring.gather,
+        "link_bytes_a_second": model.link,
+        "steps": len(ring.shifts),
+        "balance": model.balance,
+        "busiest_rank": model.busiest,
+        "by_rank": [of_rank(model, rank) for rank in shown(model)],
+        "timeline": [step._asdict() | {"seconds": step.seconds} for step in model.timeline],
+        **times(model),
+        "hidden_from": hidden and hidden._asdict() | {"length": hidden.length},
+        "beside": {"gather_kv": other.ring.gather, **times(other), "memory_bytes": sum(other.memory(other.busiest).values())},
+        "better": better(model, other),
+    }
+
+
+def times(model: RingModel) -> dict[str, Any]:
+    """What is taken to take how long, and how much of the ideal that is."""
+    during, apart = model.waits
+    return {
+        "seconds": model.seconds,
+        "waiting_seconds": {"in_steps": during, "before_or_after": apart},
+        "one_device_seconds": model.one_device,
+        "efficiency": model.efficiency,
+        "efficiency_by_count": model.efficiency_by_count,
+    }
+
+
+def shown(model: RingModel) -> list[int]:
+    """The ranks to speak of: all, or of many the first, the middle one, the busiest and the last ones."""
+    ranks = model.ring.ranks
+    return list(range(ranks)) if ranks <= MOST_SHOWN else sorted({0, 1, ranks // 2, model.busiest, ranks - 2, ranks - 1})
+
+
+def of_rank(model: RingModel, rank: int) -> dict[str, Any]:
+    """One rank's counts."""
+    hbm, memory = model.hbm(rank), model.memory(rank)
+    carried = link_bytes(model.ring, model.problem, backward=model.backward)
+    return {
+        "rank": rank,
+        "scores": model.work[rank] * model.problem.head_count,
+        "calls": sum(len(step.pieces) for step in model.ring.steps(rank)),
+        "link": {name: {"sent_bytes": int(t.sent[rank]), "received_bytes": int(t.received[rank])} for name, t in carried.items()},
+        "hbm": hbm.as_dict(),
+        "memory_bytes": sum(memory.values()),
+        "memory": memory,
+    }
+
+
+def better(model: RingModel, other: RingModel) -> dict[str, str]:
+    """Which of the two ways, and why: the faster one by the models, the smaller one where they are as fast."""
+    ring, gather = (other, model) if model.ring.gather else (model, other)
+    more = sum(gather.memory(gather.busiest).values()) - sum(ring.memory(ring.busiest).values())
+    if ring.ring.ranks == 1:
+        return {"way": "ring", "why": "of one rank both are one call"}
+    if ring.seconds <= gather.seconds:
+        waits = gather.waits[1] - ring.waits[1]
+        reason = f"gathering waits {shown_time(waits)} more for what a ring hides, and holds {shown_bytes(more)} more"
+        if waits <= 0:
+            reason = f"it is no slower, and gathering holds {shown_bytes(more)} more"
+        return {"way": "ring", "why": reason}
+    waits, saved = sum(ring.waits) - sum(gather.waits), ring.seconds - gather.seconds
+    calls, fewer = (sum(len(step.pieces) for step in each.ring.steps(each.busiest)) for each in (ring, gather))
+    why = (
+        f"the ring's steps wait {shown_time(ring.waits[0])} for transfers"
+        if waits > 0
+        else f"{plural(fewer, 'call')}, not {calls:,}"
+    )
+    return {"way": "gather", "why": f"{why}: it takes {shown_time(saved)} less time, and {shown_bytes(more)} more of memory"}
+
+
+def shown_time(seconds: float) -> str:
+    """In a unit of which there are some."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:,.2f} {unit}"
+    return f"{seconds * 1e6:,.1f} us"
+
+
+def shown_bytes(count: float) -> str:
+    """With K = 1,000, as rates of links have it."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:,.2f} {unit}"
+    return f"{count:,.0f} bytes"
+
+
+def show(report: dict[str, Any], request: Request, model: RingModel) -> None:
+    """A prediction as text."""
+    ring, device = model.ring, request.device
+    way = "K and V gathered" if ring.gather else plural(report["steps"], "step")
+    say(
+        f"{plural(ring.ranks, 'rank')}, {ring.layout}, {way}{', backward' * model.backward}: {describe(request.problem)}", rest="  "
+    )
+    say(f"{device.name} each, {shown_bytes(model.link)} a second each way between them")
+    click.echo()
+    show_by_rank(report)
+    click.echo()
+    show_steps(report, model)
+    click.echo()
+    show_whole(report, model)
+
+
+def show_by_rank(report: dict[str, Any]) -> None:
+    """What each rank computes, sends, receives, moves and holds."""
+    rows = []
+    for row in report["by_rank"]:
+        sent, received = (sum(each[way] for each in row["link"].values()) for way in ("sent_bytes", "received_bytes"))
+        hbm = row["hbm"]["total"]
+        cells = (row["scores"], row["calls"], sent, received, hbm["read_bytes"], hbm["write_bytes"], row["memory_bytes"])
+        rows.append((str(row["rank"]), *(f"{cell:,}" for cell in cells)))
+    heads = ("rank", "scores", "calls", "sent", "received", "read", "written", "memory")
+    show_table(heads, rows, left=(), titles=("", "", "", *["bytes of the link"] * 2, *["bytes of HBM"] * 2, ""))
+    click.echo()
+    tensors = [name for name, each in report["by_rank"][0]["link"].items() if each["sent_bytes"] or each["received_bytes"]]
+    if tensors:
+        say(f"On the link: {', '.join(tensors)}. HBM: what the calls move by the closed forms, without adding their results up.")
+    say(f"The mean rank has {report['balance']:.1%} of the busiest one's scores (rank {report['busiest_rank']}).")
+
+
+def show_steps(report: dict[str, Any], model: RingModel) -> None:
+    """The busiest rank's steps, equal ones together."""
+    rows: list[list[Any]] = []
+    for number, step in enumerate(report["timeline"]):
+        cells = [f"{step[name] * 1e6:,.1f}" for name in ("products", "sums", "transfer", "seconds")]
+        if rows and rows[-1][1:] == cells:
+            rows[-1][0] = (rows[-1][0][0], number)
+        else:
+            rows.append([(number, number), *cells])
+    if len(rows) > MOST_SHOWN + 2:  # ragged chunks make steps differ: the first and the last ones say enough
+        rows = [*rows[: MOST_SHOWN // 2], ["..."] * 5, *rows[-MOST_SHOWN // 2 :]]
+    named = [(label(row[0]), *row[1:]) for row in rows]
+    say("The busiest rank's steps in microseconds, by models: while one computes, the next one's keys travel.")
+    click.echo()
+    show_table(("step", "products", "sums", "transfer", "step takes"), named)
+
+
+def label(steps: Any) -> str:
+    if isinstance(steps, str):
+        return steps
+    first, last = steps
+    return f"{first}" if first == last else f"{first} to {last}"
+
+
+def show_whole(report: dict[str, Any], model: RingModel) -> None:
+    """Time of all, the share of the ideal, the length from which transfers hide, and the better way."""
+    during, apart = model.waits
+    waiting = [f"{shown_time(during)} in steps"] * (during > 0) + [f"{shown_time(apart)} before or after them"] * (apart > 0)
+    say(f"all steps: {shown_time(model.seconds)}, of which {' and '.join(waiting) or 'none'} waiting for transfers")
+    if model.efficiency is not None and model.efficiency_by_count is not None:
+        say(
+            f"share of ideal: {model.efficiency_by_count:.1%} by count of work and transfers, {model.efficiency:.1%} by the "
+            f"models, which count ends of tiles and sums too; one device would take {shown_time(model.one_device)}"
+        )
+    hidden = model.hidden_from
+    if hidden is not None:
+        say(
+            f"transfers hide from N = P b F / (f w B) = {hidden.length:,.0f} on: b = {hidden.carried:,} bytes travel of a "
+            f"position, f = {hidden.flops:,} FLOP a score of all heads, w = {hidden.share:.3f} of a step's scores are seen, "
+            f"F = {hidden.rate / 1e12:,.0f} TFLOP/s by the model, B = {model.link / 1e9:,.0f} GB/s"
+        )
+    elif model.ring.ranks > 1 and not model.ring.gather and len(model.ring.shifts) > 1:
+        say("a window bounds what a row computes: a longer sequence hides transfers no better")
+    held = report["by_rank"][0]["memory"]
+    say(f"memory of rank 0: {', '.join(f'{name} {shown_bytes(size)}' for name, size in held.items() if size)}")
+    beside, best = report["beside"], report["better"]
+    other = "gathering K and V" if beside["gather_kv"] else "a ring"
+    say(
+        f"{other} would take {shown_time(beside['seconds'])} and {shown_bytes(beside['memory_bytes'])} of the busiest rank's memory"
+    )
+    say(f"better: {best['way']}: {best['why']}")

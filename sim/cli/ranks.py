@@ -1,0 +1,90 @@
+"""The options of attention over several devices, which `predict` and `sweep` share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import click
+
+from cupyflash.distributed.layout import LAYOUTS, MOST_RANKS
+from cupyflash.sim.cli.options import Command, Request, first_given
+from cupyflash.sim.ring_model import RingModel, ring_of
+
+# Of the options of a problem, what attention over ranks has not; and what is for it alone.
+NOT_OVER_RANKS = ("algorithm", "tiling", "lse", "deterministic", "decode", "mask", "bias", "key_lengths")
+RANKS_ONLY = ("link", "layout", "gather_kv")
+UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+DEFAULT_LINK = "450GB/s"
+
+
+def bytes_a_second(rate: str) -> float:
+    """Of 450GB/s, or of 400Gb/s in bits. ValueError for what is no rate."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([kMGT]?)(B|b|bit)/s", rate)
+    each = float(found[1]) * UNITS[found[2]] / (1 if found[3] == "B" else 8) if found else 0.0
+    if not each:
+        raise ValueError(f"a rate above zero such as 450GB/s, or in bits 400Gb/s, got {rate!r}")
+    return each
+
+
+def bandwidth(context: click.Context, param: click.Parameter, value: str) -> float:
+    """--link in bytes a second."""
+    try:
+        return bytes_a_second(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, param) from error
+
+
+LINK = click.option(
+    "--link",
+    metavar="RATE",
+    callback=bandwidth,
+    default=DEFAULT_LINK,
+    show_default=True,
+    help="What a rank sends in a second, and receives at the same time: 450GB/s, NVLink of an H100; a network's 400Gb/s.",
+)
+LAYOUT = click.option(
+    "--layout",
+    type=click.Choice(LAYOUTS),
+    default=LAYOUTS[0],
+    show_default=True,
+    help="Which positions a rank holds: two chunks, one from each end inwards, or one.",
+)
+GATHER = click.option("--gather-kv", is_flag=True, help="K and V of all ranks are gathered first instead of going round.")
+RANKS = click.option("--ranks", metavar="P", type=click.IntRange(1, MOST_RANKS), help="The sequence is split over so many devices.")
+
+
+def split_options(command: Command) -> Command:
+    """How a sequence is split."""
+    decorators: tuple[Callable[[Command], Command], ...] = (LINK, LAYOUT, GATHER)
+    for option in reversed(decorators):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a sequence is split over ranks, and what is between them."""
+
+    link: float
+    layout: str
+    gather_kv: bool
+
+    def model(self, request: Request, ranks: int, gather: bool | None = None) -> RingModel:
+        """Of a request over so many ranks."""
+        ring = ring_of(request.problem, ranks, self.layout, self.gather_kv if gather is None else gather)
+        return RingModel(ring, request.problem, request.device, self.link, request.backward)
+
+
+def require_over_ranks(option: str) -> None:
+    """UsageError for what does not go with --ranks, or --over ranks."""
+    if other := first_given(NOT_OVER_RANKS):
+        why = ": each rank's calls are planned as `attention` plans them" if other in ("--algorithm", "--tiling", "--lse") else ""
+        raise click.UsageError(f"{other} cannot go with {option}{why}")
+
+
+def refuse_without_ranks(option: str) -> None:
+    """UsageError for options that are for ranks alone."""
+    if alone := first_given(RANKS_ONLY):
+        raise click.UsageError(f"{alone} is for {option}")

@@ -1,0 +1,133 @@
+"""Closed forms of a ring: bytes that each rank sends and receives by tensor, and the scores that it computes.
+
+In rows of K, of n_k in all, of which rank r holds p(r): a ring of P ranks that no window cuts short sends n_k - p(r + 1) and
+receives n_k - p(r) of each of K and V: all but one part. Its backward hands on dK and dV too, in float32, from the second step on
+and at last to their owner: it sends n_k - p(r) of each and receives n_k - p(r - 1). Gathered, each rank sends its own part to all
+others, (P - 1) p(r), and receives n_k - p(r); of gradients the other way round.
+
+Nothing here looks at a plan's steps: which of them are left is found from units and chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from cupyflash.distributed.layout import UNIT
+from cupyflash.distributed.plan import RingPlan
+from cupyflash.problem import Problem
+
+FLOAT32 = 4
+GRADIENTS = {"K": "dK", "V": "dV"}
+
+
+class Carried(NamedTuple):
+    """Bytes of one tensor over the link, by rank."""
+
+    sent: np.ndarray
+    received: np.ndarray
+
+
+def link_bytes(plan: RingPlan, problem: Problem, *, backward: bool = False) -> dict[str, Carried]:
+    """What each rank sends and receives of each tensor; `problem` is the whole one."""
+    held = part_lengths(plan.n_k, plan.ranks, plan.layout)
+    keys, gradients = _gathered(held) if plan.gather else _passed_on(plan, held)
+    carried = {}
+    for name, row in row_elements(problem).items():
+        carried[name] = _times(keys, row * problem.itemsize)
+        if backward:
+            carried[GRADIENTS[name]] = _times(gradients, row * FLOAT32)
+    return carried
+
+
+def row_elements(problem: Problem) -> Mapping[str, int]:
+    """Elements of K and V that one position has."""
+    heads = problem.batch * problem.kv_heads
+    return {"K": heads * problem.head_dim, "V": heads * problem.head_dim_v}
+
+
+def _times(rows: Carried, nbytes: int) -> Carried:
+    return Carried(rows.sent * nbytes, rows.received * nbytes)
+
+
+def _gathered(held: np.ndarray) -> tuple[Carried, Carried]:
+    """Rows of K (or V) and of its gradient: all but a rank's own come, and its own goes to each other rank."""
+    own, others = (len(held) - 1) * held, held.sum() - held
+    return Carried(own, others), Carried(others, own)
+
+
+def _passed_on(plan: RingPlan, held: np.ndarray) -> tuple[Carried, Carried]:
+    """Rows of K (or V) and of its gradient, of a ring whose steps are at the shifts."""
+    steps = shifts(plan)
+    if len(steps) == 1:
+        none = np.zeros_like(held)
+        return Carried(none, none), Carried(none, none)
+    if len(steps) == plan.ranks:
+        whole = held.sum()
+        return Carried(whole - np.roll(held, -1), whole - held), Carried(whole - held, whole - np.roll(held, 1))
+    computed = np.sum([np.roll(held, shift) for shift in steps[1:]], axis=0)
+    at_first, at_second, at_last = held, np.roll(held, steps[1]), np.roll(held, steps[-1])
+    return Carried(computed + at_first - at_last, computed), Carried(computed, computed - at_second + at_first)
+
+
+def part_lengths(length: int, ranks: int, layout: str) -> np.ndarray:
+    """How many positions each rank holds."""
+    bounds = chunk_bounds(length, ranks if layout == "contiguous" else 2 * ranks)
+    chunks = np.diff(bounds)
+    return chunks if layout == "contiguous" else chunks[:ranks] + chunks[: ranks - 1 : -1]
+
+
+def chunk_bounds(length: int, count: int) -> np.ndarray:
+    """Where each of `count` chunks begins, and the end: chunk c at unit floor(c U / count) of U = ceil(length / 32)."""
+    units = -(-length // UNIT)
+    return np.minimum(length, UNIT * (np.arange(count + 1, dtype=np.int64) * units // count))
+
+
+def shifts(plan: RingPlan) -> tuple[int, ...]:
+    """How many ranks before its own the sources are that any rank sees anything of, and 0.
+
+    Unit u of U lies in chunk ceil((u + 1) n / U) - 1 of n. A chunk of rows sees the units from its first row's first key to its
+    last row's last one, so the chunks from that of the first unit to that of the last which are not empty.
+    """
+    if plan.window is None and not plan.causal and plan.n_q and plan.n_k >= UNIT * 2 * plan.ranks:
+        return tuple(range(plan.ranks))
+    count = plan.ranks if plan.layout == "contiguous" else 2 * plan.ranks
+    rows, keys = chunk_bounds(plan.n_q, count), chunk_bounds(plan.n_k, count)
+    owner = np.arange(count) if plan.layout == "contiguous" else np.minimum(np.arange(count), count - 1 - np.arange(count))
+    filled, units = np.diff(keys) > 0, -(-plan.n_k // UNIT)
+    (left, right), own = plan.reach, plan.n_k - plan.n_q
+    found = {0}
+    for chunk in np.flatnonzero(np.diff(rows)).tolist():
+        first = 0 if left is None else max(0, int(rows[chunk]) + own - left)
+        last = plan.n_k - 1 if right is None else min(plan.n_k - 1, int(rows[chunk + 1]) - 1 + own + right)
+        if first <= last:
+            lo, hi = (-(-(key // UNIT + 1) * count // units) - 1 for key in (first, last))
+            sources = owner[lo : hi + 1][filled[lo : hi + 1]]
+            found.update(((owner[chunk] - sources) % plan.ranks).tolist())
+    return tuple(sorted(found))
+
+
+def scores(plan: RingPlan) -> tuple[int, ...]:
+    """How many scores each rank computes: those of its rows, whichever rank has the keys.
+
+    Row r sees keys from min(max(r + n_k - n_q - left, 0), n_k) to min(max(r + n_k - n_q + right + 1, 0), n_k).
+    """
+    count = plan.ranks if plan.layout == "contiguous" else 2 * plan.ranks
+    bounds, (left, right), own = chunk_bounds(plan.n_q, count).tolist(), plan.reach, plan.n_k - plan.n_q
+
+    def before(row: int) -> int:
+        """Scores of all rows before, but for a constant."""
+        ends = row * plan.n_k if right is None else _clipped(row + own + right + 1, plan.n_k)
+        return ends - (0 if left is None else _clipped(row + own - left, plan.n_k))
+
+    each = [before(end) - before(start) for start, end in pairwise(bounds)]
+    return tuple(each if plan.layout == "contiguous" else [each[r] + each[-1 - r] for r in range(plan.ranks)])
+
+
+def _clipped(end: int, most: int) -> int:
+    """The sum of min(max(x, 0), most) over all x before `end`."""
+    inside = min(max(end, 0), most)
+    return inside * (inside - 1) // 2 + most * max(end - most, 0)

@@ -1,0 +1,64 @@
+"""Attention over MPI: real processes under the mpiexec that the test extra brings. They spin while they wait, so they are few."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import compiled
+from cupyflash.distributed.communicator import as_communicator
+
+TESTS = Path(__file__).parent
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+
+
+def under_mpi(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What became of Python with these arguments under mpiexec."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    command = [str(MPIEXEC), "-n", str(ranks), sys.executable, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def check_ranks(ranks: int, *arguments: str) -> None:
+    """mpi_ranks.py under mpiexec."""
+    ran = under_mpi(ranks, str(TESTS / "mpi_ranks.py"), *map(str, compiled.shared), *arguments)
+    assert ran.returncode == 0 and ran.stdout == f"{ranks} ranks: all is well\n", ran.stdout + ran.stderr
+
+
+def test_ranks_of_mpi() -> None:
+    check_ranks(2)
+
+
+@pytest.mark.wide
+def test_the_example_of_a_long_context() -> None:
+    """Three ranks, of which each has room for a third of the text: the loss is one device's. With room for less it is refused."""
+    examples = TESTS.parent / "examples"
+    code = (
+        f"import runpy, sys; from pathlib import Path; import compiled; compiled.share(Path({str(compiled.shared[0])!r}))\n"
+        f"sys.path.append({str(examples)!r}); runpy.run_path({str(examples / 'long_context.py')!r}, run_name='__main__')"
+    )
+    length, steps = ["--length", "96", "--budget", "32"], ["--steps", "2", "--check"]
+    ran = under_mpi(3, "-c", code, *length, *steps)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    told = [line.split() for line in ran.stdout.splitlines()]
+    assert told[0][-5:] == ["96", "characters", "over", "3", "ranks"] and len(told) == 3
+    assert all(line[3] == line[-1] or abs(float(line[3]) - float(line[-1])) < 1e-4 for line in told[1:])
+    refused = under_mpi(1, "-c", code, *length)
+    assert refused.returncode and "a rank has room for 32 characters, 96 over 1 would take 96 each" in refused.stderr
+
+
+@pytest.mark.wide
+def test_one_rank_and_intercommunicators() -> None:
+    """A communicator of one process needs no mpiexec; one that joins two groups has no ranks of ours."""
+    code = (
+        "import numpy as np; from mpi4py import MPI; from cupyflash.distributed import shard, unshard\n"
+        "x = np.arange(40.0).reshape(20, 2)\n"
+        "assert np.array_equal(unshard(shard(x, MPI.COMM_SELF), MPI.COMM_SELF), x)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=TESTS.parent)
+    with pytest.raises(TypeError, match=r"comm must be an mpi4py\.MPI\.Comm"):
+        as_communicator(object())
