@@ -23,11 +23,12 @@ from cupyflash.schedules import (
     VarlenBackwardSchedule,
     VarlenSchedule,
     mask_tiles,
+    patterns_of,
     plan_decode,
     plan_varlen,
     plan_varlen_backward,
 )
-from cupyflash.schedules.varlen import Seqlens, patterns_of
+from cupyflash.schedules.varlen import Seqlens
 from cupyflash.sim import execute_decode, execute_varlen, execute_varlen_backward, replay, theory
 from cupyflash.sim.execution import BackwardExecution, Execution
 from cupyflash.sim.inputs import Inputs
@@ -119,16 +120,14 @@ def test_sequences_have_tiles_of_their_own() -> None:
     assert [(each.shape, each.states) for each in schedule.mask_tiles] == [((1, H, blocks, 9), None)]
 
 
-@pytest.mark.wide
-@sweep(0, 6, seqlens=LENGTHS)
+@sweep(1, 3, seqlens=LENGTHS)
 def test_random_sequences(seqlens: list[tuple[int, int]]) -> None:
     check(planned(plan_varlen, tuple(seqlens), lse=True), seed=len(seqlens))
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_gradients(deterministic: bool) -> None:
-    check_backward(planned(plan_varlen_backward, UNEVEN, deterministic=deterministic))
+def test_gradients() -> None:
+    check_backward(planned(plan_varlen_backward, UNEVEN, deterministic=True))
 
 
 @pytest.mark.wide
@@ -177,20 +176,6 @@ def test_the_call_and_tiles_that_are_found_once() -> None:
             refused()
 
 
-@pytest.mark.wide
-def test_gradients_of_the_call() -> None:
-    seqlens: Seqlens = ((20, 30), (0, 5), (33, 10))
-    q, k, v, cu_q, cu_k = packed(seqlens, 2, 1, 16, 16)
-    mask = Mask("k <= q and q - k < 9")
-    out, lse = cupyflash.attention_varlen(q, k, v, cu_q, cu_k, mask=mask, return_lse=True)
-    asked = [mask, cupyflash.block_mask(mask, q, k, cu_q, cu_k)]
-    one, other = (
-        cupyflash.attention_varlen_backward(q, q, k, v, out, lse, cu_q, cu_k, mask=each, deterministic=True) for each in asked
-    )
-    window = cupyflash.attention_varlen_backward(q, q, k, v, out, lse, cu_q, cu_k, window=(8, 0), deterministic=True)
-    assert all(np.array_equal(a, b) and np.allclose(a, c, atol=2e-3) for a, b, c in zip(one, other, window, strict=True))
-
-
 def test_bounds_on_a_gpu_are_not_looked_at(cupy: Recorded) -> None:  # noqa: F811
     """States have room for as many row blocks as any bounds need, and keys of the longest sequence."""
     q, k, v = (array(cupy, 300, heads, 64) for heads in (4, 2, 2))
@@ -216,9 +201,7 @@ DECODED = Mask(
 )
 
 
-@pytest.mark.parametrize(
-    ("splits", "cache"), [(4, Cache(2, 16, 40, True)), wide(1, Cache()), wide(7, Cache(page_size=48, pages=12))]
-)
+@pytest.mark.parametrize(("splits", "cache"), [(4, Cache(2, 16, 40, True)), wide(7, Cache(page_size=48, pages=12))])
 def test_decoding(splits: int, cache: Cache) -> None:
     """Splits and sequences of which some rows see nothing; a head's part is one of each row of a tile."""
     lengths = (140, 37, 0)
@@ -245,6 +228,7 @@ def _first(room: int) -> dict[str, Any]:
     return DECODED.arrays | {"document": DECODED.arrays["document"][:, :room], "seen": DECODED.arrays["seen"][:, :room]}
 
 
+@pytest.mark.wide
 def test_decoding_of_calls() -> None:
     """What attention_decode gives is what a call with an array gives; attention itself splits keys where it is asked to."""
     rng = np.random.default_rng(3)

@@ -51,6 +51,7 @@ from cupyflash.schedules.varlen import (
     VarlenBackwardSchedule,
     VarlenSchedule,
     packed_totals,
+    patterns_of,
 )
 from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_blocks
 
@@ -73,6 +74,7 @@ __all__ = [
     "Visit",
     "Workspace",
     "choose",
+    "patterns_of",
     "plan",
     "plan_backward",
     "plan_decode",
