@@ -256,6 +256,16 @@ def test_what_fits_is_read_once() -> None:
         assert found.hit_rates["K"] == 1 - once["K"][0] / found.asked["K"].read_bytes
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("d", [256, 320, 512])
+def test_the_backward_of_wide_heads_asks_for_what_theory_counts(d: int, deterministic: bool) -> None:
+    """A launch for each of dV and dK, and other thread blocks behind them."""
+    schedule = plan_backward(Problem(1, 2, 1, 70, 60, d, "float16", causal=True), A100, deterministic=deterministic)
+    found = l2.run(schedule)
+    assert found.asked == theory.traffic(schedule)
+    assert found.blocks == tuple(kernel.grid for kernel in schedule.kernels())
+
+
 def test_the_backward_s_row_blocks_come_from_the_last_one_on() -> None:
     """As its kernel has them, which fetches the one below next; of each query head of the group in turn."""
     schedule = plan_backward(Problem(1, 2, 1, 512, 512, 64, "float16", causal=True), A100)

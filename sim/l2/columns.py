@@ -109,7 +109,8 @@ def backward(schedule: Fa2BackwardSchedule, memory: Memory) -> list[Launch]:
     V, dV = (memory.rows(name, keys, value_row) for name in ("V", "dV"))
     sums = None if schedule.deterministic else memory.rows("dQ_acc", p.head_count * whole(N), sums_row)
     of_lengths = lengths(p, memory)
-    by_name = {kernel.name: kernel for kernel in schedule.kernels()}
+    kernels = schedule.kernels()
+    by_name = {kernel.name: kernel for kernel in kernels}
 
     def streamed(name: str, rows: int, *passed: Passed) -> Streamed:
         return Streamed(device, by_name[name], p.head_count, N, rows, passed)
@@ -119,9 +120,9 @@ def backward(schedule: Fa2BackwardSchedule, memory: Memory) -> list[Launch]:
         streamed("fa2_backward_rows", ROW_THREADS // row_lanes(p), Passed(O), Passed(dO), Passed(D, write=True), *zero),
         streamed("large_rows", schedule.by_rows.block_rows, Passed(L)),
     ]
-    main = by_name["fa2_backward"]
-    slots = resident(device, main.threads, main.shared_bytes)
-    for launch in main_launches(p):
+    main = (kernel for kernel in kernels if kernel.name == "fa2_backward")
+    for launch, each in zip(main_launches(p), main, strict=True):
+        slots = resident(device, each.threads, each.shared_bytes)
         rows = ((OF_Q, Q), (OF_DO, dO), (OF_ROWS, L), *(((OF_ROWS, D),) if launch.dk else ()))
         leave = (*((dK,) if launch.dk else ()), *((dV,) if launch.dv else ()))
         tensors = Gradients((K, V) if launch.dk else (K,), rows, sums if launch.dk else None, leave, of_lengths)
@@ -132,6 +133,6 @@ def backward(schedule: Fa2BackwardSchedule, memory: Memory) -> list[Launch]:
         slots = resident(device, kernel.threads, kernel.shared_bytes)
         made.append(RowBlocks(schedule.queries, slots, Works.of_rows(schedule.queries), tensors_of_rows))
     elif sums:
-        rows_of = ROW_THREADS // SUMMED_ROWS // (padded_dim(p.head_dim) // GRANULE) * SUMMED_ROWS
+        rows_of = by_name["fa2_backward_finish"].threads // SUMMED_ROWS // (padded_dim(p.head_dim) // GRANULE) * SUMMED_ROWS
         made.append(streamed("fa2_backward_finish", rows_of, Passed(sums, length=whole(N)), Passed(dQ, write=True)))
     return made
