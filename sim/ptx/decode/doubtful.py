@@ -15,7 +15,7 @@ def copied(plan: Plan, instruction: Instruction) -> Sequence[int]:
         return range(len(plan.reads))
     if instruction.opcode == "cvt" and all(t.kind != "f" for t in instruction.types):
         return (0,)
-    return {"selp": (0, 1), "shfl": (0,)}.get(instruction.opcode, ())
+    return {"selp": (0, 1), "prmt": (0, 1), "shfl": (0,)}.get(instruction.opcode, ())
 
 
 def results(plan: Plan, instruction: Instruction) -> tuple[Arg, ...]:
