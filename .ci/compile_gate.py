@@ -42,7 +42,7 @@ import numpy as np
 from accounts import Accounts, Program
 from machine_code import sass
 
-from cupyflash import Device, Problem, Score, plan
+from cupyflash import Device, Mask, Problem, Score, plan
 from cupyflash.arrays import MAX_ALIGNMENT
 from cupyflash.resources import Resources, resources
 from cupyflash.schedules import (
@@ -58,6 +58,7 @@ from cupyflash.schedules import (
     plan_varlen,
     plan_varlen_backward,
 )
+from cupyflash.schedules.add_state import AddStateSchedule
 from cupyflash.schedules.softmax import SOFTMAX_ALGORITHMS
 from cupyflash.tiling import DoesNotFit, TilingChoice
 
@@ -78,6 +79,7 @@ HEAVY: Variant = (MASKS, True)
 WIDEST: tuple[Variant, ...] = (HEAVY, (("bias",), False), (("window",), True), (("mask",), False))
 WINDOW = (512, 64)
 SOFTCAP = Score("softcap * tanh(s / softcap)", softcap=30.0)
+DOCUMENTS = Mask("document[b, q] == document[b, k] and k <= q", document=np.zeros((1, 1), np.int64))
 # Without anything of a score's own in memory; with what is one for a row and for a key; with an element a score.
 SCORES = {
     "soft-cap": SOFTCAP,
@@ -305,6 +307,15 @@ def score_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
             yield f"fa2 {what} d {d}, float16, {name}, {schedule.tiling.used}", schedule
 
 
+def mask_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+    """A mask function with a part of each row and key, by tiles: FlashAttention-2's forward and backward, each at half of the d."""
+    for turn, d in enumerate(COMMON, KINDS.index(device.compute_capability)):
+        problem = posed(d, "float16", LIGHT).asking(mask_function=DOCUMENTS.form)
+        backward = turn % 2 > 0
+        schedule = plan_backward(problem, device) if backward else plan(problem, device, "fa2", lse=True)
+        yield f"fa2 {'backward' if backward else 'forward'} d {d}, float16, a mask function, {schedule.tiling.used}", schedule
+
+
 def dropout_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
     """FlashAttention-2 with dropout, whose generator takes registers: the common dimensions, and in turns the widest and float32;
     the backward of one chip of each kind, whose dQ is summed and made by itself in turns."""
@@ -332,6 +343,13 @@ def softmax_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
                 yield f"softmax {dtype} {cols} columns", plan_softmax(1000, cols, dtype, device, algorithm)
 
 
+def sum_schedules(device: Device) -> Iterator[tuple[str, Schedule]]:
+    """What adds a call's results to the sums of a ring: rows that a warp's lanes go through evenly, and not."""
+    for dtype, d in (("float16", 128), ("bfloat16", 36), ("float32", 200)):
+        if dtype != "bfloat16" or device.compute_capability >= (8, 0):
+            yield f"sums of a ring {dtype} d_v {d}", AddStateSchedule(1000, d, dtype, device)
+
+
 def jobs(everything: bool = False) -> list[Job]:
     """What there is to compile, each program once for an architecture."""
     programs: dict[tuple[Any, ...], Job] = {}
@@ -346,8 +364,10 @@ def jobs(everything: bool = False) -> list[Job]:
             *varlen_schedules(device),
             *(varlen_backward_schedules(device) if everything or device.compute_capability in KINDS else ()),
             *(score_schedules(device) if device.compute_capability in KINDS else ()),
+            *(mask_schedules(device) if device.compute_capability in KINDS else ()),
             *dropout_schedules(device),
             *softmax_schedules(device),
+            *sum_schedules(device),
         ):
             for kernel in schedule.kernels():
                 key = device, kernel.source, kernel.constants
