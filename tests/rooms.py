@@ -31,6 +31,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *(
             "package",
             "readme",
+            "pages",
             "decoding_page",
             "masks_page",
             "benchmarks",

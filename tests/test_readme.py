@@ -1,4 +1,4 @@
-"""What the README shows is what happens: its Python runs, and its values are the values that it claims."""
+"""What the README shows is what happens: its Python runs, and what it prints is what is printed."""
 
 from __future__ import annotations
 
@@ -14,44 +14,53 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_examples_without_a_gpu_run_and_claim_the_truth() -> None:
-    names: dict[str, object] = {"cupyflash": cupyflash}
-    claims = 0
-    for block in BLOCKS:
-        if "import cupy," in block:
-            continue
-        exec(compile(block, "README.md", "exec"), names)
-        for expression, value in re.findall(r"^(\S.*?)  # (True|False|\(.*\)|[\d_]+)$", block, re.MULTILINE):
-            assert eval(expression, names) == eval(value), expression
-            claims += 1
-    assert claims >= 2
+def test_the_example_runs() -> None:
+    (block,) = BLOCKS
+    names: dict[str, object] = {}
+    exec(compile(block, "README.md", "exec"), names)
+    assert names["out"].shape == names["dq"].shape == (1, 4, 128, 64)  # type: ignore[attr-defined]
 
 
-def test_the_example_for_a_gpu_runs_on_one() -> None:
+def test_the_example_runs_on_a_gpu() -> None:
     cupy = pytest.importorskip("cupy")
     try:
         cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         pytest.skip(f"needs a GPU: {error}")
-    exec(compile(BLOCKS[0], "README.md", "exec"), {})
+    exec(compile(BLOCKS[0].replace("import numpy as np", "import cupy as np"), "README.md", "exec"), {})
 
 
 @pytest.mark.wide
 def test_the_demo_output_is_the_demo_s() -> None:
-    """Every count; errors may differ in the last digit between machines' NumPy."""
+    """Every count, of which the README shows a part; errors may differ in the last digit between machines' NumPy."""
     from click.testing import CliRunner
 
     from cupyflash.sim.cli import main
 
-    shown = README.split("```text\n")[1].split("```")[0]
-    printed = CliRunner().invoke(main, ["demo"]).stdout
-    counted = [line for line in shown.splitlines() if "e-0" not in line]
-    assert [line for line in printed.splitlines() if "e-0" not in line] == counted
+    def counts(text: str) -> list[str]:
+        return [line for line in text.splitlines() if "e-0" not in line]
+
+    shown, part = ((ROOT / page).read_text().split("```text\n")[1].split("```")[0] for page in ("docs/commands.md", "README.md"))
+    assert counts(CliRunner().invoke(main, ["demo"]).stdout) == counts(shown)
+    assert len(part) > 500 and part in shown
+
+
+def test_every_command_is_there() -> None:
+    from cupyflash.sim.cli import main
+
+    assert set(re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)) == set(main.commands)
+    told = (ROOT / "docs" / "commands.md").read_text()
+    assert all(f"`cupyflash {name}" in told for name in main.commands)
+
+
+def test_every_link_leads_somewhere() -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)", README)
+    assert len(links) > 15 and all((ROOT / link).exists() for link in links)
 
 
 def test_the_tiles_beside_the_paper_s_are_those_that_are_planned() -> None:
-    device = cupyflash.Device.named("A100-40GB")
-    shown = re.findall(r"^\| (the paper's formula|`algorithm=\"(\w+)\"`.*?) \| (\d+) \| (\d+) \|", README, re.MULTILINE)
+    device, page = cupyflash.Device.named("A100-40GB"), (ROOT / "docs" / "calls.md").read_text()
+    shown = re.findall(r"^\| (the paper's formula|`algorithm=\"(\w+)\"`.*?) \| (\d+) \| (\d+) \|", page, re.MULTILINE)
     assert [algorithm for _, algorithm, *_ in shown] == ["", "fa1", "fa2"]
     problem = cupyflash.Problem(1, 1, 1, 1 << 20, 1 << 20, 64, "float16")
     for _, algorithm, rows, cols in shown:

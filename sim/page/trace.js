@@ -132,6 +132,7 @@ class Player {
     // What no row sees, as an exact staircase
     const pattern = `masked-${this.number}`, step = data.cols / 26, defs = svg("defs");
     const hatch = svg("pattern", { id: pattern, width: step, height: step, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
+    hatch.append(svg("rect", { width: step, height: step, fill: "var(--soft)", "fill-opacity": 0.16 }));
     hatch.append(svg("line", { x1: 0, y1: 0, x2: 0, y2: step, stroke: "var(--soft)", "stroke-width": step / 4 }));
     defs.append(hatch);
     picture.append(defs);
@@ -302,7 +303,7 @@ class Player {
         const full = held[at], side = target === box ? (move[WRITE] ? "out" : "in") : "";
         const name = `slot ${full ? "full" : ""} ${side}`;
         if (box.className !== name) box.className = name;
-        const text = full ? full.tile : "";
+        const text = target === box ? this.tile(move) : full ? full.tile : "";
         if (box.dataset.text !== text) { box.dataset.text = text; box.replaceChildren(...spell(text)); }
       });
     }
