@@ -150,11 +150,7 @@ class PieceCalls:
         piece = self.aligned(piece)
         cut = {"q": q[..., piece.rows.start : piece.rows.stop, :]}
         cut |= {name: array[..., piece.keys.start : piece.keys.stop, :] for name, array in (("k", k), ("v", v))}
-        forms: dict[str, Form | None] = {"score": None, "mask": None}
-        captured, numbers = self.asked.captured
-        for each in self.asked.functions:
-            forms[each.kind], own = self._function(each.form, piece)
-            numbers += tuple((field(name, each.kind), as_given(number)) for name, number in own.items())
+        forms, numbers = self._forms(piece)
         options = Options(
             causal=piece.causal,
             window=None if piece.window is None else Band(*piece.window),
@@ -163,7 +159,16 @@ class PieceCalls:
             score=forms["score"],
             mask_function=forms["mask"],
         )
-        return cut | captured, options, numbers
+        return cut | self.asked.captured[0], options, numbers
+
+    def _forms(self, piece: Any) -> tuple[dict[str, Form | None], Numbers]:
+        """The functions by kind as a piece has them, and all numbers that are captured."""
+        forms: dict[str, Form | None] = {"score": None, "mask": None}
+        numbers = self.asked.captured[1]
+        for each in self.asked.functions:
+            forms[each.kind], own = self._function(each.form, piece)
+            numbers += tuple((field(name, each.kind), as_given(number)) for name, number in own.items())
+        return forms, numbers
 
     def _function(self, form: Form, piece: Any) -> tuple[Form, dict[str, int]]:
         """A score or mask function as a piece has it, and the numbers that this captures besides."""

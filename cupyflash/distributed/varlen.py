@@ -24,7 +24,7 @@ from cupyflash.distributed.varlen_plan import Cut, Packed, VarlenPlan
 from cupyflash.gradients import Ways, posed_backward, prepare_varlen_backward, readable, rows_beside
 from cupyflash.launcher import vectors_on_device
 from cupyflash.options import Options, Window, require_flag
-from cupyflash.score import Form, Score, as_given, field
+from cupyflash.score import Form, Mask, Score
 
 
 def ring_attention_varlen(
@@ -38,6 +38,7 @@ def ring_attention_varlen(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     layout: str = "zigzag",
+    mask: Mask | None = None,
     sinks: Any | None = None,
     score: Score | None = None,
     softcap: float | None = None,
@@ -55,7 +56,7 @@ def ring_attention_varlen(
     Returns this rank's O, (tokens, h, d_v), and with `return_lse` L, float32 of shape (h, tokens). Raises as `ring_attention`.
     """
     options: dict[str, Any] = {"causal": causal, "window": window, "scale": scale}
-    options |= {"score": score, "softcap": softcap, "alibi_slopes": alibi_slopes}
+    options |= {"mask": mask, "score": score, "softcap": softcap, "alibi_slopes": alibi_slopes}
 
     def check() -> VarlenChecked:
         require_flag("return_lse", return_lse)
@@ -84,6 +85,7 @@ def ring_attention_varlen_backward(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     layout: str = "zigzag",
+    mask: Mask | None = None,
     sinks: Any | None = None,
     score: Score | None = None,
     softcap: float | None = None,
@@ -97,7 +99,7 @@ def ring_attention_varlen_backward(
     All else as there, and as for `ring_attention_backward`.
     """
     options: dict[str, Any] = {"causal": causal, "window": window, "scale": scale}
-    options |= {"score": score, "softcap": softcap, "alibi_slopes": alibi_slopes}
+    options |= {"mask": mask, "score": score, "softcap": softcap, "alibi_slopes": alibi_slopes}
 
     def check() -> VarlenChecked:
         asked = options_asked(layout, gather_kv, deterministic, **options)
@@ -240,19 +242,17 @@ class VarlenCalls(PieceCalls):
 
     def _packed(self, piece: Packed, q: Any, k: Any, v: Any) -> tuple[dict[str, Any], dict[str, Any], Options, dict[str, Any]]:
         """A call's arrays, the bounds of its sequences, its options, and the fields that a launch brings."""
-        captured, numbers = self.asked.captured
-        form = None
-        if self.asked.score is not None:
-            form, names = of_part(self.asked.score.form, OF_PACKED)
-            own = numbers_of_part(names, 0, 0, 0, 0, piece.sequence)
-            numbers += tuple((field(name), as_given(number)) for name, number in own.items())
         rows, keys = (slice(each.start, each.stop) for each in (piece.rows, piece.keys))
-        arrays = {"q": q[:, rows].swapaxes(0, 1), "k": k[:, keys].swapaxes(0, 1), "v": v[:, keys].swapaxes(0, 1), **captured}
+        arrays = {"q": q[:, rows].swapaxes(0, 1), "k": k[:, keys].swapaxes(0, 1), "v": v[:, keys].swapaxes(0, 1)}
         bounds = {name: np.array(getattr(piece, name), np.int32) for name in varlen.BOUNDS}
-        asked = self.asked
-        return arrays, bounds, Options(asked.causal, asked.window, asked.scale, packed=True, score=form), dict(numbers)
+        asked, (forms, numbers) = self.asked, self._forms(piece)
+        options = Options(asked.causal, asked.window, asked.scale, packed=True, score=forms["score"], mask_function=forms["mask"])
+        return arrays | asked.captured[0], bounds, options, dict(numbers)
 
     def _function(self, form: Form, piece: Any) -> tuple[Form, dict[str, int]]:
+        if isinstance(piece, Packed):
+            part, names = of_part(form, OF_PACKED)
+            return part, numbers_of_part(names, 0, 0, 0, 0, piece.sequence)
         part, names = of_part(form, (*NUMBERS, *BATCH))
         return part, numbers_of_part(names, piece.row, piece.key, piece.n_q, piece.n_k, piece.sequence)
 
