@@ -175,10 +175,15 @@ class PieceCalls:
         part, names = of_part(form)
         return part, numbers_of_part(names, piece.row, piece.key, self.plan.n_q, self.plan.n_k)
 
-    def _launched(self, piece: Stretch, numbers: Numbers) -> dict[str, Any]:
+    def _launched(self, piece: Any, numbers: Numbers) -> dict[str, Any]:
         """The fields of the kernels' struct that a launch brings."""
-        dropped, piece = self.asked.dropout, self.aligned(piece)
-        return dict(numbers) | ({} if dropped is None else replace(dropped, origin=(0, 0, piece.row, piece.key)).numbers)
+        dropped = self.asked.dropout
+        return dict(numbers) | ({} if dropped is None else replace(dropped, origin=self._origin(piece)).numbers)
+
+    def _origin(self, piece: Any) -> tuple[int, int, int, int]:
+        """Where dropout has a call's first batch, head, row and key."""
+        piece = self.aligned(piece)
+        return 0, 0, piece.row, piece.key
 
 
 def contiguous(xp: Any, array: Any) -> Any:
