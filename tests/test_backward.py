@@ -115,6 +115,12 @@ def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
     check_backward(plan_backward(problem, A100, algorithm), v_mean=1.0)
 
 
+@pytest.mark.parametrize("d", [wide(1), 8, wide(17)])
+def test_narrow_heads(d: int) -> None:
+    """Whose padding is most of what is summed."""
+    check_backward(plan_backward(Problem(1, 2, 1, 34, 34, d, "float16", alignment=16 if d == 8 else 2), A100), v_mean=1.0)
+
+
 @pytest.mark.parametrize(
     ("d", "device"), [wide(64, "T4"), wide(256, "T4"), wide(256, "A100-40GB"), wide(64, "H100-SXM"), wide(64, "RTX 4090")]
 )
