@@ -80,6 +80,7 @@ def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) 
 LENGTHS = ((1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("d", "deterministic", "place"),
     sample([(16, False, 2), (64, True, 0), (128, True, 1), (128, False, 2)], [(16, False, 2)]),
