@@ -48,7 +48,8 @@ module = ptx.Module.from_source('''
 struct alignas(64) CUtensorMap { char bytes[128]; };
 struct P { CUtensorMap B; int n; };
 struct Maps { CUtensorMap of[2]; };
-extern "C" __global__ void k(const __grid_constant__ CUtensorMap A, const __grid_constant__ P p, const __grid_constant__ Maps maps) {}
+#define BY_VALUE const __grid_constant__
+extern "C" __global__ void k(BY_VALUE CUtensorMap A, BY_VALUE P p, BY_VALUE Maps maps) {}
 ''', options=("-arch=compute_90",))
 a, b = np.zeros((128, 64), np.float16), np.zeros((256, 256), np.uint16)
 """,
