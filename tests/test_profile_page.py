@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ from cupyflash.sim.ptx.state.lanes import Wave
 from cupyflash.sim.ptx.state.patterns import bank_passes
 
 pytest.importorskip("cupy")
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 KERNEL = """// </script><!-- <script> a stranger's text
 #include "scale.cuh"
@@ -116,6 +119,15 @@ PTX = """.version 8.0
     ret;
 }
 """
+
+
+def test_the_screenshot_is_of_today_s_counts(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("screenshot", DOCS / "screenshot.py")
+    assert spec is not None and spec.loader is not None
+    screenshot = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(screenshot)
+    drawn = (DOCS / "profile.png").read_bytes().split(b"tEXt" + screenshot.KEY.encode() + b"\0")[1][:64].decode()
+    assert drawn == screenshot.profile_digest(screenshot.profiled(tmp_path)), "python docs/screenshot.py draws it anew"
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
