@@ -19,7 +19,7 @@ EXAMPLES = examples(
     "cupyflash profile k.cu --grid 4 --block 128 --args '[{\"shape\": [512]}, 512]'",
     "cupyflash profile k.cu --grid 8,8 --block 32 --args spec.json --arch sm_90",
     "cupyflash profile k.ptx --kernel k --grid 1 --block 32 --args spec.json",
-    "cupyflash profile k.cu --grid 8,8 --block 32,32 --args spec.json --html out.html",
+    "cupyflash profile k.cu --grid 8 --block 32 --args spec.json --html out.html",
 )
 
 

@@ -108,6 +108,7 @@ function sourceRow(file, number, text) {
     const same = place => place && place[0] === file.file && place[1] === number;
     if (same(at(finding))) out.push(note(finding, warning, true));
     else if (same(finding.other)) out.push(el("div", { className: "finding" }, el("b", { textContent: finding.kind }), " other side of ", link(...at(finding)), "."));
+    else if (finding.inlined_at.some(same)) out.push(el("div", { className: "finding" + (warning ? " warning" : "") }, el("b", { textContent: finding.kind }), " in what is called here, ", link(...at(finding)), "."));
   }
   return out;
 }
