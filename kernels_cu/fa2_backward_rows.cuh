@@ -68,7 +68,8 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
 fa2_backward_finish(__grid_constant__ const Params given) {
   const Params p = given;
   const int blocks = ((p.total_q + 7) / 8 + PIECES_OF_SUMS - 1) / PIECES_OF_SUMS, pair = blockIdx.x / blocks;
-  const int tile = threadIdx.x / 8 % SUM_TILES, below = threadIdx.x / 8 / SUM_TILES;
+  // Of a single piece, too, all columns are read, as they are of several: what a compiler knows to be padding it would leave out.
+  const int tile = SUM_TILES > 1 ? threadIdx.x / 8 % SUM_TILES : unknown(0), below = threadIdx.x / 8 / SUM_TILES;
   const int row = (blockIdx.x % blocks * PIECES_OF_SUMS + below) * 8 + threadIdx.x % 8;
   if (below >= PIECES_OF_SUMS || row >= p.total_q) return;
   float* sums = sums_of(p.dQ_acc, pair, p.total_q, row, tile);

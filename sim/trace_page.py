@@ -18,6 +18,8 @@ from cupyflash.sim.traffic import TENSORS
 COLUMNS = ("launch", "block", "tensor", "write", "slab", "row", "row_end", "col", "col_end", "bytes", "line", "source", "scores")
 """Of the rows that moves are in a report: tensor, line and source are places in the player's lists of those (line -1: none), and
 each of the scores is (head, row, row_end, col, col_end)."""
+# Runs of keys that are drawn as masked out, their ends
+MOST_PIECES = 40_000
 # What comes with the tensor that passes by: as many tiles of each are held as the kernel has stages.
 RINGS = {"K": ("K", "V", "K_new", "V_new"), "Q": ("Q", "dO", "L", "D")}
 
@@ -45,15 +47,32 @@ def report(traces: Sequence[Trace], names: Sequence[str], title: str) -> dict[st
         "heads": p.heads,
         "key_heads": p.kv_heads,
         "batch": p.batch,
-        "seen": seen(p),
+        **masked(p),
         "players": [player(each, name) for each, name in zip(traces, names, strict=True)],
     }
 
 
-def seen(p: Problem) -> list[list[list[int]]]:
-    """Of each of the batch, for each row the keys first <= k < end that position and length let it see."""
-    lengths = p.options.key_lengths or (p.seqlen_k,) * p.batch
-    return [np.stack(p.keys_seen(np.arange(p.seqlen_q), keys), axis=1).tolist() for keys in lengths]
+def masked(p: Problem) -> dict[str, Any]:
+    """What no row sees, "masks": for each row the keys first <= k < end left out, as a flat list of ends; and for each head of the
+    batch, "mask_of", which of the masks is its own. A mask in too many pieces to be drawn is left to position and lengths."""
+    rows, keys, pattern = np.arange(p.seqlen_q), np.arange(p.seqlen_k), p.options.pattern
+    kept = np.ones((p.batch, p.heads, p.seqlen_q, p.seqlen_k), bool)
+    for batch, length in enumerate(p.options.key_lengths or (p.seqlen_k,) * p.batch):
+        first, end = p.keys_seen(rows, length)
+        kept[batch] = (first[:, None] <= keys) & (keys < end[:, None])
+    known = kept if pattern is None or pattern.bits is None else kept & pattern.kept
+    found = distinct(known.reshape(p.head_count, p.seqlen_q, p.seqlen_k))
+    if sum(len(row) for mask in found[0] for row in mask) > MOST_PIECES:
+        found = distinct(kept.reshape(p.head_count, p.seqlen_q, p.seqlen_k))
+    return {"masks": found[0], "mask_of": found[1]}
+
+
+def distinct(kept: np.ndarray) -> tuple[list[list[list[int]]], list[int]]:
+    """Different ones among (heads, n_q, n_k) as the ends of what each row leaves out, and which of them is each head's."""
+    numbers = {each.tobytes(): each for each in kept}
+    order = list(numbers)
+    edges = [[np.flatnonzero(np.diff(~row, prepend=False, append=False)).tolist() for row in each] for each in numbers.values()]
+    return edges, [order.index(each.tobytes()) for each in kept]
 
 
 def player(trace: Trace, name: str) -> dict[str, Any]:

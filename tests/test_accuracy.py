@@ -47,6 +47,7 @@ def without_some(arrays: Sequence[np.ndarray], kept: np.ndarray, causal: bool) -
     return out, exact["dQ"], exact["dK"], exact["dV"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_the_bound_takes_plain_low_precision_and_refuses_an_eighth_of_the_keys_left_out(dtype: str, causal: bool) -> None:

@@ -190,6 +190,7 @@ def test_objects_that_offer_their_memory_are_taken_as_views() -> None:
     check_numbers(out, None, q, k, v)
 
 
+@pytest.mark.wide
 def test_warmup_leaves_nothing_to_compile() -> None:
     q, k, v = normal_arrays((2, 24, 48), (2, 24, 48), (2, 24, 48))
     cupyflash.warmup(head_dim=48, causal=True)

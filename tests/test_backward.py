@@ -80,6 +80,7 @@ def test_every_kind_of_kernel(algorithm: str, causal: bool, dtype: str, d: int) 
 LENGTHS = ((1, 1), (1, 200), (200, 1), (64, 64), (33, 97), (97, 33), (128, 320))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("d", "deterministic", "place"),
     sample([(16, False, 2), (64, True, 0), (128, True, 1), (128, False, 2)], [(16, False, 2)]),
@@ -113,6 +114,12 @@ def test_what_runs_where_a_compiler_has_no_registers_does_the_same(d: int, deter
 def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
     problem = Problem(1, 1, 1, n_q, n_k, 64, "float16", causal=causal)
     check_backward(plan_backward(problem, A100, algorithm), v_mean=1.0)
+
+
+@pytest.mark.parametrize("d", [wide(1), 8, wide(17)])
+def test_narrow_heads(d: int) -> None:
+    """Whose padding is most of what is summed."""
+    check_backward(plan_backward(Problem(1, 2, 1, 34, 34, d, "float16", alignment=16 if d == 8 else 2), A100), v_mean=1.0)
 
 
 @pytest.mark.parametrize(

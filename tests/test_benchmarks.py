@@ -107,6 +107,7 @@ def test_planning_s_figures_are_of_what_they_say(tmp_path: Path, monkeypatch: py
     assert set(planning.replays(runs=1, tokens=4096)) == {"fa1", "fa2", "standard"}
 
 
+@pytest.mark.wide
 def test_imports_are_those_behind_numpy() -> None:
     listed = (
         "import time: self [us] | cumulative | imported package\nimport time:       900 |        900 | numpy\n\n"

@@ -273,6 +273,7 @@ def as_module(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "cupyflash", *arguments], env=environment, text=True, **more)
 
 
+@pytest.mark.wide
 def test_a_reader_that_has_gone_ends_it_quietly() -> None:
     """As `cupyflash sweep | head -1` does, but for certain: nobody reads from the beginning."""
     reader, writer = os.pipe()

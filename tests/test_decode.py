@@ -43,6 +43,7 @@ SPLIT = Case(posed((230, 0, 97), 240), Cache(5, 16, 48, tree=True), splits=7, bl
 """Up to fifteen blocks of keys in seven splits, new keys in the last, which hold the masked ones too."""
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("orders", [1, wide(2)])
 def test_the_same_bits_each_time_and_in_every_order(orders: int) -> None:
     case = replace(SPLIT, problem=posed((40, 0), 48), cache=replace(SPLIT.cache, pages=7))

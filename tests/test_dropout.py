@@ -119,6 +119,7 @@ BACKWARD = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("algorithm", "dtype", "d", "fixed"),
     sample(BACKWARD, [("fa2", "float16", 16, True)]),

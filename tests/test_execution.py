@@ -68,6 +68,7 @@ def test_any_lengths(n_q: int, n_k: int, causal: bool, algorithm: str) -> None:
     check_forward(plan(problem, A100.with_sram("20KB"), algorithm, lse=True), v_mean=1.0)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("device", ["T4", wide("A100-40GB"), wide("H100-SXM"), wide("RTX 4090")])
 def test_every_generation_compiles_and_agrees(device: str) -> None:
     """sm_75 has neither cp.async nor mma m16n8k16; its path is another."""

@@ -52,6 +52,7 @@ SMALL = Problem(1, 1, 1, 150, 45, 64, "float16", causal=True, padded=True, key_l
 """Two row blocks of up to three turns in blocks of 128 x 16, rows that see no key, and keys that do not count."""
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("orders", [1, wide(2)])
 def test_the_same_bits_each_time_and_in_every_order(orders: int) -> None:
     """Also when one thread block does all the work."""

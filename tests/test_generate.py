@@ -23,6 +23,7 @@ def parameters() -> Any:
     return train_characters.initial(np, len(train_characters.ALPHABET), 1, length=32)
 
 
+@pytest.mark.wide
 def test_each_call_is_attention_over_the_whole_text_and_texts_get_pages_as_they_grow(parameters: Any) -> None:
     texts, differences = generate.generate(np, parameters, PROMPTS, 3, seed=2, check=True)
     assert [text[: len(prompt)] for text, prompt in zip(texts, PROMPTS, strict=True)] == list(PROMPTS)

@@ -82,6 +82,7 @@ def test_axes_are_batch_and_heads(dtype: Any) -> None:
             np.testing.assert_allclose(ours, of_whole[at], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kv_heads", [wide(1), 2, wide(4)])
 def test_gradients_of_shared_heads_add_up(kv_heads: int) -> None:
     arrays = posed((4, 20, 16), (kv_heads, 28, 16), np.float16)

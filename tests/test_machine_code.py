@@ -382,6 +382,7 @@ def tools() -> None:
         pytest.skip(f"needs cuobjdump: {sass.INSTALL}")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("subject", sample(SUBJECTS, [SUBJECTS[0]]), ids=str)
 def test_a_turn_of_our_kernels_makes_a_tile_s_products(subject: Subject, tools: None) -> None:
     ours = Ours.of(subject)
@@ -425,6 +426,7 @@ def test_the_command_says_the_same_for_readers_and_programs(tools: None, capsys:
     assert "a vote skips what is rare" in text
 
 
+@pytest.mark.wide
 def test_the_command_reads_any_cubin(tools: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made, _ = compile_to_cubin(SOURCE, ("-arch=sm_90",), "loops.cu")
     (tmp_path / "loops.cubin").write_bytes(made)

@@ -62,6 +62,7 @@ def steps_of(dtype: str) -> float:
     return {"float16": 4 * 2.0**-11, "bfloat16": 4 * 2.0**-8, "float32": 64 * 2.0**-24}[dtype]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("dtype", "kind", "algorithm"),
     [

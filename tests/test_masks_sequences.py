@@ -141,6 +141,7 @@ def test_too_many_tiles_are_asked_for_every_score(monkeypatch: pytest.MonkeyPatc
     check_backward(planned(plan_varlen_backward, UNEVEN, deterministic=True))
 
 
+@pytest.mark.wide
 def test_the_call_and_tiles_that_are_found_once() -> None:
     """Each sequence as a call of its own, to the bit with the same blocks."""
     seqlens: Seqlens = ((20, 30), (0, 5), (33, 10))
@@ -201,6 +202,7 @@ DECODED = Mask(
 )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("splits", "cache"), [(4, Cache(2, 16, 40, True)), wide(7, Cache(page_size=48, pages=12))])
 def test_decoding(splits: int, cache: Cache) -> None:
     """Splits and sequences of which some rows see nothing; a head's part is one of each row of a tile."""

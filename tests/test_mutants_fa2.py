@@ -205,6 +205,7 @@ ORDERED: dict[str, tuple[Device, tuple[int, int], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "orders"),
     [("masks", 2), ("without asynchronous copies", 2), *(wide(name, 8 if name == "shared rows" else 20) for name in ORDERED)],

@@ -39,6 +39,7 @@ def test_each_is_one_line(asked: dict[str, Any], line: Any) -> None:
     np.testing.assert_allclose(found, line(s, abs(rows + 2 - keys), b[..., None, None], h[..., None, None]))
 
 
+@pytest.mark.wide
 def test_a_call_takes_them() -> None:
     made = cupyflash.attention(Q, K, V, softcap=2.5, alibi_slopes=SLOPES, causal=True)
     line = Score("softcap * tanh(s / softcap) - alibi_slopes[h] * abs(q - k)", softcap=2.5, alibi_slopes=SLOPES)

@@ -86,6 +86,7 @@ def test_what_is_small_or_empty_is_told_too(options: tuple[str, ...]) -> None:
         assert result.stdout and "nan" not in result.stdout.lower() and "inf " not in result.stdout
 
 
+@pytest.mark.wide
 def test_many_ranks_are_told_by_some() -> None:
     command = "predict --ranks 1024 --seqlen 1048576 --head-dim 64 --causal"
     found = report(command)

@@ -235,6 +235,7 @@ def test_the_picture_is_drawn(over: str, more: list[str], tmp_path: Path) -> Non
     assert content.startswith(b"\x89PNG") and len(content) > 20_000
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("given", "written", "begins"), [("a.svg", "a.svg", b"<?xml"), ("b", "b.png", b"\x89PNG"), ("c.PDF", "c.PDF", b"%PDF")]
 )

@@ -14,12 +14,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cupyflash import Device, Problem, plan
+from cupyflash.options import Pattern
 from cupyflash.schedules import TileSchedule, plan_backward
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.trace import INNER, Span, TileMove, Trace, refuse_longer, trace, with_scores
 from cupyflash.sim.trace_lines import BACKWARD, FORWARD
-from cupyflash.sim.trace_page import COLUMNS, page, report
+from cupyflash.sim.trace_page import COLUMNS, masked, page, report
 from suites import wide
 
 A100, H100 = Device.named("A100-40GB", sram="64KB"), Device.named("H100-SXM")
@@ -136,6 +137,21 @@ def test_what_is_too_long_for_a_page_is_refused_before_it_runs() -> None:
     schedule = plan(Problem(1, 4, 4, 2048, 2048, 64, "float16"), Device.named("A100-40GB", sram="16KB"), "fa1")
     with pytest.raises(ValueError, match=r"at most 20,000 moves of tiles; fa1 makes about [\d,]+ or more here"):
         refuse_longer(schedule)
+
+
+def test_what_is_masked_is_drawn_score_by_score() -> None:
+    bits = np.random.default_rng(0).random((2, 1, 40, 56)) < 0.5
+    options = {"causal": True, "padded": True, "key_lengths": (56, 20), "mask": True, "pattern": Pattern.of(bits)}
+    problem = replace(SMALL, batch=2).asking(**options)
+    told = masked(problem)
+    assert [told["mask_of"][head] for head in range(4)] == [0, 0, 1, 1]
+    for batch, ends in enumerate(told["masks"]):
+        drawn = np.zeros((40, 56), bool)
+        for row, own in enumerate(ends):
+            for first, end in zip(own[::2], own[1::2], strict=True):
+                drawn[row, first:end] = True
+        seen = np.tri(40, 56, 16, dtype=bool) & (np.arange(56) < (56, 20)[batch]) & bits[batch, 0]
+        assert np.array_equal(drawn, ~seen)
 
 
 def test_every_kernel_of_an_algorithm_has_its_step() -> None:

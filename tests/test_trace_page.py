@@ -148,8 +148,8 @@ for (const player of players) {
   for (const move of player.moves) {
     player.apply(move);
     for (const [name, bytes] of player.told.launches[move[LAUNCH]].rooms) {
-      const held = player.slots[name] ?? [];
-      if (held.reduce((sum, each) => sum + each.bytes, 0) > bytes || held.length > player.slotCount(name)) over.push([name, held]);
+      const held = player.slots[name] ?? [], sum = held.reduce((sum, each) => sum + (each.gone ? 0 : each.bytes), 0);
+      if (sum > bytes || held.length > player.slotCount(name)) over.push([name, held]);
     }
   }
 }

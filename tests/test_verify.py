@@ -84,6 +84,7 @@ def test_the_backward_passes(options: list[str]) -> None:
         assert 0 < row["error"] <= row["allowed"]
 
 
+@pytest.mark.wide
 def test_text_shows_the_gradients() -> None:
     result = verify("--backward", "--seqlen", "64")
     assert result.exit_code == 0, result.stderr

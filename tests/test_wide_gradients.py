@@ -41,6 +41,7 @@ CASES: dict[str, Case] = {
 DBIAS = ("neither a multiple of 8", "dropped weights")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", sample(CASES, {"values above 256"}))
 def test_three_ways(name: str) -> None:
     """Theory, replay and execution, the numbers, and no findings, warps one by one where that is quick."""

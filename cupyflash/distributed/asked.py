@@ -150,11 +150,7 @@ class PieceCalls:
         piece = self.aligned(piece)
         cut = {"q": q[..., piece.rows.start : piece.rows.stop, :]}
         cut |= {name: array[..., piece.keys.start : piece.keys.stop, :] for name, array in (("k", k), ("v", v))}
-        forms: dict[str, Form | None] = {"score": None, "mask": None}
-        captured, numbers = self.asked.captured
-        for each in self.asked.functions:
-            forms[each.kind], own = self._function(each.form, piece)
-            numbers += tuple((field(name, each.kind), as_given(number)) for name, number in own.items())
+        forms, numbers = self._forms(piece)
         options = Options(
             causal=piece.causal,
             window=None if piece.window is None else Band(*piece.window),
@@ -163,17 +159,31 @@ class PieceCalls:
             score=forms["score"],
             mask_function=forms["mask"],
         )
-        return cut | captured, options, numbers
+        return cut | self.asked.captured[0], options, numbers
+
+    def _forms(self, piece: Any) -> tuple[dict[str, Form | None], Numbers]:
+        """The functions by kind as a piece has them, and all numbers that are captured."""
+        forms: dict[str, Form | None] = {"score": None, "mask": None}
+        numbers = self.asked.captured[1]
+        for each in self.asked.functions:
+            forms[each.kind], own = self._function(each.form, piece)
+            numbers += tuple((field(name, each.kind), as_given(number)) for name, number in own.items())
+        return forms, numbers
 
     def _function(self, form: Form, piece: Any) -> tuple[Form, dict[str, int]]:
         """A score or mask function as a piece has it, and the numbers that this captures besides."""
         part, names = of_part(form)
         return part, numbers_of_part(names, piece.row, piece.key, self.plan.n_q, self.plan.n_k)
 
-    def _launched(self, piece: Stretch, numbers: Numbers) -> dict[str, Any]:
+    def _launched(self, piece: Any, numbers: Numbers) -> dict[str, Any]:
         """The fields of the kernels' struct that a launch brings."""
-        dropped, piece = self.asked.dropout, self.aligned(piece)
-        return dict(numbers) | ({} if dropped is None else replace(dropped, origin=(0, 0, piece.row, piece.key)).numbers)
+        dropped = self.asked.dropout
+        return dict(numbers) | ({} if dropped is None else replace(dropped, origin=self._origin(piece)).numbers)
+
+    def _origin(self, piece: Any) -> tuple[int, int, int, int]:
+        """Where dropout has a call's first batch, head, row and key."""
+        piece = self.aligned(piece)
+        return 0, 0, piece.row, piece.key
 
 
 def contiguous(xp: Any, array: Any) -> Any:

@@ -57,3 +57,20 @@ def numbers_of_part(names: Mapping[str, str], row: int, key: int, n_q: int, n_k:
     """The numbers by name of a part whose first batch, row and key are there in a whole of n_q rows and n_k keys."""
     values = {"b": batch, "row": row, "q": row + n_k - n_q, "k": key, "n_q": n_q, "n_k": n_k}
     return {name: values[position] for position, name in names.items()}
+
+
+@lru_cache(maxsize=256)
+def without_first(mask: Form | None) -> tuple[Form, tuple[str, str]]:
+    """The mask, if any, without a call's first rows and keys: as many as two numbers say, captured besides; and their names."""
+    captured = () if mask is None else mask.captured
+    names = []
+    for name in ("hidden_rows", "hidden_keys"):
+        while name in {one.name for one in captured}:
+            name += "_"
+        names.append(name)
+        captured = (*captured, Captured(name, "int"))
+    rows, keys = names
+    tree = apply("and", *(apply(">=", Name("int", own), Name("int", name)) for own, name in (("row", rows), ("k", keys))))
+    tree = tree if mask is None else apply("and", tree, mask.tree)
+    text = "" if mask is None else mask.text
+    return Form(tree, tuple(sorted(captured, key=lambda one: one.name)), "mask", text), (rows, keys)

@@ -12,19 +12,17 @@ from typing import Any
 import numpy as np
 
 from cupyflash import varlen
-from cupyflash.binding import by_tensor
 from cupyflash.dispatch import as_arrays, as_integers
 from cupyflash.distributed.asked import Asked, PieceCalls, contiguous
 from cupyflash.distributed.communicator import as_communicator
 from cupyflash.distributed.opening import Call, Checked, options_asked
-from cupyflash.distributed.positions import BATCH, NUMBERS, numbers_of_part, of_part
 from cupyflash.distributed.ring import run_forward
 from cupyflash.distributed.ring_backward import run_backward
-from cupyflash.distributed.varlen_plan import Cut, Packed, VarlenPlan
-from cupyflash.gradients import Ways, posed_backward, prepare_varlen_backward, readable, rows_beside
-from cupyflash.launcher import vectors_on_device
+from cupyflash.distributed.varlen_calls import VarlenCalls
+from cupyflash.distributed.varlen_plan import VarlenPlan
+from cupyflash.dropout import MOST_PAIRS
 from cupyflash.options import Options, Window, require_flag
-from cupyflash.score import Form, Score, as_given, field
+from cupyflash.score import Mask, Score
 
 
 def ring_attention_varlen(
@@ -38,10 +36,14 @@ def ring_attention_varlen(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     layout: str = "zigzag",
+    mask: Mask | None = None,
     sinks: Any | None = None,
     score: Score | None = None,
     softcap: float | None = None,
     alibi_slopes: Any | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
     scale: float | None = None,
     gather_kv: bool = False,
     return_lse: bool = False,
@@ -50,12 +52,14 @@ def ring_attention_varlen(
 
     q, k and v are this rank's tokens, (tokens, h, d), as `shard(..., axis=0)` cuts them. cu_seqlens_q and cu_seqlens_k are the
     bounds of all sequences in all tokens, as `attention_varlen` takes them, the same on all ranks; those on a GPU are copied to the
-    host, which waits for it. All else as for `ring_attention`, in each sequence. Dropout is not for packed sequences over ranks.
+    host, which waits for it. All else as for `ring_attention`, in each sequence. What score and mask functions and dropout see is
+    what `attention_varlen` has: b is the sequence's number, row, q and k count from its own beginning, n_q and n_k are its lengths.
+    What they have captured is whole on each rank; an axis that row or k indexes has as many elements as the longest sequence.
 
     Returns this rank's O, (tokens, h, d_v), and with `return_lse` L, float32 of shape (h, tokens). Raises as `ring_attention`.
     """
-    options: dict[str, Any] = {"causal": causal, "window": window, "scale": scale}
-    options |= {"score": score, "softcap": softcap, "alibi_slopes": alibi_slopes}
+    options: dict[str, Any] = {"causal": causal, "window": window, "scale": scale, "dropout": dropout, "seed": seed}
+    options |= {"offset": offset, "mask": mask, "score": score, "softcap": softcap, "alibi_slopes": alibi_slopes}
 
     def check() -> VarlenChecked:
         require_flag("return_lse", return_lse)
@@ -84,10 +88,14 @@ def ring_attention_varlen_backward(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     layout: str = "zigzag",
+    mask: Mask | None = None,
     sinks: Any | None = None,
     score: Score | None = None,
     softcap: float | None = None,
     alibi_slopes: Any | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
     scale: float | None = None,
     gather_kv: bool = False,
     deterministic: bool = False,
@@ -96,8 +104,8 @@ def ring_attention_varlen_backward(
 
     All else as there, and as for `ring_attention_backward`.
     """
-    options: dict[str, Any] = {"causal": causal, "window": window, "scale": scale}
-    options |= {"score": score, "softcap": softcap, "alibi_slopes": alibi_slopes}
+    options: dict[str, Any] = {"causal": causal, "window": window, "scale": scale, "dropout": dropout, "seed": seed}
+    options |= {"offset": offset, "mask": mask, "score": score, "softcap": softcap, "alibi_slopes": alibi_slopes}
 
     def check() -> VarlenChecked:
         asked = options_asked(layout, gather_kv, deterministic, **options)
@@ -131,6 +139,8 @@ class VarlenChecked(Checked):
         of_rows, of_keys = (_bounds(name, each) for name, each in zip(varlen.BOUNDS, bounds, strict=True))
         if len(of_rows) != len(of_keys):
             raise ValueError(f"cu_seqlens_k must have cu_seqlens_q's {len(of_rows)} bounds, got {len(of_keys)}")
+        if asked.dropout is not None and len(of_rows) - 1 > MOST_PAIRS:
+            raise ValueError(f"dropout is for at most {MOST_PAIRS:,} sequences, got {len(of_rows) - 1:,}")
         return cls(**vars(checked), bounds=(of_rows, of_keys))
 
     @property
@@ -179,84 +189,3 @@ def _shown(bounds: tuple[int, ...]) -> str:
         return str(list(bounds))
     few, check = ", ".join(map(str, bounds[:6])), zlib.crc32(repr(bounds).encode())
     return f"{len(bounds)} bounds [{few}, ..., {bounds[-1]}] of CRC {check:08x}"
-
-
-# What sequences of a packed call see moved: their numbers; rows and keys by nothing, so that an axis which one of them indexes may
-# be as long as the longest of all sequences asks for.
-OF_PACKED = ("b", "row", "k")
-
-
-@dataclass(frozen=True)
-class VarlenCalls(PieceCalls):
-    """The pieces of a `VarlenPlan`. Arrays have their heads first, as those of `PieceCalls`."""
-
-    plan: Any
-
-    def aligned(self, piece: Any) -> Any:
-        """Nothing is dropped, so that a piece may begin anywhere."""
-        return piece
-
-    def forward(self, piece: Any, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        if isinstance(piece, Cut):
-            return super().forward(piece, q, k, v)
-        call, arrays, numbers = self._forward(piece, q, k, v)
-        made = call.launch(arrays, numbers)
-        return made["O"].swapaxes(0, 1), made["L"]
-
-    def prepare_forward(self, piece: Any, q: Any, k: Any, v: Any) -> None:
-        if isinstance(piece, Cut):
-            super().prepare_forward(piece, q, k, v)
-        else:
-            self._forward(piece, q, k, v)[0].compile()
-
-    def _forward(self, piece: Packed, q: Any, k: Any, v: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-        arrays, bounds, options, numbers = self._packed(piece, q, k, v)
-        functions = varlen.posed, varlen.prepare_varlen
-        call = varlen.kept_sequences(functions, self.gpu, arrays, bounds, _longest(piece), options, None, True)
-        return call, by_tensor(arrays | vectors_on_device(self.gpu, arrays | bounds)), numbers
-
-    def backward(self, piece: Any, rows: Mapping[str, Any], k: Any, v: Any) -> tuple[Any, Any, Any]:
-        if isinstance(piece, Cut):
-            return super().backward(piece, rows, k, v)
-        call, arrays, numbers = self._backward(piece, rows, k, v)
-        arrays |= rows_beside(self.gpu, arrays)
-        made = call.launch(by_tensor(arrays), numbers)
-        return made["dQ"].swapaxes(0, 1), made["dK"].swapaxes(0, 1), made["dV"].swapaxes(0, 1)
-
-    def prepare_backward(self, piece: Any, rows: Mapping[str, Any], k: Any, v: Any) -> None:
-        if isinstance(piece, Cut):
-            super().prepare_backward(piece, rows, k, v)
-        else:
-            self._backward(piece, rows, k, v)[0].compile()
-
-    def _backward(self, piece: Packed, rows: Mapping[str, Any], k: Any, v: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-        arrays, bounds, options, numbers = self._packed(piece, rows["q"], k, v)
-        own = self._rows(piece, rows)  # type: ignore[arg-type]
-        arrays |= own | {name: own[name].swapaxes(0, 1) for name in ("out", "dout")}
-        functions = posed_backward, prepare_varlen_backward
-        ways = Ways("fa2", None, self.asked.deterministic, False)
-        call = varlen.kept_sequences(functions, self.gpu, readable(arrays), bounds, _longest(piece), options, ways)
-        return call, arrays | vectors_on_device(self.gpu, arrays | bounds), numbers
-
-    def _packed(self, piece: Packed, q: Any, k: Any, v: Any) -> tuple[dict[str, Any], dict[str, Any], Options, dict[str, Any]]:
-        """A call's arrays, the bounds of its sequences, its options, and the fields that a launch brings."""
-        captured, numbers = self.asked.captured
-        form = None
-        if self.asked.score is not None:
-            form, names = of_part(self.asked.score.form, OF_PACKED)
-            own = numbers_of_part(names, 0, 0, 0, 0, piece.sequence)
-            numbers += tuple((field(name), as_given(number)) for name, number in own.items())
-        rows, keys = (slice(each.start, each.stop) for each in (piece.rows, piece.keys))
-        arrays = {"q": q[:, rows].swapaxes(0, 1), "k": k[:, keys].swapaxes(0, 1), "v": v[:, keys].swapaxes(0, 1), **captured}
-        bounds = {name: np.array(getattr(piece, name), np.int32) for name in varlen.BOUNDS}
-        asked = self.asked
-        return arrays, bounds, Options(asked.causal, asked.window, asked.scale, packed=True, score=form), dict(numbers)
-
-    def _function(self, form: Form, piece: Any) -> tuple[Form, dict[str, int]]:
-        part, names = of_part(form, (*NUMBERS, *BATCH))
-        return part, numbers_of_part(names, piece.row, piece.key, piece.n_q, piece.n_k, piece.sequence)
-
-
-def _longest(piece: Packed) -> tuple[int, int]:
-    queries, keys = (max(b - a for a, b in pairwise(bounds)) for bounds in (piece.cu_seqlens_q, piece.cu_seqlens_k))
-    return queries, keys

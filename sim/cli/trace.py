@@ -53,8 +53,8 @@ def trace(request: Request, algorithms: str | None, html: Path | None, data_seed
         schedule.kernels()
         traces.refuse_longer(schedule)
     refuse_longer(sum(map(seconds, schedules)), max_seconds)
-    given = request.functions.given
-    score, mask = draw_score(request.problem, data_seed, given), draw_mask(request.problem, data_seed, given)
+    drawn = request.problem, data_seed, request.functions.given
+    score, mask = draw_score(*drawn), draw_mask(*drawn)
     made = []
     for schedule in schedules:
         click.echo(f"executing {NAMES[schedule.algorithm]} on the simulated {request.device.name} ...", err=True)

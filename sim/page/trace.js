@@ -113,15 +113,15 @@ class Player {
       groups.get(tile[0]).append(cell);
       cells.set(key, { cell, times: 0, shown: "", tile });
     }
-    // What no row sees, as an exact staircase
+    // What rows do not see, score by score
     const pattern = `masked-${this.number}`, step = data.cols / 26, defs = svg("defs");
     const hatch = svg("pattern", { id: pattern, width: step, height: step, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
     hatch.append(svg("rect", { width: step, height: step, fill: "var(--soft)", "fill-opacity": 0.16 }));
     hatch.append(svg("line", { x1: 0, y1: 0, x2: 0, y2: step, stroke: "var(--soft)", "stroke-width": step / 4 }));
     defs.append(hatch);
     picture.append(defs);
-    this.masked = data.seen.map(rows => {
-      const path = rows.map(([first, end], row) => (first > 0 ? `M0 ${row}h${first}v1h${-first}z` : "") + (end < data.cols ? `M${end} ${row}H${data.cols}v1H${end}z` : "")).join("");
+    this.masked = data.masks.map(rows => {
+      const path = rows.map((ends, row) => ends.map((end, at) => at % 2 ? `H${end}v1H${ends[at - 1]}z` : `M${end} ${row}`).join("")).join("");
       return picture.appendChild(svg("path", { d: path, fill: `url(#${pattern})`, class: "masked" }));
     });
     const label = el("figcaption");
@@ -192,15 +192,17 @@ class Player {
   hold(move) {
     const tensor = this.told.tensors[move[TENSOR]], inside = this.told.launches[move[LAUNCH]].inside[tensor.name];
     if (!inside) return;
+    for (const each of Object.values(this.slots).flat()) each.gone ||= each.write;
     const [room, many] = inside, held = this.slots[room] ??= [];
-    held[this.slot(tensor.name, room, many)] = { tensor: tensor.name, tile: this.tile(move), turn: this.done, bytes: move[BYTES] };
+    held[this.slot(tensor.name, room, many)] = { tensor: tensor.name, tile: this.tile(move), turn: this.done, bytes: move[BYTES], write: move[WRITE] };
   }
 
   // Where in its room a tile goes: in the place of the oldest of its tensor, and where all are taken (O through Q's room) in the first
   slot(tensor, room, many) {
-    const held = this.slots[room] ?? [], own = held.flatMap((each, at) => each.tensor === tensor ? [at] : []);
+    const held = this.slots[room] ?? [], own = held.flatMap((each, at) => each.tensor === tensor && !each.gone ? [at] : []);
     if (own.length >= many) return own.reduce((a, b) => held[a].turn < held[b].turn ? a : b);
-    return held.length < this.slotCount(room) ? held.length : 0;
+    const free = held.findIndex(each => each.gone);
+    return free >= 0 ? free : held.length < this.slotCount(room) ? held.length : 0;
   }
 
   // Tiles that a room has places for: of each tensor of a ring ("K, V") so many, else of one
@@ -284,7 +286,7 @@ class Player {
     for (const [room, boxes] of Object.entries(this.slotBoxes)) {
       const held = this.slots[room] ?? [];
       boxes.forEach((box, at) => {
-        const full = held[at], side = target === box ? (move[WRITE] ? "out" : "in") : "";
+        const full = held[at]?.gone ? null : held[at], side = target === box ? (move[WRITE] ? "out" : "in") : "";
         const name = `slot ${full ? "full" : ""} ${side}`;
         if (box.className !== name) box.className = name;
         const text = target === box ? this.tile(move) : full ? full.tile : "";
@@ -314,8 +316,7 @@ class Player {
       if (name !== cell.shown) { cell.cell.setAttribute("class", name); cell.shown = name; if (cell === this.work) cell.cell.parentNode.append(cell.cell); }
     }
     for (const [head, group] of scores.groups) group.style.display = head === this.head ? "" : "none";
-    const batch = Math.floor(this.head / data.heads);
-    this.masked.forEach((path, at) => path.style.display = at === batch ? "" : "none");
+    this.masked.forEach((path, at) => path.style.display = at === data.mask_of[this.head] ? "" : "none");
     const of = scores.cells.size, skipped = scores.all - of, head = data.heads * data.batch > 1 ? `head ${this.head + 1} of ${data.heads * data.batch} shown; ` : "";
     const text = `${head}${scores.count} of ${of} tiles made${scores.again ? `, ${scores.again} made again` : ""}${skipped > 0 ? `; ${skipped} skipped` : ""}`;
     if (scores.label.textContent !== text) scores.label.textContent = text;

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from test_mpi import check_ranks
 
+from cupyflash import Mask
 from cupyflash.distributed import ring_attention_varlen, ring_attention_vjp, shard, threads, unshard
 from cupyflash.distributed.communicator import as_communicator
 from cupyflash.sim.inputs import Inputs
@@ -19,6 +20,7 @@ from cupyflash.sim.yardstick import measure, measure_gradients
 RNG = np.random.default_rng(0)
 ARRAYS = [RNG.standard_normal((heads, 96, 16)).astype(np.float16) for heads in (2, 1, 1, 2)]
 CU_SEQLENS = [0, 40, 41, 96]
+AHEAD = np.array([3, 0, 20], np.int32)  # how far each sequence's rows see beyond their own key
 
 
 def over_ranks(comm: Any) -> list[np.ndarray]:
@@ -28,7 +30,9 @@ def over_ranks(comm: Any) -> list[np.ndarray]:
         out, pullback = ring_attention_vjp(*own[:3], comm, causal=True)
         made = [unshard(x, comm).get() for x in (out, *pullback(own[3]))]
         packed = [shard(cupy.asarray(np.ascontiguousarray(x.swapaxes(0, 1))), comm, axis=0) for x in ARRAYS[:3]]
-        of_packed = ring_attention_varlen(*packed, CU_SEQLENS, CU_SEQLENS, comm, gather_kv=True)
+        mask = Mask("k - q <= ahead[b]", ahead=cupy.asarray(AHEAD))
+        options: dict[str, Any] = {"mask": mask, "dropout": 0.25, "seed": 4}
+        of_packed = ring_attention_varlen(*packed, CU_SEQLENS, CU_SEQLENS, comm, gather_kv=True, **options)
         return [*made, unshard(of_packed, comm, axis=0).get()]
 
 
@@ -37,8 +41,9 @@ def check(ranks: int, work: Callable[[Any], list[np.ndarray]]) -> None:
     for out, dq, dk, dv, packed in threads(ranks, work):
         numbers = measure(out, None, inputs) | measure_gradients({"dQ": dq, "dK": dk, "dV": dv}, ARRAYS[3], inputs)
         assert all(each.good for each in numbers.values()), numbers
-        for begin, end in pairwise(CU_SEQLENS):
-            sequence = Inputs.of(*(x[:, begin:end] for x in ARRAYS[:3]))
+        for number, (begin, end) in enumerate(pairwise(CU_SEQLENS)):
+            options: dict[str, Any] = {"window": (None, int(AHEAD[number])), "dropout": 0.25, "seed": 4}
+            sequence = Inputs.of(*(x[:, begin:end] for x in ARRAYS[:3]), **options, dropout_origin=(number, 0, 0, 0))
             assert measure(packed[begin:end].swapaxes(0, 1), None, sequence)["O"].good
 
 
