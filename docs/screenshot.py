@@ -1,7 +1,8 @@
-"""Draws docs/trace.png: `python docs/screenshot.py` (needs chromium, chromedriver, selenium and Pillow).
+"""Draws docs/trace.png and docs/profile.png: `python docs/screenshot.py [trace] [profile]`.
 
-It is the page of the command in trace.md, in the middle of its play. The file carries a digest of the moves, by which
-`tests/test_trace.py` tells that it is still what the kernels do.
+They are the pages of the command in trace.md, in the middle of its play, and of the example in profile.md without its barrier,
+with a line opened. Each file carries a digest of what it shows, by which `tests/test_trace.py` and `tests/test_profile_page.py`
+tell that it is still so. It takes chromium, chromedriver, selenium and Pillow.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import shlex
 import sys
 import tempfile
@@ -23,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 KEY = "Drawn"  # of the digest, in a PNG's text
 COMMAND = "cupyflash trace --seqlen 128 --head-dim 64 --sram 16KB --causal"
 WIDTH, HEIGHT, PLACE = 1440, 1190, 0.455
+PROFILE_WIDTH, PROFILE_HEIGHT = 1100, 1160
 
 
 def told(*more: str) -> dict[str, Any]:
@@ -39,26 +42,71 @@ def digest(report: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(moves).encode()).hexdigest()
 
 
-def draw() -> None:
-    sys.path.insert(0, str(HERE.parent / "tests"))
+def profiled(folder: Path) -> dict[str, Any]:
+    """The JSON of profile.md's example without its barrier; its page is `folder`/out.html."""
+    blocks = dict(re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```", (HERE / "profile.md").read_text(), re.DOTALL))
+    source = folder / "transpose.cu"
+    source.write_text(blocks["transpose.cu"].replace("    __syncthreads();\n", ""))
+    (folder / "transpose.json").write_text(blocks["transpose.json"])
+    command = [word.replace("transpose.", f"{folder}/transpose.") for word in shlex.split(blocks["profile"])[1:]]
+    result = CliRunner().invoke(main, [*command, "--json", "--html", str(folder / "out.html")])
+    assert result.exit_code == 1, result.output  # the race
+    return json.loads(result.stdout)  # type: ignore[no-any-return]
+
+
+def profile_digest(report: dict[str, Any]) -> str:
+    """Of the counts of each line."""
+    lines = [[line[key] for key in ("line", "instructions", "global", "shared")] for line in report["lines"]]
+    return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+
+
+def keep(browser: Any, name: str, drawn: str) -> None:
+    """What the browser shows, in a file that carries the digest."""
     from PIL import Image, PngImagePlugin
 
+    picture = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB").quantize(128)
+    text = PngImagePlugin.PngInfo()
+    text.add_text(KEY, drawn)
+    picture.save(HERE / name, optimize=True, pnginfo=text)
+    print("wrote", HERE / name)
+
+
+def draw_trace(browser: Any, folder: Path) -> None:
+    drawn = digest(told("--html", str(folder / "out.html")))
+    set_screen(browser, WIDTH, HEIGHT)
+    browser.get((folder / "out.html").as_uri())
+    browser.execute_script("jump(most * arguments[0]); for (const player of players) player.render(true)", PLACE)
+    keep(browser, "trace.png", drawn)
+
+
+def draw_profile(browser: Any, folder: Path) -> None:
+    drawn = profile_digest(profiled(folder))
+    set_screen(browser, PROFILE_WIDTH, PROFILE_HEIGHT)
+    browser.get((folder / "out.html").as_uri())
+    # The file's folder is a temporary one.
+    browser.execute_script("data.file = 'transpose.cu'; $('what').textContent = $('what').textContent.replace(/^\\S+\\//, '')")
+    browser.execute_script("document.querySelector('#sources summary').firstChild.data = data.file; by('conflicts')")
+    browser.execute_script("toggle($('L0-9'), counted.get(data.sources[0].file + '\\n9'))")
+    keep(browser, "profile.png", drawn)
+
+
+def set_screen(browser: Any, width: int, height: int) -> None:
+    import browsers
+
+    browsers.screen(browser, width, height, prefers_color_scheme="light")
+
+
+def draw(names: list[str]) -> None:
+    sys.path.insert(0, str(HERE.parent / "tests"))
     import browsers
 
     with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder) / "out.html"
-        drawn = digest(told("--html", str(page)))
         (Path(folder) / "browser").mkdir()
         with browsers.chromium(Path(folder) / "browser") as browser:
-            browsers.screen(browser, WIDTH, HEIGHT, prefers_color_scheme="light")
-            browser.get(page.as_uri())
-            browser.execute_script("jump(most * arguments[0]); for (const player of players) player.render(true)", PLACE)
-            picture = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB").quantize(128)
-    text = PngImagePlugin.PngInfo()
-    text.add_text(KEY, drawn)
-    picture.save(HERE / "trace.png", optimize=True, pnginfo=text)
-    print("wrote", HERE / "trace.png")
+            for name, one in (("trace", draw_trace), ("profile", draw_profile)):
+                if not names or name in names:
+                    one(browser, Path(folder))
 
 
 if __name__ == "__main__":
-    draw()
+    draw(sys.argv[1:])

@@ -73,7 +73,7 @@ def summary(profile: Profile, width: int) -> list[str]:
         ("bank conflicts", f"{conflicts.conflicts:,} of {plural(conflicts.wavefronts, 'wavefront')}"),
         ("tensor cores", plural(counters.mma_flops, "FLOP")),
         ("barriers", f"{counters.barriers:,} (completed by a block)"),
-        ("findings", str(profile.launch.findings_total) if profile.launch.findings else "none"),
+        ("findings", f"{profile.launch.findings_total:,}" if profile.launch.findings else "none"),
     ]
     label = max(len(name) for name, _ in rows) + 4
     return [line for name, text in rows for line in paragraph(text, first=f"  {name}".ljust(label), rest=" " * label, width=width)]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cupyflash.nvrtc import compile_to_ptx
+from cupyflash.sim.banks import BankAccess, WorstAccesses
 from cupyflash.sim.ptx import Counts, Launch, Module, SharedCounts, Traffic
 from cupyflash.sim.ptx.module import triple
 from cupyflash.sim.ptx.text.names import base_name, find_kernel
@@ -36,7 +37,8 @@ class Profile:
     `tensors` are the arrays among the arguments, by name.
     `refused`: other kernels of the module that the machine does not execute, with their statements (`ptx.Module.refused`).
     `launch` has counters (whole kernel and `launch.counters.lines`), traffic by tensor and findings. `sources` maps a file of
-    `launch.counters.lines` to its lines of text, where it could be read.
+    `launch.counters.lines` to its lines of text, where it could be read. `banks`: where they were asked for, the access to shared
+    memory with the most bank conflicts of each line, kind and width.
     """
 
     kernel: str
@@ -53,6 +55,7 @@ class Profile:
     launch: Launch
     sources: Mapping[str, Sequence[str]]
     cluster: tuple[int, int, int] | None = None
+    banks: Sequence[BankAccess] = ()
 
     def source_text(self, line: Line) -> str:
         """The text of a line of source, "" where it is not known."""
@@ -65,6 +68,12 @@ class Profile:
         from cupyflash.sim.profile_text import profile_text
 
         return profile_text(self, top, width)
+
+    def html(self) -> str:
+        """The profile as one page that needs nothing else: what `to_dict` says, the source, and `banks`."""
+        from cupyflash.sim.profile_page import page
+
+        return page(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The profile for JSON, every line of it; docs/profile.md describes the keys."""
@@ -170,12 +179,14 @@ def profile(
     races: bool = True,
     unwritten: Collection[str] = (),
     cluster: int | Sequence[int] | None = None,
+    banks: bool = False,
 ) -> Profile:
     """Run a kernel on the PTX machine and say what it did: traffic, bank conflicts, instruction mix, divergence, findings.
 
     source: a file of CUDA C, a `.ptx` file, or a loaded `ptx.Module`. kernel: its name, in the PTX or in the source; not
     needed where there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten: as in `ptx.Module.launch`;
-    NumPy arrays are tensors, written in place. options: NVRTC's (-arch=compute_90, -DN=64, -Ifolder), for CUDA C.
+    NumPy arrays are tensors, written in place. options: NVRTC's (-arch=compute_90, -DN=64, -Ifolder), for CUDA C. banks: keep
+    what `Profile.banks` has, for the page.
 
     Raises ValueError or TypeError for arguments that do not fit, OSError for a file that cannot be read,
     `cupyflash.nvrtc.CompileError`, `ptx.PtxError` for what the machine cannot execute, ImportError without NVRTC. What is
@@ -184,7 +195,8 @@ def profile(
     module = source if isinstance(source, Module) else load(Path(source), options)
     kernel = find_kernel(module.kernels, kernel)
     how: dict[str, Any] = {"shared_bytes": shared_bytes, "seed": seed, "races": races, "unwritten": unwritten, "cluster": cluster}
-    launch = module.launch(kernel, grid, block, args, **how)
+    worst = WorstAccesses() if banks else None
+    launch = module.launch(kernel, grid, block, args, observer=worst, **how)
     arrays = module.tensors(kernel, args)
     tensors = {name: Tensor(array.shape, str(array.dtype), array.nbytes) for name, array in arrays.items()}
     return Profile(
@@ -202,6 +214,7 @@ def profile(
         launch,
         {file: lines_of(file, module) for file in {file for file, _ in launch.counters.lines}},
         None if cluster is None else triple(cluster, "cluster"),
+        worst.accesses if worst is not None else (),
     )
 
 

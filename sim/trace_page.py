@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +10,11 @@ import numpy as np
 from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule
 from cupyflash.sim import theory
+from cupyflash.sim.page_file import filled
 from cupyflash.sim.trace import INNER, KEY_ROWS, QUERY_ROWS, QUERY_VECTORS, SCORES, Trace, rooms_of
 from cupyflash.sim.trace_lines import BACKWARD, FORWARD, MASK_TILES, Algorithm, Step
 from cupyflash.sim.traffic import TENSORS
 
-PAGE = Path(__file__).parent / "page"
 COLUMNS = ("launch", "block", "tensor", "write", "slab", "row", "row_end", "col", "col_end", "bytes", "line", "source", "scores")
 """Of the rows that moves are in a report: tensor, line and source are places in the player's lists of those (line -1: none), and
 each of the scores is (head, row, row_end, col, col_end)."""
@@ -153,6 +151,4 @@ def page(told: dict[str, Any]) -> str:
     """A report as one HTML page that needs nothing else. ValueError where an algorithm moves nothing."""
     if still := [each["name"] for each in told["players"] if not each["moves"]]:
         raise ValueError(f"{still[0]} moves nothing for {told['title']}: there is nothing to play")
-    data = json.dumps(told, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
-    html, style, script = ((PAGE / f"trace.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
-    return html.replace("/*STYLE*/", style).replace("/*SCRIPT*/", script).replace("/*DATA*/", data)
+    return filled("trace", told)

@@ -19,6 +19,7 @@ EXAMPLES = examples(
     "cupyflash profile k.cu --grid 4 --block 128 --args '[{\"shape\": [512]}, 512]'",
     "cupyflash profile k.cu --grid 8,8 --block 32 --args spec.json --arch sm_90",
     "cupyflash profile k.ptx --kernel k --grid 1 --block 32 --args spec.json",
+    "cupyflash profile k.cu --grid 8 --block 32 --args spec.json --html out.html",
 )
 
 
@@ -73,6 +74,7 @@ class Report:
     top: int
     saves: dict[str, Path]
     as_json: bool
+    html: Path | None
 
 
 @click.command(epilog=EXAMPLES)
@@ -98,6 +100,7 @@ class Report:
     metavar="NAME=FILE.npy",
     help="Write an array to a file after the run; may be repeated.",
 )
+@click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write it as one page, which needs no network.")
 @AS_JSON
 @gathered(source=Source, launch=Launch, report=Report)
 def profile(source: Source, launch: Launch, report: Report) -> None:
@@ -106,7 +109,8 @@ def profile(source: Source, launch: Launch, report: Report) -> None:
     FILE is CUDA C, or PTX where it ends in .ptx; its kernel runs on the PTX machine, which says what it did.
 
     Bytes by tensor, coalescing, bank conflicts, instruction mix, divergence, tensor-core work, findings, and the lines of the
-    source that cost most. All counts are simulated: of PTX instructions, not of machine code. No GPU is needed.
+    source that cost most. All counts are simulated: of PTX instructions, not of machine code. No GPU is needed. --html writes the
+    same as a page, with the source by heat and the banks of shared memory.
 
     Exit status 1 when the machine finds a fault in the kernel, after the report; 2, with one line, for wrong input.
     """
@@ -137,11 +141,15 @@ def profile(source: Source, launch: Launch, report: Report) -> None:
             seed=launch.seed,
             cluster=launch.cluster,
             unwritten=arguments.unwritten,
+            banks=report.html is not None,
         )
     except PtxError as error:
         raise click.UsageError(f"{source.file}: {first_reason(error)}") from error
     for name, path in report.saves.items():
         np.save(path, arrays[name])
+    if report.html is not None:
+        report.html.write_text(found.html(), encoding="utf-8")
+        click.echo(f"wrote {report.html}", err=True)
     click.echo(json.dumps(found.to_dict(), indent=2) if report.as_json else found.text(report.top, width()))
     if found.launch.findings:
         raise Found(f"the machine found {plural(len(found.launch.findings), 'fault')} in the kernel")

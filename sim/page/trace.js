@@ -1,20 +1,4 @@
-"use strict";
-const data = JSON.parse(document.getElementById("data").textContent);
-const SVG = "http://www.w3.org/2000/svg";
-const comma = n => Math.round(n).toLocaleString("en-US");
-const $ = id => document.getElementById(id);
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
-function el(tag, props = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(props)) name in made && name !== "style" ? made[name] = value : made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-}
-function svg(tag, props = {}) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(props)) made.setAttribute(name, value);
-  return made;
-}
 // Columns of a move
 const [LAUNCH, BLOCK, TENSOR, WRITE, SLAB, R0, R1, C0, C1, BYTES, LINE, SOURCE, MADE] = [
   "launch", "block", "tensor", "write", "slab", "row", "row_end", "col", "col_end", "bytes", "line", "source", "scores"].map(name => data.columns.indexOf(name));
@@ -473,11 +457,5 @@ addEventListener("keydown", event => {
   const act = { " ": () => set(!playing), ArrowRight: step, ArrowLeft: back, Home: () => jump(0), End: () => jump(most), "+": () => faster(1), "=": () => faster(1), "-": () => faster(-1) }[event.key];
   if (act) { event.preventDefault(); act(); }
 });
-const dark = matchMedia("(prefers-color-scheme: dark)");
-const isDark = () => (document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark";
-const named = () => $("theme").textContent = isDark() ? "Light" : "Dark";
-$("theme").onclick = () => { document.documentElement.dataset.theme = isDark() ? "light" : "dark"; named(); };
-dark.onchange = named;
-named();
 show();
 speak();

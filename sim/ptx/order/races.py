@@ -405,9 +405,8 @@ class Races(Order):
             key = ("proxy", place_of(i), place_of(theirs), access.segment.name if access.segment is not None else None)
             count = int(np.count_nonzero(bad & (by == number)))
             tensor = access.segment.name if access.segment is not None else None
-            self.findings.record(
-                "proxy", message, i, access.lanes.place(position), key, count=count, address=address, tensor=tensor
-            )
+            place = access.lanes.place(position)
+            self.findings.record("proxy", message, i, place, key, count=count, address=address, tensor=tensor, other=theirs)
 
     def relation(self, mine: Array, entries: Array) -> Array:
         """What one entry must say to stand for both: LANES of a warp, WARPS of a block, BLOCKS of a cluster, CLUSTERS."""
@@ -535,6 +534,7 @@ class Races(Order):
                 count=int(np.count_nonzero(by == number)),
                 address=address,
                 tensor=segment.name if segment is not None else None,
+                other=second,
             )
 
 

@@ -329,7 +329,8 @@ class Tiles:
     ) -> None:
         """A finding at the first instruction of a pair; (how often, address)."""
         key = (kind, *sorted(one.line for one in pair), None)
-        self.races.findings.record(kind, message, pair[0], place, key, count=size[0], address=size[1], tensor=None)
+        count, address = size
+        self.races.findings.record(kind, message, pair[0], place, key, count=count, address=address, tensor=None, other=pair[1])
 
 
 def distinct_pairs(lanes: Array, numbers: Array) -> tuple[Array, Array]:

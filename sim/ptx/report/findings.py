@@ -29,6 +29,7 @@ class Finding:
     `inlined_at` has the lines of the calls, the kernel's own last. `block` is the linear block index, `warp` counts within the
     block, `lane` within the warp. `address` is the virtual address (shared: the offset). `instructions`: how many PTX
     instructions of this line did it (an unrolled loop has copies), `lanes`: how many lanes, each as often as it did.
+    `other`: of a race and the like, the other side's line as in `Counters.lines` (the PTX's where there is no other).
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Finding:
     inlined_at: tuple[Line, ...] = ()
     instructions: int = 1
     lanes: int = 1
+    other: Line | None = None
 
     def __str__(self) -> str:
         place = f"{self.source[0]}:{self.source[1]}" if self.source else f"PTX line {self.ptx_line}"
@@ -108,11 +110,13 @@ class Findings:
         count: int,
         address: int | None,
         tensor: str | None,
+        other: Instruction | None = None,
     ) -> None:
-        """Record a finding of (block, warp, lane) `place`, the first with this key."""
+        """Record a finding of (block, warp, lane) `place`, the first with this key; `other`: a race's other side."""
         self.total += count
         i = instruction
-        finding = Finding(kind, message, self.kernel, i.source, i.line, *place, address, tensor, i.inlined_at)
+        theirs = other.place if other is not None else None
+        finding = Finding(kind, message, self.kernel, i.source, i.line, *place, address, tensor, i.inlined_at, other=theirs)
         self.note(self.found, key, finding, count)
 
     def doubt(self, kind: str, message: str, i: Instruction, place: tuple[int, int, int], count: int, address: int) -> None:

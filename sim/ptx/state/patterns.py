@@ -136,22 +136,29 @@ def wavefronts(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
 
 def bank_passes(lanes: Lanes, addresses: Array, size: int) -> tuple[int, int]:
     """(wavefronts, those without bank conflicts) of a shared access; `addresses` (int64) may count from any bank on."""
-    unit = max(size, 4)
-    columns = 128 // unit
+    found = bank_turns(lanes, addresses, size)
+    return int(found.sum()), int(np.count_nonzero(found))
+
+
+def bank_turns(lanes: Lanes, addresses: Array, size: int) -> Array:
+    """Wavefronts of each turn of a shared access, from the first lane's turn to the last one's; 0 where no lane takes part."""
+    columns = bank_columns(size)
     row = lanes.phase(columns)
-    units = addresses >> (unit.bit_length() - 1)
+    units = addresses >> (max(size, 4).bit_length() - 1)
     place = (units & (columns - 1)) + row
-    # The turns from the first lane's to the last one's, of which some may be empty.
     base = int(row[0])
     span = int(row[-1]) + columns - base
-    worst = np.bincount(place - base, minlength=span).reshape(-1, columns).max(axis=1)
-    ideal = int(np.count_nonzero(worst))
-    passes = int(worst.sum())
-    if passes > ideal:
+    passes: Array = np.bincount(place - base, minlength=span).reshape(-1, columns).max(axis=1)
+    if passes.max() > 1:
         # Several lanes in one column: those that want the same word share a pass.
         units = units - units.min() // columns * columns
         keys = np.sort((row << 32) + units)
         keys = keys[np.concatenate(([True], keys[1:] != keys[:-1]))]
         place = (keys >> 32) + (keys & (columns - 1))
-        passes = int(np.bincount(place - base, minlength=span).reshape(-1, columns).max(axis=1).sum())
-    return passes, ideal
+        passes = np.bincount(place - base, minlength=span).reshape(-1, columns).max(axis=1)
+    return passes
+
+
+def bank_columns(size: int) -> int:
+    """Lanes of a turn: as many accesses of `size` bytes as the 32 banks of 4 bytes serve at once."""
+    return 128 // max(size, 4)
