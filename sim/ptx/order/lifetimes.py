@@ -76,7 +76,7 @@ class Lifetimes:
             key = ("exited block", i.line, i.text, None)
             place = self.number(other), thread // WARP, thread % WARP
             count = len(lanes)
-            self.findings.record("exited block", self.message(block), i, place, key, count=count, address=None, tensor=None)
+            self.findings.record("exited block", self.message(block), (i,), place, key, count=count, address=None, tensor=None)
 
     def message(self, block: int) -> str:
         number = self.number(block)

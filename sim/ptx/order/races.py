@@ -406,7 +406,7 @@ class Races(Order):
             count = int(np.count_nonzero(bad & (by == number)))
             tensor = access.segment.name if access.segment is not None else None
             place = access.lanes.place(position)
-            self.findings.record("proxy", message, i, place, key, count=count, address=address, tensor=tensor, other=theirs)
+            self.findings.record("proxy", message, (i, theirs), place, key, count=count, address=address, tensor=tensor)
 
     def relation(self, mine: Array, entries: Array) -> Array:
         """What one entry must say to stand for both: LANES of a warp, WARPS of a block, BLOCKS of a cluster, CLUSTERS."""
@@ -528,13 +528,12 @@ class Races(Order):
             self.findings.record(
                 "race",
                 message,
-                at_fault,
+                (at_fault, second),
                 main,
                 key,
                 count=int(np.count_nonzero(by == number)),
                 address=address,
                 tensor=segment.name if segment is not None else None,
-                other=second,
             )
 
 

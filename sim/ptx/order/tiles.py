@@ -330,7 +330,7 @@ class Tiles:
         """A finding at the first instruction of a pair; (how often, address)."""
         key = (kind, *sorted(one.line for one in pair), None)
         count, address = size
-        self.races.findings.record(kind, message, pair[0], place, key, count=count, address=address, tensor=None, other=pair[1])
+        self.races.findings.record(kind, message, pair, place, key, count=count, address=address, tensor=None)
 
 
 def distinct_pairs(lanes: Array, numbers: Array) -> tuple[Array, Array]:

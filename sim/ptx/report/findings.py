@@ -97,25 +97,24 @@ class Findings:
         i = instruction
         # Who waits is told apart at each instruction, whatever the line.
         key = (kind, (i.line, i.text) if kind == "deadlock" else place_of(i), tensor)
-        self.record(kind, message, i, lanes.place(position), key, count=count, address=address, tensor=tensor)
+        self.record(kind, message, (i,), lanes.place(position), key, count=count, address=address, tensor=tensor)
 
     def record(
         self,
         kind: str,
         message: str,
-        instruction: Instruction,
+        sides: tuple[Instruction, ...],
         place: tuple[int, int, int],
         key: tuple[object, ...],
         *,
         count: int,
         address: int | None,
         tensor: str | None,
-        other: Instruction | None = None,
     ) -> None:
-        """Record a finding of (block, warp, lane) `place`, the first with this key; `other`: a race's other side."""
+        """Record a finding of (block, warp, lane) `place`, the first with this key; `sides`: the instruction, and a race's other."""
         self.total += count
-        i = instruction
-        theirs = other.place if other is not None else None
+        i, *others = sides
+        theirs = others[0].place if others else None
         finding = Finding(kind, message, self.kernel, i.source, i.line, *place, address, tensor, i.inlined_at, other=theirs)
         self.note(self.found, key, finding, count)
 
