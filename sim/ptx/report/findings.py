@@ -111,7 +111,7 @@ class Findings:
         address: int | None,
         tensor: str | None,
     ) -> None:
-        """Record a finding of (block, warp, lane) `place`, the first with this key; `sides`: the instruction, a race's other one."""
+        """Record a finding of (block, warp, lane) `place`, the first with this key; `sides`: the instruction, a race's other."""
         self.total += count
         i, *others = sides
         theirs = others[0].place if others else None
