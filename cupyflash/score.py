@@ -100,6 +100,8 @@ class _Function:
         for name in captured:
             if name == "s" or name in POSITIONS or name in FUNCTIONS or keyword.iskeyword(name):
                 raise ValueError(f"{name} already has a meaning in an expression: capture it by another name")
+            if not name.isascii():
+                raise ValueError(f"{name} has letters that CUDA C may not know: capture it by a name of ASCII letters")
         self.text = text
         self.numbers: dict[str, bool | int | float] = {}
         self.arrays: dict[str, Any] = {}
@@ -175,7 +177,7 @@ def _form(text: str, captured: tuple[Captured, ...], kind: Kind) -> Form:
     if kind == "score" and tree.type == "bool":
         raise ValueError(f"a score is a number, {text!r} is a condition: where({text.strip()}, s, ...), say")
     if kind == "mask" and tree.type != "bool":
-        raise ValueError(f"a mask is a condition, {text!r} is a number: {text.strip()} != 0, say")
+        raise ValueError(f"a mask is a condition, {text!r} is a number: ({text.strip()}) != 0, say")
     used = {node.name for node in walk(tree) if isinstance(node, Name | Load)}
     for one in captured:
         if one.name not in used:

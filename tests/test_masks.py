@@ -339,7 +339,8 @@ def test_seeded_faults(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
-    ("q - k", {}, ValueError, "a mask is a condition, 'q - k' is a number: q - k != 0, say"),
+    ("k <= \u00e4", {"\u00e4": 5}, ValueError, "a name of ASCII letters"),
+    ("q - k", {}, ValueError, "a mask is a condition, 'q - k' is a number: (q - k) != 0, say"),
     ("s > 0", {}, ValueError, "'s' is not a name here"),
     ("k <= q", {"a": 1}, ValueError, "a is captured, but 'k <= q' does not use it"),
     ("a[k]", {"a": np.zeros(NK)}, TypeError, "a must be of dtype"),

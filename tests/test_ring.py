@@ -409,6 +409,23 @@ def test_what_differs_on_a_rank_is_refused_on_all(change: dict[str, Any], messag
         assert own or str(error).startswith("rank 1 cannot take part: "), error
 
 
+@pytest.mark.wide
+@pytest.mark.parametrize("d", [16, 300])
+def test_the_gradient_of_a_sum_and_wide_heads(d: int) -> None:
+    """A dout that is broadcast, which kernels cannot read as it is."""
+    q = np.random.default_rng(0).standard_normal((2, 64, d)).astype(np.float16)
+
+    def work(comm: Communicator) -> list[np.ndarray]:
+        own = [shard(q, comm)] * 3
+        out, pullback = ring_attention_vjp(*own, comm)
+        return [unshard(x, comm) for x in pullback(np.broadcast_to(np.float16(1), out.shape))]
+
+    out, pullback = cupyflash.attention_vjp(q, q, q)
+    for found, expected in zip(threads(2, work)[0], pullback(np.ones_like(out)), strict=True):
+        assert np.abs(found.astype(np.float64) - expected).max() < 8e-3
+
+
+
 def test_arrays_that_do_not_go_together_are_refused_on_all() -> None:
     q, k, v, dout = arrays(96, 96)
 

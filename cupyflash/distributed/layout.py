@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import pairwise
+from numbers import Integral
 
 from cupyflash.options import require_choice
 from cupyflash.problem import checked_size
@@ -53,8 +54,9 @@ def chunks(length: int, count: int) -> tuple[range, ...]:
 
 def checked_ranks(ranks: object) -> int:
     """A number of ranks. TypeError or ValueError that names it."""
-    if isinstance(ranks, bool) or not isinstance(ranks, int):
+    if isinstance(ranks, bool) or not isinstance(ranks, Integral):
         raise TypeError(f"ranks must be an integer, got {ranks!r}")
-    if not 1 <= ranks <= MOST_RANKS:
+    number = int(ranks)
+    if not 1 <= number <= MOST_RANKS:
         raise ValueError(f"ranks must be between 1 and {MOST_RANKS:,}, got {ranks}")
-    return ranks
+    return number

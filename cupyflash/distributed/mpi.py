@@ -20,6 +20,8 @@ class MpiCommunicator:
     """A `Communicator` of an `mpi4py.MPI.Comm`. Its messages have tags from `FIRST_TAG` on."""
 
     def __init__(self, comm: Any) -> None:
+        if not comm:
+            raise ValueError("comm must be a communicator, got MPI.COMM_NULL, or one that has been freed")
         if comm.Is_inter():
             raise ValueError("comm must be one group of ranks, got an intercommunicator: comm.Merge() makes one of its two")
         self._comm, self.rank, self.size, self._begun = comm, comm.Get_rank(), comm.Get_size(), 0

@@ -20,11 +20,11 @@ from cupyflash.distributed.layout import LAYOUTS, part_length, parts
 from cupyflash.distributed.ring import Ring, row_sums
 from cupyflash.distributed.ring_backward import sums
 from cupyflash.dropout import NO_ORIGIN, Dropout
-from cupyflash.gradients import check_beside
+from cupyflash.gradients import check_beside, readable
 from cupyflash.launcher import capturing
 from cupyflash.named_scores import one_score
 from cupyflash.options import Options, require_choice, require_flag
-from cupyflash.problem import Problem, require_usual_head_dim
+from cupyflash.problem import Problem
 from cupyflash.score import Mask, captured_values, sizes_of
 
 
@@ -81,8 +81,7 @@ class Checked:
         options = Options(asked.causal, asked.window, asked.scale, dropout=asked.dropout is not None)
         problem = Problem.from_arrays(arrays["q"], arrays["k"], arrays["v"], options, **beside)
         if "dout" in arrays:
-            check_beside(arrays, arrays["q"].shape[:-1])
-            require_usual_head_dim(problem, "gradients")
+            check_beside(readable(arrays), arrays["q"].shape[:-1])
         return cls(asked, name, arrays, gpu, problem)
 
     def plan(self, n_q: int, n_k: int, ranks: int) -> Any:

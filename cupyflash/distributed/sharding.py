@@ -82,6 +82,8 @@ def _module(array: Any) -> Any:
 def _checked(x: Any, axis: Any) -> tuple[Any, int]:
     """The array, and its axis from 0 on."""
     array = as_array("x", x)
+    if array.dtype.hasobject:
+        raise TypeError(f"x must be of numbers or other plain bytes, got dtype {array.dtype}")
     if isinstance(axis, bool) or not isinstance(axis, Integral):
         raise TypeError(f"axis must be an integer, got {axis!r}")
     if not -array.ndim <= axis < array.ndim:

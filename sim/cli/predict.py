@@ -12,6 +12,7 @@ from cupyflash.options import EMPTY, MIXED, WHOLE
 from cupyflash.schedules import TileSchedule, fa3_tiles
 from cupyflash.sim import machine, theory
 from cupyflash.sim.cli import l2, predict_decode, predict_ring, times
+from cupyflash.sim.cli.functions import MOST_SCORES
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, gathered, problem_options
 from cupyflash.sim.cli.ranks import RANKS, Split, refuse_without_ranks, split_options
@@ -176,7 +177,10 @@ def show_prediction(report: dict[str, Any], request: Request, form: Traffic) -> 
         if tiles:
             say(f"tiles of the mask: {', '.join(f'{count:,} {state}' for state, count in tiles.items())}")
         else:
-            say("what the mask says is not known, or skips no tiles: counted is that it is asked for every score")
+            say(
+                "counted is that the mask is asked for every score: what it says is not known, is of more scores than are looked "
+                f"through here ({MOST_SCORES:,}), or this algorithm skips no tiles"
+            )
     if report["replay_refused"]:
         say(f"replay on the SRAM machine refused: {report['replay_refused']}")
     else:

@@ -128,6 +128,8 @@ def show(report: dict[str, Any], request: Request, model: RingModel) -> None:
         f"{plural(ring.ranks, 'rank')}, {ring.layout}, {way}{', backward' * model.backward}: {describe(request.problem)}", rest="  "
     )
     say(f"{device.name} each, {shown_bytes(model.link)} a second each way between them")
+    if request.problem.options.masked:
+        say("What a mask leaves out is not counted over ranks: every score that position leaves is, and that the mask is asked.")
     click.echo()
     show_by_rank(report)
     click.echo()
