@@ -415,7 +415,7 @@ def test_the_gradient_of_a_sum_and_wide_heads(d: int) -> None:
     """A dout that is broadcast, which kernels cannot read as it is."""
     q = np.random.default_rng(0).standard_normal((2, 64, d)).astype(np.float16)
 
-    def work(comm: Communicator) -> list[np.ndarray]:
+    def work(comm: ThreadCommunicator) -> list[np.ndarray]:
         own = [shard(q, comm)] * 3
         out, pullback = ring_attention_vjp(*own, comm)
         return [unshard(x, comm) for x in pullback(np.broadcast_to(np.float16(1), out.shape))]
