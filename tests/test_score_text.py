@@ -10,7 +10,8 @@ import pytest
 from hypothesis import strategies as st
 
 from cupyflash.expressions.evaluate import evaluate
-from cupyflash.expressions.parse import MAX_DEPTH
+from cupyflash.expressions.parse import MAX_DEPTH, parse
+from cupyflash.expressions.tree import Name
 from cupyflash.score import Score, statements
 from suites import sweep
 
@@ -67,7 +68,7 @@ REFUSED = [
     ("s + 1e39", 5, "1e+39 is beyond the range of float32"),
     ("s + 1e999", 5, "'1e999' is infinite: capture such a number by a name"),
     ("ö + s.x", 1, "'ö' is not a name here"),
-    ("é * s.x", 5, "'s.x' is not allowed"),
+    ("é * s.x", 1, "'é' is not a name here"),
     ("s +", 0, "not a Python expression"),
     ("(s", 0, "not a Python expression: '(' was never closed"),
     ("", 0, "not a Python expression"),
@@ -86,13 +87,18 @@ REFUSED = [
 
 @pytest.mark.parametrize(("text", "column", "said"), REFUSED)
 def test_a_refusal_shows_the_place(text: str, column: int, said: str) -> None:
-    arrays = {name: value for name, value in (("table", TABLE), ("pair", PAIR), ("number", 2), ("é", 2)) if name in text}
+    arrays = {name: value for name, value in (("table", TABLE), ("pair", PAIR), ("number", 2)) if name in text}
     with pytest.raises(ValueError) as error:
         Score(text, **arrays)
     first, line, mark = str(error.value).split("\n")
     at = mark.index("^") - 3
     assert first.startswith("at ") and f"column {at}: " in first and said in first
     assert line.strip() in text and column in (0, at)
+
+
+def test_columns_count_letters_and_not_bytes() -> None:
+    with pytest.raises(ValueError, match=r"at column 5: 's\.x' is not allowed"):
+        parse("é * s.x", {name: Name("float", name) for name in "és"})
 
 
 def test_lines_are_counted_where_a_text_has_several() -> None:
