@@ -15,7 +15,7 @@ from cupyflash.dispatch import as_array, as_integers, target
 from cupyflash.launcher import capturing, hold_for_graph, prepare
 from cupyflash.options import Options
 from cupyflash.params import Params
-from cupyflash.schedules.base import Kernel, Phase, Tiles, TileSchedule, Workspace, attention_params
+from cupyflash.schedules.base import Kernel, Phase, Tiles, TileSchedule, attention_params
 from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.schedules.packed import Packed
 from cupyflash.score import Mask
@@ -161,9 +161,6 @@ class StatesSchedule(TileSchedule):
 
     def phases(self, *, literal: bool = False, keys: int | None = None, kept: Tiles | None = None) -> Iterator[Phase]:
         return iter(())
-
-    def workspaces(self) -> Mapping[str, Workspace]:
-        return {}
 
     def kernels(self) -> tuple[Kernel, ...]:
         return self.tile_kernels()

@@ -107,8 +107,8 @@ def bytes_of_training() -> Figure:
     return Figure(
         "training",
         "Figure 2, left: bytes of GPT-2 medium's attention",
-        "Forward and backward on an A100, measured: standard attention 40.3 GB (35.3 in the later version) and 41.7 ms, "
-        "FlashAttention 4.4 GB and 7.3 ms, with more arithmetic: 66.6 and 75.2 GFLOP.",
+        "Forward and backward on an A100, measured: standard attention 40.3 GB (35.3 in the later version), "
+        "FlashAttention 4.4 GB, with more arithmetic.",
         ("counted", "forward GB", "backward GB", "both", "the paper, measured"),
         tuple((name, f"{gb[0]:.2f}", f"{gb[1]:.2f}", f"{sum(gb):.1f}", said) for name, gb, said in found),
         f"A pass over the N^2 scores of all heads is {one_pass:.2f} GB. Algorithms 0 and 3 make 11; the paper's figures are "
@@ -116,9 +116,7 @@ def bytes_of_training() -> Figure:
         "read and written once more, and a byte of its mask for each score, each way), or a little less than with a mask in "
         "memory besides. Its 4.4 GB are what Algorithms 1 and 4 move with blocks for 192 KB and O in two bytes. A thread block of "
         "an A100 may have 163 KB, and O and dQ in float32 cost more; on the other hand a profiler sees less than kernels ask for, "
-        f"since the L2 answers a part. The backward makes S again: {14 / 12:.2f} times the arithmetic, in the paper "
-        f"{75.2 / 66.6:.2f} times. (All products of this problem are {12 * p.head_count * 1024**2 * 64 / GB:.0f} GFLOP; what its "
-        "66.6 count, the paper does not say.)",
+        f"since the L2 answers a part. The backward makes S again: {14 / 12:.2f} times the arithmetic.",
         Picture(
             "GB, read and written", "", (Line("counted", ours, "points"), Line("the paper, measured", theirs, "points")), names
         ),
@@ -142,15 +140,13 @@ def bytes_by_block_size() -> Figure:
     return Figure(
         "block_size",
         "Figure 2, middle: bytes by the size of a block",
-        "Forward runtime of FlashAttention on an A100 falls with the bytes as Bc goes from 64 to 256; beyond that other things "
-        "bind, and larger blocks do not fit.",
+        "FlashAttention's forward on an A100 gets faster with larger blocks, which need fewer accesses, up to a point.",
         ("Bc", "KB: M = 4 d Bc", "an A100's 163 KB a block", "GB", "ms at its HBM's peak"),
         tuple(rows),
         "Q and O are gone through once for each block of K and V: bytes fall as 1 / Bc until K, V and the first visits remain (Q, "
         f"K, V and O once are {least:.2f} GB). The times are the data sheet's peak, no measurement; the products take "
-        f"{products:.1f} ms at theirs, with exponentials and sums beside them, so that from Bc = 256 on less traffic helps less: "
-        "the paper's runtime stops falling there. (326, the formula's Bc for 163 KB, makes as many blocks of 1,024 keys as 256: "
-        "four.)",
+        f"{products:.1f} ms at theirs, with exponentials and sums beside them, so that from Bc = 256 on less traffic helps less. "
+        "(326, the formula's Bc for 163 KB, makes as many blocks of 1,024 keys as 256: four.)",
         Picture(
             "columns of a K/V block, Bc",
             "GB, read and written",
@@ -253,7 +249,7 @@ def passes_of_softmax() -> Figure:
         "softmax",
         "Online softmax: accesses an element",
         "Safe softmax goes through a row for its largest element, for its sum and for the output: 4 accesses an element with the "
-        "writing. The online form has the first two in one: 3, and up to 1.3 times the speed on a V100.",
+        "writing. The online form has the first two in one: 3.",
         ("softmax", "times read", "times written", "accesses an element", "safe / this"),
         tuple(rows),
         "The same at every length, to the byte. A row that stays in registers or in a cache is read from memory once: there the "

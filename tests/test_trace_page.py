@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +66,11 @@ def text(browser: Any, selector: str) -> str:
     return str(browser.execute_script("return document.querySelector(arguments[0]).textContent", selector))
 
 
-def until(met: Any, seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+def until(browser: Any, met: Callable[[], bool]) -> None:
+    """Selenium's own wait, which ends with an error where it never comes."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    WebDriverWait(browser, 20, poll_frequency=0.05).until(lambda _: met())
 
 
 def counters(browser: Any) -> list[dict[str, list[str]]]:
@@ -87,8 +86,8 @@ def test_it_plays_to_the_end_where_the_counters_are_the_theory_s(opened: Any) ->
     assert clock(opened) == 0 and "0 / " in str(counters(opened))
     opened.execute_script("document.getElementById('speed').value = '16'")
     opened.execute_script("document.getElementById('play').click()")
-    until(lambda: clock(opened) > 0)
-    until(lambda: text(opened, "#play") == "Play")
+    until(opened, lambda: clock(opened) > 0)
+    until(opened, lambda: text(opened, "#play") == "Play")
     problem = Problem(1, 2, 2, 64, 64, 32, "float16", causal=True)
     for number, (algorithm, shown) in enumerate(zip(ALGORITHMS, counters(opened), strict=True)):
         form = theory.traffic(plan(problem, Device.named("A100-40GB", sram="8KB"), algorithm, lse=True))
@@ -104,14 +103,14 @@ def test_it_plays_to_the_end_where_the_counters_are_the_theory_s(opened: Any) ->
 
 def test_keys_step_play_and_jump(opened: Any) -> None:
     press(opened, "ARROW_RIGHT")
-    until(lambda: clock(opened) > 0)
-    until(lambda: opened.execute_script("return goal === null"))
+    until(opened, lambda: clock(opened) > 0)
+    until(opened, lambda: opened.execute_script("return goal === null"))
     first = clock(opened)
     ends = opened.execute_script("return Math.min(...players.map(player => player.ends[0]))")
     assert first == ends and "bytes" in text(opened, "#spoken")
     assert opened.execute_script("return document.querySelectorAll('li[aria-current=step]').length") >= 1
     press(opened, "ARROW_RIGHT")
-    until(lambda: clock(opened) > first and opened.execute_script("return goal === null"))
+    until(opened, lambda: clock(opened) > first and opened.execute_script("return goal === null"))
     press(opened, "ARROW_LEFT")
     assert clock(opened) == first
     press(opened, "END")
@@ -119,7 +118,7 @@ def test_keys_step_play_and_jump(opened: Any) -> None:
     press(opened, "HOME")
     assert clock(opened) == 0
     press(opened, "SPACE")
-    until(lambda: clock(opened) > 0)
+    until(opened, lambda: clock(opened) > 0)
     assert text(opened, "#play") == "Pause"
     press(opened, "SPACE")
     assert text(opened, "#play") == "Play"
@@ -197,7 +196,7 @@ def test_dark_and_light_follow_the_system_and_the_switch(opened: Any) -> None:
     browsers.screen(opened, 1280, prefers_color_scheme="dark")
     dark = opened.execute_script(paper)
     assert light == "rgb(255, 255, 255)" != dark
-    until(lambda: text(opened, "#theme") == "Light")
+    until(opened, lambda: text(opened, "#theme") == "Light")
     opened.execute_script("document.getElementById('theme').click()")
     assert opened.execute_script(paper) == light and text(opened, "#theme") == "Dark"
 

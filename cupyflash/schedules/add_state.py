@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from cupyflash.arrays import ITEMSIZE
 from cupyflash.device import Device
 from cupyflash.params import ROWS, Params, arrays, numbers
-from cupyflash.schedules.base import ELEMENT_TYPE, FLOAT32, WARP, Kernel, Move, Phase, Schedule, Workspace
+from cupyflash.schedules.base import ELEMENT_TYPE, FLOAT32, WARP, Kernel, Move, Phase, Schedule
 
 THREADS = 128
 PARAMS = Params(
@@ -49,9 +49,6 @@ class AddStateSchedule(Schedule):
         yield Phase(
             self.rows, enter=reads + parts, leave=(Move("O", elements, FLOAT32, write=True), Move("L", 1, FLOAT32, write=True))
         )
-
-    def workspaces(self) -> Mapping[str, Workspace]:
-        return {}
 
     def kernels(self) -> tuple[Kernel, ...]:
         constants = (("ELEMENT", ELEMENT_TYPE[self.dtype]), ("DV", self.head_dim_v), ("THREADS", THREADS))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from cupyflash.device import Device
 from cupyflash.dropout import with_dropout
 from cupyflash.params import POINTER, Field, Params, numbers
-from cupyflash.schedules.base import Kernel, Move, Phase, Schedule, Workspace
+from cupyflash.schedules.base import Kernel, Move, Phase, Schedule
 
 THREADS = 128
 PARAMS = with_dropout(
@@ -37,9 +37,6 @@ class DropoutMaskSchedule(Schedule):
 
     def phases(self, *, literal: bool = False) -> Iterator[Phase]:
         yield Phase(1, leave=(Move("kept", math.prod(self.shape), 1, write=True),))
-
-    def workspaces(self) -> Mapping[str, Workspace]:
-        return {}
 
     def kernels(self) -> tuple[Kernel, ...]:
         constants = (("ELEMENT", "float"), ("DROPOUT", 1), ("THREADS", THREADS))

@@ -5,7 +5,7 @@ Every element is read once a pass and written once: four accesses an element, or
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -14,7 +14,7 @@ from cupyflash.arrays import ITEMSIZE, dtype_name
 from cupyflash.device import Device
 from cupyflash.options import require_choice, require_flag
 from cupyflash.params import POINTER, Field, Params, numbers
-from cupyflash.schedules.base import ELEMENT_TYPE, FLOAT32, WARP, Kernel, Move, Phase, Room, Schedule, Workspace, require_dtype
+from cupyflash.schedules.base import ELEMENT_TYPE, FLOAT32, WARP, Kernel, Move, Phase, Room, Schedule, require_dtype
 
 MAX_GRID = 2**31 - 1
 THREADS = 128
@@ -80,9 +80,6 @@ class SoftmaxSchedule(Schedule):
         tiles = (Room("m and d", self.shared_bytes),) if self.shared_bytes else ()
         for times in [1] * self.rows if literal else [self.rows]:
             yield Phase(times, enter=(x,) * self.passes, leave=(y,), tiles=tiles)
-
-    def workspaces(self) -> Mapping[str, Workspace]:
-        return {}
 
     def kernels(self) -> tuple[Kernel, ...]:
         require_dtype(self.dtype, self.device)
