@@ -174,6 +174,13 @@ struct Warp {
     stream.parts.put();
   }
 
+  // Of the weights of 16 keys, from `key` on, behind their part of l: some are dropped. Its row is unknown, or some of Philox's first
+  // rounds would be kept in all turns.
+  template <int COLS>
+  __device__ __forceinline__ void drop(float (&P)[M][COLS][4], int n, int key, const Masks& masks) const {
+    if constexpr (DROPOUT) each_weight(P, dropout_of(*masks.p, masks.batch, masks.head), n, unknown(row), key, Drop());
+  }
+
   // A block of which, if `masked`, some row may not see every key
   template <class Rows>
   __device__ __forceinline__ void visit(int j, bool masked, State& state, Rows& Q_rows, Stream& stream, Masks& masks) const {
@@ -196,14 +203,10 @@ struct Warp {
     if constexpr (COL_WARPS == 1) {
       values();
     } else {
-      add_partner<STAGES == 1>(S, pair_room(), values, [&](auto& half) {
+      add_partner<STAGES == 1>(S, pair_room(), values, [&](float (&half)[M][N / COL_WARPS][4]) {
         if (ALL_MASKED || masked) mask(half);
       });
     }
-    // Of the weights of 16 keys, behind their part of l; its row is unknown, or some of Philox's first rounds would be kept in all turns.
-    auto drop = [&](auto& P, int n, int col) {
-      if constexpr (DROPOUT) each_weight(P, dropout_of(*masks.p, masks.batch, masks.head), n, unknown(row), j * BC + col, Drop());
-    };
     float offset[M][2];
     if constexpr (sizeof(Element) == 2) {
       // The exponentials of 16 keys come right before the product that takes them, so that they run beside the one before it.
@@ -211,15 +214,15 @@ struct Warp {
       if constexpr (COL_WARPS == 1) {
         rescale_and_weigh(S, state, factor, offset, !ALL_MASKED && masked, mask, P);
       } else {
-        rescale_and_weigh(S, state, factor, offset, false, [](auto&) {}, P);
+        rescale_and_weigh(S, state, factor, offset, false, [](float (&)[M][N][4]) {}, P);
       }
-      drop(P, 0, 0);
+      drop(P, 0, j * BC, masks);
       add_sixteen<ValuePart>(state.O, P, V_at, 0);
       stream.ask_for_next(j);
 #pragma unroll
       for (int k = 1; k < N / 2; k++) {
         weigh(S, state, factor, offset, k);
-        drop(S, 2 * k, 16 * k);
+        drop(S, 2 * k, j * BC + 16 * k, masks);
         add_sixteen<ValuePart>(state.O, S, V_at + k * 16 * ValuePart::ROW_BYTES, k);
       }
     } else {
@@ -228,7 +231,7 @@ struct Warp {
 #pragma unroll
       for (int k = 0; k < N / 2; k++) {
         weigh(S, state, factor, offset, k);
-        drop(S, 2 * k, 16 * k);
+        drop(S, 2 * k, j * BC + 16 * k, masks);
       }
       add_weighted_values<ValueTile>(state.O, S, V_at);
     }
