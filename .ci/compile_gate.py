@@ -3,7 +3,7 @@
 tensor cores wait: where ptxas remarks on wgmma (C75xx), or where a kernel for an architecture's own instructions has older products
 (HMMA; that takes a disassembler).
 
-    python .ci/compile_gate.py [--all] [--write] [--processes N] [--json FILE] [--markdown docs/kernels.md] [--nvrtc FOLDER]
+    python .ci/compile_gate.py [--all] [--write] [--sample] [--processes N] [--json FILE] [--markdown docs/kernels.md] [--nvrtc FOLDER]
 
 The kernels come from their schedules. For every architecture (the backward: for one of each kind of chip), dtype and head
 dimension (in turns: for A10 and L4, which have the same tiles and whose registers were A100's in all 42 programs tried, and for
@@ -15,10 +15,11 @@ On two architectures also other tilings, each kind of mask by
 itself, and a d of V that is not d. FlashAttention-2 at d 256: without a mask, and two of four other kinds in turns; at some d a
 window with the narrowest copies. Decoding: each number of rows on every architecture at two head dimensions, and in turns what a
 call may bring. bfloat16, whose kernels differ from float16's in few registers, is done for fewer. `--all` is
-every combination, and takes an hour. `--nvrtc` takes another compiler (other_nvrtc.py).
+every combination, and takes an hour. `--nvrtc` takes another compiler (other_nvrtc.py): CI takes CUDA 12's, for `--sample`.
 
 What a program came to is kept in .ci/accounts/ (accounts.py): only programs that are not there as they are now are compiled, and a
-sample of those that are, which has to agree. `--write` keeps what was compiled: run it when kernels or tiles have changed.
+sample of those that are, which has to agree. `--write` keeps what was compiled: run it when kernels or tiles have changed, with
+both compilers. `--sample` compiles that sample and nothing else.
 """
 
 from __future__ import annotations
@@ -478,15 +479,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, help="how many compile at a time; as many as there are cores when not given")
     parser.add_argument("--nvrtc", type=Path, help="a folder of wheels with another NVRTC and its headers")
     parser.add_argument("--write", action="store_true", help="keep what was compiled in .ci/accounts")
+    parser.add_argument("--sample", action="store_true", help=f"every {SAMPLED}th program only, whatever was kept")
     arguments = parser.parse_args(argv)
+    if arguments.sample and arguments.write:
+        parser.error("--sample knows too few programs for --write")
     if arguments.markdown:
         arguments.markdown.write_text(documented(arguments.markdown))
         return 0
-    start, work = time.perf_counter(), jobs(arguments.all)
+    start, work = time.perf_counter(), jobs(arguments.all)[:: SAMPLED if arguments.sample else 1]
     use(arguments.nvrtc)
     kept = Accounts(nvrtc_version())
     accounts = {job: account for job in work if (account := kept.find(job.program))}
-    fresh = [job for turn, job in enumerate(work) if job not in accounts or turn % SAMPLED == 0]
+    fresh = [job for turn, job in enumerate(work) if arguments.sample or job not in accounts or turn % SAMPLED == 0]
     wrong = []
     for job, account in zip(fresh, compiled_everywhere(fresh, arguments.processes, arguments.nvrtc), strict=True):
         if accounts.get(job, account) != account:
