@@ -32,6 +32,7 @@ QUERY_VECTORS = frozenset({"L", "l", "m", "D", "l_part", "m_part"})
 QUERY_ROWS = frozenset({"Q", "O", "O_acc", "O_part", "dO", "dQ", "dQ_acc", "bases"})
 KEY_ROWS = frozenset({"K", "V", "dK", "dV", "K_new", "V_new"})
 SCORES = frozenset({"S", "P", "dP", "dS", "mask", "bias", "dbias"})
+TABLES = frozenset({"block_table", "tree_mask"})
 TILED = QUERY_VECTORS | QUERY_ROWS | KEY_ROWS | SCORES
 
 # Where S = Q K^T is made: the tensor whose tiles come and go while the other's stays
@@ -376,7 +377,7 @@ def shape_of(name: str, array: np.ndarray) -> tuple[int, int, int]:
     """An array as (slabs, rows, cols)."""
     if name in QUERY_VECTORS:
         return math.prod(array.shape[:-1]), array.shape[-1], 1
-    if name not in TILED:
+    if name not in TILED | TABLES:
         return 1, array.size, 1
     return math.prod(array.shape[:-2]), array.shape[-2], array.shape[-1]
 
@@ -466,4 +467,6 @@ def rooms_of(trace: Trace, launch: int) -> tuple[tuple[Room, ...], dict[str, str
             held = (*phase.tiles, *(room for visit in phase.visits for room in visit.tiles))
             rooms |= {room.name: room for room in held if room.nbytes}
             inside |= {move.tensor: move.tile for move in own if move.tile}
+    if "pages" in rooms:  # of the table's places, some at a time
+        inside["block_table"] = "pages"
     return tuple(rooms.values()), inside
