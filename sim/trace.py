@@ -467,6 +467,6 @@ def rooms_of(trace: Trace, launch: int) -> tuple[tuple[Room, ...], dict[str, str
             held = (*phase.tiles, *(room for visit in phase.visits for room in visit.tiles))
             rooms |= {room.name: room for room in held if room.nbytes}
             inside |= {move.tensor: move.tile for move in own if move.tile}
-    if "pages" in rooms:  # of the table's places, some at a time
-        inside["block_table"] = "pages"
+    if "pages" in rooms:  # decoding's length comes there, then some of the table's places at a time
+        inside |= {"cache_seqlens": "pages", "block_table": "pages"}
     return tuple(rooms.values()), inside

@@ -144,7 +144,7 @@ FORWARD = {
         },
     ),
     "decode": Algorithm(
-        "docs/decoding.md",
+        "lines of our own",
         (
             (1, 0, "for each split of a key head's keys (thread blocks)"),
             (2, 1, "n = cache_seqlens, and the new keys"),

@@ -28,7 +28,7 @@ class Player {
   // What a tile is called: K_2, S_2,1; without numbers where it is no whole tile
   tile(move) {
     const tensor = this.told.tensors[move[TENSOR]], launch = this.told.launches[move[LAUNCH]];
-    if (tensor.axes === "j" && this.decodes) return tensor.name + (tensor.name.includes("_") ? "," : "_") + this.block(move);
+    if (tensor.axes === "j" && this.decodes) return tensor.name + (tensor.name.includes("_") ? "," : "_") + this.column(move);
     const i = move[R0] / launch.block_rows, j = (tensor.axes === "j" ? move[R0] : move[C0]) / launch.block_cols;
     const whole = Number.isInteger;
     let index = "";
@@ -52,7 +52,7 @@ class Player {
   }
 
   // j of a move of keys, from 1
-  block(move) { return Math.floor(this.key(move) / this.told.launches[move[LAUNCH]].block_cols) + 1; }
+  column(move) { return Math.floor(this.key(move) / this.told.launches[move[LAUNCH]].block_cols) + 1; }
 
   build() {
     const told = this.told;
@@ -136,7 +136,8 @@ class Player {
     }
     // What rows do not see, score by score
     const pattern = `masked-${this.number}`, step = data.cols / 26, defs = svg("defs");
-    const hatch = svg("pattern", { id: pattern, width: step, height: step, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
+    const flat = Math.min(1, 16 * data.rows / data.cols);  // few rows are drawn higher than they are
+    const hatch = svg("pattern", { id: pattern, width: step, height: step, patternUnits: "userSpaceOnUse", patternTransform: `scale(1 ${flat}) rotate(45)` });
     hatch.append(svg("rect", { width: step, height: step, fill: "var(--soft)", "fill-opacity": 0.16 }));
     hatch.append(svg("line", { x1: 0, y1: 0, x2: 0, y2: step, stroke: "var(--soft)", "stroke-width": step / 4 }));
     defs.append(hatch);
@@ -205,7 +206,7 @@ class Player {
     const axes = this.told.tensors[move[TENSOR]].axes, launch = this.told.launches[move[LAUNCH]];
     const row = Math.floor(move[R0] / launch.block_rows) + 1;
     if (axes[0] === "i" && !this.work) this.i = row;
-    if (axes === "j" && !this.work) this.j = this.block(move);
+    if (axes === "j" && !this.work) this.j = this.column(move);
     if (axes === "ij" && !this.work) this.j = Math.floor(move[C0] / launch.block_cols) + 1;
     this.figures[move[TENSOR]].slab = move[SLAB];
   }
