@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cupyflash.schedules import DecodeSchedule, TileSchedule
-from cupyflash.schedules.base import Kernel, Phase, Room
+from cupyflash.schedules.base import FLOAT32, Kernel, Phase, Room
+from cupyflash.schedules.decode_tiles import part_width
 from cupyflash.score import Mask, Score
 from cupyflash.sim import theory
 from cupyflash.sim.inputs import Decoding
@@ -99,7 +100,8 @@ class Page(NamedTuple):
 class Held:
     """A tensor in HBM as (slabs, rows, cols); of a vector cols is 1.
 
-    Where rows are not a sequence's keys in their order, `pages` says whose they are, as many rows each, slab by slab; None: nobody's.
+    Where rows are not a sequence's keys in their order, `pages` says whose they are, as many rows each, slab by slab; None where
+    they are nobody's.
     """
 
     name: str
@@ -192,8 +194,10 @@ def refuse_longer(schedule: TileSchedule) -> None:
     """ValueError for a schedule of more than about `MOST_STEPS` moves."""
     steps = schedule.row_blocks + schedule.col_blocks  # at least: beyond that nothing is gone through
     if steps <= MOST_STEPS:
-        decodes = isinstance(schedule, DecodeSchedule)
-        steps = _decode_steps(schedule) if decodes else sum(times * sum(map(_steps, phases)) for times, phases in schedule.parts())
+        if isinstance(schedule, DecodeSchedule):
+            steps = _decode_steps(schedule)
+        else:
+            steps = sum(times * sum(map(_steps, phases)) for times, phases in schedule.parts())
     if steps > MOST_STEPS:
         p = schedule.problem
         raise ValueError(
@@ -210,12 +214,13 @@ def _steps(phase: Phase) -> int:
 
 
 def _decode_steps(s: DecodeSchedule) -> int:
-    """Moves of decoding, about: heads of a group move rows of their own, and a block of keys comes by its pages."""
-    working, keys = theory.splits_with_keys(s), theory.key_bytes(s) // ((s.problem.head_dim + s.problem.head_dim_v) * s.problem.itemsize)
+    """Moves of decoding, about: heads of a group have rows of their own, K_j comes by its pages, a row's parts one by one."""
+    p, working = s.problem, theory.splits_with_keys(s)
+    keys = theory.key_bytes(s) // ((p.head_dim + p.head_dim_v) * p.itemsize)
     pieces = -(-s.block_cols // (s.cache.page_size or s.block_cols))
     of_rows = (4 if s.splits > 1 else 2) * s.group * working
-    merged = s.problem.head_count * s.problem.seqlen_q * 3 * s.splits if s.splits > 1 else 0
-    return s.grid + of_rows + 2 * pieces * s.row_tiles * -(-keys // s.block_cols) + merged
+    merged = theory.traffic(s)["O_part"].read_bytes // (part_width(p) * FLOAT32)
+    return s.grid + of_rows + 2 * pieces * s.row_tiles * -(-keys // s.block_cols) + 3 * merged
 
 
 class Touch(NamedTuple):
@@ -357,8 +362,8 @@ class Recorder:
             return ()
         owners: dict[int, Page] = {}
         for b, row in enumerate(self.decoding.arrays["block_table"].tolist()):
-            owners |= {page: Page(b, place * array.shape[2]) for place, page in enumerate(row) if page >= 0}
-        return tuple(map(owners.get, range(array.shape[0]))) * array.shape[1]
+            owners |= {page: Page(b, place * int(array.shape[2])) for place, page in enumerate(row) if page >= 0}
+        return tuple(owners.get(page) for page in range(array.shape[0])) * int(array.shape[1])
 
     def moves(self) -> Iterator[TileMove]:
         """In order."""
@@ -438,7 +443,7 @@ def with_scores_of_pieces(moves: Iterable[TileMove], tensors: Mapping[str, Held]
     blocks: dict[int, list[int]] = {}
     for at, span in keys.items():
         blocks.setdefault(span.first // block_cols, []).append(at)
-    whole = {places[-1]: Span(min(keys[at].first for at in places), max(keys[at].end for at in places)) for places in blocks.values()}
+    whole = {own[-1]: Span(min(keys[at].first for at in own), max(keys[at].end for at in own)) for own in blocks.values()}
     for at, move in enumerate(every):
         made = tuple(Scores(one.slab, one.rows, whole[at]) for one in queries) if at in whole else ()
         yield replace(move, scores=made) if made else move

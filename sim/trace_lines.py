@@ -147,7 +147,7 @@ FORWARD = {
         "lines of our own",
         (
             (1, 0, "for each split of a key head's keys (thread blocks)"),
-            (2, 1, "n = cache_seqlens, and the new keys"),
+            (2, 1, "n = cache_seqlens, and new keys if any"),
             (3, 1, "load Q_i of all heads of the group to SRAM"),
             (4, 1, "for each block j of the split's keys"),
             (5, 2, "look up the pages of K_j, V_j in block_table"),

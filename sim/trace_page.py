@@ -94,7 +94,7 @@ def seen_by_sequence(decoding: Decoding, with_mask: bool) -> np.ndarray:
 
 def longest(decoding: Decoding) -> int:
     """Keys of the sequence that has the most, the new ones among them."""
-    return max(inputs.k.shape[2] for inputs in decoding.sequences)
+    return max(int(inputs.k.shape[2]) for inputs in decoding.sequences)
 
 
 def distinct(kept: np.ndarray) -> tuple[list[list[list[int]]], list[int]]:
@@ -140,8 +140,8 @@ def player(trace: Trace, name: str) -> dict[str, Any]:
 
 
 def tensor(held: Held, form: Traffic) -> dict[str, Any]:
-    """A tensor. Where its rows are not a sequence's keys in their order, `pages` of so many `page_rows` are (sequence, first key), or
-    null where they are nobody's."""
+    """A tensor. Where its rows are not a sequence's keys in their order, it has `pages` of so many `page_rows`: (sequence, first
+    key), or null where they are nobody's."""
     moved = form[held.name] if held.name in form else TensorTraffic()
     slabs, rows, cols = held.shape
     of_pages = {"page_rows": held.page_rows, "pages": [page and list(page) for page in held.pages]} if held.pages else {}

@@ -22,7 +22,6 @@ from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
 from cupyflash.sim.yardstick import (
     DROPPED,
     DTYPES,
-    AnyTiles,
     Numbers,
     draw_decode,
     draw_gradient,
@@ -164,7 +163,7 @@ def has_cache(schedule: TileSchedule) -> TypeGuard[DecodeSchedule]:
     return isinstance(schedule, DecodeSchedule) and (schedule.problem.options.padded or schedule.cache != Cache())
 
 
-def with_lengths(schedule: AnyTiles) -> AnyTiles:
+def with_lengths(schedule: TileSchedule) -> TileSchedule:
     """A decoding schedule whose cache is as full as there is room, where it does not know the lengths."""
     if not has_cache(schedule) or schedule.problem.options.key_lengths is not None:
         return schedule

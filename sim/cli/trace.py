@@ -30,7 +30,9 @@ BACKWARD, DETERMINISTIC = "backward", "deterministic"  # behind an algorithm's n
 SIDE_BY_SIDE = ("standard", "fa1", "fa2")
 # A cache of which a few thread blocks have all, in more than one split
 SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2, "num_splits": 2}
-ASKED = "Which to play side by side; fa2-backward, say, is the gradients' beside a forward.  [default: --algorithm; standard,fa1,fa2]"
+ASKED = (
+    "Which to play side by side; fa2-backward, say, is the gradients' beside forwards.  [default: --algorithm; standard,fa1,fa2]"
+)
 
 
 @click.command(epilog=EXAMPLES)
@@ -66,8 +68,8 @@ def trace(request: Request, algorithms: str | None, html: Path | None, data_seed
     names, made = names_of(asked), []
     for name, schedule in zip(names, schedules, strict=True):
         click.echo(f"executing {name} on the simulated {request.device.name} ...", err=True)
-        score, mask = (draw(schedule.problem, data_seed, request.functions.given) for draw in (draw_score, draw_mask))
-        made.append(traces.trace(schedule, data_seed, score, mask))
+        drawn = schedule.problem, data_seed, request.functions.given
+        made.append(traces.trace(schedule, data_seed, draw_score(*drawn), draw_mask(*drawn)))
     told = trace_page.report(made, names, title_of(request, asked))
     if html is not None:
         html.write_text(trace_page.page(told), encoding="utf-8")
@@ -88,7 +90,7 @@ def asked_for(text: str | None, request: Request) -> list[Request]:
         return [request_of(name, request) for name in alone]
     if one:
         raise click.UsageError("--algorithm and --algorithms cannot go together")
-    known, found = known_names(request), {}
+    known, found = known_names(request), dict[tuple[str, bool, bool], Request]()
     for name in (name.strip() for name in text.split(",")):
         if name not in known:
             raise click.BadParameter(f"{', '.join(known)}, with commas between, got {name!r}", param_hint="--algorithms")
