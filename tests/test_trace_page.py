@@ -180,6 +180,28 @@ def test_every_algorithm_has_its_page(name: str, browser: Any, tmp_path: Path) -
     assert browser.get_log("browser") == []
 
 
+SIDE_BY_SIDE = {
+    "to compute softmax(Q Kᵀ / √d) V and its gradients": ("--seqlen", "16", "--head-dim", "16", "--algorithms", "fa2,fa2-backward"),
+    "to compute softmax(Q Kᵀ / √d) V": ("--decode", "--head-dim", "16", "--cache-seqlens", "70,41", "--algorithms", "decode,fa2"),
+}
+
+
+@pytest.mark.parametrize("purpose", SIDE_BY_SIDE)
+def test_others_side_by_side_end_at_the_theory_s_bytes_too(purpose: str, browser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "out.html"
+    result = CliRunner().invoke(main, ["trace", *SIDE_BY_SIDE[purpose], "--html", str(file)])
+    assert result.exit_code == 0, result.output
+    browsers.screen(browser, 360)
+    browser.get(file.as_uri())
+    assert text(browser, "#what").endswith(f"move between HBM and the SRAM of a thread block {purpose}")
+    press(browser, "END")
+    for number in (0, 1):
+        assert text(browser, f"#panel-{number} .now").endswith("as the closed form says.")
+        read, written = counters(browser)[number]["all"]
+        assert all(side.split(" / ")[0] == side.split(" / ")[1] for side in (read, written))
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+
 LOOK_OF_DECODING = """
 const player = players[0], found = [];
 for (const [at, move] of player.moves.entries()) {

@@ -23,7 +23,7 @@ EXAMPLES = examples(
     "cupyflash trace --backward --sram 32KB --html backward.html",
     "cupyflash trace --device H100-SXM --algorithms fa2,fa3 --html hopper.html",
     "cupyflash trace --algorithms fa2,fa2-backward --sram 32KB --html both.html",
-    "cupyflash trace --decode --cache-seqlens 130,47 --page-size 16 --append 1 --html decode.html",
+    "cupyflash trace --decode --page-size 16 --append 1 --html decode.html",
     "cupyflash trace --algorithms fa1 --sram 8KB --head-dim 32 --json",
 )
 BACKWARD, DETERMINISTIC = "backward", "deterministic"  # behind an algorithm's name

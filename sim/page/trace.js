@@ -28,7 +28,9 @@ class Player {
   // What a tile is called: K_2, S_2,1; without numbers where it is no whole tile
   tile(move) {
     const tensor = this.told.tensors[move[TENSOR]], launch = this.told.launches[move[LAUNCH]];
-    if (tensor.axes === "j" && this.decodes) return tensor.name + (tensor.name.includes("_") ? "," : "_") + this.column(move);
+    const numbered = number => tensor.name + (tensor.name.includes("_") ? "," : "_") + number;
+    if (this.decodes && tensor.axes === "j") return numbered(this.column(move));
+    if (this.decodes && tensor.axes === "i") return numbered(this.row(move[SLAB], move[R0], launch));
     const i = move[R0] / launch.block_rows, j = (tensor.axes === "j" ? move[R0] : move[C0]) / launch.block_cols;
     const whole = Number.isInteger;
     let index = "";
@@ -53,6 +55,12 @@ class Player {
 
   // j of a move of keys, from 1
   column(move) { return Math.floor(this.key(move) / this.told.launches[move[LAUNCH]].block_cols) + 1; }
+
+  // i of a row of a head, from 1; in decoding the rows of a group's heads lie in turns
+  row(head, row, launch) {
+    const group = this.decodes ? data.heads / data.key_heads : 1;
+    return Math.floor((row * group + head % group) / launch.block_rows) + 1;
+  }
 
   build() {
     const told = this.told;
@@ -103,7 +111,8 @@ class Player {
       const key = move.slice(SLAB, C1 + 1).join();
       if (cells.has(key)) continue;
       if (!groups.has(move[SLAB])) groups.set(move[SLAB], picture.appendChild(svg("g")));
-      const cell = svg("rect", { class: "cell" });
+      const fine = height * (move[R1] - move[R0]) / tensor.rows < 3;  // all edge, which would fill it
+      const cell = svg("rect", { class: fine ? "cell fine" : "cell" });
       place(cell, move.slice(R0, C1 + 1));
       groups.get(move[SLAB]).append(cell);
       cells.set(key, { cell, made: move[WRITE] === 1, on: false, shown: false });
@@ -193,7 +202,7 @@ class Player {
       this.work = cell;
       this.head = made[0];
       const launch = this.told.launches[move[LAUNCH]];
-      [this.i, this.j] = [Math.floor(made[1] / launch.block_rows) + 1, Math.floor(made[3] / launch.block_cols) + 1];
+      [this.i, this.j] = [this.row(made[0], made[1], launch), Math.floor(made[3] / launch.block_cols) + 1];
     }
     this.done++;
   }
@@ -204,8 +213,7 @@ class Player {
       [this.launch, this.block, this.slots, this.work, this.i, this.j] = [move[LAUNCH], move[BLOCK], {}, null, null, null];
     }
     const axes = this.told.tensors[move[TENSOR]].axes, launch = this.told.launches[move[LAUNCH]];
-    const row = Math.floor(move[R0] / launch.block_rows) + 1;
-    if (axes[0] === "i" && !this.work) this.i = row;
+    if (axes[0] === "i" && !this.work) this.i = this.row(move[SLAB], move[R0], launch);
     if (axes === "j" && !this.work) this.j = this.column(move);
     if (axes === "ij" && !this.work) this.j = Math.floor(move[C0] / launch.block_cols) + 1;
     this.figures[move[TENSOR]].slab = move[SLAB];
