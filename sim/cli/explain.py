@@ -118,7 +118,7 @@ def which(request: Request) -> str:
     """Which algorithm `attention` runs, on a Hopper with the reason, and whose tile is none of the paper's formula."""
     formula = "the paper's Bc = ceil(M / 4d), Br = min(Bc, d):"
     if request.backward:
-        return f"attention_backward runs {NAMES['fa2']}'s, whose tile is not {formula}"
+        return f"attention_backward runs {NAMES['fa2']}'s backward, whose tile is not {formula}"
     auto = request.choice
     runs = f"runs {NAMES[auto.algorithm]} ({auto.algorithm})"
     if request.device.compute_capability != fa3_tiles.COMPUTE_CAPABILITY:
