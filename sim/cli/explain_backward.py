@@ -186,7 +186,7 @@ def show_tried(title: str, own: str, rows: list[dict[str, Any]], everything: boo
     heads = ("Br x Bc", "warps", own, "stages", "shared", *parts, *["HBM"] * with_bytes, "")
     show_table(heads, cells, left=(0, len(heads) - 1))
     if len(shown) < len(rows):
-        say(f"and {len(rows) - len(shown)} more, that were rejected before or would have come later (--all)", first="  ")
+        say(f"and {len(rows) - len(shown)} more, rejected before or to come later (--all)", first="  ")
     show_reasons(rows if everything else rows[:chosen], everything)
 
 
