@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
+
+from cupyflash.problem import Problem
 from cupyflash.schedules import DecodeSchedule, TileSchedule, plan
+from cupyflash.schedules.decode import seen_keys
 from cupyflash.sim import theory
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
@@ -26,6 +30,31 @@ def gathered(schedule: DecodeSchedule, algorithm: str = "fa2") -> tuple[TileSche
     options = replace(p.options, padded=False, key_lengths=None)
     asked = [replace(p, batch=batches, seqlen_k=cached + new, options=options) for cached, batches in schedule.lengths().items()]
     return tuple(plan(each, schedule.device, algorithm, lse=schedule.lse) for each in asked)
+
+
+def one_call(schedule: DecodeSchedule) -> Problem:
+    """The problem of a call of `attention` on the same cache, in which each row sees the keys that it does in decoding. ValueError
+    where there is none, for the cache or the lengths."""
+    p, cache = schedule.problem, schedule.cache
+    others = {"pages": cache.page_size, "new keys to append": cache.appended, "a tree mask": cache.tree}
+    if other := next((name for name, given in others.items() if given), None):
+        raise ValueError(f"attention, beside decoding, takes no {other.removeprefix('a ')}: the cache must be one array of keys")
+    lengths = p.options.key_lengths or (p.seqlen_k,) * p.batch
+    differ = len(set(lengths)) > 1
+    options = replace(p.options, padded=differ, key_lengths=lengths if differ else None)
+    call, rows = replace(p, seqlen_k=max(lengths), options=options), np.arange(p.seqlen_q)
+    same = all(_same_keys(call.keys_seen(rows, keys), seen_keys(schedule, keys, rows)) for keys in set(lengths))
+    if differ and (not same or p.options.score is not None or p.options.mask_function is not None):
+        raise ValueError(
+            f"attention, beside decoding, counts positions from the longest sequence's last key: with {p.seqlen_q} queries or a "
+            f"function the sequences must have as many keys as each other, got {', '.join(map(str, lengths))}"
+        )
+    return call
+
+
+def _same_keys(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> bool:
+    """Whether the spans (first, end) of each row are the same, or both empty."""
+    return all((a, b) == (c, d) or max(b - a, d - c) <= 0 for a, b, c, d in zip(*one, *other, strict=True))
 
 
 def together(schedules: tuple[TileSchedule, ...]) -> Traffic:

@@ -7,16 +7,19 @@ that a trace is what one SRAM sees. Within a block the order is the machine's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from cupyflash.schedules import TileSchedule
-from cupyflash.schedules.base import Kernel, Phase, Room
+from cupyflash.schedules import DecodeSchedule, TileSchedule
+from cupyflash.schedules.base import FLOAT32, Kernel, Phase, Room
+from cupyflash.schedules.decode_tiles import part_width
 from cupyflash.score import Mask, Score
 from cupyflash.sim import theory
+from cupyflash.sim.inputs import Decoding
 from cupyflash.sim.ptx import Access
 from cupyflash.sim.ptx.memory.memory import Observer
 from cupyflash.sim.traffic import TensorTraffic, Traffic
@@ -30,6 +33,7 @@ QUERY_VECTORS = frozenset({"L", "l", "m", "D", "l_part", "m_part"})
 QUERY_ROWS = frozenset({"Q", "O", "O_acc", "O_part", "dO", "dQ", "dQ_acc", "bases"})
 KEY_ROWS = frozenset({"K", "V", "dK", "dV", "K_new", "V_new"})
 SCORES = frozenset({"S", "P", "dP", "dS", "mask", "bias", "dbias"})
+TABLES = frozenset({"block_table", "tree_mask"})
 TILED = QUERY_VECTORS | QUERY_ROWS | KEY_ROWS | SCORES
 
 # Where S = Q K^T is made: the tensor whose tiles come and go while the other's stays
@@ -44,6 +48,7 @@ INNER = {
     "fa3_forward": "K",
     "decode": "K",
 }
+KEYS = frozenset({"K", "K_new"})
 INNER_FIRST = frozenset({"fa3_forward"})
 """Of these, where the first of them is asked for before what stays."""
 
@@ -84,23 +89,56 @@ class TileMove:
     scores: tuple[Scores, ...] = ()
 
 
+class Page(NamedTuple):
+    """A page of a cache, or a sequence's new keys: whose it is, and which of that sequence's keys its first row is."""
+
+    sequence: int
+    first: int
+
+
 @dataclass(frozen=True)
 class Held:
-    """A tensor in HBM as (slabs, rows, cols); of a vector cols is 1."""
+    """A tensor in HBM as (slabs, rows, cols); of a vector cols is 1.
+
+    Where rows are not a sequence's keys in their order, `pages` says whose they are, as many rows each, slab by slab; None where
+    they are nobody's.
+    """
 
     name: str
     shape: tuple[int, int, int]
     itemsize: int
+    pages: tuple[Page | None, ...] = ()
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.itemsize
 
+    @property
+    def page_rows(self) -> int:
+        """Rows of a page; all of a slab's where there are none."""
+        return self.shape[0] * self.shape[1] // len(self.pages) if self.pages else self.shape[1]
+
+    @cached_property
+    def firsts(self) -> np.ndarray:
+        """The keys of the pages' first rows; 0 of nobody's."""
+        return np.array([0 if page is None else page.first for page in self.pages] or [0] * self.shape[0])
+
+    def keys(self, slab: np.ndarray, row: np.ndarray) -> np.ndarray:
+        """Which of their sequence's keys rows are; of what has no pages, the rows themselves."""
+        per_slab = -(-self.shape[1] // max(1, self.page_rows))
+        found: np.ndarray = self.firsts[slab * per_slab + row // self.page_rows] + row % self.page_rows
+        return found
+
+    def keys_of(self, move: TileMove) -> Span:
+        """Those of a move's rows."""
+        first = int(self.keys(np.array(move.slab), np.array(move.rows.first)))
+        return Span(first, first + move.rows.end - move.rows.first)
+
 
 @dataclass(frozen=True)
 class Trace:
     """What a schedule moved, in order, and of which tensors. `kernels` are by `TileMove.launch`; `executed` is what the machine
-    counted, `problems` what it held against the kernels or their numbers."""
+    counted, `problems` what it held against the kernels or their numbers. `decoding` is what was drawn for `attention_decode`."""
 
     schedule: TileSchedule
     kernels: tuple[Kernel, ...]
@@ -108,6 +146,7 @@ class Trace:
     moves: tuple[TileMove, ...]
     executed: Traffic
     problems: tuple[str, ...] = ()
+    decoding: Decoding | None = None
 
     @property
     def traffic(self) -> Traffic:
@@ -129,28 +168,36 @@ def trace(schedule: TileSchedule, data_seed: int = 0, score: Score | None = None
     `score` and `mask` have the values of what the problem's functions capture, as for `verify`. ValueError for a schedule of
     more than about `MOST_STEPS` moves, or one that no kernel runs; ImportError without a compiler.
     """
-    from cupyflash.sim.verification import Drawn, run_drawn
-    from cupyflash.sim.yardstick import knowing_mask
+    from cupyflash.sim.verification import Drawn, has_cache, run_drawn, with_lengths
+    from cupyflash.sim.yardstick import draw_decode, knowing_mask
 
     schedule.kernels()  # refuses what no kernel runs
     refuse_longer(schedule)
-    recorder = Recorder(schedule)
+    schedule = with_lengths(schedule)
+    decoding = draw_decode(schedule.problem, schedule.cache, data_seed) if has_cache(schedule) else None
+    recorder = Recorder(schedule, decoding)
     given = Drawn.of(schedule.problem, data_seed, score, mask, watch=recorder.watch)
-    schedule = knowing_mask(schedule, data_seed, given.mask)
+    if decoding is None:
+        schedule = knowing_mask(schedule, data_seed, given.mask)
+    else:
+        decoding = replace(decoding, score=given.score, mask=given.mask)
     run = run_drawn(schedule, given)
     wrong = tuple(
         f"{name} is {n.error:.2e} from float64, {n.allowed:.2e} is allowed" for name, n in run.numbers.items() if not n.good
     )
     kernels = tuple(launch.kernel for launch in recorder.launches)
-    found = (*wrong, *map(str, run.findings))
-    return Trace(schedule, kernels, recorder.tensors, tuple(recorder.moves()), run.traffic, found)
+    found = (*wrong, *run.caches, *map(str, run.findings))
+    return Trace(schedule, kernels, recorder.tensors, tuple(recorder.moves()), run.traffic, found, decoding)
 
 
 def refuse_longer(schedule: TileSchedule) -> None:
     """ValueError for a schedule of more than about `MOST_STEPS` moves."""
     steps = schedule.row_blocks + schedule.col_blocks  # at least: beyond that nothing is gone through
     if steps <= MOST_STEPS:
-        steps = sum(times * sum(map(_steps, phases)) for times, phases in schedule.parts())
+        if isinstance(schedule, DecodeSchedule):
+            steps = _decode_steps(schedule)
+        else:
+            steps = sum(times * sum(map(_steps, phases)) for times, phases in schedule.parts())
     if steps > MOST_STEPS:
         p = schedule.problem
         raise ValueError(
@@ -164,6 +211,16 @@ def _steps(phase: Phase) -> int:
     """Moves of a phase, about: what is summed over rows counts as one."""
     own = sum(move.elements > 0 for move in (*phase.enter, *phase.leave))
     return phase.times * own + sum(visit.times * len(visit.moves) for visit in phase.visits)
+
+
+def _decode_steps(s: DecodeSchedule) -> int:
+    """Moves of decoding, about: heads of a group have rows of their own, K_j comes by its pages, a row's parts one by one."""
+    p, working = s.problem, theory.splits_with_keys(s)
+    keys = theory.key_bytes(s) // ((p.head_dim + p.head_dim_v) * p.itemsize)
+    pieces = -(-s.block_cols // (s.cache.page_size or s.block_cols))
+    of_rows = (4 if s.splits > 1 else 2) * s.group * working
+    merged = theory.traffic(s)["O_part"].read_bytes // (part_width(p) * FLOAT32)
+    return s.grid + of_rows + 2 * pieces * s.row_tiles * -(-keys // s.block_cols) + 3 * merged
 
 
 class Touch(NamedTuple):
@@ -198,9 +255,10 @@ class Launch:
         held = touch.held
         tile_rows, tile_cols = self.tile_of(held)
         slab, row, col = np.unravel_index(touch.elements, held.shape)
-        across, down = -(-held.shape[2] // tile_cols), -(-held.shape[1] // tile_rows)
-        tiles = (slab * down + row // tile_rows) * across + col // tile_cols
-        inside = row % tile_rows * tile_cols + col % tile_cols
+        across = -(-held.shape[2] // tile_cols)
+        within = np.minimum(held.keys(slab, row) % tile_rows, row % held.page_rows)  # a tile ends with its page
+        tiles = (slab * held.shape[1] + row - within) * across + col // tile_cols
+        inside = within * tile_cols + col % tile_cols
         anew = self.last.get(block) != (held.name, touch.write)
         self.last[block] = held.name, touch.write
         for tile in np.unique(tiles).tolist():
@@ -227,22 +285,26 @@ class Launch:
             return min(rows, self.tile_rows), min(cols, self.tile_cols)
         if held.name in QUERY_ROWS | QUERY_VECTORS:
             return min(rows, self.tile_rows), cols
-        return (min(rows, self.tile_cols) if held.name in KEY_ROWS else rows), cols
+        return (self.tile_cols if held.name in KEY_ROWS else rows), cols
 
-    def in_order(self) -> Iterator[TileMove]:
+    def in_order(self, tensors: Mapping[str, Held]) -> Iterator[TileMove]:
         """Block by block, in each by the first accesses."""
         blocks: dict[int, list[TileMove]] = {}
         for move in self.moves.values():
             blocks.setdefault(move.block, []).append(move)
         for block in sorted(blocks):
-            yield from with_scores(self.kernel.name, blocks[block])
+            if self.kernel.name == "decode":
+                yield from with_scores_of_pieces(blocks[block], tensors, self.tile_cols)
+            else:
+                yield from with_scores(self.kernel.name, blocks[block])
 
 
 class Recorder:
-    """Observes the launches of one execution."""
+    """Observes the launches of one execution; of `decoding`, what is where in its caches."""
 
-    def __init__(self, schedule: TileSchedule):
+    def __init__(self, schedule: TileSchedule, decoding: Decoding | None = None):
         self.schedule = schedule
+        self.decoding = decoding
         self.launches: list[Launch] = []
         self.tensors: dict[str, Held] = {}
         self._mapped = {name: box.tensor for name, box in schedule.maps().items()}
@@ -268,6 +330,8 @@ class Recorder:
         counts = -(-sizes // held.itemsize)
         along = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         elements = np.repeat(offsets // held.itemsize, counts) + along
+        if held.pages and elements.size and self._in_pages(segment.name):
+            elements = by_heads(elements, segment.array.shape)
         nbytes = np.repeat(np.minimum(sizes, held.itemsize), counts)
         for block in np.unique(blocks[counts > 0]).tolist():
             own, number = np.repeat(blocks == block, counts), lanes.wave.number(lanes.wave.first_block + block)
@@ -277,20 +341,48 @@ class Recorder:
         known = self.tensors.get(name)
         if known is None:
             assert array.flags.c_contiguous, name  # as they are drawn
-            known = self.tensors[name] = Held(name, shape_of(name, array), array.itemsize)
+            shape, pages = shape_of(name, array), self._pages(name, array)
+            if pages and self._in_pages(name):  # all pages of a head together
+                shape = array.shape[1], array.shape[0] * array.shape[2], array.shape[3]
+            known = self.tensors[name] = Held(name, shape, array.itemsize, pages)
         return known
+
+    def _in_pages(self, name: str) -> bool:
+        """Whether an array is (pages, heads, rows, d)."""
+        return name in ("K", "V") and self.decoding is not None and "block_table" in self.decoding.arrays
+
+    def _pages(self, name: str, array: np.ndarray) -> tuple[Page | None, ...]:
+        """`Held.pages` of decoding's arrays."""
+        if self.decoding is None or name not in ("K", "V", "K_new", "V_new"):
+            return ()
+        lengths = self.decoding.arrays["cache_seqlens"].tolist()
+        if name.endswith("_new"):
+            return tuple(Page(b, length) for b, length in enumerate(lengths) for _ in range(array.shape[1]))
+        if not self._in_pages(name):
+            return ()
+        owners: dict[int, Page] = {}
+        for b, row in enumerate(self.decoding.arrays["block_table"].tolist()):
+            owners |= {page: Page(b, place * int(array.shape[2])) for place, page in enumerate(row) if page >= 0}
+        return tuple(owners.get(page) for page in range(array.shape[0])) * int(array.shape[1])
 
     def moves(self) -> Iterator[TileMove]:
         """In order."""
         for launch in self.launches:
-            yield from launch.in_order()
+            yield from launch.in_order(self.tensors)
+
+
+def by_heads(elements: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Elements of (pages, heads, rows, d), counted as those of (heads, pages, rows, d)."""
+    page, head, row, col = np.unravel_index(elements, shape)
+    found: np.ndarray = np.ravel_multi_index((head, page, row, col), (shape[1], shape[0], *shape[2:]))
+    return found
 
 
 def shape_of(name: str, array: np.ndarray) -> tuple[int, int, int]:
     """An array as (slabs, rows, cols)."""
     if name in QUERY_VECTORS:
         return math.prod(array.shape[:-1]), array.shape[-1], 1
-    if name not in TILED:
+    if name not in TILED | TABLES:
         return 1, array.size, 1
     return math.prod(array.shape[:-2]), array.shape[-2], array.shape[-1]
 
@@ -343,6 +435,20 @@ def with_scores(kernel: str, moves: Iterable[TileMove]) -> Iterator[TileMove]:
         yield replace(move, scores=made) if made else move
 
 
+def with_scores_of_pieces(moves: Iterable[TileMove], tensors: Mapping[str, Held], block_cols: int) -> Iterator[TileMove]:
+    """The same of decoding, where K_j comes in pieces, pages of the cache and new keys: S_ij begins with the last of them."""
+    every = list(moves)
+    queries = [move for move in every if move.tensor == "Q"]
+    keys = {at: tensors[move.tensor].keys_of(move) for at, move in enumerate(every) if move.tensor in KEYS and not move.write}
+    blocks: dict[int, list[int]] = {}
+    for at, span in keys.items():
+        blocks.setdefault(span.first // block_cols, []).append(at)
+    whole = {own[-1]: Span(min(keys[at].first for at in own), max(keys[at].end for at in own)) for own in blocks.values()}
+    for at, move in enumerate(every):
+        made = tuple(Scores(one.slab, one.rows, whole[at]) for one in queries) if at in whole else ()
+        yield replace(move, scores=made) if made else move
+
+
 def scores_of(one: TileMove, other: TileMove) -> Scores:
     """S of a tile of Q and one of K, in either order."""
     queries, keys = (one, other) if one.tensor == "Q" else (other, one)
@@ -366,4 +472,6 @@ def rooms_of(trace: Trace, launch: int) -> tuple[tuple[Room, ...], dict[str, str
             held = (*phase.tiles, *(room for visit in phase.visits for room in visit.tiles))
             rooms |= {room.name: room for room in held if room.nbytes}
             inside |= {move.tensor: move.tile for move in own if move.tile}
+    if "pages" in rooms:  # decoding's length comes there, then some of the table's places at a time
+        inside |= {"cache_seqlens": "pages", "block_table": "pages"}
     return tuple(rooms.values()), inside

@@ -7,7 +7,7 @@ letters what those say; lines that only divide tensors or end a loop are left ou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 NO_LINES: Mapping[str, int] = {}
@@ -38,11 +38,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """`lines` by number, each with its depth in loops; `steps` by kernel."""
+    """`lines` by number, each with its depth in loops; `steps` by kernel. Some lines are there only where one of certain tensors
+    moves: `only`, by number."""
 
     title: str
     lines: tuple[tuple[int, int, str], ...]
     steps: Mapping[str, Step]
+    only: Mapping[int, frozenset[str]] = field(default_factory=dict)
+
+    def lines_with(self, tensors: Collection[str]) -> list[tuple[int, int, str]]:
+        """Those of a call that moves these tensors."""
+        return [line for line in self.lines if line[0] not in self.only or not self.only[line[0]].isdisjoint(tensors)]
 
 
 FORWARD = {
@@ -138,32 +144,45 @@ FORWARD = {
         },
     ),
     "decode": Algorithm(
-        "two launches",
+        "lines of our own",
         (
-            (1, 0, "for each split of the keys (thread blocks)"),
-            (2, 1, "load Q_i to SRAM"),
-            (3, 1, "for each K_j, V_j of the split"),
-            (4, 2, "load K_j, V_j to SRAM"),
-            (5, 2, "S_ij = Q_i K_jᵀ, P̃, O_i = O_i rescaled + P̃ V_j"),
-            (6, 1, "write O_i, m_i, l_i of the split"),
-            (7, 0, "for each row (thread blocks)"),
-            (8, 1, "read its splits' results"),
-            (9, 1, "write O_i, merged"),
+            (1, 0, "for each split of a key head's keys (thread blocks)"),
+            (2, 1, "n = cache_seqlens, and new keys if any"),
+            (3, 1, "load Q_i of all heads of the group to SRAM"),
+            (4, 1, "for each block j of the split's keys"),
+            (5, 2, "look up the pages of K_j, V_j in block_table"),
+            (6, 2, "load K_j, V_j to SRAM"),
+            (7, 2, "of new keys: load K_new, V_new there"),
+            (8, 2, "and write them behind the cached ones"),
+            (9, 2, "S_ij = Q_i K_jᵀ, masked"),
+            (10, 2, "m_i = max(m_i, rowmax(S_ij)), P̃ = exp(S_ij − m_i), l_i"),
+            (11, 2, "O_i = O_i rescaled + P̃ V_j"),
+            (12, 1, "write the split's m_i, l_i, O_i / l_i: m_part, l_part, O_part"),
+            (13, 0, "for each row (thread blocks): merge its splits s"),
+            (14, 1, "m = max m_s, weights l_s exp(m_s − m) over their sum, and L"),
+            (15, 1, "O = Σ weight × O_s"),
+            (16, 1, "write O"),
         ),
         {
             "decode": Step(
                 "a split of the keys a thread block",
-                {"Q": 2, "K": 4, "V": 4},
-                {"O_part": 6, "m_part": 6, "l_part": 6, "O": 9, "L": 9},
-                scores=(5,),
+                {"cache_seqlens": 2, "Q": 3, "block_table": 5, "K": 6, "V": 6, "K_new": 7, "V_new": 7, "sinks": 16},
+                {"K": 8, "V": 8, "O_part": 12, "m_part": 12, "l_part": 12, "O": 16, "L": 16},
+                scores=(9, 10, 11),
                 registers="S_ij, P̃_ij, O_i, l_i, m_i",
             ),
             "merge_splits": Step(
                 "the splits merged, a row a thread block",
-                {"O_part": 8, "m_part": 8, "l_part": 8},
-                {"O": 9, "L": 9},
+                {"cache_seqlens": 13, "m_part": 14, "l_part": 14, "O_part": 15, "sinks": 16},
+                {"O": 16, "L": 14},
                 registers="O, l, m",
             ),
+        },
+        {
+            2: frozenset({"cache_seqlens"}),
+            5: frozenset({"block_table"}),
+            **dict.fromkeys((7, 8), frozenset({"K_new"})),
+            **dict.fromkeys((12, 13, 14, 15), frozenset({"O_part"})),
         },
     ),
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,12 @@ import numpy as np
 from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule
 from cupyflash.sim import theory
+from cupyflash.sim.inputs import Decoding
 from cupyflash.sim.page_file import filled
-from cupyflash.sim.trace import INNER, KEY_ROWS, QUERY_ROWS, QUERY_VECTORS, SCORES, Trace, rooms_of
+from cupyflash.sim.reference import visible
+from cupyflash.sim.trace import INNER, KEY_ROWS, QUERY_ROWS, QUERY_VECTORS, SCORES, Held, Trace, rooms_of
 from cupyflash.sim.trace_lines import BACKWARD, FORWARD, MASK_TILES, Algorithm, Step
-from cupyflash.sim.traffic import TENSORS
+from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
 
 COLUMNS = ("launch", "block", "tensor", "write", "slab", "row", "row_end", "col", "col_end", "bytes", "line", "source", "scores")
 """Of the rows that moves are in a report: tensor, line and source are places in the player's lists of those (line -1: none), and
@@ -35,36 +39,62 @@ def step_of(trace: Trace, launch: int) -> Step:
 
 
 def report(traces: Sequence[Trace], names: Sequence[str], title: str) -> dict[str, Any]:
-    """Traces of one problem, for JSON; `names` are the algorithms'."""
-    p, device = traces[0].schedule.problem, traces[0].schedule.device
+    """Traces of one problem, for JSON; `names` are the players'."""
+    one = next((each for each in traces if each.decoding is not None), traces[0])
+    p, device = one.schedule.problem, one.schedule.device
     return {
         "title": title,
         "columns": list(COLUMNS),
-        "backward": isinstance(traces[0].schedule, BackwardSchedule),
         "device": device.name,
         "rows": p.seqlen_q,
-        "cols": p.seqlen_k,
+        "cols": p.seqlen_k if one.decoding is None else longest(one.decoding),
         "heads": p.heads,
         "key_heads": p.kv_heads,
         "batch": p.batch,
-        **masked(p),
+        **masked(partial(seen, p) if one.decoding is None else partial(seen_by_sequence, one.decoding)),
         "players": [player(each, name) for each, name in zip(traces, names, strict=True)],
     }
 
 
-def masked(p: Problem) -> dict[str, Any]:
+def masked(seen: Callable[[bool], np.ndarray]) -> dict[str, Any]:
     """What no row sees, "masks": for each row the keys first <= k < end left out, as a flat list of ends; and for each head of the
-    batch, "mask_of", which of the masks is its own. A mask in too many pieces to be drawn is left to position and lengths."""
+    batch, "mask_of", which of the masks is its own.
+
+    `seen` (heads of the batch, n_q, n_k) is asked with masks, or, where they are too many pieces to be drawn, by position and
+    lengths alone.
+    """
+    found = distinct(seen(True))
+    if sum(len(row) for mask in found[0] for row in mask) > MOST_PIECES:
+        found = distinct(seen(False))
+    return {"masks": found[0], "mask_of": found[1]}
+
+
+def seen(p: Problem, with_mask: bool) -> np.ndarray:
+    """Which keys the rows of a problem's heads see, (heads of the batch, n_q, n_k)."""
     rows, keys, pattern = np.arange(p.seqlen_q), np.arange(p.seqlen_k), p.options.pattern
     kept = np.ones((p.batch, p.heads, p.seqlen_q, p.seqlen_k), bool)
     for batch, length in enumerate(p.options.key_lengths or (p.seqlen_k,) * p.batch):
         first, end = p.keys_seen(rows, length)
         kept[batch] = (first[:, None] <= keys) & (keys < end[:, None])
-    known = kept if pattern is None or pattern.bits is None else kept & pattern.kept
-    found = distinct(known.reshape(p.head_count, p.seqlen_q, p.seqlen_k))
-    if sum(len(row) for mask in found[0] for row in mask) > MOST_PIECES:
-        found = distinct(kept.reshape(p.head_count, p.seqlen_q, p.seqlen_k))
-    return {"masks": found[0], "mask_of": found[1]}
+    if with_mask and pattern is not None and pattern.bits is not None:
+        kept &= pattern.kept
+    return kept.reshape(p.head_count, p.seqlen_q, p.seqlen_k)
+
+
+def seen_by_sequence(decoding: Decoding, with_mask: bool) -> np.ndarray:
+    """The same of decoding, of as many keys as the longest sequence has."""
+    batch, heads, n_q, _ = decoding.arrays["q"].shape
+    kept = np.zeros((batch, heads, n_q, longest(decoding)), bool)
+    for own, inputs in zip(kept, decoding.sequences, strict=True):
+        keys = inputs.k.shape[2]
+        told = inputs if with_mask else replace(inputs, beside={})
+        own[..., :keys] = visible(told, (1, heads, n_q, keys))[0]
+    return kept.reshape(batch * heads, n_q, -1)
+
+
+def longest(decoding: Decoding) -> int:
+    """Keys of the sequence that has the most, the new ones among them."""
+    return max(int(inputs.k.shape[2]) for inputs in decoding.sequences)
 
 
 def distinct(kept: np.ndarray) -> tuple[list[list[list[int]]], list[int]]:
@@ -78,7 +108,8 @@ def distinct(kept: np.ndarray) -> tuple[list[list[list[int]]], list[int]]:
 def player(trace: Trace, name: str) -> dict[str, Any]:
     """One trace, its `moves` as rows of COLUMNS; `lines` are (number, depth, text)."""
     algorithm, schedule = algorithm_of(trace), trace.schedule
-    places = {number: place for place, (number, _, _) in enumerate(algorithm.lines)}
+    lines = algorithm.lines_with(trace.tensors)
+    places = {number: place for place, (number, _, _) in enumerate(lines)}
     form, sources = theory.traffic(schedule), list(dict.fromkeys(move.source for move in trace.moves))
     tensors = sorted(trace.tensors, key=lambda name: TENSORS.index(name) if name in TENSORS else len(TENSORS))
     rows: list[list[Any]] = []
@@ -93,29 +124,37 @@ def player(trace: Trace, name: str) -> dict[str, Any]:
         rows.append([*at, move.nbytes, places.get(line, -1) if line is not None else -1, sources.index(move.source), made])
     return {
         "algorithm": schedule.algorithm,
+        "backward": isinstance(schedule, BackwardSchedule),
         "name": name,
         "title": algorithm.title,
         "block_rows": schedule.block_rows,
         "block_cols": schedule.block_cols,
         "sram_bytes": schedule.device.sram_per_block,
         "total_bytes": form.total_bytes,
-        "lines": [list(line) for line in algorithm.lines],
+        "lines": [list(line) for line in lines],
         "launches": [launch(trace, number, places) for number in range(len(trace.kernels))],
-        "tensors": [
-            {
-                "name": held.name,
-                "slabs": held.shape[0],
-                "rows": held.shape[1],
-                "cols": held.shape[2],
-                "bytes": held.nbytes,
-                "axes": axes_of(held.name),
-                "read_bytes": form[held.name].read_bytes if held.name in form else 0,
-                "write_bytes": form[held.name].write_bytes if held.name in form else 0,
-            }
-            for held in map(trace.tensors.__getitem__, tensors)
-        ],
+        "tensors": [tensor(held, form) for held in map(trace.tensors.__getitem__, tensors)],
         "sources": sources,
         "moves": rows,
+    }
+
+
+def tensor(held: Held, form: Traffic) -> dict[str, Any]:
+    """A tensor. Where its rows are not a sequence's keys in their order, it has `pages` of so many `page_rows`: (sequence, first
+    key), or null where they are nobody's."""
+    moved = form[held.name] if held.name in form else TensorTraffic()
+    slabs, rows, cols = held.shape
+    of_pages = {"page_rows": held.page_rows, "pages": [page and list(page) for page in held.pages]} if held.pages else {}
+    return {
+        "name": held.name,
+        "slabs": slabs,
+        "rows": rows,
+        "cols": cols,
+        "bytes": held.nbytes,
+        "axes": axes_of(held.name),
+        "read_bytes": moved.read_bytes,
+        "write_bytes": moved.write_bytes,
+        **of_pages,
     }
 
 

@@ -130,11 +130,9 @@ def verify(
     if isinstance(schedule, StandardSchedule) and schedule.ideal:
         raise ValueError("tiling 'paper' of standard attention is a count, each input read once, that no kernel makes")
     schedule.kernels()  # refuses what no kernel runs, before anything is drawn
-    if _has_cache(schedule) and schedule.problem.options.key_lengths is None:
-        full = (schedule.problem.seqlen_k - schedule.cache.appended,) * schedule.problem.batch
-        schedule = replace(schedule, problem=schedule.problem.asking(padded=True, key_lengths=full))
+    schedule = with_lengths(schedule)
     given = Drawn.of(schedule.problem, data_seed, score, mask, dropped)
-    if not _has_cache(schedule):
+    if not has_cache(schedule):
         schedule = knowing_mask(schedule, data_seed, given.mask)
     form, replayed = theory.traffic(schedule), replay(schedule)
     runs: list[Run] = []
@@ -160,9 +158,17 @@ def estimated_seconds(schedule: TileSchedule, seed: int | None) -> float:
     return len(V_MEANS) * (seconds(schedule, seeded=seed is not None) + measured)
 
 
-def _has_cache(schedule: TileSchedule) -> TypeGuard[DecodeSchedule]:
+def has_cache(schedule: TileSchedule) -> TypeGuard[DecodeSchedule]:
     """Whether a schedule is `attention_decode`'s; one without lengths and cache is `attention`'s, whose keys are split."""
     return isinstance(schedule, DecodeSchedule) and (schedule.problem.options.padded or schedule.cache != Cache())
+
+
+def with_lengths(schedule: TileSchedule) -> TileSchedule:
+    """A decoding schedule whose cache is as full as there is room, where it does not know the lengths."""
+    if not has_cache(schedule) or schedule.problem.options.key_lengths is not None:
+        return schedule
+    full = (schedule.problem.seqlen_k - schedule.cache.appended,) * schedule.problem.batch
+    return replace(schedule, problem=schedule.problem.asking(padded=True, key_lengths=full))
 
 
 @dataclass(frozen=True)
@@ -193,7 +199,7 @@ class Drawn:
 def run_drawn(schedule: TileSchedule, given: Drawn, v_mean: float = 0.0, seed: int | None = None) -> Run:
     """Execute a schedule on arrays drawn for it, V about `v_mean`, in the schedule's order `seed`, and measure its numbers."""
     p = schedule.problem
-    if _has_cache(schedule):
+    if has_cache(schedule):
         decoding = draw_decode(p, schedule.cache, given.seed, v_mean)
         return _decode(schedule, replace(decoding, score=given.score, mask=given.mask), given.watch, seed)
     inputs = replace(drawn(p, given.seed, v_mean, mask_blocks(schedule), given.dropped), score=given.score)

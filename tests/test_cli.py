@@ -139,7 +139,6 @@ def test_paper_tiling_of_standard_attention_is_refused_by_the_sram_but_predicted
         (("predict", "--seqlen", "64", "--head-dim", "64", "--backward", "--lse"), "--lse is for the forward pass"),
         (("predict", "--seqlen", "64", "--head-dim", "64", "--deterministic"), "--deterministic is for --backward"),
         (("sweep", "--over", "sram", "--backward"), "--backward"),
-        (("explain", "--backward"), "--backward"),
     ],
 )
 def test_wrong_input_is_one_line_and_no_traceback(arguments: tuple[str, ...], says: str) -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from cupyflash import Device, Problem, plan
 from cupyflash.arrays import ITEMSIZE
-from cupyflash.schedules import choose, fa2_tiles, fa3_tiles
+from cupyflash.schedules import choose, fa2_backward_tiles, fa2_tiles, fa3_tiles, plan_backward
 from cupyflash.schedules.fa2 import Fa2Schedule
+from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
 from cupyflash.tiling import DoesNotFit
@@ -344,3 +345,93 @@ def test_fa3_s_text_has_what_was_tried_rooms_roles_parts_and_grid() -> None:
     everything = words("--head-dim", "256", *FA3, "--all")
     assert "- rejected: shared memory" in everything and "Each warpgroup issues its products when it can" in everything
     assert "128 x 16 " in everything and "more that would" not in everything
+
+
+# -- the backward --------------------------------------------------------------------------------------------------------
+
+
+@sweep(15, 80, problem=problems(), device=st.sampled_from(DEVICES), deterministic=st.booleans())
+def test_the_backward_runs_the_first_blocks_that_are_not_rejected(problem: Problem, device: Device, deterministic: bool) -> None:
+    for tiling in (None, (64, 48)):
+        found = [*fa2_backward_tiles.candidates(problem, device, tiling)]
+        assert len({each.size for each in found}) == len(found)
+        runs = [each for each in found if not each.rejected]
+        for each in found:
+            assert not each.rejected or each.rejected.split(":")[0] in ("shared memory", "registers")
+            assert each.rejected or each.shared_bytes <= device.sram_per_block
+        if not runs:
+            with pytest.raises(DoesNotFit, match="fa2's backward at head_dim"):
+                plan_backward(problem, device, "fa2", tiling)
+            continue
+        schedule = plan_backward(problem, device, "fa2", tiling, deterministic=deterministic)
+        assert isinstance(schedule, Fa2BackwardSchedule)
+        assert runs[0].size == (schedule.block_rows, schedule.block_cols)
+        assert (runs[0].warps, runs[0].stages) == (schedule.warps, schedule.stages)
+        if deterministic and tiling is None:
+            taken = next(each for each in fa2_backward_tiles.query_candidates(problem, device) if not each.rejected)
+            assert taken.size == (schedule.by_rows.block_rows, schedule.by_rows.block_cols)
+
+
+@pytest.mark.parametrize(
+    "options", [("--deterministic",), ("--head-dim", "160", "--device", "T4"), ("--head-dim", "512", "--deterministic")]
+)
+def test_the_backward_s_json_is_what_is_planned(options: tuple[str, ...]) -> None:
+    report = explained("--backward", *options)
+    posed, own = Problem(**report["problem"]), "--deterministic" in options
+    schedule = plan_backward(posed, Device.named(report["device"]["name"]), deterministic=own)
+    assert isinstance(schedule, Fa2BackwardSchedule)
+    (chosen,) = (each for each in report["candidates"] if each["verdict"] == "chosen")
+    assert [each["verdict"] for each in report["candidates"]].index("chosen") == next(
+        at for at, each in enumerate(report["candidates"]) if "reason" not in each
+    )
+    main = [kernel for kernel in schedule.kernels() if kernel.name == "fa2_backward"]
+    assert len(main) == len(report["launches"])
+    assert chosen["shared_bytes"] == sum(report["rooms"].values()) == main[0].shared_bytes
+    assert chosen["warps"] * 32 == main[0].threads
+    if own:
+        (taken,) = (each for each in report["query_candidates"] if each["verdict"] == "chosen")
+        (kernel,) = (kernel for kernel in schedule.kernels() if kernel.name == "fa2_backward_queries")
+        assert (taken["shared_bytes"], taken["warps"] * 32) == (kernel.shared_bytes, kernel.threads)
+    form = theory.traffic(schedule)
+    assert report["traffic"] == form.as_dict() and chosen["hbm_bytes"] == form.total_bytes
+    way = report["ways"]["deterministic" if own else "atomics"]
+    assert (way["read_bytes"], way["write_bytes"]) == (form.read_bytes, form.write_bytes)
+    assert way["kernels"] == [kernel.name for kernel in schedule.kernels()]
+
+
+def test_the_backward_s_clocks_are_those_of_its_products() -> None:
+    """docs/performance.md counts as many from an execution: 64 x 128 at d 64 on an A100, five products, an exponential a score."""
+    (chosen,) = (each for each in explained("--backward")["candidates"] if each["verdict"] == "chosen")
+    assert (chosen["block_rows"], chosen["block_cols"]) == (64, 128)
+    assert chosen["tile_clocks"]["tensor"] == 2560 and chosen["tile_clocks"]["exp"] == 512
+
+
+def test_the_backward_s_text_has_what_was_tried_and_both_ways_to_dq() -> None:
+    shown = words("--backward", "--dtype", "float32", "--device", "RTX 4090")
+    for told in (
+        "Algorithm 4",
+        "Tried, in this order",
+        "rejected: shared memory",
+        "2 for shared memory, as 64 x 128: shared memory: 131,584 of 101,376 bytes",
+        "Chosen: 32 x 128, 8 warps",
+        "by atomics",
+        "Here with atomics (--deterministic is the other way)",
+        "HBM bytes by theory",
+    ):
+        assert told in shown, told
+    everything = words("--backward", "--deterministic", "--head-dim", "512", "--device", "T4", "--all")
+    assert everything.count("rejected: shared memory") == 38 and "more, rejected" not in everything
+    assert "dQ has a kernel of its own" in everything and "dV in a launch of its own, then dK" in everything
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--algorithm", "fa3"), "--backward is explained of fa2, got 'fa3'"),
+        (("--decode",), "--backward cannot go with --decode"),
+        (("--sram", "1KB"), "fa2's backward at head_dim 64 float16 needs at least"),
+    ],
+)
+def test_what_of_the_backward_cannot_be_explained_is_refused_in_one_line(options: tuple[str, ...], says: str) -> None:
+    refused = cupyflash("--backward", *options)
+    assert refused.exit_code == 2 and refused.stderr.count("\n") == 1 and says in refused.stderr

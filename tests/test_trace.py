@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from cupyflash.sim import theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.trace import INNER, Span, TileMove, Trace, refuse_longer, trace, with_scores
 from cupyflash.sim.trace_lines import BACKWARD, FORWARD
-from cupyflash.sim.trace_page import COLUMNS, masked, page, report
+from cupyflash.sim.trace_page import COLUMNS, masked, page, report, seen
 from suites import wide
 
 A100, H100 = Device.named("A100-40GB", sram="64KB"), Device.named("H100-SXM")
@@ -143,15 +144,15 @@ def test_what_is_masked_is_drawn_score_by_score() -> None:
     bits = np.random.default_rng(0).random((2, 1, 40, 56)) < 0.5
     options = {"causal": True, "padded": True, "key_lengths": (56, 20), "mask": True, "pattern": Pattern.of(bits)}
     problem = replace(SMALL, batch=2).asking(**options)
-    told = masked(problem)
+    told = masked(partial(seen, problem))
     assert [told["mask_of"][head] for head in range(4)] == [0, 0, 1, 1]
     for batch, ends in enumerate(told["masks"]):
         drawn = np.zeros((40, 56), bool)
         for row, own in enumerate(ends):
             for first, end in zip(own[::2], own[1::2], strict=True):
                 drawn[row, first:end] = True
-        seen = np.tri(40, 56, 16, dtype=bool) & (np.arange(56) < (56, 20)[batch]) & bits[batch, 0]
-        assert np.array_equal(drawn, ~seen)
+        kept = np.tri(40, 56, 16, dtype=bool) & (np.arange(56) < (56, 20)[batch]) & bits[batch, 0]
+        assert np.array_equal(drawn, ~kept)
 
 
 def test_every_kernel_of_an_algorithm_has_its_step() -> None:
@@ -186,8 +187,26 @@ def test_the_command_writes_one_page_that_asks_the_network_for_nothing(tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "names", "backward"),
+    [
+        (("fa2,fa2-backward",), ["FlashAttention-2", "FlashAttention-2's backward"], [False, True]),
+        wide(("fa1,fa2-backward-deterministic",), ["FlashAttention", "deterministic FlashAttention-2's backward"], [False, True]),
+        wide(("fa2,fa2-backward,fa1", "--backward"), ["FlashAttention-2", "FlashAttention"], [True, True]),
+    ],
+)
+def test_forward_and_backward_are_on_one_page(arguments: tuple[str, ...], names: list[str], backward: list[bool]) -> None:
+    sizes = ("--seqlen", "16", "--head-dim", "16", *(() if "--backward" in arguments else ("--lse",)))
+    result = command(*sizes, "--json", "--algorithms", *arguments)
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert [(each["name"], each["backward"]) for each in told["players"]] == list(zip(names, backward, strict=True))
+    assert told["title"].endswith("backward") == all(backward)
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (("--algorithms", "fa3-backward"), "got 'fa3-backward'"),
         (("--algorithms", "fa1,fa9"), "got 'fa9'"),
         (("--algorithms", "fa3", "--backward"), "got 'fa3'"),
         (("--algorithms", "fa1", "--algorithm", "fa2"), "--algorithm and --algorithms"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from test_trace import SCHEDULES
+from test_trace_decode import CALLS
 
 import browsers
 from cupyflash import Device, Problem, plan
@@ -160,13 +161,13 @@ def test_no_room_holds_more_than_it_has_bytes_for(opened: Any) -> None:
     assert opened.execute_script(ROOMS) == []
 
 
-OTHERS = "fa3", "decode", "lengths", "standard backward", "fa1 backward", "fa2 backward, deterministic"
+OTHERS = "fa3", "decode", "lengths", "standard backward", "fa1 backward", "fa2 backward, deterministic", *CALLS
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_algorithm_has_its_page(name: str, browser: Any, tmp_path: Path) -> None:
     file = tmp_path / "out.html"
-    told = report([trace(SCHEDULES[name]())], [name], "a problem")
+    told = report([trace((SCHEDULES | CALLS)[name]())], [name], "a problem")
     file.write_text(page_of(told), encoding="utf-8")
     browsers.screen(browser, 360)
     browser.get_log("browser")
@@ -177,6 +178,59 @@ def test_every_algorithm_has_its_page(name: str, browser: Any, tmp_path: Path) -
         assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     assert text(browser, ".now") == f"Done: {told['players'][0]['total_bytes']:,} bytes, as the closed form says."
     assert browser.get_log("browser") == []
+
+
+SIDE_BY_SIDE = {
+    "to compute softmax(Q Kᵀ / √d) V and its gradients": ("--seqlen", "16", "--head-dim", "16", "--algorithms", "fa2,fa2-backward"),
+    "to compute softmax(Q Kᵀ / √d) V": ("--decode", "--head-dim", "16", "--cache-seqlens", "70,41", "--algorithms", "decode,fa2"),
+}
+
+
+@pytest.mark.parametrize("purpose", SIDE_BY_SIDE)
+def test_others_side_by_side_end_at_the_theory_s_bytes_too(purpose: str, browser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "out.html"
+    result = CliRunner().invoke(main, ["trace", *SIDE_BY_SIDE[purpose], "--html", str(file)])
+    assert result.exit_code == 0, result.output
+    browsers.screen(browser, 360)
+    browser.get(file.as_uri())
+    assert text(browser, "#what").endswith(f"move between HBM and the SRAM of a thread block {purpose}")
+    press(browser, "END")
+    for number in (0, 1):
+        assert text(browser, f"#panel-{number} .now").endswith("as the closed form says.")
+        read, written = counters(browser)[number]["all"]
+        assert all(side.split(" / ")[0] == side.split(" / ")[1] for side in (read, written))
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+
+LOOK_OF_DECODING = """
+const player = players[0], found = [];
+for (const [at, move] of player.moves.entries()) {
+  jump(player.ends[at]);
+  const name = player.told.tensors[move[TENSOR]].name, held = Object.values(player.slots).flat().filter(each => each && !each.gone);
+  found.push([name, move[WRITE], player.now.children[1].textContent, held.map(each => each.tile), player.block]);
+}
+return found;
+"""
+
+
+def test_pages_and_new_keys_are_pieces_of_their_block(browser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "out.html"
+    made = trace(CALLS["pages, new keys, a tree"]())
+    file.write_text(page_of(report([made], ["decoding"], "a problem")), encoding="utf-8")
+    browsers.screen(browser, 1280)
+    browser.get(file.as_uri())
+    moves, places = made.moves, browser.execute_script(LOOK_OF_DECODING)
+    assert made.decoding is not None
+    table, split = made.decoding.arrays["block_table"], 2
+    for move, (name, write, says, held, block) in list(zip(moves, places, strict=True))[:-1]:  # the last says that it is done
+        assert (name, bool(write), block) == (move.tensor, move.write, move.block)
+        if name in ("K", "V", "K_new", "V_new"):
+            keys, sequence = made.tensors[name].keys_of(move), move.block // split // 2
+            page = "" if name.endswith("_new") else f"page {table[sequence, keys.first // 16] + 1} of the cache: "
+            assert says.startswith(f"{page}keys {keys.first + 1} to {keys.end} of sequence {sequence + 1}"), says
+            assert f"{name[0]}_{keys.first // made.schedule.block_cols + 1}" in held
+        assert len(set(held)) == len(held)  # whatever its pieces, a tile is there once
+    assert text(browser, ".now") == f"Done: {made.traffic.total_bytes:,} bytes, as the closed form says."
 
 
 @pytest.mark.parametrize("width", [320, 360, 768, 1440])

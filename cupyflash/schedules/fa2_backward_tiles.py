@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 
 from cupyflash.device import Device
 from cupyflash.problem import USUAL_HEAD_DIM, Problem
@@ -190,18 +191,23 @@ def stages_for(problem: Problem, device: Device, block_rows: int, block_cols: in
     if warps.own > GRANULE:
         return 2
     needs = {n: total_bytes(main_tiles(problem, block_rows, block_cols, n, warps.beside)) for n in STAGES}
-    return _fitting(needs, warps, (block_rows, block_cols), device)
+    return _fitting(needs, _least_stages(warps, (block_rows, block_cols)), device)
 
 
 def query_stages_for(problem: Problem, device: Device, block_rows: int, block_cols: int) -> int | None:
     """How many K and V blocks the kernel of dQ has room for."""
     needs = {n: total_bytes(query_tiles(problem, block_rows, block_cols, n)) for n in STAGES}
-    return _fitting(needs, query_warps_for(problem, device, block_rows, block_cols), (block_rows, block_cols), device)
+    warps = query_warps_for(problem, device, block_rows, block_cols)
+    return _fitting(needs, _least_stages(warps, (block_rows, block_cols)), device)
 
 
-def _fitting(needs: dict[int, int], warps: Warps, blocks: tuple[int, int], device: Device) -> int | None:
-    """The most stages that fit. The least blocks of wide heads do without one, where not even one fits."""
-    least = 0 if warps == SHARING and blocks == (GRANULE, GRANULE) else 1
+def _least_stages(warps: Warps, size: tuple[int, int]) -> int:
+    """The least blocks of wide heads do without a stage, where not even one fits."""
+    return 0 if warps == SHARING and size == (GRANULE, GRANULE) else 1
+
+
+def _fitting(needs: dict[int, int], least: int, device: Device) -> int | None:
+    """The most stages that fit."""
     return next((n for n in needs if n >= least and needs[n] <= device.sram_per_block), None)
 
 
@@ -230,35 +236,86 @@ def _blocks(within: tuple[int, int] | None) -> Iterator[tuple[int, int]]:
     yield from itertools.product(cols, rows)
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """Blocks of a kernel with what they need: how warps share them, `stages` of what passes by (the least where none fit), bytes of
+    shared memory; or why they were rejected."""
+
+    block_rows: int
+    block_cols: int
+    warps: Warps
+    count: int
+    stages: int
+    shared_bytes: int
+    rejected: str | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.block_rows, self.block_cols
+
+
+def candidates(problem: Problem, device: Device, within: tuple[int, int] | None = None) -> Iterator[Candidate]:
+    """The main kernel's blocks, the best first: the first that is not rejected is taken. Where `within` is given they divide it."""
+    for cols, rows in _blocks(within):
+        warps, stages = warps_for(problem, device, rows, cols), stages_for(problem, device, rows, cols)
+        rooms = partial(main_tiles, problem, rows, cols, beside=warps.beside)
+        yield _candidate(problem, device, (rows, cols), warps, stages, rooms, keys=True)
+
+
+def query_candidates(problem: Problem, device: Device, within: tuple[int, int] | None = None) -> Iterator[Candidate]:
+    """The same of the kernel of dQ."""
+    blocks = _blocks(None if within is None else (within[1], within[0]))
+    for rows, cols in sorted(blocks, key=lambda each: query_warps_for(problem, device, *each).own, reverse=True):
+        warps, stages = query_warps_for(problem, device, rows, cols), query_stages_for(problem, device, rows, cols)
+        yield _candidate(problem, device, (rows, cols), warps, stages, partial(query_tiles, problem, rows, cols), keys=False)
+
+
+def _candidate(
+    problem: Problem,
+    device: Device,
+    size: tuple[int, int],
+    warps: Warps,
+    stages: int | None,
+    rooms: Callable[..., tuple[Room, ...]],
+    *,
+    keys: bool,
+) -> Candidate:
+    """Blocks whose warps have `keys` for good, or rows."""
+    at_once, own = size if keys else size[::-1]
+    held, most = _least_stages(warps, size) if stages is None else stages, most_rows(problem, device, warps)
+    found = Candidate(*size, warps, warps.count(own), held, total_bytes(rooms(stages=held)))
+    if stages is None:
+        return replace(found, rejected=f"shared memory: {found.shared_bytes:,} of {device.sram_per_block:,} bytes")
+    if at_once > most and warps.own == GRANULE:
+        side = "rows" if keys else "columns"
+        return replace(found, rejected=f"registers: S and dP of {at_once} {side} beside the gradients, which spill beyond {most}")
+    if found.count > MOST_WARPS:
+        return replace(found, rejected=f"registers: they feed {MOST_WARPS} warps, not {found.count}")
+    return found
+
+
 def fit(problem: Problem, device: Device, within: tuple[int, int] | None = None) -> TileSize:
     """The first blocks that registers and SRAM hold; where `within` is given, blocks that divide it."""
-    for block_cols, block_rows in _blocks(within):
-        stages = stages_for(problem, device, block_rows, block_cols)
-        warps = warps_for(problem, device, block_rows, block_cols)
-        held = block_rows <= most_rows(problem, device, warps) or warps.own > GRANULE
-        if stages is not None and held and warps.count(block_cols) <= MOST_WARPS:
-            need = total_bytes(main_tiles(problem, block_rows, block_cols, stages, warps.beside))
-            made = "dK and dV together" if len(launches(problem)) == 1 else "dV, then dK"
-            room = plural(stages, "Q and dO block") if stages else "Q and dO by turns"
-            reason = f"{warps.of(block_cols, 'keys')}, {made}, {room}"
-            return TileSize(block_rows, block_cols, f"{reason}; {need:,} of {device.sram_per_block:,} bytes")
-    wide = is_wide(problem.head_dim, problem.head_dim_v)
-    raise _refused(problem, device, main_tiles(problem, GRANULE, GRANULE, 1 - wide, 1 + wide), within)
+    best = next((each for each in candidates(problem, device, within) if not each.rejected), None)
+    if best is None:
+        wide = is_wide(problem.head_dim, problem.head_dim_v)
+        raise _refused(problem, device, main_tiles(problem, GRANULE, GRANULE, 1 - wide, 1 + wide), within)
+    made = "dK and dV together" if len(launches(problem)) == 1 else "dV, then dK"
+    room = plural(best.stages, "Q and dO block") if best.stages else "Q and dO by turns"
+    return _taken(best, device, f"{best.warps.of(best.block_cols, 'keys')}, {made}, {room}")
 
 
 def fit_queries(problem: Problem, device: Device, within: tuple[int, int] | None) -> TileSize:
     """The same for the kernel of dQ."""
-    blocks = _blocks(None if within is None else (within[1], within[0]))
-    for block_rows, block_cols in sorted(blocks, key=lambda each: query_warps_for(problem, device, *each).own, reverse=True):
-        stages = query_stages_for(problem, device, block_rows, block_cols)
-        warps = query_warps_for(problem, device, block_rows, block_cols)
-        held = block_cols <= most_rows(problem, device, warps) or warps.own > GRANULE
-        if stages is not None and held and warps.count(block_rows) <= MOST_WARPS:
-            need = total_bytes(query_tiles(problem, block_rows, block_cols, stages))
-            room = plural(stages, "K and V block") if stages else "K and V by turns"
-            reason = f"{warps.of(block_rows, 'rows')}, {room}"
-            return TileSize(block_rows, block_cols, f"{reason}; {need:,} of {device.sram_per_block:,} bytes")
-    raise _refused(problem, device, query_tiles(problem, GRANULE, GRANULE, 1 - is_wide(problem.head_dim)), within)
+    best = next((each for each in query_candidates(problem, device, within) if not each.rejected), None)
+    if best is None:
+        raise _refused(problem, device, query_tiles(problem, GRANULE, GRANULE, 1 - is_wide(problem.head_dim)), within)
+    room = plural(best.stages, "K and V block") if best.stages else "K and V by turns"
+    return _taken(best, device, f"{best.warps.of(best.block_rows, 'rows')}, {room}")
+
+
+def _taken(best: Candidate, device: Device, what: str) -> TileSize:
+    return TileSize(*best.size, f"{what}; {best.shared_bytes:,} of {device.sram_per_block:,} bytes")
 
 
 def _refused(problem: Problem, device: Device, least: tuple[Room, ...], within: tuple[int, int] | None) -> ValueError:

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from cupyflash.problem import USUAL_HEAD_DIM, Problem
-from cupyflash.schedules import DecodeSchedule, TileSchedule, fa3_tiles, plan
+from cupyflash.schedules import BackwardSchedule, DecodeSchedule, TileSchedule, fa3_tiles, plan, plan_backward
 from cupyflash.sim import theory
-from cupyflash.sim.cli import explain_decode, explain_fa2, explain_fa3
+from cupyflash.sim.cli import explain_backward, explain_decode, explain_fa2, explain_fa3
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
 from cupyflash.sim.cli.show import NAMES, flat, say, show_tiling, tiling_report
 from cupyflash.tiling import DoesNotFit
@@ -20,13 +20,14 @@ EXAMPLES = examples(
     "cupyflash explain --head-dim 128 --heads 16 --device H100-SXM",
     "cupyflash explain --seqlen 512 --dtype float32 --all",
     "cupyflash explain --tiling 64x32",
+    "cupyflash explain --backward --head-dim 128 --heads 16",
     "cupyflash explain --decode --batch 4 --seqlen-k 32768 --device H100-SXM",
 )
 WAYS = {"fa2": explain_fa2, "fa3": explain_fa3}
 
 
 @click.command(epilog=EXAMPLES)
-@problem_options(seqlen=4096, head_dim=64, algorithms=("auto", *WAYS, "decode"), decode={})
+@problem_options(seqlen=4096, head_dim=64, algorithms=("auto", *WAYS, "decode"), backward=True, decode={})
 @click.option("--all", "everything", is_flag=True, help="Every runner-up and every rejected tile, not a few and a count.")
 @AS_JSON
 def explain(request: Request, everything: bool, as_json: bool) -> None:
@@ -37,19 +38,23 @@ def explain(request: Request, everything: bool, as_json: bool) -> None:
     Every configuration of the kernel is a candidate: it is rejected with a reason, or a model of one multiprocessor says how
     many clocks its tiles take. The times are the model's, none measured. Needs neither compiler nor GPU.
 
+    With --backward, of the gradients' kernels: blocks in their order of preference, and what dQ costs by atomics or deterministic.
+
     With --decode, of `attention_decode`: into how many parts the keys are split, and how many bytes are under way.
     """
+    if request.backward and request.algorithm != "fa2":
+        raise click.BadParameter(f"--backward is explained of fa2, got {request.algorithm!r}", param_hint="--algorithm")
     schedule = request.schedule()
     if isinstance(schedule, DecodeSchedule):
         explain_decode.explain(request, schedule, as_json)
         return
-    of, device, problem = WAYS[request.algorithm], request.device, request.problem
+    of, device, problem = way(request), request.device, request.problem
     found = of.explanation(schedule, request)
     rates = {name: found.pop(name) for name in ("fmas_a_clock", "float32_fmas_a_clock")}
     report = {
         "problem": flat(problem),
         "algorithm": schedule.algorithm,
-        "auto": asdict(request.choice),
+        **({} if request.backward else {"auto": asdict(request.choice)}),
         "device": {
             "name": device.name,
             "sm_count": device.sm_count,
@@ -62,17 +67,24 @@ def explain(request: Request, everything: bool, as_json: bool) -> None:
         "fa1_tiling": fa1_tiling(schedule),
         **found,
         "traffic": theory.traffic(schedule).as_dict(),
-        "flops": problem.flops,
+        "flops": problem.backward_flops if request.backward else problem.flops,
     }
     click.echo(json.dumps(report, indent=2)) if as_json else show(report, request, everything)
 
 
+def way(request: Request) -> Any:
+    """The module that explains what is asked for."""
+    return explain_backward if request.backward else WAYS[request.algorithm]
+
+
 def fa1_tiling(schedule: TileSchedule) -> dict[str, Any] | None:
-    """What Algorithm 1's kernel makes of the paper's formula for the same problem; None where d is too wide, or nothing fits."""
+    """What Algorithm 1's kernel, or Algorithm 4's, makes of the paper's formula for the same problem; None where d is too wide, or
+    nothing fits."""
     if is_wide(schedule.problem):
         return None
     try:
-        return asdict(plan(schedule.problem, schedule.device, "fa1").tiling.used)
+        planned = plan_backward if isinstance(schedule, BackwardSchedule) else plan
+        return asdict(planned(schedule.problem, schedule.device, "fa1").tiling.used)
     except DoesNotFit:
         return None
 
@@ -87,23 +99,27 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
     )
     click.echo()
     most = f", up to a d of {USUAL_HEAD_DIM}" if is_wide(request.problem) else ""
-    say(which(request) + f' that formula is FlashAttention\'s, Algorithm 1, which algorithm="fa1" runs{most}.')
+    paper = "Algorithm 4" if request.backward else "Algorithm 1"
+    say(which(request) + f' that formula is FlashAttention\'s, {paper}, which algorithm="fa1" runs{most}.')
     click.echo()
-    show_tilings(report, WAYS[request.algorithm].FITTED, request.problem)
+    show_tilings(report, way(request).FITTED, request.problem)
     click.echo()
-    WAYS[request.algorithm].show(report, request, everything)
-    total = report["traffic"]["total"]
+    way(request).show(report, request, everything)
+    total, passing = report["traffic"]["total"], ("Q and dO", "column") if request.backward else ("K and V", "row")
     click.echo()
     say(
-        f"HBM bytes by theory: {total['read_bytes']:,} read, {total['write_bytes']:,} written (cupyflash predict tells them by "
-        "tensor); K and V of one head are read by all of its row blocks, so that most of these are L2's. "
-        f"Arithmetic: {report['flops']:,} FLOP, nothing skipped"
+        f"HBM bytes by theory: {total['read_bytes']:,} read, {total['write_bytes']:,} written (cupyflash predict"
+        f"{' --backward' * request.backward} tells them by tensor); {passing[0]} of one head are read by all of its {passing[1]} "
+        f"blocks, so that most of these are L2's. Arithmetic: {report['flops']:,} FLOP, nothing skipped"
     )
 
 
 def which(request: Request) -> str:
     """Which algorithm `attention` runs, on a Hopper with the reason, and whose tile is none of the paper's formula."""
-    auto, formula = request.choice, "the paper's Bc = ceil(M / 4d), Br = min(Bc, d):"
+    formula = "the paper's Bc = ceil(M / 4d), Br = min(Bc, d):"
+    if request.backward:
+        return f"attention_backward runs {NAMES['fa2']}'s backward, whose tile is not {formula}"
+    auto = request.choice
     runs = f"runs {NAMES[auto.algorithm]} ({auto.algorithm})"
     if request.device.compute_capability != fa3_tiles.COMPUTE_CAPABILITY:
         return f"attention(q, k, v) {runs}, whose tile is not {formula}"

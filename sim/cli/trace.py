@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,26 +11,33 @@ from typing import Any
 import click
 
 from cupyflash.attention import ALGORITHMS
-from cupyflash.schedules import BACKWARD_ALGORITHMS, TileSchedule
+from cupyflash.schedules import BACKWARD_ALGORITHMS
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, NewFile, Request, examples, first_given, problem_options, refuse_longer
-from cupyflash.sim.cli.show import NAMES, describe, say, show_table
+from cupyflash.sim.cli.show import NAMES, describe, describe_cache, say, show_table
+from cupyflash.sim.gathered import one_call
 from cupyflash.words import plural
 
 EXAMPLES = examples(
     "cupyflash trace --seqlen 128 --sram 16KB --causal --html out.html",
     "cupyflash trace --backward --sram 32KB --html backward.html",
     "cupyflash trace --device H100-SXM --algorithms fa2,fa3 --html hopper.html",
+    "cupyflash trace --algorithms fa2,fa2-backward --sram 32KB --html both.html",
+    "cupyflash trace --decode --page-size 16 --append 1 --html decode.html",
     "cupyflash trace --algorithms fa1 --sram 8KB --head-dim 32 --json",
 )
+BACKWARD, DETERMINISTIC = "backward", "deterministic"  # behind an algorithm's name
 SIDE_BY_SIDE = ("standard", "fa1", "fa2")
+# A cache of which a few thread blocks have all, in more than one split
+SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2, "num_splits": 2}
+ASKED = (
+    "Which to play side by side; fa2-backward, say, is the gradients' beside forwards.  [default: --algorithm; standard,fa1,fa2]"
+)
 
 
 @click.command(epilog=EXAMPLES)
-@problem_options(seqlen=128, head_dim=64, backward=True)
-@click.option(
-    "--algorithms", metavar="NAME,NAME,...", help="Which to play side by side.  [default: --algorithm, or standard,fa1,fa2]"
-)
+@problem_options(seqlen=128, head_dim=64, backward=True, decode=SMALL)
+@click.option("--algorithms", metavar="NAME,NAME,...", help=ASKED)
 @click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write the page there.")
 @click.option("--data-seed", default=0, show_default=True, type=click.IntRange(0), help="Draws q, k and v.")
 @MAX_SECONDS
@@ -41,6 +49,9 @@ def trace(request: Request, algorithms: str | None, html: Path | None, data_seed
     HBM and the chip. --html writes one page, which needs no network, that plays the algorithms side by side with one clock of
     bytes. Without it, the moves are summed up; --json has each of them.
 
+    With --decode, of `attention_decode`: pages are in random order, new keys are appended, splits are merged. Other algorithms
+    play beside it what `attention` does with the same cache.
+
     Exit status 1 when the moves do not sum to the theory's bytes, or the machine finds a fault.
     """
     from cupyflash.sim import trace as traces
@@ -48,53 +59,80 @@ def trace(request: Request, algorithms: str | None, html: Path | None, data_seed
     from cupyflash.sim.estimate import seconds
     from cupyflash.sim.yardstick import draw_mask, draw_score
 
-    schedules = [schedule_of(request, algorithm) for algorithm in asked_for(algorithms, request)]
+    asked = asked_for(algorithms, request)
+    schedules = [each.schedule() for each in asked]
     for schedule in schedules:
         schedule.kernels()
         traces.refuse_longer(schedule)
     refuse_longer(sum(map(seconds, schedules)), max_seconds)
-    drawn = request.problem, data_seed, request.functions.given
-    score, mask = draw_score(*drawn), draw_mask(*drawn)
-    made = []
-    for schedule in schedules:
-        click.echo(f"executing {NAMES[schedule.algorithm]} on the simulated {request.device.name} ...", err=True)
-        made.append(traces.trace(schedule, data_seed, score, mask))
-    names = {**NAMES, "standard": "standard attention"}
-    told = trace_page.report(made, [names[each.schedule.algorithm] for each in made], title_of(request))
+    names, made = names_of(asked), []
+    for name, schedule in zip(names, schedules, strict=True):
+        click.echo(f"executing {name} on the simulated {request.device.name} ...", err=True)
+        drawn = schedule.problem, data_seed, request.functions.given
+        made.append(traces.trace(schedule, data_seed, draw_score(*drawn), draw_mask(*drawn)))
+    told = trace_page.report(made, names, title_of(request, asked))
     if html is not None:
         html.write_text(trace_page.page(told), encoding="utf-8")
         click.echo(f"wrote {html}", err=True)
     click.echo(json.dumps(told)) if as_json else show(told, request)
-    for each in made:
+    for name, each in zip(names, made, strict=True):
         if not each.agrees:
-            raise Found(f"the moves of {each.schedule.algorithm} do not sum to the theory's bytes")
+            raise Found(f"the moves of {name} do not sum to the theory's bytes")
         if each.problems:
             raise Found("; ".join(each.problems))
 
 
-def asked_for(text: str | None, request: Request) -> list[str]:
-    """--algorithms' value. BadParameter for a name that is none."""
-    known = [*BACKWARD_ALGORITHMS] if request.backward else [name for name in ALGORITHMS if name != "auto"]
+def asked_for(text: str | None, request: Request) -> list[Request]:
+    """--algorithms' value, each as a request of its own. BadParameter for a name that is none."""
     one = first_given(("algorithm",))
     if text is None:
-        return [request.algorithm] if one else [*SIDE_BY_SIDE]
+        alone = [request.algorithm] if one or request.cache is not None else [*SIDE_BY_SIDE]
+        return [request_of(name, request) for name in alone]
     if one:
         raise click.UsageError("--algorithm and --algorithms cannot go together")
-    names = [*dict.fromkeys(name.strip() for name in text.split(","))]
-    for name in names:
+    known, found = known_names(request), dict[tuple[str, bool, bool], Request]()
+    for name in (name.strip() for name in text.split(",")):
         if name not in known:
             raise click.BadParameter(f"{', '.join(known)}, with commas between, got {name!r}", param_hint="--algorithms")
-    return names
+        own = request_of(name, request)
+        found.setdefault((own.algorithm, own.backward, own.deterministic), own)
+    return [*found.values()]
 
 
-def schedule_of(request: Request, algorithm: str) -> TileSchedule:
-    """An algorithm's for the request."""
-    return replace(request, algorithm=algorithm).schedule()
+def known_names(request: Request) -> list[str]:
+    """What --algorithms may name. A cache has no gradients; with --backward, names without it are backwards too."""
+    forward = [name for name in ALGORITHMS if name != "auto"]
+    if request.cache is not None:
+        return forward
+    backward = [*(f"{name}-{BACKWARD}" for name in BACKWARD_ALGORITHMS), f"fa2-{BACKWARD}-{DETERMINISTIC}"]
+    return [*(BACKWARD_ALGORITHMS if request.backward else forward), *backward]
 
 
-def title_of(request: Request) -> str:
+def request_of(name: str, request: Request) -> Request:
+    """An algorithm's. ValueError for one that cannot do what decoding does."""
+    algorithm, *how = name.split("-")
+    if request.cache is not None:
+        if algorithm == "decode":
+            return request
+        return replace(request, algorithm=algorithm, problem=one_call(request.decode_schedule()), cache=None, num_splits=None)
+    backward = request.backward or BACKWARD in how
+    deterministic = request.deterministic or DETERMINISTIC in how
+    return replace(request, algorithm=algorithm, backward=backward, deterministic=deterministic, lse=request.lse and not backward)
+
+
+def names_of(asked: Sequence[Request]) -> list[str]:
+    """What players are called; a backward says that it is one where others are not."""
+    names, mixed = {**NAMES, "standard": "standard attention"}, len({each.backward for each in asked}) > 1
+    return [
+        "deterministic " * each.deterministic + names[each.algorithm] + "'s backward" * (mixed and each.backward) for each in asked
+    ]
+
+
+def title_of(request: Request, asked: Sequence[Request]) -> str:
     """The problem in one line."""
-    return describe(request.problem) + ", backward" * request.backward
+    if request.cache is not None:
+        return describe_cache(request.problem, request.cache)
+    return describe(request.problem) + ", backward" * all(each.backward for each in asked)
 
 
 def show(told: dict[str, Any], request: Request) -> None:

@@ -5,8 +5,10 @@ const [LAUNCH, BLOCK, TENSOR, WRITE, SLAB, R0, R1, C0, C1, BYTES, LINE, SOURCE, 
 const place = (svg, [r0, r1, c0, c1]) => { svg.setAttribute("x", c0); svg.setAttribute("y", r0); svg.setAttribute("width", c1 - c0); svg.setAttribute("height", r1 - r0); };
 const capital = name => name[0].toUpperCase() + name.slice(1);
 // A name with an index or the like behind _ as a subscript: Q_i, O_acc, but key_lengths in two words
-const spell = text => text.split(/_(ij|i|j|(?:acc|part|new)(?:,[0-9]+)*|[0-9]+(?:,[0-9]+)?)(?![a-z])/)
+const spell = text => text.split(/_(ij|i|j|s|(?:acc|part|new)(?:,[0-9]+)*|[0-9]+(?:,[0-9]+)?)(?![a-z])/)
   .map((part, at) => at % 2 ? el("sub", { textContent: part }) : part.replaceAll("_", " "));
+// New keys go where those of the cache do: K_new,2 is a piece of K_2
+const home = name => name.replace("_new,", "_").replace("_new", "");
 const span = (word, a, b) => b - a === 1 ? `${word} ${a + 1}` : `${word}s ${a + 1} to ${b}`;
 
 class Player {
@@ -14,6 +16,7 @@ class Player {
     this.told = told;
     this.number = number;
     this.moves = told.moves;
+    this.decodes = told.algorithm === "decode";
     let sum = 0;
     this.ends = this.moves.map(move => sum += move[BYTES]);
     this.total = sum;
@@ -25,6 +28,9 @@ class Player {
   // What a tile is called: K_2, S_2,1; without numbers where it is no whole tile
   tile(move) {
     const tensor = this.told.tensors[move[TENSOR]], launch = this.told.launches[move[LAUNCH]];
+    const numbered = number => tensor.name + (tensor.name.includes("_") ? "," : "_") + number;
+    if (this.decodes && tensor.axes === "j") return numbered(this.column(move));
+    if (this.decodes && tensor.axes === "i") return numbered(this.row(move[SLAB], move[R0], launch));
     const i = move[R0] / launch.block_rows, j = (tensor.axes === "j" ? move[R0] : move[C0]) / launch.block_cols;
     const whole = Number.isInteger;
     let index = "";
@@ -32,6 +38,28 @@ class Player {
     else if (tensor.axes === "j" && whole(j)) index = `_${j + 1}`;
     else if (tensor.axes === "ij" && whole(i) && whole(j) && move[R1] - move[R0] > 4 && move[C1] - move[C0] <= launch.block_cols) index = `_${i + 1},${j + 1}`;
     return tensor.name + (tensor.name.includes("_") ? index.replace("_", ",") : index);
+  }
+
+  // The page that a move's rows are on, or the sequence whose new keys they are: [sequence, first key]
+  page(move) {
+    const tensor = this.told.tensors[move[TENSOR]];
+    if (!tensor.pages) return null;
+    return tensor.pages[move[SLAB] * tensor.rows / tensor.page_rows + Math.floor(move[R0] / tensor.page_rows)];
+  }
+
+  // Which key of its sequence a move's first row is
+  key(move) {
+    const page = this.page(move);
+    return page ? page[1] + move[R0] % this.told.tensors[move[TENSOR]].page_rows : move[R0];
+  }
+
+  // j of a move of keys, from 1
+  column(move) { return Math.floor(this.key(move) / this.told.launches[move[LAUNCH]].block_cols) + 1; }
+
+  // i of a row of a head, from 1; in decoding the rows of a group's heads lie in turns
+  row(head, row, launch) {
+    const group = this.decodes ? data.heads / data.key_heads : 1;
+    return Math.floor((row * group + head % group) / launch.block_rows) + 1;
   }
 
   build() {
@@ -59,7 +87,7 @@ class Player {
       return item;
     });
     this.root.append(head, this.now, el("div", { className: "machine" }, hbm, sram, regs), el("ol", {}, ...this.lines), this.table(), this.ghost);
-    const standard = data.players.find(each => each.algorithm === "standard");
+    const standard = data.players.find(each => each.algorithm === "standard" && each.backward === told.backward);
     this.beside = standard && standard !== told && standard.total_bytes ? ` (${(told.total_bytes / standard.total_bytes).toFixed(2)} of standard)` : "";
     this.root.querySelector("ol").setAttribute("aria-label", told.title);
     $("panels").append(this.root);
@@ -70,22 +98,24 @@ class Player {
   }
 
   tensorFigure(tensor) {
-    const at = this.told.tensors.indexOf(tensor), input = tensor.write_bytes === 0;
-    const longest = Math.max(data.rows, data.cols), high = 108, unit = high / longest;
+    const at = this.told.tensors.indexOf(tensor), cache = this.decodes && ["K", "V"].includes(tensor.name);
+    const input = cache || tensor.write_bytes === 0;  // which is there from the beginning
+    const longest = Math.max(data.rows, data.cols, ...this.told.tensors.map(each => each.axes === "j" ? each.rows : 0)), high = 108, unit = high / longest;
     const square = tensor.axes === "ij", height = tensor.axes ? Math.max(8, tensor.rows * unit) : 14;
     const width = square ? Math.max(8, tensor.cols * unit) : tensor.cols === 1 ? (tensor.axes ? 7 : 14) : Math.min(60, Math.max(34, tensor.cols * unit));
-    const picture = svg("svg", { width, height, viewBox: `0 0 ${tensor.cols} ${tensor.rows}`, preserveAspectRatio: "none", class: `tensor ${input ? "input" : ""}`, role: "img" });
+    const picture = svg("svg", { width, height, viewBox: `0 0 ${tensor.cols} ${tensor.rows}`, preserveAspectRatio: "none", class: `tensor ${input && !cache ? "input" : ""}`, role: "img" });
     picture.append(svg("rect", { class: "back", width: tensor.cols, height: tensor.rows }));
     const groups = new Map(), cells = new Map();
     for (const move of this.moves) {
-      if (move[TENSOR] !== at || (move[WRITE] === 0) !== input) continue;
+      if (move[TENSOR] !== at || (move[WRITE] === 0) !== input && !cache) continue;
       const key = move.slice(SLAB, C1 + 1).join();
       if (cells.has(key)) continue;
       if (!groups.has(move[SLAB])) groups.set(move[SLAB], picture.appendChild(svg("g")));
-      const cell = svg("rect", { class: "cell" });
+      const fine = height * (move[R1] - move[R0]) / tensor.rows < 3;  // all edge, which would fill it
+      const cell = svg("rect", { class: fine ? "cell fine" : "cell" });
       place(cell, move.slice(R0, C1 + 1));
       groups.get(move[SLAB]).append(cell);
-      cells.set(key, { cell, on: false, shown: false });
+      cells.set(key, { cell, made: move[WRITE] === 1, on: false, shown: false });
     }
     const active = picture.appendChild(svg("rect", { class: "active" }));
     const label = el("span", {}, ...spell(tensor.name)), note = el("small");
@@ -115,7 +145,8 @@ class Player {
     }
     // What rows do not see, score by score
     const pattern = `masked-${this.number}`, step = data.cols / 26, defs = svg("defs");
-    const hatch = svg("pattern", { id: pattern, width: step, height: step, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
+    const flat = Math.min(1, 16 * data.rows / data.cols);  // few rows are drawn higher than they are
+    const hatch = svg("pattern", { id: pattern, width: step, height: step, patternUnits: "userSpaceOnUse", patternTransform: `scale(1 ${flat}) rotate(45)` });
     hatch.append(svg("rect", { width: step, height: step, fill: "var(--soft)", "fill-opacity": 0.16 }));
     hatch.append(svg("line", { x1: 0, y1: 0, x2: 0, y2: step, stroke: "var(--soft)", "stroke-width": step / 4 }));
     defs.append(hatch);
@@ -127,7 +158,7 @@ class Player {
     const label = el("figcaption");
     label.style.whiteSpace = "normal";
     root.append(el("h3", { textContent: "S = Q Kᵀ, tile by tile" }), picture, label);
-    const all = Math.ceil(data.rows / this.told.block_rows) * Math.ceil(data.cols / this.told.block_cols) * data.heads * data.batch;
+    const all = this.decodes ? 0 : Math.ceil(data.rows / this.told.block_rows) * Math.ceil(data.cols / this.told.block_cols) * data.heads * data.batch;
     return { root, picture, groups, cells, label, all, count: 0 };
   }
 
@@ -147,7 +178,7 @@ class Player {
   reset() {
     this.done = 0;
     this.counts = this.told.tensors.map(() => [0, 0]);
-    for (const figure of this.figures) { for (const cell of figure.cells.values()) cell.on = figure.tensor.write_bytes === 0; figure.slab = 0; }
+    for (const figure of this.figures) { for (const cell of figure.cells.values()) cell.on = !cell.made; figure.slab = 0; }
     for (const cell of this.scores.cells.values()) cell.times = 0;
     this.scores.count = this.scores.again = 0;
     this.work = null;
@@ -171,7 +202,7 @@ class Player {
       this.work = cell;
       this.head = made[0];
       const launch = this.told.launches[move[LAUNCH]];
-      [this.i, this.j] = [Math.floor(made[1] / launch.block_rows) + 1, Math.floor(made[3] / launch.block_cols) + 1];
+      [this.i, this.j] = [this.row(made[0], made[1], launch), Math.floor(made[3] / launch.block_cols) + 1];
     }
     this.done++;
   }
@@ -182,9 +213,8 @@ class Player {
       [this.launch, this.block, this.slots, this.work, this.i, this.j] = [move[LAUNCH], move[BLOCK], {}, null, null, null];
     }
     const axes = this.told.tensors[move[TENSOR]].axes, launch = this.told.launches[move[LAUNCH]];
-    const row = Math.floor(move[R0] / launch.block_rows) + 1;
-    if (axes[0] === "i" && !this.work) this.i = row;
-    if (axes === "j" && !this.work) this.j = Math.floor(move[R0] / launch.block_cols) + 1;
+    if (axes[0] === "i" && !this.work) this.i = this.row(move[SLAB], move[R0], launch);
+    if (axes === "j" && !this.work) this.j = this.column(move);
     if (axes === "ij" && !this.work) this.j = Math.floor(move[C0] / launch.block_cols) + 1;
     this.figures[move[TENSOR]].slab = move[SLAB];
   }
@@ -193,13 +223,19 @@ class Player {
     const tensor = this.told.tensors[move[TENSOR]], inside = this.told.launches[move[LAUNCH]].inside[tensor.name];
     if (!inside) return;
     for (const each of Object.values(this.slots).flat()) each.gone ||= each.write;
-    const [room, many] = inside, held = this.slots[room] ??= [];
-    held[this.slot(tensor.name, room, many)] = { tensor: tensor.name, tile: this.tile(move), turn: this.done, bytes: move[BYTES], write: move[WRITE] };
+    const [room, many] = inside, held = this.slots[room] ??= [], at = this.slot(move, room, many), piece = this.pieceOf(move, held[at]);
+    const bytes = piece ? held[at].bytes + (move[WRITE] ? 0 : move[BYTES]) : move[BYTES];
+    held[at] = { tensor: home(tensor.name), tile: home(this.tile(move)), turn: this.done, bytes, write: piece ? 0 : move[WRITE] };
   }
 
+  // Whether a move is of a tile that is held: in decoding pages and new keys are pieces of K_j, and the rows of several heads of Q_i
+  pieceOf(move, held) { return this.decodes && held && !held.gone && held.tile === home(this.tile(move)); }
+
   // Where in its room a tile goes: in the place of the oldest of its tensor, and where all are taken (O through Q's room) in the first
-  slot(tensor, room, many) {
-    const held = this.slots[room] ?? [], own = held.flatMap((each, at) => each.tensor === tensor && !each.gone ? [at] : []);
+  slot(move, room, many) {
+    const held = this.slots[room] ?? [], tensor = home(this.told.tensors[move[TENSOR]].name), begun = held.findIndex(each => this.pieceOf(move, each));
+    if (begun >= 0) return begun;
+    const own = held.flatMap((each, at) => each.tensor === tensor && !each.gone ? [at] : []);
     if (own.length >= many) return own.reduce((a, b) => held[a].turn < held[b].turn ? a : b);
     const free = held.findIndex(each => each.gone);
     return free >= 0 ? free : held.length < this.slotCount(room) ? held.length : 0;
@@ -207,7 +243,8 @@ class Player {
 
   // Tiles that a room has places for: of each tensor of a ring ("K, V") so many, else of one
   slotCount(room) {
-    const all = Object.values(this.told.launches[Math.max(0, this.launch)].inside).filter(([where]) => where === room);
+    const inside = Object.entries(this.told.launches[Math.max(0, this.launch)].inside);
+    const all = inside.flatMap(([name, place]) => place[0] === room && home(name) === name ? [place] : []);
     return (room.includes(",") ? all : all.slice(0, 1)).reduce((sum, [, many]) => sum + many, 0);
   }
 
@@ -289,7 +326,7 @@ class Player {
         const full = held[at]?.gone ? null : held[at], side = target === box ? (move[WRITE] ? "out" : "in") : "";
         const name = `slot ${full ? "full" : ""} ${side}`;
         if (box.className !== name) box.className = name;
-        const text = target === box ? this.tile(move) : full ? full.tile : "";
+        const text = target === box ? home(this.tile(move)) : full ? full.tile : "";
         if (box.dataset.text !== text) { box.dataset.text = text; box.replaceChildren(...spell(text)); }
       });
     }
@@ -304,7 +341,7 @@ class Player {
     const tensor = this.told.tensors[move[TENSOR]], inside = this.told.launches[move[LAUNCH]].inside[tensor.name];
     const boxes = inside && this.slotBoxes[inside[0]];
     if (!boxes?.length) return this.registers;
-    if (this.flying) return boxes[this.slot(tensor.name, ...inside)];
+    if (this.flying) return boxes[this.slot(move, ...inside)];
     return boxes[(this.slots[inside[0]] ?? []).findIndex(each => each.turn === this.done - 1)] ?? boxes[0];  // the last that came
   }
 
@@ -337,10 +374,21 @@ class Player {
   describe(move) {
     const launch = this.told.launches[move[LAUNCH]], tensor = this.told.tensors[move[TENSOR]], tile = this.tile(move);
     const where = launch.inside[tensor.name] ? "SRAM" : "registers";
-    const slab = tensor.slabs > 1 && tensor.axes ? `, ${tensor.name.includes("_part") ? "part" : "head"} ${move[SLAB] + 1}` : "";
-    const part = tensor.axes ? `${span("row", move[R0], move[R1])}${tensor.axes === "ij" ? `, ${span("column", move[C0], move[C1])}` : ""}${slab}` : "";
+    const heads = data.heads * data.batch, split = tensor.name.includes("_part") ? `, split ${Math.floor(move[SLAB] / heads) + 1}` : "";
+    const slab = `${split}${tensor.slabs > 1 && tensor.axes ? `, head ${(split ? move[SLAB] % heads : move[SLAB]) + 1}` : ""}`;
+    const rows = tensor.axes ? `${span("row", move[R0], move[R1])}${tensor.axes === "ij" ? `, ${span("column", move[C0], move[C1])}` : ""}${slab}` : "";
+    const part = this.place(move, slab) || rows;
     const head = move[WRITE] ? `${tile}: ${where} → HBM, ${comma(move[BYTES])} bytes` : `${tile}: HBM → ${where}, ${comma(move[BYTES])} bytes`;
     return [head, part];
+  }
+
+  // Where keys of a cache are, and a table's places; nothing of all else
+  place(move, slab) {
+    const tensor = this.told.tensors[move[TENSOR]], page = this.page(move);
+    if (tensor.name === "block_table") return `${span("page", move[C0], move[C1])} of sequence ${move[R0] + 1}`;
+    if (!page) return "";
+    const keys = `${span("key", this.key(move), this.key(move) + move[R1] - move[R0])} of sequence ${page[0] + 1}${slab}`;
+    return tensor.name.endsWith("_new") ? keys : `page ${Math.floor(move[R0] / tensor.page_rows) + 1} of the cache: ${keys}`;
   }
 
   renderText(move) {
@@ -376,7 +424,9 @@ class Player {
 
 const most = Math.max(1, ...data.players.map(player => player.total_bytes));
 const kept = data.players.map(player => player.name).join(", ").replace(/, ([^,]*)$/, " and $1");
-$("what").textContent = `What ${kept} ${data.players.length > 1 ? "move" : "moves"} between HBM and the SRAM of a thread block ${data.backward ? "for the gradients of" : "to compute"} softmax(Q Kᵀ / √d) V`;
+const backwards = data.players.filter(player => player.backward).length, gradients = backwards > 0 && backwards < data.players.length;
+const purpose = backwards && !gradients ? "for the gradients of" : "to compute";
+$("what").textContent = `What ${kept} ${data.players.length > 1 ? "move" : "moves"} between HBM and the SRAM of a thread block ${purpose} softmax(Q Kᵀ / √d) V${gradients ? " and its gradients" : ""}`;
 $("title").textContent = data.title;
 $("device").textContent = `simulated ${data.device}, ${comma(data.players[0].sram_bytes)} bytes of SRAM a thread block`;
 const players = data.players.map((told, number) => new Player(told, number));

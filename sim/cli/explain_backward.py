@@ -1,0 +1,238 @@
+"""What `cupyflash explain --backward` says of FlashAttention-2's backward: which blocks are run and why, and what dQ costs either
+way, summed by atomics or by a kernel of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, Multiprocessor
+from cupyflash.problem import Problem
+from cupyflash.schedules import TileSchedule, fa2_backward_tiles, fa2_tiles, plan
+from cupyflash.schedules.base import FLOAT32, padded_dim
+from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
+from cupyflash.schedules.fa2_backward_tiles import Candidate, Launch, launches, main_tiles
+from cupyflash.sim import theory
+from cupyflash.sim.cli.options import Request
+from cupyflash.sim.cli.show import say, show_table
+from cupyflash.tiling import TileSize
+from cupyflash.words import plural
+
+FITTED = "the first that fit"
+NEAR = 3  # shown before and behind the chosen one, unless --all
+WAYS = {"atomics": False, "deterministic": True}
+
+
+def explanation(schedule: TileSchedule, request: Request) -> dict[str, Any]:
+    """What was tried for each kernel, what is busy meanwhile, and both ways to dQ, for JSON: bytes, clocks."""
+    assert isinstance(schedule, Fa2BackwardSchedule)
+    p, device = schedule.problem, schedule.device
+    within = None
+    if request.tiling is not None:  # the forward's, which the kernels' blocks divide
+        forward = plan(p, device, "fa2", request.tiling, lse=True).tiling.used
+        within = forward.block_rows, forward.block_cols
+    tried = [row(each, schedule) for each in fa2_backward_tiles.candidates(p, device, within)]
+    rooms = main_tiles(p, schedule.block_rows, schedule.block_cols, schedule.stages, schedule.warps.beside)
+    queries = fa2_backward_tiles.query_candidates(p, device, schedule.mask_blocks) if schedule.deterministic else ()
+    return {
+        "backward": True,
+        "deterministic": schedule.deterministic,
+        "fmas_a_clock": fa2_tiles.fma_rate(p, device),
+        "float32_fmas_a_clock": Multiprocessor.like(device.compute_capability).fma_lanes,
+        "launches": [{"dk": each.dk, "dv": each.dv} for each in launches(p)],
+        "candidates": with_verdicts(tried),
+        "query_candidates": with_verdicts([query_row(each, schedule) for each in queries]),
+        "rooms": {room.name: room.nbytes for room in rooms if room.nbytes},
+        "ways": {name: way(replace(schedule, deterministic=deterministic)) for name, deterministic in WAYS.items()},
+    }
+
+
+def with_verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What became of each, in their order: the first that is not rejected is chosen."""
+    chosen = next((each for each in rows if "reason" not in each), None)
+    return [{"verdict": "rejected" if "reason" in each else "chosen" if each is chosen else "later", **each} for each in rows]
+
+
+def row(candidate: Candidate, schedule: Fa2BackwardSchedule) -> dict[str, Any]:
+    """Blocks of the main kernel, with the pass's bytes were they taken."""
+    p, (rows, cols) = schedule.problem, candidate.size
+    if candidate.rejected:
+        return needs(candidate)
+    products = sum(main_products(p, launch, schedule.deterministic) for launch in launches(p))
+    moved = 0
+    for launch in launches(p):
+        moved += rows * ((p.head_dim + p.head_dim_v) * p.itemsize + FLOAT32 * (1 + launch.dk))
+        if launch.dk and not schedule.deterministic:
+            moved += 2 * rows * padded_dim(p.head_dim) * FLOAT32  # an atomic reads and writes
+    used = replace(schedule, tiling=replace(schedule.tiling, used=TileSize(rows, cols, "")))
+    return (
+        needs(candidate)
+        | busy(schedule, candidate, products, len(launches(p)), moved)
+        | {"hbm_bytes": theory.traffic(used).total_bytes}
+    )
+
+
+def query_row(candidate: Candidate, schedule: Fa2BackwardSchedule) -> dict[str, Any]:
+    """Blocks of the kernel of dQ."""
+    p = schedule.problem
+    if candidate.rejected:
+        return needs(candidate)
+    moved = candidate.block_cols * (p.head_dim + p.head_dim_v) * p.itemsize
+    return needs(candidate) | busy(schedule, candidate, query_products(p), 1, moved)
+
+
+def needs(candidate: Candidate) -> dict[str, Any]:
+    """What blocks take, for JSON; `own` are the keys (in dQ's kernel rows) that a warp has for good."""
+    known = {
+        "block_rows": candidate.block_rows,
+        "block_cols": candidate.block_cols,
+        "warps": candidate.count,
+        "own": candidate.warps.own,
+        "at_once": candidate.warps.at_once,
+        "beside": candidate.warps.beside,
+        "stages": candidate.stages,
+        "shared_bytes": candidate.shared_bytes,
+    }
+    return known | ({"reason": candidate.rejected} if candidate.rejected else {})
+
+
+def main_products(p: Problem, launch: Launch, deterministic: bool) -> int:
+    """FMAs of a score in a launch of the main kernel: S, and dV; or dP, dK and, where atomics sum it, dQ."""
+    d, d_v = padded_dim(p.head_dim), padded_dim(p.head_dim_v)
+    return d + d_v * launch.dv + (d_v + d + d * (not deterministic)) * launch.dk
+
+
+def query_products(p: Problem) -> int:
+    """In the kernel of dQ: S, dP, dQ."""
+    return 2 * padded_dim(p.head_dim) + padded_dim(p.head_dim_v)
+
+
+def busy(schedule: Fa2BackwardSchedule, candidate: Candidate, products: int, exponentials: int, moved: int) -> dict[str, Any]:
+    """Clocks that a multiprocessor's parts, each were it alone, take for a tile (Br x Bc) with so many FMAs and exponentials a
+    score and bytes to and from the L2."""
+    p, scores = schedule.problem, candidate.block_rows * candidate.block_cols
+    clocks = {
+        "tensor" if p.itemsize == 2 else "FMA": scores * products / fa2_tiles.fma_rate(p, schedule.device),
+        "exp": scores * exponentials / EXPONENTIALS,
+        "L2": moved / L2_BYTES,
+    }
+    return {"tile_clocks": clocks, "bound_by": max(clocks, key=lambda name: clocks[name])}
+
+
+def way(schedule: Fa2BackwardSchedule) -> dict[str, Any]:
+    """What the pass comes to with dQ made so."""
+    p, form = schedule.problem, theory.traffic(schedule)
+    products = sum(main_products(p, launch, schedule.deterministic) for launch in launches(p))
+    return {
+        "read_bytes": form.read_bytes,
+        "write_bytes": form.write_bytes,
+        "extra_memory_bytes": schedule.workspace_bytes,
+        "fmas_a_score": products + (query_products(p) if schedule.deterministic else 0),
+        "kernels": [kernel.name for kernel in schedule.kernels()],
+    }
+
+
+def show(report: dict[str, Any], request: Request, everything: bool) -> None:
+    """What was tried and what is run, as text."""
+    together = len(report["launches"]) == 1
+    say(
+        "A thread block has K_j and V_j, and Q_i and dO_i pass by: they are read once for each column block, dQ's sum too. So "
+        "blocks of many columns come first, of as many those of many rows, and the first that shared memory and registers hold is "
+        "taken; no model of clocks chooses. dK and dV of a warp's keys are in registers"
+        + (", both in one launch. " if together else ": dV in a launch of its own, then dK. ")
+        + "tiling=(Br, Bc) is the forward's, whose blocks these then divide."
+    )
+    click.echo()
+    show_tried("Tried, in this order", "keys", report["candidates"], everything)
+    click.echo()
+    show_rooms(report)
+    click.echo()
+    if report["query_candidates"]:
+        say("dQ has a kernel of its own, whose thread blocks are row blocks: K_j and V_j pass by, and warps have rows.")
+        click.echo()
+        show_tried("Tried for it, those of warps with 32 rows first", "rows", report["query_candidates"], everything)
+        click.echo()
+    show_ways(report)
+
+
+def show_tried(title: str, own: str, rows: list[dict[str, Any]], everything: bool) -> None:
+    """The chosen candidate and those before and behind it, some or all."""
+    chosen = next(at for at, each in enumerate(rows) if each["verdict"] == "chosen")
+    able = [each for each in rows[chosen + 1 :] if each["verdict"] == "later"]
+    shown = rows if everything else [*rows[max(0, chosen - NEAR) : chosen + 1], *able[:NEAR]]
+    parts = [*rows[chosen]["tile_clocks"]]
+    with_bytes = "hbm_bytes" in rows[chosen]
+    say(
+        f"{title} ({own}: of a warp; shared: bytes of a block; {', '.join(parts)}: clocks that a tile takes of a multiprocessor's, "
+        "each were it alone, by a model" + "; HBM: bytes of the pass by theory" * with_bytes + "):"
+    )
+    click.echo()
+    cells = [
+        (
+            f"{each['block_rows']:>3} x {each['block_cols']:<3}",
+            f"{each['warps']}",
+            f"{each['own']}" + f" ({each['beside']} warps)" * (each["beside"] > 1),
+            f"{each['stages']}",
+            f"{each['shared_bytes']:,}",
+            *(f"{each['tile_clocks'][name]:,.0f}" if "tile_clocks" in each else "-" for name in parts),
+            *([f"{each['hbm_bytes']:,}" if "hbm_bytes" in each else "-"] if with_bytes else []),
+            each["verdict"] + (f": {each['reason'].split(':')[0]}" if "reason" in each else ""),
+        )
+        for each in shown
+    ]
+    heads = ("Br x Bc", "warps", own, "stages", "shared", *parts, *["HBM"] * with_bytes, "")
+    show_table(heads, cells, left=(0, len(heads) - 1))
+    if len(shown) < len(rows):
+        say(f"and {len(rows) - len(shown)} more, rejected before or to come later (--all)", first="  ")
+    show_reasons(rows if everything else rows[:chosen], everything)
+
+
+def show_reasons(rows: list[dict[str, Any]], everything: bool) -> None:
+    """Why those were rejected: all, or one of each kind with how many."""
+    rejected = [each for each in rows if "reason" in each]
+    kinds = Counter(each["reason"].split(":")[0] for each in rejected)
+    if rejected:
+        click.echo()
+    for each in rejected:
+        kind = each["reason"].split(":")[0]
+        if everything or kinds[kind]:
+            count = "" if everything else f"{kinds[kind]} for {kind}, as "
+            say(f"{count}{each['block_rows']} x {each['block_cols']}: {each['reason']}", first="  ", rest="      ")
+            kinds[kind] = 0
+
+
+def show_rooms(report: dict[str, Any]) -> None:
+    """Shared memory by what is held."""
+    best = next(each for each in report["candidates"] if each["verdict"] == "chosen")
+    limit = report["device"]["sram_per_block"]
+    size = f"{best['block_rows']} x {best['block_cols']}"
+    say(
+        f"Chosen: {size}, {plural(best['warps'], 'warp')}, bound by {best['bound_by']} of these three (what shared "
+        "memory and issue slots take follows from machine code: docs/performance.md). "
+        f"Shared memory, {best['shared_bytes']:,} of {limit:,} bytes:"
+    )
+    click.echo()
+    show_table(("held", "bytes"), [(name.replace("_", " "), f"{nbytes:,}") for name, nbytes in report["rooms"].items()])
+
+
+def show_ways(report: dict[str, Any]) -> None:
+    """dQ by atomics and without, side by side."""
+    own = "without" if report["deterministic"] else "with"
+    say(
+        "dQ: summed by float32 atomics, in no order, so that its last bits may differ from call to call; deterministic, by a "
+        f"kernel of its own that makes S and dP once more. Here {own} atomics"
+        + (":" if report["deterministic"] else " (--deterministic is the other way):")
+    )
+    click.echo()
+    cells = [
+        (
+            f"by {name}" if name == "atomics" else name,
+            *(f"{each[key]:,}" for key in ("read_bytes", "write_bytes", "extra_memory_bytes", "fmas_a_score")),
+            str(len(each["kernels"])),
+        )
+        for name, each in report["ways"].items()
+    ]
+    show_table(("dQ", "bytes read", "bytes written", "extra memory", "FMAs a score", "kernels"), cells)
