@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,6 +16,7 @@ from cupyflash.schedules import plan_backward
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.sim import l2
 from cupyflash.sim.cli import main
+from cupyflash.sim.measured import measured
 from cupyflash.sim.roofline import draw_roofline
 from cupyflash.sim.times import DRAM, times
 
@@ -71,7 +73,7 @@ def test_predict_tells_them_and_draws_the_roofline(tmp_path: Path) -> None:
     file = tmp_path / "roofline.svg"
     result = predicted("--time", "--roofline", str(file), "--algorithm", "fa3", "--device", "H100-SXM")
     assert result.exit_code == 0 and file.stat().st_size > 1000
-    assert "Times by a model; nothing here is measured" in result.stdout and "busiest: tensor" in result.stdout
+    assert "Times by a model. What each part" in result.stdout and "busiest: tensor" in result.stdout
     assert "time" not in json.loads(predicted("--json").stdout)
 
 
@@ -84,9 +86,47 @@ def test_the_picture_has_the_ridges_and_the_points() -> None:
     assert (found.ridge, 312e12) in drawn and found.ridge == pytest.approx(312e12 / 1555.2e9)
 
 
+CASE = {"pass": "forward", "dtype": "float16", "d": 128, "n": 2048, "causal": False, "batch": 1, "heads": 4}
+
+
+def results(folder: Path, *rows: dict[str, Any], device: str = "NVIDIA A100-SXM4-40GB", simulated: bool = False) -> None:
+    """A benchmark's file of the 108 multiprocessors of an A100."""
+    chip = {"name": device, "sm_count": 108}
+    run = {"kind": "run", "device": chip, "date": "2026-12-01", "commit": "abc", "simulated": simulated}
+    good = {"kind": "measurement", **CASE, "implementation": "fa2", "seconds": 1e-4, "spread_s": 1e-6, "right": True}
+    text = "".join(json.dumps(line) + "\n" for line in (run, *(good | row for row in rows)))
+    (folder / f"{len(list(folder.iterdir()))}.jsonl").write_text(text + '{"kind": "cut o')
+
+
+def test_what_was_measured_stands_beside_the_model_with_its_error(tmp_path: Path) -> None:
+    size = "{}x{}".format(*(plan(PROBLEM, A100).tiling.used.block_rows, plan(PROBLEM, A100).block_cols))
+    results(tmp_path, {"tile": size}, {"tile": "16x16"})
+    told = json.loads(predicted("--time", "--json", "--results", str(tmp_path)).stdout)["time"]
+    (row,) = told["measured"]
+    assert row["model_error"] == told["seconds"] / 1e-4 - 1 and row["file"] == "0.jsonl" and row["date"] == "2026-12-01"
+    text = " ".join(predicted("--time", "--results", str(tmp_path)).stdout.split())
+    assert "measured: 100.0 microseconds (quartiles 1.0 apart) by fa2 on 2026-12-01, commit abc (0.jsonl)" in text
+    assert f"the model's are {row['model_error']:+.0%} from that" in text
+
+
+def test_only_right_figures_of_the_same_case_and_chip_are_taken(tmp_path: Path) -> None:
+    wrong = ({"right": False}, {"invalid": "too fast"}, {"d": 64}, {"causal": True}, {"heads": 8}, {"implementation": "torch"})
+    results(tmp_path, *wrong, {"pass": "backward"}, {"tile": "1x1"})
+    results(tmp_path, {}, device="NVIDIA H200")
+    results(tmp_path, {}, simulated=True)
+    assert measured(plan(PROBLEM, A100), tmp_path) == ()
+    results(tmp_path, {"exposed": True})
+    (found,) = measured(plan(PROBLEM, A100), tmp_path)
+    assert found.exposed and found.seconds == 1e-4
+    assert measured(plan(PROBLEM.asking(sinks=True), A100), tmp_path) == () == measured(plan(PROBLEM, H100), tmp_path)
+    told = predicted("--time", "--causal", "--results", str(tmp_path)).stdout
+    assert "nothing was measured of this problem" in " ".join(told.split())
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (("--results", "."), "--results is for --time and --roofline"),
         (("--backward", "--time"), "--time and --roofline cannot go with --backward"),
         (("--algorithm", "fa1", "--time"), "times are modelled of the forward of 'fa2' and 'fa3', got 'fa1'"),
         (("--mask", "--time"), "does not follow mask"),
