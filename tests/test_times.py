@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from cupyflash import Device, Problem, plan
 from cupyflash.multiprocessor import clock_rate
-from cupyflash.schedules import plan_backward
+from cupyflash.schedules import Cache, plan_backward, plan_decode
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.sim import l2
 from cupyflash.sim.cli import main
@@ -119,7 +120,7 @@ def test_only_right_figures_of_the_same_case_and_chip_are_taken(tmp_path: Path) 
     (found,) = measured(plan(PROBLEM, A100), tmp_path)
     assert found.exposed and found.seconds == 1e-4
     assert measured(plan(PROBLEM.asking(sinks=True), A100), tmp_path) == () == measured(plan(PROBLEM, H100), tmp_path)
-    told = predicted("--time", "--causal", "--results", str(tmp_path)).stdout
+    told = predicted("--time", "--seqlen-k", "1024", "--results", str(tmp_path)).stdout
     assert "nothing was measured of this problem" in " ".join(told.split())
 
 
@@ -127,9 +128,8 @@ def test_only_right_figures_of_the_same_case_and_chip_are_taken(tmp_path: Path) 
     ("options", "said"),
     [
         (("--results", "."), "--results is for --time and --roofline"),
-        (("--backward", "--time"), "--time and --roofline cannot go with --backward"),
-        (("--algorithm", "fa1", "--time"), "times are modelled of the forward of 'fa2' and 'fa3', got 'fa1'"),
-        (("--mask", "--time"), "does not follow mask"),
+        (("--algorithm", "fa1", "--time"), "times are modelled of the forward of 'fa2' and 'fa3'"),
+        (("--algorithm", "fa1", "--backward", "--time"), "got 'fa1' (Fa1BackwardSchedule)"),
         (("--seqlen-k", "0", "--roofline", "picture.svg"), "nothing is computed here"),
         (("--roofline", "picture.txt"), "must end in .png or .svg or .pdf"),
     ],
@@ -139,6 +139,34 @@ def test_what_has_no_times_is_refused(options: tuple[str, ...], said: str) -> No
     assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1
 
 
-def test_a_backward_schedule_has_no_times() -> None:
-    with pytest.raises(ValueError, match="got 'fa2' \\(Fa2BackwardSchedule\\)"):
-        times(plan_backward(PROBLEM, H100))
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_backward_s_parts_are_those_of_all_its_tiles(deterministic: bool) -> None:
+    """S, dP, dV, dK and dQ: five products a tile, or with dQ's own kernel four and three; each at the device's peak."""
+    schedule = plan_backward(PROBLEM, A100, deterministic=deterministic)
+    found, tiles = times(schedule), 4 * 2048 * 2048
+    assert found.flops == 2 * tiles * 128 * (7 if deterministic else 5)
+    assert found.busy["tensor"] == pytest.approx(found.flops / 312e12, rel=1e-3)
+    assert found.busy["exp"] == pytest.approx((2 if deterministic else 1) * tiles / (16 * 108 * clock_rate(A100)))
+    assert found.busy[DRAM] == found.behind.dram.total_bytes / 1555.2e9
+    assert found.kernel > max(found.busy[part] for part in ("tensor", "shared", "exp", "issue"))
+
+
+def test_two_launches_of_gradients_make_s_twice() -> None:
+    wide = times(plan_backward(Problem(1, 1, 1, 512, 512, 256, "float16"), A100))
+    assert wide.flops == 2 * 512 * 512 * 256 * (2 + 4)
+
+
+def test_decoding_is_what_its_splits_were_chosen_by() -> None:
+    told = json.loads(predicted("--decode", "--seqlen", "1", "--seqlen-k", "512", "--time", "--json").stdout)["time"]
+    found = times(plan_decode(Problem(1, 32, 8, 1, 8192, 128, "float16", causal=True, padded=True), A100, Cache()))
+    assert found.bound == DRAM and found.flops == 4 * 16 * 8 * 8192 * 128  # four query heads share a tile of 16 rows
+    assert told["modelled"] and set(told["busy_seconds"]) == set(found.busy)
+
+
+def test_what_masks_skip_takes_no_time() -> None:
+    """Of tiles of a mask that keeps half of the keys, half are left."""
+    whole = plan(PROBLEM, A100)
+    kept = np.arange(whole.row_blocks * whole.col_blocks).reshape(whole.row_blocks, -1) % 2 == 0
+    less = times(plan(PROBLEM.asking(block_mask=kept), A100, "fa2", (whole.block_rows, whole.block_cols)))
+    all_ = times(whole)
+    assert less.flops == all_.flops / 2 and less.kernel == pytest.approx(all_.kernel / 2, rel=0.1)

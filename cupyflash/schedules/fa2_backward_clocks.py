@@ -6,6 +6,8 @@ code, by `python benchmarks/machine_code` (docs/performance.md).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cupyflash.device import Device
 from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor
 from cupyflash.problem import Problem
@@ -20,11 +22,15 @@ EACH_SCORE, EACH_WARP = 6.0, 330.0
 FLOAT_OPERATIONS = 3  # of each score: less L, less D, times P
 # A turn beside its busiest unit: 1.35, 1.29 (A100, d 64 and 128), 1.31, 1.24 (H100) by the clock model of the machine code
 OF_BUSIEST = 1.3
+# Of a thread block beside its turns: 45, 14, 21 and 40 thousand in the same order (`python benchmarks/machine_code --whole`)
+BLOCK = 25_000
 
 
-def column_parts(problem: Problem, device: Device, blocks: tuple[int, int], warps: Warps, launch: Launch, dq: bool) -> dict[str, float]:
-    """Clocks of one multiprocessor for a row block's visit to a column block (Br x Bc), by what they are spent on. `dq`: it is summed
-    by atomics."""
+def column_parts(
+    problem: Problem, device: Device, blocks: tuple[int, int], warps: Warps, launch: Launch, dq: bool
+) -> dict[str, float]:
+    """Clocks of one multiprocessor for a row block's visit to a column block (Br x Bc), by what they are spent on. `dq`: dQ is
+    summed by atomics."""
     p, (rows, cols) = problem, blocks
     d, dv, size = padded_dim(p.head_dim), padded_dim(p.head_dim_v), p.itemsize
     dq = dq and launch.dk
@@ -59,8 +65,8 @@ def query_parts(problem: Problem, device: Device, blocks: tuple[int, int], warps
 def _parts(
     problem: Problem, device: Device, blocks: tuple[int, int], warps: int, products: int, moved: int, asked: int
 ) -> dict[str, float]:
-    """Of FMAs, bytes that pass shared memory, and bytes that the L2 gives and takes. What floats in shared memory cost is not known:
-    their FMAs take far longer."""
+    """Of FMAs, bytes that pass shared memory, and bytes that the L2 gives and takes. What floats in shared memory cost is not
+    known: their FMAs take far longer."""
     rows, cols = blocks
     each, special = of_score(problem)
     half = problem.itemsize == 2
@@ -76,7 +82,7 @@ def _parts(
     return parts | ({"shared": moved / SHARED_BYTES} if half else {})
 
 
-def turn(parts: dict[str, float], warps: int, resident: int) -> float:
+def turn(parts: Mapping[str, float], warps: int, resident: int) -> float:
     """Clocks in which so many thread blocks of a multiprocessor, of so many warps each, all go one turn further."""
     serial = sum(clocks for name, clocks in parts.items() if name in ("tensor", "FMA", "exp", "float32"))
     return max(OF_BUSIEST * resident * max(parts.values()), serial * max(1.0, PARTITIONS / warps) + TILE_LATENCY)

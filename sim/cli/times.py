@@ -29,18 +29,13 @@ class Timing:
     def report_of(self, request: Request) -> dict[str, Any] | None:
         """What the model says, for JSON; the picture is drawn on the way. None where nothing is asked.
 
-        Raises ValueError where it has no times.
+        Raises ValueError where it has no times, click.UsageError for --results without --time.
         """
         if not self.asked:
             if self.results is not None:
                 raise click.UsageError("--results is for --time and --roofline")
             return None
-        if request.cache is not None or request.backward:
-            given = "--decode" if request.cache is not None else "--backward"
-            raise click.UsageError(
-                f"--time and --roofline cannot go with {given}: times are modelled of the forward of fa2 and fa3"
-            )
-        schedule = request.schedule()
+        schedule = request.decode_schedule() if request.cache is not None else request.schedule()
         found, beside = times(schedule), measured(schedule, self.results or RESULTS)
         if self.roofline is not None:
             from cupyflash.sim.roofline import plot_roofline
@@ -68,7 +63,8 @@ def options(command: Command) -> Command:
     """--time, --roofline and --results."""
     drawn = "Draw the device's roofs and this problem between them: a .png, .svg or .pdf."
     file = click.option("--roofline", metavar="FILE", type=NewFile((".png", ".svg", ".pdf")), help=drawn)
-    timed = click.option("--time", "with_time", is_flag=True, help="With a model's times of the forward, by part of the device.")
+    told = "With a model's times, by part of the device, beside what was measured."
+    timed = click.option("--time", "with_time", is_flag=True, help=told)
     folder = click.option(
         "--results",
         metavar="FOLDER",

@@ -52,7 +52,8 @@ class ColumnBlocks(Launch):
             self.batch, self.j = (each[block] for each in tensors.bounds.found())
         self.visiting: dict[tuple[int, int, int], list[np.ndarray]] = {}
         members = (self.of_block(block) for block in range(schedule.grid))
-        self.turns = np.array([max(1, sum(len(rows) for rows in each) * (1 if len(each) > 1 else group)) for each in members])
+        self.visits = np.array([sum(len(rows) for rows in each) * (1 if len(each) > 1 else group) for each in members], np.int64)
+        self.turns = np.maximum(self.visits, 1)
         self.grid = len(self.turns)
         self.unit = unit_of(self._sizes())
         self.heft = 1 + tensors.reads.heft(schedule.block_rows, schedule.block_cols)
