@@ -24,9 +24,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import machine  # noqa: E402
 import report  # noqa: E402
 from command import QUICK_SECONDS, SECONDS, surroundings  # noqa: E402
-from records import Budget, Records, read  # noqa: E402
+from records import Budget, Records  # noqa: E402
 
 from cupyflash import Device  # noqa: E402
+from cupyflash.sim.measured import read  # noqa: E402
 
 STEPS = ("tests", "forward", "backward", "decode")
 MOST_PROCESSES = 16

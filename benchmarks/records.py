@@ -23,7 +23,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -65,17 +65,6 @@ def _unused(folder: Path, stem: str) -> Path:
     """A file of the folder that is not there yet: results of the same day stand beside each other."""
     names = (folder / f"{stem}{'' if number == 1 else f'-{number}'}.jsonl" for number in range(1, 1000))
     return next(path for path in names if not path.exists())
-
-
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """A file's lines; the last one is left out where it was cut off in the middle."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            yield json.loads(line)
-        except ValueError:
-            if number < len(lines):
-                raise ValueError(f"{path.name}, line {number}: no JSON: {line[:80]!r}") from None
 
 
 def finite(value: Any) -> Any:

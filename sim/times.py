@@ -1,22 +1,46 @@
-"""How long a forward pass takes, by a model: what each part of the device is busy for, launch order, and DRAM behind the L2.
+"""How long a pass takes, by a model: what each part of the device is busy for, launch order, and DRAM behind the L2.
 
-The clocks of a tile are those by which the planner chooses tiles (`fa2_tiles`, `fa3_tiles`); nothing here is measured.
+The clocks of a turn are those by which the planner chooses tiles and splits (`fa2_tiles`, `fa3_tiles`, `decode_tiles`); of the
+backward, `fa2_backward_clocks`. Nothing here is measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from cupyflash.device import Device
 from cupyflash.multiprocessor import L2_BYTES, clock_rate
-from cupyflash.schedules import Schedule, TileSchedule, VarlenSchedule, fa3_tiles, require_schedule
+from cupyflash.schedules import DecodeSchedule, Schedule, TileSchedule, VarlenSchedule, decode_tiles, fa3_tiles, require_schedule
+from cupyflash.schedules import fa2_backward_clocks as backward_clocks
+from cupyflash.schedules.base import Visited
+from cupyflash.schedules.decode_tiles import LAUNCH
 from cupyflash.schedules.fa2 import Fa2Schedule
+from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
+from cupyflash.schedules.fa2_backward_tiles import Launch as Gradients
+from cupyflash.schedules.fa2_backward_tiles import launches as main_launches
 from cupyflash.schedules.fa3 import Fa3Schedule
+from cupyflash.schedules.varlen import VarlenBackwardSchedule
 from cupyflash.sim import l2
-from cupyflash.sim.l2.launch import Memory
+from cupyflash.sim.l2.columns import ColumnBlocks
+from cupyflash.sim.l2.decode import Splits
+from cupyflash.sim.l2.launch import Launch, Memory
 from cupyflash.sim.l2.rows import RowBlocks
 
 DRAM = "DRAM"
+
+
+@dataclass(frozen=True)
+class Work:
+    """A launch: the pieces that thread blocks have, one each or one after another, turns of all of them, the clocks of a turn by
+    part, its FLOP, and the seconds that the launch takes by itself."""
+
+    launch: Launch
+    pieces: int
+    turns: int
+    parts: Mapping[str, float]
+    flops: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -24,9 +48,10 @@ class Times:
     """Seconds by a model.
 
     busy: of each part of the device, were it alone: all its work at its peak, on all multiprocessors; DRAM's of the bytes behind
-    the L2, absent where its bandwidth is not known. kernel: the thread blocks by the planner's model, with what they wait for,
-    waves and the tail. waves: how often they fill the device; idle: the share of their places that is empty meanwhile, in turns.
-    flops: of the tiles that are computed. peak, bandwidth and l2_bandwidth in FLOP/s and bytes/s, None where not known.
+    the L2, absent where its bandwidth is not known. kernel: the launches one after another, their thread blocks by the model, with
+    what they wait for, waves and the tail. waves: how often the longest launch's fill the device; idle: the share of their places
+    that is empty meanwhile, in turns. flops: of the tiles that are computed. peak, bandwidth and l2_bandwidth in FLOP/s and
+    bytes/s, None where not known.
     """
 
     busy: Mapping[str, float]
@@ -67,37 +92,120 @@ class Times:
 
 
 def times(schedule: TileSchedule) -> Times:
-    """Of a forward pass of `fa2` or `fa3`. ValueError for what the model has not, or what the L2's does not follow."""
+    """Of a forward of `fa2` or `fa3`, of decoding, or of `fa2`'s backward where no row has a large L. ValueError for what the model
+    has not, or what the L2's does not follow."""
     require_schedule(schedule, Schedule, "plan")
-    if not isinstance(schedule, Fa2Schedule) or isinstance(schedule, VarlenSchedule):
+    modelled = isinstance(schedule, Fa2Schedule | Fa2BackwardSchedule | DecodeSchedule)
+    if not modelled or isinstance(schedule, VarlenSchedule | VarlenBackwardSchedule):
         raise ValueError(
-            f"times are modelled of the forward of 'fa2' and 'fa3', got {schedule.algorithm!r} ({type(schedule).__name__})"
+            "times are modelled of the forward of 'fa2' and 'fa3', of fa2's backward and of decoding, got "
+            f"{schedule.algorithm!r} ({type(schedule).__name__})"
         )
     behind, p, device = l2.run(schedule), schedule.problem, schedule.device
-    (launch,) = l2.launches_of(schedule, "rows", Memory())
-    assert isinstance(launch, RowBlocks)
+    works = list(works_of(schedule))
     clock, sms = clock_rate(device), device.sm_count
-    if isinstance(schedule, Fa3Schedule):
-        best = fa3_tiles.choose(p, device, (schedule.tiling.used.block_rows, schedule.block_cols))
-        parts, clocks = dict(best.parts), fa3_tiles.clocks(p, device, best)
-    else:
-        parts, clocks = dict(schedule.candidate.parts), schedule.candidate.clocks
-    tiles = int(launch.visits.sum())
-    busy = {part: tiles * of_tile / (sms * clock) for part, of_tile in parts.items() if part != "L2"}
+    busy: dict[str, float] = {}
+    for work in works:
+        for part, clocks in work.parts.items():
+            busy[part] = busy.get(part, 0.0) + work.turns * clocks / (sms * clock)
     l2_bandwidth = sms * L2_BYTES * clock
     busy["L2"] = behind.asked.total_bytes / l2_bandwidth
     if device.hbm_bandwidth:
         busy[DRAM] = behind.dram.total_bytes / device.hbm_bandwidth
-    end = int((launch.starts() + launch.turns).max())
-    used = schedule.tiling.used
+    most = max(works, key=lambda work: work.seconds)
+    longest = most.launch
+    places = longest.slots * int((longest.starts() + longest.turns).max())
     return Times(
         busy,
-        clocks / clock,
-        waves=schedule.works / launch.slots,
-        idle=1 - int(launch.turns.sum()) / (launch.slots * end),
-        flops=2 * tiles * used.block_rows * used.block_cols * (p.head_dim + p.head_dim_v),
+        sum(work.seconds for work in works) + (len(works) - 1) * LAUNCH,
+        waves=most.pieces / longest.slots,
+        idle=1 - int(longest.turns.sum()) / places,
+        flops=sum(work.turns * work.flops for work in works),
         behind=behind,
         peak=device.tensor_peak.get(p.dtype),
         bandwidth=device.hbm_bandwidth,
         l2_bandwidth=l2_bandwidth,
     )
+
+
+def works_of(schedule: TileSchedule) -> Iterator[Work]:
+    """Its launches, in order."""
+    gradients = iter(main_launches(schedule.problem))
+    for launch in l2.launches_of(schedule, "rows", Memory(), {}):
+        if isinstance(launch, ColumnBlocks):
+            yield columns(launch, next(gradients))
+        elif isinstance(launch, Splits):
+            yield splits(launch)
+        elif isinstance(launch, RowBlocks):
+            yield queries(launch) if isinstance(launch.schedule, QueriesSchedule) else forward(launch)
+        elif not isinstance(schedule, DecodeSchedule):  # the seconds of its merge are in those of its splits
+            yield Work(launch, launch.grid, 0, {}, 0, passed(launch, schedule.device))
+
+
+def forward(launch: RowBlocks) -> Work:
+    """A forward of fa2 or fa3: the planner's clocks, which know nothing of what masks skip, less that."""
+    schedule = launch.schedule
+    assert isinstance(schedule, Fa2Schedule)
+    p, device = schedule.problem, schedule.device
+    if isinstance(schedule, Fa3Schedule):
+        best = fa3_tiles.choose(p, device, (schedule.tiling.used.block_rows, schedule.block_cols))
+        parts, clocks = dict(best.parts), fa3_tiles.clocks(p, device, best)
+    else:
+        parts, clocks = dict(schedule.candidate.parts), schedule.candidate.clocks
+    tiles, used = int(launch.visits.sum()), schedule.tiling.used
+    flops = 2 * used.block_rows * used.block_cols * (p.head_dim + p.head_dim_v)
+    return Work(launch, len(launch.visits), tiles, parts, flops, share_left(launch) * clocks / clock_rate(device))
+
+
+def share_left(launch: RowBlocks) -> float:
+    """Of the tiles that positions and lengths leave, those that masks leave."""
+    every = [(Visited.of(part.schedule, part.keys, None), part) for part in launch.parts]
+    of_head = {part.number: visited.count(0, part.schedule.col_blocks) for visited, part in every}
+    works = launch.works
+    seen = sum(int(of_head[batch][i]) for batch, i in zip(works.batch.tolist(), works.i.tolist(), strict=True) if i >= 0)
+    return int(launch.visits.sum()) / seen if seen else 1.0
+
+
+def splits(launch: Splits) -> Work:
+    """Decoding, merge included: the model by which the number of splits is chosen."""
+    schedule = launch.schedule
+    p, best = schedule.problem, schedule.candidate
+    parts = decode_tiles.part_clocks(p, schedule.device, best.config)
+    flops = 2 * schedule.block_rows * schedule.block_cols * (p.head_dim + p.head_dim_v)
+    return Work(launch, launch.grid, int(launch.visits.sum()), parts, flops, best.seconds)
+
+
+def columns(launch: ColumnBlocks, made: Gradients) -> Work:
+    """A launch of the main kernel of the backward, which makes these gradients."""
+    schedule = launch.schedule
+    p, device, blocks = schedule.problem, schedule.device, (schedule.block_rows, schedule.block_cols)
+    d, dv, dq = p.head_dim, p.head_dim_v, made.dk and not schedule.deterministic
+    parts = backward_clocks.column_parts(p, device, blocks, schedule.warps, made, dq)
+    flops = 2 * blocks[0] * blocks[1] * (d + made.dv * dv + made.dk * (dv + d) + dq * d)
+    seconds = in_turns(launch, device, parts, schedule.warps.count(blocks[1]))
+    return Work(launch, launch.grid, int(launch.visits.sum()), parts, flops, seconds)
+
+
+def queries(launch: RowBlocks) -> Work:
+    """The kernel of dQ by itself."""
+    schedule = launch.schedule
+    assert isinstance(schedule, QueriesSchedule)
+    p, device, blocks = schedule.problem, schedule.device, (schedule.block_rows, schedule.block_cols)
+    parts = backward_clocks.query_parts(p, device, blocks, schedule.warps)
+    flops = 2 * blocks[0] * blocks[1] * (2 * p.head_dim + p.head_dim_v)
+    seconds = in_turns(launch, device, parts, schedule.warps.count(blocks[0]))
+    return Work(launch, launch.grid, int(launch.visits.sum()), parts, flops, seconds)
+
+
+def in_turns(launch: Launch, device: Device, parts: Mapping[str, float], warps: int) -> float:
+    """Seconds of a launch of the backward, whose thread blocks have so many warps: its turns one after another in lockstep."""
+    resident = min(launch.slots // device.sm_count, -(-launch.grid // device.sm_count))
+    last = int((launch.starts() + launch.turns).max())
+    rounds = -(-launch.grid // launch.slots)
+    return (last * backward_clocks.turn(parts, warps, resident) + rounds * backward_clocks.BLOCK) / clock_rate(device)
+
+
+def passed(launch: Launch, device: Device) -> float:
+    """Seconds of a kernel that only passes over rows: its bytes by DRAM's bandwidth, or the L2's where that is not known."""
+    nbytes = sum(int(asked.nbytes @ asked.times) for _, asked in launch.played())
+    return nbytes / (device.hbm_bandwidth or device.sm_count * L2_BYTES * clock_rate(device))

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from cupyflash import Device
+from cupyflash.sim.measured import read
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
-cases, decode, machine, peers, records, report, sass, tables = (
+cases, decode, machine, peers, report, sass, tables = (
     importlib.import_module(name)
-    for name in ("cases", "decode", "machine", "peers", "records", "report", "machine_code.sass", "machine_code.tables")
+    for name in ("cases", "decode", "machine", "peers", "report", "machine_code.sass", "machine_code.tables")
 )
 A100 = Device.named("A100-40GB")
 
@@ -67,7 +68,7 @@ def test_what_is_planned_is_told_for_a_device_of_the_catalogue(capsys: pytest.Ca
 def test_a_dry_run_measures_and_judges_both_layouts(tmp_path: Path) -> None:
     assert decode.main(["--dry-run", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.iterdir()
-    lines = list(records.read(path))
+    lines = list(read(path))
     rows = {line["implementation"]: line for line in lines if line["kind"] == "measurement"}
     assert list(rows) == ["decode", "decode, pages of 16", "numpy"] and all(row["right"] for row in rows.values())
     row = rows["decode, pages of 16"]

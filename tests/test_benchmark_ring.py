@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from cupyflash import Device
+from cupyflash.sim.measured import read
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
-ring, records, report = (importlib.import_module(name) for name in ("ring", "records", "report"))
+ring, report = (importlib.import_module(name) for name in ("ring", "report"))
 H100 = Device.named("H100-SXM")
 
 
@@ -31,14 +32,14 @@ def test_what_is_planned_is_told_for_a_device_of_the_catalogue(capsys: pytest.Ca
 def test_a_dry_run_writes_every_way_and_pass(tmp_path: Path) -> None:
     path = tmp_path / "dry.jsonl"
     assert ring.main(["--dry-run", "--out", str(path)]) == 0
-    head, *lines, end = records.read(path)
+    head, *lines, end = read(path)
     assert head["kind"] == "run" and head["simulated"] and (head["ranks"], head["transport"]) == (2, "threads")
     assert end["kind"] == "end" and [line["kind"] for line in lines] == ["ring"] * 6
     assert {(line["way"], line["pass"]) for line in lines} == {
         (str(way), name) for way in ring.WAYS for name in ("forward", "backward")
     }
     assert all(line["right"] and line["apart"] < 2e-3 and line["seconds"] > 0 for line in lines)
-    assert len([line for line in report.summary(records.read(path)) if "of ideal" in line]) == 6
+    assert len([line for line in report.summary(read(path)) if "of ideal" in line]) == 6
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from cupyflash import Device
-from cupyflash.schedules import BACKWARD_ALGORITHMS
+from cupyflash import Device, plan
+from cupyflash.schedules import BACKWARD_ALGORITHMS, plan_backward
+from cupyflash.sim.measured import measured, read
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -36,13 +37,13 @@ def test_a_report_that_failed_is_a_line_at_once_and_the_counts_are_the_last_one(
             tell("passed", when)
         crash = types.SimpleNamespace(reprcrash=types.SimpleNamespace(message="assert 1 == 2\n  where 1 is one"))
         tell("failed", longrepr=crash)
-        assert [line["text"] for line in records.read(file.path)] == ["assert 1 == 2 where 1 is one"]
+        assert [line["text"] for line in read(file.path)] == ["assert 1 == 2 where 1 is one"]
         tell("failed", "setup", longrepr="OSError: no")
         for _ in range(2):
             tell("skipped", "setup", longrepr=("t.py", 1, "Skipped: needs bfloat16"))
         tell("skipped", wasxfail="known")
         reporter.pytest_sessionfinish(1)
-    *failures, counts = records.read(file.path)
+    *failures, counts = read(file.path)
     assert [(line["kind"], line["outcome"]) for line in failures] == [("test", "failed"), ("test", "error")]
     assert counts["kind"] == "tests" and counts["skips"] == {"Skipped: needs bfloat16": 2} and counts["exit_status"] == 1
     assert counts["counts"] == {"passed": 1, "failed": 1, "error": 1, "skipped": 2, "xfailed": 1}
@@ -58,13 +59,13 @@ def test_failures_and_counts_of_tests_are_lines_as_they_come(tmp_path: Path) -> 
     )
     path = tmp_path / "lines.jsonl"
     status = on_gpu.finished(on_gpu.pytest_command(path, tests, quick=False, parallel=1), 60, tmp_path / "tests.txt")
-    failed, error, counts = records.read(path)
+    failed, error, counts = read(path)
     assert status == 1 and "one is not two" in (tmp_path / "tests.txt").read_text()
     assert failed["test"].endswith("::test_b") and failed["outcome"] == "failed" and "one is not two" in failed["text"]
     assert error["test"].endswith("::test_d") and error["outcome"] == "error" and "OSError" in error["text"]
     assert counts["counts"] == {"passed": 1, "failed": 1, "skipped": 1, "error": 1}
     assert counts["exit_status"] == 1 and list(counts["skips"]) == ["Skipped: needs bfloat16"]
-    assert "1 passed, 1 failed, 1 skipped, 1 error" in list(report.summary(records.read(path)))
+    assert "1 passed, 1 failed, 1 skipped, 1 error" in list(report.summary(read(path)))
 
 
 def test_one_command_runs_the_four_and_a_step_that_fails_takes_no_other_along(
@@ -83,7 +84,7 @@ def test_one_command_runs_the_four_and_a_step_that_fails_takes_no_other_along(
     assert on_gpu.main(["--quick", str(tmp_path)]) == 1
     (path,) = tmp_path.iterdir()
     assert path.name.startswith("T4-2") and f"written: {path}" in capsys.readouterr().out
-    header, *ends = records.read(path)
+    header, *ends = read(path)
     assert header["device"]["name"] == "T4" and header["versions"] == {"cupy": "14"} and not header["simulated"]
     passes = [f"{name}: exit status 0" for name in ("forward", "backward", "decode")]
     assert [end["reason"] for end in ends] == ["tests: exit status 1", *passes]
@@ -132,7 +133,7 @@ def test_the_one_command_s_dry_run_measures_every_implementation(tmp_path: Path)
     test.write_text("def test(): pass\n")
     assert on_gpu.main(["--dry-run", "--tests", str(test), str(tmp_path / "out")]) == 0
     (path,) = (tmp_path / "out").glob("*.jsonl")
-    lines = list(records.read(path))
+    lines = list(read(path))
     assert [line["what"] for line in lines if line["kind"] == "run"] == ["on_gpu", "forward", "backward", "decode"]
     assert all(line["simulated"] for line in lines if line["kind"] == "run")
     assert [line["counts"] for line in lines if line["kind"] == "tests"] == [{"passed": 1}]
@@ -145,6 +146,14 @@ def test_the_one_command_s_dry_run_measures_every_implementation(tmp_path: Path)
     assert set(rows) == {"decode", "decode, pages of 16", "numpy"} and all(row["right"] for row in rows.values())
     (first,) = (line["value"] for line in lines if line.get("name") == "first call")
     assert first["cold"]["first_call_s"] > 0 and set(first) == {"cold", "warm"}
+    # `predict --time` finds each of them again, once a GPU has taken them.
+    cases, device = importlib.import_module("cases"), Device.named("A100-40GB")
+    decoding = importlib.import_module("decode").planned(device, cases.TINY_DECODE)
+    schedules = [*(plan(cases.TINY.problem, device, name) for name in ours["forward"]), decoding]
+    schedules += [plan_backward(cases.TINY.problem, device, deterministic=each) for each in (False, True)]
+    assert not any(measured(schedule, path.parent) for schedule in schedules)
+    path.write_text(path.read_text().replace('"simulated": true', '"simulated": false'))
+    assert [len(measured(schedule, path.parent)) for schedule in schedules] == [1] * len(schedules)
 
 
 # --- what is written about it

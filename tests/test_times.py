@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from cupyflash import Device, Problem, plan
 from cupyflash.multiprocessor import clock_rate
-from cupyflash.schedules import plan_backward
+from cupyflash.schedules import Cache, plan_backward, plan_decode
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.sim import l2
 from cupyflash.sim.cli import main
+from cupyflash.sim.measured import measured
 from cupyflash.sim.roofline import draw_roofline
 from cupyflash.sim.times import DRAM, times
 
@@ -71,7 +74,7 @@ def test_predict_tells_them_and_draws_the_roofline(tmp_path: Path) -> None:
     file = tmp_path / "roofline.svg"
     result = predicted("--time", "--roofline", str(file), "--algorithm", "fa3", "--device", "H100-SXM")
     assert result.exit_code == 0 and file.stat().st_size > 1000
-    assert "Times by a model; nothing here is measured" in result.stdout and "busiest: tensor" in result.stdout
+    assert "Times by a model. What each part" in result.stdout and "busiest: tensor" in result.stdout
     assert "time" not in json.loads(predicted("--json").stdout)
 
 
@@ -84,12 +87,49 @@ def test_the_picture_has_the_ridges_and_the_points() -> None:
     assert (found.ridge, 312e12) in drawn and found.ridge == pytest.approx(312e12 / 1555.2e9)
 
 
+CASE = {"pass": "forward", "dtype": "float16", "d": 128, "n": 2048, "causal": False, "batch": 1, "heads": 4}
+
+
+def results(folder: Path, *rows: dict[str, Any], device: str = "NVIDIA A100-SXM4-40GB", simulated: bool = False) -> None:
+    """A benchmark's file of the 108 multiprocessors of an A100."""
+    chip = {"name": device, "sm_count": 108}
+    run = {"kind": "run", "device": chip, "date": "2026-12-01", "commit": "abc", "simulated": simulated}
+    good = {"kind": "measurement", **CASE, "implementation": "fa2", "seconds": 1e-4, "spread_s": 1e-6, "right": True}
+    text = "".join(json.dumps(line) + "\n" for line in (run, *(good | row for row in rows)))
+    (folder / f"{len(list(folder.iterdir()))}.jsonl").write_text(text + '{"kind": "cut o')
+
+
+def test_what_was_measured_stands_beside_the_model_with_its_error(tmp_path: Path) -> None:
+    size = "{}x{}".format(*(plan(PROBLEM, A100).tiling.used.block_rows, plan(PROBLEM, A100).block_cols))
+    results(tmp_path, {"tile": size}, {"tile": "16x16"})
+    told = json.loads(predicted("--time", "--json", "--results", str(tmp_path)).stdout)["time"]
+    (row,) = told["measured"]
+    assert row["model_error"] == told["seconds"] / 1e-4 - 1 and row["file"] == "0.jsonl" and row["date"] == "2026-12-01"
+    text = " ".join(predicted("--time", "--results", str(tmp_path)).stdout.split())
+    assert "measured: 100.0 microseconds (quartiles 1.0 apart) by fa2 on 2026-12-01, commit abc (0.jsonl)" in text
+    assert f"the model's are {row['model_error']:+.0%} from that" in text
+
+
+def test_only_right_figures_of_the_same_case_and_chip_are_taken(tmp_path: Path) -> None:
+    wrong = ({"right": False}, {"invalid": "too fast"}, {"d": 64}, {"causal": True}, {"heads": 8}, {"implementation": "torch"})
+    results(tmp_path, *wrong, {"pass": "backward"}, {"tile": "1x1"})
+    results(tmp_path, {}, device="NVIDIA H200")
+    results(tmp_path, {}, simulated=True)
+    assert measured(plan(PROBLEM, A100), tmp_path) == ()
+    results(tmp_path, {"exposed": True})
+    (found,) = measured(plan(PROBLEM, A100), tmp_path)
+    assert found.exposed and found.seconds == 1e-4
+    assert measured(plan(PROBLEM.asking(sinks=True), A100), tmp_path) == () == measured(plan(PROBLEM, H100), tmp_path)
+    told = predicted("--time", "--seqlen-k", "1024", "--results", str(tmp_path)).stdout
+    assert "nothing was measured of this problem" in " ".join(told.split())
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--backward", "--time"), "--time and --roofline cannot go with --backward"),
-        (("--algorithm", "fa1", "--time"), "times are modelled of the forward of 'fa2' and 'fa3', got 'fa1'"),
-        (("--mask", "--time"), "does not follow mask"),
+        (("--results", "."), "--results is for --time and --roofline"),
+        (("--algorithm", "fa1", "--time"), "times are modelled of the forward of 'fa2' and 'fa3'"),
+        (("--algorithm", "fa1", "--backward", "--time"), "got 'fa1' (Fa1BackwardSchedule)"),
         (("--seqlen-k", "0", "--roofline", "picture.svg"), "nothing is computed here"),
         (("--roofline", "picture.txt"), "must end in .png or .svg or .pdf"),
     ],
@@ -99,6 +139,34 @@ def test_what_has_no_times_is_refused(options: tuple[str, ...], said: str) -> No
     assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1
 
 
-def test_a_backward_schedule_has_no_times() -> None:
-    with pytest.raises(ValueError, match="got 'fa2' \\(Fa2BackwardSchedule\\)"):
-        times(plan_backward(PROBLEM, H100))
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_backward_s_parts_are_those_of_all_its_tiles(deterministic: bool) -> None:
+    """S, dP, dV, dK and dQ: five products a tile, or with dQ's own kernel four and three; each at the device's peak."""
+    schedule = plan_backward(PROBLEM, A100, deterministic=deterministic)
+    found, tiles = times(schedule), 4 * 2048 * 2048
+    assert found.flops == 2 * tiles * 128 * (7 if deterministic else 5)
+    assert found.busy["tensor"] == pytest.approx(found.flops / 312e12, rel=1e-3)
+    assert found.busy["exp"] == pytest.approx((2 if deterministic else 1) * tiles / (16 * 108 * clock_rate(A100)))
+    assert found.busy[DRAM] == found.behind.dram.total_bytes / 1555.2e9
+    assert found.kernel > max(found.busy[part] for part in ("tensor", "shared", "exp", "issue"))
+
+
+def test_two_launches_of_gradients_make_s_twice() -> None:
+    wide = times(plan_backward(Problem(1, 1, 1, 512, 512, 256, "float16"), A100))
+    assert wide.flops == 2 * 512 * 512 * 256 * (2 + 4)
+
+
+def test_decoding_is_what_its_splits_were_chosen_by() -> None:
+    told = json.loads(predicted("--decode", "--seqlen", "1", "--seqlen-k", "512", "--time", "--json").stdout)["time"]
+    found = times(plan_decode(Problem(1, 32, 8, 1, 8192, 128, "float16", causal=True, padded=True), A100, Cache()))
+    assert found.bound == DRAM and found.flops == 4 * 16 * 8 * 8192 * 128  # four query heads share a tile of 16 rows
+    assert told["modelled"] and set(told["busy_seconds"]) == set(found.busy)
+
+
+def test_what_masks_skip_takes_no_time() -> None:
+    """Of tiles of a mask that keeps half of the keys, half are left."""
+    whole = plan(PROBLEM, A100)
+    kept = np.arange(whole.row_blocks * whole.col_blocks).reshape(whole.row_blocks, -1) % 2 == 0
+    less = times(plan(PROBLEM.asking(block_mask=kept), A100, "fa2", (whole.block_rows, whole.block_cols)))
+    all_ = times(whole)
+    assert less.flops == all_.flops / 2 and less.kernel == pytest.approx(all_.kernel / 2, rel=0.1)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from cupyflash import Device
+from cupyflash.sim.measured import read
 from cupyflash.sim.yardstick import DTYPES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -176,7 +177,7 @@ def measured(
         effort = timing.Effort(sets=2, seconds=0.3, least=3, most=6)
         session = timing.Session(bench or Scripted(), what, file, budget or records.Budget(100), effort)
         status = command.run(session, given, {"what": "some", "simulated": True, "default": what.default}, extras)
-    return status, list(records.read(file.path))
+    return status, list(read(file.path))
 
 
 def test_each_implementation_is_judged_by_itself_and_a_wrong_one_does_not_win(tmp_path: Path) -> None:
@@ -288,12 +289,12 @@ def test_a_program_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 9
     (path,) = tmp_path.iterdir()
-    assert list(records.read(path)) == [{"kind": "extra", "name": "x", "value": None}]
+    assert list(read(path)) == [{"kind": "extra", "name": "x", "value": None}]
     path.write_text(path.read_text() + '{"kind": "extra", "na')
-    assert len(list(records.read(path))) == 1
+    assert len(list(read(path))) == 1
     path.write_text("{broken\n" + path.read_text())
     with pytest.raises(ValueError, match="line 1: no JSON"):
-        list(records.read(path))
+        list(read(path))
 
 
 def test_a_lost_device_ends_the_run_at_once_and_names_what_it_did(tmp_path: Path) -> None:
@@ -326,7 +327,7 @@ def test_a_budget_stops_in_time_and_says_what_it_left_out(tmp_path: Path) -> Non
         effort, budget = timing.Effort(sets=1, least=2, most=2), records.Budget(100, lambda: bench.now)
         session = timing.Session(bench, scripted([Scenario("ours", seconds=10.0)]), file, budget, effort)
         session.measure([dataclasses.replace(CASE, n=n) for n in range(1, 11)])
-    lines = list(records.read(file.path))
+    lines = list(read(file.path))
     assert [line["n"] for line in lines if line["kind"] == "measurement"] == [1, 2, 3]
     (left,) = (line for line in lines if line["kind"] == "left_out")
     assert left["reason"] == "no time left" and [case["n"] for case in left["cases"]] == [4, 5, 6, 7, 8, 9, 10]
@@ -341,7 +342,7 @@ def test_a_budget_that_ends_within_a_case_leaves_what_was_timed_of_it(seconds: f
         budget = records.Budget(25, lambda: bench.now)
         session = timing.Session(bench, scripted([Scenario("ours", seconds=seconds)]), file, budget, timing.Effort(sets=1, least=3))
         session.measure([CASE])
-    (line,) = records.read(file.path)
+    (line,) = read(file.path)
     assert found.items() <= line.items() and line["right"] and bench.now == {10.0: 30, 40.0: 40}[seconds]
 
 
@@ -357,7 +358,7 @@ def test_a_second_run_of_a_day_has_a_file_of_its_own_and_a_file_can_be_added_to(
     assert paths[1].stem == paths[0].stem + "-2" and paths[0].name.startswith("NVIDIA-H100-forward-2")
     with records.Records(paths[0], "whatever") as file:
         file.write("extra", {"name": "y"})
-    assert [line["name"] for line in records.read(paths[0])] == ["x", "y"]
+    assert [line["name"] for line in read(paths[0])] == ["x", "y"]
 
 
 def test_no_line_names_the_user_the_machine_or_a_folder_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,12 +153,17 @@ def in_registers(problem: Problem, config: Config) -> bool:
     return config.row_tiles == 1 and max(problem.head_dim, problem.head_dim_v) <= MOST_DIM_OF_TWO
 
 
+def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, float]:
+    """Clocks of one multiprocessor for a block of keys of a thread block, by what they are spent on: as for a tile of `fa2`."""
+    rows = GRANULE * config.row_tiles
+    alike = fa2_tiles.Config(config.block_rows, config.block_cols, rows, config.stages, in_registers(problem, config))
+    return fa2_tiles.part_clocks(problem, device, alike)
+
+
 def turn(problem: Problem, device: Device, config: Config, together: int) -> float:
     """Clocks in which so many thread blocks of a multiprocessor all go a block of keys further: what `fa2`'s turn would cost, with
     the keys shared out among the warps that have the same rows."""
-    rows = GRANULE * config.row_tiles
-    alike = fa2_tiles.Config(config.block_rows, config.block_cols, rows, config.stages, in_registers(problem, config))
-    parts = fa2_tiles.part_clocks(problem, device, alike)
+    parts = part_clocks(problem, device, config)
     busy = together * max(1.0, PARTITIONS * WARP / config.threads) * max(parts.values())
     serial = sum(clocks for name, clocks in parts.items() if name not in ("shared", "L2")) * PARTITIONS * WARP / config.threads
     return max(busy, serial + fa2_tiles.TILE_LATENCY)

@@ -101,7 +101,7 @@ class Fa2Schedule(TileSchedule):
         )
         enter = [*self._length_moves(), *self._head_moves()]
         if visits:
-            enter.append(Move("Q", self.pack * self._copied_rows(rows) * p.head_dim, p.itemsize, tile="Q"))
+            enter.append(Move("Q", self.pack * self.copied_rows(rows) * p.head_dim, p.itemsize, tile="Q"))
             enter += row_moves(p, rows) if self.by_tiles else ()
         leave = [Move("O", self.pack * rows * p.head_dim_v, p.itemsize, write=True, tile="Q")]
         if self.lse:
@@ -115,7 +115,7 @@ class Fa2Schedule(TileSchedule):
             return
         visited = Visited.of(self, keys, kept)
         tail = -(-keys // self.block_cols) - 1  # of the column blocks, the one that may be short
-        tail_rows, tail_cols = p.seqlen_q - (self.row_blocks - 1) * self.block_rows, self._tail_cols(tail, keys)
+        tail_rows, tail_cols = p.seqlen_q - (self.row_blocks - 1) * self.block_rows, self.tail_cols(tail, keys)
         full_visits, tail_visits = visited.count(0, tail), visited.count(tail, tail + 1)
         every = np.arange(self.row_blocks)
         last, none = every == self.row_blocks - 1, full_visits + tail_visits == 0
@@ -144,11 +144,11 @@ class Fa2Schedule(TileSchedule):
         """What a row block reads of a score function's arrays that is one for its head."""
         return head_moves(self.problem)
 
-    def _copied_rows(self, rows: int) -> int:
+    def copied_rows(self, rows: int) -> int:
         """Rows that are copied of a row block of so many."""
         return rows
 
-    def _tail_cols(self, tail: int, keys: int) -> int:
+    def tail_cols(self, tail: int, keys: int) -> int:
         """Columns that are copied of the column block `tail`, where the keys end."""
         return keys - tail * self.block_cols
 

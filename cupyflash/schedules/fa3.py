@@ -85,10 +85,10 @@ class Fa3Schedule(Fa2Schedule):
         """Each consumer warp reads them, of each head that its rows have."""
         return head_moves(self.problem, (self.warps - 1) * self.pack)
 
-    def _copied_rows(self, rows: int) -> int:
+    def copied_rows(self, rows: int) -> int:
         return min(self.block_rows, self.room_q - (self.row_blocks - 1) * self.block_rows) if rows < self.block_rows else rows
 
-    def _tail_cols(self, tail: int, keys: int) -> int:
+    def tail_cols(self, tail: int, keys: int) -> int:
         return min(self.block_cols, self.room_k - tail * self.block_cols)
 
     def maps(self) -> Mapping[str, Box]:

@@ -81,8 +81,15 @@ class VarlenSchedule(Fa2Schedule):
 
     def sequences(self) -> Mapping[Fa2Schedule, int]:
         """The schedule of each sequence, as a batch of its own, and how many are like it."""
-        counted, skips = _problems(self.problem, self.seqlens, self.patterns), bool(self.mask_tiles)
-        return {Fa2Sequence(problem, self.device, self.tiling, self.lse, skips): count for problem, count in counted.items()}
+        return {self._one(problem): count for problem, count in _problems(self.problem, self.seqlens, self.patterns).items()}
+
+    def in_order(self) -> list[Fa2Schedule]:
+        """The schedule of each sequence, one after the other."""
+        made = {problem: self._one(problem) for problem in _problems(self.problem, self.seqlens, self.patterns)}
+        return [made[problem] for problem in _each(self.problem, self.seqlens, self.patterns)]
+
+    def _one(self, problem: Problem) -> Fa2Schedule:
+        return Fa2Sequence(problem, self.device, self.tiling, self.lse, bool(self.mask_tiles))
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
         yield 1, iter([search(self.packed, "q", self.works * self.searches)])
@@ -123,15 +130,18 @@ class Fa3VarlenSchedule(VarlenSchedule, Fa3Schedule):
         return {**maps, "O_row": replace(maps["O"], rows=1)}
 
     def sequences(self) -> Mapping[Fa2Schedule, int]:
+        return Counter(self.in_order())
+
+    def in_order(self) -> list[Fa2Schedule]:
         p, packed = self.problem, self.packed
         each = ((p.seqlen_q, p.seqlen_k),) * p.batch if self.seqlens is None else self.seqlens
-        found: Counter[Fa2Schedule] = Counter()
+        found: list[Fa2Schedule] = []
         first_q = first_k = 0
         for n_q, n_k in each:
             room_q = min(packed.total_q - first_q, -(-n_q // self.block_rows) * self.block_rows)
             room_k = min(packed.total_k - first_k, -(-n_k // self.block_cols) * self.block_cols)
             one = replace(p.asking(packed=False), batch=1, seqlen_q=n_q, seqlen_k=n_k)
-            found[Fa3Sequence(one, self.device, self.tiling, self.lse, room_q, room_k)] += 1
+            found.append(Fa3Sequence(one, self.device, self.tiling, self.lse, room_q, room_k))
             first_q, first_k = first_q + n_q, first_k + n_k
         return found
 
@@ -208,12 +218,16 @@ class VarlenBackwardSchedule(Fa2BackwardSchedule):
 
     def sequences(self) -> Mapping[Fa2BackwardSchedule, int]:
         """The schedule of each sequence, as a batch of its own, and how many are like it."""
-        counted = _problems(self.problem, self.seqlens, self.patterns)
+        return {self._one(problem): count for problem, count in _problems(self.problem, self.seqlens, self.patterns).items()}
+
+    def in_order(self) -> list[Fa2BackwardSchedule]:
+        """The schedule of each sequence, one after the other."""
+        made = {problem: self._one(problem) for problem in _problems(self.problem, self.seqlens, self.patterns)}
+        return [made[problem] for problem in _each(self.problem, self.seqlens, self.patterns)]
+
+    def _one(self, problem: Problem) -> Fa2BackwardSchedule:
         skips = bool(self.mask_tiles), bool(self.by_rows.mask_tiles)
-        return {
-            BackwardOfSequence(problem, self.device, self.tiling, deterministic=self.deterministic, skips=skips): count
-            for problem, count in counted.items()
-        }
+        return BackwardOfSequence(problem, self.device, self.tiling, deterministic=self.deterministic, skips=skips)
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
         yield len(launches(self.problem)), iter([search(self.packed, "k", self.grid)])
@@ -273,11 +287,17 @@ def patterns_of(p: Problem, seqlens: Seqlens, values: Mapping[str, Any]) -> Patt
     return tuple(Pattern.of(each) for each in every)
 
 
-def _problems(p: Problem, seqlens: Seqlens | None, patterns: Patterns | None) -> Mapping[Problem, int]:
-    """The problem of each sequence, of full length where that is not known, and how many are like it."""
+def _each(p: Problem, seqlens: Seqlens | None, patterns: Patterns | None) -> list[Problem]:
+    """The problem of each sequence, of full length where that is not known; those that are alike are one object."""
     each = ((p.seqlen_q, p.seqlen_k),) * p.batch if seqlens is None else seqlens
-    counted = Counter(zip(each, patterns or (None,) * p.batch, strict=True))
-    return {of_sequence(p, *lengths, pattern): count for (lengths, pattern), count in counted.items()}
+    said = list(zip(each, patterns or (None,) * p.batch, strict=True))
+    made = {(lengths, pattern): of_sequence(p, *lengths, pattern) for lengths, pattern in dict.fromkeys(said)}
+    return [made[one] for one in said]
+
+
+def _problems(p: Problem, seqlens: Seqlens | None, patterns: Patterns | None) -> Mapping[Problem, int]:
+    """The same, and how many are alike."""
+    return Counter(_each(p, seqlens, patterns))
 
 
 def of_sequence(p: Problem, queries: int, keys: int, pattern: Pattern | None = None) -> Problem:

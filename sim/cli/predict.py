@@ -50,7 +50,8 @@ def predict(request: Request, with_l2: bool, timing: times.Timing, ranks: int | 
     FlashAttention-2 would move instead.
 
     With --l2, by a model of the device's L2: what of these bytes comes from DRAM and goes there, and which order of
-    FlashAttention-2's grid is best. With --time, by the planner's model and that one: how long the forward takes, what binds it.
+    FlashAttention-2's grid is best. With --time, by the planner's model and that one: how long it takes, what binds it, and what
+    benchmarks measured of it.
 
     With --ranks, of `cupyflash.distributed`: bytes on the link and in HBM by rank, the time of steps against that of transfers,
     from which length on these hide, memory, and whether passing K and V round or gathering them is better.
@@ -61,10 +62,10 @@ def predict(request: Request, with_l2: bool, timing: times.Timing, ranks: int | 
         predict_ring.predict(request, ranks, split, as_json)
         return
     refuse_without_ranks("--ranks")
-    behind = l2.report_of(request) if with_l2 else None
-    timed = timing.report_of(request)
+    asked = {"l2": l2.report_of(request) if with_l2 else None, "time": timing.report_of(request)}
+    models = {name: told for name, told in asked.items() if told is not None}
     if request.cache is not None:
-        predict_decode.predict(request, as_json, behind)
+        predict_decode.predict(request, as_json, models)
         return
     problem, device, schedule = request.problem, request.device, request.schedule()
     form = theory.traffic(schedule)
@@ -95,8 +96,7 @@ def predict(request: Request, with_l2: bool, timing: times.Timing, ranks: int | 
         "standard_ideal_bytes": standard.total_bytes,
         "ratio_to_standard": ratio(form, standard),
         "algorithms": side_by_side(request, schedule, standard),
-        **({} if behind is None else {"l2": behind}),
-        **({} if timed is None else {"time": timed}),
+        **models,
         f"theorem{theorem}_elements": {
             "flash N^2 d^2 / M": problem.head_count * flash,
             "standard N d + N^2": problem.head_count * theory.theorem2_standard(N, d),

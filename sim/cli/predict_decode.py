@@ -9,7 +9,7 @@ import click
 
 from cupyflash.schedules import DecodeSchedule
 from cupyflash.sim import machine, theory
-from cupyflash.sim.cli import l2
+from cupyflash.sim.cli import l2, times
 from cupyflash.sim.cli.group import Found
 from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.show import NAMES, say, show_table
@@ -18,16 +18,17 @@ from cupyflash.sim.traffic import Traffic
 from cupyflash.words import plural
 
 
-def predict(request: Request, as_json: bool, behind: dict[str, Any] | None) -> None:
-    """Print it, as text or as JSON, with what is `behind` the L2 where that was asked; `Found` where replay and closed form
-    disagree."""
+def predict(request: Request, as_json: bool, models: dict[str, Any]) -> None:
+    """Print it, as text or as JSON, with what `models` of the L2 and of times say, where that was asked; `Found` where replay and
+    closed form disagree."""
     schedule = request.decode_schedule()
     form = theory.traffic(schedule)
-    report = prediction(request, schedule, form) | ({} if behind is None else {"l2": behind})
+    report = prediction(request, schedule, form) | models
     click.echo(json.dumps(report, indent=2)) if as_json else show(report, request, schedule, form)
-    if behind is not None and not as_json:
-        click.echo()
-        l2.show(behind)
+    for name, show_model in (("l2", l2.show), ("time", times.show)):
+        if name in models and not as_json:
+            click.echo()
+            show_model(models[name])
     if report["replay_agrees"] is False:
         raise Found("the replay disagrees with the closed form")
 

@@ -1,8 +1,8 @@
-"""`predict --time` and `--roofline`: how long the forward pass takes by a model, and what binds it."""
+"""`predict --time` and `--roofline`: how long a pass takes by a model, what binds it, and what benchmarks measured of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,17 @@ import click
 
 from cupyflash.sim.cli.options import Command, NewFile, Request
 from cupyflash.sim.cli.show import say, show_table
+from cupyflash.sim.measured import RESULTS, measured
 from cupyflash.sim.times import times
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What is asked for: times, and a picture."""
+    """What is asked for: times, and a picture; `results` is the folder with what was measured, by default a checkout's."""
 
     with_time: bool
     roofline: Path | None
+    results: Path | None
 
     @property
     def asked(self) -> bool:
@@ -27,16 +29,14 @@ class Timing:
     def report_of(self, request: Request) -> dict[str, Any] | None:
         """What the model says, for JSON; the picture is drawn on the way. None where nothing is asked.
 
-        Raises ValueError where it has no times.
+        Raises ValueError where it has no times, click.UsageError for --results without --time.
         """
         if not self.asked:
+            if self.results is not None:
+                raise click.UsageError("--results is for --time and --roofline")
             return None
-        if request.cache is not None or request.backward:
-            given = "--decode" if request.cache is not None else "--backward"
-            raise click.UsageError(
-                f"--time and --roofline cannot go with {given}: times are modelled of the forward of fa2 and fa3"
-            )
-        found = times(request.schedule())
+        schedule = request.decode_schedule() if request.cache is not None else request.schedule()
+        found, beside = times(schedule), measured(schedule, self.results or RESULTS)
         if self.roofline is not None:
             from cupyflash.sim.roofline import plot_roofline
 
@@ -55,22 +55,29 @@ class Timing:
             "peak_flops_a_second": found.peak,
             "intensities": found.intensities,
             "ridge": found.ridge,
+            "measured": [asdict(each) | {"model_error": found.seconds / each.seconds - 1} for each in beside],
         }
 
 
 def options(command: Command) -> Command:
-    """--time and --roofline."""
+    """--time, --roofline and --results."""
     drawn = "Draw the device's roofs and this problem between them: a .png, .svg or .pdf."
     file = click.option("--roofline", metavar="FILE", type=NewFile((".png", ".svg", ".pdf")), help=drawn)
-    return click.option("--time", "with_time", is_flag=True, help="With a model's times of the forward, by part of the device.")(
-        file(command)
+    told = "With a model's times, by part of the device, beside what was measured."
+    timed = click.option("--time", "with_time", is_flag=True, help=told)
+    folder = click.option(
+        "--results",
+        metavar="FOLDER",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        help="Where benchmarks wrote what --time sets beside the model.  [default: benchmarks/results of a checkout]",
     )
+    return timed(file(folder(command)))
 
 
 def show(report: dict[str, Any]) -> None:
     """As text."""
     seconds = report["seconds"]
-    say("Times by a model; nothing here is measured. What each part of the device is busy for, were it alone:")
+    say("Times by a model. What each part of the device is busy for, were it alone:")
     click.echo()
     rows = [(part, f"{busy * 1e6:,.1f}", f"{busy / seconds:.0%}") for part, busy in report["busy_seconds"].items()]
     show_table(("part", "microseconds", "of the pass"), rows)
@@ -82,3 +89,13 @@ def show(report: dict[str, Any]) -> None:
         f"{report['idle']:.0%} of their places are empty; {report['flops_a_second'] / 1e12:,.1f} TFLOP/s{share}, of whole tiles; "
         f"busiest: {report['bound']}"
     )
+    for each in report["measured"]:
+        click.echo()
+        waited = "; the device may have waited for the host" if each["exposed"] else ""
+        say(
+            f"measured: {each['seconds'] * 1e6:,.1f} microseconds (quartiles {each['spread'] * 1e6:,.1f} apart{waited}) by "
+            f"{each['implementation']} on {each['date']}, commit {each['commit'][:12]} ({each['file']}); the model's are "
+            f"{each['model_error']:+.0%} from that"
+        )
+    if not report["measured"]:
+        say("nothing was measured of this problem on this device, as far as benchmark results at hand tell")

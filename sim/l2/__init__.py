@@ -31,6 +31,7 @@ from cupyflash.schedules.standard import StandardSchedule
 from cupyflash.sim.l2 import columns, decode, fa1, rows, standard
 from cupyflash.sim.l2.cache import L2, LINE, SECTOR, WAYS, Cache, Counts
 from cupyflash.sim.l2.launch import Launch, Memory
+from cupyflash.sim.l2.reads import Given
 from cupyflash.sim.l2.rows import ORDERS, Order
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
@@ -74,7 +75,7 @@ class Behind:
         return {"tensors": tensors, "resident_blocks": list(self.slots), "thread_blocks": list(self.blocks)}
 
 
-def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None) -> Behind:
+def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None, given: Given | None = None) -> Behind:
     """Play a schedule's launches through an L2, the device's where none is given.
 
     `order` is the grid's, of FlashAttention-2's forward; other kernels have one. Raises ValueError for what the model does not
@@ -86,7 +87,7 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None) 
         raise TypeError(f"l2 must be an L2 or None, got {l2!r}")
     require_followed(schedule, order)
     memory = Memory()
-    launches = launches_of(schedule, order, memory)
+    launches = launches_of(schedule, order, memory, given or {})
     names, bases = list(memory.bases), list(memory.bases.values())
     cache = Cache(l2 or L2.of(schedule.device), bases, int(np.gcd.reduce([launch.unit for launch in launches])))
     if (turns := sum(launch.heft * int(launch.turns.sum()) for launch in launches)) > MOST_TURNS:
@@ -102,12 +103,12 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None) 
     return _behind(names, cache.counts, launches)
 
 
-def launches_of(schedule: TileSchedule, order: Order, memory: Memory) -> list[Launch]:
+def launches_of(schedule: TileSchedule, order: Order, memory: Memory, given: Given) -> list[Launch]:
     """Its kernels, in order, with their tensors placed in memory."""
     if isinstance(schedule, Fa2Schedule):
-        return rows.forward(schedule, order, memory)
+        return rows.forward(schedule, order, memory, given)
     if isinstance(schedule, Fa2BackwardSchedule):
-        return columns.backward(schedule, memory)
+        return columns.Backward(schedule, memory, given).launches()
     if isinstance(schedule, StandardSchedule):
         return standard.standard(schedule, memory)
     if isinstance(schedule, DecodeSchedule):
@@ -118,30 +119,15 @@ def launches_of(schedule: TileSchedule, order: Order, memory: Memory) -> list[La
 
 def require_followed(schedule: TileSchedule, order: Order) -> None:
     """ValueError for what the model does not follow, with what it does."""
-    p, asked = schedule.problem, schedule.problem.options
-    if asked.packed or isinstance(schedule, VarlenSchedule | VarlenBackwardSchedule):
-        raise ValueError("the L2 model does not follow packed sequences: sequences of one length it does")
-    if not isinstance(schedule, FOLLOWED):
-        what = f"algorithm {schedule.algorithm!r}" + (" backward" if isinstance(schedule, BackwardSchedule) else "")
-        raise ValueError(f"the L2 model does not follow {what}: it does all forwards, and fa2's backward")
-    if isinstance(schedule, DecodeSchedule) and (schedule.cache.page_size or schedule.cache.appended or schedule.cache.tree):
-        raise ValueError(
-            "the L2 model does not follow pages, appended keys and a tree mask: a cache whose sequences lie together it does"
-        )
-    form = asked.score
-    captured = form is not None and any(one.axes is not None for one in form.captured)
-    for name, there in (
-        ("mask", asked.masked),
-        ("bias", asked.bias),
-        ("block_mask", asked.block_mask is not None),
-        ("score's captured arrays", captured),
-    ):
-        if there:
-            raise ValueError(f"the L2 model does not follow {name}: causal, window and key_lengths it does")
-    if asked.sinks and not isinstance(schedule, Fa2Schedule):
-        raise ValueError("the L2 model follows sinks in the forward of fa2 and fa3 only")
-    if order != "rows" and (isinstance(schedule, Fa3Schedule) or not isinstance(schedule, Fa2Schedule)):
-        raise ValueError(f"order = {order!r}: {schedule.algorithm} has an order of its own, allowed is 'rows'")
+    p = schedule.problem
+    own_order = not isinstance(schedule, Fa2Schedule) or isinstance(schedule, Fa3Schedule | VarlenSchedule)
+    if order != "rows" and own_order:
+        what = f"{schedule.algorithm} of packed sequences" if p.options.packed else schedule.algorithm
+        raise ValueError(f"order = {order!r}: {what} has an order of its own, allowed is 'rows'")
+    if isinstance(schedule, VarlenSchedule | VarlenBackwardSchedule) and schedule.seqlens is None:
+        full = p.batch * p.seqlen_q, p.batch * p.seqlen_k
+        if (schedule.packed.total_q, schedule.packed.total_k) != full:
+            raise ValueError("the L2 model needs the lengths of packed sequences: seqlens, where they are not all the longest")
     if min(p.head_count, p.seqlen_q) == 0:
         raise ValueError("the L2 model needs a row: batch, heads and seqlen_q of at least 1")
 

@@ -78,6 +78,7 @@ class Requests:
     """Bytes of HBM that thread blocks ask for: so many from `first` on, read or written, by `times` of them.
 
     In a turn those of `move` 0 come first. Thread blocks that ask for the same in the same move of a turn are served together.
+    `asked` are the bytes that their lanes ask for, all together: other than these where lanes ask for the same, or leave some out.
     """
 
     turn: np.ndarray
@@ -86,12 +87,43 @@ class Requests:
     nbytes: np.ndarray
     write: np.ndarray
     times: np.ndarray
+    asked: np.ndarray
 
     @classmethod
-    def of(cls, turn: Many, move: int, first: Many, nbytes: Many, *, write: bool = False, times: int = 1) -> Requests:
-        """From numbers or arrays, of which there are as many of each."""
-        given = (turn, move, first, nbytes, int(write), times)
+    def of(
+        cls,
+        turn: Many,
+        move: int,
+        first: Many,
+        nbytes: Many,
+        *,
+        write: bool = False,
+        times: int = 1,
+        asked: Many | None = None,
+    ) -> Requests:
+        """From numbers or arrays, of which there are as many of each; `asked` None: each byte once."""
+        given = (turn, move, first, nbytes, int(write), times, nbytes * times if asked is None else asked)
         return cls(*(np.array(each, np.int64) for each in np.broadcast_arrays(*map(np.atleast_1d, given))))
+
+    @classmethod
+    def of_elements(
+        cls, turn: np.ndarray, move: int, at: np.ndarray, often: np.ndarray, itemsize: int, *, write: bool = False
+    ) -> Requests:
+        """For elements at so many addresses, each asked for so `often` in its turn: of neighbouring sectors one."""
+        turn, at, often = (np.ravel(each) for each in np.broadcast_arrays(turn, at, often))
+        there = often > 0
+        turn, at, often = turn[there], at[there], often[there]
+        if np.any(_behind(turn, at)):
+            order = np.lexsort((at, turn))
+            turn, at, often = turn[order], at[order], often[order]
+        if not len(at):
+            return cls.of(turn, move, at, at, write=write)
+        new = np.ones(len(at), bool)
+        new[1:] = (turn[1:] != turn[:-1]) | (np.diff(at // SECTOR) > 1)
+        begins = np.flatnonzero(new)
+        first, last = at[begins], at[np.append(begins[1:], len(at)) - 1]
+        asked = np.add.reduceat(often, begins) * itemsize
+        return cls.of(turn[begins], move, first, last + itemsize - first, write=write, asked=asked)
 
     @classmethod
     def together(cls, parts: Sequence[Requests]) -> Requests:
@@ -106,11 +138,19 @@ class Requests:
         sorted_ = {name: getattr(self, name)[order] for name in names}
         new = np.zeros(len(order), bool)
         new[:1] = True
-        for name in names[:-1]:
+        for name in names[:-2]:
             new[1:] |= sorted_[name][1:] != sorted_[name][:-1]
         at = np.flatnonzero(new)
-        times = np.add.reduceat(sorted_["times"], at) if len(at) else sorted_["times"]
-        return Requests(**{name: sorted_[name][at] for name in names[:-1]}, times=times)
+        if not len(at):
+            return Requests(**sorted_)
+        summed = {name: np.add.reduceat(sorted_[name], at) for name in names[-2:]}
+        return Requests(**{name: sorted_[name][at] for name in names[:-2]}, **summed)
+
+
+def _behind(turn: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Which elements are to come before the one before them."""
+    found: np.ndarray = (turn[1:] < turn[:-1]) | ((turn[1:] == turn[:-1]) & (at[1:] < at[:-1]))
+    return found
 
 
 @dataclass
@@ -149,7 +189,7 @@ class Cache:
         """Some turns' requests, all of which come behind those before."""
         asked = requests.in_order()
         tensor = np.searchsorted(self.bases, asked.first, "right") - 1
-        counts, reads, moved = self.counts, asked.write == 0, asked.nbytes * asked.times
+        counts, reads, moved = self.counts, asked.write == 0, asked.asked
         sectors = (asked.first + asked.nbytes - 1) // SECTOR - asked.first // SECTOR + 1
         np.add.at(counts.read_bytes, tensor[reads], moved[reads])
         np.add.at(counts.write_bytes, tensor[~reads], moved[~reads])

@@ -90,7 +90,8 @@ class Splits(_OfSplits):
     def __init__(self, schedule: DecodeSchedule, tensors: Cached) -> None:
         super().__init__(schedule, tensors)
         self.grid, self.slots = schedule.grid, schedule.device.sm_count * max(1, schedule.candidate.resident)
-        self.turns = np.array([max(1, end - begin) for _, _, _, begin, end in map(self._place, range(self.grid))], np.int64)
+        self.visits = np.array([end - begin for _, _, _, begin, end in map(self._place, range(self.grid))], np.int64)
+        self.turns = np.maximum(self.visits, 1)
 
     def _place(self, block: int) -> tuple[int, int, int, int, int]:
         """The key head of all, the row tile, the split, its blocks of keys."""

@@ -26,9 +26,12 @@ class Tensor:
     first: int
     row: int
 
-    def of(self, turn: Many, move: int, first: Many, rows: Many, *, write: bool = False, times: int = 1) -> Requests:
-        """A request for `rows` rows from one on."""
-        return Requests.of(turn, move, self.first + first * self.row, rows * self.row, write=write, times=times)
+    def of(
+        self, turn: Many, move: int, first: Many, rows: Many, *, write: bool = False, times: int = 1, asked: Many | None = None
+    ) -> Requests:
+        """A request for `rows` rows from one on; `asked` is in rows."""
+        of_lanes = None if asked is None else asked * self.row
+        return Requests.of(turn, move, self.first + first * self.row, rows * self.row, write=write, times=times, asked=of_lanes)
 
 
 @dataclass

@@ -1,19 +1,23 @@
-"""FlashAttention-2's and 3's forward: a row block at a time, Q once, the column blocks that it sees, O at the end."""
+"""FlashAttention-2's and 3's forward: a row block at a time, Q once, the column blocks that it visits, O at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
 
 from cupyflash.problem import Problem
-from cupyflash.schedules.base import FLOAT32, TileSchedule, Visited
+from cupyflash.schedules import VarlenSchedule
+from cupyflash.schedules.base import FLOAT32, TileSchedule
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import LENGTH, Fa3Schedule
 from cupyflash.sim.l2.cache import Requests
 from cupyflash.sim.l2.launch import Launch, Memory, Tensor, unit_of
+from cupyflash.sim.l2.parts import Bounds, Part, key_count, parts_of, row_count
+from cupyflash.sim.l2.reads import At, Given, Known, Reads
+from cupyflash.sim.l2.tiles import states_found
 
 Order = Literal["rows", "batch", "heads"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -21,12 +25,13 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 it. "batch": row blocks, then the batch, then heads, as in FlashAttention-2's own grid. "heads": the same row block of all heads."""
 
 # Within a turn
-FIRST, OF_K, OF_V, LAST = range(4)
+FIRST, OF_K, OF_SCORES, OF_V, LAST = range(5)
 
 
 @dataclass(frozen=True)
 class Works:
-    """Row blocks in the order in which a grid takes them up: each with its batch, its first query head, and its number i."""
+    """Row blocks in the order in which a grid takes them up: each with its batch or sequence, its first query head, and its number i,
+    -1 of one that a sequence has not."""
 
     batch: np.ndarray
     head: np.ndarray
@@ -47,11 +52,28 @@ class Works:
     @classmethod
     def of_fa3(cls, schedule: Fa3Schedule) -> Works:
         """Heads by sections, whose row blocks come longest first (`Works` in fa3_forward.cu)."""
-        Tr, pairs, n = schedule.row_blocks, schedule.problem.heads // schedule.pack, np.arange(schedule.works)
-        section, rest = np.divmod(n, schedule.section * Tr)
-        heads = np.minimum(schedule.section, schedule.repeats - section * schedule.section)
-        pair = section * schedule.section + rest % heads
-        return cls(pair // pairs, pair % pairs * schedule.pack, Tr - 1 - rest // heads)
+        Tr, pairs = schedule.row_blocks, schedule.problem.heads // schedule.pack
+        pair, block = _sections(schedule, Tr, schedule.repeats)
+        return cls(pair // pairs, pair % pairs * schedule.pack, Tr - 1 - block)
+
+    @classmethod
+    def of_packed(cls, schedule: TileSchedule, parts: list[Part], bounds: Bounds) -> Works:
+        """A head's sequences one behind the other, of each the last row block first."""
+        heads = schedule.problem.heads
+        if isinstance(schedule, Fa3Schedule):
+            head, block = _sections(schedule, bounds.blocks, heads)
+        else:
+            head, block = np.divmod(np.arange(heads * bounds.blocks), max(1, bounds.blocks))
+        sequence, i = (each[block] for each in bounds.found())
+        last = np.array([part.schedule.row_blocks - 1 for part in parts])[sequence]
+        return cls(sequence, head, np.maximum(last - i, -1))
+
+
+def _sections(schedule: Fa3Schedule, blocks: int, heads: int) -> tuple[np.ndarray, np.ndarray]:
+    """The head (or set of heads) and the row block, of so many a head, of each of its works."""
+    section, rest = np.divmod(np.arange(schedule.works), schedule.section * max(1, blocks))
+    among = np.minimum(schedule.section, heads - section * schedule.section)
+    return section * schedule.section + rest % among, rest // among
 
 
 @dataclass(frozen=True)
@@ -61,8 +83,11 @@ class Tensors:
     enter: tuple[Tensor, ...]
     keys: tuple[Tensor, Tensor]
     leave: tuple[Tensor, ...]
+    reads: Reads
+    known: Known
     lengths: Tensor | None = None
     sinks: Tensor | None = None
+    bounds: Bounds | None = None
 
 
 class RowBlocks(Launch):
@@ -70,21 +95,25 @@ class RowBlocks(Launch):
 
     pack = 1
     """Query heads whose rows share a row block"""
-    length_reads = 1
-    """How often a row block reads how many keys its batch has"""
+    looks = 1
+    """How often a row block looks for what it has to do: how many keys its batch has, which sequence it is of"""
 
-    def __init__(self, schedule: TileSchedule, slots: int, works: Works, tensors: Tensors) -> None:
-        self.schedule, self.slots, self.works, self.tensors = schedule, slots, works, tensors
-        p = schedule.problem
-        self.keys = np.array(p.options.key_lengths or [p.seqlen_k] * p.batch)
-        visited = [Visited.of(schedule, int(keys), None) for keys in self.keys]
-        first, end = (np.stack(each) for each in zip(*((v.first, v.end) for v in visited), strict=True))
-        at = works.batch, works.i
-        self.begin, self.visits = first[at], (end - first)[at]
+    def __init__(self, schedule: TileSchedule, slots: int, works: Works, parts: list[Part], tensors: Tensors) -> None:
+        self.schedule, self.slots, self.works, self.parts, self.tensors = schedule, slots, works, parts, tensors
+        self.by_tiles = not isinstance(schedule, Fa2Schedule) or schedule.by_tiles
+        visits = {}
+        for part in parts:
+            for head in range(0, schedule.problem.heads, self.pack) if part.kept is not None else [0]:
+                visits[part.number, head] = np.append(part.visited(head).count(0, part.schedule.col_blocks), 0)  # of i = -1 none
+        places = zip(works.batch.tolist(), works.head.tolist(), works.i.tolist(), strict=True)
+        several = {part.number for part in parts if part.kept is not None}
+        counted = (visits[batch, head if batch in several else 0][i] for batch, head, i in places)
+        self.visits = np.fromiter(counted, np.int64, len(works.i))
         self.work_turns = np.maximum(self.visits, 1)
         self.turns = self.blocks_turns()
         self.grid = len(self.turns)
         self.unit = unit_of(self._sizes())
+        self.heft = 1 + tensors.reads.heft(schedule.block_rows, schedule.block_cols)
 
     def blocks_turns(self) -> np.ndarray:
         """Of each thread block."""
@@ -93,16 +122,29 @@ class RowBlocks(Launch):
 
     def _sizes(self) -> Iterator[int]:
         """What all requests are made of, in bytes."""
-        s, p = self.schedule, self.schedule.problem
-        for tensor in (*self.tensors.enter, *self.tensors.leave):
-            yield from (tensor.row * s.block_rows, tensor.row * p.seqlen_q)
-        for tensor in self.tensors.keys:
-            yield from (tensor.row * rows for rows in (s.block_cols, p.seqlen_k, *(self.tail(int(keys)) for keys in self.keys)))
-        yield from (tensor.row for tensor in (self.tensors.lengths, self.tensors.sinks) if tensor)
+        s, tensors = self.schedule, self.tensors
+        rows = {n for part in self.parts for n in (part.query(0), part.query(1), part.problem.seqlen_q)}
+        keys = {n for part in self.parts for n in (part.key(0), part.key(1), part.keys, self.tail(part))}
+        for tensor in (*tensors.enter, *tensors.leave):
+            yield from (tensor.row * n for n in {s.block_rows, *rows, *map(self.copied, self.parts)})
+        for tensor in tensors.keys:
+            yield from (tensor.row * n for n in {s.block_cols, *keys})
+        yield from (tensor.row for tensor in (tensors.lengths, tensors.sinks) if tensor)
+        yield from (tensors.reads.unit, tensors.known.unit, tensors.bounds.own.row if tensors.bounds else 0)
 
-    def tail(self, keys: int) -> int:
-        """Columns of the last column block of so many keys."""
-        return keys - (-(-keys // self.schedule.block_cols) - 1) * self.schedule.block_cols if keys else 0
+    def tail(self, part: Part) -> int:
+        """Columns of the last column block that are copied."""
+        tail = -(-part.keys // part.schedule.block_cols) - 1
+        one = part.schedule
+        if not part.keys:
+            return 0
+        return one.tail_cols(tail, part.keys) if isinstance(one, Fa2Schedule) else part.keys - tail * one.block_cols
+
+    def copied(self, part: Part) -> int:
+        """Rows of the last row block that are copied."""
+        one = part.schedule
+        rows = part.problem.seqlen_q - (one.row_blocks - 1) * one.block_rows
+        return one.copied_rows(rows) if isinstance(one, Fa2Schedule) else rows
 
     def of_block(self, block: int) -> list[int]:
         """The works of a thread block."""
@@ -114,7 +156,7 @@ class RowBlocks(Launch):
             turns = int(self.work_turns[work])
             lo, hi = max(first - start, 0), min(end - start, turns)
             if lo < hi:
-                part = Requests.together(list(self._of_work(work, lo, hi)))
+                part = Requests.together([Requests.of(0, 0, 0, 0), *self._of_work(work, lo, hi)])
                 part.turn[:] += start
                 parts.append(part)
             start += turns
@@ -122,28 +164,57 @@ class RowBlocks(Launch):
 
     def _of_work(self, work: int, lo: int, hi: int) -> Iterator[Requests]:
         """Of a row block's turns from lo to hi."""
-        s, p, tensors = self.schedule, self.schedule.problem, self.tensors
+        s, tensors = self.schedule, self.tensors
         batch, head, i = (int(each[work]) for each in (self.works.batch, self.works.head, self.works.i))
-        visits, last = int(self.visits[work]), int(self.work_turns[work]) - 1
+        part, visits, last = self.parts[batch], int(self.visits[work]), int(self.work_turns[work]) - 1
         row0 = i * s.block_rows
-        rows = min(s.block_rows, p.seqlen_q - row0)
-        query = (batch * p.heads + head + np.arange(self.pack)) * p.seqlen_q + row0  # the first row of each head in the tile
+        rows = min(s.block_rows, part.problem.seqlen_q - row0)
+        query = part.query(head + np.arange(self.pack)) + row0  # the first row of each head in the tile
         if lo == 0:
-            if tensors.lengths:
-                yield tensors.lengths.of(0, FIRST, batch, 1, times=self.length_reads)
+            if tensors.bounds:
+                yield from tensors.bounds.search(FIRST, batch, self.looks)
+            if i < 0:
+                return
+            yield from self._first(part, head, i, rows if visits else 0)
+            copied = self.copied(part) if i == part.schedule.row_blocks - 1 else rows
             for tensor in tensors.enter if visits else ():
-                yield tensor.of(0, FIRST, query, rows)
-        turn, keys = np.arange(lo, min(hi, visits)), int(self.keys[batch])
-        j = int(self.begin[work]) + visits - 1 - turn
-        cols = np.where(j == -(-keys // s.block_cols) - 1, self.tail(keys), s.block_cols)
-        key = (batch * p.kv_heads + head // (p.heads // p.kv_heads)) * p.seqlen_k + j * s.block_cols
-        for move, tensor in zip((OF_K, OF_V), tensors.keys, strict=True):
-            yield tensor.of(turn, move, key, cols)
+                yield tensor.of(0, FIRST, query, copied)
+        turn = np.arange(lo, min(hi, visits))
+        if len(turn):
+            yield from self._visits(part, head, (row0, rows), turn)
         if hi == last + 1:
             if tensors.sinks:
                 yield tensors.sinks.of(last, LAST, head + np.arange(self.pack), 1, times=rows)
             for tensor in tensors.leave:
                 yield tensor.of(last, LAST, query, rows, write=True)
+
+    def _first(self, part: Part, head: int, i: int, rows: int) -> Iterator[Requests]:
+        """What is read to know what to do, and for `rows` rows."""
+        tensors, visited = self.tensors, part.visited(head)
+        if tensors.lengths:
+            yield tensors.lengths.of(0, FIRST, part.number, 1, times=self.looks)
+        yield from tensors.known.of(part, head, FIRST, i, np.arange(visited.first[i], visited.end[i]))
+        for each in range(head, head + self.pack):
+            yield from tensors.reads.of_head(At.of(part, each), 0, FIRST, max(1, self.looks - 1))  # the producer warp has no scores
+        if self.by_tiles:
+            yield from tensors.reads.of_rows(At.of(part, head), FIRST, 0, i * self.schedule.block_rows, rows)
+
+    def _visits(self, part: Part, head: int, rows: tuple[int, int], turn: np.ndarray) -> Iterator[Requests]:
+        """Of some turns of a row block, from the last column block on."""
+        s, tensors, visited, i = self.schedule, self.tensors, part.visited(head), rows[0] // self.schedule.block_rows
+        end = int(visited.end[i])
+        j = end - 1 - turn if visited.kept is None else np.flatnonzero(visited.kept[i])[::-1][turn]
+        asked = np.ones(len(j), bool) if visited.mixed is None else visited.mixed[i, j]
+        at_tail = j == -(-part.keys // s.block_cols) - 1
+        col0, there = j * s.block_cols, np.minimum(s.block_cols, part.keys - j * s.block_cols)
+        key = part.key(part.kv_head(head)) + col0
+        for move, tensor in zip((OF_K, OF_V), tensors.keys, strict=True):
+            yield tensor.of(turn, move, key, np.where(at_tail, self.tail(part), s.block_cols))
+        if self.by_tiles:
+            yield from tensors.reads.of_keys(At.of(part, head), OF_SCORES, turn, col0, there, asked)
+        for each in range(head, head + self.pack):
+            every = tuple(np.full(len(turn), n) for n in rows)
+            yield from tensors.reads.of_tiles(part, each, OF_SCORES, turn, (every[0], every[1]), (col0, there), asked)
 
 
 class Persistent(RowBlocks):
@@ -151,9 +222,9 @@ class Persistent(RowBlocks):
 
     schedule: Fa3Schedule
 
-    def __init__(self, schedule: Fa3Schedule, tensors: Tensors) -> None:
-        self.pack, self.length_reads = schedule.pack, schedule.warps
-        super().__init__(schedule, schedule.device.sm_count, Works.of_fa3(schedule), tensors)
+    def __init__(self, schedule: Fa3Schedule, works: Works, parts: list[Part], tensors: Tensors) -> None:
+        self.pack, self.looks = schedule.pack, schedule.warps
+        super().__init__(schedule, schedule.device.sm_count, works, parts, tensors)
 
     def blocks_turns(self) -> np.ndarray:
         return np.array([self.work_turns[self.of_block(block)].sum() for block in range(self.schedule.grid)])
@@ -165,27 +236,30 @@ class Persistent(RowBlocks):
         found: list[int] = taken[taken < self.schedule.works].tolist()
         return found
 
-    def tail(self, keys: int) -> int:
-        """The block that the keys end in comes whole."""
-        s = self.schedule
-        return min(s.block_cols, s.room_k - (-(-keys // s.block_cols) - 1) * s.block_cols) if keys else 0
 
-
-def forward(schedule: Fa2Schedule, order: Order, memory: Memory) -> list[Launch]:
-    """The one kernel of FlashAttention-2's or 3's forward."""
-    p = schedule.problem
-    queries, keys = p.head_count * p.seqlen_q, p.batch * p.kv_heads * p.seqlen_k
+def forward(schedule: Fa2Schedule, order: Order, memory: Memory, given: Given) -> list[Launch]:
+    """The kernel of FlashAttention-2's or 3's forward, behind what finds the states of a mask's tiles."""
+    p, parts, queries, keys = schedule.problem, parts_of(schedule), row_count(schedule), key_count(schedule)
     row, value_row = p.head_dim * p.itemsize, p.head_dim_v * p.itemsize
     Q, K, V = memory.rows("Q", queries, row), memory.rows("K", keys, row), memory.rows("V", keys, value_row)
     leave = [memory.rows("O", queries, value_row)]
     if schedule.lse:
         leave.append(memory.rows("L", queries, FLOAT32))
     sinks = memory.rows("sinks", p.heads, FLOAT32) if p.options.sinks else None
-    tensors = Tensors((Q,), (K, V), tuple(leave), lengths(p, memory), sinks)
+    reads, known = Reads(schedule, memory, given, by_tiles=schedule.by_tiles), Known(schedule, memory)
+    tensors = Tensors((Q,), (K, V), tuple(leave), reads, known, lengths(p, memory), sinks)
+    if isinstance(schedule, VarlenSchedule):
+        bounds = Bounds.of(schedule.packed, "q", schedule.block_rows, parts, memory)
+        tensors, works = replace(tensors, bounds=bounds), Works.of_packed(schedule, parts, bounds)
+    elif isinstance(schedule, Fa3Schedule):
+        works = Works.of_fa3(schedule)
+    else:
+        works = Works.of_rows(schedule, order)
+    made = list(states_found(schedule, parts, memory, given))
     if isinstance(schedule, Fa3Schedule):
-        return [Persistent(schedule, tensors)]
+        return [*made, Persistent(schedule, works, parts, tensors)]
     slots = schedule.device.sm_count * schedule.candidate.config.blocks  # what the planner lets share a multiprocessor
-    return [RowBlocks(schedule, slots, Works.of_rows(schedule, order), tensors)]
+    return [*made, RowBlocks(schedule, slots, works, parts, tensors)]
 
 
 def lengths(problem: Problem, memory: Memory) -> Tensor | None:

@@ -17,12 +17,14 @@ FEW_REGISTERS = 32
 
 @dataclass(frozen=True)
 class Passed:
-    """A tensor that a kernel passes over, of which each head has `length` rows, or as many as there are."""
+    """A tensor that a kernel passes over, of which each head has `length` rows, or as many as there are; each of its rows is that
+    of `shared` rows."""
 
     tensor: Tensor
     write: bool = False
     times: int = 1
     length: int | None = None
+    shared: int = 1
 
 
 class Streamed(Launch):
@@ -36,15 +38,16 @@ class Streamed(Launch):
         self.blocks = -(-length // self.rows)  # of a head
         self.turns = np.ones(heads * self.blocks, np.int64)
         strides = {length, *(each.length for each in passed if each.length)}
-        self.unit = unit_of(each.tensor.row * size for each in passed for size in (self.rows, *strides))
+        sizes = [each.tensor.row * size for each in passed for size in (self.rows, *strides)]
+        self.unit = unit_of(sizes + [each.tensor.row for each in passed if each.shared > 1])
 
     def requests(self, block: int, first: int, end: int) -> Requests:
         head, place = divmod(block, self.blocks)
         row0 = place * self.rows
         rows = min(self.rows, self.length - row0)
-        return Requests.together(
-            [
-                each.tensor.of(0, move, head * (each.length or self.length) + row0, rows, write=each.write, times=each.times)
-                for move, each in enumerate(self.passed)
-            ]
-        )
+        parts = []
+        for move, each in enumerate(self.passed):
+            row = head * (each.length or self.length) + row0
+            begin, end = row // each.shared, (row + rows - 1) // each.shared + 1
+            parts.append(each.tensor.of(0, move, begin, end - begin, write=each.write, times=each.times, asked=rows * each.times))
+        return Requests.together(parts)

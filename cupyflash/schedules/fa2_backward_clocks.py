@@ -1,0 +1,88 @@
+"""What a turn of FlashAttention-2's backward kernels costs a multiprocessor, by a model: clocks of each unit, and of the turn.
+
+The counts follow the kernels (fa2_backward.cu, fa2_backward_queries.cu); what does not follow from them was read off their machine
+code, by `python benchmarks/machine_code` (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cupyflash.device import Device
+from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor
+from cupyflash.problem import Problem
+from cupyflash.schedules.base import FLOAT32, GRANULE, padded_dim
+from cupyflash.schedules.fa2_backward_tiles import Launch, Warps
+from cupyflash.schedules.fa2_tiles import TILE_LATENCY, fma_rate
+from cupyflash.schedules.score_cost import of_score
+
+# Instructions of a turn beside products, reads and writes: of each score, for 32 lanes; and of a warp. At d 64 and 128 all are 3.80
+# and 3.26 for each product instruction.
+EACH_SCORE, EACH_WARP = 6.0, 330.0
+FLOAT_OPERATIONS = 3  # of each score: less L, less D, times P
+# A turn beside its busiest unit: 1.35, 1.29 (A100, d 64 and 128), 1.31, 1.24 (H100) by the clock model of the machine code
+OF_BUSIEST = 1.3
+# Of a thread block beside its turns: 45, 14, 21 and 40 thousand in the same order (`python benchmarks/machine_code --whole`)
+BLOCK = 25_000
+
+
+def column_parts(
+    problem: Problem, device: Device, blocks: tuple[int, int], warps: Warps, launch: Launch, dq: bool
+) -> dict[str, float]:
+    """Clocks of one multiprocessor for a row block's visit to a column block (Br x Bc), by what they are spent on. `dq`: dQ is
+    summed by atomics."""
+    p, (rows, cols) = problem, blocks
+    d, dv, size = padded_dim(p.head_dim), padded_dim(p.head_dim_v), p.itemsize
+    dq = dq and launch.dk
+    products = rows * cols * (d + launch.dv * dv + launch.dk * (dv + d) + dq * d)
+    again, groups = rows // warps.at_once, cols // warps.own  # how often a warp reads its keys; warps that read all rows
+    read = cols * again * (d + launch.dk * dv) + groups * rows * (d + launch.dv * dv + launch.dk * (dv + d))
+    # dS, and where two warps share keys P: written once; dQ's items read all of dS, or half, and of K as much
+    kept = rows * cols * (dq or (warps.beside > 1 and launch.dk)) + rows * cols * (warps.beside > 1 and launch.dv)
+    read += rows * cols * (warps.beside > 1) * warps.beside * (launch.dk + launch.dv)
+    if dq:
+        item_rows = GRANULE * (warps.own // GRANULE if rows % warps.own == 0 else 1)
+        down = rows // item_rows
+        read += -(-warps.count(cols) // down) * rows * cols + down * cols * d
+    loaded = rows * (d + dv) * size
+    added = dq * rows * d * FLOAT32
+    moved = (read + kept) * size + loaded + added
+    return _parts(p, device, (rows, cols), warps.count(cols), products, moved, loaded + added)
+
+
+def query_parts(problem: Problem, device: Device, blocks: tuple[int, int], warps: Warps) -> dict[str, float]:
+    """The same for the kernel of dQ by itself: a column block's turn of a row block."""
+    p, (rows, cols) = problem, blocks
+    d, dv, size = padded_dim(p.head_dim), padded_dim(p.head_dim_v), p.itemsize
+    in_regs = warps.own == 2 * GRANULE and warps.beside == 1 and d <= 64
+    again, groups = (0 if in_regs else cols // warps.at_once), rows // warps.own
+    read = rows * again * (d + dv) + groups * cols * (2 * d + dv)
+    loaded = cols * (d + dv) * size
+    products = rows * cols * (2 * d + dv)
+    return _parts(p, device, (rows, cols), warps.count(rows), products, read * size + loaded, loaded)
+
+
+def _parts(
+    problem: Problem, device: Device, blocks: tuple[int, int], warps: int, products: int, moved: int, asked: int
+) -> dict[str, float]:
+    """Of FMAs, bytes that pass shared memory, and bytes that the L2 gives and takes. What floats in shared memory cost is not
+    known: their FMAs take far longer."""
+    rows, cols = blocks
+    each, special = of_score(problem)
+    half = problem.itemsize == 2
+    issued = products / (2048 if half else WARP) + moved / SHARED_BYTES / 4
+    issued += rows * cols / WARP * (EACH_SCORE + each) + warps * EACH_WARP
+    parts = {
+        "tensor" if half else "FMA": products / fma_rate(problem, device),
+        "exp": rows * cols * (1 + special) / EXPONENTIALS,
+        "float32": rows * cols * FLOAT_OPERATIONS / Multiprocessor.like(device.compute_capability).fma_lanes,
+        "issue": issued / PARTITIONS,
+        "L2": asked / L2_BYTES,
+    }
+    return parts | ({"shared": moved / SHARED_BYTES} if half else {})
+
+
+def turn(parts: Mapping[str, float], warps: int, resident: int) -> float:
+    """Clocks in which so many thread blocks of a multiprocessor, of so many warps each, all go one turn further."""
+    serial = sum(clocks for name, clocks in parts.items() if name in ("tensor", "FMA", "exp", "float32"))
+    return max(OF_BUSIEST * resident * max(parts.values()), serial * max(1.0, PARTITIONS / warps) + TILE_LATENCY)
