@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
-from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, Multiprocessor
+from cupyflash.multiprocessor import Multiprocessor
 from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule, fa2_backward_tiles, fa2_tiles, plan
-from cupyflash.schedules.base import FLOAT32, padded_dim
+from cupyflash.schedules import fa2_backward_clocks as backward_clocks
+from cupyflash.schedules.base import padded_dim
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.schedules.fa2_backward_tiles import Candidate, Launch, launches, main_tiles
 from cupyflash.sim import theory
@@ -61,18 +62,10 @@ def row(candidate: Candidate, schedule: Fa2BackwardSchedule) -> dict[str, Any]:
     p, (rows, cols) = schedule.problem, candidate.size
     if candidate.rejected:
         return needs(candidate)
-    products = sum(main_products(p, launch, schedule.deterministic) for launch in launches(p))
-    moved = 0
-    for launch in launches(p):
-        moved += rows * ((p.head_dim + p.head_dim_v) * p.itemsize + FLOAT32 * (1 + launch.dk))
-        if launch.dk and not schedule.deterministic:
-            moved += 2 * rows * padded_dim(p.head_dim) * FLOAT32  # an atomic reads and writes
+    made = [(launch, launch.dk and not schedule.deterministic) for launch in launches(p)]
+    parts = [backward_clocks.column_parts(p, schedule.device, candidate.size, candidate.warps, *each) for each in made]
     used = replace(schedule, tiling=replace(schedule.tiling, used=TileSize(rows, cols, "")))
-    return (
-        needs(candidate)
-        | busy(schedule, candidate, products, len(launches(p)), moved)
-        | {"hbm_bytes": theory.traffic(used).total_bytes}
-    )
+    return needs(candidate) | busy(parts) | {"hbm_bytes": theory.traffic(used).total_bytes}
 
 
 def query_row(candidate: Candidate, schedule: Fa2BackwardSchedule) -> dict[str, Any]:
@@ -80,8 +73,7 @@ def query_row(candidate: Candidate, schedule: Fa2BackwardSchedule) -> dict[str, 
     p = schedule.problem
     if candidate.rejected:
         return needs(candidate)
-    moved = candidate.block_cols * (p.head_dim + p.head_dim_v) * p.itemsize
-    return needs(candidate) | busy(schedule, candidate, query_products(p), 1, moved)
+    return needs(candidate) | busy([backward_clocks.query_parts(p, schedule.device, candidate.size, candidate.warps)])
 
 
 def needs(candidate: Candidate) -> dict[str, Any]:
@@ -110,15 +102,9 @@ def query_products(p: Problem) -> int:
     return 2 * padded_dim(p.head_dim) + padded_dim(p.head_dim_v)
 
 
-def busy(schedule: Fa2BackwardSchedule, candidate: Candidate, products: int, exponentials: int, moved: int) -> dict[str, Any]:
-    """Clocks that a multiprocessor's parts, each were it alone, take for a tile (Br x Bc) with so many FMAs and exponentials a
-    score and bytes to and from the L2."""
-    p, scores = schedule.problem, candidate.block_rows * candidate.block_cols
-    clocks = {
-        "tensor" if p.itemsize == 2 else "FMA": scores * products / fa2_tiles.fma_rate(p, schedule.device),
-        "exp": scores * exponentials / EXPONENTIALS,
-        "L2": moved / L2_BYTES,
-    }
+def busy(launches: list[dict[str, float]]) -> dict[str, Any]:
+    """Clocks that a multiprocessor's parts, each were it alone, take for a tile (Br x Bc) in all launches."""
+    clocks = {name: sum(parts[name] for parts in launches) for name in launches[0]}
     return {"tile_clocks": clocks, "bound_by": max(clocks, key=lambda name: clocks[name])}
 
 
@@ -210,8 +196,7 @@ def show_rooms(report: dict[str, Any]) -> None:
     limit = report["device"]["sram_per_block"]
     size = f"{best['block_rows']} x {best['block_cols']}"
     say(
-        f"Chosen: {size}, {plural(best['warps'], 'warp')}, bound by {best['bound_by']} of these three (what shared "
-        "memory and issue slots take follows from machine code: docs/performance.md). "
+        f"Chosen: {size}, {plural(best['warps'], 'warp')}, bound by {best['bound_by']}. "
         f"Shared memory, {best['shared_bytes']:,} of {limit:,} bytes:"
     )
     click.echo()
