@@ -15,20 +15,20 @@ import numpy as np
 
 from cupyflash.options import require_choice
 from cupyflash.schedules import (
-    BackwardSchedule,
     DecodeSchedule,
-    Schedule,
     TileSchedule,
     VarlenBackwardSchedule,
     VarlenSchedule,
     require_schedule,
 )
 from cupyflash.schedules.fa1 import Fa1Schedule
+from cupyflash.schedules.fa1_backward import Fa1BackwardSchedule
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.standard import StandardSchedule
-from cupyflash.sim.l2 import columns, decode, fa1, rows, standard
+from cupyflash.schedules.standard_backward import StandardBackwardSchedule
+from cupyflash.sim.l2 import columns, decode, outside, rows, standard
 from cupyflash.sim.l2.cache import L2, LINE, SECTOR, WAYS, Cache, Counts
 from cupyflash.sim.l2.launch import Launch, Memory
 from cupyflash.sim.l2.reads import Given
@@ -40,8 +40,6 @@ __all__ = ["L2", "LINE", "ORDERS", "SECTOR", "WAYS", "Behind", "Order", "TooLong
 # Some 20 s of either
 MOST_TURNS = 1 << 24
 MOST_RUNS = 1 << 28
-# Schedules whose launches it plays
-FOLLOWED = (Fa2Schedule, Fa2BackwardSchedule, StandardSchedule, Fa1Schedule, DecodeSchedule)
 
 
 class TooLong(ValueError):
@@ -81,7 +79,7 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None, 
     `order` is the grid's, of FlashAttention-2's forward; other kernels have one. Raises ValueError for what the model does not
     follow, and `TooLong` for more than 16,777,216 turns or 268,435,456 runs of lines.
     """
-    require_schedule(schedule, Schedule, "plan")
+    require_schedule(schedule, TileSchedule, "plan")
     require_choice("order", order, ORDERS)
     if l2 is not None and not isinstance(l2, L2):
         raise TypeError(f"l2 must be an L2 or None, got {l2!r}")
@@ -110,11 +108,13 @@ def launches_of(schedule: TileSchedule, order: Order, memory: Memory, given: Giv
     if isinstance(schedule, Fa2BackwardSchedule):
         return columns.Backward(schedule, memory, given).launches()
     if isinstance(schedule, StandardSchedule):
-        return standard.standard(schedule, memory)
+        return standard.Standard(schedule, memory, given).forward(schedule)
+    if isinstance(schedule, StandardBackwardSchedule):
+        return standard.Standard(schedule, memory, given).backward(schedule)
     if isinstance(schedule, DecodeSchedule):
-        return decode.decode(schedule, memory)
-    assert isinstance(schedule, Fa1Schedule)
-    return fa1.algorithm_1(schedule, memory)
+        return decode.decode(schedule, memory, given)
+    assert isinstance(schedule, Fa1Schedule | Fa1BackwardSchedule)
+    return outside.columns_outside(schedule, memory, given)
 
 
 def require_followed(schedule: TileSchedule, order: Order) -> None:
