@@ -212,12 +212,12 @@ class Reads:
         """What scores read, of each tile in a `turn` (tiles, 1)."""
         for each in self.of_each["score"]:
             some = scores if each.kind == "score" else scores._replace(end=np.where(asked, scores.end, 0))
-            yield self._of_scores(each, at, move, turn, some)
+            yield self.of_reading(each, at, move, turn, some)
         if self.dbias:  # an atomic reads and writes
             for write in (False, True):
-                yield self._of_scores(self.dbias, at, move, turn, scores, write)
+                yield self.of_reading(self.dbias, at, move, turn, scores, write)
 
-    def _of_scores(self, each: Reading, at: At, move: int, turn: np.ndarray, scores: Scores, write: bool = False) -> Requests:
+    def of_reading(self, each: Reading, at: At, move: int, turn: np.ndarray, scores: Scores, write: bool = False) -> Requests:
         number, size = scores.number, each.itemsize
         if not number.size or not each.along_column:
             return Requests.of_elements(turn, move, each.at(self.names(at, scores.row)), number, size, write=write)
