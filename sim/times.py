@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cupyflash.multiprocessor import L2_BYTES, clock_rate
-from cupyflash.schedules import Schedule, TileSchedule, VarlenSchedule, fa3_tiles, require_schedule
+from cupyflash.schedules import Schedule, TileSchedule, fa2_tiles, fa3_tiles, require_schedule
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim import l2
 from cupyflash.sim.l2.launch import Memory
+from cupyflash.sim.l2.reads import Given
 from cupyflash.sim.l2.rows import RowBlocks
 
 DRAM = "DRAM"
@@ -66,22 +67,27 @@ class Times:
         return self.peak / self.bandwidth if self.peak and self.bandwidth else None
 
 
-def times(schedule: TileSchedule) -> Times:
-    """Of a forward pass of `fa2` or `fa3`. ValueError for what the model has not, or what the L2's does not follow."""
+def times(schedule: TileSchedule, given: Given | None = None) -> Times:
+    """Of a forward pass of `fa2` or `fa3`, `given` as `l2.run` takes it. What finds the states of a mask's tiles is in DRAM's time
+    only. ValueError for what the model has not, or what the L2's does not follow."""
     require_schedule(schedule, Schedule, "plan")
-    if not isinstance(schedule, Fa2Schedule) or isinstance(schedule, VarlenSchedule):
+    if not isinstance(schedule, Fa2Schedule):
         raise ValueError(
             f"times are modelled of the forward of 'fa2' and 'fa3', got {schedule.algorithm!r} ({type(schedule).__name__})"
         )
-    behind, p, device = l2.run(schedule), schedule.problem, schedule.device
-    (launch,) = l2.launches_of(schedule, "rows", Memory())
+    behind, p, device = l2.run(schedule, given=given), schedule.problem, schedule.device
+    launch = l2.launches_of(schedule, "rows", Memory(), given or {})[-1]
     assert isinstance(launch, RowBlocks)
     clock, sms = clock_rate(device), device.sm_count
+    counted = p.options.packed or any(part.kept is not None for part in launch.parts)  # visits, of which the planner knows less
     if isinstance(schedule, Fa3Schedule):
         best = fa3_tiles.choose(p, device, (schedule.tiling.used.block_rows, schedule.block_cols))
-        parts, clocks = dict(best.parts), fa3_tiles.clocks(p, device, best)
+        parts = dict(best.parts)
+        clocks = fa3_tiles.spread(best, device, schedule.works, launch.visits) if counted else fa3_tiles.clocks(p, device, best)
     else:
-        parts, clocks = dict(schedule.candidate.parts), schedule.candidate.clocks
+        found = schedule.candidate
+        parts = dict(found.parts)
+        clocks = fa2_tiles.spread(found, device, schedule.works, float(launch.visits.mean())) if counted else found.clocks
     tiles = int(launch.visits.sum())
     busy = {part: tiles * of_tile / (sms * clock) for part, of_tile in parts.items() if part != "L2"}
     l2_bandwidth = sms * L2_BYTES * clock

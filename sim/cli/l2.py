@@ -24,13 +24,13 @@ ORDERS = {
 
 def report_of(request: Request) -> dict[str, Any]:
     """What the model says, for JSON. Raises ValueError where it does not follow the schedule."""
-    schedule, device = request.schedule(), request.device
-    found = l2.run(schedule)
+    schedule, device, given = request.schedule(), request.device, request.functions.fields
+    found = l2.run(schedule, given=given)
     cache = l2.L2.of(device)
     sizes = {"l2_bytes": cache.nbytes, "ways": cache.ways, "sets": cache.sets, "line_bytes": l2.LINE, "sector_bytes": l2.SECTOR}
     report: dict[str, Any] = {**sizes, **found.as_dict(), "dram_bytes": found.dram.total_bytes}
     if isinstance(schedule, Fa2Schedule) and not isinstance(schedule, Fa3Schedule):
-        totals = {order: found.dram if order == "rows" else l2.run(schedule, order=order).dram for order in l2.ORDERS}
+        totals = {order: found.dram if order == "rows" else l2.run(schedule, order=order, given=given).dram for order in l2.ORDERS}
         report["grid_orders"] = {order: dram.total_bytes for order, dram in totals.items()}
     bandwidth, peak = device.hbm_bandwidth, device.tensor_peak.get(request.problem.dtype)
     if request.cache is None:

@@ -36,7 +36,7 @@ class Timing:
             raise click.UsageError(
                 f"--time and --roofline cannot go with {given}: times are modelled of the forward of fa2 and fa3"
             )
-        found = times(request.schedule())
+        found = times(request.schedule(), request.functions.fields)
         if self.roofline is not None:
             from cupyflash.sim.roofline import plot_roofline
 

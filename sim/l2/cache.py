@@ -27,6 +27,8 @@ ROTATED = 256
 _MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
 _VALID = (1 << SECTORS) - 1
 _COUNT = np.array([mask.bit_count() for mask in range(1 << SECTORS)])
+# Of the sectors between the first and the last element, as a multiple of the elements: up to so many are counted one by one
+DENSE = 8
 # Runs of lines that are looked up at once, about
 AT_ONCE = 1 << 21
 
@@ -109,21 +111,27 @@ class Requests:
     def of_elements(
         cls, turn: np.ndarray, move: int, at: np.ndarray, often: np.ndarray, itemsize: int, *, write: bool = False
     ) -> Requests:
-        """For elements at so many addresses, each asked for so `often` in its turn: of neighbouring sectors one."""
-        turn, at, often = (np.ravel(each) for each in np.broadcast_arrays(turn, at, often))
+        """For elements at so many addresses, each asked for so `often` in its turn: by sectors, of neighbouring ones one request."""
+        turn, sector, often = (np.ravel(each) for each in np.broadcast_arrays(turn, at // SECTOR, often))
         there = often > 0
-        turn, at, often = turn[there], at[there], often[there]
-        if np.any(_behind(turn, at)):
-            order = np.lexsort((at, turn))
-            turn, at, often = turn[order], at[order], often[order]
-        if not len(at):
-            return cls.of(turn, move, at, at, write=write)
-        new = np.ones(len(at), bool)
-        new[1:] = (turn[1:] != turn[:-1]) | (np.diff(at // SECTOR) > 1)
-        begins = np.flatnonzero(new)
-        first, last = at[begins], at[np.append(begins[1:], len(at)) - 1]
-        asked = np.add.reduceat(often, begins) * itemsize
-        return cls.of(turn[begins], move, first, last + itemsize - first, write=write, asked=asked)
+        turn, sector, often = turn[there], sector[there], often[there]
+        if not len(turn):
+            return cls.of(turn, move, turn, turn, write=write)
+        turn0, sector0 = int(turn.min()), int(sector.min())
+        width = int(sector.max()) - sector0 + 2  # a turn's last sector is no neighbour of the next one's first
+        place = (turn - turn0) * width + sector - sector0
+        if place.max() < DENSE * len(place):
+            counted = np.bincount(place, often)
+            found = np.flatnonzero(counted)
+            counted = counted[found]
+        else:
+            found, inverse = np.unique(place, return_inverse=True)
+            counted = np.bincount(inverse, often)
+        begins = np.flatnonzero(np.diff(found, prepend=-2) > 1)
+        number = np.diff(np.append(begins, len(found)))
+        turn, sector = np.divmod(found[begins], width)
+        asked = np.add.reduceat(counted, begins).astype(np.int64) * itemsize
+        return cls.of(turn0 + turn, move, (sector0 + sector) * SECTOR, number * SECTOR, write=write, asked=asked)
 
     @classmethod
     def together(cls, parts: Sequence[Requests]) -> Requests:
@@ -145,12 +153,6 @@ class Requests:
             return Requests(**sorted_)
         summed = {name: np.add.reduceat(sorted_[name], at) for name in names[-2:]}
         return Requests(**{name: sorted_[name][at] for name in names[:-2]}, **summed)
-
-
-def _behind(turn: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Which elements are to come before the one before them."""
-    found: np.ndarray = (turn[1:] < turn[:-1]) | ((turn[1:] == turn[:-1]) & (at[1:] < at[:-1]))
-    return found
 
 
 @dataclass

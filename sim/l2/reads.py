@@ -23,7 +23,7 @@ from cupyflash.sim.l2.parts import Part
 Given = Mapping[str, Any]
 """Arrays and numbers of a call by the names of the kernels' struct"""
 # Elements whose addresses take as long to find as a turn of a few tiles to play
-EVALUATED = 16
+EVALUATED = 32
 
 
 class At(NamedTuple):
