@@ -76,7 +76,7 @@ def times(schedule: TileSchedule, given: Given | None = None) -> Times:
             f"times are modelled of the forward of 'fa2' and 'fa3', got {schedule.algorithm!r} ({type(schedule).__name__})"
         )
     behind, p, device = l2.run(schedule, given=given), schedule.problem, schedule.device
-    launch = l2.launches_of(schedule, "rows", Memory(), given or {})[-1]
+    launch = l2.launches_of(schedule, "rows", Memory(), given)[-1]
     assert isinstance(launch, RowBlocks)
     clock, sms = clock_rate(device), device.sm_count
     counted = p.options.packed or any(part.kept is not None for part in launch.parts)  # visits, of which the planner knows less

@@ -85,7 +85,7 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None, 
         raise TypeError(f"l2 must be an L2 or None, got {l2!r}")
     require_followed(schedule, order)
     memory = Memory()
-    launches = launches_of(schedule, order, memory, given or {})
+    launches = launches_of(schedule, order, memory, given)
     names, bases = list(memory.bases), list(memory.bases.values())
     cache = Cache(l2 or L2.of(schedule.device), bases, int(np.gcd.reduce([launch.unit for launch in launches])))
     if (turns := sum(launch.heft * int(launch.turns.sum()) for launch in launches)) > MOST_TURNS:
@@ -101,8 +101,9 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None, 
     return _behind(names, cache.counts, launches)
 
 
-def launches_of(schedule: TileSchedule, order: Order, memory: Memory, given: Given) -> list[Launch]:
+def launches_of(schedule: TileSchedule, order: Order, memory: Memory, given: Given | None = None) -> list[Launch]:
     """Its kernels, in order, with their tensors placed in memory."""
+    given = given or {}
     if isinstance(schedule, Fa2Schedule):
         return rows.forward(schedule, order, memory, given)
     if isinstance(schedule, Fa2BackwardSchedule):
