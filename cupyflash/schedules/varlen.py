@@ -228,9 +228,7 @@ class VarlenBackwardSchedule(Fa2BackwardSchedule):
 
     def _one(self, problem: Problem) -> Fa2BackwardSchedule:
         skips, of_rows = (bool(self.mask_tiles), bool(self.by_rows.mask_tiles)), self.by_rows.tiling
-        return BackwardOfSequence(
-            problem, self.device, self.tiling, deterministic=self.deterministic, skips=skips, of_rows=of_rows
-        )
+        return BackwardOfSequence(problem, self.device, self.tiling, deterministic=self.deterministic, skips=skips, of_rows=of_rows)
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
         yield len(launches(self.problem)), iter([search(self.packed, "k", self.grid)])

@@ -85,10 +85,7 @@ class Functions:
         """The given values, by the names of the kernels' struct."""
         forms = [form for form in self.forms.values() if form is not None]
         return {
-            field_of(one.name, form.kind): self.given[one.name]
-            for form in forms
-            for one in form.captured
-            if one.name in self.given
+            field_of(one.name, form.kind): self.given[one.name] for form in forms for one in form.captured if one.name in self.given
         }
 
     def check(self, problem: Problem) -> None:

@@ -111,7 +111,7 @@ class Requests:
     def of_elements(
         cls, turn: np.ndarray, move: int, at: np.ndarray, often: np.ndarray, itemsize: int, *, write: bool = False
     ) -> Requests:
-        """For elements at so many addresses, each asked for so `often` in its turn: by sectors, of neighbouring ones one request."""
+        """For elements at so many addresses, each asked for so `often` in its turn, by sectors: one request for neighbours."""
         turn, sector, often = (np.ravel(each) for each in np.broadcast_arrays(turn, at // SECTOR, often))
         there = often > 0
         turn, sector, often = turn[there], sector[there], often[there]

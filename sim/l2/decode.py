@@ -68,7 +68,8 @@ class Cached:
     def unit(self, schedule: DecodeSchedule) -> int:
         """What divides all requests: rows of heads that share a tile are apart."""
         page, cols = schedule.cache.page_size, schedule.block_cols
-        by_keys = {math.gcd(page, cols) if page else cols, schedule.problem.seqlen_k, schedule.cache.appended, *lengths_of(schedule)}
+        piece = math.gcd(page, cols) if page else cols
+        by_keys = {piece, schedule.problem.seqlen_k, schedule.cache.appended, *lengths_of(schedule)}
         sizes = [tensor.row for tensor in (self.Q, *self.results, *self.parts)]
         sizes += [tensor.row * keys for tensor in (*self.keys, *self.new) for keys in by_keys]
         sizes += [each.row for each in (self.lengths, self.sinks, self.table) if each]
@@ -105,7 +106,7 @@ class _OfSplits(Launch):
         """Those that have keys."""
         return min(self.schedule.splits, tile.end - tile.first)
 
-    def of_heads(self, turn: int, batch: int, head: np.ndarray) -> Iterator[Requests]:
+    def of_heads(self, turn: int, head: np.ndarray) -> Iterator[Requests]:
         """The sinks of rows' heads."""
         if self.tensors.sinks:
             at = self.tensors.sinks.first + head * FLOAT32
@@ -164,7 +165,7 @@ class Splits(_OfSplits):
             yield from self._scores(pair // p.kv_heads, tile, rows, turn, begin + turn)
         if hi == self.turns[block]:
             if s.splits == 1:
-                yield from self.of_heads(hi - 1, pair // p.kv_heads, rows.head)
+                yield from self.of_heads(hi - 1, rows.head)
             of_split = split * p.head_count * p.seqlen_q if s.splits > 1 else 0
             for tensor in tensors.results if s.splits == 1 else tensors.parts if begin < end else ():
                 yield tensor.of(hi - 1, LAST, of_split + rows.row, 1, write=True)
@@ -240,7 +241,7 @@ class Merge(_OfSplits):
         of_splits = np.arange(self.splits(tile)) * p.head_count * p.seqlen_q + block
         parts = [tensors.lengths.of(0, FIRST, batch, 1)] if tensors.lengths else []
         parts += [tensor.of(0, OF_K, of_splits, 1) for tensor in tensors.parts]
-        parts += self.of_heads(0, batch, np.array([head]))
+        parts += self.of_heads(0, np.array([head]))
         return Requests.together(parts + [tensor.of(0, LAST, block, 1, write=True) for tensor in tensors.results])
 
 

@@ -49,7 +49,8 @@ class Scores(NamedTuple):
     @property
     def number(self) -> np.ndarray:
         """How many."""
-        return np.maximum(0, self.end - self.first)
+        found: np.ndarray = np.maximum(0, self.end - self.first)
+        return found
 
     @property
     def reach(self) -> tuple[np.ndarray, np.ndarray]:
@@ -124,8 +125,8 @@ class Reading:
 
 
 class Reads:
-    """All that a kernel of a schedule reads, `by_tiles` what is one for a row or a key; with `of_mask` only what the mask does, with
-    `dbias` what is added to the bias's gradient too."""
+    """All that a kernel of a schedule reads, `by_tiles` what is one for a row or a key; with `of_mask` only what the mask does,
+    with `dbias` what is added to the bias's gradient too."""
 
     def __init__(
         self,
@@ -188,7 +189,8 @@ class Reads:
     def _of_line(self, place: str, at: At, move: int, turn: Any, first: Any, number: Any, asked: Any) -> Iterator[Requests]:
         if not self.of_each[place]:
             return
-        turn, first, number, asked = (each[:, None] for each in np.broadcast_arrays(*map(np.atleast_1d, (turn, first, number, asked))))
+        every = np.broadcast_arrays(*map(np.atleast_1d, (turn, first, number, asked)))
+        turn, first, number, asked = (each[:, None] for each in every)
         n = np.arange(number.max(initial=0))
         there = n < number
         names = self.names(at, **{"row" if place == "row" else "k": first + n})
@@ -253,7 +255,7 @@ def _loads(p: Problem, memory: Memory, given: Given, by_tiles: bool, of_mask: bo
         if of_mask and form.kind != "mask":
             continue
         own = score.captured_by(form, given)
-        values = {one.name: own.get(one.name, np.zeros((1,) * (one.axes or 0), np.int64)) for one in form.captured}
+        values = {one.name: _known(own.get(one.name), one.axes or 0) for one in form.captured}
         reach = {name: _bounds(value) for name, value in values.items()} | _positions(p)
         parts = score.parts(form, by_tiles)
         for place in score.Parts._fields:
@@ -263,6 +265,13 @@ def _loads(p: Problem, memory: Memory, given: Given, by_tiles: bool, of_mask: bo
                 name = score.field(load.name, form.kind)
                 where = Place.of(name, lengths, score.itemsize(form, load), memory, array)
                 yield Reading.of_load(form, load, place, where, values)
+
+
+def _known(value: Any, axes: int) -> Any:
+    """A number, or what an array holds: zeros where that is not here to be looked at."""
+    if value is None or (hasattr(value, "shape") and not isinstance(value, np.ndarray | np.generic)):
+        return np.zeros((1,) * axes, np.int64)
+    return value
 
 
 def _bounds(value: Any) -> tuple[int, int]:

@@ -24,8 +24,8 @@ FIRST, LEFT, RIGHT, OF_SCORES, LAST = range(5)
 
 @dataclass(frozen=True)
 class Product:
-    """left right^T, a tile of `out` at a time, or left right, a block of `out` at a time. Where it makes P of Q and K it `reads`
-    masks and the like, writes slopes where S' gradient will be, and reads L of each row, as it is asked."""
+    """What a product is of, and where it goes. One of Q and K `reads` masks and the like; where it makes P again it reads L of each
+    row, and writes the `slopes` of a score function."""
 
     left: Tensor
     right: Tensor
@@ -191,8 +191,8 @@ class Standard:
 
     def backward(self, schedule: StandardBackwardSchedule) -> list[Launch]:
         """P made again, and Algorithm 3's five."""
-        slopes = [self.scores("dS")] if self.p.options.score else []
-        weights = Product(self.rows("Q"), self.rows("K"), self.scores("P"), self.reads, *(slopes or [None]), self.rows("L"))
+        slopes = self.scores("dS") if self.p.options.score else None  # they lie where dS will
+        weights = Product(self.rows("Q"), self.rows("K"), self.scores("P"), self.reads, slopes, self.rows("L"))
         values = Product(self.scores("P"), self.rows("dO"), self.rows("dV"))
         of_weights = Product(self.rows("dO"), self.rows("V"), self.scores("dP"))
         queries = Product(self.scores("dS"), self.rows("K"), self.rows("dQ"))
