@@ -89,7 +89,6 @@ def test_the_picture_has_the_ridges_and_the_points() -> None:
     [
         (("--backward", "--time"), "--time and --roofline cannot go with --backward"),
         (("--algorithm", "fa1", "--time"), "times are modelled of the forward of 'fa2' and 'fa3', got 'fa1'"),
-        (("--mask", "--time"), "does not follow mask"),
         (("--seqlen-k", "0", "--roofline", "picture.svg"), "nothing is computed here"),
         (("--roofline", "picture.txt"), "must end in .png or .svg or .pdf"),
     ],
