@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import strategies as st
-from test_l2 import Plain, geometries
+from test_l2 import PAGE, Plain, geometries
 
 from cupyflash import Device, Mask, Problem, Score, plan
 from cupyflash.options import BlockMask, Pattern
@@ -32,7 +32,7 @@ from cupyflash.sim.l2 import L2, LINE
 from cupyflash.sim.l2.launch import Memory
 from cupyflash.sim.times import times
 from problems import patterns, sides
-from suites import sweep
+from suites import sample, sweep
 
 A100, H100 = (Device.named(name) for name in ("A100-40GB", "H100-SXM"))
 ALL = L2(1 << 26, 1 << 12)  # holds everything
@@ -245,3 +245,48 @@ def test_a_table_that_scores_look_into_one_by_one_is_refused_where_it_takes_long
     score = Score("s + t[h, q - k + n_k]", t=TWO).form
     with pytest.raises(l2.TooLong, match="plays at most"):
         l2.run(plan(Problem(1, 16, 16, 16384, 16384, 128, "float16", score=score), A100))
+
+
+def documented() -> dict[str, tuple[str, ...]]:
+    """The rows of docs/l2.md's table of calls: GB asked, of DRAM, and of DRAM beside Q, K, V and O."""
+    rows = re.findall(r"^\| (\D.*?) \| (\d\S+) \| (\S+) \| (\S+) \|$", PAGE, re.MULTILINE)
+    return {name: tuple(numbers) for name, *numbers in rows}
+
+
+def documents(call: str) -> tuple[TileSchedule, l2.Given]:
+    """Of 512 tokens each."""
+    p, ids = Problem(1, 16, 16, 4096, 4096, 128, "float16"), np.repeat(np.arange(8, dtype=np.int32), 512)
+    if "packed" in call:
+        return plan_varlen(replace(p, batch=8, seqlen_q=512, seqlen_k=512), A100), {}
+    pattern = Pattern.of(np.broadcast_to(ids[:, None] == ids, (1, 16, 4096, 4096)))
+    if "array" in call:
+        return plan(p.asking(mask=True, pattern=pattern), A100), {}
+    return plan(p.asking(mask_function=Mask("d[q] == d[k]", d=ids).form, pattern=pattern), A100), {"mask_d": ids}
+
+
+def decoded(call: str) -> tuple[TileSchedule, l2.Given]:
+    """16 sequences of 8,192 keys."""
+    p, pages = Problem(16, 32, 8, 1, 8192, 128, "float16", causal=True, padded=True), 8192 // 16
+    if "pages" not in call:
+        return plan_decode(p, A100), {}
+    table = np.random.default_rng(0).permutation(16 * pages).astype(np.int32).reshape(16, pages)
+    common = np.where(np.arange(pages) < pages // 2, table[0], table)
+    return plan_decode(p, A100, Cache(0, 16, table.size)), {"block_table": common if "common" in call else table}
+
+
+@pytest.mark.parametrize("call", sample(documented(), ("causal", "ALiBi")))
+def test_the_page_s_calls_are_what_the_model_says(call: str) -> None:
+    p = Problem(1, 16, 16, 4096, 4096, 128, "float16")
+    asked: dict[str, Any] = {"causal": call == "causal", "bias": call.startswith("bias")}
+    schedule, given = (
+        plan(p.asking(**asked, score=Score("s - a[h] * abs(q - k)", a=ONE).form if call == "ALiBi" else None), A100),
+        {},
+    )
+    if call == "bias (N, N)":
+        given = {"bias": np.broadcast_to(np.zeros((4096, 4096), np.float16), (1, 16, 4096, 4096))}
+    if call.startswith(("documents", "decoding")):
+        schedule, given = (documents if call.startswith("documents") else decoded)(call)
+    found = l2.run(schedule, given=given)
+    beside = sum(found.dram[name].total_bytes for name in found.dram if name not in "QKVO")
+    numbers = found.asked.total_bytes, found.dram.total_bytes, beside
+    assert tuple(f"{number / 1e9:.3f}" for number in numbers) == documented()[call]

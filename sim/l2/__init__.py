@@ -39,7 +39,7 @@ from cupyflash.sim.l2.reads import Given
 from cupyflash.sim.l2.rows import ORDERS, Order
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
-__all__ = ["L2", "LINE", "ORDERS", "SECTOR", "WAYS", "Behind", "Order", "TooLong", "run"]
+__all__ = ["L2", "LINE", "ORDERS", "SECTOR", "WAYS", "Behind", "Given", "Order", "TooLong", "run"]
 
 # Some 20 s of either
 MOST_TURNS = 1 << 24
