@@ -278,10 +278,8 @@ def decoded(call: str) -> tuple[TileSchedule, l2.Given]:
 def test_the_page_s_calls_are_what_the_model_says(call: str) -> None:
     p = Problem(1, 16, 16, 4096, 4096, 128, "float16")
     asked: dict[str, Any] = {"causal": call == "causal", "bias": call.startswith("bias")}
-    schedule, given = (
-        plan(p.asking(**asked, score=Score("s - a[h] * abs(q - k)", a=ONE).form if call == "ALiBi" else None), A100),
-        {},
-    )
+    asked["score"] = Score("s - a[h] * abs(q - k)", a=ONE).form if call == "ALiBi" else None
+    schedule, given = plan(p.asking(**asked), A100), {}
     if call == "bias (N, N)":
         given = {"bias": np.broadcast_to(np.zeros((4096, 4096), np.float16), (1, 16, 4096, 4096))}
     if call.startswith(("documents", "decoding")):
