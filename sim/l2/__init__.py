@@ -98,8 +98,7 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None) 
             # What it will be at the end, if the rest is like what was played
             if before + (cache.looked_up - before) / played > MOST_RUNS:
                 raise TooLong(f"the L2 model looks up at most {MOST_RUNS:,} runs of lines, of {cache.run * LINE:,} bytes here")
-    cache.empty()
-    return _behind(names, cache.counts, launches)
+    return behind(names, cache.counts, launches)
 
 
 def launches_of(schedule: TileSchedule, order: Order, memory: Memory) -> list[Launch]:
@@ -146,7 +145,7 @@ def require_followed(schedule: TileSchedule, order: Order) -> None:
         raise ValueError("the L2 model needs a row: batch, heads and seqlen_q of at least 1")
 
 
-def _behind(names: list[str], counts: Counts, launches: list[Launch]) -> Behind:
+def behind(names: list[str], counts: Counts, launches: list[Launch]) -> Behind:
     def traffic(read: np.ndarray, written: np.ndarray) -> Traffic:
         return Traffic({name: TensorTraffic(int(read[n]), int(written[n])) for n, name in enumerate(names)})
 
