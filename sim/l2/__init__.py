@@ -7,7 +7,7 @@ takes its place. All that they ask for goes through one `L2`, cold at the start;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.schedules.standard import StandardSchedule
 from cupyflash.sim.l2 import columns, decode, fa1, rows, standard
 from cupyflash.sim.l2.cache import L2, LINE, SECTOR, WAYS, Cache, Counts
-from cupyflash.sim.l2.launch import Launch, Memory
+from cupyflash.sim.l2.launch import Blocks, Launch, Memory
 from cupyflash.sim.l2.rows import ORDERS, Order
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
@@ -145,7 +145,7 @@ def require_followed(schedule: TileSchedule, order: Order) -> None:
         raise ValueError("the L2 model needs a row: batch, heads and seqlen_q of at least 1")
 
 
-def behind(names: list[str], counts: Counts, launches: list[Launch]) -> Behind:
+def behind(names: list[str], counts: Counts, launches: Sequence[Blocks]) -> Behind:
     def traffic(read: np.ndarray, written: np.ndarray) -> Traffic:
         return Traffic({name: TensorTraffic(int(read[n]), int(written[n])) for n, name in enumerate(names)})
 

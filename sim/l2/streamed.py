@@ -32,11 +32,16 @@ class Streamed(Launch):
     def __init__(self, device: Device, kernel: Kernel, heads: int, length: int, rows: int, passed: tuple[Passed, ...]) -> None:
         self.length, self.passed, self.grid = length, passed, kernel.grid
         self.slots = device.sm_count
-        self.rows = rows * (resident(device, kernel.threads, kernel.shared_bytes, FEW_REGISTERS) // device.sm_count)
+        self._resident = resident(device, kernel.threads, kernel.shared_bytes, FEW_REGISTERS)
+        self.rows = rows * (self._resident // device.sm_count)
         self.blocks = -(-length // self.rows)  # of a head
         self.turns = np.ones(heads * self.blocks, np.int64)
         strides = {length, *(each.length for each in passed if each.length)}
         self.unit = unit_of(each.tensor.row * size for each in passed for size in (self.rows, *strides))
+
+    @property
+    def resident(self) -> int:
+        return self._resident
 
     def requests(self, block: int, first: int, end: int) -> Requests:
         head, place = divmod(block, self.blocks)

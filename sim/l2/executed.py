@@ -1,0 +1,208 @@
+"""The L2 from an execution: the lines that the thread blocks of any kernel ask for on the PTX machine, at their exact addresses.
+
+A turn is a request: the k-th memory instruction of a thread block that reaches global memory, by whichever of its warps run it
+together. Blocks of one kernel ask for the same at the same place of their code, so the k-th requests of those that run together
+are about as far as they are on a device; nothing else is known of time here. L1 is not modelled, nor is local memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+
+from cupyflash.schedules import TileSchedule
+from cupyflash.score import Mask, Score
+from cupyflash.sim.execution import Watch
+from cupyflash.sim.l2 import Behind, behind, launches_of, require_followed
+from cupyflash.sim.l2.cache import L2, LINE, ROTATED, SECTOR, SECTORS, Counts, Sets
+from cupyflash.sim.l2.launch import Blocks, Memory, resident
+from cupyflash.sim.ptx import Access
+from cupyflash.sim.ptx.state.lanes import Wave
+from cupyflash.sim.ptx.state.patterns import Pattern
+from cupyflash.sim.ptx.state.segments import ALIGNMENT, Segment
+
+# Lines that are looked up at once, about
+AT_ONCE = 1 << 21
+
+
+class Placed:
+    """HBM with an execution's arrays: each allocation at an address of its own, and views of it at their places in it."""
+
+    def __init__(self) -> None:
+        self._placed: list[tuple[int, int, int]] = []  # from and to where on the host, and the address
+        self._end = 0
+
+    def shift(self, segment: Segment) -> int:
+        """What makes an address in HBM of a segment's virtual one."""
+        low = segment.address
+        for first, end, address in self._placed:
+            if first <= low < end:
+                return address + low - first - segment.start
+        root = segment.array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        first, end = byte_bounds(root)
+        address = self._end + (segment.start - (low - first)) % ALIGNMENT
+        self._placed.append((first, end, address))
+        self._end = -(-(address + end - first) // (ROTATED * LINE)) * ROTATED * LINE
+        return address + low - first - segment.start
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines that thread blocks ask for: the block within the wave, the line, and the sectors of it as a mask."""
+
+    block: np.ndarray
+    line: np.ndarray
+    mask: np.ndarray
+
+    @classmethod
+    def of(cls, block: np.ndarray, first: np.ndarray, nbytes: np.ndarray) -> Lines:
+        """Of bytes from addresses on; what follows in the same line is one."""
+        there = nbytes > 0
+        block, first, nbytes = block[there], first[there], nbytes[there]
+        sector = first // SECTOR
+        number = (first + nbytes - 1) // SECTOR - sector + 1
+        if (number > 1).any():
+            sector = np.repeat(sector - (np.cumsum(number) - number), number) + np.arange(number.sum())
+            block = np.repeat(block, number)
+        line = sector // SECTORS
+        at = np.flatnonzero(np.concatenate(([True], (line[1:] != line[:-1]) | (block[1:] != block[:-1]))))[: len(line)]
+        masks = np.left_shift(1, sector % SECTORS)
+        return cls(block[at], line[at], np.bitwise_or.reduceat(masks, at) if len(at) else masks)
+
+
+class Asked(Blocks):
+    """What the thread blocks of a launch ask for, each in its own order. It is that launch's observer."""
+
+    def __init__(self, execution: Observed, grid: int, slots: int, cluster: int = 1) -> None:
+        self.execution, self.grid, self.slots, self.cluster = execution, grid, slots, cluster
+        self.turns = np.zeros(grid, np.int64)
+        self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []  # blocks, their turns, lines, masks
+        self._whose: list[tuple[int, bool]] = []  # of each part the tensor, and whether it is written
+        self._wave: Wave | None = None
+        self._known: dict[tuple[Pattern, int], Lines] = {}
+
+    def __call__(self, access: Access) -> None:
+        segment, lanes, write = access.segment, access.lanes, access.write
+        if segment is None or segment.space != "global":
+            return
+        tensor, shift = self.execution.place(segment)
+        lines, line, nbytes, sectors = self._lines(access, shift)
+        self.execution.counts[tensor] += (0, nbytes, 0) if write else (nbytes, 0, sectors)
+        again = access.kind == "atom" and write  # an atomic is shown as a read, then as a write
+        self._parts.append((lines.block, self.turns[lines.block] - again, lines.line + line, lines.mask))
+        self._whose.append((tensor, write))
+        if not again:
+            self.turns[lanes.block_ids + lanes.wave.first_block] += 1
+
+    def _lines(self, access: Access, shift: int) -> tuple[Lines, int, int, int]:
+        """The lines of an access, what is to be added to their numbers, its bytes and its warps' sectors."""
+        lanes, size = access.lanes, access.size
+        if not isinstance(size, int):
+            blocks = np.broadcast_to(lanes.block, access.addresses.shape)  # a bulk copy has one lane and many pieces
+            found = Lines.of(blocks + lanes.wave.first_block, access.addresses.astype(np.int64) + shift, size.astype(np.int64))
+            return found, 0, int(size.sum()), int(np.bitwise_count(found.mask).sum())
+        if lanes.wave is not self._wave:
+            self._wave, self._known = lanes.wave, {}
+        address, pattern = lanes.pattern(access.addresses, size)
+        line, within = divmod(address + shift, LINE)
+        known = self._known.get((pattern, within))
+        if known is None:
+            blocks, first = lanes.block + lanes.wave.first_block, pattern.relative.astype(np.int64) + within
+            known = self._known[pattern, within] = Lines.of(blocks, first, np.full(lanes.n, size))
+        return known, line, lanes.n * size, pattern.sectors(address)
+
+    def look_up(self, sets: Sets, counts: Counts) -> None:
+        """All of it: in each turn by address, what several ask for once."""
+        if not self._parts:
+            return
+        block, turn, line, mask = (np.concatenate(each) for each in zip(*self._parts, strict=True))
+        lengths = [len(part[0]) for part in self._parts]
+        tensor, write = (np.repeat(each, lengths) for each in zip(*self._whose, strict=True))
+        keys = (turn + self.starts()[block], line, write, tensor)
+        order = np.lexsort(keys[::-1])
+        keys, mask = tuple(each[order] for each in keys), mask[order]
+        at = np.flatnonzero(np.concatenate(([True], np.any([each[1:] != each[:-1] for each in keys], axis=0))))
+        _, line, write, tensor = (each[at] for each in keys)
+        mask = np.bitwise_or.reduceat(mask, at)
+        for first in range(0, len(at), AT_ONCE):
+            some = slice(first, first + AT_ONCE)
+            counts.add_dram(sets.look_up(line[some], mask[some], write[some]), write[some], tensor[some])
+
+
+class Observed:
+    """The launches of one execution, in order: what they ask for, and what DRAM sees of it.
+
+    `names` are the tensors of what has other names in the kernels: what is behind a tensor map, say.
+    """
+
+    def __init__(self, names: Mapping[str, str] | None = None) -> None:
+        self.launches: list[Asked] = []
+        self.counts: list[np.ndarray] = []
+        """Of each tensor: bytes read and written, sectors read."""
+        self._names = names or {}
+        self._tensors: dict[str, int] = {}
+        self._places: dict[Segment, tuple[int, int]] = {}
+        self._placed = Placed()
+
+    def launch(self, grid: int, slots: int, cluster: int = 1) -> Asked:
+        """The observer of the next launch, of which `slots` thread blocks run at a time."""
+        self.launches.append(Asked(self, grid, slots, cluster))
+        return self.launches[-1]
+
+    def place(self, segment: Segment) -> tuple[int, int]:
+        """The number of a segment's tensor, and what makes an address in HBM of a virtual one."""
+        found = self._places.get(segment)
+        if found is None:
+            tensor = self._tensors.setdefault(self._names.get(segment.name, segment.name), len(self._tensors))
+            if tensor == len(self.counts):
+                self.counts.append(np.zeros(3, np.int64))
+            found = self._places[segment] = tensor, self._placed.shift(segment)
+        return found
+
+    def behind(self, l2: L2) -> Behind:
+        """All launches through one L2, cold at the start."""
+        counts, sets = Counts.zero(len(self._tensors)), Sets(l2)
+        counts.read_bytes[:], counts.write_bytes[:], counts.sectors[:] = np.reshape(self.counts, (-1, 3)).T
+        for launch in self.launches:
+            launch.look_up(sets, counts)
+        return behind(list(self._tensors), counts, self.launches)
+
+
+def observed(schedule: TileSchedule) -> tuple[Observed, Watch]:
+    """For an execution of a schedule's kernels: what will know what they asked for, and the `watch` that shows it them."""
+    execution = Observed({name: box.tensor for name, box in schedule.maps().items()})
+    slots = iter([slots for kernel, slots in zip(schedule.kernels(), resident_of(schedule), strict=True) if kernel.grid])
+    return execution, lambda kernel: execution.launch(kernel.grid, next(slots))
+
+
+def resident_of(schedule: TileSchedule) -> list[int]:
+    """Thread blocks that run at a time of each kernel, as `l2.run` has it; where it does not follow a schedule, by threads and
+    shared memory with as many registers as a thread can have."""
+    try:
+        require_followed(schedule, "rows")
+    except ValueError:
+        return [resident(schedule.device, kernel.threads, kernel.shared_bytes) for kernel in schedule.kernels()]
+    return [launch.resident for launch in launches_of(schedule, "rows", Memory())]
+
+
+def run(
+    schedule: TileSchedule, data_seed: int = 0, score: Score | None = None, mask: Mask | None = None, *, l2: L2 | None = None
+) -> Behind:
+    """Execute a schedule's kernels on arrays that are drawn for it and play what they asked for through an L2, the device's where
+    none is given.
+
+    `score` and `mask` have the values of what the problem's functions capture, as for `verify`. ValueError for a schedule that no
+    kernel runs, ImportError without a compiler.
+    """
+    from cupyflash.sim.verification import Drawn, run_drawn
+    from cupyflash.sim.yardstick import knowing_mask
+
+    given = Drawn.of(schedule.problem, data_seed, score, mask)
+    execution, watch = observed(knowing_mask(schedule, data_seed, given.mask))
+    run_drawn(schedule, replace(given, watch=watch))
+    return execution.behind(l2 or L2.of(schedule.device))
