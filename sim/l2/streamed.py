@@ -17,7 +17,7 @@ FEW_REGISTERS = 32
 
 @dataclass(frozen=True)
 class Passed:
-    """A tensor that a kernel passes over, of which each head has `length` rows, or as many as there are."""
+    """A tensor that a kernel passes over, `times` one after the other; each head has `length` rows of it, or as many as there are."""
 
     tensor: Tensor
     write: bool = False
@@ -49,7 +49,7 @@ class Streamed(Launch):
         rows = min(self.rows, self.length - row0)
         return Requests.together(
             [
-                each.tensor.of(0, move, head * (each.length or self.length) + row0, rows, write=each.write, times=each.times)
-                for move, each in enumerate(self.passed)
+                each.tensor.of(0, move, head * (each.length or self.length) + row0, rows, write=each.write)
+                for move, each in enumerate(each for each in self.passed for _ in range(each.times))
             ]
         )
