@@ -62,6 +62,10 @@ class L2:
         """Lines by whose multiples stretches are rotated."""
         return math.gcd(self.sets, ROTATED)
 
+    def as_dict(self) -> dict[str, int]:
+        """For JSON."""
+        return {"l2_bytes": self.nbytes, "ways": self.ways, "sets": self.sets, "line_bytes": LINE, "sector_bytes": SECTOR}
+
     def sets_of(self, lines: np.ndarray) -> np.ndarray:
         """Of line numbers, the sets that they are in."""
         stretch = (lines // self.sets).astype(np.uint64)

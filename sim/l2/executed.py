@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -17,6 +18,7 @@ from cupyflash.schedules import TileSchedule
 from cupyflash.score import Mask, Score
 from cupyflash.sim.execution import Watch
 from cupyflash.sim.l2 import Behind, behind, launches_of, require_followed
+from cupyflash.sim.l2 import run as model
 from cupyflash.sim.l2.cache import L2, LINE, ROTATED, SECTOR, SECTORS, Counts, Sets
 from cupyflash.sim.l2.launch import Blocks, Memory, resident
 from cupyflash.sim.ptx import Access
@@ -78,8 +80,8 @@ class Lines:
 class Asked(Blocks):
     """What the thread blocks of a launch ask for, each in its own order. It is that launch's observer."""
 
-    def __init__(self, execution: Observed, grid: int, slots: int, cluster: int = 1) -> None:
-        self.execution, self.grid, self.slots, self.cluster = execution, grid, slots, cluster
+    def __init__(self, execution: Observed, grid: int, slots: int) -> None:
+        self.execution, self.grid, self.slots = execution, grid, slots
         self.turns = np.zeros(grid, np.int64)
         self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []  # blocks, their turns, lines, masks
         self._whose: list[tuple[int, bool]] = []  # of each part the tensor, and whether it is written
@@ -96,6 +98,7 @@ class Asked(Blocks):
         again = access.kind == "atom" and write  # an atomic is shown as a read, then as a write
         self._parts.append((lines.block, self.turns[lines.block] - again, lines.line + line, lines.mask))
         self._whose.append((tensor, write))
+        self.cluster = lanes.wave.cluster
         if not again:
             self.turns[lanes.block_ids + lanes.wave.first_block] += 1
 
@@ -149,9 +152,9 @@ class Observed:
         self._places: dict[Segment, tuple[int, int]] = {}
         self._placed = Placed()
 
-    def launch(self, grid: int, slots: int, cluster: int = 1) -> Asked:
+    def launch(self, grid: int, slots: int) -> Asked:
         """The observer of the next launch, of which `slots` thread blocks run at a time."""
-        self.launches.append(Asked(self, grid, slots, cluster))
+        self.launches.append(Asked(self, grid, slots))
         return self.launches[-1]
 
     def place(self, segment: Segment) -> tuple[int, int]:
@@ -188,6 +191,29 @@ def resident_of(schedule: TileSchedule) -> list[int]:
     except ValueError:
         return [resident(schedule.device, kernel.threads, kernel.shared_bytes) for kernel in schedule.kernels()]
     return [launch.resident for launch in launches_of(schedule, "rows", Memory())]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What DRAM sees of an execution, beside what `l2.run` says of its schedule; None where it does not follow that, `why` says so."""
+
+    executed: Behind
+    schedule: Behind | None
+    why: str = ""
+
+    @classmethod
+    def of(cls, execution: Observed, schedule: TileSchedule) -> Beside:
+        """Behind the L2 of the schedule's device."""
+        executed = execution.behind(L2.of(schedule.device))
+        try:
+            return cls(executed, model(schedule))
+        except ValueError as error:
+            return cls(executed, None, str(error))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        schedule = self.schedule.as_dict() if self.schedule else None
+        return {"executed": self.executed.as_dict(), "schedule": schedule, "not_followed": self.why or None}
 
 
 def run(
