@@ -45,7 +45,8 @@ def head(profile: Profile, width: int) -> list[str]:
     what = f"{profile.name}{place}, {profile.target}: grid {grid}, block {block}"
     if profile.cluster:
         what += f", cluster {size(str(n) for n in profile.cluster)}"
-    counts = "Simulated: counts are of PTX instructions; the GPU's machine code, caches and time are not modelled."
+    caches = "L1" if profile.l2 else "caches"
+    counts = f"Simulated: counts are of PTX instructions; the GPU's machine code, {caches} and time are not modelled."
     others = [f"Not executed: {base_name(kernel)}: {first_refusal(items)}." for kernel, items in profile.refused.items()]
     parts = [paragraph(what, rest="  ", width=width), paragraph(counts, width=width)]
     return [line for part in (*parts, *(paragraph(text, rest="  ", width=width) for text in others)) for line in part]

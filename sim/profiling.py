@@ -252,7 +252,7 @@ def profile(
         shared = module.code(kernel).shared.size + shared_bytes
         blocks, threads = (math.prod(triple(each, name)) for each, name in ((grid, "grid"), (block, "block")))
         asked.launch(blocks, resident(l2, threads, shared, registers or 0))
-    launch = module.launch(kernel, grid, block, args, observer=together(*filter(None, (worst, *asked.launches))), **how)
+    launch = module.launch(kernel, grid, block, args, observer=together(*([worst] if worst else []), *asked.launches), **how)
     arrays = module.tensors(kernel, args)
     tensors = {name: Tensor(array.shape, str(array.dtype), array.nbytes) for name, array in arrays.items()}
     return Profile(

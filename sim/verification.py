@@ -67,8 +67,9 @@ class Verification:
     """Three counts of one schedule, the numbers for each mean of V, and what the machine held against the kernels.
 
     `executions` has the traffic of each run, in the order of V_MEANS; counts do not depend on the values, so all must
-    agree. `l2`, where it was asked for: what DRAM sees of the first. `numbers` are each run's, by tensor: O and L of a forward pass, dQ, dK and dV of a backward. `findings` are the
-    machine's, as text; `caches` says what is not as it should be in decoding's caches, to the bit.
+    agree. `l2`, where it was asked for: what DRAM sees of the first run. `numbers` are each run's, by tensor: O and L of a
+    forward pass, dQ, dK and dV of a backward. `findings` are the machine's, as text; `caches` says what is not as it should be
+    in decoding's caches, to the bit.
     """
 
     theory: Traffic
@@ -127,7 +128,8 @@ def verify(
 
     q, k, v, the masks that the problem has, what functions capture (but for `score` and `mask`) and, for a backward schedule, dO
     are drawn from `data_seed`, V about each of V_MEANS; O and L are then float64's, rounded. `seed` is the schedule's, as for
-    `execute`. `l2`: with what DRAM sees behind the device's. Decoding's caches are drawn as `draw_decode` does, and compared with what they should be afterwards, bit by bit.
+    `execute`. `l2`: with what DRAM sees behind the device's. Decoding's caches are drawn as `draw_decode` does, and compared
+    with what they should be afterwards, bit by bit.
     Raises ValueError when no kernel runs the schedule, ImportError without a compiler, SramOverflow when a tile does not fit.
     """
     if isinstance(schedule, StandardSchedule) and schedule.ideal:

@@ -122,8 +122,8 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
 
     Bytes by tensor, coalescing, bank conflicts, instruction mix, divergence, tensor-core work, findings, and the lines of the
     source that cost most. All counts are simulated: of PTX instructions, not of machine code. No GPU is needed. --html writes the
-    same as a page, with the source by heat and the banks of shared memory. --l2 says what reaches DRAM on --device, which counts for
-    nothing else.
+    same as a page, with the source by heat and the banks of shared memory. --l2 says what reaches DRAM on --device, which is asked
+    for nothing else.
 
     Exit status 1 when the machine finds a fault in the kernel, after the report; 2, with one line, for wrong input.
     """

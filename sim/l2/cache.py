@@ -149,8 +149,11 @@ class Sets:
         self._runs, self._used, self._known = np.full(shape, -1), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
 
     def look_up(self, runs: np.ndarray, masks: np.ndarray, write: np.ndarray) -> np.ndarray:
-        """Runs that are asked for one after the other, of each the sectors in a mask, to be read or (where `write`) written: how many
-        sectors DRAM has to give, or will get of what was clean or not there. Those go when their line leaves, or at the end."""
+        """Runs that are asked for in this order, of each the sectors in a mask, to be read or (where `write`) written.
+
+        Returns of each how many sectors DRAM has to give, or is to get: those that were not written already since they came. They
+        go when their line leaves, or at the end.
+        """
         where = self.l2.sets_of(runs * self.run) // self.run
         many = np.bincount(where, minlength=len(self._runs))
         sets = np.argsort(-many, kind="stable")[: np.count_nonzero(many)]  # those with most to do first

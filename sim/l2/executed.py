@@ -17,7 +17,7 @@ from numpy.lib.array_utils import byte_bounds
 from cupyflash.schedules import TileSchedule
 from cupyflash.score import Mask, Score
 from cupyflash.sim.execution import Watch
-from cupyflash.sim.l2 import Behind, behind, launches_of, require_followed
+from cupyflash.sim.l2 import Behind, TooLong, behind, launches_of, require_followed
 from cupyflash.sim.l2 import run as model
 from cupyflash.sim.l2.cache import L2, LINE, ROTATED, SECTOR, SECTORS, Counts, Sets
 from cupyflash.sim.l2.launch import Blocks, Memory, resident
@@ -28,6 +28,8 @@ from cupyflash.sim.ptx.state.segments import ALIGNMENT, Segment
 
 # Lines that are looked up at once, about
 AT_ONCE = 1 << 21
+# Of a launch: some two gigabytes, and half a minute to go through
+MOST_LINES = 1 << 27
 
 
 class Placed:
@@ -85,6 +87,7 @@ class Asked(Blocks):
         self.turns = np.zeros(grid, np.int64)
         self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []  # blocks, their turns, lines, masks
         self._whose: list[tuple[int, bool]] = []  # of each part the tensor, and whether it is written
+        self._noted = 0
         self._wave: Wave | None = None
         self._known: dict[tuple[Pattern, int], Lines] = {}
 
@@ -98,6 +101,9 @@ class Asked(Blocks):
         again = access.kind == "atom" and write  # an atomic is shown as a read, then as a write
         self._parts.append((lines.block, self.turns[lines.block] - again, lines.line + line, lines.mask))
         self._whose.append((tensor, write))
+        self._noted += len(lines.line)
+        if self._noted > MOST_LINES:
+            raise TooLong(f"the L2 model follows an execution's launch up to {MOST_LINES:,} lines: take a smaller problem")
         self.cluster = lanes.wave.cluster
         if not again:
             self.turns[lanes.block_ids + lanes.wave.first_block] += 1
@@ -120,21 +126,20 @@ class Asked(Blocks):
         return known, line, lanes.n * size, pattern.sectors(address)
 
     def look_up(self, sets: Sets, counts: Counts) -> None:
-        """All of it: in each turn by address, what several ask for once."""
+        """All of it: in each turn by address, reads first, what several ask for once."""
         if not self._parts:
             return
         block, turn, line, mask = (np.concatenate(each) for each in zip(*self._parts, strict=True))
         lengths = [len(part[0]) for part in self._parts]
         tensor, write = (np.repeat(each, lengths) for each in zip(*self._whose, strict=True))
         keys = (turn + self.starts()[block], line, write, tensor)
-        order = np.lexsort(keys[::-1])
-        keys, mask = tuple(each[order] for each in keys), mask[order]
-        at = np.flatnonzero(np.concatenate(([True], np.any([each[1:] != each[:-1] for each in keys], axis=0))))
-        _, line, write, tensor = (each[at] for each in keys)
-        mask = np.bitwise_or.reduceat(mask, at)
-        for first in range(0, len(at), AT_ONCE):
-            some = slice(first, first + AT_ONCE)
-            counts.add_dram(sets.look_up(line[some], mask[some], write[some]), write[some], tensor[some])
+        key = np.ravel_multi_index(keys, [int(each.max(initial=0)) + 1 for each in keys])
+        order = np.argsort(key)
+        at = np.flatnonzero(np.diff(key[order], prepend=-1))
+        mask = np.bitwise_or.reduceat(mask[order], at) if len(at) else mask
+        for some in np.split(np.arange(len(at)), range(AT_ONCE, len(at), AT_ONCE)):
+            asked = order[at[some]]
+            counts.add_dram(sets.look_up(line[asked], mask[some], write[asked]), write[asked], tensor[asked])
 
 
 class Observed:
@@ -195,7 +200,7 @@ def resident_of(schedule: TileSchedule) -> list[int]:
 
 @dataclass(frozen=True)
 class Beside:
-    """What DRAM sees of an execution, beside what `l2.run` says of its schedule; None where it does not follow that, `why` says so."""
+    """What DRAM sees of an execution, beside what `l2.run` says of its schedule: None where it does not follow that, `why` says."""
 
     executed: Behind
     schedule: Behind | None

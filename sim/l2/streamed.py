@@ -17,7 +17,7 @@ FEW_REGISTERS = 32
 
 @dataclass(frozen=True)
 class Passed:
-    """A tensor that a kernel passes over, `times` one after the other; each head has `length` rows of it, or as many as there are."""
+    """A tensor that a kernel passes over, so many `times`; each head has `length` rows of it, or as many as there are."""
 
     tensor: Tensor
     write: bool = False
