@@ -131,7 +131,7 @@ def global_memory(profile: Profile, width: int) -> list[str]:
 
 def behind_l2(profile: Profile, width: int) -> list[str]:
     """What DRAM sees of global memory."""
-    if profile.l2 is None:
+    if profile.l2 is None or not profile.l2.found.asked:
         return []
     told, device = profile.l2.to_dict(), profile.l2.device
     rows = []
@@ -143,7 +143,7 @@ def behind_l2(profile: Profile, width: int) -> list[str]:
     (slots,), (blocks,) = told["resident_blocks"], told["thread_blocks"]
     about = (
         f"DRAM behind the L2 of {device.name}, by a model: {told['l2_bytes']:,} bytes, {told['ways']} ways, cold at the start; "
-        f"{slots:,} of {plural(blocks, 'thread block')} at a time{registers}, in lockstep"
+        f"{plural(blocks, 'thread block')}, {slots:,} at a time{registers}, in lockstep"
     )
     heads = ("tensor", "asked to read", "from DRAM", "reads hit", "asked to write", "to DRAM")
     return [*paragraph(about, width=width), *table(heads, rows, width=width)]

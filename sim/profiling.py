@@ -196,9 +196,11 @@ def registers_of(path: Path, options: Sequence[str], kernel: str) -> int | None:
     if path.suffix == ".ptx":
         return None
     path = path.resolve()
-    options = [option.replace("compute_", "sm_") if "arch" in option else option for option in ("-arch=compute_80", *options)]
+    of_arch = "-arch", "--gpu-architecture"
+    made = [option.replace("compute_", "sm_") if option.startswith(of_arch) else option for option in options]
+    made += ["-arch=sm_80"] * (not any(option.startswith(of_arch) for option in options))
     try:
-        _, log = compile_to_cubin(path.read_text(), (*options, f"-I{path.parent}"), str(path))
+        _, log = compile_to_cubin(path.read_text(), (*made, f"-I{path.parent}"), str(path))
         return parse_account(log)[kernel][0]["registers"]
     except (CompileError, KeyError):
         return None

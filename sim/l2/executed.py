@@ -26,10 +26,13 @@ from cupyflash.sim.ptx.state.lanes import Wave
 from cupyflash.sim.ptx.state.patterns import Pattern
 from cupyflash.sim.ptx.state.segments import ALIGNMENT, Segment
 
+SECTOR_BITS, SECTORS_BITS = SECTOR.bit_length() - 1, SECTORS.bit_length() - 1
 # Lines that are looked up at once, about
 AT_ONCE = 1 << 21
-# Of a launch: some two gigabytes, and half a minute to go through
-MOST_LINES = 1 << 27
+# Of patterns of access that are remembered
+KNOWN_LANES = 1 << 20
+# Of a launch: some three gigabytes
+MOST_LINES = 1 << 26
 
 
 class Placed:
@@ -37,46 +40,53 @@ class Placed:
 
     def __init__(self) -> None:
         self._placed: list[tuple[int, int, int]] = []  # from and to where on the host, and the address
-        self._end = 0
+        self.end = 0
 
     def shift(self, segment: Segment) -> int:
         """What makes an address in HBM of a segment's virtual one."""
         low = segment.address
         for first, end, address in self._placed:
-            if first <= low < end:
+            if first <= low and low + segment.size <= end:
                 return address + low - first - segment.start
         root = segment.array
         while isinstance(root.base, np.ndarray):
             root = root.base
         first, end = byte_bounds(root)
-        address = self._end + (segment.start - (low - first)) % ALIGNMENT
+        address = self.end + (segment.start - (low - first)) % ALIGNMENT
         self._placed.append((first, end, address))
-        self._end = -(-(address + end - first) // (ROTATED * LINE)) * ROTATED * LINE
+        self.end = -(-(address + end - first) // (ROTATED * LINE)) * ROTATED * LINE
         return address + low - first - segment.start
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines that thread blocks ask for: the block within the wave, the line, and the sectors of it as a mask."""
+    """Lines that thread blocks ask for: the block, the line, and the sectors of it as a mask."""
 
     block: np.ndarray
     line: np.ndarray
     mask: np.ndarray
 
     @classmethod
-    def of(cls, block: np.ndarray, first: np.ndarray, nbytes: np.ndarray) -> Lines:
-        """Of bytes from addresses on; what follows in the same line is one."""
+    def of(cls, block: np.ndarray, sector: np.ndarray) -> Lines:
+        """Of sectors; those of a line that follow each other are one, unless that would be few."""
+        line, new = sector >> SECTORS_BITS, np.ones(len(sector), np.bool_)
+        np.not_equal(line[1:], line[:-1], new[1:])
+        new[1:] |= block[1:] != block[:-1]
+        mask = np.left_shift(np.uint8(1), (sector & SECTORS - 1).astype(np.uint8))
+        if 2 * np.count_nonzero(new) > len(new):
+            return cls(block, line, mask)
+        at = np.flatnonzero(new)
+        return cls(block[at], line[at], np.bitwise_or.reduceat(mask, at) if len(at) else mask)
+
+    @classmethod
+    def of_pieces(cls, block: np.ndarray, first: np.ndarray, nbytes: np.ndarray) -> Lines:
+        """Of bytes from addresses on."""
         there = nbytes > 0
         block, first, nbytes = block[there], first[there], nbytes[there]
-        sector = first // SECTOR
-        number = (first + nbytes - 1) // SECTOR - sector + 1
-        if (number > 1).any():
-            sector = np.repeat(sector - (np.cumsum(number) - number), number) + np.arange(number.sum())
-            block = np.repeat(block, number)
-        line = sector // SECTORS
-        at = np.flatnonzero(np.concatenate(([True], (line[1:] != line[:-1]) | (block[1:] != block[:-1]))))[: len(line)]
-        masks = np.left_shift(1, sector % SECTORS)
-        return cls(block[at], line[at], np.bitwise_or.reduceat(masks, at) if len(at) else masks)
+        sector = first >> SECTOR_BITS
+        number = (first + nbytes - 1 >> SECTOR_BITS) - sector + 1
+        along = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
+        return cls.of(np.repeat(block, number), np.repeat(sector, number) + along)
 
 
 class Asked(Blocks):
@@ -84,12 +94,13 @@ class Asked(Blocks):
 
     def __init__(self, execution: Observed, grid: int, slots: int) -> None:
         self.execution, self.grid, self.slots = execution, grid, slots
-        self.turns = np.zeros(grid, np.int64)
+        self.turns = np.zeros(grid, np.int32)
         self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []  # blocks, their turns, lines, masks
         self._whose: list[tuple[int, bool]] = []  # of each part the tensor, and whether it is written
         self._noted = 0
         self._wave: Wave | None = None
         self._known: dict[tuple[Pattern, int], Lines] = {}
+        self._known_lanes = 0
 
     def __call__(self, access: Access) -> None:
         segment, lanes, write = access.segment, access.lanes, access.write
@@ -99,7 +110,7 @@ class Asked(Blocks):
         lines, line, nbytes, sectors = self._lines(access, shift)
         self.execution.counts[tensor] += (0, nbytes, 0) if write else (nbytes, 0, sectors)
         again = access.kind == "atom" and write  # an atomic is shown as a read, then as a write
-        self._parts.append((lines.block, self.turns[lines.block] - again, lines.line + line, lines.mask))
+        self._parts.append((lines.block, self.turns.take(lines.block) - again, lines.line + line, lines.mask))
         self._whose.append((tensor, write))
         self._noted += len(lines.line)
         if self._noted > MOST_LINES:
@@ -110,36 +121,40 @@ class Asked(Blocks):
 
     def _lines(self, access: Access, shift: int) -> tuple[Lines, int, int, int]:
         """The lines of an access, what is to be added to their numbers, its bytes and its warps' sectors."""
-        lanes, size = access.lanes, access.size
+        lanes, size, first_block = access.lanes, access.size, access.lanes.wave.first_block
         if not isinstance(size, int):
             blocks = np.broadcast_to(lanes.block, access.addresses.shape)  # a bulk copy has one lane and many pieces
-            found = Lines.of(blocks + lanes.wave.first_block, access.addresses.astype(np.int64) + shift, size.astype(np.int64))
+            found = Lines.of_pieces(blocks + first_block, access.addresses.astype(np.int64) + shift, size.astype(np.int64))
             return found, 0, int(size.sum()), int(np.bitwise_count(found.mask).sum())
-        if lanes.wave is not self._wave:
-            self._wave, self._known = lanes.wave, {}
         address, pattern = lanes.pattern(access.addresses, size)
         line, within = divmod(address + shift, LINE)
+        if lanes.wave is not self._wave or self._known_lanes > KNOWN_LANES:
+            self._wave, self._known, self._known_lanes = lanes.wave, {}, 0
         known = self._known.get((pattern, within))
         if known is None:
-            blocks, first = lanes.block + lanes.wave.first_block, pattern.relative.astype(np.int64) + within
-            known = self._known[pattern, within] = Lines.of(blocks, first, np.full(lanes.n, size))
+            # A lane's bytes are aligned, and 32 at most
+            known = Lines.of(lanes.block + first_block, pattern.relative + within >> SECTOR_BITS)
+            self._known[pattern, within] = known
+            self._known_lanes += lanes.n
         return known, line, lanes.n * size, pattern.sectors(address)
 
     def look_up(self, sets: Sets, counts: Counts) -> None:
         """All of it: in each turn by address, reads first, what several ask for once."""
-        if not self._parts:
-            return
-        block, turn, line, mask = (np.concatenate(each) for each in zip(*self._parts, strict=True))
-        lengths = [len(part[0]) for part in self._parts]
-        tensor, write = (np.repeat(each, lengths) for each in zip(*self._whose, strict=True))
-        keys = (turn + self.starts()[block], line, write, tensor)
-        key = np.ravel_multi_index(keys, [int(each.max(initial=0)) + 1 for each in keys])
-        order = np.argsort(key)
-        at = np.flatnonzero(np.diff(key[order], prepend=-1))
-        mask = np.bitwise_or.reduceat(mask[order], at) if len(at) else mask
-        for some in np.split(np.arange(len(at)), range(AT_ONCE, len(at), AT_ONCE)):
-            asked = order[at[some]]
-            counts.add_dram(sets.look_up(line[asked], mask[some], write[asked]), write[asked], tensor[asked])
+        starts, (lines, tensors) = self.starts(), self.execution.extent
+        sizes = int((starts + self.turns).max()) + 1, lines, 2, tensors, 1 << SECTORS
+        key, end = np.empty(self._noted, np.int64), 0
+        for (block, turn, line, mask), (tensor, write) in zip(self._parts, self._whose, strict=True):
+            fields = starts.take(block) + turn, line, int(write), tensor, mask
+            key[end : end + len(line)] = np.ravel_multi_index(fields, sizes)
+            end += len(line)
+        key.sort()
+        asked = key >> SECTORS
+        at = np.flatnonzero(np.concatenate((asked[:1] >= 0, asked[1:] != asked[:-1])))
+        masks = np.bitwise_or.reduceat(key & (1 << SECTORS) - 1, at) if len(at) else key
+        for first in range(0, len(at), AT_ONCE):
+            some = slice(first, first + AT_ONCE)
+            _, line, written, whose = np.unravel_index(asked[at[some]], sizes[:-1])
+            counts.add_dram(sets.look_up(line, masks[some], written > 0), written > 0, whose)
 
 
 class Observed:
@@ -161,6 +176,11 @@ class Observed:
         """The observer of the next launch, of which `slots` thread blocks run at a time."""
         self.launches.append(Asked(self, grid, slots))
         return self.launches[-1]
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Lines of all arrays, and tensors."""
+        return self._placed.end // LINE, len(self._tensors)
 
     def place(self, segment: Segment) -> tuple[int, int]:
         """The number of a segment's tensor, and what makes an address in HBM of a virtual one."""

@@ -188,7 +188,7 @@ function global() {
   if (!data.l2) return;
   const one = data.l2, total = one.tensors.total, registers = one.registers === null ? "" : ` with ${plural(one.registers, "register")} a thread`;
   $("global").append(el("p", { className: "soft", id: "l2", textContent: `DRAM behind the L2 of ${one.device}, by a model: ${comma(one.l2_bytes)} bytes, ${one.ways} ways, cold at the start; `
-    + `${comma(one.resident_blocks[0])} of ${plural(one.thread_blocks[0], "thread block")} at a time${registers}, in lockstep. `
+    + `${plural(one.thread_blocks[0], "thread block")}, ${comma(one.resident_blocks[0])} at a time${registers}, in lockstep. `
     + `In all ${plural(total.dram_read_bytes, "byte")} from DRAM and ${comma(total.dram_write_bytes)} to it.` }));
 }
 
