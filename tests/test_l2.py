@@ -101,7 +101,6 @@ def test_random_streams_are_those_of_a_plain_simulator(data: st.DataObject) -> N
             model.serve(Requests.together(now))
     for _, _, first, nbytes, write, tensor in served:
         plain.access("AB"[tensor], first, nbytes, write)
-    model.empty()
     dram, counts = plain.dram, model.counts
     for n, name in enumerate("AB"):
         assert SECTOR * counts.missed[n] == dram[name].read_bytes if name in dram else not counts.missed[n]

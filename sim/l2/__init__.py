@@ -7,7 +7,7 @@ takes its place. All that they ask for goes through one `L2`, cold at the start;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ from cupyflash.schedules.standard import StandardSchedule
 from cupyflash.schedules.standard_backward import StandardBackwardSchedule
 from cupyflash.sim.l2 import columns, decode, outside, rows, standard
 from cupyflash.sim.l2.cache import L2, LINE, SECTOR, WAYS, Cache, Counts
-from cupyflash.sim.l2.launch import Launch, Memory
+from cupyflash.sim.l2.launch import Blocks, Launch, Memory
 from cupyflash.sim.l2.reads import Given
 from cupyflash.sim.l2.rows import ORDERS, Order
 from cupyflash.sim.traffic import TensorTraffic, Traffic
@@ -108,8 +108,7 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None, 
             # What it will be at the end, if the rest is like what was played
             if before + (cache.looked_up - before) / played > MOST_RUNS:
                 raise TooLong(f"the L2 model looks up at most {MOST_RUNS:,} runs of lines, of {cache.run * LINE:,} bytes here")
-    cache.empty()
-    return _behind(names, cache.counts, launches)
+    return behind(names, cache.counts, launches)
 
 
 def launches_of(schedule: TileSchedule, order: Order, memory: Memory, given: Given | None = None) -> list[Launch]:
@@ -166,7 +165,7 @@ def require_given(schedule: TileSchedule, given: Given) -> None:
     score.check_captured(p, {name: value for name, value in given.items() if hasattr(value, "shape")})
 
 
-def _behind(names: list[str], counts: Counts, launches: list[Launch]) -> Behind:
+def behind(names: list[str], counts: Counts, launches: Sequence[Blocks]) -> Behind:
     def traffic(read: np.ndarray, written: np.ndarray) -> Traffic:
         return Traffic({name: TensorTraffic(int(read[n]), int(written[n])) for n, name in enumerate(names)})
 
