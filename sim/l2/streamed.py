@@ -50,8 +50,8 @@ class Streamed(Launch):
         head, place = divmod(block, self.blocks)
         row0 = place * self.rows
         rows = min(self.rows, self.length - row0)
-        parts = []
-        for move, each in enumerate(one for one in self.passed for _ in range(one.times)):
+        parts, moves = [], [each for each in self.passed for _ in range(each.times)]
+        for move, each in enumerate(moves):
             row = head * (each.length or self.length) + row0
             begin, end = row // each.shared, (row + rows - 1) // each.shared + 1
             parts.append(each.tensor.of(0, move, begin, end - begin, write=each.write, asked=rows))
