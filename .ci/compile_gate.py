@@ -3,7 +3,8 @@
 tensor cores wait: where ptxas remarks on wgmma (C75xx), or where a kernel for an architecture's own instructions has older products
 (HMMA; that takes a disassembler).
 
-    python .ci/compile_gate.py [--all] [--write] [--sample] [--processes N] [--json FILE] [--markdown docs/kernels.md] [--nvrtc FOLDER]
+    python .ci/compile_gate.py [--all] [--sample] [--write] [--processes N] [--json FILE] [--markdown docs/kernels.md]
+        [--nvrtc FOLDER]
 
 The kernels come from their schedules. For every architecture (the backward: for one of each kind of chip), dtype and head
 dimension (in turns: for A10 and L4, which have the same tiles and whose registers were A100's in all 42 programs tried, and for

@@ -2,8 +2,9 @@
 
     theory.traffic(schedule) == replay(schedule) == execute(schedule, q, k, v).traffic
 
-`l2` models what DRAM sees of that, behind the L2. `profile` says of any CUDA kernel what a profiler's first page would. Only
-`execute` and its like, `profile` and `ptx` need a compiler (`pip install 'cupyflash[sim]'`); they are imported when first used.
+`l2` models what DRAM sees of that behind the L2, `l2.executed` of what kernels really asked for. `profile` says of any CUDA kernel
+what a profiler's first page would. Only `execute` and its like, `profile`, `l2.executed` and `ptx` need a compiler
+(`pip install 'cupyflash[sim]'`); they are imported when first used.
 """
 
 from __future__ import annotations

@@ -227,12 +227,13 @@ def execute_varlen(
     score: Score | None = None,
     dropout: Dropout | None = None,
     mask: Mask | None = None,
+    watch: Watch | None = None,
     **beside: np.ndarray | None,
 ) -> Execution:
     """Run the real kernel on packed sequences, q (total_q, h, d), k and v likewise; `lse` is (h, total_q).
 
-    `seed`, `score`, `dropout` and `mask`, a function, as in `execute`. Raises ValueError when the schedule does not say its lengths
-    or the arrays pose another problem.
+    `seed`, `score`, `dropout`, `mask`, a function, and `watch` as in `execute`. Raises ValueError when the schedule does not say
+    its lengths or the arrays pose another problem.
     """
     require_schedule(schedule, VarlenSchedule, "plan_varlen")
     captured, numbers = _captured(schedule.problem, score, mask)
@@ -241,7 +242,7 @@ def execute_varlen(
     lse = np.empty(q.shape[1::-1], np.float32) if schedule.lse else None
     views = {name: heads_first(array) for name, array in (("q", q), ("k", k), ("v", v), ("out", out))}
     arrays = {**views, "lse": lse, **bounds, **beside, **captured, **numbers, **_numbers_of(schedule, dropout)}
-    return replace(run(schedule, arrays, seed=seed), out=out)
+    return replace(run(schedule, arrays, seed=seed, watch=watch), out=out)
 
 
 def execute_varlen_backward(
@@ -257,10 +258,11 @@ def execute_varlen_backward(
     score: Score | None = None,
     dropout: Dropout | None = None,
     mask: Mask | None = None,
+    watch: Watch | None = None,
     **beside: np.ndarray | None,
 ) -> BackwardExecution:
     """Run the real backward kernels on packed sequences: q (total_q, h, d) and so on, `lse` (h, total_q); `seed`, `score`,
-    `dropout` and `mask`, a function, as in `execute`.
+    `dropout`, `mask`, a function, and `watch` as in `execute`.
 
     Raises as `execute_varlen` does.
     """
@@ -273,7 +275,7 @@ def execute_varlen_backward(
     arrays = {name: heads_first(array) for name, array in named.items()} | {"lse": np.ascontiguousarray(lse)} | bounds | beside
     rows = _of_rows(schedule, lse)
     made = rows | captured | numbers | _numbers_of(schedule, dropout)
-    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed), rows)
+    return BackwardExecution(dq, dk, dv, *run_backward(schedule, arrays | made, seed=seed, watch=watch), rows)
 
 
 def _posed_varlen(

@@ -28,6 +28,7 @@ def profile_text(profile: Profile, top: int, width: int) -> str:
         summary(profile, width),
         findings(profile, top, width),
         global_memory(profile, width),
+        behind_l2(profile, width),
         shared_memory(profile, width),
         mix(profile, width),
         hot_lines(profile, top, width),
@@ -44,7 +45,8 @@ def head(profile: Profile, width: int) -> list[str]:
     what = f"{profile.name}{place}, {profile.target}: grid {grid}, block {block}"
     if profile.cluster:
         what += f", cluster {size(str(n) for n in profile.cluster)}"
-    counts = "Simulated: counts are of PTX instructions; the GPU's machine code, caches and time are not modelled."
+    caches = "L1" if profile.l2 else "caches"
+    counts = f"Simulated: counts are of PTX instructions; the GPU's machine code, {caches} and time are not modelled."
     others = [f"Not executed: {base_name(kernel)}: {first_refusal(items)}." for kernel, items in profile.refused.items()]
     parts = [paragraph(what, rest="  ", width=width), paragraph(counts, width=width)]
     return [line for part in (*parts, *(paragraph(text, rest="  ", width=width) for text in others)) for line in part]
@@ -125,6 +127,26 @@ def global_memory(profile: Profile, width: int) -> list[str]:
         *paragraph("Global memory (sectors of 32 bytes; coalescing: bytes requested / bytes of their sectors)", width=width),
         *table(heads, rows, left=(0, 1), width=width),
     ]
+
+
+def behind_l2(profile: Profile, width: int) -> list[str]:
+    """What DRAM sees of global memory."""
+    if profile.l2 is None or not profile.l2.found.asked:
+        return []
+    told, device = profile.l2.to_dict(), profile.l2.device
+    rows = []
+    for name, row in told["tensors"].items():
+        rate = "" if row["hit_rate"] is None else f"{100 * row['hit_rate']:.1f} %"
+        rows.append([name, *(f"{row[key]:,}" for key in ("read_bytes", "dram_read_bytes")), rate])
+        rows[-1] += [f"{row[key]:,}" for key in ("write_bytes", "dram_write_bytes")]
+    registers = "" if profile.l2.registers is None else f" with {plural(profile.l2.registers, 'register')} a thread"
+    (slots,), (blocks,) = told["resident_blocks"], told["thread_blocks"]
+    about = (
+        f"DRAM behind the L2 of {device.name}, by a model: {told['l2_bytes']:,} bytes, {told['ways']} ways, cold at the start; "
+        f"{plural(blocks, 'thread block')}, {slots:,} at a time{registers}, in lockstep"
+    )
+    heads = ("tensor", "asked to read", "from DRAM", "reads hit", "asked to write", "to DRAM")
+    return [*paragraph(about, width=width), *table(heads, rows, width=width)]
 
 
 def shared_memory(profile: Profile, width: int) -> list[str]:

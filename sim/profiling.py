@@ -5,15 +5,22 @@ profile("softmax.cu", grid=4, block=128, args={"x": x, "y": y, "n": 1000}).text(
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cupyflash.nvrtc import compile_to_ptx
+from cupyflash.device import Device
+from cupyflash.nvrtc import CompileError, compile_to_cubin, compile_to_ptx
+from cupyflash.resources import parse_account
 from cupyflash.sim.banks import BankAccess, WorstAccesses
-from cupyflash.sim.ptx import Counts, Launch, Module, SharedCounts, Traffic
+from cupyflash.sim.l2 import L2, Behind
+from cupyflash.sim.l2.executed import Observed
+from cupyflash.sim.l2.launch import resident
+from cupyflash.sim.ptx import Access, Counts, Launch, Module, SharedCounts, Traffic
+from cupyflash.sim.ptx.memory.memory import Observer
 from cupyflash.sim.ptx.module import triple
 from cupyflash.sim.ptx.text.names import base_name, find_kernel
 from cupyflash.sim.ptx.text.syntax import Line, Refusal
@@ -29,6 +36,21 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class BehindL2:
+    """What DRAM sees of a launch behind a device's L2 (`sim.l2`). `registers` are a thread's, in machine code for the architecture
+    that was compiled for; None where only PTX is known: then they do not limit how many thread blocks run at a time."""
+
+    device: Device
+    registers: int | None
+    found: Behind
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        cache = L2.of(self.device).as_dict()
+        return {"device": self.device.name, **cache, "registers": self.registers, **self.found.as_dict()}
+
+
+@dataclass(frozen=True)
 class Profile:
     """What a kernel did in one launch. All counts are simulated: of PTX instructions, not of machine code or caches.
 
@@ -38,7 +60,7 @@ class Profile:
     `refused`: other kernels of the module that the machine does not execute, with their statements (`ptx.Module.refused`).
     `launch` has counters (whole kernel and `launch.counters.lines`), traffic by tensor and findings. `sources` maps a file of
     `launch.counters.lines` to its lines of text, where it could be read. `banks`: where they were asked for, the access to shared
-    memory with the most bank conflicts of each line, kind and width.
+    memory with the most bank conflicts of each line, kind and width. `l2`: where a device was given, what its DRAM sees.
     """
 
     kernel: str
@@ -56,6 +78,7 @@ class Profile:
     sources: Mapping[str, Sequence[str]]
     cluster: tuple[int, int, int] | None = None
     banks: Sequence[BankAccess] = ()
+    l2: BehindL2 | None = None
 
     def source_text(self, line: Line) -> str:
         """The text of a line of source, "" where it is not known."""
@@ -108,6 +131,7 @@ class Profile:
             "findings": [vars(finding) | {"text": str(finding)} for finding in launch.findings],
             "findings_total": launch.findings_total,
             "warnings": [vars(finding) | {"text": str(finding)} for finding in launch.warnings],
+            **({"l2": self.l2.to_dict()} if self.l2 else {}),
         }
 
 
@@ -166,6 +190,34 @@ def load(path: Path, options: Sequence[str] = ()) -> Module:
     return Module.from_ptx(compile_to_ptx(text, (*options, f"-I{path.parent}"), str(path)))
 
 
+def registers_of(path: Path, options: Sequence[str], kernel: str) -> int | None:
+    """A thread's registers in machine code that NVRTC makes of a file with the options of `load`; None for PTX, and for what is no
+    machine code of that architecture."""
+    if path.suffix == ".ptx":
+        return None
+    path = path.resolve()
+    of_arch = "-arch", "--gpu-architecture"
+    made = [option.replace("compute_", "sm_") if option.startswith(of_arch) else option for option in options]
+    made += ["-arch=sm_80"] * (not any(option.startswith(of_arch) for option in options))
+    try:
+        _, log = compile_to_cubin(path.read_text(), (*made, f"-I{path.parent}"), str(path))
+        return parse_account(log)[kernel][0]["registers"]
+    except (CompileError, KeyError):
+        return None
+
+
+def together(*observers: Observer) -> Observer | None:
+    """One observer for several."""
+    if len(observers) < 2:
+        return observers[0] if observers else None
+
+    def observe(access: Access) -> None:
+        for observer in observers:
+            observer(access)
+
+    return observe
+
+
 def profile(
     source: str | os.PathLike[str] | Module,
     kernel: str | None = None,
@@ -180,13 +232,14 @@ def profile(
     unwritten: Collection[str] = (),
     cluster: int | Sequence[int] | None = None,
     banks: bool = False,
+    l2: Device | None = None,
 ) -> Profile:
     """Run a kernel on the PTX machine and say what it did: traffic, bank conflicts, instruction mix, divergence, findings.
 
     source: a file of CUDA C, a `.ptx` file, or a loaded `ptx.Module`. kernel: its name, in the PTX or in the source; not
     needed where there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten: as in `ptx.Module.launch`;
     NumPy arrays are tensors, written in place. options: NVRTC's (-arch=compute_90, -DN=64, -Ifolder), for CUDA C. banks: keep
-    what `Profile.banks` has, for the page.
+    what `Profile.banks` has, for the page. l2: a device, through the model of whose L2 all lines that the kernel asks for go.
 
     Raises ValueError or TypeError for arguments that do not fit, OSError for a file that cannot be read,
     `cupyflash.nvrtc.CompileError`, `ptx.PtxError` for what the machine cannot execute, ImportError without NVRTC. What is
@@ -195,8 +248,13 @@ def profile(
     module = source if isinstance(source, Module) else load(Path(source), options)
     kernel = find_kernel(module.kernels, kernel)
     how: dict[str, Any] = {"shared_bytes": shared_bytes, "seed": seed, "races": races, "unwritten": unwritten, "cluster": cluster}
-    worst = WorstAccesses() if banks else None
-    launch = module.launch(kernel, grid, block, args, observer=worst, **how)
+    worst, asked = WorstAccesses() if banks else None, Observed()
+    if l2 is not None:
+        registers = None if isinstance(source, Module) else registers_of(Path(source), options, kernel)
+        shared = module.code(kernel).shared.size + shared_bytes
+        blocks, threads = (math.prod(triple(each, name)) for each, name in ((grid, "grid"), (block, "block")))
+        asked.launch(blocks, resident(l2, threads, shared, registers or 0))
+    launch = module.launch(kernel, grid, block, args, observer=together(*([worst] if worst else []), *asked.launches), **how)
     arrays = module.tensors(kernel, args)
     tensors = {name: Tensor(array.shape, str(array.dtype), array.nbytes) for name, array in arrays.items()}
     return Profile(
@@ -215,6 +273,7 @@ def profile(
         {file: lines_of(file, module) for file in {file for file, _ in launch.counters.lines}},
         None if cluster is None else triple(cluster, "cluster"),
         worst.accesses if worst is not None else (),
+        None if l2 is None else BehindL2(l2, registers, asked.behind(L2.of(l2))),
     )
 
 

@@ -11,20 +11,19 @@ from dataclasses import dataclass
 
 from cupyflash.device import Device
 from cupyflash.multiprocessor import L2_BYTES, clock_rate
-from cupyflash.schedules import DecodeSchedule, Schedule, TileSchedule, VarlenSchedule, decode_tiles, fa3_tiles, require_schedule
+from cupyflash.schedules import DecodeSchedule, Schedule, TileSchedule, decode_tiles, fa2_tiles, fa3_tiles, require_schedule
 from cupyflash.schedules import fa2_backward_clocks as backward_clocks
-from cupyflash.schedules.base import Visited
 from cupyflash.schedules.decode_tiles import LAUNCH
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule, QueriesSchedule
 from cupyflash.schedules.fa2_backward_tiles import Launch as Gradients
 from cupyflash.schedules.fa2_backward_tiles import launches as main_launches
 from cupyflash.schedules.fa3 import Fa3Schedule
-from cupyflash.schedules.varlen import VarlenBackwardSchedule
 from cupyflash.sim import l2
 from cupyflash.sim.l2.columns import ColumnBlocks
 from cupyflash.sim.l2.decode import Splits
 from cupyflash.sim.l2.launch import Launch, Memory
+from cupyflash.sim.l2.reads import Given
 from cupyflash.sim.l2.rows import RowBlocks
 
 DRAM = "DRAM"
@@ -91,18 +90,19 @@ class Times:
         return self.peak / self.bandwidth if self.peak and self.bandwidth else None
 
 
-def times(schedule: TileSchedule) -> Times:
-    """Of a forward of `fa2` or `fa3`, of decoding, or of `fa2`'s backward where no row has a large L. ValueError for what the model
-    has not, or what the L2's does not follow."""
+def times(schedule: TileSchedule, given: Given | None = None) -> Times:
+    """Of a forward of `fa2` or `fa3`, of decoding, or of `fa2`'s backward where no row has a large L; `given` as `l2.run` takes it.
+
+    ValueError for what the model has not, or what the L2's does not follow.
+    """
     require_schedule(schedule, Schedule, "plan")
-    modelled = isinstance(schedule, Fa2Schedule | Fa2BackwardSchedule | DecodeSchedule)
-    if not modelled or isinstance(schedule, VarlenSchedule | VarlenBackwardSchedule):
+    if not isinstance(schedule, Fa2Schedule | Fa2BackwardSchedule | DecodeSchedule):
         raise ValueError(
             "times are modelled of the forward of 'fa2' and 'fa3', of fa2's backward and of decoding, got "
             f"{schedule.algorithm!r} ({type(schedule).__name__})"
         )
-    behind, p, device = l2.run(schedule), schedule.problem, schedule.device
-    works = list(works_of(schedule))
+    behind, p, device = l2.run(schedule, given=given), schedule.problem, schedule.device
+    works = list(works_of(schedule, given))
     clock, sms = clock_rate(device), device.sm_count
     busy: dict[str, float] = {}
     for work in works:
@@ -128,10 +128,10 @@ def times(schedule: TileSchedule) -> Times:
     )
 
 
-def works_of(schedule: TileSchedule) -> Iterator[Work]:
+def works_of(schedule: TileSchedule, given: Given | None = None) -> Iterator[Work]:
     """Its launches, in order."""
     gradients = iter(main_launches(schedule.problem))
-    for launch in l2.launches_of(schedule, "rows", Memory(), {}):
+    for launch in l2.launches_of(schedule, "rows", Memory(), given):
         if isinstance(launch, ColumnBlocks):
             yield columns(launch, next(gradients))
         elif isinstance(launch, Splits):
@@ -143,27 +143,23 @@ def works_of(schedule: TileSchedule) -> Iterator[Work]:
 
 
 def forward(launch: RowBlocks) -> Work:
-    """A forward of fa2 or fa3: the planner's clocks, which know nothing of what masks skip, less that."""
+    """A forward of fa2 or fa3: the planner's clocks; of packed sequences and known masks by the tiles that are visited, of which it
+    knows less."""
     schedule = launch.schedule
     assert isinstance(schedule, Fa2Schedule)
     p, device = schedule.problem, schedule.device
+    counted = p.options.packed or any(part.kept is not None for part in launch.parts)
     if isinstance(schedule, Fa3Schedule):
         best = fa3_tiles.choose(p, device, (schedule.tiling.used.block_rows, schedule.block_cols))
-        parts, clocks = dict(best.parts), fa3_tiles.clocks(p, device, best)
+        parts = dict(best.parts)
+        clocks = fa3_tiles.spread(best, device, schedule.works, launch.visits) if counted else fa3_tiles.clocks(p, device, best)
     else:
-        parts, clocks = dict(schedule.candidate.parts), schedule.candidate.clocks
+        found = schedule.candidate
+        parts = dict(found.parts)
+        clocks = fa2_tiles.spread(found, device, schedule.works, float(launch.visits.mean())) if counted else found.clocks
     tiles, used = int(launch.visits.sum()), schedule.tiling.used
     flops = 2 * used.block_rows * used.block_cols * (p.head_dim + p.head_dim_v)
-    return Work(launch, len(launch.visits), tiles, parts, flops, share_left(launch) * clocks / clock_rate(device))
-
-
-def share_left(launch: RowBlocks) -> float:
-    """Of the tiles that positions and lengths leave, those that masks leave."""
-    every = [(Visited.of(part.schedule, part.keys, None), part) for part in launch.parts]
-    of_head = {part.number: visited.count(0, part.schedule.col_blocks) for visited, part in every}
-    works = launch.works
-    seen = sum(int(of_head[batch][i]) for batch, i in zip(works.batch.tolist(), works.i.tolist(), strict=True) if i >= 0)
-    return int(launch.visits.sum()) / seen if seen else 1.0
+    return Work(launch, schedule.works, tiles, parts, flops, clocks / clock_rate(device))
 
 
 def splits(launch: Splits) -> Work:

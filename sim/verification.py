@@ -11,11 +11,12 @@ import numpy as np
 from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule, Cache, DecodeSchedule, TileSchedule
 from cupyflash.schedules.standard import StandardSchedule
-from cupyflash.score import Mask, Score
+from cupyflash.score import Mask, Score, captured_values
 from cupyflash.sim import theory
 from cupyflash.sim.estimate import seconds
 from cupyflash.sim.execution import Watch, execute, execute_backward, execute_decode
 from cupyflash.sim.inputs import Decoding, Inputs
+from cupyflash.sim.l2.executed import Beside, observed
 from cupyflash.sim.machine import replay
 from cupyflash.sim.reference import forward
 from cupyflash.sim.traffic import TENSORS, TensorTraffic, Traffic
@@ -66,8 +67,9 @@ class Verification:
     """Three counts of one schedule, the numbers for each mean of V, and what the machine held against the kernels.
 
     `executions` has the traffic of each run, in the order of V_MEANS; counts do not depend on the values, so all must
-    agree. `numbers` are each run's, by tensor: O and L of a forward pass, dQ, dK and dV of a backward. `findings` are the
-    machine's, as text; `caches` says what is not as it should be in decoding's caches, to the bit.
+    agree. `l2`, where it was asked for: what DRAM sees of the first run. `numbers` are each run's, by tensor: O and L of a
+    forward pass, dQ, dK and dV of a backward. `findings` are the machine's, as text; `caches` says what is not as it should be
+    in decoding's caches, to the bit.
     """
 
     theory: Traffic
@@ -76,6 +78,7 @@ class Verification:
     numbers: tuple[dict[str, Numbers], ...]
     findings: tuple[str, ...]
     caches: tuple[str, ...] = ()
+    l2: Beside | None = None
 
     @property
     def witnesses(self) -> dict[str, Traffic]:
@@ -118,13 +121,15 @@ def verify(
     score: Score | None = None,
     mask: Mask | None = None,
     dropped: float = DROPPED,
+    l2: bool = False,
     progress: Callable[[str], Any] = lambda text: None,
 ) -> Verification:
     """Count a schedule's traffic by closed form, by replay and by executing its kernels, and measure their numbers.
 
     q, k, v, the masks that the problem has, what functions capture (but for `score` and `mask`) and, for a backward schedule, dO
     are drawn from `data_seed`, V about each of V_MEANS; O and L are then float64's, rounded. `seed` is the schedule's, as for
-    `execute`. Decoding's caches are drawn as `draw_decode` does, and compared with what they should be afterwards, bit by bit.
+    `execute`. `l2`: with what DRAM sees behind the device's. Decoding's caches are drawn as `draw_decode` does, and compared
+    with what they should be afterwards, bit by bit.
     Raises ValueError when no kernel runs the schedule, ImportError without a compiler, SramOverflow when a tile does not fit.
     """
     if isinstance(schedule, StandardSchedule) and schedule.ideal:
@@ -135,10 +140,12 @@ def verify(
     if not has_cache(schedule):
         schedule = knowing_mask(schedule, data_seed, given.mask)
     form, replayed = theory.traffic(schedule), replay(schedule)
+    execution, watch = observed(schedule) if l2 else (None, None)
     runs: list[Run] = []
     for v_mean in V_MEANS:
         progress(f"executing with V about {v_mean:g}")
-        runs.append(run_drawn(schedule, given, v_mean, seed))
+        runs.append(run_drawn(schedule, given if runs else replace(given, watch=watch), v_mean, seed))
+    captured, numbers = captured_values(given.score, given.mask)
     return Verification(
         form,
         replayed,
@@ -146,6 +153,7 @@ def verify(
         tuple(run.numbers for run in runs),
         tuple(dict.fromkeys(str(finding) for run in runs for finding in run.findings)),
         tuple(dict.fromkeys(wrong for run in runs for wrong in run.caches)),
+        Beside.of(execution, schedule, captured | dict(numbers)) if execution else None,
     )
 
 

@@ -229,6 +229,28 @@ def test_the_tables_are_the_text_s(opened: Any, made: tuple[Path, dict[str, Any]
     assert len(summary) == 9 and [item for item in summary.items() if " ".join(item) not in flat] == []
 
 
+@pytest.mark.wide
+def test_the_tensors_table_has_dram_s_bytes(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "k.cu").write_text(KERNEL)
+    (tmp_path / "scale.cuh").write_text(HEADER)
+    launch = ("--grid", "2", "--block", "32,8", "--args", json.dumps(ARGS), "--l2", "--device", "T4")
+    result = CliRunner().invoke(main, ["profile", str(tmp_path / "k.cu"), *launch, "--json", "--html", str(tmp_path / "out.html")])
+    expected = json.loads(result.stdout)["l2"]
+    browser.get((tmp_path / "out.html").as_uri())
+    rows = browser.execute_script(
+        "return [...document.querySelector('#global table').rows].map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+    assert rows[0][-2:] == ["DRAM", "reads hit"] and len(rows) == 5
+    for about, side, *_, moved, hit in rows[1:]:
+        row = expected["tensors"][about.split()[0]]
+        assert moved == f"{row[f'dram_{side}_bytes']:,}"
+        assert hit == (f"{100 * row['hit_rate']:.1f} %" if side == "read" else "")
+    (said,) = texts(browser, "#l2")
+    assert f"L2 of T4, by a model: {expected['l2_bytes']:,} bytes" in said and f"{expected['registers']} registers a thread" in said
+    assert f"In all {expected['tensors']['total']['dram_read_bytes']:,} bytes from DRAM" in said
+    assert browser.get_log("browser") == []
+
+
 LINKED = """
 const [here, other] = arguments;
 const under = id => {

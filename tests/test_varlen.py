@@ -15,9 +15,9 @@ import cupyflash
 from cupyflash import Device, Problem
 from cupyflash.dropout import Dropout
 from cupyflash.options import Options
-from cupyflash.schedules import VarlenSchedule, plan, plan_varlen
+from cupyflash.schedules import VarlenSchedule, plan, plan_varlen, plan_varlen_backward
 from cupyflash.score import Score
-from cupyflash.sim import execute_varlen, replay, theory
+from cupyflash.sim import execute_varlen, execute_varlen_backward, replay, theory
 from cupyflash.sim.execution import Execution
 from cupyflash.sim.inputs import NOTHING, Inputs
 from cupyflash.sim.yardstick import DTYPES, draw_score, measure
@@ -272,6 +272,25 @@ def test_schedules_refuse_what_they_cannot_say() -> None:
         execute_varlen(plan_varlen(replace(problem.asking(causal=True), heads=2), A100, ((10, 20), (30, 5))), q, k, v)
     with pytest.raises(ValueError, match="'auto' or 'fa2' for varlen, got 'fa1'"):
         cupyflash.warmup(head_dim=64, varlen=True, algorithm="fa1")
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_a_sequence_s_gradients_are_counted_by_the_blocks_of_the_kernel(d: int) -> None:
+    """Whatever a schedule of that sequence alone would take."""
+    problem = Problem(2, 1, 1, 160, 190, d, "float16", causal=True)
+    schedule = plan_varlen_backward(problem, A100, ((160, 190), (90, 130)), deterministic=True)
+    assert {one.by_rows.tiling for one in schedule.sequences()} == {schedule.by_rows.tiling}
+
+
+@pytest.mark.wide
+def test_deterministic_gradients_of_wide_heads_move_what_is_counted() -> None:
+    """With keys that end, for each row block, within a K block of one size and not of another."""
+    lengths, d = ((160, 190), (90, 130)), 128
+    problem = Problem(2, 1, 1, 160, 190, d, "float16", causal=True)
+    q, k, v, *_ = packed(lengths, 1, 1, d, d)
+    schedule, lse = plan_varlen_backward(problem, A100, lengths, deterministic=True), np.full((1, len(q)), 5, np.float32)
+    found = execute_varlen_backward(schedule, q, q, k, v, q, lse)
+    assert theory.traffic(schedule) == replay(schedule) == found.traffic
 
 
 @pytest.mark.wide

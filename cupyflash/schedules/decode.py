@@ -143,7 +143,7 @@ class DecodeSchedule(TileSchedule):
         """Of one key head of a sequence that has `keys` keys cached."""
         cached = self.problem.seqlen_k - self.cache.appended if keys is None else keys
         for tile in range(self.row_tiles):
-            row_tile = _RowTile.of(self, cached, tile)
+            row_tile = RowTile.of(self, cached, tile)
             yield Phase(self.splits, enter=self._length_moves())
             yield from row_tile.phases(literal)
         if self.splits > 1:
@@ -218,7 +218,7 @@ class DecodeSchedule(TileSchedule):
 
 
 @dataclass(frozen=True)
-class _RowTile:
+class RowTile:
     """A row tile of a sequence's key head: which of the sequence's keys were cached, and the blocks of keys it goes through."""
 
     schedule: DecodeSchedule
@@ -229,7 +229,7 @@ class _RowTile:
     end: int
 
     @classmethod
-    def of(cls, schedule: DecodeSchedule, cached: int, tile: int) -> _RowTile:
+    def of(cls, schedule: DecodeSchedule, cached: int, tile: int) -> RowTile:
         p, cols = schedule.problem, schedule.block_cols
         every = cached + schedule.cache.appended
         begin, behind = schedule_keys(schedule, every, *queries(schedule, tile))

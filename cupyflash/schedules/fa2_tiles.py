@@ -324,18 +324,23 @@ def turn(config: Config, parts: dict[str, float], resident: int) -> float:
 
 def whole(problem: Problem, device: Device, candidate: Candidate) -> Candidate:
     """A candidate with the problem's clocks and waves: row blocks spread over the multiprocessors."""
-    p, config, parts = problem, candidate.config, dict(candidate.parts)
+    p, config = problem, candidate.config
     row_blocks = -(-max(p.seqlen_q, 1) // config.block_rows)
     starts = np.arange(0, row_blocks, max(1, row_blocks // 128)) * config.block_rows  # a sample
     first, _ = p.keys_seen(starts, p.seqlen_k)
     _, end = p.keys_seen(np.minimum(starts + config.block_rows, max(p.seqlen_q, 1)) - 1, p.seqlen_k)
     seen = float(np.maximum(0, -(-end // config.block_cols) - first // config.block_cols).mean())
     blocks = row_blocks * max(p.head_count, 1)
-    full, rest = divmod(-(-blocks // device.sm_count), config.blocks)  # of the busiest multiprocessor
-    clocks = full * (seen * turn(config, parts, config.blocks) + BLOCK_LATENCY)
-    if rest:
-        clocks += seen * turn(config, parts, rest) + BLOCK_LATENCY
+    clocks = spread(candidate, device, blocks, seen)
     return replace(candidate, clocks=clocks, waves=blocks / (config.blocks * device.sm_count))
+
+
+def spread(candidate: Candidate, device: Device, blocks: int, visits: float) -> float:
+    """Clocks of so many row blocks that visit so many column blocks each, on average."""
+    config, parts = candidate.config, dict(candidate.parts)
+    full, rest = divmod(-(-blocks // device.sm_count), config.blocks)  # of the busiest multiprocessor
+    clocks = full * (visits * turn(config, parts, config.blocks) + BLOCK_LATENCY)
+    return clocks + (visits * turn(config, parts, rest) + BLOCK_LATENCY if rest else 0)
 
 
 def _best(able: Iterable[Candidate], least: Callable[[Candidate], int]) -> Candidate:

@@ -312,5 +312,10 @@ def clocks(problem: Problem, device: Device, best: Candidate) -> float:
     first, _ = p.keys_seen(starts, p.seqlen_k)
     _, end = p.keys_seen(np.minimum(starts + block_rows, p.seqlen_q) - 1, p.seqlen_k)
     turns = np.maximum(0, -(-end // block_cols) - first // block_cols)
-    rounds = -(-row_blocks * (p.head_count // pack) // device.sm_count)
+    return spread(best, device, row_blocks * (p.head_count // pack), turns)
+
+
+def spread(best: Candidate, device: Device, works: int, turns: np.ndarray) -> float:
+    """Clocks of so many row blocks, of which some take `turns`."""
+    rounds = -(-works // device.sm_count)
     return max(rounds * float(turns.mean()), float(turns.max())) * best.turn + rounds * WORK_LATENCY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
 from typing import Any, ClassVar
@@ -21,6 +21,7 @@ from cupyflash.schedules.mask_tiles import MaskTiles
 from cupyflash.schedules.packed import NO_SEQUENCES, Packed
 from cupyflash.score import seen_by
 from cupyflash.tensor_maps import Box
+from cupyflash.tiling import Tiling
 
 Seqlens = tuple[tuple[int, int], ...]
 # What a mask function says of each sequence
@@ -174,9 +175,10 @@ class QueriesOfSequence(QueriesSchedule):
 
 @dataclass(frozen=True)
 class BackwardOfSequence(Fa2BackwardSchedule):
-    """As `Fa2Sequence`: whether there is room in the main kernel, and in that of row blocks."""
+    """As `Fa2Sequence`: whether there is room in the main kernel, and in that of row blocks, whose blocks are `of_rows`."""
 
     skips: tuple[bool, bool] = (True, True)
+    of_rows: Tiling = field(kw_only=True)
 
     @property
     def mask_tiles(self) -> tuple[MaskTiles, ...]:
@@ -184,8 +186,7 @@ class BackwardOfSequence(Fa2BackwardSchedule):
 
     @cached_property
     def by_rows(self) -> QueriesOfSequence:
-        one = super().by_rows
-        return QueriesOfSequence(one.problem, one.device, one.tiling, skips=self.skips[1])
+        return QueriesOfSequence(self.problem, self.device, self.of_rows, skips=self.skips[1])
 
 
 @dataclass(frozen=True)
@@ -226,8 +227,8 @@ class VarlenBackwardSchedule(Fa2BackwardSchedule):
         return [made[problem] for problem in _each(self.problem, self.seqlens, self.patterns)]
 
     def _one(self, problem: Problem) -> Fa2BackwardSchedule:
-        skips = bool(self.mask_tiles), bool(self.by_rows.mask_tiles)
-        return BackwardOfSequence(problem, self.device, self.tiling, deterministic=self.deterministic, skips=skips)
+        skips, of_rows = (bool(self.mask_tiles), bool(self.by_rows.mask_tiles)), self.by_rows.tiling
+        return BackwardOfSequence(problem, self.device, self.tiling, deterministic=self.deterministic, skips=skips, of_rows=of_rows)
 
     def parts(self, *, literal: bool = False) -> Iterator[tuple[int, Iterator[Phase]]]:
         yield len(launches(self.problem)), iter([search(self.packed, "k", self.grid)])

@@ -18,6 +18,7 @@ from cupyflash.named_scores import one_score
 from cupyflash.options import Pattern
 from cupyflash.problem import Problem
 from cupyflash.score import MAX_AXES, Mask, Score, seen_by, sizes_of
+from cupyflash.score import field as field_of
 from cupyflash.sim.yardstick import DTYPES
 
 FUNCTIONS = (
@@ -77,6 +78,14 @@ class Functions:
         return {
             "score": None if self.score is None else self.score.form,
             "mask_function": None if self.mask is None else self.mask.form,
+        }
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The given values, by the names of the kernels' struct."""
+        forms = [form for form in self.forms.values() if form is not None]
+        return {
+            field_of(one.name, form.kind): self.given[one.name] for form in forms for one in form.captured if one.name in self.given
         }
 
     def check(self, problem: Problem) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -24,13 +25,11 @@ ORDERS = {
 
 def report_of(request: Request) -> dict[str, Any]:
     """What the model says, for JSON. Raises ValueError where it does not follow the schedule."""
-    schedule, device = request.schedule(), request.device
-    found = l2.run(schedule)
-    cache = l2.L2.of(device)
-    sizes = {"l2_bytes": cache.nbytes, "ways": cache.ways, "sets": cache.sets, "line_bytes": l2.LINE, "sector_bytes": l2.SECTOR}
-    report: dict[str, Any] = {**sizes, **found.as_dict(), "dram_bytes": found.dram.total_bytes}
+    schedule, device, given = request.schedule(), request.device, request.functions.fields
+    found = l2.run(schedule, given=given)
+    report: dict[str, Any] = {**l2.L2.of(device).as_dict(), **found.as_dict(), "dram_bytes": found.dram.total_bytes}
     if isinstance(schedule, Fa2Schedule) and not isinstance(schedule, Fa3Schedule):
-        totals = {order: found.dram if order == "rows" else l2.run(schedule, order=order).dram for order in l2.ORDERS}
+        totals = {order: found.dram if order == "rows" else l2.run(schedule, order=order, given=given).dram for order in l2.ORDERS}
         report["grid_orders"] = {order: dram.total_bytes for order, dram in totals.items()}
     bandwidth, peak = device.hbm_bandwidth, device.tensor_peak.get(request.problem.dtype)
     if request.cache is None:
@@ -45,14 +44,7 @@ def show(report: dict[str, Any]) -> None:
     rates = {name: "-" if row["hit_rate"] is None else f"{row['hit_rate']:.1%}" for name, row in report["tensors"].items()}
     columns = ("read_bytes", "dram_read_bytes", "write_bytes", "dram_write_bytes")
     rows = [(name, *(f"{row[key]:,}" for key in columns), rates[name]) for name, row in report["tensors"].items()]
-    say(
-        f"Behind the L2, by a model: {report['l2_bytes']:,} bytes, {report['ways']} ways, lines of {report['line_bytes']} bytes in "
-        f"sectors of {report['sector_bytes']}, least recently used; thread blocks in launch order and in lockstep, "
-        + ", then ".join(
-            f"{running:,} at a time of {number:,}"
-            for running, number in zip(report["resident_blocks"], report["thread_blocks"], strict=True)
-        )
-    )
+    say(said_of(report, report["resident_blocks"], report["thread_blocks"]))
     click.echo()
     show_table(("tensor", "asked to read", "from DRAM", "asked to write", "to DRAM", "reads hit"), rows)
     click.echo()
@@ -68,3 +60,32 @@ def show(report: dict[str, Any]) -> None:
             for order, nbytes in report["grid_orders"].items()
         ]
         show_table(("grid, the fastest axis first", "bytes of DRAM", "ratio"), cells)
+
+
+def show_executed(report: dict[str, Any]) -> None:
+    """As text, of an execution beside its schedule."""
+    executed, schedule = report["executed"], report["schedule"]
+    say(said_of(report, executed["resident_blocks"], executed["thread_blocks"]))
+    click.echo()
+    witnesses = {"executed": executed, **({"schedule": schedule} if schedule else {})}
+    none = dict.fromkeys(("dram_read_bytes", "dram_write_bytes"), 0)
+    rows = []
+    for name, row in executed["tensors"].items():
+        dram = [f"{one['tensors'].get(name, none)[side]:,}" for side in none for one in witnesses.values()]
+        n = len(witnesses)
+        hits = "-" if row["hit_rate"] is None else f"{row['hit_rate']:.1%}"
+        rows.append((name, f"{row['read_bytes']:,}", *dram[:n], f"{row['write_bytes']:,}", *dram[n:], hits))
+    titles = ("", "asked to", *("from DRAM" for _ in witnesses), "asked to", *("to DRAM" for _ in witnesses), "reads")
+    show_table(("tensor", "read", *witnesses, "write", *witnesses, "hit"), rows, titles=titles)
+    if report["not_followed"]:
+        click.echo()
+        say(report["not_followed"])
+
+
+def said_of(cache: dict[str, Any], slots: Sequence[int], grids: Sequence[int]) -> str:
+    """What the model assumes: the cache, and how many thread blocks of each kernel run at a time of how many."""
+    return (
+        f"Behind the L2, by a model: {cache['l2_bytes']:,} bytes, {cache['ways']} ways, lines of {cache['line_bytes']} bytes in "
+        f"sectors of {cache['sector_bytes']}, least recently used; thread blocks in launch order and in lockstep, "
+        + ", then ".join(f"{running:,} at a time of {number:,}" for running, number in zip(slots, grids, strict=True))
+    )

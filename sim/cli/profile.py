@@ -8,9 +8,11 @@ from pathlib import Path
 
 import click
 import numpy as np
+from click.core import ParameterSource
 
+from cupyflash.device import Device
 from cupyflash.sim.cli.group import Found
-from cupyflash.sim.cli.options import AS_JSON, NewFile, examples, gathered
+from cupyflash.sim.cli.options import AS_JSON, DEVICE, NewFile, examples, gathered
 from cupyflash.sim.cli.show import width
 from cupyflash.sim.ptx import PtxError, UnsupportedPTX
 from cupyflash.words import plural
@@ -20,6 +22,7 @@ EXAMPLES = examples(
     "cupyflash profile k.cu --grid 8,8 --block 32 --args spec.json --arch sm_90",
     "cupyflash profile k.ptx --kernel k --grid 1 --block 32 --args spec.json",
     "cupyflash profile k.cu --grid 8 --block 32 --args spec.json --html out.html",
+    "cupyflash profile k.cu --grid 8 --block 32 --args spec.json --l2 --device T4",
 )
 
 
@@ -77,6 +80,14 @@ class Report:
     html: Path | None
 
 
+@dataclass(frozen=True)
+class Behind:
+    """Behind the L2 of which device."""
+
+    l2: bool
+    device: Device
+
+
 @click.command(epilog=EXAMPLES)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--kernel", metavar="NAME", help="The kernel, in the source's or the PTX's spelling; not needed for an only one.")
@@ -100,17 +111,19 @@ class Report:
     metavar="NAME=FILE.npy",
     help="Write an array to a file after the run; may be repeated.",
 )
+@click.option("--l2", is_flag=True, help="With a model of the L2: what reaches DRAM of what the kernel asks for, line by line.")
+@DEVICE
 @click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write it as one page, which needs no network.")
 @AS_JSON
-@gathered(source=Source, launch=Launch, report=Report)
-def profile(source: Source, launch: Launch, report: Report) -> None:
+@gathered(source=Source, launch=Launch, report=Report, behind=Behind)
+def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> None:
     """Execute and profile any kernel.
 
     FILE is CUDA C, or PTX where it ends in .ptx; its kernel runs on the PTX machine, which says what it did.
 
     Bytes by tensor, coalescing, bank conflicts, instruction mix, divergence, tensor-core work, findings, and the lines of the
     source that cost most. All counts are simulated: of PTX instructions, not of machine code. No GPU is needed. --html writes the
-    same as a page, with the source by heat and the banks of shared memory.
+    same as a page, with the source by heat and the banks of shared memory. --l2 says what reaches DRAM on --device.
 
     Exit status 1 when the machine finds a fault in the kernel, after the report; 2, with one line, for wrong input.
     """
@@ -119,6 +132,9 @@ def profile(source: Source, launch: Launch, report: Report) -> None:
     from cupyflash.sim.profiling import profile as run
     from cupyflash.sim.ptx.parameters import arrays_by_name
 
+    asked = click.get_current_context().get_parameter_source("device")
+    if asked is ParameterSource.COMMANDLINE and not behind.l2:
+        raise click.UsageError("--device says whose L2: it goes with --l2 (--arch is what to compile for)")
     if not launch.spec.strip():
         raise click.BadParameter("'' is neither a file nor JSON", param_hint="--args")
     arguments = read_arguments(launch.spec)
@@ -142,6 +158,7 @@ def profile(source: Source, launch: Launch, report: Report) -> None:
             cluster=launch.cluster,
             unwritten=arguments.unwritten,
             banks=report.html is not None,
+            l2=behind.device if behind.l2 else None,
         )
     except PtxError as error:
         raise click.UsageError(f"{source.file}: {first_reason(error)}") from error

@@ -36,7 +36,7 @@ class Timing:
                 raise click.UsageError("--results is for --time and --roofline")
             return None
         schedule = request.decode_schedule() if request.cache is not None else request.schedule()
-        found, beside = times(schedule), measured(schedule, self.results or RESULTS)
+        found, beside = times(schedule, request.functions.fields), measured(schedule, self.results or RESULTS)
         if self.roofline is not None:
             from cupyflash.sim.roofline import plot_roofline
 

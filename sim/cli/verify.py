@@ -11,8 +11,10 @@ import click
 
 from cupyflash.schedules import DecodeSchedule, TileSchedule
 from cupyflash.sim.cli.group import Found
+from cupyflash.sim.cli.l2 import show_executed
 from cupyflash.sim.cli.options import AS_JSON, MAX_SECONDS, Request, examples, problem_options, refuse_longer
 from cupyflash.sim.cli.show import say, show_table, show_tiling, tiling_report
+from cupyflash.sim.l2 import L2
 from cupyflash.words import plural
 
 if TYPE_CHECKING:
@@ -41,9 +43,10 @@ SMALL = {"seqlen_k": 192, "head_dim": 64, "batch": 2, "heads": 4, "kv_heads": 2}
     type=click.IntRange(0),
     help="Draws q, k, v, what is captured and dropped.",
 )
+@click.option("--l2", is_flag=True, help="With a model of the L2: what reaches DRAM of what the kernels asked for, line by line.")
 @MAX_SECONDS
 @AS_JSON
-def verify(request: Request, seed: int | None, data_seed: int, max_seconds: float, as_json: bool) -> None:
+def verify(request: Request, seed: int | None, data_seed: int, l2: bool, max_seconds: float, as_json: bool) -> None:
     """Execute the kernels, compare counts.
 
     Runs the real kernels on the simulated device and sets the bytes of theory, replay and execution side by side, and the
@@ -54,6 +57,9 @@ def verify(request: Request, seed: int | None, data_seed: int, max_seconds: floa
 
     With --decode, of `attention_decode`: pages are in random order, and afterwards the caches must be, to the bit, what they were
     with the new keys in their places.
+
+    With --l2, the first execution's lines go through a model of the device's L2, beside the model from the schedule alone
+    that `predict --l2` has.
     """
     from cupyflash.sim import verification
     from cupyflash.sim.yardstick import DROPPED, draw_mask, draw_score
@@ -68,7 +74,7 @@ def verify(request: Request, seed: int | None, data_seed: int, max_seconds: floa
 
     score, mask = (draw(schedule.problem, data_seed, request.functions.given) for draw in (draw_score, draw_mask))
     drawn: Any = {"data_seed": data_seed, "score": score, "mask": mask, "dropped": request.dropout or DROPPED}
-    found = verification.verify(schedule, seed=seed, **drawn, progress=progress)
+    found = verification.verify(schedule, seed=seed, **drawn, l2=l2, progress=progress)
     report = report_of(request, schedule, found, seed)
     click.echo(json.dumps(report, indent=2)) if as_json else show(report, request, found)
     if not found.good:
@@ -97,6 +103,7 @@ def report_of(request: Request, schedule: TileSchedule, found: Verification, see
             if isinstance(schedule, DecodeSchedule) and request.cache
             else {}
         ),
+        **({"l2": L2.of(request.device).as_dict() | found.l2.as_dict()} if found.l2 else {}),
         "good": found.good,
     }
 
@@ -125,6 +132,9 @@ def show(report: dict[str, Any], request: Request, found: Verification) -> None:
     runs = groupby(report["numbers"], key=lambda row: row["v_mean"])
     errors = [(f"V about {v_mean:g}", *(f"{row[one]:.2e}" for row in run for one in ("error", "allowed"))) for v_mean, run in runs]
     show_table(("largest error against float64", *heads), errors)
+    if found.l2:
+        click.echo()
+        show_executed(report["l2"])
     for difference in found.differences:
         click.echo()
         say(

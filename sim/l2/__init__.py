@@ -7,41 +7,43 @@ takes its place. All that they ask for goes through one `L2`, cold at the start;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cupyflash import score
+from cupyflash.arrays import check_scores_like
 from cupyflash.options import require_choice
 from cupyflash.schedules import (
     BackwardSchedule,
     DecodeSchedule,
-    Schedule,
     TileSchedule,
     VarlenBackwardSchedule,
     VarlenSchedule,
     require_schedule,
 )
 from cupyflash.schedules.fa1 import Fa1Schedule
+from cupyflash.schedules.fa1_backward import Fa1BackwardSchedule
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.schedules.fa3 import Fa3Schedule
+from cupyflash.schedules.moves import functions
 from cupyflash.schedules.standard import StandardSchedule
-from cupyflash.sim.l2 import columns, decode, fa1, rows, standard
+from cupyflash.schedules.standard_backward import StandardBackwardSchedule
+from cupyflash.sim.l2 import columns, decode, outside, rows, standard
 from cupyflash.sim.l2.cache import L2, LINE, SECTOR, WAYS, Cache, Counts
-from cupyflash.sim.l2.launch import Launch, Memory
+from cupyflash.sim.l2.launch import Blocks, Launch, Memory
 from cupyflash.sim.l2.reads import Given
 from cupyflash.sim.l2.rows import ORDERS, Order
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 
-__all__ = ["L2", "LINE", "ORDERS", "SECTOR", "WAYS", "Behind", "Order", "TooLong", "run"]
+__all__ = ["L2", "LINE", "ORDERS", "SECTOR", "WAYS", "Behind", "Given", "Order", "TooLong", "run"]
 
 # Some 20 s of either
 MOST_TURNS = 1 << 24
 MOST_RUNS = 1 << 28
-# Schedules whose launches it plays
-FOLLOWED = (Fa2Schedule, Fa2BackwardSchedule, StandardSchedule, Fa1Schedule, DecodeSchedule)
 
 
 class TooLong(ValueError):
@@ -78,16 +80,23 @@ class Behind:
 def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None, given: Given | None = None) -> Behind:
     """Play a schedule's launches through an L2, the device's where none is given.
 
-    `order` is the grid's, of FlashAttention-2's forward; other kernels have one. Raises ValueError for what the model does not
-    follow, and `TooLong` for more than 16,777,216 turns or 268,435,456 runs of lines.
+    `order` is the grid's, of FlashAttention-2's forward; other kernels have one. `given` are arrays of the call that a schedule
+    knows by name only, and numbers that its functions capture, by the names of the kernels' struct: "mask", "bias", "dbias",
+    "score_NAME" and "mask_NAME" of what a function captures, decoding's "block_table" and "tree_mask". Of those arrays shape and
+    strides count, and where they hold indices, in NumPy, what is in them. What is not given has the largest shape that it may have,
+    is contiguous, and holds zeros; pages follow one another.
+
+    Raises ValueError for what the model does not follow and for what is given and not read, and `TooLong` for more than 16,777,216
+    turns (a tile that reads something for each score counts as several) or 268,435,456 runs of lines.
     """
-    require_schedule(schedule, Schedule, "plan")
+    require_schedule(schedule, TileSchedule, "plan")
     require_choice("order", order, ORDERS)
     if l2 is not None and not isinstance(l2, L2):
         raise TypeError(f"l2 must be an L2 or None, got {l2!r}")
     require_followed(schedule, order)
+    require_given(schedule, given or {})
     memory = Memory()
-    launches = launches_of(schedule, order, memory, given or {})
+    launches = launches_of(schedule, order, memory, given)
     names, bases = list(memory.bases), list(memory.bases.values())
     cache = Cache(l2 or L2.of(schedule.device), bases, int(np.gcd.reduce([launch.unit for launch in launches])))
     if (turns := sum(launch.heft * int(launch.turns.sum()) for launch in launches)) > MOST_TURNS:
@@ -99,22 +108,24 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None, 
             # What it will be at the end, if the rest is like what was played
             if before + (cache.looked_up - before) / played > MOST_RUNS:
                 raise TooLong(f"the L2 model looks up at most {MOST_RUNS:,} runs of lines, of {cache.run * LINE:,} bytes here")
-    cache.empty()
-    return _behind(names, cache.counts, launches)
+    return behind(names, cache.counts, launches)
 
 
-def launches_of(schedule: TileSchedule, order: Order, memory: Memory, given: Given) -> list[Launch]:
+def launches_of(schedule: TileSchedule, order: Order, memory: Memory, given: Given | None = None) -> list[Launch]:
     """Its kernels, in order, with their tensors placed in memory."""
+    given = given or {}
     if isinstance(schedule, Fa2Schedule):
         return rows.forward(schedule, order, memory, given)
     if isinstance(schedule, Fa2BackwardSchedule):
         return columns.Backward(schedule, memory, given).launches()
     if isinstance(schedule, StandardSchedule):
-        return standard.standard(schedule, memory)
+        return standard.Standard(schedule, memory, given).forward(schedule)
+    if isinstance(schedule, StandardBackwardSchedule):
+        return standard.Standard(schedule, memory, given).backward(schedule)
     if isinstance(schedule, DecodeSchedule):
-        return decode.decode(schedule, memory)
-    assert isinstance(schedule, Fa1Schedule)
-    return fa1.algorithm_1(schedule, memory)
+        return decode.decode(schedule, memory, given)
+    assert isinstance(schedule, Fa1Schedule | Fa1BackwardSchedule)
+    return outside.columns_outside(schedule, memory, given)
 
 
 def require_followed(schedule: TileSchedule, order: Order) -> None:
@@ -132,7 +143,29 @@ def require_followed(schedule: TileSchedule, order: Order) -> None:
         raise ValueError("the L2 model needs a row: batch, heads and seqlen_q of at least 1")
 
 
-def _behind(names: list[str], counts: Counts, launches: list[Launch]) -> Behind:
+def require_given(schedule: TileSchedule, given: Given) -> None:
+    """TypeError or ValueError for arrays and numbers that a schedule's kernels do not read, or not in that shape."""
+    p, scores = schedule.problem, ("mask", "bias", "dbias")
+    read = {score.field(one.name, form.kind) for form in functions(p) for one in form.captured}
+    read |= {name for name, there in (("mask", p.options.mask), ("bias", p.options.bias)) if there}
+    if isinstance(schedule, BackwardSchedule) and schedule.dbias:
+        read.add("dbias")
+    if isinstance(schedule, DecodeSchedule):
+        read |= {name for name, there in (("block_table", schedule.cache.page_size), ("tree_mask", schedule.cache.tree)) if there}
+    for name, value in given.items():
+        if name not in read:
+            raise ValueError(f"given has {name!r}, which this schedule does not read: it reads {', '.join(sorted(read)) or 'none'}")
+        shape = (p.batch, p.heads, p.seqlen_q, p.seqlen_k)
+        if name in scores:
+            check_scores_like(name, value, shape, {"mask": "bool", "bias": p.dtype, "dbias": "float32"}[name])
+        elif name == "tree_mask":
+            check_scores_like(name, value, (p.batch, 1, p.seqlen_q, p.seqlen_q), "bool")
+        elif name == "block_table" and (getattr(value, "shape", ())[:1] != (p.batch,) or not isinstance(value, np.ndarray)):
+            raise ValueError(f"block_table must be a NumPy array (batch, pages of a sequence) with batch {p.batch}, got {value!r}")
+    score.check_captured(p, {name: value for name, value in given.items() if hasattr(value, "shape")})
+
+
+def behind(names: list[str], counts: Counts, launches: Sequence[Blocks]) -> Behind:
     def traffic(read: np.ndarray, written: np.ndarray) -> Traffic:
         return Traffic({name: TensorTraffic(int(read[n]), int(written[n])) for n, name in enumerate(names)})
 

@@ -27,6 +27,8 @@ ROTATED = 256
 _MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
 _VALID = (1 << SECTORS) - 1
 _COUNT = np.array([mask.bit_count() for mask in range(1 << SECTORS)])
+# Of the sectors between the first and the last element, as a multiple of the elements: up to so many are counted one by one
+DENSE = 8
 # Runs of lines that are looked up at once, about
 AT_ONCE = 1 << 21
 
@@ -61,6 +63,10 @@ class L2:
     def rotated(self) -> int:
         """Lines by whose multiples stretches are rotated."""
         return math.gcd(self.sets, ROTATED)
+
+    def as_dict(self) -> dict[str, int]:
+        """For JSON."""
+        return {"l2_bytes": self.nbytes, "ways": self.ways, "sets": self.sets, "line_bytes": LINE, "sector_bytes": SECTOR}
 
     def sets_of(self, lines: np.ndarray) -> np.ndarray:
         """Of line numbers, the sets that they are in."""
@@ -109,21 +115,27 @@ class Requests:
     def of_elements(
         cls, turn: np.ndarray, move: int, at: np.ndarray, often: np.ndarray, itemsize: int, *, write: bool = False
     ) -> Requests:
-        """For elements at so many addresses, each asked for so `often` in its turn: of neighbouring sectors one."""
-        turn, at, often = (np.ravel(each) for each in np.broadcast_arrays(turn, at, often))
+        """For elements at so many addresses, each asked for so `often` in its turn, by sectors: one request for neighbours."""
+        turn, sector, often = (np.ravel(each) for each in np.broadcast_arrays(turn, at // SECTOR, often))
         there = often > 0
-        turn, at, often = turn[there], at[there], often[there]
-        if np.any(_behind(turn, at)):
-            order = np.lexsort((at, turn))
-            turn, at, often = turn[order], at[order], often[order]
-        if not len(at):
-            return cls.of(turn, move, at, at, write=write)
-        new = np.ones(len(at), bool)
-        new[1:] = (turn[1:] != turn[:-1]) | (np.diff(at // SECTOR) > 1)
-        begins = np.flatnonzero(new)
-        first, last = at[begins], at[np.append(begins[1:], len(at)) - 1]
-        asked = np.add.reduceat(often, begins) * itemsize
-        return cls.of(turn[begins], move, first, last + itemsize - first, write=write, asked=asked)
+        turn, sector, often = turn[there], sector[there], often[there]
+        if not len(turn):
+            return cls.of(turn, move, turn, turn, write=write)
+        turn0, sector0 = int(turn.min()), int(sector.min())
+        width = int(sector.max()) - sector0 + 2  # a turn's last sector is no neighbour of the next one's first
+        place = (turn - turn0) * width + sector - sector0
+        if place.max() < DENSE * len(place):
+            counted = np.bincount(place, often)
+            found = np.flatnonzero(counted)
+            counted = counted[found]
+        else:
+            found, inverse = np.unique(place, return_inverse=True)
+            counted = np.bincount(inverse, often)
+        begins = np.flatnonzero(np.diff(found, prepend=-2) > 1)
+        number = np.diff(np.append(begins, len(found)))
+        turn, sector = np.divmod(found[begins], width)
+        asked = np.add.reduceat(counted, begins).astype(np.int64) * itemsize
+        return cls.of(turn0 + turn, move, (sector0 + sector) * SECTOR, number * SECTOR, write=write, asked=asked)
 
     @classmethod
     def together(cls, parts: Sequence[Requests]) -> Requests:
@@ -147,16 +159,10 @@ class Requests:
         return Requests(**{name: sorted_[name][at] for name in names[:-2]}, **summed)
 
 
-def _behind(turn: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Which elements are to come before the one before them."""
-    found: np.ndarray = (turn[1:] < turn[:-1]) | ((turn[1:] == turn[:-1]) & (at[1:] < at[:-1]))
-    return found
-
-
 @dataclass
 class Counts:
     """Of each tensor: bytes asked for; sectors that reads asked for, and of those the ones that DRAM had to give; sectors that were
-    written and went there."""
+    written and go there."""
 
     read_bytes: np.ndarray
     write_bytes: np.ndarray
@@ -168,22 +174,61 @@ class Counts:
     def zero(cls, tensors: int) -> Counts:
         return cls(*np.zeros((len(fields(cls)), tensors), np.int64))
 
+    def add_dram(self, sectors: np.ndarray, write: np.ndarray, tensor: np.ndarray) -> None:
+        """So many sectors that DRAM gives to a tensor's reads, or gets of its writes."""
+        for counts, these in ((self.missed, ~write), (self.returned, write)):
+            counts += np.bincount(tensor[these], sectors[these], len(counts)).astype(np.int64)
+
+
+class Sets:
+    """The sets of an L2 at work. They hold runs of so many lines, which are always asked for together and so act alike."""
+
+    def __init__(self, l2: L2, run: int = 1) -> None:
+        self.l2, self.run = l2, run
+        self._now = 0
+        # By set and way: the run that is there, when it was used last, its valid and dirty sectors
+        shape = l2.sets // run, l2.ways
+        self._runs, self._used, self._known = np.full(shape, -1), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+
+    def look_up(self, runs: np.ndarray, masks: np.ndarray, write: np.ndarray) -> np.ndarray:
+        """Runs that are asked for in this order, of each the sectors in a mask, to be read or (where `write`) written.
+
+        Returns of each how many sectors DRAM has to give, or is to get: those that were not written already since they came. They
+        go when their line leaves, or at the end.
+        """
+        where = self.l2.sets_of(runs * self.run) // self.run
+        many = np.bincount(where, minlength=len(self._runs))
+        sets = np.argsort(-many, kind="stable")[: np.count_nonzero(many)]  # those with most to do first
+        by_set = np.argsort(where, kind="stable")
+        begins = (np.cumsum(many) - many)[sets]
+        held, used, known = self._runs[sets], self._used[sets], self._known[sets]
+        left = -many[sets]  # grows
+        asked, fresh = masks | write * masks << SECTORS, np.zeros(len(runs), np.int64)
+        for turn in range(int(many.max(initial=0))):
+            n = int(np.searchsorted(left, -turn))
+            at = by_set[begins[:n] + turn]
+            run, every = runs[at], np.arange(n)
+            way = np.where(held[:n] == run[:, None], -1, used[:n]).argmin(axis=1)
+            there = np.where(held[every, way] == run, known[every, way], 0)
+            fresh[at] = asked[at] & ~there
+            held[every, way], used[every, way], known[every, way] = run, self._now + turn + 1, asked[at] | there
+        self._runs[sets], self._used[sets], self._known[sets] = held, used, known
+        self._now += len(runs)
+        found: np.ndarray = self.run * _COUNT[np.where(write, fresh >> SECTORS, fresh) & _VALID]
+        return found
+
 
 class Cache:
-    """An L2 at work. Tensors begin at the addresses `bases`, in order, each at a line's begin; no two share a line.
+    """An L2 that is asked for tensors, which begin at the addresses `bases`, in order, each at a line's begin; no two share a line.
 
     `unit` bytes divide where each request begins and its size: where those are whole lines, runs of so many of them are always
     asked for together, so that their sets act alike and one stands for all. That is exact.
     """
 
     def __init__(self, l2: L2, bases: Sequence[int], unit: int) -> None:
-        self.l2, self.bases = l2, np.array(bases, np.int64)
+        self.bases = np.array(bases, np.int64)
         self.run = math.gcd(unit // LINE, l2.rotated) if unit % LINE == 0 else 1  # lines
-        self.counts = Counts.zero(len(bases))
-        self._now = self.looked_up = 0
-        # By set and way: the run that is there, when it was used last, its valid and dirty sectors (`_state`) and its tensor
-        shape = l2.sets // self.run, l2.ways
-        self._runs, self._used, self._states = np.full(shape, -1), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self.sets, self.counts, self.looked_up = Sets(l2, self.run), Counts.zero(len(bases)), 0
 
     def serve(self, requests: Requests) -> None:
         """Some turns' requests, all of which come behind those before."""
@@ -199,10 +244,12 @@ class Cache:
         self.looked_up += int(number.sum())
         parts = np.flatnonzero(np.diff(np.cumsum(number) // AT_ONCE, prepend=0))
         for some in np.split(np.arange(len(number)), parts):
-            self._look_up(*self._runs_of(asked, tensor, number, some))
+            runs, masks = self._runs_of(asked, number, some)
+            write = np.repeat(~reads[some], number[some])
+            counts.add_dram(self.sets.look_up(runs, masks, write), write, np.repeat(tensor[some], number[some]))
 
-    def _runs_of(self, asked: Requests, tensor: np.ndarray, number: np.ndarray, some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The runs of lines of some requests, and of each the sectors that are asked for, as a state."""
+    def _runs_of(self, asked: Requests, number: np.ndarray, some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The runs of lines of some requests, and of each the sectors that are asked for, as a mask."""
         first, end, number = asked.first[some], (asked.first + asked.nbytes)[some], number[some]
         ends = np.cumsum(number)
         runs = np.repeat(first // (self.run * LINE) - (ends - number), number) + np.arange(number.sum())
@@ -210,49 +257,4 @@ class Cache:
         if self.run == 1:  # sectors of the first line before the request, and of the last behind it
             masks[ends - number] &= _VALID << (first % LINE // SECTOR)
             masks[ends - 1] &= _VALID >> (SECTORS - 1 - (end - 1) % LINE // SECTOR)
-        return runs, _state(masks, np.repeat(asked.write[some], number) * masks, np.repeat(tensor[some], number))
-
-    def _look_up(self, runs: np.ndarray, states: np.ndarray) -> None:
-        """Each run in its set, the next of every set at a time."""
-        where = self.l2.sets_of(runs * self.run) // self.run
-        many = np.bincount(where, minlength=len(self._runs))
-        sets = np.argsort(-many, kind="stable")[: np.count_nonzero(many)]  # those with most to do first
-        by_set = np.argsort(where, kind="stable")
-        begins = (np.cumsum(many) - many)[sets]
-        held, used, known = self._runs[sets], self._used[sets], self._states[sets]
-        left = -many[sets]  # grows
-        missing, out = np.zeros(len(runs), np.int64), np.zeros(len(runs), np.int64)
-        for turn in range(int(many.max(initial=0))):
-            n = int(np.searchsorted(left, -turn))
-            at = by_set[begins[:n] + turn]
-            run, state, every = runs[at], states[at], np.arange(n)
-            way = np.where(held[:n] == run[:, None], -1, used[:n]).argmin(axis=1)
-            before, there = known[every, way], held[every, way] == run
-            valid = np.where(there, before, 0)
-            out[at] = np.where(there, 0, before)
-            missing[at] = state & ~valid & _VALID
-            held[every, way], used[every, way], known[every, way] = run, self._now + turn + 1, state | valid
-        self._runs[sets], self._used[sets], self._states[sets] = held, used, known
-        self._now += len(runs)
-        missing[states >> SECTORS & _VALID != 0] = 0
-        self._add(self.counts.missed, missing, states)
-        self._return(out)
-
-    def _add(self, counts: np.ndarray, masks: np.ndarray, states: np.ndarray) -> None:
-        """Counts the sectors in masks, by the tensors of states."""
-        counts += self.run * np.bincount(states >> 2 * SECTORS, _COUNT[masks], len(counts)).astype(np.int64)
-
-    def _return(self, states: np.ndarray) -> None:
-        """What was written of lines that leave goes to DRAM."""
-        self._add(self.counts.returned, states >> SECTORS & _VALID, states)
-
-    def empty(self) -> None:
-        """All lines leave."""
-        self._return(self._states.ravel())
-        self._runs[:], self._states[:] = -1, 0
-
-
-def _state(valid: np.ndarray, dirty: np.ndarray, tensor: np.ndarray) -> np.ndarray:
-    """In one number: sectors that are there, of those the ones that were written, and the tensor behind them."""
-    made: np.ndarray = valid | dirty << SECTORS | tensor << 2 * SECTORS
-    return made
+        return runs, masks

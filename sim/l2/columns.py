@@ -175,7 +175,8 @@ class Backward:
         self.V, self.dV = (memory.rows(name, keys, value_row) for name in ("V", "dV"))
         heads, length = schedule.query_shape
         self.sums = None if schedule.deterministic else memory.rows("dQ_acc", heads * whole(length), sums_row)
-        self.sinks = [memory.rows(name, rows, FLOAT32) for name, rows in (("sinks", p.heads), ("dsinks", queries)) if p.options.sinks]
+        of_sinks = {"sinks": p.heads, "dsinks": queries} if p.options.sinks else {}
+        self.sinks = [memory.rows(name, rows, FLOAT32) for name, rows in of_sinks.items()]
         self.lengths, self.parts = lengths(p, memory), parts_of(schedule)
         self.kernels = schedule.kernels()
         self.by_name = {kernel.name: kernel for kernel in self.kernels}

@@ -49,30 +49,45 @@ class Memory:
         return Tensor(self.bases[name], row)
 
 
-class Launch(ABC):
+class Blocks:
     """One kernel's `grid`. `slots` thread blocks run at a time on the device; each takes `turns`, in launch order.
+
+    Blocks of a `cluster` of so many start together.
+    """
+
+    grid: int
+    slots: int
+    turns: np.ndarray
+    cluster = 1
+
+    def starts(self) -> np.ndarray:
+        """The turn in which each thread block starts: the next in launch order takes the place of one that ends."""
+        clusters = self.turns.reshape(-1, self.cluster).max(axis=1)
+        found, free = np.zeros(len(clusters), np.int64), [0] * max(1, self.slots // self.cluster)
+        for cluster, turns in enumerate(clusters.tolist()):
+            found[cluster] = free[0]
+            heapq.heapreplace(free, free[0] + turns)
+        return np.repeat(found, self.cluster)
+
+
+class Launch(Blocks, ABC):
+    """A kernel of a schedule, of which it is known what a thread block asks for in a turn.
 
     `unit` divides, in bytes, where each request begins and its size. `heft`: how much a turn is to play, of one that asks for a
     few tiles.
     """
 
     heft = 1
-    grid: int
-    slots: int
-    turns: np.ndarray
     unit: int
+
+    @property
+    def resident(self) -> int:
+        """Thread blocks of the kernel that run at a time, where `slots` are of several."""
+        return self.slots
 
     @abstractmethod
     def requests(self, block: int, first: int, end: int) -> Requests:
         """What a thread block asks for in its turns from `first` to `end`, which are numbered from its own start."""
-
-    def starts(self) -> np.ndarray:
-        """The turn in which each thread block starts: the next in launch order takes the place of one that ends."""
-        found, free = np.zeros(len(self.turns), np.int64), [0] * self.slots
-        for block, turns in enumerate(self.turns.tolist()):
-            found[block] = free[0]
-            heapq.heapreplace(free, free[0] + turns)
-        return found
 
     def played(self) -> Iterator[tuple[float, Requests]]:
         """The requests of all thread blocks, some turns at a time, and how much of the launch is then played, of 1."""

@@ -23,7 +23,7 @@ from cupyflash.sim.l2.parts import Part
 Given = Mapping[str, Any]
 """Arrays and numbers of a call by the names of the kernels' struct"""
 # Elements whose addresses take as long to find as a turn of a few tiles to play
-EVALUATED = 16
+EVALUATED = 32
 
 
 class At(NamedTuple):
@@ -37,6 +37,27 @@ class At(NamedTuple):
     @classmethod
     def of(cls, part: Part, head: int) -> At:
         return cls(part.number, head, part.problem.seqlen_q, part.problem.seqlen_k)
+
+
+class Scores(NamedTuple):
+    """Of tiles (tiles, rows): which row, and the keys that it sees, from the first to before the end, if there are any."""
+
+    row: np.ndarray
+    first: np.ndarray
+    end: np.ndarray
+
+    @property
+    def number(self) -> np.ndarray:
+        """How many."""
+        found: np.ndarray = np.maximum(0, self.end - self.first)
+        return found
+
+    @property
+    def reach(self) -> tuple[np.ndarray, np.ndarray]:
+        """The first key and the end of all that rows of a tile see, (tiles, 1)."""
+        some, far = self.number > 0, np.iinfo(np.int64).max
+        end = np.where(some, self.end, 0).max(axis=1, keepdims=True)
+        return np.minimum(np.where(some, self.first, far).min(axis=1, keepdims=True), end), end
 
 
 class Place(NamedTuple):
@@ -104,8 +125,8 @@ class Reading:
 
 
 class Reads:
-    """All that a kernel of a schedule reads, `by_tiles` what is one for a row or a key; with `of_mask` only what the mask does, with
-    `dbias` what is added to the bias's gradient too."""
+    """All that a kernel of a schedule reads, `by_tiles` what is one for a row or a key; with `of_mask` only what the mask does,
+    with `dbias` what is added to the bias's gradient too."""
 
     def __init__(
         self,
@@ -168,7 +189,8 @@ class Reads:
     def _of_line(self, place: str, at: At, move: int, turn: Any, first: Any, number: Any, asked: Any) -> Iterator[Requests]:
         if not self.of_each[place]:
             return
-        turn, first, number, asked = (each[:, None] for each in np.broadcast_arrays(*map(np.atleast_1d, (turn, first, number, asked))))
+        every = np.broadcast_arrays(*map(np.atleast_1d, (turn, first, number, asked)))
+        turn, first, number, asked = (each[:, None] for each in every)
         n = np.arange(number.max(initial=0))
         there = n < number
         names = self.names(at, **{"row" if place == "row" else "k": first + n})
@@ -184,64 +206,39 @@ class Reads:
             return
         turn, row0, number, col0, cols = (np.atleast_1d(each)[:, None] for each in (turn, *rows, *columns))
         n = np.arange(number.max(initial=0))
-        row = row0 + n
-        first, end = part.problem.keys_seen(row, part.keys)
-        lo, hi = np.maximum(first, col0), np.where(n < number, np.minimum(end, col0 + cols), 0)
-        yield from self.of_scores(At.of(part, head), move, turn, row, (lo, hi), np.atleast_1d(asked)[:, None])
+        first, end = part.problem.keys_seen(row0 + n, part.keys)
+        seen = np.maximum(first, col0), np.where(n < number, np.minimum(end, col0 + cols), 0)
+        yield from self.of_scores(At.of(part, head), move, turn, Scores(row0 + n, *seen), np.atleast_1d(asked)[:, None])
 
-    def of_scores(
-        self, at: At, move: int, turn: np.ndarray, row: np.ndarray, seen: tuple[np.ndarray, np.ndarray], asked: Any = True
-    ) -> Iterator[Requests]:
-        """What rows (tiles, rows) read in a `turn` (tiles, 1) for the keys that they see, from the first to before the end of
-        `seen`."""
+    def of_scores(self, at: At, move: int, turn: np.ndarray, scores: Scores, asked: Any = True) -> Iterator[Requests]:
+        """What scores read, of each tile in a `turn` (tiles, 1)."""
         for each in self.of_each["score"]:
-            wanted = asked if each.kind == "mask" else True
-            yield self._of_scores(each, at, (turn, move), row, (seen[0], np.where(wanted, seen[1], 0)))
+            some = scores if each.kind == "score" else scores._replace(end=np.where(asked, scores.end, 0))
+            yield self.of_reading(each, at, move, turn, some)
         if self.dbias:  # an atomic reads and writes
             for write in (False, True):
-                yield self._of_scores(self.dbias, at, (turn, move), row, seen, write)
+                yield self.of_reading(self.dbias, at, move, turn, scores, write)
 
-    def _of_scores(
-        self,
-        each: Reading,
-        at: At,
-        when: tuple[np.ndarray, int],
-        row: np.ndarray,
-        seen: tuple[np.ndarray, np.ndarray],
-        write: bool = False,
-    ) -> Requests:
-        (turn, move), (lo, hi) = when, np.broadcast_arrays(*seen)
-        turn, row, lo, hi = np.broadcast_arrays(turn, row, lo, hi)
-        number, size = np.maximum(0, hi - lo), each.itemsize
-        if not each.along_column:
-            return Requests.of_elements(turn, move, each.at(self.names(at, row)), number, size, write=write)
-        alike = not each.along_row and np.ndim(at.head) == 0
-        if alike:  # all rows of a tile read the same keys' elements
-            lo = np.where(number > 0, lo, np.iinfo(np.int64).max).min(axis=1, keepdims=True)
-            hi = hi.max(axis=1, keepdims=True)
-            turn, row = turn[:, :1], row[:, :1]
-            if each.contiguous:
-                lo = np.minimum(lo, hi)
-                first, asked = each.at(self.names(at, row, lo)), number.sum(axis=1, keepdims=True) * size
-                return _ranges(turn, move, first, np.maximum(0, hi - lo) * size, asked, write)
-        elif each.contiguous:
-            return _ranges(turn, move, each.at(self.names(at, row, lo)), number * size, number * size, write)
-        begin = np.where(number > 0, seen[0], np.iinfo(np.int64).max).min(axis=1)
-        end = np.where(number > 0, seen[1], 0).max(axis=1)
-        begin = np.minimum(begin, end)
-        k = begin[:, None, None] + np.arange((end - begin).max(initial=0))
-        known = (np.broadcast_to(seen[0], number.shape)[..., None] <= k) & (k < np.broadcast_to(seen[1], number.shape)[..., None])
-        often = known.sum(axis=1, keepdims=True) if alike else known.astype(np.int64)
-        head = at.head if np.ndim(at.head) == 0 else at.head[:, None]
-        address = each.at(self.names(at._replace(head=head), row[..., None], k))
-        return Requests.of_elements(turn[..., None], move, address, often, size, write=write)
-
-
-def _ranges(turn: np.ndarray, move: int, first: np.ndarray, nbytes: np.ndarray, asked: np.ndarray, write: bool) -> Requests:
-    """Of those with any bytes."""
-    turn, first, nbytes, asked = np.broadcast_arrays(turn, first, nbytes, asked)
-    some = nbytes > 0
-    return Requests.of(turn[some], move, first[some], nbytes[some], write=write, asked=asked[some])
+    def of_reading(self, each: Reading, at: At, move: int, turn: np.ndarray, scores: Scores, write: bool = False) -> Requests:
+        number, size = scores.number, each.itemsize
+        if not number.size or not each.along_column:
+            return Requests.of_elements(turn, move, each.at(self.names(at, scores.row)), number, size, write=write)
+        if not each.along_row and np.ndim(at.head) == 0:  # all rows of a tile read the same keys' elements
+            row, (first, end), often = scores.row[:, :1], scores.reach, number.sum(axis=1, keepdims=True)
+        else:
+            row, (first, end), often = scores.row, (scores.first, scores.first + number), number
+        if each.contiguous:
+            begin, nbytes = each.at(self.names(at, row, first)), (end - first) * size
+            turn, begin, nbytes, often = (one.ravel() for one in np.broadcast_arrays(turn, begin, nbytes, often))
+            some = nbytes > 0
+            return Requests.of(turn[some], move, begin[some], nbytes[some], write=write, asked=often[some] * size)
+        k = scores.reach[0][..., None] + np.arange((scores.reach[1] - scores.reach[0]).max())
+        seen = (scores.first[..., None] <= k) & (k < scores.end[..., None])
+        if row.shape[1] < number.shape[1]:
+            seen = seen.sum(axis=1, keepdims=True)
+        at = at._replace(head=np.asarray(at.head)[..., None])
+        address = each.at(self.names(at, row[..., None], k))
+        return Requests.of_elements(turn[..., None], move, address, seen.astype(np.int64), size, write=write)
 
 
 def _of_mask(p: Problem, lengths: tuple[int, ...]) -> tuple[int, ...]:
@@ -258,7 +255,7 @@ def _loads(p: Problem, memory: Memory, given: Given, by_tiles: bool, of_mask: bo
         if of_mask and form.kind != "mask":
             continue
         own = score.captured_by(form, given)
-        values = {one.name: own.get(one.name, np.zeros((1,) * (one.axes or 0), np.int64)) for one in form.captured}
+        values = {one.name: _known(own.get(one.name), one.axes or 0) for one in form.captured}
         reach = {name: _bounds(value) for name, value in values.items()} | _positions(p)
         parts = score.parts(form, by_tiles)
         for place in score.Parts._fields:
@@ -268,6 +265,13 @@ def _loads(p: Problem, memory: Memory, given: Given, by_tiles: bool, of_mask: bo
                 name = score.field(load.name, form.kind)
                 where = Place.of(name, lengths, score.itemsize(form, load), memory, array)
                 yield Reading.of_load(form, load, place, where, values)
+
+
+def _known(value: Any, axes: int) -> Any:
+    """A number, or what an array holds: zeros where that is not here to be looked at."""
+    if value is None or (hasattr(value, "shape") and not isinstance(value, np.ndarray | np.generic)):
+        return np.zeros((1,) * axes, np.int64)
+    return value
 
 
 def _bounds(value: Any) -> tuple[int, int]:

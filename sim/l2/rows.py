@@ -30,8 +30,8 @@ FIRST, OF_K, OF_SCORES, OF_V, LAST = range(5)
 
 @dataclass(frozen=True)
 class Works:
-    """Row blocks in the order in which a grid takes them up: each with its batch or sequence, its first query head, and its number i,
-    -1 of one that a sequence has not."""
+    """Row blocks in the order in which a grid takes them up: each with its batch or sequence, its first query head, and its number
+    i, -1 where a sequence has one too few."""
 
     batch: np.ndarray
     head: np.ndarray

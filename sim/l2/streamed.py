@@ -17,8 +17,8 @@ FEW_REGISTERS = 32
 
 @dataclass(frozen=True)
 class Passed:
-    """A tensor that a kernel passes over, of which each head has `length` rows, or as many as there are; each of its rows is that
-    of `shared` rows."""
+    """A tensor that a kernel passes over, so many `times`; each head has `length` rows of it, or as many as there are, and each of
+    its rows is that of `shared` rows."""
 
     tensor: Tensor
     write: bool = False
@@ -34,20 +34,25 @@ class Streamed(Launch):
     def __init__(self, device: Device, kernel: Kernel, heads: int, length: int, rows: int, passed: tuple[Passed, ...]) -> None:
         self.length, self.passed, self.grid = length, passed, kernel.grid
         self.slots = device.sm_count
-        self.rows = rows * (resident(device, kernel.threads, kernel.shared_bytes, FEW_REGISTERS) // device.sm_count)
+        self._resident = resident(device, kernel.threads, kernel.shared_bytes, FEW_REGISTERS)
+        self.rows = rows * (self._resident // device.sm_count)
         self.blocks = -(-length // self.rows)  # of a head
         self.turns = np.ones(heads * self.blocks, np.int64)
         strides = {length, *(each.length for each in passed if each.length)}
         sizes = [each.tensor.row * size for each in passed for size in (self.rows, *strides)]
         self.unit = unit_of(sizes + [each.tensor.row for each in passed if each.shared > 1])
 
+    @property
+    def resident(self) -> int:
+        return self._resident
+
     def requests(self, block: int, first: int, end: int) -> Requests:
         head, place = divmod(block, self.blocks)
         row0 = place * self.rows
         rows = min(self.rows, self.length - row0)
-        parts = []
-        for move, each in enumerate(self.passed):
+        parts, moves = [], [each for each in self.passed for _ in range(each.times)]
+        for move, each in enumerate(moves):
             row = head * (each.length or self.length) + row0
             begin, end = row // each.shared, (row + rows - 1) // each.shared + 1
-            parts.append(each.tensor.of(0, move, begin, end - begin, write=each.write, times=each.times, asked=rows * each.times))
+            parts.append(each.tensor.of(0, move, begin, end - begin, write=each.write, asked=rows))
         return Requests.together(parts)

@@ -11,7 +11,7 @@ from cupyflash.schedules.mask_tiles import THREADS, MaskTiles
 from cupyflash.sim.l2.cache import Requests
 from cupyflash.sim.l2.launch import Launch, Memory, resident
 from cupyflash.sim.l2.parts import Bounds, Part
-from cupyflash.sim.l2.reads import At, Given, Known, Reads
+from cupyflash.sim.l2.reads import At, Given, Known, Reads, Scores
 from cupyflash.sim.l2.streamed import FEW_REGISTERS
 
 # Within a turn
@@ -53,8 +53,8 @@ class TileStates(Launch):
         yield from self.reads.of_rows(at, OF_LINES, 0, i * Br, rows)
         yield from self.reads.of_keys(at, OF_LINES, 0, j * Bc, cols)
         row = i * Br + np.arange(rows)[None]
-        seen = np.full_like(row, j * Bc), np.full_like(row, j * Bc + cols)
-        yield from self.reads.of_scores(at, OF_SCORES, np.zeros((1, 1), np.int64), row, seen)
+        scores = Scores(row, np.full_like(row, j * Bc), np.full_like(row, j * Bc + cols))
+        yield from self.reads.of_scores(at, OF_SCORES, np.zeros((1, 1), np.int64), scores)
         address = self.known.at(self.tiles.field, part, head, i, j)
         yield Requests.of(0, LAST, address, 1, write=True)
 

@@ -37,9 +37,14 @@ function table(heads, body, left = 1) {
     el("tbody", {}, ...body.map(row => el("tr", {}, ...row.map((text, n) => text instanceof Node ? el("td", {}, text) : cell("td", text, n)))))));
 }
 const globalTable = (list, tensors) => table(
-  ["tensor", "", "bytes", ...(tensors ? ["/ size"] : []), "unique", "requests", "sectors", "a request", "coalescing"],
+  ["tensor", "", "bytes", ...(tensors ? ["/ size"] : []), "unique", "requests", "sectors", "a request", "coalescing", ...(tensors && data.l2 ? ["DRAM", "reads hit"] : [])],
   list.map(one => [one.about ?? one.tensor, one.side, ...(one.side === "none" ? [] : [comma(one.bytes), ...(tensors ? [one.times] : []), comma(one.unique_bytes), comma(one.requests),
-    comma(one.sectors), fixed(one.sectors_per_request, 1), `${fixed(100 * one.coalescing, 0)} %`])]), 2);
+    comma(one.sectors), fixed(one.sectors_per_request, 1), `${fixed(100 * one.coalescing, 0)} %`, ...(tensors && data.l2 ? behind(one) : [])])]), 2);
+// Of the bytes of one side of a tensor those that DRAM gives or gets, and the share of reads that the L2 has
+function behind(one) {
+  const found = data.l2.tensors[one.tensor];
+  return [comma(found[`dram_${one.side}_bytes`]), one.side === "read" ? `${fixed(100 * found.hit_rate, 1)} %` : ""];
+}
 const sharedTable = list => table(["access", "a lane", "bytes", "requests", "wavefronts", "ideal", "conflicts"],
   list.map(one => [one.kind, `${one.width} B`, ...[one.bytes, one.requests, one.wavefronts, one.ideal_wavefronts, one.conflicts].map(comma)]));
 const mixTable = counts => table(["class", "count", "share"], Object.entries(counts.by_class).map(([name, n]) => [name, comma(n), percent(n, counts.instructions)]));
@@ -180,6 +185,11 @@ function global() {
   if (!list.length) return $("global").remove();
   $("global").append(el("h2", { textContent: "Global memory" }),
     el("p", { className: "soft", textContent: "sectors of 32 bytes; coalescing: bytes requested / bytes of their sectors" }), globalTable(list, true));
+  if (!data.l2) return;
+  const one = data.l2, total = one.tensors.total, registers = one.registers === null ? "" : ` with ${plural(one.registers, "register")} a thread`;
+  $("global").append(el("p", { className: "soft", id: "l2", textContent: `DRAM behind the L2 of ${one.device}, by a model: ${comma(one.l2_bytes)} bytes, ${one.ways} ways, cold at the start; `
+    + `${plural(one.thread_blocks[0], "thread block")}, ${comma(one.resident_blocks[0])} at a time${registers}, in lockstep. `
+    + `In all ${plural(total.dram_read_bytes, "byte")} from DRAM and ${comma(total.dram_write_bytes)} to it.` }));
 }
 
 const ranges = numbers => {
