@@ -11,7 +11,7 @@ import numpy as np
 from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule, Cache, DecodeSchedule, TileSchedule
 from cupyflash.schedules.standard import StandardSchedule
-from cupyflash.score import Mask, Score
+from cupyflash.score import Mask, Score, captured_values
 from cupyflash.sim import theory
 from cupyflash.sim.estimate import seconds
 from cupyflash.sim.execution import Watch, execute, execute_backward, execute_decode
@@ -147,6 +147,7 @@ def verify(
     for v_mean in V_MEANS:
         progress(f"executing with V about {v_mean:g}")
         runs.append(run_drawn(schedule, given if runs else replace(given, watch=watch), v_mean, seed))
+    captured, numbers = captured_values(given.score, given.mask)
     return Verification(
         form,
         replayed,
@@ -154,7 +155,7 @@ def verify(
         tuple(run.numbers for run in runs),
         tuple(dict.fromkeys(str(finding) for run in runs for finding in run.findings)),
         tuple(dict.fromkeys(wrong for run in runs for wrong in run.caches)),
-        Beside.of(execution, schedule) if execution else None,
+        Beside.of(execution, schedule, captured | dict(numbers)) if execution else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,7 @@ from test_l2 import Plain
 
 from cupyflash import Device, Problem, plan, sim
 from cupyflash.multiprocessor import occupancy
-from cupyflash.schedules import TileSchedule, plan_backward, plan_decode, plan_varlen
+from cupyflash.schedules import TileSchedule, plan_backward, plan_decode, plan_varlen, plan_varlen_backward
 from cupyflash.sim import l2, theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.l2 import L2, LINE, SECTOR, executed
@@ -84,18 +85,20 @@ def test_the_page_s_table_has_every_schedule() -> None:
     assert documented().keys() == SCHEDULES.keys()
 
 
-def test_what_the_schedule_s_model_may_not_follow() -> None:
-    """A boolean mask, whose tiles a kernel of its own finds; packed sequences."""
-    schedule = plan(Problem(1, 1, 1, 64, 64, 32, "float16", mask=True), A100, "fa2")
+def test_packed_sequences() -> None:
+    q, seqlens = np.ones((80, 1, 32), np.float16), ((30, 30), (50, 50))
+    schedule = plan_varlen(Problem(2, 1, 1, 50, 50, 32, "float16"), A100, seqlens=seqlens, lse=True)
     execution, watch = executed.observed(schedule)
-    run = run_drawn(schedule, Drawn.of(schedule.problem, 0, watch=watch))
-    assert execution.behind(EVERYTHING).asked == run.traffic and len(execution.launches) == 2
-    q = np.ones((80, 1, 32), np.float16)
-    packed = plan_varlen(Problem(2, 1, 1, 50, 50, 32, "float16"), A100, seqlens=((30, 30), (50, 50)))
-    execution, watch = executed.observed(packed)
-    found = sim.execute_varlen(packed, q, q.copy(), q.copy(), watch=watch)
-    behind = execution.behind(EVERYTHING)
-    assert behind.asked == found.traffic and behind.dram["Q"].read_bytes == behind.dram["O"].write_bytes == q.nbytes
+    found = sim.execute_varlen(schedule, q, q.copy(), q.copy(), watch=watch)
+    behind, model = execution.behind(EVERYTHING), l2.run(schedule, l2=EVERYTHING)
+    assert behind.asked == found.traffic == model.asked and behind.dram == model.dram
+    gradients = plan_varlen_backward(schedule.problem, A100, seqlens=seqlens)
+    execution, watch = executed.observed(gradients)
+    given = [q.copy() for _ in range(4)]  # one array would be read once
+    assert found.lse is not None
+    again = sim.execute_varlen_backward(gradients, *given, found.out, found.lse, watch=watch)
+    behind, model = execution.behind(EVERYTHING), l2.run(gradients, l2=EVERYTHING)
+    assert behind.asked == again.traffic == model.asked and behind.dram == model.dram
 
 
 # -- a plain simulator ------------------------------------------------------------------------------------------------------------
@@ -276,8 +279,33 @@ def test_verify_tells_it_beside_the_schedule_s() -> None:
     assert "l2" not in json.loads(CliRunner().invoke(main, ["verify", "--seqlen", "32", "--json"]).stdout)
 
 
+CALLS = (
+    "--mask",
+    "--bias --heads 4 --kv-heads 2",
+    "--mask-function 'id[q] == id[k]' --capture id=int32 --seqlen 300",
+    "--sinks --lse --window 40,0",
+    "--backward --algorithm standard",
+    "--backward --algorithm fa1 --sram 24KB --seqlen 128",
+    "--decode --page-size 16",
+    "--decode --append 2 --cache-seqlens 130,47",
+)
+
+
+@pytest.mark.parametrize("call", sample(CALLS, CALLS[:1]))
+def test_whatever_a_call_asks_for_both_models_have_the_same_bytes(call: str) -> None:
+    """As the command says it: of each tensor, asked for and of DRAM, where all fits. tests/test_l2_calls.py has others."""
+    result = CliRunner().invoke(main, ["verify", "--l2", "--json", *shlex.split(call)])
+    assert result.exit_code == 0, result.stderr
+    told = json.loads(result.stdout)["l2"]
+    both = [
+        {name: {**row, "hit_rate": None} for name, row in told[witness]["tensors"].items() if any(row.values())}
+        for witness in ("executed", "schedule")
+    ]
+    assert both[0] == both[1]
+
+
 def test_verify_says_what_the_schedule_s_model_does_not_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(schedule: TileSchedule) -> None:
+    def refuse(schedule: TileSchedule, **given: object) -> None:
         raise l2.TooLong("much too long")
 
     monkeypatch.setattr(executed, "model", refuse)
@@ -308,6 +336,8 @@ def test_profile_tells_it(tmp_path: Path) -> None:
     text = CliRunner().invoke(main, ["profile", str(tmp_path / "k.cu"), *command]).stdout
     assert "behind the L2 of T4" in text and re.search(r"x +16,384 +16,384 +0\.0 %", text)
     assert "L1 and time are not modelled" in text
+    lone = CliRunner().invoke(main, ["profile", str(tmp_path / "k.cu"), *command[:-3], "--device", "T4"])
+    assert lone.exit_code == 2 and "--device says whose L2: it goes with --l2" in lone.stderr
     quiet = sim.profile(Module.from_source('extern "C" __global__ void quiet() {}'), grid=2, block=64, l2=T4)
     assert quiet.to_dict()["l2"]["tensors"].keys() == {"total"} and "DRAM" not in quiet.text()
 

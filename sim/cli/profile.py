@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import numpy as np
+from click.core import ParameterSource
 
 from cupyflash.device import Device
 from cupyflash.sim.cli.group import Found
@@ -21,7 +22,7 @@ EXAMPLES = examples(
     "cupyflash profile k.cu --grid 8,8 --block 32 --args spec.json --arch sm_90",
     "cupyflash profile k.ptx --kernel k --grid 1 --block 32 --args spec.json",
     "cupyflash profile k.cu --grid 8 --block 32 --args spec.json --html out.html",
-    "cupyflash profile k.cu --grid 8 --block 32 --args spec.json --l2 --device H100-SXM",
+    "cupyflash profile k.cu --grid 8 --block 32 --args spec.json --l2 --device T4",
 )
 
 
@@ -122,8 +123,7 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
 
     Bytes by tensor, coalescing, bank conflicts, instruction mix, divergence, tensor-core work, findings, and the lines of the
     source that cost most. All counts are simulated: of PTX instructions, not of machine code. No GPU is needed. --html writes the
-    same as a page, with the source by heat and the banks of shared memory. --l2 says what reaches DRAM on --device, which is asked
-    for nothing else.
+    same as a page, with the source by heat and the banks of shared memory. --l2 says what reaches DRAM on --device.
 
     Exit status 1 when the machine finds a fault in the kernel, after the report; 2, with one line, for wrong input.
     """
@@ -132,6 +132,9 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
     from cupyflash.sim.profiling import profile as run
     from cupyflash.sim.ptx.parameters import arrays_by_name
 
+    asked = click.get_current_context().get_parameter_source("device")
+    if asked is ParameterSource.COMMANDLINE and not behind.l2:
+        raise click.UsageError("--device says whose L2: it goes with --l2 (--arch is what to compile for)")
     if not launch.spec.strip():
         raise click.BadParameter("'' is neither a file nor JSON", param_hint="--args")
     arguments = read_arguments(launch.spec)

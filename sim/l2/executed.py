@@ -17,7 +17,7 @@ from numpy.lib.array_utils import byte_bounds
 from cupyflash.schedules import TileSchedule
 from cupyflash.score import Mask, Score
 from cupyflash.sim.execution import Watch
-from cupyflash.sim.l2 import Behind, TooLong, behind, launches_of, require_followed
+from cupyflash.sim.l2 import Behind, Given, TooLong, behind, launches_of, require_followed
 from cupyflash.sim.l2 import run as model
 from cupyflash.sim.l2.cache import L2, LINE, ROTATED, SECTOR, SECTORS, Counts, Sets
 from cupyflash.sim.l2.launch import Blocks, Memory, resident
@@ -227,11 +227,11 @@ class Beside:
     why: str = ""
 
     @classmethod
-    def of(cls, execution: Observed, schedule: TileSchedule) -> Beside:
-        """Behind the L2 of the schedule's device."""
+    def of(cls, execution: Observed, schedule: TileSchedule, given: Given | None = None) -> Beside:
+        """Behind the L2 of the schedule's device, `given` as for `l2.run`."""
         executed = execution.behind(L2.of(schedule.device))
         try:
-            return cls(executed, model(schedule))
+            return cls(executed, model(schedule, given=given))
         except ValueError as error:
             return cls(executed, None, str(error))
 
