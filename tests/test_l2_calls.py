@@ -40,7 +40,7 @@ from suites import sample, sweep
 A100, H100 = (Device.named(name) for name in ("A100-40GB", "H100-SXM"))
 ALL = L2(1 << 26, 1 << 12)  # holds everything
 ONE, TWO, THREE = (np.ones((1,) * axes, np.float32) for axes in (1, 2, 3))
-SCORES = (*lines.LINES, Score("s + r[h, row, k] + x[k] - w[row] + t[abs(q - k)]", r=THREE, x=ONE, w=ONE, t=ONE).form)
+SCORES = (*lines.LINES, Score("s + r[h, row, k] + x[k] - x[k + 99] - w[row] + t[abs(q - k)]", r=THREE, x=ONE, w=ONE, t=ONE).form)
 MASKS = (*lines.MASKS, Mask("m[row, k] or k < p[c[h]]", m=TWO > 0, p=ONE.astype(np.int32), c=ONE.astype(np.uint8)).form)
 TILINGS = ((32, 32), (64, 16))
 KINDS = ("fa2", "fa3", "fa1", "standard", "packed fa2", "packed fa3", "decode")
@@ -184,6 +184,9 @@ def test_indices_that_are_captured_count_by_what_they_are() -> None:
     assert l2.run(schedule, given=given).dram["score_w"].read_bytes == 4 * N
     alike = given | {"score_t": np.full(N, 7, np.int32)}
     assert l2.run(schedule, given=alike).dram["score_w"].read_bytes == 32
+    far = plan(Problem(1, 1, 1, 16, 16384, 64, "float16", score=Score("s + x[k] + x[k + n_k] + y[k]", x=ONE, y=ONE).form), A100)
+    found = l2.run(far)
+    assert found.asked == theory.traffic(far) and found.dram["score_x"].read_bytes == 2 * 4 * 16384
 
 
 def test_pages_that_sequences_share_are_read_once() -> None:

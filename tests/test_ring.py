@@ -425,6 +425,7 @@ def test_the_gradient_of_a_sum_and_wide_heads(d: int) -> None:
         assert np.abs(found.astype(np.float64) - expected).max() < 8e-3
 
 
+
 def test_arrays_that_do_not_go_together_are_refused_on_all() -> None:
     q, k, v, dout = arrays(96, 96)
 

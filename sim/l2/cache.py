@@ -140,7 +140,9 @@ class Requests:
     @classmethod
     def together(cls, parts: Sequence[Requests]) -> Requests:
         """One behind the other."""
-        return cls(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(cls)))
+        names = [each.name for each in fields(cls)]
+        none = np.zeros(0, np.int64)
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) if parts else none for name in names))
 
     def in_order(self) -> Requests:
         """By turn, move and address, those that are served together once with the sum of their `times`."""

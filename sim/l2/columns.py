@@ -84,7 +84,7 @@ class ColumnBlocks(Launch):
         yield from (tensors.reads.unit, tensors.known.unit, tensors.bounds.own.row if tensors.bounds else 0)
 
     def requests(self, block: int, first: int, end: int) -> Requests:
-        return Requests.together([Requests.of(0, 0, 0, 0), *self._of_block(block, first, end)])
+        return Requests.together(list(self._of_block(block, first, end)))
 
     def _of_block(self, block: int, lo: int, hi: int) -> Iterator[Requests]:
         s, tensors = self.schedule, self.tensors

@@ -152,7 +152,7 @@ class Splits(_OfSplits):
         return pair, tile, split, tile.first + blocks * split // splits, tile.first + blocks * (split + 1) // splits
 
     def requests(self, block: int, first: int, end: int) -> Requests:
-        return Requests.together([Requests.of(0, 0, 0, 0), *self._of_block(block, first, end)])
+        return Requests.together(list(self._of_block(block, first, end)))
 
     def _of_block(self, block: int, lo: int, hi: int) -> Iterator[Requests]:
         s, p, tensors = self.schedule, self.schedule.problem, self.tensors

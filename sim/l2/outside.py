@@ -107,7 +107,7 @@ class Heads(Launch):
         return self.steps[key]
 
     def requests(self, block: int, first: int, end: int) -> Requests:
-        return Requests.together([Requests.of(0, 0, 0, 0), *self._of_block(block, first, end)])
+        return Requests.together(list(self._of_block(block, first, end)))
 
     def _of_block(self, block: int, lo: int, hi: int) -> Iterator[Requests]:
         part, first = self.place(block)

@@ -257,13 +257,15 @@ def _loads(p: Problem, memory: Memory, given: Given, by_tiles: bool, of_mask: bo
         own = score.captured_by(form, given)
         values = {one.name: _known(own.get(one.name), one.axes or 0) for one in form.captured}
         reach = {name: _bounds(value) for name, value in values.items()} | _positions(p)
+        lengths: dict[str, tuple[int, ...]] = {}  # as far as any load of an array reaches
+        for load in form.loads:
+            ends = [max(1, 1 + _reach(index, reach)[1]) for index in load.indices]
+            lengths[load.name] = tuple(map(max, ends, lengths.get(load.name, ends)))
         parts = score.parts(form, by_tiles)
         for place in score.Parts._fields:
             for load in getattr(parts, place):
-                lengths = tuple(max(1, 1 + _reach(index, reach)[1]) for index in load.indices)
-                array = own.get(load.name)
-                name = score.field(load.name, form.kind)
-                where = Place.of(name, lengths, score.itemsize(form, load), memory, array)
+                name, itemsize = score.field(load.name, form.kind), score.itemsize(form, load)
+                where = Place.of(name, lengths[load.name], itemsize, memory, own.get(load.name))
                 yield Reading.of_load(form, load, place, where, values)
 
 
@@ -283,7 +285,7 @@ def _positions(p: Problem) -> dict[str, tuple[int, int]]:
     """The least and the largest of each position."""
     sizes = score.sizes_of(p)
     found = {name: (0, max(0, sizes[name] - 1)) for name in ("b", "h", "kv_h", "row", "k")}
-    return found | {"q": (-p.seqlen_q, p.seqlen_k), "n_q": (0, p.seqlen_q), "n_k": (0, p.seqlen_k)}
+    return found | {"q": (-p.seqlen_q, max(0, p.seqlen_k - 1)), "n_q": (0, p.seqlen_q), "n_k": (0, p.seqlen_k)}
 
 
 def _reach(node: Node, known: Mapping[str, tuple[int, int]]) -> tuple[int, int]:

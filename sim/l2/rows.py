@@ -156,7 +156,7 @@ class RowBlocks(Launch):
             turns = int(self.work_turns[work])
             lo, hi = max(first - start, 0), min(end - start, turns)
             if lo < hi:
-                part = Requests.together([Requests.of(0, 0, 0, 0), *self._of_work(work, lo, hi)])
+                part = Requests.together(list(self._of_work(work, lo, hi)))
                 part.turn[:] += start
                 parts.append(part)
             start += turns

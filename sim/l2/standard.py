@@ -51,7 +51,7 @@ class Products(Launch):
         self.unit = unit_of([*sizes, of_lengths.row if of_lengths else 0, product.reads.unit if product.reads else 0])
 
     def requests(self, block: int, first: int, end: int) -> Requests:
-        return Requests.together([Requests.of(0, 0, 0, 0), *self._of_block(block, first, end)])
+        return Requests.together(list(self._of_block(block, first, end)))
 
     def _of_block(self, block: int, lo: int, hi: int) -> Iterator[Requests]:
         raise NotImplementedError

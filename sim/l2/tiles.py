@@ -34,7 +34,7 @@ class TileStates(Launch):
         self.unit = 1
 
     def requests(self, block: int, first: int, end: int) -> Requests:
-        return Requests.together([Requests.of(0, 0, 0, 0), *self._of_tile(block)])
+        return Requests.together(list(self._of_tile(block)))
 
     def _of_tile(self, block: int) -> Iterator[Requests]:
         (Br, Bc), (_, heads, Tr, Tc) = self.tiles.blocks, self.tiles.shape
@@ -52,9 +52,10 @@ class TileStates(Launch):
         yield from self.reads.of_head(at, 0, FIRST)
         yield from self.reads.of_rows(at, OF_LINES, 0, i * Br, rows)
         yield from self.reads.of_keys(at, OF_LINES, 0, j * Bc, cols)
-        row = i * Br + np.arange(rows)[None]
-        scores = Scores(row, np.full_like(row, j * Bc), np.full_like(row, j * Bc + cols))
-        yield from self.reads.of_scores(at, OF_SCORES, np.zeros((1, 1), np.int64), scores)
+        if self.reads.of_each["score"]:
+            row = i * Br + np.arange(rows)[None]
+            scores = Scores(row, np.full_like(row, j * Bc), np.full_like(row, j * Bc + cols))
+            yield from self.reads.of_scores(at, OF_SCORES, np.zeros((1, 1), np.int64), scores)
         address = self.known.at(self.tiles.field, part, head, i, j)
         yield Requests.of(0, LAST, address, 1, write=True)
 
