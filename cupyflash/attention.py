@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,9 +110,8 @@ def attention(
     captured, numbers = captured_values(score, given.function)
     dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
     form = None if score is None else score.form
-    options = Options.asked(causal, window, scale, score=form, dropout=dropped is not None)
-    if score_dtype is not None:
-        options = replace(options, score_dtype=score_dtype)
+    dropping = dropped is not None
+    options = Options.asked(causal=causal, window=window, scale=scale, score=form, dropout=dropping, score_dtype=score_dtype)
     require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
     inputs = as_arrays(q=q, k=k, v=v, mask=given.array, bias=bias, block_mask=block_mask, sinks=sinks, **captured)

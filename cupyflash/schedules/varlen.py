@@ -9,7 +9,7 @@ from functools import cached_property
 from numbers import Integral
 from typing import Any, ClassVar
 
-from cupyflash.options import Pattern
+from cupyflash.options import Pattern, require_taken
 from cupyflash.params import Params
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import Move, Phase, TileSchedule, attention_params
@@ -241,11 +241,8 @@ def packed_totals(problem: Problem, seqlens: Seqlens | None, totals: tuple[int, 
 
 
 def _require_packed(p: Problem, seqlens: Seqlens | None, patterns: Patterns | None = None) -> None:
-    """TypeError or ValueError for masks that packed sequences have not, and for lengths or patterns that are not theirs."""
-    if p.options.mask or p.options.bias or p.options.padded or p.options.block_mask:
-        raise ValueError("packed sequences have no mask, bias, key lengths or block mask, but for a mask function")
-    if p.options.pattern is not None:
-        raise ValueError("packed sequences have no pattern in common: patterns are what a mask function says of each")
+    """TypeError or ValueError for options that packed sequences have not, and for lengths or patterns that are not theirs."""
+    require_taken(p.options, "attention_varlen")
     if seqlens is not None:
         pairs = isinstance(seqlens, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in seqlens)
         if not pairs or not all(isinstance(length, Integral) for pair in seqlens for length in pair):

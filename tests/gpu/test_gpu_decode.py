@@ -38,9 +38,8 @@ def call_of(case: Case) -> tuple[Arrays, dict[str, Any]]:
 
 
 def asked_of(case: Case) -> dict[str, Any]:
-    options = case.problem.options
     return {
-        **{name: getattr(options, name) for name in ("causal", "window", "scale")},
+        **case.problem.options.keywords,
         "softcap": None if case.score is None else case.score.numbers["softcap"],
         "mask": case.mask,
         "num_splits": case.splits,

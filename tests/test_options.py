@@ -1,0 +1,117 @@
+"""Options: one table says who takes which field, everybody reads it, and a new field is refused until it is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupyflash
+from cupyflash import Device, Mask, Options, Problem, Score, options, plan
+from cupyflash.options import ARRAYS, DEFAULTS, KEYWORDS, TAKEN_BY, BlockMask, Pattern, not_taken
+from cupyflash.schedules import ALGORITHMS, BACKWARD_ALGORITHMS, choose, plan_backward, plan_decode, plan_varlen
+from cupyflash.sim.ring_model import ring_of
+
+A100, H100 = Device.named("A100-40GB"), Device.named("H100-SXM")
+FUNCTION = {"mask_function": Mask("k <= q").form}
+# Each field as it is asked for, with what has to be said beside it.
+ASKED: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True},
+    "window": {"window": (5, 3)},
+    "scale": {"scale": 0.5},
+    "mask": {"mask": True},
+    "bias": {"bias": True},
+    "padded": {"padded": True},
+    "key_lengths": {"padded": True, "key_lengths": (60,)},
+    "block_mask": {"block_mask": BlockMask((1, 1, 4, 4))},
+    "packed": {"packed": True},
+    "sinks": {"sinks": True},
+    "dropout": {"dropout": True},
+    "score_dtype": {"score_dtype": "float32"},
+    "score": {"score": Score("s * s").form},
+    "mask_function": FUNCTION,
+    "pattern": {**FUNCTION, "pattern": Pattern.of(np.tri(64, dtype=bool))},
+    "tiles_given": {**FUNCTION, "tiles_given": True},
+}
+
+
+def planner(by: str) -> Callable[[Problem], object]:
+    """What plans for one of those that the table names. Blocks of 16, where there is a choice, as the block mask has."""
+    algorithm, _, backward = by.partition(" ")
+    if backward:
+        return lambda problem: plan_backward(problem, A100, algorithm, (16, 16)).kernels()
+    if by in ALGORITHMS:
+        tiling = None if by in ("fa3", "decode") else (16, 16)
+        return lambda problem: plan(problem, H100 if by == "fa3" else A100, by, tiling).kernels()
+    others: dict[str, Callable[[Problem], object]] = {
+        "attention_decode": lambda problem: plan_decode(problem, A100).kernels(),
+        "attention_varlen": lambda problem: plan_varlen(problem, A100).kernels(),
+        "ring_attention": lambda problem: ring_of(problem, 2),
+    }
+    return others[by]
+
+
+TAKERS = (*ALGORITHMS, *(f"{name} backward" for name in BACKWARD_ALGORITHMS), "attention_decode", "attention_varlen", "ring_attention")
+
+
+def test_the_table_names_every_field_and_nobody_else() -> None:
+    assert set(TAKEN_BY) == set(ASKED) == {each.name for each in fields(Options)}
+    assert {by for _, takers in TAKEN_BY.values() for by in takers} == set(TAKERS)
+
+
+@pytest.mark.parametrize("by", TAKERS)
+def test_each_takes_what_the_table_says_and_refuses_all_else(by: str) -> None:
+    """A kernel is planned with each field that is taken; packed sequences are taken by the algorithms that plan_varlen has."""
+    made, untaken = planner(by), not_taken(by)
+    for name, asked in ASKED.items():
+        problem = Problem(1, 2, 2, 64, 64, 16, "float16", **asked)
+        if name == "packed" and by not in ("attention_varlen", *untaken):
+            continue
+        if not {name, *asked} & set(untaken):
+            made(problem)
+            continue
+        with pytest.raises(ValueError, match=r"has no place for|does not run this: the kernel has no place for"):
+            made(problem)
+
+
+def test_auto_takes_nothing_that_it_would_then_refuse() -> None:
+    for device in (A100, H100):
+        for rows in (1, 64):
+            for name, asked in ASKED.items():
+                if name not in ("packed", "score_dtype", "block_mask"):  # plan_varlen's, "standard"'s, and of blocks that are given
+                    sizes = {"key_lengths": (60,)} if "key_lengths" in asked else {}
+                    problem = Problem(1, 1, 1, rows, 4096, 64, "float16", **asked | sizes | {"pattern": None})
+                    assert plan(problem, device, choose(problem, device).algorithm).kernels()
+
+
+def test_a_field_that_nobody_listed_is_refused_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that ignored it would give another answer than was asked for."""
+    monkeypatch.delitem(options.TAKEN_BY, "window")
+    not_taken.cache_clear()
+    problem = Problem(1, 2, 2, 64, 64, 16, "float16", window=(5, 3))
+    try:
+        for by in TAKERS:
+            with pytest.raises(ValueError, match="has no place for window"):
+                planner(by)(problem)
+    finally:
+        monkeypatch.undo()
+        not_taken.cache_clear()
+
+
+def test_keywords_are_those_of_every_call() -> None:
+    calls = cupyflash.attention, cupyflash.attention_backward, cupyflash.attention_varlen, cupyflash.attention_decode
+    shared = set.intersection(*(set(signature(call).parameters) for call in calls)) & set(DEFAULTS)
+    assert set(KEYWORDS) == shared - set(ARRAYS) - {"score"}  # which are arrays, or a function, and not the field's value
+
+
+def test_what_was_made_before_is_given_again_if_types_agree() -> None:
+    asked = {"causal": True, "window": (3, 1), "scale": 0.5}
+    assert Options.asked(**asked) is Options.asked(**asked) == Options(**asked)
+    for wrong in ({"causal": 1}, {"window": (3, True)}, {"window": [3, True]}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            Options.asked(**asked | wrong)
+    assert Options.asked(**asked | {"window": [3, 1]}) == Options(**asked)
