@@ -269,7 +269,7 @@ def test_fa3_s_candidates_are_tried_in_order_and_the_first_that_fits_is_what_run
 ) -> None:
     device = Device.named("H100-SXM")
     if fa3_tiles.refusal(problem, device):
-        with pytest.raises(ValueError, match="fa3 does not run this|algorithm 'fa3' has no place for"):
+        with pytest.raises(ValueError, match=r"fa3 does not run this|algorithm 'fa3' has no place for"):
             plan(problem, device, "fa3")
         return
     found = fa3_tiles.candidates(problem, device, tiling)

@@ -14,6 +14,7 @@ import cupyflash
 from cupyflash import Device, Mask, Options, Problem, Score, options, plan
 from cupyflash.options import ARRAYS, DEFAULTS, KEYWORDS, TAKEN_BY, BlockMask, Pattern, not_taken
 from cupyflash.schedules import ALGORITHMS, BACKWARD_ALGORITHMS, choose, plan_backward, plan_decode, plan_varlen
+from cupyflash.sim.cli.show import describe
 from cupyflash.sim.ring_model import ring_of
 
 A100, H100 = Device.named("A100-40GB"), Device.named("H100-SXM")
@@ -55,7 +56,8 @@ def planner(by: str) -> Callable[[Problem], object]:
     return others[by]
 
 
-TAKERS = (*ALGORITHMS, *(f"{name} backward" for name in BACKWARD_ALGORITHMS), "attention_decode", "attention_varlen", "ring_attention")
+BACKWARDS = tuple(f"{name} backward" for name in BACKWARD_ALGORITHMS)
+TAKERS = (*ALGORITHMS, *BACKWARDS, "attention_decode", "attention_varlen", "ring_attention")
 
 
 def test_the_table_names_every_field_and_nobody_else() -> None:
@@ -115,3 +117,19 @@ def test_what_was_made_before_is_given_again_if_types_agree() -> None:
         with pytest.raises(TypeError, match=next(iter(wrong))):
             Options.asked(**asked | wrong)
     assert Options.asked(**asked | {"window": [3, 1]}) == Options(**asked)
+
+
+# Fields that a title leaves out.
+UNTOLD = {
+    "scale": "no command has it",
+    "block_mask": "no command has it",
+    "key_lengths": "`padded` says that there are some",
+    "pattern": "the mask is told of",
+}
+
+
+def test_a_title_tells_of_each_field() -> None:
+    plain = describe(Problem(1, 2, 2, 64, 64, 16, "float16"))
+    told = {name for name, asked in ASKED.items() if describe(Problem(1, 2, 2, 64, 64, 16, "float16", **asked)) != plain}
+    said_beside = {"key_lengths", "pattern"}  # which come with what is told of
+    assert told - said_beside == set(DEFAULTS) - set(UNTOLD)

@@ -14,7 +14,6 @@ from cupyflash.sim import theory
 from cupyflash.sim.cli import explain_decode, explain_fa2, explain_fa3
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
 from cupyflash.sim.cli.show import NAMES, flat, say, show_tiling, tiling_report
-from cupyflash.tiling import DoesNotFit
 
 EXAMPLES = examples(
     "cupyflash explain --head-dim 128 --heads 16 --device H100-SXM",
@@ -68,12 +67,10 @@ def explain(request: Request, everything: bool, as_json: bool) -> None:
 
 
 def fa1_tiling(schedule: TileSchedule) -> dict[str, Any] | None:
-    """What Algorithm 1's kernel makes of the paper's formula for the same problem; None where d is too wide, or nothing fits."""
-    if is_wide(schedule.problem):
-        return None
+    """What Algorithm 1's kernel makes of the paper's formula for the same problem; None where it has none, or nothing fits."""
     try:
         return asdict(plan(schedule.problem, schedule.device, "fa1").tiling.used)
-    except DoesNotFit:
+    except ValueError:
         return None
 
 
