@@ -159,6 +159,12 @@ class Problem:
         first = np.zeros_like(own) if self.options.left is None else np.clip(own - self.options.left, 0, end)
         return first, end
 
+    def sees(self, rows: np.ndarray, keys: int) -> np.ndarray:
+        """Which of `keys` columns each of `rows` sees for its position, (rows, keys) of bool."""
+        (first, end), columns = self.keys_seen(rows[:, None], keys), np.arange(keys)
+        seen: np.ndarray = (first <= columns) & (columns < end)
+        return seen
+
     @property
     def flops(self) -> int:
         """Floating point operations of the two products, 2 Nq Nk (d + d_v) a head, nothing skipped or padded."""

@@ -55,11 +55,10 @@ def report(traces: Sequence[Trace], names: Sequence[str], title: str) -> dict[st
 def masked(p: Problem) -> dict[str, Any]:
     """What no row sees, "masks": for each row the keys first <= k < end left out, as a flat list of ends; and for each head of the
     batch, "mask_of", which of the masks is its own. A mask in too many pieces to be drawn is left to position and lengths."""
-    rows, keys, pattern = np.arange(p.seqlen_q), np.arange(p.seqlen_k), p.options.pattern
-    kept = np.ones((p.batch, p.heads, p.seqlen_q, p.seqlen_k), bool)
+    rows, pattern = np.arange(p.seqlen_q), p.options.pattern
+    kept = np.zeros((p.batch, p.heads, p.seqlen_q, p.seqlen_k), bool)
     for batch, length in enumerate(p.options.key_lengths or (p.seqlen_k,) * p.batch):
-        first, end = p.keys_seen(rows, length)
-        kept[batch] = (first[:, None] <= keys) & (keys < end[:, None])
+        kept[batch, :, :, :length] = p.sees(rows, length)
     known = kept if pattern is None or pattern.bits is None else kept & pattern.kept
     found = distinct(known.reshape(p.head_count, p.seqlen_q, p.seqlen_k))
     if sum(len(row) for mask in found[0] for row in mask) > MOST_PIECES:
