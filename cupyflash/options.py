@@ -172,8 +172,8 @@ class Options:
             raise ValueError(f"key_lengths are those of a padded problem, got {self.key_lengths!r} with padded=False")
         if self.block_mask is not None:
             object.__setattr__(self, "block_mask", BlockMask.of(self.block_mask))
-        if not (self.score_dtype is None or self.score_dtype == "float32"):
-            raise ValueError(f"score_dtype must be 'float32' or None, got {self.score_dtype!r}")
+        if self.score_dtype is not None:
+            require_choice("score_dtype", self.score_dtype, ("float32",))
         if not isinstance(self.score, Form | None):
             raise TypeError(f"score must be a Score's form or None, got {self.score!r}")
         if not isinstance(self.mask_function, Form | None):

@@ -229,14 +229,14 @@ class VarlenBackwardSchedule(Fa2BackwardSchedule):
 def packed_totals(problem: Problem, seqlens: Seqlens | None, totals: tuple[int, int] | None) -> Packed:
     """Of `problem.batch` sequences with so many queries and keys together: by default those of `seqlens`, or all the longest's."""
     _require_packed(problem, seqlens)
-    if totals is not None and seqlens is not None and totals != (sum(n for n, _ in seqlens), sum(n for _, n in seqlens)):
-        raise ValueError(f"totals must be what seqlens add up to, got {totals!r}")
-    if totals is None:
-        each = ((problem.seqlen_q, problem.seqlen_k),) * problem.batch if seqlens is None else seqlens
-        totals = sum(n_q for n_q, _ in each), sum(n_k for _, n_k in each)
+    each = ((problem.seqlen_q, problem.seqlen_k),) * problem.batch if seqlens is None else seqlens
+    added = sum(n_q for n_q, _ in each), sum(n_k for _, n_k in each)
+    totals = added if totals is None else totals
     whole = isinstance(totals, tuple) and all(isinstance(n, Integral) and not isinstance(n, bool) and int(n) >= 0 for n in totals)
     if not whole or len(totals) != 2:
         raise ValueError(f"totals must be (queries, keys) of all sequences together, got {totals!r}")
+    if seqlens is not None and totals != added:
+        raise ValueError(f"totals must be what seqlens add up to, got {totals!r}")
     return Packed(problem.batch, *totals)
 
 
