@@ -59,8 +59,10 @@ def attention(
     None. Scores are float32 numbers: what finite inputs make of them up to 2e38 comes out right, beyond that as NaN.
 
     What a row sees: `causal` is aligned bottom-right, row r sees key c when c <= r + n_k - n_q; `window` = (left, right) lets
-    it see the keys from r + n_k - n_q - left to r + n_k - n_q + right, None for no limit on a side. `mask`, of bool, is true
-    where row and key go together, or it is a `Mask`, one condition that is compiled into the kernels; `bias`, of q's dtype, is
+    it see the keys from r + n_k - n_q - left to r + n_k - n_q + right, None for no limit on a side; with `causal` right is 0. To see
+    the first keys beside a window, as in StreamingLLM, the window is part of a mask, which skips tiles as well:
+    `Mask("k <= q and (q - k < width or k < first)", width=512, first=4)`; `window` and `mask` together are an *and*. `mask`, of
+    bool, is true where row and key go together, or it is a `Mask`, one condition that is compiled into the kernels; `bias`, of q's dtype, is
     added to the scaled scores; arrays broadcast to (..., n_q, n_k). Of a mask it is found first which tiles it leaves empty, which
     are then neither loaded nor computed, and which it leaves whole, which take the unmasked path ("fa2"; others ask the mask for
     every score). `block_mask` finds it once for many calls.
@@ -78,8 +80,8 @@ def attention(
     the algorithm, its tiling, or the device: `dropout_mask` shows it, `cupyflash.dropout.Dropout` says how. Of a part of a larger
     call `dropout_origin` says where in that its first (batch, head, row, key) is; the row must be a multiple of 32, the key of 16.
     Probabilities are rounded to multiples of 2**-16. (A CUDA graph keeps the seed and offset that it was captured with.)
-    `sinks`, float32 of shape (h,), is one more score of each of a head's rows, without a value. L has it, also where no key is
-    seen; where parts of the keys are merged, one of them gets the sinks.
+    `sinks`, float32 of shape (h,), is one more score (a logit: no key has it) of each of a head's rows, without a value. L has it,
+    also where no key is seen; where parts of the keys are merged, one of them gets the sinks.
     A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight zero, but a NaN or infinity in a
     masked row of v may still show in rows that share a tile with it. (Lengths on a GPU are not looked at beforehand: one that is
     out of range there is taken as 0 or n_k.)

@@ -257,7 +257,7 @@ def _asked(types: object, **given: Any) -> Options:
 
 # What is asked for where nothing is said, by field.
 DEFAULTS = {each.name: each.default for each in fields(Options)}
-# Which of them are True or False; the arrays that may come beside q, k and v; the keywords that all calls take as they are.
+# Which of them are True or False; the arrays that may come beside q, k and v; the keywords of `attention` and its backward as they are.
 FLAGS = ("causal", "mask", "bias", "padded", "packed", "sinks", "dropout", "tiles_given")
 ARRAYS = ("mask", "bias", "key_lengths", "block_mask", "sinks")
 KEYWORDS = ("causal", "window", "scale")

@@ -104,10 +104,11 @@ def test_a_field_that_nobody_listed_is_refused_by_all(monkeypatch: pytest.Monkey
         not_taken.cache_clear()
 
 
-def test_keywords_are_those_of_every_call() -> None:
-    calls = cupyflash.attention, cupyflash.attention_backward, cupyflash.attention_varlen, cupyflash.attention_decode
-    shared = set.intersection(*(set(signature(call).parameters) for call in calls)) & set(DEFAULTS)
-    assert set(KEYWORDS) == shared - set(ARRAYS) - {"score"}  # which are arrays, or a function, and not the field's value
+def test_keywords_are_those_of_the_forward_and_its_gradients() -> None:
+    """`attention_vjp` hands them to both."""
+    forward, backward = (set(signature(call).parameters) for call in (cupyflash.attention, cupyflash.attention_backward))
+    not_as_they_are = {*ARRAYS, "score", "dropout"}  # arrays, a function and a probability, of which the field says that there is one
+    assert set(KEYWORDS) == forward & backward & set(DEFAULTS) - not_as_they_are
 
 
 def test_what_was_made_before_is_given_again_if_types_agree() -> None:
