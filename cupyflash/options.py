@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from numbers import Integral, Real
@@ -200,9 +199,11 @@ class Options:
         """As the constructor, but what was made before is given again, as a warm call has no time to check it anew."""
         window = given["window"]
         types = tuple(map(type, window)) if isinstance(window, tuple) else None  # (1, 0) and (True, False) are one to a cache
-        with suppress(TypeError):  # of a window in a list, say, which no cache takes
-            return _asked(types, **given)
-        return cls(**given)
+        try:
+            made = _asked(types, **given)
+        except TypeError:  # a window in a list, say, which no cache takes
+            made = None
+        return made or cls(**given)
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -257,7 +258,7 @@ def _asked(types: object, **given: Any) -> Options:
 
 # What is asked for where nothing is said, by field.
 DEFAULTS = {each.name: each.default for each in fields(Options)}
-# Which of them are True or False; the arrays that may come beside q, k and v; the keywords of `attention` and its backward as they are.
+# Which of them are True or False; the arrays that may come beside q, k and v; what `attention` and its backward take as it is.
 FLAGS = ("causal", "mask", "bias", "padded", "packed", "sinks", "dropout", "tiles_given")
 ARRAYS = ("mask", "bias", "key_lengths", "block_mask", "sinks")
 KEYWORDS = ("causal", "window", "scale")

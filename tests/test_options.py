@@ -107,7 +107,7 @@ def test_a_field_that_nobody_listed_is_refused_by_all(monkeypatch: pytest.Monkey
 def test_keywords_are_those_of_the_forward_and_its_gradients() -> None:
     """`attention_vjp` hands them to both."""
     forward, backward = (set(signature(call).parameters) for call in (cupyflash.attention, cupyflash.attention_backward))
-    not_as_they_are = {*ARRAYS, "score", "dropout"}  # arrays, a function and a probability, of which the field says that there is one
+    not_as_they_are = {*ARRAYS, "score", "dropout"}  # of which the field says that there are some
     assert set(KEYWORDS) == forward & backward & set(DEFAULTS) - not_as_they_are
 
 
