@@ -60,12 +60,12 @@ def attention(
 
     What a row sees: `causal` is aligned bottom-right, row r sees key c when c <= r + n_k - n_q; `window` = (left, right) lets
     it see the keys from r + n_k - n_q - left to r + n_k - n_q + right, None for no limit on a side; with `causal` right is 0.
-    To see the first keys beside a window, as in StreamingLLM, the window is part of a mask, which skips tiles as well: `Mask("k
-    <= q and (q - k < width or k < first)", width=512, first=4)`; `window` and `mask` together are an *and*. `mask`, of bool, is
-    true where row and key go together, or it is a `Mask`, one condition that is compiled into the kernels; `bias`, of q's
-    dtype, is added to the scaled scores; arrays broadcast to (..., n_q, n_k). Of a mask it is found first which tiles it leaves
-    empty, which are then neither loaded nor computed, and which it leaves whole, which take the unmasked path ("fa2"; others
-    ask the mask for every score). `block_mask` finds it once for many calls.
+    To see the first keys beside a window, as in StreamingLLM, the window is part of a mask, which skips tiles as well:
+    `Mask("k <= q and (q - k < width or k < first)", width=512, first=4)`; `window` and `mask` together are an *and*.
+    `mask`, of bool, is true where row and key go together, or it is a `Mask`, one condition that is compiled into the kernels;
+    `bias`, of q's dtype, is added to the scaled scores; arrays broadcast to (..., n_q, n_k). Of a mask it is found first which
+    tiles it leaves empty, which are then neither loaded nor computed, and which it leaves whole, which take the unmasked path
+    ("fa2"; others ask the mask for every score). `block_mask` finds it once for many calls.
     `key_lengths`, integers of shape (b,) from 0 to n_k in an array or a list, says how many keys each batch has; what k and v
     hold behind them is never read. `block_mask`, of bool, (b or 1, h or 1, Tr, Tc) with fewer axes at will, keeps blocks of
     `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"

@@ -272,7 +272,7 @@ TAKEN_BY: dict[str, tuple[str, tuple[str, ...]]] = {
     "causal": ("a causal mask", _EVERY),
     "window": ("a window", _EVERY),
     "scale": ("a scale", _EVERY),
-    "mask": ("a mask", _BY_SCORE),
+    "mask": ("a mask of bool", _BY_SCORE),
     "bias": ("a bias", _BY_SCORE),
     "padded": ("key lengths", (*_BY_SCORE, "fa3", "attention_decode")),
     "key_lengths": ("key lengths", (*_BY_SCORE, "fa3", "attention_decode")),
@@ -282,7 +282,7 @@ TAKEN_BY: dict[str, tuple[str, tuple[str, ...]]] = {
     "dropout": ("dropout", (*_BY_SCORE, "attention_varlen", "ring_attention")),
     "score_dtype": ("score_dtype, the dtype of an S in memory", ("standard",)),
     "score": ("a score function", _EVERY),
-    "mask_function": ("a mask", (*_MASKED, "attention_varlen", "ring_attention")),
+    "mask_function": ("a mask function", (*_MASKED, "attention_varlen", "ring_attention")),
     "pattern": ("a mask's pattern", _MASKED),
     "tiles_given": ("a mask's tiles", (*_MASKED, "attention_varlen")),
 }

@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "theory": ("counts", "schedule", "theorem2", "theorem5", "sweep", "l2", "times"),
     # sim/cli/
     "commands": (
-        *("cli", "decode_commands", "demo", "explain", "fa3_commands", "flags", "options", "paper", "resources"),
+        *("cli", "decode_commands", "demo", "explain", "fa3_commands", "flags", "paper", "resources"),
         *("trace*", "verify", "pictures"),
     ),
     # what a user calls: cupyflash/

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from test_refusals import CALLS, Accepted
 
 import cupyflash
 from cupyflash import Device, Mask, Options, Problem, Score, options, plan
@@ -118,6 +120,35 @@ def test_what_was_made_before_is_given_again_if_types_agree() -> None:
         with pytest.raises(TypeError, match=next(iter(wrong))):
             Options.asked(**asked | wrong)
     assert Options.asked(**asked | {"window": [3, 1]}) == Options(**asked)
+
+
+@pytest.mark.parametrize("call", [name for name in CALLS if name.startswith("attention") and name != "attention_vjp"])
+def test_a_call_hands_on_what_its_signature_has(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def asked(**options: Any) -> Options:
+        given.update(options)
+        raise Accepted
+
+    monkeypatch.setattr(Options, "asked", asked)
+    function, right, _ = CALLS[call]
+    with pytest.raises(Accepted):
+        function(**right)
+    assert set(signature(function).parameters) & set(DEFAULTS) - set(ARRAYS) <= set(given)
+
+
+def taken() -> str:
+    """The table for users: a field that says more of another has no row."""
+    rows = ["|  | " + " | ".join(TAKERS) + " |", "| --- |" + " --- |" * len(TAKERS)]
+    for name in DEFAULTS:
+        words, takers = TAKEN_BY[name]
+        if name not in ("key_lengths", "pattern", "tiles_given"):
+            rows.append(f"| {words} | " + " | ".join("x" if by in takers else "" for by in TAKERS) + " |")
+    return "\n".join(rows)
+
+
+def test_the_page_has_the_table() -> None:
+    assert taken() in (Path(__file__).parents[1] / "docs" / "limits.md").read_text(), taken()
 
 
 # Fields that a title leaves out.
