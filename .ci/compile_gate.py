@@ -3,7 +3,7 @@
 tensor cores wait: where ptxas remarks on wgmma (C75xx), or where a kernel for an architecture's own instructions has older products
 (HMMA; that takes a disassembler).
 
-    python .ci/compile_gate.py [--all] [--sample] [--write] [--processes N] [--json FILE] [--markdown docs/kernels.md]
+    python .ci/compile_gate.py [--all] [--write] [--sample] [--only NAME] [--processes N] [--json FILE] [--markdown docs/kernels.md]
         [--nvrtc FOLDER]
 
 The kernels come from their schedules. For every architecture (the backward: for one of each kind of chip), dtype and head
@@ -20,7 +20,8 @@ every combination, and takes an hour. `--nvrtc` takes another compiler (other_nv
 
 What a program came to is kept in .ci/accounts/ (accounts.py): only programs that are not there as they are now are compiled, and a
 sample of those that are, which has to agree. `--write` keeps what was compiled: run it when kernels or tiles have changed, with
-both compilers. `--sample` compiles that sample and nothing else.
+both compilers. `--sample` compiles that sample and nothing else; `--only` the programs with a kernel
+whose name has NAME in it, to try a change.
 """
 
 from __future__ import annotations
@@ -481,13 +482,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--nvrtc", type=Path, help="a folder of wheels with another NVRTC and its headers")
     parser.add_argument("--write", action="store_true", help="keep what was compiled in .ci/accounts")
     parser.add_argument("--sample", action="store_true", help=f"every {SAMPLED}th program only, whatever was kept")
+    parser.add_argument("--only", metavar="NAME", default="", help="programs with a kernel whose name has this in it")
     arguments = parser.parse_args(argv)
-    if arguments.sample and arguments.write:
-        parser.error("--sample knows too few programs for --write")
+    if (arguments.sample or arguments.only) and arguments.write:
+        parser.error("--sample and --only know too few programs for --write")
     if arguments.markdown:
         arguments.markdown.write_text(documented(arguments.markdown))
         return 0
-    start, work = time.perf_counter(), jobs(arguments.all)[:: SAMPLED if arguments.sample else 1]
+    start, work = time.perf_counter(), jobs(arguments.all)
+    names = sorted({kernel.name for job in work for kernel in job.kernels})
+    work = [job for job in work if any(arguments.only in kernel.name for kernel in job.kernels)]
+    if not work:
+        parser.error(f"--only must be in a kernel's name: {', '.join(names)}; got {arguments.only!r}")
+    work = work[:: SAMPLED if arguments.sample else 1]
     use(arguments.nvrtc)
     kept = Accounts(nvrtc_version())
     accounts = {job: account for job in work if (account := kept.find(job.program))}

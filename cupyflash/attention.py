@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,11 +59,13 @@ def attention(
     None. Scores are float32 numbers: what finite inputs make of them up to 2e38 comes out right, beyond that as NaN.
 
     What a row sees: `causal` is aligned bottom-right, row r sees key c when c <= r + n_k - n_q; `window` = (left, right) lets
-    it see the keys from r + n_k - n_q - left to r + n_k - n_q + right, None for no limit on a side. `mask`, of bool, is true
-    where row and key go together, or it is a `Mask`, one condition that is compiled into the kernels; `bias`, of q's dtype, is
-    added to the scaled scores; arrays broadcast to (..., n_q, n_k). Of a mask it is found first which tiles it leaves empty, which
-    are then neither loaded nor computed, and which it leaves whole, which take the unmasked path ("fa2"; others ask the mask for
-    every score). `block_mask` finds it once for many calls.
+    it see the keys from r + n_k - n_q - left to r + n_k - n_q + right, None for no limit on a side; with `causal` right is 0.
+    To see the first keys beside a window, as in StreamingLLM, the window is part of a mask, which skips tiles as well:
+    `Mask("k <= q and (q - k < width or k < first)", width=512, first=4)`; `window` and `mask` together are an *and*.
+    `mask`, of bool, is true where row and key go together, or it is a `Mask`, one condition that is compiled into the kernels;
+    `bias`, of q's dtype, is added to the scaled scores; arrays broadcast to (..., n_q, n_k). Of a mask it is found first which
+    tiles it leaves empty, which are then neither loaded nor computed, and which it leaves whole, which take the unmasked path
+    ("fa2"; others ask the mask for every score). `block_mask` finds it once for many calls.
     `key_lengths`, integers of shape (b,) from 0 to n_k in an array or a list, says how many keys each batch has; what k and v
     hold behind them is never read. `block_mask`, of bool, (b or 1, h or 1, Tr, Tc) with fewer axes at will, keeps blocks of
     `tiling` (Br, Bc), where Tr = ceil(n_q / Br) and Tc = ceil(n_k / Bc): what it leaves out is neither loaded nor computed ("fa1"
@@ -79,8 +80,8 @@ def attention(
     the algorithm, its tiling, or the device: `dropout_mask` shows it, `cupyflash.dropout.Dropout` says how. Of a part of a larger
     call `dropout_origin` says where in that its first (batch, head, row, key) is; the row must be a multiple of 32, the key of 16.
     Probabilities are rounded to multiples of 2**-16. (A CUDA graph keeps the seed and offset that it was captured with.)
-    `sinks`, float32 of shape (h,), is one more score of each of a head's rows, without a value. L has it, also where no key is
-    seen; where parts of the keys are merged, one of them gets the sinks.
+    `sinks`, float32 of shape (h,), is one more score (a logit: no key has it) of each of a head's rows, without a value. L has it,
+    also where no key is seen; where parts of the keys are merged, one of them gets the sinks.
     A row that sees no key gives zeros and a log-sum-exp of -inf. What else is masked has weight zero, but a NaN or infinity in a
     masked row of v may still show in rows that share a tile with it. (Lengths on a GPU are not looked at beforehand: one that is
     out of range there is taken as 0 or n_k.)
@@ -111,9 +112,8 @@ def attention(
     captured, numbers = captured_values(score, given.function)
     dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
     form = None if score is None else score.form
-    options = Options.asked(causal, window, scale, score=form, dropout=dropped is not None)
-    if score_dtype is not None:
-        options = replace(options, score_dtype=score_dtype)
+    dropping = dropped is not None
+    options = Options.asked(causal=causal, window=window, scale=scale, score=form, dropout=dropping, score_dtype=score_dtype)
     require_choice("algorithm", algorithm, ALGORITHMS)
     require_flag("return_lse", return_lse)
     inputs = as_arrays(q=q, k=k, v=v, mask=given.array, bias=bias, block_mask=block_mask, sinks=sinks, **captured)

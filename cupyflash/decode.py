@@ -79,10 +79,8 @@ def attention_decode(
     arrays that would take the simulated device too long.
     """
     score = one_score(score, softcap, alibi_slopes)
-    if not isinstance(mask, Mask | None):
-        raise TypeError(f"mask must be a cupyflash.Mask or None, got {type(mask).__name__}")
     captured, numbers = captured_values(score, mask)
-    options = Options.asked(causal, window, scale, score=None if score is None else score.form)
+    options = Options.asked(causal=causal, window=window, scale=scale, score=None if score is None else score.form)
     options = options if mask is None else replace(options, mask_function=mask.form)
     require_flag("return_lse", return_lse)
     given = {

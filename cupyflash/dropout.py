@@ -55,7 +55,7 @@ class Dropout:
     @classmethod
     def asked(cls, dropout: Any, seed: Any, offset: Any, origin: Any) -> Dropout | None:
         """From a call's arguments; None where nothing is dropped. ValueError for a dropout without a seed."""
-        if dropout == 0 and seed is None and offset == 0 and type(dropout) in (int, float):  # as a warm call mostly has it
+        if type(dropout) in (int, float) and type(offset) is int and not (dropout or offset or seed is not None):  # as most have it
             return None
         p = checked_probability(dropout)
         if p and seed is None:

@@ -28,7 +28,7 @@ from cupyflash.launcher import (
     zeros,
 )
 from cupyflash.named_scores import one_score
-from cupyflash.options import ARRAYS, Options, require_choice, require_flag
+from cupyflash.options import ARRAYS, KEYWORDS, Options, require_choice, require_flag
 from cupyflash.problem import Problem
 from cupyflash.schedules import BACKWARD_ALGORITHMS, BackwardSchedule, plan_backward, plan_varlen_backward
 from cupyflash.score import Numbers, Score, captured_among, captured_values, check_captured, of_mask
@@ -91,7 +91,8 @@ def attention_backward(
     given = Given.of(mask)
     captured, numbers = captured_values(score, given.function)
     dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
-    options = Options.asked(causal, window, scale, score=None if score is None else score.form, dropout=dropped is not None)
+    form = None if score is None else score.form
+    options = Options.asked(causal=causal, window=window, scale=scale, score=form, dropout=dropped is not None)
     ways = _ways(algorithm, tiling, deterministic=deterministic, dbias=return_dbias, bias=bias)
     beside = {"mask": given.array, "bias": bias, "block_mask": block_mask, "sinks": sinks, **captured}
     arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, **beside)
@@ -225,7 +226,7 @@ def attention_varlen_backward(
     given = Given.of_sequences(mask)
     captured, numbers = captured_values(score, given.function)
     form, dropped = None if score is None else score.form, Dropout.asked(dropout, seed, offset, dropout_origin)
-    options = Options.asked(causal, window, scale, packed=True, score=form, dropout=dropped is not None)
+    options = Options.asked(causal=causal, window=window, scale=scale, packed=True, score=form, dropout=dropped is not None)
     ways = _ways("fa2", tiling, deterministic=deterministic, dbias=False, bias=None)
     arrays = as_arrays(dout=dout, q=q, k=k, v=v, out=out, lse=lse, sinks=sinks, **captured)
     gpu, bounds, beside = varlen.bounds_of(arrays, cu_seqlens_q, cu_seqlens_k)
@@ -317,9 +318,9 @@ def attention_vjp(
     score = one_score(*(options.pop(name, None) for name in ("score", "softcap", "alibi_slopes")))
     mask = Given.of(options.get("mask"))
     captured, numbers = captured_values(score, mask.function)
-    of_positions = {name: options[name] for name in ("causal", "window", "scale") if name in options}
+    as_given = {name: options[name] for name in KEYWORDS if name in options}
     dropped = Dropout.asked(*(options.get(name, default) for name, default in ARGUMENTS.items()))
-    asked = Options(**of_positions, score=None if score is None else score.form, dropout=dropped is not None)
+    asked = Options(**as_given, score=None if score is None else score.form, dropout=dropped is not None)
     beside = {**{name: options.get(name) for name in ARRAYS}, "mask": mask.array, **captured}
     given = {"q": q, "k": k, "v": v} | {name: array for name, array in beside.items() if array is not None}
     lengths = {name: as_integers(name, given.pop(name)) for name in ("key_lengths",) if name in given}

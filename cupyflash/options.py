@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from numbers import Integral, Real
@@ -14,6 +14,7 @@ import numpy as np
 from cupyflash.arrays import check_array
 from cupyflash.dropout import MOST_PAIRS
 from cupyflash.score import Form
+from cupyflash.words import listed
 
 # Of a scale but 0: as float32's normal numbers have it, and so that it stays finite times log2(e). Kernels take smaller ones for 0.
 SCALES = (2.0**-126, 2.0**127)
@@ -170,8 +171,8 @@ class Options:
             raise ValueError(f"key_lengths are those of a padded problem, got {self.key_lengths!r} with padded=False")
         if self.block_mask is not None:
             object.__setattr__(self, "block_mask", BlockMask.of(self.block_mask))
-        if not (self.score_dtype is None or self.score_dtype == "float32"):
-            raise ValueError(f"score_dtype must be 'float32' or None, got {self.score_dtype!r}")
+        if self.score_dtype is not None:
+            require_choice("score_dtype", self.score_dtype, ("float32",))
         if not isinstance(self.score, Form | None):
             raise TypeError(f"score must be a Score's form or None, got {self.score!r}")
         if not isinstance(self.mask_function, Form | None):
@@ -187,30 +188,27 @@ class Options:
 
     @cached_property
     def _hash(self) -> int:
-        return hash(tuple(getattr(self, each.name) for each in fields(self)))
+        return hash(tuple(getattr(self, name) for name in DEFAULTS))
 
     def __hash__(self) -> int:
         """Each warm call looks up by its options, more than once: they are gone through once."""
         return self._hash
 
     @classmethod
-    def asked(
-        cls,
-        causal: bool,
-        window: Window | None,
-        scale: float | None,
-        packed: bool = False,
-        score: Form | None = None,
-        dropout: bool = False,
-    ) -> Options:
+    def asked(cls, **given: Any) -> Options:
         """As the constructor, but what was made before is given again, as a warm call has no time to check it anew."""
+        window = given["window"]
         types = tuple(map(type, window)) if isinstance(window, tuple) else None  # (1, 0) and (True, False) are one to a cache
-        make: Callable[..., Options] = _asked
         try:
-            hash((causal, window, scale))
-        except TypeError:  # a window in a list, say
-            make = _asked.__wrapped__
-        return make(causal, window, scale, packed, score, dropout, types)
+            made = _asked(types, **given)
+        except TypeError:  # a window in a list, say, which no cache takes
+            made = None
+        return made or cls(**given)
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Those of `KEYWORDS`."""
+        return {name: getattr(self, name) for name in KEYWORDS}
 
     def beside(self, arrays: Mapping[str, Any]) -> Options:
         """The same with the arrays that come beside q, k and v, by name: what NumPy's key lengths and block mask say is known."""
@@ -254,15 +252,66 @@ class Options:
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _asked(
-    causal: bool, window: Window | None, scale: float | None, packed: bool, score: Form | None, dropout: bool, types: object
-) -> Options:
-    return Options(causal=causal, window=window, scale=scale, packed=packed, score=score, dropout=dropout)
+def _asked(types: object, **given: Any) -> Options:
+    return Options(**given)
 
 
-# Which fields of `Options` are True or False, and the arrays that may come beside q, k and v.
+# What is asked for where nothing is said, by field.
+DEFAULTS = {each.name: each.default for each in fields(Options)}
+# Which of them are True or False; the arrays that may come beside q, k and v; what `attention` and its backward take as it is.
 FLAGS = ("causal", "mask", "bias", "padded", "packed", "sinks", "dropout", "tiles_given")
 ARRAYS = ("mask", "bias", "key_lengths", "block_mask", "sinks")
+KEYWORDS = ("causal", "window", "scale")
+
+_BACKWARD = ("standard backward", "fa1 backward", "fa2 backward")
+_EVERY = ("standard", "fa1", "fa2", "fa3", "decode", *_BACKWARD, "attention_decode", "attention_varlen", "ring_attention")
+_BY_SCORE = ("standard", "fa1", "fa2", *_BACKWARD)
+_MASKED = (*_BY_SCORE, "decode", "attention_decode")
+# Each field in words, and who takes it: an algorithm, its backward, a call that is planned in another way. All others refuse it.
+TAKEN_BY: dict[str, tuple[str, tuple[str, ...]]] = {
+    "causal": ("a causal mask", _EVERY),
+    "window": ("a window", _EVERY),
+    "scale": ("a scale", _EVERY),
+    "mask": ("a mask of bool", _BY_SCORE),
+    "bias": ("a bias", _BY_SCORE),
+    "padded": ("key lengths", (*_BY_SCORE, "fa3", "attention_decode")),
+    "key_lengths": ("key lengths", (*_BY_SCORE, "fa3", "attention_decode")),
+    "block_mask": ("a block mask", ("fa1", "fa2", "fa1 backward", "fa2 backward")),
+    "packed": ("packed sequences", ("fa2", "fa3", "fa2 backward", "attention_varlen")),
+    "sinks": ("sinks", tuple(name for name in _EVERY if name not in ("standard backward", "fa1 backward"))),
+    "dropout": ("dropout", (*_BY_SCORE, "attention_varlen", "ring_attention")),
+    "score_dtype": ("score_dtype, the dtype of an S in memory", ("standard",)),
+    "score": ("a score function", _EVERY),
+    "mask_function": ("a mask function", (*_MASKED, "attention_varlen", "ring_attention")),
+    "pattern": ("a mask's pattern", _MASKED),
+    "tiles_given": ("a mask's tiles", (*_MASKED, "attention_varlen")),
+}
+
+
+@lru_cache(maxsize=64)
+def not_taken(by: str) -> tuple[str, ...]:
+    """The fields of `Options` that one of those in `TAKEN_BY` does not take."""
+    assert by in _EVERY, by
+    return tuple(name for name in DEFAULTS if by not in TAKEN_BY.get(name, (name, ()))[1])
+
+
+def refused(options: Options, by: str) -> str | None:
+    """The first field that is asked for and not taken; None where all are."""
+    return next((name for name in not_taken(by) if getattr(options, name) != DEFAULTS[name]), None)
+
+
+def require_taken(options: Options, by: str) -> None:
+    """ValueError for what one of those in `TAKEN_BY` does not take."""
+    name = refused(options, by)
+    if name is None:
+        return
+    words, takers = TAKEN_BY.get(name, (name, ()))
+    algorithm, _, backward = by.partition(" ")
+    whose = f"the backward of {algorithm!r}" if backward else by if "_" in by else f"algorithm {by!r}"
+    alike = [each for each in takers if each.endswith("backward") == bool(backward)]
+    others = [each if "_" in each else repr(each.removesuffix(" backward")) for each in alike]
+    have = f": {listed(others)} {'has' if len(others) == 1 else 'have'}" if others else ""
+    raise ValueError(f"{whose} has no place for {words}{have}")
 
 
 def require_flag(name: str, value: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -77,9 +78,7 @@ class Problem:
         object.__setattr__(self, "dtype", dtype_name(dtype))
         if self.itemsize > 2:
             require_usual_head_dim(self, self.dtype)
-        if not isinstance(options, Options | None):
-            raise TypeError(f"options must be an Options or None, got {options!r}")
-        options = replace(options or Options(), **asked)
+        options = _with_asked(options, asked)
         object.__setattr__(self, "options", options.sized(self.batch, self.heads, self.seqlen_q, self.seqlen_k))
         if not isinstance(alignment, Integral) or alignment not in (2, 4, 8, 16) or alignment < self.itemsize:
             raise ValueError(f"alignment must be 2, 4, 8 or 16 bytes and hold one {self.dtype}, got {alignment!r}")
@@ -97,7 +96,7 @@ class Problem:
         `block_mask` (bool) have two to four axes.
         """
         beside = {name: asked.pop(name, None) for name in ARRAYS}
-        options = replace(options or Options(), **asked)
+        options = _with_asked(options, asked)
         named = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
         for name, array in named.items():
             check_operand(name, array, q)
@@ -159,6 +158,12 @@ class Problem:
         first = np.zeros_like(own) if self.options.left is None else np.clip(own - self.options.left, 0, end)
         return first, end
 
+    def sees(self, rows: np.ndarray, keys: int) -> np.ndarray:
+        """Which of `keys` columns each of `rows` sees for its position, (rows, keys) of bool."""
+        (first, end), columns = self.keys_seen(rows[:, None], keys), np.arange(keys)
+        seen: np.ndarray = (first <= columns) & (columns < end)
+        return seen
+
     @property
     def flops(self) -> int:
         """Floating point operations of the two products, 2 Nq Nk (d + d_v) a head, nothing skipped or padded."""
@@ -168,6 +173,12 @@ class Problem:
     def backward_flops(self) -> int:
         """The same of the backward's five products, 2 Nq Nk (3 d + 2 d_v) a head: S, dP, dV, dQ and dK."""
         return 2 * self.head_count * self.seqlen_q * self.seqlen_k * (3 * self.head_dim + 2 * self.head_dim_v)
+
+
+def _with_asked(options: Options | None, asked: Mapping[str, Any]) -> Options:
+    if not isinstance(options, Options | None):
+        raise TypeError(f"options must be an Options or None, got {options!r}")
+    return replace(options or Options(), **asked)
 
 
 def checked_size(name: str, value: Any) -> int:

@@ -339,9 +339,11 @@ Numbers = tuple[tuple[str, Any], ...]
 
 
 def captured_values(score: Score | None, mask: Mask | None = None) -> tuple[dict[str, Any], Numbers]:
-    """A call's captured arrays and numbers, by the names of the kernels' struct. TypeError for what is no Score."""
+    """A call's captured arrays and numbers, by the names of the kernels' struct. TypeError for what is no Score or Mask."""
     if not isinstance(score, Score | None):
         raise TypeError(f"score must be a cupyflash.Score or None, got {type(score).__name__}")
+    if not isinstance(mask, Mask | None):
+        raise TypeError(f"mask must be a cupyflash.Mask or None, got {type(mask).__name__}")
     given = [each for each in (score, mask) if each is not None]
     arrays = {field(name, each.kind): array for each in given for name, array in each.arrays.items()}
     numbers = tuple((field(name, each.kind), as_given(number)) for each in given for name, number in each.numbers.items())

@@ -78,7 +78,7 @@ def attention_varlen(
     captured, numbers = captured_values(score, given.function)
     dropped = Dropout.asked(dropout, seed, offset, dropout_origin)
     form = None if score is None else score.form
-    options = Options.asked(causal, window, scale, packed=True, score=form, dropout=dropped is not None)
+    options = Options.asked(causal=causal, window=window, scale=scale, packed=True, score=form, dropout=dropped is not None)
     require_flag("return_lse", return_lse)
     inputs = as_arrays(q=q, k=k, v=v, sinks=sinks, **captured)
     arrays = inputs if out is None else inputs | {"out": as_array("out", out)}

@@ -56,7 +56,7 @@ class Inputs:
         """What `attention` is to be given by name."""
         own: dict[str, Any] = {} if self.score is None else {"score": self.score}
         own |= {} if self.dropout is None else self.dropout.keywords
-        return {**self.beside, **own, **{name: getattr(self.options, name) for name in ("causal", "window", "scale")}}
+        return {**self.beside, **own, **self.options.keywords}
 
     @cached_property
     def problem(self) -> Problem:

@@ -139,18 +139,14 @@ def before_function(inputs: Inputs, P: np.ndarray, dS: np.ndarray) -> np.ndarray
 def visible(inputs: Inputs, shape: tuple[int, ...]) -> np.ndarray:
     """Which keys each row sees, of S's shape (..., n_q, n_k)."""
     p, beside = inputs.problem, inputs.beside
-    rows, cols = np.arange(p.seqlen_q)[:, None], np.arange(p.seqlen_k)
-    seen = np.ones(shape, bool)
-    if p.options.left is not None:
-        seen &= cols >= rows + p.diagonal - p.options.left
-    if p.options.right is not None:
-        seen &= cols <= rows + p.diagonal + p.options.right
+    rows, cols = np.arange(p.seqlen_q), np.arange(p.seqlen_k)
+    seen = np.broadcast_to(p.sees(rows, p.seqlen_k), shape).copy()
     if "mask" in beside:
         seen &= beside["mask"]
     if "key_lengths" in beside:
         seen &= cols < np.asarray(beside["key_lengths"]).reshape(-1, *(1,) * 3)[(0,) * (4 - len(shape))]
     if "block_mask" in beside and inputs.blocks is not None:
-        seen &= beside["block_mask"][..., rows // inputs.blocks[0], cols // inputs.blocks[1]]
+        seen &= beside["block_mask"][..., rows[:, None] // inputs.blocks[0], cols // inputs.blocks[1]]
     return seen
 
 

@@ -19,6 +19,7 @@ from cupyflash.distributed.layout import part_length
 from cupyflash.distributed.plan import RingPlan, Step, plan_ring
 from cupyflash.distributed.positions import by_position
 from cupyflash.multiprocessor import clock_rate
+from cupyflash.options import require_taken
 from cupyflash.problem import Problem
 from cupyflash.schedules import choose, decode_tiles, fa2_tiles, fa3_tiles
 from cupyflash.sim.ring import Work, hbm_bytes
@@ -28,8 +29,9 @@ from cupyflash.sim.traffic import Traffic
 
 
 def ring_of(problem: Problem, ranks: int, layout: str = "zigzag", gather: bool = False) -> RingPlan:
-    """The plan of a problem over so many ranks."""
+    """The plan of a problem over so many ranks. ValueError for what is asked that `ring_attention` has not."""
     asked = problem.options
+    require_taken(asked, "ring_attention")
     placed = asked.dropout or by_position(asked.score) or by_position(asked.mask_function)
     return plan_ring(problem.seqlen_q, problem.seqlen_k, ranks, layout, asked.causal, asked.window, gather, placed)
 

@@ -71,11 +71,10 @@ def masked(seen: Callable[[bool], np.ndarray]) -> dict[str, Any]:
 
 def seen(p: Problem, with_mask: bool) -> np.ndarray:
     """Which keys the rows of a problem's heads see, (heads of the batch, n_q, n_k)."""
-    rows, keys, pattern = np.arange(p.seqlen_q), np.arange(p.seqlen_k), p.options.pattern
-    kept = np.ones((p.batch, p.heads, p.seqlen_q, p.seqlen_k), bool)
+    rows, pattern = np.arange(p.seqlen_q), p.options.pattern
+    kept = np.zeros((p.batch, p.heads, p.seqlen_q, p.seqlen_k), bool)
     for batch, length in enumerate(p.options.key_lengths or (p.seqlen_k,) * p.batch):
-        first, end = p.keys_seen(rows, length)
-        kept[batch] = (first[:, None] <= keys) & (keys < end[:, None])
+        kept[batch, :, :, :length] = p.sees(rows, length)
     if with_mask and pattern is not None and pattern.bits is not None:
         kept &= pattern.kept
     return kept.reshape(p.head_count, p.seqlen_q, p.seqlen_k)

@@ -10,6 +10,7 @@ from cupyflash.options import BlockMask, Pattern
 from suites import problems_each
 
 TILINGS = ((16, 16), (48, 32), (32, 64))
+sides = st.none() | st.integers(0, 5) | st.integers(0, 200)  # of a window
 
 
 def longest(tiling: tuple[int, int] | None, most: int = 150) -> int:
@@ -21,7 +22,7 @@ def longest(tiling: tuple[int, int] | None, most: int = 150) -> int:
 def any_problems(draw: st.DrawFn, dtype: str, fewest_keys: int = 0, most: int = 150) -> list[Problem]:
     """Problems of one kernel as contiguous arrays pose them: every mask, grouped heads, any d and d_v, lengths up to `most`."""
     d, d_v = draw(st.sampled_from([(16, None), (64, None), (128, None), (40, 33), (64, 96)]))
-    causal, mask, bias, padded = (draw(st.booleans()) for _ in range(4))
+    causal, mask, bias, padded, windowed = (draw(st.booleans()) for _ in range(5))
     size = 4 if dtype == "float32" else 2
     bits = d * size | (d_v or d) * size | 16
     longest_key = 80 if dtype == "float32" else 150  # ordinary FMAs take long to execute
@@ -38,6 +39,7 @@ def any_problems(draw: st.DrawFn, dtype: str, fewest_keys: int = 0, most: int = 
             d,
             dtype,
             causal=causal,
+            window=(draw(sides), draw(sides)) if windowed else None,
             scale=draw(st.sampled_from([None, 0.3, -0.2, 1.0])),
             head_dim_v=d_v,
             mask=mask,
@@ -74,9 +76,6 @@ def patterns(draw: st.DrawFn, batch: int, heads: int, n_q: int, n_k: int) -> Pat
     elif kind == "scores":
         seen = rng.random(shape) < draw(st.sampled_from([0.001, 0.5, 0.999]))
     return Pattern.of(seen)
-
-
-sides = st.none() | st.integers(0, 5) | st.integers(0, 200)
 
 
 @st.composite

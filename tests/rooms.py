@@ -18,10 +18,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # sim/theory/, sim/machine.py and what a schedule says
     "theory": ("counts", "schedule", "theorem2", "theorem5", "sweep", "l2*", "times"),
     # sim/cli/
-    "commands": ("cli", "decode_commands", "demo", "explain", "fa3_commands", "paper", "resources", "trace*", "verify", "pictures"),
+    "commands": (
+        *("cli", "decode_commands", "demo", "explain", "fa3_commands", "flags", "paper", "resources"),
+        *("trace*", "verify", "pictures"),
+    ),
     # what a user calls: cupyflash/
     "calls": (
-        *("attention", "cubins", "decode_refusals", "device", "gradients", "launcher", "merge", "prepared", "problem", "refusals"),
+        *("attention", "cubins", "decode_refusals", "device", "gradients", "launcher", "merge", "prepared", "problem"),
+        *("options", "refusals"),
         *("dropout", "named_scores", "score*", "stand_in", "tensor_maps", "torch", "warmup_decode"),
     ),
     # cupyflash/distributed/, and what counts it

@@ -61,7 +61,7 @@ def test_what_they_have_not() -> None:
     for algorithm in ALGORITHMS:
         refused(square, algorithm, f"{algorithm!r} has no gradient of the bias", dbias=True)
         refused(square, algorithm, "in steps of 16", tiling=(24, 32))
-    refused(sparse, "standard", "'standard' has no block mask")
+    refused(sparse, "standard", "the backward of 'standard' has no place for a block mask: 'fa1' and 'fa2' have")
     refused(square, "standard", "at most 128 columns", tiling=(16, 144))
     refused(sparse, "fa1", "block_mask must be (..., Tr, Tc) = (..., 4, 2)", tiling=(16, 32))
     assert plan_backward(sparse, A100, "fa1", (32, 32)).kernels()

@@ -203,7 +203,7 @@ def test_every_argument_is_among_them() -> None:
         ({}, Cache(70), None, "room for the 70 new keys, got room for 64"),
         ({"padded": True, "key_lengths": (64, 60)}, Cache(2), None, "at most 62, .* less the 2 new ones, got 64"),
         ({}, Cache(page_size=48, pages=3), None, "whole pages of 48 keys, got 64"),
-        ({"mask": True}, None, None, "decoding has no mask, bias, block mask"),
+        ({"mask": True}, None, None, "attention_decode has no place for a mask of bool: 'standard', 'fa1' and 'fa2' have"),
         ({}, None, 257, "num_splits must be between 1 and 256, got 257"),
     ],
 )
@@ -213,7 +213,10 @@ def test_a_plan_refuses(changed: dict[str, Any], cache: Cache | None, splits: in
         plan_decode(problem, Device.named("T4"), cache, num_splits=splits)
 
 
-@pytest.mark.parametrize(("asked", "says"), [({"key_lengths": [3, 4]}, "no key_lengths"), ({"tiling": (16, 16)}, "no tiling")])
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [({"key_lengths": [3, 4]}, "no place for key lengths: .* attention_decode"), ({"tiling": (16, 16)}, "no tiling")],
+)
 def test_attention_s_own_options_are_not_its(asked: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=f"algorithm 'decode' has {says}"):
         cupyflash.attention(Q, K, V, algorithm="decode", **asked)

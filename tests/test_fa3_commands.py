@@ -76,8 +76,8 @@ def test_predict_has_fa3_beside_the_others_where_it_may_run() -> None:
         assert beside[algorithm]["total_bytes"] == sum(alone["traffic"]["total"].values())
         assert beside[algorithm]["block_rows"] == alone["tiling"]["used"]["block_rows"]
     masked = report(PREDICT, *ON_H100, "--bias")["algorithms"]
-    assert masked["fa3"] == {"refused": "fa3 does not run this: the kernel has no place for a bias"}
-    assert "the kernel has no place for a bias" in " ".join(run(PREDICT, *ON_H100, "--bias").stdout.split())
+    assert masked["fa3"] == {"refused": "algorithm 'fa3' has no place for a bias: 'standard', 'fa1' and 'fa2' have"}
+    assert "algorithm 'fa3' has no place for a bias" in " ".join(run(PREDICT, *ON_H100, "--bias").stdout.split())
     shown = " ".join(run(PREDICT, *ON_H100).stdout.split())
     assert "FlashAttention-3 (--algorithm fa3) 192 x 128" in shown and "FlashAttention-2 and 3 read K and V" in shown
 

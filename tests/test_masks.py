@@ -365,7 +365,7 @@ def test_calls_that_are_refused() -> None:
     assert choose(problem, hopper).algorithm == "fa2" and "a mask" in choose(problem, hopper).reason
     for refused, said in (
         (lambda: plan(problem, hopper, "fa3").kernels(), "mask"),
-        (lambda: plan_varlen(problem, A100), "no pattern in common"),
+        (lambda: plan_varlen(problem, A100), "attention_varlen has no place for a mask's pattern"),
         (lambda: execute(plan(problem, A100), q, k, v, mask=STEPS), "another mask function"),
         (
             lambda: Problem.from_arrays(q, k, v, mask=np.ones((NQ, NK), bool), mask_function=problem.options.mask_function),

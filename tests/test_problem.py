@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from cupyflash import Problem
-from cupyflash.options import BlockMask
+from cupyflash.options import Band, BlockMask
 
 GOOD = {"batch": 2, "heads": 4, "kv_heads": 2, "seqlen_q": 5, "seqlen_k": 7, "head_dim": 64, "dtype": "float16"}
 
@@ -127,3 +129,14 @@ def test_alignment_is_what_divides_every_row(offset: int, row: int, alignment: i
     start = (-room.ctypes.data % 16) // 2 + offset
     q = np.lib.stride_tricks.as_strided(room[start:], (5, 64), (row * 2, 2))
     assert Problem.from_arrays(q, *arrays((5, 64), (7, 64))[1:]).alignment == alignment
+
+
+@pytest.mark.parametrize("asked", [{}, {"causal": True}, {"window": (2, 1)}, {"window": (0, None)}, {"window": Band(-1, 3)}])
+def test_a_row_sees_what_its_options_say(asked: dict[str, Any]) -> None:
+    """By the definition: key c for row r when r + n_k - n_q - left <= c <= r + n_k - n_q + right."""
+    for n_q, n_k in ((5, 7), (7, 5), (6, 0)):
+        problem = Problem(**GOOD | {"seqlen_q": n_q, "seqlen_k": n_k} | asked)
+        left, right = problem.options.left, problem.options.right
+        own, c = np.arange(n_q)[:, None] + n_k - n_q, np.arange(n_k)
+        expected = (left is None or own - left <= c) & (right is None or c <= own + right)
+        assert np.array_equal(problem.sees(np.arange(n_q), n_k), np.broadcast_to(expected, (n_q, n_k)))

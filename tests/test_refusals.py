@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import cupyflash
 from cupyflash import Device, Problem, plan, schedules, sim
+from cupyflash.options import ARRAYS, DEFAULTS
 from cupyflash.sim import ptx, theory
 
 A100 = Device.named("A100-40GB")
@@ -27,105 +29,50 @@ packed_backward = {"dout": rows, "out": rows, "lse": packed_lse}
 cu_seqlens = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
 caches = {"q": heads, "k_cache": heads, "v_cache": heads, "cache_seqlens": np.array([7])}
 
-SCORES = ("score", "softcap", "alibi_slopes")
-MASKS = ("causal", "window", "mask", "bias", "key_lengths", "block_mask", "scale", "algorithm", "tiling")
-VARLEN_BACKWARD = ("max_seqlen_q", "max_seqlen_k", "causal", "window", "scale", "tiling")
-# What is right, and further arguments.
-CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
-    "attention": (cupyflash.attention, qkv, (*MASKS, *SCORES, "return_lse", "out")),
-    "attention_backward": (cupyflash.attention_backward, qkv | backward, (*MASKS, "deterministic", "return_dbias")),
-    "attention_vjp": (cupyflash.attention_vjp, qkv, (*MASKS, "deterministic", "return_dbias")),
-    "attention_varlen": (cupyflash.attention_varlen, packed | cu_seqlens, (*VARLEN_BACKWARD, *SCORES, "return_lse", "out")),
-    "attention_varlen_backward": (
-        cupyflash.attention_varlen_backward,
-        packed | packed_backward | cu_seqlens,
-        (*VARLEN_BACKWARD, "deterministic"),
-    ),
-    "attention_decode": (
-        cupyflash.attention_decode,
-        caches,
-        (
-            *("k", "v", "block_table", "causal", "window", "scale", "tree_mask", "sinks", "num_splits", "return_lse"),
-            *SCORES,
-            "out",
-        ),
-    ),
-    "plan_decode": (schedules.plan_decode, {"problem": PROBLEM, "device": A100}, ("cache", "num_splits", "lse")),
-    "Cache": (schedules.Cache, {}, ("appended", "page_size", "pages", "tree")),
+# What is right, and further arguments that a signature does not name.
+CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], Iterable[str]]] = {
+    "attention": (cupyflash.attention, qkv, ()),
+    "attention_backward": (cupyflash.attention_backward, qkv | backward, ()),
+    "attention_vjp": (cupyflash.attention_vjp, qkv, signature(cupyflash.attention).parameters),
+    "attention_varlen": (cupyflash.attention_varlen, packed | cu_seqlens, ()),
+    "attention_varlen_backward": (cupyflash.attention_varlen_backward, packed | packed_backward | cu_seqlens, ()),
+    "attention_decode": (cupyflash.attention_decode, caches, ()),
+    "plan_decode": (schedules.plan_decode, {"problem": PROBLEM, "device": A100}, ()),
+    "Cache": (schedules.Cache, {}, ()),
     "execute_decode": (
         sim.execute_decode,
         caches | {"schedule": schedules.plan_decode(PROBLEM.asking(padded=True, key_lengths=(7,)), A100)},
         ("k", "v", "block_table", "tree_mask", "sinks"),
     ),
-    "merge_states": (cupyflash.merge_states, {"o_a": heads, "lse_a": lse, "o_b": heads, "lse_b": lse}, ("out",)),
-    "softmax": (cupyflash.softmax, {"x": heads}, ("algorithm", "axis", "out")),
-    "warmup": (
-        cupyflash.warmup,
-        {"head_dim": 16},
-        ("dtype", "head_dim_v", "causal", "window", "mask", "bias", "padded", "varlen", "algorithm", "tiling", *SCORES),
-    ),
-    "warmup_decode": (
-        cupyflash.warmup_decode,
-        {"batch": 2, "heads": 2, "head_dim": 16, "room": 64},
-        (
-            "kv_heads",
-            "queries",
-            "dtype",
-            "head_dim_v",
-            "page_size",
-            "append",
-            "tree_mask",
-            "causal",
-            "window",
-            *SCORES,
-            "num_splits",
-        ),
-    ),
-    "plan": (plan, {"problem": PROBLEM, "device": A100}, ("algorithm", "tiling", "lse")),
-    "plan_backward": (
-        schedules.plan_backward,
-        {"problem": PROBLEM, "device": A100},
-        ("algorithm", "tiling", "deterministic", "dbias"),
-    ),
-    "plan_varlen": (schedules.plan_varlen, {"problem": PACKED, "device": A100}, ("seqlens", "tiling", "lse", "totals")),
-    "plan_varlen_backward": (
-        schedules.plan_varlen_backward,
-        {"problem": PACKED, "device": A100},
-        ("seqlens", "tiling", "deterministic", "totals"),
-    ),
-    "plan_softmax": (
-        schedules.plan_softmax,
-        {"rows": 3, "cols": 4, "dtype": "float16", "device": A100},
-        ("algorithm", "adjacent_rows"),
-    ),
+    "merge_states": (cupyflash.merge_states, {"o_a": heads, "lse_a": lse, "o_b": heads, "lse_b": lse}, ()),
+    "softmax": (cupyflash.softmax, {"x": heads}, ()),
+    "warmup": (cupyflash.warmup, {"head_dim": 16}, ()),
+    "warmup_decode": (cupyflash.warmup_decode, {"batch": 2, "heads": 2, "head_dim": 16, "room": 64}, ()),
+    "plan": (plan, {"problem": PROBLEM, "device": A100}, ()),
+    "plan_backward": (schedules.plan_backward, {"problem": PROBLEM, "device": A100}, ()),
+    "plan_varlen": (schedules.plan_varlen, {"problem": PACKED, "device": A100}, ()),
+    "plan_varlen_backward": (schedules.plan_varlen_backward, {"problem": PACKED, "device": A100}, ()),
+    "plan_softmax": (schedules.plan_softmax, {"rows": 3, "cols": 4, "dtype": "float16", "device": A100}, ()),
     "Problem": (
         Problem,
         {"batch": 1, "heads": 2, "kv_heads": 2, "seqlen_q": 20, "seqlen_k": 20, "head_dim": 16, "dtype": "float16", "padded": True},
-        ("causal", "scale", "head_dim_v", "mask", "bias", "key_lengths", "alignment", "window", "block_mask", "packed"),
+        DEFAULTS,
     ),
-    "Problem.from_arrays": (
-        Problem.from_arrays,
-        qkv,
-        ("causal", "window", "scale", "mask", "bias", "key_lengths", "block_mask", "out"),
-    ),
-    "Device.named": (Device.named, {"name": "T4"}, ("sram",)),
-    "Device.from_file": (Device.from_file, {"path": CATALOGUE, "name": "T4"}, ("sram",)),
+    "Problem.from_arrays": (Problem.from_arrays, qkv, {**DEFAULTS, **dict.fromkeys(ARRAYS)}),
+    "Device.named": (Device.named, {"name": "T4"}, ()),
+    "Device.from_file": (Device.from_file, {"path": CATALOGUE, "name": "T4"}, ()),
     "simulated_device": (
         lambda **given: enter(cupyflash.simulated_device(**given)),
         {"device": "T4"},
         ("sram", "max_seconds"),
     ),
-    "replay": (sim.replay, {"schedule": plan(PROBLEM, A100)}, ("literal",)),
+    "replay": (sim.replay, {"schedule": plan(PROBLEM, A100)}, ()),
     "traffic": (theory.traffic, {"schedule": plan(PROBLEM, A100)}, ()),
-    "execute": (
-        sim.execute,
-        qkv | {"schedule": plan(PROBLEM, A100)},
-        ("mask", "bias", "key_lengths", "block_mask"),
-    ),
+    "execute": (sim.execute, qkv | {"schedule": plan(PROBLEM, A100)}, ARRAYS),
     "execute_backward": (
         sim.execute_backward,
         qkv | backward | {"schedule": schedules.plan_backward(PROBLEM, A100)},
-        ("mask", "bias", "key_lengths", "block_mask", "dbias"),
+        (*ARRAYS, "dbias"),
     ),
     "execute_varlen": (sim.execute_varlen, packed | {"schedule": schedules.plan_varlen(PACKED, A100, SEQLENS)}, ()),
     "execute_varlen_backward": (
@@ -133,12 +80,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
         packed | packed_backward | {"schedule": schedules.plan_varlen_backward(PACKED, A100, SEQLENS)},
         (),
     ),
-    "execute_softmax": (
-        sim.execute_softmax,
-        {"schedule": schedules.plan_softmax(40, 16, "float16", A100), "x": heads},
-        ("axis",),
-    ),
-    "ptx.Module.from_source": (ptx.Module.from_source, {"cuda": ""}, ("options", "name")),
+    "execute_softmax": (sim.execute_softmax, {"schedule": schedules.plan_softmax(40, 16, "float16", A100), "x": heads}, ()),
+    "ptx.Module.from_source": (ptx.Module.from_source, {"cuda": ""}, ()),
 }
 GIVEN = [
     None,
@@ -190,7 +133,8 @@ def test_a_wrong_argument_is_named(monkeypatch: pytest.MonkeyPatch, call: str) -
         monkeypatch.setattr(f"cupyflash.{compiles}", accept)
     function, right, more = CALLS[call]
     unclear = []
-    for argument in (*right, *more):
+    named = [name for name, each in signature(function).parameters.items() if each.kind is not Parameter.VAR_KEYWORD]
+    for argument in dict.fromkeys((*right, *named, *more)):
         for value in GIVEN:
             try:
                 function(**right | {argument: value})

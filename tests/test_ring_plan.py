@@ -41,9 +41,7 @@ def seen(ring: RingPlan) -> np.ndarray:
 def seen_within(piece: Piece) -> np.ndarray:
     """The same of a piece, as the call that it is."""
     call = Problem(1, 1, 1, len(piece.rows), len(piece.keys), 8, "float16", causal=piece.causal, window=piece.window)
-    first, end = call.keys_seen(np.arange(call.seqlen_q), call.seqlen_k)
-    key = np.arange(call.seqlen_k)
-    return (first[:, None] <= key) & (key < end[:, None])
+    return call.sees(np.arange(call.seqlen_q), call.seqlen_k)
 
 
 def positions(part: tuple[range, ...]) -> np.ndarray:

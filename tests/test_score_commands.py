@@ -105,7 +105,7 @@ def test_dropout_and_the_type_of_s() -> None:
     for command, says in (
         ("predict --seqlen 8 --head-dim 16 --dropout 1.5", "dropout must be at least 0 and below 1, got 1.5"),
         ("predict --decode --dropout 0.1", "--dropout cannot go with --decode"),
-        ("predict --seqlen 8 --head-dim 16 --score-dtype float32", "score_dtype is for the forward of 'standard'"),
+        ("predict --seqlen 8 --head-dim 16 --score-dtype float32", "no place for score_dtype, the dtype of an S in memory"),
         ("explain --score-dtype float32", "No such option '--score-dtype'"),
     ):
         made = told(command)

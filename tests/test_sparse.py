@@ -137,7 +137,7 @@ q, k, v = halves((2, 50, 16), (2, 60, 16), (2, 60, 16))
         ({"block_mask": np.ones(2, bool)}, ValueError, "Tr, Tc"),
         ({"block_mask": np.ones((3, 4, 4), bool), "tiling": (16, 16)}, ValueError, "h or 1"),
         ({"block_mask": np.ones((4, 5), bool), "tiling": (16, 16)}, ValueError, r"\(\.\.\., 4, 4\)"),
-        ({"block_mask": np.ones((4, 4), bool), "tiling": (16, 16), "algorithm": "standard"}, ValueError, "no block mask"),
+        ({"block_mask": np.ones((4, 4), bool), "tiling": (16, 16), "algorithm": "standard"}, ValueError, "place for a block mask"),
     ],
 )
 def test_wrong_input_is_refused_by_name(options: dict[str, Any], error: type[Exception], says: str) -> None:

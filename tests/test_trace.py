@@ -103,12 +103,8 @@ def visited(s: TileSchedule, rows: int, cols: int) -> set[tuple[int, int]]:
     """(i, j) of one head: all of standard attention's, else where some row sees a key."""
     p = s.problem
     keys = p.options.key_lengths[0] if p.options.key_lengths else p.seqlen_k
-    first, end = p.keys_seen(np.arange(p.seqlen_q), keys)
-    made = set()
-    for row in range(p.seqlen_q):
-        whole = range(keys) if s.algorithm == "standard" else range(int(first[row]), int(end[row]))
-        made |= {(row // rows, key // cols) for key in whole}
-    return made
+    seen = p.sees(np.arange(p.seqlen_q), keys) | (s.algorithm == "standard")
+    return {(row // rows, key // cols) for row, key in np.argwhere(seen).tolist()}
 
 
 def test_the_order_is_the_same_each_time() -> None:

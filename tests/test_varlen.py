@@ -264,7 +264,7 @@ def test_schedules_refuse_what_they_cannot_say() -> None:
     for seqlens in (((10, 20),), ((10, 20), (31, 5)), ((10, -1), (30, 5))):
         with pytest.raises(ValueError, match="seqlens must be 2 pairs of at most 30 queries and 20 keys"):
             plan_varlen(problem, A100, seqlens)
-    with pytest.raises(ValueError, match="no mask, bias, key lengths or block mask"):
+    with pytest.raises(ValueError, match="attention_varlen has no place for a mask of bool"):
         plan_varlen(problem.asking(mask=True), A100)
     with pytest.raises(ValueError, match="how long its sequences are"):
         execute_varlen(plan_varlen(problem, A100), q, k, v)

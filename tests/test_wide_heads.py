@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "fa1, of blocks": (lambda: cupyflash.attention(Q, K, V, algorithm="fa1", tiling=(16, 16)), "algorithm 'fa1'"),
     "fa3": (lambda: plan(WIDE, H100, "fa3"), "algorithm 'fa3'"),
     "standard": (lambda: cupyflash.attention(Q, K, V, algorithm="standard"), "algorithm 'standard'"),
-    "decode": (lambda: cupyflash.attention(Q, K, V, algorithm="decode"), "decoding"),
+    "decode": (lambda: cupyflash.attention(Q, K, V, algorithm="decode"), "algorithm 'decode'"),
     "a cache": (lambda: plan_decode(WIDE, A100, Cache()), "decoding"),
     "attention_decode": (lambda: cupyflash.attention_decode(Q[:, None], K[:, None], V[:, None], [9, 9]), "decoding"),
     "float32": (lambda: cupyflash.attention(*(x.astype(np.float32) for x in (Q, K, V))), "float32"),

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from cupyflash.device import Device
 from cupyflash.multiprocessor import clock_rate
-from cupyflash.options import BlockMask, require_choice, require_flag
+from cupyflash.options import BlockMask, refused, require_choice, require_flag, require_taken
 from cupyflash.problem import USUAL_HEAD_DIM, Problem, require_usual_head_dim
 from cupyflash.schedules import (
     decode_tiles,
@@ -124,17 +124,14 @@ def plan(
     Raises ValueError for an unknown algorithm, a tiling that is none of these, (block_rows, block_cols) that the kernel does not
     run, with the nearest that it does, or an SRAM too small for the least block.
     """
-    if isinstance(problem, Problem) and problem.options.packed:
+    tiling = _checked_choice(problem, device, algorithm, tiling)
+    if problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen")
-    if isinstance(problem, Problem) and isinstance(algorithm, str) and algorithm != "standard":
-        _require_no_score_dtype(problem)
-    if isinstance(algorithm, str) and algorithm == "decode":
+    if algorithm == "decode":
         if tiling is not None:
             raise ValueError(f"algorithm 'decode' has no tiling, got {tiling!r}")
-        if isinstance(problem, Problem) and problem.options.padded:
-            raise ValueError("algorithm 'decode' has no key_lengths: attention_decode takes a cache and how long its sequences are")
         return plan_decode(problem, device, lse=lse)
-    return _checked(problem, device, algorithm, tiling, lse)
+    return _planned(problem, device, algorithm, tiling, lse)
 
 
 @dataclass(frozen=True)
@@ -178,24 +175,15 @@ def _choose(problem: Problem, device: Device, refused: str | None) -> Choice:
 
 
 def _splits_keys(problem: Problem) -> bool:
-    """Whether a call that has no cache may have its keys split: few queries against many keys, and masks by position only."""
-    p, asked = problem, problem.options
-    plain = not (asked.masked or asked.bias or asked.padded or asked.packed or asked.dropout) and asked.block_mask is None
-    plain &= max(p.head_dim, p.head_dim_v) <= USUAL_HEAD_DIM
+    """Whether a call that has no cache may have its keys split: few queries against many keys, and no mask, which skips no tiles
+    there."""
+    p = problem
+    plain = refused(p.options, "decode") is None and not p.options.masked and max(p.head_dim, p.head_dim_v) <= USUAL_HEAD_DIM
     return plain and p.head_count > 0 and p.seqlen_k >= KEYS_A_QUERY * p.seqlen_q > 0
 
 
-def _require_no_score_dtype(problem: Problem) -> None:
-    """ValueError for what is asked of an S in memory that there is not."""
-    if problem.options.score_dtype is not None:
-        raise ValueError("score_dtype is for the forward of 'standard', whose S is in memory: all else has S in float32 on chip")
-
-
-def _checked(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:
-    tiling = _checked_choice(problem, device, algorithm, tiling, ALGORITHMS)
+def _planned(problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, lse: bool) -> TileSchedule:
     require_flag("lse", lse)
-    if algorithm != "fa2":
-        require_usual_head_dim(problem, f"algorithm {algorithm!r}")
 
     def made(problem: Problem, tiling: TilingChoice) -> TileSchedule:
         return _plan(problem, device, algorithm, tiling, lse)
@@ -244,14 +232,18 @@ def _nearest(
 
 
 def _checked_choice(
-    problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, algorithms: tuple[str, ...]
+    problem: Problem, device: Device, algorithm: str, tiling: TilingChoice, backward: bool = False
 ) -> TilingChoice:
-    """The tiling in its one form; TypeError or ValueError for what is none, and for the other arguments."""
+    """The tiling in its one form. TypeError or ValueError for what is none, for the other arguments, and for what is asked of the
+    algorithm that it has not."""
     if not isinstance(problem, Problem):
         raise TypeError(f"problem must be a Problem, got {type(problem).__name__}")
     if not isinstance(device, Device):
         raise TypeError(f"device must be a Device (Device.named finds one by name), got {device!r}")
-    require_choice("algorithm", algorithm, algorithms)
+    require_choice("algorithm", algorithm, BACKWARD_ALGORITHMS if backward else ALGORITHMS)
+    require_taken(problem.options, f"{algorithm} backward" if backward else algorithm)
+    if algorithm != "fa2":
+        require_usual_head_dim(problem, f"{'gradients of ' * backward}algorithm {algorithm!r}")
     if isinstance(tiling, tuple) and _are_blocks(tiling):
         return int(tiling[0]), int(tiling[1])
     if isinstance(tiling, TileSize) and _are_blocks((tiling.block_rows, tiling.block_cols)):
@@ -291,9 +283,8 @@ def plan_varlen(
     Raises as `plan` does, and ValueError for seqlens of another batch or longer than the longest.
     """
     packed = _packed(problem)
-    _require_no_score_dtype(packed)
     require_choice("algorithm", algorithm, tuple(_VARLEN))
-    longest = _checked(packed, device, algorithm, tiling, lse)
+    longest = _planned(packed, device, algorithm, _checked_choice(packed, device, algorithm, tiling), lse)
     together = packed_totals(packed, seqlens, totals)
     return _VARLEN[algorithm](packed, device, longest.tiling, lse, seqlens, together, patterns)
 
@@ -312,14 +303,11 @@ def plan_backward(
     For "fa2" the tiling is the forward's: the kernels take blocks that divide it, and a block mask has its blocks.
     `deterministic`: the same bits each time; `dbias`: with the bias's gradient. Raises as `plan` does.
     """
-    tiling = _checked_choice(problem, device, algorithm, tiling, BACKWARD_ALGORITHMS)
+    tiling = _checked_choice(problem, device, algorithm, tiling, backward=True)
     require_flag("deterministic", deterministic)
     require_flag("dbias", dbias)
-    if algorithm != "fa2":
-        require_usual_head_dim(problem, f"gradients of algorithm {algorithm!r}")
     if problem.options.packed:
         raise ValueError("packed sequences are planned by plan_varlen_backward")
-    _require_no_score_dtype(problem)
 
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:
         return _plan_backward(problem, device, algorithm, tiling, deterministic, dbias)
@@ -339,7 +327,7 @@ def plan_varlen_backward(
 ) -> VarlenBackwardSchedule:
     """The backward of `plan_varlen`'s problem; arguments and errors as there."""
     packed = _packed(problem)
-    tiling = _checked_choice(packed, device, "fa2", tiling, BACKWARD_ALGORITHMS)
+    tiling = _checked_choice(packed, device, "fa2", tiling, backward=True)
     require_flag("deterministic", deterministic)
 
     def made(problem: Problem, tiling: TilingChoice) -> BackwardSchedule:

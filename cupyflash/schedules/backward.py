@@ -95,6 +95,6 @@ def require_mask_blocks(schedule: BackwardSchedule) -> None:
 
 
 def require_no_dbias(schedule: BackwardSchedule) -> None:
-    """ValueError for a gradient of the bias or of sinks, which FlashAttention-2's kernels alone have."""
-    if schedule.dbias or schedule.problem.options.sinks:
-        raise ValueError(f"algorithm {schedule.algorithm!r} has no gradient of the bias or of sinks: 'fa2' has")
+    """ValueError for a gradient of the bias, which FlashAttention-2's kernels alone have."""
+    if schedule.dbias:
+        raise ValueError(f"algorithm {schedule.algorithm!r} has no gradient of the bias: 'fa2' has")

@@ -408,12 +408,6 @@ def require_block_mask(schedule: TileSchedule, blocks: tuple[int, int] | None = 
         )
 
 
-def require_no_block_mask(schedule: TileSchedule) -> None:
-    """ValueError for a block mask with an algorithm that skips nothing."""
-    if schedule.problem.options.block_mask is not None:
-        raise ValueError(f"algorithm {schedule.algorithm!r} has no block mask: 'fa1' and 'fa2' skip what it leaves out")
-
-
 def sub_tile(problem: Problem, block_cols: int) -> int:
     """Columns of K_j that are held in registers as S at a time: the widest piece that divides Bc."""
     # Beside S a thread holds d / 2 registers of O: what is left of 255 without spilling.

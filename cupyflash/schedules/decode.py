@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cupyflash.device import Device
+from cupyflash.options import require_taken
 from cupyflash.params import POINTER, ROWS, SCORES, Field, Params, numbers
 from cupyflash.params import arrays as array_fields
 from cupyflash.problem import Problem, require_usual_head_dim
@@ -336,14 +337,10 @@ def plan_decode(
         raise TypeError(f"cache must be a Cache or None, got {cache!r}")
     require_usual_head_dim(problem, "decoding")
     cache = cache or Cache()
-    asked = problem.options
-    if asked.mask or asked.bias or asked.block_mask is not None or asked.packed:
-        raise ValueError("decoding has no mask, bias, block mask or packed sequences, but for a mask function")
-    if asked.dropout or asked.score_dtype is not None:
-        raise ValueError("decoding has no dropout, which 'fa1', 'fa2' and 'standard' have, and no score_dtype")
+    require_taken(problem.options, "attention_decode")
     if cache.appended > problem.seqlen_k:
         raise ValueError(f"the cache must have room for the {cache.appended} new keys, got room for {problem.seqlen_k}")
-    longest = max(asked.key_lengths or (0,))
+    longest = max(problem.options.key_lengths or (0,))
     if longest > problem.seqlen_k - cache.appended:
         raise ValueError(
             f"cache_seqlens must be at most {problem.seqlen_k - cache.appended}, the cache's room for {problem.seqlen_k} keys less "

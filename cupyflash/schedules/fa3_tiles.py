@@ -14,6 +14,7 @@ import numpy as np
 from cupyflash.device import Device
 from cupyflash.expressions.tree import Apply, walk
 from cupyflash.multiprocessor import EXPONENTIALS, PARTITIONS, WARP, Multiprocessor
+from cupyflash.options import TAKEN_BY, refused
 from cupyflash.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules.base import GRANULE, padded_dim
 from cupyflash.schedules.score_cost import of_score, reads_scores
@@ -159,14 +160,8 @@ def refusal(problem: Problem, device: Device) -> str | None:
         return f"warpgroup products are of half types, and this is {p.dtype}"
     if (widest := max(p.head_dim, p.head_dim_v)) > USUAL_HEAD_DIM:
         return f"the kernel takes d and d_v up to {USUAL_HEAD_DIM}, and this has {widest}"
-    for name, has in (
-        ("a mask", asked.masked),
-        ("a bias", asked.bias),
-        ("a block mask", asked.block_mask is not None),
-        ("dropout", asked.dropout),
-    ):
-        if has:
-            return f"the kernel has no place for {name}"
+    if lacking := refused(asked, "fa3"):
+        return f"the kernel has no place for {TAKEN_BY[lacking][0]}"
     if stacked := sorted(
         STACKED & {node.operation for node in walk(asked.score.tree) if isinstance(node, Apply)} if asked.score else ()
     ):

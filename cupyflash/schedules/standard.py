@@ -28,7 +28,6 @@ from cupyflash.schedules.base import (
     attention_params,
     element_constants,
     require_kernel_tiling,
-    require_no_block_mask,
     row_bytes,
     sub_tile,
     value_row_bytes,
@@ -156,7 +155,6 @@ class StandardSchedule(TileSchedule):
 
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
-        require_no_block_mask(self)
         shared = shared_bytes(p, self.block_rows, self.block_cols)
         require_kernel_tiling(self, shared)
         constants = (

@@ -30,7 +30,6 @@ from cupyflash.schedules.base import (
     Workspace,
     element_constants,
     require_kernel_tiling,
-    require_no_block_mask,
     row_bytes,
     sub_tile,
     value_row_bytes,
@@ -144,7 +143,6 @@ class StandardBackwardSchedule(BackwardSchedule):
     def kernels(self) -> tuple[Kernel, ...]:
         p = self.problem
         require_no_dbias(self)
-        require_no_block_mask(self)
         shared = shared_bytes(p, self.block_rows, self.block_cols)
         require_kernel_tiling(self, shared)
         if self.block_cols > MAX_BLOCK_ROWS:

@@ -9,7 +9,7 @@ from functools import cached_property
 from numbers import Integral
 from typing import Any, ClassVar
 
-from cupyflash.options import Pattern
+from cupyflash.options import Pattern, require_taken
 from cupyflash.params import Params
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import Move, Phase, TileSchedule, attention_params
@@ -244,23 +244,20 @@ class VarlenBackwardSchedule(Fa2BackwardSchedule):
 def packed_totals(problem: Problem, seqlens: Seqlens | None, totals: tuple[int, int] | None) -> Packed:
     """Of `problem.batch` sequences with so many queries and keys together: by default those of `seqlens`, or all the longest's."""
     _require_packed(problem, seqlens)
-    if totals is not None and seqlens is not None and totals != (sum(n for n, _ in seqlens), sum(n for _, n in seqlens)):
-        raise ValueError(f"totals must be what seqlens add up to, got {totals!r}")
-    if totals is None:
-        each = ((problem.seqlen_q, problem.seqlen_k),) * problem.batch if seqlens is None else seqlens
-        totals = sum(n_q for n_q, _ in each), sum(n_k for _, n_k in each)
+    each = ((problem.seqlen_q, problem.seqlen_k),) * problem.batch if seqlens is None else seqlens
+    added = sum(n_q for n_q, _ in each), sum(n_k for _, n_k in each)
+    totals = added if totals is None else totals
     whole = isinstance(totals, tuple) and all(isinstance(n, Integral) and not isinstance(n, bool) and int(n) >= 0 for n in totals)
     if not whole or len(totals) != 2:
         raise ValueError(f"totals must be (queries, keys) of all sequences together, got {totals!r}")
+    if seqlens is not None and totals != added:
+        raise ValueError(f"totals must be what seqlens add up to, got {totals!r}")
     return Packed(problem.batch, *totals)
 
 
 def _require_packed(p: Problem, seqlens: Seqlens | None, patterns: Patterns | None = None) -> None:
-    """TypeError or ValueError for masks that packed sequences have not, and for lengths or patterns that are not theirs."""
-    if p.options.mask or p.options.bias or p.options.padded or p.options.block_mask:
-        raise ValueError("packed sequences have no mask, bias, key lengths or block mask, but for a mask function")
-    if p.options.pattern is not None:
-        raise ValueError("packed sequences have no pattern in common: patterns are what a mask function says of each")
+    """TypeError or ValueError for options that packed sequences have not, and for lengths or patterns that are not theirs."""
+    require_taken(p.options, "attention_varlen")
     if seqlens is not None:
         pairs = isinstance(seqlens, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in seqlens)
         if not pairs or not all(isinstance(length, Integral) for pair in seqlens for length in pair):

@@ -14,7 +14,6 @@ from cupyflash.sim import theory
 from cupyflash.sim.cli import explain_backward, explain_decode, explain_fa2, explain_fa3
 from cupyflash.sim.cli.options import AS_JSON, Request, examples, problem_options
 from cupyflash.sim.cli.show import NAMES, flat, say, show_tiling, tiling_report
-from cupyflash.tiling import DoesNotFit
 
 EXAMPLES = examples(
     "cupyflash explain --head-dim 128 --heads 16 --device H100-SXM",
@@ -85,7 +84,7 @@ def fa1_tiling(schedule: TileSchedule) -> dict[str, Any] | None:
     try:
         planned = plan_backward if isinstance(schedule, BackwardSchedule) else plan
         return asdict(planned(schedule.problem, schedule.device, "fa1").tiling.used)
-    except DoesNotFit:
+    except ValueError:
         return None
 
 

@@ -17,7 +17,7 @@ from cupyflash.arrays import ITEMSIZE, MAX_ALIGNMENT
 from cupyflash.attention import ALGORITHMS
 from cupyflash.device import Device
 from cupyflash.dropout import checked_probability
-from cupyflash.options import FLAGS, Window
+from cupyflash.options import FLAGS, Window, not_taken
 from cupyflash.problem import Problem
 from cupyflash.schedules import Cache, Choice, DecodeSchedule, TileSchedule, choose, plan, plan_backward, plan_decode
 from cupyflash.sim.cli.functions import FUNCTIONS, Functions
@@ -159,7 +159,7 @@ SCORE_DTYPE = click.option(
 
 
 # Of the options above, what decoding has not; and sizes of --decode where no others are given.
-NOT_DECODING = ("backward", "deterministic", "mask", "bias", "key_lengths", "algorithm", "tiling", "dropout", "score_dtype")
+NOT_DECODING = ("backward", "deterministic", "key_lengths", "algorithm", "tiling", *not_taken("attention_decode"))
 DECODING = {"seqlen": 1, "seqlen_k": 8192, "head_dim": 128, "heads": 32, "kv_heads": 8, "causal": True}
 
 

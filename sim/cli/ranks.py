@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import click
 
 from cupyflash.distributed.layout import LAYOUTS, MOST_RANKS
+from cupyflash.options import not_taken
 from cupyflash.sim.cli.options import Command, Request, first_given
 from cupyflash.sim.ring_model import RingModel, ring_of
 
 # Of the options of a problem, what attention over ranks has not; and what is for it alone.
-NOT_OVER_RANKS = ("algorithm", "tiling", "lse", "deterministic", "decode", "mask", "bias", "key_lengths")
+NOT_OVER_RANKS = ("algorithm", "tiling", "lse", "deterministic", "decode", *not_taken("ring_attention"))
 RANKS_ONLY = ("link", "layout", "gather_kv")
 UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 DEFAULT_LINK = "450GB/s"

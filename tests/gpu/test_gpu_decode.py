@@ -12,6 +12,7 @@ import cupyflash
 from cases_decode import CACHES, Arrays, Case, measure
 from cupyflash import Mask, Problem
 from cupyflash.named_scores import one_score
+from cupyflash.options import not_taken
 from cupyflash.schedules import Cache
 
 # One kernel each, on several problems.
@@ -38,9 +39,8 @@ def call_of(case: Case) -> tuple[Arrays, dict[str, Any]]:
 
 
 def asked_of(case: Case) -> dict[str, Any]:
-    options = case.problem.options
     return {
-        **{name: getattr(options, name) for name in ("causal", "window", "scale")},
+        **{name: value for name, value in case.problem.options.keywords.items() if name not in not_taken("attention_decode")},
         "softcap": None if case.score is None else case.score.numbers["softcap"],
         "mask": case.mask,
         "num_splits": case.splits,
