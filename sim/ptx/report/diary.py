@@ -259,9 +259,11 @@ class Diary:
     def note(self, row: int, pc: int, act: Act) -> None:
         """An act of instruction `pc`, the last that the row has run, or one of its stretch."""
         stretches = self.rows[row].stretches
-        if not stretches[-1].first <= pc < stretches[-1].end:
-            stretches.append(Stretch(pc + 1, pc + 1))  # other lanes have run since
-        stretches[-1].acts.append((pc, act))
+        last = stretches[-1]
+        if not last.first <= pc < last.end or (last.acts and last.acts[-1][0] > pc):
+            last = Stretch(pc + 1, pc + 1)  # other lanes have run since
+            stretches.append(last)
+        last.acts.append((pc, act))
 
     def number(self) -> int:
         self._numbers += 1
