@@ -188,7 +188,7 @@ extern "C" __global__ void k(int* y, int n) {
         y[64] = sum;
         if (threadIdx.x == 0) asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" :: "r"(at) : "memory");
     } else {
-        asm volatile("{.reg .pred p;\nW: mbarrier.test_wait.parity.shared.b64 p, [%0], 0;\n@p bra D;\nnanosleep.u32 2;\nbra W;\nD: }"
+        asm volatile("{.reg .pred p;\nW: mbarrier.test_wait.parity.shared.b64 p, [%0], 0;\n@p bra D;\nnanosleep.u32 2;\nbra W;\nD:}"
                      :: "r"(at) : "memory");
         y[threadIdx.x] = 1;
     }

@@ -129,7 +129,7 @@ def timeline(diary: Diary, device: Device, target: str, text: Callable[[Line], s
         "rows": told,
         "meetings": [[round(at, 2), number, met] for at, number, met in meetings(played) if at <= shown],
         "shares": [shares(spans) for spans in played.rows],
-        "busy": [[name, round(clocks, 2)] for name, clocks in played.busy.items()],
+        "busy": {name: round(clocks, 2) for name, clocks in played.busy.items()},
     }
 
 
