@@ -15,6 +15,7 @@ from test_ptx_gallery_tensor import gallery as tensor_gallery
 from test_ptx_harness import compile_cuda, kernel
 
 from cupyflash import Device, Problem, plan
+from cupyflash.multiprocessor import L2_BYTES, L2_LATENCY
 from cupyflash.sim.cli import main
 from cupyflash.sim.ptx import Diary, Launch, Module
 from cupyflash.sim.ptx.report.diary import Copy, Multiply, Product, Promise, Row, Sign, Start, Stretch, Wait
@@ -69,6 +70,9 @@ def check(diary: Diary, device: Device) -> Played:
             left.setdefault(wait.meeting, set()).add(end)
     assert all(len(ends) == 1 for ends in left.values())  # who met goes on together
     assert {flight.number for flight in played.copies} == set(diary.copies)
+    for flight in played.copies:
+        on_the_way = diary.copies[flight.number].nbytes / L2_BYTES
+        assert flight.begin + on_the_way <= flight.read <= flight.seen and flight.landed == flight.read + L2_LATENCY
     assert {number for _, _, number in played.products} == set(diary.products)
     return played
 
@@ -100,6 +104,10 @@ def test_a_block_of_attention_has_its_copies_products_and_waits(name: str) -> No
         assert {copy.row for copy in diary.copies.values() if copy.inward} == {roles.index("producer")}
         assert len([row for row in told["rows"] if row["group"] == "products"]) == len({p.row for p in diary.products.values()})
         assert any(waits_for_copies(diary, wait) for row in diary.rows[4:] for wait in waits(row))
+        asked = {
+            (row, n) for row, warp in enumerate(diary.rows) for wait in waits(warp) if wait.kind == "products" for n in wait.on
+        }
+        assert asked == {(product.row + k, number) for number, product in diary.products.items() for k in range(4)}
     assert played.clocks > 1000
 
 
