@@ -243,6 +243,23 @@ def test_lanes_that_part_share_a_row() -> None:
         assert [met for _, _, met in told["meetings"]] == [[0, 1]] and played.clocks < 100
 
 
+def test_what_another_block_of_the_cluster_does_is_taken_to_be_there() -> None:
+    body = """.shared .align 8 .b64 bar; .reg .b32 %r<4>; .reg .b64 %s; .reg .pred %p0, %d; mov.u32 %r0, %tid.x;
+    setp.eq.u32 %p0, %r0, 0; @%p0 mbarrier.init.shared.b64 [bar], 2; barrier.cluster.arrive; barrier.cluster.wait; mov.u32 %r1, %cluster_ctarank;
+    @%p0 mbarrier.arrive.shared.b64 %s, [bar]; xor.b32 %r1, %r1, 1; mov.u32 %r2, bar; mapa.shared::cluster.u32 %r3, %r2, %r1;
+    @%p0 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r3];
+    W: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %d, [bar], 0; @!%d bra W;
+    barrier.cluster.arrive; barrier.cluster.wait;"""
+    diary, _ = run(Module.from_ptx(kernel(body).replace("sm_80", "sm_90")), "k", 64, {}, grid=2, cluster=2)
+    check(diary, H100)
+    assert [wait.outside for wait in waits(diary.rows[1])] == [True] * 3
+    (phase,) = (wait for wait in waits(diary.rows[1]) if wait.kind == "phase")
+    assert [diary.signs[number] for number in phase.on] == [0]  # of two arrivals, the block's own
+    told = timeline(diary, H100, "sm_90", lambda line: "")
+    assert [meeting[1:] for meeting in told["meetings"]] == [[-1, [0, 1]]] * 2
+    assert any("another thread block" in note for note in told["notes"])
+
+
 # -- random diaries -----------------------------------------------------------------------------------------------------------
 
 CODE = """.reg .f32 %f<6>; .reg .b32 %r<12>; .reg .b64 %rd<3>; .shared .b32 s[64]; ld.param.u64 %rd0, [y]; mov.u32 %r0, %tid.x;

@@ -265,6 +265,8 @@ class Diary:
     def note(self, row: int, pc: int, act: Act) -> None:
         """An act of instruction `pc`, the last that the row has run, or one of its stretch."""
         stretches = self.rows[row].stretches
+        if not isinstance(act, Shared | Global):
+            self.rows[row].spin = None  # what is behind it stays
         last = stretches[-1]
         if not last.first <= pc < last.end or (last.acts and last.acts[-1][0] > pc):
             last = Stretch(pc + 1, pc + 1)  # other lanes have run since
