@@ -245,7 +245,8 @@ def test_lanes_that_part_share_a_row() -> None:
 
 def test_what_another_block_of_the_cluster_does_is_taken_to_be_there() -> None:
     body = """.shared .align 8 .b64 bar; .reg .b32 %r<4>; .reg .b64 %s; .reg .pred %p0, %d; mov.u32 %r0, %tid.x;
-    setp.eq.u32 %p0, %r0, 0; @%p0 mbarrier.init.shared.b64 [bar], 2; barrier.cluster.arrive; barrier.cluster.wait; mov.u32 %r1, %cluster_ctarank;
+    setp.eq.u32 %p0, %r0, 0; @%p0 mbarrier.init.shared.b64 [bar], 2; barrier.cluster.arrive; barrier.cluster.wait;
+    mov.u32 %r1, %cluster_ctarank;
     @%p0 mbarrier.arrive.shared.b64 %s, [bar]; xor.b32 %r1, %r1, 1; mov.u32 %r2, bar; mapa.shared::cluster.u32 %r3, %r2, %r1;
     @%p0 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r3];
     W: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %d, [bar], 0; @!%d bra W;

@@ -236,6 +236,7 @@ class Replay:
         return max(at, free - EXP_QUEUE if unit == EXP else free)
 
     def step(self, pc: int) -> Step:
+        """An instruction as the model has it."""
         found = self.steps.get(pc)
         if found is None:
             found = self.steps[pc] = self.rates.step(self.diary.listing, pc)
@@ -417,7 +418,7 @@ class Replay:
             parts.append(f"last came warp {diary.signs[last]}")
         if wait.outside:
             parts.append("another thread block's part in it is taken to be there")
-        return ": ".join(parts[:1]) + "".join(f", {part}" for part in parts[1:])
+        return ", ".join(parts)
 
 
 def copy_text(copy: Copy) -> str:
