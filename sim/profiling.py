@@ -19,11 +19,12 @@ from cupyflash.sim.banks import BankAccess, WorstAccesses
 from cupyflash.sim.l2 import L2, Behind
 from cupyflash.sim.l2.executed import Observed
 from cupyflash.sim.l2.launch import resident
-from cupyflash.sim.ptx import Access, Counts, Launch, Module, SharedCounts, Traffic
+from cupyflash.sim.ptx import Access, Counts, Diary, Launch, Module, SharedCounts, Traffic
 from cupyflash.sim.ptx.memory.memory import Observer
 from cupyflash.sim.ptx.module import triple
 from cupyflash.sim.ptx.text.names import base_name, find_kernel
 from cupyflash.sim.ptx.text.syntax import Line, Refusal
+from cupyflash.words import plural
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class Profile:
     `refused`: other kernels of the module that the machine does not execute, with their statements (`ptx.Module.refused`).
     `launch` has counters (whole kernel and `launch.counters.lines`), traffic by tensor and findings. `sources` maps a file of
     `launch.counters.lines` to its lines of text, where it could be read. `banks`: where they were asked for, the access to shared
-    memory with the most bank conflicts of each line, kind and width. `l2`: where a device was given, what its DRAM sees.
+    memory with the most bank conflicts of each line, kind and width. `l2`: where a device was given, what its DRAM sees. `diary`:
+    where it was asked for, what one thread block did.
     """
 
     kernel: str
@@ -79,6 +81,7 @@ class Profile:
     cluster: tuple[int, int, int] | None = None
     banks: Sequence[BankAccess] = ()
     l2: BehindL2 | None = None
+    diary: Diary | None = None
 
     def source_text(self, line: Line) -> str:
         """The text of a line of source, "" where it is not known."""
@@ -97,6 +100,15 @@ class Profile:
         from cupyflash.sim.profile_page import page
 
         return page(self)
+
+    def timeline(self) -> dict[str, Any]:
+        """The thread block's "timeline", for JSON, or null and "timeline_why"; docs/trace.md has the model of its clocks."""
+        from cupyflash.sim import timeline
+
+        why = "it was not asked for" if self.diary is None else timeline.why_not(self.diary)
+        if self.diary is None or why is not None:
+            return {"timeline": None, "timeline_why": why}
+        return {"timeline": timeline.timeline(self.diary, timeline.device_of(self.target), self.target, self.source_text)}
 
     def to_dict(self) -> dict[str, Any]:
         """The profile for JSON, every line of it; docs/profile.md describes the keys."""
@@ -132,6 +144,7 @@ class Profile:
             "findings_total": launch.findings_total,
             "warnings": [vars(finding) | {"text": str(finding)} for finding in launch.warnings],
             **({"l2": self.l2.to_dict()} if self.l2 else {}),
+            **self.timeline(),
         }
 
 
@@ -233,6 +246,7 @@ def profile(
     cluster: int | Sequence[int] | None = None,
     banks: bool = False,
     l2: Device | None = None,
+    timeline_block: int | None = None,
 ) -> Profile:
     """Run a kernel on the PTX machine and say what it did: traffic, bank conflicts, instruction mix, divergence, findings.
 
@@ -240,6 +254,7 @@ def profile(
     needed where there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten: as in `ptx.Module.launch`;
     NumPy arrays are tensors, written in place. options: NVRTC's (-arch=compute_90, -DN=64, -Ifolder), for CUDA C. banks: keep
     what `Profile.banks` has, for the page. l2: a device, through the model of whose L2 all lines that the kernel asks for go.
+    timeline_block: the thread block (linear index in the grid) of which to keep a diary.
 
     Raises ValueError or TypeError for arguments that do not fit, OSError for a file that cannot be read,
     `cupyflash.nvrtc.CompileError`, `ptx.PtxError` for what the machine cannot execute, ImportError without NVRTC. What is
@@ -248,13 +263,17 @@ def profile(
     module = source if isinstance(source, Module) else load(Path(source), options)
     kernel = find_kernel(module.kernels, kernel)
     how: dict[str, Any] = {"shared_bytes": shared_bytes, "seed": seed, "races": races, "unwritten": unwritten, "cluster": cluster}
+    diary = None if timeline_block is None else Diary(timeline_block)
+    blocks, threads = (math.prod(triple(each, name)) for each, name in ((grid, "grid"), (block, "block")))
+    if diary is not None and diary.block >= blocks:
+        raise ValueError(f"timeline_block must be one of the grid's {plural(blocks, 'thread block')}, from 0, got {timeline_block}")
     worst, asked = WorstAccesses() if banks else None, Observed()
     if l2 is not None:
         registers = None if isinstance(source, Module) else registers_of(Path(source), options, kernel)
         shared = module.code(kernel).shared.size + shared_bytes
-        blocks, threads = (math.prod(triple(each, name)) for each, name in ((grid, "grid"), (block, "block")))
         asked.launch(blocks, resident(l2, threads, shared, registers or 0))
-    launch = module.launch(kernel, grid, block, args, observer=together(*([worst] if worst else []), *asked.launches), **how)
+    how["observer"] = together(*([worst] if worst else []), *asked.launches)
+    launch = module.launch(kernel, grid, block, args, diary=diary, **how)
     arrays = module.tensors(kernel, args)
     tensors = {name: Tensor(array.shape, str(array.dtype), array.nbytes) for name, array in arrays.items()}
     return Profile(
@@ -274,6 +293,7 @@ def profile(
         None if cluster is None else triple(cluster, "cluster"),
         worst.accesses if worst is not None else (),
         None if l2 is None else BehindL2(l2, registers, asked.behind(L2.of(l2))),
+        diary,
     )
 
 

@@ -78,6 +78,7 @@ class Report:
     saves: dict[str, Path]
     as_json: bool
     html: Path | None
+    timeline_block: int
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,13 @@ class Behind:
 @click.option("--l2", is_flag=True, help="With a model of the L2: what reaches DRAM of what the kernel asks for, line by line.")
 @DEVICE
 @click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write it as one page, which needs no network.")
+@click.option(
+    "--timeline-block",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Of which thread block --html and --json have a timeline.",
+)
 @AS_JSON
 @gathered(source=Source, launch=Launch, report=Report, behind=Behind)
 def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> None:
@@ -159,6 +167,7 @@ def profile(source: Source, launch: Launch, report: Report, behind: Behind) -> N
             unwritten=arguments.unwritten,
             banks=report.html is not None,
             l2=behind.device if behind.l2 else None,
+            timeline_block=report.timeline_block if report.html is not None or report.as_json else None,
         )
     except PtxError as error:
         raise click.UsageError(f"{source.file}: {first_reason(error)}") from error

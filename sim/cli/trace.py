@@ -39,15 +39,30 @@ ASKED = (
 @problem_options(seqlen=128, head_dim=64, backward=True, decode=SMALL)
 @click.option("--algorithms", metavar="NAME,NAME,...", help=ASKED)
 @click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write the page there.")
+@click.option(
+    "--timeline-block",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Of which thread block of each launch --html and --json have a timeline.",
+)
 @click.option("--data-seed", default=0, show_default=True, type=click.IntRange(0), help="Draws q, k and v.")
 @MAX_SECONDS
 @AS_JSON
-def trace(request: Request, algorithms: str | None, html: Path | None, data_seed: int, max_seconds: float, as_json: bool) -> None:
+def trace(
+    request: Request,
+    algorithms: str | None,
+    html: Path | None,
+    timeline_block: int,
+    data_seed: int,
+    max_seconds: float,
+    as_json: bool,
+) -> None:
     """Play the tiles that kernels move.
 
     Runs the kernels on the simulated device, notes each access to a tensor, and puts them together to moves of tiles between
     HBM and the chip. --html writes one page, which needs no network, that plays the algorithms side by side with one clock of
-    bytes. Without it, the moves are summed up; --json has each of them.
+    bytes, and has a timeline of one thread block of each launch. Without it, the moves are summed up; --json has all of it.
 
     With --decode, of `attention_decode`: pages are in random order, new keys are appended, splits are merged. Other algorithms
     play beside it what `attention` does with the same cache.
@@ -64,12 +79,17 @@ def trace(request: Request, algorithms: str | None, html: Path | None, data_seed
     for schedule in schedules:
         schedule.kernels()
         traces.refuse_longer(schedule)
+    block = timeline_block if html is not None or as_json else None
+    most = max(kernel.grid for schedule in schedules for kernel in schedule.kernels())
+    if timeline_block >= max(most, 1):
+        why = f"{timeline_block}: no launch has more than {plural(most, 'thread block')}"
+        raise click.BadParameter(why, param_hint="--timeline-block")
     refuse_longer(sum(map(seconds, schedules)), max_seconds)
     names, made = names_of(asked), []
     for name, schedule in zip(names, schedules, strict=True):
         click.echo(f"executing {name} on the simulated {request.device.name} ...", err=True)
         drawn = schedule.problem, data_seed, request.functions.given
-        made.append(traces.trace(schedule, data_seed, draw_score(*drawn), draw_mask(*drawn)))
+        made.append(traces.trace(schedule, data_seed, draw_score(*drawn), draw_mask(*drawn), block))
     told = trace_page.report(made, names, title_of(request, asked))
     if html is not None:
         html.write_text(trace_page.page(told), encoding="utf-8")

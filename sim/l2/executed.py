@@ -16,7 +16,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from cupyflash.schedules import TileSchedule
 from cupyflash.score import Mask, Score
-from cupyflash.sim.execution import Watch
+from cupyflash.sim.execution import Onlookers, Watch
 from cupyflash.sim.l2 import Behind, Given, TooLong, behind, launches_of, require_followed
 from cupyflash.sim.l2 import run as model
 from cupyflash.sim.l2.cache import L2, LINE, ROTATED, SECTOR, SECTORS, Counts, Sets
@@ -205,7 +205,7 @@ def observed(schedule: TileSchedule) -> tuple[Observed, Watch]:
     """For an execution of a schedule's kernels: what will know what they asked for, and the `watch` that shows it them."""
     execution = Observed({name: box.tensor for name, box in schedule.maps().items()})
     slots = iter([slots for kernel, slots in zip(schedule.kernels(), resident_of(schedule), strict=True) if kernel.grid])
-    return execution, lambda kernel: execution.launch(kernel.grid, next(slots))
+    return execution, lambda kernel: Onlookers(execution.launch(kernel.grid, next(slots)))
 
 
 def resident_of(schedule: TileSchedule) -> list[int]:
