@@ -92,12 +92,14 @@ class Chart {
   }
   pan(by) { const wide = this.view[1] - this.view[0], from = Math.min(Math.max(this.view[0] + by, 0), this.end - wide); this.look(from, from + wide); }
   fit() { this.look(0, this.end); }
-  // A span into view: as near as it is, or nearer where it would be no wider than a few pixels
+  // To where a span takes a third of the width
+  near(picked) {
+    const [begin, end] = this.span(picked);
+    this.look(begin - (end - begin), end + (end - begin));
+  }
+  // A span into view, as near as it is
   show(picked) {
-    const [begin, end] = this.span(picked), wide = this.view[1] - this.view[0];
-    const most = Math.max(end - begin, FINEST / 8) * this.wide / 12;  // at which it is 12 pixels wide
-    if (wide > most) this.zoom(wide / most, (begin + end) / 2);
-    const [from, to] = this.view, room = (to - from) / 12;
+    const [begin, end] = this.span(picked), [from, to] = this.view, room = (to - from) / 12;
     if (begin < from + room || end > to - room) {
       const middle = end - begin > to - from - 2 * room ? begin - room + (to - from) / 2 : (begin + end) / 2;
       this.pan(middle - (from + to) / 2);

@@ -163,12 +163,13 @@ function by(name) {
 // -- one thread block ---------------------------------------------------------------------------------------------------------
 
 // Of its sources, which have a row here: a click on a span goes there, and a row lights its spans
+let choice = null;
 function block() {
   if (!data.timeline && !data.timeline_why) return $("timeline").remove();
   const known = ([file, line]) => data.sources.find(one => (one.file === file || one.name === file) && $(id(one.file, line)));
   const words = source => { const one = known(source); return one ? link(one.file, source[1]) : el("span", { textContent: `${source[0]}:${source[1]}` }); };
   const go = source => { const one = known(source); if (one) goTo($(id(one.file, source[1]))); };
-  const choice = new Choice("One thread block, by its warps", [{ timeline: data.timeline, why: data.timeline_why }], words, go);
+  choice = new Choice("One thread block, by its warps", [{ timeline: data.timeline, why: data.timeline_why }], words, go);
   $("timeline").append(choice.root);
   if (!data.timeline) return;
   const places = new Map(data.timeline.sources.map((source, n) => { const one = known(source); return [one && id(one.file, source[1]), n]; }));

@@ -49,10 +49,11 @@ class Timeline {
   }
   speak() { this.spoken.textContent = [...this.said.children].map(each => each.textContent).join("; "); }
 
-  pick(found) {
+  pick(found, near = false) {
     const { chart } = this;
     chart.picked = found;
     chart.hair = found ? chart.span(found)[BEGIN] : null;
+    if (found && near) chart.near(found);
     if (found) chart.show(found);
     chart.redraw();
     this.tell();
@@ -183,12 +184,13 @@ class Timeline {
       made.setAttribute("aria-pressed", "false");
       made.onclick = () => {
         const on = made.getAttribute("aria-pressed") !== "true";
-        for (const each of made.parentNode.children) each.setAttribute("aria-pressed", String(on && each === made));
+        for (const each of made.parentNode.querySelectorAll("button")) each.setAttribute("aria-pressed", String(on && each === made));
         this.light(on ? span => span[KIND] === n : null);
       };
       return made;
     });
     const made = el("div", { className: "legend", role: "group" }, ...items.filter(Boolean));
+    if (told.meetings.length) made.append(el("span", { className: "meeting", textContent: "these rows met at a barrier" }));
     made.setAttribute("aria-label", "Kinds of spans: press one to dim the others");
     this.colour();
     return made;
@@ -203,7 +205,7 @@ class Timeline {
 
   keys() {
     return el("p", { className: "soft hint" }, "Drag, ", el("kbd", { textContent: "←" }), " ", el("kbd", { textContent: "→" }), " pan · wheel (after a click), pinch, ", el("kbd", { textContent: "+" }), " ", el("kbd", { textContent: "−" }), " zoom · ",
-      el("kbd", { textContent: "0" }), " all · ", el("kbd", { textContent: "↑" }), " ", el("kbd", { textContent: "↓" }), " rows · ", el("kbd", { textContent: "shift" }), " with ", el("kbd", { textContent: "←" }), " ", el("kbd", { textContent: "→" }), " spans · vertical lines: rows that met at a barrier");
+      el("kbd", { textContent: "0" }), " all · ", el("kbd", { textContent: "↑" }), " ", el("kbd", { textContent: "↓" }), " rows · ", el("kbd", { textContent: "shift" }), " with ", el("kbd", { textContent: "←" }), " ", el("kbd", { textContent: "→" }), " spans");
   }
 
   words() {
@@ -211,7 +213,7 @@ class Timeline {
     const kinds = told.kinds.map((_, n) => n).filter(n => told.shares.some(share => share[n]));
     const rows = names.map((name, at) => [name, ...kinds.map(n => comma(told.shares[at][n])), comma(sum(told.shares[at], n => n))]);
     const waits = this.waits(), made = waits.map(wait => {
-      const there = el("button", { type: "button", className: "there", textContent: clocks(wait.longest), title: "Show it", onclick: () => { this.pick(wait.found); this.chart.canvas.focus(); } });
+      const there = el("button", { type: "button", className: "there", textContent: clocks(wait.longest), title: "Show it", onclick: () => { this.pick(wait.found, true); this.chart.canvas.focus(); } });
       return [told.kinds[wait.kind].label, wait.source ? el("span", { className: "mono" }, this.link(wait.source), ` ${wait.source[2].trim()}`) : "–", comma(wait.times), clocks(wait.sum), there];
     });
     const out = el("details", { className: "words" }, el("summary", { textContent: "The same in words: clocks by warp, longest waits" }),
