@@ -18,6 +18,15 @@ REGISTER_UNIT = 256
 EXPONENTIALS = 16
 SHARED_BYTES = 128
 L2_BYTES = 64
+# Lanes of integer work, comparisons, maxima, conversions: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions".
+INTEGER_LANES = 64
+# Clocks until a result is there. Shared memory: Luo et al., arXiv 2402.13499, 29.0 on A100 and H100. The rest is assumed: of
+# arithmetic, exponentials and mma.sync where something waits for them, of the L2 under load, from a barrier's last warp until
+# the others go on, of a taken branch.
+FIXED_LATENCY, SHARED_LATENCY, EXP_LATENCY, TENSOR_LATENCY = 4, 29, 18, 24
+L2_LATENCY, BARRIER_LATENCY, BRANCH_LATENCY = 450, 15, 6
+# Clocks of work that may wait for shared memory, and for the exponential units, before a warp must: assumed.
+SHARED_QUEUE, EXP_QUEUE = 40, 16
 GUESSED_CLOCK = 1.4e9
 
 
@@ -44,6 +53,13 @@ class Multiprocessor:
     def like(cls, compute_capability: tuple[int, int]) -> Multiprocessor:
         """Of a compute capability or, where that is not known, of the last one before it."""
         return _MULTIPROCESSORS[max((known for known in _MULTIPROCESSORS if known <= compute_capability), default=(7, 5))]
+
+
+def tensor_rate(device: Device, dtype: str = "float16") -> float | None:
+    """FMAs of the tensor cores in a clock of one multiprocessor, at the device's peak; None where that is not known."""
+    peak, scalar = device.tensor_peak.get(dtype), device.tensor_peak.get("float32")
+    lanes = Multiprocessor.like(device.compute_capability).fma_lanes
+    return peak / scalar * lanes if peak and scalar else None  # both of the same clock
 
 
 def clock_rate(device: Device) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,15 +30,24 @@ from cupyflash.schedules import (
     require_schedule,
 )
 from cupyflash.score import Mask, Score, captured_values, check_captured
-from cupyflash.sim.ptx import Counters, Finding, Module, TensorMap
+from cupyflash.sim.ptx import Counters, Diary, Finding, Module, TensorMap
 from cupyflash.sim.ptx.memory.memory import Observer
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from cupyflash.varlen import heads_first, pose
 
 # Called when a thread block has completed a barrier, with the block's index and how many barriers it has completed.
 OnBarrier = Callable[[int, int], None]
-# Called before each launch: who is shown that launch's memory accesses.
-Watch = Callable[[Kernel], Observer]
+
+
+class Onlookers(NamedTuple):
+    """Who looks on at a launch: at its memory accesses, at one thread block."""
+
+    observer: Observer | None = None
+    diary: Diary | None = None
+
+
+# Called before each launch.
+Watch = Callable[[Kernel], Onlookers]
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ def execute(
     has them, and, by name, what comes `beside` them (mask, also a function, bias, key_lengths, block_mask).
 
     `seed` None runs warps together where they agree; an integer schedules them in a random order drawn from it. `watch` is asked
-    before each launch who is to be shown its memory accesses.
+    before each launch who looks on.
     Raises ValueError when the arrays pose another problem than the schedule's, ImportError without NVRTC.
     """
     require_schedule(schedule, TileSchedule, "plan", (BackwardSchedule, VarlenSchedule))
@@ -401,6 +410,7 @@ def run_kernels(
     for kernel in schedule.kernels():
         if kernel.grid == 0:
             continue
+        looks_on = Onlookers() if watch is None else watch(kernel)
         launch = module(kernel, schedule.chip.compute_capability).launch(
             kernel.name,
             kernel.grid,
@@ -409,7 +419,8 @@ def run_kernels(
             shared_bytes=kernel.shared_bytes,
             seed=seed,
             on_barrier=on_barrier,
-            observer=None if watch is None else watch(kernel),
+            observer=looks_on.observer,
+            diary=looks_on.diary,
             unwritten=unwritten,
         )
         unwritten = dict(launch.unwritten)

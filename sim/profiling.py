@@ -5,6 +5,7 @@ profile("softmax.cu", grid=4, block=128, args={"x": x, "y": y, "n": 1000}).text(
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from typing import Any
 
 from cupyflash.nvrtc import compile_to_ptx
 from cupyflash.sim.banks import BankAccess, WorstAccesses
-from cupyflash.sim.ptx import Counts, Launch, Module, SharedCounts, Traffic
+from cupyflash.sim.ptx import Counts, Diary, Launch, Module, SharedCounts, Traffic
 from cupyflash.sim.ptx.module import triple
 from cupyflash.sim.ptx.text.names import base_name, find_kernel
 from cupyflash.sim.ptx.text.syntax import Line, Refusal
+from cupyflash.words import plural
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Profile:
     `refused`: other kernels of the module that the machine does not execute, with their statements (`ptx.Module.refused`).
     `launch` has counters (whole kernel and `launch.counters.lines`), traffic by tensor and findings. `sources` maps a file of
     `launch.counters.lines` to its lines of text, where it could be read. `banks`: where they were asked for, the access to shared
-    memory with the most bank conflicts of each line, kind and width.
+    memory with the most bank conflicts of each line, kind and width. `diary`: where it was asked for, what one thread block did.
     """
 
     kernel: str
@@ -56,6 +58,7 @@ class Profile:
     sources: Mapping[str, Sequence[str]]
     cluster: tuple[int, int, int] | None = None
     banks: Sequence[BankAccess] = ()
+    diary: Diary | None = None
 
     def source_text(self, line: Line) -> str:
         """The text of a line of source, "" where it is not known."""
@@ -74,6 +77,15 @@ class Profile:
         from cupyflash.sim.profile_page import page
 
         return page(self)
+
+    def timeline(self) -> dict[str, Any]:
+        """The thread block's "timeline", for JSON, or null and "timeline_why"; docs/trace.md has the model of its clocks."""
+        from cupyflash.sim import timeline
+
+        why = "it was not asked for" if self.diary is None else timeline.why_not(self.diary)
+        if self.diary is None or why is not None:
+            return {"timeline": None, "timeline_why": why}
+        return {"timeline": timeline.timeline(self.diary, timeline.device_of(self.target), self.target, self.source_text)}
 
     def to_dict(self) -> dict[str, Any]:
         """The profile for JSON, every line of it; docs/profile.md describes the keys."""
@@ -108,6 +120,7 @@ class Profile:
             "findings": [vars(finding) | {"text": str(finding)} for finding in launch.findings],
             "findings_total": launch.findings_total,
             "warnings": [vars(finding) | {"text": str(finding)} for finding in launch.warnings],
+            **self.timeline(),
         }
 
 
@@ -180,13 +193,14 @@ def profile(
     unwritten: Collection[str] = (),
     cluster: int | Sequence[int] | None = None,
     banks: bool = False,
+    timeline_block: int | None = None,
 ) -> Profile:
     """Run a kernel on the PTX machine and say what it did: traffic, bank conflicts, instruction mix, divergence, findings.
 
     source: a file of CUDA C, a `.ptx` file, or a loaded `ptx.Module`. kernel: its name, in the PTX or in the source; not
     needed where there is only one. grid, block, cluster, args, shared_bytes, seed, races, unwritten: as in `ptx.Module.launch`;
     NumPy arrays are tensors, written in place. options: NVRTC's (-arch=compute_90, -DN=64, -Ifolder), for CUDA C. banks: keep
-    what `Profile.banks` has, for the page.
+    what `Profile.banks` has, for the page. timeline_block: the thread block (linear index in the grid) of which to keep a diary.
 
     Raises ValueError or TypeError for arguments that do not fit, OSError for a file that cannot be read,
     `cupyflash.nvrtc.CompileError`, `ptx.PtxError` for what the machine cannot execute, ImportError without NVRTC. What is
@@ -196,7 +210,11 @@ def profile(
     kernel = find_kernel(module.kernels, kernel)
     how: dict[str, Any] = {"shared_bytes": shared_bytes, "seed": seed, "races": races, "unwritten": unwritten, "cluster": cluster}
     worst = WorstAccesses() if banks else None
-    launch = module.launch(kernel, grid, block, args, observer=worst, **how)
+    diary = None if timeline_block is None else Diary(timeline_block)
+    blocks = math.prod(triple(grid, "grid"))
+    if diary is not None and diary.block >= blocks:
+        raise ValueError(f"timeline_block must be one of the grid's {plural(blocks, 'thread block')}, from 0, got {timeline_block}")
+    launch = module.launch(kernel, grid, block, args, observer=worst, diary=diary, **how)
     arrays = module.tensors(kernel, args)
     tensors = {name: Tensor(array.shape, str(array.dtype), array.nbytes) for name, array in arrays.items()}
     return Profile(
@@ -215,6 +233,7 @@ def profile(
         {file: lines_of(file, module) for file in {file for file, _ in launch.counters.lines}},
         None if cluster is None else triple(cluster, "cluster"),
         worst.accesses if worst is not None else (),
+        diary,
     )
 
 

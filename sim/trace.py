@@ -17,8 +17,8 @@ from cupyflash.schedules import TileSchedule
 from cupyflash.schedules.base import Kernel, Phase, Room
 from cupyflash.score import Mask, Score
 from cupyflash.sim import theory
-from cupyflash.sim.ptx import Access
-from cupyflash.sim.ptx.memory.memory import Observer
+from cupyflash.sim.execution import Onlookers
+from cupyflash.sim.ptx import Access, Diary
 from cupyflash.sim.traffic import TensorTraffic, Traffic
 from cupyflash.words import plural
 
@@ -100,7 +100,8 @@ class Held:
 @dataclass(frozen=True)
 class Trace:
     """What a schedule moved, in order, and of which tensors. `kernels` are by `TileMove.launch`; `executed` is what the machine
-    counted, `problems` what it held against the kernels or their numbers."""
+    counted, `problems` what it held against the kernels or their numbers. `diaries`: by launch, what one of its thread blocks did, where
+    that was asked for."""
 
     schedule: TileSchedule
     kernels: tuple[Kernel, ...]
@@ -108,6 +109,7 @@ class Trace:
     moves: tuple[TileMove, ...]
     executed: Traffic
     problems: tuple[str, ...] = ()
+    diaries: tuple[Diary | None, ...] = ()
 
     @property
     def traffic(self) -> Traffic:
@@ -123,10 +125,17 @@ class Trace:
         return self.traffic == self.executed == theory.traffic(self.schedule)
 
 
-def trace(schedule: TileSchedule, data_seed: int = 0, score: Score | None = None, mask: Mask | None = None) -> Trace:
+def trace(
+    schedule: TileSchedule,
+    data_seed: int = 0,
+    score: Score | None = None,
+    mask: Mask | None = None,
+    timeline_block: int | None = None,
+) -> Trace:
     """Run a schedule's kernels on arrays that are drawn for it, and say what they moved.
 
-    `score` and `mask` have the values of what the problem's functions capture, as for `verify`. ValueError for a schedule of
+    `score` and `mask` have the values of what the problem's functions capture, as for `verify`. `timeline_block`: of which thread
+    block of each launch to keep a diary. ValueError for a schedule of
     more than about `MOST_STEPS` moves, or one that no kernel runs; ImportError without a compiler.
     """
     from cupyflash.sim.verification import Drawn, run_drawn
@@ -134,7 +143,7 @@ def trace(schedule: TileSchedule, data_seed: int = 0, score: Score | None = None
 
     schedule.kernels()  # refuses what no kernel runs
     refuse_longer(schedule)
-    recorder = Recorder(schedule)
+    recorder = Recorder(schedule, timeline_block)
     given = Drawn.of(schedule.problem, data_seed, score, mask, watch=recorder.watch)
     schedule = knowing_mask(schedule, data_seed, given.mask)
     run = run_drawn(schedule, given)
@@ -143,7 +152,7 @@ def trace(schedule: TileSchedule, data_seed: int = 0, score: Score | None = None
     )
     kernels = tuple(launch.kernel for launch in recorder.launches)
     found = (*wrong, *map(str, run.findings))
-    return Trace(schedule, kernels, recorder.tensors, tuple(recorder.moves()), run.traffic, found)
+    return Trace(schedule, kernels, recorder.tensors, tuple(recorder.moves()), run.traffic, found, tuple(recorder.diaries) if timeline_block is not None else ())
 
 
 def refuse_longer(schedule: TileSchedule) -> None:
@@ -241,21 +250,24 @@ class Launch:
 class Recorder:
     """Observes the launches of one execution."""
 
-    def __init__(self, schedule: TileSchedule):
-        self.schedule = schedule
+    def __init__(self, schedule: TileSchedule, timeline_block: int | None = None):
+        self.schedule, self.timeline_block = schedule, timeline_block
         self.launches: list[Launch] = []
+        self.diaries: list[Diary | None] = []
         self.tensors: dict[str, Held] = {}
         self._mapped = {name: box.tensor for name, box in schedule.maps().items()}
 
-    def watch(self, kernel: Kernel) -> Observer:
-        """The observer of the next launch."""
+    def watch(self, kernel: Kernel) -> Onlookers:
+        """Of the next launch."""
         constants, used = dict(kernel.constants), self.schedule.tiling.used
         rows, cols = int(constants.get("BR", used.block_rows)), int(constants.get("BC", used.block_cols))
         if "softmax" in kernel.name:
             rows, cols = int(constants["SOFTMAX_WARPS"]), max(1, self.schedule.problem.seqlen_k)
         launch = Launch(len(self.launches), kernel, rows, cols)
         self.launches.append(launch)
-        return lambda access: self._observe(launch, access)
+        block = self.timeline_block
+        self.diaries.append(Diary(block) if block is not None and block < kernel.grid else None)
+        return Onlookers(lambda access: self._observe(launch, access), self.diaries[-1])
 
     def _observe(self, launch: Launch, access: Access) -> None:
         segment, lanes = access.segment, access.lanes

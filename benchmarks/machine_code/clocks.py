@@ -13,11 +13,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from cupyflash.multiprocessor import PARTITIONS, WARP
+from cupyflash.multiprocessor import FIXED_LATENCY, PARTITIONS, WARP
 from machine_code.rates import Rates, Unit, unit
 from machine_code.sass import SCOREBOARDS, Instruction
 
-FIXED = 4  # clocks until the result of an FMA or ALU instruction, where a scoreboard asks
 WAY_TO_SHARED = 2  # clocks from issue to the pipe of shared memory
 APART = 3  # clocks between a block's warps at its start
 
@@ -207,7 +206,7 @@ class Multiprocessor:
 
     def issue(self, core: int, warp: Warp, now: float) -> None:
         step, rates = self.program[warp.at], self.rates
-        done, read = now + FIXED, now
+        done, read = now + FIXED_LATENCY, now
         if step.unit < MEMORY:
             begins = max(self.free[core][step.unit], now)
             self.free[core][step.unit] = begins + step.clocks

@@ -11,7 +11,22 @@ from enum import IntEnum
 from typing import Any
 
 from cupyflash import Device, Problem
-from cupyflash.multiprocessor import EXPONENTIALS, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor
+from cupyflash.multiprocessor import (
+    BARRIER_LATENCY,
+    BRANCH_LATENCY,
+    EXP_LATENCY,
+    EXP_QUEUE,
+    EXPONENTIALS,
+    INTEGER_LANES,
+    L2_LATENCY,
+    PARTITIONS,
+    SHARED_BYTES,
+    SHARED_LATENCY,
+    SHARED_QUEUE,
+    TENSOR_LATENCY,
+    WARP,
+    Multiprocessor,
+)
 from cupyflash.schedules import fa2_tiles
 from machine_code.sass import Instruction
 
@@ -94,22 +109,22 @@ class Rates:
 
     tensor: float = rate("FMAs of mma.sync on half types", f"the chip's peak; 9.0: {LUO}, 63% of wgmma's")
     float32: int = rate("lanes of FFMA, FADD, FMUL, IMAD", GUIDE)
-    integer: int = rate("lanes of integer work, comparisons, maxima, conversions", GUIDE, 64)
+    integer: int = rate("lanes of integer work, comparisons, maxima, conversions", GUIDE, INTEGER_LANES)
     exponentials: int = rate("lanes of MUFU", GUIDE, EXPONENTIALS)
     shared: int = rate("bytes of shared memory, four sub-cores together", GUIDE, SHARED_BYTES)
     shared_latency: float = latency(
-        29, "LDSM, LDS, LDL, SHFL: until the result is there, behind the pipe", f"{LUO}: 29.0 on A100 and H100"
+        SHARED_LATENCY, "LDSM, LDS, LDL, SHFL: until the result is there, behind the pipe", f"{LUO}: 29.0 on A100 and H100"
     )
-    exp_latency: float = latency(18, "MUFU: until the result is there")
-    tensor_latency: float = latency(24, "HMMA: until the result is there, where a scoreboard says so")
+    exp_latency: float = latency(EXP_LATENCY, "MUFU: until the result is there")
+    tensor_latency: float = latency(TENSOR_LATENCY, "HMMA: until the result is there, where a scoreboard says so")
     l2_latency: float = latency(
-        450, "LDGSTS, LDG, ATOM: until the data are there (a copy: 0.7 to 1.3 of it, drawn)", "assumed, under load"
+        L2_LATENCY, "LDGSTS, LDG, ATOM: until the data are there (a copy: 0.7 to 1.3 of it, drawn)", "assumed, under load"
     )
     read_latency: float = latency(15, "a scoreboard for operands: until they are read, behind the pipe")
-    barrier: float = latency(15, "from a barrier's last warp until the others go on")
-    branch: float = latency(6, "a taken branch within a turn, beyond its stall count")
-    shared_queue: float = latency(40, "work that may wait for shared memory before a warp must")
-    exp_queue: float = latency(16, "work that may wait for the MUFU before a warp must")
+    barrier: float = latency(BARRIER_LATENCY, "from a barrier's last warp until the others go on")
+    branch: float = latency(BRANCH_LATENCY, "a taken branch within a turn, beyond its stall count")
+    shared_queue: float = latency(SHARED_QUEUE, "work that may wait for shared memory before a warp must")
+    exp_queue: float = latency(EXP_QUEUE, "work that may wait for the MUFU before a warp must")
     red_lines: float = latency(
         1,
         "lines of 128 bytes that a RED of 4 bytes a lane touches, a clock each: 1, since dQ's sum lies in whole lines",

@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 
 from cupyflash.device import Device
-from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, occupancy
+from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, occupancy, tensor_rate
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import FLOAT32, GRANULE, padded_dim
 from cupyflash.schedules.mask_tiles import kept_bytes, words
@@ -274,10 +274,7 @@ def fma_rate(problem: Problem, device: Device) -> float:
     sm = Multiprocessor.like(device.compute_capability)
     if problem.itemsize == 4:
         return sm.fma_lanes
-    rate = 512.0 if device.compute_capability < (8, 0) else 1024.0
-    peak, scalar = device.tensor_peak.get(problem.dtype), device.tensor_peak.get("float32")
-    if peak and scalar:
-        rate = peak / scalar * sm.fma_lanes  # both of the same clock
+    rate = tensor_rate(device, problem.dtype) or (512.0 if device.compute_capability < (8, 0) else 1024.0)
     return min(rate, sm.mma_sync or rate)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from cupyflash.device import Device
 from cupyflash.expressions.tree import Apply, walk
-from cupyflash.multiprocessor import EXPONENTIALS, PARTITIONS, WARP, Multiprocessor
+from cupyflash.multiprocessor import EXPONENTIALS, PARTITIONS, WARP, Multiprocessor, tensor_rate
 from cupyflash.problem import USUAL_HEAD_DIM, Problem
 from cupyflash.schedules.base import GRANULE, padded_dim
 from cupyflash.schedules.score_cost import of_score, reads_scores
@@ -283,9 +283,7 @@ def fit(problem: Problem, device: Device) -> TileSize:
 
 def fma_rate(problem: Problem, device: Device) -> float:
     """FMAs of the two products in a clock of one multiprocessor, by warpgroup products."""
-    peak, scalar = device.tensor_peak.get(problem.dtype), device.tensor_peak.get("float32")
-    lanes = Multiprocessor.like(device.compute_capability).fma_lanes
-    return peak / scalar * lanes if peak and scalar else 2048.0  # both of the same clock
+    return tensor_rate(device, problem.dtype) or 2048.0
 
 
 def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, float]:

@@ -75,6 +75,7 @@ class Report:
     saves: dict[str, Path]
     as_json: bool
     html: Path | None
+    timeline_block: int
 
 
 @click.command(epilog=EXAMPLES)
@@ -101,6 +102,13 @@ class Report:
     help="Write an array to a file after the run; may be repeated.",
 )
 @click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write it as one page, which needs no network.")
+@click.option(
+    "--timeline-block",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Of which thread block --html and --json have a timeline.",
+)
 @AS_JSON
 @gathered(source=Source, launch=Launch, report=Report)
 def profile(source: Source, launch: Launch, report: Report) -> None:
@@ -142,6 +150,7 @@ def profile(source: Source, launch: Launch, report: Report) -> None:
             cluster=launch.cluster,
             unwritten=arguments.unwritten,
             banks=report.html is not None,
+            timeline_block=report.timeline_block if report.html is not None or report.as_json else None,
         )
     except PtxError as error:
         raise click.UsageError(f"{source.file}: {first_reason(error)}") from error

@@ -31,15 +31,30 @@ SIDE_BY_SIDE = ("standard", "fa1", "fa2")
     "--algorithms", metavar="NAME,NAME,...", help="Which to play side by side.  [default: --algorithm, or standard,fa1,fa2]"
 )
 @click.option("--html", metavar="FILE", type=NewFile((".html", ".htm")), help="Write the page there.")
+@click.option(
+    "--timeline-block",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Of which thread block of each launch --html and --json have a timeline.",
+)
 @click.option("--data-seed", default=0, show_default=True, type=click.IntRange(0), help="Draws q, k and v.")
 @MAX_SECONDS
 @AS_JSON
-def trace(request: Request, algorithms: str | None, html: Path | None, data_seed: int, max_seconds: float, as_json: bool) -> None:
+def trace(
+    request: Request,
+    algorithms: str | None,
+    html: Path | None,
+    timeline_block: int,
+    data_seed: int,
+    max_seconds: float,
+    as_json: bool,
+) -> None:
     """Play the tiles that kernels move.
 
     Runs the kernels on the simulated device, notes each access to a tensor, and puts them together to moves of tiles between
     HBM and the chip. --html writes one page, which needs no network, that plays the algorithms side by side with one clock of
-    bytes. Without it, the moves are summed up; --json has each of them.
+    bytes, and has a timeline of one thread block of each launch. Without it, the moves are summed up; --json has all of it.
 
     Exit status 1 when the moves do not sum to the theory's bytes, or the machine finds a fault.
     """
@@ -52,13 +67,17 @@ def trace(request: Request, algorithms: str | None, html: Path | None, data_seed
     for schedule in schedules:
         schedule.kernels()
         traces.refuse_longer(schedule)
+    block = timeline_block if html is not None or as_json else None
+    most = max(kernel.grid for schedule in schedules for kernel in schedule.kernels())
+    if timeline_block >= max(most, 1):
+        raise click.BadParameter(f"{timeline_block}: no launch has more than {plural(most, 'thread block')}", param_hint="--timeline-block")
     refuse_longer(sum(map(seconds, schedules)), max_seconds)
     drawn = request.problem, data_seed, request.functions.given
     score, mask = draw_score(*drawn), draw_mask(*drawn)
     made = []
     for schedule in schedules:
         click.echo(f"executing {NAMES[schedule.algorithm]} on the simulated {request.device.name} ...", err=True)
-        made.append(traces.trace(schedule, data_seed, score, mask))
+        made.append(traces.trace(schedule, data_seed, score, mask, block))
     names = {**NAMES, "standard": "standard attention"}
     told = trace_page.report(made, [names[each.schedule.algorithm] for each in made], title_of(request))
     if html is not None:

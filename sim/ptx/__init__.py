@@ -16,6 +16,7 @@ from .memory.tensormap import TensorMap
 from .module import Launch, Module
 from .rawkernel import RawKernel, RawModule
 from .report.counters import Counters, Counts, SharedCounts, Traffic
+from .report.diary import Diary
 from .report.findings import Finding
 from .simulation import KernelFault, KernelFaultWarning, KernelWarning, simulation
 from .text.types import PtxError, UnsupportedPTX
@@ -25,6 +26,7 @@ __all__ = [
     "Counters",
     "Counts",
     "Coverage",
+    "Diary",
     "Finding",
     "KernelFault",
     "KernelFaultWarning",

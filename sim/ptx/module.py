@@ -22,6 +22,7 @@ from .memory.memory import Memory, Observer
 from .order.races import Races
 from .parameters import POINTER_BYTES, Bound, Tensor, bind
 from .report.counters import Counters, Tally, Traffic
+from .report.diary import Diary
 from .report.findings import Finding, Findings
 from .state.segments import UNWRITTEN, Segment, mark_unwritten, may_hold_nan
 from .text.names import find_kernel, variable_name
@@ -171,6 +172,7 @@ class Module:
         approximate: bool = True,
         cluster: int | Sequence[int] | None = None,
         processes: int | None = None,
+        diary: Diary | None = None,
     ) -> Launch:
         """Run a kernel to its end.
 
@@ -194,7 +196,8 @@ class Module:
         three (x, y, z), of which the grid is a multiple; None: what the kernel says (__cluster_dims__), else one block.
         processes: in how many at most the blocks of a large grid run (None: CUPYFLASH_PROCESSES of the environment, else 1), as
         far as there are processors and the blocks do not depend on each other. What comes out is the same. It needs races, no
-        seed and nobody that looks on, and forks: on Linux, in a program with one thread.
+        seed and nobody that looks on, and forks: on Linux, in a program with one thread. diary: a new one, which gets what the
+        warps of its thread block do, in order.
 
         Raises ValueError or TypeError for arguments that do not fit the kernel, `UnsupportedPTX` for a kernel in `refused`.
         What is wrong with the kernel itself is in `Launch.findings`.
@@ -207,6 +210,8 @@ class Module:
         if max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {max_steps}")
         processes = processes_asked(processes)
+        if diary is not None:
+            diary.open(kernel, geometry.blocks, geometry.threads)
         code = self.code(kernel)
         segments, symbols = self._placed_variables()
         bound = bind(kernel, code.params, args, self._variables)
@@ -229,7 +234,7 @@ class Module:
             watched = [*segments, *tensors, workspace]
             memory.races = Races(code.sharing, len(code.instructions), watched, memory.shared_stride, findings, geometry.blocks)
         schedule = seed, on_barrier, max_steps
-        setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate)
+        setup = Setup(geometry, packed, params, shared_bytes, symbols, *schedule, workspace.start, approximate, diary)
         machine = Machine(code, setup, memory, findings, tally)
         ended = run_apart(machine, processes) or machine.run()
         written = [s for s in (*segments, *tensors) if tally.wrote(s)]

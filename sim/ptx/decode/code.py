@@ -13,6 +13,7 @@ import numpy as np
 
 from ..order.sharing import Sharing
 from ..report.counters import Mix, mix_of
+from ..report.diary import Listing
 from ..state.fpenv import FLUSH, KEEP
 from ..text.syntax import SINK, Instruction, Program, Reg, Variable, symbols
 from ..text.types import Array, PtxError
@@ -22,7 +23,7 @@ from .flight import in_flight
 from .guesses import Flow, guesses
 from .reach import sharing_of
 from .registry import Branch, Call, Exit, Plan, Return
-from .spins import spins
+from .spins import spins, waits
 
 WIDTHS = (1, 16, 32, 64)
 """Register files by width in bits; 1 holds predicates."""
@@ -149,6 +150,12 @@ class Code:
             return found
         lockstep = {i for i in self.instructions if i.opcode in ("ld", "st") and "volatile" in i.mods} - spins(flow)
         return replace(found, guesses=guesses(flow), lockstep=frozenset(lockstep))
+
+    @cached_property
+    def listing(self) -> Listing:
+        """The code as a diary has it."""
+        flow = Flow(self.instructions, self.plans, self.successors, self.target)
+        return Listing(self.instructions, self.reads, self.writes, [plan.flops for plan in self.plans], waits(flow))
 
     def target(self, label: str) -> int:
         if label not in self.labels:

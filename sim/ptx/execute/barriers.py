@@ -23,12 +23,13 @@ from .host import Host
 
 @dataclass
 class Arrival:
-    """Lanes that came to a barrier of their blocks at `pc`, the `number`-th to come to any; `values` are predicates for bar.red.
+    """Lanes that came to `barrier` of their blocks at `pc`, the `number`-th to come to any; `values` are predicates for bar.red.
 
     `released`: what they hand on, a row a block; None where a barrier of the whole block says it all.
     """
 
     number: int
+    barrier: int
     pc: int
     lanes: Lanes
     waits: bool
@@ -115,19 +116,22 @@ class Barriers:
             values = machine.read(lanes, plan.reads[-1]).copy()
             values = ~values if control.negated else values
         self.arrivals += 1
-        arrival = Arrival(self.arrivals, pc, lanes, control.waits, values)
+        arrival = Arrival(self.arrivals, int(number[0]), pc, lanes, control.waits, values)
         if lanes.n == 1 or not np.count_nonzero(number != number[0]):
-            self.come(int(number[0]), arrival, expected)
+            self.come(arrival, expected)
             return
         number = number.copy()
         for barrier in np.unique(number).tolist():
             at = np.flatnonzero(number == barrier)
-            part = replace(arrival, lanes=lanes.subset(at), values=None if values is None else values[at])
-            self.come(barrier, part, None if expected is None else expected[at])
+            part = replace(arrival, barrier=barrier, lanes=lanes.subset(at), values=None if values is None else values[at])
+            self.come(part, None if expected is None else expected[at])
 
-    def come(self, barrier: int, arrival: Arrival, expected: Array | None) -> None:
+    def come(self, arrival: Arrival, expected: Array | None) -> None:
         """Lanes come to a barrier: for so many threads (one number a lane), or for all of the block (None)."""
-        lanes, meeting = arrival.lanes, self.meetings.get(barrier)
+        lanes, barrier = arrival.lanes, arrival.barrier
+        meeting = self.meetings.get(barrier)
+        if self.machine.diary is not None:
+            self.machine.diary.came("barrier", barrier, lanes, arrival.pc)
         plain = arrival.waits and arrival.values is None and expected is None
         if meeting is None:
             if plain and lanes.whole_blocks:
@@ -222,6 +226,7 @@ class Barriers:
         """All of these blocks have met: their threads go on."""
         if self.machine.memory.races is not None:
             self.machine.memory.races.block_barrier(blocks)
+        self.tell(blocks, arrivals)
         left = np.zeros(self.machine.wave.blocks, np.bool_)
         left[blocks] = True
         for arrival in arrivals:
@@ -234,6 +239,7 @@ class Barriers:
         """The same arrivals have met in each of these blocks: who waits goes on, behind what everybody did before arriving."""
         waiting = [arrival for arrival in arrivals if arrival.waits]
         self.reduce(blocks, arrivals)
+        self.tell(blocks, arrivals)
         races = self.machine.memory.races
         if races is not None:
             counted = (expected > 0) | (len(waiting) < len(arrivals))
@@ -250,6 +256,12 @@ class Barriers:
             self.complete(blocks, waiting[0])
         for arrival in waiting:
             self.machine.push(arrival.pc + 1, arrival.lanes)
+
+    def tell(self, blocks: Array, arrivals: list[Arrival]) -> None:
+        """The diary hears of it where it is of one of these blocks."""
+        diary = self.machine.diary
+        if diary is not None and (blocks == diary.local).any():
+            diary.met("barrier", arrivals[0].barrier, [(each.lanes, each.pc) for each in arrivals if each.waits])
 
     def reduce(self, blocks: Array, arrivals: list[Arrival]) -> None:
         """bar.red: every waiting lane gets the reduction over all arrived ones of its block."""

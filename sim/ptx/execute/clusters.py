@@ -90,6 +90,8 @@ class ClusterBarriers:
 
     def arrive(self, pc: int, phases: Phases, lanes: Lanes, relaxed: bool) -> None:
         self.owed[lanes.index] = phases.completed
+        if self.machine.diary is not None:
+            self.machine.diary.came("cluster", phases.completed, lanes, pc)
         if not relaxed:
             # A release for the cluster, so no less than fence.mbarrier_init.
             self.machine.mbarriers.fence(lanes)
@@ -115,6 +117,8 @@ class ClusterBarriers:
     def go(self, pc: int, phases: Phases, lanes: Lanes) -> None:
         """The phase that these lanes wait for is over."""
         self.owed[lanes.index] = -1
+        if self.machine.diary is not None:
+            self.machine.diary.met("cluster", phases.completed - 1, [(lanes, pc)], self.machine.wave.cluster > 1)
         races, heard = self.machine.memory.races, phases.heard
         if races is not None:
             # Whatever is ordered or not: all threads of the cluster have begun.

@@ -9,6 +9,7 @@ from ..decode.code import Code
 from ..decode.registry import Arg
 from ..memory.memory import Memory
 from ..memory.phases import MBarriers
+from ..report.diary import Diary
 from ..state.lanes import Lanes, Wave
 from ..text.types import Array
 from .registers import Frame
@@ -29,6 +30,10 @@ class Host(Protocol):
     @property
     def memory(self) -> Memory:
         """With the findings and the tally of the launch."""
+
+    @property
+    def diary(self) -> Diary | None:
+        """Of a block of the wave, where somebody asked for it."""
 
     @property
     def shadows(self) -> Shadows: ...

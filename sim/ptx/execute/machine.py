@@ -28,6 +28,7 @@ from ..memory.maps import Maps
 from ..memory.memory import Memory
 from ..memory.phases import MBarriers, Wait
 from ..report.counters import Tally
+from ..report.diary import Diary
 from ..report.findings import Findings, Stuck, report_deadlock
 from ..state.fpenv import ENVIRONMENT, KEEP
 from ..state.lanes import WARP, Lanes, Wave
@@ -104,6 +105,8 @@ class Machine:
         self.constants |= {"%total_smem_size": start, "%aggr_smem_size": memory.shared_size}
         self.constants |= dict.fromkeys((f"%reserved_smem_offset_{name}" for name in ("begin", "0", "1")), start)
         self.constants |= {"%reserved_smem_offset_end": start + reserved, "%reserved_smem_offset_cap": reserved}
+        self.diary: Diary | None = None
+        """The one that was asked for, in the wave that has its block."""
         self.full: Frame
         self.wave: Wave
         self.copies: Copies
@@ -207,6 +210,7 @@ class Machine:
         if geometry.cluster[1:] != (1, 1):
             self.wave.number = geometry.number
         memory.begin_wave(self.wave)
+        self.open_diary()
         self.copies = Copies(self.wave, memory, self.random)
         frame = self._full_frames.get(self.wave.size)
         if frame is None:
@@ -245,6 +249,12 @@ class Machine:
             if not (self.parked or any(self.waiting())):
                 return
             self.deadlock()
+
+    def open_diary(self) -> None:
+        asked = self.setup.diary
+        self.diary = self.memory.diary = asked if asked is not None and asked.of_wave(self.wave) else None
+        if self.diary is not None:
+            self.diary.begin(self.wave, self.code.listing, self.memory.shared_name)
 
     def asynchronous(self) -> bool:
         """Whether something may be on its way behind the threads' backs."""
@@ -353,6 +363,8 @@ class Machine:
             frame.live = region.live
             frame.dirty |= region.defs
             frame.valid |= region.defs
+        if self.diary is not None:
+            self.diary.ran(lanes, region.start, region.end)
         for thunk in frame.thunks(region):
             thunk()
         region.executed += lanes.warps
@@ -395,6 +407,8 @@ class Machine:
         if plan.collective is not None and pc != region.start and not lanes.converged:
             self.push(pc, lanes)
             return
+        if self.diary is not None:
+            self.diary.ran(lanes, pc, pc + 1)
         if pc in self.code.doubtful.watched:
             self.shadows.control(pc, lanes, frame)
         if instruction.predicate is not None:

@@ -88,7 +88,8 @@ def cores() -> int:
 def may_run_apart(machine: Machine) -> bool:
     """Whether waves can be told apart: nobody looks on, and no block of one can wait for one of another."""
     code, memory = machine.code, machine.memory
-    if machine.random is not None or machine.on_barrier is not None or memory.observer is not None or memory.races is None:
+    looks_on = machine.on_barrier is not None or memory.observer is not None or machine.setup.diary is not None
+    if machine.random is not None or looks_on or memory.races is None:
         return False
     return not (
         code.communicates

@@ -64,6 +64,8 @@ class RegisterPools:
         elif more > self.free[block]:
             return False
         self.free[block] -= more
+        if self.machine.diary is not None:
+            self.machine.diary.resized(lanes, pc, control.more)
         self.held[warp] = control.count
         self.waiting.remove(one)
         self.machine.push(pc + 1, lanes)

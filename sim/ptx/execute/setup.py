@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..report.diary import Diary
 from ..state.segments import Segment
 from ..text.types import Array
 from .steps import MAX_STEPS
@@ -65,3 +66,4 @@ class Setup:
     max_steps: int = MAX_STEPS
     workspace: int = 0
     approximate: bool = True
+    diary: Diary | None = None

@@ -28,6 +28,9 @@ from .products import GROUP, ROWS, THREADS, Bound, Product, Sums, land, matrix, 
 MODE_NUMBERS = np.array([MODES[Descriptor.of(bits << 62).mode] for bits in range(4)], np.uint8)
 """Swizzles as the record of tensor copies has them, by the descriptor's bits."""
 
+BITS_OF_K = 256
+"""Of a row of A and of a column of B, in every product: 16 elements of a half type, 8 of TF32, 32 of FP8."""
+
 EARLY = 0.06
 """How often, between two steps of a seeded run, a product is computed before its wait."""
 
@@ -152,6 +155,9 @@ class Warpgroups:
             np.zeros(count, np.bool_),
             np.zeros((count, GROUP), np.bool_),
         )
+        if machine.diary is not None:
+            size = ROWS * control.columns * control.depth, BITS_OF_K // control.depth
+            product.noted = machine.diary.multiplied(lanes, pc, size)
         races = machine.memory.races
         if races is not None and races.tiles is not None:
             product.reading = races.tiles.issue(bound.instruction, first, operands)
@@ -347,6 +353,8 @@ class Warpgroups:
         """Until at most `newest` of each warp's newest groups are pending."""
         self.agreement.come(self.machine.code.instructions[pc], lanes)
         over = self.finished(lanes, self.committed[lanes.warp_ids] - control.newest)
+        if self.machine.diary is not None:
+            self.tell(self.machine.code.instructions[pc], lanes, over)
         if over:
             self.machine.deactivate()
             land(self.machine, [self.products[number] for number in over], lambda p: np.asarray(over[p.number].any(axis=1)))
@@ -362,6 +370,19 @@ class Warpgroups:
             self.deliver(lanes, newest[lanes.warp_ids], self.flights.numbers(names)[wide], places[wide])
             self.close(over)
         self.machine.push(pc + 1, lanes)
+
+    def tell(self, i: Instruction, lanes: Lanes, over: dict[int, Array]) -> None:
+        """The diary hears which products warps have now waited for."""
+        diary = self.machine.diary
+        assert diary is not None
+        on: dict[int, list[int]] = {}
+        for number in sorted(over):
+            noted = self.products[number].noted
+            for row, warp in zip(*np.nonzero(over[number]), strict=True):
+                mine = int(self.products[number].first[row]) + int(warp) - diary.local * self.per_block
+                if mine - int(warp) in noted:
+                    on.setdefault(mine, []).append(noted[mine - int(warp)])
+        diary.waited(lanes, i, "products", on)
 
     def finished(self, lanes: Lanes, limit: Array) -> dict[int, Array]:
         """For each product which of its warps have now waited for it: those whose group is below the warp's limit."""

@@ -14,6 +14,7 @@ import numpy as np
 from ..order.shadow import Touch
 from ..state.lanes import Lanes, Wave
 from ..state.segments import IN_FLIGHT, WRITTEN
+from ..text.syntax import Instruction
 from ..text.types import ELEMENT, Array
 from .memory import Memory
 from .ports import Part, element
@@ -34,6 +35,8 @@ class Copy:
     landed: Array
     readings: list[Touch]
     serial: int
+    noted: dict[int, int]
+    """Its numbers in the diary, by row."""
 
     def data(self) -> Array:
         """The bytes of every lane: whole copies, pieces with zeros behind them, zeros."""
@@ -67,7 +70,8 @@ class Copies:
     ) -> None:
         group, landed = self.committed[lanes.index], np.zeros(lanes.n, np.bool_)
         readings = self.memory.races.issued() if self.memory.races is not None else []
-        copy = Copy(lanes, size, destination, whole, pieces, sizes, group, landed, readings, self.serial)
+        noted = {} if self.memory.diary is None else self.memory.diary.issued(lanes)
+        copy = Copy(lanes, size, destination, whole, pieces, sizes, group, landed, readings, self.serial, noted)
         self.serial += 1
         self.memory.state_view(size)[destination] = element(IN_FLIGHT, size)
         self.memory.unsettle()
@@ -76,13 +80,27 @@ class Copies:
 
     def commit(self, lanes: Lanes) -> None:
         self.committed[lanes.index] += 1
+        if self.memory.diary is not None:
+            self.memory.diary.committed(lanes)
 
-    def wait(self, lanes: Lanes, newest: int | None) -> None:
+    def wait(self, lanes: Lanes, newest: int | None, i: Instruction) -> None:
         """The threads wait until at most `newest` of their newest groups are pending (None: for everything)."""
-        if not self.pending:
-            return
         limit = self.committed - newest if newest is not None else self.committed + 1
-        self._finish(lanes, limit, True)
+        if self.memory.diary is not None:
+            self.memory.diary.waited(lanes, i, "copies", self._due(lanes, limit))
+        if self.pending:
+            self._finish(lanes, limit, True)
+
+    def _due(self, lanes: Lanes, limit: Array) -> dict[int, list[int]]:
+        """The numbers in the diary of what these threads have pending below the limit, by row."""
+        diary, found = self.memory.diary, dict[int, list[int]]()
+        assert diary is not None
+        for copy in self.pending if diary.parts(lanes) else ():
+            due = (copy.group < limit[copy.lanes.index]) & np.isin(copy.lanes.index, lanes.index)
+            for part in diary.parts(copy.lanes):
+                if part.row in copy.noted and due[part.start : part.end].any():
+                    found.setdefault(part.row, []).append(copy.noted[part.row])
+        return found
 
     def land_before(self, lanes: Lanes, serial: int) -> None:
         """What the threads issued before number `serial` has landed: an mbarrier is told so."""

@@ -60,6 +60,8 @@ class Load:
     reduction: Reduction | None
     readings: list[Touch]
     target: TileAccess | None
+    noted: list[int]
+    """Numbers in the diary, one a lane."""
     moved: bool = False
 
     def move(self) -> None:
@@ -99,6 +101,8 @@ class Load:
             if self.readings:
                 races.copied(lane, self.readings)
             found.told = races.heard.copied(int(lane.index[0]), found.told)
+        if memory.diary is not None and found is not None:
+            memory.diary.brought(key, found.phase, self.noted[row])
         mbarriers.brought(key, self.to.tile.size, lane, self.instruction)
 
 
@@ -117,6 +121,7 @@ class Store:
     reduction: Reduction | None
     readings: list[Touch]
     target: Access | None
+    noted: list[int]
     data: Array = field(init=False)
     read: Array = field(init=False)
     written: Array = field(init=False)
@@ -197,7 +202,8 @@ class Bulks:
             memory.state_view(CHUNK)[tile.chunks] = element(IN_FLIGHT, CHUNK)
             memory.unsettle(tile.blocks * memory.shared_stride + tile.offsets, extent(tile.size, tile.swizzle))
             memory.landing += len(to.row)
-        copy = Load(self, lanes, source, to, i, reduction, readings, target)
+        noted = self.noted(lanes, source, tile.take(np.unique(to.row, return_index=True)[1]), i, True)
+        copy = Load(self, lanes, source, to, i, reduction, readings, target, noted)
         for at, (row, key) in enumerate(zip(to.row.tolist(), to.keys.tolist(), strict=True)):
             self.mbarriers.defer(lanes.subset(np.array([row])), key, partial(copy.land, at), i)
 
@@ -222,18 +228,42 @@ class Bulks:
                     transfers.writing(memory.races, target)
         to.mark_written()
         target = target if reduction is None else None
-        self.stores.append(Store(lanes, self.committed[lanes.index], source, to, i, reduction, readings, target))
+        noted = self.noted(lanes, to, source, i, False)
+        self.stores.append(Store(lanes, self.committed[lanes.index], source, to, i, reduction, readings, target, noted))
+
+    def noted(self, lanes: Lanes, far: Region | Tile, near: Tile, i: Instruction, inward: bool) -> list[int]:
+        """Copies in the diary, one a lane: from or to the far end, with the bytes that they move there."""
+        diary = self.memory.diary
+        if diary is None:
+            return []
+        where = [self.memory.shared_name(int(offset)) for offset in near.offsets]
+        if isinstance(far, Tile):
+            return diary.bulk(lanes, "", where, np.full(lanes.n, near.size), i, inward)
+        nbytes = np.bincount(far.row, far.lengths, lanes.n).astype(np.int64)
+        return diary.bulk(lanes, far.segment.name, where, nbytes, i, inward)
 
     # -- groups -----------------------------------------------------------------------------------------------------------
 
     def commit(self, lanes: Lanes) -> None:
         self.committed[lanes.index] += 1
 
-    def wait(self, lanes: Lanes, newest: int, read: bool) -> None:
+    def wait(self, lanes: Lanes, newest: int, read: bool, i: Instruction) -> None:
         """Until at most `newest` of the threads' newest groups are pending; with `read` they need only have read their sources."""
-        for store, due in self.due(lanes, self.committed - newest):
+        found = self.due(lanes, self.committed - newest)
+        if self.memory.diary is not None:
+            self.tell(lanes, found, read, i)
+        for store, due in found:
             store.wait(self.memory, due, READ if read else DONE)
         self.stores = [store for store in self.stores if (store.known < DONE).any()]
+
+    def tell(self, lanes: Lanes, found: list[tuple[Store, Array]], read: bool, i: Instruction) -> None:
+        """The diary hears what threads have waited for."""
+        diary, on = self.memory.diary, dict[int, list[int]]()
+        assert diary is not None
+        for store, due in found:
+            for part in diary.parts(store.lanes):
+                on.setdefault(part.row, []).extend(store.noted[k] for k in due.tolist() if part.start <= k < part.end)
+        diary.waited(lanes, i, "stores", on, read)
 
     def due(self, lanes: Lanes, limit: Array) -> list[tuple[Store, Array]]:
         """The stores of these threads in groups below the limit: (store, rows)."""

@@ -17,6 +17,7 @@ from ..order.lifetimes import Lifetimes
 from ..order.races import Races
 from ..order.shadow import windows
 from ..report.counters import Tally
+from ..report.diary import Diary
 from ..report.findings import Findings
 from ..state.lanes import Lanes, Wave
 from ..state.pages import PAGE, Pages
@@ -81,6 +82,8 @@ class Memory:
         self.findings = findings
         self.tally = tally
         self.observer: Observer | None = None
+        self.diary: Diary | None = None
+        """Of a block of the wave."""
         self.races: Races | None = None
         self.reserved = 0
         """Bytes at the end of each block's shared memory that are the system's: zero at first."""
@@ -224,6 +227,8 @@ class Memory:
             counts.bytes += lanes.n * size
             counts.wavefronts += passes
             counts.ideal_wavefronts += ideal
+        if self.diary is not None:
+            self.diary.access(space, segment, lanes, addresses, size, instruction)
         if self.races is not None:
             self.races.access(space, segment, lanes, addresses, size, kind, instruction)
         if self.observer is not None:
@@ -243,6 +248,8 @@ class Memory:
             passes, ideal = wavefronts(lanes.subset(at), access.places[at], size)
             counts.wavefronts += passes
             counts.ideal_wavefronts += ideal
+        if self.diary is not None:
+            self.diary.access("shared::cluster", None, lanes, access.places, size, i)
         if self.lifetimes is not None:
             self.lifetimes.touch(lanes, access.blocks, i)
         if self.races is not None:

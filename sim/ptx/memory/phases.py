@@ -128,6 +128,8 @@ class MBarriers:
             self.memory.findings.report("bad arrival", message, i, lanes, int(wrong[0]), count=len(wrong))
         for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
             self.objects[key] = Phases(count, count)
+            if self.memory.diary is not None:
+                self.memory.diary.made(key, self.memory.shared_stride >> 3)
             self.unfenced[key] = 0 if self.memory.races is None else self.memory.races.now
 
     def fence(self, lanes: Lanes) -> None:
@@ -177,6 +179,9 @@ class MBarriers:
             found = [self.objects.get(key) for key in keys[starts].tolist()]
             if all(barrier is not None and count <= barrier.pending for barrier, count in zip(found, sums.tolist(), strict=True)):
                 barriers = [barrier for barrier in found if barrier is not None]
+                if self.memory.diary is not None:
+                    for barrier, (key, at) in zip(barriers, self.each(keys), strict=True):
+                        self.memory.diary.arrived(key, barrier.phase, lanes.subset(at), i)
                 return self.arrive_at(barriers, Arrivals(lanes, keys, counts, starts, sums), drop)
         states = np.zeros(lanes.n, np.uint64)
         for key, at in self.each(keys):
@@ -195,6 +200,8 @@ class MBarriers:
                 states[some] = (barrier.phase << 32) + before
                 if drop:
                     barrier.expected -= count
+                if self.memory.diary is not None:
+                    self.memory.diary.arrived(key, barrier.phase, lanes.subset(some), i)
                 self.arrived(key, barrier, self.told(lanes.subset(some), key, i), count)
         return states
 
@@ -249,6 +256,8 @@ class MBarriers:
             barrier = self.find(key, lanes.subset(at), i)
             if barrier is not None:
                 self.refusals = 0
+                if self.memory.diary is not None and "complete_tx" in i.mods:
+                    self.memory.diary.arrived(key, barrier.phase, lanes.subset(at), i)
                 barrier.transactions += int(amounts[at].sum())
                 if abs(barrier.transactions) > MOST:
                     message = f"the mbarrier at {self.name(key)} would count {plural(barrier.transactions, 'byte')}, at most {MOST}"
@@ -345,6 +354,7 @@ class MBarriers:
             groups.setdefault((waiter.wait.pc, done), (waiter.wait, []))[1].append(waiter.lanes)
             if not done or barrier is None:
                 continue
+            self.tell(waiter, barrier)
             heard = barrier.heard
             if "relaxed" not in waiter.wait.instruction.mods:
                 self.see(barrier, barrier.phase)
@@ -357,6 +367,13 @@ class MBarriers:
         if races is not None and news:
             races.heard.hear_all(news)
         return [(wait, merged(some), done) for (_, done), (wait, some) in groups.items()]
+
+    def tell(self, waiter: Waiter, barrier: Phases) -> None:
+        """The diary hears which phase lanes have waited for: the last one of their parity."""
+        if self.memory.diary is not None:
+            behind = 2 - (barrier.phase ^ waiter.value) % 2
+            phase = barrier.phase - behind if waiter.wait.parity else waiter.value >> 32
+            self.memory.diary.saw(waiter.lanes, waiter.key, phase, waiter.wait.pc)
 
     def acquire(self, lanes: Lanes) -> None:
         """A fence: lanes that saw phases complete by relaxed waits hear now of what their arrivals handed on."""

@@ -22,7 +22,7 @@ def arrive_when_landed(i: Instruction, memory: Mem, counted: bool) -> Plan:
 
     def act(frame: Frame, lanes: Lanes, keys: Array, _: Sequence[Array]) -> None:
         machine = frame.machine
-        serial = machine.copies.serial
+        serial, diary = machine.copies.serial, machine.memory.diary
         for key, at in machine.mbarriers.each(keys):
             some = lanes.subset(at)
             barrier = machine.mbarriers.find(key, some, i)
@@ -30,10 +30,15 @@ def arrive_when_landed(i: Instruction, memory: Mem, counted: bool) -> Plan:
                 continue
             if not counted:
                 barrier.pending += some.n
+            promise = None if diary is None else diary.promised(some, i)
 
-            def land(some: Lanes = some, key: int = key) -> None:
+            def land(some: Lanes = some, key: int = key, promise: dict[int, int] | None = promise) -> None:
                 machine.copies.land_before(some, serial)
+                if diary is not None:
+                    diary.keep(promise)
                 machine.mbarriers.arrive(some, np.full(some.n, key), np.ones(some.n, np.int64), False, i)
+                if diary is not None:
+                    diary.keep(None)
 
             machine.mbarriers.defer(some, key, land, i)
 
@@ -79,7 +84,7 @@ def bulk_group(i: Instruction, action: str, read: bool) -> Plan:
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
         if action == "commit_group":
             return lambda: frame.machine.bulks.commit(frame.lanes)
-        return lambda: frame.machine.bulks.wait(frame.lanes, newest, read)
+        return lambda: frame.machine.bulks.wait(frame.lanes, newest, read, i)
 
     return Plan((), (), bind, pure=False)
 

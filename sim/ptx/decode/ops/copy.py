@@ -116,6 +116,6 @@ def group(i: Instruction, action: str) -> Plan:
     def bind(frame: Frame, out: Sequence[Array], ins: Sequence[Array]) -> Thunk:
         if action == "commit_group":
             return lambda: frame.machine.copies.commit(frame.lanes)
-        return lambda: frame.machine.copies.wait(frame.lanes, newest)
+        return lambda: frame.machine.copies.wait(frame.lanes, newest, i)
 
     return Plan((), (), bind, pure=False)

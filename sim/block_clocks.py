@@ -1,0 +1,408 @@
+"""Clocks for a diary: one thread block alone on one multiprocessor, by a model. The order, and who waits for what, are the diary's.
+
+Four sub-cores issue an instruction a clock each, a warp's in order; a warp goes on until it needs a register that is not there yet,
+or a unit whose queue is full. Tensor cores, exponential units, arithmetic and shared memory have rates, copies a latency behind the way to
+the L2. A wait is over when all that it waited for in the diary has come; the diary's order is one in which that happens, so nothing
+deadlocks. Pure: of a `Diary` and a `Device`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+from cupyflash.device import Device
+from cupyflash.multiprocessor import BARRIER_LATENCY, BRANCH_LATENCY, L2_BYTES, L2_LATENCY, PARTITIONS, SHARED_LATENCY
+from cupyflash.multiprocessor import EXP_QUEUE, SHARED_QUEUE
+from cupyflash.sim.block_units import EXP, SHARED, TENSOR, Rates, Step
+from cupyflash.sim.ptx.report.diary import Act, Copy, Diary, Global, Multiply, Product, Promise, Row, Shared, Sign, Start, Wait
+
+GROUP = 4
+"""Warps of a warpgroup."""
+SHORT = 16
+"""Clocks: a pause below it is part of the work around it."""
+SIGNALS = frozenset({"barrier", "cluster", "phase", "registers"})
+"""Waits for other warps, which see what they wait for so much later."""
+WAITS = {
+    "barrier": "waits_barrier",
+    "cluster": "waits_cluster",
+    "phase": "waits_phase",
+    "copies": "waits_copies",
+    "stores": "waits_stores",
+    "products": "waits_products",
+    "registers": "waits_registers",
+}
+"""Kinds of spans by kinds of waits."""
+
+Span = tuple[float, float, str, int, str]
+"""From, to, kind, instruction (-1: none), note."""
+
+
+class Item(NamedTuple):
+    """What a warp does next: an instruction (-1: none) with its acts; `turns`: the next one is elsewhere."""
+
+    pc: int
+    acts: list[Act]
+    turns: bool
+
+
+NONE: list[Act] = []
+
+
+def items(row: Row) -> Iterator[Item]:
+    """A warp's instructions in order."""
+    for number, stretch in enumerate(row.stretches):
+        acts, at, last = stretch.acts, 0, stretch.end - 1
+        later = number + 1 < len(row.stretches) and row.stretches[number + 1].first != stretch.end
+        while at < len(acts) and acts[at][0] < stretch.first:
+            at += 1
+        if at:
+            yield Item(-1, [act for _, act in acts[:at]], False)
+        for pc in range(stretch.first, stretch.end):
+            mine = NONE
+            if at < len(acts) and acts[at][0] == pc:
+                mine = []
+                while at < len(acts) and acts[at][0] == pc:
+                    mine.append(acts[at][1])
+                    at += 1
+            yield Item(pc, mine, later and pc == last)
+
+
+@dataclass
+class Warp:
+    """Where a warp is. `since`: until when it has spans; `boards`: when registers are there, and whether from global memory."""
+
+    row: int
+    core: int
+    todo: Iterator[Item]
+    item: Item | None
+    ready: float = 0.0
+    why: str = "waits_operand"
+    since: float = 0.0
+    held: tuple[Wait, int, int, list[Act]] | None = None
+    """A wait, its instruction, how much of it is not known yet, and the acts behind it."""
+    boards: dict[int, tuple[float, bool]] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+
+    def span(self, end: float, kind: str, pc: int, note: str = "") -> None:
+        """From the last span's end on; one with the last where that is alike."""
+        if end <= self.since:
+            return
+        last = self.spans[-1] if self.spans else None
+        if last is not None and last[2:] == (kind, pc, note):
+            self.spans[-1] = last[0], end, kind, pc, note
+        else:
+            self.spans.append((self.since, end, kind, pc, note))
+        self.since = end
+
+
+@dataclass
+class Flight:
+    """A copy in the model: from its issue until it has landed; `read`: its source has been; `seen`: somebody had waited for it."""
+
+    number: int
+    begin: float
+    read: float
+    landed: float
+    seen: float = inf
+
+
+@dataclass
+class Played:
+    """A diary with clocks. `rows`: spans of each warp, in order, from 0 to `clocks`; `cores`: mma.sync of each sub-core.
+
+    `products`: (from, to, number in the diary) of wgmma. meetings: (clock, barrier, rows). busy: clocks of each unit, the sub-cores' units of
+    the busiest. signs: when each number of the diary came.
+    """
+
+    clocks: float
+    rows: list[list[Span]]
+    cores: list[list[Span]]
+    copies: list[Flight]
+    products: list[tuple[float, float, int]]
+    meetings: list[tuple[float, str, list[int]]]
+    busy: dict[str, float]
+    signs: dict[int, float]
+
+
+class Replay:
+    """A running model."""
+
+    def __init__(self, diary: Diary, device: Device):
+        self.diary, self.rates = diary, Rates.of(device)
+        self.steps: dict[int, Step] = {}
+        self.free = [[0.0] * 4 for _ in range(PARTITIONS)]
+        self.shared = self.way = 0.0
+        self.busy: defaultdict[tuple[str, int], float] = defaultdict(float)
+        """By unit and sub-core; what those share has core 0."""
+        self.signs: dict[int, float] = {}
+        self.waiting: defaultdict[int, list[Warp]] = defaultdict(list)
+        self.flights: dict[int, Flight] = {}
+        self.coming: defaultdict[int, int] = defaultdict(int)
+        self.products: list[tuple[float, float, int]] = []
+        self.cores: list[list[Span]] = [[] for _ in range(PARTITIONS)]
+        self.meetings: dict[int, tuple[float, str, list[int]]] = {}
+        self.warps: list[list[Warp]] = [[] for _ in range(PARTITIONS)]
+        self.last: list[Warp | None] = [None] * PARTITIONS
+        self.asleep: set[int] = set()
+        self.times: list[tuple[float, int]] = []
+        self.every: list[Warp] = []
+        self.promises: dict[int, tuple[int, ...]] = {}
+
+    def run(self) -> Played:
+        for number, row in enumerate(self.diary.rows):
+            todo = items(row)
+            warp = Warp(number, number % PARTITIONS, todo, next(todo, None))
+            self.every.append(warp)
+            if warp.item is not None:
+                self.warps[warp.core].append(warp)
+                self.begin_item(warp, 0.0)
+        self.times = [(0.0, core) for core in range(PARTITIONS)]
+        while self.times:
+            now, core = heapq.heappop(self.times)
+            warp, soonest = self.choose(core, now)
+            if warp is not None:
+                self.issue(warp, now)
+                heapq.heappush(self.times, (now + 1, core))
+            elif soonest < inf:
+                heapq.heappush(self.times, (soonest, core))
+            else:
+                self.asleep.add(core)
+        assert not any(self.warps), "the diary's order is a legal one"
+        return self.played()
+
+    def played(self) -> Played:
+        clocks = max((warp.since for warp in self.every), default=0.0)
+        for warp in self.every:
+            warp.span(clocks, "done", -1)
+        busy: dict[str, float] = {}
+        for (name, _), taken in self.busy.items():
+            busy[name] = max(busy.get(name, 0.0), taken)
+        return Played(
+            clocks,
+            [warp.spans for warp in self.every],
+            self.cores,
+            list(self.flights.values()),
+            self.products,
+            [self.meetings[number] for number in sorted(self.meetings)],
+            busy,
+            self.signs,
+        )
+
+    # -- who issues -------------------------------------------------------------------------------------------------------
+
+    def choose(self, core: int, now: float) -> tuple[Warp | None, float]:
+        """The warp that issues: the last one again if it can, else the first in order that can; or when one could."""
+        soonest, last = inf, self.last[core]
+        if last is not None and last.item is not None and last.held is None:
+            soonest = self.earliest(last)
+            if soonest <= now:
+                return last, soonest
+        for warp in self.warps[core]:
+            if warp is last or warp.held is not None:
+                continue
+            at = self.earliest(warp)
+            if at <= now:
+                return warp, at
+            soonest = min(soonest, at)
+        return None, soonest
+
+    def earliest(self, warp: Warp) -> float:
+        """When a warp could issue its next instruction, as things stand."""
+        assert warp.item is not None
+        at, unit = warp.ready, self.step(warp.item.pc).unit
+        if unit == SHARED:
+            return max(at, self.shared - SHARED_QUEUE)
+        if unit < 0:
+            return at
+        free = self.free[warp.core][unit]
+        return max(at, free - EXP_QUEUE if unit == EXP else free)
+
+    def step(self, pc: int) -> Step:
+        found = self.steps.get(pc)
+        if found is None:
+            found = self.steps[pc] = self.rates.step(self.diary.listing, pc)
+        return found
+
+    def begin_item(self, warp: Warp, at: float) -> None:
+        """A warp comes to its next instruction: when its registers are there."""
+        assert warp.item is not None
+        ready, why = at, "waits_operand"
+        for register in self.step(warp.item.pc).reads:
+            board = warp.boards.get(register)
+            if board is not None and board[0] > ready:
+                ready, why = board[0], "waits_load" if board[1] else "waits_operand"
+        warp.ready, warp.why = ready, why
+
+    # -- what an instruction does ---------------------------------------------------------------------------------------------
+
+    def issue(self, warp: Warp, now: float) -> None:
+        assert warp.item is not None
+        pc, acts, turns = warp.item
+        step = self.step(pc)
+        self.last[warp.core] = warp
+        if pc >= 0:
+            if now - warp.since >= SHORT:
+                warp.span(now, warp.why if warp.ready >= now else "waits_unit", pc)
+            warp.span(now + 1, step.kind, pc)
+            self.busy["issue", warp.core] += 1
+            done = self.use(warp, step, acts, now)
+            for register in step.writes:
+                warp.boards[register] = done
+            warp.ready = now + 1 + (BRANCH_LATENCY if turns else 0)
+        else:
+            warp.ready = now
+        self.go_on(warp, now, pc, acts)
+
+    def use(self, warp: Warp, step: Step, acts: list[Act], now: float) -> tuple[float, bool]:
+        """The units of an instruction; when its result is there, and whether from global memory."""
+        if step.unit == SHARED:
+            passes, far = float(step.clocks), False
+            for act in acts:
+                if isinstance(act, Shared):
+                    passes += act.passes
+                elif isinstance(act, Global):
+                    passes += -(-act.sectors // 4)
+                    far = True
+                    self.move(32 * act.sectors, now)
+            self.shared = max(self.shared, now) + passes
+            self.busy["shared memory", 0] += passes
+            return (self.way + L2_LATENCY, True) if far else (self.shared + step.latency, False)
+        begin = now
+        if step.unit >= 0:
+            units = self.free[warp.core]
+            begin = max(units[step.unit], now)
+            units[step.unit] = begin + step.clocks
+            self.busy[step.name, warp.core] += step.clocks
+            if step.unit == TENSOR:
+                self.draw(warp, step, begin)
+        return begin + max(step.latency, step.clocks), False
+
+    def draw(self, warp: Warp, step: Step, begin: float) -> None:
+        """mma.sync, on its sub-core's tensor core."""
+        spans, end, note = self.cores[warp.core], begin + step.clocks, f"warp {warp.row}"
+        if spans and spans[-1][1] >= begin - SHORT and spans[-1][3:] == (step.pc, note):
+            spans[-1] = spans[-1][0], end, *spans[-1][2:]
+        else:
+            spans.append((begin, end, "product", step.pc, note))
+
+    def move(self, nbytes: int, now: float) -> float:
+        """Bytes on the way from or to the L2: when the last of them is on it."""
+        self.way = max(self.way, now) + nbytes / L2_BYTES
+        self.busy["L2", 0] += nbytes / L2_BYTES
+        return self.way
+
+    def go_on(self, warp: Warp, now: float, pc: int, acts: list[Act]) -> None:
+        """The acts of an instruction, up to a wait that is not over; then the next instruction."""
+        for at, act in enumerate(acts):
+            if isinstance(act, Wait):
+                left = [number for number in act.on if number not in self.signs]
+                warp.held = act, pc, len(left), acts[at + 1 :]
+                for number in left:
+                    self.waiting[number].append(warp)
+                if left:
+                    return
+                self.over(warp, act, pc)
+                now = warp.ready
+            else:
+                self.act(warp, act, now)
+        warp.item = next(warp.todo, None)
+        if warp.item is None:
+            self.warps[warp.core].remove(warp)
+            warp.span(max(warp.ready, warp.since), "works", pc)
+        else:
+            self.begin_item(warp, warp.ready)
+
+    def act(self, warp: Warp, act: Act, now: float) -> None:
+        if isinstance(act, Sign):
+            self.came(act.number, now)
+        elif isinstance(act, Promise):
+            self.promises[act.number] = act.after
+            self.came(act.number, max([now, *(self.signs[number] for number in act.after)]))
+        elif isinstance(act, Start):
+            copy = self.diary.copies[act.number]
+            read = self.move(copy.nbytes, now)
+            self.flights[act.number] = Flight(act.number, now, read, read + L2_LATENCY)
+            self.came(act.number, read + L2_LATENCY)
+        elif isinstance(act, Multiply):
+            self.coming[act.number] += 1
+            if self.coming[act.number] == GROUP:
+                self.multiply(act.number, now)
+
+    def multiply(self, number: int, now: float) -> None:
+        """A warpgroup's product: on all four tensor cores, when they are free."""
+        product = self.diary.products[number]
+        begin = max(now, *(units[TENSOR] for units in self.free))
+        end = begin + self.rates.product_clocks(product)
+        for core, units in enumerate(self.free):
+            units[TENSOR] = end
+            self.busy["tensor cores", core] += end - begin
+        self.products.append((begin, end, number))
+        self.came(number, end)
+
+    # -- waits ----------------------------------------------------------------------------------------------------------------
+
+    def came(self, number: int, at: float) -> None:
+        """What somebody may wait for has a time; who knows all times of a wait goes on."""
+        self.signs[number] = at
+        for warp in self.waiting.pop(number, ()):
+            assert warp.held is not None
+            wait, pc, left, rest = warp.held
+            warp.held = wait, pc, left - 1, rest
+            if left == 1:
+                self.over(warp, wait, pc)
+                self.go_on(warp, warp.ready, pc, rest)
+                if warp.core in self.asleep:
+                    self.asleep.discard(warp.core)
+                    heapq.heappush(self.times, (warp.ready, warp.core))
+
+    def over(self, warp: Warp, wait: Wait, pc: int) -> None:
+        """All that a wait waited for has a time: the warp goes on when the last of it has come."""
+        end, last = warp.ready, -1
+        for number in wait.on:
+            at = self.flights[number].read if wait.read else self.signs[number] + (BARRIER_LATENCY if wait.kind in SIGNALS else 0)
+            if at > end:
+                end, last = at, number
+        warp.held, warp.ready = None, end
+        warp.span(end, WAITS[wait.kind], pc, self.note(wait, last))
+        for number in wait.on:
+            self.see(number, end)
+        if wait.meeting >= 0:
+            self.meetings.setdefault(wait.meeting, (end, wait.what, []))[2].append(warp.row)
+
+    def see(self, number: int, at: float) -> None:
+        """Somebody has waited for a copy, or for the promise of copies."""
+        todo = [number]
+        while todo:
+            number = todo.pop()
+            if number in self.flights:
+                self.flights[number].seen = min(self.flights[number].seen, at)
+            todo += self.promises.pop(number, ())
+
+    def note(self, wait: Wait, last: int) -> str:
+        """What a wait waited for, and what of it came last (-1: it was all there)."""
+        diary, parts = self.diary, [wait.what] if wait.what else []
+        if last in diary.copies:
+            parts.append(f"last came {copy_text(diary.copies[last])}")
+        elif last in diary.signs and wait.kind != "registers":
+            parts.append(f"last came warp {diary.signs[last]}")
+        if wait.outside:
+            parts.append("another thread block's part in it is taken to be there")
+        return ": ".join(parts[:1]) + "".join(f", {part}" for part in parts[1:])
+
+
+def copy_text(copy: Copy) -> str:
+    """A copy in words."""
+    way = f"to {copy.where}" if copy.inward else f"from {copy.where}"
+    return f"{copy.tensor or 'shared memory'}, {copy.nbytes:,} bytes {way} ({copy.how}, warp {copy.row})"
+
+
+def play(diary: Diary, device: Device) -> Played:
+    """Clocks for a diary on one multiprocessor of a device. ValueError for a diary that was given up, or of no launch."""
+    if not diary.rows or diary.too_long:
+        raise ValueError(f"diary {'is too long' if diary.too_long else 'is of no launch'}")
+    return Replay(diary, device).run()

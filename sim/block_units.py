@@ -1,0 +1,133 @@
+"""The units of a multiprocessor in the model of one thread block (`block_clocks`): what PTX instructions take of which, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cupyflash.device import Device
+from cupyflash.multiprocessor import (
+    EXP_LATENCY,
+    EXPONENTIALS,
+    FIXED_LATENCY,
+    INTEGER_LANES,
+    PARTITIONS,
+    SHARED_LATENCY,
+    TENSOR_LATENCY,
+    WARP,
+    Multiprocessor,
+    tensor_rate,
+)
+from cupyflash.sim.ptx.report.classes import instruction_class
+from cupyflash.sim.ptx.report.diary import Listing, Product
+from cupyflash.sim.ptx.text.types import TYPES
+
+TENSOR, EXP, FLOAT, INTEGER, SHARED, NONE = 0, 1, 2, 3, 4, -1
+"""Units: of a sub-core, the pipe to shared memory, and no unit but the issue slot."""
+UNIT_NAMES = {TENSOR: "tensor cores", EXP: "exponentials", FLOAT: "floating point", INTEGER: "integers", SHARED: "shared memory", NONE: ""}
+
+HALF_BITS = 16
+
+BY_CLASS = {
+    "tensor core": (TENSOR, "products"),
+    "special function": (EXP, "special"),
+    "fp32": (FLOAT, "works"),
+    "fp16, bf16": (FLOAT, "works"),
+    "fp64": (FLOAT, "works"),
+    "integer": (INTEGER, "works"),
+    "compare, select": (INTEGER, "works"),
+    "conversion": (INTEGER, "works"),
+    "warp exchange": (INTEGER, "works"),
+    "load shared": (SHARED, "shared"),
+    "store shared": (SHARED, "shared"),
+    "load local": (SHARED, "shared"),
+    "store local": (SHARED, "shared"),
+    "load global": (SHARED, "global"),
+    "store global": (SHARED, "global"),
+    "load generic": (SHARED, "global"),
+    "store generic": (SHARED, "global"),
+    "atomic": (SHARED, "global"),
+    "async copy": (SHARED, "copies"),
+}
+"""Unit and kind of span by class of instruction; what is in none of them takes an issue slot: moves, parameters, barriers, branches."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """An instruction as the model has it: `clocks` of `unit`, `latency` until its result is there; registers by number."""
+
+    pc: int
+    unit: int
+    clocks: float
+    latency: float
+    kind: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the unit."""
+        return UNIT_NAMES[self.unit]
+
+
+NOTHING = Step(-1, NONE, 0.0, 0.0, "works", (), ())
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of a multiprocessor, in a clock: FMAs of mma.sync and of wgmma on half types, lanes of float32."""
+
+    mma_sync: float
+    wgmma: float
+    float_lanes: int
+
+    @classmethod
+    def of(cls, device: Device) -> Rates:
+        sm = Multiprocessor.like(device.compute_capability)
+        peak = tensor_rate(device) or (512.0 if device.compute_capability < (8, 0) else 1024.0)
+        return cls(min(peak, sm.mma_sync or peak), peak, sm.fma_lanes)
+
+    def product_clocks(self, product: Product) -> float:
+        """Of a warpgroup's product, on all four tensor cores: elements of 8 bits take half as long as those of 16."""
+        return product.fmas * product.bits / HALF_BITS / self.wgmma
+
+    def step(self, listing: Listing, pc: int) -> Step:
+        """An instruction; -1 is none."""
+        if pc < 0:
+            return NOTHING
+        i, flops = listing.instructions[pc], listing.flops[pc]
+        unit, kind = BY_CLASS.get(instruction_class(i), (NONE, "works"))
+        reads, writes = registers(listing.reads[pc]), registers(listing.writes[pc])
+        if i.opcode == "wgmma":
+            # Its sums are there when they have been waited for.
+            return Step(pc, NONE, 0.0, 0.0, "products", tuple(r for r in reads if r not in writes), ())
+        if i.opcode == "shfl":
+            return Step(pc, SHARED, 1.0, SHARED_LATENCY, "works", reads, writes)
+        if i.opcode == "cp" and ("bulk" in i.mods or not flops and {"commit_group", "wait_group", "wait_all"} & set(i.mods)):
+            unit = NONE
+        if i.opcode == "movmatrix" or unit == SHARED:
+            return Step(pc, SHARED, 0.0, SHARED_LATENCY, kind, reads, writes)
+        if unit == TENSOR:
+            bits = next((TYPES[mod].bits for mod in reversed(i.mods) if mod in TYPES and TYPES[mod].bits <= 32), HALF_BITS)
+            bits = element_bits(i.mods)
+            return Step(pc, TENSOR, PARTITIONS * flops / 2 * bits / HALF_BITS / self.mma_sync, TENSOR_LATENCY, kind, reads, writes)
+        lanes = {EXP: EXPONENTIALS, FLOAT: self.float_lanes, INTEGER: INTEGER_LANES}.get(unit)
+        times = 2 if "f32x2" in i.mods or "f64" in i.mods else 1
+        latency = EXP_LATENCY if unit == EXP else FIXED_LATENCY if unit != NONE else 0
+        return Step(pc, unit, times * PARTITIONS * WARP / lanes if lanes else 0.0, latency, kind, reads, writes)
+
+
+def element_bits(mods: tuple[str, ...]) -> int:
+    """Of a product's operands: mma has the types of D, A, B and C."""
+    sizes = {"e4m3": 8, "e5m2": 8, "tf32": 32, "b1": 1}
+    types = [mod for mod in mods if mod in TYPES or mod in sizes]
+    return sizes.get(types[1], 0) or TYPES[types[1]].bits if len(types) > 1 else HALF_BITS
+
+
+def registers(mask: int) -> tuple[int, ...]:
+    """The numbers of the bits that are set."""
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return tuple(found)

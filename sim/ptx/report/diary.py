@@ -1,0 +1,431 @@
+"""What the warps of one thread block did, in the order executed: instructions, copies, products, arrivals and what each wait waited for.
+
+A row is a warp; lanes that diverge share it, their stretches one after the other. Whatever somebody may wait for has a number: an
+arrival, a copy, a product of a warpgroup. A wait names those that had to come before it. It is noted when it is over, so that in the
+order executed everything stands behind what it waits for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from ..state.lanes import WARP, Lanes, Wave
+from ..state.patterns import wavefronts
+from ..state.segments import Segment
+from ..text.syntax import Instruction
+from ..text.types import Array
+
+MOST_STRETCHES = 1_000_000
+"""Of all warps together: beyond it a diary is not kept on, since it takes some 300 bytes each."""
+
+REMEMBERED = 1024
+"""Sets of lanes of which the block's warps are remembered."""
+
+
+class Shared(NamedTuple):
+    """An access to shared or local memory: its wavefronts."""
+
+    passes: int
+
+
+class Global(NamedTuple):
+    """An ordinary access to global memory: sectors of 32 bytes."""
+
+    sectors: int
+    write: bool
+
+
+class Sign(NamedTuple):
+    """An arrival, or registers given back: there once it is issued."""
+
+    number: int
+
+
+class Promise(NamedTuple):
+    """An arrival that comes when these copies have landed, and those of the promise before it."""
+
+    number: int
+    after: tuple[int, ...]
+
+
+class Start(NamedTuple):
+    """A copy starts."""
+
+    number: int
+
+
+class Multiply(NamedTuple):
+    """A warp's part of a product of its warpgroup, which begins when the last of the four warps has come."""
+
+    number: int
+
+
+class Wait(NamedTuple):
+    """A wait: over when all of `on` have come. `read`: of copies to global memory, only until they have read their source.
+
+    kind: barrier, cluster, phase (mbarrier), copies (cp.async), stores (bulk groups), products, registers. what: which one, in
+    words. meeting: a number that waits share which are over together, -1 for none. outside: another block had a part in it.
+    """
+
+    kind: str
+    what: str
+    on: tuple[int, ...]
+    meeting: int = -1
+    read: bool = False
+    outside: bool = False
+
+
+Act = Shared | Global | Sign | Promise | Start | Multiply | Wait
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Instructions from `first` to `end` (exclusive), and the acts with the instruction they belong to, in order."""
+
+    first: int
+    end: int
+    acts: list[tuple[int, Act]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Copy:
+    """An asynchronous copy: by warp `row`, with instruction `pc`; of `tensor`, of which it moves `nbytes`, and to `where`.
+
+    how: cp.async, bulk, TMA or DSMEM. group: of cp.async, how many groups its warp had closed before it. inward: into shared memory.
+    """
+
+    row: int
+    pc: int
+    how: str
+    tensor: str
+    where: str
+    nbytes: int
+    group: int
+    inward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product of a warpgroup, the first of whose warps is `row`: FMAs, and the bits of an element of its operands."""
+
+    row: int
+    pc: int
+    fmas: int
+    bits: int
+
+
+@dataclass(slots=True)
+class Row:
+    """A warp. `flying`: its cp.async that no promise covers; `groups`: how many it has closed; `promised`: its last promise."""
+
+    stretches: list[Stretch] = field(default_factory=list)
+    flying: list[int] = field(default_factory=list)
+    groups: int = 0
+    promised: int = -1
+    spin: tuple[int, int, int, int] | None = None
+    """Where it last came to the head of a loop that only waits: head, stretches, and end and acts of the last of them then."""
+
+
+class Part(NamedTuple):
+    """Lanes of one of the block's warps in a set of lanes, from position `start` to `end`."""
+
+    row: int
+    start: int
+    end: int
+    lanes: Lanes
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The code: its instructions, and of each the registers that it reads and writes, as bits.
+
+    flops: of a warp, on the tensor cores. spins: loops that only wait, from the head to the last instruction.
+    """
+
+    instructions: Sequence[Instruction]
+    reads: Sequence[int]
+    writes: Sequence[int]
+    flops: Sequence[int]
+    spins: Mapping[int, int]
+
+
+class Diary:
+    """Of thread block `block` (linear index in the grid) of one launch: `Module.launch(..., diary=Diary(0))`.
+
+    Raises ValueError for a block that is no whole number from 0.
+    """
+
+    def __init__(self, block: int = 0):
+        if isinstance(block, bool) or not isinstance(block, int | np.integer) or block < 0:
+            raise ValueError(f"block must be a whole number from 0, got {block!r}")
+        self.block = int(block)
+        self.kernel = ""
+        self.blocks = 0
+        self.threads = 0
+        self.listing: Listing
+        self.rows: list[Row] = []
+        self.copies: dict[int, Copy] = {}
+        self.products: dict[int, Product] = {}
+        self.signs: dict[int, int] = {}
+        """Rows of arrivals and promises."""
+        self.too_long = False
+        """It was given up: more than MOST_STRETCHES."""
+        self._numbers = 0
+        self._meetings = 0
+        self._stretches = 0
+
+    # -- beginning --------------------------------------------------------------------------------------------------------
+
+    def open(self, kernel: str, blocks: int, threads: int) -> None:
+        """A launch begins. ValueError for a grid without the block, or for a second launch."""
+        if self.kernel:
+            raise ValueError(f"diary must be a new one for each launch: this one is of {self.kernel}")
+        if self.block >= blocks:
+            raise ValueError(f"block {self.block} of the diary is not in the grid: {kernel} has {blocks}, from 0")
+        self.kernel, self.blocks, self.threads = kernel, blocks, threads
+
+    def of_wave(self, wave: Wave) -> bool:
+        """Whether the block is in a wave."""
+        return any(wave.number(wave.first_block + k) == self.block for k in range(wave.blocks))
+
+    def begin(self, wave: Wave, listing: Listing, name: Callable[[int], str]) -> None:
+        """The wave with the block begins; `name` has words for an offset in shared memory."""
+        self.listing, self.name = listing, name
+        self.at = {i: pc for pc, i in enumerate(listing.instructions)}
+        self.local = next(k for k in range(wave.blocks) if wave.number(wave.first_block + k) == self.block)
+        self._first, self._end = self.local * wave.lanes_per_block, (self.local + 1) * wave.lanes_per_block
+        self.rows = [Row() for _ in range(wave.warps_per_block)]
+        self._parts: dict[Lanes, list[Part]] = {}
+        self._met: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+        self._phases: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+        self._outside: set[tuple[int, int, int]] = set()
+        self._lives: defaultdict[int, int] = defaultdict(int)
+        self._issued: dict[tuple[int, int], int] = {}
+        self._kept: dict[int, int] | None = None
+        self._given: list[int] = []
+
+    def parts(self, lanes: Lanes) -> list[Part]:
+        """The block's warps in a set of lanes."""
+        found = [] if self.too_long else self._parts.get(lanes)
+        if found is None:
+            if len(self._parts) >= REMEMBERED:
+                self._parts.clear()
+            first, end = (int(n) for n in np.searchsorted(lanes.index, (self._first, self._end)))
+            rows = (lanes.index[first:end] - self._first) // WARP
+            starts = np.flatnonzero(np.diff(rows, prepend=-1)).tolist()
+            found = self._parts[lanes] = [
+                Part(int(rows[a]), first + a, first + b, lanes.subset(np.arange(first + a, first + b)))
+                for a, b in pairwise([*starts, end - first])
+            ]
+        return found
+
+    # -- instructions -----------------------------------------------------------------------------------------------------
+
+    def ran(self, lanes: Lanes, first: int, end: int) -> None:
+        """Lanes run instructions from `first` to `end`; what comes of them is noted behind it."""
+        for part in self.parts(lanes):
+            row = self.rows[part.row]
+            if row.spin is not None or first in self.listing.spins:
+                self._turn(row, first)
+            last = row.stretches[-1] if row.stretches else None
+            if last is not None and last.end == first:
+                last.end = end
+            else:
+                row.stretches.append(Stretch(first, end))
+                self._stretches += 1
+        self.too_long = self._stretches > MOST_STRETCHES
+
+    def _turn(self, row: Row, first: int) -> None:
+        """Of a loop that only waits the last turn stays: how many there are is the machine's doing."""
+        if row.spin is not None:
+            head, count, end, acts = row.spin
+            if first == head:
+                del row.stretches[count:]
+                if row.stretches:
+                    row.stretches[-1].end = end
+                    del row.stretches[-1].acts[acts:]
+            elif not head < first <= self.listing.spins[head]:
+                row.spin = None
+        if first in self.listing.spins:
+            last = row.stretches[-1] if row.stretches else None
+            row.spin = first, len(row.stretches), last.end if last else 0, len(last.acts) if last else 0
+
+    def note(self, row: int, pc: int, act: Act) -> None:
+        """An act of instruction `pc`, the last that the row has run, or one of its stretch."""
+        stretches = self.rows[row].stretches
+        last = stretches[-1]
+        if not last.first <= pc < last.end or (last.acts and last.acts[-1][0] > pc):
+            last = Stretch(pc + 1, pc + 1)  # other lanes have run since
+            stretches.append(last)
+        last.acts.append((pc, act))
+
+    def number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def signs_of(self, lanes: Lanes, pc: int) -> list[int]:
+        """Arrivals of the block's warps, one each."""
+        found = []
+        for part in self.parts(lanes):
+            found.append(self.number())
+            self.signs[found[-1]] = part.row
+            self.note(part.row, pc, Sign(found[-1]))
+        return found
+
+    # -- memory -----------------------------------------------------------------------------------------------------------
+
+    def access(
+        self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, instruction: Instruction
+    ) -> None:
+        """A checked access, `addresses` one a lane."""
+        if segment is not None and segment.space != "global":
+            return
+        pc, copies = self.at[instruction], instruction.opcode == "cp"
+        for part in self.parts(lanes):
+            at = addresses[part.start : part.end]
+            if segment is None:
+                assert isinstance(size, int)
+                if copies and space == "shared":
+                    self._copy(part.row, pc, int(at[0]))
+                passes = wavefronts(part.lanes, at, size)[0] if space == "shared" else -(-size * part.lanes.n // 128)
+                self.note(part.row, pc, Shared(passes))
+            elif copies:
+                copy = self.copies[self._issued[part.row, pc]]
+                copy.tensor = segment.name
+                copy.nbytes += size * part.lanes.n if isinstance(size, int) else int(size[part.start : part.end].sum())
+            else:
+                assert isinstance(size, int)
+                first, pattern = part.lanes.pattern(at, size)
+                self.note(part.row, pc, Global(pattern.sectors(first), instruction.opcode in ("st", "red")))
+
+    def _copy(self, row: int, pc: int, offset: int) -> None:
+        number = self._issued[row, pc] = self.number()
+        warp = self.rows[row]
+        self.copies[number] = Copy(row, pc, "cp.async", "", self.name(offset), 0, warp.groups, True)
+        warp.flying.append(number)
+        self.note(row, pc, Start(number))
+
+    # -- cp.async ---------------------------------------------------------------------------------------------------------
+
+    def issued(self, lanes: Lanes) -> dict[int, int]:
+        """The newest copy of each row in a set of lanes, with which an instruction is under way."""
+        return {part.row: self.rows[part.row].flying[-1] for part in self.parts(lanes) if self.rows[part.row].flying}
+
+    def committed(self, lanes: Lanes) -> None:
+        for part in self.parts(lanes):
+            self.rows[part.row].groups += 1
+
+    def waited(self, lanes: Lanes, instruction: Instruction, kind: str, on: Mapping[int, Iterable[int]], read: bool = False) -> None:
+        """Warps have waited for what is theirs in `on`, by row."""
+        for part in self.parts(lanes):
+            mine = tuple(dict.fromkeys(on.get(part.row, ())))
+            if kind == "copies":
+                row = self.rows[part.row]
+                row.flying = [number for number in row.flying if number not in mine]
+            self.note(part.row, self.at[instruction], Wait(kind, "", mine, read=read))
+
+    def promised(self, lanes: Lanes, instruction: Instruction) -> dict[int, int]:
+        """Warps will arrive somewhere when their copies have landed: the promises by row."""
+        found = {}
+        for part in self.parts(lanes):
+            row, number = self.rows[part.row], self.number()
+            self.signs[number] = part.row
+            before = (row.promised,) if row.promised >= 0 else ()
+            self.note(part.row, self.at[instruction], Promise(number, (*before, *row.flying)))
+            row.flying, row.promised, found[part.row] = [], number, number
+            row.groups += 1
+        return found
+
+    def keep(self, promise: dict[int, int] | None) -> None:
+        """Until the next such call, arrivals are those of a promise."""
+        self._kept = promise
+
+    # -- bulk copies ------------------------------------------------------------------------------------------------------
+
+    def bulk(self, lanes: Lanes, tensor: str, where: Sequence[str], nbytes: Array, i: Instruction, inward: bool) -> list[int]:
+        """Copies start, one a lane: their numbers, -1 for those of other blocks."""
+        found = [-1] * lanes.n
+        how = "TMA" if "tensor" in i.mods else "bulk" if "global" in i.mods else "DSMEM"
+        for part in self.parts(lanes):
+            for k in range(part.start, part.end):
+                number = found[k] = self.number()
+                self.copies[number] = Copy(part.row, self.at[i], how, tensor, where[k], int(nbytes[k]), -1, inward)
+                self.note(part.row, self.at[i], Start(number))
+        return found
+
+    # -- barriers ---------------------------------------------------------------------------------------------------------
+
+    def came(self, kind: str, number: int, lanes: Lanes, pc: int) -> None:
+        """Warps arrive at a barrier of the block or of its cluster."""
+        self._met[kind, number] += self.signs_of(lanes, pc)
+
+    def met(self, kind: str, number: int, waits: Iterable[tuple[Lanes, int]], outside: bool = False) -> None:
+        """A barrier is complete: lanes go on that wait at an instruction each."""
+        on = tuple(self._met.pop((kind, number), ()))
+        if on:
+            self._meetings += 1
+        what = f"barrier {number}" if kind == "barrier" else "the cluster's barrier"
+        for lanes, pc in waits:
+            for part in self.parts(lanes):
+                self.note(part.row, pc, Wait(kind, what, on, self._meetings, outside=outside))
+
+    # -- mbarriers --------------------------------------------------------------------------------------------------------
+
+    def made(self, key: int, per: int) -> None:
+        """A mbarrier is initialised; there are `per` places for them in a block's shared memory."""
+        self._per = per
+        self._lives[key] += 1
+
+    def arrived(self, key: int, phase: int, lanes: Lanes, instruction: Instruction) -> None:
+        """Lanes arrive at a phase of an mbarrier, or count bytes down."""
+        if key // self._per != self.local:
+            return
+        at = key, self._lives[key], phase
+        if self._kept is not None:
+            self._phases[at] += [self._kept[part.row] for part in self.parts(lanes) if part.row in self._kept]
+            return
+        signs = self.signs_of(lanes, self.at[instruction])
+        self._phases[at] += signs
+        if lanes.index[0] < self._first or lanes.index[-1] >= self._end:
+            self._outside.add(at)
+
+    def brought(self, key: int, phase: int, number: int) -> None:
+        """A bulk copy has brought its bytes to a phase."""
+        at = key, self._lives[key], phase
+        if key // self._per == self.local:
+            self._phases[at] += [number] if number >= 0 else []
+            self._outside |= {at} if number < 0 else set()
+
+    def saw(self, lanes: Lanes, key: int, phase: int, pc: int) -> None:
+        """Lanes have waited until a phase was complete; a negative one is before the first."""
+        at = key, self._lives[key], phase
+        what = f"phase {phase} of the mbarrier at {self.name(key % self._per * 8)}" if phase >= 0 else "no phase: it is the first turn"
+        for part in self.parts(lanes):
+            self.note(part.row, pc, Wait("phase", what, tuple(self._phases.get(at, ())), outside=at in self._outside))
+
+    # -- warpgroups, registers --------------------------------------------------------------------------------------------
+
+    def multiplied(self, lanes: Lanes, pc: int, size: tuple[int, int]) -> dict[int, int]:
+        """Whole warpgroups issue a product (FMAs of each, bits of an element): its number by the first row of each."""
+        found: dict[int, int] = {}
+        for part in self.parts(lanes):
+            first = part.row - part.row % 4
+            if first not in found:
+                found[first] = self.number()
+                self.products[found[first]] = Product(first, pc, *size)
+            self.note(part.row, pc, Multiply(found[first]))
+        return found
+
+    def resized(self, lanes: Lanes, pc: int, more: bool) -> None:
+        """A warp has the registers that it asked for: from then on, if it gives some back, others may."""
+        if more:
+            for part in self.parts(lanes):
+                self.note(part.row, pc, Wait("registers", "", tuple(self._given)))
+        else:
+            self._given += self.signs_of(lanes, pc)

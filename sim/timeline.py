@@ -1,0 +1,258 @@
+"""A timeline of one thread block, for JSON and the page: what its warps did, copies in flight, products, waits and barriers.
+
+The order of things and who waits for what were executed (`ptx.Diary`); the clocks are a model's (`block_clocks`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+from cupyflash.device import Device
+from cupyflash.sim.block_clocks import GROUP, SHORT, Flight, Played, Span, play
+from cupyflash.sim.ptx.report.diary import MOST_STRETCHES, Diary
+from cupyflash.sim.ptx.text.syntax import Line
+
+MOST_SPANS = 20_000
+"""Of all rows together: what a page draws without delay. A longer block is shown up to some clock."""
+
+KINDS = (
+    ("works", "runs instructions", "work"),
+    ("special", "exponentials and other special functions", "work"),
+    ("shared", "loads and stores of shared memory", "work"),
+    ("global", "loads and stores of global memory", "work"),
+    ("copies", "starts copies", "work"),
+    ("products", "starts products", "product"),
+    ("waits_operand", "waits for a result of its own", "wait"),
+    ("waits_load", "waits for a load from global memory", "wait"),
+    ("waits_unit", "waits for its turn, or for a unit", "wait"),
+    ("waits_barrier", "waits at a barrier", "wait"),
+    ("waits_cluster", "waits at the cluster's barrier", "wait"),
+    ("waits_phase", "waits at an mbarrier", "wait"),
+    ("waits_copies", "waits for its copies (cp.async)", "wait"),
+    ("waits_stores", "waits for its copies out (bulk group)", "wait"),
+    ("waits_products", "waits for its products (wgmma)", "wait"),
+    ("waits_registers", "waits for registers (setmaxnreg)", "wait"),
+    ("done", "has exited", "done"),
+    ("copy_flying", "on its way", "copy"),
+    ("copy_there", "there, until somebody has waited for it", "copy"),
+    ("product", "a tensor core at work", "product"),
+)
+"""Of spans: name, label, class."""
+NUMBERS = {name: number for number, (name, _, _) in enumerate(KINDS)}
+WAITS = frozenset(name for name, _, kind in KINDS if kind in ("wait", "done"))
+
+MODEL = (
+    "The order, and who waits for what, are those of the execution; the clocks are a model's, of PTX instructions of one thread block "
+    "alone on a multiprocessor of a {device}, and nothing here is measured."
+)
+
+
+def device_of(target: str) -> Device:
+    """A device of the catalogue for what PTX was compiled for (sm_80, sm_90a): the first of that compute capability, or of the last
+    one before it that there is."""
+    digits = "".join(letter for letter in target if letter.isdigit())
+    wanted = divmod(int(digits), 10) if digits else (8, 0)
+    every = Device.catalogue()
+    known = max((each.compute_capability for each in every if each.compute_capability <= wanted), default=every[0].compute_capability)
+    return next(each for each in every if each.compute_capability == known)
+
+
+class Lines:
+    """The lines of source that spans are of: the kernel's own, where code stands in an inlined function."""
+
+    def __init__(self, diary: Diary, text: Callable[[Line], str]):
+        self.diary, self.text = diary, text
+        self.numbers: dict[Line, int] = {}
+        self._of: dict[int, int] = {-1: -1}
+
+    def of(self, pc: int) -> int:
+        """The number of an instruction's line, -1 for none."""
+        found = self._of.get(pc)
+        if found is None:
+            i = self.diary.listing.instructions[pc]
+            found = self._of[pc] = self.numbers.setdefault(i.inlined_at[-1] if i.inlined_at else i.place, len(self.numbers))
+        return found
+
+    def told(self) -> list[list[Any]]:
+        return [[file.rpartition("/")[2], number, self.text((file, number))] for file, number in self.numbers]
+
+
+class Drawn(NamedTuple):
+    """A row of the page: spans as (from, to, kind, line, note)."""
+
+    name: str
+    group: str
+    role: str
+    spans: list[tuple[float, float, str, int, str]]
+
+
+def timeline(diary: Diary, device: Device, target: str, text: Callable[[Line], str]) -> dict[str, Any]:
+    """A diary with clocks, for JSON; `text` gives the text of a line of source. ValueError as `play`."""
+    played, lines = play(diary, device), Lines(diary, text)
+    rows = [
+        Drawn(f"warp {number}", "warps", role, joined(spans, lines))
+        for number, (spans, role) in enumerate(zip(played.rows, roles(diary), strict=True))
+    ]
+    rows += copies(diary, played, lines) + products(diary, played, lines)
+    begins = sorted(span[0] for row in rows for span in row.spans)
+    shown = played.clocks if len(begins) <= MOST_SPANS else begins[MOST_SPANS]
+    notes: dict[str, int] = {"": -1}
+    told = [
+        {
+            "name": row.name,
+            "group": row.group,
+            "role": row.role,
+            "spans": [
+                [round(begin, 2), round(min(end, shown), 2), NUMBERS[kind], line, notes.setdefault(note, len(notes) - 1)]
+                for begin, end, kind, line, note in row.spans
+                if begin < shown
+            ],
+        }
+        for row in rows
+    ]
+    return {
+        "kernel": diary.kernel,
+        "block": diary.block,
+        "blocks": diary.blocks,
+        "target": target,
+        "device": device.name,
+        "clocks": round(played.clocks, 2),
+        "shown": round(shown, 2),
+        "model": MODEL.format(device=device.name),
+        "kinds": [{"name": name, "label": label, "class": kind} for name, label, kind in KINDS],
+        "sources": lines.told(),
+        "notes": [note for note in notes if note],
+        "rows": told,
+        "meetings": [[round(at, 2), number, met] for at, number, met in meetings(played) if at <= shown],
+        "shares": [shares(spans) for spans in played.rows],
+        "busy": {name: round(clocks, 2) for name, clocks in played.busy.items()},
+    }
+
+
+def why_not(diary: Diary) -> str | None:
+    """Why a diary has no timeline; None where it has one."""
+    if diary.too_long:
+        return f"the thread block runs more than {MOST_STRETCHES:,} stretches of code"
+    return None if any(row.stretches for row in diary.rows) else "the thread block did not run"
+
+
+def shares(spans: Sequence[Span]) -> list[float]:
+    """A warp's clocks by kind."""
+    sums: Counter[str] = Counter()
+    for begin, end, kind, *_ in spans:
+        sums[kind] += end - begin
+    return [round(sums[name], 2) for name, _, _ in KINDS]
+
+
+def joined(spans: Sequence[Span], lines: Lines) -> list[tuple[float, float, str, int, str]]:
+    """Spans of one kind and line together. Work of less than SHORT clocks is put to what follows: the whole has the kind and line of
+    most of its clocks."""
+    out: list[tuple[float, float, str, int, str]] = []
+    parts: Counter[tuple[str, int]] = Counter()
+    begin = 0.0
+
+    def close(end: float) -> None:
+        if parts:
+            kind, line = max(parts, key=lambda part: parts[part])
+            if out and out[-1][2:] == (kind, line, "") and out[-1][1] == begin:
+                out[-1] = out[-1][0], end, kind, line, ""
+            else:
+                out.append((begin, end, kind, line, ""))
+            parts.clear()
+
+    for start, end, kind, pc, note in spans:
+        if kind in WAITS:
+            close(start)
+            out.append((start, end, kind, lines.of(pc), note))
+            continue
+        key = kind, lines.of(pc)
+        if parts and key not in parts and start - begin >= SHORT:
+            close(start)
+        if not parts:
+            begin = start
+        parts[key] += end - start  # type: ignore[assignment]
+    close(spans[-1][1] if spans else 0.0)
+    return out
+
+
+def roles(diary: Diary) -> list[str]:
+    """Of warps where only some multiply: producers are those of the others that start copies into shared memory."""
+    multiply = []
+    for row in diary.rows:
+        codes = {stretch.first: stretch for stretch in row.stretches}.values()
+        multiply.append(any(diary.listing.flops[pc] for stretch in codes for pc in range(stretch.first, stretch.end)))
+    copy = {one.row for one in diary.copies.values() if one.inward}
+    if all(multiply) or not any(multiply):
+        return [""] * len(diary.rows)
+    return ["consumer" if works else "producer" if row in copy else "" for row, works in enumerate(multiply)]
+
+
+def meetings(played: Played) -> list[tuple[float, int, list[int]]]:
+    """Of two warps or more; the cluster's barrier is number -1."""
+    found = []
+    for at, what, rows in played.meetings:
+        number = what.removeprefix("barrier ")
+        if len(set(rows)) > 1:
+            found.append((at, int(number) if number.isdigit() else -1, sorted(set(rows))))
+    return sorted(found)
+
+
+# -- copies, products -----------------------------------------------------------------------------------------------------
+
+
+def copies(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
+    """Copies in as many rows as overlap; those of cp.async of one tensor that all warps have in their n-th groups are one."""
+    together: defaultdict[tuple[Any, ...], list[Flight]] = defaultdict(list)
+    for flight in played.copies:
+        copy = diary.copies[flight.number]
+        together[(copy.tensor, copy.group) if copy.group >= 0 else (flight.number,)].append(flight)
+    rows: list[list[tuple[float, float, str, int, str]]] = []
+    for flights in sorted(together.values(), key=lambda some: min(flight.begin for flight in some)):
+        begin, landed = min(flight.begin for flight in flights), max(flight.landed for flight in flights)
+        seen, first = min(flight.seen for flight in flights), diary.copies[flights[0].number]
+        note, line = copies_text(diary, flights), lines.of(first.pc)
+        spans = [(begin, landed, "copy_flying", line, note)]
+        if landed < seen < inf:
+            spans.append((landed, seen, "copy_there", line, note))
+        free = next((row for row in rows if row[-1][1] <= begin), None)
+        if free is None:
+            rows.append(spans)
+        else:
+            free += spans
+    return [Drawn("copies" if not number else f"copies {number + 1}", "copies", "", spans) for number, spans in enumerate(rows)]
+
+
+def copies_text(diary: Diary, flights: Sequence[Flight]) -> str:
+    """What they move, in words."""
+    some = [diary.copies[flight.number] for flight in flights]
+    one, warps = some[0], sorted({copy.row for copy in some})
+    who = f"warp {warps[0]}" if len(warps) == 1 else f"warps {', '.join(map(str, warps))}"
+    if len(warps) > 2 and warps[-1] - warps[0] + 1 == len(warps):
+        who = f"warps {warps[0]} to {warps[-1]}"
+    nbytes, name = sum(copy.nbytes for copy in some), one.tensor or "shared memory"
+    if one.how == "cp.async":
+        return f"{name}: {nbytes:,} bytes to shared memory, cp.async of {who}"
+    return f"{name}: {nbytes:,} bytes {'to' if one.inward else 'from'} shared memory at {one.where}, {one.how} of {who}"
+
+
+def products(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
+    """The tensor cores at work, by sub-core for mma.sync and by warpgroup for wgmma."""
+    found = [
+        Drawn(f"tensor core {core}", "products", "", [(a, b, kind, lines.of(pc), note) for a, b, kind, pc, note in spans])
+        for core, spans in enumerate(played.cores)
+        if spans
+    ]
+    groups: defaultdict[int, list[tuple[float, float, str, int, str]]] = defaultdict(list)
+    for begin, end, number in played.products:
+        product = diary.products[number]
+        line, spans = lines.of(product.pc), groups[product.row]
+        if spans and spans[-1][1] == begin and spans[-1][3] == line:
+            spans[-1] = spans[-1][0], end, *spans[-1][2:]
+        else:
+            spans.append((begin, end, "product", line, ""))
+    names = {row: f"wgmma, warps {row} to {row + GROUP - 1}" for row in groups}
+    return found + [Drawn(names[row], "products", "", groups[row]) for row in sorted(groups)]
+
