@@ -1,12 +1,15 @@
 // The spans of a thread block over its clocks, drawn on a canvas: only what is in view, so that 20,000 stay quick.
 
-// How kinds look, by class and by place among the kinds of that class: colours of timeline.css, hatching as a second sign
+// How each kind looks, colours of the style sheets: work is grey, copies blue, products green, waits are hatched in the colour of
+// what they wait for. No two are alike without their colours.
 const LOOKS = {
-  work: [{ fill: "--held" }, { fill: "--held", hatch: "." }, { fill: "--held", hatch: "|" }, { fill: "--soft" }, { fill: "--held", hatch: "-" }],
-  wait: [{ hatch: "/", ink: "--write" }, { hatch: "\\", ink: "--late" }, { hatch: "x", ink: "--idle" }, { hatch: "|", ink: "--write" }, { hatch: "-", ink: "--late" }, { hatch: ".", ink: "--idle" }],
-  copy: [{ fill: "--read" }, { fill: "--read-soft", edge: "--read" }, { fill: "--read-soft", hatch: "|", ink: "--read" }],
-  product: [{ fill: "--made" }, { fill: "--made-soft", edge: "--made" }, { fill: "--made-soft", hatch: "|", ink: "--made" }],
-  done: [{ fill: "--faint" }],
+  works: { fill: "--held" }, special: { fill: "--special-soft", hatch: ".", ink: "--special" }, shared: { fill: "--held", hatch: "|" }, global: { fill: "--held", hatch: "-" },
+  copies: { fill: "--held", hatch: "\\", ink: "--read" }, products: { fill: "--held", hatch: "/", ink: "--made" },
+  waits_operand: { hatch: ".", ink: "--held" }, waits_unit: { hatch: "|", ink: "--soft" }, waits_load: { hatch: "-", ink: "--read" },
+  waits_barrier: { hatch: "/", ink: "--write" }, waits_cluster: { hatch: "x", ink: "--write" }, waits_phase: { hatch: "\\", ink: "--phase" },
+  waits_copies: { hatch: "=", ink: "--read" }, waits_stores: { hatch: ":", ink: "--read" }, waits_products: { hatch: "#", ink: "--made" },
+  waits_registers: { hatch: "+", ink: "--phase" }, done: { fill: "--faint" },
+  copy_flying: { fill: "--read" }, copy_there: { fill: "--read-soft", edge: "--read" }, product: { fill: "--made" },
 };
 const [BEGIN, END, KIND, PLACE, NOTE] = [0, 1, 2, 3, 4];
 const TITLES = { warps: "Warps", copies: "Copies in flight", products: "Tensor cores" };
@@ -19,10 +22,7 @@ class Chart {
     this.told = told;
     this.end = Math.max(told.shown, FINEST);
     this.view = [0, this.end];
-    this.looks = told.kinds.map((kind, n) => {
-      const list = LOOKS[kind.class] ?? LOOKS.work, before = told.kinds.slice(0, n).filter(one => one.class === kind.class).length;
-      return list[before % list.length];
-    });
+    this.looks = told.kinds.map(kind => LOOKS[kind.name]);
     this.groups = this.grouped();
     this.canvas = el("canvas", { tabIndex: 0 });
     this.canvas.setAttribute("role", "application");
@@ -35,8 +35,9 @@ class Chart {
   // Rows by what they are, in the order of the first of each: [title, places of rows]; and where each row is drawn
   grouped() {
     const groups = new Map();
+    const roles = this.told.rows.some(row => row.role);
     this.told.rows.forEach((row, at) => {
-      const title = row.role ? `${row.role[0].toUpperCase()}${row.role.slice(1)} warps` : TITLES[row.group] ?? row.group;
+      const title = row.role ? `${row.role[0].toUpperCase()}${row.role.slice(1)} warps` : roles && row.group === "warps" ? "Other warps" : TITLES[row.group];
       if (!groups.has(title)) groups.set(title, []);
       groups.get(title).push(at);
     });
@@ -216,22 +217,23 @@ class Chart {
     pen.strokeStyle = colours(edge(look));
     pen.lineWidth = 1;
     pen.strokeRect(x + 0.5, top + 0.5, wide - 1, high - 1);
-    if (b - a >= 44) this.inscribe(span, look, Math.max(x, this.left) + 4, Math.min(b, this.full - EDGE) - 5, top, high);
+    const from = Math.max(x, this.left) + 4, room = Math.min(b, this.full - EDGE) - from - 5;
+    if (room >= 34) this.inscribe(span, look, from, look.hatch ? room * 0.6 : room, top, high);  // most of the hatching stays
   }
 
   // What a wide span is, in it
-  inscribe(span, look, a, b, top, high) {
+  inscribe(span, look, x, room, top, high) {
     const { pen, colours } = this, kind = this.told.kinds[span[KIND]], source = this.told.sources[span[PLACE]];
     const said = (kind.class === "copy" || kind.class === "product") && this.told.notes[span[NOTE]] || (source ? `${source[1]}: ${source[2].trim()}` : kind.label);
     this.font(10.5);
-    const words = cut(pen, said, b - a);
+    const words = cut(pen, said, room);
     if (!words) return;
     if (look.hatch) {
       pen.fillStyle = colours(look.fill ?? "--paper");
-      pen.fillRect(a - 2, top + 2, pen.measureText(words).width + 4, high - 4);
+      pen.fillRect(x - 2, top + 2, pen.measureText(words).width + 4, high - 4);
     }
     pen.fillStyle = colours(["--read", "--made", "--soft"].includes(look.fill) && !look.hatch ? "--paper" : "--ink");
-    pen.fillText(words, a, top + high - 5);
+    pen.fillText(words, x, top + high - 5);
   }
 
   // Thin where there are many, so that they do not hide the spans
@@ -328,9 +330,12 @@ function hatching(back, ink, hatch, scale) {
     if ("/x".includes(hatch)) line(by - 1, size + 1, by + size + 1, -1);
     if ("\\x".includes(hatch)) line(by - 1, -1, by + size + 1, size + 1);
   }
-  if (hatch === "|") line(size / 2, 0, size / 2, size);
-  if (hatch === "-") line(0, size / 2, size, size / 2);
+  if ("|#".includes(hatch)) line(size / 2, 0, size / 2, size);
+  if ("-#".includes(hatch)) line(0, size / 2, size, size / 2);
+  if (hatch === "=") for (const y of [1, 4]) line(0, y, size, y);
+  if (hatch === "+") { line(1, 3, 5, 3); line(3, 1, 3, 5); }
   if (hatch === ".") pen.fillRect(size / 2 - 1, size / 2 - 1, 2, 2);
+  if (hatch === ":") for (const x of [0, 3]) pen.fillRect(x, x, 2, 2);
   const made = pen.createPattern(tile, "repeat");
   made.setTransform(new DOMMatrix().scale(1 / scale));
   return made;

@@ -18,7 +18,7 @@ class Timeline {
     const button = (textContent, label, onclick) => { const made = el("button", { type: "button", textContent, title: label, onclick }); made.setAttribute("aria-label", label); return made; };
     const tools = el("div", { className: "tools" }, button("−", "Zoom out (−)", () => chart.zoom(1 / 2)), button("+", "Zoom in (+)", () => chart.zoom(2)), button("Fit", "All of it (0)", () => chart.fit()),
       el("span", { className: "soft", textContent: this.about() }));
-    this.root = el("div", { className: "timeline" }, tools, this.said, chart.canvas, this.legend(), this.keys(), el("p", { className: "soft", textContent: told.model }), this.words(), this.spoken);
+    this.root = el("div", { className: "timeline" }, tools, el("div", {}, this.said, chart.canvas), this.legend(), this.keys(), el("p", { className: "soft", textContent: told.model }), this.words(), this.spoken);
     this.down = new Map();  // pointers that are down, and where
     this.listen();
     this.tell();
@@ -43,7 +43,7 @@ class Timeline {
       if (note >= 0) out.push(el("p", { textContent: told.notes[note] }));
     } else if (row !== null) out.push(el("p", {}, el("b", { textContent: told.rows[row].name }), " nothing here"));
     else if (!met.length) out.push(el("p", { className: "soft", textContent: "Point at a span, tap it, or choose it with the arrow keys: here it says what it is, and of which line." }));
-    for (const [clock, number, rows] of met) out.push(el("p", { className: "soft", textContent: `${plural(rows.length, "row")} met at barrier ${number}, clock ${clocks(clock)}` }));
+    for (const [clock, number, rows] of met) out.push(el("p", { className: "soft", textContent: `${plural(rows.length, "warp")} met at ${number < 0 ? "the cluster's barrier" : `barrier ${number}`}, clock ${clocks(clock)}` }));
     this.said.replaceChildren(...out);
     this.found = found;
   }
@@ -190,7 +190,7 @@ class Timeline {
       return made;
     });
     const made = el("div", { className: "legend", role: "group" }, ...items.filter(Boolean));
-    if (told.meetings.length) made.append(el("span", { className: "meeting", textContent: "these rows met at a barrier" }));
+    if (told.meetings.length) made.append(el("span", { className: "meeting", textContent: "these warps met at a barrier" }));
     made.setAttribute("aria-label", "Kinds of spans: press one to dim the others");
     this.colour();
     return made;
@@ -214,11 +214,14 @@ class Timeline {
     const rows = names.map((name, at) => [name, ...kinds.map(n => comma(told.shares[at][n])), comma(sum(told.shares[at], n => n))]);
     const waits = this.waits(), made = waits.map(wait => {
       const there = el("button", { type: "button", className: "there", textContent: clocks(wait.longest), title: "Show it", onclick: () => { this.pick(wait.found, true); this.chart.canvas.focus(); } });
-      return [told.kinds[wait.kind].label, wait.source ? el("span", { className: "mono" }, this.link(wait.source), ` ${wait.source[2].trim()}`) : "–", comma(wait.times), clocks(wait.sum), there];
+      const line = wait.source ? el("div", { className: "mono" }, this.link(wait.source), ` ${wait.source[2].trim()}`) : "";
+      return [el("div", {}, told.kinds[wait.kind].label, line), comma(wait.times), clocks(wait.sum), there];
     });
     const out = el("details", { className: "words" }, el("summary", { textContent: "The same in words: clocks by warp, longest waits" }),
       el("h3", { textContent: "Clocks by warp and kind, of the whole block" }), table(["", ...kinds.map(n => told.kinds[n].label), "all"], rows));
-    if (made.length) out.append(el("h3", { textContent: `Longest waits, by their line${told.shown < told.clocks ? "; of what is drawn" : ""}` }), table(["wait", "line", "times", "clocks of all warps", "longest"], made, 2));
+    const busy = Object.entries(told.busy).sort((a, b) => b[1] - a[1]).map(([name, n]) => [name, comma(n), `${Math.round(100 * n / told.clocks)} %`]);
+    out.append(el("h3", { textContent: "Clocks that a unit is busy; of those that each sub-core has, the busiest" }), table(["", "clocks", "of all"], busy));
+    if (made.length) out.append(el("h3", { textContent: `Longest waits, by their line${told.shown < told.clocks ? "; of what is drawn" : ""}` }), table(["wait", "times", "clocks of all warps", "longest"], made));
     return out;
   }
 
@@ -269,6 +272,6 @@ class Choice {
   show() {
     const one = this.launches[this.choice.value];
     this.timeline = one.timeline ? new Timeline(one.timeline, this.link, this.go) : null;
-    this.place.replaceChildren(this.timeline?.root ?? el("p", { className: "soft", textContent: one.why }));
+    this.place.replaceChildren(this.timeline?.root ?? el("p", { className: "soft", textContent: `No timeline: ${one.why}.` }));
   }
 }
