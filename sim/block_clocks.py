@@ -1,6 +1,6 @@
 """Clocks for a diary: one thread block alone on one multiprocessor, by a model. The order, and who waits for what, are the diary's.
 
-Four sub-cores issue an instruction a clock each, a warp's in order; a warp goes on until it needs a register that is not there yet,
+Four sub-cores issue an instruction a clock each, a warp's in the order of a list scheduler (`block_order`); a warp goes on until it needs a register that is not there yet,
 or a unit whose queue is full. Tensor cores, exponential units, arithmetic and shared memory have rates, copies a latency behind the way to
 the L2. A wait is over when all that it waited for in the diary has come; the diary's order is one in which that happens, so nothing
 deadlocks. Pure: of a `Diary` and a `Device`.
@@ -18,6 +18,7 @@ from typing import NamedTuple
 from cupyflash.device import Device
 from cupyflash.multiprocessor import BARRIER_LATENCY, BRANCH_LATENCY, L2_BYTES, L2_LATENCY, PARTITIONS, SHARED_LATENCY
 from cupyflash.multiprocessor import EXP_QUEUE, SHARED_QUEUE
+from cupyflash.sim.block_order import Orders
 from cupyflash.sim.block_units import EXP, SHARED, TENSOR, Rates, Step
 from cupyflash.sim.ptx.report.diary import Act, Copy, Diary, Global, Multiply, Product, Promise, Row, Shared, Sign, Start, Wait
 
@@ -53,23 +54,17 @@ class Item(NamedTuple):
 NONE: list[Act] = []
 
 
-def items(row: Row) -> Iterator[Item]:
-    """A warp's instructions in order."""
+def items(row: Row, orders: Orders) -> Iterator[Item]:
+    """A warp's instructions in the order of their issue."""
     for number, stretch in enumerate(row.stretches):
-        acts, at, last = stretch.acts, 0, stretch.end - 1
-        later = number + 1 < len(row.stretches) and row.stretches[number + 1].first != stretch.end
-        while at < len(acts) and acts[at][0] < stretch.first:
-            at += 1
-        if at:
-            yield Item(-1, [act for _, act in acts[:at]], False)
-        for pc in range(stretch.first, stretch.end):
-            mine = NONE
-            if at < len(acts) and acts[at][0] == pc:
-                mine = []
-                while at < len(acts) and acts[at][0] == pc:
-                    mine.append(acts[at][1])
-                    at += 1
-            yield Item(pc, mine, later and pc == last)
+        acts: dict[int, list[Act]] = {}
+        for pc, act in stretch.acts:
+            acts.setdefault(pc if pc >= stretch.first else -1, []).append(act)
+        if -1 in acts:
+            yield Item(-1, acts[-1], False)
+        later, last = number + 1 < len(row.stretches) and row.stretches[number + 1].first != stretch.end, stretch.end - 1
+        for pc in orders.of(stretch.first, stretch.end):
+            yield Item(pc, acts.get(pc, NONE), later and pc == last)
 
 
 @dataclass
@@ -154,8 +149,9 @@ class Replay:
         self.promises: dict[int, tuple[int, ...]] = {}
 
     def run(self) -> Played:
+        orders = Orders(self.diary.listing, self.step)
         for number, row in enumerate(self.diary.rows):
-            todo = items(row)
+            todo = items(row, orders)
             warp = Warp(number, number % PARTITIONS, todo, next(todo, None))
             self.every.append(warp)
             if warp.item is not None:
