@@ -110,8 +110,8 @@ class Flight:
 class Played:
     """A diary with clocks. `rows`: spans of each warp, in order, from 0 to `clocks`; `cores`: mma.sync of each sub-core.
 
-    `products`: (from, to, number in the diary) of wgmma. meetings: (clock, barrier, rows). busy: clocks of each unit, the sub-cores' units of
-    the busiest. signs: when each number of the diary came.
+    products: (from, to, number in the diary) of wgmma. waits: (row, wait, when it was over). busy: clocks of each unit, of those of
+    sub-cores the busiest. signs: when each number of the diary came.
     """
 
     clocks: float
@@ -119,7 +119,7 @@ class Played:
     cores: list[list[Span]]
     copies: list[Flight]
     products: list[tuple[float, float, int]]
-    meetings: list[tuple[float, str, list[int]]]
+    waits: list[tuple[int, Wait, float]]
     busy: dict[str, float]
     signs: dict[int, float]
 
@@ -140,7 +140,7 @@ class Replay:
         self.coming: defaultdict[int, int] = defaultdict(int)
         self.products: list[tuple[float, float, int]] = []
         self.cores: list[list[Span]] = [[] for _ in range(PARTITIONS)]
-        self.meetings: dict[int, tuple[float, str, list[int]]] = {}
+        self.waits: list[tuple[int, Wait, float]] = []
         self.warps: list[list[Warp]] = [[] for _ in range(PARTITIONS)]
         self.last: list[Warp | None] = [None] * PARTITIONS
         self.asleep: set[int] = set()
@@ -172,7 +172,7 @@ class Replay:
         return self.played()
 
     def played(self) -> Played:
-        clocks = max((warp.since for warp in self.every), default=0.0)
+        clocks = max(self.shared, self.way, *map(max, self.free), *(warp.since for warp in self.every))
         for warp in self.every:
             warp.span(clocks, "done", -1)
         busy: dict[str, float] = {}
@@ -184,7 +184,7 @@ class Replay:
             self.cores,
             list(self.flights.values()),
             self.products,
-            [self.meetings[number] for number in sorted(self.meetings)],
+            self.waits,
             busy,
             self.signs,
         )
@@ -280,11 +280,7 @@ class Replay:
 
     def draw(self, warp: Warp, step: Step, begin: float) -> None:
         """mma.sync, on its sub-core's tensor core."""
-        spans, end, note = self.cores[warp.core], begin + step.clocks, f"warp {warp.row}"
-        if spans and spans[-1][1] >= begin - SHORT and spans[-1][3:] == (step.pc, note):
-            spans[-1] = spans[-1][0], end, *spans[-1][2:]
-        else:
-            spans.append((begin, end, "product", step.pc, note))
+        self.cores[warp.core].append((begin, begin + step.clocks, "product", step.pc, f"warp {warp.row}"))
 
     def move(self, nbytes: int, now: float) -> float:
         """Bytes on the way from or to the L2: when the last of them is on it."""
@@ -367,8 +363,7 @@ class Replay:
         warp.span(end, WAITS[wait.kind], pc, self.note(wait, last))
         for number in wait.on:
             self.see(number, end)
-        if wait.meeting >= 0:
-            self.meetings.setdefault(wait.meeting, (end, wait.what, []))[2].append(warp.row)
+        self.waits.append((warp.row, wait, end))
 
     def see(self, number: int, at: float) -> None:
         """Somebody has waited for a copy, or for the promise of copies."""

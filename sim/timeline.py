@@ -171,7 +171,7 @@ def joined(spans: Sequence[Span], lines: Lines) -> list[tuple[float, float, str,
             out.append((start, end, kind, lines.of(pc), note))
             continue
         key = kind, lines.of(pc)
-        if parts and key not in parts and start - begin >= SHORT:
+        if parts and start - begin >= SHORT and parts[key] < max(parts.values()):
             close(start)
         if not parts:
             begin = start
@@ -194,12 +194,14 @@ def roles(diary: Diary) -> list[str]:
 
 def meetings(played: Played) -> list[tuple[float, int, list[int]]]:
     """Of two warps or more; the cluster's barrier is number -1."""
-    found = []
-    for at, what, rows in played.meetings:
-        number = what.removeprefix("barrier ")
-        if len(set(rows)) > 1:
-            found.append((at, int(number) if number.isdigit() else -1, sorted(set(rows))))
-    return sorted(found)
+    rows: defaultdict[int, set[int]] = defaultdict(set)
+    found: dict[int, tuple[float, int]] = {}
+    for row, wait, end in played.waits:
+        if wait.meeting >= 0:
+            rows[wait.meeting].add(row)
+            number = wait.what.removeprefix("barrier ")
+            found[wait.meeting] = end, int(number) if number.isdigit() else -1
+    return sorted((*found[number], sorted(rows[number])) for number in found if len(rows[number]) > 1)
 
 
 # -- copies, products -----------------------------------------------------------------------------------------------------
@@ -242,19 +244,16 @@ def copies_text(diary: Diary, flights: Sequence[Flight]) -> str:
 
 def products(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
     """The tensor cores at work, by sub-core for mma.sync and by warpgroup for wgmma."""
-    found = [
-        Drawn(f"tensor core {core}", "products", "", [(a, b, kind, lines.of(pc), note) for a, b, kind, pc, note in spans])
-        for core, spans in enumerate(played.cores)
-        if spans
-    ]
-    groups: defaultdict[int, list[tuple[float, float, str, int, str]]] = defaultdict(list)
-    for begin, end, number in played.products:
+    found: defaultdict[str, list[tuple[float, float, str, int, str]]] = defaultdict(list)
+    every = [(f"tensor core {core}", each) for core, spans in enumerate(played.cores) for each in spans]
+    for begin, end, number in sorted(played.products, key=lambda each: diary.products[each[2]].row):
         product = diary.products[number]
-        line, spans = lines.of(product.pc), groups[product.row]
-        if spans and spans[-1][1] == begin and spans[-1][3] == line:
-            spans[-1] = spans[-1][0], end, *spans[-1][2:]
+        every.append((f"wgmma, warps {product.row} to {product.row + GROUP - 1}", (begin, end, "product", product.pc, "")))
+    for name, (begin, end, kind, pc, note) in every:
+        spans, what = found[name], (kind, lines.of(pc), note)
+        if spans and begin - spans[-1][1] < SHORT and spans[-1][2:] == what:
+            spans[-1] = spans[-1][0], end, *what
         else:
-            spans.append((begin, end, "product", line, ""))
-    names = {row: f"wgmma, warps {row} to {row + GROUP - 1}" for row in groups}
-    return found + [Drawn(names[row], "products", "", groups[row]) for row in sorted(groups)]
+            spans.append((begin, end, *what))
+    return [Drawn(name, "products", "", spans) for name, spans in found.items()]
 

@@ -203,10 +203,11 @@ class Diary:
         self.rows = [Row() for _ in range(wave.warps_per_block)]
         self._parts: dict[Lanes, list[Part]] = {}
         self._met: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+        self._over: dict[str, tuple[int, tuple[int, ...]]] = {kind: (-1, ()) for kind in ("barrier", "cluster")}
         self._phases: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
         self._outside: set[tuple[int, int, int]] = set()
         self._lives: defaultdict[int, int] = defaultdict(int)
-        self._issued: dict[tuple[int, int], int] = {}
+        self._issued: dict[int, int] = {}
         self._kept: dict[int, int] | None = None
         self._given: list[int] = []
 
@@ -296,7 +297,9 @@ class Diary:
                 passes = wavefronts(part.lanes, at, size)[0] if space == "shared" else -(-size * part.lanes.n // 128)
                 self.note(part.row, pc, Shared(passes))
             elif copies:
-                copy = self.copies[self._issued[part.row, pc]]
+                if part.row not in self._issued:
+                    continue  # its destination is nowhere
+                copy = self.copies[self._issued[part.row]]
                 copy.tensor = segment.name
                 copy.nbytes += size * part.lanes.n if isinstance(size, int) else int(size[part.start : part.end].sum())
             else:
@@ -305,7 +308,7 @@ class Diary:
                 self.note(part.row, pc, Global(pattern.sectors(first), instruction.opcode in ("st", "red")))
 
     def _copy(self, row: int, pc: int, offset: int) -> None:
-        number = self._issued[row, pc] = self.number()
+        number = self._issued[row] = self.number()
         warp = self.rows[row]
         self.copies[number] = Copy(row, pc, "cp.async", "", self.name(offset), 0, warp.groups, True)
         warp.flying.append(number)
@@ -314,8 +317,8 @@ class Diary:
     # -- cp.async ---------------------------------------------------------------------------------------------------------
 
     def issued(self, lanes: Lanes) -> dict[int, int]:
-        """The newest copy of each row in a set of lanes, with which an instruction is under way."""
-        return {part.row: self.rows[part.row].flying[-1] for part in self.parts(lanes) if self.rows[part.row].flying}
+        """The copies of an instruction by row; it is over."""
+        return {part.row: self._issued.pop(part.row) for part in self.parts(lanes) if part.row in self._issued}
 
     def committed(self, lanes: Lanes) -> None:
         for part in self.parts(lanes):
@@ -366,14 +369,15 @@ class Diary:
         self._met[kind, number] += self.signs_of(lanes, pc)
 
     def met(self, kind: str, number: int, waits: Iterable[tuple[Lanes, int]], outside: bool = False) -> None:
-        """A barrier is complete: lanes go on that wait at an instruction each."""
-        on = tuple(self._met.pop((kind, number), ()))
-        if on:
+        """A barrier is complete: lanes go on that wait at an instruction each; a cluster's may do so one after the other."""
+        if (kind, number) in self._met:
             self._meetings += 1
+            self._over[kind] = self._meetings, tuple(self._met.pop((kind, number)))
+        meeting, on = self._over[kind]
         what = f"barrier {number}" if kind == "barrier" else "the cluster's barrier"
         for lanes, pc in waits:
             for part in self.parts(lanes):
-                self.note(part.row, pc, Wait(kind, what, on, self._meetings, outside=outside))
+                self.note(part.row, pc, Wait(kind, what, on, meeting, outside=outside))
 
     # -- mbarriers --------------------------------------------------------------------------------------------------------
 
