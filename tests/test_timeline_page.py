@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from collections.abc import Iterator
@@ -19,12 +20,13 @@ from cupyflash.sim.timeline import KINDS
 pytest.importorskip("cupy")
 pytestmark = pytest.mark.wide
 
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 GEMM = Path(__file__).parent / "kernels" / "pipelined_gemm.cu"
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a trace of FlashAttention-2 and -3, with a producer, consumers, TMA and wgmma, and of standard attention's three launches."""
+    """Of a trace: standard attention's three launches, FlashAttention-2, and FlashAttention-3 with a producer, TMA and wgmma."""
     file = tmp_path_factory.mktemp("page") / "trace.html"
     sizes = ("--seqlen", "256", "--head-dim", "64", "--device", "H100-SXM", "--algorithms", "standard,fa2,fa3")
     result = CliRunner().invoke(main, ["trace", *sizes, "--html", str(file)])
@@ -155,6 +157,18 @@ def test_each_kind_looks_like_no_other_even_without_colours() -> None:
         assert len({str(each) for each in used}) == len(used), kind
 
 
+def test_the_picture_is_of_today_s_clocks() -> None:
+    spec = importlib.util.spec_from_file_location("screenshot", DOCS / "screenshot.py")
+    assert spec is not None and spec.loader is not None
+    screenshot = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(screenshot)
+    assert screenshot.TIMELINE in (DOCS / "trace.md").read_text()
+    drawn = (DOCS / "timeline.png").read_bytes().split(b"tEXt" + screenshot.KEY.encode() + b"\0")[1][:64].decode()
+    assert drawn == screenshot.timeline_digest(screenshot.told(command=screenshot.TIMELINE)), (
+        "python docs/screenshot.py draws it anew"
+    )
+
+
 CLASSES = "wait", "work", "copy", "product"
 
 
@@ -179,8 +193,8 @@ def test_every_span_can_be_reached_by_pointer_and_by_key(opened: Any, page: Path
         const missed = [];
         chart.told.rows.forEach((row, at) => row.spans.forEach((span, n) => {
           chart.near({ row: at, n });
-          const middle = (span[0] + span[1]) / 2, x = chart.x(middle), found = chart.hit(at, chart.clock(x));
-          if (!(x >= chart.left && x <= chart.left + chart.wide && found?.n === n && chart.rowAt(chart.tops[at] + 9) === at)) missed.push([at, n]);
+          const x = chart.x((span[0] + span[1]) / 2), inside = x >= chart.left && x <= chart.left + chart.wide;
+          if (!inside || chart.hit(at, chart.clock(x))?.n !== n || chart.rowAt(chart.tops[at] + 9) !== at) missed.push([at, n]);
         }));
         return missed;""")
     assert missed == []
@@ -193,7 +207,10 @@ def test_every_span_can_be_reached_by_pointer_and_by_key(opened: Any, page: Path
         seen.append(opened.execute_script("return chart.picked.row"))
     assert sorted(seen) == order  # down, once through all
     shortest = min(order, key=lambda row: len(rows[row]["spans"]))
-    walk = "choice.timeline.pick({ row: arguments[0], n: 0 }); let n = 1; const step = () => { const was = chart.picked.n; choice.timeline.step(1); return chart.picked.n > was; };"
+    walk = (
+        "choice.timeline.pick({ row: arguments[0], n: 0 }); let n = 1;"
+        "const step = () => { const was = chart.picked.n; choice.timeline.step(1); return chart.picked.n > was; };"
+    )
     assert opened.execute_script(f"{walk} while (step()) n++; return n", shortest) == len(rows[shortest]["spans"])
     assert rows[shortest]["name"] in str(opened.execute_script("return choice.timeline.spoken.textContent"))
 
@@ -203,12 +220,15 @@ chart.draw();
 const copied = Object.assign(document.createElement("canvas"), { width: chart.canvas.width, height: chart.canvas.height });
 const pen = copied.getContext("2d", { willReadFrequently: true });
 pen.drawImage(chart.canvas, 0, 0);
-const pixels = (...box) => { const { data } = pen.getImageData(...box); return Array.from({ length: data.length / 4 }, (_, n) => [...data.slice(4 * n, 4 * n + 4)].join()); };
+const pixels = (...box) => {
+  const { data } = pen.getImageData(...box);
+  return Array.from({ length: data.length / 4 }, (_, n) => [...data.slice(4 * n, 4 * n + 4)].join());
+};
 """
 
 
 def test_what_is_drawn_is_what_is_said(opened: Any, page: Path) -> None:
-    """A span's colour stands where a pointer finds it; a wait has more than one, for it is hatched; with all in view no row is empty."""
+    """A span has its colour where a pointer finds it, a wait more than one, for it is hatched; with all in view no row is empty."""
     timeline = timeline_of(page)
     for wanted in CLASSES:
         row, n = some_of(timeline, wanted)
@@ -224,8 +244,10 @@ def test_what_is_drawn_is_what_is_said(opened: Any, page: Path) -> None:
         assert (wanted == "wait") == (solid is None) == (len(found) > 1), (wanted, found)
         if solid:
             assert found == [",".join(str(int(solid[i : i + 2], 16)) for i in (1, 3, 5)) + ",255"]
-    kinds = "new Set([...chart.flat, ...chart.paints].filter(one => typeof one === 'string').map(one => { pen.fillStyle = one; pen.fillRect(0, 0, 1, 1); return pixels(0, 0, 1, 1)[0]; }))"
-    rows = f"chart.fit(); {PIXELS} const kinds = {kinds}; return chart.tops.map(top => pixels(chart.left + 1, top + 15, chart.wide - 2, 1).some(one => kinds.has(one)))"
+    rows = f"""chart.fit(); {PIXELS}
+        const as_drawn = paint => {{ pen.fillStyle = paint; pen.fillRect(0, 0, 1, 1); return pixels(0, 0, 1, 1)[0]; }};
+        const kinds = new Set(chart.flat.map(as_drawn));
+        return chart.tops.map(top => pixels(chart.left + 1, top + 15, chart.wide - 2, 1).some(one => kinds.has(one)));"""
     assert opened.execute_script(rows) == [bool(row["spans"]) for row in timeline["rows"]]
 
 
@@ -284,7 +306,8 @@ def test_two_fingers_zoom_and_a_tap_says_what_it_is(opened: Any, page: Path) -> 
     begin, end = view(opened)
     assert end - begin == pytest.approx((whole[1] - whole[0]) / 3, rel=0.05)
     x, y = opened.execute_script(
-        "const at = { row: arguments[0], n: arguments[1] }; chart.near(at); return [chart.x((chart.span(at)[0] + chart.span(at)[1]) / 2), chart.tops[at.row] + 9]",
+        "const at = { row: arguments[0], n: arguments[1] }; chart.near(at); const [begin, end] = chart.span(at);"
+        "return [chart.x((begin + end) / 2), chart.tops[at.row] + 9]",
         row,
         n,
     )
@@ -298,7 +321,8 @@ def test_two_fingers_zoom_and_a_tap_says_what_it_is(opened: Any, page: Path) -> 
 
 def tables(browser: Any) -> list[list[list[str]]]:
     found = browser.execute_script(
-        "return [...choice.timeline.root.querySelectorAll('table')].map(one => [...one.rows].map(row => [...row.cells].map(cell => cell.textContent)))"
+        "return [...choice.timeline.root.querySelectorAll('table')]"
+        ".map(one => [...one.rows].map(row => [...row.cells].map(cell => cell.textContent)))"
     )
     return list(found)
 
