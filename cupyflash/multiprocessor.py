@@ -18,7 +18,8 @@ REGISTER_UNIT = 256
 EXPONENTIALS = 16
 SHARED_BYTES = 128
 L2_BYTES = 64
-# Lanes of integer work, comparisons, maxima, conversions: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions".
+# Lanes of integer work, comparisons, maxima, conversions (CUDA C++ Programming Guide, "Throughput of Native Arithmetic
+# Instructions").
 INTEGER_LANES = 64
 # Clocks until a result is there. Shared memory: Luo et al., arXiv 2402.13499, 29.0 on A100 and H100. The rest is assumed: of
 # arithmetic, exponentials and mma.sync where something waits for them, of the L2 under load, from a barrier's last warp until

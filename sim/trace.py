@@ -100,8 +100,8 @@ class Held:
 @dataclass(frozen=True)
 class Trace:
     """What a schedule moved, in order, and of which tensors. `kernels` are by `TileMove.launch`; `executed` is what the machine
-    counted, `problems` what it held against the kernels or their numbers. `diaries`: by launch, what one of its thread blocks did, where
-    that was asked for."""
+    counted, `problems` what it held against the kernels or their numbers. `diaries`: by launch, what one of its thread blocks
+    did, where that was asked for."""
 
     schedule: TileSchedule
     kernels: tuple[Kernel, ...]
@@ -152,7 +152,8 @@ def trace(
     )
     kernels = tuple(launch.kernel for launch in recorder.launches)
     found = (*wrong, *map(str, run.findings))
-    return Trace(schedule, kernels, recorder.tensors, tuple(recorder.moves()), run.traffic, found, tuple(recorder.diaries) if timeline_block is not None else ())
+    diaries = () if timeline_block is None else tuple(recorder.diaries)
+    return Trace(schedule, kernels, recorder.tensors, tuple(recorder.moves()), run.traffic, found, diaries)
 
 
 def refuse_longer(schedule: TileSchedule) -> None:

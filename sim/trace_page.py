@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from cupyflash import kernels_cu
 from cupyflash.problem import Problem
 from cupyflash.schedules import BackwardSchedule
-from cupyflash import kernels_cu
 from cupyflash.sim import theory
 from cupyflash.sim import timeline as timelines
 from cupyflash.sim.execution import module
 from cupyflash.sim.page_file import filled
+from cupyflash.sim.ptx.text.syntax import Line
 from cupyflash.sim.trace import INNER, KEY_ROWS, QUERY_ROWS, QUERY_VECTORS, SCORES, Trace, rooms_of
 from cupyflash.sim.trace_lines import BACKWARD, FORWARD, MASK_TILES, Algorithm, Step
-from cupyflash.sim.ptx.text.syntax import Line
 from cupyflash.sim.traffic import TENSORS
 from cupyflash.words import plural
 

@@ -70,7 +70,8 @@ def trace(
     block = timeline_block if html is not None or as_json else None
     most = max(kernel.grid for schedule in schedules for kernel in schedule.kernels())
     if timeline_block >= max(most, 1):
-        raise click.BadParameter(f"{timeline_block}: no launch has more than {plural(most, 'thread block')}", param_hint="--timeline-block")
+        why = f"{timeline_block}: no launch has more than {plural(most, 'thread block')}"
+        raise click.BadParameter(why, param_hint="--timeline-block")
     refuse_longer(sum(map(seconds, schedules)), max_seconds)
     drawn = request.problem, data_seed, request.functions.given
     score, mask = draw_score(*drawn), draw_mask(*drawn)

@@ -50,12 +50,13 @@ def exits(flow: Flow, first: int, last: int) -> set[str]:
 
 
 def waits(flow: Flow) -> dict[int, int]:
-    """Loops that only wait, by their heads, with their last instructions: whether they go on depends on memory or an mbarrier alone,
-    and a turn leaves nothing behind."""
+    """Loops that only wait, by their heads, with their last instructions: whether they go on depends on memory or an mbarrier
+    alone, and a turn leaves nothing behind."""
     found = {}
     for last, plan in enumerate(flow.plans):
-        if isinstance(plan.control, Branch) and not plan.control.table and (first := flow.jump(plan.control.target)) <= last:
-            if only_waits(flow, first, last):
+        if isinstance(plan.control, Branch) and not plan.control.table:
+            first = flow.jump(plan.control.target)
+            if first <= last and only_waits(flow, first, last):
                 found[first] = last
     return found
 

@@ -180,8 +180,8 @@ class MBarriers:
             if all(barrier is not None and count <= barrier.pending for barrier, count in zip(found, sums.tolist(), strict=True)):
                 barriers = [barrier for barrier in found if barrier is not None]
                 if self.memory.diary is not None:
-                    for barrier, (key, at) in zip(barriers, self.each(keys), strict=True):
-                        self.memory.diary.arrived(key, barrier.phase, lanes.subset(at), i)
+                    for one, (key, at) in zip(barriers, self.each(keys), strict=True):
+                        self.memory.diary.arrived(key, one.phase, lanes.subset(at), i)
                 return self.arrive_at(barriers, Arrivals(lanes, keys, counts, starts, sums), drop)
         states = np.zeros(lanes.n, np.uint64)
         for key, at in self.each(keys):

@@ -1,8 +1,8 @@
-"""What the warps of one thread block did, in the order executed: instructions, copies, products, arrivals and what each wait waited for.
+"""What the warps of one thread block did, in the order executed: instructions, copies, products, arrivals; what waits waited for.
 
 A row is a warp; lanes that diverge share it, their stretches one after the other. Whatever somebody may wait for has a number: an
-arrival, a copy, a product of a warpgroup. A wait names those that had to come before it. It is noted when it is over, so that in the
-order executed everything stands behind what it waits for.
+arrival, a copy, a product of a warpgroup. A wait names those that had to come before it. It is noted when it is over, so that in
+the order executed everything stands behind what it waits for.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Stretch:
 class Copy:
     """An asynchronous copy: by warp `row`, with instruction `pc`; of `tensor`, of which it moves `nbytes`, and to `where`.
 
-    how: cp.async, bulk, TMA or DSMEM. group: of cp.async, how many groups its warp had closed before it. inward: into shared memory.
+    how: cp.async, bulk, TMA or DSMEM. group: of cp.async, how many groups its warp had closed before. inward: into shared memory.
     """
 
     row: int
@@ -203,7 +203,7 @@ class Diary:
         self.rows = [Row() for _ in range(wave.warps_per_block)]
         self._parts: dict[Lanes, list[Part]] = {}
         self._met: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-        self._over: dict[str, tuple[int, tuple[int, ...]]] = {kind: (-1, ()) for kind in ("barrier", "cluster")}
+        self._over: dict[str, tuple[int, tuple[int, ...]]] = dict.fromkeys(("barrier", "cluster"), (-1, ()))
         self._phases: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
         self._outside: set[tuple[int, int, int]] = set()
         self._lives: defaultdict[int, int] = defaultdict(int)
@@ -324,14 +324,14 @@ class Diary:
         for part in self.parts(lanes):
             self.rows[part.row].groups += 1
 
-    def waited(self, lanes: Lanes, instruction: Instruction, kind: str, on: Mapping[int, Iterable[int]], read: bool = False) -> None:
+    def waited(self, lanes: Lanes, i: Instruction, kind: str, on: Mapping[int, Iterable[int]], read: bool = False) -> None:
         """Warps have waited for what is theirs in `on`, by row."""
         for part in self.parts(lanes):
             mine = tuple(dict.fromkeys(on.get(part.row, ())))
             if kind == "copies":
                 row = self.rows[part.row]
                 row.flying = [number for number in row.flying if number not in mine]
-            self.note(part.row, self.at[instruction], Wait(kind, "", mine, read=read))
+            self.note(part.row, self.at[i], Wait(kind, "", mine, read=read))
 
     def promised(self, lanes: Lanes, instruction: Instruction) -> dict[int, int]:
         """Warps will arrive somewhere when their copies have landed: the promises by row."""
@@ -409,9 +409,11 @@ class Diary:
     def saw(self, lanes: Lanes, key: int, phase: int, pc: int) -> None:
         """Lanes have waited until a phase was complete; a negative one is before the first."""
         at = key, self._lives[key], phase
-        what = f"phase {phase} of the mbarrier at {self.name(key % self._per * 8)}" if phase >= 0 else "no phase: it is the first turn"
+        which = f"phase {phase}" if phase >= 0 else "the phase before the first"
+        what = f"{which} of the mbarrier at {self.name(key % self._per * 8)}"
+        wait = Wait("phase", what, tuple(self._phases.get(at, ())), outside=at in self._outside)
         for part in self.parts(lanes):
-            self.note(part.row, pc, Wait("phase", what, tuple(self._phases.get(at, ())), outside=at in self._outside))
+            self.note(part.row, pc, wait)
 
     # -- warpgroups, registers --------------------------------------------------------------------------------------------
 

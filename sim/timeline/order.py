@@ -1,8 +1,8 @@
-"""The order in which a warp issues straight code in the model of one thread block (`block_clocks`): a list scheduler's, as ptxas makes it.
+"""The order in which a warp issues straight code, in the model of one thread block: a list scheduler's, which ptxas is, too.
 
 PTX stands as the front end left it, a load just before its use; ptxas moves instructions so that a warp waits less. Here each piece
-between two instructions that nothing passes (barriers, waits, branches, atomics, wgmma) is put in the order in which what the longest way to the
-end of the piece hangs on goes first. Registers are taken to be enough.
+between two instructions that nothing passes (barriers, waits, branches, atomics, wgmma) is put in order: first what the longest way
+to the end of the piece hangs on. Registers are taken to be enough.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from cupyflash.multiprocessor import L2_LATENCY
-from cupyflash.sim.block_units import NONE, TENSOR, Step
 from cupyflash.sim.ptx.report.classes import instruction_class
 from cupyflash.sim.ptx.report.diary import Listing
 from cupyflash.sim.ptx.text.syntax import Instruction
+from cupyflash.sim.timeline.units import NONE, TENSOR, Step, copies_by_lanes
 
 FIXED_CLASSES = frozenset({"control", "barrier, fence", "atomic", "other"})
 STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "mmio"})
@@ -24,7 +24,7 @@ STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "mmio"})
 def stays(i: Instruction) -> bool:
     """Whether nothing passes an instruction."""
     if i.opcode == "cp":
-        return not ("shared" in i.mods or "shared::cta" in i.mods) or "bulk" in i.mods or "mbarrier" in i.mods
+        return not copies_by_lanes(i)
     return i.opcode == "wgmma" or instruction_class(i) in FIXED_CLASSES or not STRONG.isdisjoint(i.mods)
 
 

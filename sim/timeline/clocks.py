@@ -1,9 +1,9 @@
 """Clocks for a diary: one thread block alone on one multiprocessor, by a model. The order, and who waits for what, are the diary's.
 
-Four sub-cores issue an instruction a clock each, a warp's in the order of a list scheduler (`block_order`); a warp goes on until it needs a register that is not there yet,
-or a unit whose queue is full. Tensor cores, exponential units, arithmetic and shared memory have rates, copies a latency behind the way to
-the L2. A wait is over when all that it waited for in the diary has come; the diary's order is one in which that happens, so nothing
-deadlocks. Pure: of a `Diary` and a `Device`.
+Four sub-cores issue an instruction a clock each, a warp's in the order of a list scheduler (`order`). A warp goes on until it needs
+a register that is not there yet, or a unit whose queue is full. Tensor cores, exponential units, arithmetic and shared memory have
+rates, copies and loads a latency behind the way to the L2. A wait is over when all that it waited for in the diary has come; the
+diary's order is one in which that happens, so nothing deadlocks.
 """
 
 from __future__ import annotations
@@ -16,11 +16,18 @@ from math import inf
 from typing import NamedTuple
 
 from cupyflash.device import Device
-from cupyflash.multiprocessor import BARRIER_LATENCY, BRANCH_LATENCY, L2_BYTES, L2_LATENCY, PARTITIONS, SHARED_LATENCY
-from cupyflash.multiprocessor import EXP_QUEUE, SHARED_QUEUE
-from cupyflash.sim.block_order import Orders
-from cupyflash.sim.block_units import EXP, SHARED, TENSOR, Rates, Step
-from cupyflash.sim.ptx.report.diary import Act, Copy, Diary, Global, Multiply, Product, Promise, Row, Shared, Sign, Start, Wait
+from cupyflash.multiprocessor import (
+    BARRIER_LATENCY,
+    BRANCH_LATENCY,
+    EXP_QUEUE,
+    L2_BYTES,
+    L2_LATENCY,
+    PARTITIONS,
+    SHARED_QUEUE,
+)
+from cupyflash.sim.ptx.report.diary import Act, Copy, Diary, Global, Multiply, Promise, Row, Shared, Sign, Start, Wait
+from cupyflash.sim.timeline.order import Orders
+from cupyflash.sim.timeline.units import EXP, SHARED, TENSOR, Rates, Step
 
 GROUP = 4
 """Warps of a warpgroup."""
@@ -160,9 +167,9 @@ class Replay:
         self.times = [(0.0, core) for core in range(PARTITIONS)]
         while self.times:
             now, core = heapq.heappop(self.times)
-            warp, soonest = self.choose(core, now)
-            if warp is not None:
-                self.issue(warp, now)
+            chosen, soonest = self.choose(core, now)
+            if chosen is not None:
+                self.issue(chosen, now)
                 heapq.heappush(self.times, (now + 1, core))
             elif soonest < inf:
                 heapq.heappush(self.times, (soonest, core))

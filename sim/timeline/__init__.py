@@ -1,19 +1,19 @@
 """A timeline of one thread block, for JSON and the page: what its warps did, copies in flight, products, waits and barriers.
 
-The order of things and who waits for what were executed (`ptx.Diary`); the clocks are a model's (`block_clocks`).
+The order of things and who waits for what were executed (`ptx.Diary`); the clocks are a model's (`clocks`).
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
 from cupyflash.device import Device
-from cupyflash.sim.block_clocks import GROUP, SHORT, Flight, Played, Span, play
 from cupyflash.sim.ptx.report.diary import MOST_STRETCHES, Diary
 from cupyflash.sim.ptx.text.syntax import Line
+from cupyflash.sim.timeline.clocks import GROUP, SHORT, Flight, Played, Span, play
 
 MOST_SPANS = 20_000
 """Of all rows together: what a page draws without delay. A longer block is shown up to some clock."""
@@ -45,8 +45,8 @@ NUMBERS = {name: number for number, (name, _, _) in enumerate(KINDS)}
 WAITS = frozenset(name for name, _, kind in KINDS if kind in ("wait", "done"))
 
 MODEL = (
-    "The order, and who waits for what, are those of the execution; the clocks are a model's, of PTX instructions of one thread block "
-    "alone on a multiprocessor of a {device}, and nothing here is measured."
+    "The order, and who waits for what, are those of the execution; the clocks are a model's, of the PTX instructions of one "
+    "thread block alone on a multiprocessor of a {device}, and nothing of them is measured."
 )
 
 
@@ -56,8 +56,9 @@ def device_of(target: str) -> Device:
     digits = "".join(letter for letter in target if letter.isdigit())
     wanted = divmod(int(digits), 10) if digits else (8, 0)
     every = Device.catalogue()
-    known = max((each.compute_capability for each in every if each.compute_capability <= wanted), default=every[0].compute_capability)
-    return next(each for each in every if each.compute_capability == known)
+    known = [each.compute_capability for each in every]
+    nearest = max((each for each in known if each <= wanted), default=min(known))
+    return every[known.index(nearest)]
 
 
 class Lines:
@@ -143,17 +144,17 @@ def why_not(diary: Diary) -> str | None:
 
 def shares(spans: Sequence[Span]) -> list[float]:
     """A warp's clocks by kind."""
-    sums: Counter[str] = Counter()
+    sums: defaultdict[str, float] = defaultdict(float)
     for begin, end, kind, *_ in spans:
         sums[kind] += end - begin
     return [round(sums[name], 2) for name, _, _ in KINDS]
 
 
 def joined(spans: Sequence[Span], lines: Lines) -> list[tuple[float, float, str, int, str]]:
-    """Spans of one kind and line together. Work of less than SHORT clocks is put to what follows: the whole has the kind and line of
-    most of its clocks."""
+    """Spans of one kind and line together. Work of less than SHORT clocks is one with what follows: both have the kind and line of
+    most of their clocks."""
     out: list[tuple[float, float, str, int, str]] = []
-    parts: Counter[tuple[str, int]] = Counter()
+    parts: defaultdict[tuple[str, int], float] = defaultdict(float)
     begin = 0.0
 
     def close(end: float) -> None:
@@ -175,7 +176,7 @@ def joined(spans: Sequence[Span], lines: Lines) -> list[tuple[float, float, str,
             close(start)
         if not parts:
             begin = start
-        parts[key] += end - start  # type: ignore[assignment]
+        parts[key] += end - start
     close(spans[-1][1] if spans else 0.0)
     return out
 
@@ -194,14 +195,12 @@ def roles(diary: Diary) -> list[str]:
 
 def meetings(played: Played) -> list[tuple[float, int, list[int]]]:
     """Of two warps or more; the cluster's barrier is number -1."""
-    rows: defaultdict[int, set[int]] = defaultdict(set)
-    found: dict[int, tuple[float, int]] = {}
+    rows: defaultdict[tuple[float, int, int], set[int]] = defaultdict(set)
     for row, wait, end in played.waits:
         if wait.meeting >= 0:
-            rows[wait.meeting].add(row)
             number = wait.what.removeprefix("barrier ")
-            found[wait.meeting] = end, int(number) if number.isdigit() else -1
-    return sorted((*found[number], sorted(rows[number])) for number in found if len(rows[number]) > 1)
+            rows[end, int(number) if number.isdigit() else -1, wait.meeting].add(row)
+    return sorted((at, number, sorted(met)) for (at, number, _), met in rows.items() if len(met) > 1)
 
 
 # -- copies, products -----------------------------------------------------------------------------------------------------
@@ -256,4 +255,3 @@ def products(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
         else:
             spans.append((begin, end, *what))
     return [Drawn(name, "products", "", spans) for name, spans in found.items()]
-

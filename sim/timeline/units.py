@@ -1,4 +1,4 @@
-"""The units of a multiprocessor in the model of one thread block (`block_clocks`): what PTX instructions take of which, and for how long."""
+"""The units of a multiprocessor in the model of one thread block: what PTX instructions take of which, and for how long."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from cupyflash.multiprocessor import (
 )
 from cupyflash.sim.ptx.report.classes import instruction_class
 from cupyflash.sim.ptx.report.diary import Listing, Product
+from cupyflash.sim.ptx.text.syntax import Instruction
 from cupyflash.sim.ptx.text.types import TYPES
 
 TENSOR, EXP, FLOAT, INTEGER, SHARED, NONE = 0, 1, 2, 3, 4, -1
 """Units: of a sub-core, the pipe to shared memory, and no unit but the issue slot."""
-UNIT_NAMES = {TENSOR: "tensor cores", EXP: "exponentials", FLOAT: "floating point", INTEGER: "integers", SHARED: "shared memory", NONE: ""}
+UNIT_NAMES = ("tensor cores", "exponentials", "floating point", "integers", "shared memory", "")
 
 HALF_BITS = 16
 
@@ -48,7 +49,7 @@ BY_CLASS = {
     "atomic": (SHARED, "global"),
     "async copy": (SHARED, "copies"),
 }
-"""Unit and kind of span by class of instruction; what is in none of them takes an issue slot: moves, parameters, barriers, branches."""
+"""Unit and kind of span by class of instruction. What is in none of them takes an issue slot: moves, barriers, branches."""
 
 
 @dataclass(frozen=True)
@@ -102,18 +103,22 @@ class Rates:
             return Step(pc, NONE, 0.0, 0.0, "products", tuple(r for r in reads if r not in writes), ())
         if i.opcode == "shfl":
             return Step(pc, SHARED, 1.0, SHARED_LATENCY, "works", reads, writes)
-        if i.opcode == "cp" and ("bulk" in i.mods or not flops and {"commit_group", "wait_group", "wait_all"} & set(i.mods)):
+        if i.opcode == "cp" and not copies_by_lanes(i):
             unit = NONE
-        if i.opcode == "movmatrix" or unit == SHARED:
+        if unit == SHARED:
             return Step(pc, SHARED, 0.0, SHARED_LATENCY, kind, reads, writes)
         if unit == TENSOR:
-            bits = next((TYPES[mod].bits for mod in reversed(i.mods) if mod in TYPES and TYPES[mod].bits <= 32), HALF_BITS)
             bits = element_bits(i.mods)
             return Step(pc, TENSOR, PARTITIONS * flops / 2 * bits / HALF_BITS / self.mma_sync, TENSOR_LATENCY, kind, reads, writes)
         lanes = {EXP: EXPONENTIALS, FLOAT: self.float_lanes, INTEGER: INTEGER_LANES}.get(unit)
         times = 2 if "f32x2" in i.mods or "f64" in i.mods else 1
         latency = EXP_LATENCY if unit == EXP else FIXED_LATENCY if unit != NONE else 0
         return Step(pc, unit, times * PARTITIONS * WARP / lanes if lanes else 0.0, latency, kind, reads, writes)
+
+
+def copies_by_lanes(i: Instruction) -> bool:
+    """Whether it is a cp.async: no bulk copy, and nothing of groups."""
+    return i.opcode == "cp" and "global" in i.mods and "bulk" not in i.mods
 
 
 def element_bits(mods: tuple[str, ...]) -> int:
