@@ -177,8 +177,11 @@ def test_a_pointer_is_told_kind_clocks_line_and_note(wanted: str, opened: Any, p
     timeline = timeline_of(page)
     row, n = some_of(timeline, wanted)
     begin, end, kind, source, note = timeline["rows"][row]["spans"][n]
+    top = "return chart.canvas.getBoundingClientRect().top"
+    before = opened.execute_script(top)
     pointer(opened, row, n).perform()
     until(opened, f"choice.timeline.found?.row === {row} && choice.timeline.found.n === {n}")
+    assert opened.execute_script(top) == before  # what is said moves nothing under the pointer
     words = said(opened)
     assert timeline["rows"][row]["name"] in words and timeline["kinds"][kind]["label"] in words
     file, line, text = timeline["sources"][source]

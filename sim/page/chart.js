@@ -8,7 +8,7 @@ const LOOKS = {
   waits_operand: { hatch: ".", ink: "--held" }, waits_unit: { hatch: "|", ink: "--soft" }, waits_load: { hatch: "-", ink: "--read" },
   waits_barrier: { hatch: "/", ink: "--write" }, waits_cluster: { hatch: "x", ink: "--write" }, waits_phase: { hatch: "\\", ink: "--phase" },
   waits_copies: { hatch: "=", ink: "--read" }, waits_stores: { hatch: ":", ink: "--read" }, waits_products: { hatch: "#", ink: "--made" },
-  waits_registers: { hatch: "+", ink: "--phase" }, done: { fill: "--faint" },
+  waits_registers: { hatch: "'", ink: "--phase" }, done: { fill: "--faint" },
   copy_flying: { fill: "--read" }, copy_there: { fill: "--read-soft", edge: "--read" }, product: { fill: "--made" },
 };
 const [BEGIN, END, KIND, PLACE, NOTE] = [0, 1, 2, 3, 4];
@@ -125,7 +125,6 @@ class Chart {
     }
     const pen = this.pen = this.canvas.getContext("2d");
     pen.setTransform(scale, 0, 0, scale, 0, 0);
-    this.font = size => { pen.font = `${size}px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif`; };
     this.font(12);
     this.full = full;
     this.left = Math.min(Math.max(...this.told.rows.map(row => pen.measureText(row.name).width)) + 12, full * 0.3);
@@ -133,11 +132,13 @@ class Chart {
     if (!this.colours) this.colour(scale);
   }
 
-  // The page's colours as they are now, and each kind's paint
+  font(size) { this.pen.font = `${size}px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif`; }
+
+  // The page's colours as they are now; each kind's paint, and without hatching
   colour(scale) {
-    this.colours = colours();
-    this.paints = this.looks.map(look => paint(look, this.colours, scale));
-    this.flat = this.looks.map(look => look.hatch ? `color-mix(in srgb, ${this.colours(edge(look))} 45%, ${this.colours(look.fill ?? "--paper")})` : this.colours(look.fill));
+    const named = this.colours = colours();
+    this.paints = this.looks.map(look => paint(look, named, scale));
+    this.flat = this.looks.map(look => look.hatch ? mixed(named(look.fill ?? "--paper"), named(edge(look)), 0.45) : named(look.fill));
   }
 
   draw() {
@@ -232,7 +233,7 @@ class Chart {
       pen.fillStyle = colours(look.fill ?? "--paper");
       pen.fillRect(x - 2, top + 2, pen.measureText(words).width + 4, high - 4);
     }
-    pen.fillStyle = colours(["--read", "--made", "--soft"].includes(look.fill) && !look.hatch ? "--paper" : "--ink");
+    pen.fillStyle = colours(look.fill === "--read" || look.fill === "--made" ? "--paper" : "--ink");
     pen.fillText(words, x, top + high - 5);
   }
 
@@ -313,6 +314,12 @@ function colours() {
   const style = getComputedStyle(document.documentElement), known = new Map();
   return name => { if (!known.has(name)) known.set(name, style.getPropertyValue(name).trim()); return known.get(name); };
 }
+// Of two colours, so much of the other; as #rrggbb or #rgb, which the style sheets have
+function mixed(one, other, part) {
+  const parts = text => [0, 1, 2].map(n => text.length === 4 ? 17 * parseInt(text[n + 1], 16) : parseInt(text.slice(2 * n + 1, 2 * n + 3), 16));
+  const [a, b] = [parts(one), parts(other)];
+  return `rgb(${a.map((x, n) => Math.round(x + (b[n] - x) * part)).join()})`;
+}
 const edge = look => look.edge ?? (look.hatch ? look.ink ?? "--soft" : look.fill);
 const paint = (look, colours, scale) => look.hatch ? hatching(colours(look.fill ?? "--paper"), colours(edge(look)), look.hatch, scale) : colours(look.fill);
 
@@ -333,7 +340,7 @@ function hatching(back, ink, hatch, scale) {
   if ("|#".includes(hatch)) line(size / 2, 0, size / 2, size);
   if ("-#".includes(hatch)) line(0, size / 2, size, size / 2);
   if (hatch === "=") for (const y of [1, 4]) line(0, y, size, y);
-  if (hatch === "+") { line(1, 3, 5, 3); line(3, 1, 3, 5); }
+  if (hatch === "'") for (const x of [1, 4]) line(x, 0, x, size);
   if (hatch === ".") pen.fillRect(size / 2 - 1, size / 2 - 1, 2, 2);
   if (hatch === ":") for (const x of [0, 3]) pen.fillRect(x, x, 2, 2);
   const made = pen.createPattern(tile, "repeat");

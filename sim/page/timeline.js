@@ -34,7 +34,7 @@ class Timeline {
   // The span under a pointer or that a key has chosen, and the clock; without a span, of the picked one
   tell(found = this.chart.picked, row = null) {
     const { told, chart } = this, out = [];
-    const met = chart.hair === null ? [] : chart.met(chart.hair).filter(([, , rows]) => row === null || rows.includes(row)).slice(0, 2);
+    const met = chart.hair === null ? [] : chart.met(chart.hair).filter(([, , rows]) => row === null || rows.includes(row)).slice(0, 1);
     if (found) {
       const span = chart.span(found), [begin, end, kind, place, note] = span, of = told.rows[found.row], source = told.sources[place];
       out.push(el("p", {}, el("b", { textContent: of.name }), of.role ? ` (${of.role})` : "", ` ${told.kinds[kind].label}, `,
@@ -94,7 +94,7 @@ class Timeline {
     const { row, clock, found } = this.under(event);
     this.chart.hair = clock;
     this.chart.canvas.style.cursor = found && this.go ? "pointer" : "crosshair";
-    this.tell(found, row);
+    this.tell(found ?? (row === null ? undefined : null), row);
     this.chart.redraw();
   }
 
@@ -134,7 +134,7 @@ class Timeline {
 
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const { chart } = this, wide = chart.view[1] - chart.view[0], around = chart.hair ?? undefined;
+    const { chart } = this, { hair, view: [from, to] } = chart, wide = to - from, around = hair !== null && hair >= from && hair <= to ? hair : undefined;
     const act = {
       "+": () => chart.zoom(2, around), "=": () => chart.zoom(2, around), "-": () => chart.zoom(1 / 2, around), "0": () => chart.fit(),
       ArrowLeft: () => event.shiftKey ? this.step(-1) : chart.pan(-wide / 8), ArrowRight: () => event.shiftKey ? this.step(1) : chart.pan(wide / 8),
