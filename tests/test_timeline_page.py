@@ -265,9 +265,11 @@ def test_keys_are_the_timeline_s_where_it_has_the_focus_and_the_player_s_elsewhe
     assert view(opened) == pytest.approx((begin + (end - begin) / 8, end + (end - begin) / 8))
     press(opened, "HOME")
     assert view(opened)[0] == 0
+    press(opened, "END")
+    assert view(opened)[1] == pytest.approx(whole[1])
+    assert opened.execute_script(played) == "0"
     press(opened, "-", "+", "+", "0")
     assert view(opened) == pytest.approx(whole)
-    assert opened.execute_script(played) == "0"
     opened.execute_script("chart.canvas.blur()")
     press(opened, "END")
     assert opened.execute_script(played) != "0" and view(opened) == pytest.approx(whole)
