@@ -225,7 +225,7 @@ class Chart {
   // What a wide span is, in it
   inscribe(span, look, x, room, top, high) {
     const { pen, colours } = this, kind = this.told.kinds[span[KIND]], source = this.told.sources[span[PLACE]];
-    const said = (kind.class === "copy" || kind.class === "product") && this.told.notes[span[NOTE]] || (source ? `${source[1]}: ${source[2].trim()}` : kind.label);
+    const said = kind.class === "copy" && this.told.notes[span[NOTE]] || (source ? `${source[1]}: ${source[2].trim()}` : kind.label);
     this.font(10.5);
     const words = cut(pen, said, room);
     if (!words) return;

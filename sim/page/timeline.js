@@ -261,9 +261,9 @@ class Choice {
     this.go = go;
     this.timeline = null;
     this.place = el("div");
-    const there = launches.flatMap((one, n) => one.timeline ? [n] : []);
+    const longest = Math.max(...launches.map(one => one.timeline?.clocks ?? 0));
     this.choice = el("select", { onchange: () => this.show() }, ...launches.map((one, value) => el("option", { value, textContent: one.label })));
-    if (there.length) this.choice.value = there[0];
+    this.choice.selectedIndex = Math.max(launches.findIndex(one => one.timeline?.clocks === longest), 0);
     this.root = el("details", { className: "block" }, el("summary", { textContent: title }), launches.length > 1 ? el("label", { className: "choose" }, "Launch", this.choice) : "", this.place);
     addEventListener("theme", () => this.timeline?.colour());
     this.root.ontoggle = () => { if (this.root.open && !this.place.childNodes.length) this.show(); };
