@@ -1,0 +1,408 @@
+"""Timelines of one thread block: what its warps did and waited for, as executed, under a model's clocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from test_ptx_gallery import gallery
+from test_ptx_gallery_tensor import gallery as tensor_gallery
+from test_ptx_harness import compile_cuda, kernel
+
+from cupyflash import Device, Problem, plan
+from cupyflash.sim.cli import main
+from cupyflash.sim.ptx import Diary, Launch, Module
+from cupyflash.sim.ptx.report.diary import Copy, Multiply, Product, Promise, Row, Sign, Start, Stretch, Wait
+from cupyflash.sim.timeline import KINDS, MOST_SPANS, WAITS, device_of, timeline, why_not
+from cupyflash.sim.timeline.clocks import Played, Replay, play
+from cupyflash.sim.timeline.order import Orders
+from cupyflash.sim.trace import trace
+from suites import sample, wide
+
+pytest.importorskip("cupy")
+A100, H100, T4 = Device.named("A100-40GB"), Device.named("H100-SXM"), Device.named("T4")
+
+
+def run(module: Module, name: str, block: Any, args: Any, **how: Any) -> tuple[Diary, Launch]:
+    """A launch of one thread block, with its diary."""
+    diary = Diary(0)
+    launch = module.launch(name, how.pop("grid", 1), block, args, diary=diary, **how)
+    assert launch.findings == ()
+    return diary, launch
+
+
+def attention(algorithm: str, device: Device, block: int = 0, **sizes: int) -> tuple[Diary, dict[str, Any]]:
+    """A forward pass of one head on the simulated device: the diary of its launch, and the bytes of each tensor."""
+    asked = {"seqlen_q": 64, "seqlen_k": 400, "head_dim": 64} | sizes
+    problem = Problem(1, 1, 1, asked["seqlen_q"], asked["seqlen_k"], asked["head_dim"], "float16")
+    made = trace(plan(problem, device, algorithm), timeline_block=block)
+    assert made.agrees and not made.problems and made.diaries[0] is not None
+    return made.diaries[0], {name: made.executed[name] for name in made.executed}
+
+
+def instructions(row: Row) -> int:
+    return sum(stretch.end - stretch.first for stretch in row.stretches)
+
+
+def waits(row: Row) -> Iterator[Wait]:
+    return (act for stretch in row.stretches for _, act in stretch.acts if isinstance(act, Wait))
+
+
+def check(diary: Diary, device: Device) -> Played:
+    """What holds for every diary and device."""
+    played = play(diary, device)
+    for spans in played.rows:
+        ends = [0.0, *(end for _, end, *_ in spans)]
+        assert [begin for begin, *_ in spans] == ends[:-1] and ends[-1] == played.clocks and ends == sorted(set(ends))
+    assert all(clocks <= played.clocks for clocks in played.busy.values())
+    assert len(played.waits) == sum(1 for row in diary.rows for _ in waits(row))
+    read = {flight.number: flight.read for flight in played.copies}
+    left: dict[int, set[float]] = {}
+    for _, wait, end in played.waits:
+        assert all(end >= (read if wait.read else played.signs)[number] for number in wait.on)
+        if wait.kind == "barrier":
+            left.setdefault(wait.meeting, set()).add(end)
+    assert all(len(ends) == 1 for ends in left.values())  # who met goes on together
+    assert {flight.number for flight in played.copies} == set(diary.copies)
+    assert {number for _, _, number in played.products} == set(diary.products)
+    return played
+
+
+# -- kernels --------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def attention_cases(name: str) -> tuple[Diary, dict[str, Any], Device]:
+    algorithm, device = {"fa2": ("fa2", A100), "fa2 without cp.async": ("fa2", T4), "fa3": ("fa3", H100)}[name]
+    return *attention(algorithm, device, seqlen_q=16 if algorithm == "fa2" else 64), device
+
+
+@pytest.mark.parametrize("name", ["fa2", "fa2 without cp.async", "fa3"])
+def test_a_block_of_attention_has_its_copies_products_and_waits(name: str) -> None:
+    diary, moved, device = attention_cases(name)
+    played = check(diary, device)
+    assert diary.blocks == 1  # so that all bytes of the launch are this block's
+    inward, outward = (sum(copy.nbytes for copy in diary.copies.values() if copy.inward == way) for way in (True, False))
+    asked = sum(tensor.read_bytes for tensor in moved.values())
+    assert inward == (0 if device is T4 else asked) and outward == (moved["O"].write_bytes if name == "fa3" else 0)
+    told = timeline(diary, device, "sm", lambda line: "")
+    kinds = {KINDS[kind][0] for row in told["rows"] for _, _, kind, _, _ in row["spans"]}
+    assert {"fa2": "waits_copies", "fa2 without cp.async": "waits_load", "fa3": "waits_phase"}[name] in kinds
+    assert ("copy_flying" in kinds) == (device is not T4) and "product" in kinds and "waits_barrier" in kinds
+    roles = [row["role"] for row in told["rows"] if row["group"] == "warps"]
+    assert roles.count("producer") == (name == "fa3")
+    if name == "fa3":
+        assert {copy.row for copy in diary.copies.values() if copy.inward} == {roles.index("producer")}
+        assert len([row for row in told["rows"] if row["group"] == "products"]) == len({p.row for p in diary.products.values()})
+        assert any(waits_for_copies(diary, wait) for row in diary.rows[4:] for wait in waits(row))
+    assert played.clocks > 1000
+
+
+def waits_for_copies(diary: Diary, wait: Wait) -> bool:
+    return wait.kind == "phase" and any(number in diary.copies for number in wait.on)
+
+
+FEW = ["pipelined_gemm", "producer_and_consumers", "pipeline_of_copies", "bulk_copies"]
+
+
+@pytest.mark.parametrize("seed", [None, wide(3)])
+@pytest.mark.parametrize("name", sample([*tensor_gallery.names, *gallery.names], FEW))
+def test_kernels_of_others_play(name: str, seed: int | None) -> None:
+    one = (tensor_gallery if name in tensor_gallery.names else gallery).make(name)
+    module = compile_cuda(one.cuda, *one.options)
+    diary, launch = run(module, "k", one.block, one.args, grid=one.grid, shared_bytes=one.shared, seed=seed)
+    check(diary, device_of(module.program.target))
+    if diary.blocks == 1 and not diary.listing.spins:
+        assert sum(map(instructions, diary.rows)) == launch.counters.instructions
+        read = sum(copy.nbytes for copy in diary.copies.values() if copy.inward)
+        lines = [counts for counts in launch.counters.lines.values() if "cp" in counts.by_opcode]
+        assert read == sum(counts.global_memory.read_bytes for counts in lines)
+
+
+STAGES = r"""
+// y = the sum over tiles of A's products with themselves, a tile of 16 x 16 halfs a turn, STAGES of them in shared memory.
+extern "C" __global__ void k(const unsigned short* x, float* y, int turns) {
+    __shared__ __align__(16) unsigned short tile[STAGES][8][16][16];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    auto at = [](const void* p) { return (unsigned)__cvta_generic_to_shared(p); };
+    auto fetch = [&](int turn) {
+        if (turn < turns)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at(&tile[turn % STAGES][warp][lane / 2][lane % 2 * 8])),
+                         "l"(x + (turn * 8 + warp) * 256 + lane * 8) : "memory");
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+    float c[4] = {};
+    for (int turn = 0; turn < STAGES - 1; ++turn) fetch(turn);
+    for (int turn = 0; turn < turns; ++turn) {
+        fetch(turn + STAGES - 1);
+        asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 1) : "memory");
+        __syncwarp();
+        unsigned a[4];
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                     : "r"(at(&tile[turn % STAGES][warp][lane % 16][lane / 16 * 8])) : "memory");
+        for (int again = 0; again < 8; ++again)
+            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%4,%5}, {%0,%1,%2,%3};"
+                         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));
+        __syncwarp();
+    }
+    for (int e = 0; e < 4; ++e) y[threadIdx.x * 4 + e] = c[e];
+}"""
+
+
+def staged(stages: int) -> tuple[Diary, Played]:
+    x, turns = np.zeros(12 * 8 * 256, np.uint16), 12
+    diary, _ = run(compile_cuda(STAGES, f"-DSTAGES={stages}"), "k", 256, [x, np.zeros(1024, np.float32), turns])
+    return diary, check(diary, A100)
+
+
+def test_a_second_stage_hides_copies_under_products() -> None:
+    def share(played: Played) -> float:
+        """Of the clocks in which products run, those with a copy under way."""
+        products = [(a, b) for spans in played.cores for a, b, *_ in spans]
+        under = sum(any(flight.begin < b and a < flight.landed for flight in played.copies) for a, b in products)
+        return under / len(products)
+
+    def waited(played: Played) -> float:
+        return sum(end - begin for spans in played.rows for begin, end, kind, *_ in spans if kind == "waits_copies")
+
+    (_, one), (_, three) = staged(1), staged(3)
+    assert share(three) > 0.7 > 0.3 > share(one)
+    assert waited(one) > 2 * waited(three) and one.clocks > 1.5 * three.clocks
+
+
+SPIN = r"""
+extern "C" __global__ void k(int* y, int n) {
+    __shared__ unsigned long long bar;
+    const unsigned at = (unsigned)__cvta_generic_to_shared(&bar);
+    if (threadIdx.x == 0) asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(at));
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        int sum = 0;
+        for (int i = 0; i < n; ++i) { sum += y[i]; __syncwarp(); }
+        y[64] = sum;
+        if (threadIdx.x == 0) asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" :: "r"(at) : "memory");
+    } else {
+        asm volatile("{.reg .pred p;\nW: mbarrier.test_wait.parity.shared.b64 p, [%0], 0;\n@p bra D;\nnanosleep.u32 2;\nbra W;\nD:}"
+                     :: "r"(at) : "memory");
+        y[threadIdx.x] = 1;
+    }
+}"""
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_loop_that_only_waits_is_one_wait(seed: int | None) -> None:
+    found = []
+    for n in (1, 40):
+        diary, _ = run(compile_cuda(SPIN, "-arch=compute_80"), "k", 64, [np.zeros(65, np.int32), n], seed=seed)
+        played = check(diary, A100)
+        found.append(instructions(diary.rows[1]))
+        (phase,) = (wait for wait in waits(diary.rows[1]) if wait.kind == "phase")
+        assert {diary.signs[number] for number in phase.on} == {0}  # for warp 0's arrival, which is behind its loads
+    assert found[0] == found[1]
+    longest = max(played.rows[1], key=lambda span: span[1] - span[0])
+    assert longest[2] == "waits_phase" and "last came warp 0" in longest[4]
+
+
+def test_turns_of_a_loop_that_asks_memory_are_one() -> None:
+    asks = """.reg .b32 %r<4>; .reg .b64 %rd<2>; .reg .pred %p<2>; ld.param.u64 %rd0, [y]; mov.u32 %r0, %tid.x;
+    setp.lt.u32 %p0, %r0, 32; @%p0 bra W; mov.u32 %r2, 0; S: add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 50; @%p1 bra S;
+    st.release.gpu.global.u32 [%rd0], 1; bra E; W: ld.acquire.gpu.global.u32 %r1, [%rd0]; setp.eq.u32 %p1, %r1, 0; @%p1 bra W; E:"""
+    counts = set()
+    for seed in (None, 0, 1, 2):
+        diary = Diary(0)
+        Module.from_ptx(kernel(asks, [".u64 y"])).launch("k", 1, 64, {"y": np.zeros(1, np.int32)}, seed=seed, diary=diary)
+        check(diary, A100)
+        counts.add(instructions(diary.rows[0]))
+        assert instructions(diary.rows[1]) > 150  # a loop that counts has all its turns
+    assert len(counts) == 1
+
+
+def test_lanes_that_part_share_a_row() -> None:
+    body = """.reg .b32 %r<3>; .reg .pred %p0; mov.u32 %r0, %tid.x; and.b32 %r1, %r0, 31; setp.lt.u32 %p0, %r1, 7; @%p0 bra A;
+    add.u32 %r2, %r1, 1; add.u32 %r2, %r2, %r1; barrier.sync 1, 64; bra E;
+    A: barrier.sync 1, 64; sub.u32 %r2, %r1, 1; E: bar.warp.sync -1;"""
+    for seed in (None, 1, 2):
+        diary, launch = run(Module.from_ptx(kernel(body)), "k", 64, {}, seed=seed)
+        played = check(diary, A100)
+        assert sum(map(instructions, diary.rows)) == launch.counters.instructions
+        told = timeline(diary, A100, "sm_80", lambda line: "")
+        assert [met for _, _, met in told["meetings"]] == [[0, 1]] and played.clocks < 100
+
+
+# -- random diaries -----------------------------------------------------------------------------------------------------------
+
+CODE = """.reg .f32 %f<6>; .reg .b32 %r<12>; .reg .b64 %rd<3>; .shared .b32 s[64]; ld.param.u64 %rd0, [y]; mov.u32 %r0, %tid.x;
+ld.global.f32 %f0, [%rd0]; ex2.approx.f32 %f1, %f0; fma.rn.f32 %f2, %f1, %f0, %f0; ld.shared.f32 %f3, [s]; add.f32 %f4, %f3, %f2;
+st.shared.f32 [s+4], %f4; mov.u32 %r1, 1; mov.u32 %r2, 1; mov.b32 %r3, %f4; mov.b32 %r4, %f1;
+mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r5, %r6}, {%r1, %r2, %r3, %r4}, {%r1, %r2}, {%r3, %r4};
+add.u32 %r7, %r5, %r6; shl.b32 %r8, %r7, 2; cvt.rn.f32.u32 %f5, %r8; st.global.f32 [%rd0], %f5;"""
+
+
+def random_diary(rng: np.random.Generator) -> Diary:
+    """Anything that could be executed: every act waits for what was noted before it."""
+    diary, warps = Diary(0), int(rng.integers(1, 11))
+    diary.listing = Module.from_ptx(kernel(CODE, [".u64 y"])).code("k").listing
+    diary.rows = [Row() for _ in range(warps)]
+    past: list[int] = []
+    out: list[int] = []
+
+    def step(row: int) -> int:
+        first, end = sorted(rng.choice(len(diary.listing.instructions), 2, replace=False).tolist())
+        diary.rows[row].stretches.append(Stretch(first, end))
+        return end - 1
+
+    def number(where: list[int]) -> int:
+        where.append(diary.number())
+        return where[-1]
+
+    for turn in range(int(rng.integers(5, 120))):
+        row, some = int(rng.integers(warps)), rng.permutation(warps)[: int(rng.integers(1, warps + 1))].tolist()
+        kind = rng.choice(["sign", "copy", "product", "promise", "wait", "barrier", "out"])
+        pc = step(row)
+        known = tuple(rng.choice(past, min(len(past), 3), replace=False).tolist()) if past else ()
+        if kind == "copy" or kind == "out":
+            one = number(past if kind == "copy" else out)
+            diary.copies[one] = Copy(row, pc, "TMA", "x", "", int(rng.integers(1, 9999)), -1, kind == "copy")
+            diary.note(row, pc, Start(one))
+            if kind == "out":
+                diary.note(row, pc, Wait("stores", "", tuple(out[-2:]), read=bool(rng.integers(2))))
+        elif kind == "product" and warps >= 4:
+            first = 4 * int(rng.integers(warps // 4))
+            one = number(past)
+            diary.products[one] = Product(first, pc, 64 * 64 * 16, 16)
+            for each in range(first, first + 4):
+                diary.note(each, step(each), Multiply(one))
+        elif kind == "promise":
+            mine = tuple(n for n, copy in diary.copies.items() if copy.row == row)
+            one = number(past)
+            diary.signs[one] = row
+            diary.note(row, pc, Promise(one, mine))
+        elif kind == "wait":
+            diary.note(row, pc, Wait(str(rng.choice(["phase", "copies", "products", "registers"])), "", known))
+        elif kind == "barrier":
+            places = {each: step(each) for each in some}
+            signs = [number(past) for _ in some]
+            for one, each in zip(signs, some, strict=True):
+                diary.signs[one] = each
+                diary.note(each, places[each], Sign(one))
+            for each in some[: int(rng.integers(1, len(some) + 1))]:
+                diary.note(each, places[each], Wait("barrier", "barrier 0", tuple(signs), turn))
+        elif kind == "sign":
+            one = number(past)
+            diary.signs[one] = row
+            diary.note(row, pc, Sign(one))
+    return diary
+
+
+@pytest.mark.parametrize("few", [25, wide(150)])
+def test_no_diary_that_could_be_executed_deadlocks_the_model(few: int) -> None:
+    for seed in range(few):
+        diary = random_diary(np.random.default_rng(seed))
+        check(diary, (A100, H100, T4)[seed % 3])
+
+
+def test_straight_code_is_put_in_an_order_that_registers_and_memory_allow() -> None:
+    diary, _, device = attention_cases("fa2")
+    listing, step = diary.listing, Replay(diary, device).step
+    pieces = {(stretch.first, stretch.end) for row in diary.rows for stretch in row.stretches}
+    moved = 0
+    for first, end in pieces:
+        order = Orders(listing, step).of(first, end)
+        assert sorted(order) == list(range(first, end))
+        moved += sum(pc != at for at, pc in enumerate(order, first))
+        place = {pc: at for at, pc in enumerate(order)}
+        writer: dict[int, int] = {}
+        for pc in range(first, end):
+            for register in step(pc).reads:
+                assert place[writer.get(register, pc)] <= place[pc]
+            writer |= dict.fromkeys(step(pc).writes, pc)
+    assert moved > 100
+
+
+# -- the report -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_timeline_is_json_whose_spans_are_apart_and_whose_shares_are_the_rows() -> None:
+    for name in ("fa2", "fa3"):
+        diary, _, device = attention_cases(name)
+        told = timeline(diary, device, "sm_90a", lambda line: f"{line[1]}")
+        assert told == json.loads(json.dumps(told)) == timeline(diary, device, "sm_90a", lambda line: f"{line[1]}")
+        assert told["shown"] == told["clocks"] and all(text == str(number) for _, number, text in told["sources"])
+        assert {file for file, _, _ in told["sources"]} == {f"{diary.kernel}.cu"}  # the kernel's own lines
+        for row in told["rows"]:
+            flat = [clock for begin, end, *_ in row["spans"] for clock in (begin, end)]
+            assert flat == sorted(flat) and flat[-1] <= told["clocks"]
+            assert all(-1 <= line < len(told["sources"]) and -1 <= note < len(told["notes"]) for *_, line, note in row["spans"])
+        warps = [row for row in told["rows"] if row["group"] == "warps"]
+        for row, shares in zip(warps, told["shares"], strict=True):
+            assert sum(shares) == pytest.approx(told["clocks"], abs=0.1) and len(shares) == len(told["kinds"])
+            waited = sum(end - begin for begin, end, kind, *_ in row["spans"] if KINDS[kind][0] in WAITS)
+            assert waited == pytest.approx(sum(shares[k] for k, (kind, *_) in enumerate(KINDS) if kind in WAITS), abs=0.1)
+
+
+def test_a_long_timeline_is_shown_up_to_some_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    diary, _, device = attention_cases("fa2")
+    whole = timeline(diary, device, "", lambda line: "")
+    monkeypatch.setattr("cupyflash.sim.timeline.MOST_SPANS", 50)
+    told = timeline(diary, device, "", lambda line: "")
+    assert told["clocks"] == whole["clocks"] > told["shown"] and told["shares"] == whole["shares"]
+    spans = [span for row in told["rows"] for span in row["spans"]]
+    assert 40 <= len(spans) <= 50 < MOST_SPANS and max(end for _, end, *_ in spans) == told["shown"]
+
+
+def test_the_default_order_makes_the_same_diary_each_time() -> None:
+    (one, _), (other, _) = (staged(2) for _ in range(2))
+    assert one.rows == other.rows and one.copies == other.copies
+
+
+def test_what_a_diary_is_not_of() -> None:
+    module = Module.from_ptx(kernel("bar.sync 0;"))
+    for block in (-1, 1.5, True):
+        with pytest.raises(ValueError, match="whole number from 0"):
+            Diary(block)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="block 3 of the diary is not in the grid: k has 3"):
+        module.launch("k", 3, 32, {}, diary=Diary(3))
+    diary, last = Diary(0), Diary(199)
+    module.launch("k", 200, 32, {}, diary=diary)
+    with pytest.raises(ValueError, match="a new one for each launch"):
+        module.launch("k", 200, 32, {}, diary=diary)
+    module.launch("k", 200, 32, {}, diary=last, processes=2)
+    assert last.rows == diary.rows and len(diary.rows) == 1
+    with pytest.raises(ValueError, match="of no launch"):
+        play(Diary(0), A100)
+
+
+def test_a_diary_that_grows_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cupyflash.sim.ptx.report.diary.MOST_STRETCHES", 20)
+    diary, _ = run(compile_cuda(STAGES, "-DSTAGES=2"), "k", 256, [np.zeros(24576, np.uint16), np.zeros(1024, np.float32), 12])
+    assert "more than" in str(why_not(diary))
+    with pytest.raises(ValueError, match="too long"):
+        play(diary, A100)
+
+
+def test_devices_for_what_is_compiled_for() -> None:
+    names: Mapping[str, str] = {"sm_75": "T4", "sm_80": "A100-40GB", "sm_90a": "H100-SXM", "sm_88": "A10", "sm_60": "T4"}
+    assert {target: device_of(target).name for target in names} == names
+
+
+def test_the_commands_have_it(tmp_path: Any) -> None:
+    path, ptx = tmp_path / "k.ptx", ["--grid", "2,2", "--block", "64", "--json"]
+    path.write_text(kernel("bar.sync 0;"))
+    found = json.loads(CliRunner().invoke(main, ["profile", str(path), *ptx, "--timeline-block", "3"]).stdout)["timeline"]
+    assert (found["block"], found["blocks"], found["target"], found["device"]) == (3, 4, "sm_80", "A100-40GB")
+    assert found["sources"][0][2] == "bar.sync 0;" and found["meetings"][0][1:] == [0, [0, 1]]
+    wrong = CliRunner().invoke(main, ["profile", str(path), *ptx, "--timeline-block", "4"])
+    assert wrong.exit_code == 2 and "the grid's 4 thread blocks" in wrong.output
+    small = ["trace", "--seqlen", "64", "--head-dim", "16", "--tiling", "16x16", "--algorithms", "fa2"]
+    wrong = CliRunner().invoke(main, [*small, "--timeline-block", "4"])
+    assert wrong.exit_code == 2 and "no launch has more than 4 thread blocks" in wrong.output
+    (player,) = json.loads(CliRunner().invoke(main, [*small, "--timeline-block", "3", "--json"]).stdout)["players"]
+    made = player["launches"][0]["timeline"]
+    assert (made["kernel"], made["block"], made["device"]) == ("fa2_forward", 3, "A100-40GB")
+    assert any("K" in note for note in made["notes"]) and "fa2_forward(" in "".join(text for *_, text in made["sources"])
