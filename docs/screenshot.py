@@ -27,7 +27,7 @@ KEY = "Drawn"  # of the digest, in a PNG's text
 COMMAND = "cupyflash trace --seqlen 128 --head-dim 64 --sram 16KB --causal"
 WIDTH, HEIGHT, PLACE = 1440, 1190, 0.455
 TIMELINE = "cupyflash trace --device H100-SXM --seqlen 1024 --head-dim 128 --algorithms fa3"
-TIMELINE_WIDTH, TIMELINE_HEIGHT, VIEW, CLOCK = 1280, 880, (0.38, 0.62), 0.45
+TIMELINE_WIDTH, TIMELINE_HEIGHT, VIEW, CLOCK = 1280, 900, (0.38, 0.62), 0.45
 PROFILE_WIDTH, PROFILE_HEIGHT = 1100, 1160
 
 
