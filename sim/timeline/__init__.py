@@ -213,10 +213,12 @@ def copies(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
         copy = diary.copies[flight.number]
         together[(copy.tensor, copy.group) if copy.group >= 0 else (flight.number,)].append(flight)
     rows: list[list[tuple[float, float, str, int, str]]] = []
+    counts: defaultdict[str, int] = defaultdict(int)
     for flights in sorted(together.values(), key=lambda some: min(flight.begin for flight in some)):
         begin, landed = min(flight.begin for flight in flights), max(flight.landed for flight in flights)
         seen, first = min(flight.seen for flight in flights), diary.copies[flights[0].number]
-        note, line = copies_text(diary, flights), lines.of(first.pc)
+        counts[first.tensor] += 1
+        note, line = copies_text(diary, flights, counts[first.tensor]), lines.of(first.pc)
         spans = [(begin, landed, "copy_flying", line, note)]
         if landed < seen < inf:
             spans.append((landed, seen, "copy_there", line, note))
@@ -228,14 +230,14 @@ def copies(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
     return [Drawn("copies" if not number else f"copies {number + 1}", "copies", "", spans) for number, spans in enumerate(rows)]
 
 
-def copies_text(diary: Diary, flights: Sequence[Flight]) -> str:
-    """What they move, in words."""
+def copies_text(diary: Diary, flights: Sequence[Flight], number: int) -> str:
+    """What they move, in words; they are the `number`-th of their tensor."""
     some = [diary.copies[flight.number] for flight in flights]
     one, warps = some[0], sorted({copy.row for copy in some})
     who = f"warp {warps[0]}" if len(warps) == 1 else f"warps {', '.join(map(str, warps))}"
     if len(warps) > 2 and warps[-1] - warps[0] + 1 == len(warps):
         who = f"warps {warps[0]} to {warps[-1]}"
-    nbytes, name = sum(copy.nbytes for copy in some), one.tensor or "shared memory"
+    nbytes, name = sum(copy.nbytes for copy in some), f"{one.tensor or 'shared memory'}, copy {number}"
     if one.how == "cp.async":
         return f"{name}: {nbytes:,} bytes to shared memory, cp.async of {who}"
     return f"{name}: {nbytes:,} bytes {'to' if one.inward else 'from'} shared memory at {one.where}, {one.how} of {who}"

@@ -76,18 +76,19 @@ def items(row: Row, orders: Orders) -> Iterator[Item]:
 
 @dataclass
 class Warp:
-    """Where a warp is. `since`: until when it has spans; `boards`: when registers are there, and whether from global memory."""
+    """Where a warp is. `since`: until when it has spans; `boards`: when registers are there, whether from global memory, and from
+    which instruction; `slow`: the board of the register that it waits for."""
 
     row: int
     core: int
     todo: Iterator[Item]
     item: Item | None
     ready: float = 0.0
-    why: str = "waits_operand"
+    slow: tuple[float, bool, int] | None = None
     since: float = 0.0
     held: tuple[Wait, int, int, list[Act]] | None = None
     """A wait, its instruction, how much of it is not known yet, and the acts behind it."""
-    boards: dict[int, tuple[float, bool]] = field(default_factory=dict)
+    boards: dict[int, tuple[float, bool, int]] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
 
     def span(self, end: float, kind: str, pc: int, note: str = "") -> None:
@@ -150,8 +151,9 @@ class Replay:
         self.waits: list[tuple[int, Wait, float]] = []
         self.warps: list[list[Warp]] = [[] for _ in range(PARTITIONS)]
         self.last: list[Warp | None] = [None] * PARTITIONS
-        self.asleep: set[int] = set()
         self.times: list[tuple[float, int]] = []
+        self.due, self.next = [inf] * PARTITIONS, [0.0] * PARTITIONS
+        """Of each sub-core, when it looks for a warp to issue, and when it may issue again."""
         self.every: list[Warp] = []
         self.promises: dict[int, tuple[int, ...]] = {}
 
@@ -164,17 +166,18 @@ class Replay:
             if warp.item is not None:
                 self.warps[warp.core].append(warp)
                 self.begin_item(warp, 0.0)
-        self.times = [(0.0, core) for core in range(PARTITIONS)]
+        for core in range(PARTITIONS):
+            self.wake(core, 0.0)
         while self.times:
             now, core = heapq.heappop(self.times)
+            if now != self.due[core]:
+                continue  # it was woken before
+            self.due[core] = inf
             chosen, soonest = self.choose(core, now)
             if chosen is not None:
+                self.next[core] = now + 1
                 self.issue(chosen, now)
-                heapq.heappush(self.times, (now + 1, core))
-            elif soonest < inf:
-                heapq.heappush(self.times, (soonest, core))
-            else:
-                self.asleep.add(core)
+            self.wake(core, now + 1 if chosen is not None else soonest)
         assert not any(self.warps), "the diary's order is a legal one"
         return self.played()
 
@@ -195,6 +198,13 @@ class Replay:
             busy,
             self.signs,
         )
+
+    def wake(self, core: int, at: float) -> None:
+        """A sub-core looks for a warp at some time, if it does not before."""
+        at = max(at, self.next[core])
+        if at < self.due[core]:
+            self.due[core] = at
+            heapq.heappush(self.times, (at, core))
 
     # -- who issues -------------------------------------------------------------------------------------------------------
 
@@ -234,12 +244,11 @@ class Replay:
     def begin_item(self, warp: Warp, at: float) -> None:
         """A warp comes to its next instruction: when its registers are there."""
         assert warp.item is not None
-        ready, why = at, "waits_operand"
+        warp.ready, warp.slow = at, None
         for register in self.step(warp.item.pc).reads:
             board = warp.boards.get(register)
-            if board is not None and board[0] > ready:
-                ready, why = board[0], "waits_load" if board[1] else "waits_operand"
-        warp.ready, warp.why = ready, why
+            if board is not None and board[0] > warp.ready:
+                warp.ready, warp.slow = board[0], board
 
     # -- what an instruction does ---------------------------------------------------------------------------------------------
 
@@ -250,16 +259,28 @@ class Replay:
         self.last[warp.core] = warp
         if pc >= 0:
             if now - warp.since >= SHORT:
-                warp.span(now, warp.why if warp.ready >= now else "waits_unit", pc)
+                self.pause(warp, step, now)
             warp.span(now + 1, step.kind, pc)
             self.busy["issue", warp.core] += 1
             done = self.use(warp, step, acts, now)
             for register in step.writes:
-                warp.boards[register] = done
+                warp.boards[register] = *done, pc
             warp.ready = now + 1 + (BRANCH_LATENCY if turns else 0)
         else:
             warp.ready = now
         self.go_on(warp, now, pc, acts)
+
+    def pause(self, warp: Warp, step: Step, now: float) -> None:
+        """What a warp has waited for that issues now: a register, a unit, or other warps of its sub-core."""
+        if warp.slow is not None and warp.ready >= now:
+            i = self.diary.listing.instructions[warp.slow[2]]
+            line = (i.inlined_at[-1] if i.inlined_at else i.place)[1]
+            warp.span(now, "waits_load" if warp.slow[1] else "waits_operand", step.pc, f"for what {i.opcode} of line {line} gives")
+            return
+        queue = {SHARED: SHARED_QUEUE, EXP: EXP_QUEUE}.get(step.unit, 0)
+        free = self.shared if step.unit == SHARED else self.free[warp.core][step.unit] if step.unit >= 0 else 0.0
+        what = step.name if free - queue > now - 1 else f"other warps of sub-core {warp.core}"
+        warp.span(now, "waits_unit", step.pc, f"for {what}")
 
     def use(self, warp: Warp, step: Step, acts: list[Act], now: float) -> tuple[float, bool]:
         """The units of an instruction; when its result is there, and whether from global memory."""
@@ -355,9 +376,7 @@ class Replay:
             if left == 1:
                 self.over(warp, wait, pc)
                 self.go_on(warp, warp.ready, pc, rest)
-                if warp.core in self.asleep:
-                    self.asleep.discard(warp.core)
-                    heapq.heappush(self.times, (warp.ready, warp.core))
+                self.wake(warp.core, warp.ready)
 
     def over(self, warp: Warp, wait: Wait, pc: int) -> None:
         """All that a wait waited for has a time: the warp goes on when the last of it has come."""
@@ -386,7 +405,7 @@ class Replay:
         diary, parts = self.diary, [wait.what] if wait.what else []
         if last in diary.copies:
             parts.append(f"last came {copy_text(diary.copies[last])}")
-        elif last in diary.signs and wait.kind != "registers":
+        elif last in diary.signs:
             parts.append(f"last came warp {diary.signs[last]}")
         if wait.outside:
             parts.append("another thread block's part in it is taken to be there")

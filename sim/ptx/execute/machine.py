@@ -194,6 +194,8 @@ class Machine:
                         self.run_wave(first, min(size, geometry.blocks - first))
                     finally:
                         self.wave.release()
+                        if self.diary is not None:
+                            self.diary.close()
             except Stop:
                 return False
             finally:

@@ -211,6 +211,11 @@ class Diary:
         self._kept: dict[int, int] | None = None
         self._given: list[int] = []
 
+    def close(self) -> None:
+        """The wave is over: what only the noting needed goes, and with it the memory that it refers to."""
+        self._parts.clear()
+        del self.name
+
     def parts(self, lanes: Lanes) -> list[Part]:
         """The block's warps in a set of lanes."""
         found = [] if self.too_long else self._parts.get(lanes)
