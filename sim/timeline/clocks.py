@@ -27,7 +27,7 @@ from cupyflash.multiprocessor import (
 )
 from cupyflash.sim.ptx.report.diary import Act, Copy, Diary, Global, Multiply, Promise, Row, Shared, Sign, Start, Wait
 from cupyflash.sim.timeline.order import Orders
-from cupyflash.sim.timeline.units import EXP, SHARED, TENSOR, Rates, Step
+from cupyflash.sim.timeline.units import EXP, FREE, SHARED, TENSOR, Rates, Step
 
 GROUP = 4
 """Warps of a warpgroup."""
@@ -163,9 +163,9 @@ class Replay:
             todo = items(row, orders)
             warp = Warp(number, number % PARTITIONS, todo, next(todo, None))
             self.every.append(warp)
+            self.come(warp, 0.0)
             if warp.item is not None:
                 self.warps[warp.core].append(warp)
-                self.begin_item(warp, 0.0)
         for core in range(PARTITIONS):
             self.wake(core, 0.0)
         while self.times:
@@ -241,14 +241,23 @@ class Replay:
             found = self.steps[pc] = self.rates.step(self.diary.listing, pc)
         return found
 
-    def begin_item(self, warp: Warp, at: float) -> None:
-        """A warp comes to its next instruction: when its registers are there."""
-        assert warp.item is not None
-        warp.ready, warp.slow = at, None
-        for register in self.step(warp.item.pc).reads:
-            board = warp.boards.get(register)
-            if board is not None and board[0] > warp.ready:
-                warp.ready, warp.slow = board[0], board
+    def come(self, warp: Warp, at: float) -> None:
+        """A warp comes to its next instruction that takes time: it can issue when its registers are there."""
+        warp.ready = at
+        while warp.item is not None:
+            step, warp.slow = self.step(warp.item.pc), None
+            for register in step.reads:
+                board = warp.boards.get(register)
+                if board is not None and board[0] > (at if warp.slow is None else warp.slow[0]):
+                    warp.slow = board
+            if step.unit != FREE or warp.item.acts:
+                warp.ready = at if warp.slow is None else warp.slow[0]
+                return
+            for register in step.writes:
+                warp.boards.pop(register, None)
+                if warp.slow is not None:
+                    warp.boards[register] = warp.slow
+            warp.item = next(warp.todo, None)
 
     # -- what an instruction does ---------------------------------------------------------------------------------------------
 
@@ -331,11 +340,10 @@ class Replay:
             else:
                 self.act(warp, act, now)
         warp.item = next(warp.todo, None)
+        self.come(warp, warp.ready)
         if warp.item is None:
             self.warps[warp.core].remove(warp)
             warp.span(max(warp.ready, warp.since), "works", pc)
-        else:
-            self.begin_item(warp, warp.ready)
 
     def act(self, warp: Warp, act: Act, now: float) -> None:
         if isinstance(act, Sign):

@@ -1,8 +1,9 @@
 """The order in which a warp issues straight code, in the model of one thread block: a list scheduler's, which ptxas is, too.
 
-PTX stands as the front end left it, a load just before its use; ptxas moves instructions so that a warp waits less. Here each piece
-between two instructions that nothing passes (barriers, waits, branches, atomics, wgmma) is put in order: first what the longest way
-to the end of the piece hangs on. Registers are taken to be enough.
+PTX stands as the front end left it, a load just before its use; ptxas moves instructions so that a warp waits less. Here each
+piece between two branches or instructions of wgmma is put in order: first what the longest way to the end of the piece hangs on,
+as far as its unit is free. Accesses to memory do not pass barriers, fences, atomics and waits for copies; arithmetic does.
+Registers are taken to be enough.
 """
 
 from __future__ import annotations
@@ -11,31 +12,44 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable
 
-from cupyflash.multiprocessor import L2_LATENCY
+from cupyflash.multiprocessor import L2_LATENCY, PARTITIONS
 from cupyflash.sim.ptx.report.classes import instruction_class
 from cupyflash.sim.ptx.report.diary import Listing
 from cupyflash.sim.ptx.text.syntax import Instruction
-from cupyflash.sim.timeline.units import NONE, TENSOR, Step, copies_by_lanes
+from cupyflash.sim.ptx.text.types import TYPES
+from cupyflash.sim.timeline.units import FREE, SHARED, Step, copies_by_lanes
 
-FIXED_CLASSES = frozenset({"control", "barrier, fence", "atomic", "other"})
+FIXED_CLASSES = frozenset({"control", "other"})
+ORDERED_CLASSES = frozenset({"barrier, fence", "atomic"})
 STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "mmio"})
+SPACES = frozenset({"shared", "global", "local"})
 
 
 def stays(i: Instruction) -> bool:
     """Whether nothing passes an instruction."""
-    if i.opcode == "cp":
-        return not copies_by_lanes(i)
-    return i.opcode == "wgmma" or instruction_class(i) in FIXED_CLASSES or not STRONG.isdisjoint(i.mods)
+    return i.opcode == "wgmma" or instruction_class(i) in FIXED_CLASSES
 
 
 def touches(i: Instruction) -> tuple[frozenset[str], bool]:
-    """The spaces of memory that an instruction accesses, and whether it writes there."""
+    """The spaces of memory that an instruction accesses, and whether it writes there; what orders accesses, orders all of them."""
     kind, _, space = instruction_class(i).partition(" ")
-    if kind not in ("load", "store"):
-        return (frozenset({"shared"}), True) if i.opcode == "cp" else (frozenset(), False)
-    if space in ("param", "const"):
+    if f"{kind} {space}" in ORDERED_CLASSES or kind in ORDERED_CLASSES or not STRONG.isdisjoint(i.mods):
+        return SPACES, True
+    if i.opcode == "cp":
+        return (frozenset({"shared"}) if copies_by_lanes(i) else SPACES), True
+    if kind not in ("load", "store") or space in ("param", "const"):
         return frozenset(), False
-    return frozenset({"shared", "global", "local"} if space == "generic" else {space}), kind == "store"
+    return (SPACES if space == "generic" else frozenset({space})), kind == "store"
+
+
+def passes(i: Instruction) -> int:
+    """Wavefronts of a warp's access without conflicts."""
+    if i.opcode == "cp":
+        return 4
+    matrices = next((int(mod[1:]) for mod in i.mods if mod in ("x1", "x2", "x4")), 0)
+    elements = next((int(mod[1:]) for mod in i.mods if mod in ("v2", "v4", "v8")), 1)
+    bits = next((TYPES[mod].bits for mod in reversed(i.mods) if mod in TYPES), 32)
+    return matrices or max(1, elements * bits // 32)
 
 
 class Orders:
@@ -66,7 +80,7 @@ class Orders:
         heights: dict[int, float] = {}
         for pc in range(end - 1, first - 1, -1):
             heights[pc] = max((heights[after] + wait for after, wait in followers[pc].items()), default=0.0) + 1
-        return schedule(range(first, end), followers, heights, self.step)
+        return self.schedule(range(first, end), followers, heights)
 
     def followers(self, first: int, end: int) -> dict[int, dict[int, float]]:
         """Of each instruction, those that must come behind it, and by how many clocks."""
@@ -101,44 +115,43 @@ class Orders:
     def latency(self, pc: int) -> float:
         """Until an instruction's result is there."""
         step = self.step(pc)
-        return L2_LATENCY if step.kind == "global" else max(step.latency, 1.0)
+        return L2_LATENCY if step.kind == "global" else 0.0 if step.unit == FREE else max(step.latency, 1.0)
 
+    def takes(self, pc: int) -> float:
+        """Clocks until its unit takes the next one; of shared memory, where the sub-cores do the same at the same time."""
+        step = self.step(pc)
+        return PARTITIONS * passes(self.listing.instructions[pc]) if step.unit == SHARED else max(step.clocks, 1.0)
 
-def schedule(
-    pcs: range, followers: dict[int, dict[int, float]], heights: dict[int, float], step: Callable[[int], Step]
-) -> list[int]:
-    """List scheduling, an instruction a clock: of those that could issue the one with most behind it, while its unit is free."""
-    left = dict.fromkeys(pcs, 0)
-    for those in followers.values():
-        for after in those:
-            left[after] += 1
-    at = dict.fromkeys(pcs, 0.0)
-    later = [(0.0, pc) for pc in pcs if not left[pc]]
-    ready: list[tuple[float, int]] = []
-    free: defaultdict[int, float] = defaultdict(float)
-    found: list[int] = []
-    now = 0.0
-    while later or ready:
-        while later and later[0][0] <= now:
-            pc = heapq.heappop(later)[1]
-            heapq.heappush(ready, (-heights[pc], pc))
-        busy: list[tuple[float, int]] = []
-        while ready and free[step(ready[0][1]).unit] > now:
-            busy.append(heapq.heappop(ready))
-        if ready:
-            pc = heapq.heappop(ready)[1]
-            one = step(pc)
+    def schedule(self, pcs: range, followers: dict[int, dict[int, float]], heights: dict[int, float]) -> list[int]:
+        """List scheduling, an instruction a clock: of those whose operands are there and whose unit is free, the one with most
+        behind it."""
+        left = dict.fromkeys(pcs, 0)
+        for those in followers.values():
+            for after in those:
+                left[after] += 1
+        at = dict.fromkeys(pcs, 0.0)
+        later = [(0.0, pc) for pc in pcs if not left[pc]]
+        ready: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
+        free: defaultdict[int, float] = defaultdict(float)
+        found: list[int] = []
+        now = 0.0
+        while len(found) < len(pcs):
+            while later and later[0][0] <= now:
+                pc = heapq.heappop(later)[1]
+                heapq.heappush(ready[self.step(pc).unit], (-heights[pc], pc))
+            able = [unit for unit, those in ready.items() if those and free[unit] <= now]
+            if not able:
+                now = min([*(free[unit] for unit, those in ready.items() if those), *(each[0] for each in later[:1])])
+                continue
+            unit = min(able, key=lambda unit: ready[unit][0])
+            pc = heapq.heappop(ready[unit])[1]
             found.append(pc)
-            if one.unit != NONE:
-                free[one.unit] = now + (one.clocks if one.unit == TENSOR else 1)
+            if unit >= 0:
+                free[unit] = now + self.takes(pc)
             for after, wait in followers[pc].items():
                 at[after] = max(at[after], now + wait)
                 left[after] -= 1
                 if not left[after]:
                     heapq.heappush(later, (at[after], after))
-            now += 1
-        else:
-            now = min([*(free[step(pc).unit] for _, pc in busy), *([later[0][0]] if later else [])])
-        for each in busy:
-            heapq.heappush(ready, each)
-    return found
+            now += unit != FREE
+        return found

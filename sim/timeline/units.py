@@ -22,8 +22,8 @@ from cupyflash.sim.ptx.report.diary import Listing, Product
 from cupyflash.sim.ptx.text.syntax import Instruction
 from cupyflash.sim.ptx.text.types import TYPES
 
-TENSOR, EXP, FLOAT, INTEGER, SHARED, NONE = 0, 1, 2, 3, 4, -1
-"""Units: of a sub-core, the pipe to shared memory, and no unit but the issue slot."""
+TENSOR, EXP, FLOAT, INTEGER, SHARED, NONE, FREE = 0, 1, 2, 3, 4, -1, -2
+"""Units: of a sub-core, the pipe to shared memory, no unit but the issue slot, and not even that."""
 UNIT_NAMES = ("tensor cores", "exponentials", "floating point", "integers", "shared memory", "")
 
 HALF_BITS = 16
@@ -48,8 +48,11 @@ BY_CLASS = {
     "store generic": (SHARED, "global"),
     "atomic": (SHARED, "global"),
     "async copy": (SHARED, "copies"),
+    "move": (FREE, "works"),
+    "load param": (FREE, "works"),
 }
-"""Unit and kind of span by class of instruction. What is in none of them takes an issue slot: moves, barriers, branches."""
+"""Unit and kind of span by class of instruction. What is in none of them takes an issue slot: barriers, branches. Moves
+and parameters are free: machine code renames registers and reads parameters as operands."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Rates:
             return Step(pc, TENSOR, PARTITIONS * flops / 2 * bits / HALF_BITS / self.mma_sync, TENSOR_LATENCY, kind, reads, writes)
         lanes = {EXP: EXPONENTIALS, FLOAT: self.float_lanes, INTEGER: INTEGER_LANES}.get(unit)
         times = 2 if "f32x2" in i.mods or "f64" in i.mods else 1
-        latency = EXP_LATENCY if unit == EXP else FIXED_LATENCY if unit != NONE else 0
+        latency = EXP_LATENCY if unit == EXP else FIXED_LATENCY if unit >= 0 else 0
         return Step(pc, unit, times * PARTITIONS * WARP / lanes if lanes else 0.0, latency, kind, reads, writes)
 
 
