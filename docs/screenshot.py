@@ -1,8 +1,9 @@
-"""Draws docs/trace.png and docs/profile.png: `python docs/screenshot.py [trace] [profile]`.
+"""Draws docs/trace.png, docs/timeline.png and docs/profile.png: `python docs/screenshot.py [trace] [timeline] [profile]`.
 
-They are the pages of the command in trace.md, in the middle of its play, and of the example in profile.md without its barrier,
-with a line opened. Each file carries a digest of what it shows, by which `tests/test_trace.py` and `tests/test_profile_page.py`
-tell that it is still so. It takes chromium, chromedriver, selenium and Pillow.
+They are the page of the first command in trace.md in the middle of its play, FlashAttention-3's timeline on the page of another
+one, and the page of the example in profile.md without its barrier, with a line opened. Each file carries a digest of what it
+shows, by which `tests/test_trace.py`, `tests/test_timeline_page.py` and `tests/test_profile_page.py` tell that it is still so. It
+takes chromium, chromedriver, selenium and Pillow.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ HERE = Path(__file__).resolve().parent
 KEY = "Drawn"  # of the digest, in a PNG's text
 COMMAND = "cupyflash trace --seqlen 128 --head-dim 64 --sram 16KB --causal"
 WIDTH, HEIGHT, PLACE = 1440, 1190, 0.455
+TIMELINE = "cupyflash trace --device H100-SXM --seqlen 1024 --head-dim 128 --algorithms fa3"
+TIMELINE_WIDTH, TIMELINE_HEIGHT, VIEW, CLOCK = 1280, 900, (0.38, 0.62), 0.45
 PROFILE_WIDTH, PROFILE_HEIGHT = 1100, 1160
 
 
-def told(*more: str) -> dict[str, Any]:
-    """The command's report."""
-    result = CliRunner().invoke(main, [*shlex.split(COMMAND)[1:], "--json", *more])
+def told(*more: str, command: str = COMMAND) -> dict[str, Any]:
+    """A command's report."""
+    result = CliRunner().invoke(main, [*shlex.split(command)[1:], "--json", *more])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)  # type: ignore[no-any-return]
 
@@ -40,6 +43,12 @@ def digest(report: dict[str, Any]) -> str:
     source = report["columns"].index("source")
     moves = [[move[:source] + move[source + 1 :] for move in player["moves"]] for player in report["players"]]
     return hashlib.sha256(json.dumps(moves).encode()).hexdigest()
+
+
+def timeline_digest(report: dict[str, Any]) -> str:
+    """Of every span but for its line and its note."""
+    rows = report["players"][0]["launches"][0]["timeline"]["rows"]
+    return hashlib.sha256(json.dumps([[row["name"], *(span[:3] for span in row["spans"])] for row in rows]).encode()).hexdigest()
 
 
 def profiled(folder: Path) -> dict[str, Any]:
@@ -79,6 +88,25 @@ def draw_trace(browser: Any, folder: Path) -> None:
     keep(browser, "trace.png", drawn)
 
 
+def draw_timeline(browser: Any, folder: Path) -> None:
+    drawn = timeline_digest(told("--html", str(folder / "out.html"), command=TIMELINE))
+    set_screen(browser, TIMELINE_WIDTH, TIMELINE_HEIGHT)
+    browser.get((folder / "out.html").as_uri())
+    browser.execute_script("choices[0].root.open = true; document.querySelector('.controls').remove(); scrollTo(0, 0)")
+    browser.execute_script(
+        "document.body.replaceChildren(choices[0].root); choices[0].root.style.cssText = 'border: 0; margin: 4px 14px'"
+    )
+    browser.execute_async_script("setTimeout(arguments[0], 300)")  # until it is laid out
+    browser.execute_script(
+        "const one = choices[0].timeline, { chart } = one, warp = chart.told.rows.findIndex(row => row.role === 'producer');"
+        "chart.look(chart.end * arguments[0], chart.end * arguments[1]);"
+        "one.pick({ row: warp, n: chart.first(warp, chart.end * arguments[2]) }); chart.draw()",
+        *VIEW,
+        CLOCK,
+    )
+    keep(browser, "timeline.png", drawn)
+
+
 def draw_profile(browser: Any, folder: Path) -> None:
     drawn = profile_digest(profiled(folder))
     set_screen(browser, PROFILE_WIDTH, PROFILE_HEIGHT)
@@ -103,7 +131,7 @@ def draw(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "browser").mkdir()
         with browsers.chromium(Path(folder) / "browser") as browser:
-            for name, one in (("trace", draw_trace), ("profile", draw_profile)):
+            for name, one in (("trace", draw_trace), ("timeline", draw_timeline), ("profile", draw_profile)):
                 if not names or name in names:
                     one(browser, Path(folder))
 

@@ -1,4 +1,4 @@
-"""Pages that need no network: one file, made of page/NAME.html, its style and script, those that all share, and its data."""
+"""Pages that need no network: one file, made of page/NAME.html, its style and scripts, those that all share, and its data."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parent / "page"
+SHARED = ("common.css", "timeline.css"), ("common.js", "chart.js", "timeline.js")
 
 
 def filled(name: str, told: dict[str, Any]) -> str:
     """The page `name` of what is told."""
     # No source of a stranger can end the element that its text stands in.
     data = json.dumps(told, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-    style, script = (read(f"common.{kind}") + read(f"{name}.{kind}") for kind in ("css", "js"))
+    style, script = ("".join(map(read, (*shared, f"{name}.{kind}"))) for shared, kind in zip(SHARED, ("css", "js"), strict=True))
     return read(f"{name}.html").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script).replace("/*DATA*/", data)
 
 

@@ -4,8 +4,6 @@ const fixed = (x, digits) => {
   return tie && up.at(-1) % 2 ? (x - 10 ** -digits / 4).toFixed(digits) : up;
 };
 const percent = (part, whole) => whole ? `${fixed(100 * part / whole, 1)} %` : "–";
-const plural = (n, word) => `${comma(n)} ${word}${n === 1 ? "" : "s"}`;
-const sum = (list, of) => list.reduce((all, each) => all + of(each), 0);
 const sides = counts => Object.entries(counts.global).flatMap(([tensor, both]) => Object.entries(both).filter(([, one]) => one.requests).map(([side, one]) => ({ tensor, side, ...one })));
 const METRICS = {
   instructions: ["Instructions", counts => counts.instructions],
@@ -30,12 +28,6 @@ const link = (file, line) => data.sources.some(one => one.file === file)
   ? el("a", { href: `#${id(file, line)}`, textContent: short(file, line) }) : el("span", { textContent: short(file, line) });
 const at = finding => finding.source ?? ["PTX", finding.ptx_line];
 
-function table(heads, body, left = 1) {
-  const cell = (tag, text, n) => el(tag, { className: n < left ? "left" : "", ...(tag === "th" ? { scope: "col" } : {}) }, text);
-  return el("div", { className: "wide", tabIndex: 0 }, el("table", {},
-    el("thead", {}, el("tr", {}, ...heads.map((text, n) => cell("th", text, n)))),
-    el("tbody", {}, ...body.map(row => el("tr", {}, ...row.map((text, n) => text instanceof Node ? el("td", {}, text) : cell("td", text, n)))))));
-}
 const globalTable = (list, tensors) => table(
   ["tensor", "", "bytes", ...(tensors ? ["/ size"] : []), "unique", "requests", "sectors", "a request", "coalescing", ...(tensors && data.l2 ? ["DRAM", "reads hit"] : [])],
   list.map(one => [one.about ?? one.tensor, one.side, ...(one.side === "none" ? [] : [comma(one.bytes), ...(tensors ? [one.times] : []), comma(one.unique_bytes), comma(one.requests),
@@ -173,6 +165,33 @@ function by(name) {
   document.body.dataset.by = name;
 }
 
+// -- one thread block ---------------------------------------------------------------------------------------------------------
+
+// Of its sources, which have a row here: a click on a span goes there, and a row lights its spans
+let choice = null;
+function block() {
+  if (!data.timeline && !data.timeline_why) return $("timeline").remove();
+  const known = ([file, line]) => data.sources.find(one => (one.file === file || one.name === file) && $(id(one.file, line)));
+  const words = source => { const one = known(source); return one ? link(one.file, source[1]) : el("span", { textContent: `${source[0]}:${source[1]}` }); };
+  const go = source => { const one = known(source); if (one) goTo($(id(one.file, source[1]))); };
+  choice = new Choice("One thread block, by its warps", [{ timeline: data.timeline, why: data.timeline_why }], words, go);
+  $("timeline").append(choice.root);
+  if (!data.timeline) return;
+  const places = new Map(data.timeline.sources.map((source, n) => { const one = known(source); return [one && id(one.file, source[1]), n]; }));
+  let lit = null;
+  $("sources").onmouseover = event => {
+    const here = places.get(event.target.closest(".row")?.id) ?? null;
+    if (here !== lit) choice.timeline?.light((lit = here) === null ? null : span => span[PLACE] === here);
+  };
+  $("sources").onmouseleave = () => { if (lit !== null) choice.timeline?.light(lit = null); };
+}
+function goTo(row) {
+  row.closest("details").open = true;
+  if (location.hash === `#${row.id}`) row.scrollIntoView({ block: "center" });
+  else location.hash = row.id;
+  row.querySelector(".no").focus({ preventScroll: true });
+}
+
 // -- memory ------------------------------------------------------------------------------------------------------------------
 
 function global() {
@@ -285,6 +304,7 @@ head();
 found();
 source();
 by("instructions");
+block();
 global();
 shared();
 if (Object.keys(data.total.by_class).length) $("mix").append(el("h2", { textContent: "Instruction mix" }), mixTable(data.total));

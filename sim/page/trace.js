@@ -430,6 +430,10 @@ $("what").textContent = `What ${kept} ${data.players.length > 1 ? "move" : "move
 $("title").textContent = data.title;
 $("device").textContent = `simulated ${data.device}, ${comma(data.players[0].sram_bytes)} bytes of SRAM a thread block`;
 const players = data.players.map((told, number) => new Player(told, number));
+const timed = data.players.filter(told => told.launches.some(one => one.timeline || one.timeline_why));
+const choices = timed.map(told => new Choice(`${capital(told.name)}: one thread block, by its warps`,
+  told.launches.map(one => ({ label: `${one.kernel}: ${one.does}`, timeline: one.timeline, why: one.timeline_why })), ([file, line]) => el("span", { textContent: `${file}:${line}` })));
+if (choices.length) $("timelines").append(...choices.map(choice => choice.root)); else $("timelines").remove();
 const steps = players.reduce((sum, player) => Math.max(sum, player.moves.length), 1);
 // At 1x a move takes about a quarter of a second, and all of them no more than two minutes
 const rate = most / Math.min(120, Math.max(15, steps * 0.25));
@@ -503,7 +507,7 @@ $("at").oninput = event => { if (playing) set(false); goal = null; t = most * ev
 $("at").onchange = speak;
 addEventListener("keydown", event => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
-  if (event.key === " " && event.target.tagName === "BUTTON") return;
+  if (event.key === " " && ["BUTTON", "SUMMARY"].includes(event.target.tagName)) return;
   const act = { " ": () => set(!playing), ArrowRight: step, ArrowLeft: back, Home: () => jump(0), End: () => jump(most), "+": () => faster(1), "=": () => faster(1), "-": () => faster(-1) }[event.key];
   if (act) { event.preventDefault(); act(); }
 });

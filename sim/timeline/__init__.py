@@ -62,7 +62,7 @@ def device_of(target: str) -> Device:
 
 
 class Lines:
-    """The lines of source that spans are of: the kernel's own, where code stands in an inlined function."""
+    """The lines of source that spans are of: of code in an inlined function the innermost that is in the kernel's own file."""
 
     def __init__(self, diary: Diary, text: Callable[[Line], str]):
         self.diary, self.text = diary, text
@@ -74,7 +74,9 @@ class Lines:
         found = self._of.get(pc)
         if found is None:
             i = self.diary.listing.instructions[pc]
-            found = self._of[pc] = self.numbers.setdefault(i.inlined_at[-1] if i.inlined_at else i.place, len(self.numbers))
+            calls = (i.place, *i.inlined_at)
+            own = next(line for line in calls if line[0] == calls[-1][0])
+            found = self._of[pc] = self.numbers.setdefault(own, len(self.numbers))
         return found
 
     def told(self) -> list[list[Any]]:
