@@ -199,6 +199,15 @@ def test_forward_and_backward_are_on_one_page(arguments: tuple[str, ...], names:
     assert told["title"].endswith("backward") == all(backward)
 
 
+def test_of_those_by_default_what_cannot_run_the_problem_is_left_out() -> None:
+    """Heads wider than 256 are fa2's alone; asked for by its name, another is refused."""
+    wide = ("trace", "--seqlen", "16", "--head-dim", "264", "--json")
+    result = CliRunner().invoke(main, list(wide))
+    assert result.exit_code == 0 and [each["algorithm"] for each in json.loads(result.stdout)["players"]] == ["fa2"]
+    assert result.stderr.count("left out: head_dim must be between 1 and 256") == 2
+    assert CliRunner().invoke(main, [*wide, "--algorithms", "fa1,fa2"]).exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -106,8 +106,9 @@ def asked_for(text: str | None, request: Request) -> list[Request]:
     """--algorithms' value, each as a request of its own. BadParameter for a name that is none."""
     one = first_given(("algorithm",))
     if text is None:
-        alone = [request.algorithm] if one or request.cache is not None else [*SIDE_BY_SIDE]
-        return [request_of(name, request) for name in alone]
+        if one or request.cache is not None:
+            return [request_of(request.algorithm, request)]
+        return able([request_of(name, request) for name in SIDE_BY_SIDE])
     if one:
         raise click.UsageError("--algorithm and --algorithms cannot go together")
     known, found = known_names(request), dict[tuple[str, bool, bool], Request]()
@@ -117,6 +118,22 @@ def asked_for(text: str | None, request: Request) -> list[Request]:
         own = request_of(name, request)
         found.setdefault((own.algorithm, own.backward, own.deterministic), own)
     return [*found.values()]
+
+
+def able(requests: list[Request]) -> list[Request]:
+    """Those that have kernels for the problem; of others stderr has the reason. ValueError where none has."""
+    found, reasons = [], []
+    for each in requests:
+        try:
+            each.schedule().kernels()
+            found.append(each)
+        except ValueError as error:
+            reasons.append(error)
+    if not found:
+        raise reasons[-1]
+    for reason in reasons:
+        click.echo(f"left out: {reason}", err=True)
+    return found
 
 
 def known_names(request: Request) -> list[str]:
