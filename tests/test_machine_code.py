@@ -17,6 +17,7 @@ from suites import sample, wide
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import timeline  # noqa: E402
 from machine_code import __main__ as command  # noqa: E402
 from machine_code import choices, clocks, costs, rates, sass, tables, whole  # noqa: E402
 from machine_code.clocks import Effort, Residents  # noqa: E402
@@ -503,3 +504,13 @@ def test_a_barrier_that_not_all_reach_is_an_error() -> None:
     trace = code_of("BAR.SYNC 0x1 0x80\nEXIT")
     with pytest.raises(ValueError, match="wait for each other"):
         clocks.steady(trace, Rates.of(80), Residents(2, 1))
+
+
+@pytest.mark.wide
+def test_a_timeline_s_clocks_are_near_those_of_the_machine_code() -> None:
+    """A turn of fa2's main loop by both models, which share rates and latencies."""
+    pytest.importorskip("cupy")
+    if sass.disassembler() is None:
+        pytest.skip(f"needs cuobjdump: {sass.INSTALL}")
+    ours = Ours.of(Subject("forward", 80, 64, False))
+    assert 0.8 < timeline.of_timeline(ours) / timeline.of_machine_code(ours) < 1.1

@@ -15,10 +15,11 @@ from test_ptx_gallery_tensor import gallery as tensor_gallery
 from test_ptx_harness import compile_cuda, kernel
 
 from cupyflash import Device, Problem, plan
+from cupyflash.multiprocessor import L2_BYTES, L2_LATENCY
 from cupyflash.sim.cli import main
 from cupyflash.sim.ptx import Diary, Launch, Module
 from cupyflash.sim.ptx.report.diary import Copy, Multiply, Product, Promise, Row, Sign, Start, Stretch, Wait
-from cupyflash.sim.timeline import KINDS, MOST_SPANS, WAITS, device_of, timeline, why_not
+from cupyflash.sim.timeline import KINDS, MOST_SPANS, device_of, timeline, why_not
 from cupyflash.sim.timeline.clocks import Played, Replay, play
 from cupyflash.sim.timeline.order import Orders
 from cupyflash.sim.trace import trace
@@ -69,6 +70,9 @@ def check(diary: Diary, device: Device) -> Played:
             left.setdefault(wait.meeting, set()).add(end)
     assert all(len(ends) == 1 for ends in left.values())  # who met goes on together
     assert {flight.number for flight in played.copies} == set(diary.copies)
+    for flight in played.copies:
+        on_the_way = diary.copies[flight.number].nbytes / L2_BYTES
+        assert flight.begin + on_the_way <= flight.read <= flight.seen and flight.landed == flight.read + L2_LATENCY
     assert {number for _, _, number in played.products} == set(diary.products)
     return played
 
@@ -100,6 +104,10 @@ def test_a_block_of_attention_has_its_copies_products_and_waits(name: str) -> No
         assert {copy.row for copy in diary.copies.values() if copy.inward} == {roles.index("producer")}
         assert len([row for row in told["rows"] if row["group"] == "products"]) == len({p.row for p in diary.products.values()})
         assert any(waits_for_copies(diary, wait) for row in diary.rows[4:] for wait in waits(row))
+        asked = {
+            (row, n) for row, warp in enumerate(diary.rows) for wait in waits(warp) if wait.kind == "products" for n in wait.on
+        }
+        assert asked == {(product.row + k, number) for number, product in diary.products.items() for k in range(4)}
     assert played.clocks > 1000
 
 
@@ -235,6 +243,24 @@ def test_lanes_that_part_share_a_row() -> None:
         assert [met for _, _, met in told["meetings"]] == [[0, 1]] and played.clocks < 100
 
 
+def test_what_another_block_of_the_cluster_does_is_taken_to_be_there() -> None:
+    body = """.shared .align 8 .b64 bar; .reg .b32 %r<4>; .reg .b64 %s; .reg .pred %p0, %d; mov.u32 %r0, %tid.x;
+    setp.eq.u32 %p0, %r0, 0; @%p0 mbarrier.init.shared.b64 [bar], 2; barrier.cluster.arrive; barrier.cluster.wait;
+    mov.u32 %r1, %cluster_ctarank;
+    @%p0 mbarrier.arrive.shared.b64 %s, [bar]; xor.b32 %r1, %r1, 1; mov.u32 %r2, bar; mapa.shared::cluster.u32 %r3, %r2, %r1;
+    @%p0 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r3];
+    W: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %d, [bar], 0; @!%d bra W;
+    barrier.cluster.arrive; barrier.cluster.wait;"""
+    diary, _ = run(Module.from_ptx(kernel(body).replace("sm_80", "sm_90")), "k", 64, {}, grid=2, cluster=2)
+    check(diary, H100)
+    assert [wait.outside for wait in waits(diary.rows[1])] == [True] * 3
+    (phase,) = (wait for wait in waits(diary.rows[1]) if wait.kind == "phase")
+    assert [diary.signs[number] for number in phase.on] == [0]  # of two arrivals, the block's own
+    told = timeline(diary, H100, "sm_90", lambda line: "")
+    assert [meeting[1:] for meeting in told["meetings"]] == [[-1, [0, 1]]] * 2
+    assert any("another thread block" in note for note in told["notes"])
+
+
 # -- random diaries -----------------------------------------------------------------------------------------------------------
 
 CODE = """.reg .f32 %f<6>; .reg .b32 %r<12>; .reg .b64 %rd<3>; .shared .b32 s[64]; ld.param.u64 %rd0, [y]; mov.u32 %r0, %tid.x;
@@ -342,8 +368,10 @@ def test_a_timeline_is_json_whose_spans_are_apart_and_whose_shares_are_the_rows(
         warps = [row for row in told["rows"] if row["group"] == "warps"]
         for row, shares in zip(warps, told["shares"], strict=True):
             assert sum(shares) == pytest.approx(told["clocks"], abs=0.1) and len(shares) == len(told["kinds"])
-            waited = sum(end - begin for begin, end, kind, *_ in row["spans"] if KINDS[kind][0] in WAITS)
-            assert waited == pytest.approx(sum(shares[k] for k, (kind, *_) in enumerate(KINDS) if kind in WAITS), abs=0.1)
+            for number, share in enumerate(shares):
+                drawn = sum(end - begin for begin, end, kind, *_ in row["spans"] if kind == number)
+                assert drawn == pytest.approx(share, abs=0.1)
+        assert any(shares[[name for name, *_ in KINDS].index("special")] > 0.02 * told["clocks"] for shares in told["shares"])
 
 
 def test_a_long_timeline_is_shown_up_to_some_clock(monkeypatch: pytest.MonkeyPatch) -> None:

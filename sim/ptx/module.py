@@ -211,7 +211,7 @@ class Module:
             raise ValueError(f"max_steps must be at least 1, got {max_steps}")
         processes = processes_asked(processes)
         if diary is not None:
-            diary.open(kernel, geometry.blocks, geometry.threads)
+            diary.open(kernel, geometry.blocks)
         code = self.code(kernel)
         segments, symbols = self._placed_variables()
         bound = bind(kernel, code.params, args, self._variables)

@@ -6,7 +6,7 @@ The order of things and who waits for what were executed (`ptx.Diary`); the cloc
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
@@ -96,7 +96,7 @@ def timeline(diary: Diary, device: Device, target: str, text: Callable[[Line], s
     """A diary with clocks, for JSON; `text` gives the text of a line of source. ValueError as `play`."""
     played, lines = play(diary, device), Lines(diary, text)
     rows = [
-        Drawn(f"warp {number}", "warps", role, joined(spans, lines))
+        Drawn(f"warp {number}", "warps", role, joined(spans, lines, played.takes))
         for number, (spans, role) in enumerate(zip(played.rows, roles(diary), strict=True))
     ]
     rows += copies(diary, played, lines) + products(diary, played, lines)
@@ -130,7 +130,7 @@ def timeline(diary: Diary, device: Device, target: str, text: Callable[[Line], s
         "notes": [note for note in notes if note],
         "rows": told,
         "meetings": [[round(at, 2), number, met] for at, number, met in meetings(played) if at <= shown],
-        "shares": [shares(spans) for spans in played.rows],
+        "shares": [shares(row) for row in rows if row.group == "warps"],
         "busy": {name: round(clocks, 2) for name, clocks in played.busy.items()},
     }
 
@@ -142,17 +142,17 @@ def why_not(diary: Diary) -> str | None:
     return None if any(row.stretches for row in diary.rows) else "the thread block did not run"
 
 
-def shares(spans: Sequence[Span]) -> list[float]:
+def shares(row: Drawn) -> list[float]:
     """A warp's clocks by kind."""
     sums: defaultdict[str, float] = defaultdict(float)
-    for begin, end, kind, *_ in spans:
+    for begin, end, kind, *_ in row.spans:
         sums[kind] += end - begin
     return [round(sums[name], 2) for name, _, _ in KINDS]
 
 
-def joined(spans: Sequence[Span], lines: Lines) -> list[tuple[float, float, str, int, str]]:
+def joined(spans: Sequence[Span], lines: Lines, takes: Mapping[int, float]) -> list[tuple[float, float, str, int, str]]:
     """Spans of one kind and line together. Work of less than SHORT clocks is one with what follows: both have the kind and line of
-    most of their clocks."""
+    what takes their time, or units, longest."""
     out: list[tuple[float, float, str, int, str]] = []
     parts: defaultdict[tuple[str, int], float] = defaultdict(float)
     begin = 0.0
@@ -176,7 +176,7 @@ def joined(spans: Sequence[Span], lines: Lines) -> list[tuple[float, float, str,
             close(start)
         if not parts:
             begin = start
-        parts[key] += end - start
+        parts[key] += max(end - start, takes[pc])
     close(spans[-1][1] if spans else 0.0)
     return out
 

@@ -119,7 +119,7 @@ class Played:
     """A diary with clocks. `rows`: spans of each warp, in order, from 0 to `clocks`; `cores`: mma.sync of each sub-core.
 
     products: (from, to, number in the diary) of wgmma. waits: (row, wait, when it was over). busy: clocks of each unit, of those of
-    sub-cores the busiest. signs: when each number of the diary came.
+    sub-cores the busiest. signs: when each number of the diary came. takes: for how long an instruction takes its unit.
     """
 
     clocks: float
@@ -130,6 +130,7 @@ class Played:
     waits: list[tuple[int, Wait, float]]
     busy: dict[str, float]
     signs: dict[int, float]
+    takes: dict[int, float]
 
 
 class Replay:
@@ -197,6 +198,7 @@ class Replay:
             self.waits,
             busy,
             self.signs,
+            {pc: step.clocks for pc, step in self.steps.items()},
         )
 
     def wake(self, core: int, at: float) -> None:
@@ -236,6 +238,7 @@ class Replay:
         return max(at, free - EXP_QUEUE if unit == EXP else free)
 
     def step(self, pc: int) -> Step:
+        """An instruction as the model has it."""
         found = self.steps.get(pc)
         if found is None:
             found = self.steps[pc] = self.rates.step(self.diary.listing, pc)
@@ -417,7 +420,7 @@ class Replay:
             parts.append(f"last came warp {diary.signs[last]}")
         if wait.outside:
             parts.append("another thread block's part in it is taken to be there")
-        return ": ".join(parts[:1]) + "".join(f", {part}" for part in parts[1:])
+        return ", ".join(parts)
 
 
 def copy_text(copy: Copy) -> str:

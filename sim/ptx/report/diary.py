@@ -38,7 +38,6 @@ class Global(NamedTuple):
     """An ordinary access to global memory: sectors of 32 bytes."""
 
     sectors: int
-    write: bool
 
 
 class Sign(NamedTuple):
@@ -167,7 +166,6 @@ class Diary:
         self.block = int(block)
         self.kernel = ""
         self.blocks = 0
-        self.threads = 0
         self.listing: Listing
         self.rows: list[Row] = []
         self.copies: dict[int, Copy] = {}
@@ -182,13 +180,13 @@ class Diary:
 
     # -- beginning --------------------------------------------------------------------------------------------------------
 
-    def open(self, kernel: str, blocks: int, threads: int) -> None:
+    def open(self, kernel: str, blocks: int) -> None:
         """A launch begins. ValueError for a grid without the block, or for a second launch."""
         if self.kernel:
             raise ValueError(f"diary must be a new one for each launch: this one is of {self.kernel}")
         if self.block >= blocks:
             raise ValueError(f"block {self.block} of the diary is not in the grid: {kernel} has {blocks}, from 0")
-        self.kernel, self.blocks, self.threads = kernel, blocks, threads
+        self.kernel, self.blocks = kernel, blocks
 
     def of_wave(self, wave: Wave) -> bool:
         """Whether the block is in a wave."""
@@ -198,6 +196,7 @@ class Diary:
         """The wave with the block begins; `name` has words for an offset in shared memory."""
         self.listing, self.name = listing, name
         self.at = {i: pc for pc, i in enumerate(listing.instructions)}
+        # The block's place in the wave.
         self.local = next(k for k in range(wave.blocks) if wave.number(wave.first_block + k) == self.block)
         self._first, self._end = self.local * wave.lanes_per_block, (self.local + 1) * wave.lanes_per_block
         self.rows = [Row() for _ in range(wave.warps_per_block)]
@@ -265,6 +264,8 @@ class Diary:
     def note(self, row: int, pc: int, act: Act) -> None:
         """An act of instruction `pc`, the last that the row has run, or one of its stretch."""
         stretches = self.rows[row].stretches
+        if not isinstance(act, Shared | Global):
+            self.rows[row].spin = None  # what is behind it stays
         last = stretches[-1]
         if not last.first <= pc < last.end or (last.acts and last.acts[-1][0] > pc):
             last = Stretch(pc + 1, pc + 1)  # other lanes have run since
@@ -310,7 +311,7 @@ class Diary:
             else:
                 assert isinstance(size, int)
                 first, pattern = part.lanes.pattern(at, size)
-                self.note(part.row, pc, Global(pattern.sectors(first), instruction.opcode in ("st", "red")))
+                self.note(part.row, pc, Global(pattern.sectors(first)))
 
     def _copy(self, row: int, pc: int, offset: int) -> None:
         number = self._issued[row] = self.number()
