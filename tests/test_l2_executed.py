@@ -20,8 +20,10 @@ from test_l2 import Plain
 from cupyflash import Device, Problem, plan, sim
 from cupyflash.multiprocessor import occupancy
 from cupyflash.schedules import TileSchedule, plan_backward, plan_decode, plan_varlen, plan_varlen_backward
+from cupyflash.schedules.base import Kernel
 from cupyflash.sim import l2, theory
 from cupyflash.sim.cli import main
+from cupyflash.sim.execution import Onlookers
 from cupyflash.sim.l2 import L2, LINE, SECTOR, executed
 from cupyflash.sim.l2.launch import Blocks
 from cupyflash.sim.profiling import together
@@ -156,11 +158,11 @@ def test_a_plain_simulator_of_what_was_observed_says_the_same(name: str) -> None
     execution, watch = executed.observed(schedule)
     seen: list[Requests] = []
 
-    def both(kernel: Any) -> Callable[[Access], None]:
+    def both(kernel: Kernel) -> Onlookers:
         seen.append(Requests(execution))
-        observer = together(watch(kernel), seen[-1])
+        observer = watch(kernel).observer
         assert observer is not None
-        return observer
+        return Onlookers(together(observer, seen[-1]))
 
     run_drawn(schedule, Drawn.of(schedule.problem, 0, watch=both))
     launches = [(one, launch.grid, launch.slots) for one, launch in zip(seen, execution.launches, strict=True)]

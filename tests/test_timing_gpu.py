@@ -33,12 +33,12 @@ from test_timing import (
     few_host_calls,  # noqa: F401  # for all tests here, too
     forward,
     machine,
-    records,
     report,
     scripted,
 )
 
 from cupyflash.schedules import fa2_tiles
+from cupyflash.sim.measured import read
 
 # --- the GPU's own code
 
@@ -147,7 +147,7 @@ def test_the_whole_command_runs_on_a_gpu_of_numpy_s_arrays(
     monkeypatch.setattr(command.ahead.compile_all, "__defaults__", (lambda kernel: None,))
     assert command.main("", what, ["--quick", "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.iterdir()
-    lines = list(records.read(path))
+    lines = list(read(path))
     assert lines[0]["quick"] and not lines[0]["simulated"] and lines[0]["fill_seconds"] == 1
     ahead_of, _, row, *_ = lines[1:]
     assert ahead_of["value"]["kernels"] == ahead_of["value"]["compiled"] > 3
@@ -248,7 +248,7 @@ def dry(benchmark: Any, out: Path | None, without: Sequence[str]) -> list[dict[s
     flags = [flag for name in without for flag in ("--without", name)]
     assert benchmark.main(["--dry-run", *flags, *(["--out", str(out)] if out else [])]) == 0
     (path,) = (path for path in (out or Path(tempfile.gettempdir())).rglob("simulated-A100-40GB-*.jsonl"))
-    return list(records.read(path))
+    return list(read(path))
 
 
 def rows_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
