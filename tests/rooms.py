@@ -25,13 +25,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("dropout", "named_scores", "score*", "stand_in", "tensor_maps", "torch", "warmup_decode"),
     ),
     # cupyflash/distributed/, and what counts it
-    "ranks": ("ring*", "mpi", "benchmark_ring", "distributed_page"),
+    "ranks": ("ring*", "mpi", "benchmark_ring"),
     # all else: packaging, documents, benchmarks, examples
     "project": (
         *(
             "package",
             "readme",
             "pages",
+            "snippets",
             "decoding_page",
             "masks_page",
             "benchmarks",
