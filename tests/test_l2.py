@@ -213,7 +213,7 @@ def test_random_problems_ask_for_what_theory_counts(data: st.DataObject) -> None
         assert moved.total_bytes <= found.asked[name].total_bytes + heads * 2 * SECTOR
 
 
-@sweep(4, 100)
+@sweep(4, 40)
 def test_random_passes_ask_for_what_theory_counts_and_are_served_as_lines_are(data: st.DataObject) -> None:
     """Every algorithm that the model follows: its launches are the kernels', and runs of lines are no other than their lines."""
     problem = data.draw(problems())
