@@ -21,28 +21,26 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "commands": ("cli", "decode_commands", "demo", "explain", "fa3_commands", "paper", "resources", "trace*", "verify", "pictures"),
     # what a user calls: cupyflash/
     "calls": (
-        *("attention", "cubins", "decode_refusals", "device", "gradients", "launcher", "merge", "prepared", "problem", "refusals"),
-        *("dropout", "named_scores", "score*", "stand_in", "tensor_maps", "torch", "warmup_decode"),
+        *("attention", "captured", "cubins", "decode_refusals", "device", "foreign_arrays", "gradients", "launcher", "merge"),
+        *(
+            "prepared",
+            "problem",
+            "refusals",
+            "dropout",
+            "named_scores",
+            "score*",
+            "stand_in",
+            "tensor_maps",
+            "torch",
+            "warmup_decode",
+        ),
     ),
     # cupyflash/distributed/, and what counts it
     "ranks": ("ring*", "mpi", "benchmark_ring"),
     # all else: packaging, documents, benchmarks, examples
     "project": (
-        *(
-            "package",
-            "readme",
-            "pages",
-            "snippets",
-            "decoding_page",
-            "masks_page",
-            "benchmarks",
-            "benchmark_decode",
-            "timing*",
-            "accuracy",
-            "machine_code*",
-            "on_gpu",
-        ),
-        *("example", "generate", "suites", "torch_example", "flex_attention"),
+        *("package", "readme", "pages", "snippets", "decoding_page", "masks_page", "benchmarks", "benchmark_decode", "timing*"),
+        *("accuracy", "machine_code*", "on_gpu", "example", "generate", "suites", "torch_example", "flex_attention"),
     ),
 }
 
