@@ -12,7 +12,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("execution", "sparse", "varlen", "sinks", "softmax", "magnitudes", "mutants", "mutants_fa2", "fa3", "mutants_fa3"),
         *("decode", "mutants_decode", "mutants_score", "masks", "masks_sequences", "wide_heads"),
     ),
-    "backward": ("backward", "backward_algorithms", "backward_sparse", "mutants_backward", "wide_gradients"),
+    "backward": ("backward", "backward_algorithms", "backward_sparse", "mutants_backward", "mutants_queries", "wide_gradients"),
     # sim/ptx/
     "machine": ("ptx_*", "profile*", "rawkernel", "mutants_pipeline"),
     # sim/theory/, sim/machine.py and what a schedule says
