@@ -61,7 +61,7 @@ def placed(part: Part) -> tuple[Chunk, ...]:
 
 
 def arrivals(rank: int, k_parts: tuple[Part, ...], shifts: tuple[int, ...], gather: bool) -> list[tuple[int, Part]]:
-    """Whose keys a rank has at each step, and which: those of the rank `shift` before it, or all at once where they are gathered."""
+    """Whose keys a rank has at each step, and which: of the rank `shift` before it, or all at once where they are gathered."""
     if gather:
         return [(rank, (range(sum(map(part_length, k_parts))),))]
     sources = [(rank - shift) % len(k_parts) for shift in shifts]
