@@ -97,7 +97,7 @@ class Load:
         if races is not None and found is not None:
             # The copy is over for whoever sees the phase complete.
             if self.readings:
-                races.copied(lane, self.readings)
+                races.copies.copied(lane, self.readings)
             found.told = races.heard.copied(int(lane.index[0]), found.told)
         mbarriers.brought(key, self.to.tile.size, lane, self.instruction)
 
@@ -133,7 +133,7 @@ class Store:
         self.fetch(memory, rows)
         fresh = rows[self.known[rows] < READ]
         if len(fresh) and races is not None:
-            races.copied(self.lanes.subset(fresh), self.readings)
+            races.copies.copied(self.lanes.subset(fresh), self.readings)
         if upto == DONE:
             self.put(memory, rows)
             if self.target is not None and races is not None:
@@ -312,7 +312,7 @@ class Bulks:
         if access is None:
             return []
         races.judge(access, "ld")
-        return races.issued()
+        return races.copies.issued()
 
     def show(self, lanes: Lanes, region: Region, write: bool, i: Instruction) -> None:
         """To the observer, what each copy reads or writes of a tensor."""
