@@ -29,6 +29,7 @@ def check_ranks(ranks: int, *arguments: str) -> None:
     assert ran.returncode == 0 and ran.stdout == f"{ranks} ranks: all is well\n", ran.stdout + ran.stderr
 
 
+@pytest.mark.wide
 def test_ranks_of_mpi() -> None:
     check_ranks(2)
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from cupyflash.sim.cli import main
@@ -23,6 +24,7 @@ def table() -> Iterator[str]:
             yield f"| {row['ranks']:,} | {row['steps']:,} | {sizes} | {times} | {shares} |"
 
 
+@pytest.mark.wide
 def test_the_table_is_the_sweep() -> None:
     shown = PAGE.split("<!-- ranks -->\n")[1].split("\n<!-- end -->")[0].splitlines()[2:]
     assert shown == list(table())
