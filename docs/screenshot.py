@@ -53,11 +53,13 @@ def timeline_digest(report: dict[str, Any]) -> str:
 
 def profiled(folder: Path) -> dict[str, Any]:
     """The JSON of profile.md's example without its barrier; its page is `folder`/out.html."""
-    blocks = dict(re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```", (HERE / "profile.md").read_text(), re.DOTALL))
+    page = (HERE / "profile.md").read_text()
+    blocks = dict(re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```", page, re.DOTALL))
+    (shown,) = re.findall(r"^cupyflash (profile transpose.cu .*)$", page, re.MULTILINE)
     source = folder / "transpose.cu"
     source.write_text(blocks["transpose.cu"].replace("    __syncthreads();\n", ""))
     (folder / "transpose.json").write_text(blocks["transpose.json"])
-    command = [word.replace("transpose.", f"{folder}/transpose.") for word in shlex.split(blocks["profile"])[1:]]
+    command = [word.replace("transpose.", f"{folder}/transpose.") for word in shlex.split(shown)]
     result = CliRunner().invoke(main, [*command, "--json", "--html", str(folder / "out.html")])
     assert result.exit_code == 1, result.output  # the race
     return json.loads(result.stdout)  # type: ignore[no-any-return]

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 import compiled
+from recorded_cupy import cupy  # noqa: F401 (a fixture)
 from rooms import ROOMS, left_out
 
 # Loaded kernels are kept, a million objects and more: to go through them as often as Python does by itself takes long.

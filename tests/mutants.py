@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -55,7 +55,7 @@ class Mutant:
         return any(f.kind in kinds and f.source is not None and (Path(f.source[0]).name, f.source[1]) in places for f in findings)
 
 
-@cache
+@lru_cache(maxsize=4)  # of one fault, whose kernels may share a source
 def _patched(directory: Path, source: str, options: tuple[str, ...]) -> Module:
     """The module of other sources than ours."""
     return Module.from_ptx(compile_to_ptx((directory / source).read_text(), options, source))

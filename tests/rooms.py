@@ -12,7 +12,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("execution", "sparse", "varlen", "sinks", "softmax", "magnitudes", "mutants", "mutants_fa2", "fa3", "mutants_fa3"),
         *("decode", "mutants_decode", "mutants_score", "masks", "masks_sequences", "wide_heads"),
     ),
-    "backward": ("backward", "backward_algorithms", "backward_sparse", "mutants_backward", "wide_gradients"),
+    "backward": ("backward", "backward_algorithms", "backward_sparse", "mutants_backward", "mutants_queries", "wide_gradients"),
     # sim/ptx/
     "machine": ("ptx_*", "profile*", "timeline*", "rawkernel", "mutants_pipeline"),
     # sim/theory/, sim/machine.py and what a schedule says
@@ -24,28 +24,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     # what a user calls: cupyflash/
     "calls": (
-        *("attention", "cubins", "decode_refusals", "device", "gradients", "launcher", "merge", "prepared", "problem"),
-        *("options", "refusals"),
-        *("dropout", "named_scores", "score*", "stand_in", "tensor_maps", "torch", "warmup_decode"),
+        *("attention", "captured", "cubins", "decode_refusals", "device", "foreign_arrays", "gradients", "launcher", "merge"),
+        *("prepared", "problem", "options", "refusals", "dropout", "named_scores", "score*", "stand_in", "tensor_maps", "torch"),
+        "warmup_decode",
     ),
     # cupyflash/distributed/, and what counts it
-    "ranks": ("ring*", "mpi", "benchmark_ring", "distributed_page"),
+    "ranks": ("ring*", "mpi", "benchmark_ring"),
     # all else: packaging, documents, benchmarks, examples
     "project": (
-        *(
-            "package",
-            "readme",
-            "pages",
-            "decoding_page",
-            "masks_page",
-            "benchmarks",
-            "benchmark_decode",
-            "timing*",
-            "accuracy",
-            "machine_code*",
-            "on_gpu",
-        ),
-        *("example", "generate", "suites", "torch_example", "flex_attention"),
+        *("package", "readme", "pages", "snippets", "decoding_page", "masks_page", "benchmarks", "benchmark_decode", "timing*"),
+        *("accuracy", "machine_code*", "on_gpu", "example", "generate", "suites", "torch_example", "flex_attention"),
     ),
 }
 

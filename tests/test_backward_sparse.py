@@ -96,7 +96,8 @@ def check_packed(schedule: VarlenBackwardSchedule) -> BackwardExecution:
     return execution
 
 
-@pytest.mark.parametrize("dtype", ["float16", wide("float32")])
+@pytest.mark.wide
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @sweep(2, 3, data=st.data(), deterministic=st.booleans())
 def test_packed_sequences(dtype: str, data: st.DataObject, deterministic: bool) -> None:
     forward = data.draw(any_schedule(dtype))

@@ -26,7 +26,7 @@ from suites import sweep, wide
 A100 = Device.named("A100-40GB")
 
 
-@pytest.mark.parametrize("pages", [(None,), (16,), (32, 48, 80, 256)], ids=["together", "small pages", "pages"])
+@pytest.mark.parametrize("pages", [wide((None,)), wide((16,)), (32, 48, 80, 256)], ids=["together", "small pages", "pages"])
 @sweep(1, 3)
 def test_random_problems(data: st.DataObject, pages: Sequence[int | None]) -> None:
     for case in data.draw(cases(pages)):

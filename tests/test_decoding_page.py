@@ -1,4 +1,4 @@
-"""docs/decoding.md: its Python runs (for a GPU: tests/gpu), its values are what it claims, its table is the closed form's."""
+"""docs/decoding.md: its table is the closed form's, the layouts of caches are the views that it says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import cupyflash
 from cupyflash import Device, Problem, plan
@@ -16,25 +15,6 @@ from cupyflash.schedules import Cache, plan_decode
 from cupyflash.sim import theory
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "decoding.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-CLAIM = re.compile(r"^(\S.*?)  # (True|False)$", re.MULTILINE)
-
-
-def test_every_snippet_is_python_and_the_page_claims_something() -> None:
-    for block in BLOCKS:
-        compile(block, "decoding.md", "exec")
-    assert len(BLOCKS) == 9 and sum(len(CLAIM.findall(block)) for block in BLOCKS) == 7
-
-
-@pytest.mark.wide
-def test_the_snippets_run_and_claim_the_truth() -> None:
-    names: dict[str, Any] = {}
-    for block in BLOCKS:
-        if "import cupy," in block:
-            continue
-        exec(compile(block, "decoding.md", "exec"), names)
-        for expression, value in CLAIM.findall(block):
-            assert bool(eval(expression, names)) == eval(value), expression
 
 
 def bytes_table() -> Iterator[str]:

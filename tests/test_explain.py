@@ -109,7 +109,7 @@ def test_lengths_and_heads_choose_between_kernels_that_do_not_depend_on_them(
     assert tiles[0] == tiles[1]
 
 
-@pytest.mark.parametrize("device", sample([device.name for device in DEVICES], {"T4", "A100-40GB", "RTX 5090"}))
+@pytest.mark.parametrize("device", sample([device.name for device in DEVICES], {"T4", "RTX 5090"}))
 @pytest.mark.parametrize("dtype", list(ITEMSIZE))
 def test_every_head_dimension_runs_on_every_device(device: str, dtype: str) -> None:
     for d in range(8, 257, 8):

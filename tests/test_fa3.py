@@ -43,6 +43,7 @@ def test_random_problems(data: st.DataObject) -> None:
         check(case)
 
 
+@pytest.mark.wide
 @sweep(1, 2)
 def test_random_batches_of_packed_sequences(data: st.DataObject) -> None:
     check_packed(data.draw(packed(data.draw(halves))), data.draw(st.integers(0, 99)))

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from test_launcher import Recorded
-from test_launcher import cupy as recorded_cupy  # noqa: F401 (a fixture)
-from test_prepared import array, cupy  # noqa: F401
+from test_prepared import array
 
 import cupyflash
 from cupyflash import Device, Mask, Problem, Score, TileSchedule, compiler, launcher, plan
@@ -35,6 +33,7 @@ from cupyflash.tiled_mask import StatesSchedule
 from cupyflash.tiling import TileSize, Tiling
 from expressions import SHAPE, VALUES, by_python, conditions, named
 from mutants import Mutant, check_mutant
+from recorded_cupy import Recorded
 from suites import sample, sweep
 
 B, H, HKV, NQ, NK, D = 2, 4, 2, 70, 90, 24
@@ -216,7 +215,7 @@ def test_tiles_that_are_found_once() -> None:
         cupyflash.block_mask("k <= q", q, k)
 
 
-def test_a_graph_finds_tiles_for_itself(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_graph_finds_tiles_for_itself(cupy: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found while it is captured is nobody else's, whose memory stays; calls behind it find them once."""
     monkeypatch.setattr(launcher, "_held_for_graphs", [])
     q, k, v = (array(cupy, 1, heads, 96, 64) for heads in (4, 2, 2))

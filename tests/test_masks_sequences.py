@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from test_launcher import Recorded
-from test_launcher import cupy as recorded_cupy  # noqa: F401 (a fixture)
-from test_prepared import array, cupy  # noqa: F401
+from test_prepared import array
 from test_varlen import UNEVEN, packed
 
 import cupyflash
@@ -35,6 +33,7 @@ from cupyflash.sim.inputs import Inputs
 from cupyflash.sim.reference import forward
 from cupyflash.sim.yardstick import draw_decode, measure, measure_decode, measure_gradients
 from mutants import Mutant, check_mutant
+from recorded_cupy import Recorded
 from suites import sweep, wide
 
 A100 = Device.named("A100-40GB")
@@ -177,7 +176,7 @@ def test_the_call_and_tiles_that_are_found_once() -> None:
             refused()
 
 
-def test_bounds_on_a_gpu_are_not_looked_at(cupy: Recorded) -> None:  # noqa: F811
+def test_bounds_on_a_gpu_are_not_looked_at(cupy: Recorded) -> None:
     """States have room for as many row blocks as any bounds need, and keys of the longest sequence."""
     q, k, v = (array(cupy, 300, heads, 64) for heads in (4, 2, 2))
     bounds = array(cupy, 4, dtype=np.int32)

@@ -198,9 +198,7 @@ WIDE = {
 
 @pytest.mark.parametrize(
     "name",
-    sample(
-        [name for name in MUTANTS if MORE > 1 or name in WIDE], {"splits write the same part", "new keys are read from the cache"}
-    ),
+    sample([name for name in MUTANTS if MORE > 1 or name in WIDE], {"new keys are read from the cache"}),
 )
 def test_mutant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = MUTANTS[name]

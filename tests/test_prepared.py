@@ -10,17 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_launcher import Recorded
-from test_launcher import cupy as recorded_cupy  # noqa: F401 (a fixture)
 
 from cupyflash import Mask, attention, attention_varlen, launcher
 from cupyflash.arrays import Layout
 from cupyflash.sim.yardstick import DTYPES
-
-
-@pytest.fixture
-def cupy(recorded_cupy: Recorded) -> Recorded:  # noqa: F811
-    return recorded_cupy
+from recorded_cupy import Recorded
 
 
 def array(cupy: Recorded, *shape: int, dtype: Any = np.float16, offset: int = 0, order: tuple[int, ...] | None = None) -> Any:

@@ -63,27 +63,11 @@ def report(*more: str, **options: Any) -> dict[str, Any]:
 # -- the docs -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_example_of_the_docs_prints_what_they_show() -> None:
-    for name in ("transpose.cu", "transpose.json"):
-        Path(name).write_text(BLOCKS[name])
-    result = CliRunner().invoke(main, BLOCKS["profile"].split()[1:])
-    assert result.exit_code == 0 and result.stdout == BLOCKS["output"]
-    assert max(map(len, result.stdout.splitlines())) <= 100
-    # What the docs say of it: padding takes the conflicts away.
+def test_padding_takes_the_conflicts_away_as_the_docs_say() -> None:
+    Path("transpose.json").write_text(BLOCKS["transpose.json"])
     Path("transpose.cu").write_text(BLOCKS["transpose.cu"].replace("[32][32]", "[32][33]"))
-    padded = CliRunner().invoke(main, [*BLOCKS["profile"].split()[1:], "--json"])
+    padded = profiled("transpose.cu", "--grid", "8,8", "--block", "32,32", "--args", "transpose.json", "--json")
     assert sum(row["conflicts"] for row in json.loads(padded.stdout)["total"]["shared"]) == 0
-
-
-def test_the_python_of_the_docs_claims_the_truth() -> None:
-    Path("transpose.cu").write_text(BLOCKS["transpose.cu"])
-    block, _, _ = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)  # the others are tests/test_rawkernel.py's
-    x, y = np.random.default_rng(0).standard_normal((2, 256, 256)).astype(np.float32)
-    names: dict[str, Any] = {"x": x, "y": y}
-    exec(block, names)
-    claims = re.findall(r"^(\S.*?)  # ([\d.]+)$", block, re.MULTILINE)
-    assert len(claims) == 2 and all(eval(expression, names) == float(value) for expression, value in claims)
-    assert (y == x.T).all()
 
 
 def test_the_tensor_map_of_the_docs() -> None:

@@ -14,6 +14,7 @@ from cupyflash.sim.ptx import Launch, Module
 
 HEAD = ".version 8.3\n.target sm_80\n.address_size 64\n"
 
+POINTER_REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<20>; .reg .b16 %h<4>; .reg .f32 %f<8>; .reg .f64 %fd<4>; .reg .pred %p<4>;"
 REGISTER = {1: ".b16", 2: ".b16", 4: ".b32", 8: ".b64"}
 
 
@@ -55,6 +56,21 @@ def apply(body: str, inputs: Sequence[Any], outputs: Sequence[Any], registers: s
     launch = module.launch("k", -(-n // 64), 64, [*arrays, *results, n], **options)
     assert launch.findings == ()
     return results
+
+
+def pointer_kernel(body: str, *names: str, extra: str = "") -> str:
+    """%rd1, %rd2, ... are the pointer arguments, %r1 the thread, %rd10 the thread as 64 bits."""
+    loads = "".join(f"ld.param.u64 %rd{k}, [{n}];\n" for k, n in enumerate(names, 1))
+    text = kernel(loads + "mov.u32 %r1, %tid.x; cvt.u64.u32 %rd10, %r1;\n" + body, [f".u64 {n}" for n in names], POINTER_REGISTERS)
+    return text.replace(HEAD, HEAD + extra)
+
+
+COPY = pointer_kernel(
+    """shl.b64 %rd11, %rd10, 2; add.s64 %rd3, %rd1, %rd11; add.s64 %rd4, %rd2, %rd11;
+    ld.global.u32 %r2, [%rd3]; st.global.u32 [%rd4], %r2;""",
+    "x",
+    "y",
+)
 
 
 def run(text: str, args: Mapping[str, Any], *, grid: Any = 1, block: Any = 32, **options: Any) -> Launch:

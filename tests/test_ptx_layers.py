@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
-import io
 import re
 from pathlib import Path
 
@@ -122,11 +120,3 @@ def test_the_docs_follow_an_execution_through_every_file() -> None:
     assert unnamed == set()
     named = {name for name in re.findall(r"`(\w+/[\w/]+\.py)`", section) if not (MACHINE / name).is_file()}
     assert named == set()
-
-
-def test_the_finding_in_the_docs_is_what_the_machine_says() -> None:
-    blocks = dict(re.findall(r"<!-- (\w+) -->\n```\w+\n(.*?)```", DOCS, re.DOTALL))
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        exec(blocks["finding"], {})
-    assert said.getvalue() == blocks["found"]

@@ -1,28 +1,17 @@
-"""Loads, stores, atomics, address spaces, arguments; what is counted, and what is found wrong."""
+"""Loads, stores and address spaces; what is counted, and what is found wrong."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from test_ptx_harness import HEAD, apply, elementwise, integers, kernel, run
+from test_ptx_harness import COPY, HEAD, POINTER_REGISTERS, apply, elementwise, integers, kernel, pointer_kernel, run
 
 from cupyflash.sim.ptx import Access, Module, PtxError, UnsupportedPTX
-
-REGISTERS = ".reg .b64 %rd<20>; .reg .b32 %r<20>; .reg .b16 %h<4>; .reg .f32 %f<8>; .reg .f64 %fd<4>; .reg .pred %p<4>;"
 
 
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(3)
-
-
-def pointer_kernel(body: str, *names: str, extra: str = "") -> str:
-    """%rd1, %rd2, ... are the pointer arguments, %r1 the thread, %rd10 the thread as 64 bits."""
-    loads = "".join(f"ld.param.u64 %rd{k}, [{n}];\n" for k, n in enumerate(names, 1))
-    text = kernel(loads + "mov.u32 %r1, %tid.x; cvt.u64.u32 %rd10, %r1;\n" + body, [f".u64 {n}" for n in names], REGISTERS)
-    return text.replace(HEAD, HEAD + extra)
 
 
 # -- access widths ------------------------------------------------------------------------------------------------------
@@ -92,7 +81,7 @@ def test_generic_addresses_reach_every_space() -> None:
         isspacep.global %p3, %rd6; @%p3 add.u32 %r5, %r5, 5; @!%p1 st.global.u32 [%rd1], %r5;
         cvta.to.shared.u64 %rd8, %rd3; ld.shared.u32 %r6, [%rd8];""",
         [".u64 y"],
-        ".shared .align 16 .b8 pad[48]; .shared .align 4 .b8 buffer[128]; .local .align 8 .b8 depot[8];" + REGISTERS,
+        ".shared .align 16 .b8 pad[48]; .shared .align 4 .b8 buffer[128]; .local .align 8 .b8 depot[8];" + POINTER_REGISTERS,
     )
     out = np.zeros(32, np.uint32)
     launch = run(text, {"y": out})
@@ -154,100 +143,12 @@ def test_dynamic_shared_memory_lies_behind_the_static_one() -> None:
         st.global.v2.u32 [%rd1], {%r1, %r2}; mov.u32 %r3, %dynamic_smem_size; st.global.u32 [%rd1+8], %r3;
         st.shared.u32 [large+60], 1;""",
         [".u64 y"],
-        ".shared .align 4 .b8 small[20];" + REGISTERS,
+        ".shared .align 4 .b8 small[20];" + POINTER_REGISTERS,
     ).replace(HEAD, HEAD + ".extern .shared .align 64 .b8 large[];\n")
     out = np.zeros(3, np.uint32)
     launch = run(text, {"y": out}, block=1, shared_bytes=64)
     assert out.tolist() == [0, 64, 64] and launch.findings == ()
     assert run(text, {"y": out}, block=1, shared_bytes=32).findings[0].kind == "out of bounds"
-
-
-# -- arguments ----------------------------------------------------------------------------------------------------------
-
-
-def test_scalars_are_packed_by_the_parameter() -> None:
-    record = np.array([(3, 2.5)], np.dtype([("n", np.int32), ("x", np.float32)]))[0]
-    text = kernel(
-        """ld.param.u64 %rd1, [y]; ld.param.s32 %r1, [i]; ld.param.f32 %f1, [f]; ld.param.f64 %fd1, [d]; ld.param.u8 %h1, [b];
-        ld.param.u32 %r2, [s]; ld.param.f32 %f2, [s+4]; ld.param.u64 %rd2, [none]; ld.param.v2.u32 {%r3, %r4}, [s];
-        st.global.u32 [%rd1], %r1; st.global.f32 [%rd1+4], %f1; cvt.rn.f32.f64 %f3, %fd1; st.global.f32 [%rd1+8], %f3;
-        cvt.u32.u16 %r5, %h1; st.global.u32 [%rd1+12], %r5; st.global.u32 [%rd1+16], %r2; st.global.f32 [%rd1+20], %f2;
-        st.global.u32 [%rd1+24], %rd2; st.global.u32 [%rd1+28], %r4;
-        mov.b64 %rd5, s; ld.param.u32 %r6, [%rd5]; cvta.param.u64 %rd6, %rd5; ld.u32 %r7, [%rd6]; add.u32 %r6, %r6, %r7;
-        st.global.u32 [%rd1+32], %r6;""",
-        [".u64 y", ".s32 i", ".f32 f", ".f64 d", ".u8 b", ".align 4 .b8 s[8]", ".u64 .ptr .align 1 none"],
-        REGISTERS,
-    )
-    out = np.zeros(9, np.uint32)
-    args = {"y": out, "i": -5, "f": 1.5, "d": np.float64(0.25), "b": True, "s": record, "none": None}
-    launch = run(text, args, block=1)
-    floats = out.view(np.float32)
-    assert launch.findings == () and set(launch.traffic) == {"y"}
-    assert out[0] == 0xFFFFFFFB and floats[1] == 1.5 and floats[2] == 0.25 and out[3] == 1
-    assert out[4] == 3 and floats[5] == 2.5 and out[6] == 0 and out[7] == out[5] and out[8] == 6
-
-
-@pytest.mark.parametrize(
-    ("value", "param", "error"),
-    [
-        (1.5, ".u32 v", TypeError),
-        (np.zeros(3), ".u32 v", TypeError),
-        (None, ".u32 v", TypeError),
-        (1 << 33, ".u32 v", TypeError),
-        (b"abc", ".align 4 .b8 v[8]", TypeError),
-        ("text", ".u64 v", TypeError),
-    ],
-)
-def test_arguments_that_do_not_fit(value: Any, param: str, error: type[Exception]) -> None:
-    with pytest.raises(error, match="'v'"):
-        run(kernel("", [param]), {"v": value})
-
-
-def test_number_of_arguments_and_launch_shape() -> None:
-    module = Module.from_ptx(kernel("", [".u32 a"]))
-    with pytest.raises(TypeError, match="takes 1 argument, got 2"):
-        module.launch("k", 1, 32, [1, 2])
-    with pytest.raises(ValueError, match="no_such"):
-        module.launch("no_such", 1, 32, [1])
-    with pytest.raises(ValueError, match="1024"):
-        module.launch("k", 1, 2000, [1])
-    with pytest.raises(ValueError, match="grid"):
-        module.launch("k", 0, 32, [1])
-
-
-COPY = pointer_kernel(
-    """shl.b64 %rd11, %rd10, 2; add.s64 %rd3, %rd1, %rd11; add.s64 %rd4, %rd2, %rd11;
-    ld.global.u32 %r2, [%rd3]; st.global.u32 [%rd4], %r2;""",
-    "x",
-    "y",
-)
-
-
-def test_views_of_one_array_share_memory_and_are_counted_apart() -> None:
-    whole = np.arange(64, dtype=np.uint32)
-    launch = run(COPY, {"x": whole[:32], "y": whole[16:48]})
-    assert (whole[16:48] == np.arange(32)).all()
-    assert launch.traffic["x"].read_bytes == launch.traffic["y"].write_bytes == 128
-    assert launch.traffic["x"].write_bytes == launch.traffic["y"].read_bytes == 0
-
-
-def test_strided_views_are_valid_over_their_extent() -> None:
-    whole = np.arange(64, dtype=np.uint32)
-    out = np.zeros(32, np.uint32)
-    launch = run(COPY, {"x": whole.reshape(32, 2)[:, 1], "y": out})
-    # The view starts at the second element and ends with the last one: 63 elements.
-    assert (out == whole[1:33]).all() and launch.findings == ()
-    backwards = whole[::-1]
-    launch = run(COPY, {"x": backwards, "y": out})
-    assert out[0] == 63 and launch.findings[0].kind == "out of bounds"
-
-
-def test_a_read_only_array_is_not_written() -> None:
-    x, y = np.arange(32, dtype=np.uint32), np.zeros(32, np.uint32)
-    y.setflags(write=False)
-    launch = run(COPY, {"x": x, "y": y})
-    assert not y.any() and [f.kind for f in launch.findings] == ["read-only"] and launch.findings_total == 32
-    assert launch.traffic["y"].write_bytes == 0
 
 
 # -- findings -----------------------------------------------------------------------------------------------------------
@@ -331,7 +232,7 @@ def test_reading_shared_memory_that_nobody_wrote() -> None:
 def test_a_partly_written_word_is_uninitialised() -> None:
     body = """.shared .align 4 .b8 s[8]; st.shared.u16 [s], 1; st.shared.u16 [s+4], 1; st.shared.u16 [s+6], 1;
     ld.shared.u32 %r1, [s+4]; ld.shared.u32 %r2, [s];"""
-    launch = run(kernel(body, [], REGISTERS), {}, block=1)
+    launch = run(kernel(body, [], POINTER_REGISTERS), {}, block=1)
     assert [(f.kind, f.address) for f in launch.findings] == [("uninitialised", 0)]
 
 
@@ -400,107 +301,14 @@ def test_observer_sees_every_access() -> None:
     assert (read.addresses - read.addresses[0] == 4 * np.arange(32)).all() and read.size == 4 and read.lanes.n == 32
 
 
-# -- atomics ------------------------------------------------------------------------------------------------------------
-
-ATOMICS = {
-    "add.u32": lambda old, v: old + v,
-    "min.s32": lambda old, v: min(old, v),
-    "max.s32": lambda old, v: max(old, v),
-    "min.u32": lambda old, v: min(old, v),
-    "and.b32": lambda old, v: old & v,
-    "or.b32": lambda old, v: old | v,
-    "xor.b32": lambda old, v: old ^ v,
-    "exch.b32": lambda old, v: v,
-    "inc.u32": lambda old, v: 0 if old >= v else old + 1,
-    "dec.u32": lambda old, v: v if old == 0 or old > v else old - 1,
-    "add.u64": lambda old, v: old + v,
-    "max.u64": lambda old, v: max(old, v),
-}
-
-
-@pytest.mark.parametrize("op", ATOMICS)
-@pytest.mark.parametrize("space", ["global", "shared"])
-def test_atomics_happen_one_after_the_other(op: str, space: str, rng: np.random.Generator) -> None:
-    type_ = op.split(".")[1]
-    dtype = np.dtype(f"{'i' if type_[0] == 's' else 'u'}{int(type_[1:]) // 8}")
-    size, n = dtype.itemsize, 96
-    values = integers(rng, dtype, n)
-    if op[:3] in ("inc", "dec"):
-        values %= 5
-    place = rng.integers(0, 4, n).astype(np.uint32)
-    memory = integers(rng, dtype, 16)[:4].copy()
-    reg = "%r" if size == 4 else "%rd"
-    code = f"""shl.b64 %rd11, %rd10, {size.bit_length() - 1}; add.s64 %rd5, %rd2, %rd11; ld.global.b{8 * size} {reg}12, [%rd5];
-    shl.b64 %rd13, %rd10, 2; add.s64 %rd6, %rd3, %rd13; ld.global.u32 %r3, [%rd6]; shl.b32 %r3, %r3, {size.bit_length() - 1};"""
-    if space == "global":
-        code += f"cvt.u64.u32 %rd7, %r3; add.s64 %rd7, %rd1, %rd7; atom.global.{op} {reg}14, [%rd7], {reg}12;"
-    else:
-        code = f""".shared .align 8 .b8 s[32]; {code} setp.lt.u32 %p1, %r1, 4; mov.u32 %r5, s;
-        shl.b32 %r6, %r1, {size.bit_length() - 1};"""
-        code += f"""add.u32 %r5, %r5, %r6; add.s64 %rd8, %rd1, %rd11; @%p1 ld.global.b{8 * size} {reg}15, [%rd8];
-        @%p1 st.shared.b{8 * size} [%r5], {reg}15; bar.sync 0; mov.u32 %r7, s; add.u32 %r7, %r7, %r3;
-        atom.shared.{op} {reg}14, [%r7], {reg}12; bar.sync 0; @%p1 ld.shared.b{8 * size} {reg}15, [%r5];
-        @%p1 st.global.b{8 * size} [%rd8], {reg}15;"""
-    code += f"add.s64 %rd9, %rd4, %rd11; st.global.b{8 * size} [%rd9], {reg}14;"
-    old = np.zeros(n, dtype)
-    want = [int(x) for x in memory]
-    want_old = []
-    for v, at in zip(values, place, strict=True):
-        want_old.append(want[at])
-        want[at] = int(np.array(ATOMICS[op](want[at], int(v)) & ((1 << (8 * size)) - 1), f"u{size}").view(dtype))
-    launch = run(
-        pointer_kernel(code, "memory", "values", "place", "old"),
-        {"memory": memory, "values": values, "place": place, "old": old},
-        block=n,
-    )
-    assert launch.findings == ()
-    assert [int(x) for x in memory] == want and [int(x) for x in old] == want_old
-    if space == "global":
-        assert launch.traffic["memory"].read_bytes == launch.traffic["memory"].write_bytes == n * size
-
-
-@pytest.mark.parametrize("seed", [None, 1, 2])
-def test_compare_and_swap_is_a_lock_free_maximum(seed: int | None) -> None:
-    x = np.random.default_rng(0).permutation(256).astype(np.uint32)
-    best = np.zeros(1, np.uint32)
-    body = """shl.b64 %rd11, %rd10, 2; add.s64 %rd3, %rd1, %rd11; ld.global.u32 %r2, [%rd3]; ld.volatile.global.u32 %r3, [%rd2];
-    LOOP: setp.ge.u32 %p1, %r3, %r2; @%p1 bra DONE;
-    atom.global.cas.b32 %r4, [%rd2], %r3, %r2; setp.eq.u32 %p2, %r4, %r3; mov.u32 %r3, %r4; @!%p2 bra LOOP;
-    DONE:"""
-    run(pointer_kernel(body, "x", "best"), {"x": x, "best": best}, block=256, seed=seed)
-    assert best[0] == 255
-
-
-@pytest.mark.parametrize("type_", ["f32", "f64", "f16", "f16x2", "bf16"])
-def test_float_atomics(type_: str) -> None:
-    size = {"f32": 4, "f64": 8, "f16": 2, "f16x2": 4, "bf16": 2}[type_]
-    value = {"f32": "0f3F000000", "f64": "0d3FE0000000000000", "f16": "0x3800", "f16x2": "0x3C003800", "bf16": "0x3F00"}[type_]
-    memory = np.zeros(size, np.uint8)
-    noftz = ".noftz" if size == 2 or "x2" in type_ else ""
-    register = {2: "%h1", 4: "%r5", 8: "%rd5"}[size]
-    body = f"mov.b{8 * size} {register}, {value}; red.global.add{noftz}.{type_} [%rd1], {register};"
-    run(pointer_kernel(body, "memory"), {"memory": memory}, block=32)
-    got = memory.view({"f32": np.float32, "f64": np.float64, "bf16": np.uint16}.get(type_, np.float16))
-    assert got.tolist() == {"f16x2": [16, 32], "bf16": [0x4180]}.get(type_, [16])
-
-
-@pytest.mark.parametrize("order", ["add.v4", "v4.add"])
-def test_atomics_of_a_vector(order: str) -> None:
-    """Each element is one of its own; 16 bytes are read and written, and aligned."""
-    memory = np.zeros(8, np.float32)
-    body = f"""cvt.rn.f32.u32 %f1, %r1; mov.f32 %f2, 0f3F800000; and.b32 %r2, %r1, 1; mul.wide.u32 %rd3, %r2, 16;
-    add.s64 %rd3, %rd1, %rd3; red.global.{order}.f32 [%rd3], {{%f1, %f2, %f1, %f2}};"""
-    launch = run(pointer_kernel(body.replace(".v4.add.f32", ".v4.f32.add"), "memory"), {"memory": memory}, block=32)
-    assert memory.tolist() == [240, 16, 240, 16, 256, 16, 256, 16]
-    assert launch.counters.traffic["memory"].read_bytes == launch.counters.traffic["memory"].write_bytes == 512
-
-
 # -- loading ------------------------------------------------------------------------------------------------------------
 
 
 def test_everything_unknown_is_listed_at_load() -> None:
     text = kernel(
-        "frobnicate.b32 %r1, %r2;\nadd.u32 %r1, %r1, 1;\nadd.rn.u32 %r1, %r1, 1;\ntcgen05.wait::ld.sync.aligned;", [], REGISTERS
+        "frobnicate.b32 %r1, %r2;\nadd.u32 %r1, %r1, 1;\nadd.rn.u32 %r1, %r1, 1;\ntcgen05.wait::ld.sync.aligned;",
+        [],
+        POINTER_REGISTERS,
     )
     with pytest.raises(UnsupportedPTX) as caught:
         Module.from_ptx(text)
@@ -523,13 +331,17 @@ def test_hopper_instructions_are_listed_not_guessed() -> None:
         "fma.rz.f64 %fd1, %fd1, %fd1, %fd1;",
     ]
     with pytest.raises(UnsupportedPTX) as caught:
-        Module.from_ptx(kernel("\n".join(["add.u32 %r1, %r1, 1;", *lines, "sub.u32 %r1, %r1, 1;"]), [], REGISTERS))
+        Module.from_ptx(kernel("\n".join(["add.u32 %r1, %r1, 1;", *lines, "sub.u32 %r1, %r1, 1;"]), [], POINTER_REGISTERS))
     numbers = [item[0] for item in caught.value.items]
     assert numbers == list(range(numbers[0], numbers[0] + len(lines)))
 
 
 def test_text_that_is_no_ptx() -> None:
-    for text in ("hello", kernel("add.u32 %r1, %r2", [], REGISTERS).replace("ret;", ""), HEAD + ".visible .entry k()\n{ ret;"):
+    for text in (
+        "hello",
+        kernel("add.u32 %r1, %r2", [], POINTER_REGISTERS).replace("ret;", ""),
+        HEAD + ".visible .entry k()\n{ ret;",
+    ):
         with pytest.raises(PtxError):
             Module.from_ptx(text)
     with pytest.raises(PtxError, match="no label NOWHERE"):

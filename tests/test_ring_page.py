@@ -1,29 +1,17 @@
-"""docs/ring_traffic.md: its Python claims the truth, its table is what the commands tell."""
+"""docs/ring_traffic.md: its table is what the commands tell."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from cupyflash.sim.cli import main
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "ring_traffic.md").read_text()
-CLAIM = re.compile(r"^(\S.*?)  # (True|False)$", re.MULTILINE)
-
-
-def test_the_snippet_runs_and_claims_the_truth() -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(compile(block, "ring_traffic.md", "exec"), names)
-    claims = CLAIM.findall(block)
-    assert len(claims) == 3
-    for expression, value in claims:
-        assert bool(eval(expression, names)) == eval(value), expression
 
 
 def table() -> Iterator[str]:
@@ -36,6 +24,7 @@ def table() -> Iterator[str]:
             yield f"| {row['ranks']:,} | {row['steps']:,} | {sizes} | {times} | {shares} |"
 
 
+@pytest.mark.wide
 def test_the_table_is_the_sweep() -> None:
     shown = PAGE.split("<!-- ranks -->\n")[1].split("\n<!-- end -->")[0].splitlines()[2:]
     assert shown == list(table())

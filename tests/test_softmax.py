@@ -8,8 +8,6 @@ from itertools import product
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from test_launcher import Recorded
-from test_launcher import cupy as recorded_cupy  # noqa: F401 (a fixture)
 
 import cupyflash
 from cupyflash import Device
@@ -20,6 +18,7 @@ from cupyflash.schedules.softmax import LONG_ROW_LANES, MAX_GRID, WARP_COLS
 from cupyflash.sim import execute_softmax, replay, theory
 from cupyflash.sim.execution import Execution
 from cupyflash.sim.yardstick import DTYPES, ulp
+from recorded_cupy import Recorded
 from suites import sample, sweep, wide
 
 A100 = Device.named("A100-40GB")
@@ -364,9 +363,9 @@ def test_any_integer_is_an_axis() -> None:
 
 
 @pytest.fixture
-def cupy(recorded_cupy: Recorded) -> Recorded:  # noqa: F811
-    recorded_cupy.empty_like = lambda array: recorded_cupy.empty(array.shape, array.dtype)
-    return recorded_cupy
+def cupy(cupy: Recorded) -> Recorded:
+    cupy.empty_like = lambda array: cupy.empty(array.shape, array.dtype)
+    return cupy
 
 
 @pytest.mark.parametrize("algorithm", ["safe", "online"])

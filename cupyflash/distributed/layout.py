@@ -1,10 +1,11 @@
-"""Which positions of a sequence each rank holds."""
+"""Which positions of a sequence each rank holds, and whose are there at each step of a ring."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from numbers import Integral
+from typing import NamedTuple
 
 from cupyflash.options import require_choice
 from cupyflash.problem import checked_size
@@ -35,6 +36,36 @@ def parts(length: int, ranks: int, layout: str) -> tuple[Part, ...]:
 def part_length(part: Part) -> int:
     """How many positions a part has."""
     return sum(map(len, part))
+
+
+class Chunk(NamedTuple):
+    """A stretch of the positions that a rank holds, with where it begins in the rank's part."""
+
+    positions: range
+    start: int
+
+    def within(self, begin: int, end: int) -> range:
+        """The positions from begin to end that are in it."""
+        return range(max(begin, self.positions.start), max(min(end, self.positions.stop), begin, self.positions.start))
+
+    def local(self, positions: range) -> range:
+        """Where in the rank's part these lie."""
+        shift = self.start - self.positions.start
+        return range(positions.start + shift, positions.stop + shift)
+
+
+def placed(part: Part) -> tuple[Chunk, ...]:
+    """The chunks of a part that are not empty."""
+    starts = accumulate(map(len, part), initial=0)
+    return tuple(Chunk(chunk, start) for chunk, start in zip(part, starts, strict=False) if chunk)
+
+
+def arrivals(rank: int, k_parts: tuple[Part, ...], shifts: tuple[int, ...], gather: bool) -> list[tuple[int, Part]]:
+    """Whose keys a rank has at each step, and which: of the rank `shift` before it, or all at once where they are gathered."""
+    if gather:
+        return [(rank, (range(sum(map(part_length, k_parts))),))]
+    sources = [(rank - shift) % len(k_parts) for shift in shifts]
+    return [(source, k_parts[source]) for source in sources]
 
 
 @lru_cache(maxsize=64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cupyflash.distributed.layout import Part, checked_ranks, parts
+from cupyflash.distributed.layout import Part, arrivals, checked_ranks, parts, placed
 from cupyflash.options import Options, Window, require_flag
 from cupyflash.problem import checked_size
 
@@ -133,7 +132,7 @@ class RingPlan:
         """The calls for a part's rows against a part's keys."""
         (left, right), own = self.reach, self.n_k - self.n_q
         bands = []
-        for (i, chunk), (j, against) in product(_placed(rows), _placed(keys)):
+        for (chunk, i), (against, j) in product(placed(rows), placed(keys)):
             row, key = chunk.start - i, against.start - j
             at = own + row - key  # row i's own key is i + at
             near, far = (None if left is None else at - left), (None if right is None else at + right)
@@ -171,19 +170,8 @@ def _plan(
 @lru_cache(maxsize=256)
 def _steps(plan: RingPlan, rank: int) -> tuple[Step, ...]:
     rows = plan.q_parts[rank]
-    if plan.gather:
-        return (Step(rank, plan.pieces(rows, (range(plan.n_k),))),)
-    sources = [(rank - shift) % plan.ranks for shift in plan.shifts]
-    return tuple(Step(source, plan.pieces(rows, plan.k_parts[source])) for source in sources)
-
-
-def _placed(part: Part) -> Iterator[tuple[int, range]]:
-    """Each chunk that is not empty, with where it begins within the part."""
-    start = 0
-    for chunk in part:
-        if chunk:
-            yield start, chunk
-        start += len(chunk)
+    found = arrivals(rank, plan.k_parts, plan.shifts, plan.gather)
+    return tuple(Step(source, plan.pieces(rows, keys)) for source, keys in found)
 
 
 class _Band(NamedTuple):

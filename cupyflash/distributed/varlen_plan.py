@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import pairwise, product
 from typing import NamedTuple
 
-from cupyflash.distributed.layout import Part, parts
+from cupyflash.distributed.layout import Chunk, Part, arrivals, parts, placed
 from cupyflash.distributed.plan import piece_of
 from cupyflash.options import Window
 
@@ -45,22 +45,6 @@ class VarlenStep(NamedTuple):
     pieces: tuple[Cut | Packed, ...]
 
 
-class _Chunk(NamedTuple):
-    """A stretch of all tokens that a rank holds, with where it begins in the rank's part."""
-
-    tokens: range
-    start: int
-
-    def within(self, begin: int, end: int) -> range:
-        """The tokens from begin to end that are in it."""
-        return range(max(begin, self.tokens.start), max(min(end, self.tokens.stop), begin, self.tokens.start))
-
-    def local(self, tokens: range) -> range:
-        """Where they are in the part."""
-        shift = self.start - self.tokens.start
-        return range(tokens.start + shift, tokens.stop + shift)
-
-
 @dataclass(frozen=True)
 class VarlenPlan:
     """As `RingPlan`, for sequences with these bounds. Tokens are cut by the layout, with no regard to where sequences begin."""
@@ -94,27 +78,23 @@ class VarlenPlan:
         if self.gather:
             return (0,)
         ranks = range(self.ranks)
-        return (0, *(shift for shift in ranks if shift and any(self._pieces(r, (r - shift) % self.ranks) for r in ranks)))
+        return (0, *(shift for shift in ranks if shift and any(self._sees(rank, shift) for rank in ranks)))
+
+    def _sees(self, rank: int, shift: int) -> bool:
+        """Whether any row of a rank sees any key of the rank that many before it."""
+        return bool(self._pieces(self.q_parts[rank], self.k_parts[(rank - shift) % self.ranks]))
 
     def steps(self, rank: int) -> tuple[VarlenStep, ...]:
-        if self.gather:
-            every = (_Chunk(range(self.n_k), 0),)
-            return (VarlenStep(rank, tuple(self._calls(self._chunks(self.q_parts[rank]), every))),)
-        sources = [(rank - shift) % self.ranks for shift in self.shifts]
-        return tuple(VarlenStep(source, self._pieces(rank, source)) for source in sources)
+        found = arrivals(rank, self.k_parts, self.shifts, self.gather)
+        return tuple(VarlenStep(source, self._pieces(self.q_parts[rank], keys)) for source, keys in found)
 
-    def _pieces(self, rank: int, source: int) -> tuple[Cut | Packed, ...]:
-        return tuple(self._calls(self._chunks(self.q_parts[rank]), self._chunks(self.k_parts[source])))
+    def _pieces(self, rows: Part, keys: Part) -> tuple[Cut | Packed, ...]:
+        return tuple(self._calls(placed(rows), placed(keys)))
 
-    @staticmethod
-    def _chunks(part: Part) -> tuple[_Chunk, ...]:
-        starts = (0, len(part[0]))
-        return tuple(_Chunk(chunk, start) for chunk, start in zip(part, starts, strict=False) if chunk)
-
-    def _calls(self, of_rows: tuple[_Chunk, ...], of_keys: tuple[_Chunk, ...]) -> Iterator[Cut | Packed]:
+    def _calls(self, of_rows: tuple[Chunk, ...], of_keys: tuple[Chunk, ...]) -> Iterator[Cut | Packed]:
         for rows, keys in product(of_rows, of_keys):
             run: list[int] = []  # whole sequences, one behind the other
-            for sequence in self._sequences(rows.tokens):
+            for sequence in self._sequences(rows.positions):
                 q, k = self._bounds(sequence)
                 mine, there = rows.within(*q), keys.within(*k)
                 if len(mine) == q[1] - q[0] and len(there) == k[1] - k[0]:
@@ -136,7 +116,7 @@ class VarlenPlan:
         found = enumerate(pairwise(self.cu_seqlens_q))
         return [number for number, (begin, end) in found if begin < tokens.stop and end > tokens.start and begin < end]
 
-    def _cut(self, sequence: int, rows: _Chunk, keys: _Chunk) -> Iterator[Cut]:
+    def _cut(self, sequence: int, rows: Chunk, keys: Chunk) -> Iterator[Cut]:
         (q, q_end), (k, k_end) = self._bounds(sequence)
         mine, there = rows.within(q, q_end), keys.within(k, k_end)
         i, j, n_q, n_k = rows.local(mine), keys.local(there), q_end - q, k_end - k
@@ -145,7 +125,7 @@ class VarlenPlan:
         if found is not None:
             yield Cut(*found, sequence, n_q, n_k)
 
-    def _packed(self, rows: _Chunk, keys: _Chunk, run: list[int]) -> Iterator[Packed]:
+    def _packed(self, rows: Chunk, keys: Chunk, run: list[int]) -> Iterator[Packed]:
         """Sequences of a run that are one behind the other among the keys, too: those between them without rows have no keys."""
         while run:
             first, last = run[0], run[0]

@@ -9,7 +9,7 @@ Work is queued on its stream, and is done when somebody waits: a test that forge
 captured graph holds no memory, as CuPy's does not: to replay one whose memory was given back is an error.
 
 Not modelled: time; memory that other arrays take over (fresh memory is always new, and what was freed too early is seen in graphs
-only); blocking streams apart from each other; what no kernel here does (cuBLAS' rounding, random numbers on the device); and all
+only); blocking streams apart from each other; what no kernel here does (cuBLAS' rounding, the numbers that CuPy draws); and all
 that a chip does otherwise than PTX says. CUPYFLASH_STAND_IN=T4 takes another device of the catalogue than the A100-40GB. There
 are two GPUs.
 """
@@ -89,6 +89,10 @@ def asarray(a: Any, dtype: Any = None) -> ndarray:
     return made
 
 
+def array(a: Any, dtype: Any = None) -> ndarray:
+    return asarray(a, dtype).copy()
+
+
 def _of_interface(told: dict[str, Any]) -> ndarray:
     dtype = np.dtype(told["typestr"])
     if told.get("stream") is not None:
@@ -115,6 +119,10 @@ def from_dlpack(array: Any) -> ndarray:
 
 def arange(*args: Any, dtype: Any = None) -> ndarray:
     return asarray(np.arange(*args, dtype=dtype))
+
+
+def tri(n: int, dtype: Any = float) -> ndarray:
+    return asarray(np.tri(n, dtype=dtype))
 
 
 def broadcast_to(a: ndarray, shape: Any) -> ndarray:
@@ -144,6 +152,8 @@ def _ufunc(name: str) -> Any:
 
 
 maximum, exp, log, isneginf = map(_ufunc, ("maximum", "exp", "log", "isneginf"))
+
+random = types.SimpleNamespace(standard_normal=lambda size, dtype=float: asarray(np.random.standard_normal(size).astype(dtype)))
 
 cuda = types.SimpleNamespace(
     Device=Device,

@@ -99,7 +99,7 @@ class Load:
         if races is not None and found is not None:
             # The copy is over for whoever sees the phase complete.
             if self.readings:
-                races.copied(lane, self.readings)
+                races.copies.copied(lane, self.readings)
             found.told = races.heard.copied(int(lane.index[0]), found.told)
         if memory.diary is not None and found is not None:
             memory.diary.brought(key, found.phase, self.noted[row])
@@ -138,7 +138,7 @@ class Store:
         self.fetch(memory, rows)
         fresh = rows[self.known[rows] < READ]
         if len(fresh) and races is not None:
-            races.copied(self.lanes.subset(fresh), self.readings)
+            races.copies.copied(self.lanes.subset(fresh), self.readings)
         if upto == DONE:
             self.put(memory, rows)
             if self.target is not None and races is not None:
@@ -342,7 +342,7 @@ class Bulks:
         if access is None:
             return []
         races.judge(access, "ld")
-        return races.issued()
+        return races.copies.issued()
 
     def show(self, lanes: Lanes, region: Region, write: bool, i: Instruction) -> None:
         """To the observer, what each copy reads or writes of a tensor."""

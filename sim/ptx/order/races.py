@@ -6,8 +6,6 @@ Atomics and strong accesses (volatile, relaxed, acquire, release) do not race wi
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from ..report.findings import Findings, place_of, source_and_call
@@ -15,6 +13,7 @@ from ..state.lanes import WARP, Lanes, Wave
 from ..state.segments import Segment
 from ..text.syntax import Instruction
 from ..text.types import Array
+from .copies import Copies
 from .order import BLOCKS, CLUSTERS, LANE, LANES, LEVEL, LOW, ONE, STAMP, WARPS, Order
 from .shadow import Access, Area, Boxes, Rows, Shadow, Table, TileAccess, Touch, Who, same_for_warps, windows
 from .sharing import Sharing, is_async, is_phase, is_strong
@@ -22,9 +21,6 @@ from .tiles import Tiles
 
 WARP_BITS = np.uint64(((1 << STAMP) - 1) & ~(LANES | WARP - 1))
 """Of an entry: zero where two are of the same warp, be it one lane or some."""
-
-LATEST = LOW << np.uint64(STAMP)
-"""The stamp of an entry that nobody is ordered behind."""
 
 COPY, LANDING = "asynchronous copy", "write of an asynchronous copy"
 
@@ -48,7 +44,7 @@ class Races(Order):
         self.has_atomics, self.fences = sharing.atomics, sharing.releases
         self.segments = segments
         self._areas: dict[int, Area | None] = {}
-        self._readings: list[Touch] = []
+        self.copies = Copies(self)
 
     def begin_wave(self, wave: Wave) -> None:
         super().begin_wave(wave)
@@ -169,7 +165,7 @@ class Races(Order):
                 self.through_proxy(access)
             self.note(access, shadow.reads)
             if i.opcode == "cp":
-                self.copying(access)
+                self.copies.issue(access)
         else:
             self.look(access, shadow.writes, "write", "write")
             if shadow.copies is not None:
@@ -415,80 +411,6 @@ class Races(Order):
         levels = np.where(other // per != mine // per, BLOCKS, np.where(other >> 5 != mine >> 5, WARPS, LANES))
         levels = np.where(other // self.per != mine // self.per, CLUSTERS, levels)
         return np.where(other == mine, ONE, levels).astype(np.uint64)
-
-    # -- asynchronous copies ----------------------------------------------------------------------------------------------
-
-    def copying(self, access: Touch) -> None:
-        """Copies read their sources at any time until their threads have waited: nobody can be ordered behind that yet."""
-        shadow = access.shadow
-        if shadow.copies is None:
-            shadow.copies = Table(shadow.writes.rows, 1, self.numbers)
-        self.pending(access, shadow.copies)
-        self._readings.append(access)
-
-    def pending(self, access: Touch, table: Table) -> None:
-        """Entries that nobody is ordered behind."""
-        table.used, number, boxes = True, self.number(access.instruction), access.boxes
-        if boxes is None:
-            table.entries[access.rows, 0] = access.who.lane.astype(np.uint64) | LATEST
-            table.by[access.rows, 0] = number
-        else:
-            windows(table.entries, boxes.count)[boxes.starts] = (boxes.lane.astype(np.uint64) | LATEST)[:, None, None]
-            windows(table.by, boxes.count)[boxes.starts] = number
-
-    def issued(self) -> list[Touch]:
-        """What the copies that have just been issued read."""
-        readings, self._readings = self._readings, []
-        return readings
-
-    def copied(self, lanes: Lanes, readings: list[Touch]) -> None:
-        """The lanes have waited for copies that read these: a read at this moment."""
-        for reading in readings:
-            if isinstance(reading, TileAccess):
-                self.copied_tiles(reading, lanes)
-                continue
-            mine = np.isin(reading.who.lane, lanes.index + self.first)
-            rows, lane = reading.rows[mine], reading.who.lane[mine]
-            assert reading.shadow.copies is not None
-            reading.shadow.copies.entries[rows] = 0
-            columns = None if reading.columns is None else reading.columns[mine]
-            self.note(
-                replace(reading, lanes=lanes, rows=rows, columns=columns, who=Who(lane, lane, lane, lane)), reading.shadow.reads
-            )
-
-    def copied_tiles(self, reading: TileAccess, lanes: Lanes) -> None:
-        """The tiles of these lanes have been read."""
-        at = np.flatnonzero(np.isin(reading.lane, lanes.index + self.first))
-        if not len(at):
-            return
-        some, copies = reading.take(at, lanes), reading.shadow.copies
-        assert copies is not None
-        if some.boxes is None:
-            copies.entries[some.rows] = 0
-        else:
-            windows(copies.entries, some.boxes.count)[some.boxes.starts] = 0
-        self.note(some, reading.shadow.reads)
-
-    def landed(self, lanes: Lanes, size: int, elements: Array) -> None:
-        """The lanes have waited for their copies into `elements` of `size` bytes: a write at this moment."""
-        count = max(1, size >> self.shared_shift)
-        rows = elements.astype(np.int64) * count
-        who = self.who(lanes, count)
-        if count > 1:
-            rows = rows[who.position] + np.tile(np.arange(count), lanes.n)
-        self.shared.writes.entries.reshape(-1)[rows] = self.values(who, ONE)
-        if self.tiles is not None:
-            self.tiles.wrote(rows)
-
-    def issue_ordered(self, lanes: Lanes, size: int, elements: Array) -> Array:
-        """Whether each lane is behind the issue of the copy that is in flight to its element."""
-        count = max(1, size >> self.shared_shift)
-        rows = elements.astype(np.int64) * count
-        entries = self.shared.writes.entries.reshape(-1)
-        race = np.zeros(lanes.n, np.bool_)
-        for k in range(count):
-            race |= self.unordered(lanes.index + self.first, entries[rows + k], False)
-        return ~race
 
     # -- findings -----------------------------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ def writing(races: Races, access: Access) -> None:
     shadow = access.shadow
     if shadow.landing is None:
         shadow.landing = Table(shadow.writes.rows, 1, races.numbers)
-    races.pending(access, shadow.landing)
+    races.copies.pending(access, shadow.landing)
 
 
 def written(races: Races, access: Access, lanes: Array) -> None:
