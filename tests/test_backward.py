@@ -130,7 +130,7 @@ def test_every_generation_compiles_and_agrees(device: str, d: int) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("algorithm", "dtype"), product(ALGORITHMS, ["float16", "bfloat16", "float32"]))
+@pytest.mark.parametrize(("algorithm", "dtype"), [*product(ALGORITHMS, ["float16", "bfloat16", "float32"])])
 @sweep(1, 2)
 def test_random_problems(algorithm: str, dtype: str, data: st.DataObject) -> None:
     """In the wide suite eighty; as many again are sparse or packed, or have sinks."""
