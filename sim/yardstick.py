@@ -21,7 +21,7 @@ from cupyflash.problem import Problem
 from cupyflash.schedules import Cache, TileSchedule
 from cupyflash.score import Form, Mask, Score, seen_by, sizes_of
 from cupyflash.sim.inputs import Decoding, Inputs
-from cupyflash.sim.reference import Rounding, backward, before_function, forward, masked_scores, products
+from cupyflash.sim.reference import Forward, Rounding, backward, before_function, forward, masked_scores, products, sinks_of
 
 AnyTiles = TypeVar("AnyTiles", bound=TileSchedule)
 
@@ -270,6 +270,8 @@ def measure_gradients(
         2 units in the last place                 of the gradient's dtype, at its largest element
         2 units in the last place of float32      at the largest term of which dP - D cancels a part
         1/2 unit of L and 2 of S, in float32      times the largest sum of terms: they are what P = exp(S - L) is off by
+        1/2 unit of O, in its dtype               of dsinks: what D = rowsum(dO O) of a row is off by when such errors add up as
+                                                  random ones do; few rows have no larger one in the plain computation by chance
 
     Terms are what dP - D leaves; where D is rowsum(P * dP) of that P (`from_weights`), what cancels counts too.
     """
@@ -284,7 +286,8 @@ def measure_gradients(
     cancels = np.maximum(whole, np.abs(before_function(inputs, exact.P, whole))).max(initial=0)
     scale = abs(p.softmax_scale)
     cancelled = {"dQ": scale * cancels * K.max(initial=0), "dK": scale * cancels * Q.max(initial=0), "dV": 0.0}
-    S, L = masked_scores(inputs), forward(inputs).L
+    S, made = masked_scores(inputs), forward(inputs)
+    L, of_out = made.L, {"dsinks": _of_out(dO, inputs, made)} if "dsinks" in gradients else {}
     of_lse, of_score = (ulp(np.abs(x[np.isfinite(x)]).max(initial=0), np.float32) for x in (L, S))
     numbers = {}
     for name, ours in gradients.items():
@@ -295,9 +298,18 @@ def measure_gradients(
             2 * max(_largest(each, expected) for each in plainly)
             + 2 * ulp(np.abs(expected).max(initial=0), ours.dtype)
             + 2 * ulp(cancelled.get(name, cancels), np.float32) * sums
-            + (of_lse / 2 + 2 * of_score) * max(term.max(initial=0), cancelled.get(name, cancels) if from_weights else 0.0),
+            + (of_lse / 2 + 2 * of_score) * max(term.max(initial=0), cancelled.get(name, cancels) if from_weights else 0.0)
+            + of_out.get(name, 0.0),
         )
     return numbers
+
+
+def _of_out(dO: np.ndarray, inputs: Inputs, made: Forward) -> float:
+    """What dsinks of a row is off by at most because the O that D is made of was rounded: by half a unit at its largest element, in
+    each of d_v products at random."""
+    of_sink = np.exp(sinks_of(inputs, np.float64)[..., 0] - np.where(np.isneginf(made.L), 0, made.L))
+    row = np.linalg.norm(dO, axis=-1) * ulp(np.abs(made.O).max(initial=0), inputs.q.dtype) / 2
+    return float((of_sink * row).max(initial=0))
 
 
 def _summed(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -107,7 +107,7 @@ def test_a_room_collects_its_own_tests_alone() -> None:
 # What a user calls, or writes in the words of the problem
 PUBLIC = {
     *("attention", "attention_backward", "attention_varlen", "attention_varlen_backward", "warmup", "execute_backward"),
-    *("attention_decode", "warmup_decode", "execute_decode", "execute_varlen_backward"),
+    *("attention_decode", "warmup_decode", "execute_decode", "execute_varlen", "execute_varlen_backward"),
     *("ring_attention", "ring_attention_backward", "ring_attention_varlen", "ring_attention_varlen_backward", "options_asked"),
     *("Problem.__init__", "profile", "Module.launch"),
 }
