@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,23 +44,46 @@ def measured(schedule: TileSchedule, folder: Path = RESULTS) -> tuple[Measured, 
     found: list[Measured] = []
     for file in sorted(folder.glob("*.jsonl")):
         run: Mapping[str, Any] = {}
-        for line in read(file):
+        for number, line in numbered(file):
             run = line if line["kind"] == "run" else run
-            if line["kind"] == "measurement" and is_of(schedule, case, run, line):
-                figures = (line["implementation"], line["seconds"], line["spread_s"], bool(line.get("exposed")))
-                found.append(Measured(*figures, str(run["date"]), str(run["commit"]), file.name))
+            try:
+                if line["kind"] == "measurement" and is_of(schedule, case, run, line):
+                    found.append(measurement(run, line, file))
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{file.name}, line {number}: no measurement of a benchmark's: {error!r}") from None
     return tuple(sorted(found, key=lambda each: each.date, reverse=True))
+
+
+def measurement(run: Mapping[str, Any], line: Mapping[str, Any], file: Path) -> Measured:
+    """A line of a run. KeyError, TypeError or ValueError where it is none."""
+    seconds, spread = float(line["seconds"]), float(line["spread_s"])
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"seconds = {seconds}")
+    exposed = bool(line.get("exposed"))
+    return Measured(line["implementation"], seconds, spread, exposed, str(run["date"]), str(run["commit"]), file.name)
 
 
 def read(file: Path) -> Iterator[dict[str, Any]]:
     """A benchmark file's lines; the last one is left out where it was cut off in the middle."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, 1):
+    return (line for _, line in numbered(file))
+
+
+def numbered(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The same with their numbers. ValueError, with file and line, for what a benchmark does not write."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file.name}: not UTF-8: {error}") from None
+    for number, text in enumerate(lines, 1):
         try:
-            yield json.loads(line)
+            line = json.loads(text)
         except ValueError:
             if number < len(lines):
-                raise ValueError(f"{file.name}, line {number}: no JSON: {line[:80]!r}") from None
+                raise ValueError(f"{file.name}, line {number}: no JSON: {text[:80]!r}") from None
+            return
+        if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
+            raise ValueError(f"{file.name}, line {number}: no record of a benchmark, an object with its kind: {text[:80]!r}")
+        yield number, line
 
 
 def case_of(schedule: TileSchedule) -> dict[str, Any] | None:

@@ -106,14 +106,18 @@ def log_log() -> tuple[Figure, Any]:
 
 def draw(problem: Problem, device: Device, over: Axis, values: list[int], *, with_l2: bool = False) -> Figure:
     """The bytes of FlashAttention (both tilings), FlashAttention-2, on a Hopper FlashAttention-3, and standard attention along an
-    axis; `with_l2` those of DRAM too, behind the L2, of the algorithms whose kernels a model of it follows.
+    axis, of those that run the problem; `with_l2` those of DRAM too, behind the L2, of those whose kernels a model of it follows.
 
     Raises ImportError without matplotlib.
     """
     figure, axes = log_log()
+    theorem: Sweep | None = None
     for label, algorithm, tiling, style in series(problem, device):
         followed = with_l2 and algorithm in FOLLOWED
-        found = sweep(problem, device, over, values, algorithm, tiling)
+        try:
+            found = sweep(problem, device, over, values, algorithm, tiling)
+        except ValueError:  # it does not run such a problem: heads wider than 256, say
+            continue
         points = [point for point in found.points if point.total_bytes]
         if points:
             x, y = [point.value for point in points], [point.total_bytes for point in points]
@@ -127,7 +131,8 @@ def draw(problem: Problem, device: Device, over: Axis, values: list[int], *, wit
                 axes.plot(*zip(*drawn, strict=True), label=name, linewidth=1.8, linestyle=(0, (4, 1.5)), color=style["color"])
         if (algorithm, tiling) == ("fa1", "paper"):
             theorem = found
-    _slope(axes, problem, device, over, theorem)
+    if theorem is not None:
+        _slope(axes, problem, device, over, theorem)
     _least(axes, problem, device, over, values)
     if over == "sram" and values[0] < device.sram_per_block < values[-1]:
         axes.axvline(device.sram_per_block, color="#888888", linewidth=1, linestyle=":")

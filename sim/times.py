@@ -7,11 +7,22 @@ backward, `fa2_backward_clocks`. Nothing here is measured.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from cupyflash.device import Device
 from cupyflash.multiprocessor import L2_BYTES, clock_rate
-from cupyflash.schedules import DecodeSchedule, Schedule, TileSchedule, decode_tiles, fa2_tiles, fa3_tiles, require_schedule
+from cupyflash.schedules import (
+    BackwardSchedule,
+    DecodeSchedule,
+    Schedule,
+    TileSchedule,
+    decode_tiles,
+    fa2_tiles,
+    fa3_tiles,
+    require_schedule,
+)
 from cupyflash.schedules import fa2_backward_clocks as backward_clocks
 from cupyflash.schedules.decode_tiles import LAUNCH
 from cupyflash.schedules.fa2 import Fa2Schedule
@@ -21,7 +32,7 @@ from cupyflash.schedules.fa2_backward_tiles import launches as main_launches
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.sim import l2
 from cupyflash.sim.l2.columns import ColumnBlocks
-from cupyflash.sim.l2.decode import Splits
+from cupyflash.sim.l2.decode import Splits, lengths_of
 from cupyflash.sim.l2.launch import Launch, Memory
 from cupyflash.sim.l2.reads import Given
 from cupyflash.sim.l2.rows import RowBlocks
@@ -99,7 +110,7 @@ def times(schedule: TileSchedule, given: Given | None = None) -> Times:
     if not isinstance(schedule, Fa2Schedule | Fa2BackwardSchedule | DecodeSchedule):
         raise ValueError(
             "times are modelled of the forward of 'fa2' and 'fa3', of fa2's backward and of decoding, got "
-            f"{schedule.algorithm!r} ({type(schedule).__name__})"
+            f"{schedule.algorithm!r}{', backward' * isinstance(schedule, BackwardSchedule)}"
         )
     behind, p, device = l2.run(schedule, given=given), schedule.problem, schedule.device
     works = list(works_of(schedule, given))
@@ -114,12 +125,12 @@ def times(schedule: TileSchedule, given: Given | None = None) -> Times:
         busy[DRAM] = behind.dram.total_bytes / device.hbm_bandwidth
     most = max(works, key=lambda work: work.seconds)
     longest = most.launch
-    places = longest.slots * int((longest.starts() + longest.turns).max())
+    places = longest.slots * int((longest.starts() + longest.turns).max(initial=0))
     return Times(
         busy,
         sum(work.seconds for work in works) + (len(works) - 1) * LAUNCH,
         waves=most.pieces / longest.slots,
-        idle=1 - int(longest.turns.sum()) / places,
+        idle=1 - int(longest.turns.sum()) / places if places else 0.0,
         flops=sum(work.turns * work.flops for work in works),
         behind=behind,
         peak=device.tensor_peak.get(p.dtype),
@@ -143,12 +154,12 @@ def works_of(schedule: TileSchedule, given: Given | None = None) -> Iterator[Wor
 
 
 def forward(launch: RowBlocks) -> Work:
-    """A forward of fa2 or fa3: the planner's clocks; of packed sequences and known masks by the tiles that are visited, of which it
-    knows less."""
+    """A forward of fa2 or fa3: the planner's clocks; of packed sequences, key lengths and known masks by the tiles that are
+    visited, of which it knows less."""
     schedule = launch.schedule
     assert isinstance(schedule, Fa2Schedule)
     p, device = schedule.problem, schedule.device
-    counted = p.options.packed or any(part.kept is not None for part in launch.parts)
+    counted = p.options.packed or p.options.padded or any(part.kept is not None for part in launch.parts)
     if isinstance(schedule, Fa3Schedule):
         best = fa3_tiles.choose(p, device, (schedule.tiling.used.block_rows, schedule.block_cols))
         parts = dict(best.parts)
@@ -163,12 +174,16 @@ def forward(launch: RowBlocks) -> Work:
 
 
 def splits(launch: Splits) -> Work:
-    """Decoding, merge included: the model by which the number of splits is chosen."""
+    """Decoding, merge included: the model by which the number of splits is chosen, of the keys that there are."""
     schedule = launch.schedule
     p, best = schedule.problem, schedule.candidate
+    keys = [each + schedule.cache.appended for each in lengths_of(schedule)]
+    full = replace(p.asking(key_lengths=None), seqlen_k=max(keys))
+    seconds = decode_tiles.times(full, schedule.device, best.config, best.resident, np.array([schedule.splits]))
+    seconds["memory"] *= sum(keys) / max(1, len(keys) * max(keys))
     parts = decode_tiles.part_clocks(p, schedule.device, best.config)
     flops = 2 * schedule.block_rows * schedule.block_cols * (p.head_dim + p.head_dim_v)
-    return Work(launch, launch.grid, int(launch.visits.sum()), parts, flops, best.seconds)
+    return Work(launch, launch.grid, int(launch.visits.sum()), parts, flops, float(decode_tiles.overall(seconds)[0]))
 
 
 def columns(launch: ColumnBlocks, made: Gradients) -> Work:
@@ -196,7 +211,7 @@ def queries(launch: RowBlocks) -> Work:
 def in_turns(launch: Launch, device: Device, parts: Mapping[str, float], warps: int) -> float:
     """Seconds of a launch of the backward, whose thread blocks have so many warps: its turns one after another in lockstep."""
     resident = min(launch.slots // device.sm_count, -(-launch.grid // device.sm_count))
-    last = int((launch.starts() + launch.turns).max())
+    last = int((launch.starts() + launch.turns).max(initial=0))
     rounds = -(-launch.grid // launch.slots)
     return (last * backward_clocks.turn(parts, warps, resident) + rounds * backward_clocks.BLOCK) / clock_rate(device)
 

@@ -114,6 +114,7 @@ def test_thread_blocks_are_as_many_as_multiprocessors_where_the_cache_allows_it_
 
 def test_the_text_says_what_rows_are_and_how_often_a_key_head_is_read() -> None:
     once = words("explain --decode", *ON_H100)
+    assert "what a function reads once a head" in words("explain --decode --alibi", *ON_H100)
     assert "4 query heads x 1 query = 4 rows, which go together in one tile of 16: K and V are read once for all of them" in once
     for told in ("none is measured", "Little's law", "40,634 bytes a multiprocessor", "That is enough", "waves"):
         assert told in once

@@ -139,6 +139,7 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
         ("predict --ranks 2 --tiling 64x64", "--tiling cannot go with --ranks"),
         ("predict --ranks 2 --algorithm fa2", "--algorithm cannot go with --ranks: each rank's calls are planned as `attention`"),
         ("predict --ranks 2 --key-lengths 9", "--key-lengths cannot go with --ranks"),
+        ("predict --ranks 2 --results .", "--results are of one device: they cannot go with --ranks"),
         ("predict --ranks 2 --bias", "--bias cannot go with --ranks"),
         ("predict --ranks 2 --decode", "--decode cannot go with --ranks"),
         ("predict --ranks 2 --sram 1KB", "SRAM"),

@@ -218,6 +218,14 @@ def test_the_picture_has_every_line_and_says_what_a_second_reading_costs(over: s
             assert min(np.array(line.get_ydata())) >= min(np.array(least.get_ydata()))
 
 
+def test_the_picture_of_wide_heads_is_of_those_that_run_them() -> None:
+    """Heads wider than 256 are fa2's alone, and the theorem's slope is of FlashAttention's bytes."""
+    pytest.importorskip("matplotlib")
+    axes = draw(Problem(1, 1, 1, 256, 256, 512, "float16"), A100, "seqlen", [256, 512]).axes[0]
+    labels = [str(line.get_label()) for line in axes.lines]
+    assert any(label.startswith("FlashAttention-2") for label in labels) and not any("standard" in label for label in labels)
+
+
 @pytest.mark.parametrize(
     ("over", "more"),
     [

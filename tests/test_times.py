@@ -89,13 +89,14 @@ def test_the_picture_has_the_ridges_and_the_points() -> None:
 
 CASE = {"pass": "forward", "dtype": "float16", "d": 128, "n": 2048, "causal": False, "batch": 1, "heads": 4}
 
+MEASURED = {"kind": "measurement", **CASE, "implementation": "fa2", "seconds": 1e-4, "spread_s": 1e-6, "right": True}
+
 
 def results(folder: Path, *rows: dict[str, Any], device: str = "NVIDIA A100-SXM4-40GB", simulated: bool = False) -> None:
     """A benchmark's file of the 108 multiprocessors of an A100."""
     chip = {"name": device, "sm_count": 108}
     run = {"kind": "run", "device": chip, "date": "2026-12-01", "commit": "abc", "simulated": simulated}
-    good = {"kind": "measurement", **CASE, "implementation": "fa2", "seconds": 1e-4, "spread_s": 1e-6, "right": True}
-    text = "".join(json.dumps(line) + "\n" for line in (run, *(good | row for row in rows)))
+    text = "".join(json.dumps(line) + "\n" for line in (run, *(MEASURED | row for row in rows)))
     (folder / f"{len(list(folder.iterdir()))}.jsonl").write_text(text + '{"kind": "cut o')
 
 
@@ -129,7 +130,7 @@ def test_only_right_figures_of_the_same_case_and_chip_are_taken(tmp_path: Path) 
     [
         (("--results", "."), "--results is for --time and --roofline"),
         (("--algorithm", "fa1", "--time"), "times are modelled of the forward of 'fa2' and 'fa3'"),
-        (("--algorithm", "fa1", "--backward", "--time"), "got 'fa1' (Fa1BackwardSchedule)"),
+        (("--algorithm", "fa1", "--backward", "--time"), "got 'fa1', backward"),
         (("--seqlen-k", "0", "--roofline", "picture.svg"), "nothing is computed here"),
         (("--roofline", "picture.txt"), "must end in .png or .svg or .pdf"),
     ],
@@ -170,3 +171,36 @@ def test_what_masks_skip_takes_no_time() -> None:
     less = times(plan(PROBLEM.asking(block_mask=kept), A100, "fa2", (whole.block_rows, whole.block_cols)))
     all_ = times(whole)
     assert less.flops == all_.flops / 2 and less.kernel == pytest.approx(all_.kernel / 2, rel=0.1)
+
+
+def test_keys_that_there_are_not_take_no_time() -> None:
+    """Key lengths, lengths of a cache, no keys at all."""
+    short = PROBLEM.asking(padded=True, key_lengths=(64,))
+    for algorithm, device in (("fa2", A100), ("fa3", H100)):
+        whole, few = (times(plan(p, device, algorithm)) for p in (PROBLEM, short))
+        assert few.kernel < whole.kernel / 4 and few.flops < whole.flops / 8
+    caches = [Problem(1, 32, 8, 1, 8192, 128, "float16", causal=True, padded=True, key_lengths=(n,)) for n in (8192, 100, 0)]
+    full, some, none = (times(plan_decode(p, A100, Cache(), num_splits=8)) for p in caches)
+    assert full.kernel > 2 * some.kernel >= 2 * none.kernel > 0
+    assert times(plan_backward(Problem(1, 1, 1, 64, 0, 64, "float16"), A100)).flops == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{}", "line 1: no record of a benchmark"),
+        ("[]", "line 1: no record"),
+        ("3", "line 1: no record"),
+        ("", "line 1: no JSON: ''"),
+        (json.dumps(MEASURED | {"seconds": 0}), "line 2: no measurement of a benchmark's: ValueError('seconds = 0.0')"),
+        (json.dumps(MEASURED | {"seconds": None}), "line 2: no measurement"),
+        (json.dumps({"kind": "measurement", **CASE, "seconds": 1}), "line 2: no measurement of a benchmark's: KeyError"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_with_its_line(line: str, said: str, tmp_path: Path) -> None:
+    chip = {"name": "A100-40GB", "sm_count": 108}
+    run = {"kind": "run", "device": chip, "date": "2026-12-01", "commit": "abc", "simulated": False}
+    first = json.dumps(run) + "\n" if "measurement" in line else ""
+    (tmp_path / "a.jsonl").write_text(f"{first}{line}\n" + '{"kind": "end"}\n')
+    result = predicted("--time", "--results", str(tmp_path))
+    assert result.exit_code == 2 and f"a.jsonl, {said}" in result.stderr and result.stderr.count("\n") == 1

@@ -216,6 +216,7 @@ def test_of_those_by_default_what_cannot_run_the_problem_is_left_out() -> None:
         (("--algorithms", "fa1", "--algorithm", "fa2"), "--algorithm and --algorithms"),
         (("--seqlen", "4096", "--sram", "16KB"), "at most 20,000 moves of tiles"),
         (("--seqlen", "0", "--algorithms", "fa1", "--html", "out.html"), "FlashAttention moves nothing"),
+        (("--algorithms", "fa2-backward", "--lse"), "--lse is for the forward pass"),
         (("--html", "out.txt"), "must end in .html or .htm"),
         (("--tiling", "paper", "--algorithms", "fa1"), "the fa1 kernel runs blocks in steps of 16"),
     ],

@@ -211,7 +211,11 @@ def times(problem: Problem, device: Device, config: Config, resident: int, split
 
 def seconds(problem: Problem, device: Device, config: Config, resident: int, splits: np.ndarray) -> np.ndarray:
     """What the model takes each of so many splits to need: the longest of memory, loads and arithmetic, and the rest."""
-    parts = times(problem, device, config, resident, splits)
+    return overall(times(problem, device, config, resident, splits))
+
+
+def overall(parts: dict[str, np.ndarray]) -> np.ndarray:
+    """The parts of `times` as one: the longest of memory, loads and arithmetic, and the rest."""
     longest = np.maximum(np.maximum(parts["memory"], parts["loads"]), parts["arithmetic"])
     needed: np.ndarray = longest + parts["start"] + parts["partial"]
     return needed

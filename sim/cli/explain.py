@@ -108,8 +108,8 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
     click.echo()
     say(
         f"HBM bytes by theory: {total['read_bytes']:,} read, {total['write_bytes']:,} written (cupyflash predict"
-        f"{' --backward' * request.backward} tells them by tensor); {passing[0]} of one head are read by all of its {passing[1]} "
-        f"blocks, so that most of these are L2's. Arithmetic: {report['flops']:,} FLOP, nothing skipped"
+        f"{' --backward' * request.backward} tells them by tensor); {passing[0]} of one head are read by its {passing[1]} "
+        f"blocks, each those that it sees, so that most of these are L2's. Arithmetic: {report['flops']:,} FLOP, nothing skipped"
     )
 
 

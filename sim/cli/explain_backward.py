@@ -125,9 +125,10 @@ def show(report: dict[str, Any], request: Request, everything: bool) -> None:
     """What was tried and what is run, as text."""
     together = len(report["launches"]) == 1
     say(
-        "A thread block has K_j and V_j, and Q_i and dO_i pass by: they are read once for each column block, dQ's sum too. So "
-        "blocks of many columns come first, of as many those of many rows, and the first that shared memory and registers hold is "
-        "taken; no model of clocks chooses. dK and dV of a warp's keys are in registers"
+        "A thread block has K_j and V_j, and Q_i and dO_i pass by: they are read once for each column block that they see"
+        + ", dQ's sum too" * (not report["deterministic"])
+        + ". So blocks of many columns come first, of as many those of many rows, and the first that shared memory and registers "
+        "hold is taken; no model of clocks chooses. dK and dV of a warp's keys are in registers"
         + (", both in one launch. " if together else ": dV in a launch of its own, then dK. ")
         + "tiling=(Br, Bc) is the forward's, whose blocks these then divide."
     )

@@ -286,6 +286,7 @@ def show_rooms(report: dict[str, Any], best: dict[str, Any]) -> None:
             f"{plural(best['stages'], 'slot')} of {best['block_cols']} rows of {p['head_dim']} and {p['head_dim_v']}",
         ),
         "pages": ("pages' places", f"{decode_tiles.KNOWN_PAGES} at a time") if pages else ("the sequence's length", ""),
+        "of_head": ("what a function reads once a head", f"for each of {best['block_rows']} rows"),
     }
     say(f"Shared memory, {best['shared_bytes']:,} of {report['device']['sram_per_block']:,} bytes:")
     click.echo()

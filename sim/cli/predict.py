@@ -57,12 +57,13 @@ def predict(request: Request, with_l2: bool, timing: times.Timing, ranks: int | 
     from which length on these hide, memory, and whether passing K and V round or gathering them is better.
     """
     if ranks is not None:
-        if with_l2 or timing.asked:
-            raise click.UsageError("--l2, --time and --roofline are of one device: they cannot go with --ranks")
+        if with_l2 or timing.asked or timing.results is not None:
+            raise click.UsageError("--l2, --time, --roofline and --results are of one device: they cannot go with --ranks")
         predict_ring.predict(request, ranks, split, as_json)
         return
     refuse_without_ranks("--ranks")
-    asked = {"l2": l2.report_of(request) if with_l2 else None, "time": timing.report_of(request)}
+    timed = timing.report_of(request)  # refuses what has no times before the L2 is played
+    asked = {"l2": l2.report_of(request) if with_l2 else None, "time": timed}
     models = {name: told for name, told in asked.items() if told is not None}
     if request.cache is not None:
         predict_decode.predict(request, as_json, models)

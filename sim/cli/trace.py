@@ -117,6 +117,8 @@ def asked_for(text: str | None, request: Request) -> list[Request]:
             raise click.BadParameter(f"{', '.join(known)}, with commas between, got {name!r}", param_hint="--algorithms")
         own = request_of(name, request)
         found.setdefault((own.algorithm, own.backward, own.deterministic), own)
+    if request.lse and all(each.backward for each in found.values()):
+        raise click.UsageError("--lse is for the forward pass: a backward reads L")
     return [*found.values()]
 
 
