@@ -271,6 +271,10 @@ def profile(
     if l2 is not None:
         registers = None if isinstance(source, Module) else registers_of(Path(source), options, kernel)
         shared = module.code(kernel).shared.size + shared_bytes
+        if shared > l2.sram_per_block:
+            raise ValueError(
+                f"l2: a thread block has {shared:,} bytes of shared memory, more than the {l2.sram_per_block:,} of {l2.name}"
+            )
         asked.launch(blocks, resident(l2, threads, shared, registers or 0))
     how["observer"] = together(*([worst] if worst else []), *asked.launches)
     launch = module.launch(kernel, grid, block, args, diary=diary, **how)

@@ -26,6 +26,15 @@ class TensorTraffic:
         return self.read_bytes + self.write_bytes
 
 
+TOTAL = "total"
+"""The row of the sum of all tensors."""
+
+
+def row_of(name: str) -> str:
+    """A tensor's row: an array of somebody's kernel may be called as the sum is."""
+    return f"{TOTAL} (array)" if name == TOTAL else name
+
+
 class Traffic(Mapping[str, TensorTraffic]):
     """TensorTraffic by tensor name; a tensor that moved no bytes is equal to one that is not named."""
 
@@ -70,5 +79,5 @@ class Traffic(Mapping[str, TensorTraffic]):
 
     def as_dict(self) -> dict[str, dict[str, int]]:
         """For JSON: {tensor: {"read_bytes": ..., "write_bytes": ...}} with a "total" row."""
-        rows = {name: {"read_bytes": t.read_bytes, "write_bytes": t.write_bytes} for name, t in self._tensors.items()}
-        return rows | {"total": {"read_bytes": self.read_bytes, "write_bytes": self.write_bytes}}
+        rows = {row_of(name): {"read_bytes": t.read_bytes, "write_bytes": t.write_bytes} for name, t in self._tensors.items()}
+        return rows | {TOTAL: {"read_bytes": self.read_bytes, "write_bytes": self.write_bytes}}

@@ -344,6 +344,15 @@ def test_profile_tells_it(tmp_path: Path) -> None:
     assert quiet.to_dict()["l2"]["tensors"].keys() == {"total"} and "DRAM" not in quiet.text()
 
 
+def test_an_array_called_total_and_a_block_that_the_device_cannot_hold() -> None:
+    source = 'extern "C" __global__ void k(const float* x, float* total) { total[threadIdx.x] = x[threadIdx.x] + x[32]; }'
+    kernel, x, T4 = Module.from_source(source), np.zeros(64, np.float32), Device.named("T4")
+    rows = sim.profile(kernel, grid=1, block=32, args={"x": x, "total": x.copy()}, l2=T4).to_dict()["l2"]["tensors"]
+    assert rows["total (array)"]["write_bytes"] == rows["total"]["write_bytes"] == 128 and rows["total (array)"]["read_bytes"] == 0
+    with pytest.raises(ValueError, match="70,000 bytes of shared memory, more than the 65,536 of T4"):
+        sim.profile(kernel, grid=1, block=32, args={"x": x, "total": x.copy()}, shared_bytes=70_000, l2=T4)
+
+
 def test_too_many_lines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executed, "MOST_LINES", 10)
     with pytest.raises(l2.TooLong, match="up to 10 lines"):

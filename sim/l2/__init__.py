@@ -37,7 +37,7 @@ from cupyflash.sim.l2.cache import L2, LINE, SECTOR, WAYS, Cache, Counts
 from cupyflash.sim.l2.launch import Blocks, Launch, Memory
 from cupyflash.sim.l2.reads import Given
 from cupyflash.sim.l2.rows import ORDERS, Order
-from cupyflash.sim.traffic import TensorTraffic, Traffic
+from cupyflash.sim.traffic import TOTAL, TensorTraffic, Traffic, row_of
 
 __all__ = ["L2", "LINE", "ORDERS", "SECTOR", "WAYS", "Behind", "Given", "Order", "TooLong", "run"]
 
@@ -67,7 +67,7 @@ class Behind:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        rates = {**self.hit_rates, "total": self.hit_rate}
+        rates = {row_of(name): rate for name, rate in self.hit_rates.items()} | {TOTAL: self.hit_rate}
         asked, dram = self.asked.as_dict(), self.dram.as_dict()
         zero = {"read_bytes": 0, "write_bytes": 0}
         tensors = {

@@ -34,7 +34,7 @@ const globalTable = (list, tensors) => table(
     comma(one.sectors), fixed(one.sectors_per_request, 1), `${fixed(100 * one.coalescing, 0)} %`, ...(tensors && data.l2 ? behind(one) : [])])]), 2);
 // Of the bytes of one side of a tensor those that DRAM gives or gets, and the share of reads that the L2 has
 function behind(one) {
-  const found = data.l2.tensors[one.tensor];
+  const found = data.l2.tensors[one.tensor === "total" ? "total (array)" : one.tensor];  // as in sim/traffic.py
   return [comma(found[`dram_${one.side}_bytes`]), one.side === "read" ? `${fixed(100 * found.hit_rate, 1)} %` : ""];
 }
 const sharedTable = list => table(["access", "a lane", "bytes", "requests", "wavefronts", "ideal", "conflicts"],
