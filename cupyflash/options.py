@@ -73,7 +73,9 @@ class Pattern(BlockMask):
     @classmethod
     def of(cls, array: Any) -> Pattern:
         """Of a mask that broadcasts to the shape of S; what it is broadcast along by a stride of 0 has a length of 1."""
-        shape = tuple(1 if stride == 0 else length for length, stride in zip(array.shape, array.strides, strict=True))
+        empty = 0 in array.shape  # then strides mean nothing
+        sides = zip(array.shape, array.strides, strict=True)
+        shape = tuple(min(length, 1) if empty or stride == 0 else length for length, stride in sides)
         shape = (1,) * (4 - array.ndim) + shape
         if not isinstance(array, np.ndarray):
             return cls((*shape[:2], 1, 1))
