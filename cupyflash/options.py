@@ -286,7 +286,7 @@ TAKEN_BY: dict[str, tuple[str, tuple[str, ...]]] = {
     "score": ("a score function", _EVERY),
     "mask_function": ("a mask function", (*_MASKED, "attention_varlen", "ring_attention")),
     "pattern": ("a mask's pattern", _MASKED),
-    "tiles_given": ("a mask's tiles", (*_MASKED, "attention_varlen")),
+    "tiles_given": ("a mask's tiles", (*_BY_SCORE, "decode", "attention_varlen")),
 }
 
 

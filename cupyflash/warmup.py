@@ -15,7 +15,17 @@ from cupyflash.device import Device
 from cupyflash.named_scores import one_score
 from cupyflash.options import Options, require_choice, require_flag
 from cupyflash.problem import Problem, checked_size
-from cupyflash.schedules import ALGORITHMS, Cache, Kernel, TileSchedule, fa2_tiles, plan, plan_decode, plan_varlen
+from cupyflash.schedules import (
+    ALGORITHMS,
+    VARLEN_ALGORITHMS,
+    Cache,
+    Kernel,
+    TileSchedule,
+    fa2_tiles,
+    plan,
+    plan_decode,
+    plan_varlen,
+)
 from cupyflash.score import Form, Mask, Score, captured_values
 from cupyflash.simulated import current_simulation
 from cupyflash.tiling import TilingChoice
@@ -58,8 +68,8 @@ def warmup(
     options = replace(asked, score=_form(score, softcap, alibi_slopes), dropout=dropout)
     problem = _contiguous(Problem(1, 1, 1, 1, 1, head_dim, dtype, options, head_dim_v))
     device, simulated = _here()
-    if varlen and algorithm not in ("auto", "fa2"):
-        raise ValueError(f"algorithm must be 'auto' or 'fa2' for varlen, got {algorithm!r}")
+    if varlen and algorithm not in ("auto", *VARLEN_ALGORITHMS):
+        raise ValueError(f"algorithm must be one of auto, {', '.join(VARLEN_ALGORITHMS)} for varlen, got {algorithm!r}")
     schedules = list(_schedules(problem, device, algorithm, tiling))
     _compile([kernel for schedule in schedules for kernel in schedule.kernels()], device, simulated)
 

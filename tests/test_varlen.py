@@ -270,7 +270,7 @@ def test_schedules_refuse_what_they_cannot_say() -> None:
         execute_varlen(plan_varlen(problem, A100), q, k, v)
     with pytest.raises(ValueError, match="the arrays pose"):
         execute_varlen(plan_varlen(replace(problem.asking(causal=True), heads=2), A100, ((10, 20), (30, 5))), q, k, v)
-    with pytest.raises(ValueError, match="'auto' or 'fa2' for varlen, got 'fa1'"):
+    with pytest.raises(ValueError, match="algorithm must be one of auto, fa2, fa3 for varlen, got 'fa1'"):
         cupyflash.warmup(head_dim=64, varlen=True, algorithm="fa1")
 
 
