@@ -14,7 +14,7 @@ import numpy as np
 from cupyflash.arrays import check_array
 from cupyflash.dropout import MOST_PAIRS
 from cupyflash.score import Form
-from cupyflash.words import listed
+from cupyflash.words import listed, plural
 
 # Of a scale but 0: as float32's normal numbers have it, and so that it stays finite times log2(e). Kernels take smaller ones for 0.
 SCALES = (2.0**-126, 2.0**127)
@@ -338,7 +338,8 @@ def check_key_lengths(lengths: Any, batch: int, keys: int) -> tuple[int, ...]:
         if isinstance(number, bool | np.bool_) or not isinstance(number, Integral):
             raise TypeError(f"key_lengths must be integers, got {number!r} among them")
     if len(numbers) != batch or not all(0 <= number <= keys for number in numbers):
-        raise ValueError(f"key_lengths must be {batch} lengths between 0 and {keys:,} of a padded problem, got {numbers}")
+        what = f"{plural(batch, 'length')} between 0 and {keys:,}"
+        raise ValueError(f"key_lengths must be {what} of a padded problem, got {numbers}")
     return tuple(int(number) for number in numbers)
 
 

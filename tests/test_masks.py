@@ -376,7 +376,7 @@ def test_calls_that_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             refused()
-    with pytest.raises(TypeError, match="mask must be a NumPy or CuPy array, got str"):
+    with pytest.raises(TypeError, match=r"mask must be a NumPy or CuPy array, a cupyflash\.Mask or a block_mask, got str"):
         cupyflash.attention(q, k, v, mask="k <= q")
     with pytest.raises(TypeError, match="mask_function must be a Mask's form"):
         problem.asking(mask_function=STEPS)

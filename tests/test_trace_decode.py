@@ -134,7 +134,7 @@ def test_a_tree_is_drawn_beside_positions_and_lengths() -> None:
         ({"cache": Cache(0, 16, 12)}, "takes no pages"),
         ({"cache": Cache(1), "lengths": (70, 41)}, "takes no new keys to append"),
         ({"cache": Cache(tree=True)}, "takes no tree mask"),
-        ({"lengths": (70, 41)}, "with 3 queries or a function the sequences must have as many keys as each other, got 70, 41"),
+        ({"lengths": (70, 41)}, "with causal and 3 queries all sequences must have as many keys, got 70, 41"),
     ],
 )
 def test_what_attention_cannot_do_with_a_cache_is_refused(given: dict[str, Any], says: str) -> None:

@@ -220,7 +220,7 @@ BAD: list[tuple[dict[str, object], type[Exception], str]] = [
     ({"cu_seqlens_q": [0, 2**31, 40]}, ValueError, "cu_seqlens_q must fit 32 bits, got 2147483648"),
     ({"cu_seqlens_q": [0, 10, 41]}, ValueError, "end with 40, the length of q"),
     ({"cu_seqlens_q": [[0, 10, 40]]}, TypeError, "cu_seqlens_q must be integers"),
-    ({"cu_seqlens_q": 40}, TypeError, "cu_seqlens_q must be a NumPy or CuPy array, got int"),
+    ({"cu_seqlens_q": 40}, TypeError, "cu_seqlens_q must be a NumPy or CuPy array, or a list or tuple of integers, got int"),
     ({"max_seqlen_q": 29}, ValueError, "max_seqlen_q must be at least the longest sequence's 30, got 29"),
     ({"max_seqlen_k": 19}, ValueError, "max_seqlen_k must be at least the longest sequence's 20"),
     ({"max_seqlen_k": -1}, ValueError, "max_seqlen_k must be between 0 and"),
