@@ -110,10 +110,11 @@ def warmup_decode(
         require_flag(name, value)
     every: Iterable[Any] = [batch] if isinstance(batch, str | bytes | np.ndarray) or not isinstance(batch, Iterable) else batch
     batches = [checked_size("batch", each) for each in every]
-    for name, least in (("batch", min(batches, default=1)), ("queries", checked_size("queries", queries))):
-        if not least:
+    if not batches:
+        raise ValueError(f"batch must be an integer or some integers, got {batch!r}")
+    for name, least in (("batch", min(batches)), ("heads", heads), ("queries", queries), ("room", room)):
+        if not checked_size(name, least):
             raise ValueError(f"{name} must be at least 1, got 0")
-    checked_size("room", room)
     options = Options(causal=causal, window=window, padded=True, sinks=sinks, score=_form(score, softcap, alibi_slopes))
     if not isinstance(mask, Mask | None):
         raise TypeError(f"mask must be a cupyflash.Mask or None, got {type(mask).__name__}")
