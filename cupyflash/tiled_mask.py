@@ -98,10 +98,11 @@ def block_mask(mask: Any, q: Any, k: Any, cu_seqlens_q: Any | None = None, cu_se
     return TiledMask(given, as_array("q", q), as_array("k", k), there)
 
 
-def require_function(mask: Any) -> None:
-    """TypeError unless a mask is one that packed sequences and decoding take: a function."""
+def require_function(mask: Any, others: str = "") -> None:
+    """TypeError unless a mask is a function; `others` are words for what the caller takes besides."""
     if not isinstance(mask, Mask):
-        raise TypeError(f"mask must be a cupyflash.Mask here, which speaks of each sequence by itself, got {type(mask).__name__}")
+        what = f"a cupyflash.Mask{others} here, which speaks of each sequence by itself"
+        raise TypeError(f"mask must be {what}, got {type(mask).__name__}")
 
 
 class Given(NamedTuple):
@@ -131,7 +132,7 @@ class Given(NamedTuple):
         """As `of`, where sequences of their own lengths have no array in common. TypeError for one."""
         given = cls._of(mask)
         if given.array is not None:
-            require_function(given.array)
+            require_function(given.array, " or a block_mask of one")
         return given
 
     def asked(self, options: Options, q: Any, k: Any, bounds: Mapping[str, Any] = NO_BOUNDS) -> Options:
