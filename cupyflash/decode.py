@@ -98,8 +98,8 @@ def attention_decode(
     integers = {"cache_seqlens": as_integers("cache_seqlens", cache_seqlens)}
     if block_table is not None:
         integers["block_table"] = as_array("block_table", block_table)
-    if "tree_mask" in arrays and arrays["tree_mask"].ndim == 3:
-        arrays["tree_mask"] = arrays["tree_mask"][:, None]
+    if "tree_mask" in arrays:
+        arrays["tree_mask"] = for_all_heads(arrays["tree_mask"])
     gpu, beside = placed(arrays, integers)
     with device_of(gpu, **arrays, **beside):
         call = kept(_prepare, gpu, arrays | integers, options, num_splits, bool(return_lse))
@@ -155,7 +155,7 @@ def pose(arrays: Mapping[str, Any], options: Options) -> tuple[Problem, Cache]:
             raise ValueError(f"k_cache must have q's batch size {batch}, or pages and a block_table, got shape {k_cache.shape}")
         room = k_cache.shape[2]
     else:
-        _check_table(batch, k_cache, table)
+        _check_paged(batch, k_cache, table)
         room = table.shape[1] * k_cache.shape[2]
     if (k is None) != (arrays.get("v") is None):
         raise ValueError("k and v must be given together, got one of them")
@@ -171,7 +171,10 @@ def pose(arrays: Mapping[str, Any], options: Options) -> tuple[Problem, Cache]:
             if 0 not in arrays[name].shape and overlaps_itself(arrays[name]):
                 strides, shape = arrays[name].strides, arrays[name].shape
                 raise ValueError(f"{name} must have a place for every new element, got strides {strides} bytes for shape {shape}")
-    _check_masks(q, arrays)
+    if "tree_mask" in arrays:
+        check_tree_mask(batch, n_q, arrays["tree_mask"])
+    if "sinks" in arrays:
+        check_sinks(q, arrays["sinks"])
     if "out" in arrays:
         check_out(arrays["out"], (*q.shape[:-1], d_v))
     _check_contents(arrays)
@@ -205,12 +208,17 @@ def _check_lengths(batch: int, lengths: Array) -> None:
         raise ValueError(f"cache_seqlens must have shape {(batch,)}, a length for each of the batch, got {lengths.shape}")
 
 
-def _check_table(batch: int, k_cache: Array, table: Array) -> None:
+def check_table(batch: int, table: Array) -> None:
+    """TypeError or ValueError for a block table of another type or batch."""
     check_array("block_table", table)
     if table.dtype != np.int32:
         raise TypeError(f"block_table must be of dtype int32, got {table.dtype}")
     if table.ndim != 2 or table.shape[0] != batch:
         raise ValueError(f"block_table must be (b, pages of a sequence) with b = {batch}, got shape {table.shape}")
+
+
+def _check_paged(batch: int, k_cache: Array, table: Array) -> None:
+    check_table(batch, table)
     if not k_cache.shape[0]:
         raise ValueError(f"k_cache must have a page at least, got shape {k_cache.shape}")
     if not k_cache.shape[2] or k_cache.shape[2] % PAGE_STEP:
@@ -218,18 +226,19 @@ def _check_table(batch: int, k_cache: Array, table: Array) -> None:
         raise ValueError(f"k_cache must be {what}, got shape {k_cache.shape}")
 
 
-def _check_masks(q: Array, arrays: Mapping[str, Any]) -> None:
-    batch, n_q = q.shape[0], q.shape[2]
-    tree = arrays.get("tree_mask")
-    if tree is not None:
-        check_array("tree_mask", tree)
-        if tree.dtype != np.bool_:
-            raise TypeError(f"tree_mask must be of dtype bool, got {tree.dtype}")
-        if tree.shape not in ((n_q, n_q), (batch, 1, n_q, n_q)):
-            given = tree.shape if tree.ndim != 4 else (tree.shape[0], *tree.shape[2:])
-            raise ValueError(f"tree_mask must be (n_q, n_q) = {(n_q, n_q)} or (b, n_q, n_q), got shape {given}")
-    if "sinks" in arrays:
-        check_sinks(q, arrays["sinks"])
+def for_all_heads(tree: Any) -> Any:
+    """A tree mask of (b, n_q, n_q) as (b, 1, n_q, n_q); others as they are."""
+    return tree[:, None] if getattr(tree, "ndim", 0) == 3 else tree
+
+
+def check_tree_mask(batch: int, n_q: int, tree: Array) -> None:
+    """TypeError or ValueError for one `for_all_heads` of another type or shape."""
+    check_array("tree_mask", tree)
+    if tree.dtype != np.bool_:
+        raise TypeError(f"tree_mask must be of dtype bool, got {tree.dtype}")
+    if tree.shape not in ((n_q, n_q), (batch, 1, n_q, n_q)):
+        given = tree.shape if tree.ndim != 4 else (tree.shape[0], *tree.shape[2:])
+        raise ValueError(f"tree_mask must be (n_q, n_q) = {(n_q, n_q)} or (b, n_q, n_q), got shape {given}")
 
 
 def _check_contents(arrays: Mapping[str, Any]) -> None:
@@ -245,15 +254,20 @@ def _check_contents(arrays: Mapping[str, Any]) -> None:
         if not 0 <= length <= room - added:
             new = f" less the {added} new ones" if added else ""
             raise ValueError(f"cache_seqlens must be between 0 and {room - added}, what the cache has room for{new}, got {length}")
-    if not isinstance(table, np.ndarray):
-        return
-    used = [table[b, : -(-(length + added) // page)] for b, length in enumerate(lengths.tolist())]
-    for b, pages in enumerate(used):
-        bad = pages[(pages < 0) | (pages >= k_cache.shape[0])]
+    if isinstance(table, np.ndarray):
+        check_pages(table, lengths.tolist(), added, page, k_cache.shape[0])
+
+
+def check_pages(table: np.ndarray, lengths: Sequence[int], added: int, page: int, pages: int) -> None:
+    """ValueError for a page that a cache of so many, of `page` keys each, does not have, where sequences have `lengths` keys and
+    `added` ones behind them; and where those would go to a page that is used twice."""
+    used = [table[b, : -(-(length + added) // page)] for b, length in enumerate(lengths)]
+    for b, own in enumerate(used):
+        bad = own[(own < 0) | (own >= pages)]
         if bad.size:
-            raise ValueError(f"block_table must be pages from 0 to {k_cache.shape[0] - 1}, got {bad[0]} for sequence {b}")
+            raise ValueError(f"block_table must be pages from 0 to {pages - 1}, got {bad[0]} for sequence {b}")
     if added and used:
-        _check_own_pages(used, [length // page for length in lengths.tolist()])
+        _check_own_pages(used, [length // page for length in lengths])
 
 
 def _check_own_pages(used: Sequence[np.ndarray], cached: Sequence[int]) -> None:

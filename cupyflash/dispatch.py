@@ -47,12 +47,12 @@ def as_arrays(**given: Any) -> dict[str, Any]:
     return {name: as_array(name, array) for name, array in given.items() if array is not None or name in REQUIRED}
 
 
-def as_array(name: str, array: Any) -> Any:
+def as_array(name: str, array: Any, others: str = "") -> Any:
     """NumPy and CuPy arrays as they are; other objects that offer their memory (DLPack, CUDA array interface) as views.
 
     DLPack goes first: it knows bfloat16, and orders what the object's own stream still does before CuPy's current stream, where
     the CUDA array interface has two nameless bytes, and at best waits. TypeError for everything else: lists, scalars, None,
-    masked arrays, tensors that require grad.
+    masked arrays, tensors that require grad; `others` are words for what the caller takes itself.
     """
     cupy = sys.modules.get("cupy")
     if isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray):
@@ -75,13 +75,13 @@ def as_array(name: str, array: Any) -> Any:
                 return importlib.import_module("cupy").asarray(array)
             except (RuntimeError, TypeError, ValueError) as error:
                 raise TypeError(f"{name} cannot be taken through the CUDA array interface: {error}") from error
-    raise TypeError(f"{name} must be a NumPy or CuPy array, got {type(array).__name__}")
+    raise TypeError(f"{name} must be a NumPy or CuPy array{others}, got {type(array).__name__}")
 
 
 def as_integers(name: str, numbers: Any) -> Any:
     """A list or tuple of integers as a NumPy array of int32; all else as `as_array`. TypeError or ValueError for other numbers."""
     if not isinstance(numbers, list | tuple):
-        return as_array(name, numbers)
+        return as_array(name, numbers, ", or a list or tuple of integers")
     limits = np.iinfo(np.int32)
     for number in numbers:
         if isinstance(number, bool | np.bool_) or not isinstance(number, Integral):

@@ -55,7 +55,8 @@ class Dropout:
     @classmethod
     def asked(cls, dropout: Any, seed: Any, offset: Any, origin: Any) -> Dropout | None:
         """From a call's arguments; None where nothing is dropped. ValueError for a dropout without a seed."""
-        if type(dropout) in (int, float) and type(offset) is int and not (dropout or offset or seed is not None):  # as most have it
+        plain = type(dropout) in (int, float) and type(offset) is int and origin is NO_ORIGIN
+        if plain and not (dropout or offset or seed is not None):  # as most have it
             return None
         p = checked_probability(dropout)
         if p and seed is None:

@@ -14,7 +14,7 @@ import numpy as np
 from cupyflash.arrays import check_array
 from cupyflash.dropout import MOST_PAIRS
 from cupyflash.score import Form
-from cupyflash.words import listed
+from cupyflash.words import listed, plural
 
 # Of a scale but 0: as float32's normal numbers have it, and so that it stays finite times log2(e). Kernels take smaller ones for 0.
 SCALES = (2.0**-126, 2.0**127)
@@ -73,7 +73,9 @@ class Pattern(BlockMask):
     @classmethod
     def of(cls, array: Any) -> Pattern:
         """Of a mask that broadcasts to the shape of S; what it is broadcast along by a stride of 0 has a length of 1."""
-        shape = tuple(1 if stride == 0 else length for length, stride in zip(array.shape, array.strides, strict=True))
+        empty = 0 in array.shape  # then strides mean nothing
+        sides = zip(array.shape, array.strides, strict=True)
+        shape = tuple(min(length, 1) if empty or stride == 0 else length for length, stride in sides)
         shape = (1,) * (4 - array.ndim) + shape
         if not isinstance(array, np.ndarray):
             return cls((*shape[:2], 1, 1))
@@ -284,7 +286,7 @@ TAKEN_BY: dict[str, tuple[str, tuple[str, ...]]] = {
     "score": ("a score function", _EVERY),
     "mask_function": ("a mask function", (*_MASKED, "attention_varlen", "ring_attention")),
     "pattern": ("a mask's pattern", _MASKED),
-    "tiles_given": ("a mask's tiles", (*_MASKED, "attention_varlen")),
+    "tiles_given": ("a mask's tiles", (*_BY_SCORE, "decode", "attention_varlen")),
 }
 
 
@@ -336,7 +338,8 @@ def check_key_lengths(lengths: Any, batch: int, keys: int) -> tuple[int, ...]:
         if isinstance(number, bool | np.bool_) or not isinstance(number, Integral):
             raise TypeError(f"key_lengths must be integers, got {number!r} among them")
     if len(numbers) != batch or not all(0 <= number <= keys for number in numbers):
-        raise ValueError(f"key_lengths must be {batch} lengths between 0 and {keys:,} of a padded problem, got {numbers}")
+        what = f"{plural(batch, 'length')} between 0 and {keys:,}"
+        raise ValueError(f"key_lengths must be {what} of a padded problem, got {numbers}")
     return tuple(int(number) for number in numbers)
 
 

@@ -382,6 +382,20 @@ def check_captured(problem: Any, arrays: Mapping[str, Any]) -> None:
             form.check({name: array.shape for name, array in captured_by(form, arrays).items()}, sizes_of(problem))
 
 
+def check_value(one: Captured, name: str, value: Any) -> None:
+    """TypeError or ValueError, by `name`, for a value in place of one that was captured, with another type."""
+    if one.axes is not None:
+        _check_captured(name, value)
+        found = str(Captured(one.name, _dtype_name(value.dtype), value.ndim))
+    else:
+        number = _number(name, value) if isinstance(value, Real | np.bool_) else None
+        # The kernels' struct has 1 for True
+        fits = {"bool": number in (0, 1), "int": isinstance(number, int), "float": number is not None}[one.dtype]
+        found = str(one) if fits else repr(value) if number is not None else type(value).__name__
+    if found != str(one):
+        raise TypeError(f"{name} must be {one}, as it was captured, got {found}")
+
+
 def captured_by(form: Form, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Those of a call's arrays that a function has captured, by its own names."""
     prefix = field("", form.kind)

@@ -94,14 +94,15 @@ def block_mask(mask: Any, q: Any, k: Any, cu_seqlens_q: Any | None = None, cu_se
         raise ValueError(f"cu_seqlens_q and cu_seqlens_k must be given together, got {next(iter(there))} alone")
     if there:
         require_function(mask)
-    given = mask if isinstance(mask, Mask) else as_array("mask", mask)
+    given = mask if isinstance(mask, Mask) else as_array("mask", mask, " or a cupyflash.Mask")
     return TiledMask(given, as_array("q", q), as_array("k", k), there)
 
 
-def require_function(mask: Any) -> None:
-    """TypeError unless a mask is one that packed sequences and decoding take: a function."""
+def require_function(mask: Any, others: str = "") -> None:
+    """TypeError unless a mask is a function; `others` are words for what the caller takes besides."""
     if not isinstance(mask, Mask):
-        raise TypeError(f"mask must be a cupyflash.Mask here, which speaks of each sequence by itself, got {type(mask).__name__}")
+        what = f"a cupyflash.Mask{others} here, which speaks of each sequence by itself"
+        raise TypeError(f"mask must be {what}, got {type(mask).__name__}")
 
 
 class Given(NamedTuple):
@@ -113,6 +114,14 @@ class Given(NamedTuple):
 
     @classmethod
     def of(cls, mask: Any) -> Given:
+        """TypeError for what is no mask."""
+        given = cls._of(mask)
+        if given.array is None:
+            return given
+        return given._replace(array=as_array("mask", given.array, ", a cupyflash.Mask or a block_mask"))
+
+    @classmethod
+    def _of(cls, mask: Any) -> Given:
         tiled = mask if isinstance(mask, TiledMask) else None
         inner = mask if tiled is None else tiled.mask
         function = inner if isinstance(inner, Mask) else None
@@ -121,9 +130,9 @@ class Given(NamedTuple):
     @classmethod
     def of_sequences(cls, mask: Any) -> Given:
         """As `of`, where sequences of their own lengths have no array in common. TypeError for one."""
-        given = cls.of(mask)
+        given = cls._of(mask)
         if given.array is not None:
-            require_function(given.array)
+            require_function(given.array, " or a block_mask of one")
         return given
 
     def asked(self, options: Options, q: Any, k: Any, bounds: Mapping[str, Any] = NO_BOUNDS) -> Options:

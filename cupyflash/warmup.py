@@ -15,7 +15,17 @@ from cupyflash.device import Device
 from cupyflash.named_scores import one_score
 from cupyflash.options import Options, require_choice, require_flag
 from cupyflash.problem import Problem, checked_size
-from cupyflash.schedules import ALGORITHMS, Cache, Kernel, TileSchedule, fa2_tiles, plan, plan_decode, plan_varlen
+from cupyflash.schedules import (
+    ALGORITHMS,
+    VARLEN_ALGORITHMS,
+    Cache,
+    Kernel,
+    TileSchedule,
+    fa2_tiles,
+    plan,
+    plan_decode,
+    plan_varlen,
+)
 from cupyflash.score import Form, Mask, Score, captured_values
 from cupyflash.simulated import current_simulation
 from cupyflash.tiling import TilingChoice
@@ -58,8 +68,8 @@ def warmup(
     options = replace(asked, score=_form(score, softcap, alibi_slopes), dropout=dropout)
     problem = _contiguous(Problem(1, 1, 1, 1, 1, head_dim, dtype, options, head_dim_v))
     device, simulated = _here()
-    if varlen and algorithm not in ("auto", "fa2"):
-        raise ValueError(f"algorithm must be 'auto' or 'fa2' for varlen, got {algorithm!r}")
+    if varlen and algorithm not in ("auto", *VARLEN_ALGORITHMS):
+        raise ValueError(f"algorithm must be one of auto, {', '.join(VARLEN_ALGORITHMS)} for varlen, got {algorithm!r}")
     schedules = list(_schedules(problem, device, algorithm, tiling))
     _compile([kernel for schedule in schedules for kernel in schedule.kernels()], device, simulated)
 
@@ -100,10 +110,11 @@ def warmup_decode(
         require_flag(name, value)
     every: Iterable[Any] = [batch] if isinstance(batch, str | bytes | np.ndarray) or not isinstance(batch, Iterable) else batch
     batches = [checked_size("batch", each) for each in every]
-    for name, least in (("batch", min(batches, default=1)), ("queries", checked_size("queries", queries))):
-        if not least:
+    if not batches:
+        raise ValueError(f"batch must be an integer or some integers, got {batch!r}")
+    for name, least in (("batch", min(batches)), ("heads", heads), ("queries", queries), ("room", room)):
+        if not checked_size(name, least):
             raise ValueError(f"{name} must be at least 1, got 0")
-    checked_size("room", room)
     options = Options(causal=causal, window=window, padded=True, sinks=sinks, score=_form(score, softcap, alibi_slopes))
     if not isinstance(mask, Mask | None):
         raise TypeError(f"mask must be a cupyflash.Mask or None, got {type(mask).__name__}")

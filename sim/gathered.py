@@ -12,6 +12,7 @@ from cupyflash.schedules import DecodeSchedule, TileSchedule, plan
 from cupyflash.schedules.decode import seen_keys
 from cupyflash.sim import theory
 from cupyflash.sim.traffic import TensorTraffic, Traffic
+from cupyflash.words import plural
 
 KEYS = ("K", "V", "K_new", "V_new")
 PARTS = ("O_part", "m_part", "l_part")
@@ -44,10 +45,12 @@ def one_call(schedule: DecodeSchedule) -> Problem:
     options = replace(p.options, padded=differ, key_lengths=lengths if differ else None)
     call, rows = replace(p, seqlen_k=max(lengths), options=options), np.arange(p.seqlen_q)
     same = all(_same_keys(call.keys_seen(rows, keys), seen_keys(schedule, keys, rows)) for keys in set(lengths))
-    if differ and (not same or p.options.score is not None or p.options.mask_function is not None):
+    function = p.options.score is not None or p.options.mask_function is not None
+    if differ and (function or not same):
+        asked = "a score or mask function" if function else "a window" if p.options.window else "causal"
         raise ValueError(
-            f"attention, beside decoding, counts positions from the longest sequence's last key: with {p.seqlen_q} queries or a "
-            f"function the sequences must have as many keys as each other, got {', '.join(map(str, lengths))}"
+            f"attention, beside decoding, counts positions from the longest sequence's last key: with {asked} and "
+            f"{plural(p.seqlen_q, 'query', 'queries')} all sequences must have as many keys, got {', '.join(map(str, lengths))}"
         )
     return call
 

@@ -485,5 +485,8 @@ def rooms_of(trace: Trace, launch: int) -> tuple[tuple[Room, ...], dict[str, str
             rooms |= {room.name: room for room in held if room.nbytes}
             inside |= {move.tensor: move.tile for move in own if move.tile}
     if "pages" in rooms:  # decoding's length comes there, then some of the table's places at a time
-        inside |= {"cache_seqlens": "pages", "block_table": "pages"}
+        paged = isinstance(trace.schedule, DecodeSchedule) and trace.schedule.cache.page_size
+        name = "pages" if paged else "length"
+        rooms["pages"] = Room(name, rooms["pages"].nbytes)
+        inside |= {"cache_seqlens": name, "block_table": name}
     return tuple(rooms.values()), inside

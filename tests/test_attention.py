@@ -295,12 +295,13 @@ BAD_OPTIONS = [
     ({"key_lengths": np.array([1, 2])}, ValueError, "key_lengths must have shape"),
     ({"key_lengths": [1, 2]}, ValueError, "key_lengths must have shape"),
     ({"key_lengths": [4.7]}, TypeError, "key_lengths must be integers, got 4.7"),
-    ({"key_lengths": [51]}, ValueError, "key_lengths must be 1 lengths between 0 and 50"),
+    ({"key_lengths": [51]}, ValueError, "key_lengths must be 1 length between 0 and 50"),
     ({"key_lengths": ["7"]}, TypeError, "key_lengths must be integers, got '7'"),
     ({"key_lengths": np.array([1.0])}, TypeError, "integer"),
-    ({"key_lengths": np.array([51])}, ValueError, "key_lengths must be 1 lengths between 0 and 50"),
+    ({"key_lengths": np.array([51])}, ValueError, "key_lengths must be 1 length between 0 and 50"),
     ({"key_lengths": np.array([-1])}, ValueError, "key_lengths must be"),
-    ({"key_lengths": 50}, TypeError, "key_lengths must be"),
+    ({"key_lengths": 50}, TypeError, "key_lengths must be a NumPy or CuPy array, or a list or tuple of integers, got int"),
+    ({"mask": "x"}, TypeError, "mask must be a NumPy or CuPy array, a cupyflash.Mask or a block_mask, got str"),
 ]
 
 

@@ -59,7 +59,8 @@ def test_what_they_have_not() -> None:
     square = Problem(1, 1, 1, 64, 64, 32, "float16")
     sparse = Problem(1, 1, 1, 64, 64, 32, "float16", block_mask=BlockMask.of(np.ones((2, 2), bool)))
     for algorithm in ALGORITHMS:
-        refused(square, algorithm, f"{algorithm!r} has no gradient of the bias", dbias=True)
+        words = f"dbias (a call's return_dbias) must be False for algorithm {algorithm!r}"
+        refused(square, algorithm, words, dbias=True)
         refused(square, algorithm, "in steps of 16", tiling=(24, 32))
     refused(sparse, "standard", "the backward of 'standard' has no place for a block mask: 'fa1' and 'fa2' have")
     refused(square, "standard", "at most 128 columns", tiling=(16, 144))

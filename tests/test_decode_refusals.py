@@ -40,8 +40,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     # what an array is
     "q in a list": (PLAIN | {"q": Q.tolist()}, TypeError, "q must be a NumPy or CuPy array, got list"),
     "no cache": (PLAIN | {"k_cache": None}, TypeError, "k_cache must be a NumPy or CuPy array, got NoneType"),
-    "no lengths": (PLAIN | {"cache_seqlens": None}, TypeError, "cache_seqlens must be a NumPy or CuPy array, got NoneType"),
-    "a length": (PLAIN | {"cache_seqlens": 5}, TypeError, "cache_seqlens must be a NumPy or CuPy array, got int"),
+    "no lengths": (PLAIN | {"cache_seqlens": None}, TypeError, "cache_seqlens must be a NumPy or CuPy array, or a list"),
+    "a length": (PLAIN | {"cache_seqlens": 5}, TypeError, "NumPy or CuPy array, or a list or tuple of integers, got int"),
     "a masked array": (PLAIN | {"q": np.ma.masked_array(Q)}, TypeError, "q must be a NumPy or CuPy array, got MaskedArray"),
     "a table in a list": (paged(block_table=TABLE.tolist()), TypeError, "block_table must be a NumPy or CuPy array, got list"),
     "a tree in a list": (PLAIN | {"tree_mask": [[True] * 3] * 3}, TypeError, "tree_mask must be a NumPy or CuPy array, got list"),

@@ -272,6 +272,8 @@ def test_the_mean_over_many_calls_is_the_attention_without() -> None:
         ({"offset": -1}, ValueError, "offset must be at least 0 and below 4,294,967,296, got -1"),
         ({"dropout_origin": (0, 0, 16, 0)}, ValueError, "dropout_origin must have a row in steps of 32, a key of 16"),
         ({"dropout_origin": (0, 0, 0, 8)}, ValueError, "dropout_origin must have a row in steps of 32, a key of 16"),
+        ({"dropout": 0, "seed": None, "dropout_origin": (0, 0, 1, 0)}, ValueError, "dropout_origin must have a row in steps of 32"),
+        ({"dropout": 0, "seed": None, "dropout_origin": (1, 2, 3)}, TypeError, "dropout_origin must be"),
         ({"dropout_origin": 3}, TypeError, r"dropout_origin must be \(batch, head, row, key\), got 3"),
         ({"algorithm": "decode"}, ValueError, "dropout"),
         ({"algorithm": "fa3"}, ValueError, "warpgroup|dropout"),

@@ -16,7 +16,7 @@ from lines import LINES
 import cupyflash
 from cases_fa3 import H100, Case, Layout, cases, check, check_packed, packed
 from cupyflash import Device, Problem, Score, plan
-from cupyflash.schedules import choose, fa3_tiles
+from cupyflash.schedules import Kernel, choose, fa3_tiles, plan_varlen
 from cupyflash.schedules.fa3 import Fa3Schedule
 from cupyflash.score import Form
 from cupyflash.sim import execution
@@ -247,6 +247,15 @@ def test_packed_sequences(columns: int, algorithm: str, executed: bool, ran: lis
     assert ran == [algorithm]
     if executed:
         test_varlen.check_sequences(*made, q, k, v, seqlens)
+
+
+def test_packed_sequences_are_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Kernel] = []
+    monkeypatch.setattr("cupyflash.sim.execution.module", lambda kernel, capability: compiled.append(kernel))
+    with cupyflash.simulated_device("H100-SXM"):
+        cupyflash.warmup(head_dim=32, varlen=True, algorithm="fa3")
+    asked = Problem(4, 8, 8, 300, 300, 32, "float16")
+    assert plan_varlen(asked, H100, algorithm="fa3").kernels()[-1].constants in [kernel.constants for kernel in compiled]
 
 
 # --- with FlashAttention-2's backward

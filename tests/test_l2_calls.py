@@ -20,6 +20,7 @@ from cupyflash import Device, Mask, Problem, Score, plan
 from cupyflash.options import BlockMask, Pattern
 from cupyflash.schedules import (
     Cache,
+    DecodeSchedule,
     TileSchedule,
     patterns_of,
     plan_backward,
@@ -238,6 +239,52 @@ def test_what_is_given_is_checked(given: dict[str, Any], said: str) -> None:
     schedule = plan(PROBLEM.asking(mask=True, score=Score("s + w[k]", w=ONE).form), A100)
     with pytest.raises((TypeError, ValueError), match=re.escape(said)):
         l2.run(schedule, given=given)
+
+
+TABLE = np.arange(8, dtype=np.int32).reshape(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("block_table", TABLE + 1, "block_table must be pages from 0 to 7, got 8 for sequence 1"),
+        ("block_table", TABLE.astype(float), "block_table must be of dtype int32, got float64"),
+        ("block_table", TABLE[:, :2], "block_table must be (b, pages of a sequence) = (2, 4), room for 64 keys, got (2, 2)"),
+        ("block_table", TABLE[0], "block_table must be (b, pages of a sequence) with b = 2, got shape (4,)"),
+        ("block_table", TABLE * 0, "block_table must give new keys a page of their own, got page 0"),
+        ("tree_mask", np.ones((3, 2, 2), bool), "tree_mask must be (n_q, n_q) = (2, 2) or (b, n_q, n_q), got shape (3, 2, 2)"),
+        ("tree_mask", 1, "tree_mask must be a NumPy or CuPy array, got int"),
+        ("score_w", ONE.astype(np.float16), "score_w must be float32, ndim 1, as it was captured, got float16, ndim 1"),
+        ("score_w", ONE[None], "score_w must be float32, ndim 1, as it was captured, got float32, ndim 2"),
+        ("score_w", 3, "score_w must be a NumPy or CuPy array, got int"),
+        ("score_n", ONE, "score_n must be a number, int, as it was captured, got ndarray"),
+        ("score_n", 2.5, "score_n must be a number, int, as it was captured, got 2.5"),
+        ("score_n", "y", "score_n must be a number, int, as it was captured, got str"),
+        (
+            "mask",
+            TABLE > 0,
+            "given has 'mask', which this schedule does not read: it reads block_table, score_n, score_w, tree_mask",
+        ),
+    ],
+)
+def test_what_decoding_is_given_is_checked(name: str, value: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(said)):
+        l2.run(decoding_of_pages(), given={name: value})
+
+
+def test_a_tree_mask_is_given_as_a_call_has_it() -> None:
+    schedule = decoding_of_pages()
+    own, with_heads = (l2.run(schedule, given={"tree_mask": np.ones(shape, bool)}) for shape in ((2, 2, 2), (2, 1, 2, 2)))
+    assert own == with_heads
+    with pytest.raises(TypeError, match=r"given must be arrays and numbers by name, in a dict, or None, got \[1\]"):
+        l2.run(schedule, given=[1])  # type: ignore[arg-type]
+
+
+def decoding_of_pages() -> DecodeSchedule:
+    """Of two sequences with four pages and new keys each, a tree, and a score that has captured w and n."""
+    score = Score("s + w[k % 3] * n", w=ONE, n=2)
+    p = Problem(2, 2, 1, 2, 64, 32, "float16", causal=True, padded=True, score=score.form)
+    return plan_decode(p, A100, Cache(4, 16, 8, True))
 
 
 def test_packed_sequences_have_one_order_and_need_their_lengths() -> None:

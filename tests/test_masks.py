@@ -28,6 +28,7 @@ from cupyflash.sim.machine import replay
 from cupyflash.sim.reference import forward
 from cupyflash.sim.theory.visits import states_made
 from cupyflash.sim.traffic import TensorTraffic, Traffic
+from cupyflash.sim.verification import verify
 from cupyflash.sim.yardstick import measure, measure_gradients
 from cupyflash.tiled_mask import StatesSchedule
 from cupyflash.tiling import TileSize, Tiling
@@ -375,7 +376,7 @@ def test_calls_that_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             refused()
-    with pytest.raises(TypeError, match="mask must be a NumPy or CuPy array, got str"):
+    with pytest.raises(TypeError, match=r"mask must be a NumPy or CuPy array, a cupyflash\.Mask or a block_mask, got str"):
         cupyflash.attention(q, k, v, mask="k <= q")
     with pytest.raises(TypeError, match="mask_function must be a Mask's form"):
         problem.asking(mask_function=STEPS)
@@ -388,3 +389,13 @@ def test_forms_of_both_kinds_differ() -> None:
     assert hash(value) != hash(Mask(text).form) and Mask("a", a=True).numbers == {"a": True}
     problem = Problem(1, 1, 1, 3, 4, 16, "float16", mask_function=value)
     assert seen_by(value, problem, {}).tolist() == [[np.tri(3, 4, 1, bool).tolist()]]
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 0, 0), (2, 2, 0, 8), (2, 1, 8, 0)])
+def test_an_empty_mask_has_one_pattern(shape: tuple[int, int, int, int]) -> None:
+    """However its strides are; and a problem that has it can be drawn and executed."""
+    cut = np.ones([length + 1 for length in shape], bool)[tuple(slice(length) for length in shape)]
+    pattern = Pattern.of(cut)
+    assert pattern == Pattern.of(cut.copy()) == Pattern.of(pattern.kept)
+    b, h, n_q, n_k = shape
+    assert verify(plan(Problem(b, h, h, n_q, n_k, 16, "float16", mask=True), A100)).good

@@ -155,8 +155,8 @@ def test_the_call_and_tiles_that_are_found_once() -> None:
     alone = cupyflash.attention(*(x[:n].swapaxes(0, 1) for x, n in ((q, 20), (k, 30), (v, 30))), mask=one, tiling=(16, 16))
     assert np.array_equal(out[:20], alone.swapaxes(0, 1))
     for bad, kind, said in (
-        ({"mask": np.ones((3, 3), bool)}, TypeError, "mask must be a cupyflash.Mask here, .* got ndarray"),
-        ({"mask": "k <= q"}, TypeError, "mask must be a cupyflash.Mask here"),
+        ({"mask": np.ones((3, 3), bool)}, TypeError, "mask must be a cupyflash.Mask or a block_mask of one here, .* got ndarray"),
+        ({"mask": "k <= q"}, TypeError, "mask must be a cupyflash.Mask or a block_mask of one here"),
         ({"mask": cupyflash.block_mask(mask, q, k)}, ValueError, "block_mask for a call without packed sequences"),
         ({"mask": tiled, "cu_seqlens_k": cu_k[[0, 1, 1, 3]]}, ValueError, "block_mask for another cu_seqlens_k"),
         ({"mask": Mask("f[k]", f=np.ones(5, bool))}, ValueError, "f must have length 30 along axis 0"),

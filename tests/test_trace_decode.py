@@ -19,7 +19,7 @@ from cupyflash.schedules.decode import seen_keys
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.gathered import one_call
-from cupyflash.sim.trace import Trace, refuse_longer, trace
+from cupyflash.sim.trace import Trace, refuse_longer, rooms_of, trace
 from cupyflash.sim.trace_page import COLUMNS, report, seen, seen_by_sequence
 from cupyflash.sim.yardstick import draw_decode
 from suites import sweep, wide
@@ -134,7 +134,7 @@ def test_a_tree_is_drawn_beside_positions_and_lengths() -> None:
         ({"cache": Cache(0, 16, 12)}, "takes no pages"),
         ({"cache": Cache(1), "lengths": (70, 41)}, "takes no new keys to append"),
         ({"cache": Cache(tree=True)}, "takes no tree mask"),
-        ({"lengths": (70, 41)}, "with 3 queries or a function the sequences must have as many keys as each other, got 70, 41"),
+        ({"lengths": (70, 41)}, "with causal and 3 queries all sequences must have as many keys, got 70, 41"),
     ],
 )
 def test_what_attention_cannot_do_with_a_cache_is_refused(given: dict[str, Any], says: str) -> None:
@@ -190,3 +190,9 @@ def test_decoding_is_played_beside_attention_on_the_same_cache(tmp_path: Path) -
 def test_wrong_input_is_one_line(arguments: tuple[str, ...], says: str) -> None:
     result = command(*arguments)
     assert result.exit_code == 2 and says in result.output and "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(("cache", "room"), [(Cache(), "length"), (Cache(0, 16, 12), "pages")])
+def test_the_room_of_lengths_and_pages_has_the_name_of_what_it_holds(cache: Cache, room: str) -> None:
+    rooms, inside = rooms_of(trace(call(cache)), 0)
+    assert [each.name for each in rooms] == ["Q", "K, V", room] and inside["cache_seqlens"] == room

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from test_trace import SCHEDULES
-from test_trace_decode import CALLS
+from test_trace_decode import CALLS, call
 
 import browsers
 from cupyflash import Device, Problem, plan
+from cupyflash.schedules import Cache
 from cupyflash.sim import theory
 from cupyflash.sim.cli import main
 from cupyflash.sim.trace import trace
@@ -231,6 +232,27 @@ def test_pages_and_new_keys_are_pieces_of_their_block(browser: Any, tmp_path: Pa
             assert f"{name[0]}_{keys.first // made.schedule.block_cols + 1}" in held
         assert len(set(held)) == len(held)  # whatever its pieces, a tile is there once
     assert text(browser, ".now") == f"Done: {made.traffic.total_bytes:,} bytes, as the closed form says."
+
+
+PAGES = """
+const figure = players[0].figures[players[0].told.tensors.findIndex(each => each.name === "K")];
+const shown = [...figure.groups.get(1).querySelectorAll(".page")];
+const fill = each => getComputedStyle(each).fill;
+return [shown.map(each => Number(each.getAttribute("y"))), fill(shown[0]), fill(figure.root.querySelector(".back"))];
+"""
+
+
+def test_a_sequence_s_pages_are_grey_read_or_not(browser: Any, tmp_path: Path) -> None:
+    """Behind a window of few keys some pages are not read; others of the cache are nobody's, and white."""
+    file = tmp_path / "out.html"
+    made = trace(call(Cache(0, 16, 12), (90, 41), causal=False, window=(5, 0)))
+    file.write_text(page_of(report([made], ["decoding"], "a problem")), encoding="utf-8")
+    browser.get(file.as_uri())
+    rows, grey, white = browser.execute_script(PAGES)
+    assert made.decoding is not None
+    table = made.decoding.arrays["block_table"]
+    assert rows == sorted(16 * page for page in table[table >= 0].tolist()) and 0 < len(rows) < 12
+    assert len({move.rows.first // 16 for move in made.moves if move.tensor == "K"}) < len(rows) and grey != white
 
 
 @pytest.mark.parametrize("width", [320, 360, 768, 1440])

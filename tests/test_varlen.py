@@ -220,7 +220,7 @@ BAD: list[tuple[dict[str, object], type[Exception], str]] = [
     ({"cu_seqlens_q": [0, 2**31, 40]}, ValueError, "cu_seqlens_q must fit 32 bits, got 2147483648"),
     ({"cu_seqlens_q": [0, 10, 41]}, ValueError, "end with 40, the length of q"),
     ({"cu_seqlens_q": [[0, 10, 40]]}, TypeError, "cu_seqlens_q must be integers"),
-    ({"cu_seqlens_q": 40}, TypeError, "cu_seqlens_q must be a NumPy or CuPy array, got int"),
+    ({"cu_seqlens_q": 40}, TypeError, "cu_seqlens_q must be a NumPy or CuPy array, or a list or tuple of integers, got int"),
     ({"max_seqlen_q": 29}, ValueError, "max_seqlen_q must be at least the longest sequence's 30, got 29"),
     ({"max_seqlen_k": 19}, ValueError, "max_seqlen_k must be at least the longest sequence's 20"),
     ({"max_seqlen_k": -1}, ValueError, "max_seqlen_k must be between 0 and"),
@@ -270,7 +270,7 @@ def test_schedules_refuse_what_they_cannot_say() -> None:
         execute_varlen(plan_varlen(problem, A100), q, k, v)
     with pytest.raises(ValueError, match="the arrays pose"):
         execute_varlen(plan_varlen(replace(problem.asking(causal=True), heads=2), A100, ((10, 20), (30, 5))), q, k, v)
-    with pytest.raises(ValueError, match="'auto' or 'fa2' for varlen, got 'fa1'"):
+    with pytest.raises(ValueError, match="algorithm must be one of auto, fa2, fa3 for varlen, got 'fa1'"):
         cupyflash.warmup(head_dim=64, varlen=True, algorithm="fa1")
 
 

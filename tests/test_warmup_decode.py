@@ -56,6 +56,9 @@ def test_each_program_is_compiled_once_and_all_that_the_model_chooses(monkeypatc
     [
         ({"batch": [4, 0]}, "batch must be at least 1, got 0"),
         ({"batch": "4"}, "batch must be an integer, got '4'"),
+        ({"batch": []}, r"batch must be an integer or some integers, got \[\]"),
+        ({"heads": 0}, "heads must be at least 1, got 0"),
+        ({"room": 0}, "room must be at least 1, got 0"),
         ({"queries": 0}, "queries must be at least 1, got 0"),
         ({"page_size": 48}, "room must be whole pages of 48 keys"),
     ],

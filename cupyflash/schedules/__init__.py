@@ -58,6 +58,7 @@ from cupyflash.tiling import DoesNotFit, TileSize, Tiling, TilingChoice, paper_b
 __all__ = [
     "ALGORITHMS",
     "BACKWARD_ALGORITHMS",
+    "VARLEN_ALGORITHMS",
     "BackwardSchedule",
     "Cache",
     "Choice",
@@ -98,6 +99,7 @@ _BACKWARD: dict[str, Any] = {
     "standard": (standard_backward.StandardBackwardSchedule, standard_backward.fit),
 }
 BACKWARD_ALGORITHMS = tuple(_BACKWARD)
+VARLEN_ALGORITHMS = tuple(_VARLEN)
 # Keys are split over thread blocks where the models have that faster by so much, at least: two launches are no gain if they err.
 SPLIT_GAIN = 1.25
 # ... and where each query has so many keys, at least.
@@ -130,7 +132,7 @@ def plan(
     if algorithm == "decode":
         if tiling is not None:
             raise ValueError(f"algorithm 'decode' has no tiling, got {tiling!r}")
-        return plan_decode(problem, device, lse=lse)
+        return plan_decode(problem.asking(tiles_given=False), device, lse=lse)  # which asks a mask for each score
     return _planned(problem, device, algorithm, tiling, lse)
 
 
@@ -283,7 +285,7 @@ def plan_varlen(
     Raises as `plan` does, and ValueError for seqlens of another batch or longer than the longest.
     """
     packed = _packed(problem)
-    require_choice("algorithm", algorithm, tuple(_VARLEN))
+    require_choice("algorithm", algorithm, VARLEN_ALGORITHMS)
     longest = _planned(packed, device, algorithm, _checked_choice(packed, device, algorithm, tiling), lse)
     together = packed_totals(packed, seqlens, totals)
     return _VARLEN[algorithm](packed, device, longest.tiling, lse, seqlens, together, patterns)

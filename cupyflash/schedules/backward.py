@@ -97,4 +97,5 @@ def require_mask_blocks(schedule: BackwardSchedule) -> None:
 def require_no_dbias(schedule: BackwardSchedule) -> None:
     """ValueError for a gradient of the bias, which FlashAttention-2's kernels alone have."""
     if schedule.dbias:
-        raise ValueError(f"algorithm {schedule.algorithm!r} has no gradient of the bias: 'fa2' has")
+        what = f"algorithm {schedule.algorithm!r}, which has no gradient of the bias: 'fa2' has"
+        raise ValueError(f"dbias (a call's return_dbias) must be False for {what}")

@@ -321,7 +321,7 @@ def _taken(best: Candidate, device: Device, what: str) -> TileSize:
 def _refused(problem: Problem, device: Device, least: tuple[Room, ...], within: tuple[int, int] | None) -> ValueError:
     what = f"fa2's backward at head_dim {problem.head_dim} {problem.dtype}"
     if within is not None and (within[0] % GRANULE or within[1] % GRANULE):
-        return ValueError(f"{what} runs blocks in steps of {GRANULE}; the tiling asks for {within}")
+        return ValueError(f"{what} runs blocks in steps of {GRANULE}; the tiling asks for Br {within[0]} x Bc {within[1]}")
     return DoesNotFit(
         f"{what} needs at least {total_bytes(least):,} bytes of SRAM; {device.name} gives a block {device.sram_per_block:,} bytes"
     )

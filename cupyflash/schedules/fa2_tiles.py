@@ -378,7 +378,8 @@ def choose(problem: Problem, device: Device, blocks: tuple[int, int] | None = No
     what = f"fa2 at head_dim {problem.head_dim} {problem.dtype}"
     least = min(found, key=lambda each: each.shared_bytes, default=None)
     if least is None:
-        raise DoesNotFit(f"{what} runs blocks in steps of {GRANULE}, got {blocks}")
+        assert blocks is not None  # else there are some
+        raise DoesNotFit(f"{what} runs blocks in steps of {GRANULE}; the tiling asks for Br {blocks[0]} x Bc {blocks[1]}")
     sizes = f"blocks of {least.config.block_rows} x {least.config.block_cols}"
     if least.shared_bytes > device.sram_per_block:
         raise DoesNotFit(

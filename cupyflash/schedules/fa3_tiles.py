@@ -240,9 +240,8 @@ def candidates(problem: Problem, device: Device, blocks: tuple[int, int] | None 
         team = next((team for team in TEAMS if team.block_rows == blocks[0]), None)
         if team is None or blocks[1] % GRANULE or not 0 < blocks[1] <= MOST_COLS:
             rows = " or ".join(str(team.block_rows) for team in reversed(TEAMS))
-            raise ValueError(
-                f"the fa3 kernel runs blocks of {rows} rows and a multiple of {GRANULE} up to {MOST_COLS} columns, got {blocks}"
-            )
+            runs = f"blocks of {rows} rows and a multiple of {GRANULE} up to {MOST_COLS} columns"
+            raise ValueError(f"the fa3 kernel runs {runs}; the tiling asks for Br {blocks[0]} x Bc {blocks[1]}")
         return (candidate(problem, device, team, blocks[1]),)
     teams = TEAMS if max(problem.head_dim, problem.head_dim_v) <= SLAB else TEAMS[1:]
     widest = MOST_CAUSAL_COLS if problem.options.causal else MOST_COLS

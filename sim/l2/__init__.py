@@ -13,11 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from cupyflash import score
-from cupyflash.arrays import check_scores_like
 from cupyflash.options import require_choice
 from cupyflash.schedules import (
-    BackwardSchedule,
     DecodeSchedule,
     TileSchedule,
     VarlenBackwardSchedule,
@@ -29,11 +26,11 @@ from cupyflash.schedules.fa1_backward import Fa1BackwardSchedule
 from cupyflash.schedules.fa2 import Fa2Schedule
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
 from cupyflash.schedules.fa3 import Fa3Schedule
-from cupyflash.schedules.moves import functions
 from cupyflash.schedules.standard import StandardSchedule
 from cupyflash.schedules.standard_backward import StandardBackwardSchedule
 from cupyflash.sim.l2 import columns, decode, outside, rows, standard
 from cupyflash.sim.l2.cache import L2, LINE, SECTOR, WAYS, Cache, Counts
+from cupyflash.sim.l2.given import require_given
 from cupyflash.sim.l2.launch import Blocks, Launch, Memory
 from cupyflash.sim.l2.reads import Given
 from cupyflash.sim.l2.rows import ORDERS, Order
@@ -86,15 +83,16 @@ def run(schedule: TileSchedule, *, order: Order = "rows", l2: L2 | None = None, 
     strides count, and where they hold indices, in NumPy, what is in them. What is not given has the largest shape that it may have,
     is contiguous, and holds zeros; pages follow one another.
 
-    Raises ValueError for what the model does not follow and for what is given and not read, and `TooLong` for more than 16,777,216
-    turns (a tile that reads something for each score counts as several) or 268,435,456 runs of lines.
+    Raises ValueError for what the model does not follow, TypeError or ValueError for what is given and not read, or not as a call
+    has it, and `TooLong` for more than 16,777,216 turns (a tile that reads something for each score counts as several) or
+    268,435,456 runs of lines.
     """
     require_schedule(schedule, TileSchedule, "plan")
     require_choice("order", order, ORDERS)
     if l2 is not None and not isinstance(l2, L2):
         raise TypeError(f"l2 must be an L2 or None, got {l2!r}")
     require_followed(schedule, order)
-    require_given(schedule, given or {})
+    require_given(schedule, {} if given is None else given)
     memory = Memory()
     launches = launches_of(schedule, order, memory, given)
     names, bases = list(memory.bases), list(memory.bases.values())
@@ -141,28 +139,6 @@ def require_followed(schedule: TileSchedule, order: Order) -> None:
             raise ValueError("the L2 model needs the lengths of packed sequences: seqlens, where they are not all the longest")
     if min(p.head_count, p.seqlen_q) == 0:
         raise ValueError("the L2 model needs a row: batch, heads and seqlen_q of at least 1")
-
-
-def require_given(schedule: TileSchedule, given: Given) -> None:
-    """TypeError or ValueError for arrays and numbers that a schedule's kernels do not read, or not in that shape."""
-    p, scores = schedule.problem, ("mask", "bias", "dbias")
-    read = {score.field(one.name, form.kind) for form in functions(p) for one in form.captured}
-    read |= {name for name, there in (("mask", p.options.mask), ("bias", p.options.bias)) if there}
-    if isinstance(schedule, BackwardSchedule) and schedule.dbias:
-        read.add("dbias")
-    if isinstance(schedule, DecodeSchedule):
-        read |= {name for name, there in (("block_table", schedule.cache.page_size), ("tree_mask", schedule.cache.tree)) if there}
-    for name, value in given.items():
-        if name not in read:
-            raise ValueError(f"given has {name!r}, which this schedule does not read: it reads {', '.join(sorted(read)) or 'none'}")
-        shape = (p.batch, p.heads, p.seqlen_q, p.seqlen_k)
-        if name in scores:
-            check_scores_like(name, value, shape, {"mask": "bool", "bias": p.dtype, "dbias": "float32"}[name])
-        elif name == "tree_mask":
-            check_scores_like(name, value, (p.batch, 1, p.seqlen_q, p.seqlen_q), "bool")
-        elif name == "block_table" and (getattr(value, "shape", ())[:1] != (p.batch,) or not isinstance(value, np.ndarray)):
-            raise ValueError(f"block_table must be a NumPy array (batch, pages of a sequence) with batch {p.batch}, got {value!r}")
-    score.check_captured(p, {name: value for name, value in given.items() if hasattr(value, "shape")})
 
 
 def behind(names: list[str], counts: Counts, launches: Sequence[Blocks]) -> Behind:

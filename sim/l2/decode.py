@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cupyflash.decode import for_all_heads
 from cupyflash.schedules import DecodeSchedule, decode_tiles
 from cupyflash.schedules.base import FLOAT32
 from cupyflash.schedules.decode import LENGTH, RowTile, seen_keys
@@ -78,8 +79,8 @@ class Cached:
 
 def _tree(schedule: DecodeSchedule, memory: Memory, given: Given) -> Reading:
     """The mask of the newest keys."""
-    p = schedule.problem
-    return Reading.of_scores("tree_mask", "mask", (p.batch, 1, p.seqlen_q, p.seqlen_q), 1, memory, given.get("tree_mask"))
+    p, tree = schedule.problem, for_all_heads(given.get("tree_mask"))
+    return Reading.of_scores("tree_mask", "mask", (p.batch, 1, p.seqlen_q, p.seqlen_q), 1, memory, tree)
 
 
 def lengths_of(schedule: DecodeSchedule) -> tuple[int, ...]:

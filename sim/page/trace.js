@@ -106,15 +106,22 @@ class Player {
     const picture = svg("svg", { width, height, viewBox: `0 0 ${tensor.cols} ${tensor.rows}`, preserveAspectRatio: "none", class: `tensor ${input && !cache ? "input" : ""}`, role: "img" });
     picture.append(svg("rect", { class: "back", width: tensor.cols, height: tensor.rows }));
     const groups = new Map(), cells = new Map();
+    const groupOf = slab => groups.get(slab) ?? groups.set(slab, picture.appendChild(svg("g"))).get(slab);
+    const inPages = cache && tensor.pages;
+    if (inPages) tensor.pages.forEach((page, number) => {  // those of a sequence, read or not
+      if (!page) return;
+      const first = number * tensor.page_rows % tensor.rows, rect = svg("rect", { class: "page" });
+      place(rect, [first, first + tensor.page_rows, 0, tensor.cols]);
+      groupOf(Math.floor(number * tensor.page_rows / tensor.rows)).append(rect);
+    });
     for (const move of this.moves) {
       if (move[TENSOR] !== at || (move[WRITE] === 0) !== input && !cache) continue;
       const key = move.slice(SLAB, C1 + 1).join();
       if (cells.has(key)) continue;
-      if (!groups.has(move[SLAB])) groups.set(move[SLAB], picture.appendChild(svg("g")));
       const fine = height * (move[R1] - move[R0]) / tensor.rows < 3;  // all edge, which would fill it
-      const cell = svg("rect", { class: fine ? "cell fine" : "cell" });
+      const cell = svg("rect", { class: `cell${fine ? " fine" : ""}${inPages && move[WRITE] ? " due" : ""}` });
       place(cell, move.slice(R0, C1 + 1));
-      groups.get(move[SLAB]).append(cell);
+      groupOf(move[SLAB]).append(cell);
       cells.set(key, { cell, made: move[WRITE] === 1, on: false, shown: false });
     }
     const active = picture.appendChild(svg("rect", { class: "active" }));
