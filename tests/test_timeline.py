@@ -15,7 +15,7 @@ from test_ptx_gallery_tensor import gallery as tensor_gallery
 from test_ptx_harness import compile_cuda, kernel
 
 from cupyflash import Device, Problem, plan
-from cupyflash.multiprocessor import L2_BYTES, L2_LATENCY
+from cupyflash.multiprocessor import BARRIER_LATENCY, L2_BYTES, L2_LATENCY
 from cupyflash.sim.cli import main
 from cupyflash.sim.ptx import Diary, Launch, Module
 from cupyflash.sim.ptx.report.diary import Copy, Multiply, Product, Promise, Row, Sign, Start, Stretch, Wait
@@ -259,6 +259,23 @@ def test_what_another_block_of_the_cluster_does_is_taken_to_be_there() -> None:
     told = timeline(diary, H100, "sm_90", lambda line: "")
     assert [meeting[1:] for meeting in told["meetings"]] == [[-1, [0, 1]]] * 2
     assert any("another thread block" in note for note in told["notes"])
+
+
+@pytest.mark.parametrize("counted", ["", ".noinc"])
+def test_an_arrival_for_copies_that_have_landed_is_no_copy(counted: str) -> None:
+    count = 32 if counted else 1
+    body = f""".shared .align 16 .b8 s[512]; .shared .align 8 .b64 bar; .reg .b32 %r<3>; .reg .b64 %rd<3>, %s; .reg .pred %p0, %d;
+    ld.param.u64 %rd0, [x]; mov.u32 %r0, %tid.x; setp.eq.u32 %p0, %r0, 0; @%p0 mbarrier.init.shared.b64 [bar], {count}; bar.sync 0;
+    mul.wide.u32 %rd1, %r0, 16; add.u64 %rd0, %rd0, %rd1; shl.b32 %r1, %r0, 4; mov.u32 %r2, s; add.u32 %r1, %r1, %r2;
+    cp.async.cg.shared.global [%r1], [%rd0], 16; cp.async.mbarrier.arrive{counted}.shared.b64 [bar];
+    {"" if counted else "@%p0 mbarrier.arrive.shared.b64 %s, [bar];"}
+    W: mbarrier.test_wait.parity.shared.b64 %d, [bar], 0; @!%d bra W;"""
+    diary, _ = run(Module.from_ptx(kernel(body, [".u64 x"])), "k", 32, {"x": np.zeros(128, np.float32)})
+    played = check(diary, A100)
+    assert [(copy.tensor, copy.nbytes) for copy in diary.copies.values()] == [("x", 512)]
+    (flight,) = played.copies
+    (_, wait, end), = (each for each in played.waits if each[1].kind == "phase")
+    assert end == flight.landed + BARRIER_LATENCY and wait.on
 
 
 # -- random diaries -----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from ..state.patterns import wavefronts
 from ..state.segments import Segment
 from ..text.syntax import Instruction
 from ..text.types import Array
+from .classes import copies_by_lanes
 
 MOST_STRETCHES = 1_000_000
 """Of all warps together: beyond it a diary is not kept on, since it takes some 300 bytes each."""
@@ -293,7 +294,7 @@ class Diary:
         """A checked access, `addresses` one a lane."""
         if segment is not None and segment.space != "global":
             return
-        pc, copies = self.at[instruction], instruction.opcode == "cp"
+        pc, copies = self.at[instruction], copies_by_lanes(instruction)
         for part in self.parts(lanes):
             at = addresses[part.start : part.end]
             if segment is None:
