@@ -278,6 +278,32 @@ def test_an_arrival_for_copies_that_have_landed_is_no_copy(counted: str) -> None
     assert end == flight.landed + BARRIER_LATENCY and wait.on
 
 
+STUCK = {
+    "barriers": ("@%p0 bar.sync 1, 64; @!%p0 bar.sync 2, 96;", "at barrier 1: 32 of 64"),
+    "mbarrier": ("@%p1 mbarrier.init.shared.b64 [bar], 1; bar.sync 0; W: mbarrier.try_wait.parity.shared.b64 %d, [bar], 0; @!%d bra W;",
+                 "for phase 0"),
+    "warp": ("setp.lt.u32 %p1, %r1, 9; @%p1 bar.sync 1, 64; bar.warp.sync -1;", "bar.warp.sync"),
+    "cluster": ("@%p0 barrier.cluster.arrive; @%p0 barrier.cluster.wait; @!%p0 bar.sync 1, 96;", "at the barrier of the cluster"),
+    "trap": ("bar.sync 0; @%p1 trap; bar.sync 0;", "the launch was stopped"),
+}
+
+
+@pytest.mark.parametrize("name", STUCK)
+def test_who_never_goes_on_is_not_drawn_as_gone(name: str) -> None:
+    body, says = STUCK[name]
+    head = """.shared .align 8 .b64 bar; .reg .b32 %r<2>; .reg .pred %p<2>, %d; mov.u32 %r0, %tid.x; and.b32 %r1, %r0, 31;
+    setp.lt.u32 %p0, %r0, 32; setp.eq.u32 %p1, %r0, 0;"""
+    diary = Diary(0)
+    launch = Module.from_ptx(kernel(f"{head}\n{body}").replace("sm_80", "sm_90")).launch("k", 1, 96, {}, diary=diary)
+    assert launch.findings
+    check(diary, H100)
+    told = timeline(diary, H100, "sm_90", lambda line: "")
+    ends = [row["spans"][-1] for row in told["rows"] if row["group"] == "warps"]
+    assert [told["kinds"][kind]["name"] for _, _, kind, _, _ in ends] == ["stuck"] * 3
+    assert all(end == told["clocks"] and line >= 0 for _, end, _, line, _ in ends)
+    assert says in told["notes"][ends[0][-1]] and all(note >= 0 for *_, note in ends)
+
+
 # -- random diaries -----------------------------------------------------------------------------------------------------------
 
 CODE = """.reg .f32 %f<6>; .reg .b32 %r<12>; .reg .b64 %rd<3>; .shared .b32 s[64]; ld.param.u64 %rd0, [y]; mov.u32 %r0, %tid.x;

@@ -35,6 +35,7 @@ KINDS = (
     ("waits_stores", "waits for its copies out (bulk group)", "wait"),
     ("waits_products", "waits for its products (wgmma)", "wait"),
     ("waits_registers", "waits for registers (setmaxnreg)", "wait"),
+    ("stuck", "never goes on: deadlocked, or the launch was stopped", "wait"),
     ("done", "has exited", "done"),
     ("copy_flying", "on its way", "copy"),
     ("copy_there", "there, until somebody has waited for it", "copy"),

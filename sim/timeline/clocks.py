@@ -33,6 +33,8 @@ GROUP = 4
 """Warps of a warpgroup."""
 SHORT = 16
 """Clocks: a pause below it is part of the work around it."""
+MORE = 0.1
+"""Of the clocks: for how long what is never over is drawn."""
 SIGNALS = frozenset({"barrier", "cluster", "phase", "registers"})
 """Waits for other warps, which see what they wait for so much later."""
 WAITS = {
@@ -184,7 +186,12 @@ class Replay:
 
     def played(self) -> Played:
         clocks = max(self.shared, self.way, *map(max, self.free), *(warp.since for warp in self.every))
+        never = {row: here.stuck for row, here in enumerate(self.diary.rows) if here.stuck}
+        clocks += max(SHORT, clocks * MORE) if never else 0.0
         for warp in self.every:
+            if warp.row in never:
+                note = "; ".join(dict.fromkeys(what for _, what in never[warp.row]))
+                warp.span(clocks, "stuck", never[warp.row][0][0], note)
             warp.span(clocks, "done", -1)
         busy: dict[str, float] = {}
         for (name, _), taken in self.busy.items():

@@ -128,6 +128,8 @@ class Row:
     flying: list[int] = field(default_factory=list)
     groups: int = 0
     promised: int = -1
+    stuck: list[tuple[int, str]] = field(default_factory=list)
+    """Where some of its lanes stood when the launch was stopped: an instruction (-1: none), and what they waited for."""
     spin: tuple[int, int, int, int] | None = None
     """Where it last came to the head of a loop that only waits: head, stretches, and end and acts of the last of them then."""
 
@@ -211,8 +213,12 @@ class Diary:
         self._kept: dict[int, int] | None = None
         self._given: list[int] = []
 
-    def close(self) -> None:
-        """The wave is over: what only the noting needed goes, and with it the memory that it refers to."""
+    def close(self, alive: Array) -> None:
+        """The wave is over, with so many threads left alive of each of its warps: none, unless a fault or a deadlock stopped it. What
+        only the noting needed goes, and with it the memory that it refers to."""
+        for row, left in zip(self.rows, alive.reshape(-1, len(self.rows))[self.local], strict=True):
+            if left and not row.stuck:
+                row.stuck.append((row.stretches[-1].end - 1 if row.stretches else -1, "the launch was stopped"))
         self._parts.clear()
         del self.name
 
@@ -285,6 +291,11 @@ class Diary:
             self.signs[found[-1]] = part.row
             self.note(part.row, pc, Sign(found[-1]))
         return found
+
+    def stuck(self, lanes: Lanes, instruction: Instruction, what: str) -> None:
+        """Lanes wait at an instruction for what never comes."""
+        for part in self.parts(lanes):
+            self.rows[part.row].stuck.append((self.at[instruction], f"{what}; it is never over"))
 
     # -- memory -----------------------------------------------------------------------------------------------------------
 
