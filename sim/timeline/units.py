@@ -19,7 +19,6 @@ from cupyflash.multiprocessor import (
 )
 from cupyflash.sim.ptx.report.classes import copies_by_lanes, instruction_class
 from cupyflash.sim.ptx.report.diary import Listing, Product
-from cupyflash.sim.ptx.text.syntax import Instruction
 from cupyflash.sim.ptx.text.types import TYPES
 
 TENSOR, EXP, FLOAT, INTEGER, SHARED, NONE, FREE = 0, 1, 2, 3, 4, -1, -2
