@@ -41,6 +41,7 @@ WAITS = {
     "barrier": "waits_barrier",
     "cluster": "waits_cluster",
     "phase": "waits_phase",
+    "memory": "waits_memory",
     "copies": "waits_copies",
     "stores": "waits_stores",
     "products": "waits_products",
@@ -62,6 +63,7 @@ class Item(NamedTuple):
     of: int
 
 
+OUTSIDE = ", another thread block's part in it is taken to be there"
 NONE: list[Act] = []
 
 
@@ -161,6 +163,8 @@ class Replay:
         self.due, self.next = [inf] * PARTITIONS, [0.0] * PARTITIONS
         """Of each sub-core, when it looks for a warp to issue, and when it may issue again."""
         self.every: list[Warp] = []
+        self.outside: set[tuple[int, int]] = set()
+        """Warps and instructions that read what other thread blocks wrote."""
         self.promises: dict[int, tuple[int, ...]] = {}
 
     def run(self) -> Played:
@@ -297,7 +301,8 @@ class Replay:
         if warp.slow is not None and warp.ready >= now:
             i = self.diary.listing.instructions[warp.slow[2]]
             line = (i.inlined_at[-1] if i.inlined_at else i.place)[1]
-            warp.span(now, "waits_load" if warp.slow[1] else "waits_operand", step.pc, f"for what {i.opcode} of line {line} gives")
+            note = f"for what {i.opcode} of line {line} gives{OUTSIDE if (warp.row, warp.slow[2]) in self.outside else ''}"
+            warp.span(now, "waits_load" if warp.slow[1] else "waits_operand", step.pc, note)
             return
         queue = {SHARED: SHARED_QUEUE, EXP: EXP_QUEUE}.get(step.unit, 0)
         free = self.shared if step.unit == SHARED else self.free[warp.core][step.unit] if step.unit >= 0 else 0.0
@@ -411,6 +416,11 @@ class Replay:
             at = self.flights[number].read if wait.read else self.signs[number] + (BARRIER_LATENCY if wait.kind in SIGNALS else 0)
             if at > end:
                 end, last = at, number
+        if wait.kind == "memory":  # what is asked for is there so much later
+            for register in self.step(pc).writes:
+                at, far, of = warp.boards.get(register, (0.0, False, pc))
+                warp.boards[register] = at + end - warp.ready, far, of
+            self.outside |= {(warp.row, pc)} if wait.outside else set()
         warp.held, warp.ready = None, end
         warp.span(end, WAITS[wait.kind], pc, self.note(warp, wait, last))
         for number in wait.on:
@@ -433,9 +443,7 @@ class Replay:
             parts.append(f"last came {copy_text(diary.copies[last])}")
         elif diary.signs.get(last, warp.row) != warp.row:
             parts.append(f"last came warp {diary.signs[last]}")
-        if wait.outside:
-            parts.append("another thread block's part in it is taken to be there")
-        return ", ".join(parts)
+        return ", ".join(parts) + (OUTSIDE if wait.outside else "")
 
 
 def copy_text(copy: Copy) -> str:
