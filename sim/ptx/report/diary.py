@@ -74,8 +74,9 @@ class Multiply(NamedTuple):
 class Wait(NamedTuple):
     """A wait: over when all of `on` have come. `read`: of copies to global memory, only until they have read their source.
 
-    kind: barrier, cluster, phase (mbarrier), memory (what a loop that asks it reads), copies (cp.async), stores (bulk groups), products, registers. what: which one, in
-    words. meeting: a number that waits share which are over together, -1 for none. outside: another block had a part in it.
+    kind: barrier, cluster, phase (mbarrier), memory (what a loop that asks it reads), copies (cp.async), stores (bulk groups),
+    products, registers. what: which one, in words. meeting: a number that waits share which are over together, -1 for none.
+    outside: another block had a part in it.
     """
 
     kind: str
