@@ -33,12 +33,15 @@ GROUP = 4
 """Warps of a warpgroup."""
 SHORT = 16
 """Clocks: a pause below it is part of the work around it."""
+MORE = 0.1
+"""Of the clocks: for how long what is never over is drawn."""
 SIGNALS = frozenset({"barrier", "cluster", "phase", "registers"})
 """Waits for other warps, which see what they wait for so much later."""
 WAITS = {
     "barrier": "waits_barrier",
     "cluster": "waits_cluster",
     "phase": "waits_phase",
+    "memory": "waits_memory",
     "copies": "waits_copies",
     "stores": "waits_stores",
     "products": "waits_products",
@@ -51,13 +54,16 @@ Span = tuple[float, float, str, int, str]
 
 
 class Item(NamedTuple):
-    """What a warp does next: an instruction (-1: none) with its acts; `turns`: the next one is elsewhere."""
+    """What a warp does next: an instruction (-1: none) with its acts; `turns`: the next one is elsewhere; `of`: the acts'
+    instruction, which was issued before where there is none now."""
 
     pc: int
     acts: list[Act]
     turns: bool
+    of: int
 
 
+OUTSIDE = ", another thread block's part in it is taken to be there"
 NONE: list[Act] = []
 
 
@@ -66,12 +72,13 @@ def items(row: Row, orders: Orders) -> Iterator[Item]:
     for number, stretch in enumerate(row.stretches):
         acts: dict[int, list[Act]] = {}
         for pc, act in stretch.acts:
-            acts.setdefault(pc if pc >= stretch.first else -1, []).append(act)
-        if -1 in acts:
-            yield Item(-1, acts[-1], False)
+            acts.setdefault(pc, []).append(act)
+        for pc in acts:
+            if pc < stretch.first:
+                yield Item(-1, acts[pc], False, pc)
         later, last = number + 1 < len(row.stretches) and row.stretches[number + 1].first != stretch.end, stretch.end - 1
         for pc in orders.of(stretch.first, stretch.end):
-            yield Item(pc, acts.get(pc, NONE), later and pc == last)
+            yield Item(pc, acts.get(pc, NONE), later and pc == last, pc)
 
 
 @dataclass
@@ -140,7 +147,7 @@ class Replay:
         self.diary, self.rates = diary, Rates.of(device)
         self.steps: dict[int, Step] = {}
         self.free = [[0.0] * 4 for _ in range(PARTITIONS)]
-        self.shared = self.way = 0.0
+        self.shared = self.way = self.across = 0.0
         self.busy: defaultdict[tuple[str, int], float] = defaultdict(float)
         """By unit and sub-core; what those share has core 0."""
         self.signs: dict[int, float] = {}
@@ -156,6 +163,8 @@ class Replay:
         self.due, self.next = [inf] * PARTITIONS, [0.0] * PARTITIONS
         """Of each sub-core, when it looks for a warp to issue, and when it may issue again."""
         self.every: list[Warp] = []
+        self.outside: set[tuple[int, int]] = set()
+        """Warps and instructions that read what other thread blocks wrote."""
         self.promises: dict[int, tuple[int, ...]] = {}
 
     def run(self) -> Played:
@@ -183,8 +192,13 @@ class Replay:
         return self.played()
 
     def played(self) -> Played:
-        clocks = max(self.shared, self.way, *map(max, self.free), *(warp.since for warp in self.every))
+        clocks = max(self.shared, self.way, self.across, *map(max, self.free), *(warp.since for warp in self.every))
+        never = {row: here.stuck for row, here in enumerate(self.diary.rows) if here.stuck}
+        clocks += max(SHORT, clocks * MORE) if never else 0.0
         for warp in self.every:
+            if warp.row in never:
+                note = "; ".join(dict.fromkeys(what for _, what in never[warp.row]))
+                warp.span(clocks, "stuck", never[warp.row][0][0], note)
             warp.span(clocks, "done", -1)
         busy: dict[str, float] = {}
         for (name, _), taken in self.busy.items():
@@ -266,7 +280,7 @@ class Replay:
 
     def issue(self, warp: Warp, now: float) -> None:
         assert warp.item is not None
-        pc, acts, turns = warp.item
+        pc, acts, turns, of = warp.item
         step = self.step(pc)
         self.last[warp.core] = warp
         if pc >= 0:
@@ -280,14 +294,15 @@ class Replay:
             warp.ready = now + 1 + (BRANCH_LATENCY if turns else 0)
         else:
             warp.ready = now
-        self.go_on(warp, now, pc, acts)
+        self.go_on(warp, now, of, acts)
 
     def pause(self, warp: Warp, step: Step, now: float) -> None:
         """What a warp has waited for that issues now: a register, a unit, or other warps of its sub-core."""
         if warp.slow is not None and warp.ready >= now:
             i = self.diary.listing.instructions[warp.slow[2]]
             line = (i.inlined_at[-1] if i.inlined_at else i.place)[1]
-            warp.span(now, "waits_load" if warp.slow[1] else "waits_operand", step.pc, f"for what {i.opcode} of line {line} gives")
+            note = f"for what {i.opcode} of line {line} gives{OUTSIDE if (warp.row, warp.slow[2]) in self.outside else ''}"
+            warp.span(now, "waits_load" if warp.slow[1] else "waits_operand", step.pc, note)
             return
         queue = {SHARED: SHARED_QUEUE, EXP: EXP_QUEUE}.get(step.unit, 0)
         free = self.shared if step.unit == SHARED else self.free[warp.core][step.unit] if step.unit >= 0 else 0.0
@@ -328,6 +343,11 @@ class Replay:
         self.busy["L2", 0] += nbytes / L2_BYTES
         return self.way
 
+    def hand(self, nbytes: int, now: float) -> float:
+        """Bytes on the way from shared memory to shared memory, taken to be as fast as that from the L2: when the last is on it."""
+        self.across = max(self.across, now) + nbytes / L2_BYTES
+        return self.across
+
     def go_on(self, warp: Warp, now: float, pc: int, acts: list[Act]) -> None:
         """The acts of an instruction, up to a wait that is not over; then the next instruction."""
         for at, act in enumerate(acts):
@@ -356,7 +376,7 @@ class Replay:
             self.came(act.number, max([now, *(self.signs[number] for number in act.after)]))
         elif isinstance(act, Start):
             copy = self.diary.copies[act.number]
-            read = self.move(copy.nbytes, now)
+            read = self.hand(copy.nbytes, now) if copy.how == "DSMEM" else self.move(copy.nbytes, now)
             self.flights[act.number] = Flight(act.number, now, read, read + L2_LATENCY)
             self.came(act.number, read + L2_LATENCY)
         elif isinstance(act, Multiply):
@@ -396,8 +416,13 @@ class Replay:
             at = self.flights[number].read if wait.read else self.signs[number] + (BARRIER_LATENCY if wait.kind in SIGNALS else 0)
             if at > end:
                 end, last = at, number
+        if wait.kind == "memory":  # what is asked for is there so much later
+            for register in self.step(pc).writes:
+                at, far, of = warp.boards.get(register, (0.0, False, pc))
+                warp.boards[register] = at + end - warp.ready, far, of
+            self.outside |= {(warp.row, pc)} if wait.outside else set()
         warp.held, warp.ready = None, end
-        warp.span(end, WAITS[wait.kind], pc, self.note(wait, last))
+        warp.span(end, WAITS[wait.kind], pc, self.note(warp, wait, last))
         for number in wait.on:
             self.see(number, end)
         self.waits.append((warp.row, wait, end))
@@ -411,21 +436,20 @@ class Replay:
                 self.flights[number].seen = min(self.flights[number].seen, at)
             todo += self.promises.pop(number, ())
 
-    def note(self, wait: Wait, last: int) -> str:
-        """What a wait waited for, and what of it came last (-1: it was all there)."""
+    def note(self, warp: Warp, wait: Wait, last: int) -> str:
+        """What a warp's wait waited for, and what of it came last, if not its own arrival (-1: it was all there)."""
         diary, parts = self.diary, [wait.what] if wait.what else []
         if last in diary.copies:
             parts.append(f"last came {copy_text(diary.copies[last])}")
-        elif last in diary.signs:
+        elif diary.signs.get(last, warp.row) != warp.row:
             parts.append(f"last came warp {diary.signs[last]}")
-        if wait.outside:
-            parts.append("another thread block's part in it is taken to be there")
-        return ", ".join(parts)
+        return ", ".join(parts) + (OUTSIDE if wait.outside else "")
 
 
 def copy_text(copy: Copy) -> str:
     """A copy in words."""
-    way = f"to {copy.where}" if copy.inward else f"from {copy.where}"
+    way = f"{'to' if copy.inward else 'from'} {copy.where}"
+    way = f"to another block's shared memory at {copy.where}" if copy.across else way
     return f"{copy.tensor or 'shared memory'}, {copy.nbytes:,} bytes {way} ({copy.how}, warp {copy.row})"
 
 

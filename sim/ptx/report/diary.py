@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,9 +21,14 @@ from ..state.patterns import wavefronts
 from ..state.segments import Segment
 from ..text.syntax import Instruction
 from ..text.types import Array
+from .classes import copies_by_lanes
+from .writers import WORD, Writers
 
 MOST_STRETCHES = 1_000_000
 """Of all warps together: beyond it a diary is not kept on, since it takes some 300 bytes each."""
+
+WRITES = frozenset({"st", "stmatrix", "atom", "red"})
+"""What writes memory for others, by threads."""
 
 REMEMBERED = 1024
 """Sets of lanes of which the block's warps are remembered."""
@@ -68,8 +74,9 @@ class Multiply(NamedTuple):
 class Wait(NamedTuple):
     """A wait: over when all of `on` have come. `read`: of copies to global memory, only until they have read their source.
 
-    kind: barrier, cluster, phase (mbarrier), copies (cp.async), stores (bulk groups), products, registers. what: which one, in
-    words. meeting: a number that waits share which are over together, -1 for none. outside: another block had a part in it.
+    kind: barrier, cluster, phase (mbarrier), memory (what a loop that asks it reads), copies (cp.async), stores (bulk groups),
+    products, registers. what: which one, in words. meeting: a number that waits share which are over together, -1 for none.
+    outside: another block had a part in it.
     """
 
     kind: str
@@ -96,7 +103,8 @@ class Stretch:
 class Copy:
     """An asynchronous copy: by warp `row`, with instruction `pc`; of `tensor`, of which it moves `nbytes`, and to `where`.
 
-    how: cp.async, bulk, TMA or DSMEM. group: of cp.async, how many groups its warp had closed before. inward: into shared memory.
+    how: cp.async, bulk, TMA or DSMEM. group: of cp.async, how many groups its warp had closed before. inward: into the block's
+    shared memory. across: into another block's.
     """
 
     row: int
@@ -107,6 +115,7 @@ class Copy:
     nbytes: int
     group: int
     inward: bool
+    across: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,8 @@ class Row:
     flying: list[int] = field(default_factory=list)
     groups: int = 0
     promised: int = -1
+    stuck: list[tuple[int, str]] = field(default_factory=list)
+    """Where some of its lanes stood when the launch was stopped: an instruction (-1: none), and what they waited for."""
     spin: tuple[int, int, int, int] | None = None
     """Where it last came to the head of a loop that only waits: head, stretches, and end and acts of the last of them then."""
 
@@ -152,6 +163,17 @@ class Listing:
     writes: Sequence[int]
     flops: Sequence[int]
     spins: Mapping[int, int]
+
+    @cached_property
+    def asks(self) -> frozenset[int]:
+        """What reads memory in loops that only wait."""
+        every = {pc for first, last in self.spins.items() for pc in range(first, last + 1)}
+        return frozenset(pc for pc in every if self.instructions[pc].opcode in ("ld", "atom"))
+
+    @cached_property
+    def heads(self) -> frozenset[int]:
+        """Of loops that only wait and read memory."""
+        return frozenset(first for first, last in self.spins.items() if not self.asks.isdisjoint(range(first, last + 1)))
 
 
 class Diary:
@@ -209,10 +231,16 @@ class Diary:
         self._issued: dict[int, int] = {}
         self._kept: dict[int, int] | None = None
         self._given: list[int] = []
+        self._writers = Writers(wave, self.signs) if listing.asks else None
 
-    def close(self) -> None:
-        """The wave is over: what only the noting needed goes, and with it the memory that it refers to."""
+    def close(self, alive: Array) -> None:
+        """The wave is over, with so many threads left alive of each of its warps: none, unless a fault or a deadlock stopped it.
+        What only the noting needed goes, and with it the memory that it refers to."""
+        for row, left in zip(self.rows, alive.reshape(-1, len(self.rows))[self.local], strict=True):
+            if left and not row.stuck:
+                row.stuck.append((row.stretches[-1].end - 1 if row.stretches else -1, "the launch was stopped"))
         self._parts.clear()
+        self._writers = None
         del self.name
 
     def parts(self, lanes: Lanes) -> list[Part]:
@@ -239,7 +267,7 @@ class Diary:
             if row.spin is not None or first in self.listing.spins:
                 self._turn(row, first)
             last = row.stretches[-1] if row.stretches else None
-            if last is not None and last.end == first:
+            if last is not None and last.end == first and first not in self.listing.heads:
                 last.end = end
             else:
                 row.stretches.append(Stretch(first, end))
@@ -251,6 +279,7 @@ class Diary:
         if row.spin is not None:
             head, count, end, acts = row.spin
             if first == head:
+                self._stretches -= len(row.stretches) - count
                 del row.stretches[count:]
                 if row.stretches:
                     row.stretches[-1].end = end
@@ -264,12 +293,13 @@ class Diary:
     def note(self, row: int, pc: int, act: Act) -> None:
         """An act of instruction `pc`, the last that the row has run, or one of its stretch."""
         stretches = self.rows[row].stretches
-        if not isinstance(act, Shared | Global):
+        if not isinstance(act, Shared | Global) and not (isinstance(act, Wait) and act.kind == "memory"):
             self.rows[row].spin = None  # what is behind it stays
         last = stretches[-1]
         if not last.first <= pc < last.end or (last.acts and last.acts[-1][0] > pc):
             last = Stretch(pc + 1, pc + 1)  # other lanes have run since
             stretches.append(last)
+            self._stretches += 1
         last.acts.append((pc, act))
 
     def number(self) -> int:
@@ -285,6 +315,11 @@ class Diary:
             self.note(part.row, pc, Sign(found[-1]))
         return found
 
+    def stuck(self, lanes: Lanes, instruction: Instruction, what: str) -> None:
+        """Lanes wait at an instruction for what never comes."""
+        for part in self.parts(lanes):
+            self.rows[part.row].stuck.append((self.at[instruction], f"{what}; it is never over"))
+
     # -- memory -----------------------------------------------------------------------------------------------------------
 
     def access(
@@ -293,7 +328,9 @@ class Diary:
         """A checked access, `addresses` one a lane."""
         if segment is not None and segment.space != "global":
             return
-        pc, copies = self.at[instruction], instruction.opcode == "cp"
+        pc, copies = self.at[instruction], copies_by_lanes(instruction)
+        if self._writers is not None and space != "local" and pc in self.listing.asks:
+            self._asked(space, segment, lanes, addresses, size, pc)
         for part in self.parts(lanes):
             at = addresses[part.start : part.end]
             if segment is None:
@@ -312,6 +349,40 @@ class Diary:
                 assert isinstance(size, int)
                 first, pattern = part.lanes.pattern(at, size)
                 self.note(part.row, pc, Global(pattern.sectors(first)))
+        if self._writers is not None and space != "local" and instruction.opcode in WRITES and pc not in self.listing.asks:
+            self._wrote(space, segment, lanes, addresses, size, instruction)
+
+    def _words(self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array) -> Array:
+        """Words of memory that lanes access, (lanes, words of each)."""
+        assert isinstance(size, int)
+        start = addresses.astype(np.int64) - (0 if segment is None else segment.start)
+        if space == "shared":
+            start = start + lanes.block * lanes.wave.shared_stride
+        found: Array = (start // WORD)[:, None] + np.arange(max(1, size // WORD))
+        return found
+
+    def _asked(self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, pc: int) -> None:
+        """A loop that only waits reads memory: that waits for whoever wrote there last."""
+        assert self._writers is not None
+        words = self._words(space, segment, lanes, addresses, size)
+        for part in self.parts(lanes):
+            by, outside = self._writers.of(segment, words[part.start : part.end])
+            if by or outside:
+                at = int(addresses[part.start]) % lanes.wave.shared_stride if segment is None else 0
+                what = f"shared memory at {self.name(at)}" if segment is None else segment.name
+                self.note(part.row, pc, Wait("memory", what, by, outside=outside))
+
+    def _wrote(
+        self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, i: Instruction
+    ) -> None:
+        """Lanes write memory, which a loop may wait for."""
+        assert self._writers is not None
+        numbers, parts = np.zeros(lanes.n, np.int64), self.parts(lanes)
+        for part, number in zip(parts, self.signs_of(lanes, self.at[i]), strict=True):
+            numbers[part.start : part.end] = number
+        adds = i.opcode in ("atom", "red") and "exch" not in i.mods
+        note = self._writers.added if adds else self._writers.stored
+        note(segment, self._words(space, segment, lanes, addresses, size), numbers)
 
     def _copy(self, row: int, pc: int, offset: int) -> None:
         number = self._issued[row] = self.number()
@@ -357,14 +428,19 @@ class Diary:
 
     # -- bulk copies ------------------------------------------------------------------------------------------------------
 
-    def bulk(self, lanes: Lanes, tensor: str, where: Sequence[str], nbytes: Array, i: Instruction, inward: bool) -> list[int]:
-        """Copies start, one a lane: their numbers, -1 for those of other blocks."""
+    def bulk(
+        self, lanes: Lanes, tensor: str, where: Sequence[str], nbytes: Array, i: Instruction, inward: bool, across: Array
+    ) -> list[int]:
+        """Copies start, one a lane: their numbers, -1 for those of other blocks. `across`: which are from shared memory to another
+        block's."""
         found = [-1] * lanes.n
         how = "TMA" if "tensor" in i.mods else "bulk" if "global" in i.mods else "DSMEM"
         for part in self.parts(lanes):
             for k in range(part.start, part.end):
-                number = found[k] = self.number()
-                self.copies[number] = Copy(part.row, self.at[i], how, tensor, where[k], int(nbytes[k]), -1, inward)
+                number, out = self.number(), bool(across[k])
+                found[k] = number
+                place = part.row, self.at[i], how, tensor, where[k]
+                self.copies[number] = Copy(*place, int(nbytes[k]), -1, inward and not out, out)
                 self.note(part.row, self.at[i], Start(number))
         return found
 
