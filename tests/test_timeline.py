@@ -19,7 +19,7 @@ from cupyflash.multiprocessor import L2_BYTES, L2_LATENCY
 from cupyflash.sim.cli import main
 from cupyflash.sim.ptx import Diary, Launch, Module
 from cupyflash.sim.ptx.report.diary import Copy, Multiply, Product, Promise, Row, Sign, Start, Stretch, Wait
-from cupyflash.sim.timeline import KINDS, MOST_SPANS, device_of, timeline, why_not
+from cupyflash.sim.timeline import KINDS, MOST_COPIES, MOST_SPANS, device_of, timeline, why_not
 from cupyflash.sim.timeline.clocks import Played, Replay, play
 from cupyflash.sim.timeline.order import Orders
 from cupyflash.sim.trace import trace
@@ -382,6 +382,51 @@ def test_a_long_timeline_is_shown_up_to_some_clock(monkeypatch: pytest.MonkeyPat
     assert told["clocks"] == whole["clocks"] > told["shown"] and told["shares"] == whole["shares"]
     spans = [span for row in told["rows"] for span in row["spans"]]
     assert 40 <= len(spans) <= 50 < MOST_SPANS and max(end for _, end, *_ in spans) == told["shown"]
+
+
+@pytest.mark.parametrize("name", ["fa2", "fa3"])
+def test_what_is_not_played_to_its_end_is_the_beginning_of_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    diary, _, device = attention_cases(name)
+    whole = play(diary, device)
+    for most in (100, 1000):
+        part = play(diary, device, most=most)
+        assert not part.whole and 0 < part.clocks < whole.clocks and part.busy["issue"] <= most
+        assert max(part.busy.values()) <= part.clocks
+        for mine, all_of in zip(part.rows, whole.rows, strict=True):
+            ends = [0.0, *(end for _, end, *_ in mine)]
+            assert [begin for begin, *_ in mine] == ends[:-1] and ends[-1] == part.clocks
+            assert [span[:4] for span in mine[:-2]] == [span[:4] for span in all_of[: len(mine) - 2]]
+        assert play(diary, device, until=part.clocks).rows == part.rows
+    monkeypatch.setattr("cupyflash.sim.timeline.MOST_PLAYED", 2000)
+    for most in (MOST_SPANS, 50):
+        monkeypatch.setattr("cupyflash.sim.timeline.MOST_SPANS", most)
+        told = timeline(diary, device, "", lambda line: "")
+        assert told["clocks"] is None and sum(len(row["spans"]) for row in told["rows"]) <= most + len(diary.rows)
+        assert all(sum(shares) == pytest.approx(told["shown"], abs=0.1) for shares in told["shares"])
+
+
+def test_more_copies_at_a_time_than_a_page_has_rows_for_are_counted() -> None:
+    diary = Diary(0)
+    diary.listing, diary.rows = Module.from_ptx(kernel(CODE, [".u64 y"])).code("k").listing, [Row([Stretch(0, 1)])]
+    for turn in range(2):
+        for number in range(1000 * turn, 1000 * turn + 200):
+            diary.copies[number] = Copy(0, 0, "bulk", "x", "s", 16, -1, True)
+            diary.note(0, 0, Start(number))
+        diary.note(0, 0, Wait("copies", "", tuple(diary.copies)))
+    told = timeline(diary, A100, "", lambda line: "")
+    rows = [row for row in told["rows"] if row["group"] == "copies"]
+    assert len(rows) == MOST_COPIES + 1
+    notes = [told["notes"][note] for *_, note in rows[-1]["spans"]]
+    assert notes == [f"{200 - MOST_COPIES} more copies: {16 * (200 - MOST_COPIES):,} bytes"] * 2
+
+
+def test_a_wait_for_a_load_ends_when_it_is_there_and_that_for_a_unit_begins() -> None:
+    body = """.reg .b64 %rd0; .reg .f32 %f<2>; ld.param.u64 %rd0, [y]; ld.global.f32 %f0, [%rd0]; sin.approx.f32 %f1, %f0;"""
+    diary, _ = run(Module.from_ptx(kernel(body, [".u64 y"])), "k", 1024, {"y": np.zeros(1, np.float32)})
+    sine = [i.opcode for i in diary.listing.instructions].index("sin")
+    ends = [{kind: end for _, end, kind, pc, _ in spans if pc == sine} for spans in play(diary, A100).rows]
+    assert all(end["waits_load"] < L2_LATENCY + 60 for end in ends)
+    assert sum(end.get("waits_unit", 0) > end["waits_load"] for end in ends) > 4
 
 
 def test_the_default_order_makes_the_same_diary_each_time() -> None:

@@ -11,12 +11,16 @@ from math import inf
 from typing import Any, NamedTuple
 
 from cupyflash.device import Device
-from cupyflash.sim.ptx.report.diary import MOST_STRETCHES, Diary
+from cupyflash.sim.ptx.report.diary import MOST_STRETCHES, Copy, Diary
 from cupyflash.sim.ptx.text.syntax import Line
 from cupyflash.sim.timeline.clocks import GROUP, SHORT, Flight, Played, Span, play
 
 MOST_SPANS = 20_000
 """Of all rows together: what a page draws without delay. A longer block is shown up to some clock."""
+MOST_PLAYED = 500_000
+"""Instructions: a few seconds. A longer block is played up to some clock."""
+MOST_COPIES = 32
+"""Rows of copies; more at a time share one more row, which counts them. A page could not draw thousands."""
 
 KINDS = (
     ("works", "runs instructions", "work"),
@@ -94,14 +98,14 @@ class Drawn(NamedTuple):
 
 def timeline(diary: Diary, device: Device, target: str, text: Callable[[Line], str]) -> dict[str, Any]:
     """A diary with clocks, for JSON; `text` gives the text of a line of source. ValueError as `play`."""
-    played, lines = play(diary, device), Lines(diary, text)
-    rows = [
-        Drawn(f"warp {number}", "warps", role, joined(spans, lines, played.takes))
-        for number, (spans, role) in enumerate(zip(played.rows, roles(diary), strict=True))
-    ]
-    rows += copies(diary, played, lines) + products(diary, played, lines)
+    lines = Lines(diary, text)
+    played = play(diary, device, most=MOST_PLAYED)
+    rows = drawn(diary, played, lines)
     begins = sorted(span[0] for row in rows for span in row.spans)
     shown = played.clocks if len(begins) <= MOST_SPANS else begins[MOST_SPANS]
+    if shown < played.clocks and not played.whole:  # sums are of what is shown
+        played = play(diary, device, until=shown)
+        rows = drawn(diary, played, lines)
     notes: dict[str, int] = {"": -1}
     told = [
         {
@@ -122,7 +126,7 @@ def timeline(diary: Diary, device: Device, target: str, text: Callable[[Line], s
         "blocks": diary.blocks,
         "target": target,
         "device": device.name,
-        "clocks": round(played.clocks, 2),
+        "clocks": round(played.clocks, 2) if played.whole else None,
         "shown": round(shown, 2),
         "model": MODEL.format(device=device.name),
         "kinds": [{"name": name, "label": label, "class": kind} for name, label, kind in KINDS],
@@ -133,6 +137,15 @@ def timeline(diary: Diary, device: Device, target: str, text: Callable[[Line], s
         "shares": [shares(row) for row in rows if row.group == "warps"],
         "busy": {name: round(clocks, 2) for name, clocks in played.busy.items()},
     }
+
+
+def drawn(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
+    """All rows."""
+    rows = [
+        Drawn(f"warp {number}", "warps", role, joined(spans, lines, played.takes))
+        for number, (spans, role) in enumerate(zip(played.rows, roles(diary), strict=True))
+    ]
+    return rows + copies(diary, played, lines) + products(diary, played, lines)
 
 
 def why_not(diary: Diary) -> str | None:
@@ -207,27 +220,52 @@ def meetings(played: Played) -> list[tuple[float, int, list[int]]]:
 
 
 def copies(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
-    """Copies in as many rows as overlap; those of cp.async of one tensor that all warps have in their n-th groups are one."""
+    """Copies in as many rows as overlap, up to MOST_COPIES; those of cp.async of one tensor that all warps have in their n-th
+    groups are one."""
     together: defaultdict[tuple[Any, ...], list[Flight]] = defaultdict(list)
     for flight in played.copies:
         copy = diary.copies[flight.number]
         together[(copy.tensor, copy.group) if copy.group >= 0 else (flight.number,)].append(flight)
     rows: list[list[tuple[float, float, str, int, str]]] = []
+    others: list[list[Flight]] = []
     counts: defaultdict[str, int] = defaultdict(int)
     for flights in sorted(together.values(), key=lambda some: min(flight.begin for flight in some)):
         begin, landed = min(flight.begin for flight in flights), max(flight.landed for flight in flights)
         seen, first = min(flight.seen for flight in flights), diary.copies[flights[0].number]
         counts[first.tensor] += 1
+        free = next((row for row in rows if row[-1][1] <= begin), None)
+        if free is None and len(rows) == MOST_COPIES:
+            others.append(flights)
+            continue
         note, line = copies_text(diary, flights, counts[first.tensor]), lines.of(first.pc)
         spans = [(begin, landed, "copy_flying", line, note)]
+        seen = seen if played.whole else min(seen, played.clocks)
         if landed < seen < inf:
             spans.append((landed, seen, "copy_there", line, note))
-        free = next((row for row in rows if row[-1][1] <= begin), None)
         if free is None:
             rows.append(spans)
         else:
             free += spans
-    return [Drawn("copies" if not number else f"copies {number + 1}", "copies", "", spans) for number, spans in enumerate(rows)]
+    found = [Drawn("copies" if not number else f"copies {number + 1}", "copies", "", spans) for number, spans in enumerate(rows)]
+    return found + ([Drawn("more copies", "copies", "", crowd(diary, others, lines))] if others else [])
+
+
+def crowd(diary: Diary, copies: Sequence[Sequence[Flight]], lines: Lines) -> list[tuple[float, float, str, int, str]]:
+    """Spans of copies that have no row of their own, in the order of their begins: those that overlap are one."""
+    groups: list[tuple[float, float, list[Copy]]] = []
+    for flights in copies:
+        begin, landed = min(flight.begin for flight in flights), max(flight.landed for flight in flights)
+        some = [diary.copies[flight.number] for flight in flights]
+        if groups and begin < groups[-1][1]:
+            first, last, known = groups[-1]
+            groups[-1] = first, max(last, landed), known
+            known += some
+        else:
+            groups.append((begin, landed, some))
+    return [
+        (begin, end, "copy_flying", lines.of(some[0].pc), f"{len(some):,} more copies: {sum(copy.nbytes for copy in some):,} bytes")
+        for begin, end, some in groups
+    ]
 
 
 def copies_text(diary: Diary, flights: Sequence[Flight], number: int) -> str:

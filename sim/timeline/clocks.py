@@ -118,11 +118,13 @@ class Flight:
 class Played:
     """A diary with clocks. `rows`: spans of each warp, in order, from 0 to `clocks`; `cores`: mma.sync of each sub-core.
 
-    products: (from, to, number in the diary) of wgmma. waits: (row, wait, when it was over). busy: clocks of each unit, of those of
-    sub-cores the busiest. signs: when each number of the diary came. takes: for how long an instruction takes its unit.
+    whole: whether it was played to its end. products: (from, to, number in the diary) of wgmma. waits: (row, wait, when it was
+    over). busy: clocks of each unit, of those of sub-cores the busiest. signs: when each number of the diary came. takes: for how
+    long an instruction takes its unit.
     """
 
     clocks: float
+    whole: bool
     rows: list[list[Span]]
     cores: list[list[Span]]
     copies: list[Flight]
@@ -158,7 +160,8 @@ class Replay:
         self.every: list[Warp] = []
         self.promises: dict[int, tuple[int, ...]] = {}
 
-    def run(self) -> Played:
+    def run(self, until: float, most: float) -> Played:
+        """Up to a clock, or until so many instructions are issued."""
         orders = Orders(self.diary.listing, self.step)
         for number, row in enumerate(self.diary.rows):
             todo = items(row, orders)
@@ -169,28 +172,51 @@ class Replay:
                 self.warps[warp.core].append(warp)
         for core in range(PARTITIONS):
             self.wake(core, 0.0)
+        issued = 0
         while self.times:
             now, core = heapq.heappop(self.times)
+            if now >= until or issued >= most:
+                return self.part(now if now < until else until)
             if now != self.due[core]:
                 continue  # it was woken before
             self.due[core] = inf
             chosen, soonest = self.choose(core, now)
             if chosen is not None:
+                issued += 1
                 self.next[core] = now + 1
                 self.issue(chosen, now)
             self.wake(core, now + 1 if chosen is not None else soonest)
         assert not any(self.warps), "the diary's order is a legal one"
-        return self.played()
+        return self.played(max(self.shared, self.way, *map(max, self.free), *(warp.since for warp in self.every)), True)
 
-    def played(self) -> Played:
-        clocks = max(self.shared, self.way, *map(max, self.free), *(warp.since for warp in self.every))
+    def part(self, clocks: float) -> Played:
+        """It ends before the block does: what warps are at then is cut there."""
+        for warp in self.every:
+            if warp.held is not None:
+                wait, pc, *_ = warp.held
+                warp.span(clocks, WAITS[wait.kind], pc, self.note(wait, -1))
+            elif warp.item is not None:
+                self.until_issue(warp, self.step(warp.item.pc), clocks)
+                warp.span(clocks, self.step(warp.item.pc).kind, warp.item.pc)
+            while warp.spans and warp.spans[-1][0] >= clocks:
+                warp.spans.pop()
+            if warp.spans:
+                begin, end, kind, pc, note = warp.spans[-1]
+                warp.spans[-1] = begin, min(end, clocks), kind, pc, note
+        self.cores = [[(span[0], min(span[1], clocks), *span[2:]) for span in each if span[0] < clocks] for each in self.cores]
+        self.products = [(begin, min(end, clocks), number) for begin, end, number in self.products if begin < clocks]
+        self.waits = [each for each in self.waits if each[2] <= clocks]
+        return self.played(clocks, False)
+
+    def played(self, clocks: float, whole: bool) -> Played:
         for warp in self.every:
             warp.span(clocks, "done", -1)
         busy: dict[str, float] = {}
         for (name, _), taken in self.busy.items():
-            busy[name] = max(busy.get(name, 0.0), taken)
+            busy[name] = min(max(busy.get(name, 0.0), taken), clocks)
         return Played(
             clocks,
+            whole,
             [warp.spans for warp in self.every],
             self.cores,
             list(self.flights.values()),
@@ -270,8 +296,7 @@ class Replay:
         step = self.step(pc)
         self.last[warp.core] = warp
         if pc >= 0:
-            if now - warp.since >= SHORT:
-                self.pause(warp, step, now)
+            self.until_issue(warp, step, now)
             warp.span(now + 1, step.kind, pc)
             self.busy["issue", warp.core] += 1
             done = self.use(warp, step, acts, now)
@@ -282,12 +307,19 @@ class Replay:
             warp.ready = now
         self.go_on(warp, now, pc, acts)
 
-    def pause(self, warp: Warp, step: Step, now: float) -> None:
-        """What a warp has waited for that issues now: a register, a unit, or other warps of its sub-core."""
-        if warp.slow is not None and warp.ready >= now:
+    def until_issue(self, warp: Warp, step: Step, now: float) -> None:
+        """What a warp has waited for that issues now: first for a register, then for a unit, or other warps of its sub-core. What
+        of it is short counts with the rest."""
+        if now - warp.since < SHORT:
+            return
+        there = warp.since if warp.slow is None else min(warp.ready, now)
+        there = now if now - there < SHORT else there
+        if warp.slow is not None and there - warp.since >= SHORT:
             i = self.diary.listing.instructions[warp.slow[2]]
             line = (i.inlined_at[-1] if i.inlined_at else i.place)[1]
-            warp.span(now, "waits_load" if warp.slow[1] else "waits_operand", step.pc, f"for what {i.opcode} of line {line} gives")
+            kind = "waits_load" if warp.slow[1] else "waits_operand"
+            warp.span(there, kind, step.pc, f"for what {i.opcode} of line {line} gives")
+        if warp.since == now:
             return
         queue = {SHARED: SHARED_QUEUE, EXP: EXP_QUEUE}.get(step.unit, 0)
         free = self.shared if step.unit == SHARED else self.free[warp.core][step.unit] if step.unit >= 0 else 0.0
@@ -429,8 +461,11 @@ def copy_text(copy: Copy) -> str:
     return f"{copy.tensor or 'shared memory'}, {copy.nbytes:,} bytes {way} ({copy.how}, warp {copy.row})"
 
 
-def play(diary: Diary, device: Device) -> Played:
-    """Clocks for a diary on one multiprocessor of a device. ValueError for a diary that was given up, or of no launch."""
+def play(diary: Diary, device: Device, until: float = inf, most: float = inf) -> Played:
+    """Clocks for a diary on one multiprocessor of a device, up to the clock `until` or until `most` instructions are issued.
+
+    ValueError for a diary that was given up, or of no launch.
+    """
     if not diary.rows or diary.too_long:
         raise ValueError(f"diary {'is too long' if diary.too_long else 'is of no launch'}")
-    return Replay(diary, device).run()
+    return Replay(diary, device).run(until, most)
