@@ -15,13 +15,14 @@ from test_ptx_gallery_tensor import gallery as tensor_gallery
 from test_ptx_harness import compile_cuda, kernel
 
 from cupyflash import Device, Problem, plan
-from cupyflash.multiprocessor import L2_BYTES, L2_LATENCY
+from cupyflash.multiprocessor import L2_BYTES, L2_LATENCY, PARTITIONS
 from cupyflash.sim.cli import main
 from cupyflash.sim.ptx import Diary, Launch, Module
 from cupyflash.sim.ptx.report.diary import Copy, Multiply, Product, Promise, Row, Sign, Start, Stretch, Wait
 from cupyflash.sim.timeline import KINDS, MOST_COPIES, MOST_SPANS, device_of, timeline, why_not
 from cupyflash.sim.timeline.clocks import Played, Replay, play
 from cupyflash.sim.timeline.order import Orders
+from cupyflash.sim.timeline.units import Rates
 from cupyflash.sim.trace import trace
 from suites import sample, wide
 
@@ -259,6 +260,31 @@ def test_what_another_block_of_the_cluster_does_is_taken_to_be_there() -> None:
     told = timeline(diary, H100, "sm_90", lambda line: "")
     assert [meeting[1:] for meeting in told["meetings"]] == [[-1, [0, 1]]] * 2
     assert any("another thread block" in note for note in told["notes"])
+
+
+SUMS = "{%f0, %f1, %f2, %f3}"
+FOUR = "{%r0, %r1, %r2, %r3}"
+EIGHT = "{%f0, %f1, %f2, %f3, %f0, %f1, %f2, %f3}"
+HALVES = "{%r0, %r1, %r2, %r3, %r0, %r1, %r2, %r3}"
+
+
+@pytest.mark.parametrize(
+    ("instruction", "fmas"),  # FMAs of a warp, and a clock of an A100, an H100 (0.63 of its tensor cores' 2,048), an A10
+    [
+        (f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {SUMS}, {FOUR}, {{%r0, %r1}}, {SUMS}", (2048, 1024, 1290, 512)),
+        (f"wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 {EIGHT}, {HALVES}, {HALVES}, {EIGHT}", (4096, 1024, 1290, 512)),
+        (f"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {SUMS}, {FOUR}, {{%r0, %r1}}, {SUMS}", (1024, 512, 645, 256)),
+        ("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d0, %d1}, {%d0}, {%d0}, {%d0, %d1}", (256, 64, 128, 2)),
+        ("fma.rn.f64 %d0, %d1, %d0, %d1", (32, 32, 64, 2)),
+        ("fma.rn.f32 %f0, %f1, %f0, %f1", (32, 64, 128, 128)),
+    ],
+)
+def test_rates_go_by_the_types_of_the_operands(instruction: str, fmas: tuple[int, ...]) -> None:
+    registers = ".reg .f32 %f<4>; .reg .b32 %r<4>; .reg .f64 %d<2>;"
+    listing = Module.from_ptx(kernel(f"{instruction};", registers=registers)).code("k").listing
+    needed, *rates = fmas
+    for device, rate in zip((A100, H100, Device.named("A10")), rates, strict=True):
+        assert Rates.of(device).step(listing, 0).clocks == pytest.approx(PARTITIONS * needed / rate, rel=0.01)
 
 
 # -- random diaries -----------------------------------------------------------------------------------------------------------
