@@ -455,6 +455,20 @@ def test_a_wait_for_a_load_ends_when_it_is_there_and_that_for_a_unit_begins() ->
     assert sum(end.get("waits_unit", 0) > end["waits_load"] for end in ends) > 4
 
 
+def test_accesses_are_of_the_memory_that_they_went_to() -> None:
+    body = """.shared .b32 s[32]; .reg .b32 %r<4>; .reg .b64 %rd<4>; ld.param.u64 %rd0, [y]; mov.u64 %rd1, s; cvta.shared.u64 %rd2, %rd1;
+    st.u32 [%rd2], 1; ld.u32 %r0, [%rd2]; atom.add.u32 %r1, [%rd2], %r0; atom.shared.add.u32 %r2, [s], %r1; ld.u32 %r3, [%rd0];
+    st.u32 [%rd0], %r3;"""
+    diary, _ = run(Module.from_ptx(kernel(body, [".u64 y"])), "k", 1, {"y": np.zeros(1, np.uint32)})
+    replay, codes = Replay(diary, A100), diary.listing.instructions
+    orders = Orders(diary.listing, replay.step)
+    played = replay.run()
+    kinds = [kind for _, _, kind, pc, _ in played.rows[0] if codes[pc].opcode in ("ld", "st", "atom") and "param" not in codes[pc].mods]
+    assert [kind for kind in kinds if not kind.startswith("waits")] == ["shared"] * 4 + ["global"] * 2
+    loads = [orders.latency(pc) for pc, i in enumerate(codes) if i.opcode == "ld" and "param" not in i.mods]
+    assert loads[0] < L2_LATENCY == loads[1]
+
+
 def test_the_default_order_makes_the_same_diary_each_time() -> None:
     (one, _), (other, _) = (staged(2) for _ in range(2))
     assert one.rows == other.rows and one.copies == other.copies

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import NamedTuple
 
@@ -33,6 +33,8 @@ GROUP = 4
 """Warps of a warpgroup."""
 SHORT = 16
 """Clocks: a pause below it is part of the work around it."""
+MEMORY = frozenset({"shared", "global"})
+"""Kinds of work that access memory; which one is as executed."""
 SIGNALS = frozenset({"barrier", "cluster", "phase", "registers"})
 """Waits for other warps, which see what they wait for so much later."""
 WAITS = {
@@ -72,6 +74,24 @@ def items(row: Row, orders: Orders) -> Iterator[Item]:
         later, last = number + 1 < len(row.stretches) and row.stretches[number + 1].first != stretch.end, stretch.end - 1
         for pc in orders.of(stretch.first, stretch.end):
             yield Item(pc, acts.get(pc, NONE), later and pc == last)
+
+
+def space(acts: Sequence[Act]) -> str:
+    """The memory that an instruction has accessed, by the slowest of its accesses; "" for none."""
+    if any(isinstance(act, Global) for act in acts):
+        return "global"
+    return "shared" if any(isinstance(act, Shared) for act in acts) else ""
+
+
+def spaces(diary: Diary) -> dict[int, str]:
+    """The same of all instructions that do: generic addresses and atomics may be of either."""
+    found: dict[int, str] = {}
+    for row in diary.rows:
+        for stretch in row.stretches:
+            for pc, act in stretch.acts:
+                if isinstance(act, Global | Shared) and found.get(pc) != "global":
+                    found[pc] = space((act,))
+    return found
 
 
 @dataclass
@@ -141,6 +161,7 @@ class Replay:
     def __init__(self, diary: Diary, device: Device):
         self.diary, self.rates = diary, Rates.of(device)
         self.steps: dict[int, Step] = {}
+        self.spaces = spaces(diary)
         self.free = [[0.0] * 4 for _ in range(PARTITIONS)]
         self.shared = self.way = 0.0
         self.busy: defaultdict[tuple[str, int], float] = defaultdict(float)
@@ -160,7 +181,7 @@ class Replay:
         self.every: list[Warp] = []
         self.promises: dict[int, tuple[int, ...]] = {}
 
-    def run(self, until: float, most: float) -> Played:
+    def run(self, until: float = inf, most: float = inf) -> Played:
         """Up to a clock, or until so many instructions are issued."""
         orders = Orders(self.diary.listing, self.step)
         for number, row in enumerate(self.diary.rows):
@@ -267,7 +288,10 @@ class Replay:
         """An instruction as the model has it."""
         found = self.steps.get(pc)
         if found is None:
-            found = self.steps[pc] = self.rates.step(self.diary.listing, pc)
+            found = self.rates.step(self.diary.listing, pc)
+            if found.kind in MEMORY:
+                found = replace(found, kind=self.spaces.get(pc, found.kind))
+            self.steps[pc] = found
         return found
 
     def come(self, warp: Warp, at: float) -> None:
@@ -297,7 +321,7 @@ class Replay:
         self.last[warp.core] = warp
         if pc >= 0:
             self.until_issue(warp, step, now)
-            warp.span(now + 1, step.kind, pc)
+            warp.span(now + 1, space(acts) or step.kind if step.kind in MEMORY else step.kind, pc)
             self.busy["issue", warp.core] += 1
             done = self.use(warp, step, acts, now)
             for register in step.writes:

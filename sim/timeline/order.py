@@ -113,7 +113,7 @@ class Orders:
         return found
 
     def latency(self, pc: int) -> float:
-        """Until an instruction's result is there."""
+        """Until an instruction's result is there; of memory as it was executed."""
         step = self.step(pc)
         return L2_LATENCY if step.kind == "global" else 0.0 if step.unit == FREE else max(step.latency, 1.0)
 
