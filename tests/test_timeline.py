@@ -385,8 +385,8 @@ def test_a_timeline_is_json_whose_spans_are_apart_and_whose_shares_are_the_rows(
         diary, _, device = attention_cases(name)
         told = timeline(diary, device, "sm_90a", lambda line: f"{line[1]}")
         assert told == json.loads(json.dumps(told)) == timeline(diary, device, "sm_90a", lambda line: f"{line[1]}")
-        assert told["shown"] == told["clocks"] and all(text == str(number) for _, number, text in told["sources"])
-        assert {file for file, _, _ in told["sources"]} == {f"{diary.kernel}.cu"}  # the kernel's own lines
+        assert told["shown"] == told["clocks"] and all(text == str(number) for _, number, text, _ in told["sources"])
+        assert {file for file, *_ in told["sources"]} == {f"{diary.kernel}.cu"}  # the kernel's own lines
         for row in told["rows"]:
             flat = [clock for begin, end, *_ in row["spans"] for clock in (begin, end)]
             assert flat == sorted(flat) and flat[-1] <= told["clocks"]
@@ -456,17 +456,41 @@ def test_a_wait_for_a_load_ends_when_it_is_there_and_that_for_a_unit_begins() ->
 
 
 def test_accesses_are_of_the_memory_that_they_went_to() -> None:
-    body = """.shared .b32 s[32]; .reg .b32 %r<4>; .reg .b64 %rd<4>; ld.param.u64 %rd0, [y]; mov.u64 %rd1, s; cvta.shared.u64 %rd2, %rd1;
-    st.u32 [%rd2], 1; ld.u32 %r0, [%rd2]; atom.add.u32 %r1, [%rd2], %r0; atom.shared.add.u32 %r2, [s], %r1; ld.u32 %r3, [%rd0];
+    body = """.shared .b32 s[32]; .reg .b32 %r<4>; .reg .b64 %rd<4>; ld.param.u64 %rd0, [y]; mov.u64 %rd1, s;
+    cvta.shared.u64 %rd2, %rd1; st.u32 [%rd2], 1; ld.u32 %r0, [%rd2]; atom.add.u32 %r1, [%rd2], %r0; atom.shared.add.u32 %r2, [s], %r1; ld.u32 %r3, [%rd0];
     st.u32 [%rd0], %r3;"""
     diary, _ = run(Module.from_ptx(kernel(body, [".u64 y"])), "k", 1, {"y": np.zeros(1, np.uint32)})
     replay, codes = Replay(diary, A100), diary.listing.instructions
     orders = Orders(diary.listing, replay.step)
     played = replay.run()
-    kinds = [kind for _, _, kind, pc, _ in played.rows[0] if codes[pc].opcode in ("ld", "st", "atom") and "param" not in codes[pc].mods]
-    assert [kind for kind in kinds if not kind.startswith("waits")] == ["shared"] * 4 + ["global"] * 2
+    memory = [pc for pc, i in enumerate(codes) if i.opcode in ("ld", "st", "atom") and "param" not in i.mods]
+    kinds = [kind for _, _, kind, pc, _ in played.rows[0] if pc in memory and not kind.startswith("waits")]
+    assert kinds == ["shared"] * 4 + ["global"] * 2
     loads = [orders.latency(pc) for pc, i in enumerate(codes) if i.opcode == "ld" and "param" not in i.mods]
     assert loads[0] < L2_LATENCY == loads[1]
+
+
+INLINED = r"""__device__ float twice(const float* x, int at) {
+  float value = x[at];
+  return value + value;
+}
+extern "C" __global__ void k(const float* x, float* y) {
+  float first = twice(x, 0);
+  y[0] = first;
+  __syncthreads();
+  y[1] = twice(x, threadIdx.x) + first;
+}"""
+
+
+def test_span_and_note_name_the_same_line_of_an_inlined_function_and_its_call() -> None:
+    diary, _ = run(compile_cuda(INLINED, "-arch=compute_80"), "k", 1, [np.ones(1, np.float32), np.zeros(2, np.float32)])
+    told = timeline(diary, A100, "", lambda line: INLINED.splitlines()[line[1] - 1])
+    assert {tuple(number) for _, *number in told["sources"]} == {
+        (line, INLINED.splitlines()[line - 1], call)
+        for line, call in [(2, 6), (2, 9), (3, 6), (3, 9), (7, -1), (8, -1), (9, -1), (10, -1)]
+    }
+    loads = {told["notes"][note] for _, _, kind, _, note in told["rows"][0]["spans"] if KINDS[kind][0] == "waits_load"}
+    assert loads == {f"for what ld of line 2 (called at line {call}) gives" for call in (6, 9)}
 
 
 def test_the_default_order_makes_the_same_diary_each_time() -> None:
@@ -518,4 +542,4 @@ def test_the_commands_have_it(tmp_path: Any) -> None:
     (player,) = json.loads(CliRunner().invoke(main, [*small, "--timeline-block", "3", "--json"]).stdout)["players"]
     made = player["launches"][0]["timeline"]
     assert (made["kernel"], made["block"], made["device"]) == ("fa2_forward", 3, "A100-40GB")
-    assert any("K" in note for note in made["notes"]) and any("find_row_block" in text for *_, text in made["sources"])
+    assert any("K" in note for note in made["notes"]) and any("find_row_block" in text for _, _, text, _ in made["sources"])

@@ -184,8 +184,9 @@ def test_a_pointer_is_told_kind_clocks_line_and_note(wanted: str, opened: Any, p
     assert opened.execute_script(top) == before  # what is said moves nothing under the pointer
     words = said(opened)
     assert timeline["rows"][row]["name"] in words and timeline["kinds"][kind]["label"] in words
-    file, line, text = timeline["sources"][source]
+    file, line, text, call = timeline["sources"][source]
     assert f"{file}:{line}" in words and text.strip() in words
+    assert ("called at" in words) == (call >= 0) and (call < 0 or f"(called at {file}:{call})" in words)
     assert note < 0 or timeline["notes"][note] in words
     clocks = words.split("clocks ")[1].split(")")[0].replace(" (", " to ").split(" to ")
     assert [number(text) for text in clocks] == pytest.approx([begin, end, end - begin], abs=0.51)
@@ -400,7 +401,7 @@ def test_in_a_profile_a_click_goes_to_the_line_and_a_line_lights_its_spans(profi
 
     ActionChains(profiled).move_to_element(profiled.execute_script("return $(location.hash.slice(1))")).perform()
     until(profiled, "chart.lit !== null")
-    assert set(profiled.execute_script(lit)) == {source}
+    assert set(profiled.execute_script(lit)) == {n for n, each in enumerate(timeline["sources"]) if each[1] == line}
     ActionChains(profiled).move_to_element(profiled.execute_script("return $('name')")).perform()
     until(profiled, "chart.lit === null")
     assert profiled.execute_script("return document.documentElement.scrollWidth <= innerWidth")

@@ -30,6 +30,12 @@ class Timeline {
     return `${told.kernel} for ${told.target}, thread block ${told.block} of a grid of ${comma(told.blocks)}${part}`;
   }
 
+  // A line in words; of an inlined function, with the kernel's line that called it
+  place(source) {
+    const [file, , text, call] = source;
+    return [this.link(source), ` ${text.trim()}`, ...call < 0 ? [] : [" (called at ", this.link([file, call]), ")"]];
+  }
+
   // -- what is told of a span
 
   // The span under a pointer or that a key has chosen, and the clock; without a span, of the picked one
@@ -40,7 +46,7 @@ class Timeline {
       const span = chart.span(found), [begin, end, kind, place, note] = span, of = told.rows[found.row], source = told.sources[place];
       out.push(el("p", {}, el("b", { textContent: of.name }), of.role ? ` (${of.role})` : "", ` ${told.kinds[kind].label}, `,
         el("span", { className: "num", textContent: `clocks ${clocks(begin)} to ${clocks(end)} (${clocks(end - begin)})` })));
-      if (source) out.push(el("p", { className: "mono" }, this.link(source), ` ${source[2].trim()}`));
+      if (source) out.push(el("p", { className: "mono" }, ...this.place(source)));
       if (note >= 0) out.push(el("p", { textContent: told.notes[note] }));
     } else if (row !== null) out.push(el("p", {}, el("b", { textContent: told.rows[row].name }), " nothing here"));
     else if (!met.length) out.push(el("p", { className: "soft", textContent: "Point at a span, tap it, or choose it with the arrow keys: here it says what it is, and of which line." }));
@@ -215,7 +221,7 @@ class Timeline {
     const rows = names.map((name, at) => [name, ...kinds.map(n => comma(told.shares[at][n])), comma(sum(told.shares[at], n => n))]);
     const waits = this.waits(), made = waits.map(wait => {
       const there = el("button", { type: "button", className: "there", textContent: clocks(wait.longest), title: "Show it", onclick: () => { this.pick(wait.found, true); this.chart.canvas.focus(); } });
-      const line = wait.source ? el("div", { className: "mono" }, this.link(wait.source), ` ${wait.source[2].trim()}`) : "";
+      const line = wait.source ? el("div", { className: "mono" }, ...this.place(wait.source)) : "";
       return [el("div", {}, told.kinds[wait.kind].label, line), comma(wait.times), clocks(wait.sum), there];
     });
     const out = el("details", { className: "words" }, el("summary", { textContent: "The same in words: clocks by warp, longest waits" }),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from cupyflash.device import Device
 from cupyflash.sim.ptx.report.diary import MOST_STRETCHES, Copy, Diary
 from cupyflash.sim.ptx.text.syntax import Line
-from cupyflash.sim.timeline.clocks import GROUP, SHORT, Flight, Played, Span, play
+from cupyflash.sim.timeline.clocks import GROUP, SHORT, Flight, Played, Span, own_line, play
 
 MOST_SPANS = 20_000
 """Of all rows together: what a page draws without delay. A longer block is shown up to some clock."""
@@ -66,25 +66,23 @@ def device_of(target: str) -> Device:
 
 
 class Lines:
-    """The lines of source that spans are of: of code in an inlined function the innermost that is in the kernel's own file."""
+    """The lines of source that spans are of, each with the kernel's line that called it, as `own_line` has them."""
 
     def __init__(self, diary: Diary, text: Callable[[Line], str]):
         self.diary, self.text = diary, text
-        self.numbers: dict[Line, int] = {}
+        self.numbers: dict[tuple[Line, int], int] = {}
         self._of: dict[int, int] = {-1: -1}
 
     def of(self, pc: int) -> int:
         """The number of an instruction's line, -1 for none."""
         found = self._of.get(pc)
         if found is None:
-            i = self.diary.listing.instructions[pc]
-            calls = (i.place, *i.inlined_at)
-            own = next(line for line in calls if line[0] == calls[-1][0])
+            own = own_line(self.diary.listing.instructions[pc])
             found = self._of[pc] = self.numbers.setdefault(own, len(self.numbers))
         return found
 
     def told(self) -> list[list[Any]]:
-        return [[file.rpartition("/")[2], number, self.text((file, number))] for file, number in self.numbers]
+        return [[file.rpartition("/")[2], number, self.text((file, number)), call] for (file, number), call in self.numbers]
 
 
 class Drawn(NamedTuple):

@@ -26,6 +26,7 @@ from cupyflash.multiprocessor import (
     SHARED_QUEUE,
 )
 from cupyflash.sim.ptx.report.diary import Act, Copy, Diary, Global, Multiply, Promise, Row, Shared, Sign, Start, Wait
+from cupyflash.sim.ptx.text.syntax import Instruction, Line
 from cupyflash.sim.timeline.order import Orders
 from cupyflash.sim.timeline.units import EXP, FREE, SHARED, TENSOR, Rates, Step
 
@@ -92,6 +93,14 @@ def spaces(diary: Diary) -> dict[int, str]:
                 if isinstance(act, Global | Shared) and found.get(pc) != "global":
                     found[pc] = space((act,))
     return found
+
+
+def own_line(i: Instruction) -> tuple[Line, int]:
+    """An instruction's line of source; of code in inlined functions the innermost in the kernel's own file, and the number of the
+    kernel's line that called it (-1: it is that line)."""
+    *inner, last = i.place, *i.inlined_at
+    own = next((line for line in inner if line[0] == last[0]), last)
+    return own, -1 if own == last else last[1]
 
 
 @dataclass
@@ -340,9 +349,10 @@ class Replay:
         there = now if now - there < SHORT else there
         if warp.slow is not None and there - warp.since >= SHORT:
             i = self.diary.listing.instructions[warp.slow[2]]
-            line = (i.inlined_at[-1] if i.inlined_at else i.place)[1]
+            (_, line), call = own_line(i)
+            where = f"line {line}" if call < 0 else f"line {line} (called at line {call})"
             kind = "waits_load" if warp.slow[1] else "waits_operand"
-            warp.span(there, kind, step.pc, f"for what {i.opcode} of line {line} gives")
+            warp.span(there, kind, step.pc, f"for what {i.opcode} of {where} gives")
         if warp.since == now:
             return
         queue = {SHARED: SHARED_QUEUE, EXP: EXP_QUEUE}.get(step.unit, 0)
