@@ -457,7 +457,8 @@ def test_a_wait_for_a_load_ends_when_it_is_there_and_that_for_a_unit_begins() ->
 
 def test_accesses_are_of_the_memory_that_they_went_to() -> None:
     body = """.shared .b32 s[32]; .reg .b32 %r<4>; .reg .b64 %rd<4>; ld.param.u64 %rd0, [y]; mov.u64 %rd1, s;
-    cvta.shared.u64 %rd2, %rd1; st.u32 [%rd2], 1; ld.u32 %r0, [%rd2]; atom.add.u32 %r1, [%rd2], %r0; atom.shared.add.u32 %r2, [s], %r1; ld.u32 %r3, [%rd0];
+    cvta.shared.u64 %rd2, %rd1; st.u32 [%rd2], 1; ld.u32 %r0, [%rd2];
+    atom.add.u32 %r1, [%rd2], %r0; atom.shared.add.u32 %r2, [s], %r1; ld.u32 %r3, [%rd0];
     st.u32 [%rd0], %r3;"""
     diary, _ = run(Module.from_ptx(kernel(body, [".u64 y"])), "k", 1, {"y": np.zeros(1, np.uint32)})
     replay, codes = Replay(diary, A100), diary.listing.instructions
