@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from math import inf
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ KINDS = (
     ("waits_stores", "waits for its copies out (bulk group)", "wait"),
     ("waits_products", "waits for its products (wgmma)", "wait"),
     ("waits_registers", "waits for registers (setmaxnreg)", "wait"),
+    ("stuck", "never goes on: deadlocked, or the launch was stopped", "wait"),
     ("done", "has exited", "done"),
     ("copy_flying", "on its way", "copy"),
     ("copy_there", "there, until somebody has waited for it", "copy"),
@@ -218,17 +220,21 @@ def meetings(played: Played) -> list[tuple[float, int, list[int]]]:
 
 
 def copies(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
-    """Copies in as many rows as overlap, up to MOST_COPIES; those of cp.async of one tensor that all warps have in their n-th
-    groups are one."""
-    together: defaultdict[tuple[Any, ...], list[Flight]] = defaultdict(list)
-    for flight in played.copies:
+    """Copies in as many rows as overlap, up to MOST_COPIES; those of cp.async of one tensor that warps have in their n-th groups
+    at a time are one."""
+    together: defaultdict[tuple[Any, ...], list[list[Flight]]] = defaultdict(list)
+    for flight in sorted(played.copies, key=lambda flight: flight.begin):
         copy = diary.copies[flight.number]
-        together[(copy.tensor, copy.group) if copy.group >= 0 else (flight.number,)].append(flight)
+        alike = together[(copy.tensor, copy.group) if copy.group >= 0 else (flight.number,)]
+        if alike and flight.begin < alike[-1][-1].landed:  # they land in the order in which they begin
+            alike[-1].append(flight)
+        else:
+            alike.append([flight])
     rows: list[list[tuple[float, float, str, int, str]]] = []
     others: list[list[Flight]] = []
     counts: defaultdict[str, int] = defaultdict(int)
-    for flights in sorted(together.values(), key=lambda some: min(flight.begin for flight in some)):
-        begin, landed = min(flight.begin for flight in flights), max(flight.landed for flight in flights)
+    for flights in sorted(chain(*together.values()), key=lambda some: some[0].begin):
+        begin, landed = flights[0].begin, max(flight.landed for flight in flights)
         seen, first = min(flight.seen for flight in flights), diary.copies[flights[0].number]
         counts[first.tensor] += 1
         free = next((row for row in rows if row[-1][1] <= begin), None)
@@ -276,7 +282,8 @@ def copies_text(diary: Diary, flights: Sequence[Flight], number: int) -> str:
     nbytes, name = sum(copy.nbytes for copy in some), f"{one.tensor or 'shared memory'}, copy {number}"
     if one.how == "cp.async":
         return f"{name}: {nbytes:,} bytes to shared memory, cp.async of {who}"
-    return f"{name}: {nbytes:,} bytes {'to' if one.inward else 'from'} shared memory at {one.where}, {one.how} of {who}"
+    way = "to another block's" if one.across else "to" if one.inward else "from"
+    return f"{name}: {nbytes:,} bytes {way} shared memory at {one.where}, {one.how} of {who}"
 
 
 def products(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:

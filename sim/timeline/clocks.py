@@ -36,6 +36,8 @@ SHORT = 16
 """Clocks: a pause below it is part of the work around it."""
 MEMORY = frozenset({"shared", "global"})
 """Kinds of work that access memory; which one is as executed."""
+MORE = 0.1
+"""Of the clocks: for how long what is never over is drawn."""
 SIGNALS = frozenset({"barrier", "cluster", "phase", "registers"})
 """Waits for other warps, which see what they wait for so much later."""
 WAITS = {
@@ -54,11 +56,13 @@ Span = tuple[float, float, str, int, str]
 
 
 class Item(NamedTuple):
-    """What a warp does next: an instruction (-1: none) with its acts; `turns`: the next one is elsewhere."""
+    """What a warp does next: an instruction (-1: none) with its acts; `turns`: the next one is elsewhere; `of`: the acts'
+    instruction, which was issued before where there is none now."""
 
     pc: int
     acts: list[Act]
     turns: bool
+    of: int
 
 
 NONE: list[Act] = []
@@ -69,12 +73,13 @@ def items(row: Row, orders: Orders) -> Iterator[Item]:
     for number, stretch in enumerate(row.stretches):
         acts: dict[int, list[Act]] = {}
         for pc, act in stretch.acts:
-            acts.setdefault(pc if pc >= stretch.first else -1, []).append(act)
-        if -1 in acts:
-            yield Item(-1, acts[-1], False)
+            acts.setdefault(pc, []).append(act)
+        for pc in acts:
+            if pc < stretch.first:
+                yield Item(-1, acts[pc], False, pc)
         later, last = number + 1 < len(row.stretches) and row.stretches[number + 1].first != stretch.end, stretch.end - 1
         for pc in orders.of(stretch.first, stretch.end):
-            yield Item(pc, acts.get(pc, NONE), later and pc == last)
+            yield Item(pc, acts.get(pc, NONE), later and pc == last, pc)
 
 
 def space(acts: Sequence[Act]) -> str:
@@ -172,7 +177,7 @@ class Replay:
         self.steps: dict[int, Step] = {}
         self.spaces = spaces(diary)
         self.free = [[0.0] * 4 for _ in range(PARTITIONS)]
-        self.shared = self.way = 0.0
+        self.shared = self.way = self.across = 0.0
         self.busy: defaultdict[tuple[str, int], float] = defaultdict(float)
         """By unit and sub-core; what those share has core 0."""
         self.signs: dict[int, float] = {}
@@ -217,14 +222,15 @@ class Replay:
                 self.issue(chosen, now)
             self.wake(core, now + 1 if chosen is not None else soonest)
         assert not any(self.warps), "the diary's order is a legal one"
-        return self.played(max(self.shared, self.way, *map(max, self.free), *(warp.since for warp in self.every)), True)
+        ends = *map(max, self.free), *(warp.since for warp in self.every)
+        return self.played(max(self.shared, self.way, self.across, *ends), True)
 
     def part(self, clocks: float) -> Played:
         """It ends before the block does: what warps are at then is cut there."""
         for warp in self.every:
             if warp.held is not None:
                 wait, pc, *_ = warp.held
-                warp.span(clocks, WAITS[wait.kind], pc, self.note(wait, -1))
+                warp.span(clocks, WAITS[wait.kind], pc, self.note(warp, wait, -1))
             elif warp.item is not None:
                 self.until_issue(warp, self.step(warp.item.pc), clocks)
                 warp.span(clocks, self.step(warp.item.pc).kind, warp.item.pc)
@@ -239,7 +245,12 @@ class Replay:
         return self.played(clocks, False)
 
     def played(self, clocks: float, whole: bool) -> Played:
+        never = {row: here.stuck for row, here in enumerate(self.diary.rows) if here.stuck}
+        clocks += max(SHORT, clocks * MORE) if never and whole else 0.0
         for warp in self.every:
+            if warp.row in never:
+                note = "; ".join(dict.fromkeys(what for _, what in never[warp.row]))
+                warp.span(clocks, "stuck", never[warp.row][0][0], note)
             warp.span(clocks, "done", -1)
         busy: dict[str, float] = {}
         for (name, _), taken in self.busy.items():
@@ -325,7 +336,7 @@ class Replay:
 
     def issue(self, warp: Warp, now: float) -> None:
         assert warp.item is not None
-        pc, acts, turns = warp.item
+        pc, acts, turns, of = warp.item
         step = self.step(pc)
         self.last[warp.core] = warp
         if pc >= 0:
@@ -338,7 +349,7 @@ class Replay:
             warp.ready = now + 1 + (BRANCH_LATENCY if turns else 0)
         else:
             warp.ready = now
-        self.go_on(warp, now, pc, acts)
+        self.go_on(warp, now, of, acts)
 
     def until_issue(self, warp: Warp, step: Step, now: float) -> None:
         """What a warp has waited for that issues now: first for a register, then for a unit, or other warps of its sub-core. What
@@ -394,6 +405,11 @@ class Replay:
         self.busy["L2", 0] += nbytes / L2_BYTES
         return self.way
 
+    def hand(self, nbytes: int, now: float) -> float:
+        """Bytes on the way from shared memory to shared memory, taken to be as fast as that from the L2: when the last is on it."""
+        self.across = max(self.across, now) + nbytes / L2_BYTES
+        return self.across
+
     def go_on(self, warp: Warp, now: float, pc: int, acts: list[Act]) -> None:
         """The acts of an instruction, up to a wait that is not over; then the next instruction."""
         for at, act in enumerate(acts):
@@ -422,7 +438,7 @@ class Replay:
             self.came(act.number, max([now, *(self.signs[number] for number in act.after)]))
         elif isinstance(act, Start):
             copy = self.diary.copies[act.number]
-            read = self.move(copy.nbytes, now)
+            read = self.hand(copy.nbytes, now) if copy.how == "DSMEM" else self.move(copy.nbytes, now)
             self.flights[act.number] = Flight(act.number, now, read, read + L2_LATENCY)
             self.came(act.number, read + L2_LATENCY)
         elif isinstance(act, Multiply):
@@ -463,7 +479,7 @@ class Replay:
             if at > end:
                 end, last = at, number
         warp.held, warp.ready = None, end
-        warp.span(end, WAITS[wait.kind], pc, self.note(wait, last))
+        warp.span(end, WAITS[wait.kind], pc, self.note(warp, wait, last))
         for number in wait.on:
             self.see(number, end)
         self.waits.append((warp.row, wait, end))
@@ -477,12 +493,12 @@ class Replay:
                 self.flights[number].seen = min(self.flights[number].seen, at)
             todo += self.promises.pop(number, ())
 
-    def note(self, wait: Wait, last: int) -> str:
-        """What a wait waited for, and what of it came last (-1: it was all there)."""
+    def note(self, warp: Warp, wait: Wait, last: int) -> str:
+        """What a warp's wait waited for, and what of it came last, if not its own arrival (-1: it was all there)."""
         diary, parts = self.diary, [wait.what] if wait.what else []
         if last in diary.copies:
             parts.append(f"last came {copy_text(diary.copies[last])}")
-        elif last in diary.signs:
+        elif diary.signs.get(last, warp.row) != warp.row:
             parts.append(f"last came warp {diary.signs[last]}")
         if wait.outside:
             parts.append("another thread block's part in it is taken to be there")
@@ -491,7 +507,8 @@ class Replay:
 
 def copy_text(copy: Copy) -> str:
     """A copy in words."""
-    way = f"to {copy.where}" if copy.inward else f"from {copy.where}"
+    way = f"{'to' if copy.inward else 'from'} {copy.where}"
+    way = f"to another block's shared memory at {copy.where}" if copy.across else way
     return f"{copy.tensor or 'shared memory'}, {copy.nbytes:,} bytes {way} ({copy.how}, warp {copy.row})"
 
 

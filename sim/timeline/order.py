@@ -13,11 +13,11 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from cupyflash.multiprocessor import L2_LATENCY, PARTITIONS
-from cupyflash.sim.ptx.report.classes import instruction_class
+from cupyflash.sim.ptx.report.classes import copies_by_lanes, instruction_class
 from cupyflash.sim.ptx.report.diary import Listing
 from cupyflash.sim.ptx.text.syntax import Instruction
 from cupyflash.sim.ptx.text.types import TYPES
-from cupyflash.sim.timeline.units import FREE, SHARED, Step, copies_by_lanes
+from cupyflash.sim.timeline.units import FREE, SHARED, Step
 
 FIXED_CLASSES = frozenset({"control", "other"})
 ORDERED_CLASSES = frozenset({"barrier, fence", "atomic"})

@@ -17,9 +17,8 @@ from cupyflash.multiprocessor import (
     Multiprocessor,
     tensor_rate,
 )
-from cupyflash.sim.ptx.report.classes import instruction_class
+from cupyflash.sim.ptx.report.classes import copies_by_lanes, instruction_class
 from cupyflash.sim.ptx.report.diary import Listing, Product
-from cupyflash.sim.ptx.text.syntax import Instruction
 from cupyflash.sim.ptx.text.types import TYPES
 
 TENSOR, EXP, FLOAT, INTEGER, SHARED, NONE, FREE = 0, 1, 2, 3, 4, -1, -2
@@ -123,11 +122,6 @@ class Rates:
         times = 2 if "f32x2" in i.mods else 1
         latency = EXP_LATENCY if unit == EXP else FIXED_LATENCY if unit >= 0 else 0
         return Step(pc, unit, times * PARTITIONS * WARP / lanes if lanes else 0.0, latency, kind, reads, writes)
-
-
-def copies_by_lanes(i: Instruction) -> bool:
-    """Whether it is a cp.async: no bulk copy, and nothing of groups."""
-    return i.opcode == "cp" and "global" in i.mods and "bulk" not in i.mods
 
 
 def element_bits(mods: tuple[str, ...]) -> int:

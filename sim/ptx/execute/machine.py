@@ -195,7 +195,7 @@ class Machine:
                     finally:
                         self.wave.release()
                         if self.diary is not None:
-                            self.diary.close()
+                            self.diary.close(self.wave.alive_by_warp)
             except Stop:
                 return False
             finally:
@@ -512,6 +512,8 @@ class Machine:
         groups = [Stuck(i, lanes, f"in {i.text!r} for other lanes of their warp") for i, lanes in parked]
         for who in self.waiting():
             groups += who.stuck()
+        for group in groups if self.diary is not None else ():
+            self.diary.stuck(group.lanes, group.instruction, group.what)
         report_deadlock(self.findings, groups)
         raise Stop
 

@@ -84,8 +84,10 @@ class Copies:
             self.memory.diary.committed(lanes)
 
     def wait(self, lanes: Lanes, newest: int | None, i: Instruction) -> None:
-        """The threads wait until at most `newest` of their newest groups are pending (None: for everything)."""
-        limit = self.committed - newest if newest is not None else self.committed + 1
+        """The threads wait until at most `newest` of their newest groups are pending (None: they close one, and wait for all)."""
+        if newest is None:
+            self.commit(lanes)
+        limit = self.committed - (newest or 0)
         if self.memory.diary is not None:
             self.memory.diary.waited(lanes, i, "copies", self._due(lanes, limit))
         if self.pending:

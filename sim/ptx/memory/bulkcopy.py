@@ -237,10 +237,11 @@ class Bulks:
         if diary is None:
             return []
         where = [self.memory.shared_name(int(offset)) for offset in near.offsets]
+        across = near.blocks != lanes.block if isinstance(far, Tile) else np.zeros(lanes.n, np.bool_)
         if isinstance(far, Tile):
-            return diary.bulk(lanes, "", where, np.full(lanes.n, near.size), i, inward)
+            return diary.bulk(lanes, "", where, np.full(lanes.n, near.size), i, inward, across)
         nbytes = np.bincount(far.row, far.lengths, lanes.n).astype(np.int64)
-        return diary.bulk(lanes, far.segment.name, where, nbytes, i, inward)
+        return diary.bulk(lanes, far.segment.name, where, nbytes, i, inward, across)
 
     # -- groups -----------------------------------------------------------------------------------------------------------
 

@@ -49,3 +49,8 @@ def instruction_class(instruction: Instruction) -> str:
     else:
         found = _BY_OPCODE.get(instruction.opcode, arithmetic)
     return "fp64" if found == "special function" and last == "f64" else found
+
+
+def copies_by_lanes(i: Instruction) -> bool:
+    """Whether it is a cp.async: no bulk copy, nothing of groups, and no arrival at an mbarrier."""
+    return i.opcode == "cp" and "global" in i.mods and "bulk" not in i.mods

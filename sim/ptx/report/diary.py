@@ -20,6 +20,7 @@ from ..state.patterns import wavefronts
 from ..state.segments import Segment
 from ..text.syntax import Instruction
 from ..text.types import Array
+from .classes import copies_by_lanes
 
 MOST_STRETCHES = 1_000_000
 """Of all warps together: beyond it a diary is not kept on, since it takes some 300 bytes each."""
@@ -96,7 +97,8 @@ class Stretch:
 class Copy:
     """An asynchronous copy: by warp `row`, with instruction `pc`; of `tensor`, of which it moves `nbytes`, and to `where`.
 
-    how: cp.async, bulk, TMA or DSMEM. group: of cp.async, how many groups its warp had closed before. inward: into shared memory.
+    how: cp.async, bulk, TMA or DSMEM. group: of cp.async, how many groups its warp had closed before. inward: into the block's
+    shared memory. across: into another block's.
     """
 
     row: int
@@ -107,6 +109,7 @@ class Copy:
     nbytes: int
     group: int
     inward: bool
+    across: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,8 @@ class Row:
     flying: list[int] = field(default_factory=list)
     groups: int = 0
     promised: int = -1
+    stuck: list[tuple[int, str]] = field(default_factory=list)
+    """Where some of its lanes stood when the launch was stopped: an instruction (-1: none), and what they waited for."""
     spin: tuple[int, int, int, int] | None = None
     """Where it last came to the head of a loop that only waits: head, stretches, and end and acts of the last of them then."""
 
@@ -210,8 +215,12 @@ class Diary:
         self._kept: dict[int, int] | None = None
         self._given: list[int] = []
 
-    def close(self) -> None:
-        """The wave is over: what only the noting needed goes, and with it the memory that it refers to."""
+    def close(self, alive: Array) -> None:
+        """The wave is over, with so many threads left alive of each of its warps: none, unless a fault or a deadlock stopped it.
+        What only the noting needed goes, and with it the memory that it refers to."""
+        for row, left in zip(self.rows, alive.reshape(-1, len(self.rows))[self.local], strict=True):
+            if left and not row.stuck:
+                row.stuck.append((row.stretches[-1].end - 1 if row.stretches else -1, "the launch was stopped"))
         self._parts.clear()
         del self.name
 
@@ -251,6 +260,7 @@ class Diary:
         if row.spin is not None:
             head, count, end, acts = row.spin
             if first == head:
+                self._stretches -= len(row.stretches) - count
                 del row.stretches[count:]
                 if row.stretches:
                     row.stretches[-1].end = end
@@ -270,6 +280,7 @@ class Diary:
         if not last.first <= pc < last.end or (last.acts and last.acts[-1][0] > pc):
             last = Stretch(pc + 1, pc + 1)  # other lanes have run since
             stretches.append(last)
+            self._stretches += 1
         last.acts.append((pc, act))
 
     def number(self) -> int:
@@ -285,6 +296,11 @@ class Diary:
             self.note(part.row, pc, Sign(found[-1]))
         return found
 
+    def stuck(self, lanes: Lanes, instruction: Instruction, what: str) -> None:
+        """Lanes wait at an instruction for what never comes."""
+        for part in self.parts(lanes):
+            self.rows[part.row].stuck.append((self.at[instruction], f"{what}; it is never over"))
+
     # -- memory -----------------------------------------------------------------------------------------------------------
 
     def access(
@@ -293,7 +309,7 @@ class Diary:
         """A checked access, `addresses` one a lane."""
         if segment is not None and segment.space != "global":
             return
-        pc, copies = self.at[instruction], instruction.opcode == "cp"
+        pc, copies = self.at[instruction], copies_by_lanes(instruction)
         for part in self.parts(lanes):
             at = addresses[part.start : part.end]
             if segment is None:
@@ -357,14 +373,19 @@ class Diary:
 
     # -- bulk copies ------------------------------------------------------------------------------------------------------
 
-    def bulk(self, lanes: Lanes, tensor: str, where: Sequence[str], nbytes: Array, i: Instruction, inward: bool) -> list[int]:
-        """Copies start, one a lane: their numbers, -1 for those of other blocks."""
+    def bulk(
+        self, lanes: Lanes, tensor: str, where: Sequence[str], nbytes: Array, i: Instruction, inward: bool, across: Array
+    ) -> list[int]:
+        """Copies start, one a lane: their numbers, -1 for those of other blocks. `across`: which are from shared memory to another
+        block's."""
         found = [-1] * lanes.n
         how = "TMA" if "tensor" in i.mods else "bulk" if "global" in i.mods else "DSMEM"
         for part in self.parts(lanes):
             for k in range(part.start, part.end):
-                number = found[k] = self.number()
-                self.copies[number] = Copy(part.row, self.at[i], how, tensor, where[k], int(nbytes[k]), -1, inward)
+                number, out = self.number(), bool(across[k])
+                found[k] = number
+                place = part.row, self.at[i], how, tensor, where[k]
+                self.copies[number] = Copy(*place, int(nbytes[k]), -1, inward and not out, out)
                 self.note(part.row, self.at[i], Start(number))
         return found
 
