@@ -620,9 +620,16 @@ def test_what_a_diary_is_not_of() -> None:
 
 
 def test_a_diary_that_grows_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cupyflash.sim.ptx.report.diary.MOST_STRETCHES", 20)
-    diary, _ = run(compile_cuda(STAGES, "-DSTAGES=2"), "k", 256, [np.zeros(24576, np.uint16), np.zeros(1024, np.float32), 12])
+    module, args = compile_cuda(STAGES, "-DSTAGES=2"), [np.zeros(24576, np.uint16), np.zeros(1024, np.float32), 12]
+    diary, _ = run(module, "k", 256, args)
+    stretches = sum(len(row.stretches) for row in diary.rows)
+    kept = stretches + sum(len(stretch.acts) for row in diary.rows for stretch in row.stretches)
+    monkeypatch.setattr("cupyflash.sim.ptx.report.diary.MOST_KEPT", kept)
+    assert kept > 2 * stretches and why_not(run(module, "k", 256, args)[0]) is None
+    monkeypatch.setattr("cupyflash.sim.ptx.report.diary.MOST_KEPT", kept // 2)
+    diary, _ = run(module, "k", 256, args)
     assert "more than" in str(why_not(diary))
+    assert not (diary.copies or diary.signs or any(row.stretches for row in diary.rows))
     with pytest.raises(ValueError, match="too long"):
         play(diary, A100)
 
@@ -638,9 +645,9 @@ def test_only_turns_that_stay_count_against_its_length(monkeypatch: pytest.Monke
         return diary, module.launch("k", 1, 64, {"y": y}, seed=1, diary=diary)
 
     diary, launch = made(np.zeros(1, np.int32))
-    kept = sum(len(row.stretches) for row in diary.rows)
+    kept = sum(1 + len(stretch.acts) for row in diary.rows for stretch in row.stretches)
     assert launch.counters.instructions - sum(map(instructions, diary.rows)) > 30  # some ten turns are dropped
-    monkeypatch.setattr("cupyflash.sim.ptx.report.diary.MOST_STRETCHES", kept + 4)
+    monkeypatch.setattr("cupyflash.sim.ptx.report.diary.MOST_KEPT", kept + 4)
     assert not made(np.zeros(1, np.int32))[0].too_long
 
 

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from cupyflash.device import Device
-from cupyflash.sim.ptx.report.diary import MOST_STRETCHES, Copy, Diary
+from cupyflash.sim.ptx.report.diary import MOST_KEPT, Copy, Diary
 from cupyflash.sim.ptx.text.syntax import Line
 from cupyflash.sim.timeline.clocks import GROUP, SHORT, Flight, Played, Span, own_line, play
 
@@ -151,7 +151,7 @@ def drawn(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
 def why_not(diary: Diary) -> str | None:
     """Why a diary has no timeline; None where it has one."""
     if diary.too_long:
-        return f"the thread block runs more than {MOST_STRETCHES:,} stretches of code"
+        return f"the thread block runs more than {MOST_KEPT:,} stretches of code and accesses"
     return None if any(row.stretches for row in diary.rows) else "the thread block did not run"
 
 
