@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from cupyflash.device import Device
 from cupyflash.sim.ptx.report.diary import MOST_KEPT, Copy, Diary
+from cupyflash.sim.ptx.state.lanes import GROUP
 from cupyflash.sim.ptx.text.syntax import Line
-from cupyflash.sim.timeline.clocks import GROUP, SHORT, Flight, Played, Span, own_line, play
+from cupyflash.sim.timeline.clocks import SHORT, Flight, Played, Span, own_line, play
 
 MOST_SPANS = 20_000
 """Of all rows together: what a page draws without delay. A longer block is shown up to some clock."""
@@ -48,11 +49,11 @@ KINDS = (
 )
 """Of spans: name, label, class."""
 NUMBERS = {name: number for number, (name, _, _) in enumerate(KINDS)}
-WAITS = frozenset(name for name, _, kind in KINDS if kind in ("wait", "done"))
+NO_WORK = frozenset(name for name, _, kind in KINDS if kind in ("wait", "done"))
 
 MODEL = (
     "The order, and who waits for what, are those of the execution; the clocks are a model's, of the PTX instructions of one "
-    "thread block alone on a multiprocessor of a {device}, and nothing of them is measured."
+    "thread block alone on a multiprocessor of the {device}, and nothing of them is measured."
 )
 
 
@@ -180,7 +181,7 @@ def joined(spans: Sequence[Span], lines: Lines, takes: Mapping[int, float]) -> l
             parts.clear()
 
     for start, end, kind, pc, note in spans:
-        if kind in WAITS:
+        if kind in NO_WORK:
             close(start)
             out.append((start, end, kind, lines.of(pc), note))
             continue

@@ -23,15 +23,16 @@ from cupyflash.multiprocessor import (
     L2_BYTES,
     L2_LATENCY,
     PARTITIONS,
+    SHARED_BYTES,
     SHARED_QUEUE,
 )
 from cupyflash.sim.ptx.report.diary import Act, Copy, Diary, Global, Multiply, Promise, Row, Shared, Sign, Start, Wait
+from cupyflash.sim.ptx.state.lanes import GROUP
+from cupyflash.sim.ptx.state.patterns import SECTOR
 from cupyflash.sim.ptx.text.syntax import Instruction, Line
 from cupyflash.sim.timeline.order import Orders
-from cupyflash.sim.timeline.units import EXP, FREE, SHARED, TENSOR, Rates, Step
+from cupyflash.sim.timeline.units import EXP, FREE, PIPES, SHARED, TENSOR, Rates, Step
 
-GROUP = 4
-"""Warps of a warpgroup."""
 SHORT = 16
 """Clocks: a pause below it is part of the work around it."""
 MEMORY = frozenset({"shared", "global"})
@@ -40,7 +41,7 @@ MORE = 0.1
 """Of the clocks: for how long what is never over is drawn."""
 SIGNALS = frozenset({"barrier", "cluster", "phase", "registers"})
 """Waits for other warps, which see what they wait for so much later."""
-WAITS = {
+WAIT_KINDS = {
     "barrier": "waits_barrier",
     "cluster": "waits_cluster",
     "phase": "waits_phase",
@@ -65,9 +66,6 @@ class Item(NamedTuple):
     of: int
 
 
-NONE: list[Act] = []
-
-
 def items(row: Row, orders: Orders) -> Iterator[Item]:
     """A warp's instructions in the order of their issue."""
     for number, stretch in enumerate(row.stretches):
@@ -79,7 +77,7 @@ def items(row: Row, orders: Orders) -> Iterator[Item]:
                 yield Item(-1, acts[pc], False, pc)
         later, last = number + 1 < len(row.stretches) and row.stretches[number + 1].first != stretch.end, stretch.end - 1
         for pc in orders.of(stretch.first, stretch.end):
-            yield Item(pc, acts.get(pc, NONE), later and pc == last, pc)
+            yield Item(pc, acts.get(pc, []), later and pc == last, pc)
 
 
 def space(acts: Sequence[Act]) -> str:
@@ -176,7 +174,7 @@ class Replay:
         self.diary, self.rates = diary, Rates.of(device)
         self.steps: dict[int, Step] = {}
         self.spaces = spaces(diary)
-        self.free = [[0.0] * 4 for _ in range(PARTITIONS)]
+        self.free = [[0.0] * PIPES for _ in range(PARTITIONS)]
         self.shared = self.way = self.across = 0.0
         self.busy: defaultdict[tuple[str, int], float] = defaultdict(float)
         """By unit and sub-core; what those share has core 0."""
@@ -230,7 +228,7 @@ class Replay:
         for warp in self.every:
             if warp.held is not None:
                 wait, pc, *_ = warp.held
-                warp.span(clocks, WAITS[wait.kind], pc, self.note(warp, wait, -1))
+                warp.span(clocks, WAIT_KINDS[wait.kind], pc, self.note(warp, wait, -1))
             elif warp.item is not None:
                 self.until_issue(warp, self.step(warp.item.pc), clocks)
                 warp.span(clocks, self.step(warp.item.pc).kind, warp.item.pc)
@@ -379,9 +377,9 @@ class Replay:
                 if isinstance(act, Shared):
                     passes += act.passes
                 elif isinstance(act, Global):
-                    passes += -(-act.sectors // 4)
+                    passes += -(-act.sectors * SECTOR // SHARED_BYTES)
                     far = True
-                    self.move(32 * act.sectors, now)
+                    self.move(SECTOR * act.sectors, now)
             self.shared = max(self.shared, now) + passes
             self.busy["shared memory", 0] += passes
             return (self.way + L2_LATENCY, True) if far else (self.shared + step.latency, False)
@@ -479,7 +477,7 @@ class Replay:
             if at > end:
                 end, last = at, number
         warp.held, warp.ready = None, end
-        warp.span(end, WAITS[wait.kind], pc, self.note(warp, wait, last))
+        warp.span(end, WAIT_KINDS[wait.kind], pc, self.note(warp, wait, last))
         for number in wait.on:
             self.see(number, end)
         self.waits.append((warp.row, wait, end))

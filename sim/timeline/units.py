@@ -23,7 +23,9 @@ from cupyflash.sim.ptx.text.types import TYPES
 
 TENSOR, EXP, FLOAT, INTEGER, SHARED, NONE, FREE = 0, 1, 2, 3, 4, -1, -2
 """Units: of a sub-core, the pipe to shared memory, no unit but the issue slot, and not even that."""
-UNIT_NAMES = ("tensor cores", "exponentials", "floating point", "integers", "shared memory", "")
+UNIT_NAMES = {TENSOR: "tensor cores", EXP: "exponentials", FLOAT: "floating point", INTEGER: "integers", SHARED: "shared memory"}
+PIPES = SHARED
+"""Units that each sub-core has: those before SHARED."""
 
 HALF_BITS = 16
 OPERAND_BITS = {"e4m3": 8, "e5m2": 8, "tf32": 32, "s4": 4, "u4": 4, "b1": 1}
@@ -70,8 +72,8 @@ class Step:
 
     @property
     def name(self) -> str:
-        """Of the unit."""
-        return UNIT_NAMES[self.unit]
+        """Of the unit; "" for none."""
+        return UNIT_NAMES.get(self.unit, "")
 
 
 NOTHING = Step(-1, NONE, 0.0, 0.0, "works", (), ())

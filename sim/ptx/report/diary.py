@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..state.lanes import WARP, Lanes, Wave
+from ..state.lanes import GROUP, WARP, Lanes, Wave
 from ..state.patterns import wavefronts
 from ..state.segments import Segment
 from ..text.syntax import Instruction
@@ -255,8 +255,10 @@ class Diary:
                 self._size += 1
         if self._size > MOST_KEPT and not self.too_long:
             self.too_long = True
-            for kept in (self.copies, self.products, self.signs, self._phases, self._parts, *(row.stretches for row in self.rows)):
-                kept.clear()
+            for numbered in (self.copies, self.products, self.signs, self._phases):
+                numbered.clear()
+            for row in self.rows:
+                row.stretches.clear()
 
     def _turn(self, row: Row, first: int) -> None:
         """Of a loop that only waits the last turn stays: how many there are is the machine's doing."""
@@ -453,7 +455,7 @@ class Diary:
         """Whole warpgroups issue a product (FMAs of each, bits of an element): its number by the first row of each."""
         found: dict[int, int] = {}
         for part in self.parts(lanes):
-            first = part.row - part.row % 4
+            first = part.row - part.row % GROUP
             if first not in found:
                 found[first] = self.number()
                 self.products[found[first]] = Product(first, pc, *size)
