@@ -8,7 +8,7 @@ const LOOKS = {
   waits_operand: { hatch: ".", ink: "--held" }, waits_unit: { hatch: "|", ink: "--soft" }, waits_load: { hatch: "-", ink: "--read" },
   waits_barrier: { hatch: "/", ink: "--write" }, waits_cluster: { hatch: "x", ink: "--write" }, waits_phase: { hatch: "\\", ink: "--phase" },
   waits_copies: { hatch: "=", ink: "--read" }, waits_stores: { hatch: ":", ink: "--read" }, waits_products: { hatch: "#", ink: "--made" },
-  waits_registers: { hatch: "'", ink: "--phase" }, stuck: { hatch: "+", ink: "--write" }, done: { fill: "--faint" },
+  waits_memory: { hatch: "_", ink: "--write" }, waits_registers: { hatch: "'", ink: "--phase" }, stuck: { hatch: "+", ink: "--write" }, done: { fill: "--faint" },
   copy_flying: { fill: "--read" }, copy_there: { fill: "--read-soft", edge: "--read" }, product: { fill: "--made" },
 };
 const [BEGIN, END, KIND, PLACE, NOTE] = [0, 1, 2, 3, 4];
@@ -341,6 +341,7 @@ function hatching(back, ink, hatch, scale) {
   if ("-#".includes(hatch)) line(0, size / 2, size, size / 2);
   if (hatch === "=") for (const y of [1, 4]) line(0, y, size, y);
   if (hatch === "'") for (const x of [1, 4]) line(x, 0, x, size);
+  if (hatch === "_") pen.fillRect(0, 0, size, size / 2);
   if (hatch === "+") { line(3, 1, 3, 5); line(1, 3, 5, 3); }
   if (hatch === ".") pen.fillRect(size / 2 - 1, size / 2 - 1, 2, 2);
   if (hatch === ":") for (const x of [0, 3]) pen.fillRect(x, x, 2, 2);

@@ -37,6 +37,7 @@ KINDS = (
     ("waits_barrier", "waits at a barrier", "wait"),
     ("waits_cluster", "waits at the cluster's barrier", "wait"),
     ("waits_phase", "waits at an mbarrier", "wait"),
+    ("waits_memory", "waits for what another warp writes (a loop that asks memory)", "wait"),
     ("waits_copies", "waits for its copies (cp.async)", "wait"),
     ("waits_stores", "waits for its copies out (bulk group)", "wait"),
     ("waits_products", "waits for its products (wgmma)", "wait"),

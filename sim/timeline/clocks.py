@@ -45,6 +45,7 @@ WAIT_KINDS = {
     "barrier": "waits_barrier",
     "cluster": "waits_cluster",
     "phase": "waits_phase",
+    "memory": "waits_memory",
     "copies": "waits_copies",
     "stores": "waits_stores",
     "products": "waits_products",
@@ -64,6 +65,9 @@ class Item(NamedTuple):
     acts: list[Act]
     turns: bool
     of: int
+
+
+OUTSIDE = ", another thread block's part in it is taken to be there"
 
 
 def items(row: Row, orders: Orders) -> Iterator[Item]:
@@ -191,6 +195,8 @@ class Replay:
         self.due, self.next = [inf] * PARTITIONS, [0.0] * PARTITIONS
         """Of each sub-core, when it looks for a warp to issue, and when it may issue again."""
         self.every: list[Warp] = []
+        self.outside: set[tuple[int, int]] = set()
+        """Warps and instructions that read what other thread blocks wrote."""
         self.promises: dict[int, tuple[int, ...]] = {}
 
     def run(self, until: float = inf, most: float = inf) -> Played:
@@ -360,8 +366,9 @@ class Replay:
             i = self.diary.listing.instructions[warp.slow[2]]
             (_, line), call = own_line(i)
             where = f"line {line}" if call < 0 else f"line {line} (called at line {call})"
+            taken = OUTSIDE if (warp.row, warp.slow[2]) in self.outside else ""
             kind = "waits_load" if warp.slow[1] else "waits_operand"
-            warp.span(there, kind, step.pc, f"for what {i.opcode} of {where} gives")
+            warp.span(there, kind, step.pc, f"for what {i.opcode} of {where} gives{taken}")
         if warp.since == now:
             return
         queue = {SHARED: SHARED_QUEUE, EXP: EXP_QUEUE}.get(step.unit, 0)
@@ -476,6 +483,11 @@ class Replay:
             at = self.flights[number].read if wait.read else self.signs[number] + (BARRIER_LATENCY if wait.kind in SIGNALS else 0)
             if at > end:
                 end, last = at, number
+        if wait.kind == "memory":  # what is asked for is there so much later
+            for register in self.step(pc).writes:
+                at, far, of = warp.boards.get(register, (0.0, False, pc))
+                warp.boards[register] = at + end - warp.ready, far, of
+            self.outside |= {(warp.row, pc)} if wait.outside else set()
         warp.held, warp.ready = None, end
         warp.span(end, WAIT_KINDS[wait.kind], pc, self.note(warp, wait, last))
         for number in wait.on:
@@ -498,9 +510,7 @@ class Replay:
             parts.append(f"last came {copy_text(diary.copies[last])}")
         elif diary.signs.get(last, warp.row) != warp.row:
             parts.append(f"last came warp {diary.signs[last]}")
-        if wait.outside:
-            parts.append("another thread block's part in it is taken to be there")
-        return ", ".join(parts)
+        return ", ".join(parts) + (OUTSIDE if wait.outside else "")
 
 
 def copy_text(copy: Copy) -> str:

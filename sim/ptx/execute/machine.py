@@ -512,8 +512,9 @@ class Machine:
         groups = [Stuck(i, lanes, f"in {i.text!r} for other lanes of their warp") for i, lanes in parked]
         for who in self.waiting():
             groups += who.stuck()
-        for group in groups if self.diary is not None else ():
-            self.diary.stuck(group.lanes, group.instruction, group.what)
+        if self.diary is not None:
+            for group in groups:
+                self.diary.stuck(group.lanes, group.instruction, group.what)
         report_deadlock(self.findings, groups)
         raise Stop
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,9 +22,13 @@ from ..state.segments import Segment
 from ..text.syntax import Instruction
 from ..text.types import Array
 from .classes import copies_by_lanes
+from .writers import WORD, Writers
 
 MOST_KEPT = 1_000_000
 """Stretches and acts of all warps together: beyond it a diary is given up, since they take some 300 and 150 bytes each."""
+
+WRITES = frozenset({"st", "stmatrix", "atom", "red"})
+"""What writes memory for others, by threads."""
 
 REMEMBERED = 1024
 """Sets of lanes of which the block's warps are remembered."""
@@ -69,8 +74,9 @@ class Multiply(NamedTuple):
 class Wait(NamedTuple):
     """A wait: over when all of `on` have come. `read`: of copies to global memory, only until they have read their source.
 
-    kind: barrier, cluster, phase (mbarrier), copies (cp.async), stores (bulk groups), products, registers. what: which one, in
-    words. meeting: a number that waits share which are over together, -1 for none. outside: another block had a part in it.
+    kind: barrier, cluster, phase (mbarrier), memory (what a loop that asks it reads), copies (cp.async), stores (bulk groups),
+    products, registers. what: which one, in words. meeting: a number that waits share which are over together, -1 for none.
+    outside: another block had a part in it.
     """
 
     kind: str
@@ -158,6 +164,17 @@ class Listing:
     flops: Sequence[int]
     spins: Mapping[int, int]
 
+    @cached_property
+    def asks(self) -> frozenset[int]:
+        """What reads memory in loops that only wait."""
+        every = {pc for first, last in self.spins.items() for pc in range(first, last + 1)}
+        return frozenset(pc for pc in every if self.instructions[pc].opcode in ("ld", "atom"))
+
+    @cached_property
+    def heads(self) -> frozenset[int]:
+        """Of loops that only wait and read memory."""
+        return frozenset(first for first, last in self.spins.items() if not self.asks.isdisjoint(range(first, last + 1)))
+
 
 class Diary:
     """Of thread block `block` (linear index in the grid) of one launch: `Module.launch(..., diary=Diary(0))`.
@@ -214,6 +231,7 @@ class Diary:
         self._issued: dict[int, int] = {}
         self._kept: dict[int, int] | None = None
         self._given: list[int] = []
+        self._writers = Writers(wave, self.signs) if listing.asks else None
 
     def close(self, alive: Array) -> None:
         """The wave is over, with so many threads left alive of each of its warps: none, unless a fault or a deadlock stopped it.
@@ -222,6 +240,7 @@ class Diary:
             if left and not row.stuck:
                 row.stuck.append((row.stretches[-1].end - 1 if row.stretches else -1, "the launch was stopped"))
         self._parts.clear()
+        self._writers = None
         del self.name
 
     def parts(self, lanes: Lanes) -> list[Part]:
@@ -248,7 +267,7 @@ class Diary:
             if row.spin is not None or first in self.listing.spins:
                 self._turn(row, first)
             last = row.stretches[-1] if row.stretches else None
-            if last is not None and last.end == first:
+            if last is not None and last.end == first and first not in self.listing.heads:
                 last.end = end
             else:
                 row.stretches.append(Stretch(first, end))
@@ -280,7 +299,7 @@ class Diary:
     def note(self, row: int, pc: int, act: Act) -> None:
         """An act of instruction `pc`, the last that the row has run, or one of its stretch."""
         stretches = self.rows[row].stretches
-        if not isinstance(act, Shared | Global):
+        if not isinstance(act, Shared | Global) and not (isinstance(act, Wait) and act.kind == "memory"):
             self.rows[row].spin = None  # what is behind it stays
         last = stretches[-1]
         if not last.first <= pc < last.end or (last.acts and last.acts[-1][0] > pc):
@@ -317,6 +336,8 @@ class Diary:
         if segment is not None and segment.space != "global":
             return
         pc, copies = self.at[instruction], copies_by_lanes(instruction)
+        if self._writers is not None and space != "local" and pc in self.listing.asks:
+            self._asked(space, segment, lanes, addresses, size, pc)
         for part in self.parts(lanes):
             at = addresses[part.start : part.end]
             if segment is None:
@@ -335,6 +356,40 @@ class Diary:
                 assert isinstance(size, int)
                 first, pattern = part.lanes.pattern(at, size)
                 self.note(part.row, pc, Global(pattern.sectors(first)))
+        if self._writers is not None and space != "local" and instruction.opcode in WRITES and pc not in self.listing.asks:
+            self._wrote(space, segment, lanes, addresses, size, instruction)
+
+    def _words(self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array) -> Array:
+        """Words of memory that lanes access, (lanes, words of each)."""
+        assert isinstance(size, int)
+        start = addresses.astype(np.int64) - (0 if segment is None else segment.start)
+        if space == "shared":
+            start = start + lanes.block * lanes.wave.shared_stride
+        found: Array = (start // WORD)[:, None] + np.arange(max(1, size // WORD))
+        return found
+
+    def _asked(self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, pc: int) -> None:
+        """A loop that only waits reads memory: that waits for whoever wrote there last."""
+        assert self._writers is not None
+        words = self._words(space, segment, lanes, addresses, size)
+        for part in self.parts(lanes):
+            by, outside = self._writers.of(segment, words[part.start : part.end])
+            if by or outside:
+                at = int(addresses[part.start]) % lanes.wave.shared_stride if segment is None else 0
+                what = f"shared memory at {self.name(at)}" if segment is None else segment.name
+                self.note(part.row, pc, Wait("memory", what, by, outside=outside))
+
+    def _wrote(
+        self, space: str, segment: Segment | None, lanes: Lanes, addresses: Array, size: int | Array, i: Instruction
+    ) -> None:
+        """Lanes write memory, which a loop may wait for."""
+        assert self._writers is not None
+        numbers, parts = np.zeros(lanes.n, np.int64), self.parts(lanes)
+        for part, number in zip(parts, self.signs_of(lanes, self.at[i]), strict=True):
+            numbers[part.start : part.end] = number
+        adds = i.opcode in ("atom", "red") and "exch" not in i.mods
+        note = self._writers.added if adds else self._writers.stored
+        note(segment, self._words(space, segment, lanes, addresses, size), numbers)
 
     def _copy(self, row: int, pc: int, offset: int) -> None:
         number = self._issued[row] = self.number()
