@@ -273,7 +273,7 @@ class Diary:
                 row.stretches.append(Stretch(first, end))
                 self._size += 1
         if self._size > MOST_KEPT and not self.too_long:
-            self.too_long = True
+            self.too_long, self._writers = True, None
             for numbered in (self.copies, self.products, self.signs, self._phases):
                 numbered.clear()
             for row in self.rows:
