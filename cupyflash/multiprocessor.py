@@ -41,6 +41,8 @@ class Multiprocessor:
     shared_reserved: int = 1024  # the system's, in each block
     fma_lanes: int = 128  # float32 FMAs a clock
     mma_sync: int | None = None  # the most FMAs a clock through mma.sync, where that does not reach the tensor cores' peak
+    fp64_lanes: int = 2  # float64 FMAs a clock
+    fp64_mma: int | None = None  # the same through mma.sync, where tensor cores have float64
 
     @classmethod
     def of(cls, compute_capability: tuple[int, int]) -> Multiprocessor:
@@ -70,16 +72,17 @@ def clock_rate(device: Device) -> float:
 
 
 # CCCL's cuda/__device/arch_traits.h; cuda_occupancy.h agrees, and has the units. FMA lanes: CUDA C++ Programming Guide,
-# "Throughput of Native Arithmetic Instructions". mma.sync on 9.0: 63% of wgmma's peak (Luo et al., arXiv 2402.13499); no
-# figure for 10.x was found, so it is taken to be as fast.
+# "Throughput of Native Arithmetic Instructions", for float64 too; float64 on tensor cores: the data sheets' 19.5 and 67 TFLOP/s
+# of A100 and H100, twice the lanes', and B200's, as much as the lanes'. mma.sync on 9.0: 63% of wgmma's peak (Luo et al., arXiv
+# 2402.13499); no figure for 10.x was found, so it is taken to be as fast.
 _MULTIPROCESSORS = {
     (7, 5): Multiprocessor(1024, 16, shared_unit=256, shared_reserved=0, fma_lanes=64),
-    (8, 0): Multiprocessor(2048, 32, fma_lanes=64),
+    (8, 0): Multiprocessor(2048, 32, fma_lanes=64, fp64_lanes=32, fp64_mma=64),
     (8, 6): Multiprocessor(1536, 16),
     (8, 7): Multiprocessor(1536, 16),
     (8, 9): Multiprocessor(1536, 24),
-    (9, 0): Multiprocessor(2048, 32, mma_sync=1290),
-    (10, 0): Multiprocessor(2048, 32, mma_sync=1290),
+    (9, 0): Multiprocessor(2048, 32, mma_sync=1290, fp64_lanes=64, fp64_mma=128),
+    (10, 0): Multiprocessor(2048, 32, mma_sync=1290, fp64_lanes=64, fp64_mma=64),
     (10, 3): Multiprocessor(2048, 32, mma_sync=1290),
     (11, 0): Multiprocessor(1536, 24),
     (12, 0): Multiprocessor(1536, 24),

@@ -129,9 +129,9 @@ def test_only_turns_that_stay_count_against_its_length(monkeypatch: pytest.Monke
         return diary, module.launch("k", 1, 64, {"y": y}, seed=1, diary=diary)
 
     diary, launch = made(np.zeros(1, np.int32))
-    kept = sum(len(row.stretches) for row in diary.rows)
+    kept = sum(1 + len(stretch.acts) for row in diary.rows for stretch in row.stretches)
     assert launch.counters.instructions - sum(map(instructions, diary.rows)) > 30  # some ten turns are dropped
-    monkeypatch.setattr("cupyflash.sim.ptx.report.diary.MOST_STRETCHES", kept + 4)
+    monkeypatch.setattr("cupyflash.sim.ptx.report.diary.MOST_KEPT", kept + 4)
     assert not made(np.zeros(1, np.int32))[0].too_long
 
 

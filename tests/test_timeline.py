@@ -15,13 +15,14 @@ from test_ptx_gallery_tensor import gallery as tensor_gallery
 from test_ptx_harness import compile_cuda, kernel
 
 from cupyflash import Device, Problem, plan
-from cupyflash.multiprocessor import L2_BYTES, L2_LATENCY
+from cupyflash.multiprocessor import L2_BYTES, L2_LATENCY, PARTITIONS
 from cupyflash.sim.cli import main
 from cupyflash.sim.ptx import Diary, Launch, Module
 from cupyflash.sim.ptx.report.diary import Copy, Multiply, Product, Promise, Row, Sign, Start, Stretch, Wait
-from cupyflash.sim.timeline import KINDS, MOST_SPANS, device_of, timeline, why_not
+from cupyflash.sim.timeline import KINDS, MOST_COPIES, MOST_SPANS, device_of, timeline, why_not
 from cupyflash.sim.timeline.clocks import Played, Replay, play
 from cupyflash.sim.timeline.order import Orders
+from cupyflash.sim.timeline.units import Rates
 from cupyflash.sim.trace import trace
 from suites import sample, wide
 
@@ -261,6 +262,31 @@ def test_what_another_block_of_the_cluster_does_is_taken_to_be_there() -> None:
     assert any("another thread block" in note for note in told["notes"])
 
 
+SUMS = "{%f0, %f1, %f2, %f3}"
+FOUR = "{%r0, %r1, %r2, %r3}"
+EIGHT = "{%f0, %f1, %f2, %f3, %f0, %f1, %f2, %f3}"
+HALVES = "{%r0, %r1, %r2, %r3, %r0, %r1, %r2, %r3}"
+
+
+@pytest.mark.parametrize(
+    ("instruction", "fmas"),  # FMAs of a warp, and a clock of an A100, an H100 (0.63 of its tensor cores' 2,048), an A10
+    [
+        (f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {SUMS}, {FOUR}, {{%r0, %r1}}, {SUMS}", (2048, 1024, 1290, 512)),
+        (f"wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 {EIGHT}, {HALVES}, {HALVES}, {EIGHT}", (4096, 1024, 1290, 512)),
+        (f"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {SUMS}, {FOUR}, {{%r0, %r1}}, {SUMS}", (1024, 512, 645, 256)),
+        ("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d0, %d1}, {%d0}, {%d0}, {%d0, %d1}", (256, 64, 128, 2)),
+        ("fma.rn.f64 %d0, %d1, %d0, %d1", (32, 32, 64, 2)),
+        ("fma.rn.f32 %f0, %f1, %f0, %f1", (32, 64, 128, 128)),
+    ],
+)
+def test_rates_go_by_the_types_of_the_operands(instruction: str, fmas: tuple[int, ...]) -> None:
+    registers = ".reg .f32 %f<4>; .reg .b32 %r<4>; .reg .f64 %d<2>;"
+    listing = Module.from_ptx(kernel(f"{instruction};", registers=registers)).code("k").listing
+    needed, *rates = fmas
+    for device, rate in zip((A100, H100, Device.named("A10")), rates, strict=True):
+        assert Rates.of(device).step(listing, 0).clocks == pytest.approx(PARTITIONS * needed / rate, rel=0.01)
+
+
 # -- random diaries -----------------------------------------------------------------------------------------------------------
 
 CODE = """.reg .f32 %f<6>; .reg .b32 %r<12>; .reg .b64 %rd<3>; .shared .b32 s[64]; ld.param.u64 %rd0, [y]; mov.u32 %r0, %tid.x;
@@ -359,8 +385,8 @@ def test_a_timeline_is_json_whose_spans_are_apart_and_whose_shares_are_the_rows(
         diary, _, device = attention_cases(name)
         told = timeline(diary, device, "sm_90a", lambda line: f"{line[1]}")
         assert told == json.loads(json.dumps(told)) == timeline(diary, device, "sm_90a", lambda line: f"{line[1]}")
-        assert told["shown"] == told["clocks"] and all(text == str(number) for _, number, text in told["sources"])
-        assert {file for file, _, _ in told["sources"]} == {f"{diary.kernel}.cu"}  # the kernel's own lines
+        assert told["shown"] == told["clocks"] and all(text == str(number) for _, number, text, _ in told["sources"])
+        assert {file for file, *_ in told["sources"]} == {f"{diary.kernel}.cu"}  # the kernel's own lines
         for row in told["rows"]:
             flat = [clock for begin, end, *_ in row["spans"] for clock in (begin, end)]
             assert flat == sorted(flat) and flat[-1] <= told["clocks"]
@@ -382,6 +408,90 @@ def test_a_long_timeline_is_shown_up_to_some_clock(monkeypatch: pytest.MonkeyPat
     assert told["clocks"] == whole["clocks"] > told["shown"] and told["shares"] == whole["shares"]
     spans = [span for row in told["rows"] for span in row["spans"]]
     assert 40 <= len(spans) <= 50 < MOST_SPANS and max(end for _, end, *_ in spans) == told["shown"]
+
+
+@pytest.mark.parametrize("name", ["fa2", "fa3"])
+def test_what_is_not_played_to_its_end_is_the_beginning_of_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    diary, _, device = attention_cases(name)
+    whole = play(diary, device)
+    for most in (100, 1000):
+        part = play(diary, device, most=most)
+        assert not part.whole and 0 < part.clocks < whole.clocks and part.busy["issue"] <= most
+        assert max(part.busy.values()) <= part.clocks
+        for mine, all_of in zip(part.rows, whole.rows, strict=True):
+            ends = [0.0, *(end for _, end, *_ in mine)]
+            assert [begin for begin, *_ in mine] == ends[:-1] and ends[-1] == part.clocks
+            assert [span[:4] for span in mine[:-2]] == [span[:4] for span in all_of[: len(mine) - 2]]
+        assert play(diary, device, until=part.clocks).rows == part.rows
+    monkeypatch.setattr("cupyflash.sim.timeline.MOST_PLAYED", 2000)
+    for most in (MOST_SPANS, 50):
+        monkeypatch.setattr("cupyflash.sim.timeline.MOST_SPANS", most)
+        told = timeline(diary, device, "", lambda line: "")
+        assert told["clocks"] is None and sum(len(row["spans"]) for row in told["rows"]) <= most + len(diary.rows)
+        assert all(sum(shares) == pytest.approx(told["shown"], abs=0.1) for shares in told["shares"])
+
+
+def test_more_copies_at_a_time_than_a_page_has_rows_for_are_counted() -> None:
+    diary = Diary(0)
+    diary.listing, diary.rows = Module.from_ptx(kernel(CODE, [".u64 y"])).code("k").listing, [Row([Stretch(0, 1)])]
+    for turn in range(2):
+        for number in range(1000 * turn, 1000 * turn + 200):
+            diary.copies[number] = Copy(0, 0, "bulk", "x", "s", 16, -1, True)
+            diary.note(0, 0, Start(number))
+        diary.note(0, 0, Wait("copies", "", tuple(diary.copies)))
+    told = timeline(diary, A100, "", lambda line: "")
+    rows = [row for row in told["rows"] if row["group"] == "copies"]
+    assert len(rows) == MOST_COPIES + 1
+    notes = [told["notes"][note] for *_, note in rows[-1]["spans"]]
+    assert notes == [f"{200 - MOST_COPIES} more copies: {16 * (200 - MOST_COPIES):,} bytes"] * 2
+
+
+def test_a_wait_for_a_load_ends_when_it_is_there_and_that_for_a_unit_begins() -> None:
+    body = """.reg .b64 %rd0; .reg .f32 %f<2>; ld.param.u64 %rd0, [y]; ld.global.f32 %f0, [%rd0]; sin.approx.f32 %f1, %f0;"""
+    diary, _ = run(Module.from_ptx(kernel(body, [".u64 y"])), "k", 1024, {"y": np.zeros(1, np.float32)})
+    sine = [i.opcode for i in diary.listing.instructions].index("sin")
+    ends = [{kind: end for _, end, kind, pc, _ in spans if pc == sine} for spans in play(diary, A100).rows]
+    assert all(end["waits_load"] < L2_LATENCY + 60 for end in ends)
+    assert sum(end.get("waits_unit", 0) > end["waits_load"] for end in ends) > 4
+
+
+def test_accesses_are_of_the_memory_that_they_went_to() -> None:
+    body = """.shared .b32 s[32]; .reg .b32 %r<4>; .reg .b64 %rd<4>; ld.param.u64 %rd0, [y]; mov.u64 %rd1, s;
+    cvta.shared.u64 %rd2, %rd1; st.u32 [%rd2], 1; ld.u32 %r0, [%rd2];
+    atom.add.u32 %r1, [%rd2], %r0; atom.shared.add.u32 %r2, [s], %r1; ld.u32 %r3, [%rd0];
+    st.u32 [%rd0], %r3;"""
+    diary, _ = run(Module.from_ptx(kernel(body, [".u64 y"])), "k", 1, {"y": np.zeros(1, np.uint32)})
+    replay, codes = Replay(diary, A100), diary.listing.instructions
+    orders = Orders(diary.listing, replay.step)
+    played = replay.run()
+    memory = [pc for pc, i in enumerate(codes) if i.opcode in ("ld", "st", "atom") and "param" not in i.mods]
+    kinds = [kind for _, _, kind, pc, _ in played.rows[0] if pc in memory and not kind.startswith("waits")]
+    assert kinds == ["shared"] * 4 + ["global"] * 2
+    loads = [orders.latency(pc) for pc, i in enumerate(codes) if i.opcode == "ld" and "param" not in i.mods]
+    assert loads[0] < L2_LATENCY == loads[1]
+
+
+INLINED = r"""__device__ float twice(const float* x, int at) {
+  float value = x[at];
+  return value + value;
+}
+extern "C" __global__ void k(const float* x, float* y) {
+  float first = twice(x, 0);
+  y[0] = first;
+  __syncthreads();
+  y[1] = twice(x, threadIdx.x) + first;
+}"""
+
+
+def test_span_and_note_name_the_same_line_of_an_inlined_function_and_its_call() -> None:
+    diary, _ = run(compile_cuda(INLINED, "-arch=compute_80"), "k", 1, [np.ones(1, np.float32), np.zeros(2, np.float32)])
+    told = timeline(diary, A100, "", lambda line: INLINED.splitlines()[line[1] - 1])
+    assert {tuple(number) for _, *number in told["sources"]} == {
+        (line, INLINED.splitlines()[line - 1], call)
+        for line, call in [(2, 6), (2, 9), (3, 6), (3, 9), (7, -1), (8, -1), (9, -1), (10, -1)]
+    }
+    loads = {told["notes"][note] for _, _, kind, _, note in told["rows"][0]["spans"] if KINDS[kind][0] == "waits_load"}
+    assert loads == {f"for what ld of line 2 (called at line {call}) gives" for call in (6, 9)}
 
 
 def test_the_default_order_makes_the_same_diary_each_time() -> None:
@@ -407,9 +517,16 @@ def test_what_a_diary_is_not_of() -> None:
 
 
 def test_a_diary_that_grows_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cupyflash.sim.ptx.report.diary.MOST_STRETCHES", 20)
-    diary, _ = run(compile_cuda(STAGES, "-DSTAGES=2"), "k", 256, [np.zeros(24576, np.uint16), np.zeros(1024, np.float32), 12])
+    module, args = compile_cuda(STAGES, "-DSTAGES=2"), [np.zeros(24576, np.uint16), np.zeros(1024, np.float32), 12]
+    diary, _ = run(module, "k", 256, args)
+    stretches = sum(len(row.stretches) for row in diary.rows)
+    kept = stretches + sum(len(stretch.acts) for row in diary.rows for stretch in row.stretches)
+    monkeypatch.setattr("cupyflash.sim.ptx.report.diary.MOST_KEPT", kept)
+    assert kept > 2 * stretches and why_not(run(module, "k", 256, args)[0]) is None
+    monkeypatch.setattr("cupyflash.sim.ptx.report.diary.MOST_KEPT", kept // 2)
+    diary, _ = run(module, "k", 256, args)
     assert "more than" in str(why_not(diary))
+    assert not (diary.copies or diary.signs or any(row.stretches for row in diary.rows))
     with pytest.raises(ValueError, match="too long"):
         play(diary, A100)
 
@@ -433,4 +550,4 @@ def test_the_commands_have_it(tmp_path: Any) -> None:
     (player,) = json.loads(CliRunner().invoke(main, [*small, "--timeline-block", "3", "--json"]).stdout)["players"]
     made = player["launches"][0]["timeline"]
     assert (made["kernel"], made["block"], made["device"]) == ("fa2_forward", 3, "A100-40GB")
-    assert any("K" in note for note in made["notes"]) and any("find_row_block" in text for *_, text in made["sources"])
+    assert any("K" in note for note in made["notes"]) and any("find_row_block" in text for _, _, text, _ in made["sources"])

@@ -184,8 +184,9 @@ def test_a_pointer_is_told_kind_clocks_line_and_note(wanted: str, opened: Any, p
     assert opened.execute_script(top) == before  # what is said moves nothing under the pointer
     words = said(opened)
     assert timeline["rows"][row]["name"] in words and timeline["kinds"][kind]["label"] in words
-    file, line, text = timeline["sources"][source]
+    file, line, text, call = timeline["sources"][source]
     assert f"{file}:{line}" in words and text.strip() in words
+    assert ("called at" in words) == (call >= 0) and (call < 0 or f"(called at {file}:{call})" in words)
     assert note < 0 or timeline["notes"][note] in words
     clocks = words.split("clocks ")[1].split(")")[0].replace(" (", " to ").split(" to ")
     assert [number(text) for text in clocks] == pytest.approx([begin, end, end - begin], abs=0.51)
@@ -388,6 +389,46 @@ def test_every_launch_has_its_timeline_or_says_why_not(opened: Any, page: Path) 
             assert (launch["timeline"]["model"] if launch["timeline"] else launch["timeline_why"]) in text
 
 
+CROWD = r"""
+extern "C" __global__ void k(const float* x, float* y) {
+    extern __shared__ __align__(128) float s[];
+    __shared__ unsigned long long bar;
+    const unsigned at = (unsigned)__cvta_generic_to_shared(&bar), to = (unsigned)__cvta_generic_to_shared(s);
+    if (threadIdx.x == 0) {
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(at) : "memory");
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], 16384;" :: "r"(at) : "memory");
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < 1024; i += blockDim.x)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 16, [%2];"
+                     :: "r"(to + 16 * i), "l"(x + 4 * i), "r"(at) : "memory");
+    asm volatile("{.reg .pred p;\nW: mbarrier.try_wait.parity.shared.b64 p, [%0], 0;\n@!p bra W;}" :: "r"(at) : "memory");
+    y[threadIdx.x] = s[threadIdx.x];
+}"""
+
+
+def test_a_thousand_copies_at_a_time_and_a_block_without_an_end_are_drawn(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "k.cu").write_text(CROWD)
+    args = {"x": {"shape": [4096], "fill": "arange"}, "y": {"shape": [128], "fill": "empty"}}
+    launch = ("--arch", "sm_90", "--grid", "1", "--block", "128", "--shared-bytes", "16384", "--args", json.dumps(args))
+    for most, says in ((10**6, "clocks"), (300, "the first")):
+        monkeypatch.setattr("cupyflash.sim.timeline.MOST_PLAYED", most)
+        page = tmp_path / "page.html"
+        result = CliRunner().invoke(main, ["profile", str(tmp_path / "k.cu"), *launch, "--html", str(page)])
+        assert result.exit_code == 0, result.output
+        timeline = timeline_of(page)
+        assert (timeline["clocks"] is None) == (most == 300)
+        for _ in open_page(browser, page, "window.choice = choice"):
+            until(browser, "chart.pen?.getImageData(0, 0, chart.canvas.width, chart.canvas.height).data.some(Boolean)")
+            assert browser.execute_script("return chart.canvas.clientHeight") < 1500
+            assert says in browser.execute_script("return choice.timeline.about()")
+            (_, *rows), (_, *busy), _ = tables(browser)
+            assert all(number(shown[-1]) == pytest.approx(timeline["shown"], abs=1) for shown in rows)
+            assert all(0 <= int(part.removesuffix(" %")) <= 100 for *_, part in busy)
+
+
 def test_in_a_profile_a_click_goes_to_the_line_and_a_line_lights_its_spans(profiled: Any, profile: Path) -> None:
     timeline = timeline_of(profile)
     row, n = some_of(timeline, "wait")
@@ -400,7 +441,7 @@ def test_in_a_profile_a_click_goes_to_the_line_and_a_line_lights_its_spans(profi
 
     ActionChains(profiled).move_to_element(profiled.execute_script("return $(location.hash.slice(1))")).perform()
     until(profiled, "chart.lit !== null")
-    assert set(profiled.execute_script(lit)) == {source}
+    assert set(profiled.execute_script(lit)) == {n for n, each in enumerate(timeline["sources"]) if each[1] == line}
     ActionChains(profiled).move_to_element(profiled.execute_script("return $('name')")).perform()
     until(profiled, "chart.lit === null")
     assert profiled.execute_script("return document.documentElement.scrollWidth <= innerWidth")

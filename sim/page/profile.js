@@ -177,11 +177,12 @@ function block() {
   choice = new Choice("One thread block, by its warps", [{ timeline: data.timeline, why: data.timeline_why }], words, go);
   $("timeline").append(choice.root);
   if (!data.timeline) return;
-  const places = new Map(data.timeline.sources.map((source, n) => { const one = known(source); return [one && id(one.file, source[1]), n]; }));
+  const places = new Map();  // of a line, the numbers that it has as a source: one for each line that calls it
+  data.timeline.sources.forEach((source, n) => { const one = known(source), at = one && id(one.file, source[1]); places.set(at, (places.get(at) ?? new Set()).add(n)); });
   let lit = null;
   $("sources").onmouseover = event => {
     const here = places.get(event.target.closest(".row")?.id) ?? null;
-    if (here !== lit) choice.timeline?.light((lit = here) === null ? null : span => span[PLACE] === here);
+    if (here !== lit) choice.timeline?.light((lit = here) === null ? null : span => here.has(span[PLACE]));
   };
   $("sources").onmouseleave = () => { if (lit !== null) choice.timeline?.light(lit = null); };
 }

@@ -9,6 +9,7 @@ class Timeline {
     this.told = told;
     this.link = link;
     this.go = go;
+    this.partly = told.clocks === null || told.shown < told.clocks;  // null: it was not played to its end
     const chart = this.chart = new Chart(told);
     chart.canvas.setAttribute("aria-label", `Thread block ${told.block} of ${told.kernel}: ${plural(told.rows.length, "row")} of spans over ${clocks(told.shown)} clocks. `
       + "Plus and minus zoom, left and right pan, up and down choose a row, with shift left and right go from span to span, 0 shows all. The numbers stand in tables below.");
@@ -25,8 +26,14 @@ class Timeline {
   }
 
   about() {
-    const { told } = this, part = told.shown < told.clocks ? `, the first ${clocks(told.shown)} of ${clocks(told.clocks)} clocks` : `, ${clocks(told.clocks)} clocks`;
+    const { told } = this, of = told.clocks === null ? "" : ` of ${clocks(told.clocks)}`, part = this.partly ? `, the first ${clocks(told.shown)}${of} clocks` : `, ${clocks(told.shown)} clocks`;
     return `${told.kernel} for ${told.target}, thread block ${told.block} of a grid of ${comma(told.blocks)}${part}`;
+  }
+
+  // A line in words; of an inlined function, with the kernel's line that called it
+  place(source) {
+    const [file, , text, call] = source;
+    return [this.link(source), ` ${text.trim()}`, ...call < 0 ? [] : [" (called at ", this.link([file, call]), ")"]];
   }
 
   // -- what is told of a span
@@ -39,7 +46,7 @@ class Timeline {
       const span = chart.span(found), [begin, end, kind, place, note] = span, of = told.rows[found.row], source = told.sources[place];
       out.push(el("p", {}, el("b", { textContent: of.name }), of.role ? ` (${of.role})` : "", ` ${told.kinds[kind].label}, `,
         el("span", { className: "num", textContent: `clocks ${clocks(begin)} to ${clocks(end)} (${clocks(end - begin)})` })));
-      if (source) out.push(el("p", { className: "mono" }, this.link(source), ` ${source[2].trim()}`));
+      if (source) out.push(el("p", { className: "mono" }, ...this.place(source)));
       if (note >= 0) out.push(el("p", { textContent: told.notes[note] }));
     } else if (row !== null) out.push(el("p", {}, el("b", { textContent: told.rows[row].name }), " nothing here"));
     else if (!met.length) out.push(el("p", { className: "soft", textContent: "Point at a span, tap it, or choose it with the arrow keys: here it says what it is, and of which line." }));
@@ -214,14 +221,14 @@ class Timeline {
     const rows = names.map((name, at) => [name, ...kinds.map(n => comma(told.shares[at][n])), comma(sum(told.shares[at], n => n))]);
     const waits = this.waits(), made = waits.map(wait => {
       const there = el("button", { type: "button", className: "there", textContent: clocks(wait.longest), title: "Show it", onclick: () => { this.pick(wait.found, true); this.chart.canvas.focus(); } });
-      const line = wait.source ? el("div", { className: "mono" }, this.link(wait.source), ` ${wait.source[2].trim()}`) : "";
+      const line = wait.source ? el("div", { className: "mono" }, ...this.place(wait.source)) : "";
       return [el("div", {}, told.kinds[wait.kind].label, line), comma(wait.times), clocks(wait.sum), there];
     });
     const out = el("details", { className: "words" }, el("summary", { textContent: "The same in words: clocks by warp, longest waits" }),
-      el("h3", { textContent: "Clocks by warp and kind, of the whole block" }), table(["", ...kinds.map(n => told.kinds[n].label), "all"], rows));
-    const busy = Object.entries(told.busy).sort((a, b) => b[1] - a[1]).map(([name, n]) => [name, comma(n), `${Math.round(100 * n / told.clocks)} %`]);
+      el("h3", { textContent: `Clocks by warp and kind, of ${told.clocks === null ? "what is drawn" : "the whole block"}` }), table(["", ...kinds.map(n => told.kinds[n].label), "all"], rows));
+    const busy = Object.entries(told.busy).sort((a, b) => b[1] - a[1]).map(([name, n]) => [name, comma(n), `${Math.round(100 * n / (told.clocks ?? told.shown))} %`]);
     out.append(el("h3", { textContent: "Clocks that a unit is busy; of those that each sub-core has, the busiest" }), table(["", "clocks", "of all"], busy));
-    if (made.length) out.append(el("h3", { textContent: `Longest waits, by their line${told.shown < told.clocks ? "; of what is drawn" : ""}` }), table(["wait", "times", "clocks of all warps", "longest"], made));
+    if (made.length) out.append(el("h3", { textContent: `Longest waits, by their line${this.partly ? "; of what is drawn" : ""}` }), table(["wait", "times", "clocks of all warps", "longest"], made));
     return out;
   }
 
@@ -261,9 +268,9 @@ class Choice {
     this.go = go;
     this.timeline = null;
     this.place = el("div");
-    const longest = Math.max(...launches.map(one => one.timeline?.clocks ?? 0));
+    const clocks = ({ timeline }) => timeline ? timeline.clocks ?? Infinity : 0, longest = Math.max(...launches.map(clocks));
     this.choice = el("select", { onchange: () => this.show() }, ...launches.map((one, value) => el("option", { value, textContent: one.label })));
-    this.choice.selectedIndex = Math.max(launches.findIndex(one => one.timeline?.clocks === longest), 0);
+    this.choice.selectedIndex = Math.max(launches.findIndex(one => clocks(one) === longest), 0);
     this.root = el("details", { className: "block" }, el("summary", { textContent: title }), launches.length > 1 ? el("label", { className: "choose" }, "Launch", this.choice) : "", this.place);
     addEventListener("theme", () => this.timeline?.colour());
     this.root.ontoggle = () => { if (this.root.open && !this.place.childNodes.length) this.show(); };

@@ -12,12 +12,17 @@ from math import inf
 from typing import Any, NamedTuple
 
 from cupyflash.device import Device
-from cupyflash.sim.ptx.report.diary import MOST_STRETCHES, Diary
+from cupyflash.sim.ptx.report.diary import MOST_KEPT, Copy, Diary
+from cupyflash.sim.ptx.state.lanes import GROUP
 from cupyflash.sim.ptx.text.syntax import Line
-from cupyflash.sim.timeline.clocks import GROUP, SHORT, Flight, Played, Span, play
+from cupyflash.sim.timeline.clocks import SHORT, Flight, Played, Span, own_line, play
 
 MOST_SPANS = 20_000
 """Of all rows together: what a page draws without delay. A longer block is shown up to some clock."""
+MOST_PLAYED = 500_000
+"""Instructions: a few seconds. A longer block is played up to some clock."""
+MOST_COPIES = 32
+"""Rows of copies; more at a time share one more row, which counts them. A page could not draw thousands."""
 
 KINDS = (
     ("works", "runs instructions", "work"),
@@ -45,11 +50,11 @@ KINDS = (
 )
 """Of spans: name, label, class."""
 NUMBERS = {name: number for number, (name, _, _) in enumerate(KINDS)}
-WAITS = frozenset(name for name, _, kind in KINDS if kind in ("wait", "done"))
+NO_WORK = frozenset(name for name, _, kind in KINDS if kind in ("wait", "done"))
 
 MODEL = (
     "The order, and who waits for what, are those of the execution; the clocks are a model's, of the PTX instructions of one "
-    "thread block alone on a multiprocessor of a {device}, and nothing of them is measured."
+    "thread block alone on a multiprocessor of the {device}, and nothing of them is measured."
 )
 
 
@@ -65,25 +70,23 @@ def device_of(target: str) -> Device:
 
 
 class Lines:
-    """The lines of source that spans are of: of code in an inlined function the innermost that is in the kernel's own file."""
+    """The lines of source that spans are of, each with the kernel's line that called it, as `own_line` has them."""
 
     def __init__(self, diary: Diary, text: Callable[[Line], str]):
         self.diary, self.text = diary, text
-        self.numbers: dict[Line, int] = {}
+        self.numbers: dict[tuple[Line, int], int] = {}
         self._of: dict[int, int] = {-1: -1}
 
     def of(self, pc: int) -> int:
         """The number of an instruction's line, -1 for none."""
         found = self._of.get(pc)
         if found is None:
-            i = self.diary.listing.instructions[pc]
-            calls = (i.place, *i.inlined_at)
-            own = next(line for line in calls if line[0] == calls[-1][0])
+            own = own_line(self.diary.listing.instructions[pc])
             found = self._of[pc] = self.numbers.setdefault(own, len(self.numbers))
         return found
 
     def told(self) -> list[list[Any]]:
-        return [[file.rpartition("/")[2], number, self.text((file, number))] for file, number in self.numbers]
+        return [[file.rpartition("/")[2], number, self.text((file, number)), call] for (file, number), call in self.numbers]
 
 
 class Drawn(NamedTuple):
@@ -97,14 +100,14 @@ class Drawn(NamedTuple):
 
 def timeline(diary: Diary, device: Device, target: str, text: Callable[[Line], str]) -> dict[str, Any]:
     """A diary with clocks, for JSON; `text` gives the text of a line of source. ValueError as `play`."""
-    played, lines = play(diary, device), Lines(diary, text)
-    rows = [
-        Drawn(f"warp {number}", "warps", role, joined(spans, lines, played.takes))
-        for number, (spans, role) in enumerate(zip(played.rows, roles(diary), strict=True))
-    ]
-    rows += copies(diary, played, lines) + products(diary, played, lines)
+    lines = Lines(diary, text)
+    played = play(diary, device, most=MOST_PLAYED)
+    rows = drawn(diary, played, lines)
     begins = sorted(span[0] for row in rows for span in row.spans)
     shown = played.clocks if len(begins) <= MOST_SPANS else begins[MOST_SPANS]
+    if shown < played.clocks and not played.whole:  # sums are of what is shown
+        played = play(diary, device, until=shown)
+        rows = drawn(diary, played, lines)
     notes: dict[str, int] = {"": -1}
     told = [
         {
@@ -125,7 +128,7 @@ def timeline(diary: Diary, device: Device, target: str, text: Callable[[Line], s
         "blocks": diary.blocks,
         "target": target,
         "device": device.name,
-        "clocks": round(played.clocks, 2),
+        "clocks": round(played.clocks, 2) if played.whole else None,
         "shown": round(shown, 2),
         "model": MODEL.format(device=device.name),
         "kinds": [{"name": name, "label": label, "class": kind} for name, label, kind in KINDS],
@@ -138,10 +141,19 @@ def timeline(diary: Diary, device: Device, target: str, text: Callable[[Line], s
     }
 
 
+def drawn(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
+    """All rows."""
+    rows = [
+        Drawn(f"warp {number}", "warps", role, joined(spans, lines, played.takes))
+        for number, (spans, role) in enumerate(zip(played.rows, roles(diary), strict=True))
+    ]
+    return rows + copies(diary, played, lines) + products(diary, played, lines)
+
+
 def why_not(diary: Diary) -> str | None:
     """Why a diary has no timeline; None where it has one."""
     if diary.too_long:
-        return f"the thread block runs more than {MOST_STRETCHES:,} stretches of code"
+        return f"the thread block runs more than {MOST_KEPT:,} stretches of code and accesses"
     return None if any(row.stretches for row in diary.rows) else "the thread block did not run"
 
 
@@ -170,7 +182,7 @@ def joined(spans: Sequence[Span], lines: Lines, takes: Mapping[int, float]) -> l
             parts.clear()
 
     for start, end, kind, pc, note in spans:
-        if kind in WAITS:
+        if kind in NO_WORK:
             close(start)
             out.append((start, end, kind, lines.of(pc), note))
             continue
@@ -210,7 +222,8 @@ def meetings(played: Played) -> list[tuple[float, int, list[int]]]:
 
 
 def copies(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
-    """Copies in as many rows as overlap; those of cp.async of one tensor that warps have in their n-th groups at a time are one."""
+    """Copies in as many rows as overlap, up to MOST_COPIES; those of cp.async of one tensor that warps have in their n-th groups
+    at a time are one."""
     together: defaultdict[tuple[Any, ...], list[list[Flight]]] = defaultdict(list)
     for flight in sorted(played.copies, key=lambda flight: flight.begin):
         copy = diary.copies[flight.number]
@@ -220,21 +233,45 @@ def copies(diary: Diary, played: Played, lines: Lines) -> list[Drawn]:
         else:
             alike.append([flight])
     rows: list[list[tuple[float, float, str, int, str]]] = []
+    others: list[list[Flight]] = []
     counts: defaultdict[str, int] = defaultdict(int)
     for flights in sorted(chain(*together.values()), key=lambda some: some[0].begin):
         begin, landed = flights[0].begin, max(flight.landed for flight in flights)
         seen, first = min(flight.seen for flight in flights), diary.copies[flights[0].number]
         counts[first.tensor] += 1
+        free = next((row for row in rows if row[-1][1] <= begin), None)
+        if free is None and len(rows) == MOST_COPIES:
+            others.append(flights)
+            continue
         note, line = copies_text(diary, flights, counts[first.tensor]), lines.of(first.pc)
         spans = [(begin, landed, "copy_flying", line, note)]
+        seen = seen if played.whole else min(seen, played.clocks)
         if landed < seen < inf:
             spans.append((landed, seen, "copy_there", line, note))
-        free = next((row for row in rows if row[-1][1] <= begin), None)
         if free is None:
             rows.append(spans)
         else:
             free += spans
-    return [Drawn("copies" if not number else f"copies {number + 1}", "copies", "", spans) for number, spans in enumerate(rows)]
+    found = [Drawn("copies" if not number else f"copies {number + 1}", "copies", "", spans) for number, spans in enumerate(rows)]
+    return found + ([Drawn("more copies", "copies", "", crowd(diary, others, lines))] if others else [])
+
+
+def crowd(diary: Diary, copies: Sequence[Sequence[Flight]], lines: Lines) -> list[tuple[float, float, str, int, str]]:
+    """Spans of copies that have no row of their own, in the order of their begins: those that overlap are one."""
+    groups: list[tuple[float, float, list[Copy]]] = []
+    for flights in copies:
+        begin, landed = min(flight.begin for flight in flights), max(flight.landed for flight in flights)
+        some = [diary.copies[flight.number] for flight in flights]
+        if groups and begin < groups[-1][1]:
+            first, last, known = groups[-1]
+            groups[-1] = first, max(last, landed), known
+            known += some
+        else:
+            groups.append((begin, landed, some))
+    return [
+        (begin, end, "copy_flying", lines.of(some[0].pc), f"{len(some):,} more copies: {sum(copy.nbytes for copy in some):,} bytes")
+        for begin, end, some in groups
+    ]
 
 
 def copies_text(diary: Diary, flights: Sequence[Flight], number: int) -> str:

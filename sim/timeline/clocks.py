@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import NamedTuple
 
@@ -23,21 +23,25 @@ from cupyflash.multiprocessor import (
     L2_BYTES,
     L2_LATENCY,
     PARTITIONS,
+    SHARED_BYTES,
     SHARED_QUEUE,
 )
 from cupyflash.sim.ptx.report.diary import Act, Copy, Diary, Global, Multiply, Promise, Row, Shared, Sign, Start, Wait
+from cupyflash.sim.ptx.state.lanes import GROUP
+from cupyflash.sim.ptx.state.patterns import SECTOR
+from cupyflash.sim.ptx.text.syntax import Instruction, Line
 from cupyflash.sim.timeline.order import Orders
-from cupyflash.sim.timeline.units import EXP, FREE, SHARED, TENSOR, Rates, Step
+from cupyflash.sim.timeline.units import EXP, FREE, PIPES, SHARED, TENSOR, Rates, Step
 
-GROUP = 4
-"""Warps of a warpgroup."""
 SHORT = 16
 """Clocks: a pause below it is part of the work around it."""
+MEMORY = frozenset({"shared", "global"})
+"""Kinds of work that access memory; which one is as executed."""
 MORE = 0.1
 """Of the clocks: for how long what is never over is drawn."""
 SIGNALS = frozenset({"barrier", "cluster", "phase", "registers"})
 """Waits for other warps, which see what they wait for so much later."""
-WAITS = {
+WAIT_KINDS = {
     "barrier": "waits_barrier",
     "cluster": "waits_cluster",
     "phase": "waits_phase",
@@ -64,7 +68,6 @@ class Item(NamedTuple):
 
 
 OUTSIDE = ", another thread block's part in it is taken to be there"
-NONE: list[Act] = []
 
 
 def items(row: Row, orders: Orders) -> Iterator[Item]:
@@ -78,7 +81,33 @@ def items(row: Row, orders: Orders) -> Iterator[Item]:
                 yield Item(-1, acts[pc], False, pc)
         later, last = number + 1 < len(row.stretches) and row.stretches[number + 1].first != stretch.end, stretch.end - 1
         for pc in orders.of(stretch.first, stretch.end):
-            yield Item(pc, acts.get(pc, NONE), later and pc == last, pc)
+            yield Item(pc, acts.get(pc, []), later and pc == last, pc)
+
+
+def space(acts: Sequence[Act]) -> str:
+    """The memory that an instruction has accessed, by the slowest of its accesses; "" for none."""
+    if any(isinstance(act, Global) for act in acts):
+        return "global"
+    return "shared" if any(isinstance(act, Shared) for act in acts) else ""
+
+
+def spaces(diary: Diary) -> dict[int, str]:
+    """The same of all instructions that do: generic addresses and atomics may be of either."""
+    found: dict[int, str] = {}
+    for row in diary.rows:
+        for stretch in row.stretches:
+            for pc, act in stretch.acts:
+                if isinstance(act, Global | Shared) and found.get(pc) != "global":
+                    found[pc] = space((act,))
+    return found
+
+
+def own_line(i: Instruction) -> tuple[Line, int]:
+    """An instruction's line of source; of code in inlined functions the innermost in the kernel's own file, and the number of the
+    kernel's line that called it (-1: it is that line)."""
+    *inner, last = i.place, *i.inlined_at
+    own = next((line for line in inner if line[0] == last[0]), last)
+    return own, -1 if own == last else last[1]
 
 
 @dataclass
@@ -125,11 +154,13 @@ class Flight:
 class Played:
     """A diary with clocks. `rows`: spans of each warp, in order, from 0 to `clocks`; `cores`: mma.sync of each sub-core.
 
-    products: (from, to, number in the diary) of wgmma. waits: (row, wait, when it was over). busy: clocks of each unit, of those of
-    sub-cores the busiest. signs: when each number of the diary came. takes: for how long an instruction takes its unit.
+    whole: whether it was played to its end. products: (from, to, number in the diary) of wgmma. waits: (row, wait, when it was
+    over). busy: clocks of each unit, of those of sub-cores the busiest. signs: when each number of the diary came. takes: for how
+    long an instruction takes its unit.
     """
 
     clocks: float
+    whole: bool
     rows: list[list[Span]]
     cores: list[list[Span]]
     copies: list[Flight]
@@ -146,7 +177,8 @@ class Replay:
     def __init__(self, diary: Diary, device: Device):
         self.diary, self.rates = diary, Rates.of(device)
         self.steps: dict[int, Step] = {}
-        self.free = [[0.0] * 4 for _ in range(PARTITIONS)]
+        self.spaces = spaces(diary)
+        self.free = [[0.0] * PIPES for _ in range(PARTITIONS)]
         self.shared = self.way = self.across = 0.0
         self.busy: defaultdict[tuple[str, int], float] = defaultdict(float)
         """By unit and sub-core; what those share has core 0."""
@@ -167,7 +199,8 @@ class Replay:
         """Warps and instructions that read what other thread blocks wrote."""
         self.promises: dict[int, tuple[int, ...]] = {}
 
-    def run(self) -> Played:
+    def run(self, until: float = inf, most: float = inf) -> Played:
+        """Up to a clock, or until so many instructions are issued."""
         orders = Orders(self.diary.listing, self.step)
         for number, row in enumerate(self.diary.rows):
             todo = items(row, orders)
@@ -178,23 +211,46 @@ class Replay:
                 self.warps[warp.core].append(warp)
         for core in range(PARTITIONS):
             self.wake(core, 0.0)
+        issued = 0
         while self.times:
             now, core = heapq.heappop(self.times)
+            if now >= until or issued >= most:
+                return self.part(now if now < until else until)
             if now != self.due[core]:
                 continue  # it was woken before
             self.due[core] = inf
             chosen, soonest = self.choose(core, now)
             if chosen is not None:
+                issued += 1
                 self.next[core] = now + 1
                 self.issue(chosen, now)
             self.wake(core, now + 1 if chosen is not None else soonest)
         assert not any(self.warps), "the diary's order is a legal one"
-        return self.played()
+        ends = *map(max, self.free), *(warp.since for warp in self.every)
+        return self.played(max(self.shared, self.way, self.across, *ends), True)
 
-    def played(self) -> Played:
-        clocks = max(self.shared, self.way, self.across, *map(max, self.free), *(warp.since for warp in self.every))
+    def part(self, clocks: float) -> Played:
+        """It ends before the block does: what warps are at then is cut there."""
+        for warp in self.every:
+            if warp.held is not None:
+                wait, pc, *_ = warp.held
+                warp.span(clocks, WAIT_KINDS[wait.kind], pc, self.note(warp, wait, -1))
+            elif warp.item is not None:
+                self.until_issue(warp, self.step(warp.item.pc), clocks)
+                warp.span(clocks, self.step(warp.item.pc).kind, warp.item.pc)
+            while warp.spans and warp.spans[-1][0] >= clocks:
+                warp.spans.pop()
+            if warp.spans:
+                begin, end, kind, pc, note = warp.spans[-1]
+                warp.spans[-1] = begin, min(end, clocks), kind, pc, note
+        self.cores = [[(span[0], min(span[1], clocks), *span[2:]) for span in each if span[0] < clocks] for each in self.cores]
+        self.products = [(begin, min(end, clocks), number) for begin, end, number in self.products if begin < clocks]
+        self.waits = [each for each in self.waits if each[2] <= clocks]
+        return self.played(clocks, False)
+
+    def played(self, clocks: float, whole: bool) -> Played:
         never = {row: here.stuck for row, here in enumerate(self.diary.rows) if here.stuck}
-        clocks += max(SHORT, clocks * MORE) if never else 0.0
+        clocks += max(SHORT, clocks * MORE) if never and whole else 0.0
         for warp in self.every:
             if warp.row in never:
                 note = "; ".join(dict.fromkeys(what for _, what in never[warp.row]))
@@ -202,9 +258,10 @@ class Replay:
             warp.span(clocks, "done", -1)
         busy: dict[str, float] = {}
         for (name, _), taken in self.busy.items():
-            busy[name] = max(busy.get(name, 0.0), taken)
+            busy[name] = min(max(busy.get(name, 0.0), taken), clocks)
         return Played(
             clocks,
+            whole,
             [warp.spans for warp in self.every],
             self.cores,
             list(self.flights.values()),
@@ -255,7 +312,10 @@ class Replay:
         """An instruction as the model has it."""
         found = self.steps.get(pc)
         if found is None:
-            found = self.steps[pc] = self.rates.step(self.diary.listing, pc)
+            found = self.rates.step(self.diary.listing, pc)
+            if found.kind in MEMORY:
+                found = replace(found, kind=self.spaces.get(pc, found.kind))
+            self.steps[pc] = found
         return found
 
     def come(self, warp: Warp, at: float) -> None:
@@ -284,9 +344,8 @@ class Replay:
         step = self.step(pc)
         self.last[warp.core] = warp
         if pc >= 0:
-            if now - warp.since >= SHORT:
-                self.pause(warp, step, now)
-            warp.span(now + 1, step.kind, pc)
+            self.until_issue(warp, step, now)
+            warp.span(now + 1, space(acts) or step.kind if step.kind in MEMORY else step.kind, pc)
             self.busy["issue", warp.core] += 1
             done = self.use(warp, step, acts, now)
             for register in step.writes:
@@ -296,13 +355,21 @@ class Replay:
             warp.ready = now
         self.go_on(warp, now, of, acts)
 
-    def pause(self, warp: Warp, step: Step, now: float) -> None:
-        """What a warp has waited for that issues now: a register, a unit, or other warps of its sub-core."""
-        if warp.slow is not None and warp.ready >= now:
+    def until_issue(self, warp: Warp, step: Step, now: float) -> None:
+        """What a warp has waited for that issues now: first for a register, then for a unit, or other warps of its sub-core. What
+        of it is short counts with the rest."""
+        if now - warp.since < SHORT:
+            return
+        there = warp.since if warp.slow is None else min(warp.ready, now)
+        there = now if now - there < SHORT else there
+        if warp.slow is not None and there - warp.since >= SHORT:
             i = self.diary.listing.instructions[warp.slow[2]]
-            line = (i.inlined_at[-1] if i.inlined_at else i.place)[1]
-            note = f"for what {i.opcode} of line {line} gives{OUTSIDE if (warp.row, warp.slow[2]) in self.outside else ''}"
-            warp.span(now, "waits_load" if warp.slow[1] else "waits_operand", step.pc, note)
+            (_, line), call = own_line(i)
+            where = f"line {line}" if call < 0 else f"line {line} (called at line {call})"
+            taken = OUTSIDE if (warp.row, warp.slow[2]) in self.outside else ""
+            kind = "waits_load" if warp.slow[1] else "waits_operand"
+            warp.span(there, kind, step.pc, f"for what {i.opcode} of {where} gives{taken}")
+        if warp.since == now:
             return
         queue = {SHARED: SHARED_QUEUE, EXP: EXP_QUEUE}.get(step.unit, 0)
         free = self.shared if step.unit == SHARED else self.free[warp.core][step.unit] if step.unit >= 0 else 0.0
@@ -317,9 +384,9 @@ class Replay:
                 if isinstance(act, Shared):
                     passes += act.passes
                 elif isinstance(act, Global):
-                    passes += -(-act.sectors // 4)
+                    passes += -(-act.sectors * SECTOR // SHARED_BYTES)
                     far = True
-                    self.move(32 * act.sectors, now)
+                    self.move(SECTOR * act.sectors, now)
             self.shared = max(self.shared, now) + passes
             self.busy["shared memory", 0] += passes
             return (self.way + L2_LATENCY, True) if far else (self.shared + step.latency, False)
@@ -422,7 +489,7 @@ class Replay:
                 warp.boards[register] = at + end - warp.ready, far, of
             self.outside |= {(warp.row, pc)} if wait.outside else set()
         warp.held, warp.ready = None, end
-        warp.span(end, WAITS[wait.kind], pc, self.note(warp, wait, last))
+        warp.span(end, WAIT_KINDS[wait.kind], pc, self.note(warp, wait, last))
         for number in wait.on:
             self.see(number, end)
         self.waits.append((warp.row, wait, end))
@@ -453,8 +520,11 @@ def copy_text(copy: Copy) -> str:
     return f"{copy.tensor or 'shared memory'}, {copy.nbytes:,} bytes {way} ({copy.how}, warp {copy.row})"
 
 
-def play(diary: Diary, device: Device) -> Played:
-    """Clocks for a diary on one multiprocessor of a device. ValueError for a diary that was given up, or of no launch."""
+def play(diary: Diary, device: Device, until: float = inf, most: float = inf) -> Played:
+    """Clocks for a diary on one multiprocessor of a device, up to the clock `until` or until `most` instructions are issued.
+
+    ValueError for a diary that was given up, or of no launch.
+    """
     if not diary.rows or diary.too_long:
         raise ValueError(f"diary {'is too long' if diary.too_long else 'is of no launch'}")
-    return Replay(diary, device).run()
+    return Replay(diary, device).run(until, most)

@@ -45,7 +45,7 @@ def touches(i: Instruction) -> tuple[frozenset[str], bool]:
 def passes(i: Instruction) -> int:
     """Wavefronts of a warp's access without conflicts."""
     if i.opcode == "cp":
-        return 4
+        return 4  # of 16 bytes a lane
     matrices = next((int(mod[1:]) for mod in i.mods if mod in ("x1", "x2", "x4")), 0)
     elements = next((int(mod[1:]) for mod in i.mods if mod in ("v2", "v4", "v8")), 1)
     bits = next((TYPES[mod].bits for mod in reversed(i.mods) if mod in TYPES), 32)
@@ -113,7 +113,7 @@ class Orders:
         return found
 
     def latency(self, pc: int) -> float:
-        """Until an instruction's result is there."""
+        """Until an instruction's result is there; of memory as it was executed."""
         step = self.step(pc)
         return L2_LATENCY if step.kind == "global" else 0.0 if step.unit == FREE else max(step.latency, 1.0)
 

@@ -23,9 +23,13 @@ from cupyflash.sim.ptx.text.types import TYPES
 
 TENSOR, EXP, FLOAT, INTEGER, SHARED, NONE, FREE = 0, 1, 2, 3, 4, -1, -2
 """Units: of a sub-core, the pipe to shared memory, no unit but the issue slot, and not even that."""
-UNIT_NAMES = ("tensor cores", "exponentials", "floating point", "integers", "shared memory", "")
+UNIT_NAMES = {TENSOR: "tensor cores", EXP: "exponentials", FLOAT: "floating point", INTEGER: "integers", SHARED: "shared memory"}
+PIPES = SHARED
+"""Units that each sub-core has: those before SHARED."""
 
 HALF_BITS = 16
+OPERAND_BITS = {"e4m3": 8, "e5m2": 8, "tf32": 32, "s4": 4, "u4": 4, "b1": 1}
+"""Of types that only products have."""
 
 BY_CLASS = {
     "tensor core": (TENSOR, "products"),
@@ -68,8 +72,8 @@ class Step:
 
     @property
     def name(self) -> str:
-        """Of the unit."""
-        return UNIT_NAMES[self.unit]
+        """Of the unit; "" for none."""
+        return UNIT_NAMES.get(self.unit, "")
 
 
 NOTHING = Step(-1, NONE, 0.0, 0.0, "works", (), ())
@@ -77,17 +81,20 @@ NOTHING = Step(-1, NONE, 0.0, 0.0, "works", (), ())
 
 @dataclass(frozen=True)
 class Rates:
-    """Of a multiprocessor, in a clock: FMAs of mma.sync and of wgmma on half types, lanes of float32."""
+    """Of a multiprocessor, in a clock: FMAs of mma.sync and of wgmma on half types and of mma.sync on float64, lanes of float32
+    and of float64."""
 
     mma_sync: float
     wgmma: float
+    fp64_mma: float
     float_lanes: int
+    fp64_lanes: int
 
     @classmethod
     def of(cls, device: Device) -> Rates:
         sm = Multiprocessor.like(device.compute_capability)
         peak = tensor_rate(device) or (512.0 if device.compute_capability < (8, 0) else 1024.0)
-        return cls(min(peak, sm.mma_sync or peak), peak, sm.fma_lanes)
+        return cls(min(peak, sm.mma_sync or peak), peak, sm.fp64_mma or sm.fp64_lanes, sm.fma_lanes, sm.fp64_lanes)
 
     def product_clocks(self, product: Product) -> float:
         """Of a warpgroup's product, on all four tensor cores: elements of 8 bits take half as long as those of 16."""
@@ -110,19 +117,19 @@ class Rates:
         if unit == SHARED:
             return Step(pc, SHARED, 0.0, SHARED_LATENCY, kind, reads, writes)
         if unit == TENSOR:
-            bits = element_bits(i.mods)
-            return Step(pc, TENSOR, PARTITIONS * flops / 2 * bits / HALF_BITS / self.mma_sync, TENSOR_LATENCY, kind, reads, writes)
+            rate = self.fp64_mma if "f64" in i.mods else self.mma_sync * HALF_BITS / element_bits(i.mods)
+            return Step(pc, TENSOR, PARTITIONS * flops / 2 / rate, TENSOR_LATENCY, kind, reads, writes)
         lanes = {EXP: EXPONENTIALS, FLOAT: self.float_lanes, INTEGER: INTEGER_LANES}.get(unit)
-        times = 2 if "f32x2" in i.mods or "f64" in i.mods else 1
+        lanes = self.fp64_lanes if lanes and "f64" in i.mods else lanes
+        times = 2 if "f32x2" in i.mods else 1
         latency = EXP_LATENCY if unit == EXP else FIXED_LATENCY if unit >= 0 else 0
         return Step(pc, unit, times * PARTITIONS * WARP / lanes if lanes else 0.0, latency, kind, reads, writes)
 
 
 def element_bits(mods: tuple[str, ...]) -> int:
-    """Of a product's operands: mma has the types of D, A, B and C."""
-    sizes = {"e4m3": 8, "e5m2": 8, "tf32": 32, "b1": 1}
-    types = [mod for mod in mods if mod in TYPES or mod in sizes]
-    return sizes.get(types[1], 0) or TYPES[types[1]].bits if len(types) > 1 else HALF_BITS
+    """Of a product's operands: mma has the types of D, A, B and C; wmma on float16 those of D and C alone."""
+    types = [mod for mod in mods if mod in TYPES or mod in OPERAND_BITS]
+    return HALF_BITS if len(types) < 3 else OPERAND_BITS.get(types[1], 0) or TYPES[types[1]].bits
 
 
 def registers(mask: int) -> tuple[int, ...]:

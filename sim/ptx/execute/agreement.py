@@ -10,11 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from ..report.findings import source_and_call
-from ..state.lanes import WARP, Lanes
+from ..state.lanes import GROUP, WARP, Lanes
 from ..text.syntax import Instruction
 from ..text.types import Array
 from .host import Host
-from .products import GROUP
 
 
 class Agreement:

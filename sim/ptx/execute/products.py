@@ -16,13 +16,12 @@ from ..decode.ops.tensor import Decode
 from ..decode.registry import Arg, Multiply
 from ..memory.descriptors import UNIT
 from ..state.fpenv import ENVIRONMENT, KEEP
-from ..state.lanes import WARP, Lanes
+from ..state.lanes import GROUP, WARP, Lanes
 from ..text.syntax import Instruction
 from ..text.types import Array
 from .host import Host
 from .operands import Operand
 
-GROUP = 4
 THREADS = GROUP * WARP
 ROWS = 64
 

@@ -15,7 +15,7 @@ from ..decode.registry import Arg, Multiply, MultiplyWait
 from ..memory.descriptors import UNIT, Descriptor
 from ..memory.swizzles import MODES
 from ..report.findings import Stuck, source
-from ..state.lanes import WARP, Lanes
+from ..state.lanes import GROUP, WARP, Lanes
 from ..state.segments import IN_FLIGHT, UNWRITTEN
 from ..text.syntax import Instruction, Reg
 from ..text.types import Array
@@ -23,7 +23,7 @@ from .agreement import Agreement
 from .flights import BITS, SLOTS, Flights
 from .host import Host
 from .operands import Operand, Operands
-from .products import GROUP, ROWS, THREADS, Bound, Product, Sums, land, matrix, put_rows, rows_of
+from .products import ROWS, THREADS, Bound, Product, Sums, land, matrix, put_rows, rows_of
 
 MODE_NUMBERS = np.array([MODES[Descriptor.of(bits << 62).mode] for bits in range(4)], np.uint8)
 """Swizzles as the record of tensor copies has them, by the descriptor's bits."""

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from ..report.findings import Findings, source
-from ..state.lanes import WARP, Lanes, Wave
+from ..state.lanes import GROUP, WARP, Lanes, Wave
 from ..state.pages import Pages
 from ..text.syntax import Instruction
 from ..text.types import Array
@@ -32,9 +32,6 @@ LOGGED = 1 << 12
 
 PLACES = 8
 """Writes of which a warpgroup remembers that it is behind them: a tile is often read by several products, some pages each."""
-
-GROUP = 4
-"""Warps of a warpgroup."""
 
 
 class Detector(Protocol):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..state.lanes import WARP, Lanes, Wave
+from ..state.lanes import GROUP, WARP, Lanes, Wave
 from ..state.patterns import wavefronts
 from ..state.segments import Segment
 from ..text.syntax import Instruction
@@ -24,8 +24,8 @@ from ..text.types import Array
 from .classes import copies_by_lanes
 from .writers import WORD, Writers
 
-MOST_STRETCHES = 1_000_000
-"""Of all warps together: beyond it a diary is not kept on, since it takes some 300 bytes each."""
+MOST_KEPT = 1_000_000
+"""Stretches and acts of all warps together: beyond it a diary is given up, since they take some 300 and 150 bytes each."""
 
 WRITES = frozenset({"st", "stmatrix", "atom", "red"})
 """What writes memory for others, by threads."""
@@ -195,10 +195,10 @@ class Diary:
         self.signs: dict[int, int] = {}
         """Rows of arrivals and promises."""
         self.too_long = False
-        """It was given up: more than MOST_STRETCHES."""
+        """It was given up, and has nothing: more than MOST_KEPT."""
         self._numbers = 0
         self._meetings = 0
-        self._stretches = 0
+        self._size = 0
 
     # -- beginning --------------------------------------------------------------------------------------------------------
 
@@ -271,17 +271,23 @@ class Diary:
                 last.end = end
             else:
                 row.stretches.append(Stretch(first, end))
-                self._stretches += 1
-        self.too_long = self._stretches > MOST_STRETCHES
+                self._size += 1
+        if self._size > MOST_KEPT and not self.too_long:
+            self.too_long, self._writers = True, None
+            for numbered in (self.copies, self.products, self.signs, self._phases):
+                numbered.clear()
+            for row in self.rows:
+                row.stretches.clear()
 
     def _turn(self, row: Row, first: int) -> None:
         """Of a loop that only waits the last turn stays: how many there are is the machine's doing."""
         if row.spin is not None:
             head, count, end, acts = row.spin
             if first == head:
-                self._stretches -= len(row.stretches) - count
+                self._size -= sum(1 + len(stretch.acts) for stretch in row.stretches[count:])
                 del row.stretches[count:]
                 if row.stretches:
+                    self._size -= len(row.stretches[-1].acts) - acts
                     row.stretches[-1].end = end
                     del row.stretches[-1].acts[acts:]
             elif not head < first <= self.listing.spins[head]:
@@ -299,8 +305,9 @@ class Diary:
         if not last.first <= pc < last.end or (last.acts and last.acts[-1][0] > pc):
             last = Stretch(pc + 1, pc + 1)  # other lanes have run since
             stretches.append(last)
-            self._stretches += 1
+            self._size += 1
         last.acts.append((pc, act))
+        self._size += 1
 
     def number(self) -> int:
         self._numbers += 1
@@ -503,7 +510,7 @@ class Diary:
         """Whole warpgroups issue a product (FMAs of each, bits of an element): its number by the first row of each."""
         found: dict[int, int] = {}
         for part in self.parts(lanes):
-            first = part.row - part.row % 4
+            first = part.row - part.row % GROUP
             if first not in found:
                 found[first] = self.number()
                 self.products[found[first]] = Product(first, pc, *size)

@@ -62,5 +62,5 @@ class Writers:
 
     def of(self, segment: Segment | None, words: Array) -> Written:
         """Of all these words together."""
-        some = [self.every[place] for place in np.unique(self.table(segment)[words]).tolist()]
+        some = [self.every[place] for place in sorted(set(self.table(segment)[words].ravel().tolist()))]
         return Written(tuple(dict.fromkeys(n for one in some for n in one.by)), any(one.outside for one in some))

@@ -13,6 +13,8 @@ from ..text.types import Array
 from .patterns import Pattern, Patterns
 
 WARP = 32
+GROUP = 4
+"""Warps of a warpgroup."""
 
 INTERNED_LANES = 1 << 20
 """How many lanes the remembered sets of a wave may have together: each holds some ten arrays."""
