@@ -14,7 +14,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "backward": ("backward", "backward_algorithms", "backward_sparse", "mutants_backward", "mutants_queries", "wide_gradients"),
     # sim/ptx/
-    "machine": ("ptx_*", "profile*", "timeline*", "rawkernel", "mutants_pipeline"),
+    "machine": ("ptx_*", "profile*", "timeline*", "diary", "rawkernel", "mutants_pipeline"),
     # sim/theory/, sim/machine.py and what a schedule says
     "theory": ("counts", "schedule", "theorem2", "theorem5", "sweep", "l2*", "times"),
     # sim/cli/
