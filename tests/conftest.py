@@ -11,13 +11,14 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+import browsers
 import compiled
 from recorded_cupy import cupy  # noqa: F401 (a fixture)
 from rooms import ROOMS, left_out
@@ -32,6 +33,15 @@ settings.register_profile(
     "cupyflash", derandomize=more is None, deadline=None, phases=phases, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("cupyflash")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Chromium, for a page's tests."""
+    if (lack := browsers.lacking()) is not None:
+        pytest.skip(lack)
+    with browsers.chromium(tmp_path_factory.mktemp("browser")) as running:
+        yield running
 
 
 @pytest.hookimpl(wrapper=True)

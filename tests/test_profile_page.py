@@ -154,14 +154,6 @@ def test_the_picture_has_as_many_wavefronts_as_are_counted(size: int) -> None:
 # -- in a browser ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    if (lack := browsers.lacking()) is not None:
-        pytest.skip(lack)
-    with browsers.chromium(tmp_path_factory.mktemp("browser")) as running:
-        yield running
-
-
 @pytest.fixture
 def opened(browser: Any, made: tuple[Path, dict[str, Any]]) -> Iterator[Any]:
     """The page, loaded anew; nothing may be on its console afterwards."""

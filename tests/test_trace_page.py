@@ -35,14 +35,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    if (lack := browsers.lacking()) is not None:
-        pytest.skip(lack)
-    with browsers.chromium(tmp_path_factory.mktemp("browser")) as running:
-        yield running
-
-
 @pytest.fixture
 def opened(browser: Any, page: Path) -> Iterator[Any]:
     """The page, loaded anew; nothing may be on its console afterwards."""
