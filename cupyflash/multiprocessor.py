@@ -65,6 +65,12 @@ def tensor_rate(device: Device, dtype: str = "float16") -> float | None:
     return peak / scalar * lanes if peak and scalar else None  # both of the same clock
 
 
+def mma_rate(device: Device, dtype: str = "float16") -> float:
+    """FMAs of mma.sync on half types in a clock of one multiprocessor; a guess where the device's peak is not known."""
+    rate = tensor_rate(device, dtype) or (512.0 if device.compute_capability < (8, 0) else 1024.0)
+    return min(rate, Multiprocessor.like(device.compute_capability).mma_sync or rate)
+
+
 def clock_rate(device: Device) -> float:
     """Clocks a second at the device's peaks, as its float32 FMAs say; a guess where they are not known."""
     peak = device.tensor_peak.get("float32")
@@ -72,9 +78,9 @@ def clock_rate(device: Device) -> float:
 
 
 # CCCL's cuda/__device/arch_traits.h; cuda_occupancy.h agrees, and has the units. FMA lanes: CUDA C++ Programming Guide,
-# "Throughput of Native Arithmetic Instructions", for float64 too; float64 on tensor cores: the data sheets' 19.5 and 67 TFLOP/s
-# of A100 and H100, twice the lanes', and B200's, as much as the lanes'. mma.sync on 9.0: 63% of wgmma's peak (Luo et al., arXiv
-# 2402.13499); no figure for 10.x was found, so it is taken to be as fast.
+# "Throughput of Native Arithmetic Instructions". Of float64 nothing was looked up: A100, H100 and B200 as remembered of their data
+# sheets, the others 2. mma.sync on 9.0: 63% of wgmma's peak (Luo et al., arXiv 2402.13499); no figure for 10.x was found, so it is
+# taken to be as fast.
 _MULTIPROCESSORS = {
     (7, 5): Multiprocessor(1024, 16, shared_unit=256, shared_reserved=0, fma_lanes=64),
     (8, 0): Multiprocessor(2048, 32, fma_lanes=64, fp64_lanes=32, fp64_mma=64),

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,7 @@ class Profile:
 
         return page(self)
 
+    @cached_property
     def timeline(self) -> dict[str, Any]:
         """The thread block's "timeline", for JSON, or null and "timeline_why"; docs/trace.md has the model of its clocks."""
         from cupyflash.sim import timeline
@@ -144,7 +146,7 @@ class Profile:
             "findings_total": launch.findings_total,
             "warnings": [vars(finding) | {"text": str(finding)} for finding in launch.warnings],
             **({"l2": self.l2.to_dict()} if self.l2 else {}),
-            **self.timeline(),
+            **self.timeline,
         }
 
 

@@ -192,7 +192,7 @@ def columns(launch: ColumnBlocks, made: Gradients) -> Work:
     p, device, blocks = schedule.problem, schedule.device, (schedule.block_rows, schedule.block_cols)
     d, dv, dq = p.head_dim, p.head_dim_v, made.dk and not schedule.deterministic
     parts = backward_clocks.column_parts(p, device, blocks, schedule.warps, made, dq)
-    flops = 2 * blocks[0] * blocks[1] * (d + made.dv * dv + made.dk * (dv + d) + dq * d)
+    flops = 2 * blocks[0] * blocks[1] * backward_clocks.main_fmas(d, dv, made, dq)
     seconds = in_turns(launch, device, parts, schedule.warps.count(blocks[1]))
     return Work(launch, launch.grid, int(launch.visits.sum()), parts, flops, seconds)
 
@@ -203,7 +203,7 @@ def queries(launch: RowBlocks) -> Work:
     assert isinstance(schedule, QueriesSchedule)
     p, device, blocks = schedule.problem, schedule.device, (schedule.block_rows, schedule.block_cols)
     parts = backward_clocks.query_parts(p, device, blocks, schedule.warps)
-    flops = 2 * blocks[0] * blocks[1] * (2 * p.head_dim + p.head_dim_v)
+    flops = 2 * blocks[0] * blocks[1] * backward_clocks.query_fmas(p.head_dim, p.head_dim_v)
     seconds = in_turns(launch, device, parts, schedule.warps.count(blocks[0]))
     return Work(launch, launch.grid, int(launch.visits.sum()), parts, flops, seconds)
 

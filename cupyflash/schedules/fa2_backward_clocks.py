@@ -26,6 +26,16 @@ OF_BUSIEST = 1.3
 BLOCK = 25_000
 
 
+def main_fmas(d: int, dv: int, launch: Launch, dq: bool) -> int:
+    """FMAs of a score in a launch of the main kernel: S, and dV; or dP, dK and, where atomics sum it, dQ."""
+    return d + launch.dv * dv + launch.dk * (dv + d + dq * d)
+
+
+def query_fmas(d: int, dv: int) -> int:
+    """In the kernel of dQ: S, dP, dQ."""
+    return 2 * d + dv
+
+
 def column_parts(
     problem: Problem, device: Device, blocks: tuple[int, int], warps: Warps, launch: Launch, dq: bool
 ) -> dict[str, float]:
@@ -34,7 +44,7 @@ def column_parts(
     p, (rows, cols) = problem, blocks
     d, dv, size = padded_dim(p.head_dim), padded_dim(p.head_dim_v), p.itemsize
     dq = dq and launch.dk
-    products = rows * cols * (d + launch.dv * dv + launch.dk * (dv + d) + dq * d)
+    products = rows * cols * main_fmas(d, dv, launch, dq)
     again, groups = rows // warps.at_once, cols // warps.own  # how often a warp reads its keys; warps that read all rows
     read = cols * again * (d + launch.dk * dv) + groups * rows * (d + launch.dv * dv + launch.dk * (dv + d))
     # dS, and where two warps share keys P: written once; dQ's items read all of dS, or half, and of K as much
@@ -58,7 +68,7 @@ def query_parts(problem: Problem, device: Device, blocks: tuple[int, int], warps
     again, groups = (0 if in_regs else cols // warps.at_once), rows // warps.own
     read = rows * again * (d + dv) + groups * cols * (2 * d + dv)
     loaded = cols * (d + dv) * size
-    products = rows * cols * (2 * d + dv)
+    products = rows * cols * query_fmas(d, dv)
     return _parts(p, device, (rows, cols), warps.count(rows), products, read * size + loaded, loaded)
 
 

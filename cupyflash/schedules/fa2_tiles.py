@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 
 from cupyflash.device import Device
-from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, occupancy, tensor_rate
+from cupyflash.multiprocessor import EXPONENTIALS, L2_BYTES, PARTITIONS, SHARED_BYTES, WARP, Multiprocessor, mma_rate, occupancy
 from cupyflash.problem import Problem
 from cupyflash.schedules.base import FLOAT32, GRANULE, padded_dim
 from cupyflash.schedules.mask_tiles import kept_bytes, words
@@ -271,11 +271,9 @@ def candidate(problem: Problem, device: Device, config: Config) -> Candidate:
 
 def fma_rate(problem: Problem, device: Device) -> float:
     """FMAs of the two products in a clock of one multiprocessor."""
-    sm = Multiprocessor.like(device.compute_capability)
     if problem.itemsize == 4:
-        return sm.fma_lanes
-    rate = tensor_rate(device, problem.dtype) or (512.0 if device.compute_capability < (8, 0) else 1024.0)
-    return min(rate, sm.mma_sync or rate)
+        return Multiprocessor.like(device.compute_capability).fma_lanes
+    return mma_rate(device, problem.dtype)
 
 
 def part_clocks(problem: Problem, device: Device, config: Config) -> dict[str, float]:

@@ -10,12 +10,11 @@ from typing import Any
 import click
 
 from cupyflash.multiprocessor import Multiprocessor
-from cupyflash.problem import Problem
 from cupyflash.schedules import TileSchedule, fa2_backward_tiles, fa2_tiles, plan
 from cupyflash.schedules import fa2_backward_clocks as backward_clocks
 from cupyflash.schedules.base import padded_dim
 from cupyflash.schedules.fa2_backward import Fa2BackwardSchedule
-from cupyflash.schedules.fa2_backward_tiles import Candidate, Launch, launches, main_tiles
+from cupyflash.schedules.fa2_backward_tiles import Candidate, launches, main_tiles
 from cupyflash.sim import theory
 from cupyflash.sim.cli.options import Request
 from cupyflash.sim.cli.show import say, show_table
@@ -91,17 +90,6 @@ def needs(candidate: Candidate) -> dict[str, Any]:
     return known | ({"reason": candidate.rejected} if candidate.rejected else {})
 
 
-def main_products(p: Problem, launch: Launch, deterministic: bool) -> int:
-    """FMAs of a score in a launch of the main kernel: S, and dV; or dP, dK and, where atomics sum it, dQ."""
-    d, d_v = padded_dim(p.head_dim), padded_dim(p.head_dim_v)
-    return d + d_v * launch.dv + (d_v + d + d * (not deterministic)) * launch.dk
-
-
-def query_products(p: Problem) -> int:
-    """In the kernel of dQ: S, dP, dQ."""
-    return 2 * padded_dim(p.head_dim) + padded_dim(p.head_dim_v)
-
-
 def busy(launches: list[dict[str, float]]) -> dict[str, Any]:
     """Clocks that a multiprocessor's parts, each were it alone, take for a tile (Br x Bc) in all launches."""
     clocks = {name: sum(parts[name] for parts in launches) for name in launches[0]}
@@ -111,12 +99,13 @@ def busy(launches: list[dict[str, float]]) -> dict[str, Any]:
 def way(schedule: Fa2BackwardSchedule) -> dict[str, Any]:
     """What the pass comes to with dQ made so."""
     p, form = schedule.problem, theory.traffic(schedule)
-    products = sum(main_products(p, launch, schedule.deterministic) for launch in launches(p))
+    dims = padded_dim(p.head_dim), padded_dim(p.head_dim_v)
+    products = sum(backward_clocks.main_fmas(*dims, launch, not schedule.deterministic) for launch in launches(p))
     return {
         "read_bytes": form.read_bytes,
         "write_bytes": form.write_bytes,
         "extra_memory_bytes": schedule.workspace_bytes,
-        "fmas_a_score": products + (query_products(p) if schedule.deterministic else 0),
+        "fmas_a_score": products + (backward_clocks.query_fmas(*dims) if schedule.deterministic else 0),
         "kernels": [kernel.name for kernel in schedule.kernels()],
     }
 

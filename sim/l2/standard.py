@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -53,8 +54,9 @@ class Products(Launch):
     def requests(self, block: int, first: int, end: int) -> Requests:
         return Requests.together(list(self._of_block(block, first, end)))
 
+    @abstractmethod
     def _of_block(self, block: int, lo: int, hi: int) -> Iterator[Requests]:
-        raise NotImplementedError
+        """The requests of a thread block's turns from lo to hi."""
 
     def row_block(self, pair: int, i: int) -> tuple[Part, int, int, int]:
         """Of row block i: its batch, its head, the first row and how many."""

@@ -15,6 +15,7 @@ from cupyflash.multiprocessor import (
     TENSOR_LATENCY,
     WARP,
     Multiprocessor,
+    mma_rate,
     tensor_rate,
 )
 from cupyflash.sim.ptx.report.classes import copies_by_lanes, instruction_class
@@ -93,8 +94,8 @@ class Rates:
     @classmethod
     def of(cls, device: Device) -> Rates:
         sm = Multiprocessor.like(device.compute_capability)
-        peak = tensor_rate(device) or (512.0 if device.compute_capability < (8, 0) else 1024.0)
-        return cls(min(peak, sm.mma_sync or peak), peak, sm.fp64_mma or sm.fp64_lanes, sm.fma_lanes, sm.fp64_lanes)
+        mma_sync = mma_rate(device)
+        return cls(mma_sync, tensor_rate(device) or mma_sync, sm.fp64_mma or sm.fp64_lanes, sm.fma_lanes, sm.fp64_lanes)
 
     def product_clocks(self, product: Product) -> float:
         """Of a warpgroup's product, on all four tensor cores: elements of 8 bits take half as long as those of 16."""
